@@ -1,0 +1,50 @@
+// Host optimizers over the flat master: ATen's fused operators, one call per group.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "accelmgr/config.hpp"
+
+namespace accelmgr {
+
+/// A contiguous piece of the master whose parameters an optimizer treats alike. `parameters` and `gradients` are 1-d views of
+/// equal length, whose gaps between tensors (alignment) are zero and stay zero.
+struct FlatGroup {
+  enum class Kind { decay, no_decay, frozen };
+  Kind kind = Kind::decay;  ///< no_decay: fewer than two dimensions (norms, biases). frozen: requires_grad was false.
+  at::Tensor parameters;
+  at::Tensor gradients;
+};
+
+/// sgd, adam or adamw as configured, with warm-up, schedule and clipping. Equal to libtorch's own within rounding.
+/// Used by one thread; blocks for the arithmetic alone.
+class Optimizer {
+ public:
+  /// `total_updates`: where the cosine schedule ends. Throws ConfigError (nesterov without momentum).
+  Optimizer(const OptimizerConfig& config, std::vector<FlatGroup> groups, std::int64_t total_updates);
+  ~Optimizer();
+
+  /// One update from the gradients, which hold the sum of `config.steps_per_update` mean gradients. Clipping and that division
+  /// may change the gradients in place. Returns the L2 norm of the whole mean gradient before clipping, or NaN when
+  /// `clip_norm` is 0 (it is not computed then).
+  double step();
+
+  /// Updates done.
+  std::int64_t updates() const noexcept;
+  /// The learning rate of the next update.
+  double learning_rate() const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Linear warm-up, then the schedule: the learning rate of update `update` (from 0) of `total_updates`.
+double scheduled_learning_rate(const OptimizerConfig& config, std::int64_t update, std::int64_t total_updates);
+
+}  // namespace accelmgr

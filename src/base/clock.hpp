@@ -1,0 +1,31 @@
+// Monotonic time, one clock for all processes of a machine.
+#pragma once
+
+#include <time.h>
+
+#include <cstdint>
+
+namespace accelmgr::base {
+
+/// CLOCK_MONOTONIC in nanoseconds: comparable between processes.
+inline std::int64_t now_ns() noexcept {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
+
+/// A point in time after which a wait ends.
+class Deadline {
+ public:
+  static Deadline in_seconds(double seconds) noexcept { return Deadline(now_ns() + static_cast<std::int64_t>(seconds * 1e9)); }
+  static Deadline at_ns(std::int64_t ns) noexcept { return Deadline(ns); }
+  std::int64_t remaining_ns() const noexcept { return at_ns_ - now_ns(); }
+  bool passed() const noexcept { return remaining_ns() <= 0; }
+  std::int64_t ns() const noexcept { return at_ns_; }
+
+ private:
+  explicit Deadline(std::int64_t at_ns) noexcept : at_ns_(at_ns) {}
+  std::int64_t at_ns_;
+};
+
+}  // namespace accelmgr::base

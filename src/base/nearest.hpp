@@ -1,0 +1,16 @@
+// The known name nearest to a mistyped one, for error messages.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace accelmgr::base {
+
+/// The nearest of `known` by edit distance, if it is near enough to be meant; else empty.
+std::string nearest(std::string_view name, std::span<const std::string> known);
+
+/// "; did you mean 'x'?" or "".
+std::string did_you_mean(std::string_view name, std::span<const std::string> known);
+
+}  // namespace accelmgr::base

@@ -1,0 +1,58 @@
+# How a floor, a program and a test of accelmgr are declared: one set of warnings and flags for all of our code.
+include_guard()
+include(CheckCXXCompilerFlag)
+
+find_program(ACCELMGR_CCACHE ccache)
+if(ACCELMGR_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${ACCELMGR_CCACHE})
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+# What is summed in two places must round the same way in both: no contraction into fused multiply-add.
+add_library(accelmgr_flags INTERFACE)
+target_compile_options(accelmgr_flags INTERFACE -Wall -Wextra -Wpedantic -Werror -ffp-contract=off)
+if(ACCELMGR_SANITIZE)
+  add_compile_options(-fsanitize=${ACCELMGR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${ACCELMGR_SANITIZE})
+endif()
+
+# accelmgr_floor(NAME SOURCES file... [FLOORS floor...] [LIBRARIES target...] [TORCH])
+#   FLOORS: the floors below that it uses. LIBRARIES: packages. TORCH: it includes torch's headers.
+function(accelmgr_floor name)
+  cmake_parse_arguments(arg "TORCH" "" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
+  set(target accelmgr_${name})
+  add_library(${target} STATIC ${arg_SOURCES})
+  add_library(accelmgr::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  target_include_directories(${target} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+    $<INSTALL_INTERFACE:include>)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:accelmgr_flags>)
+  foreach(floor IN LISTS arg_FLOORS)
+    target_link_libraries(${target} PUBLIC accelmgr_${floor})
+  endforeach()
+  target_link_libraries(${target} PUBLIC ${arg_LIBRARIES})
+  if(arg_TORCH)
+    target_link_libraries(${target} PUBLIC LibTorch::cpu)
+  endif()
+  set_property(GLOBAL APPEND PROPERTY ACCELMGR_FLOOR_TARGETS ${target})
+endfunction()
+
+# accelmgr_program(TARGET SOURCES file... FLOORS floor... [LIBRARIES target...])
+function(accelmgr_program target)
+  cmake_parse_arguments(arg "" "" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
+  add_executable(${target} ${arg_SOURCES})
+  target_link_libraries(${target} PRIVATE accelmgr_flags ${arg_LIBRARIES})
+  foreach(floor IN LISTS arg_FLOORS)
+    target_link_libraries(${target} PRIVATE accelmgr_${floor})
+  endforeach()
+endfunction()
