@@ -12,14 +12,14 @@
 
 #include "accelmgr/config.hpp"
 #include "accelmgr/errors.hpp"
-#include "accelmgr/model.hpp"
+#include "accelmgr/named_tensor.hpp"
 #include "accelmgr/optimizer.hpp"
 #include "accelmgr/step_result.hpp"
 
 namespace accelmgr {
 
 struct StepOptions {
-  std::optional<double> timeout_s;     ///< Default: `step_timeout` of the configuration.
+  std::optional<double> timeout_s{};   ///< Default: `step_timeout` of the configuration.
   bool accumulate = true;              ///< false: the master gradients are overwritten; nothing needs zeroing.
   bool parameters_changed = true;      ///< false: the host knows that it wrote no parameter since the last step.
 };
@@ -95,9 +95,6 @@ class Manager {
 
   Statistics statistics() const;
   const Config& config() const;
-
-  /// Asks the current step to end as soon as it can: step() returns `timeout`. Async-signal-safe, from any thread.
-  void interrupt() noexcept;
 
   /// Ends runners, launcher and manager; bounded (TERM, then KILL). Gradients and parameters stay readable. Idempotent.
   void stop();

@@ -13,13 +13,9 @@
 #include <vector>
 
 #include "accelmgr/config.hpp"
+#include "accelmgr/named_tensor.hpp"
 
 namespace accelmgr {
-
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
 
 /// One micro-batch: its fields in the order in which the data source declared them; dimension 0 is the batch.
 /// The tensors are views of shared memory, valid until forward() and backward() of this micro-batch are done.

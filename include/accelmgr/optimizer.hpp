@@ -25,13 +25,15 @@ struct FlatGroup {
 /// Used by one thread; blocks for the arithmetic alone.
 class Optimizer {
  public:
-  /// `total_updates`: where the cosine schedule ends. Throws ConfigError (nesterov without momentum).
+  /// `total_updates`: where the cosine schedule ends. Throws ConfigError (nesterov without momentum), UsageError (a group whose
+  /// tensors are not as FlatGroup says). Frozen groups are never read or written.
   Optimizer(const OptimizerConfig& config, std::vector<FlatGroup> groups, std::int64_t total_updates);
   ~Optimizer();
 
   /// One update from the gradients, which hold the sum of `config.steps_per_update` mean gradients. Clipping and that division
   /// may change the gradients in place. Returns the L2 norm of the whole mean gradient before clipping, or NaN when
-  /// `clip_norm` is 0 (it is not computed then).
+  /// `clip_norm` is 0 (it is not computed then). A norm that is not finite clips as torch's clip_grad_norm_ does: infinity makes
+  /// every finite gradient 0, and NaN reaches every parameter. Under `on_nonfinite: abort` no such gradient is in the master.
   double step();
 
   /// Updates done.
@@ -44,7 +46,9 @@ class Optimizer {
   std::unique_ptr<State> state_;
 };
 
-/// Linear warm-up, then the schedule: the learning rate of update `update` (from 0) of `total_updates`.
+/// The learning rate of update `update` (from 0) of `total_updates`. Warm-up: (update + 1) / warmup_updates of the full rate;
+/// then constant, or half a cosine from the full rate at update `warmup_updates` to `final_learning_rate_ratio` of it at the last
+/// update (and after).
 double scheduled_learning_rate(const OptimizerConfig& config, std::int64_t update, std::int64_t total_updates);
 
 }  // namespace accelmgr

@@ -35,6 +35,7 @@ struct StepResult {
   double reduce_ms = 0;           ///< Reduction; the slowest runner's.
   double wait_ms = 0;             ///< step_ms without the two: triggers, waiting for data and for each other.
   std::string error;              ///< Empty when ok. First cause first: rank, phase, signal or exit code, what().
+  std::string error_type;         ///< Type of the exception behind it (`ModelError`, `DataError`, ...); empty if none.
   int rank = -1;                  ///< The runner at fault, -1 if none.
 
   explicit operator bool() const noexcept { return status == StepStatus::ok; }

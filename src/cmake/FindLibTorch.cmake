@@ -29,14 +29,14 @@ if(LibTorch_ROOT AND EXISTS ${LibTorch_ROOT}/version.py)
   file(STRINGS ${LibTorch_ROOT}/version.py _line REGEX "^__version__")
   string(REGEX REPLACE ".*'([0-9.]+).*" "\\1" LibTorch_VERSION "${_line}")
 endif()
-find_library(LibTorch_CPU_LIBRARY torch_cpu PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH)
-find_library(LibTorch_C10_LIBRARY c10 PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH)
+find_library(LibTorch_CPU_LIBRARY torch_cpu PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
+find_library(LibTorch_C10_LIBRARY c10 PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_ROOT LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY
   VERSION_VAR LibTorch_VERSION
-  REASON_FAILURE_MESSAGE "accelmgr is built against torch ${LibTorch_FIND_VERSION} from PyPI, found '${LibTorch_VERSION}' through ${ACCELMGR_PYTHON}; run tools/setup, or set ACCELMGR_PYTHON to a Python that has torch ${LibTorch_FIND_VERSION}")
+  REASON_FAILURE_MESSAGE "accelmgr is built against torch ${LibTorch_FIND_VERSION} from PyPI, found '${LibTorch_VERSION}' through ${ACCELMGR_PYTHON}. Run tools/setup, or set ACCELMGR_PYTHON to a Python that has torch ${LibTorch_FIND_VERSION}")
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::c10 SHARED IMPORTED)
@@ -52,8 +52,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   # libtorch_cpu of this wheel needs libcudart and libcupti, which its own run path finds; the linker need not.
   target_link_options(LibTorch::cpu INTERFACE -Wl,--allow-shlib-undefined)
   find_program(ACCELMGR_NVCC nvcc HINTS /usr/local/cuda/bin)
-  find_library(LibTorch_CUDA_LIBRARY torch_cuda PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH)
-  find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH)
+  find_library(LibTorch_CUDA_LIBRARY torch_cuda PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
+  find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
   if(ACCELMGR_NVCC AND LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY)
     cmake_path(GET ACCELMGR_NVCC PARENT_PATH _bin)
     cmake_path(GET _bin PARENT_PATH ACCELMGR_CUDA_ROOT)
@@ -62,4 +62,3 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     target_compile_options(LibTorch::cuda INTERFACE "SHELL:-idirafter ${ACCELMGR_CUDA_ROOT}/include")
   endif()
 endif()
-mark_as_advanced(LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_CUDA_LIBRARY LibTorch_C10_CUDA_LIBRARY)

@@ -1,0 +1,166 @@
+#include "config/loader.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+#include <utility>
+
+#include "accelmgr/errors.hpp"
+#include "base/nearest.hpp"
+#include "config/table.hpp"
+#include "config/yaml.hpp"
+
+namespace accelmgr::config {
+namespace {
+
+constexpr std::string_view prefix = "ACCELMGR_";
+// Read by tools and by the log before there is a configuration.
+constexpr std::string_view not_configuration[] = {"ACCELMGR_PYTHON", "ACCELMGR_LOG_LEVEL"};
+
+std::string variable_of(std::string_view key) {
+  std::string name(prefix);
+  for (const char c : key) {
+    if (c == '.')
+      name += "__";
+    else
+      name += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+std::string key_of(std::string_view variable) {
+  std::string key;
+  for (auto rest = variable.substr(prefix.size()); !rest.empty();) {
+    const bool dot = rest.starts_with("__");
+    key += dot ? '.' : static_cast<char>(std::tolower(static_cast<unsigned char>(rest.front())));
+    rest.remove_prefix(dot ? 2 : 1);
+  }
+  return key;
+}
+
+RawValue split_at_commas(std::string_view text) {
+  RawValue list{RawValue::Form::list, {}};
+  while (!text.empty()) {
+    const auto comma = text.find(',');
+    list.items.emplace_back(text.substr(0, comma));
+    text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
+  }
+  return list;
+}
+
+RawValue from_text(const Option& option, const std::string& text) {
+  return option.is_list() ? split_at_commas(text) : RawValue{RawValue::Form::plain, {text}};
+}
+
+void apply(const Assignment& assignment, LoadedConfig& loaded) {
+  assign(*assignment.option, assignment.key, assignment.value, assignment.where, loaded.config);
+  loaded.sources[assignment.key] = assignment.source;
+}
+
+// The variable that an unknown one seems to stand for; empty when it seems to be none of ours. Two
+// underscores are our sign for a dot; without them only a near miss is taken for one (ACCELMGR_NPROC,
+// ACCELMGR_MODEL_KIND).
+std::string meant_variable(const std::string& variable, const std::string& key) {
+  if (const auto meant = meant_key(key); !meant.empty() && variable.find("__") != std::string::npos)
+    return variable_of(meant);
+  std::vector<std::string> keys;
+  for (const auto& option : options()) keys.push_back(variable_of(option.key).substr(prefix.size()));
+  const auto meant = base::nearest(variable_of(key).substr(prefix.size()), keys);
+  return meant.empty() ? "" : std::string(prefix) + meant;
+}
+
+void refuse_misspelt(const std::string& variable, const std::string& key) {
+  if (is_section(key))
+    throw ConfigError(
+        fmt::format("environment {}: {} is a section with keys of its own below it, no value", variable, key),
+        key);
+  const auto meant = meant_variable(variable, key);
+  if (meant.empty() && variable.find("__") == std::string::npos) return;
+  throw ConfigError(
+      fmt::format("environment {}: {}", variable,
+                  meant.empty() ? unknown_key(key) : fmt::format("unknown; did you mean '{}'?", meant)),
+      key);
+}
+
+void apply_environment(const std::map<std::string, std::string>& environment, LoadedConfig& loaded) {
+  for (const auto& [variable, value] : environment) {
+    if (!variable.starts_with(prefix) ||
+        std::ranges::find(not_configuration, variable) != std::end(not_configuration))
+      continue;
+    const auto key = key_of(variable);
+    const auto* option = find_option(key);
+    if (option == nullptr || is_section(key) || variable != variable_of(key)) {
+      refuse_misspelt(variable, key);
+      continue;
+    }
+    const auto place = "environment " + variable;
+    apply({option, key, from_text(*option, value), place, place}, loaded);
+  }
+}
+
+void apply_flag(const std::string& set, LoadedConfig& loaded) {
+  const auto equals = set.find('=');
+  if (equals == std::string::npos || equals == 0)
+    throw ConfigError(fmt::format("--set {}: it must be key=value (nprocs=2)", set));
+  const auto key = set.substr(0, equals);
+  const auto where = "--set " + set;
+  const auto* option = find_option(key);
+  if (is_section(key))
+    throw ConfigError(fmt::format("{}: {} is a section with keys of its own below it, no value", where, key),
+                      key);
+  if (option == nullptr) throw ConfigError(fmt::format("{}: {}", where, unknown_key(key)), key);
+  apply({option, key, from_text(*option, set.substr(equals + 1)), where, "flag"}, loaded);
+}
+
+}  // namespace
+
+std::map<std::string, std::string> accelmgr_environment() {
+  std::map<std::string, std::string> found;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view variable = *entry;
+    const auto equals = variable.find('=');
+    if (variable.starts_with(prefix) && equals != std::string_view::npos)
+      found.emplace(variable.substr(0, equals), variable.substr(equals + 1));
+  }
+  return found;
+}
+
+LoadedConfig load_config(const std::string& file, std::span<const std::string> sets,
+                         const std::map<std::string, std::string>& environment) {
+  LoadedConfig loaded;
+  for (const auto& option : options())
+    if (!option.is_map()) loaded.sources[option.key] = "default";
+  if (!file.empty())
+    for (const auto& assignment : read_yaml(file)) apply(assignment, loaded);
+  apply_environment(environment, loaded);
+  for (const auto& set : sets) apply_flag(set, loaded);
+  try {
+    validate(loaded.config);
+  } catch (const ConfigError& error) {
+    const auto source = loaded.sources.find(error.key());
+    if (source == loaded.sources.end()) throw;
+    throw ConfigError(fmt::format("{} ({} comes from: {})", error.what(), error.key(), source->second),
+                      error.key());
+  }
+  return loaded;
+}
+
+std::string to_yaml(const Config& config) {
+  std::string yaml;
+  for (const auto& option : options())
+    for (const auto& [key, value] : entries(option, config))
+      yaml += fmt::format("{}: {}\n", quoted(key), value);
+  return yaml;
+}
+
+Config from_yaml(const std::string& yaml) {
+  Config config;
+  for (const auto& assignment : parse_yaml(yaml, "configuration"))
+    assign(*assignment.option, assignment.key, assignment.value, assignment.where, config);
+  return config;
+}
+
+}  // namespace accelmgr::config

@@ -1,0 +1,256 @@
+#include "config/table.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <type_traits>
+
+#include "base/nearest.hpp"
+
+namespace accelmgr::config {
+namespace {
+
+// A key is spelt as the path of its field in Config.
+// clang-format off
+#define KEY(path) #path, [](Config& config) -> auto& { return config.path; }
+// clang-format on
+
+template <class Get>
+using ValueOf = std::remove_reference_t<std::invoke_result_t<Get, Config&>>;
+
+template <class Get, class T = ValueOf<Get>>
+Option number(std::string key, Get field, Interval<T> interval, std::string help) {
+  return {std::move(key), Number<T>{field, interval}, std::move(help)};
+}
+
+template <class Kind, class Get>
+Option plain(std::string key, Get field, std::string help) {
+  return {std::move(key), Kind{field}, std::move(help)};
+}
+
+template <class Get>
+Option choice(std::string key, Get field, std::vector<std::string> names, std::string help,
+              std::map<std::string, std::string> refused = {}) {
+  using Enum = ValueOf<Get>;
+  return {
+      std::move(key),
+      Choice{.names = std::move(names),
+             .get = [field](
+                        const Config& config) { return static_cast<std::size_t>(read<Enum>(field, config)); },
+             .set = [field](Config& config, std::size_t index) { field(config) = static_cast<Enum>(index); },
+             .refused = std::move(refused)},
+      std::move(help)};
+}
+
+// Far beyond any sensible time, yet its nanoseconds fit 64 bits.
+constexpr double longest_seconds = 1e8;
+// A bound against slips of the keyboard on what sizes memory; the real one is the memory there is.
+constexpr int largest_count = 1 << 20;
+
+std::vector<Option> run_options() {
+  return {
+      number(KEY(nprocs), {.min = 1, .max = 24},
+             "Runners, one per device. Without a runner nothing is computed."),
+      number(KEY(batch_size_per_device), {.min = 1, .max = largest_count},
+             "Elements of one micro-batch of one runner."),
+      number(KEY(grad_accumulation_steps), {.min = 1, .max = largest_count},
+             "Micro-batches of each runner in one step; a step's gradient is their mean."),
+      number(KEY(prefetch), {.min = 0, .max = largest_count}, "Elements loaded ahead for each device."),
+      number(KEY(seed_base), {}, "Runner r is seeded with seed_base + r, the master model with seed_base."),
+      number(KEY(step_timeout), {.min = 0, .max = longest_seconds, .above_min = true},
+             "Seconds after which a step gives up."),
+      number(KEY(start_timeout), {.min = 0, .max = longest_seconds, .above_min = true},
+             "Seconds within which all runners must be ready."),
+      number(KEY(abort_grace), {.min = 0, .max = longest_seconds},
+             "Seconds a runner may take to leave an aborted step before it is killed."),
+      plain<Boolean>(KEY(deterministic), "Ask torch for deterministic algorithms."),
+      choice(
+          KEY(loss_scaling), {"runners", "samples"},
+          "What the loss of a micro-batch weighs in the mean: every one alike, or by its number of samples."),
+      choice(KEY(on_nonfinite), {"abort", "keep"},
+             "What an infinite or undefined loss or gradient does: the step does not count, or it counts and "
+             "is reported."),
+      number(KEY(runners.threads), {.min = 0, .max = 1024},
+             "Threads of each runner; 0: cores / nprocs, at least 1."),
+      choice(KEY(runners.autocast), {"off", "bf16"},
+             "Compute forward passes in bfloat16 where torch deems it safe."),
+      plain<Boolean>(KEY(runners.protect_parameters), "Runners map the master parameters read-only."),
+      number(KEY(runners.spin_us), {.min = 0, .max = 1'000'000},
+             "Microseconds that a waiting runner spins before it sleeps; 0: it sleeps at once."),
+      choice(KEY(gradients.slab_dtype), {"parameters", "bf16"},
+             "Number format in which runners publish gradients: that of the parameters, or bfloat16 (less "
+             "memory traffic)."),
+      choice(KEY(buffers.policy), {"rank0", "mean"},
+             "Whose buffers (BatchNorm statistics) are kept: those of rank 0, or the mean of all ranks."),
+      number(KEY(memory.limit_bytes), {.min = 0},
+             "Most memory that the run may take, in bytes; 0: what the machine and the control group have "
+             "available."),
+  };
+}
+
+std::vector<Option> model_options() {
+  return {
+      plain<Text>(KEY(model.kind),
+                  "mlp, convnet, gpt, torchscript, or the name of a model the program registered."),
+      plain<Text>(KEY(model.file), "torchscript: the file, as torch.jit.save writes it."),
+      number(KEY(model.mlp.input_size), {.min = 1, .max = largest_count}, "Numbers in one element."),
+      number(KEY(model.mlp.hidden_size), {.min = 1, .max = largest_count}, "Width of the hidden layers."),
+      number(KEY(model.mlp.hidden_layers), {.min = 1, .max = 1024}, "Hidden layers."),
+      number(KEY(model.mlp.output_size), {.min = 1, .max = largest_count}, "Classes."),
+      number(KEY(model.convnet.image_size), {.min = 8, .max = 4096}, "Pixels of a side."),
+      number(KEY(model.convnet.input_channels), {.min = 1, .max = 4096}, "Channels of the image."),
+      number(KEY(model.convnet.channels), {.min = 1, .max = 4096},
+             "Channels of the first block; each of the two following has twice as many."),
+      number(KEY(model.convnet.classes), {.min = 1, .max = largest_count}, "Classes."),
+      number(KEY(model.gpt.layers), {.min = 1, .max = 1024}, "Transformer blocks."),
+      number(KEY(model.gpt.width), {.min = 1, .max = 65536},
+             "Width of the residual stream; a multiple of the heads."),
+      number(KEY(model.gpt.heads), {.min = 1, .max = 1024}, "Attention heads."),
+      number(KEY(model.gpt.context), {.min = 1, .max = largest_count}, "Longest sequence, in tokens."),
+      number(KEY(model.gpt.vocabulary), {.min = 2, .max = largest_count},
+             "Different tokens; text has 256, its bytes."),
+      number(KEY(model.gpt.dropout), {.min = 0, .max = 1, .below_max = true},
+             "Share of activations dropped while training."),
+      plain<TextMap>(KEY(model.options), "For registered models; accelmgr does not look inside."),
+  };
+}
+
+std::vector<Option> data_options() {
+  return {
+      plain<Text>(KEY(data.kind), "synthetic, text, or the name of a source the program registered."),
+      plain<TextList>(KEY(data.files), "text: the files; globs allowed; relative to the working directory."),
+      number(KEY(data.sequence_length), {.min = 1, .max = largest_count},
+             "text: tokens (bytes) of one element."),
+      number(KEY(data.held_out), {.min = 0, .max = 0.9},
+             "text: share of the text, in whole documents, that is never trained on."),
+      number(KEY(data.elements), {.min = 0}, "synthetic: elements in an epoch; 0: endless."),
+      number(KEY(data.epochs), {.min = 0}, "Passes over the data; 0: endless."),
+      number(KEY(data.seed), {}, "Of the order of the elements."),
+      plain<Boolean>(KEY(data.drop_last),
+                     "An uneven end is left out; otherwise it makes a last, shorter step."),
+      plain<TextMap>(KEY(data.options), "For registered sources; accelmgr does not look inside."),
+  };
+}
+
+std::vector<Option> optimizer_options() {
+  return {
+      choice(KEY(optimizer.kind), {"sgd", "adam", "adamw"}, "The rule of the update.",
+             {{"lbfgs", "it evaluates the closure several times per update, a step here is one gradient"}}),
+      number(KEY(optimizer.learning_rate), {.min = 0},
+             "The highest one, where warm-up and schedule change it."),
+      number(KEY(optimizer.momentum), {.min = 0, .max = 1, .below_max = true}, "sgd: momentum."),
+      plain<Boolean>(KEY(optimizer.nesterov), "sgd: Nesterov's momentum."),
+      number(KEY(optimizer.beta1), {.min = 0, .max = 1, .below_max = true},
+             "adam, adamw: decay of the mean gradient."),
+      number(KEY(optimizer.beta2), {.min = 0, .max = 1, .below_max = true},
+             "adam, adamw: decay of the mean squared gradient."),
+      number(KEY(optimizer.epsilon), {.min = 0, .above_min = true}, "adam, adamw: added to the denominator."),
+      number(KEY(optimizer.weight_decay), {.min = 0},
+             "Not applied to parameters of fewer than two dimensions (norms, biases)."),
+      number(KEY(optimizer.clip_norm), {.min = 0}, "Largest L2 norm of the whole gradient; 0: no clipping."),
+      number(KEY(optimizer.steps_per_update), {.min = 1, .max = largest_count},
+             "Steps whose gradients are averaged for one update."),
+      number(KEY(optimizer.warmup_updates), {.min = 0},
+             "Updates over which the learning rate rises linearly from 0."),
+      choice(KEY(optimizer.schedule), {"constant", "cosine"}, "The learning rate after warm-up."),
+      number(KEY(optimizer.final_learning_rate_ratio), {.min = 0, .max = 1},
+             "cosine: the learning rate of the last update, as a share of learning_rate."),
+  };
+}
+
+std::vector<Option> train_options() {
+  return {
+      number(KEY(train.steps), {.min = 1}, "Steps of `accelmgr train`."),
+      number(KEY(train.evaluate_every), {.min = 0},
+             "Steps between evaluations of the held-out loss; 0: none."),
+      number(KEY(train.progress_every_s), {.min = 0, .max = longest_seconds, .above_min = true},
+             "Seconds between progress lines where standard output is no terminal."),
+  };
+}
+
+#undef KEY
+
+const std::vector<Option>& table() {
+  static const std::vector<Option> all = [] {
+    std::vector<Option> joined;
+    for (const auto& part :
+         {run_options(), model_options(), data_options(), optimizer_options(), train_options()})
+      joined.insert(joined.end(), part.begin(), part.end());
+    return joined;
+  }();
+  return all;
+}
+
+std::string joined(std::string_view section, std::string_view name) {
+  return section.empty() ? std::string(name) : std::string(section) + "." + std::string(name);
+}
+
+std::string section_of(const std::string& key) {
+  const auto dot = key.rfind('.');
+  return dot == std::string::npos ? std::string() : key.substr(0, dot);
+}
+
+std::string_view last_name(std::string_view key) { return key.substr(key.rfind('.') + 1); }
+
+}  // namespace
+
+std::span<const Option> options() { return table(); }
+
+const Option* find_option(std::string_view key) {
+  for (const auto& option : table()) {
+    if (key == option.key) return &option;
+    if (option.is_map() && key.size() > option.key.size() + 1 && key.starts_with(option.key + "."))
+      return &option;
+  }
+  return nullptr;
+}
+
+bool is_section(std::string_view key) {
+  const auto prefix = std::string(key) + ".";
+  return std::ranges::any_of(table(), [&](const Option& option) {
+    return option.key.starts_with(prefix) || (option.is_map() && option.key == key);
+  });
+}
+
+std::vector<std::string> names_in(std::string_view section) {
+  const auto prefix = section.empty() ? "" : std::string(section) + ".";
+  std::vector<std::string> names;
+  for (const auto& option : table()) {
+    if (!option.key.starts_with(prefix)) continue;
+    auto name = option.key.substr(prefix.size());
+    name = name.substr(0, name.find('.'));
+    if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+std::string meant_key(const std::string& spelt) {
+  std::string key = spelt;
+  for (char& c : key) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const auto section = section_of(key);
+  const bool known_section = section.empty() || is_section(section);
+  if (known_section)
+    if (const auto name = base::nearest(last_name(key), names_in(section)); !name.empty())
+      return joined(section, name);
+
+  std::vector<std::string> all, namesakes;
+  for (const auto& option : table()) {
+    all.push_back(option.key);
+    if (last_name(option.key) == last_name(key)) namesakes.push_back(option.key);
+  }
+  if (namesakes.size() == 1) return namesakes.front();
+  return known_section ? std::string() : base::nearest(key, all);
+}
+
+std::string unknown_key(const std::string& key) {
+  if (const auto meant = meant_key(key); !meant.empty())
+    return fmt::format("unknown key '{}'; did you mean '{}'?", key, meant);
+  const auto section = section_of(key);
+  const auto shown = is_section(section) ? section : std::string();
+  return fmt::format("unknown key '{}'; the keys {} are {}", key,
+                     shown.empty() ? "at the top" : "of '" + shown + "'", fmt::join(names_in(shown), ", "));
+}
+
+}  // namespace accelmgr::config

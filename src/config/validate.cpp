@@ -1,0 +1,106 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "accelmgr/errors.hpp"
+#include "config/loader.hpp"
+#include "config/table.hpp"
+
+namespace accelmgr::config {
+namespace {
+
+constexpr int byte_values = 256;
+
+void require(bool holds, const std::string& key, const std::string& what) {
+  if (!holds) throw ConfigError(what, key);
+}
+
+void validate_model(const ModelConfig& model) {
+  require(!model.kind.empty(), "model.kind", "model.kind is empty; it must name a model");
+  require(model.kind != "torchscript" || !model.file.empty(), "model.file",
+          "model.file is empty; model.kind torchscript needs a file that torch.jit.save wrote");
+  require(model.kind != "gpt" || model.gpt.width % model.gpt.heads == 0, "model.gpt.width",
+          fmt::format("model.gpt.width is {}; it must be a multiple of model.gpt.heads, which is {}",
+                      model.gpt.width, model.gpt.heads));
+}
+
+void validate_text(const Config& config) {
+  const auto& data = config.data;
+  const auto& model = config.model;
+  require(!data.files.empty(), "data.files",
+          "data.files is empty; data.kind text needs at least one file or glob");
+  for (const auto& file : data.files)
+    require(!file.empty(), "data.files", "data.files has an empty name in it");
+  require(
+      model.kind != "mlp" && model.kind != "convnet", "model.kind",
+      fmt::format("model.kind is {}, which cannot read the tokens of data.kind text; gpt can", model.kind));
+  if (model.kind == "gpt") {
+    require(data.sequence_length <= model.gpt.context, "data.sequence_length",
+            fmt::format("data.sequence_length is {}; it must be at most model.gpt.context, which is {}",
+                        data.sequence_length, model.gpt.context));
+    require(model.gpt.vocabulary >= byte_values, "model.gpt.vocabulary",
+            fmt::format("model.gpt.vocabulary is {}; the bytes of data.kind text need at least {}",
+                        model.gpt.vocabulary, byte_values));
+  }
+  require(config.train.evaluate_every == 0 || data.held_out > 0, "train.evaluate_every",
+          fmt::format("train.evaluate_every is {}, but data.held_out is 0: there is no text to evaluate on",
+                      config.train.evaluate_every));
+}
+
+// Keys that were changed from their default although the kind of optimizer does not read them.
+std::vector<std::string> unread_optimizer_keys(const OptimizerConfig& optimizer) {
+  const OptimizerConfig defaults;
+  std::vector<std::string> unread;
+  const auto add = [&](bool changed, const char* key) {
+    if (changed) unread.emplace_back(key);
+  };
+  if (optimizer.kind == OptimizerKind::sgd) {
+    add(optimizer.beta1 != defaults.beta1, "optimizer.beta1");
+    add(optimizer.beta2 != defaults.beta2, "optimizer.beta2");
+    add(optimizer.epsilon != defaults.epsilon, "optimizer.epsilon");
+  } else {
+    add(optimizer.momentum != defaults.momentum, "optimizer.momentum");
+    add(optimizer.nesterov != defaults.nesterov, "optimizer.nesterov");
+  }
+  return unread;
+}
+
+}  // namespace
+
+void validate(const Config& config) {
+  for (const auto& option : options()) check(option, config);
+  validate_model(config.model);
+  require(!config.data.kind.empty(), "data.kind", "data.kind is empty; it must name a source of data");
+  if (config.data.kind == "text") validate_text(config);
+  require(!config.optimizer.nesterov || config.optimizer.momentum > 0, "optimizer.nesterov",
+          "optimizer.nesterov is true, but optimizer.momentum is 0; Nesterov's momentum needs one above 0");
+}
+
+std::vector<std::string> warnings(const Config& config, int cores) {
+  std::vector<std::string> found;
+  const int threads =
+      config.runners.threads > 0 ? config.runners.threads : std::max(1, cores / config.nprocs);
+  if (config.nprocs * threads > cores)
+    found.push_back(
+        fmt::format("{} runners (nprocs) with {} threads each (runners.threads) are more than the {} cores: "
+                    "they will wait for each other",
+                    config.nprocs, threads, cores));
+  if (const auto unread = unread_optimizer_keys(config.optimizer); !unread.empty())
+    found.push_back(fmt::format("optimizer.kind {} does not read {}",
+                                entries(*find_option("optimizer.kind"), config).front().second,
+                                fmt::join(unread, ", ")));
+  const auto updates = config.train.steps / config.optimizer.steps_per_update;
+  if (updates == 0)
+    found.push_back(fmt::format(
+        "train.steps is {}, but an update takes {} steps (optimizer.steps_per_update): there will be none",
+        config.train.steps, config.optimizer.steps_per_update));
+  else if (config.optimizer.warmup_updates > updates)
+    found.push_back(fmt::format(
+        "optimizer.warmup_updates is {}, but the run has {} updates: the learning rate never reaches "
+        "optimizer.learning_rate",
+        config.optimizer.warmup_updates, updates));
+  return found;
+}
+
+}  // namespace accelmgr::config

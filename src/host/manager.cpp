@@ -1,0 +1,268 @@
+#include "accelmgr/manager.hpp"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "config/loader.hpp"
+#include "host/processes.hpp"
+#include "host/stepper.hpp"
+#include "manager/role.hpp"
+#include "session/kernels.hpp"
+#include "session/session.hpp"
+#include "tensor/master.hpp"
+
+namespace accelmgr {
+namespace {
+
+constexpr std::int64_t parallel_zero_bytes = std::int64_t{8} << 20;
+
+/// All of a region as one tensor, which keeps the session mapped as long as any view of it lives.
+at::Tensor owning_view(const std::shared_ptr<session::Session>& session, std::byte* region) {
+  const auto& header = session->header();
+  const auto dtype = header.element == session::Element::f32 ? at::kFloat : at::kDouble;
+  return at::from_blob(region, {static_cast<std::int64_t>(header.elements)}, [session](void*) {}, at::TensorOptions().dtype(dtype));
+}
+
+at::Tensor view_of(const at::Tensor& flat, const session::TensorEntry& entry) {
+  return flat.narrow(0, static_cast<std::int64_t>(entry.first), static_cast<std::int64_t>(entry.count)).view(entry.shape).detach();
+}
+
+std::string shape_text(at::IntArrayRef shape) { return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", ")); }
+
+std::uint64_t peak_memory(pid_t pid) {
+  const auto usage = ipc::usage(pid);
+  return usage ? usage->peak_rss_bytes : 0;
+}
+
+}  // namespace
+
+struct Manager::State {
+  explicit State(const Config& c) : config(c) {}
+
+  /// Bars a second thread, a forked child and a closed handle.
+  class Use {
+   public:
+    Use(State& state, const char* call) : state_(state) {
+      state.check_owner(call);
+      if (state.busy.exchange(true))
+        throw UsageError(fmt::format("{}() while another thread is inside this manager; one thread at a time", call));
+    }
+    ~Use() { state_.busy.store(false); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    State& state_;
+  };
+
+  void check_owner(const char* call) const {
+    if (getpid() != owner) throw UsageError(fmt::format("{}() in a forked child; the manager belongs to process {}", call, owner));
+  }
+  void check_open(const char* call) const {
+    if (stopped) throw UsageError(fmt::format("{}() after stop()", call));
+  }
+  void make_views();
+  void begin_writing();
+  void end_writing();
+  void stop();
+
+  Config config;
+  pid_t owner = getpid();
+  std::atomic<bool> busy{false};
+  bool stopped = false;
+  std::optional<host::Processes> processes;
+  std::shared_ptr<session::Session> session;
+  session::Manifest manifest;
+  std::optional<host::Stepper> stepper;
+  std::vector<NamedTensor> parameters;
+  std::vector<NamedTensor> gradients;
+  std::vector<FlatGroup> groups;
+};
+
+void Manager::State::make_views() {
+  const at::NoGradGuard no_grad;
+  const auto flat_parameters = owning_view(session, session->parameters());
+  const auto flat_gradients = owning_view(session, session->gradients());
+  for (const auto& entry : manifest.tensors) {
+    auto parameter = view_of(flat_parameters, entry);
+    auto gradient = view_of(flat_gradients, entry);
+    if (entry.group != session::Group::frozen) {
+      parameter.set_requires_grad(true);
+      parameter.mutable_grad() = gradient;
+    }
+    parameters.push_back({entry.name, parameter});
+    gradients.push_back({entry.name, gradient});
+  }
+  const auto alignment = session::region_alignment / session::bytes_of(session->header().element);
+  for (auto group : {session::Group::decay, session::Group::no_decay, session::Group::frozen}) {
+    std::uint64_t first = ~std::uint64_t{0}, end = 0;
+    for (const auto& entry : manifest.tensors) {
+      if (entry.group != group) continue;
+      first = std::min(first, entry.first);
+      end = std::max(end, session::align_up(entry.first + entry.count, alignment));
+    }
+    if (end == 0) continue;
+    const auto from = static_cast<std::int64_t>(first), length = static_cast<std::int64_t>(end - first);
+    groups.push_back({static_cast<FlatGroup::Kind>(group), flat_parameters.narrow(0, from, length), flat_gradients.narrow(0, from, length)});
+  }
+}
+
+void Manager::State::begin_writing() {
+  auto& version = session->control().parameter_version;
+  if (version.load() % 2 != 0) throw UsageError("parameters are being written already; writing() does not nest");
+  if (!session->word().closed) throw UsageError("parameters may only be written between steps");
+  version.fetch_add(1);
+}
+
+void Manager::State::end_writing() { session->control().parameter_version.fetch_add(1); }
+
+void Manager::State::stop() {
+  if (stopped) return;
+  stopped = true;
+  if (getpid() != owner) return;  // A forked child ends nothing of its parent's.
+  processes->ask_to_stop();
+  processes->end();
+}
+
+Manager::Manager(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Manager::Manager(Manager&&) noexcept = default;
+
+Manager& Manager::operator=(Manager&& other) noexcept {
+  if (this != &other) {
+    if (state_) state_->stop();
+    state_ = std::move(other.state_);
+  }
+  return *this;
+}
+
+Manager::~Manager() {
+  if (state_) state_->stop();
+}
+
+Manager Manager::start(const Config& config) {
+  if (!manager::initialized())
+    throw UsageError("Manager::start() without accelmgr::init(); call accelmgr::init(argc, argv) first in main()");
+  config::validate(config);
+  auto state = std::make_unique<State>(config);
+  std::vector<base::UniqueFd> fds;
+  state->processes = host::Processes::start(config, fds);
+  state->session = std::make_shared<session::Session>(session::Session::attach(std::move(fds)));
+  ipc::populate(state->session->parameters(), 2 * state->session->master_bytes(), 1);
+  state->manifest = session::read_manifest(state->session->manifest());
+  state->stepper.emplace(state->config, *state->session, state->manifest, *state->processes);
+  state->make_views();
+  return Manager(std::move(state));
+}
+
+StepResult Manager::step(const StepOptions& options) {
+  const State::Use use(*state_, "step");
+  state_->check_open("step");
+  return state_->stepper->step(options.timeout_s.value_or(state_->config.step_timeout), options.accumulate, options.parameters_changed);
+}
+
+void Manager::zero_grad() {
+  const State::Use use(*state_, "zero_grad");
+  auto* gradients = state_->session->gradients();
+  const auto bytes = static_cast<std::int64_t>(state_->session->master_bytes());
+  at::parallel_for(0, bytes / 64, parallel_zero_bytes / 64, [&](std::int64_t begin, std::int64_t end) {
+    session::best_kernels().zero(gradients + begin * 64, static_cast<std::size_t>(end - begin) * 64);
+  });
+}
+
+const std::vector<NamedTensor>& Manager::parameters() const {
+  state_->check_owner("parameters");
+  return state_->parameters;
+}
+
+const std::vector<NamedTensor>& Manager::gradients() const {
+  state_->check_owner("gradients");
+  return state_->gradients;
+}
+
+const std::vector<FlatGroup>& Manager::groups() const {
+  state_->check_owner("groups");
+  return state_->groups;
+}
+
+std::vector<NamedTensor> Manager::buffers() const {
+  const State::Use use(*state_, "buffers");
+  std::vector<NamedTensor> out;
+  auto* copy = state_->session->result_buffers(state_->session->word().index);
+  for (const auto& entry : state_->manifest.buffers) out.push_back({entry.name, tensor::buffer_view(copy, entry).clone()});
+  return out;
+}
+
+std::vector<NamedTensor> Manager::state_dict() const {
+  auto out = buffers();
+  for (std::size_t i = 0; i < state_->parameters.size(); ++i) {
+    const auto copy = state_->parameters[i].tensor.detach().clone();
+    out.push_back({state_->parameters[i].name, copy});
+    for (const auto& alias : state_->manifest.tensors[i].aliases) out.push_back({alias, copy});
+  }
+  return out;
+}
+
+Manager::Writing::Writing(Manager& manager) : manager_(manager) {
+  const State::Use use(*manager.state_, "writing");
+  manager.state_->begin_writing();
+}
+
+Manager::Writing::~Writing() { manager_.state_->end_writing(); }
+
+void Manager::update_model_parameters(std::span<const at::Tensor> values) {
+  const State::Use use(*state_, "update_model_parameters");
+  const auto& parameters = state_->parameters;
+  if (values.size() != parameters.size())
+    throw ModelError(fmt::format("update_model_parameters: {} tensors for {} parameters; nothing was changed", values.size(), parameters.size()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto& [name, parameter] = parameters[i];
+    if (!values[i].defined()) throw ModelError(fmt::format("update_model_parameters: the tensor for '{}' is undefined; nothing was changed", name));
+    if (values[i].sizes() != parameter.sizes() || values[i].scalar_type() != parameter.scalar_type())
+      throw ModelError(fmt::format("update_model_parameters: '{}' is {} {}, the tensor passed for it {} {}; nothing was changed", name,
+                                   at::toString(parameter.scalar_type()), shape_text(parameter.sizes()), at::toString(values[i].scalar_type()),
+                                   shape_text(values[i].sizes())));
+  }
+  const at::NoGradGuard no_grad;
+  state_->begin_writing();
+  for (std::size_t i = 0; i < values.size(); ++i) parameters[i].tensor.copy_(values[i]);
+  state_->end_writing();
+}
+
+Statistics Manager::statistics() const {
+  state_->check_owner("statistics");
+  const auto& session = *state_->session;
+  const auto word = session.word();
+  const auto& counters = session.counters(word.index);
+  Statistics out;
+  out.steps = counters.steps;
+  out.attempts = word.attempt;
+  out.samples = counters.samples;
+  out.parameter_version = session.control().parameter_version.load();
+  out.session_bytes = session::session_bytes(session.header());
+  out.manager_pid = state_->processes->manager_pid();
+  out.manager_peak_memory_bytes = peak_memory(out.manager_pid);
+  for (int rank = 0; rank < session.ranks(); ++rank) {
+    const auto& record = session.record(rank);
+    const auto pid = record.pid.load();
+    out.runners.push_back({rank, pid, to_string(record.phase.load()), record.attempt.load(), counters.rank_samples[rank], peak_memory(pid)});
+  }
+  return out;
+}
+
+const Config& Manager::config() const { return state_->config; }
+
+void Manager::stop() {
+  const State::Use use(*state_, "stop");
+  state_->stop();
+}
+
+void Manager::kill() noexcept {
+  if (state_ && getpid() == state_->owner) state_->processes->kill();
+}
+
+}  // namespace accelmgr

@@ -1,0 +1,43 @@
+// Reading files of /proc and /sys, whose size is known only when they have been read.
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace accelmgr::ipc {
+
+/// nullopt when it cannot be read: there is no such file, process or control group.
+inline std::optional<std::string> read_proc(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad()) return std::nullopt;
+  return text;
+}
+
+/// The number that `text` begins with, after blanks; nullopt for anything else ("max").
+inline std::optional<std::uint64_t> leading_number(std::string_view text) {
+  const auto digit = text.find_first_not_of(" \t");
+  if (digit == std::string_view::npos) return std::nullopt;
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data() + digit, text.data() + text.size(), number);
+  if (error != std::errc{}) return std::nullopt;
+  return number;
+}
+
+/// The number that follows `key` at the begin of a line: "VmHWM:" of status, "inactive_file " of memory.stat.
+inline std::optional<std::uint64_t> number_after(std::string_view text, std::string_view key) {
+  for (std::size_t begin = 0; begin < text.size();) {
+    const auto line = text.substr(begin, text.find('\n', begin) - begin);
+    if (line.starts_with(key)) return leading_number(line.substr(key.size()));
+    begin += line.size() + 1;
+  }
+  return std::nullopt;
+}
+
+}  // namespace accelmgr::ipc

@@ -1,0 +1,177 @@
+#include "ipc/process.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "accelmgr/errors.hpp"
+#include "ipc/wait_ready.hpp"
+
+namespace accelmgr::ipc {
+namespace {
+
+constexpr double kill_bound_s = 1;
+
+void check(int error, const char* call) {
+  if (error != 0) throw SystemError(call, error);
+}
+
+class FileActions {
+ public:
+  FileActions() { check(posix_spawn_file_actions_init(&actions_), "posix_spawn_file_actions_init"); }
+  FileActions(const FileActions&) = delete;
+  FileActions& operator=(const FileActions&) = delete;
+  ~FileActions() { posix_spawn_file_actions_destroy(&actions_); }
+
+  void duplicate(int from, int to) {
+    check(posix_spawn_file_actions_adddup2(&actions_, from, to), "posix_spawn_file_actions_adddup2");
+  }
+  void close(int fd) {
+    check(posix_spawn_file_actions_addclose(&actions_, fd), "posix_spawn_file_actions_addclose");
+  }
+  void close_from(int fd) {
+    check(posix_spawn_file_actions_addclosefrom_np(&actions_, fd),
+          "posix_spawn_file_actions_addclosefrom_np");
+  }
+  const posix_spawn_file_actions_t* get() const noexcept { return &actions_; }
+
+ private:
+  posix_spawn_file_actions_t actions_;
+};
+
+/// A process group of its own, signals as at the start of a login shell's command.
+class Attributes {
+ public:
+  Attributes() {
+    check(posix_spawnattr_init(&attributes_), "posix_spawnattr_init");
+    sigset_t all, none;
+    sigfillset(&all);
+    sigemptyset(&none);
+    posix_spawnattr_setpgroup(&attributes_, 0);
+    posix_spawnattr_setsigdefault(&attributes_, &all);
+    posix_spawnattr_setsigmask(&attributes_, &none);
+    posix_spawnattr_setflags(&attributes_,
+                             POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+  }
+  Attributes(const Attributes&) = delete;
+  Attributes& operator=(const Attributes&) = delete;
+  ~Attributes() { posix_spawnattr_destroy(&attributes_); }
+  const posix_spawnattr_t* get() const noexcept { return &attributes_; }
+
+ private:
+  posix_spawnattr_t attributes_;
+};
+
+/// Adds what gives the child exactly 0, 1, 2 and `theirs`. Returns the descriptors in between, needed until
+/// it is spawned: above all of `theirs`, so that no duplication overwrites one still to be duplicated.
+std::vector<base::UniqueFd> pass(std::span<const std::pair<int, int>> fds, FileActions& actions) {
+  int last = STDERR_FILENO;
+  for (const auto& [ours, theirs] : fds) {
+    if (theirs <= STDERR_FILENO)
+      throw UsageError(fmt::format("a descriptor is passed as number 3 or more, not {}", theirs));
+    last = std::max(last, theirs);
+  }
+  std::vector<base::UniqueFd> above;
+  std::vector<bool> passed(static_cast<std::size_t>(last) + 1, false);
+  for (const auto& [ours, theirs] : fds) {
+    if (passed[static_cast<std::size_t>(theirs)])
+      throw UsageError(fmt::format("two descriptors are passed as number {}", theirs));
+    passed[static_cast<std::size_t>(theirs)] = true;
+    above.emplace_back(fcntl(ours, F_DUPFD_CLOEXEC, last + 1));
+    if (!above.back()) throw SystemError(fmt::format("duplicating descriptor {}", ours), errno);
+    actions.duplicate(above.back().get(), theirs);
+  }
+  for (int fd = STDERR_FILENO + 1; fd <= last; ++fd)
+    if (!passed[static_cast<std::size_t>(fd)]) actions.close(fd);
+  actions.close_from(last + 1);
+  return above;
+}
+
+/// Whether `pidfd` is an unreaped child of this process: as long as it is, pid and group are nobody else's.
+bool is_our_child(int pidfd) noexcept {
+  siginfo_t info{};
+  return waitid(P_PIDFD, static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+}  // namespace
+
+// System calls: <sys/pidfd.h> of Debian 12 declares these functions for C alone.
+base::UniqueFd open_pidfd(pid_t pid) {
+  base::UniqueFd fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!fd) throw SystemError(fmt::format("pidfd_open of process {}", pid), errno);
+  return fd;
+}
+
+bool has_ended(int pidfd) noexcept { return wait_ended(pidfd, base::Deadline::at_ns(0)); }
+
+bool wait_ended(int pidfd, base::Deadline deadline) noexcept {
+  return (wait_ready(pidfd, POLLIN, deadline) & POLLIN) != 0;
+}
+
+void send_signal(int pidfd, int signal) noexcept {
+  syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0);
+}
+
+void name_process(const char* comm) noexcept { prctl(PR_SET_NAME, comm); }
+
+// posix_spawn: the parent may have threads, in which nothing may run between fork and exec that takes a lock;
+// and it does not copy the page tables of a host with gigabytes.
+Child execute_self(std::vector<std::string> args, std::span<const std::pair<int, int>> fds) {
+  const char* program = "/proc/self/exe";  // Still this program when its file has been replaced meanwhile.
+  std::error_code unknown;
+  args.insert(args.begin(), std::filesystem::read_symlink(program, unknown).string());
+  std::vector<char*> argv;
+  for (auto& arg : args) argv.push_back(arg.data());
+  argv.push_back(nullptr);
+  FileActions actions;
+  const auto above = pass(fds, actions);
+  const Attributes attributes;
+  Child child;
+  if (const int error =
+          posix_spawn(&child.pid, program, actions.get(), attributes.get(), argv.data(), environ);
+      error != 0)
+    throw SystemError(fmt::format("executing {}", args[0]), error);
+  try {
+    child.pidfd = open_pidfd(child.pid);
+  } catch (const SystemError&) {
+    kill(child.pid, SIGKILL);
+    waitpid(child.pid, nullptr, 0);
+    throw;
+  }
+  return child;
+}
+
+std::string describe_exit(int wait_status) {
+  if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
+  if (!WIFSIGNALED(wait_status)) return fmt::format("wait status {:#x}", wait_status);
+  const int signal = WTERMSIG(wait_status);
+  const char* name = sigabbrev_np(signal);
+  return fmt::format("killed by signal {} ({})", signal, name != nullptr ? name : "no name");
+}
+
+bool end_group(const Child& child, base::Deadline term_until) noexcept {
+  if (!child.pidfd) return true;
+  const int pidfd = child.pidfd.get();
+  const auto signal_group = [&](int signal) {
+    if (is_our_child(pidfd) || !has_ended(pidfd)) kill(-child.pid, signal);
+  };
+  signal_group(SIGTERM);
+  wait_ended(pidfd, term_until);
+  signal_group(SIGKILL);  // Also when the leader has ended: others of its group may not have.
+  const bool ended = wait_ended(pidfd, base::Deadline::in_seconds(kill_bound_s));
+  siginfo_t info{};
+  if (ended) waitid(P_PIDFD, static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG);
+  return ended;
+}
+
+}  // namespace accelmgr::ipc

@@ -1,0 +1,72 @@
+// Processes: pidfds, execution of this program again, ends, and what /proc says.
+//
+// A pidfd names one process for ever; a pid is another process's as soon as the first is reaped. It polls
+// readable when the process has ended (reaped or not).
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/unique_fd.hpp"
+
+namespace accelmgr::ipc {
+
+/// Throws SystemError; ESRCH: there is no such process. Needs Linux 5.3.
+base::UniqueFd open_pidfd(pid_t pid);
+
+/// False too for a pidfd of -1.
+bool has_ended(int pidfd) noexcept;
+
+/// Blocks; returns whether it has ended.
+bool wait_ended(int pidfd, base::Deadline deadline) noexcept;
+
+/// Of the process alone, not its group. Nothing happens if it has ended. Async-signal-safe.
+void send_signal(int pidfd, int signal) noexcept;
+
+/// Names the process as ps shows it, 15 characters at most. Call it on the main thread.
+void name_process(const char* comm) noexcept;
+
+struct Child {
+  pid_t pid = 0;
+  base::UniqueFd pidfd;
+};
+
+/// Runs this program again, with `args` after its name: in a process group of its own, with the default
+/// signal dispositions and no signal blocked, with this process's environment. It inherits standard input,
+/// output and error, and of each pair of `fds` the first, as descriptor number second (3 or more); nothing
+/// else. Works while other threads run. Throws UsageError, SystemError.
+Child execute_self(std::vector<std::string> args,
+                   std::span<const std::pair<int /*ours*/, int /*theirs*/>> fds);
+
+/// "killed by signal 9 (KILL)", "exit code 3": of a status as waitpid() gives it.
+std::string describe_exit(int wait_status);
+
+/// Ends the process group that `child` leads: TERM, and when the child has ended or `term_until` has passed
+/// KILL; then reaps it, if it is a child of this process. False when it cannot be killed (it sits in the
+/// kernel) within a second more.
+bool end_group(const Child& child, base::Deadline term_until) noexcept;
+
+struct ProcessUsage {
+  std::uint64_t peak_rss_bytes;  ///< Shared pages included.
+  std::uint64_t rss_bytes;
+  std::uint64_t cpu_ns;  ///< User and system, of all threads; counted in ticks of the kernel (10 ms).
+  char state;            ///< R running, S sleeping, D in the kernel, T stopped, Z ended and not reaped.
+};
+
+/// nullopt when there is no such process.
+std::optional<ProcessUsage> usage(pid_t pid);
+
+/// Threads of this process.
+int thread_count();
+
+/// Their names.
+std::vector<std::string> thread_names();
+
+}  // namespace accelmgr::ipc

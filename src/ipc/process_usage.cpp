@@ -1,0 +1,49 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <sstream>
+
+#include "accelmgr/errors.hpp"
+#include "ipc/proc_file.hpp"
+#include "ipc/process.hpp"
+
+namespace accelmgr::ipc {
+
+std::optional<ProcessUsage> usage(pid_t pid) {
+  const std::filesystem::path folder = fmt::format("/proc/{}", pid);
+  const auto stat = read_proc(folder / "stat");
+  const auto status = read_proc(folder / "status");
+  if (!stat || !status) return std::nullopt;
+  // The second field is the name in parentheses, which may itself contain blanks and parentheses.
+  const auto name_end = stat->rfind(')');
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream fields(stat->substr(name_end + 1));
+  ProcessUsage usage{};
+  fields >> usage.state;
+  std::string skipped;
+  constexpr int fields_between_state_and_utime = 10;
+  for (int i = 0; i < fields_between_state_and_utime; ++i) fields >> skipped;
+  std::uint64_t user_ticks = 0, system_ticks = 0;
+  fields >> user_ticks >> system_ticks;
+  usage.cpu_ns =
+      (user_ticks + system_ticks) * (1'000'000'000 / static_cast<std::uint64_t>(sysconf(_SC_CLK_TCK)));
+  // A process that has ended has no memory, and no such lines.
+  usage.peak_rss_bytes = number_after(*status, "VmHWM:").value_or(0) * 1024;
+  usage.rss_bytes = number_after(*status, "VmRSS:").value_or(0) * 1024;
+  return usage;
+}
+
+int thread_count() {
+  const auto threads = number_after(read_proc("/proc/self/status").value_or(""), "Threads:");
+  if (!threads) throw SessionError("/proc/self/status has no line Threads: is /proc mounted?");
+  return static_cast<int>(*threads);
+}
+
+std::vector<std::string> thread_names() {
+  std::vector<std::string> names;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+    if (const auto name = read_proc(task.path() / "comm")) names.push_back(name->substr(0, name->find('\n')));
+  return names;
+}
+
+}  // namespace accelmgr::ipc

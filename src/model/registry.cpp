@@ -1,0 +1,75 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <exception>
+#include <map>
+
+#include "accelmgr/errors.hpp"
+#include "accelmgr/model.hpp"
+#include "base/nearest.hpp"
+#include "model/built_in.hpp"
+
+namespace accelmgr {
+namespace {
+
+// Sorted by name.
+std::map<std::string, ModelFactory>& factories() {
+  static std::map<std::string, ModelFactory> all = {{"convnet", model::make_convnet},
+                                                    {"gpt", model::make_gpt},
+                                                    {"mlp", model::make_mlp},
+                                                    {"torchscript", model::make_torchscript}};
+  return all;
+}
+
+// What a foreign factory throws says nothing of where it came from.
+std::unique_ptr<Model> build(const std::string& kind, const ModelFactory& factory, const Config& config) {
+  std::unique_ptr<Model> built;
+  try {
+    built = factory(config);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw ModelError(fmt::format("model '{}': {}", kind, error.what()));
+  }
+  if (!built) throw ModelError(fmt::format("model '{}': its factory returned null", kind));
+  return built;
+}
+
+}  // namespace
+
+const at::Tensor& Batch::operator[](const std::string& name) const {
+  std::vector<std::string> names;
+  for (const auto& field : fields_) {
+    if (field.name == name) return field.tensor;
+    names.push_back(field.name);
+  }
+  throw ModelError(fmt::format("the batch has no field '{}'; it has: {}{}", name, fmt::join(names, ", "),
+                               base::did_you_mean(name, names)));
+}
+
+void register_model(const std::string& name, ModelFactory factory) {
+  if (name.empty()) throw UsageError("register_model: the name of a model must not be empty");
+  if (!factory) throw UsageError(fmt::format("register_model: the factory of '{}' is empty", name));
+  if (!factories().emplace(name, std::move(factory)).second)
+    throw UsageError(fmt::format("register_model: there is a model '{}' already", name));
+}
+
+std::unique_ptr<Model> make_model(const Config& config) {
+  const auto& kind = config.model.kind;
+  const auto found = factories().find(kind);
+  if (found == factories().end()) {
+    const auto known = model_kinds();
+    throw ConfigError(fmt::format("model.kind: there is no model '{}'; known: {}{}", kind,
+                                  fmt::join(known, ", "), base::did_you_mean(kind, known)),
+                      "model.kind");
+  }
+  return build(kind, found->second, config);
+}
+
+std::vector<std::string> model_kinds() {
+  std::vector<std::string> names;
+  for (const auto& [name, factory] : factories()) names.push_back(name);
+  return names;
+}
+
+}  // namespace accelmgr

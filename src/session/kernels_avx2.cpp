@@ -1,0 +1,16 @@
+// Compiled with -mavx2 where the target has it; elsewhere it says that there is no such variant.
+#if defined(__AVX2__)
+#include "session/kernels_body.hpp"
+#else
+#include "session/kernels_table.hpp"
+#endif
+
+namespace accelmgr::session {
+
+#if defined(__AVX2__)
+const KernelTable* const avx2_kernels = &table;
+#else
+const KernelTable* const avx2_kernels = nullptr;
+#endif
+
+}  // namespace accelmgr::session

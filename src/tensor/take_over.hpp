@@ -1,0 +1,33 @@
+// How gradients leave autograd: a hook on each parameter copies its fresh gradient into the slab the first time in an attempt,
+// adds it later, looks for Inf and NaN while it is hot, and leaves `.grad` undefined, so that autograd never adds.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "session/manifest.hpp"
+#include "session/session.hpp"
+#include "tensor/master.hpp"
+
+namespace accelmgr::tensor {
+
+/// The take-over of one runner. Used by one thread; hooks run on the thread that calls backward().
+class TakeOver {
+ public:
+  TakeOver(const session::Session& session, const session::Manifest& manifest, const ModelTensors& model, int rank);
+  ~TakeOver();
+  TakeOver(const TakeOver&) = delete;
+  TakeOver& operator=(const TakeOver&) = delete;
+
+  /// Gradients of backward() belong to `attempt` from now on.
+  void begin(std::uint64_t attempt) noexcept;
+  /// The first parameter of this attempt whose gradient was not finite; empty if none.
+  std::string nonfinite() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace accelmgr::tensor

@@ -1,0 +1,116 @@
+"""check_floors.py passes a right tree, and names the place and the reason of each wrong thing planted in it."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CHECK_FLOORS = pathlib.Path(__file__).with_name("check_floors.py")
+
+RIGHT_TREE = {
+    "CMakeLists.txt": "set(ACCELMGR_FLOORS base config)\nset(ACCELMGR_TORCH_FLOORS tensor)\n",
+    "include/accelmgr/errors.hpp": "#include <string>\n",
+    "include/accelmgr/config.hpp": '#include "accelmgr/errors.hpp"\n',
+    "src/base/CMakeLists.txt": "accelmgr_floor(base SOURCES log.cpp)\n",
+    "src/base/log.cpp": '#include "base/log.hpp"\n#include <spdlog/spdlog.h>\n#include "accelmgr/errors.hpp"\n',
+    "src/base/log.hpp": "#include <string>\n",
+    "src/config/CMakeLists.txt": "accelmgr_floor(config SOURCES parse.cpp FLOORS base LIBRARIES yaml-cpp)\n",
+    "src/config/parse.cpp": '#include "accelmgr/config.hpp"\n#include "base/log.hpp"\n',
+    "src/tensor/CMakeLists.txt": "accelmgr_floor(tensor\n  SOURCES master.cpp\n  FLOORS config TORCH)\n",
+    "src/tensor/master.cpp": '#include <ATen/core/Tensor.h>\n#include "accelmgr/config.hpp"\n#include "base/log.hpp"\n',
+}
+
+
+class CheckFloors(unittest.TestCase):
+    def run_with(self, changed: dict[str, str]) -> tuple[int, list[str]]:
+        """Exit code and lines for the right tree in which the named files have another content."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (RIGHT_TREE | changed).items():
+                file = pathlib.Path(folder, name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            command = [sys.executable, CHECK_FLOORS, folder]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            return done.returncode, done.stdout.splitlines()
+
+    def assert_only_violation(self, line: str, changed: dict[str, str]) -> None:
+        self.assertEqual(self.run_with(changed), (1, [line]))
+
+    def test_a_right_tree_passes(self):
+        self.assertEqual(self.run_with({}), (0, []))
+
+    def test_a_private_header_of_a_floor_above_is_found(self):
+        self.assert_only_violation(
+            "src/base/log.hpp:2: floor base includes tensor/master.hpp of floor tensor, which stands above it",
+            {"src/base/log.hpp": '#include <string>\n#include "tensor/master.hpp"\n'},
+        )
+
+    def test_angle_brackets_do_not_hide_an_include(self):
+        self.assert_only_violation(
+            "src/base/log.hpp:1: floor base includes config/parse.hpp of floor config, which stands above it",
+            {"src/base/log.hpp": "  #  include <config/parse.hpp>\n"},
+        )
+
+    def test_a_public_header_of_a_floor_above_is_found(self):
+        self.assert_only_violation(
+            "src/base/log.cpp:1: floor base includes accelmgr/config.hpp of floor config, which stands above it",
+            {"src/base/log.cpp": '#include "accelmgr/config.hpp"\n'},
+        )
+
+    def test_torch_in_a_floor_built_without_it_is_found(self):
+        self.assert_only_violation(
+            "src/config/parse.cpp:2: floor config is built without torch and includes c10/core/Device.h",
+            {"src/config/parse.cpp": '#include "base/log.hpp"\n#include <c10/core/Device.h>\n'},
+        )
+
+    def test_a_private_header_in_a_public_one_is_found(self):
+        self.assert_only_violation(
+            "include/accelmgr/config.hpp:1: a public header includes base/log.hpp, which is not installed",
+            {"include/accelmgr/config.hpp": '#include "base/log.hpp"\n'},
+        )
+
+    def test_a_public_header_without_a_floor_is_found(self):
+        self.assert_only_violation(
+            "include/accelmgr/unheard_of.hpp: has no floor in FLOOR_OF_PUBLIC_HEADER of check_floors.py",
+            {"include/accelmgr/unheard_of.hpp": ""},
+        )
+
+    def test_a_file_outside_of_the_floors_is_found(self):
+        self.assert_only_violation(
+            "src/misc/tools.cpp: is in no floor of CMakeLists.txt", {"src/misc/tools.cpp": "#include <string>\n"}
+        )
+
+    def test_an_include_that_names_no_floor_is_found(self):
+        self.assert_only_violation(
+            "src/base/log.cpp:1: log.hpp names no floor; ours are included as floor/file.hpp or accelmgr/file.hpp",
+            {"src/base/log.cpp": '#include "log.hpp"\n'},
+        )
+
+    def test_a_linked_floor_that_stands_above_is_found(self):
+        self.assert_only_violation(
+            "src/base/CMakeLists.txt: FLOORS names config, which does not stand below base",
+            {"src/base/CMakeLists.txt": "accelmgr_floor(base SOURCES log.cpp FLOORS config)\n"},
+        )
+
+    def test_a_linked_floor_that_is_not_used_is_found(self):
+        self.assert_only_violation(
+            "src/tensor/CMakeLists.txt: FLOORS names base, of which tensor includes nothing",
+            {
+                "src/tensor/CMakeLists.txt": "accelmgr_floor(tensor SOURCES master.cpp FLOORS base config TORCH)\n",
+                "src/tensor/master.cpp": '#include "accelmgr/config.hpp"\n',
+            },
+        )
+
+    def test_a_used_floor_that_is_not_linked_is_found(self):
+        self.assert_only_violation(
+            "src/tensor/master.cpp:1: base is missing in FLOORS of src/tensor/CMakeLists.txt",
+            {
+                "src/tensor/CMakeLists.txt": "accelmgr_floor(tensor SOURCES master.cpp TORCH)\n",
+                "src/tensor/master.cpp": '#include "base/log.hpp"\n',
+            },
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

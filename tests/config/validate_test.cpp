@@ -1,0 +1,144 @@
+// What holds between values, and values that a program set itself.
+#include <functional>
+#include <limits>
+#include <ostream>
+
+#include "config/support.hpp"
+
+namespace accelmgr::config {
+namespace {
+
+Config gpt_on_text() {
+  Config config;
+  config.model.kind = "gpt";
+  config.data.kind = "text";
+  config.data.files = {"a.txt"};
+  return config;
+}
+
+struct Case {
+  std::string name;
+  std::function<void(Config&)> change;
+  std::string key;
+  std::vector<std::string> says;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class BadCombination : public ::testing::TestWithParam<Case> {};
+
+TEST_P(BadCombination, IsRefusedWithBothSides) {
+  auto config = gpt_on_text();
+  ASSERT_NO_THROW(validate(config));
+  GetParam().change(config);
+  const auto refused = refusal([&] { validate(config); });
+  EXPECT_TRUE(says(refused, GetParam().says));
+  EXPECT_EQ(refused.key, GetParam().key);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Config, BadCombination,
+    ::testing::Values(
+        Case{"ZeroRunners", [](Config& c) { c.nprocs = 0; }, "nprocs", {"nprocs is 0", "from 1 to 24"}},
+        Case{"NegativeShareHeldOut",
+             [](Config& c) { c.data.held_out = -0.1; },
+             "data.held_out",
+             {"from 0 to 0.9"}},
+        Case{
+            "AllHeldOut", [](Config& c) { c.data.held_out = 1; }, "data.held_out", {"is 1", "from 0 to 0.9"}},
+        Case{"UndefinedLearningRate",
+             [](Config& c) { c.optimizer.learning_rate = std::numeric_limits<double>::quiet_NaN(); },
+             "optimizer.learning_rate",
+             {"is nan", "of at least 0"}},
+        Case{"NoEnumerator",
+             [](Config& c) { c.optimizer.kind = static_cast<OptimizerKind>(7); },
+             "optimizer.kind",
+             {"7"}},
+        Case{"EntryWithoutAName",
+             [](Config& c) { c.model.options[""] = "x"; },
+             "model.options",
+             {"without a name"}},
+        Case{"WidthNoMultipleOfHeads",
+             [](Config& c) { c.model.gpt.heads = 3; },
+             "model.gpt.width",
+             {"model.gpt.width is 128", "multiple of model.gpt.heads, which is 3"}},
+        Case{"SequenceLongerThanContext",
+             [](Config& c) { c.data.sequence_length = 129; },
+             "data.sequence_length",
+             {"is 129", "at most model.gpt.context, which is 128"}},
+        Case{"VocabularyBelowAByte",
+             [](Config& c) { c.model.gpt.vocabulary = 255; },
+             "model.gpt.vocabulary",
+             {"is 255", "at least 256"}},
+        Case{
+            "TextWithoutFiles", [](Config& c) { c.data.files.clear(); }, "data.files", {"at least one file"}},
+        Case{"FileWithoutAName",
+             [](Config& c) { c.data.files.push_back(""); },
+             "data.files",
+             {"an empty name"}},
+        Case{"ModelThatReadsNoTokens",
+             [](Config& c) { c.model.kind = "mlp"; },
+             "model.kind",
+             {"model.kind is mlp", "data.kind text"}},
+        Case{"TorchScriptWithoutAFile",
+             [](Config& c) { c.model.kind = "torchscript"; },
+             "model.file",
+             {"model.file is empty", "torchscript"}},
+        Case{"NoModel", [](Config& c) { c.model.kind = ""; }, "model.kind", {"model.kind is empty"}},
+        Case{"NoData", [](Config& c) { c.data.kind = ""; }, "data.kind", {"data.kind is empty"}},
+        Case{"NesterovWithoutMomentum",
+             [](Config& c) {
+               c.optimizer.kind = OptimizerKind::sgd;
+               c.optimizer.nesterov = true;
+             },
+             "optimizer.nesterov",
+             {"optimizer.nesterov is true", "optimizer.momentum is 0"}},
+        Case{"EvaluationOfNothing",
+             [](Config& c) { c.train.evaluate_every = 10; },
+             "train.evaluate_every",
+             {"train.evaluate_every is 10", "data.held_out is 0"}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Config, SaysWhereTheRefusedHalfOfACombinationCameFrom) {
+  const auto refused = refusal([] { load_text("prefetch: 1\noptimizer.nesterov: true\n"); });
+  EXPECT_TRUE(says(refused, {"optimizer.nesterov is true", "comes from: file ", "run.yaml:2"}));
+  EXPECT_EQ(refused.key, "optimizer.nesterov");
+}
+
+TEST(ConfigWarnings, AreNoneForTheDefault) { EXPECT_TRUE(warnings(Config{}, 2).empty()); }
+
+TEST(ConfigWarnings, TellOfMoreThreadsThanCores) {
+  Config config;
+  config.nprocs = 2;
+  config.runners.threads = 2;
+  EXPECT_TRUE(warnings(config, 4).empty());
+  ASSERT_EQ(warnings(config, 3).size(), 1u);
+  EXPECT_TRUE(says({warnings(config, 3).front(), ""}, {"2 runners", "2 threads", "3 cores"}));
+  config.runners.threads = 0;
+  EXPECT_TRUE(warnings(config, 2).empty());
+  EXPECT_EQ(warnings(config, 1).size(), 1u);
+}
+
+TEST(ConfigWarnings, TellOfSettingsThatTheOptimizerDoesNotRead) {
+  Config config;
+  config.optimizer.momentum = 0.9;
+  ASSERT_EQ(warnings(config, 2).size(), 1u);
+  EXPECT_TRUE(says({warnings(config, 2).front(), ""}, {"adamw does not read optimizer.momentum"}));
+  config.optimizer.kind = OptimizerKind::sgd;
+  EXPECT_TRUE(warnings(config, 2).empty());
+}
+
+TEST(ConfigWarnings, TellOfRunsTooShortForTheirSchedule) {
+  Config config;
+  config.train.steps = 10;
+  config.optimizer.steps_per_update = 4;
+  config.optimizer.warmup_updates = 3;
+  ASSERT_EQ(warnings(config, 2).size(), 1u);
+  EXPECT_TRUE(says({warnings(config, 2).front(), ""}, {"warmup_updates is 3", "2 updates"}));
+  config.optimizer.steps_per_update = 11;
+  ASSERT_EQ(warnings(config, 2).size(), 1u);
+  EXPECT_TRUE(says({warnings(config, 2).front(), ""}, {"train.steps is 10", "11 steps"}));
+}
+
+}  // namespace
+}  // namespace accelmgr::config

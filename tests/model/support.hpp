@@ -1,0 +1,120 @@
+// What the tests of models share.
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <string>
+#include <typeinfo>
+#include <vector>
+
+#include "accelmgr/errors.hpp"
+#include "accelmgr/model.hpp"
+
+namespace accelmgr::test {
+
+inline void seed(std::uint64_t value) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(value);
+}
+
+/// Small shapes of every built-in model.
+inline Config config_of(const std::string& kind) {
+  Config config;
+  config.model.kind = kind;
+  config.model.mlp = {.input_size = 6, .hidden_size = 8, .hidden_layers = 2, .output_size = 4};
+  config.model.convnet = {.image_size = 8, .input_channels = 3, .channels = 4, .classes = 4};
+  config.model.gpt = {.layers = 2, .width = 16, .heads = 4, .context = 8, .vocabulary = 32, .dropout = 0.1};
+  return config;
+}
+
+/// The built-in model, with initial values of a fixed seed.
+inline std::unique_ptr<Model> make(const Config& config) {
+  seed(7);
+  return make_model(config);
+}
+
+inline at::Tensor integers(std::int64_t below, at::IntArrayRef shape) {
+  return at::randint(below, shape, at::TensorOptions().dtype(at::kLong));
+}
+
+/// A batch of four for config_of(kind).
+inline Batch batch_of(const std::string& kind) {
+  seed(11);
+  if (kind == "gpt") return Batch({{"input", integers(32, {4, 8})}, {"target", integers(32, {4, 8})}});
+  const std::vector<std::int64_t> input =
+      kind == "mlp" ? std::vector<std::int64_t>{4, 6} : std::vector<std::int64_t>{4, 3, 8, 8};
+  return Batch({{"input", at::randn(input)}, {"target", integers(4, {4})}});
+}
+
+/// Memory that a model's parameters are pointed at, each TensorImpl once, as accelmgr does it. It must
+/// outlive the model's use.
+class BoundMemory {
+ public:
+  explicit BoundMemory(const std::vector<NamedTensor>& parameters) {
+    std::set<const void*> bound;
+    for (const auto& [name, tensor] : parameters) {
+      if (!bound.insert(tensor.unsafeGetTensorImpl()).second) continue;
+      const auto source = tensor.detach().contiguous();
+      const auto* values = source.const_data_ptr<float>();
+      auto& memory = memory_.emplace_back(values, values + source.numel());
+      tensor.set_data(at::from_blob(memory.data(), tensor.sizes(), tensor.options().requires_grad(false)));
+    }
+  }
+
+  void fill(float value) {
+    for (auto& memory : memory_) std::ranges::fill(memory, value);
+  }
+
+  bool holds(const at::Tensor& tensor) const {
+    return std::ranges::any_of(memory_,
+                               [&](const auto& memory) { return memory.data() == tensor.const_data_ptr(); });
+  }
+
+ private:
+  std::deque<std::vector<float>> memory_;
+};
+
+inline double value_of(const Outputs& outputs) { return outputs.loss.item().toDouble(); }
+
+/// Copies of all gradients after one backward(); the gradients are dropped.
+inline std::vector<at::Tensor> gradients(Model& model, const Batch& batch) {
+  model.forward(batch).loss.backward();
+  std::vector<at::Tensor> out;
+  for (const auto& [name, tensor] : model.parameters())
+    out.push_back(tensor.grad().defined() ? tensor.grad().clone() : at::Tensor());
+  for (const auto& [name, tensor] : model.parameters()) tensor.mutable_grad().reset();
+  return out;
+}
+
+/// The message of the exception of just this type that `call` throws.
+template <typename Exception, typename Call>
+std::string message_of(Call&& call) {
+  try {
+    call();
+  } catch (const Exception& error) {
+    EXPECT_TRUE(typeid(error) == typeid(Exception)) << error.what();
+    return error.what();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "another exception: " << error.what();
+    return {};
+  }
+  ADD_FAILURE() << "no exception";
+  return {};
+}
+
+inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
+  for (const auto& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
+}
+
+}  // namespace accelmgr::test

@@ -1,0 +1,107 @@
+#include "session/batch_queue.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "session_support.hpp"
+
+namespace accelmgr::session {
+namespace {
+
+void release(const Session& s, std::uint64_t batches) { s.counters(s.word().index).batches[0] = batches; }
+bool never() { return false; }
+
+TEST(BatchQueue, IsBoundedUntilCommittedStepsReleaseSlots) {
+  auto [manifest, s] = small_session(1, {1}, 2);
+  BatchQueue queue(s, 0);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_NE(queue.claim(), nullptr);
+    queue.publish(4);
+  }
+  EXPECT_EQ(queue.claim(), nullptr);
+  release(s, 1);
+  EXPECT_NE(queue.claim(), nullptr);
+}
+
+TEST(BatchQueue, ABatchIsReadWhereItWasWritten) {
+  auto [manifest, s] = small_session(1, {1}, 3);
+  BatchQueue queue(s, 0);
+  auto* slot = queue.claim();
+  std::memcpy(slot, "batch", 6);
+  queue.publish(7);
+  BatchQueue::Filled filled{};
+  ASSERT_EQ(queue.look(0, filled), BatchQueue::State::filled);
+  EXPECT_EQ(filled.slot, slot);
+  EXPECT_EQ(filled.elements, 7u);
+}
+
+TEST(BatchQueue, AnUnreleasedBatchIsHandedOutAgain) {
+  auto [manifest, s] = small_session(1, {1}, 2);
+  BatchQueue queue(s, 0);
+  auto* slot = queue.claim();
+  queue.publish(1);
+  BatchQueue::Filled first{}, again{};
+  ASSERT_EQ(queue.look(queue.released(), first), BatchQueue::State::filled);
+  ASSERT_EQ(queue.look(queue.released(), again), BatchQueue::State::filled);
+  EXPECT_EQ(again.slot, slot);
+}
+
+TEST(BatchQueue, TheEndComesAfterTheLastBatch) {
+  auto [manifest, s] = small_session(1, {1}, 2);
+  BatchQueue queue(s, 0);
+  queue.claim();
+  queue.publish(1);
+  queue.finish();
+  BatchQueue::Filled filled{};
+  EXPECT_EQ(queue.wait(0, filled, 0, never), BatchQueue::State::filled);
+  EXPECT_EQ(queue.wait(1, filled, 0, never), BatchQueue::State::ended);
+}
+
+TEST(BatchQueue, AnErrorReachesTheConsumer) {
+  auto [manifest, s] = small_session(1, {1}, 2);
+  BatchQueue queue(s, 0);
+  queue.finish("file went away");
+  BatchQueue::Filled filled{};
+  EXPECT_EQ(queue.wait(0, filled, 0, never), BatchQueue::State::failed);
+  EXPECT_EQ(queue.error(), "file went away");
+}
+
+TEST(BatchQueue, WaitingEndsWhenItsCallerGivesUp) {
+  auto [manifest, s] = small_session(1, {1}, 2);
+  BatchQueue queue(s, 0);
+  BatchQueue::Filled filled{};
+  int asked = 0;
+  EXPECT_EQ(queue.wait(0, filled, 0, [&] { return ++asked == 3; }), BatchQueue::State::empty);
+}
+
+TEST(BatchQueue, EveryBatchArrivesOnceAndInOrderBetweenThreads) {
+  auto [manifest, s] = small_session(1, {1}, 3);
+  BatchQueue producer(s, 0), consumer(s, 0);
+  constexpr std::uint64_t batches = 5000;
+  std::atomic<std::uint64_t> consumed{0};
+  std::jthread thread([&] {
+    for (std::uint64_t b = 0; b < batches; ++b) {
+      while (b - consumed.load() >= 3) std::this_thread::yield();
+      // The release of a commit, by the producer's own thread: the copy has one writer here.
+      release(s, consumed.load());
+      auto* slot = producer.claim();
+      std::memcpy(slot, &b, sizeof b);
+      producer.publish(b + 1);
+    }
+    producer.finish();
+  });
+  for (std::uint64_t b = 0; b < batches; ++b) {
+    BatchQueue::Filled filled{};
+    ASSERT_EQ(consumer.wait(b, filled, b % 2 ? 50 : 0, never), BatchQueue::State::filled);
+    std::uint64_t value = 0;
+    std::memcpy(&value, filled.slot, sizeof value);
+    ASSERT_EQ(value, b);
+    ASSERT_EQ(filled.elements, b + 1);
+    consumed.store(b + 1);
+  }
+}
+
+}  // namespace
+}  // namespace accelmgr::session

@@ -1,0 +1,52 @@
+// What a run shows while it goes on, and at its end.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "accelmgr/step_result.hpp"
+
+namespace accelmgr::program {
+
+/// What a run adds up to.
+struct Summary {
+  std::int64_t steps = 0;  ///< Counted.
+  std::uint64_t samples = 0;
+  double first_loss = std::numeric_limits<double>::quiet_NaN();
+  double last_loss = std::numeric_limits<double>::quiet_NaN();
+  std::optional<double> first_held_out, last_held_out;
+  double step_ms = 0, compute_ms = 0, update_ms = 0;  ///< Sums.
+  double evaluate_ms = 0;
+  double seconds = 0;  ///< Of all steps, updates and evaluations.
+
+  void add(const StepResult& result, double update_ms);
+  double samples_per_s() const;  ///< Evaluations left out.
+  /// Share of step time in which no model computed.
+  double outside_model() const;
+};
+
+/// One line that is rewritten on a terminal; a line every `every_s` seconds elsewhere.
+class Progress {
+ public:
+  Progress(std::int64_t total_steps, double every_s);
+
+  void step(const Summary& summary, const StepResult& result, double update_ms);
+  void held_out(const Summary& summary, double loss);
+  /// A line of its own.
+  void say(const std::string& line);
+
+ private:
+  std::string line(const Summary& summary, const StepResult& result, double update_ms) const;
+
+  bool terminal_;
+  std::int64_t total_steps_;
+  std::int64_t every_ns_;
+  std::int64_t shown_ns_ = 0;
+  bool line_open_ = false;
+};
+
+std::string closing_summary(const Summary& summary);
+
+}  // namespace accelmgr::program

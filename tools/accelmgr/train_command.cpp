@@ -1,0 +1,44 @@
+// accelmgr train
+#include <fmt/core.h>
+
+#include <thread>
+
+#include "commands.hpp"
+#include "config/loader.hpp"
+#include "trainer.hpp"
+
+namespace accelmgr::program {
+namespace {
+
+struct TrainArguments {
+  ConfigArguments config;
+  std::optional<std::int64_t> steps;
+  std::optional<int> runners;
+  std::string log;
+};
+
+int train(const TrainArguments& arguments) {
+  auto sets = arguments.config.sets;
+  if (arguments.steps) sets.push_back(fmt::format("train.steps={}", *arguments.steps));
+  if (arguments.runners) sets.push_back(fmt::format("nprocs={}", *arguments.runners));
+  const auto loaded = config::load_config(arguments.config.file, sets, config::accelmgr_environment());
+  for (const auto& warning : config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
+    fmt::print(stderr, "accelmgr: warning: {}\n", warning);
+  return Trainer(loaded.config, arguments.log).run();
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("train", "Trains the configured model and prints how it goes");
+  auto arguments = std::make_shared<TrainArguments>();
+  add_config_options(*command, arguments->config, true);
+  command->add_option("--steps", arguments->steps, "Steps to take (train.steps)");
+  command->add_option("--runners", arguments->runners, "Runners, one per device (nprocs)");
+  command->add_option("--log", arguments->log, "File for one JSON object per step, and one for the run at its end")->type_name("FILE.jsonl");
+  command->footer("Ctrl-C finishes the step and stops everything (exit code 130); a second Ctrl-C kills it at once.\n"
+                  "`accelmgr config reference` lists what --set takes.");
+  command->callback([arguments, &action] { action = [arguments] { return train(*arguments); }; });
+}
+
+}  // namespace accelmgr::program

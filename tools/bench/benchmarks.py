@@ -1,0 +1,174 @@
+"""What each benchmark runs. A group is a list of contestants that take turns."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable
+
+import contestants
+import reports
+from contestants import BENCH, RELEASE, Contestant, Failure, peer, program
+from tables import ratio
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    about: str  # what it measures, and how to read it
+    rounds: int
+    targets: list  # what is to be built
+    groups: Callable  # quick -> groups
+    report: Callable  # lines -> tables.Report
+    weighs_memory: bool = False
+
+
+def quick_flag(quick):
+    return ["--quick"] if quick else []
+
+
+def read_reduce(output, _):
+    """reduce.cpp's objects have two numbers each, a line of the contract has one."""
+    lines = []
+    for found in contestants.parse_lines(output):
+        attributes = {key: value for key, value in found.items() if key not in ("us", "gb_per_s")}
+        if found["name"] == "stream_add":
+            attributes.pop(
+                "mode", None
+            )  # the kind of stores that was faster, which may differ from round to round
+        lines.append({**attributes, "metric": "time", "value": found["us"], "unit": "us"})
+        if found["gb_per_s"] > 0:
+            lines.append({**attributes, "metric": "bandwidth", "value": found["gb_per_s"], "unit": "GB/s"})
+    return lines
+
+
+def reduce_groups(quick):
+    command = [RELEASE / "tools/bench/bench_reduce", *quick_flag(quick)]
+    ours = Contestant("ours", lambda: command, read=read_reduce)
+    return [[ours, peer("gloo", "gloo_all_reduce.py", *quick_flag(quick))]]
+
+
+def trigger_groups(quick):
+    ours = program("ours", "bench_trigger", *quick_flag(quick))
+    return [[ours, peer("multiprocessing", "mp_trigger.py", *quick_flag(quick))]]
+
+
+def queue_groups(quick):
+    ours = program("ours", "bench_queue", *quick_flag(quick))
+    return [[ours, peer("multiprocessing", "mp_queue.py", *quick_flag(quick))]]
+
+
+SHAPES_FILE = BENCH / "shapes.json"
+STEP_PEERS = {
+    "ddp": ["--mode", "ddp"],
+    "manager_faithful": ["--mode", "manager_faithful", "--elements", "queue"],
+    "manager_faithful_resident": ["--mode", "manager_faithful", "--elements", "resident"],
+    "manager_best": ["--mode", "manager_best"],
+    "compute_only_pair": ["--mode", "compute_only_pair"],
+}
+
+
+def step_groups(quick):
+    groups = []
+    for millions in json.loads(SHAPES_FILE.read_text())["shapes"]:
+        size, case = ["--parameters", millions, *quick_flag(quick)], millions + "M"
+        ours = program("ours", "bench_step", "--shapes", SHAPES_FILE, *size, case=case)
+        peers = [peer(name, "mlp_step.py", *mode, *size, case=case) for name, mode in STEP_PEERS.items()]
+        groups.append([ours, *peers])
+    return groups
+
+
+TEXTS = pathlib.Path("/usr/share/common-licenses")  # as in the configuration
+QUICK_TRAIN_STEPS = 30
+
+
+class TrainingRun:
+    """`accelmgr train`, and the peers on the same documents: which are held out is its decision, it logs
+    it."""
+
+    def __init__(self, quick):
+        self.steps = QUICK_TRAIN_STEPS if quick else 300
+        self._left_out, self._held_out = set(), set()
+        self._folder = tempfile.TemporaryDirectory(prefix="accelmgr-bench-")
+        self._log = pathlib.Path(self._folder.name, "train.jsonl")
+
+    def command(self):
+        config = contestants.ROOT / "configs" / "gpt-licenses.yaml"
+        return [
+            *("env", "ACCELMGR_LOG_LEVEL=info", RELEASE / "tools" / "accelmgr", "train", "--config", config),
+            *("--steps", self.steps, "--set", f"train.evaluate_every={self.steps}", "--log", self._log),
+        ]
+
+    def read(self, _, errors):
+        self._held_out = set(re.findall(r"text: '(.+)' is held out", errors))
+        self._left_out = set(re.findall(r"text: '(.+)' has the content of another file", errors))
+        records = [json.loads(line) for line in self._log.read_text().splitlines()]
+        steps = [record for record in records if "step_ms" in record]
+        seconds = sum(record["step_ms"] + record["update_ms"] for record in steps) / 1e3
+        throughput = ratio(sum(record["samples"] for record in steps), seconds)
+        measured = [("throughput", throughput, "samples/s"), ("loop", seconds, "s")]
+        evaluations = [record["held_out_loss"] for record in steps if "held_out_loss" in record]
+        measured += [("held_out_loss", loss, "nats/byte") for loss in evaluations[-1:]]
+        return [
+            {"name": "ours", "case": "train", "metric": metric, "value": value, "unit": unit}
+            for metric, value, unit in measured
+        ]
+
+    def peer(self, mode):
+        return Contestant(mode, lambda: self._peer_command(mode))
+
+    def _peer_command(self, mode):
+        if not self._held_out:
+            raise Failure("accelmgr train logs no held-out document: the peers cannot be given the same")
+        files = {os.path.realpath(file) for file in TEXTS.iterdir()}
+        trained_on = sorted(files - self._held_out - self._left_out)
+        return [
+            *(contestants.torch_python(), BENCH / "peers" / "gpt_train.py", "--mode", mode),
+            *("--steps", self.steps, "--train", ",".join(trained_on)),
+            *("--held-out", ",".join(sorted(self._held_out))),
+        ]
+
+
+def train_groups(quick):
+    run = TrainingRun(quick)
+    return [[Contestant("ours", run.command, read=run.read), run.peer("plain"), run.peer("ddp")]]
+
+
+def start_groups(quick):
+    return [[program("ours", "bench_start", *quick_flag(quick))]]
+
+
+ALL = {
+    "reduce": Benchmark(
+        """Summing the gradients of two runners through shared memory, 4 KiB to 256 MiB for each. Against the same
+        between private memories (copied in and out), gloo's all_reduce, and STREAM add (c = a + b), which is what
+        the memory can do: no reduction can be much faster than 1.00 of it.""",
+        3, ["bench_reduce"], reduce_groups, reports.reduce),
+    "trigger": Benchmark(
+        """Waking two runners and hearing back from both: while they spin, and when they are parked. Against a bare
+        futex and multiprocessing's Event and Semaphore. 1.2 of the futex is a fifth on top of what the kernel
+        takes.""",
+        5, ["bench_trigger"], trigger_groups, reports.trigger),
+    "queue": Benchmark(
+        """Handing 1 KiB to 1 MiB to another process, from the sender's call to the receiver's return. Against
+        multiprocessing.Queue (bytes) and torch's (new tensors, and tensors that are in shared memory already).
+        Ours should not depend on the size.""",
+        3, ["bench_queue"], queue_groups, reports.queue),
+    "step": Benchmark(
+        """The whole training cycle of MLPs with 1, 17 and 67 million parameters. What counts is the overhead: the
+        cycle without the same forward and backward alone, in two processes side by side. Against
+        DistributedDataParallel over gloo and the TPUManager pattern in Python: faithful with its queues of
+        elements, the same with its data in memory as all others have it, and its best variant. Peak memory is
+        that of all processes together, shared pages counted once, in a turn of its own.""",
+        3, ["bench_step"], step_groups, reports.step, weighs_memory=True),
+    "train": Benchmark(
+        """The shipped configuration for 300 steps: samples per second, and the loss on documents never trained on.
+        Against a plain PyTorch loop with two threads and DistributedDataParallel with two processes. Faster counts
+        only at the same loss.""",
+        3, ["accelmgr"], train_groups, reports.train),
+    "start": Benchmark(
+        """How long it takes until the first step is done, and until a forked runner has done its first backward,
+        by part.""",
+        5, ["bench_start"], start_groups, reports.start),
+}  # fmt: skip

@@ -1,0 +1,219 @@
+"""Builds and runs the programs that are compared, one at a time, and leaves nothing of them behind."""
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RELEASE = ROOT / "build" / "release"
+BENCH = ROOT / "tools" / "bench"
+TIMEOUT_S = 900
+MEMORY_SAMPLE_EVERY_S = 0.02
+
+
+class Failure(Exception):
+    """A contestant cannot be built or run; the text says which, and what it wrote last."""
+
+
+def parse_lines(output, _=""):
+    """The contract's JSON lines."""
+    lines = []
+    for line in output.splitlines():
+        if not line.strip():
+            continue
+        try:
+            lines.append({"name": "ours", **json.loads(line)})
+        except (ValueError, TypeError):
+            raise Failure(f"not a JSON object on standard output: {line[:200]}") from None
+    return lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """`command` is called at each turn: it may depend on what an earlier contestant found out. `read`
+    makes lines of what the program wrote to standard output and to standard error."""
+
+    name: str
+    command: Callable[[], list]
+    case: str = ""
+    read: Callable[[str, str], list] = parse_lines
+
+    @property
+    def label(self):
+        return f"{self.name} {self.case}".strip()
+
+
+def program(name, target, *arguments, case=""):
+    """A benchmark program of ours."""
+    return Contestant(name, lambda: [RELEASE / "tools" / "bench" / target, *arguments], case)
+
+
+def peer(name, script, *arguments, case=""):
+    """A script under peers/."""
+    return Contestant(name, lambda: [torch_python(), BENCH / "peers" / script, *arguments], case)
+
+
+def torch_python():
+    python = os.environ.get("ACCELMGR_PYTHON") or ROOT / ".venv" / "bin" / "python"
+    if shutil.which(python) is None:
+        raise Failure(f"there is no {python}, which the peers need; run tools/setup, or set ACCELMGR_PYTHON")
+    return python
+
+
+def build(targets):
+    for command in (["cmake", "--preset", "release"], ["cmake", "--build", RELEASE, "--target", *targets]):
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            raise Failure(f"{' '.join(map(str, command))} failed:\n{done.stdout[-4000:]}")
+
+
+def adopt_orphans():
+    """Processes whose parent ends become children of this one, so that whatever a contestant leaves behind
+    is seen."""
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
+def run(contestant):
+    """Its lines of one turn."""
+    return contestant.read(*_run(contestant, contextlib.nullcontext()))
+
+
+def peak_memory(contestant):
+    """Most bytes that all its processes together had (proportional set size: shared pages count once), in
+    a turn of its own: looking costs time, so nothing is timed meanwhile."""
+    sampler = MemorySampler()
+    _run(contestant, sampler)
+    return sampler.peak_bytes
+
+
+def _run(contestant, observer):
+    """What it wrote: to files, because a pipe would stay open as long as anything of it were left behind."""
+    command = [str(part) for part in contestant.command()]
+    with tempfile.TemporaryDirectory(prefix="accelmgr-bench-") as scratch:
+        output, errors = pathlib.Path(scratch, "output"), pathlib.Path(scratch, "errors")
+        with output.open("w") as stdout, errors.open("w") as stderr:
+            process = _start(contestant, command, stdout, stderr, scratch)
+        try:
+            with observer:
+                process.wait(TIMEOUT_S)
+            remains = _wait_for_descendants(2)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{contestant.label} did not end within {TIMEOUT_S} s") from None
+        finally:
+            _kill_descendants()
+            process.wait()
+        if process.returncode:
+            how = f"{contestant.label} failed with exit code {process.returncode}: {' '.join(command)}"
+            raise Failure(f"{how}\n{errors.read_text()[-4000:]}")
+        if remains:
+            raise Failure(f"{contestant.label} left processes behind: {', '.join(remains.values())}")
+        return output.read_text(), errors.read_text()
+
+
+def _start(contestant, command, stdout, stderr, scratch):
+    """In a group of its own, so that Ctrl-C reaches this process alone, which then ends all of it."""
+    environment = {**os.environ, "TMPDIR": scratch}
+    try:
+        return subprocess.Popen(
+            command, cwd=ROOT, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+        )
+    except OSError as error:
+        raise Failure(f"cannot start {contestant.label}: {error}") from None
+
+
+def _descendants():
+    """{pid: "pid name"} of all living processes below this one."""
+    parents, labels = {}, {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                stat = pathlib.Path("/proc", entry, "stat").read_text()
+                name, rest = (
+                    stat[stat.index("(") + 1 : stat.rindex(")")],
+                    stat[stat.rindex(")") + 2 :].split(),
+                )
+                if rest[0] not in "ZX":
+                    parents[int(entry)], labels[int(entry)] = int(rest[1]), f"{entry} {name}"
+    found, border = {}, {os.getpid()}
+    while border:
+        border = {pid for pid, parent in parents.items() if parent in border}
+        found.update((pid, labels[pid]) for pid in border)
+    return found
+
+
+def _wait_for_descendants(seconds):
+    deadline = time.monotonic() + seconds
+    while (remains := _descendants()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return remains
+
+
+def _kill_descendants():
+    while remains := _descendants():
+        for pid in remains:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+class MemorySampler:
+    """Looks at the proportional set size of all descendants while it is entered."""
+
+    def __init__(self):
+        self.peak_bytes = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._thread.join()
+
+    def _sample(self):
+        while not self._done.wait(MEMORY_SAMPLE_EVERY_S):
+            self.peak_bytes = max(self.peak_bytes, sum(map(proportional_set_bytes, _descendants())))
+
+
+def proportional_set_bytes(pid):
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def machine():
+    """What the numbers are from."""
+
+    def output_of(*command):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+    models = [
+        line.split(":", 1)[1].strip()
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "torch": output_of(str(torch_python()), "-c", "import torch; print(torch.__version__)"),
+        "commit": output_of("git", "describe", "--always", "--dirty"),
+        "load": os.getloadavg()[0],
+    }

@@ -1,0 +1,178 @@
+"""What each benchmark says about its measurements: tables, and the targets that the project has set
+itself."""
+
+import itertools
+
+from tables import Measured, Report, Table, at_least, at_most, ratio, size_text
+
+KIB, MIB = 2**10, 2**20
+
+
+def reduce(lines):
+    measured = Measured(lines)
+    table = Table(
+        "Reduction of two runners' gradients. GB/s counts N+1 passes to overwrite, N+2 to accumulate (bf16: half a\n"
+        "pass for each slab); x: so many times faster than",
+        ["per runner", "mode", "slabs", "undo", "us", "GB/s", "of STREAM add", "x copy in/out", "x gloo"],
+    )
+    targets = []
+    modes = [("overwrite", False), ("accumulate", False), ("accumulate", True)]
+    sizes = measured.values_of("bytes_per_runner", name="ours")
+    for size, dtype, (mode, undo) in itertools.product(sizes, ("fp32", "bf16"), modes):
+        case = {"bytes_per_runner": size, "dtype": dtype, "mode": mode, "undo": undo}
+        us, gb_per_s = measured.get("ours", "time", **case), measured.get("ours", "bandwidth", **case)
+        share = ratio(gb_per_s, measured.get("stream_add", "bandwidth", bytes_per_runner=size))
+        # Copying in and out has no accumulating variant: what it takes to overwrite is its lower bound.
+        by_copy = ratio(measured.get("copy_in_out", "time", bytes_per_runner=size, dtype=dtype), us)
+        by_gloo = ratio(measured.get("gloo", "time", bytes_per_runner=size, dtype=dtype), us)
+        row = [size_text(size), mode, dtype, "yes" if undo else "no", us, gb_per_s, share, by_copy, by_gloo]
+        table.rows.append(row)
+        if dtype == "fp32":
+            targets += reduce_targets(measured, case, us, share, by_copy, by_gloo)
+    return Report([table], targets)
+
+
+def reduce_targets(measured, case, us, share, by_copy, by_gloo):
+    size, overwrites = case["bytes_per_runner"], case["mode"] == "overwrite"
+    label = f"{size_text(size)} {case['mode']}"
+    if case["undo"]:
+        without = measured.get("ours", "time", **{**case, "undo": False})
+        return (
+            [at_most(1.10, f"{label} with undo image, time over none", ratio(us, without))]
+            if size >= 16 * MIB
+            else []
+        )
+    if size >= 16 * MIB:
+        return [
+            at_least(0.95 if overwrites else 0.85, f"{label}, share of STREAM add's bandwidth", share),
+            at_least(4 if overwrites else 3, f"{label}, times faster than copy in/out", by_copy),
+            at_least(12, f"{label}, times faster than gloo", by_gloo),
+        ]
+    if size <= 64 * KIB:
+        add_us = measured.get("stream_add", "time", bytes_per_runner=size)
+        barrier_us = measured.get("barrier", "time", bytes_per_runner=size)
+        bare_us = None if None in (add_us, barrier_us) else add_us + barrier_us
+        return [
+            at_most(2, f"{label}, time over STREAM add and a barrier", ratio(us, bare_us)),
+            at_least(100, f"{label}, times faster than gloo", by_gloo),
+        ]
+    return []
+
+
+def trigger(lines):
+    measured = Measured(lines)
+    table = Table("Round trip host -> two runners -> host", ["", "case", "us", "of ours"])
+    targets = []
+    for case in measured.values_of("case"):
+        ours = measured.get("ours", "round_trip", case=case)
+        for name in measured.values_of("name", case=case):
+            us = measured.get(name, "round_trip", case=case)
+            table.rows.append([name, case, us, ratio(us, ours)])
+        futex = measured.get("futex", "round_trip", case=case)
+        targets.append(at_most(1.2, f"{case}, time over a bare futex", ratio(ours, futex)))
+    return Report([table], targets)
+
+
+def queue(lines):
+    measured = Measured(lines)
+    peers = [name for name in measured.values_of("name") if name != "ours"]
+    table = Table(
+        "Hand-off of a block to another process, us; x: ours against the fastest peer",
+        ["size", "spinning", "parked", *peers, "x spinning", "x parked", "system calls spinning"],
+    )
+    targets = []
+    for size in measured.values_of("bytes"):
+        spinning, parked = (
+            measured.get("ours", "latency", case=c, bytes=size) for c in ("spinning", "parked")
+        )
+        by_peer = [measured.get(name, "latency", bytes=size) for name in peers]
+        best = min((us for us in by_peer if us is not None), default=None)
+        calls = measured.get("ours", "system_calls", case="spinning", bytes=size)
+        factors = [ratio(best, spinning), ratio(best, parked)]
+        table.rows.append([size_text(size), spinning, parked, *by_peer, *factors, calls])
+        targets += [
+            at_least(100, f"{size_text(size)} spinning, times faster than the fastest peer", factors[0]),
+            at_least(5, f"{size_text(size)} parked, times faster than the fastest peer", factors[1]),
+            at_most(0, f"{size_text(size)} spinning, system calls in a hand-off", calls),
+        ]
+    return Report([table], targets)
+
+
+def step(lines):
+    measured = Measured(lines)
+    table = Table(
+        "Cycle of step, gradients, SGD and published parameters. Overhead: the cycle without the same forward and\n"
+        "backward alone in two processes side by side",
+        ["parameters", "", "cycle ms", "alone ms", "overhead ms", "ours / its overhead", "peak memory MiB"],
+    )
+    targets = []
+    for case in measured.values_of("case"):
+        pair = measured.get("compute_only_pair", "cycle", case=case)
+        overheads = {}
+        for name in measured.values_of("name", case=case, metric="cycle"):
+            if name == "compute_only_pair":
+                continue
+            cycle = measured.get(name, "cycle", case=case)
+            alone = measured.get(name, "compute_alone", case=case) or pair
+            overheads[name] = None if alone is None else cycle - alone
+            memory = measured.get(name, "peak_memory", case=case)
+            table.rows.append([case, name, cycle, alone, overheads[name], share_of(overheads, name), memory])
+        bound = measured.get("ours", "pass_bound", case=case)
+        # The faithful pattern counts with its data in memory, as all others have it.
+        for name, share in (("ddp", 1 / 4), ("manager_faithful_resident", 1 / 10), ("manager_best", 1 / 3)):
+            targets.append(overhead_target(case, name, share, overheads, bound))
+    return Report([table], targets)
+
+
+def share_of(overheads, name):
+    """Ours as a share of theirs; None where noise left them none."""
+    theirs = overheads.get(name)
+    return ratio(overheads.get("ours"), theirs) if theirs is not None and theirs > 0 else None
+
+
+def overhead_target(case, name, share, overheads, bound):
+    """At most a share of the peer's, or 1.3 of the bandwidth bound of the passes that remain: whichever is
+    more."""
+    theirs = overheads.get(name)
+    if theirs is not None and bound is not None and 1.3 * bound > share * theirs:
+        text = f"{case}, overhead over the bandwidth bound (more than {share:.2g} of {name})"
+        return at_most(1.3, text, ratio(overheads.get("ours"), bound))
+    return at_most(share, f"{case}, overhead as a share of that of {name}", share_of(overheads, name))
+
+
+def train(lines):
+    measured = Measured(lines)
+    names = ("ours", "plain", "ddp")
+    table = Table(
+        "configs/gpt-licenses.yaml. plain: PyTorch with two threads, ddp: two processes with one thread each",
+        ["", "samples/s", "loop s", "held-out loss, nats/byte", "ours / it"],
+    )
+    throughput = {name: measured.get(name, "throughput") for name in names}
+    loss = {name: measured.get(name, "held_out_loss") for name in names}
+    for name in names:
+        loss_text = None if loss[name] is None else f"{loss[name]:.3f}"
+        factor = ratio(throughput["ours"], throughput[name])
+        table.rows.append([name, throughput[name], measured.get(name, "loop"), loss_text, factor])
+    best = max((throughput[name] or 0 for name in names[1:]))
+    difference = None if None in (loss["ours"], loss["plain"]) else abs(loss["ours"] - loss["plain"])
+    return Report(
+        [table],
+        [
+            at_least(1.0, "samples per second over the better peer's", ratio(throughput["ours"], best)),
+            at_most(0.05, "held-out loss, difference from plain", difference),
+        ],
+    )
+
+
+def start(lines):
+    measured = Measured(lines)
+    titles = {
+        "train": "Start: from the call of `train` to the first step done",
+        "runner": "Runner: from its fork to its first backward done",
+    }
+    tables = []
+    for case in measured.values_of("case"):
+        parts = measured.values_of("metric", case=case)
+        rows = [[part, measured.get("ours", part, case=case)] for part in parts]
+        tables.append(Table(titles.get(case, case), ["part", "ms"], rows))
+    return Report(tables, [])
