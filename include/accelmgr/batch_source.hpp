@@ -25,7 +25,8 @@ struct FieldSpec {
   std::size_t bytes() const;
 };
 
-/// Where one element is to be written: its row in a slot of shared memory, from which the model will read it. No copy follows.
+/// Where one element is to be written: its row in a slot of shared memory, from which the model will read it.
+/// No copy follows.
 class ElementWriter {
  public:
   /// `rows[f]`: memory of field f; `fields` must outlive the writer.
@@ -34,7 +35,8 @@ class ElementWriter {
 
   /// Memory of field `index` (contiguous, FieldSpec::bytes() long).
   std::span<std::byte> bytes(std::size_t index) { return rows_.at(index); }
-  /// Copies `value` into field `index`. Throws DataError (field, expected and actual dtype and shape) if they differ.
+  /// Copies `value` into field `index`. Throws DataError (field, expected and actual dtype and shape) if they
+  /// differ.
   void set(std::size_t index, const at::Tensor& value);
 
  private:
@@ -42,8 +44,9 @@ class ElementWriter {
   std::vector<std::span<std::byte>> rows_;
 };
 
-/// A stream of elements, read by the manager's loader thread alone. Element i is dealt to device i mod nprocs.
-/// An exception thrown from next() ends the data; it reaches the host as the error of the step that meets it.
+/// A stream of elements, read by the manager's loader thread alone. Element i is dealt to device i mod
+/// nprocs. An exception thrown from next() ends the data; it reaches the host as the error of the step that
+/// meets it.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
@@ -60,14 +63,16 @@ using DataFactory = std::function<std::unique_ptr<BatchSource>(const Config&)>;
 /// Throws UsageError when the name is taken. Not thread-safe; call it before init().
 void register_data(const std::string& name, DataFactory factory);
 
-/// `config.data.kind` by name. Throws ConfigError that names the nearest known kind, DataError when the data cannot be used.
+/// `config.data.kind` by name. Throws ConfigError that names the nearest known kind, DataError when the data
+/// cannot be used.
 std::unique_ptr<BatchSource> make_data(const Config& config);
 
 /// Names of the built-in and the registered sources, sorted.
 std::vector<std::string> data_kinds();
 
-/// Tensors in memory: element i is row i of each tensor; `epochs` 0 is endless, order by `seed` (0: as they lie).
-/// Throws DataError when there are no tensors or their first dimensions differ.
-std::unique_ptr<BatchSource> tensor_source(std::vector<std::pair<std::string, at::Tensor>> tensors, int epochs, std::uint64_t seed);
+/// Tensors in memory: element i is row i of each tensor; `epochs` 0 is endless, order by `seed` (0: as they
+/// lie). Throws DataError when there are no tensors or their first dimensions differ.
+std::unique_ptr<BatchSource> tensor_source(std::vector<std::pair<std::string, at::Tensor>> tensors,
+                                           int epochs, std::uint64_t seed);
 
 }  // namespace accelmgr

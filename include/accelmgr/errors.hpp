@@ -1,5 +1,6 @@
 // What accelmgr throws. One type per cause; `what()` names what was wrong, where, and what would be right.
-// What a training loop meets in normal life (data ended, runner lost, timeout) is no exception: see StepResult.
+// What a training loop meets in normal life (data ended, runner lost, timeout) is no exception: see
+// StepResult.
 #pragma once
 
 #include <stdexcept>
@@ -13,13 +14,15 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The caller broke a rule of the interface: `start` without `init`, two threads in one handle, a closed handle.
+/// The caller broke a rule of the interface: `start` without `init`, two threads in one handle, a closed
+/// handle.
 class UsageError : public Error {
  public:
   using Error::Error;
 };
 
-/// A configuration that cannot be used. `key` is the dotted path (`optimizer.kind`), empty when no single key is at fault.
+/// A configuration that cannot be used. `key` is the dotted path (`optimizer.kind`), empty when no single key
+/// is at fault.
 class ConfigError : public Error {
  public:
   explicit ConfigError(const std::string& what, std::string key = {}) : Error(what), key_(std::move(key)) {}
@@ -29,7 +32,8 @@ class ConfigError : public Error {
   std::string key_;
 };
 
-/// A model that cannot be built, bound to the master parameters, or whose output is not what a model must return.
+/// A model that cannot be built, bound to the master parameters, or whose output is not what a model must
+/// return.
 class ModelError : public Error {
  public:
   using Error::Error;
@@ -50,7 +54,8 @@ class SessionError : public Error {
 /// A runner failed. `rank` is -1 when no single runner is at fault.
 class RunnerError : public Error {
  public:
-  RunnerError(const std::string& what, int rank, std::string phase) : Error(what), rank_(rank), phase_(std::move(phase)) {}
+  RunnerError(const std::string& what, int rank, std::string phase)
+      : Error(what), rank_(rank), phase_(std::move(phase)) {}
   int rank() const noexcept { return rank_; }
   const std::string& phase() const noexcept { return phase_; }
 

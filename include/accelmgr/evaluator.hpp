@@ -7,10 +7,12 @@
 
 namespace accelmgr {
 
-/// A replica in evaluation mode whose parameters are the master's memory. Used by the manager's thread; blocks for the arithmetic.
+/// A replica in evaluation mode whose parameters are the master's memory. Used by the manager's thread;
+/// blocks for the arithmetic.
 class Evaluator {
  public:
-  /// Throws ConfigError when the configured data source holds nothing out, DataError and ModelError as make_data() and make_model().
+  /// Throws ConfigError when the configured data source holds nothing out, DataError and ModelError as
+  /// make_data() and make_model().
   explicit Evaluator(Manager& manager);
   ~Evaluator();
 

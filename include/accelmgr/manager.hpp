@@ -19,37 +19,39 @@
 namespace accelmgr {
 
 struct StepOptions {
-  std::optional<double> timeout_s{};   ///< Default: `step_timeout` of the configuration.
-  bool accumulate = true;              ///< false: the master gradients are overwritten; nothing needs zeroing.
-  bool parameters_changed = true;      ///< false: the host knows that it wrote no parameter since the last step.
+  std::optional<double> timeout_s{};  ///< Default: `step_timeout` of the configuration.
+  bool accumulate = true;             ///< false: the master gradients are overwritten; nothing needs zeroing.
+  bool parameters_changed = true;  ///< false: the host knows that it wrote no parameter since the last step.
 };
 
 struct RunnerStatistics {
   int rank = 0;
   int pid = 0;
-  std::string phase;                   ///< init, waiting, forward, backward, vote, reduce, ...
-  std::uint64_t attempt = 0;           ///< The last it took part in.
-  std::uint64_t samples = 0;           ///< In all committed steps.
-  std::uint64_t peak_memory_bytes = 0; ///< VmHWM.
+  std::string phase;                    ///< init, waiting, forward, backward, vote, reduce, ...
+  std::uint64_t attempt = 0;            ///< The last it took part in.
+  std::uint64_t samples = 0;            ///< In all committed steps.
+  std::uint64_t peak_memory_bytes = 0;  ///< VmHWM.
 };
 
 struct Statistics {
-  std::uint64_t steps = 0;             ///< Committed.
+  std::uint64_t steps = 0;  ///< Committed.
   std::uint64_t attempts = 0;
-  std::uint64_t samples = 0;           ///< In all committed steps.
+  std::uint64_t samples = 0;  ///< In all committed steps.
   std::uint64_t parameter_version = 0;
-  std::uint64_t session_bytes = 0;     ///< Shared memory of the session.
+  std::uint64_t session_bytes = 0;  ///< Shared memory of the session.
   int manager_pid = 0;
   std::uint64_t manager_peak_memory_bytes = 0;  ///< VmHWM.
   std::vector<RunnerStatistics> runners;
 };
 
-/// Thread safety: one thread at a time. A second thread that calls into a handle in use gets UsageError at once.
-/// In a child that the host forks, the handle is closed: every call throws UsageError, and nothing of the parent's ends.
+/// Thread safety: one thread at a time. A second thread that calls into a handle in use gets UsageError at
+/// once. In a child that the host forks, the handle is closed: every call throws UsageError, and nothing of
+/// the parent's ends.
 class Manager {
  public:
-  /// Starts manager, launcher and runners; returns when all runners are ready. Blocks for at most `start_timeout`.
-  /// Throws UsageError (no init()), ConfigError, ModelError, DataError, SessionError (memory), RunnerError.
+  /// Starts manager, launcher and runners; returns when all runners are ready. Blocks for at most
+  /// `start_timeout`. Throws UsageError (no init()), ConfigError, ModelError, DataError, SessionError
+  /// (memory), RunnerError.
   static Manager start(const Config& config);
 
   Manager(Manager&&) noexcept;
@@ -57,17 +59,18 @@ class Manager {
   /// Stops, as stop() does.
   ~Manager();
 
-  /// One step of all runners. Blocks until it is done, or its deadline has passed. Failures of a training loop are in the
-  /// result; throws only UsageError and SessionError (closed).
+  /// One step of all runners. Blocks until it is done, or its deadline has passed. Failures of a training
+  /// loop are in the result; throws only UsageError and SessionError (closed).
   StepResult step(const StepOptions& options = {});
 
   /// Zeroes the master gradients.
   void zero_grad();
 
-  /// The master parameters in the model's order, each once (tied weights under their first name). Views of the session:
-  /// their addresses never change. Write to them only between steps.
+  /// The master parameters in the model's order, each once (tied weights under their first name). Views of
+  /// the session: their addresses never change. Write to them only between steps.
   const std::vector<NamedTensor>& parameters() const;
-  /// The master gradients, in the order of parameters(). Views; never undefined, zero for frozen or unused parameters.
+  /// The master gradients, in the order of parameters(). Views; never undefined, zero for frozen or unused
+  /// parameters.
   const std::vector<NamedTensor>& gradients() const;
   /// The same memory as flat, contiguous tensors, by how an optimizer treats them.
   const std::vector<FlatGroup>& groups() const;
@@ -76,7 +79,8 @@ class Manager {
   /// Parameters and buffers by name; tied weights under each of their names. Copies.
   std::vector<NamedTensor> state_dict() const;
 
-  /// Brackets writes in place: a host that dies inside leaves a version that says so, and no runner computes with half of it.
+  /// Brackets writes in place: a host that dies inside leaves a version that says so, and no runner computes
+  /// with half of it.
   class Writing {
    public:
     explicit Writing(Manager& manager);
@@ -89,14 +93,15 @@ class Manager {
   };
   Writing writing() { return Writing(*this); }
 
-  /// Replaces all parameters, in the order of parameters(). Count, shapes and dtypes are checked before anything is written;
-  /// throws ModelError, and nothing has changed then.
+  /// Replaces all parameters, in the order of parameters(). Count, shapes and dtypes are checked before
+  /// anything is written; throws ModelError, and nothing has changed then.
   void update_model_parameters(std::span<const at::Tensor> values);
 
   Statistics statistics() const;
   const Config& config() const;
 
-  /// Ends runners, launcher and manager; bounded (TERM, then KILL). Gradients and parameters stay readable. Idempotent.
+  /// Ends runners, launcher and manager; bounded (TERM, then KILL). Gradients and parameters stay readable.
+  /// Idempotent.
   void stop();
   /// Kills runners, launcher and manager at once. Async-signal-safe.
   void kill() noexcept;

@@ -31,18 +31,21 @@ class Batch {
 };
 
 /// `loss`: a scalar (0-d or one element, floating point) that requires grad while training.
-/// `scalars`: any other numbers; they arrive in StepResult, averaged like the loss. At most 16, names of at most 47 bytes.
+/// `scalars`: any other numbers; they arrive in StepResult, averaged like the loss. At most 16, names of at
+/// most 47 bytes.
 struct Outputs {
   at::Tensor loss;
   std::vector<std::pair<std::string, double>> scalars;
 };
 
-/// One replica of a model. Used by one thread. parameters() and buffers() return the same tensor objects at every call:
-/// accelmgr points their storage at the master's memory (`set_data`), so a model must not replace them.
+/// One replica of a model. Used by one thread. parameters() and buffers() return the same tensor objects at
+/// every call: accelmgr points their storage at the master's memory (`set_data`), so a model must not replace
+/// them.
 class Model {
  public:
   virtual ~Model() = default;
-  /// Leaves; floating point, all of one dtype (float32 or float64). Tied weights may be listed under each name.
+  /// Leaves; floating point, all of one dtype (float32 or float64). Tied weights may be listed under each
+  /// name.
   virtual std::vector<NamedTensor> parameters() = 0;
   /// State that forward() changes and that is no parameter (BatchNorm statistics). May be empty.
   virtual std::vector<NamedTensor> buffers() = 0;
@@ -57,8 +60,8 @@ using ModelFactory = std::function<std::unique_ptr<Model>(const Config&)>;
 /// Throws UsageError when the name is taken. Not thread-safe; call it before init().
 void register_model(const std::string& name, ModelFactory factory);
 
-/// `config.model.kind` by name: a built-in model or a registered one. Throws ConfigError that names the nearest known kind,
-/// ModelError when the factory fails.
+/// `config.model.kind` by name: a built-in model or a registered one. Throws ConfigError that names the
+/// nearest known kind, ModelError when the factory fails.
 std::unique_ptr<Model> make_model(const Config& config);
 
 /// Names of the built-in and the registered models, sorted.

@@ -22,21 +22,23 @@ const char* to_string(StepStatus status) noexcept;
 
 struct StepResult {
   StepStatus status = StepStatus::ok;
-  bool counted = false;           ///< Whether the master gradients contain this step. Either in full or not at all.
-  std::uint64_t step = 0;         ///< Committed steps of this session, this one included if it counted.
-  std::uint64_t attempt = 0;      ///< Never reused.
-  double loss = 0;                ///< Mean over micro-batches (or samples, by `loss_scaling`); 0 when not counted.
-  std::uint64_t samples = 0;      ///< Elements that took part; 0 when not counted.
-  std::vector<std::pair<std::string, double>> scalars;  ///< Other numbers of the model, averaged like the loss.
+  bool counted = false;    ///< Whether the master gradients contain this step. Either in full or not at all.
+  std::uint64_t step = 0;  ///< Committed steps of this session, this one included if it counted.
+  std::uint64_t attempt = 0;  ///< Never reused.
+  double loss = 0;  ///< Mean over micro-batches (or samples, by `loss_scaling`); 0 when not counted.
+  std::uint64_t samples = 0;  ///< Elements that took part; 0 when not counted.
+  std::vector<std::pair<std::string, double>>
+      scalars;                          ///< Other numbers of the model, averaged like the loss.
   std::uint64_t parameter_version = 0;  ///< The version all runners computed with.
-  bool nonfinite = false;         ///< Something was not finite, and the policy is `keep`.
-  double step_ms = 0;             ///< From the call to its return.
-  double compute_ms = 0;          ///< Forward, backward and take-over of gradients; the slowest runner's.
-  double reduce_ms = 0;           ///< Reduction; the slowest runner's.
-  double wait_ms = 0;             ///< step_ms without the two: triggers, waiting for data and for each other.
-  std::string error;              ///< Empty when ok. First cause first: rank, phase, signal or exit code, what().
-  std::string error_type;         ///< Type of the exception behind it (`ModelError`, `DataError`, ...); empty if none.
-  int rank = -1;                  ///< The runner at fault, -1 if none.
+  bool nonfinite = false;               ///< Something was not finite, and the policy is `keep`.
+  double step_ms = 0;                   ///< From the call to its return.
+  double compute_ms = 0;  ///< Forward, backward and take-over of gradients; the slowest runner's.
+  double reduce_ms = 0;   ///< Reduction; the slowest runner's.
+  double wait_ms = 0;     ///< step_ms without the two: triggers, waiting for data and for each other.
+  std::string error;      ///< Empty when ok. First cause first: rank, phase, signal or exit code, what().
+  std::string
+      error_type;  ///< Type of the exception behind it (`ModelError`, `DataError`, ...); empty if none.
+  int rank = -1;   ///< The runner at fault, -1 if none.
 
   explicit operator bool() const noexcept { return status == StepStatus::ok; }
 };

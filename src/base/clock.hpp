@@ -17,7 +17,9 @@ inline std::int64_t now_ns() noexcept {
 /// A point in time after which a wait ends.
 class Deadline {
  public:
-  static Deadline in_seconds(double seconds) noexcept { return Deadline(now_ns() + static_cast<std::int64_t>(seconds * 1e9)); }
+  static Deadline in_seconds(double seconds) noexcept {
+    return Deadline(now_ns() + static_cast<std::int64_t>(seconds * 1e9));
+  }
   static Deadline at_ns(std::int64_t ns) noexcept { return Deadline(ns); }
   std::int64_t remaining_ns() const noexcept { return at_ns_ - now_ns(); }
   bool passed() const noexcept { return remaining_ns() <= 0; }

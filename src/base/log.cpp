@@ -23,7 +23,8 @@ class StepFlag : public spdlog::custom_flag_formatter {
 };
 
 std::shared_ptr<spdlog::logger>& instance() {
-  static auto logger = std::make_shared<spdlog::logger>("accelmgr", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  static auto logger =
+      std::make_shared<spdlog::logger>("accelmgr", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   return logger;
 }
 
@@ -35,7 +36,8 @@ void start_logging(const std::string& process) {
     level = spdlog::level::from_str(name);
     if (level == spdlog::level::off && std::string(name) != "off")
       throw ConfigError(fmt::format(
-          "ACCELMGR_LOG_LEVEL is '{}'; it must be trace, debug, info, warning, error, critical or off", name));
+          "ACCELMGR_LOG_LEVEL is '{}'; it must be trace, debug, info, warning, error, critical or off",
+          name));
   }
   auto formatter = std::make_unique<spdlog::pattern_formatter>();
   formatter->add_flag<StepFlag>('*').set_pattern("%H:%M:%S.%e %l [" + process + " step %*] %v");

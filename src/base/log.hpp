@@ -1,4 +1,5 @@
-// Logging of all processes through spdlog, to standard error: time, level, process name, step. Synchronous: our processes fork.
+// Logging of all processes through spdlog, to standard error: time, level, process name, step. Synchronous:
+// our processes fork.
 #pragma once
 
 #include <spdlog/spdlog.h>
@@ -8,8 +9,9 @@
 
 namespace accelmgr::base {
 
-/// Names this process in every line that follows ("host", "manager", "rank 1"). Level from ACCELMGR_LOG_LEVEL (spdlog's names;
-/// default `warning`). Call it once per process, before threads start; throws ConfigError on an unknown level.
+/// Names this process in every line that follows ("host", "manager", "rank 1"). Level from ACCELMGR_LOG_LEVEL
+/// (spdlog's names; default `warning`). Call it once per process, before threads start; throws ConfigError on
+/// an unknown level.
 void start_logging(const std::string& process);
 
 /// The step that following lines of this process carry.

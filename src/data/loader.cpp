@@ -16,11 +16,16 @@ constexpr std::int64_t wait_slice_ns = 20'000'000;
 std::vector<session::FieldEntry> field_entries(std::span<const FieldSpec> fields) {
   std::vector<session::FieldEntry> entries;
   for (const auto& f : fields)
-    entries.push_back({.name = f.name, .shape = f.shape, .dtype = static_cast<std::int32_t>(f.dtype), .offset = 0, .element_bytes = f.bytes()});
+    entries.push_back({.name = f.name,
+                       .shape = f.shape,
+                       .dtype = static_cast<std::int32_t>(f.dtype),
+                       .offset = 0,
+                       .element_bytes = f.bytes()});
   return entries;
 }
 
-Loader::Loader(std::unique_ptr<BatchSource> source, const session::Session& session, const session::Manifest& manifest, int batch_size, bool drop_last)
+Loader::Loader(std::unique_ptr<BatchSource> source, const session::Session& session,
+               const session::Manifest& manifest, int batch_size, bool drop_last)
     : source_(std::move(source)),
       session_(&session),
       fields_(manifest.fields),
@@ -33,7 +38,8 @@ Loader::Loader(std::unique_ptr<BatchSource> source, const session::Session& sess
 bool Loader::write_element(Open& open) {
   std::vector<std::span<std::byte>> rows;
   rows.reserve(fields_.size());
-  for (const auto& field : fields_) rows.emplace_back(open.slot + field.offset + open.elements * field.element_bytes, field.element_bytes);
+  for (const auto& field : fields_)
+    rows.emplace_back(open.slot + field.offset + open.elements * field.element_bytes, field.element_bytes);
   ElementWriter element(source_->fields(), std::move(rows));
   return source_->next(element);
 }
@@ -74,7 +80,9 @@ void Loader::finish(const std::string& error) {
     queues_[device].finish(error);
   }
   if (!error.empty()) base::log().error("the data source failed after {} elements: {}", dealt_, error);
-  if (dropped_ > 0) base::log().info("{} elements at the end of the data made no full batch and were left out (data.drop_last)", dropped_);
+  if (dropped_ > 0)
+    base::log().info(
+        "{} elements at the end of the data made no full batch and were left out (data.drop_last)", dropped_);
 }
 
 void Loader::run() {

@@ -12,12 +12,15 @@
 
 namespace accelmgr::data {
 
-/// An agent: do_work() makes progress and never waits for a queue; production gives it a thread (run()), tests step it.
+/// An agent: do_work() makes progress and never waits for a queue; production gives it a thread (run()),
+/// tests step it.
 class Loader {
  public:
-  Loader(std::unique_ptr<BatchSource> source, const session::Session& session, const session::Manifest& manifest, int batch_size, bool drop_last);
+  Loader(std::unique_ptr<BatchSource> source, const session::Session& session,
+         const session::Manifest& manifest, int batch_size, bool drop_last);
 
-  /// Writes one element into its device's slot. Returns false when it cannot: that device's queue is full, or the data has ended.
+  /// Writes one element into its device's slot. Returns false when it cannot: that device's queue is full, or
+  /// the data has ended.
   bool do_work();
   /// The source has ended or failed, and every queue says so.
   bool finished() const noexcept { return finished_; }

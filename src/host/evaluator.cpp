@@ -29,14 +29,17 @@ Evaluator::Evaluator(Manager& manager) : state_(std::make_unique<State>(manager)
   const auto& config = manager.config();
   state_->source = make_data(config);
   if (!state_->source->held_out())
-    throw ConfigError(fmt::format("train.evaluate_every is {}, but the data source '{}' holds nothing out; set data.held_out", config.train.evaluate_every,
-                                  config.data.kind),
-                      "train.evaluate_every");
+    throw ConfigError(
+        fmt::format(
+            "train.evaluate_every is {}, but the data source '{}' holds nothing out; set data.held_out",
+            config.train.evaluate_every, config.data.kind),
+        "train.evaluate_every");
   state_->model = make_model(config);
   state_->model->train(false);
   const auto tensors = tensor::describe(state_->model->parameters(), state_->model->buffers());
   const auto& masters = manager.parameters();
-  for (std::size_t i = 0; i < masters.size(); ++i) tensors.parameters.at(i).tensor.set_data(masters[i].tensor.detach());
+  for (std::size_t i = 0; i < masters.size(); ++i)
+    tensors.parameters.at(i).tensor.set_data(masters[i].tensor.detach());
   state_->buffers = tensors.buffers;
   state_->batch_size = std::int64_t{config.batch_size_per_device} * config.nprocs;
   for (const auto& field : state_->source->fields()) {
@@ -54,7 +57,9 @@ std::uint64_t Evaluator::State::fill(BatchSource& source_) {
     std::vector<std::span<std::byte>> rows;
     for (std::size_t f = 0; f < fields.size(); ++f) {
       const auto bytes = source->fields()[f].bytes();
-      rows.emplace_back(static_cast<std::byte*>(fields[f].tensor.mutable_data_ptr()) + static_cast<std::size_t>(elements) * bytes, bytes);
+      rows.emplace_back(static_cast<std::byte*>(fields[f].tensor.mutable_data_ptr()) +
+                            static_cast<std::size_t>(elements) * bytes,
+                        bytes);
     }
     ElementWriter element(source->fields(), std::move(rows));
     if (!source_.next(element)) break;
@@ -64,7 +69,8 @@ std::uint64_t Evaluator::State::fill(BatchSource& source_) {
 
 Batch Evaluator::State::batch(std::uint64_t elements) const {
   std::vector<NamedTensor> out;
-  for (const auto& [name, tensor] : fields) out.push_back({name, tensor.narrow(0, 0, static_cast<std::int64_t>(elements))});
+  for (const auto& [name, tensor] : fields)
+    out.push_back({name, tensor.narrow(0, 0, static_cast<std::int64_t>(elements))});
   return Batch(std::move(out));
 }
 
@@ -77,7 +83,8 @@ double Evaluator::loss() {
   std::uint64_t elements = 0;
   while (const auto count = state_->fill(*held_out)) {
     const model::AutocastScope autocast(state_->manager.config().runners.autocast == Autocast::bf16);
-    sum += model::checked_loss(state_->model->forward(state_->batch(count))).item().toDouble() * double(count);
+    sum +=
+        model::checked_loss(state_->model->forward(state_->batch(count))).item().toDouble() * double(count);
     elements += count;
   }
   if (elements == 0) throw DataError("the held-out data has no elements");

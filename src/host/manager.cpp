@@ -25,14 +25,20 @@ constexpr std::int64_t parallel_zero_bytes = std::int64_t{8} << 20;
 at::Tensor owning_view(const std::shared_ptr<session::Session>& session, std::byte* region) {
   const auto& header = session->header();
   const auto dtype = header.element == session::Element::f32 ? at::kFloat : at::kDouble;
-  return at::from_blob(region, {static_cast<std::int64_t>(header.elements)}, [session](void*) {}, at::TensorOptions().dtype(dtype));
+  return at::from_blob(
+      region, {static_cast<std::int64_t>(header.elements)}, [session](void*) {},
+      at::TensorOptions().dtype(dtype));
 }
 
 at::Tensor view_of(const at::Tensor& flat, const session::TensorEntry& entry) {
-  return flat.narrow(0, static_cast<std::int64_t>(entry.first), static_cast<std::int64_t>(entry.count)).view(entry.shape).detach();
+  return flat.narrow(0, static_cast<std::int64_t>(entry.first), static_cast<std::int64_t>(entry.count))
+      .view(entry.shape)
+      .detach();
 }
 
-std::string shape_text(at::IntArrayRef shape) { return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", ")); }
+std::string shape_text(at::IntArrayRef shape) {
+  return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", "));
+}
 
 std::uint64_t peak_memory(pid_t pid) {
   const auto usage = ipc::usage(pid);
@@ -50,7 +56,8 @@ struct Manager::State {
     Use(State& state, const char* call) : state_(state) {
       state.check_owner(call);
       if (state.busy.exchange(true))
-        throw UsageError(fmt::format("{}() while another thread is inside this manager; one thread at a time", call));
+        throw UsageError(
+            fmt::format("{}() while another thread is inside this manager; one thread at a time", call));
     }
     ~Use() { state_.busy.store(false); }
     Use(const Use&) = delete;
@@ -61,7 +68,8 @@ struct Manager::State {
   };
 
   void check_owner(const char* call) const {
-    if (getpid() != owner) throw UsageError(fmt::format("{}() in a forked child; the manager belongs to process {}", call, owner));
+    if (getpid() != owner)
+      throw UsageError(fmt::format("{}() in a forked child; the manager belongs to process {}", call, owner));
   }
   void check_open(const char* call) const {
     if (stopped) throw UsageError(fmt::format("{}() after stop()", call));
@@ -108,13 +116,15 @@ void Manager::State::make_views() {
     }
     if (end == 0) continue;
     const auto from = static_cast<std::int64_t>(first), length = static_cast<std::int64_t>(end - first);
-    groups.push_back({static_cast<FlatGroup::Kind>(group), flat_parameters.narrow(0, from, length), flat_gradients.narrow(0, from, length)});
+    groups.push_back({static_cast<FlatGroup::Kind>(group), flat_parameters.narrow(0, from, length),
+                      flat_gradients.narrow(0, from, length)});
   }
 }
 
 void Manager::State::begin_writing() {
   auto& version = session->control().parameter_version;
-  if (version.load() % 2 != 0) throw UsageError("parameters are being written already; writing() does not nest");
+  if (version.load() % 2 != 0)
+    throw UsageError("parameters are being written already; writing() does not nest");
   if (!session->word().closed) throw UsageError("parameters may only be written between steps");
   version.fetch_add(1);
 }
@@ -146,7 +156,8 @@ Manager::~Manager() {
 
 Manager Manager::start(const Config& config) {
   if (!manager::initialized())
-    throw UsageError("Manager::start() without accelmgr::init(); call accelmgr::init(argc, argv) first in main()");
+    throw UsageError(
+        "Manager::start() without accelmgr::init(); call accelmgr::init(argc, argv) first in main()");
   config::validate(config);
   auto state = std::make_unique<State>(config);
   std::vector<base::UniqueFd> fds;
@@ -162,7 +173,8 @@ Manager Manager::start(const Config& config) {
 StepResult Manager::step(const StepOptions& options) {
   const State::Use use(*state_, "step");
   state_->check_open("step");
-  return state_->stepper->step(options.timeout_s.value_or(state_->config.step_timeout), options.accumulate, options.parameters_changed);
+  return state_->stepper->step(options.timeout_s.value_or(state_->config.step_timeout), options.accumulate,
+                               options.parameters_changed);
 }
 
 void Manager::zero_grad() {
@@ -193,7 +205,8 @@ std::vector<NamedTensor> Manager::buffers() const {
   const State::Use use(*state_, "buffers");
   std::vector<NamedTensor> out;
   auto* copy = state_->session->result_buffers(state_->session->word().index);
-  for (const auto& entry : state_->manifest.buffers) out.push_back({entry.name, tensor::buffer_view(copy, entry).clone()});
+  for (const auto& entry : state_->manifest.buffers)
+    out.push_back({entry.name, tensor::buffer_view(copy, entry).clone()});
   return out;
 }
 
@@ -218,14 +231,18 @@ void Manager::update_model_parameters(std::span<const at::Tensor> values) {
   const State::Use use(*state_, "update_model_parameters");
   const auto& parameters = state_->parameters;
   if (values.size() != parameters.size())
-    throw ModelError(fmt::format("update_model_parameters: {} tensors for {} parameters; nothing was changed", values.size(), parameters.size()));
+    throw ModelError(fmt::format("update_model_parameters: {} tensors for {} parameters; nothing was changed",
+                                 values.size(), parameters.size()));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto& [name, parameter] = parameters[i];
-    if (!values[i].defined()) throw ModelError(fmt::format("update_model_parameters: the tensor for '{}' is undefined; nothing was changed", name));
+    if (!values[i].defined())
+      throw ModelError(fmt::format(
+          "update_model_parameters: the tensor for '{}' is undefined; nothing was changed", name));
     if (values[i].sizes() != parameter.sizes() || values[i].scalar_type() != parameter.scalar_type())
-      throw ModelError(fmt::format("update_model_parameters: '{}' is {} {}, the tensor passed for it {} {}; nothing was changed", name,
-                                   at::toString(parameter.scalar_type()), shape_text(parameter.sizes()), at::toString(values[i].scalar_type()),
-                                   shape_text(values[i].sizes())));
+      throw ModelError(fmt::format(
+          "update_model_parameters: '{}' is {} {}, the tensor passed for it {} {}; nothing was changed", name,
+          at::toString(parameter.scalar_type()), shape_text(parameter.sizes()),
+          at::toString(values[i].scalar_type()), shape_text(values[i].sizes())));
   }
   const at::NoGradGuard no_grad;
   state_->begin_writing();
@@ -249,7 +266,8 @@ Statistics Manager::statistics() const {
   for (int rank = 0; rank < session.ranks(); ++rank) {
     const auto& record = session.record(rank);
     const auto pid = record.pid.load();
-    out.runners.push_back({rank, pid, to_string(record.phase.load()), record.attempt.load(), counters.rank_samples[rank], peak_memory(pid)});
+    out.runners.push_back({rank, pid, to_string(record.phase.load()), record.attempt.load(),
+                           counters.rank_samples[rank], peak_memory(pid)});
   }
   return out;
 }

@@ -25,7 +25,8 @@ Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& se
   theirs.reset();
   try {
     protocol::send_configuration(processes.socket_.get(), config::to_yaml(config));
-    auto answer = protocol::receive_answer(processes.socket_.get(), base::Deadline::in_seconds(config.start_timeout + stop_s));
+    auto answer = protocol::receive_answer(processes.socket_.get(),
+                                           base::Deadline::in_seconds(config.start_timeout + stop_s));
     if (const auto* failed = std::get_if<protocol::Failed>(&answer)) protocol::raise(*failed);
     auto& started = std::get<protocol::Started>(answer);
     processes.launcher_pid_ = started.launcher_pid;
@@ -46,9 +47,13 @@ Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& se
 
 bool Processes::manager_ended() const noexcept { return ipc::has_ended(manager_.pidfd.get()); }
 
-bool Processes::runner_ended(int rank) const noexcept { return ipc::has_ended(runner_pidfds_[static_cast<std::size_t>(rank)].get()); }
+bool Processes::runner_ended(int rank) const noexcept {
+  return ipc::has_ended(runner_pidfds_[static_cast<std::size_t>(rank)].get());
+}
 
-void Processes::kill_runner(int rank) const noexcept { ipc::send_signal(runner_pidfds_[static_cast<std::size_t>(rank)].get(), SIGKILL); }
+void Processes::kill_runner(int rank) const noexcept {
+  ipc::send_signal(runner_pidfds_[static_cast<std::size_t>(rank)].get(), SIGKILL);
+}
 
 void Processes::kill() const noexcept {
   for (const auto& runner : runner_pidfds_) ipc::send_signal(runner.get(), SIGKILL);

@@ -16,7 +16,8 @@ namespace accelmgr::host {
 /// Owns the embedded manager process: it ends with this.
 class Processes {
  public:
-  /// Starts this program as the manager and waits for its answer. Throws what the manager could not go on from.
+  /// Starts this program as the manager and waits for its answer. Throws what the manager could not go on
+  /// from.
   static Processes start(const Config& config, std::vector<base::UniqueFd>& session_fds);
   Processes(Processes&&) = default;
   Processes& operator=(Processes&&) = default;
@@ -28,7 +29,8 @@ class Processes {
 
   /// SIGKILL to all of them; does not wait. Async-signal-safe.
   void kill() const noexcept;
-  /// Waits until all have ended; what does not end by itself within the bound is killed. Returns how the manager ended.
+  /// Waits until all have ended; what does not end by itself within the bound is killed. Returns how the
+  /// manager ended.
   std::string end() noexcept;
   void ask_to_stop() const noexcept { protocol::send_stop(socket_.get()); }
 

@@ -18,28 +18,32 @@ using session::Life;
 using session::Reason;
 
 constexpr std::int64_t wait_slice_ns = 20'000'000;
-constexpr double recovery_timeout_s = 5.0;   // A committed attempt whose slices do not move for so long is finished here.
-constexpr double exit_report_s = 0.1;        // The supervisor says within this how a runner ended.
+constexpr double recovery_timeout_s =
+    5.0;  // A committed attempt whose slices do not move for so long is finished here.
+constexpr double exit_report_s = 0.1;  // The supervisor says within this how a runner ended.
 
 double ms(std::uint64_t ns) { return double(ns) / 1e6; }
 
 }  // namespace
 
-Stepper::Stepper(const Config& config, const session::Session& session, const session::Manifest& manifest, Processes& processes)
+Stepper::Stepper(const Config& config, const session::Session& session, const session::Manifest& manifest,
+                 Processes& processes)
     : config_(config),
       session_(session),
       reduction_(session, manifest),
       processes_(processes),
       participants_(session::all_ranks(config.nprocs)),
       // Not more spinners than cores: the runners compute meanwhile.
-      spin_us_(static_cast<int>(std::thread::hardware_concurrency()) > config.nprocs ? config.runners.spin_us : 0) {}
+      spin_us_(static_cast<int>(std::thread::hardware_concurrency()) > config.nprocs ? config.runners.spin_us
+                                                                                     : 0) {}
 
 StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_changed) {
   const auto begin = base::now_ns();
   const auto deadline = base::Deadline::in_seconds(timeout_s);
   auto& control = session_.control();
   const auto version = control.parameter_version.load();
-  if (version % 2 != 0) throw UsageError("step() while parameters are being written; end manager.writing() first");
+  if (version % 2 != 0)
+    throw UsageError("step() while parameters are being written; end manager.writing() first");
 
   StepResult result;
   const auto before = session_.word().attempt;
@@ -47,18 +51,20 @@ StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_chan
   if (!manager_exit_.empty()) {
     outcome = {StepStatus::manager_lost, "the manager process is gone: it " + manager_exit_, -1};
   } else if (!settled(before, deadline)) {
-    outcome = {StepStatus::timeout, fmt::format("runners have not left the step before within {} s: {}", timeout_s, phases()), -1};
+    outcome = {StepStatus::timeout,
+               fmt::format("runners have not left the step before within {} s: {}", timeout_s, phases()), -1};
   } else if (const int rank = lost_rank(); rank >= 0) {
     outcome = lost(rank);
   } else {
     if (parameters_changed) control.parameter_version.store(version + 2);
-    const auto attempt = session::open_attempt(session_, {.participants = participants_,
-                                                          .accumulate = accumulate,
-                                                          .micro_batches = static_cast<std::uint32_t>(config_.grad_accumulation_steps),
-                                                          .batch_size = static_cast<std::uint32_t>(config_.batch_size_per_device),
-                                                          .by_samples = config_.loss_scaling == LossScaling::samples,
-                                                          .mean_buffers = config_.buffers.policy == BufferPolicy::mean,
-                                                          .parameter_version = control.parameter_version.load()});
+    const auto attempt = session::open_attempt(
+        session_, {.participants = participants_,
+                   .accumulate = accumulate,
+                   .micro_batches = static_cast<std::uint32_t>(config_.grad_accumulation_steps),
+                   .batch_size = static_cast<std::uint32_t>(config_.batch_size_per_device),
+                   .by_samples = config_.loss_scaling == LossScaling::samples,
+                   .mean_buffers = config_.buffers.policy == BufferPolicy::mean,
+                   .parameter_version = control.parameter_version.load()});
     if (attempt == 0) throw SessionError("the attempt before this one was never closed");
     result.attempt = attempt;
     outcome = wait(attempt, deadline, timeout_s);
@@ -76,8 +82,8 @@ StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_chan
   return result;
 }
 
-// After an abort, the next attempt opens when all survivors are back in the state of the last commit. Who does not come back
-// within `abort_grace` is ended.
+// After an abort, the next attempt opens when all survivors are back in the state of the last commit. Who
+// does not come back within `abort_grace` is ended.
 bool Stepper::settled(std::uint64_t attempt, base::Deadline deadline) {
   const auto grace = base::Deadline::in_seconds(config_.abort_grace);
   auto& epoch = session_.control().life;
@@ -86,11 +92,14 @@ bool Stepper::settled(std::uint64_t attempt, base::Deadline deadline) {
     bool all = true;
     for (int rank = 0; rank < config_.nprocs; ++rank) {
       const auto& record = session_.record(rank);
-      if (record.life.load() == Life::lost || processes_.runner_ended(rank) || record.settled.load() >= attempt) continue;
+      if (record.life.load() == Life::lost || processes_.runner_ended(rank) ||
+          record.settled.load() >= attempt)
+        continue;
       all = false;
       if (!grace.passed()) continue;
-      base::log().error("runner {} has not left an aborted step within abort_grace ({} s); it is in phase {} and is ended", rank, config_.abort_grace,
-                        to_string(record.phase.load()));
+      base::log().error(
+          "runner {} has not left an aborted step within abort_grace ({} s); it is in phase {} and is ended",
+          rank, config_.abort_grace, to_string(record.phase.load()));
       processes_.kill_runner(rank);
     }
     if (all) return true;
@@ -109,14 +118,17 @@ Stepper::Outcome Stepper::lost(int rank) const {
   const auto& record = session_.record(rank);
   const auto patience = base::Deadline::in_seconds(exit_report_s);
   auto& epoch = session_.control().life;
-  for (auto seen = ipc::load(epoch); record.life.load() != Life::lost && !patience.passed(); seen = ipc::load(epoch))
+  for (auto seen = ipc::load(epoch); record.life.load() != Life::lost && !patience.passed();
+       seen = ipc::load(epoch))
     ipc::wait_changed(epoch, seen, 1'000'000, 0);
-  const std::string how = record.life.load() == Life::lost ? ipc::describe_exit(record.exit_status.load()) : "has ended";
+  const std::string how =
+      record.life.load() == Life::lost ? ipc::describe_exit(record.exit_status.load()) : "has ended";
   const auto reason = record.reason.load();
   const bool failed = reason == Reason::exception || reason == Reason::model_error;
   return {StepStatus::runner_lost,
-          fmt::format("runner {} (pid {}) {} in phase {} of attempt {}{}{}", rank, record.pid.load(), how, to_string(record.phase.load()),
-                      record.attempt.load(), failed ? ": " : "", failed ? record.error : ""),
+          fmt::format("runner {} (pid {}) {} in phase {} of attempt {}{}{}", rank, record.pid.load(), how,
+                      to_string(record.phase.load()), record.attempt.load(), failed ? ": " : "",
+                      failed ? record.error : ""),
           rank, reason == Reason::model_error ? "ModelError" : ""};
 }
 
@@ -133,7 +145,8 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, base::Deadline deadline, d
     if (word.closed) return {};
     const bool committed = word.committed(participants_);
     if (committed && committed_ns == 0) committed_ns = base::now_ns();
-    if (processes_.manager_ended() || (committed && base::now_ns() - committed_ns > static_cast<std::int64_t>(recovery_timeout_s * 1e9)))
+    if (processes_.manager_ended() ||
+        (committed && base::now_ns() - committed_ns > static_cast<std::int64_t>(recovery_timeout_s * 1e9)))
       return manager_lost(attempt);
     if (!committed) {
       if (const int rank = lost_rank(); rank >= 0) {
@@ -145,7 +158,8 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, base::Deadline deadline, d
         return {StepStatus::timeout, fmt::format("no result within {} s: {}", timeout_s, phases()), -1};
       }
     }
-    const auto slice = committed ? wait_slice_ns : std::clamp<std::int64_t>(deadline.remaining_ns(), 0, wait_slice_ns);
+    const auto slice =
+        committed ? wait_slice_ns : std::clamp<std::int64_t>(deadline.remaining_ns(), 0, wait_slice_ns);
     ipc::wait_changed(control.finish, seen, slice, spin_us_);
   }
 }
@@ -155,11 +169,17 @@ Stepper::Outcome Stepper::why_aborted(std::uint32_t author) const {
   const int rank = static_cast<int>(author);
   const auto& record = session_.record(rank);
   switch (record.reason.load()) {
-    case Reason::data_end: return {StepStatus::data_end, record.error, rank};
-    case Reason::data_error: return {StepStatus::data_end, fmt::format("the data source failed: {}", record.error), rank, "DataError"};
-    case Reason::nonfinite: return {StepStatus::nonfinite, fmt::format("rank {}: {}", rank, record.error), rank};
-    case Reason::parameters_changed: throw UsageError(fmt::format("rank {}: {}; write parameters between steps", rank, record.error));
-    default: return lost(rank);
+    case Reason::data_end:
+      return {StepStatus::data_end, record.error, rank};
+    case Reason::data_error:
+      return {StepStatus::data_end, fmt::format("the data source failed: {}", record.error), rank,
+              "DataError"};
+    case Reason::nonfinite:
+      return {StepStatus::nonfinite, fmt::format("rank {}: {}", rank, record.error), rank};
+    case Reason::parameters_changed:
+      throw UsageError(fmt::format("rank {}: {}; write parameters between steps", rank, record.error));
+    default:
+      return lost(rank);
   }
 }
 
@@ -177,7 +197,8 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
 std::string Stepper::phases() const {
   std::string text;
   for (int rank = 0; rank < config_.nprocs; ++rank)
-    text += fmt::format("{}rank {} in phase {}", rank == 0 ? "" : ", ", rank, to_string(session_.record(rank).phase.load()));
+    text += fmt::format("{}rank {} in phase {}", rank == 0 ? "" : ", ", rank,
+                        to_string(session_.record(rank).phase.load()));
   return text;
 }
 
@@ -198,7 +219,8 @@ void Stepper::fill(StepResult& result) const {
     reduce_ns = std::max(reduce_ns, record.reduce_ns.load());
     for (std::uint32_t i = 0; i < record.ballot.scalars; ++i) {
       const auto& scalar = record.ballot.scalar[i];
-      auto found = std::find_if(result.scalars.begin(), result.scalars.end(), [&](const auto& s) { return s.first == scalar.name; });
+      auto found = std::find_if(result.scalars.begin(), result.scalars.end(),
+                                [&](const auto& s) { return s.first == scalar.name; });
       if (found == result.scalars.end()) found = result.scalars.insert(found, {scalar.name, 0.0});
       found->second += scalar.sum * scale;
     }

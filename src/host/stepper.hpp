@@ -1,4 +1,5 @@
-// The host's side of a step: opens the attempt, waits for its end whatever happens, and says what became of it.
+// The host's side of a step: opens the attempt, waits for its end whatever happens, and says what became of
+// it.
 #pragma once
 
 #include "accelmgr/config.hpp"
@@ -13,9 +14,11 @@ namespace accelmgr::host {
 /// Used by one thread at a time.
 class Stepper {
  public:
-  Stepper(const Config& config, const session::Session& session, const session::Manifest& manifest, Processes& processes);
+  Stepper(const Config& config, const session::Session& session, const session::Manifest& manifest,
+          Processes& processes);
 
-  /// Returns by `timeout_s` (and `abort_grace` when runners must be ended first). Throws UsageError when parameters are being written.
+  /// Returns by `timeout_s` (and `abort_grace` when runners must be ended first). Throws UsageError when
+  /// parameters are being written.
   StepResult step(double timeout_s, bool accumulate, bool parameters_changed);
 
  private:

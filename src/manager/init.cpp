@@ -19,10 +19,13 @@ std::atomic<bool> called{false};
 }  // namespace
 
 void init(int argc, char** argv) {
-  if (called.exchange(true)) throw UsageError("accelmgr::init() was called twice; call it once, first in main()");
-  if (argc == 2 && std::strcmp(argv[1], manager::role_argument) == 0) manager::run(base::UniqueFd(manager::role_socket));
+  if (called.exchange(true))
+    throw UsageError("accelmgr::init() was called twice; call it once, first in main()");
+  if (argc == 2 && std::strcmp(argv[1], manager::role_argument) == 0)
+    manager::run(base::UniqueFd(manager::role_socket));
   if (const int threads = ipc::thread_count(); threads != 1)
-    throw UsageError(fmt::format("accelmgr::init() was called with {} threads running; call it first in main()", threads));
+    throw UsageError(
+        fmt::format("accelmgr::init() was called with {} threads running; call it first in main()", threads));
   base::start_logging("host");
 }
 

@@ -32,11 +32,13 @@ session::Extent extent_of(const Config& config, session::Manifest& manifest, ses
   session::Extent extent;
   extent.ranks = config.nprocs;
   extent.element = element;
-  extent.slab_element = config.gradients.slab_dtype == SlabDtype::bf16 ? session::SlabElement::bf16 : session::SlabElement::same;
+  extent.slab_element = config.gradients.slab_dtype == SlabDtype::bf16 ? session::SlabElement::bf16
+                                                                       : session::SlabElement::same;
   extent.elements = manifest.place_tensors(element);
   extent.tensors = manifest.tensors.size();
   extent.buffer_bytes = manifest.place_buffers();
-  extent.slots = static_cast<std::uint64_t>(data::batch_slots(config.grad_accumulation_steps, config.prefetch, config.batch_size_per_device));
+  extent.slots = static_cast<std::uint64_t>(
+      data::batch_slots(config.grad_accumulation_steps, config.prefetch, config.batch_size_per_device));
   extent.slot_bytes = manifest.place_fields(batch_size);
   extent.manifest_bytes = session::manifest_bytes(manifest);
   return extent;
@@ -57,8 +59,10 @@ session::Session make_session(const Config& config, const BatchSource& source, s
   auto session = session::Session::create(extent, static_cast<int>(std::thread::hardware_concurrency()));
   session::write_manifest(manifest, session.manifest());
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i)
-    tensor::master_view(session.parameters(), tensors.element, manifest.tensors[i]).copy_(tensors.parameters[i].tensor.detach());
-  for (int rank = 0; rank < config.nprocs; ++rank) tensor::store_buffers(tensors, manifest, session.buffers(0, rank));
+    tensor::master_view(session.parameters(), tensors.element, manifest.tensors[i])
+        .copy_(tensors.parameters[i].tensor.detach());
+  for (int rank = 0; rank < config.nprocs; ++rank)
+    tensor::store_buffers(tensors, manifest, session.buffers(0, rank));
   tensor::store_buffers(tensors, manifest, session.result_buffers(0));
   session.publish();
   return session;
@@ -71,16 +75,21 @@ void run(base::UniqueFd socket) {
   try {
     ipc::name_process("accelmgr:mgr");
     base::start_logging("manager");
-    const auto config = config::from_yaml(protocol::receive_configuration(socket.get(), base::Deadline::in_seconds(30)));
+    const auto config =
+        config::from_yaml(protocol::receive_configuration(socket.get(), base::Deadline::in_seconds(30)));
     // From here on the runners can be forked: nothing of torch has run, and there is no second thread.
     const int host_socket[] = {socket.get()};
-    auto launcher = ipc::LauncherClient::start([&](ipc::SpawnRequest request) { return runner::run(config, std::move(request)); }, host_socket);
+    auto launcher = ipc::LauncherClient::start(
+        [&](ipc::SpawnRequest request) { return runner::run(config, std::move(request)); }, host_socket);
     at::set_num_threads(1);
     session::Manifest manifest;
     auto source = make_data(config);
     auto session = make_session(config, *source, manifest);
-    data::Loader loader(std::move(source), session, manifest, config.batch_size_per_device, config.data.drop_last);
-    std::thread([&loader] { loader.run(); }).detach();  // It may sit in a source for ever; the process's end ends it.
+    data::Loader loader(std::move(source), session, manifest, config.batch_size_per_device,
+                        config.data.drop_last);
+    std::thread([&loader] {
+      loader.run();
+    }).detach();  // It may sit in a source for ever; the process's end ends it.
     Supervisor supervisor(config, session, manifest, launcher, socket.get());
     supervisor.start_runners();
     supervisor.run();

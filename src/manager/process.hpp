@@ -5,7 +5,8 @@
 
 namespace accelmgr::manager {
 
-/// The whole life of the manager process, from accelmgr::init() on, while it has one thread. `socket`: to the host.
+/// The whole life of the manager process, from accelmgr::init() on, while it has one thread. `socket`: to the
+/// host.
 [[noreturn]] void run(base::UniqueFd socket);
 
 }  // namespace accelmgr::manager

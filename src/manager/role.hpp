@@ -3,7 +3,8 @@
 
 namespace accelmgr::manager {
 
-/// The argument that makes accelmgr::init() branch off into the manager, and the descriptor of its end of the socket to the host.
+/// The argument that makes accelmgr::init() branch off into the manager, and the descriptor of its end of the
+/// socket to the host.
 inline constexpr const char* role_argument = "--accelmgr-manager";
 inline constexpr int role_socket = 3;
 

@@ -24,16 +24,21 @@ using session::Life;
 constexpr double launcher_report_s = 0.05;  // The launcher reaps within this, if it lives.
 constexpr double stop_s = 2.0;
 
-/// Calls `ready` each time the descriptor is readable, while it returns true. The descriptor stays its owner's.
+/// Calls `ready` each time the descriptor is readable, while it returns true. The descriptor stays its
+/// owner's.
 class Watch {
  public:
-  Watch(asio::io_context& context, int fd, std::function<bool()> ready) : descriptor_(context, dup(fd)), ready_(std::move(ready)) { arm(); }
+  Watch(asio::io_context& context, int fd, std::function<bool()> ready)
+      : descriptor_(context, dup(fd)), ready_(std::move(ready)) {
+    arm();
+  }
 
  private:
   void arm() {
-    descriptor_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const boost::system::error_code& error) {
-      if (!error && ready_()) arm();
-    });
+    descriptor_.async_wait(asio::posix::stream_descriptor::wait_read,
+                           [this](const boost::system::error_code& error) {
+                             if (!error && ready_()) arm();
+                           });
   }
   asio::posix::stream_descriptor descriptor_;
   std::function<bool()> ready_;
@@ -41,9 +46,13 @@ class Watch {
 
 }  // namespace
 
-Supervisor::Supervisor(const Config& config, const session::Session& session, const session::Manifest& manifest, ipc::LauncherClient& launcher,
-                       int host_socket)
-    : config_(config), session_(session), reduction_(session, manifest), launcher_(launcher), host_socket_(host_socket),
+Supervisor::Supervisor(const Config& config, const session::Session& session,
+                       const session::Manifest& manifest, ipc::LauncherClient& launcher, int host_socket)
+    : config_(config),
+      session_(session),
+      reduction_(session, manifest),
+      launcher_(launcher),
+      host_socket_(host_socket),
       runners_(static_cast<std::size_t>(config.nprocs)) {}
 
 void Supervisor::start_runners() {
@@ -71,12 +80,13 @@ void Supervisor::start_runner(int rank, base::Deadline deadline) {
     const auto life = record.life.load();
     if (life == Life::ready && record.pid.load() != 0) return;
     if (life == Life::lost)
-      throw RunnerError(fmt::format("runner {} {} in phase {}{}{}", rank, ipc::describe_exit(record.exit_status.load()), to_string(record.phase.load()),
-                                    record.error[0] != 0 ? ": " : "", record.error),
-                        rank, to_string(record.phase.load()));
+      throw RunnerError(
+          fmt::format("runner {} {} in phase {}{}{}", rank, ipc::describe_exit(record.exit_status.load()),
+                      to_string(record.phase.load()), record.error[0] != 0 ? ": " : "", record.error),
+          rank, to_string(record.phase.load()));
     if (deadline.passed())
-      throw RunnerError(fmt::format("runner {} was not ready within start_timeout ({} s); it is in phase {}", rank, config_.start_timeout,
-                                    to_string(record.phase.load())),
+      throw RunnerError(fmt::format("runner {} was not ready within start_timeout ({} s); it is in phase {}",
+                                    rank, config_.start_timeout, to_string(record.phase.load())),
                         rank, to_string(record.phase.load()));
     if (ipc::is_closed(host_socket_)) throw SessionError("the host ended while the runners started");
     ipc::wait_changed(epoch, seen, 5'000'000, 0);
@@ -112,7 +122,8 @@ void Supervisor::lost(int rank, int wait_status) {
   record.exit_status.store(wait_status);
   record.life.store(Life::lost);
   if (session_.control().stopping.load() == 0)
-    base::log().error("runner {} (pid {}) {} in phase {}", rank, record.pid.load(), ipc::describe_exit(wait_status), to_string(record.phase.load()));
+    base::log().error("runner {} (pid {}) {} in phase {}", rank, record.pid.load(),
+                      ipc::describe_exit(wait_status), to_string(record.phase.load()));
   finish_for(rank);
   session_.wake_everyone();
 }
@@ -130,7 +141,9 @@ void Supervisor::finish_for(int rank) {
 void Supervisor::run() {
   asio::io_context context;
   std::vector<std::unique_ptr<Watch>> watches;
-  auto watch = [&](int fd, std::function<bool()> ready) { watches.push_back(std::make_unique<Watch>(context, fd, std::move(ready))); };
+  auto watch = [&](int fd, std::function<bool()> ready) {
+    watches.push_back(std::make_unique<Watch>(context, fd, std::move(ready)));
+  };
   const auto stop = [&] {
     context.stop();
     return false;

@@ -16,10 +16,11 @@ namespace accelmgr::manager {
 /// Used by the manager's main thread alone.
 class Supervisor {
  public:
-  Supervisor(const Config& config, const session::Session& session, const session::Manifest& manifest, ipc::LauncherClient& launcher, int host_socket);
+  Supervisor(const Config& config, const session::Session& session, const session::Manifest& manifest,
+             ipc::LauncherClient& launcher, int host_socket);
 
-  /// Staged: a runner is forked when the one before is ready. Answers the host when all are. Throws RunnerError when one fails,
-  /// SessionError on `start_timeout` and when the host is gone.
+  /// Staged: a runner is forked when the one before is ready. Answers the host when all are. Throws
+  /// RunnerError when one fails, SessionError on `start_timeout` and when the host is gone.
   void start_runners();
 
   /// Blocks until the host asks to stop, or is gone; then ends the runners.

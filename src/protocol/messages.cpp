@@ -49,7 +49,8 @@ std::string receive_configuration(int socket, base::Deadline deadline) {
   return *text;
 }
 
-void send_started(int socket, const std::vector<int>& session_fds, pid_t launcher_pid, int launcher_pidfd, const std::vector<int>& runner_pidfds) {
+void send_started(int socket, const std::vector<int>& session_fds, pid_t launcher_pid, int launcher_pidfd,
+                  const std::vector<int>& runner_pidfds) {
   std::vector<int> fds{launcher_pidfd};
   fds.insert(fds.end(), runner_pidfds.begin(), runner_pidfds.end());
   fds.insert(fds.end(), session_fds.begin(), session_fds.end());
@@ -59,7 +60,11 @@ void send_started(int socket, const std::vector<int>& session_fds, pid_t launche
 
 void send_failed(int socket, const std::exception& error) {
   const auto failed = describe(error);
-  const json answer{{"type", failed.type}, {"what", failed.what}, {"key", failed.key}, {"rank", failed.rank}, {"phase", failed.phase}};
+  const json answer{{"type", failed.type},
+                    {"what", failed.what},
+                    {"key", failed.key},
+                    {"rank", failed.rank},
+                    {"phase", failed.phase}};
   ipc::send(socket, answer.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
@@ -67,10 +72,13 @@ std::variant<Started, Failed> receive_answer(int socket, base::Deadline deadline
   auto message = receive(socket, deadline, "manager");
   const auto answer = json::parse(message.bytes);
   if (answer.at("type") != "Started")
-    return Failed{answer.at("type"), answer.at("what"), answer.at("key"), answer.at("rank"), answer.at("phase")};
+    return Failed{answer.at("type"), answer.at("what"), answer.at("key"), answer.at("rank"),
+                  answer.at("phase")};
   Started started;
   const auto runners = answer.at("runners").get<std::size_t>();
-  if (message.fds.size() < 2 + runners) throw SessionError(fmt::format("the manager passed {} descriptors for {} runners", message.fds.size(), runners));
+  if (message.fds.size() < 2 + runners)
+    throw SessionError(
+        fmt::format("the manager passed {} descriptors for {} runners", message.fds.size(), runners));
   started.launcher_pid = answer.at("launcher");
   auto fd = message.fds.begin();
   started.launcher_pidfd = std::move(*fd++);

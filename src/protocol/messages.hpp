@@ -37,7 +37,8 @@ void send_configuration(int socket, const std::string& yaml);
 /// Throws SessionError when the host is gone.
 std::string receive_configuration(int socket, base::Deadline deadline);
 
-void send_started(int socket, const std::vector<int>& session_fds, pid_t launcher_pid, int launcher_pidfd, const std::vector<int>& runner_pidfds);
+void send_started(int socket, const std::vector<int>& session_fds, pid_t launcher_pid, int launcher_pidfd,
+                  const std::vector<int>& runner_pidfds);
 void send_failed(int socket, const std::exception& error);
 /// Throws SessionError on the deadline and when the manager is gone.
 std::variant<Started, Failed> receive_answer(int socket, base::Deadline deadline);

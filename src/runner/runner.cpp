@@ -34,8 +34,8 @@ using session::Reason;
 
 constexpr std::int64_t wait_slice_ns = 20'000'000;
 
-// Backward frees and allocates the same large blocks every step; by default malloc gives them back to the kernel each time
-// (measured: 80 ms against 43 for 128 MiB of gradient).
+// Backward frees and allocates the same large blocks every step; by default malloc gives them back to the
+// kernel each time (measured: 80 ms against 43 for 128 MiB of gradient).
 void keep_freed_pages() {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 2'000'000'000);
@@ -140,7 +140,8 @@ void Runner::serve() {
       continue;
     }
     enter(Phase::waiting);
-    if (!ipc::wait_changed(control.trigger, seen, wait_slice_ns, config_.runners.spin_us) && stopping()) break;
+    if (!ipc::wait_changed(control.trigger, seen, wait_slice_ns, config_.runners.spin_us) && stopping())
+      break;
   }
   enter(Phase::stopping);
 }
@@ -155,7 +156,8 @@ void Runner::attempt(std::uint64_t number) {
     compute(number);
     vote(number);
   } catch (const NoBatch& none) {
-    if (none.reason != Reason::none) session::refuse_attempt(session_, number, rank_, none.reason, none.what.c_str());
+    if (none.reason != Reason::none)
+      session::refuse_attempt(session_, number, rank_, none.reason, none.what.c_str());
   } catch (const ModelError& error) {
     session::refuse_attempt(session_, number, rank_, Reason::model_error, error.what());
     throw;
@@ -193,13 +195,18 @@ session::BatchQueue::Filled Runner::next_batch(std::uint64_t number) {
   session::BatchQueue::Filled filled{};
   const auto begin = base::now_ns();
   const auto position = queue_.released() + ballot_.micro_batches;
-  const auto state = queue_.wait(position, filled, config_.runners.spin_us, [&] { return over(number) || stopping(); });
+  const auto state =
+      queue_.wait(position, filled, config_.runners.spin_us, [&] { return over(number) || stopping(); });
   ballot_.data_ns += static_cast<std::uint64_t>(base::now_ns() - begin);
   switch (state) {
-    case session::BatchQueue::State::filled: break;
-    case session::BatchQueue::State::ended: throw NoBatch{Reason::data_end, "the data has ended"};
-    case session::BatchQueue::State::failed: throw NoBatch{Reason::data_error, queue_.error()};
-    case session::BatchQueue::State::empty: throw NoBatch{Reason::none, {}};
+    case session::BatchQueue::State::filled:
+      break;
+    case session::BatchQueue::State::ended:
+      throw NoBatch{Reason::data_end, "the data has ended"};
+    case session::BatchQueue::State::failed:
+      throw NoBatch{Reason::data_error, queue_.error()};
+    case session::BatchQueue::State::empty:
+      throw NoBatch{Reason::none, {}};
   }
   return filled;
 }
@@ -211,7 +218,9 @@ Batch Runner::batch_of(session::BatchQueue::Filled filled) const {
     std::vector<std::int64_t> shape{static_cast<std::int64_t>(filled.elements)};
     shape.insert(shape.end(), field.shape.begin(), field.shape.end());
     auto* data = const_cast<std::byte*>(filled.slot) + field.offset;
-    fields.push_back({field.name, at::from_blob(data, shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(field.dtype)))});
+    fields.push_back(
+        {field.name,
+         at::from_blob(data, shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(field.dtype)))});
   }
   return Batch(std::move(fields));
 }
@@ -222,8 +231,9 @@ void Runner::keep_scalars(const Outputs& outputs, double weight) {
     while (i < ballot_.scalars && name != ballot_.scalar[i].name) ++i;
     if (i == ballot_.scalars) {
       if (i == session::max_scalars || name.size() >= session::scalar_name_bytes)
-        throw ModelError(fmt::format("the model returned the number '{}': at most {} are carried, of names below {} bytes", name,
-                                     session::max_scalars, session::scalar_name_bytes));
+        throw ModelError(
+            fmt::format("the model returned the number '{}': at most {} are carried, of names below {} bytes",
+                        name, session::max_scalars, session::scalar_name_bytes));
       name.copy(ballot_.scalar[i].name, name.size());
       ++ballot_.scalars;
     }
@@ -270,7 +280,8 @@ void Runner::compute(std::uint64_t number) {
       // An uneven end: what there is makes a last, shorter step, unless the configuration leaves it out.
       // Element i goes to rank i mod N: where the first rank has nothing, nobody has.
       const bool first = (control.request.participants & ((session::RankMask{1} << rank_) - 1)) == 0;
-      if (none.reason != Reason::data_end || config_.data.drop_last || (first && ballot_.micro_batches == 0)) throw;
+      if (none.reason != Reason::data_end || config_.data.drop_last || (first && ballot_.micro_batches == 0))
+        throw;
       break;
     }
     micro_batch(filled);
@@ -280,7 +291,9 @@ void Runner::compute(std::uint64_t number) {
   ballot_.compute_ns = static_cast<std::uint64_t>(base::now_ns() - begin) - ballot_.data_ns;
   if (const auto name = take_over_->nonfinite(); !name.empty() || ballot_.nonfinite != 0) {
     ballot_.nonfinite = 1;
-    const auto what = name.empty() ? fmt::format("the loss is {}", ballot_.loss) : fmt::format("the gradient of '{}' is not finite (loss {})", name, ballot_.loss);
+    const auto what = name.empty()
+                          ? fmt::format("the loss is {}", ballot_.loss)
+                          : fmt::format("the gradient of '{}' is not finite (loss {})", name, ballot_.loss);
     if (config_.on_nonfinite == NonfinitePolicy::abort) throw NoBatch{Reason::nonfinite, what};
   }
 }
@@ -301,7 +314,8 @@ int run(const Config& config, ipc::SpawnRequest request) {
   base::start_logging(fmt::format("rank {}", request.rank));
   const base::UniqueFd lifeline = std::move(request.fds.back());
   request.fds.pop_back();
-  const auto session = session::Session::attach(std::move(request.fds), request.rank, config.runners.protect_parameters);
+  const auto session =
+      session::Session::attach(std::move(request.fds), request.rank, config.runners.protect_parameters);
   auto& control = session.control();
   auto& record = session.record(request.rank);
   try {

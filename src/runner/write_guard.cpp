@@ -25,15 +25,18 @@ void on_fault(int signal_number, siginfo_t* info, void*) {
     signal(signal_number, SIG_DFL);  // The instruction faults again, and the process ends as it would have.
     return;
   }
-  const auto element = static_cast<std::uint64_t>(address - begin) / session::bytes_of(guarded_session->header().element);
+  const auto element =
+      static_cast<std::uint64_t>(address - begin) / session::bytes_of(guarded_session->header().element);
   const char* name = "?";
   for (const auto& tensor : guarded_manifest->tensors)
     if (element >= tensor.first && element < tensor.first + tensor.count) name = tensor.name.c_str();
   char text[session::text_bytes];
   std::snprintf(text, sizeof text,
-                "the model wrote into its parameter '%s', which belongs to the host; make it a buffer, or set runners.protect_parameters=false",
+                "the model wrote into its parameter '%s', which belongs to the host; make it a buffer, or "
+                "set runners.protect_parameters=false",
                 name);
-  session::refuse_attempt(*guarded_session, guarded_session->word().attempt, guarded_rank, session::Reason::exception, text);
+  session::refuse_attempt(*guarded_session, guarded_session->word().attempt, guarded_rank,
+                          session::Reason::exception, text);
   _exit(exit_failed);
 }
 
@@ -45,7 +48,7 @@ void guard_parameters(const session::Session& session, const session::Manifest& 
   guarded_rank = rank;
   const stack_t stack{.ss_sp = handler_stack, .ss_flags = 0, .ss_size = sizeof handler_stack};
   sigaltstack(&stack, nullptr);
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);

@@ -26,7 +26,8 @@ bool abort_attempt(const Session& session, std::uint64_t attempt, std::uint32_t 
   return true;
 }
 
-bool refuse_attempt(const Session& session, std::uint64_t attempt, int rank, Reason reason, const char* what) noexcept {
+bool refuse_attempt(const Session& session, std::uint64_t attempt, int rank, Reason reason,
+                    const char* what) noexcept {
   auto& record = session.record(rank);
   const auto length = strnlen(what, text_bytes - 1);
   std::memcpy(record.error, what, length);

@@ -9,7 +9,8 @@ constexpr std::int64_t wait_slice_ns = 20'000'000;
 
 }  // namespace
 
-BatchQueue::BatchQueue(const Session& session, int rank) : session_(&session), queue_(&session.queue(rank)), rank_(rank) {}
+BatchQueue::BatchQueue(const Session& session, int rank)
+    : session_(&session), queue_(&session.queue(rank)), rank_(rank) {}
 
 std::uint64_t* BatchQueue::elements_of(std::uint64_t number) const noexcept {
   auto* counts = reinterpret_cast<std::uint64_t*>(queue_ + 1);
@@ -18,7 +19,8 @@ std::uint64_t* BatchQueue::elements_of(std::uint64_t number) const noexcept {
 
 std::byte* BatchQueue::slot_of(std::uint64_t number) const noexcept {
   const auto& header = session_->header();
-  auto* slots = reinterpret_cast<std::byte*>(queue_ + 1) + align_up(header.slots * sizeof(std::uint64_t), region_alignment);
+  auto* slots = reinterpret_cast<std::byte*>(queue_ + 1) +
+                align_up(header.slots * sizeof(std::uint64_t), region_alignment);
   return slots + number % header.slots * header.slot_bytes;
 }
 
@@ -57,7 +59,8 @@ BatchQueue::State BatchQueue::look(std::uint64_t number, Filled& out) const noex
   return queue_->failed.load() != 0 ? State::failed : State::ended;
 }
 
-BatchQueue::State BatchQueue::wait(std::uint64_t number, Filled& out, int spin_us, const std::function<bool()>& give_up) const {
+BatchQueue::State BatchQueue::wait(std::uint64_t number, Filled& out, int spin_us,
+                                   const std::function<bool()>& give_up) const {
   for (;;) {
     const auto seen = ipc::load(queue_->filled);
     const auto state = look(number, out);

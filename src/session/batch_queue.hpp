@@ -1,8 +1,9 @@
-// A device's bounded queue of batches: a ring of slots in shared memory, one producer (the loader), one consumer (the runner).
+// A device's bounded queue of batches: a ring of slots in shared memory, one producer (the loader), one
+// consumer (the runner).
 //
-// Batch number b lies in slot b mod slots. The producer owns a slot from release to publication, the consumer from publication
-// to release. Released is what committed steps consumed (Counters::batches): a batch of an aborted step is still there, and is
-// handed out again.
+// Batch number b lies in slot b mod slots. The producer owns a slot from release to publication, the consumer
+// from publication to release. Released is what committed steps consumed (Counters::batches): a batch of an
+// aborted step is still there, and is handed out again.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,8 @@ class BatchQueue {
   enum class State { filled, ended, failed, empty };
   /// Whether batch `number` is there; does not block.
   State look(std::uint64_t number, Filled& out) const noexcept;
-  /// Blocks until batch `number` is there, the data has ended, or `give_up()` is true (then: empty); it is asked at least every 20 ms.
+  /// Blocks until batch `number` is there, the data has ended, or `give_up()` is true (then: empty); it is
+  /// asked at least every 20 ms.
   State wait(std::uint64_t number, Filled& out, int spin_us, const std::function<bool()>& give_up) const;
   std::string error() const;
 

@@ -2,16 +2,19 @@
 //
 //   session memfd (offsets in Header, regions 64-byte aligned, the big ones 2 MiB)
 //   +--------+---------+----------------+----------+-----------------+-------+--------+------------+-----------+
-//   | Header | Control | RankRecord[24] | manifest | state copies x2 | undo  | queues | parameters | gradients |
+//   | Header | Control | RankRecord[24] | manifest | state copies x2 | undo  | queues | parameters |
+//   gradients |
 //   +--------+---------+----------------+----------+-----------------+-------+--------+------------+-----------+
-//                                                   per copy: Counters, per rank: cursor, generator, buffers; result buffers
+//                                                   per copy: Counters, per rank: cursor, generator, buffers;
+//                                                   result buffers
 //   slab memfd, one per rank
 //   +---------------+-----------------------------+
 //   | tag[tensors]  | gradients in the slab dtype |
 //   +---------------+-----------------------------+
 //
-// Parameters, gradients and slabs have the same order of elements: tensors one after the other, each beginning at a multiple of
-// 64 bytes of the master's dtype, the gaps zero for ever. Every field names its one writer.
+// Parameters, gradients and slabs have the same order of elements: tensors one after the other, each
+// beginning at a multiple of 64 bytes of the master's dtype, the gaps zero for ever. Every field names its
+// one writer.
 #pragma once
 
 #include <atomic>
@@ -52,35 +55,45 @@ struct Header {
   std::uint64_t buffer_bytes;  ///< Of one copy of all buffers.
   std::uint64_t slots;         ///< Of each queue.
   std::uint64_t slot_bytes;
-  std::uint64_t slab_bytes;       ///< Of each slab memfd.
-  std::uint64_t slab_data_offset; ///< In a slab memfd.
+  std::uint64_t slab_bytes;        ///< Of each slab memfd.
+  std::uint64_t slab_data_offset;  ///< In a slab memfd.
   // Offsets of the regions.
-  std::uint64_t control, records, manifest, manifest_bytes, copies, copy_bytes, undo, queues, queue_bytes, parameters, gradients;
+  std::uint64_t control, records, manifest, manifest_bytes, copies, copy_bytes, undo, queues, queue_bytes,
+      parameters, gradients;
 };
 
 /// Why a runner refuses an attempt.
-enum class Reason : std::uint32_t { none, exception, model_error, nonfinite, data_end, data_error, parameters_changed };
+enum class Reason : std::uint32_t {
+  none,
+  exception,
+  model_error,
+  nonfinite,
+  data_end,
+  data_error,
+  parameters_changed
+};
 
 /// What the host asks of an attempt. Written by the host while the word is closed.
 struct Request {
   RankMask participants;
-  std::uint32_t accumulate;  ///< 1: master += mean gradient; 0: master = mean gradient.
+  std::uint32_t accumulate;     ///< 1: master += mean gradient; 0: master = mean gradient.
   std::uint32_t micro_batches;  ///< Of each rank: grad_accumulation_steps.
   std::uint32_t batch_size;
-  std::uint32_t by_samples;  ///< 1: `loss_scaling: samples`.
+  std::uint32_t by_samples;    ///< 1: `loss_scaling: samples`.
   std::uint32_t mean_buffers;  ///< 1: `buffers.policy: mean`.
   std::uint64_t parameter_version;
 };
 
 struct Control {
-  alignas(64) std::atomic<std::uint64_t> word;               ///< All, by the transitions of step_word.hpp.
-  alignas(64) Request request;                               ///< host
-  alignas(64) std::atomic<std::uint64_t> parameter_version;  ///< host; odd while parameters are being written.
-  ipc::Epoch trigger;                                        ///< Advanced when an attempt opens. Runners wait.
-  ipc::Epoch votes;                                          ///< ... when it is committed or aborted. Runners wait.
-  ipc::Epoch finish;                                         ///< ... when it is closed or aborted. Host and loader wait.
-  ipc::Epoch life;                                           ///< ... when a runner is ready or lost. Manager waits.
-  alignas(64) std::atomic<std::uint32_t> stopping;           ///< host, manager
+  alignas(64) std::atomic<std::uint64_t> word;  ///< All, by the transitions of step_word.hpp.
+  alignas(64) Request request;                  ///< host
+  alignas(
+      64) std::atomic<std::uint64_t> parameter_version;  ///< host; odd while parameters are being written.
+  ipc::Epoch trigger;                                    ///< Advanced when an attempt opens. Runners wait.
+  ipc::Epoch votes;   ///< ... when it is committed or aborted. Runners wait.
+  ipc::Epoch finish;  ///< ... when it is closed or aborted. Host and loader wait.
+  ipc::Epoch life;    ///< ... when a runner is ready or lost. Manager waits.
+  alignas(64) std::atomic<std::uint32_t> stopping;  ///< host, manager
 };
 
 enum class Phase : std::uint32_t { none, init, waiting, data, forward, backward, vote, reduce, stopping };
@@ -108,21 +121,23 @@ struct Ballot {
 
 struct RankRecord {
   // The runner's.
-  alignas(64) std::atomic<std::uint64_t> cursor;   ///< Of the reduction. After the runner's death: of who finishes its slice.
+  alignas(64) std::atomic<std::uint64_t> cursor;  ///< Of the reduction. After the runner's death: of who
+                                                  ///< finishes its slice.
   alignas(64) std::atomic<Phase> phase;
-  std::atomic<std::uint64_t> heartbeat;            ///< Counts phases.
-  std::atomic<std::uint64_t> attempt;              ///< The last it began.
-  std::atomic<std::uint64_t> settled;              ///< The last whose end it has seen; its working state is that of the valid copies.
-  std::atomic<std::uint64_t> reduce_ns;            ///< Of its last reduction.
+  std::atomic<std::uint64_t> heartbeat;  ///< Counts phases.
+  std::atomic<std::uint64_t> attempt;    ///< The last it began.
+  std::atomic<std::uint64_t>
+      settled;  ///< The last whose end it has seen; its working state is that of the valid copies.
+  std::atomic<std::uint64_t> reduce_ns;  ///< Of its last reduction.
   alignas(64) Ballot ballot;
-  alignas(64) std::atomic<Reason> reason;          ///< Why it aborted `reason_attempt`.
+  alignas(64) std::atomic<Reason> reason;  ///< Why it aborted `reason_attempt`.
   std::atomic<std::uint64_t> reason_attempt;
   char error[text_bytes];
   // The supervisor's.
   alignas(64) std::atomic<Life> life;
   std::atomic<std::int32_t> pid;
   std::atomic<std::uint32_t> generation;
-  std::atomic<std::int32_t> exit_status;           ///< As waitpid gives it; valid when `life` is lost.
+  std::atomic<std::int32_t> exit_status;  ///< As waitpid gives it; valid when `life` is lost.
 };
 
 /// The committed state that is no tensor. Two copies; the step word's index names the valid one.
@@ -134,10 +149,10 @@ struct Counters {
 };
 
 struct Queue {
-  ipc::Epoch filled;                                ///< The runner waits.
-  alignas(64) std::atomic<std::uint64_t> published; ///< loader: batches since the beginning.
-  std::atomic<std::uint64_t> end;                   ///< loader: no batch from this number on; all ones: no end known.
-  std::atomic<std::uint32_t> failed;                ///< loader: 1 when the end is an error, whose text is below.
+  ipc::Epoch filled;                                 ///< The runner waits.
+  alignas(64) std::atomic<std::uint64_t> published;  ///< loader: batches since the beginning.
+  std::atomic<std::uint64_t> end;     ///< loader: no batch from this number on; all ones: no end known.
+  std::atomic<std::uint32_t> failed;  ///< loader: 1 when the end is an error, whose text is below.
   char error[text_bytes];
 };
 

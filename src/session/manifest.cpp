@@ -15,8 +15,8 @@ namespace {
 
 namespace bip = boost::interprocess;
 
-using Buffer = bip::basic_managed_external_buffer<char, bip::rbtree_best_fit<bip::null_mutex_family, bip::offset_ptr<void>, 64>,
-                                                  bip::flat_map_index>;
+using Buffer = bip::basic_managed_external_buffer<
+    char, bip::rbtree_best_fit<bip::null_mutex_family, bip::offset_ptr<void>, 64>, bip::flat_map_index>;
 template <class T>
 using Allocator = bip::allocator<T, Buffer::segment_manager>;
 template <class T>
@@ -34,8 +34,8 @@ struct StoredEntry {
 };
 using StoredEntries = Vector<StoredEntry>;
 
-StoredEntry store(Buffer& buffer, std::span<const std::string> names, const std::vector<std::int64_t>& shape, std::uint64_t kind,
-                  std::uint64_t first, std::uint64_t count) {
+StoredEntry store(Buffer& buffer, std::span<const std::string> names, const std::vector<std::int64_t>& shape,
+                  std::uint64_t kind, std::uint64_t first, std::uint64_t count) {
   auto* memory = buffer.get_segment_manager();
   StoredEntry entry(memory);
   for (const auto& name : names) entry.names.push_back(String(name.c_str(), memory));
@@ -46,8 +46,12 @@ StoredEntry store(Buffer& buffer, std::span<const std::string> names, const std:
   return entry;
 }
 
-std::vector<std::int64_t> shape_of(const StoredEntry& entry) { return {entry.shape.begin(), entry.shape.end()}; }
-std::string name_of(const StoredEntry& entry, std::size_t i = 0) { return {entry.names[i].begin(), entry.names[i].end()}; }
+std::vector<std::int64_t> shape_of(const StoredEntry& entry) {
+  return {entry.shape.begin(), entry.shape.end()};
+}
+std::string name_of(const StoredEntry& entry, std::size_t i = 0) {
+  return {entry.names[i].begin(), entry.names[i].end()};
+}
 
 const StoredEntries& find(Buffer& buffer, const char* what) {
   const auto found = buffer.find_no_lock<StoredEntries>(what).first;
@@ -92,7 +96,8 @@ std::uint64_t manifest_bytes(const Manifest& manifest) {
   // Each allocation costs a 64-byte aligned block and its header; an entry makes two and one per name.
   std::uint64_t bytes = 16384;
   auto add = [&bytes](std::size_t names, std::size_t text, std::size_t dimensions) {
-    bytes += 2 * sizeof(StoredEntry) + (names + 3) * 256 + names * sizeof(String) + text * 2 + dimensions * 16;
+    bytes +=
+        2 * sizeof(StoredEntry) + (names + 3) * 256 + names * sizeof(String) + text * 2 + dimensions * 16;
   };
   for (const auto& t : manifest.tensors) {
     std::size_t text = t.name.size();
@@ -119,10 +124,12 @@ void write_manifest(const Manifest& manifest, std::span<std::byte> region) {
   }
   auto* buffers = make("buffers", manifest.buffers.size());
   for (const auto& b : manifest.buffers)
-    buffers->push_back(store(buffer, {&b.name, 1}, b.shape, static_cast<std::uint64_t>(b.dtype), b.offset, b.bytes));
+    buffers->push_back(
+        store(buffer, {&b.name, 1}, b.shape, static_cast<std::uint64_t>(b.dtype), b.offset, b.bytes));
   auto* fields = make("fields", manifest.fields.size());
   for (const auto& f : manifest.fields)
-    fields->push_back(store(buffer, {&f.name, 1}, f.shape, static_cast<std::uint64_t>(f.dtype), f.offset, f.element_bytes));
+    fields->push_back(
+        store(buffer, {&f.name, 1}, f.shape, static_cast<std::uint64_t>(f.dtype), f.offset, f.element_bytes));
 }
 
 Manifest read_manifest(std::span<const std::byte> region) {
@@ -130,12 +137,18 @@ Manifest read_manifest(std::span<const std::byte> region) {
   Buffer buffer(bip::open_only, const_cast<std::byte*>(region.data()), region.size());
   Manifest manifest;
   for (const auto& e : find(buffer, "tensors")) {
-    TensorEntry t{.name = name_of(e), .aliases = {}, .shape = shape_of(e), .first = e.first, .count = e.count, .group = static_cast<Group>(e.kind)};
+    TensorEntry t{.name = name_of(e),
+                  .aliases = {},
+                  .shape = shape_of(e),
+                  .first = e.first,
+                  .count = e.count,
+                  .group = static_cast<Group>(e.kind)};
     for (std::size_t i = 1; i < e.names.size(); ++i) t.aliases.push_back(name_of(e, i));
     manifest.tensors.push_back(std::move(t));
   }
   for (const auto& e : find(buffer, "buffers"))
-    manifest.buffers.push_back({name_of(e), shape_of(e), static_cast<std::int32_t>(e.kind), e.first, e.count});
+    manifest.buffers.push_back(
+        {name_of(e), shape_of(e), static_cast<std::int32_t>(e.kind), e.first, e.count});
   for (const auto& e : find(buffer, "fields"))
     manifest.fields.push_back({name_of(e), shape_of(e), static_cast<std::int32_t>(e.kind), e.first, e.count});
   return manifest;

@@ -1,5 +1,6 @@
-// What the master model is made of: names, shapes, places. Built once with Boost.Interprocess inside the session's manifest region,
-// by the manager alone and before the first fork; everybody else only reads, so its allocator needs no mutex.
+// What the master model is made of: names, shapes, places. Built once with Boost.Interprocess inside the
+// session's manifest region, by the manager alone and before the first fork; everybody else only reads, so
+// its allocator needs no mutex.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,8 @@ struct BufferEntry {
   std::uint64_t bytes = 0;
 };
 
-/// A field of a batch, for one element; `offset` is that of the field's block in a slot of `batch_size` elements.
+/// A field of a batch, for one element; `offset` is that of the field's block in a slot of `batch_size`
+/// elements.
 struct FieldEntry {
   std::string name;
   std::vector<std::int64_t> shape;

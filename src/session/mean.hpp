@@ -1,4 +1,5 @@
-// How the losses of micro-batches become one mean: pure functions, computed alike by whoever finishes a slice.
+// How the losses of micro-batches become one mean: pure functions, computed alike by whoever finishes a
+// slice.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +17,19 @@ struct Tally {
   bool nonfinite = false;
 };
 
-/// A full micro-batch's loss is divided by (micro_batches x participants), as in the reference; under `loss_scaling: samples` a
-/// partial one weighs samples / batch_size of that. This is what a short step's sum is multiplied with to be a mean again: 1 when
-/// nothing was missing.
+/// A full micro-batch's loss is divided by (micro_batches x participants), as in the reference; under
+/// `loss_scaling: samples` a partial one weighs samples / batch_size of that. This is what a short step's sum
+/// is multiplied with to be a mean again: 1 when nothing was missing.
 inline double mean_scale(const Request& request, const Tally& tally) {
-  const auto full = std::uint64_t{request.micro_batches} * static_cast<std::uint64_t>(__builtin_popcount(request.participants));
+  const auto full = std::uint64_t{request.micro_batches} *
+                    static_cast<std::uint64_t>(__builtin_popcount(request.participants));
   if (request.by_samples) {
     const auto full_samples = full * request.batch_size;
-    return tally.samples == 0 || tally.samples == full_samples ? 1.0 : double(full_samples) / double(tally.samples);
+    return tally.samples == 0 || tally.samples == full_samples ? 1.0
+                                                               : double(full_samples) / double(tally.samples);
   }
-  return tally.micro_batches == 0 || tally.micro_batches == full ? 1.0 : double(full) / double(tally.micro_batches);
+  return tally.micro_batches == 0 || tally.micro_batches == full ? 1.0
+                                                                 : double(full) / double(tally.micro_batches);
 }
 
 /// The chunks [begin, end) of participant `position` of `participants`.

@@ -31,13 +31,18 @@ void mean_of(std::byte* out, const std::vector<const std::byte*>& ranks, std::si
   }
 }
 
-int position_of(int rank, RankMask participants) noexcept { return __builtin_popcount(participants & ((RankMask{1} << rank) - 1)); }
+int position_of(int rank, RankMask participants) noexcept {
+  return __builtin_popcount(participants & ((RankMask{1} << rank) - 1));
+}
 
 }  // namespace
 
-Reduction::Reduction(const Session& session, const Manifest& manifest) : session_(&session), buffers_(manifest.buffers) {
-  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) extents_.push_back({manifest.tensors[i].first, 0, i});
-  std::sort(extents_.begin(), extents_.end(), [](const Extent& a, const Extent& b) { return a.first < b.first; });
+Reduction::Reduction(const Session& session, const Manifest& manifest)
+    : session_(&session), buffers_(manifest.buffers) {
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+    extents_.push_back({manifest.tensors[i].first, 0, i});
+  std::sort(extents_.begin(), extents_.end(),
+            [](const Extent& a, const Extent& b) { return a.first < b.first; });
   for (std::size_t i = 0; i < extents_.size(); ++i)
     extents_[i].end = i + 1 < extents_.size() ? extents_[i + 1].first : session.header().elements;
 }
@@ -46,14 +51,17 @@ void Reduction::reset_cursor(int rank, std::uint64_t attempt) const noexcept {
   session_->record(rank).cursor.store(encode(Cursor{.attempt = attempt}));
 }
 
-std::vector<Reduction::Run> Reduction::runs_of(std::uint64_t first, std::uint64_t last, std::uint64_t attempt, RankMask participants) const {
+std::vector<Reduction::Run> Reduction::runs_of(std::uint64_t first, std::uint64_t last, std::uint64_t attempt,
+                                               RankMask participants) const {
   std::vector<Run> runs;
-  auto extent = std::upper_bound(extents_.begin(), extents_.end(), first, [](std::uint64_t at, const Extent& e) { return at < e.end; });
+  auto extent = std::upper_bound(extents_.begin(), extents_.end(), first,
+                                 [](std::uint64_t at, const Extent& e) { return at < e.end; });
   for (; extent != extents_.end() && extent->first < last; ++extent) {
     RankMask present = 0;
     for (int rank = 0; rank < session_->ranks(); ++rank) {
       if ((participants >> rank & 1) == 0) continue;
-      if (session_->tags(rank)[extent->tensor].load(std::memory_order_relaxed) == attempt) present |= RankMask{1} << rank;
+      if (session_->tags(rank)[extent->tensor].load(std::memory_order_relaxed) == attempt)
+        present |= RankMask{1} << rank;
     }
     if (runs.empty() || runs.back().present != present) runs.push_back({extent->end, present});
     runs.back().end = extent->end;
@@ -65,12 +73,13 @@ Reduction::Slabs Reduction::slabs_at(std::uint64_t first, RankMask present) cons
   const ElementTypes types{session_->header().element, session_->header().slab_element};
   Slabs slabs;
   for (int rank = 0; rank < session_->ranks(); ++rank)
-    if ((present >> rank & 1) != 0) slabs.begin[slabs.count++] = session_->slab(rank) + first * slab_bytes_of(types);
+    if ((present >> rank & 1) != 0)
+      slabs.begin[slabs.count++] = session_->slab(rank) + first * slab_bytes_of(types);
   return slabs;
 }
 
-void Reduction::reduce(std::uint64_t first, std::uint64_t last, const std::vector<Run>& runs, std::size_t& run, double scale,
-                       SumInto into) const noexcept {
+void Reduction::reduce(std::uint64_t first, std::uint64_t last, const std::vector<Run>& runs,
+                       std::size_t& run, double scale, SumInto into) const noexcept {
   const auto& header = session_->header();
   const ElementTypes types{header.element, header.slab_element};
   const auto& kernels = best_kernels();
@@ -78,7 +87,8 @@ void Reduction::reduce(std::uint64_t first, std::uint64_t last, const std::vecto
     while (runs[run].end <= first) ++run;
     const auto end = std::min(last, runs[run].end);
     const auto slabs = slabs_at(first, runs[run].present);
-    kernels.reduce(session_->gradients() + first * bytes_of(types.master), slabs.span(), end - first, types, into, scale);
+    kernels.reduce(session_->gradients() + first * bytes_of(types.master), slabs.span(), end - first, types,
+                   into, scale);
     first = end;
   }
 }
@@ -129,7 +139,9 @@ void Reduction::finish_slice(int rank, std::uint64_t attempt) const noexcept {
   const auto last = std::min(part.end * chunk_elements, header.elements);
   const auto runs = runs_of(part.begin * chunk_elements, last, attempt, request.participants);
   const double scale = mean_scale(request, tally(*session_, request));
-  const auto overwrite = (part.end - part.begin) * chunk_bytes >= non_temporal_from_bytes ? SumInto::overwrite_non_temporal : SumInto::overwrite;
+  const auto overwrite = (part.end - part.begin) * chunk_bytes >= non_temporal_from_bytes
+                             ? SumInto::overwrite_non_temporal
+                             : SumInto::overwrite;
   auto move_to = [&](std::uint64_t chunk, bool in_flight) {
     cursor_word.store(encode(Cursor{attempt, chunk, in_flight}), std::memory_order_release);
     std::atomic_signal_fence(std::memory_order_seq_cst);  // Nor may the compiler move what follows before it.

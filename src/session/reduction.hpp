@@ -1,10 +1,10 @@
-// The slice-parallel reduction of a committed attempt: slabs of all participants into the master gradients, in fixed order of
-// ranks, in one pass; recoverable at any instruction.
+// The slice-parallel reduction of a committed attempt: slabs of all participants into the master gradients,
+// in fixed order of ranks, in one pass; recoverable at any instruction.
 //
-// Overwriting is idempotent. Accumulating is made so chunk by chunk: the chunk is copied to the rank's undo image, the cursor
-// says `in flight`, the chunk is reduced, the cursor moves on. Whoever takes over a slice puts an in-flight image back first.
-// (Stores of a killed process become visible in program order, which x86 guarantees; non-temporal ones are fenced before the
-// cursor moves.)
+// Overwriting is idempotent. Accumulating is made so chunk by chunk: the chunk is copied to the rank's undo
+// image, the cursor says `in flight`, the chunk is reduced, the cursor moves on. Whoever takes over a slice
+// puts an in-flight image back first. (Stores of a killed process become visible in program order, which x86
+// guarantees; non-temporal ones are fenced before the cursor moves.)
 #pragma once
 
 #include <array>
@@ -27,8 +27,8 @@ class Reduction {
   /// Runner: "not begun" for `attempt`. Before its vote.
   void reset_cursor(int rank, std::uint64_t attempt) const noexcept;
 
-  /// Reduces the slice of `rank` from where its cursor stands to its end. Only its owner may call it, or anyone once the owner is
-  /// known to be dead. The attempt must be committed. Does not block.
+  /// Reduces the slice of `rank` from where its cursor stands to its end. Only its owner may call it, or
+  /// anyone once the owner is known to be dead. The attempt must be committed. Does not block.
   void finish_slice(int rank, std::uint64_t attempt) const noexcept;
 
  private:
@@ -44,9 +44,10 @@ class Reduction {
     std::span<const void* const> span() const noexcept { return {begin.data(), count}; }
   };
   Slabs slabs_at(std::uint64_t first, RankMask present) const noexcept;
-  std::vector<Run> runs_of(std::uint64_t first, std::uint64_t last, std::uint64_t attempt, RankMask participants) const;
-  void reduce(std::uint64_t first, std::uint64_t last, const std::vector<Run>& runs, std::size_t& run, double scale,
-              SumInto into) const noexcept;
+  std::vector<Run> runs_of(std::uint64_t first, std::uint64_t last, std::uint64_t attempt,
+                           RankMask participants) const;
+  void reduce(std::uint64_t first, std::uint64_t last, const std::vector<Run>& runs, std::size_t& run,
+              double scale, SumInto into) const noexcept;
   void publish_copies(const Request& request) const noexcept;
 
   struct Extent {

@@ -12,16 +12,22 @@ namespace accelmgr::session {
 
 void check_memory(std::uint64_t needed_bytes, std::uint64_t limit_bytes) {
   if (limit_bytes > 0 && needed_bytes > limit_bytes)
-    throw SessionError(fmt::format("the session needs {} bytes of shared memory, memory.limit_bytes allows {}", needed_bytes, limit_bytes));
+    throw SessionError(
+        fmt::format("the session needs {} bytes of shared memory, memory.limit_bytes allows {}", needed_bytes,
+                    limit_bytes));
   const auto available = ipc::memory_available();
   if (needed_bytes > available.bytes)
-    throw SessionError(fmt::format("the session needs {} bytes of shared memory, {} are available ({}); a smaller model, fewer "
-                                   "runners or gradients.slab_dtype=bf16 need less",
-                                   needed_bytes, available.bytes, available.limited_by));
+    throw SessionError(fmt::format(
+        "the session needs {} bytes of shared memory, {} are available ({}); a smaller model, fewer "
+        "runners or gradients.slab_dtype=bf16 need less",
+        needed_bytes, available.bytes, available.limited_by));
 }
 
 Session::Session(std::vector<base::UniqueFd> fds, ipc::Mapping map, std::vector<ipc::Mapping> slabs)
-    : fds_(std::move(fds)), map_(std::move(map)), slabs_(std::move(slabs)), header_(reinterpret_cast<Header*>(map_.data())) {}
+    : fds_(std::move(fds)),
+      map_(std::move(map)),
+      slabs_(std::move(slabs)),
+      header_(reinterpret_cast<Header*>(map_.data())) {}
 
 Session Session::create(const Extent& extent, int populate_threads) {
   Header plan{};
@@ -45,21 +51,26 @@ Session Session::create(const Extent& extent, int populate_threads) {
 
 Session Session::attach(std::vector<base::UniqueFd> fds, int protect_for_rank, bool protect_parameters) {
   if (fds.empty()) throw SessionError("a session has at least one memfd, none was passed");
-  struct stat status{};
+  struct stat status {};
   if (fstat(fds[0].get(), &status) != 0 || static_cast<std::size_t>(status.st_size) < sizeof(Header))
     throw SessionError("the first descriptor passed is no session: it is smaller than a header");
   ipc::Mapping map(fds[0].get(), 0, static_cast<std::size_t>(status.st_size), ipc::Access::read_write);
   const auto& header = *reinterpret_cast<const Header*>(map.data());
-  if (header.magic.load() != magic) throw SessionError("the memory passed is no accelmgr session (its magic word differs)");
+  if (header.magic.load() != magic)
+    throw SessionError("the memory passed is no accelmgr session (its magic word differs)");
   if (header.layout_version != layout_version || header.fingerprint != build_fingerprint())
-    throw SessionError(fmt::format("the session has layout {} (build {:016x}), this program layout {} (build {:016x}): both must be the same build",
-                                   header.layout_version, header.fingerprint, layout_version, build_fingerprint()));
+    throw SessionError(
+        fmt::format("the session has layout {} (build {:016x}), this program layout {} (build {:016x}): both "
+                    "must be the same build",
+                    header.layout_version, header.fingerprint, layout_version, build_fingerprint()));
   if (fds.size() != 1 + header.ranks || header.total_bytes != static_cast<std::uint64_t>(status.st_size))
-    throw SessionError(fmt::format("a session of {} ranks has {} memfds, {} were passed", header.ranks, 1 + header.ranks, fds.size()));
+    throw SessionError(fmt::format("a session of {} ranks has {} memfds, {} were passed", header.ranks,
+                                   1 + header.ranks, fds.size()));
   std::vector<ipc::Mapping> slabs;
   for (int rank = 0; rank < static_cast<int>(header.ranks); ++rank) {
     const bool foreign = protect_for_rank >= 0 && rank != protect_for_rank;
-    slabs.emplace_back(fds[1 + static_cast<std::size_t>(rank)].get(), 0, header.slab_bytes, foreign ? ipc::Access::read : ipc::Access::read_write);
+    slabs.emplace_back(fds[1 + static_cast<std::size_t>(rank)].get(), 0, header.slab_bytes,
+                       foreign ? ipc::Access::read : ipc::Access::read_write);
   }
   Session session(std::move(fds), std::move(map), std::move(slabs));
   if (protect_parameters && session.master_bytes() > 0 &&
@@ -87,11 +98,13 @@ std::byte* Session::buffers(std::uint32_t index, int rank) const noexcept {
 std::byte* Session::result_buffers(std::uint32_t index) const noexcept { return buffers(index, ranks()); }
 
 std::span<std::atomic<std::uint64_t>> Session::tags(int rank) const noexcept {
-  return {reinterpret_cast<std::atomic<std::uint64_t>*>(slabs_[static_cast<std::size_t>(rank)].data()), header_->tensors};
+  return {reinterpret_cast<std::atomic<std::uint64_t>*>(slabs_[static_cast<std::size_t>(rank)].data()),
+          header_->tensors};
 }
 
 void Session::wake_everyone() const noexcept {
-  for (ipc::Epoch* epoch : {&control().trigger, &control().votes, &control().finish, &control().life}) ipc::wake_all(*epoch);
+  for (ipc::Epoch* epoch : {&control().trigger, &control().votes, &control().finish, &control().life})
+    ipc::wake_all(*epoch);
   for (int rank = 0; rank < ranks(); ++rank) ipc::wake_all(queue(rank).filled);
 }
 

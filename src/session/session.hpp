@@ -13,18 +13,20 @@
 
 namespace accelmgr::session {
 
-/// Bounds on what a session may take: the stricter of `limit_bytes` (0: none) and what the machine has available.
-/// Throws SessionError with the bytes needed and available.
+/// Bounds on what a session may take: the stricter of `limit_bytes` (0: none) and what the machine has
+/// available. Throws SessionError with the bytes needed and available.
 void check_memory(std::uint64_t needed_bytes, std::uint64_t limit_bytes);
 
 class Session {
  public:
-  /// Makes and populates the memfds. The header is complete but for its magic: publish() stores that, once the manifest and the
-  /// initial values are written. Throws SessionError.
+  /// Makes and populates the memfds. The header is complete but for its magic: publish() stores that, once
+  /// the manifest and the initial values are written. Throws SessionError.
   static Session create(const Extent& extent, int populate_threads);
-  /// Maps a session made by another process: `fds` as fds() gives them. With `protect_for_rank` >= 0 the parameters and the slabs
-  /// of other ranks are mapped read-only. Throws SessionError on a stranger's memory.
-  static Session attach(std::vector<base::UniqueFd> fds, int protect_for_rank = -1, bool protect_parameters = false);
+  /// Maps a session made by another process: `fds` as fds() gives them. With `protect_for_rank` >= 0 the
+  /// parameters and the slabs of other ranks are mapped read-only. Throws SessionError on a stranger's
+  /// memory.
+  static Session attach(std::vector<base::UniqueFd> fds, int protect_for_rank = -1,
+                        bool protect_parameters = false);
 
   void publish() noexcept;
   /// The session memfd, then the slab of each rank.
@@ -35,7 +37,9 @@ class Session {
   Control& control() const noexcept { return *at<Control>(header_->control); }
   StepWord word() const noexcept { return load(control().word); }
   RankRecord& record(int rank) const noexcept { return at<RankRecord>(header_->records)[rank]; }
-  std::span<std::byte> manifest() const noexcept { return {at<std::byte>(header_->manifest), header_->manifest_bytes}; }
+  std::span<std::byte> manifest() const noexcept {
+    return {at<std::byte>(header_->manifest), header_->manifest_bytes};
+  }
 
   Counters& counters(std::uint32_t index) const noexcept { return *reinterpret_cast<Counters*>(copy(index)); }
   std::byte* generator(std::uint32_t index, int rank) const noexcept;
@@ -43,15 +47,21 @@ class Session {
   /// The master's buffers.
   std::byte* result_buffers(std::uint32_t index) const noexcept;
 
-  std::byte* undo(int rank) const noexcept { return at<std::byte>(header_->undo) + std::size_t(rank) * chunk_bytes; }
-  Queue& queue(int rank) const noexcept { return *at<Queue>(header_->queues + std::uint64_t(rank) * header_->queue_bytes); }
+  std::byte* undo(int rank) const noexcept {
+    return at<std::byte>(header_->undo) + std::size_t(rank) * chunk_bytes;
+  }
+  Queue& queue(int rank) const noexcept {
+    return *at<Queue>(header_->queues + std::uint64_t(rank) * header_->queue_bytes);
+  }
   std::byte* parameters() const noexcept { return at<std::byte>(header_->parameters); }
   std::byte* gradients() const noexcept { return at<std::byte>(header_->gradients); }
   std::size_t master_bytes() const noexcept { return header_->elements * bytes_of(header_->element); }
 
   /// The attempt that last wrote each tensor of the rank's slab.
   std::span<std::atomic<std::uint64_t>> tags(int rank) const noexcept;
-  std::byte* slab(int rank) const noexcept { return slabs_[static_cast<std::size_t>(rank)].data() + header_->slab_data_offset; }
+  std::byte* slab(int rank) const noexcept {
+    return slabs_[static_cast<std::size_t>(rank)].data() + header_->slab_data_offset;
+  }
 
   /// Wakes everyone who waits for anything in this session.
   void wake_everyone() const noexcept;
@@ -62,7 +72,9 @@ class Session {
   T* at(std::uint64_t offset) const noexcept {
     return reinterpret_cast<T*>(map_.data() + offset);
   }
-  std::byte* copy(std::uint32_t index) const noexcept { return at<std::byte>(header_->copies + index * header_->copy_bytes); }
+  std::byte* copy(std::uint32_t index) const noexcept {
+    return at<std::byte>(header_->copies + index * header_->copy_bytes);
+  }
 
   std::vector<base::UniqueFd> fds_;
   ipc::Mapping map_;

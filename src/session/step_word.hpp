@@ -5,17 +5,17 @@
 //   | attempt (37)                |index|closed|abort| mask (24)     |
 //   +-----------------------------+-----+------+-----+---------------+
 //
-//   | state                          | meaning                                | next                                   |
+//   | state                          | meaning                                | next |
 //   |--------------------------------|----------------------------------------|----------------------------------------|
-//   | closed                         | between attempts: the host may write   | open():  attempt + 1, mask empty       |
-//   | open, mask < participants      | computing                              | vote(): bit set; abort(): abort bit    |
-//   | open, mask = participants      | committed: the reduction is finished   | close(): index flips                   |
-//   |                                | by whoever lives                       |                                        |
-//   | abort                          | over; mask holds the author's number   | close(): index as it was               |
+//   | closed                         | between attempts: the host may write   | open():  attempt + 1, mask
+//   empty       | | open, mask < participants      | computing                              | vote(): bit
+//   set; abort(): abort bit    | | open, mask = participants      | committed: the reduction is finished   |
+//   close(): index flips                   | |                                | by whoever lives | | | abort
+//   | over; mask holds the author's number   | close(): index as it was               |
 //
-// The first CAS wins, so an attempt is committed or aborted, never both. The index names the valid one of the two copies of
-// everything that an attempt changes beside the gradients (buffers, generator states, counters, data cursor): closing *is*
-// publication. Only this file makes the transitions.
+// The first CAS wins, so an attempt is committed or aborted, never both. The index names the valid one of the
+// two copies of everything that an attempt changes beside the gradients (buffers, generator states, counters,
+// data cursor): closing *is* publication. Only this file makes the transitions.
 #pragma once
 
 #include <atomic>
@@ -47,12 +47,12 @@ struct StepWord {
 };
 
 constexpr std::uint64_t encode(const StepWord& w) noexcept {
-  return w.attempt << 27 | std::uint64_t{w.index} << 26 | std::uint64_t{w.closed} << 25 | std::uint64_t{w.abort} << 24 |
-         (w.mask & 0xffffffu);
+  return w.attempt << 27 | std::uint64_t{w.index} << 26 | std::uint64_t{w.closed} << 25 |
+         std::uint64_t{w.abort} << 24 | (w.mask & 0xffffffu);
 }
 constexpr StepWord decode(std::uint64_t bits) noexcept {
-  return {bits >> 27, static_cast<std::uint32_t>(bits >> 26 & 1), (bits >> 25 & 1) != 0, (bits >> 24 & 1) != 0,
-          static_cast<std::uint32_t>(bits & 0xffffffu)};
+  return {bits >> 27, static_cast<std::uint32_t>(bits >> 26 & 1), (bits >> 25 & 1) != 0,
+          (bits >> 24 & 1) != 0, static_cast<std::uint32_t>(bits & 0xffffffu)};
 }
 /// What a fresh session starts with: attempt 0, closed.
 constexpr std::uint64_t initial_step_word = encode(StepWord{});
@@ -67,7 +67,8 @@ enum class Vote {
 std::uint64_t open(std::atomic<std::uint64_t>& word) noexcept;
 Vote vote(std::atomic<std::uint64_t>& word, std::uint64_t attempt, int rank, RankMask participants) noexcept;
 /// True when this call set the abort bit; false when the attempt is committed, aborted or over already.
-bool abort(std::atomic<std::uint64_t>& word, std::uint64_t attempt, std::uint32_t author, RankMask participants) noexcept;
+bool abort(std::atomic<std::uint64_t>& word, std::uint64_t attempt, std::uint32_t author,
+           RankMask participants) noexcept;
 /// Ends a committed or aborted attempt; true when this call did. Late calls change nothing.
 bool close(std::atomic<std::uint64_t>& word, std::uint64_t attempt, RankMask participants) noexcept;
 

@@ -34,7 +34,8 @@ void store_generator(std::byte* out) {
     return generator.get_state();
   }();
   auto* stored = reinterpret_cast<Stored*>(out);
-  if (state.nbytes() > sizeof stored->state) throw ModelError("the state of torch's generator is larger than its place in the session");
+  if (state.nbytes() > sizeof stored->state)
+    throw ModelError("the state of torch's generator is larger than its place in the session");
   std::memcpy(stored->state, state.const_data_ptr(), state.nbytes());
   stored->bytes = state.nbytes();
 }
@@ -43,7 +44,10 @@ void load_generator(const std::byte* in) {
   const auto* stored = reinterpret_cast<const Stored*>(in);
   if (stored->bytes == 0) return;
   auto generator = at::detail::getDefaultCPUGenerator();
-  const auto state = at::from_blob(const_cast<std::byte*>(stored->state), {static_cast<std::int64_t>(stored->bytes)}, at::TensorOptions().dtype(at::kByte)).clone();
+  const auto state =
+      at::from_blob(const_cast<std::byte*>(stored->state), {static_cast<std::int64_t>(stored->bytes)},
+                    at::TensorOptions().dtype(at::kByte))
+          .clone();
   const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
 }

@@ -1,4 +1,5 @@
-// torch tensors over the session: how a model's parameters and buffers become the manifest, and views of master memory.
+// torch tensors over the session: how a model's parameters and buffers become the manifest, and views of
+// master memory.
 #pragma once
 
 #include <span>
@@ -10,7 +11,8 @@
 
 namespace accelmgr::tensor {
 
-/// What the model is made of. A tensor that occurs several times (tied weights) is listed once, under its first name.
+/// What the model is made of. A tensor that occurs several times (tied weights) is listed once, under its
+/// first name.
 struct ModelTensors {
   session::Element element;
   std::vector<NamedTensor> parameters;  ///< In the order of manifest.tensors.
@@ -18,8 +20,8 @@ struct ModelTensors {
   session::Manifest manifest;           ///< tensors and buffers; not yet placed.
 };
 
-/// Throws ModelError: no parameters, dtypes that are neither all float32 nor all float64, a tensor that is not on the CPU, dense,
-/// and a leaf.
+/// Throws ModelError: no parameters, dtypes that are neither all float32 nor all float64, a tensor that is
+/// not on the CPU, dense, and a leaf.
 ModelTensors describe(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers);
 
 /// A view of `count` elements of master memory (parameters or gradients) from `first` on. It owns nothing.
@@ -29,11 +31,14 @@ at::Tensor master_view(std::byte* memory, session::Element element, const sessio
 /// A view of one buffer in a copy of all buffers.
 at::Tensor buffer_view(std::byte* copy, const session::BufferEntry& entry);
 
-/// Points every parameter at its place in the master (`set_data`: it stays the same leaf). Throws ModelError when the model is not
-/// the one that the manifest describes.
-void bind_parameters(const ModelTensors& model, const session::Session& session, const session::Manifest& manifest);
-/// Throws ModelError that names the parameter whose storage is no longer the master's (the model replaced it).
-void check_aliases(const ModelTensors& model, const session::Session& session, const session::Manifest& manifest);
+/// Points every parameter at its place in the master (`set_data`: it stays the same leaf). Throws ModelError
+/// when the model is not the one that the manifest describes.
+void bind_parameters(const ModelTensors& model, const session::Session& session,
+                     const session::Manifest& manifest);
+/// Throws ModelError that names the parameter whose storage is no longer the master's (the model replaced
+/// it).
+void check_aliases(const ModelTensors& model, const session::Session& session,
+                   const session::Manifest& manifest);
 
 /// Between a model's working buffers and a copy of them in the session.
 void store_buffers(const ModelTensors& model, const session::Manifest& manifest, std::byte* copy);

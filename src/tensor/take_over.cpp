@@ -46,7 +46,8 @@ void TakeOver::State::take(std::size_t index, const at::Tensor& gradient) {
   if (!finite && nonfinite == none) nonfinite = index;
 }
 
-TakeOver::TakeOver(const session::Session& session, const session::Manifest& manifest, const ModelTensors& model, int rank)
+TakeOver::TakeOver(const session::Session& session, const session::Manifest& manifest,
+                   const ModelTensors& model, int rank)
     : state_(std::make_shared<State>()) {
   state_->session = &session;
   state_->entries = manifest.tensors;
@@ -66,7 +67,8 @@ TakeOver::TakeOver(const session::Session& session, const session::Manifest& man
   };
   for (std::size_t i = 0; i < model.parameters.size(); ++i) {
     const auto& parameter = model.parameters[i].tensor;
-    if (parameter.requires_grad()) torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Hook>(state_, i));
+    if (parameter.requires_grad())
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Hook>(state_, i));
   }
 }
 

@@ -1,5 +1,6 @@
-// How gradients leave autograd: a hook on each parameter copies its fresh gradient into the slab the first time in an attempt,
-// adds it later, looks for Inf and NaN while it is hot, and leaves `.grad` undefined, so that autograd never adds.
+// How gradients leave autograd: a hook on each parameter copies its fresh gradient into the slab the first
+// time in an attempt, adds it later, looks for Inf and NaN while it is hot, and leaves `.grad` undefined, so
+// that autograd never adds.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ namespace accelmgr::tensor {
 /// The take-over of one runner. Used by one thread; hooks run on the thread that calls backward().
 class TakeOver {
  public:
-  TakeOver(const session::Session& session, const session::Manifest& manifest, const ModelTensors& model, int rank);
+  TakeOver(const session::Session& session, const session::Manifest& manifest, const ModelTensors& model,
+           int rank);
   ~TakeOver();
   TakeOver(const TakeOver&) = delete;
   TakeOver& operator=(const TakeOver&) = delete;

@@ -123,13 +123,23 @@ TEST(Mapping, ThatCannotBeMadeIsAnError) {
   EXPECT_THROW(Mapping(fd.get(), 1, page, Access::read), SystemError);
 }
 
+/// Of writing each page of a fresh mapping.
+long faults_unpopulated() {
+  const auto fd = create_memfd("test", bytes);
+  const Mapping map(fd.get(), 0, bytes, Access::read_write);
+  return faults_of([&] { write_each_page(map); });
+}
+
+/// With huge pages for shared memory there are too few faults to see a difference.
+bool has_small_pages() { return faults_unpopulated() >= static_cast<long>(bytes / page); }
+
 class PopulateThreads : public testing::TestWithParam<int> {};
 
 TEST_P(PopulateThreads, LeavesNoFaultForLaterAndKeepsContents) {
+  if (!has_small_pages()) GTEST_SKIP() << "shared memory has huge pages";
   const auto fd = create_memfd("test", bytes);
   const Mapping written(fd.get(), 0, bytes, Access::read_write);
-  EXPECT_GE(faults_of([&] { write_each_page(written); }), static_cast<long>(bytes / page / 16))
-      << "huge pages hide faults";
+  write_each_page(written);
   const Mapping map(fd.get(), 0, bytes, Access::read_write);
   populate(map.data(), map.size(), GetParam());
   EXPECT_LT(faults_of([&] { write_each_page(map); }), 100);
@@ -204,6 +214,7 @@ TEST(Populate, OutOfMemoryIsAnErrorThatSaysSo) {
 }
 
 TEST(Populate, OfAPartTouchesItsPagesOnly) {
+  if (!has_small_pages()) GTEST_SKIP() << "shared memory has huge pages";
   const auto fd = create_memfd("test", bytes);
   const Mapping map(fd.get(), 0, bytes, Access::read_write);
   const auto pages_populated = [&] {

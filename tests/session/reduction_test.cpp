@@ -9,10 +9,12 @@
 namespace accelmgr::session {
 namespace {
 
-// A committed attempt of `ranks` ranks over tensors of 3000, 17 and 5000 elements: slices cut through tensors and chunks.
+// A committed attempt of `ranks` ranks over tensors of 3000, 17 and 5000 elements: slices cut through tensors
+// and chunks.
 class ReductionTest : public testing::TestWithParam<int> {
  protected:
-  ReductionTest() : small_(small_session(GetParam(), {3000, 17, 5000})), reduction_(small_.session, small_.manifest) {
+  ReductionTest()
+      : small_(small_session(GetParam(), {3000, 17, 5000})), reduction_(small_.session, small_.manifest) {
     for (int rank = 0; rank < ranks(); ++rank)
       for (std::size_t t = 0; t < 3; ++t) fill(rank, t, value(rank, t));
   }
@@ -27,8 +29,13 @@ class ReductionTest : public testing::TestWithParam<int> {
   }
 
   std::uint64_t commit(bool accumulate, bool mean_buffers = false) {
-    Request request{.participants = all_ranks(ranks()), .accumulate = accumulate, .micro_batches = 1, .batch_size = 4, .by_samples = 0,
-                    .mean_buffers = mean_buffers, .parameter_version = 0};
+    Request request{.participants = all_ranks(ranks()),
+                    .accumulate = accumulate,
+                    .micro_batches = 1,
+                    .batch_size = 4,
+                    .by_samples = 0,
+                    .mean_buffers = mean_buffers,
+                    .parameter_version = 0};
     const auto attempt = open_attempt(session(), request);
     for (int rank = 0; rank < ranks(); ++rank) {
       for (auto& tag : session().tags(rank)) tag.store(attempt);
@@ -55,7 +62,8 @@ class ReductionTest : public testing::TestWithParam<int> {
     for (std::size_t t = 0; t < 3; ++t)
       for (int rank = 0; rank < ranks(); ++rank) {
         if (t == 0 && (present_in_first >> rank & 1) == 0) continue;
-        for (std::uint64_t i = 0; i < small_.manifest.tensors[t].count; ++i) out[small_.manifest.tensors[t].first + i] += value(rank, t) + float(i);
+        for (std::uint64_t i = 0; i < small_.manifest.tensors[t].count; ++i)
+          out[small_.manifest.tensors[t].first + i] += value(rank, t) + float(i);
       }
     return out;
   }
@@ -95,7 +103,8 @@ TEST_P(ReductionTest, FinishingAFinishedSliceChangesNothing) {
   EXPECT_EQ(master(), before);
 }
 
-// What a process leaves when it is killed in the middle of chunk k, for every chunk: half of the chunk reduced already.
+// What a process leaves when it is killed in the middle of chunk k, for every chunk: half of the chunk
+// reduced already.
 TEST_P(ReductionTest, ATakenOverSliceIsReducedExactlyOnceFromEveryChunk) {
   const auto slices = slice((session().header().elements * 4 + chunk_bytes - 1) / chunk_bytes, 0, ranks());
   for (std::uint64_t k = 0; k < slices.end - slices.begin; ++k) {
@@ -103,9 +112,11 @@ TEST_P(ReductionTest, ATakenOverSliceIsReducedExactlyOnceFromEveryChunk) {
     const auto attempt = commit(true);
     const auto first = (slices.begin + k) * (chunk_bytes / 4);
     const auto sum = expected();
-    for (std::uint64_t i = slices.begin * (chunk_bytes / 4); i < first; ++i) gradients_of(session())[i] += sum[i];
+    for (std::uint64_t i = slices.begin * (chunk_bytes / 4); i < first; ++i)
+      gradients_of(session())[i] += sum[i];
     std::memcpy(session().undo(0), &gradients_of(session())[first], chunk_bytes);
-    for (std::uint64_t i = first; i < std::min<std::uint64_t>(first + 300, session().header().elements); ++i) gradients_of(session())[i] += sum[i];
+    for (std::uint64_t i = first; i < std::min<std::uint64_t>(first + 300, session().header().elements); ++i)
+      gradients_of(session())[i] += sum[i];
     session().record(0).cursor.store(encode(Cursor{attempt, k, true}));
     finish_all(attempt);
     auto once = sum;
@@ -139,12 +150,24 @@ TEST_P(ReductionTest, ClosingPublishesCountersAndBuffers) {
 INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest, testing::Values(1, 2, 3, 5));
 
 TEST(Mean, AFullStepIsNotScaled) {
-  const Request request{.participants = 0b11, .accumulate = 0, .micro_batches = 3, .batch_size = 4, .by_samples = 0, .mean_buffers = 0, .parameter_version = 0};
+  const Request request{.participants = 0b11,
+                        .accumulate = 0,
+                        .micro_batches = 3,
+                        .batch_size = 4,
+                        .by_samples = 0,
+                        .mean_buffers = 0,
+                        .parameter_version = 0};
   EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 24, .micro_batches = 6, .nonfinite = false}), 1.0);
 }
 
 TEST(Mean, AShortStepIsDividedByWhatTookPart) {
-  Request request{.participants = 0b11, .accumulate = 0, .micro_batches = 3, .batch_size = 4, .by_samples = 0, .mean_buffers = 0, .parameter_version = 0};
+  Request request{.participants = 0b11,
+                  .accumulate = 0,
+                  .micro_batches = 3,
+                  .batch_size = 4,
+                  .by_samples = 0,
+                  .mean_buffers = 0,
+                  .parameter_version = 0};
   EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 10, .micro_batches = 3, .nonfinite = false}), 2.0);
   request.by_samples = 1;
   EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 12, .micro_batches = 3, .nonfinite = false}), 2.0);

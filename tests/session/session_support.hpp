@@ -15,12 +15,17 @@ struct SmallSession {
 };
 
 /// A session of one tensor for each of `counts`, queues of `slots` slots of `slot_bytes`.
-inline SmallSession small_session(int ranks, const std::vector<std::uint64_t>& counts, std::uint64_t slots = 2, std::uint64_t slot_bytes = 64,
+inline SmallSession small_session(int ranks, const std::vector<std::uint64_t>& counts,
+                                  std::uint64_t slots = 2, std::uint64_t slot_bytes = 64,
                                   SlabElement slab = SlabElement::same) {
   Manifest manifest;
   for (std::size_t i = 0; i < counts.size(); ++i)
-    manifest.tensors.push_back({.name = "w" + std::to_string(i), .aliases = {}, .shape = {static_cast<std::int64_t>(counts[i])}, .first = 0,
-                                .count = counts[i], .group = Group::decay});
+    manifest.tensors.push_back({.name = "w" + std::to_string(i),
+                                .aliases = {},
+                                .shape = {static_cast<std::int64_t>(counts[i])},
+                                .first = 0,
+                                .count = counts[i],
+                                .group = Group::decay});
   manifest.buffers.push_back({.name = "running", .shape = {2}, .dtype = 6, .offset = 0, .bytes = 8});
   manifest.buffers.push_back({.name = "batches", .shape = {}, .dtype = 4, .offset = 0, .bytes = 8});
   Extent extent{.ranks = ranks, .element = Element::f32, .slab_element = slab};
@@ -36,7 +41,11 @@ inline SmallSession small_session(int ranks, const std::vector<std::uint64_t>& c
   return {std::move(manifest), std::move(session)};
 }
 
-inline std::span<float> gradients_of(const Session& s) { return {reinterpret_cast<float*>(s.gradients()), s.header().elements}; }
-inline std::span<float> slab_of(const Session& s, int rank) { return {reinterpret_cast<float*>(s.slab(rank)), s.header().elements}; }
+inline std::span<float> gradients_of(const Session& s) {
+  return {reinterpret_cast<float*>(s.gradients()), s.header().elements};
+}
+inline std::span<float> slab_of(const Session& s, int rank) {
+  return {reinterpret_cast<float*>(s.slab(rank)), s.header().elements};
+}
 
 }  // namespace accelmgr::session

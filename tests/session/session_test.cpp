@@ -17,7 +17,14 @@ std::vector<base::UniqueFd> duplicates(const Session& session) {
 
 TEST(Session, RegionsAreAlignedAndDoNotOverlap) {
   Header h{};
-  plan_layout({.ranks = 3, .elements = 1 << 20, .tensors = 7, .buffer_bytes = 100, .manifest_bytes = 4096, .slots = 3, .slot_bytes = 1000}, h);
+  plan_layout({.ranks = 3,
+               .elements = 1 << 20,
+               .tensors = 7,
+               .buffer_bytes = 100,
+               .manifest_bytes = 4096,
+               .slots = 3,
+               .slot_bytes = 1000},
+              h);
   const std::vector<std::pair<std::uint64_t, std::uint64_t>> regions{
       {0, sizeof(Header)},
       {h.control, sizeof(Control)},
@@ -48,7 +55,8 @@ TEST(Session, CopiesOfStateDoNotOverlap) {
     EXPECT_EQ(s.buffers(index, 0) - s.generator(index, 1), static_cast<std::ptrdiff_t>(generator_bytes));
     EXPECT_EQ(s.result_buffers(index) - s.buffers(index, 1), static_cast<std::ptrdiff_t>(bytes));
   }
-  EXPECT_EQ(reinterpret_cast<std::byte*>(&s.counters(1)) - s.result_buffers(0), static_cast<std::ptrdiff_t>(bytes));
+  EXPECT_EQ(reinterpret_cast<std::byte*>(&s.counters(1)) - s.result_buffers(0),
+            static_cast<std::ptrdiff_t>(bytes));
 }
 
 TEST(Session, AttachingSeesWhatTheMakerWrote) {
@@ -67,7 +75,8 @@ TEST(Session, ManifestReadsBackFromAnotherMapping) {
   manifest.tensors[0].aliases = {"tied.a", "a name of more than fifteen characters"};
   manifest.tensors[0].shape = {2, 3};
   manifest.tensors[1].group = Group::frozen;
-  manifest.fields.push_back({.name = "input", .shape = {128}, .dtype = 4, .offset = 64, .element_bytes = 1024});
+  manifest.fields.push_back(
+      {.name = "input", .shape = {128}, .dtype = 4, .offset = 64, .element_bytes = 1024});
   write_manifest(manifest, made.manifest());
   const auto attached = Session::attach(duplicates(made));
   const auto read = read_manifest(attached.manifest());

@@ -11,7 +11,9 @@ namespace accelmgr::program {
 void add_config_options(CLI::App& command, ConfigArguments& arguments, bool file_required) {
   auto* file = command.add_option("--config,-c", arguments.file, "Configuration file (YAML)");
   if (file_required) file->required();
-  command.add_option("--set", arguments.sets, "One value, stronger than the file: --set optimizer.learning_rate=1e-3; may be repeated")
+  command
+      .add_option("--set", arguments.sets,
+                  "One value, stronger than the file: --set optimizer.learning_rate=1e-3; may be repeated")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
 }
@@ -25,7 +27,8 @@ void add_config(CLI::App& app, Action& action) {
   add_config_options(*show, *arguments, false);
   show->callback([arguments, &action] {
     action = [arguments] {
-      fmt::print("{}", config::show(config::load_config(arguments->file, arguments->sets, config::accelmgr_environment())));
+      fmt::print("{}", config::show(config::load_config(arguments->file, arguments->sets,
+                                                        config::accelmgr_environment())));
       return exit_done;
     };
   });
@@ -34,15 +37,18 @@ void add_config(CLI::App& app, Action& action) {
   add_config_options(*check, *arguments, true);
   check->callback([arguments, &action] {
     action = [arguments] {
-      const auto loaded = config::load_config(arguments->file, arguments->sets, config::accelmgr_environment());
-      for (const auto& warning : config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
+      const auto loaded =
+          config::load_config(arguments->file, arguments->sets, config::accelmgr_environment());
+      for (const auto& warning :
+           config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
         fmt::print(stderr, "warning: {}\n", warning);
       fmt::print("{}: ok\n", arguments->file);
       return exit_done;
     };
   });
 
-  auto* reference = config->add_subcommand("reference", "Lists every option with its type, default and meaning");
+  auto* reference =
+      config->add_subcommand("reference", "Lists every option with its type, default and meaning");
   reference->callback([&action] {
     action = [] {
       fmt::print("{}", config::reference());

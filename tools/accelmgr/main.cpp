@@ -12,7 +12,8 @@ namespace {
 int run(int argc, char** argv) {
   using namespace accelmgr::program;
   CLI::App app{
-      "Makes a machine with several accelerators look like one fast device to an optimizer: a manager process owns the master\n"
+      "Makes a machine with several accelerators look like one fast device to an optimizer: a manager "
+      "process owns the master\n"
       "model, one runner per device computes gradients, and the host runs the optimizer.\n\n"
       "Begin with:  accelmgr train --config configs/gpt-licenses.yaml",
       "accelmgr"};

@@ -15,7 +15,8 @@ constexpr double terminal_every_s = 0.1;
 
 std::string clock_time(double seconds) {
   const auto s = static_cast<long>(seconds + 0.5);
-  return s < 3600 ? fmt::format("{:02}:{:02}", s / 60, s % 60) : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+  return s < 3600 ? fmt::format("{:02}:{:02}", s / 60, s % 60)
+                  : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
 }  // namespace
@@ -43,9 +44,11 @@ Progress::Progress(std::int64_t total_steps, double every_s)
       every_ns_(static_cast<std::int64_t>((terminal_ ? terminal_every_s : every_s) * 1e9)) {}
 
 std::string Progress::line(const Summary& summary, const StepResult& result, double update_ms) const {
-  const double per_step_s = (summary.step_ms + summary.update_ms + summary.evaluate_ms) / 1e3 / double(summary.steps);
-  return fmt::format("step {}/{}  loss {:.4f}  {:.0f} samples/s  {:.1f} ms/step  {} left", summary.steps, total_steps_, result.loss,
-                     summary.samples_per_s(), result.step_ms + update_ms, clock_time(per_step_s * double(total_steps_ - summary.steps)));
+  const double per_step_s =
+      (summary.step_ms + summary.update_ms + summary.evaluate_ms) / 1e3 / double(summary.steps);
+  return fmt::format("step {}/{}  loss {:.4f}  {:.0f} samples/s  {:.1f} ms/step  {} left", summary.steps,
+                     total_steps_, result.loss, summary.samples_per_s(), result.step_ms + update_ms,
+                     clock_time(per_step_s * double(total_steps_ - summary.steps)));
 }
 
 void Progress::step(const Summary& summary, const StepResult& result, double update_ms) {
@@ -77,8 +80,10 @@ std::string closing_summary(const Summary& s) {
   std::string text = fmt::format("{} steps, {} samples in {:.1f} s", s.steps, s.samples, s.seconds);
   if (s.steps == 0) return text;
   text += fmt::format("; loss {:.4f} -> {:.4f}", s.first_loss, s.last_loss);
-  if (s.last_held_out) text += fmt::format("; held-out {:.4f} -> {:.4f}", *s.first_held_out, *s.last_held_out);
-  text += fmt::format("; {:.0f} samples/s; {:.1f}% of step time outside the model", s.samples_per_s(), 100 * s.outside_model());
+  if (s.last_held_out)
+    text += fmt::format("; held-out {:.4f} -> {:.4f}", *s.first_held_out, *s.last_held_out);
+  text += fmt::format("; {:.0f} samples/s; {:.1f}% of step time outside the model", s.samples_per_s(),
+                      100 * s.outside_model());
   return text;
 }
 

@@ -32,7 +32,10 @@ std::string cpu_model() {
 json machine() {
   utsname system{};
   uname(&system);
-  return {{"cpu", cpu_model()}, {"cores", std::thread::hardware_concurrency()}, {"kernel", system.release}, {"architecture", system.machine}};
+  return {{"cpu", cpu_model()},
+          {"cores", std::thread::hardware_concurrency()},
+          {"kernel", system.release},
+          {"architecture", system.machine}};
 }
 
 }  // namespace
@@ -50,25 +53,18 @@ void RunLog::write(const std::string& line) {
 
 void RunLog::step(const StepResult& r, double update_ms, std::optional<double> held_out_loss) {
   if (!file_) return;
-  json line{{"step", r.step},
-            {"attempt", r.attempt},
-            {"status", to_string(r.status)},
-            {"counted", r.counted},
-            {"loss", number(r.loss)},
-            {"samples", r.samples},
-            {"step_ms", r.step_ms},
-            {"compute_ms", r.compute_ms},
-            {"reduce_ms", r.reduce_ms},
-            {"wait_ms", r.wait_ms},
-            {"update_ms", update_ms},
-            {"parameter_version", r.parameter_version}};
+  json line{{"step", r.step},       {"attempt", r.attempt},       {"status", to_string(r.status)},
+            {"counted", r.counted}, {"loss", number(r.loss)},     {"samples", r.samples},
+            {"step_ms", r.step_ms}, {"compute_ms", r.compute_ms}, {"reduce_ms", r.reduce_ms},
+            {"wait_ms", r.wait_ms}, {"update_ms", update_ms},     {"parameter_version", r.parameter_version}};
   if (held_out_loss) line["held_out_loss"] = number(*held_out_loss);
   for (const auto& [name, value] : r.scalars) line["scalars"][name] = number(value);
   if (!r.error.empty()) line["error"] = r.error;
   write(line.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
-void RunLog::run(const Config& config, const Summary& summary, const Manager& manager, const std::string& ended) {
+void RunLog::run(const Config& config, const Summary& summary, const Manager& manager,
+                 const std::string& ended) {
   if (!file_) return;
   const auto statistics = manager.statistics();
   json peak{{"manager", statistics.manager_peak_memory_bytes}, {"runners", json::array()}};
@@ -83,7 +79,10 @@ void RunLog::run(const Config& config, const Summary& summary, const Manager& ma
            {"last_loss", number(summary.last_loss)},
            {"samples_per_s", summary.samples_per_s()},
            {"share_outside_model", summary.outside_model()},
-           {"threads", {{"host", cores}, {"runner", config.runners.threads > 0 ? config.runners.threads : std::max(1, cores / config.nprocs)}}},
+           {"threads",
+            {{"host", cores},
+             {"runner",
+              config.runners.threads > 0 ? config.runners.threads : std::max(1, cores / config.nprocs)}}},
            {"versions", {{"accelmgr", ACCELMGR_VERSION}, {"torch", ACCELMGR_TORCH_VERSION}}},
            {"machine", machine()},
            {"session_bytes", statistics.session_bytes},

@@ -22,7 +22,8 @@ int train(const TrainArguments& arguments) {
   if (arguments.steps) sets.push_back(fmt::format("train.steps={}", *arguments.steps));
   if (arguments.runners) sets.push_back(fmt::format("nprocs={}", *arguments.runners));
   const auto loaded = config::load_config(arguments.config.file, sets, config::accelmgr_environment());
-  for (const auto& warning : config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
+  for (const auto& warning :
+       config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
     fmt::print(stderr, "accelmgr: warning: {}\n", warning);
   return Trainer(loaded.config, arguments.log).run();
 }
@@ -35,9 +36,13 @@ void add_train(CLI::App& app, Action& action) {
   add_config_options(*command, arguments->config, true);
   command->add_option("--steps", arguments->steps, "Steps to take (train.steps)");
   command->add_option("--runners", arguments->runners, "Runners, one per device (nprocs)");
-  command->add_option("--log", arguments->log, "File for one JSON object per step, and one for the run at its end")->type_name("FILE.jsonl");
-  command->footer("Ctrl-C finishes the step and stops everything (exit code 130); a second Ctrl-C kills it at once.\n"
-                  "`accelmgr config reference` lists what --set takes.");
+  command
+      ->add_option("--log", arguments->log,
+                   "File for one JSON object per step, and one for the run at its end")
+      ->type_name("FILE.jsonl");
+  command->footer(
+      "Ctrl-C finishes the step and stops everything (exit code 130); a second Ctrl-C kills it at once.\n"
+      "`accelmgr config reference` lists what --set takes.");
   command->callback([arguments, &action] { action = [arguments] { return train(*arguments); }; });
 }
 

@@ -24,7 +24,7 @@ void on_interrupt(int) {
 }
 
 void catch_interrupts() {
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_handler = on_interrupt;
   sigemptyset(&action.sa_mask);
   for (int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &action, nullptr);
@@ -46,13 +46,15 @@ int Trainer::run() {
   catch_interrupts();
   manager_.emplace(Manager::start(config_));
   running.store(&*manager_);
-  const auto updates = (config_.train.steps + config_.optimizer.steps_per_update - 1) / config_.optimizer.steps_per_update;
+  const auto updates =
+      (config_.train.steps + config_.optimizer.steps_per_update - 1) / config_.optimizer.steps_per_update;
   optimizer_.emplace(config_.optimizer, manager_->groups(), updates);
   if (config_.train.evaluate_every > 0) evaluator_.emplace(*manager_);
 
   std::uint64_t parameters = 0;
   for (const auto& p : manager_->parameters()) parameters += static_cast<std::uint64_t>(p.tensor.numel());
-  progress_.say(fmt::format("{}: {} parameters; {} runners, {} samples a step; session {:.1f} MiB", config_.model.kind, parameters, config_.nprocs,
+  progress_.say(fmt::format("{}: {} parameters; {} runners, {} samples a step; session {:.1f} MiB",
+                            config_.model.kind, parameters, config_.nprocs,
                             config_.nprocs * config_.batch_size_per_device * config_.grad_accumulation_steps,
                             double(manager_->statistics().session_bytes) / (1 << 20)));
   const auto begin = base::now_ns();
@@ -66,7 +68,8 @@ int Trainer::run() {
 bool Trainer::step() {
   const auto per_update = config_.optimizer.steps_per_update;
   const bool first_of_update = summary_.steps % per_update == 0;
-  const auto result = manager_->step({.timeout_s = {}, .accumulate = !first_of_update, .parameters_changed = first_of_update});
+  const auto result = manager_->step(
+      {.timeout_s = {}, .accumulate = !first_of_update, .parameters_changed = first_of_update});
   if (!result.counted) {
     failure_ = result;
     log_.step(result, 0, {});
@@ -81,7 +84,8 @@ bool Trainer::step() {
   }
   summary_.add(result, update_ms);
   progress_.step(summary_, result, update_ms);
-  const bool due = evaluator_ && (summary_.steps % config_.train.evaluate_every == 0 || summary_.steps == config_.train.steps);
+  const bool due = evaluator_ && (summary_.steps % config_.train.evaluate_every == 0 ||
+                                  summary_.steps == config_.train.steps);
   if (due) evaluate();
   log_.step(result, update_ms, due ? summary_.last_held_out : std::nullopt);
   return true;
@@ -98,13 +102,16 @@ void Trainer::evaluate() {
 
 int Trainer::finish() {
   const bool interrupted = interrupts.load() > 0;
-  const bool ended = !failure_.error.empty() && failure_.status == StepStatus::data_end && failure_.error_type.empty() && summary_.steps > 0;
+  const bool ended = !failure_.error.empty() && failure_.status == StepStatus::data_end &&
+                     failure_.error_type.empty() && summary_.steps > 0;
   const bool failed = !failure_.error.empty() && !ended;
   const std::string how = failed ? "failed" : interrupted ? "interrupted" : ended ? "end of data" : "done";
   log_.run(config_, summary_, *manager_, how);
   manager_->stop();
   running.store(nullptr);
-  if (failed) fmt::print(stderr, "accelmgr: step {} failed: {}: {}\n", summary_.steps + 1, to_string(failure_.status), failure_.error);
+  if (failed)
+    fmt::print(stderr, "accelmgr: step {} failed: {}: {}\n", summary_.steps + 1, to_string(failure_.status),
+               failure_.error);
   progress_.say(fmt::format("{}: {}", how, closing_summary(summary_)));
   if (failed) return bad_input(failure_, summary_) ? exit_usage : exit_failed;
   return interrupted ? exit_interrupted : exit_done;
