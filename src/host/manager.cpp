@@ -15,6 +15,7 @@
 #include "session/kernels.hpp"
 #include "session/session.hpp"
 #include "tensor/master.hpp"
+#include "tensor/torch_version.hpp"
 
 namespace accelmgr {
 namespace {
@@ -158,6 +159,7 @@ Manager Manager::start(const Config& config) {
   if (!manager::initialized())
     throw UsageError(
         "Manager::start() without accelmgr::init(); call accelmgr::init(argc, argv) first in main()");
+  tensor::check_torch_version();
   config::validate(config);
   auto state = std::make_unique<State>(config);
   std::vector<base::UniqueFd> fds;

@@ -48,8 +48,8 @@ StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_chan
   StepResult result;
   const auto before = session_.word().attempt;
   Outcome outcome;
-  if (!manager_exit_.empty()) {
-    outcome = {StepStatus::manager_lost, "the manager process is gone: it " + manager_exit_, -1};
+  if (!manager_exit_.empty() || processes_.manager_ended()) {
+    outcome = manager_lost(before);
   } else if (!settled(before, deadline)) {
     outcome = {StepStatus::timeout,
                fmt::format("runners have not left the step before within {} s: {}", timeout_s, phases()), -1};
@@ -70,6 +70,7 @@ StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_chan
     outcome = wait(attempt, deadline, timeout_s);
     const auto word = session_.word();
     result.counted = word.attempt == attempt && word.closed && !word.abort;
+    aborted_ns_ = word.abort ? base::now_ns() : 0;
   }
   result.status = outcome.status;
   result.error = std::move(outcome.error);
@@ -83,9 +84,11 @@ StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_chan
 }
 
 // After an abort, the next attempt opens when all survivors are back in the state of the last commit. Who
-// does not come back within `abort_grace` is ended.
+// does not come back within `abort_grace` of the abort is ended, however short the deadlines of the steps
+// are.
 bool Stepper::settled(std::uint64_t attempt, base::Deadline deadline) {
-  const auto grace = base::Deadline::in_seconds(config_.abort_grace);
+  const auto grace = base::Deadline::at_ns((aborted_ns_ != 0 ? aborted_ns_ : base::now_ns()) +
+                                           static_cast<std::int64_t>(config_.abort_grace * 1e9));
   auto& epoch = session_.control().life;
   for (;;) {
     const auto seen = ipc::load(epoch);
@@ -121,10 +124,11 @@ Stepper::Outcome Stepper::lost(int rank) const {
   for (auto seen = ipc::load(epoch); record.life.load() != Life::lost && !patience.passed();
        seen = ipc::load(epoch))
     ipc::wait_changed(epoch, seen, 1'000'000, 0);
-  const std::string how =
-      record.life.load() == Life::lost ? ipc::describe_exit(record.exit_status.load()) : "has ended";
   const auto reason = record.reason.load();
   const bool failed = reason == Reason::exception || reason == Reason::model_error;
+  const std::string how = record.life.load() == Life::lost ? ipc::describe_exit(record.exit_status.load())
+                          : failed                         ? "failed"
+                                                           : "has ended";
   return {StepStatus::runner_lost,
           fmt::format("runner {} (pid {}) {} in phase {} of attempt {}{}{}", rank, record.pid.load(), how,
                       to_string(record.phase.load()), record.attempt.load(), failed ? ": " : "",
@@ -185,9 +189,12 @@ Stepper::Outcome Stepper::why_aborted(std::uint32_t author) const {
 
 // Nobody else is left to finish a committed attempt, or what is left does not move: end it, then finish here.
 Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
-  processes_.kill();
-  manager_exit_ = processes_.end();
-  if (!session::abort_attempt(session_, attempt, session::author_host)) {
+  if (manager_exit_.empty()) {
+    processes_.kill();
+    manager_exit_ = processes_.end();
+  }
+  session::abort_attempt(session_, attempt, session::author_host);
+  if (session_.word().committed(participants_)) {
     for (int rank = 0; rank < config_.nprocs; ++rank) reduction_.finish_slice(rank, attempt);
   }
   session::close_if_over(session_, attempt);

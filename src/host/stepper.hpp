@@ -43,7 +43,8 @@ class Stepper {
   Processes& processes_;
   session::RankMask participants_;
   int spin_us_;
-  std::string manager_exit_;  ///< How the manager ended, once it is lost.
+  std::int64_t aborted_ns_ = 0;  ///< When the last attempt was found aborted; 0: it was not.
+  std::string manager_exit_;     ///< How the manager ended, once it is lost.
 };
 
 }  // namespace accelmgr::host

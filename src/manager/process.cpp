@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <thread>
@@ -68,6 +69,17 @@ session::Session make_session(const Config& config, const BatchSource& source, s
   return session;
 }
 
+/// The host made the socket, so the socket tells who it is; its pid alone could be another's by now.
+base::UniqueFd pidfd_of_host(int socket) {
+  ucred host{};
+  socklen_t size = sizeof host;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &host, &size) != 0)
+    throw SystemError("asking the socket for the host's pid", errno);
+  auto pidfd = ipc::open_pidfd(host.pid);
+  if (getppid() != host.pid) throw SessionError("the host ended before the manager began");
+  return pidfd;
+}
+
 }  // namespace
 
 void run(base::UniqueFd socket) {
@@ -75,6 +87,7 @@ void run(base::UniqueFd socket) {
   try {
     ipc::name_process("accelmgr:mgr");
     base::start_logging("manager");
+    const auto host_pidfd = pidfd_of_host(socket.get());
     const auto config =
         config::from_yaml(protocol::receive_configuration(socket.get(), base::Deadline::in_seconds(30)));
     // From here on the runners can be forked: nothing of torch has run, and there is no second thread.
@@ -90,7 +103,7 @@ void run(base::UniqueFd socket) {
     std::thread([&loader] {
       loader.run();
     }).detach();  // It may sit in a source for ever; the process's end ends it.
-    Supervisor supervisor(config, session, manifest, launcher, socket.get());
+    Supervisor supervisor(config, session, manifest, launcher, socket.get(), host_pidfd.get());
     supervisor.start_runners();
     supervisor.run();
     code = 0;

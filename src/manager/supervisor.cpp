@@ -21,7 +21,8 @@ namespace {
 namespace asio = boost::asio;
 using session::Life;
 
-constexpr double launcher_report_s = 0.05;  // The launcher reaps within this, if it lives.
+constexpr double launcher_report_s =
+    1.0;  // More than a living launcher takes to reap; a dead one ends the wait.
 constexpr double stop_s = 2.0;
 
 /// Calls `ready` each time the descriptor is readable, while it returns true. The descriptor stays its
@@ -47,12 +48,14 @@ class Watch {
 }  // namespace
 
 Supervisor::Supervisor(const Config& config, const session::Session& session,
-                       const session::Manifest& manifest, ipc::LauncherClient& launcher, int host_socket)
+                       const session::Manifest& manifest, ipc::LauncherClient& launcher, int host_socket,
+                       int host_pidfd)
     : config_(config),
       session_(session),
       reduction_(session, manifest),
       launcher_(launcher),
       host_socket_(host_socket),
+      host_pidfd_(host_pidfd),
       runners_(static_cast<std::size_t>(config.nprocs)) {}
 
 void Supervisor::start_runners() {
@@ -88,7 +91,7 @@ void Supervisor::start_runner(int rank, base::Deadline deadline) {
       throw RunnerError(fmt::format("runner {} was not ready within start_timeout ({} s); it is in phase {}",
                                     rank, config_.start_timeout, to_string(record.phase.load())),
                         rank, to_string(record.phase.load()));
-    if (ipc::is_closed(host_socket_)) throw SessionError("the host ended while the runners started");
+    if (host_gone()) throw SessionError("the host ended while the runners started");
     ipc::wait_changed(epoch, seen, 5'000'000, 0);
   }
 }
@@ -149,9 +152,7 @@ void Supervisor::run() {
     return false;
   };
   watch(host_socket_, stop);  // "stop", or its end: either way.
-  const auto host = ipc::open_pidfd(getppid());
-  if (getppid() == 1) return stop_runners();
-  watch(host.get(), stop);
+  watch(host_pidfd_, stop);   // A child that the host forked may hold copies of its socket.
   watch(launcher_.socket(), [&] {
     take_launcher_events();
     return !ipc::has_ended(launcher_.pidfd());
@@ -167,6 +168,10 @@ void Supervisor::run() {
   }
   context.run();
   stop_runners();
+}
+
+bool Supervisor::host_gone() const noexcept {
+  return ipc::is_closed(host_socket_) || ipc::has_ended(host_pidfd_);
 }
 
 void Supervisor::stop_runners() {

@@ -37,6 +37,7 @@ class Supervisor {
   bool take_launcher_event(base::Deadline deadline);
   void lost(int rank, int wait_status);
   void finish_for(int rank);
+  bool host_gone() const noexcept;
   void stop_runners();
 
   const Config& config_;
@@ -44,6 +45,7 @@ class Supervisor {
   session::Reduction reduction_;
   ipc::LauncherClient& launcher_;
   int host_socket_;
+  int host_pidfd_;
   std::vector<Runner> runners_;
 };
 

@@ -70,19 +70,20 @@ std::uint64_t draw_seed() {
   return generator->random64();
 }
 
-template <typename T>
-void fill_mask(T* out, std::size_t count, double rate) {
-  VectorRandom random(draw_seed());
+// Integers and a choice alone, so every instruction set gives the same mask.
+[[gnu::target_clones("avx512f", "avx2", "default")]] void fill_mask(float* out, std::size_t count,
+                                                                    double rate, float kept,
+                                                                    std::uint64_t seed) {
+  VectorRandom random(seed);
   const auto threshold = static_cast<std::uint32_t>(rate * 0x1p32);
-  const auto kept = static_cast<T>(1 / (1 - rate));
   std::size_t i = 0;
   for (; i + VectorRandom::lanes <= count; i += VectorRandom::lanes) {
     const auto draw = random.next();
     for (std::size_t lane = 0; lane < draw.size(); ++lane)
-      out[i + lane] = draw[lane] < threshold ? T{0} : kept;
+      out[i + lane] = draw[lane] < threshold ? 0.0F : kept;
   }
   const auto draw = random.next();
-  for (std::size_t lane = 0; i < count; ++i, ++lane) out[i] = draw[lane] < threshold ? T{0} : kept;
+  for (std::size_t lane = 0; i < count; ++i, ++lane) out[i] = draw[lane] < threshold ? 0.0F : kept;
 }
 
 }  // namespace
@@ -143,14 +144,12 @@ at::Tensor field(const Batch& batch, const std::string& name, at::ScalarType dty
 }
 
 at::Tensor dropout_mask(at::IntArrayRef shape, double rate, at::ScalarType dtype) {
-  auto mask = at::empty(shape, at::TensorOptions().dtype(dtype == at::kDouble ? at::kDouble : at::kFloat));
-  const auto count = static_cast<std::size_t>(mask.numel());
-  if (dtype == at::kDouble) {
-    fill_mask(mask.mutable_data_ptr<double>(), count, rate);
-  } else {
-    fill_mask(mask.mutable_data_ptr<float>(), count, rate);
-  }
-  return mask;
+  const double kept = 1 / (1 - rate);
+  const bool wide = dtype == at::kDouble;
+  auto mask = at::empty(shape, at::TensorOptions().dtype(at::kFloat));
+  fill_mask(mask.mutable_data_ptr<float>(), static_cast<std::size_t>(mask.numel()), rate,
+            wide ? 1.0F : static_cast<float>(kept), draw_seed());
+  return wide ? mask.to(at::kDouble).mul_(kept) : mask;
 }
 
 at::Tensor add_dropped(const at::Tensor& residual, const at::Tensor& branch, double rate) {

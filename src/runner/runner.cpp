@@ -95,6 +95,7 @@ Runner::Runner(const Config& config, const session::Session& session, int rank, 
       reduction_(session_, manifest_) {
   enter(Phase::init);
   keep_freed_pages();
+  session_.populate_for(rank);
   at::set_num_threads(thread_count(config));
   at::globalContext().setDeterministicAlgorithms(config.deterministic, /*warn_only=*/true);
   model_ = make_model(config);

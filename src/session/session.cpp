@@ -79,6 +79,19 @@ Session Session::attach(std::vector<base::UniqueFd> fds, int protect_for_rank, b
   return session;
 }
 
+void Session::populate_for(int rank) const {
+  ipc::populate_read(parameters(), master_bytes());
+  ipc::populate(gradients(), master_bytes(), 1);
+  for (int other = 0; other < ranks(); ++other) {
+    const auto& slab_map = slabs_[static_cast<std::size_t>(other)];
+    if (other == rank) {
+      ipc::populate(slab_map.data(), slab_map.size(), 1);
+    } else {
+      ipc::populate_read(slab_map.data(), slab_map.size());
+    }
+  }
+}
+
 void Session::publish() noexcept { header_->magic.store(magic); }
 
 std::vector<int> Session::fds() const {

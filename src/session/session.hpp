@@ -29,6 +29,8 @@ class Session {
                         bool protect_parameters = false);
 
   void publish() noexcept;
+  /// Makes every page that `rank` touches in a step present in this process: no step waits for page faults.
+  void populate_for(int rank) const;
   /// The session memfd, then the slab of each rank.
   std::vector<int> fds() const;
 

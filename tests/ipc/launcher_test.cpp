@@ -44,9 +44,7 @@ int obey(SpawnRequest request) {
       send(socket, "ignored");
     }
     if (word == "have a child") {
-      if (fork() == 0) {
-        for (;;) pause();
-      }
+      if (fork() == 0) hang();
       send(socket, "born");
     }
   }
@@ -250,8 +248,7 @@ TEST_F(LauncherTest, EverythingDiesWithTheClient) {
     receive(runner_socket.get(), soon());
     const int pidfds[] = {launcher.pidfd(), started.pidfd.get()};
     send(socket, "started", pidfds);
-    for (;;) pause();
-    return 0;
+    hang();
   });
   const auto message = receive(ours.get(), soon()).value();
   ASSERT_EQ(message.fds.size(), 2U);

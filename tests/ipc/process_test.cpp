@@ -42,11 +42,10 @@ std::string signals(const std::string& key) {
 
 int ignore_term() {
   signal(SIGTERM, SIG_IGN);
-  if (fork() == 0) {  // Of the same group, with a copy of the socket: its end is seen when both have ended.
-    for (;;) pause();
-  }
+  if (fork() == 0)
+    hang();  // Of the same group, with a copy of the socket: its end is seen when both have ended.
   send(role_socket, "ready");
-  for (;;) pause();
+  hang();
 }
 
 Child execute_role(const char* role, int socket) {
@@ -234,8 +233,7 @@ TEST(Usage, ReadsANameWithParenthesesAndBlanks) {
   const auto child = fork_child([socket = theirs.get()] {
     name_process(") Z 1 (x");
     send(socket, "named");
-    for (;;) pause();
-    return 0;
+    hang();
   });
   receive(ours.get(), soon());
   EXPECT_NE(usage(child.pid).value().state, 'Z');

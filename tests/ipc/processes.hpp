@@ -17,6 +17,12 @@ namespace accelmgr::ipc::test {
 /// More than anything here takes on a loaded machine; reached only by a test that fails.
 inline base::Deadline soon() { return base::Deadline::in_seconds(20); }
 
+/// Does nothing until it is killed; not for ever, should the test that kills it fail.
+[[noreturn]] inline void hang() {
+  alarm(60);
+  for (;;) pause();
+}
+
 /// Runs `body` in a forked child; what it returns is the exit code.
 template <class Body>
 Child fork_child(Body&& body) {

@@ -30,7 +30,7 @@ class Net : public torch::nn::Module {
   torch::nn::Linear last_;
 };
 
-Batch batch() {
+Batch net_batch() {
   seed(11);
   return Batch({{"input", at::randn({6, 4})}, {"target", integers(4, {6})}});
 }
@@ -49,12 +49,12 @@ TEST(TorchModule, ListsTensorsUnderTheirNamesTheSameAtEveryCall) {
 
 TEST(TorchModule, ComputesOnMemoryThatItsParametersArePointedAt) {
   TorchModule<Net> model(std::make_shared<Net>());
-  const auto expected = value_of(model.forward(batch()));
+  const auto expected = value_of(model.forward(net_batch()));
   BoundMemory memory(model.parameters());
-  EXPECT_EQ(value_of(model.forward(batch())), expected);
+  EXPECT_EQ(value_of(model.forward(net_batch())), expected);
   memory.fill(0);
-  EXPECT_NE(value_of(model.forward(batch())), expected);
-  EXPECT_EQ(model.forward(batch()).scalars.at(0).second, 6);
+  EXPECT_NE(value_of(model.forward(net_batch())), expected);
+  EXPECT_EQ(model.forward(net_batch()).scalars.at(0).second, 6);
 }
 
 TEST(TorchModule, SwitchesTheModuleBetweenTrainingAndEvaluation) {

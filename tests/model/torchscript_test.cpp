@@ -20,7 +20,7 @@ std::unique_ptr<Model> script(const std::string& name) {
   return make(config_of_file(SCRIPT_FOLDER "/" + name + ".pt"));
 }
 
-Batch batch() {
+Batch script_batch() {
   seed(11);
   return Batch({{"input", at::randn({6, 4})}, {"target", integers(3, {6})}});
 }
@@ -28,14 +28,14 @@ Batch batch() {
 TEST(TorchScript, TakesTheLossOfADictATupleOrALoneTensor) {
   for (const char* name : {"DictOutput", "TupleOutput", "LoneTensor"}) {
     const auto made = script(name);
-    const auto loss = model::checked_loss(made->forward(batch()));
+    const auto loss = model::checked_loss(made->forward(script_batch()));
     EXPECT_GT(loss.item().toDouble(), 0) << name;
-    for (const auto& gradient : gradients(*made, batch())) EXPECT_TRUE(gradient.defined()) << name;
+    for (const auto& gradient : gradients(*made, script_batch())) EXPECT_TRUE(gradient.defined()) << name;
   }
 }
 
 TEST(TorchScript, OtherNumbersOfADictAreScalarsAndLargerTensorsAreNot) {
-  const auto outputs = script("DictOutput")->forward(batch());
+  const auto outputs = script("DictOutput")->forward(script_batch());
   ASSERT_EQ(outputs.scalars.size(), 1u);
   EXPECT_EQ(outputs.scalars[0].first, "accuracy");
   EXPECT_GE(outputs.scalars[0].second, 0);
@@ -58,23 +58,23 @@ TEST(TorchScript, ItsBuffersFollowTheBatchesWhileTrainingAlone) {
   const auto buffers = made->buffers();
   const auto mean = std::ranges::find(buffers, "layers.1.running_mean", &NamedTensor::name)->tensor;
   made->train(false);
-  made->forward(batch());
+  made->forward(script_batch());
   EXPECT_TRUE(mean.eq(0).all().item().toBool());
   made->train(true);
-  made->forward(batch());
+  made->forward(script_batch());
   EXPECT_FALSE(mean.eq(0).any().item().toBool());
 }
 
 TEST(TorchScript, ComputesOnMemoryThatItsParametersArePointedAt) {
   for (const char* name : {"LoneTensor", "Tied"}) {
     const auto made = script(name);
-    const auto expected = value_of(made->forward(batch()));
+    const auto expected = value_of(made->forward(script_batch()));
     BoundMemory memory(made->parameters());
-    EXPECT_EQ(value_of(made->forward(batch())), expected) << name;
+    EXPECT_EQ(value_of(made->forward(script_batch())), expected) << name;
     for (const auto& [parameter, tensor] : made->parameters())
       EXPECT_TRUE(memory.holds(tensor)) << name << " " << parameter;
     memory.fill(0);
-    EXPECT_NE(value_of(made->forward(batch())), expected) << name;
+    EXPECT_NE(value_of(made->forward(script_batch())), expected) << name;
   }
 }
 
@@ -87,18 +87,18 @@ TEST(TorchScript, TiedWeightsAreOneTensorUnderEachName) {
   EXPECT_TRUE(parameters[0].tensor.is_same(parameters[1].tensor));
 
   BoundMemory memory(parameters);
-  made->forward(batch()).loss.backward();
+  made->forward(script_batch()).loss.backward();
   EXPECT_TRUE(parameters[0].tensor.grad().ne(0).all().item().toBool()) << "of both uses";
   // Both uses read the one memory: with the decoder at 0, all logits are 0.
   memory.fill(0);
-  EXPECT_NEAR(value_of(made->forward(batch())), std::log(4.0), 1e-6);
+  EXPECT_NEAR(value_of(made->forward(script_batch())), std::log(4.0), 1e-6);
 }
 
 TEST(TorchScript, ItsFirstGradientsAreThoseOfAllLaterRuns) {
   const auto made = script("LoneTensor");
-  const auto first = gradients(*made, batch());
+  const auto first = gradients(*made, script_batch());
   for (int run = 0; run < 3; ++run) {
-    const auto later = gradients(*made, batch());
+    const auto later = gradients(*made, script_batch());
     for (std::size_t i = 0; i < first.size(); ++i)
       EXPECT_TRUE(first[i].equal(later[i])) << made->parameters()[i].name;
   }
@@ -115,7 +115,7 @@ TEST(TorchScript, FieldsThatForwardDoesNotTakeOrMissesAreNamed) {
 
 TEST(TorchScript, AnOutputWithoutALossIsRefused) {
   const auto forward = [](const char* name) {
-    return message_of<ModelError>([&] { model::checked_loss(script(name)->forward(batch())); });
+    return message_of<ModelError>([&] { model::checked_loss(script(name)->forward(script_batch())); });
   };
   expect_contains(forward("DictWithoutLoss"), {"DictWithoutLoss.pt", "'loss'", "logits, target"});
   expect_contains(forward("NoTensor"), {"NoTensor.pt", "int", "there is no loss"});

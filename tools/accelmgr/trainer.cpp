@@ -68,8 +68,7 @@ int Trainer::run() {
 bool Trainer::step() {
   const auto per_update = config_.optimizer.steps_per_update;
   const bool first_of_update = summary_.steps % per_update == 0;
-  const auto result = manager_->step(
-      {.timeout_s = {}, .accumulate = !first_of_update, .parameters_changed = first_of_update});
+  const auto result = manager_->step({.accumulate = !first_of_update, .parameters_changed = false});
   if (!result.counted) {
     failure_ = result;
     log_.step(result, 0, {});
