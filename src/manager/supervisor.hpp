@@ -17,7 +17,7 @@ namespace accelmgr::manager {
 class Supervisor {
  public:
   Supervisor(const Config& config, const session::Session& session, const session::Manifest& manifest,
-             ipc::LauncherClient& launcher, int host_socket);
+             ipc::LauncherClient& launcher, int host_socket, int host_pidfd);
 
   /// Staged: a runner is forked when the one before is ready. Answers the host when all are. Throws
   /// RunnerError when one fails, SessionError on `start_timeout` and when the host is gone.

@@ -249,6 +249,7 @@ TEST_F(LauncherTest, EverythingDiesWithTheClient) {
     const int pidfds[] = {launcher.pidfd(), started.pidfd.get()};
     send(socket, "started", pidfds);
     hang();
+    return 0;
   });
   const auto message = receive(ours.get(), soon()).value();
   ASSERT_EQ(message.fds.size(), 2U);

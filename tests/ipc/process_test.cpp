@@ -42,8 +42,8 @@ std::string signals(const std::string& key) {
 
 int ignore_term() {
   signal(SIGTERM, SIG_IGN);
-  if (fork() == 0)
-    hang();  // Of the same group, with a copy of the socket: its end is seen when both have ended.
+  // Of the same group, with a copy of the socket, whose end shows that both have ended.
+  if (fork() == 0) hang();
   send(role_socket, "ready");
   hang();
 }
@@ -234,6 +234,7 @@ TEST(Usage, ReadsANameWithParenthesesAndBlanks) {
     name_process(") Z 1 (x");
     send(socket, "named");
     hang();
+    return 0;
   });
   receive(ours.get(), soon());
   EXPECT_NE(usage(child.pid).value().state, 'Z');

@@ -48,6 +48,16 @@ void* shared_memory(std::size_t bytes) {
   return memory;
 }
 
+int exit_code_of(const std::function<void()>& work) noexcept {
+  try {
+    work();
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+}
+
 pid_t fork_worker(const std::function<void()>& work) {
   std::fflush(nullptr);
   const pid_t parent = getpid();
@@ -56,13 +66,7 @@ pid_t fork_worker(const std::function<void()>& work) {
   if (pid > 0) return pid;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
-  int code = 0;
-  try {
-    work();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    code = 1;
-  }
+  const int code = exit_code_of(work);
   std::fflush(nullptr);
   _exit(code);
 }

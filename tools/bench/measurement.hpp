@@ -29,8 +29,10 @@ T* share(std::size_t count = 1) {
   return static_cast<T*>(shared_memory(count * sizeof(T)));
 }
 
-/// Forks a process that runs `work` and ends: with 1 and the error's text on standard error if it throws. It
-/// is killed when this process ends.
+/// Runs `work`: 0, or 1 and the error's text on standard error if it throws.
+int exit_code_of(const std::function<void()>& work) noexcept;
+
+/// Forks a process that runs `work` and ends with its exit code. It is killed when this process ends.
 pid_t fork_worker(const std::function<void()>& work);
 
 /// Waits until all have ended. Throws std::runtime_error when one failed, and kills the others then: they may

@@ -212,10 +212,7 @@ std::optional<double> system_calls(std::size_t bytes, Case in_case, int count) {
   return double(counter.count()) / count;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const bool quick = bench::parse_quick(argc, argv);
+void measure(bool quick) {
   const int count = quick ? 50 : 400;
   bool counted = true;
   for (const std::size_t bytes : sizes) {
@@ -229,4 +226,11 @@ int main(int argc, char** argv) {
     }
   }
   if (!counted) fmt::print(stderr, "queue: processes may not be traced here; no system calls were counted\n");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool quick = bench::parse_quick(argc, argv);
+  return bench::exit_code_of([&] { measure(quick); });
 }
