@@ -36,7 +36,7 @@ Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& se
   } catch (const SessionError& error) {
     const bool died = processes.manager_ended();
     const auto how = processes.end();
-    if (died) throw SessionError(fmt::format("{} (the manager process {})", error.what(), how));
+    if (died) throw SessionError(fmt::format("{} (the manager process: {})", error.what(), how));
     throw;
   } catch (...) {
     processes.end();

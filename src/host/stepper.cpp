@@ -7,6 +7,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
+#include "host/openmp.hpp"
 #include "ipc/epoch.hpp"
 #include "ipc/process.hpp"
 #include "session/attempt.hpp"
@@ -57,6 +58,7 @@ StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_chan
     outcome = lost(rank);
   } else {
     if (parameters_changed) control.parameter_version.store(version + 2);
+    release_idle_threads();
     const auto attempt = session::open_attempt(
         session_, {.participants = participants_,
                    .accumulate = accumulate,
@@ -198,7 +200,7 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
     for (int rank = 0; rank < config_.nprocs; ++rank) reduction_.finish_slice(rank, attempt);
   }
   session::close_if_over(session_, attempt);
-  return {StepStatus::manager_lost, "the manager process is gone: it " + manager_exit_, -1};
+  return {StepStatus::manager_lost, "the manager process is gone: " + manager_exit_, -1};
 }
 
 std::string Stepper::phases() const {

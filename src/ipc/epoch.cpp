@@ -38,6 +38,15 @@ bool spin(const Epoch& epoch, std::uint32_t seen, std::int64_t until_ns) noexcep
   return load(epoch) != seen;
 }
 
+/// Returns whether it was woken; false at the time `until_ns`, when a signal interrupts, or when it need not
+/// park.
+bool park(Epoch& epoch, std::uint32_t seen, std::int64_t until_ns) noexcept {
+  const auto left_ns = until_ns - base::now_ns();
+  if (left_ns <= 0) return false;
+  const timespec timeout{.tv_sec = left_ns / 1'000'000'000, .tv_nsec = left_ns % 1'000'000'000};
+  return futex(epoch.value, FUTEX_WAIT, seen, &timeout) == 0;
+}
+
 }  // namespace
 
 // No wake-up is lost. The waiter writes `waiters`, then the kernel reads `value` (under the lock of the
@@ -60,11 +69,10 @@ bool wait_changed(Epoch& epoch, std::uint32_t seen, std::int64_t timeout_ns, int
   if (load(epoch) != seen) return true;
   const auto begin_ns = base::now_ns();
   if (spin(epoch, seen, begin_ns + std::min<std::int64_t>(timeout_ns, spin_us * 1000LL))) return true;
-  const auto left_ns = begin_ns + timeout_ns - base::now_ns();
-  if (left_ns <= 0) return false;
-  const timespec timeout{.tv_sec = left_ns / 1'000'000'000, .tv_nsec = left_ns % 1'000'000'000};
   epoch.waiters.fetch_add(1, std::memory_order_seq_cst);
-  futex(epoch.value, FUTEX_WAIT, seen, &timeout);
+  // A wake may come late and be meant for an advance that was seen before: then go on.
+  while (park(epoch, seen, begin_ns + timeout_ns) && load(epoch) == seen) {
+  }
   epoch.waiters.fetch_sub(1, std::memory_order_relaxed);
   return load(epoch) != seen;
 }

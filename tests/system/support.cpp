@@ -200,9 +200,9 @@ double distance(const std::vector<at::Tensor>& actual, const std::vector<at::Ten
     const double apart = actual[i].detach().to(at::kDouble).sub(wanted).norm().item().toDouble();
     if (apart == 0) continue;
     const double norm = wanted.norm().item().toDouble();
-    // Not std::max: what is not a number is as far as can be.
-    const double share = norm > 0 ? apart / norm : std::numeric_limits<double>::infinity();
-    if (!(share <= farthest)) farthest = share;
+    if (!(apart < std::numeric_limits<double>::infinity()) || norm == 0)
+      return std::numeric_limits<double>::infinity();
+    farthest = std::max(farthest, apart / norm);
   }
   return farthest;
 }

@@ -18,7 +18,7 @@ int run(int argc, char** argv) {
       "Begin with:  accelmgr train --config configs/gpt-licenses.yaml",
       "accelmgr"};
   app.set_version_flag("--version", ACCELMGR_VERSION);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // None is answered with the help, by us.
   app.footer("Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 130 interrupted.");
   Action action;
   add_train(app, action);
@@ -28,6 +28,10 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? exit_done : exit_usage;
+  }
+  if (!action) {
+    fmt::print(stderr, "{}", app.help());
+    return exit_usage;
   }
   return action();
 }

@@ -185,6 +185,7 @@ void measure(bool quick) {
   std::vector<pid_t> processes;
   for (int rank = 0; rank < runners; ++rank) {
     processes.push_back(bench::fork_worker([&] {
+      bench::pin(rank, runners);  // Two spinners on one core would measure the scheduler.
       each_round(schedule, std::size(ways), [&](int way, bool spins, std::uint32_t round, bool) {
         ways[way]->answer(rank, round, spins);
       });

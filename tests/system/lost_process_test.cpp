@@ -1,0 +1,226 @@
+// Whatever process is killed: the step says so, does not count, and nothing is left.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <sstream>
+
+#include "ipc/process.hpp"
+#include "roles.hpp"
+#include "staged_run.hpp"
+#include "support.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+/// Shown and kept beside the result: what a promise of time came to here. The bounds of the tests are far
+/// wider, for machines that are busy with other things.
+void report_ms(const std::string& what, std::int64_t begin_ns) {
+  const double ms = double(base::now_ns() - begin_ns) / 1e6;
+  std::printf("%s: %.1f ms\n", what.c_str(), ms);
+  testing::Test::RecordProperty(what, fmt::format("{:.1f} ms", ms));
+  EXPECT_LT(ms, 5000) << what;
+}
+
+TEST(LostRunner, KilledWhileItComputesEndsTheStep) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(1, Act::block);
+  auto step = run.step_in_background();
+  stage.wait_until_blocked(1);
+  const auto dead_ns = run.kill_and_wait(run.runner(1));
+  const auto result = step.get();
+  report_ms("from the runner's end to that of the step", dead_ns);
+  expect_failed(result, StepStatus::runner_lost,
+                {"runner 1", "killed by signal 9 (KILL)", "phase forward", "attempt 2"});
+  EXPECT_EQ(result.rank, 1);
+  EXPECT_EQ(result.step, 1u);
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+
+  expect_failed(run.manager().step(), StepStatus::runner_lost, {"runner 1", "killed by signal 9 (KILL)"});
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+}
+
+TEST(LostRunner, KilledBetweenStepsIsToldByTheNext) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  run.kill_and_wait(run.runner(0));
+  const auto result = run.manager().step();
+  expect_failed(result, StepStatus::runner_lost, {"runner 0", "killed by signal 9 (KILL)", "phase waiting"});
+  EXPECT_EQ(result.rank, 0);
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+}
+
+TEST(LostRunner, AnExceptionOfTheModelArrives) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(1, Act::throw_exception);
+  const auto result = run.manager().step();
+  expect_failed(result, StepStatus::runner_lost, {"runner 1", "phase forward", "the stage collapsed"});
+  EXPECT_EQ(result.rank, 1);
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+  EXPECT_TRUE(ipc::wait_ended(run.runner(1), soon()));
+  expect_failed(run.manager().step(), StepStatus::runner_lost, {"exit code 17", "the stage collapsed"});
+}
+
+TEST(LostLauncher, TakesTheRunnersWithIt) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(0, Act::block);
+  stage.tell(1, Act::block);
+  auto step = run.step_in_background();
+  stage.wait_until_blocked(0);
+  stage.wait_until_blocked(1);
+  const auto dead_ns = run.kill_and_wait(run.processes().launcher.get());
+  const auto result = step.get();
+  report_ms("from the launcher's end to that of the step", dead_ns);
+  expect_failed(result, StepStatus::runner_lost, {"runner", "killed by signal 9 (KILL)", "phase forward"});
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+}
+
+void expect_children_ended_of_killed_manager(const StagedRun& run, std::int64_t dead_ns) {
+  expect_ended(run.processes());
+  report_ms("from the manager's end to that of launcher and runners", dead_ns);
+}
+
+void expect_readable_after_lost_manager(StagedRun& run, const std::vector<at::Tensor>& gradients) {
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+  expect_failed(run.manager().step(), StepStatus::manager_lost, {"manager", "killed by signal 9 (KILL)"});
+  run.manager().stop();
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+}
+
+TEST(LostManager, KilledInAStepLeavesTheGradientsReadable) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(1, Act::block);
+  auto step = run.step_in_background();
+  stage.wait_until_blocked(1);
+  const auto dead_ns = run.kill_and_wait(run.processes().manager.get());
+  expect_failed(step.get(), StepStatus::manager_lost, {"manager", "killed by signal 9 (KILL)"});
+  expect_children_ended_of_killed_manager(run, dead_ns);
+  expect_readable_after_lost_manager(run, gradients);
+}
+
+TEST(LostManager, KilledBetweenStepsLeavesTheGradientsReadable) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  const auto dead_ns = run.kill_and_wait(run.processes().manager.get());
+  expect_children_ended_of_killed_manager(run, dead_ns);
+  expect_readable_after_lost_manager(run, gradients);
+}
+
+// An attempt that was aborted has slabs, but no part in the master, whoever finishes what is left.
+TEST(LostManager, KilledAfterAnAbortedStepAddsNothingOfIt) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(1, Act::undefined_gradient);
+  EXPECT_EQ(run.manager().step().status, StepStatus::nonfinite);
+  run.kill_and_wait(run.processes().manager.get());
+  expect_readable_after_lost_manager(run, gradients);
+}
+
+/// A host in a process of its own.
+class Host {
+ public:
+  Host(const Stage& stage, const std::string& forks, const std::string& steps) {
+    auto [says_out, says_in] = make_pipe();
+    auto [waits_out, waits_in] = make_pipe();
+    const std::pair<int, int> fds[] = {{says_in.get(), role_says}, {waits_out.get(), role_waits}};
+    host_ = ipc::execute_self({role_argument, hosts, stage.path(), forks, steps}, fds);
+    test_end_ = std::move(waits_in);
+    says_in.reset();
+    read_pids(says_out.get(), forks == "forks");
+  }
+
+  void kill_and_wait() {
+    ipc::send_signal(host_.pidfd.get(), SIGKILL);
+    EXPECT_TRUE(ipc::wait_ended(host_.pidfd.get(), soon()));
+  }
+  const Processes& processes() const { return processes_; }
+  /// The child that the host forked.
+  int child() const { return child_.get(); }
+  /// Ends that child.
+  void let_go() { test_end_.reset(); }
+
+ private:
+  static std::pair<base::UniqueFd, base::UniqueFd> make_pipe() {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
+  }
+
+  void read_pids(int from, bool forks) {
+    std::string line;
+    for (char c = 0; c != '\n';) {
+      ASSERT_EQ(read(from, &c, 1), 1) << "the host ended before it had a manager";
+      line += c;
+    }
+    std::istringstream words(line);
+    std::vector<pid_t> pids{std::istream_iterator<pid_t>(words), {}};
+    if (forks) {
+      child_ = ipc::open_pidfd(pids.back());
+      pids.pop_back();
+    }
+    processes_ = processes_of(pids.at(0), {pids.begin() + 1, pids.end()});
+  }
+
+  ipc::Child host_;
+  Processes processes_;
+  base::UniqueFd child_;
+  base::UniqueFd test_end_;
+};
+
+TEST(LostHost, TakesAllWithIt) {
+  const Stage stage;
+  Host host(stage, "alone", "idles");
+  host.kill_and_wait();
+  const auto dead_ns = base::now_ns();
+  expect_ended(host.processes());
+  report_ms("from the host's end to that of all", dead_ns);
+  expect_nothing_left();
+}
+
+// The child holds the host's end of the socket, so its closing tells nobody.
+TEST(LostHost, TakesAllWithItWhileAChildThatItForkedLives) {
+  const Stage stage;
+  Host host(stage, "forks", "idles");
+  host.kill_and_wait();
+  const auto dead_ns = base::now_ns();
+  expect_ended(host.processes());
+  report_ms("from the host's end to that of all", dead_ns);
+  EXPECT_FALSE(ipc::has_ended(host.child()));
+  host.let_go();
+  EXPECT_TRUE(ipc::wait_ended(host.child(), soon()));
+  expect_nothing_left();
+}
+
+TEST(LostHost, TakesRunnersWithItThatHangInTheModel) {
+  Stage stage;
+  stage.tell(1, Act::block);
+  Host host(stage, "alone", "steps");
+  stage.wait_until_blocked(1);
+  host.kill_and_wait();
+  expect_ended(host.processes());
+  expect_nothing_left();
+}
+
+}  // namespace
+}  // namespace accelmgr::test

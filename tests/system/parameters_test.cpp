@@ -1,0 +1,228 @@
+// Who may write the master parameters and when; what runners compute with; what becomes of buffers; training.
+#include <ATen/ops/rand_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <torch/optim/adamw.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "support.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+std::vector<at::Tensor> random_like(const std::vector<NamedTensor>& tensors) {
+  std::vector<at::Tensor> out;
+  for (const auto& [name, tensor] : tensors) out.push_back(at::rand_like(tensor.detach()));
+  return out;
+}
+
+TEST(Parameters, AndGradientsNeverChangeTheirAddresses) {
+  const auto config = small_config("mlp");
+  auto manager = Manager::start(config);
+  const auto parameters = addresses(manager.parameters());
+  const auto gradients = addresses(manager.gradients());
+  const auto expect_in_place = [&](const char* after) {
+    EXPECT_EQ(addresses(manager.parameters()), parameters) << after;
+    EXPECT_EQ(addresses(manager.gradients()), gradients) << after;
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+      EXPECT_EQ(manager.parameters()[i].tensor.grad().const_data_ptr(), gradients[i]) << after;
+  };
+  expect_in_place("start");
+  expect_ok(manager);
+  expect_in_place("a step");
+  Optimizer(config.optimizer, manager.groups(), 1).step();
+  expect_in_place("an update by an optimizer");
+  manager.update_model_parameters(random_like(manager.parameters()));
+  expect_in_place("update_model_parameters()");
+  expect_ok(manager, {.accumulate = false});
+  manager.zero_grad();
+  expect_in_place("zero_grad()");
+  manager.stop();
+  expect_in_place("stop()");
+}
+
+TEST(Parameters, OfAnUpdateAreThoseOfTheNextStep) {
+  const auto config = small_config("mlp");
+  auto manager = Manager::start(config);
+  Reference reference(config);
+  for (int step = 0; step < 2; ++step) {
+    const auto values = random_like(manager.parameters());
+    manager.update_model_parameters(values);
+    EXPECT_TRUE(same_bits(copies(manager.parameters()), values));
+    // An update says itself that the parameters are others.
+    expect_ok(manager, {.accumulate = false, .parameters_changed = false});
+    EXPECT_LE(distance(copies(manager.gradients()), reference.step(values).gradients), 1e-6);
+  }
+}
+
+TEST(Parameters, OfWrongCountShapeOrDtypeAreRefusedAndNothingChanges) {
+  auto manager = Manager::start(small_config("mlp"));
+  const auto before = copies(manager.parameters());
+  const auto version = manager.statistics().parameter_version;
+  const auto good = random_like(manager.parameters());
+  const auto message = [&](auto&& spoil) {
+    auto values = good;
+    spoil(values);
+    const auto text = message_of<ModelError>([&] { manager.update_model_parameters(values); });
+    EXPECT_TRUE(same_bits(copies(manager.parameters()), before)) << text;
+    EXPECT_EQ(manager.statistics().parameter_version, version) << text;
+    return text;
+  };
+  // The last one each time: those before it could have been written already.
+  using Values = std::vector<at::Tensor>;
+  EXPECT_THAT(message([](Values& v) { v.pop_back(); }), testing::HasSubstr("5 tensors for 6 parameters"));
+  EXPECT_THAT(message([](Values& v) { v.back() = at::zeros({5}); }),
+              testing::AllOf(testing::HasSubstr("'output.bias'"), testing::HasSubstr("[5]")));
+  EXPECT_THAT(message([](Values& v) { v.back() = v.back().to(at::kDouble); }),
+              testing::AllOf(testing::HasSubstr("'output.bias'"), testing::HasSubstr("Double")));
+  EXPECT_THAT(message([](Values& v) { v.back() = at::Tensor(); }), testing::HasSubstr("'output.bias'"));
+  EXPECT_THAT(message([](Values& v) { v.back() = v.back().to_sparse(); }),
+              testing::AllOf(testing::HasSubstr("'output.bias'"), testing::HasSubstr("sparse")));
+  expect_ok(manager);
+}
+
+TEST(Parameters, HaveAVersionThatTheResultNames) {
+  auto manager = Manager::start(small_config("mlp"));
+  const auto version_of = [&](bool changed) {
+    return expect_ok(manager, {.parameters_changed = changed}).parameter_version;
+  };
+  const auto first = version_of(true);
+  EXPECT_EQ(manager.statistics().parameter_version, first);
+  EXPECT_EQ(version_of(false), first);
+  const auto second = version_of(true);
+  EXPECT_GT(second, first);
+  { const auto writing = manager.writing(); }
+  const auto third = version_of(false);
+  EXPECT_GT(third, second);
+  manager.update_model_parameters(random_like(manager.parameters()));
+  EXPECT_GT(version_of(false), third);
+}
+
+TEST(Parameters, CannotBeSteppedWithNorUpdatedWhileTheyAreWritten) {
+  auto manager = Manager::start(small_config("mlp"));
+  const auto before = copies(manager.parameters());
+  {
+    const auto writing = manager.writing();
+    EXPECT_THAT(message_of<UsageError>([&] { manager.step(); }), testing::HasSubstr("writing()"));
+    EXPECT_THAT(message_of<UsageError>([&] { const auto nested = manager.writing(); }),
+                testing::HasSubstr("writing()"));
+    message_of<UsageError>([&] { manager.update_model_parameters(random_like(manager.parameters())); });
+  }
+  EXPECT_TRUE(same_bits(copies(manager.parameters()), before));
+  EXPECT_EQ(expect_ok(manager).step, 1u) << "the step that threw is none";
+}
+
+std::vector<at::Tensor> buffers_of(const Reference& reference, const Config& config) {
+  std::vector<at::Tensor> out;
+  const auto first = reference.buffers(0);
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    std::vector<at::Tensor> ranks;
+    for (int rank = 0; rank < config.nprocs; ++rank) ranks.push_back(reference.buffers(rank)[i].tensor);
+    const bool mean = config.buffers.policy == BufferPolicy::mean && ranks[0].is_floating_point();
+    out.push_back(mean ? at::stack(ranks).mean(0) : ranks[0].clone());
+  }
+  return out;
+}
+
+class Buffers : public testing::TestWithParam<BufferPolicy> {};
+
+TEST_P(Buffers, AreThoseOfRanksThatKeepTheirOwnByPolicy) {
+  auto config = small_config("convnet");
+  config.grad_accumulation_steps = 2;
+  config.buffers.policy = GetParam();
+  auto manager = Manager::start(config);
+  Reference reference(config);
+  EXPECT_EQ(manager.buffers().size(), 9u);
+  EXPECT_TRUE(same_bits(copies(manager.buffers()), buffers_of(reference, config))) << "before any step";
+  for (int step = 0; step < 3; ++step) {
+    reference.step(copies(manager.parameters()));
+    expect_ok(manager);
+    EXPECT_LE(distance(copies(manager.buffers()), buffers_of(reference, config)), 1e-6) << step;
+  }
+  EXPECT_GT(distance(copies(reference.buffers(0)), copies(reference.buffers(1))), 1e-3)
+      << "the ranks' do not differ: the policy makes no difference";
+}
+
+INSTANTIATE_TEST_SUITE_P(Policy, Buffers, testing::Values(BufferPolicy::rank0, BufferPolicy::mean),
+                         [](const auto& info) {
+                           return std::string(info.param == BufferPolicy::mean ? "Mean" : "Rank0");
+                         });
+
+TEST(StateDict, HoldsCopiesOfAllParametersAndBuffers) {
+  auto manager = Manager::start(small_config("convnet"));
+  expect_ok(manager);
+  const auto state = manager.state_dict();
+  auto expected = manager.buffers();
+  for (const auto& [name, tensor] : manager.parameters()) expected.push_back({name, tensor.detach().clone()});
+  ASSERT_EQ(state.size(), expected.size());
+  for (const auto& [name, tensor] : expected) {
+    const auto found = std::ranges::find(state, name, &NamedTensor::name);
+    ASSERT_NE(found, state.end()) << name;
+    EXPECT_TRUE(same_bits({found->tensor}, {tensor})) << name;
+  }
+  manager.update_model_parameters(random_like(manager.parameters()));
+  for (const auto& [name, tensor] : expected)
+    EXPECT_TRUE(same_bits({std::ranges::find(state, name, &NamedTensor::name)->tensor}, {tensor})) << name;
+}
+
+/// libtorch's own, over tensors of this process.
+class PlainTraining {
+ public:
+  PlainTraining(const Config& config, const std::vector<NamedTensor>& parameters) : reference_(config) {
+    std::vector<at::Tensor> decayed, others;
+    for (const auto& tensor : copies(parameters)) {
+      parameters_.push_back(tensor.clone().requires_grad_());
+      (tensor.dim() < 2 ? others : decayed).push_back(parameters_.back());
+    }
+    const auto options = [&](double decay) {
+      return std::make_unique<torch::optim::AdamWOptions>(
+          torch::optim::AdamWOptions(config.optimizer.learning_rate).weight_decay(decay));
+    };
+    optimizer_ = std::make_unique<torch::optim::AdamW>(std::vector<torch::optim::OptimizerParamGroup>{
+        {decayed, options(config.optimizer.weight_decay)}, {others, options(0)}});
+  }
+
+  double step() {
+    const auto [loss, samples, scalars, gradients] = reference_.step(detached());
+    for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = gradients[i];
+    optimizer_->step();
+    return loss;
+  }
+
+  std::vector<at::Tensor> detached() const {
+    std::vector<at::Tensor> out;
+    for (const auto& parameter : parameters_) out.push_back(parameter.detach());
+    return out;
+  }
+
+ private:
+  Reference reference_;
+  std::vector<at::Tensor> parameters_;
+  std::unique_ptr<torch::optim::AdamW> optimizer_;
+};
+
+TEST(Training, ThroughTheManagerIsThatOfAPlainLoop) {
+  auto config = small_config("mlp");
+  config.grad_accumulation_steps = 2;
+  config.data.elements = 12;  // One step's, every step: its loss must fall.
+  config.optimizer.learning_rate = 0.01;
+  config.optimizer.weight_decay = 0.1;
+  auto manager = Manager::start(config);
+  PlainTraining plain(config, manager.parameters());
+  Optimizer optimizer(config.optimizer, manager.groups(), 5);
+  double last_loss = std::numeric_limits<double>::infinity();
+  for (int step = 0; step < 5; ++step) {
+    const auto loss = expect_ok(manager, {.accumulate = false}).loss;
+    optimizer.step();
+    EXPECT_NEAR(loss, plain.step(), 1e-5);
+    EXPECT_LT(loss, last_loss);
+    last_loss = loss;
+  }
+  EXPECT_LE(distance(copies(manager.parameters()), plain.detached()), 1e-5);
+}
+
+}  // namespace
+}  // namespace accelmgr::test

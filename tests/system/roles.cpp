@@ -1,0 +1,60 @@
+#include "roles.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "accelmgr/init.hpp"
+#include "accelmgr/manager.hpp"
+#include "stage.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+void say(const std::string& line) {
+  if (write(role_says, line.data(), line.size()) != static_cast<ssize_t>(line.size())) _exit(3);
+}
+
+void wait_for_test() {
+  char byte;
+  if (read(role_waits, &byte, 1) != 0) _exit(3);
+}
+
+int start_without_init() {
+  try {
+    Manager::start(Config{});
+  } catch (const UsageError& error) {
+    say(error.what());
+    return 0;
+  }
+  return 1;
+}
+
+int host(const std::vector<std::string>& arguments, int argc, char** argv) {
+  init(argc, argv);
+  auto manager = Manager::start(staged_config(arguments.at(0)));
+  const auto statistics = manager.statistics();
+  std::string pids = fmt::format("{}", statistics.manager_pid);
+  for (const auto& runner : statistics.runners) pids += fmt::format(" {}", runner.pid);
+  if (arguments.at(1) == "forks") {
+    const auto child = fork();
+    if (child == 0) {
+      wait_for_test();
+      _exit(0);
+    }
+    pids += fmt::format(" {}", child);
+  }
+  say(pids + "\n");
+  if (arguments.at(2) == "steps") manager.step();
+  wait_for_test();
+  return 0;
+}
+
+}  // namespace
+
+int play(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv) {
+  if (role == starts_without_init) return start_without_init();
+  if (role == hosts) return host(arguments, argc, argv);
+  return 2;
+}
+
+}  // namespace accelmgr::test

@@ -1,0 +1,207 @@
+#include "stage.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+#include "accelmgr/batch_source.hpp"
+#include "accelmgr/errors.hpp"
+#include "accelmgr/model.hpp"
+#include "base/clock.hpp"
+#include "support.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+constexpr std::int64_t inputs = 8;
+constexpr std::int64_t hidden = 16;
+constexpr std::int64_t wait_slice_ns = 20'000'000;
+constexpr double patience_s = 30;  // More than anything here takes; reached only by a test that fails.
+
+ipc::Mapping map_script(int fd) { return {fd, 0, sizeof(Script), ipc::Access::read_write}; }
+
+Script& script_in(const ipc::Mapping& map) { return *reinterpret_cast<Script*>(map.data()); }
+
+ipc::Mapping open_script(const std::string& path) {
+  const base::UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd) throw SystemError("opening " + path, errno);
+  return map_script(fd.get());
+}
+
+/// Regression with all that an aborted step must leave no trace in: BatchNorm's buffers, and dropout's draws
+/// from the generator.
+class StagedModel final : public Model {
+ public:
+  explicit StagedModel(const Config& config)
+      : map_(open_script(config.model.options.at("stage"))), nprocs_(config.nprocs) {}
+
+  std::vector<NamedTensor> parameters() override {
+    return {{"hidden.weight", hidden_weight_},
+            {"norm.weight", norm_weight_},
+            {"norm.bias", norm_bias_},
+            {"output.weight", output_weight_},
+            {"output.bias", output_bias_}};
+  }
+  std::vector<NamedTensor> buffers() override {
+    return {{"norm.running_mean", running_mean_}, {"norm.running_var", running_var_}};
+  }
+  void train(bool on) override { training_ = on; }
+
+  Outputs forward(const Batch& batch) override {
+    const auto target = batch["target"];
+    const auto h = at::linear(batch["input"], hidden_weight_);
+    const auto norm = at::batch_norm(h, norm_weight_, norm_bias_, running_mean_, running_var_, training_,
+                                     /*momentum=*/0.1, /*eps=*/1e-5, /*cudnn_enabled=*/false);
+    const auto y = at::linear(at::dropout(norm, 0.3, training_), output_weight_, output_bias_);
+    const auto loss = at::mse_loss(y, target);
+    // Element i is dealt to device i mod nprocs.
+    const int rank = static_cast<int>(batch["index"][0].item<std::int64_t>() % nprocs_);
+    switch (act_of(rank)) {
+      case Act::throw_exception:
+        throw std::runtime_error("the stage collapsed");
+      case Act::infinite_loss:
+        return {loss.add(std::numeric_limits<double>::infinity()), {}};
+      case Act::undefined_gradient:
+        return {loss.add(output_bias_.mul(0).sqrt().sum()), {}};
+      case Act::vector_loss:
+        return {y.sub(target).square(), {}};
+      case Act::write_parameter: {
+        const at::NoGradGuard no_grad;
+        output_bias_.add_(1);
+        break;
+      }
+      case Act::replace_parameter:
+        hidden_weight_.set_data(hidden_weight_.detach().clone());
+        break;
+      default:
+        break;
+    }
+    return {loss, {}};
+  }
+
+ private:
+  Act act_of(int rank) {
+    auto& script = script_in(map_);
+    if (script.act[rank].load() != Act::block) return script.act[rank].load();
+    script.blocked[rank].store(true);
+    ipc::advance(script.heard);
+    for (;;) {
+      const auto seen = ipc::load(script.told);
+      if (script.act[rank].load() != Act::block) break;
+      ipc::wait_changed(script.told, seen, wait_slice_ns, 0);
+    }
+    script.blocked[rank].store(false);
+    return script.act[rank].load();
+  }
+
+  ipc::Mapping map_;
+  int nprocs_;
+  bool training_ = true;
+  at::Tensor hidden_weight_ = at::randn({hidden, inputs}).requires_grad_();
+  at::Tensor norm_weight_ = at::ones({hidden}).requires_grad_();
+  at::Tensor norm_bias_ = at::zeros({hidden}).requires_grad_();
+  at::Tensor output_weight_ = at::randn({1, hidden}).requires_grad_();
+  at::Tensor output_bias_ = at::zeros({1}).requires_grad_();
+  at::Tensor running_mean_ = at::zeros({hidden});
+  at::Tensor running_var_ = at::ones({hidden});
+};
+
+class StagedSource final : public BatchSource {
+ public:
+  explicit StagedSource(const Config& config)
+      : elements_(config.data.elements),
+        throw_at_(number(config, "throw_at")),
+        double_at_(number(config, "double_at")) {}
+
+  std::span<const FieldSpec> fields() const override { return fields_; }
+
+  bool next(ElementWriter& element) override {
+    if (elements_ > 0 && index_ == elements_) return false;
+    if (index_ == throw_at_) throw std::runtime_error("drawer 7 is on fire");
+    const auto input = at::zeros({inputs}, at::kFloat);
+    for (std::int64_t i = 0; i < inputs; ++i)
+      input.mutable_data_ptr<float>()[i] = static_cast<float>(std::sin(double(index_ * inputs + i + 1)));
+    element.set(0, index_ == double_at_ ? input.to(at::kDouble) : input);
+    element.set(1, input.sum().reshape({1}));
+    std::memcpy(element.bytes(2).data(), &index_, sizeof index_);
+    ++index_;
+    return true;
+  }
+
+ private:
+  static std::int64_t number(const Config& config, const std::string& key) {
+    const auto found = config.data.options.find(key);
+    return found == config.data.options.end() ? -1 : std::stoll(found->second);
+  }
+
+  std::vector<FieldSpec> fields_{
+      {"input", at::kFloat, {inputs}}, {"target", at::kFloat, {1}}, {"index", at::kLong, {}}};
+  std::int64_t elements_;
+  std::int64_t throw_at_;
+  std::int64_t double_at_;
+  std::int64_t index_ = 0;
+};
+
+const RegisteredModel model(staged,
+                            [](const Config& config) { return std::make_unique<StagedModel>(config); });
+const RegisteredData source(staged,
+                            [](const Config& config) { return std::make_unique<StagedSource>(config); });
+
+}  // namespace
+
+Stage::Stage()
+    : fd_(ipc::create_memfd("stage", sizeof(Script))),
+      map_(map_script(fd_.get())),
+      script_(script_in(map_)) {}
+
+std::string Stage::path() const { return fmt::format("/proc/{}/fd/{}", getpid(), fd_.get()); }
+
+void Stage::tell(int rank, Act act) {
+  script_.act[rank].store(act);
+  ipc::advance(script_.told);
+}
+
+void Stage::wait_until_blocked(int rank) {
+  const auto deadline = base::Deadline::in_seconds(patience_s);
+  for (;;) {
+    const auto seen = ipc::load(script_.heard);
+    if (script_.blocked[rank].load()) return;
+    if (deadline.passed()) {
+      ADD_FAILURE() << "rank " << rank << " did not come to its forward()";
+      return;
+    }
+    ipc::wait_changed(script_.heard, seen, wait_slice_ns, 0);
+  }
+}
+
+Config staged_config(const std::string& stage_path) {
+  Config config;
+  config.nprocs = staged_ranks;
+  config.batch_size_per_device = staged_batch_size;
+  config.prefetch = 2 * staged_batch_size;
+  config.runners.threads = 1;
+  config.step_timeout = 60;  // Longer than any step here that is to end well, on a loaded machine too.
+  config.model.kind = staged;
+  config.model.options["stage"] = stage_path;
+  config.data.kind = staged;
+  return config;
+}
+
+Config staged_config(const Stage& stage) { return staged_config(stage.path()); }
+
+}  // namespace accelmgr::test

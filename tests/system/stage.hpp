@@ -1,0 +1,65 @@
+// A model and a data source that do what a test tells them to, when it tells them: through memory that the
+// test shares with the runners and the manager.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "accelmgr/config.hpp"
+#include "base/unique_fd.hpp"
+#include "ipc/epoch.hpp"
+#include "ipc/memory.hpp"
+
+namespace accelmgr::test {
+
+/// What a rank's model does in forward().
+enum class Act : std::uint32_t {
+  compute,
+  block,  ///< Until the rank is given another act, which it then does.
+  throw_exception,
+  infinite_loss,
+  undefined_gradient,  ///< Of output.bias alone; the loss is finite.
+  vector_loss,
+  write_parameter,    ///< output.bias
+  replace_parameter,  ///< hidden.weight
+};
+
+/// The registered name of the model, and of the source.
+inline constexpr const char* staged = "staged";
+
+constexpr int staged_ranks = 2;
+constexpr int staged_batch_size = 4;
+
+/// What the test writes and the models read.
+struct Script {
+  std::atomic<Act> act[staged_ranks];       ///< test
+  ipc::Epoch told;                          ///< test: advanced with every act.
+  std::atomic<bool> blocked[staged_ranks];  ///< The rank's model: it sits in forward().
+  ipc::Epoch heard;                         ///< ... advanced with that.
+};
+
+/// The test's end. The memory has no name; others reach it through this process's entry in /proc.
+class Stage {
+ public:
+  Stage();
+  /// What models and sources are told of it.
+  std::string path() const;
+  /// What rank does from its next forward() on, or at once where it blocks.
+  void tell(int rank, Act act);
+  /// Returns when the rank blocks in forward(). Fails the test after a bound.
+  void wait_until_blocked(int rank);
+
+ private:
+  base::UniqueFd fd_;
+  ipc::Mapping map_;
+  Script& script_;
+};
+
+/// Two runners of one thread each that train the staged model on the staged source, endless unless
+/// `data.elements` is set. The source's `data.options`: `throw_at` and `double_at`, the number of an element
+/// at which it throws, and gives doubles for the declared floats.
+Config staged_config(const Stage& stage);
+Config staged_config(const std::string& stage_path);
+
+}  // namespace accelmgr::test

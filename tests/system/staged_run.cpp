@@ -1,0 +1,116 @@
+#include "staged_run.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+#include "support.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path named_shared_memory = "/dev/shm";
+
+pid_t parent_of(pid_t pid) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  const std::string label = "PPid:";
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with(label)) return std::stoi(line.substr(label.size()));
+  ADD_FAILURE() << "process " << pid << " is not there";
+  return 0;
+}
+
+void expect_no_named_shared_memory(pid_t pid) {
+  std::ifstream maps(fmt::format("/proc/{}/maps", pid));
+  for (std::string line; std::getline(maps, line);)
+    EXPECT_EQ(line.find(named_shared_memory.string() + "/"), std::string::npos) << pid << " maps " << line;
+  std::error_code gone;
+  for (const auto& fd : fs::directory_iterator(fmt::format("/proc/{}/fd", pid), gone)) {
+    const auto target = fs::read_symlink(fd, gone).string();
+    EXPECT_FALSE(target.starts_with(named_shared_memory.string() + "/")) << pid << " has open " << target;
+  }
+}
+
+}  // namespace
+
+Processes processes_of(pid_t manager, const std::vector<pid_t>& runners) {
+  Processes out;
+  out.manager = ipc::open_pidfd(manager);
+  const auto launcher = parent_of(runners.at(0));
+  EXPECT_EQ(parent_of(launcher), manager);
+  out.launcher = ipc::open_pidfd(launcher);
+  for (const auto runner : runners) out.runners.push_back(ipc::open_pidfd(runner));
+
+  expect_no_named_shared_memory(manager);
+  expect_no_named_shared_memory(launcher);
+  for (const auto runner : runners) expect_no_named_shared_memory(runner);
+  return out;
+}
+
+void expect_ended(const Processes& processes) {
+  EXPECT_TRUE(ipc::wait_ended(processes.manager.get(), soon())) << "the manager has not ended";
+  EXPECT_TRUE(ipc::wait_ended(processes.launcher.get(), soon())) << "the launcher has not ended";
+  for (const auto& runner : processes.runners)
+    EXPECT_TRUE(ipc::wait_ended(runner.get(), soon())) << "a runner has not ended";
+}
+
+void expect_nothing_left() {
+  const auto deadline = soon();
+  pid_t reaped = 0;
+  while (reaped != -1 && !deadline.passed()) {
+    reaped = waitpid(-1, nullptr, WNOHANG);
+    if (reaped == 0) sched_yield();  // It may be on its way out.
+  }
+  EXPECT_EQ(reaped, -1) << "a process is left";
+  for (const auto& entry : fs::directory_iterator(named_shared_memory))
+    EXPECT_EQ(entry.path().string().find("accelmgr"), std::string::npos) << entry.path();
+}
+
+StagedRun::StagedRun(const Config& config) : manager_(Manager::start(config)) {
+  const auto statistics = manager_->statistics();
+  std::vector<pid_t> runners;
+  for (const auto& runner : statistics.runners) runners.push_back(runner.pid);
+  processes_ = processes_of(statistics.manager_pid, runners);
+}
+
+StagedRun::~StagedRun() {
+  manager_.reset();
+  expect_ended(processes_);
+  expect_nothing_left();
+}
+
+std::vector<at::Tensor> StagedRun::gradients() const { return copies(manager_->gradients()); }
+
+std::future<StepResult> StagedRun::step_in_background(const StepOptions& options) {
+  return std::async(std::launch::async, [this, options] { return manager_->step(options); });
+}
+
+std::int64_t StagedRun::kill_and_wait(int pidfd) const {
+  ipc::send_signal(pidfd, SIGKILL);
+  EXPECT_TRUE(ipc::wait_ended(pidfd, soon()));
+  return base::now_ns();
+}
+
+void expect_failed(const StepResult& result, StepStatus status, std::initializer_list<std::string> parts) {
+  EXPECT_STREQ(to_string(result.status), to_string(status)) << result.error;
+  EXPECT_FALSE(result);
+  EXPECT_FALSE(result.counted);
+  EXPECT_EQ(result.samples, 0u);
+  EXPECT_EQ(result.loss, 0);
+  expect_contains(result.error, parts);
+}
+
+void expect_contains(const std::string& text, std::initializer_list<std::string> parts) {
+  for (const auto& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
+}
+
+}  // namespace accelmgr::test

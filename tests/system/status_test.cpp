@@ -1,0 +1,198 @@
+// How steps end, but for lost processes: each status, whether it counted, and that what did not count leaves
+// no trace.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <functional>
+
+#include "staged_run.hpp"
+#include "support.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+constexpr double short_timeout_s = 0.3;
+
+TEST(Status, OkCountsAndSaysWhatItDid) {
+  Stage stage;
+  StagedRun run(stage);
+  for (std::uint64_t step = 1; step <= 2; ++step) {
+    const auto result = expect_ok(run.manager());
+    EXPECT_TRUE(result);
+    EXPECT_EQ(result.step, step);
+    EXPECT_EQ(result.attempt, step);
+    EXPECT_EQ(result.samples, std::uint64_t{staged_ranks * staged_batch_size});
+    EXPECT_GT(result.loss, 0);
+    EXPECT_FALSE(result.nonfinite);
+    EXPECT_EQ(result.rank, -1);
+    EXPECT_GE(result.step_ms, result.compute_ms + result.reduce_ms);
+  }
+  EXPECT_EQ(run.manager().statistics().steps, 2u);
+}
+
+TEST(Status, DataEndDoesNotCountAndComesAgain) {
+  Stage stage;
+  auto config = staged_config(stage);
+  config.data.elements = 2 * staged_ranks * staged_batch_size;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  for (int again = 0; again < 2; ++again) {
+    const auto result = run.manager().step();
+    expect_failed(result, StepStatus::data_end, {"the data has ended"});
+    EXPECT_EQ(result.error_type, "");
+    EXPECT_EQ(result.step, 2u);
+    EXPECT_TRUE(same_bits(run.gradients(), gradients));
+  }
+}
+
+TEST(Status, AnExceptionOfTheDataSourceArrivesAfterTheElementsBeforeIt) {
+  Stage stage;
+  auto config = staged_config(stage);
+  config.data.options["throw_at"] = std::to_string(staged_ranks * staged_batch_size);
+  StagedRun run(config);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  for (int again = 0; again < 2; ++again) {
+    const auto result = run.manager().step();
+    expect_failed(result, StepStatus::data_end, {"data source", "drawer 7 is on fire"});
+    EXPECT_EQ(result.error_type, "DataError");
+    EXPECT_TRUE(same_bits(run.gradients(), gradients));
+  }
+}
+
+TEST(Status, ANonfiniteLossDoesNotCount) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(1, Act::infinite_loss);
+  const auto result = run.manager().step();
+  expect_failed(result, StepStatus::nonfinite, {"rank 1", "loss is inf"});
+  EXPECT_EQ(result.rank, 1);
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+}
+
+TEST(Status, ANonfiniteGradientDoesNotCountAndIsNamed) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(0, Act::undefined_gradient);
+  const auto result = run.manager().step();
+  expect_failed(result, StepStatus::nonfinite, {"rank 0", "gradient of 'output.bias' is not finite"});
+  EXPECT_EQ(result.rank, 0);
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+}
+
+TEST(Status, UnderThePolicyKeepANonfiniteGradientCountsAndIsReported) {
+  Stage stage;
+  auto config = staged_config(stage);
+  config.on_nonfinite = NonfinitePolicy::keep;
+  StagedRun run(config);
+  EXPECT_FALSE(expect_ok(run.manager()).nonfinite);
+  stage.tell(1, Act::undefined_gradient);
+  EXPECT_TRUE(expect_ok(run.manager()).nonfinite);
+  for (const auto& [name, gradient] : run.manager().gradients())
+    EXPECT_EQ(gradient.isfinite().all().item<bool>(), name != "output.bias") << name;
+}
+
+TEST(Status, AHangingModelIsTimedOutAndItsPhaseTold) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(1, Act::block);
+  const auto result = run.manager().step({.timeout_s = short_timeout_s});
+  expect_failed(result, StepStatus::timeout, {"no result within 0.3 s", "rank 1 in phase forward"});
+  EXPECT_GE(result.step_ms, short_timeout_s * 1e3);
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+  stage.tell(1, Act::compute);
+}
+
+TEST(Status, ARunnerThatDoesNotLeaveATimedOutStepIsEndedAfterTheGrace) {
+  Stage stage;
+  auto config = staged_config(stage);
+  config.abort_grace = 0.2;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  ipc::send_signal(run.runner(0), SIGSTOP);
+  const auto timed_out = run.manager().step({.timeout_s = short_timeout_s});
+  expect_failed(timed_out, StepStatus::timeout, {"no result within 0.3 s"});
+  EXPECT_GE(timed_out.step_ms, short_timeout_s * 1e3);
+
+  const auto lost = run.manager().step();
+  expect_failed(lost, StepStatus::runner_lost, {"runner 0", "killed by signal 9 (KILL)"});
+  EXPECT_EQ(lost.rank, 0);
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+}
+
+TEST(Status, TheGraceRunsFromTheAbortHoweverShortTheStepsDeadlinesAre) {
+  Stage stage;
+  auto config = staged_config(stage);
+  config.abort_grace = 3 * short_timeout_s;
+  StagedRun run(config);
+  stage.tell(0, Act::block);
+  StepResult result;
+  const auto deadline = soon();
+  do {
+    result = run.manager().step({.timeout_s = short_timeout_s});
+  } while (result.status == StepStatus::timeout && !deadline.passed());
+  expect_failed(result, StepStatus::runner_lost, {"runner 0", "killed by signal 9 (KILL)"});
+}
+
+/// What two good steps make of gradients and buffers when `disturb` comes between them.
+struct Trace {
+  std::vector<at::Tensor> after_one;
+  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> buffers;
+  double loss = 0;
+};
+Trace two_steps(const std::function<void(StagedRun&, Stage&)>& disturb) {
+  Stage stage;
+  StagedRun run(stage);
+  Trace out;
+  expect_ok(run.manager());
+  out.after_one = run.gradients();
+  disturb(run, stage);
+  out.loss = expect_ok(run.manager()).loss;
+  out.gradients = run.gradients();
+  out.buffers = copies(run.manager().buffers());
+  return out;
+}
+
+class AStepThatDoesNotCount : public testing::Test {
+ protected:
+  void leaves_no_trace(const std::function<void(StagedRun&, Stage&)>& disturb) {
+    const auto disturbed = two_steps(disturb);
+    const auto undisturbed = two_steps([](StagedRun&, Stage&) {});
+    EXPECT_TRUE(same_bits(disturbed.after_one, undisturbed.after_one));
+    EXPECT_TRUE(same_bits(disturbed.gradients, undisturbed.gradients));
+    EXPECT_TRUE(same_bits(disturbed.buffers, undisturbed.buffers));
+    EXPECT_EQ(disturbed.loss, undisturbed.loss);
+    EXPECT_FALSE(same_bits(disturbed.gradients, disturbed.after_one));
+  }
+};
+
+TEST_F(AStepThatDoesNotCount, LeavesNoTraceWhenItWasNonfinite) {
+  leaves_no_trace([](StagedRun& run, Stage& stage) {
+    stage.tell(1, Act::undefined_gradient);
+    EXPECT_EQ(run.manager().step().status, StepStatus::nonfinite);
+    EXPECT_EQ(run.manager().step().status, StepStatus::nonfinite);
+    stage.tell(1, Act::compute);
+  });
+}
+
+// The other rank has voted by then, with the state that it would have published.
+TEST_F(AStepThatDoesNotCount, LeavesNoTraceWhenItTimedOut) {
+  leaves_no_trace([](StagedRun& run, Stage& stage) {
+    stage.tell(1, Act::block);
+    EXPECT_EQ(run.manager().step({.timeout_s = short_timeout_s}).status, StepStatus::timeout);
+    stage.tell(1, Act::compute);
+  });
+}
+
+}  // namespace
+}  // namespace accelmgr::test
