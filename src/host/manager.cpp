@@ -41,6 +41,24 @@ std::string shape_text(at::IntArrayRef shape) {
   return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", "));
 }
 
+/// Throws ModelError unless copying `value` into the parameter cannot fail.
+void check_replacement(const NamedTensor& parameter, const at::Tensor& value) {
+  const auto& [name, current] = parameter;
+  if (!value.defined())
+    throw ModelError(
+        fmt::format("update_model_parameters: the tensor for '{}' is undefined; nothing was changed", name));
+  if (value.sizes() != current.sizes() || value.scalar_type() != current.scalar_type())
+    throw ModelError(fmt::format(
+        "update_model_parameters: '{}' is {} {}, the tensor passed for it {} {}; nothing was changed", name,
+        at::toString(current.scalar_type()), shape_text(current.sizes()), at::toString(value.scalar_type()),
+        shape_text(value.sizes())));
+  if (!value.is_cpu() || value.layout() != at::kStrided)
+    throw ModelError(fmt::format(
+        "update_model_parameters: the tensor for '{}' is a {}; it must be dense and on the CPU; nothing was "
+        "changed",
+        name, value.toString()));
+}
+
 std::uint64_t peak_memory(pid_t pid) {
   const auto usage = ipc::usage(pid);
   return usage ? usage->peak_rss_bytes : 0;
@@ -235,17 +253,7 @@ void Manager::update_model_parameters(std::span<const at::Tensor> values) {
   if (values.size() != parameters.size())
     throw ModelError(fmt::format("update_model_parameters: {} tensors for {} parameters; nothing was changed",
                                  values.size(), parameters.size()));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto& [name, parameter] = parameters[i];
-    if (!values[i].defined())
-      throw ModelError(fmt::format(
-          "update_model_parameters: the tensor for '{}' is undefined; nothing was changed", name));
-    if (values[i].sizes() != parameter.sizes() || values[i].scalar_type() != parameter.scalar_type())
-      throw ModelError(fmt::format(
-          "update_model_parameters: '{}' is {} {}, the tensor passed for it {} {}; nothing was changed", name,
-          at::toString(parameter.scalar_type()), shape_text(parameter.sizes()),
-          at::toString(values[i].scalar_type()), shape_text(values[i].sizes())));
-  }
+  for (std::size_t i = 0; i < values.size(); ++i) check_replacement(parameters[i], values[i]);
   const at::NoGradGuard no_grad;
   state_->begin_writing();
   for (std::size_t i = 0; i < values.size(); ++i) parameters[i].tensor.copy_(values[i]);

@@ -47,6 +47,8 @@ Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& se
 
 bool Processes::manager_ended() const noexcept { return ipc::has_ended(manager_.pidfd.get()); }
 
+bool Processes::launcher_ended() const noexcept { return ipc::has_ended(launcher_pidfd_.get()); }
+
 bool Processes::runner_ended(int rank) const noexcept {
   return ipc::has_ended(runner_pidfds_[static_cast<std::size_t>(rank)].get());
 }

@@ -23,6 +23,7 @@ class Processes {
   Processes& operator=(Processes&&) = default;
 
   bool manager_ended() const noexcept;
+  bool launcher_ended() const noexcept;
   bool runner_ended(int rank) const noexcept;
   void kill_runner(int rank) const noexcept;
   int manager_pid() const noexcept { return manager_.pid; }

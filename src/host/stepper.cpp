@@ -21,7 +21,8 @@ using session::Reason;
 constexpr std::int64_t wait_slice_ns = 20'000'000;
 constexpr double recovery_timeout_s =
     5.0;  // A committed attempt whose slices do not move for so long is finished here.
-constexpr double exit_report_s = 0.1;  // The supervisor says within this how a runner ended.
+// Within this the supervisor says how a runner ended: in a millisecond, later on a machine with other work.
+constexpr double exit_report_s = 1.0;
 
 double ms(std::uint64_t ns) { return double(ns) / 1e6; }
 
@@ -92,6 +93,7 @@ bool Stepper::settled(std::uint64_t attempt, base::Deadline deadline) {
   const auto grace = base::Deadline::at_ns((aborted_ns_ != 0 ? aborted_ns_ : base::now_ns()) +
                                            static_cast<std::int64_t>(config_.abort_grace * 1e9));
   auto& epoch = session_.control().life;
+  session::RankMask killed = 0;
   for (;;) {
     const auto seen = ipc::load(epoch);
     bool all = true;
@@ -101,7 +103,8 @@ bool Stepper::settled(std::uint64_t attempt, base::Deadline deadline) {
           record.settled.load() >= attempt)
         continue;
       all = false;
-      if (!grace.passed()) continue;
+      if (!grace.passed() || (killed >> rank & 1) != 0) continue;
+      killed |= session::RankMask{1} << rank;
       base::log().error(
           "runner {} has not left an aborted step within abort_grace ({} s); it is in phase {} and is ended",
           rank, config_.abort_grace, to_string(record.phase.load()));
@@ -132,9 +135,10 @@ Stepper::Outcome Stepper::lost(int rank) const {
                           : failed                         ? "failed"
                                                            : "has ended";
   return {StepStatus::runner_lost,
-          fmt::format("runner {} (pid {}) {} in phase {} of attempt {}{}{}", rank, record.pid.load(), how,
+          fmt::format("runner {} (pid {}) {} in phase {} of attempt {}{}{}{}", rank, record.pid.load(), how,
                       to_string(record.phase.load()), record.attempt.load(), failed ? ": " : "",
-                      failed ? record.error : ""),
+                      failed ? record.error : "",
+                      processes_.launcher_ended() ? "; the launcher ended, and all runners with it" : ""),
           rank, reason == Reason::model_error ? "ModelError" : ""};
 }
 

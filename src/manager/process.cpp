@@ -46,9 +46,8 @@ session::Extent extent_of(const Config& config, session::Manifest& manifest, ses
 }
 
 /// A session that holds the initial model, and its description.
-session::Session make_session(const Config& config, const BatchSource& source, session::Manifest& manifest) {
-  tensor::seed_generator(config.seed_base);
-  const auto model = make_model(config);
+session::Session make_session(const Config& config, std::unique_ptr<Model> model, const BatchSource& source,
+                              session::Manifest& manifest) {
   auto tensors = tensor::describe(model->parameters(), model->buffers());
   manifest = tensors.manifest;
   manifest.fields = data::field_entries(source.fields());
@@ -96,8 +95,10 @@ void run(base::UniqueFd socket) {
         [&](ipc::SpawnRequest request) { return runner::run(config, std::move(request)); }, host_socket);
     at::set_num_threads(1);
     session::Manifest manifest;
+    tensor::seed_generator(config.seed_base);
+    auto model = make_model(config);
     auto source = make_data(config);
-    auto session = make_session(config, *source, manifest);
+    auto session = make_session(config, std::move(model), *source, manifest);
     data::Loader loader(std::move(source), session, manifest, config.batch_size_per_device,
                         config.data.drop_last);
     std::thread([&loader] {

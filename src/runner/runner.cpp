@@ -262,7 +262,7 @@ void Runner::micro_batch(session::BatchQueue::Filled filled) {
   ballot_.loss += value;
   if (!std::isfinite(value)) ballot_.nonfinite = 1;
   enter(Phase::backward);
-  loss.backward();
+  take_over_->backward(loss);
   ballot_.samples += filled.elements;
   ++ballot_.micro_batches;
 }

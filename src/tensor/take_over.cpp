@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "session/kernels.hpp"
+#include "tensor/slab_allocator.hpp"
 
 namespace accelmgr::tensor {
 
@@ -16,8 +17,13 @@ struct TakeOver::State {
   std::uint64_t attempt = 0;
   std::size_t nonfinite = none;
   static constexpr std::size_t none = ~std::size_t{0};
+  SlabAllocator* allocator = nullptr;  ///< Null when slabs have another dtype than gradients.
+  std::vector<std::pair<std::size_t, at::Tensor>>
+      waiting;  ///< Gradients in whose place another tensor lives.
 
   void take(std::size_t index, const at::Tensor& gradient);
+  void store(std::size_t index, const at::Tensor& dense);
+  std::byte* place_of(std::size_t index) const;
 };
 
 namespace {
@@ -28,22 +34,42 @@ constexpr std::uint64_t non_temporal_bytes = std::uint64_t{1} << 20;
 }  // namespace
 
 void TakeOver::State::take(std::size_t index, const at::Tensor& gradient) {
-  const auto& entry = entries[index];
-  const auto& header = session->header();
   at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
   if (!dense.is_contiguous()) dense = dense.contiguous();
-  const session::ElementTypes types{header.element, header.slab_element};
-  auto* slab = session->slab(rank) + entry.first * session::slab_bytes_of(types);
-  auto& tag = session->tags(rank)[index];
-  const auto& kernels = session::best_kernels();
-  bool finite = false;
-  if (tag.load(std::memory_order_relaxed) != attempt) {
-    finite = kernels.take_over_copy(slab, dense.const_data_ptr(), entry.count, types, non_temporal_bytes);
-    tag.store(attempt, std::memory_order_relaxed);
-  } else {
-    finite = kernels.take_over_add(slab, dense.const_data_ptr(), entry.count, types);
+  if (allocator != nullptr) {
+    allocator->withdraw(index);
+    const bool taken = allocator->in_use(index) && dense.const_data_ptr() != place_of(index);
+    if (taken) {
+      waiting.emplace_back(index, dense);
+      return;
+    }
   }
+  store(index, dense);
+}
+
+void TakeOver::State::store(std::size_t index, const at::Tensor& dense) {
+  const auto& header = session->header();
+  const session::ElementTypes types{header.element, header.slab_element};
+  const auto& kernels = session::best_kernels();
+  const auto count = entries[index].count;
+  auto* place = place_of(index);
+  auto& tag = session->tags(rank)[index];
+  bool finite = false;
+  if (dense.const_data_ptr() == place) {
+    finite = kernels.all_finite(place, count, types.master);
+  } else if (tag.load(std::memory_order_relaxed) != attempt) {
+    finite = kernels.take_over_copy(place, dense.const_data_ptr(), count, types, non_temporal_bytes);
+  } else {
+    finite = kernels.take_over_add(place, dense.const_data_ptr(), count, types);
+  }
+  tag.store(attempt, std::memory_order_relaxed);
   if (!finite && nonfinite == none) nonfinite = index;
+}
+
+std::byte* TakeOver::State::place_of(std::size_t index) const {
+  const auto& header = session->header();
+  return session->slab(rank) +
+         entries[index].first * session::slab_bytes_of({header.element, header.slab_element});
 }
 
 TakeOver::TakeOver(const session::Session& session, const session::Manifest& manifest,
@@ -52,6 +78,13 @@ TakeOver::TakeOver(const session::Session& session, const session::Manifest& man
   state_->session = &session;
   state_->entries = manifest.tensors;
   state_->rank = rank;
+  if (session.header().slab_element == session::SlabElement::same) {
+    std::vector<SlabAllocator::Place> places;
+    for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+      places.push_back(
+          {state_->place_of(i), manifest.tensors[i].count * session::bytes_of(session.header().element)});
+    state_->allocator = &SlabAllocator::install(places);
+  }
 
   class Hook : public torch::autograd::PostAccumulateGradHook {
    public:
@@ -77,6 +110,17 @@ TakeOver::~TakeOver() = default;
 void TakeOver::begin(std::uint64_t attempt) noexcept {
   state_->attempt = attempt;
   state_->nonfinite = State::none;
+  state_->waiting.clear();
+  if (state_->allocator != nullptr) state_->allocator->offer_all();
+}
+
+void TakeOver::backward(const at::Tensor& loss) {
+  {
+    const SlabAllocator::Scope scope(state_->allocator);
+    loss.backward();
+  }
+  for (const auto& [index, gradient] : state_->waiting) state_->store(index, gradient);
+  state_->waiting.clear();
 }
 
 std::string TakeOver::nonfinite() const {

@@ -24,6 +24,8 @@ class TakeOver {
 
   /// Gradients of backward() belong to `attempt` from now on.
   void begin(std::uint64_t attempt) noexcept;
+  /// loss.backward(), with gradients born in the slab where that is possible.
+  void backward(const at::Tensor& loss);
   /// The first parameter of this attempt whose gradient was not finite; empty if none.
   std::string nonfinite() const;
 

@@ -85,7 +85,8 @@ TEST(LostLauncher, TakesTheRunnersWithIt) {
   const auto dead_ns = run.kill_and_wait(run.processes().launcher.get());
   const auto result = step.get();
   report_ms("from the launcher's end to that of the step", dead_ns);
-  expect_failed(result, StepStatus::runner_lost, {"runner", "killed by signal 9 (KILL)", "phase forward"});
+  expect_failed(result, StepStatus::runner_lost,
+                {"runner", "killed by signal 9 (KILL)", "phase forward", "the launcher ended"});
   EXPECT_TRUE(same_bits(run.gradients(), gradients));
 }
 

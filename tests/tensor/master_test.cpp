@@ -64,7 +64,8 @@ TEST(Describe, RefusesByNameWhatItCannotHold) {
   EXPECT_NE(message_of({{"a", parameter({2})}, {"b", parameter({2}, at::kDouble)}})
                 .find("'b' is Double, but 'a' is Float"),
             std::string::npos);
-  EXPECT_NE(message_of({{"product", parameter({2}).mul(2)}}).find("'product' is computed"), std::string::npos);
+  EXPECT_NE(message_of({{"product", parameter({2}).mul(2)}}).find("'product' is computed"),
+            std::string::npos);
   EXPECT_NE(message_of({{"nothing", at::Tensor()}}).find("'nothing' is undefined"), std::string::npos);
 }
 

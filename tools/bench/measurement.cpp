@@ -1,7 +1,6 @@
 #include "measurement.hpp"
 
 #include <fmt/core.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -94,17 +93,19 @@ void run_together(int count, const std::function<void(int)>& work) {
   wait_workers(workers);
 }
 
-void pin(int index, int among) {
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < among) return;
-  for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed) || seen++ != index) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    sched_setaffinity(0, sizeof one, &one);
-    return;
+Pin::Pin(int index, int among) {
+  if (sched_getaffinity(0, sizeof before_, &before_) != 0) throw SystemError("sched_getaffinity", errno);
+  if (CPU_COUNT(&before_) < among) return;
+  int cpu = 0;
+  for (int left = index;; ++cpu) {
+    if (CPU_ISSET(cpu, &before_) && left-- == 0) break;
   }
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  sched_setaffinity(0, sizeof one, &one);
 }
+
+Pin::~Pin() { sched_setaffinity(0, sizeof before_, &before_); }
 
 }  // namespace accelmgr::bench

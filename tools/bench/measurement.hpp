@@ -2,6 +2,7 @@
 // that tools/bench/run reads.
 #pragma once
 
+#include <sched.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -43,7 +44,16 @@ void wait_workers(const std::vector<pid_t>& workers);
 void run_together(int count, const std::function<void(int)>& work);
 
 /// Keeps the calling process on the `index`-th of the cores it may use, if there are `among` of them.
-void pin(int index, int among);
+class Pin {
+ public:
+  Pin(int index, int among);
+  ~Pin();
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+
+ private:
+  cpu_set_t before_;
+};
 
 /// Waits a moment inside a loop that polls.
 inline void relax() noexcept {

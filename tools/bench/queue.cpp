@@ -48,24 +48,28 @@ void mark() { syscall(SYS_getppid); }
 
 class HandOff {
  public:
-  HandOff(const session::Session& session, Shared& shared, std::size_t bytes, Case in_case, int count)
-      : session_(session), shared_(shared), bytes_(bytes), case_(in_case), count_(count) {}
+  /// `calls_counted`: what happens between hand-offs makes no system call.
+  HandOff(const session::Session& session, Shared& shared, std::size_t bytes, Case in_case, int count,
+          bool calls_counted)
+      : session_(session),
+        shared_(shared),
+        bytes_(bytes),
+        case_(in_case),
+        count_(count),
+        parks_between_(in_case == Case::parked && !calls_counted) {}
 
-  /// `busy`: waits between batches without a system call.
-  void produce(bool busy) const {
+  void produce() const {
     session::BatchQueue queue(session_, 0);
-    auto& filled = session_.queue(0).filled;
     mark();
     for (int i = 0; i < count_; ++i) {
       std::byte* slot = nullptr;
       while ((slot = queue.claim()) == nullptr) bench::relax();
       std::memset(slot, i, bytes_);
       shared_.sent_offset.store(offset_of(session_, slot));
-      while (case_ == Case::parked && filled.waiters.load() == 0) bench::relax();
-      if (case_ == Case::parked) settle(busy);
+      if (case_ == Case::parked) let_consumer_park();
       shared_.sent_ns.store(base::now_ns());
       queue.publish(1);
-      while (shared_.received.load() <= static_cast<std::uint64_t>(i)) bench::relax();
+      wait_received(static_cast<std::uint64_t>(i) + 1);
     }
     mark();
   }
@@ -88,15 +92,29 @@ class HandOff {
       check(session, batch.slot, i);
       session.counters(session.word().index).batches[0] = number + 1;  // As the commit of a step releases it.
       shared_.received.store(number + 1);
+      if (parks_between_) ipc::advance(session.control().finish);
     }
     mark();
   }
 
  private:
-  static void settle(bool busy) {
-    const auto until = base::now_ns() + settle_ns;
-    if (!busy) usleep(settle_ns / 1000);
-    while (busy && base::now_ns() < until) bench::relax();
+  void let_consumer_park() const {
+    const auto& waiters = session_.queue(0).filled.waiters;
+    do {
+      const auto until = base::now_ns() + settle_ns;
+      if (parks_between_) usleep(settle_ns / 1000);
+      while (base::now_ns() < until) bench::relax();
+    } while (waiters.load() == 0);
+  }
+
+  /// As a loader does whose slots are full.
+  void wait_received(std::uint64_t batches) const {
+    auto& finish = session_.control().finish;
+    for (;;) {
+      const auto seen = ipc::load(finish);
+      if (shared_.received.load() >= batches) return;
+      parks_between_ ? void(ipc::wait_changed(finish, seen, 20'000'000, 0)) : bench::relax();
+    }
   }
 
   void check(const session::Session& session, const std::byte* slot, int i) const {
@@ -113,6 +131,7 @@ class HandOff {
   std::size_t bytes_;
   Case case_;
   int count_;
+  bool parks_between_;
 };
 
 /// Waits for traced processes, and counts their system calls between the two marks of each. Each stops at
@@ -174,11 +193,12 @@ double median_latency_us(std::size_t bytes, Case in_case, int count) {
   const auto session = make_session(bytes);
   auto& shared = *new (bench::share<Shared>()) Shared{};
   const int warm_up = count / 10;
-  const HandOff hand_off(session, shared, bytes, in_case, warm_up + count);
+  const HandOff hand_off(session, shared, bytes, in_case, warm_up + count, /*calls_counted=*/false);
   auto* us = bench::share<double>(static_cast<std::size_t>(warm_up + count));
   bench::run_together(2, [&](int i) {
-    bench::pin(i, 2);
-    i == 0 ? hand_off.produce(false) : hand_off.consume(us);
+    std::optional<bench::Pin> pin;  // Where the other one sleeps, both may share a core.
+    if (in_case == Case::spinning) pin.emplace(i, 2);
+    i == 0 ? hand_off.produce() : hand_off.consume(us);
   });
   return bench::median({us + warm_up, us + warm_up + count});
 }
@@ -187,7 +207,7 @@ double median_latency_us(std::size_t bytes, Case in_case, int count) {
 std::optional<double> system_calls(std::size_t bytes, Case in_case, int count) {
   const auto session = make_session(bytes);
   auto& shared = *new (bench::share<Shared>()) Shared{};
-  const HandOff hand_off(session, shared, bytes, in_case, count);
+  const HandOff hand_off(session, shared, bytes, in_case, count, /*calls_counted=*/true);
   std::vector<double> us(static_cast<std::size_t>(count));
   auto* refused = bench::share<std::atomic<bool>>();
   const auto traced = [&](const auto& work) {
@@ -197,8 +217,7 @@ std::optional<double> system_calls(std::size_t bytes, Case in_case, int count) {
       work();
     });
   };
-  const pid_t workers[] = {traced([&] { hand_off.produce(true); }),
-                           traced([&] { hand_off.consume(us.data()); })};
+  const pid_t workers[] = {traced([&] { hand_off.produce(); }), traced([&] { hand_off.consume(us.data()); })};
   CallCounter counter;
   for (const pid_t worker : workers) {
     siginfo_t stopped{};

@@ -135,7 +135,7 @@ double compute_alone_ms(const Config& config, const Counts& counts) {
   for (int rank = 0; rank < config.nprocs; ++rank) samples.emplace_back(counts.cycles);
   const Meeting shared_meeting(config.nprocs);
   bench::run_together(config.nprocs, [&](int rank) {
-    bench::pin(rank, config.nprocs);
+    const bench::Pin pin(rank, config.nprocs);
     auto meet = shared_meeting;
     mallopt(M_MMAP_THRESHOLD, 1 << 30);  // As runners do.
     mallopt(M_TRIM_THRESHOLD, 2'000'000'000);
@@ -177,7 +177,7 @@ double stream_bandwidth(int nprocs, std::size_t bytes) {
   float* arrays[3];
   for (auto& array : arrays) array = bench::share<float>(bytes / sizeof(float));
   bench::run_together(nprocs, [&](int rank) {
-    bench::pin(rank, nprocs);
+    const bench::Pin pin(rank, nprocs);
     auto meet = shared_meeting;
     const std::size_t count = bytes / sizeof(float) / std::size_t(nprocs), first = count * std::size_t(rank);
     const void* addends[] = {arrays[0] + first, arrays[1] + first};

@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <climits>
+#include <optional>
 #include <thread>
 
 #include "base/clock.hpp"
@@ -185,8 +186,11 @@ void measure(bool quick) {
   std::vector<pid_t> processes;
   for (int rank = 0; rank < runners; ++rank) {
     processes.push_back(bench::fork_worker([&] {
-      bench::pin(rank, runners);  // Two spinners on one core would measure the scheduler.
+      std::optional<bench::Pin> pin;
       each_round(schedule, std::size(ways), [&](int way, bool spins, std::uint32_t round, bool) {
+        // Two spinners on one core would measure the scheduler.
+        if (spins && !pin) pin.emplace(rank, runners);
+        if (!spins) pin.reset();
         ways[way]->answer(rank, round, spins);
       });
     }));

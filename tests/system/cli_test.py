@@ -1,0 +1,384 @@
+"""The program as its users meet it: cli_test.py PROGRAM [unittest arguments]."""
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = ""
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+WATCHDOG_S = 90  # More than any test takes on a loaded machine; reached only by one that fails.
+
+# A line of progress for every step.
+SMALL = """\
+nprocs: 2
+batch_size_per_device: 4
+runners: {threads: 1}
+model:
+  kind: mlp
+  mlp: {input_size: 16, hidden_size: 32}
+train:
+  steps: 20
+  progress_every_s: 1.0e-6
+"""
+# Steps of many micro-batches: some tenths of a second, and more than a test lets them go on.
+SLOW = ["--set", "grad_accumulation_steps=500", "--set", "train.steps=1000000"]
+SLOWER = ["--set", "grad_accumulation_steps=200000", "--set", "batch_size_per_device=1"]
+
+TEXT = """\
+model: {kind: gpt, gpt: {layers: 1, width: 16, heads: 2, context: 32}}
+data: {kind: text, sequence_length: 32}
+"""
+
+
+def become_subreaper():
+    """Orphans become children of this process: it sees what a program leaves behind."""
+    pr_set_child_subreaper = 36
+    if ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def environment(extra):
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ACCELMGR_")}
+    return {**own, **extra}
+
+
+def status_fields(pid):
+    lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def cpu_ticks(pid):
+    """Of user and system."""
+    after_name = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(after_name[11]) + int(after_name[12])
+
+
+def is_pending(pid, number):
+    fields = status_fields(pid)
+    return any(int(fields[mask], 16) >> (number - 1) & 1 for mask in ("SigPnd", "ShdPnd"))
+
+
+def descendants(ancestor):
+    """Name by pid."""
+    parents, names = {}, {}
+    for entry in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, KeyError):  # It ended meanwhile, or is no process.
+            fields = status_fields(int(entry.name))
+            parents[int(entry.name)], names[int(entry.name)] = int(fields["PPid"]), fields["Name"]
+    found = {ancestor}
+    while grown := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= grown
+    return {pid: names[pid] for pid in found - {ancestor}}
+
+
+class ProgramTest(unittest.TestCase):
+    """In a folder of its own, with SMALL as small.yaml; nothing may be left of a test."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.write("small.yaml", SMALL)
+        self.shared_memory = self.named_shared_memory()
+        signal.signal(signal.SIGALRM, self.watchdog)
+        signal.alarm(WATCHDOG_S)
+
+    def tearDown(self):
+        with self.assertRaises(ChildProcessError, msg="a process was left"):
+            while True:
+                os.waitpid(-1, 0)
+        signal.alarm(0)
+        self.assertEqual(self.named_shared_memory(), self.shared_memory)
+
+    @staticmethod
+    def named_shared_memory():
+        return [name for name in os.listdir("/dev/shm") if "accelmgr" in name]
+
+    def watchdog(self, *_):
+        raise AssertionError(f"not done after {WATCHDOG_S} s; processes: {descendants(os.getpid())}")
+
+    def write(self, name, text):
+        (self.folder / name).write_text(text)
+        return name
+
+    def run_program(self, *arguments, exits=DONE, env=None):
+        """Standard output and standard error."""
+        done = subprocess.run([PROGRAM, *arguments], cwd=self.folder, env=environment(env or {}), text=True,
+                              capture_output=True, check=False)
+        self.assertEqual(done.returncode, exits, done.stdout + done.stderr)
+        return done.stdout, done.stderr
+
+    def refusal(self, *arguments, exits=USAGE):
+        """What it says when it refuses; that comes before any step."""
+        out, err = self.run_program(*arguments, exits=exits)
+        self.assertNotIn("step 1/", out)
+        return err
+
+    def train(self, *arguments, exits=DONE):
+        return self.run_program("train", "--config", "small.yaml", *arguments, exits=exits)
+
+    def assert_contains(self, text, *parts):
+        for part in parts:
+            self.assertIn(part, text)
+
+    def read_log(self, name):
+        lines = [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+        return lines[:-1], lines[-1]["run"]
+
+
+class HelpTest(ProgramTest):
+    def test_without_arguments_it_prints_its_help_and_fails(self):
+        _, err = self.run_program(exits=USAGE)
+        self.assert_contains(err, "Usage: accelmgr", "train", "config", "info", "accelmgr train --config", "130")
+
+    def test_version(self):
+        out, _ = self.run_program("--version")
+        self.assertRegex(out, r"^\d+\.\d+\.\d+\n$")
+
+    def test_every_subcommand_has_help(self):
+        for command, parts in {
+                (): ["train", "config", "info", "Exit codes"],
+                ("train",): ["--config", "--set", "--steps", "--runners", "--log", "Ctrl-C"],
+                ("config",): ["show", "check", "reference"],
+                ("config", "show"): ["--config", "--set"],
+                ("config", "check"): ["--config", "--set"],
+                ("config", "reference"): ["every option"],
+                ("info",): ["versions"],
+        }.items():
+            with self.subTest(command=command):
+                out, err = self.run_program(*command, "--help")
+                self.assert_contains(out, "Usage:", *parts)
+                self.assertEqual(err, "")
+
+    def test_what_is_no_subcommand_or_option_is_refused(self):
+        self.assert_contains(self.refusal("trian"), "trian")
+        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--setp", "3"), "--setp")
+        self.assert_contains(self.refusal("train"), "--config")
+        self.refusal("config")
+
+    def test_info_names_versions_devices_and_contents(self):
+        out, _ = self.run_program("info")
+        for name, value in {"torch": r"2\.11\.0", "boost": r"1\.\d+", "devices": r"cpu \(\d+ cores\)", "kernels": r"\S",
+                            "memory": r"[\d.]+ GiB", "models": "convnet, gpt, mlp, torchscript",
+                            "data": "synthetic, text", "optimizers": "sgd, adam, adamw"}.items():
+            self.assertRegex(out, rf"(?m)^{name} +{value}")
+
+
+class ConfigTest(ProgramTest):
+    def test_show_tells_where_each_value_comes_from(self):
+        out, _ = self.run_program("config", "show", "--config", "small.yaml", "--set", "seed_base=7",
+                                  env={"ACCELMGR_TRAIN__STEPS": "3"})
+        for line in (r"seed_base +7 +flag", r"train\.steps +3 +environment ACCELMGR_TRAIN__STEPS",
+                     r"batch_size_per_device +4 +file small\.yaml:2", r"prefetch +16 +default"):
+            self.assertRegex(out, f"(?m)^{line}$")
+
+    def test_the_reference_has_every_key_that_show_has(self):
+        shown, _ = self.run_program("config", "show")
+        reference, _ = self.run_program("config", "reference")
+        keys = {line.split()[0] for line in shown.splitlines()}
+        self.assertGreater(len(keys), 40)
+        explained = {line.removesuffix(".NAME") for line in reference.splitlines() if re.fullmatch(r"[\w.]+", line)}
+        self.assertEqual(keys, explained)
+
+    def test_check_accepts_what_can_be_used(self):
+        out, err = self.run_program("config", "check", "--config", "small.yaml")
+        self.assertEqual((out, err), ("small.yaml: ok\n", ""))
+
+    def test_an_unknown_key_is_refused_with_its_line_and_the_nearest(self):
+        self.write("typo.yaml", SMALL + "model.gtp.layers: 2\n")
+        for command in (["config", "check"], ["config", "show"], ["train"]):
+            self.assert_contains(self.refusal(*command, "--config", "typo.yaml"), "typo.yaml:10",
+                                 "'model.gtp.layers'", "did you mean 'model.gpt.layers'?")
+        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--set", "optimizer.lerning_rate=1"),
+                             "--set", "'optimizer.lerning_rate'", "did you mean 'optimizer.learning_rate'?")
+
+    def test_a_value_out_of_range_is_refused_with_the_range(self):
+        self.write("range.yaml", SMALL + "optimizer: {momentum: 1.5}\n")
+        self.assert_contains(self.refusal("config", "check", "--config", "range.yaml"), "range.yaml:10",
+                             "optimizer.momentum", "1.5", "1")
+        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--steps", "0"), "train.steps", "'0'")
+
+    def test_zero_runners_are_refused(self):
+        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--runners", "0"), "nprocs", "'0'",
+                             "from 1 to 24")
+
+    def test_lbfgs_is_refused_with_the_reason(self):
+        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--set", "optimizer.kind=lbfgs"), "lbfgs",
+                             "refused", "closure several times")
+
+    def test_more_threads_than_cores_are_warned_of(self):
+        threads = os.cpu_count()
+        _, err = self.train("--steps", "1", "--set", f"runners.threads={threads}")
+        self.assert_contains(err, "warning", f"2 runners (nprocs) with {threads} threads", f"{threads} cores")
+
+    def test_a_file_that_is_not_there_is_named(self):
+        self.assert_contains(self.refusal("train", "--config", "nowhere.yaml"), "nowhere.yaml", "No such file")
+
+
+class BadInputTest(ProgramTest):
+    def test_an_unknown_model_is_refused_with_the_nearest(self):
+        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--set", "model.kind=mpl"), "'mpl'",
+                             "did you mean 'mlp'?")
+
+    def test_text_that_cannot_be_used_is_refused(self):
+        self.write("text.yaml", TEXT)
+        self.write("empty.txt", "")
+        self.write("short.txt", "fewer bytes")
+        for file, parts in {"none.txt": ["no such file", "none.txt"],
+                            "none-*.txt": ["none-*.txt"],
+                            "empty.txt": ["empty.txt", "is empty"],
+                            "short.txt": ["short.txt", "11 bytes", "33", "data.sequence_length 32"]}.items():
+            with self.subTest(file=file):
+                self.assert_contains(self.refusal("train", "--config", "text.yaml", "--set", f"data.files={file}"),
+                                     "data.files" if "short" not in file else "data.", *parts)
+
+    def test_a_file_that_is_no_torchscript_is_refused(self):
+        self.write("text.yaml", TEXT)
+        self.assert_contains(
+            self.refusal("train", "--config", "text.yaml", "--set", "data.files=text.yaml", "--set",
+                         "model.kind=torchscript", "--set", "model.file=small.yaml"),
+            "small.yaml", "no TorchScript", "torch.jit.save")
+
+    def test_a_session_beyond_the_limit_is_refused_with_both_numbers(self):
+        self.train("--steps", "1", "--log", "log.jsonl")
+        _, run = self.read_log("log.jsonl")
+        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--set", "memory.limit_bytes=123456"),
+                             f"{run['session_bytes']} bytes", "memory.limit_bytes", "123456")
+
+    def test_a_log_that_cannot_be_written_is_refused_before_the_run(self):
+        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--log", "nowhere/log.jsonl"),
+                             "nowhere/log.jsonl", "No such file or directory")
+
+
+class TrainTest(ProgramTest):
+    STEP_KEYS = {"step", "attempt", "status", "counted", "loss", "samples", "step_ms", "compute_ms", "reduce_ms",
+                 "wait_ms", "update_ms", "parameter_version"}
+
+    def test_the_log_of_twenty_steps_adds_up(self):
+        out, _ = self.train("--steps", "20", "--log", "log.jsonl")
+        steps, run = self.read_log("log.jsonl")
+        self.assertEqual([step["step"] for step in steps], list(range(1, 21)))
+        for step in steps:
+            self.assertEqual(set(step), self.STEP_KEYS)
+            self.assertEqual((step["status"], step["counted"], step["samples"]), ("ok", True, 8))
+            self.assertAlmostEqual(step["step_ms"], step["compute_ms"] + step["reduce_ms"] + step["wait_ms"], places=5)
+            for part in ("compute_ms", "reduce_ms", "wait_ms", "update_ms"):
+                self.assertGreaterEqual(step[part], 0)
+        for before, after in zip(steps, steps[1:]):
+            self.assertLess(before["attempt"], after["attempt"])
+            self.assertLess(before["parameter_version"], after["parameter_version"])
+        self.assertEqual((run["ended"], run["steps"]), ("done", 20))
+        self.assertEqual(run["samples"], sum(step["samples"] for step in steps))
+        self.assertEqual((run["first_loss"], run["last_loss"]), (steps[0]["loss"], steps[-1]["loss"]))
+        self.assertEqual(len(run["peak_memory_bytes"]["runners"]), 2)
+        for peak in (run["peak_memory_bytes"]["host"], run["peak_memory_bytes"]["manager"],
+                     *run["peak_memory_bytes"]["runners"]):
+            self.assertGreater(peak, 1 << 20)
+        self.assertEqual(run["versions"]["torch"], "2.11.0")
+        self.assertEqual(run["machine"]["cores"], os.cpu_count())
+        self.assertEqual(run["threads"]["runner"], 1)
+        self.assertIn("hidden_size", run["configuration"])
+        self.assert_contains(out, "step 20/20", "done: 20 steps, 160 samples")
+
+    def test_the_end_of_the_data_ends_the_run_well(self):
+        out, err = self.train("--set", "data.elements=24", "--set", "data.epochs=1", "--log", "log.jsonl")
+        self.assert_contains(out, "end of data: 3 steps, 24 samples")
+        self.assertEqual(err, "")
+        _, run = self.read_log("log.jsonl")
+        self.assertEqual(run["ended"], "end of data")
+
+    def test_steps_and_runners_override_the_file(self):
+        out, _ = self.train("--steps", "2", "--runners", "1")
+        self.assert_contains(out, "1 runner", "done: 2 steps, 8 samples")
+
+
+class RunningProgram:
+    """A training run that a test interferes with. A terminal's Ctrl-C goes to a process group, so it leads one."""
+
+    def __init__(self, test, *arguments):
+        self.process = subprocess.Popen([PROGRAM, "train", "--config", "small.yaml", *arguments], cwd=test.folder,
+                                        env=environment({}), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        start_new_session=True)
+        test.addCleanup(self.end)
+        self.pid = self.process.pid
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def read_until(self, pattern):
+        for line in self.process.stdout:
+            if re.match(pattern, line):
+                return line
+        raise AssertionError(f"no line '{pattern}'; it ended with {self.process.communicate()[1]}")
+
+    def runners(self):
+        return [pid for pid, name in descendants(self.pid).items() if name.startswith("accelmgr:run")]
+
+    def wait_until_runners_compute(self):
+        """A runner that waits for a step takes next to no time."""
+        runner = self.runners()[0]
+        enough = cpu_ticks(runner) + 10
+        while cpu_ticks(runner) < enough:
+            os.sched_yield()
+
+    def ctrl_c(self):
+        """Returns when the signal has been taken: two that wait would be one."""
+        os.killpg(self.pid, signal.SIGINT)
+        with contextlib.suppress(OSError, KeyError):  # It has ended.
+            while is_pending(self.pid, signal.SIGINT):
+                os.sched_yield()
+
+
+class InterruptedTest(ProgramTest):
+    def test_ctrl_c_finishes_the_step_and_says_what_was_done(self):
+        run = RunningProgram(self, *SLOW, "--log", "log.jsonl")
+        run.read_until("step 2/")
+        run.ctrl_c()
+        out, err = run.process.communicate()
+        self.assertEqual(run.process.returncode, INTERRUPTED, err)
+        self.assertEqual(err, "")
+        closing = out.splitlines()[-1]
+        steps, summary = self.read_log("log.jsonl")
+        self.assertRegex(closing, rf"^interrupted: {len(steps)} steps, {4000 * len(steps)} samples")
+        self.assertEqual((summary["ended"], summary["steps"]), ("interrupted", len(steps)))
+        self.assertTrue(all(step["counted"] for step in steps))
+        self.assertGreaterEqual(len(steps), 2)
+
+    def test_a_second_ctrl_c_ends_all_at_once(self):
+        run = RunningProgram(self, *SLOWER)
+        run.read_until("mlp: ")
+        run.wait_until_runners_compute()
+        run.ctrl_c()
+        self.assertIsNone(run.process.poll(), "it did not finish the step")
+        run.ctrl_c()
+        out, err = run.process.communicate()
+        self.assertEqual(run.process.returncode, INTERRUPTED, err)
+        self.assertEqual(out, "")
+
+    def test_a_lost_runner_fails_the_run_with_the_cause(self):
+        run = RunningProgram(self, *SLOW, "--log", "log.jsonl")
+        run.read_until("step 1/")
+        os.kill(run.runners()[0], signal.SIGKILL)
+        out, err = run.process.communicate()
+        self.assertEqual(run.process.returncode, FAILED, err)
+        self.assert_contains(err, "runner_lost", "killed by signal 9 (KILL)")
+        self.assertRegex(out.splitlines()[-1], "^failed: ")
+        steps, summary = self.read_log("log.jsonl")
+        self.assertEqual((steps[-1]["status"], steps[-1]["counted"]), ("runner_lost", False))
+        self.assertEqual((summary["ended"], summary["steps"]), ("failed", len(steps) - 1))
+
+
+if __name__ == "__main__":
+    PROGRAM = os.path.abspath(sys.argv.pop(1))
+    become_subreaper()
+    unittest.main(verbosity=2)
