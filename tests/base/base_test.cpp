@@ -1,0 +1,82 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "accelmgr/errors.hpp"
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "base/nearest.hpp"
+#include "base/unique_fd.hpp"
+
+namespace accelmgr::base {
+namespace {
+
+const std::vector<std::string> known{"model.kind", "model.file", "data.kind", "nprocs"};
+
+TEST(Nearest, FindsWhatWasMeant) {
+  EXPECT_EQ(nearest("modle.kind", known), "model.kind");
+  EXPECT_EQ(nearest("nproc", known), "nprocs");
+  EXPECT_EQ(did_you_mean("data.knd", known), "; did you mean 'data.kind'?");
+}
+
+TEST(Nearest, SaysNothingWhenNothingIsNear) {
+  EXPECT_EQ(nearest("learning_rate", known), "");
+  EXPECT_EQ(did_you_mean("learning_rate", known), "");
+}
+
+TEST(UniqueFd, ClosesWhatItOwnsOnce) {
+  const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  {
+    UniqueFd first(fd);
+    UniqueFd second(std::move(first));
+    EXPECT_EQ(first.get(), -1);
+    EXPECT_EQ(second.get(), fd);
+  }
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1);
+}
+
+TEST(UniqueFd, ReleasedDescriptorsStayOpen) {
+  UniqueFd owner(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const int fd = owner.release();
+  owner.reset();
+  EXPECT_NE(fcntl(fd, F_GETFD), -1);
+  close(fd);
+}
+
+TEST(Deadline, PassesWhenItsTimeHasCome) {
+  EXPECT_TRUE(Deadline::in_seconds(-1).passed());
+  EXPECT_FALSE(Deadline::in_seconds(1000).passed());
+  EXPECT_EQ(Deadline::at_ns(now_ns() + 5).ns() > 0, true);
+  EXPECT_LE(Deadline::in_seconds(1).remaining_ns(), 1'000'000'000);
+}
+
+TEST(SystemError, NamesTheCallAndTheReason) {
+  const SystemError error("opening /nope", ENOENT);
+  EXPECT_STREQ(error.what(), "opening /nope: No such file or directory (errno 2)");
+  EXPECT_EQ(error.code(), ENOENT);
+}
+
+TEST(Log, LinesCarryProcessAndStepAndTheLevelComesFromTheEnvironment) {
+  setenv("ACCELMGR_LOG_LEVEL", "info", 1);
+  testing::internal::CaptureStderr();
+  start_logging("rank 7");
+  set_log_step(12);
+  log().info("hello");
+  log().debug("hidden");
+  const auto text = testing::internal::GetCapturedStderr();
+  EXPECT_NE(text.find("info [rank 7 step 12] hello"), std::string::npos) << text;
+  EXPECT_EQ(text.find("hidden"), std::string::npos);
+}
+
+TEST(Log, AnUnknownLevelIsAnError) {
+  setenv("ACCELMGR_LOG_LEVEL", "loud", 1);
+  EXPECT_THROW(start_logging("host"), ConfigError);
+  unsetenv("ACCELMGR_LOG_LEVEL");
+}
+
+}  // namespace
+}  // namespace accelmgr::base
