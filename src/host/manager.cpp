@@ -1,6 +1,5 @@
 #include "accelmgr/manager.hpp"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
@@ -19,8 +18,6 @@
 
 namespace accelmgr {
 namespace {
-
-constexpr std::int64_t parallel_zero_bytes = std::int64_t{8} << 20;
 
 /// All of a region as one tensor, which keeps the session mapped as long as any view of it lives.
 at::Tensor owning_view(const std::shared_ptr<session::Session>& session, std::byte* region) {
@@ -199,11 +196,8 @@ StepResult Manager::step(const StepOptions& options) {
 
 void Manager::zero_grad() {
   const State::Use use(*state_, "zero_grad");
-  auto* gradients = state_->session->gradients();
-  const auto bytes = static_cast<std::int64_t>(state_->session->master_bytes());
-  at::parallel_for(0, bytes / 64, parallel_zero_bytes / 64, [&](std::int64_t begin, std::int64_t end) {
-    session::best_kernels().zero(gradients + begin * 64, static_cast<std::size_t>(end - begin) * 64);
-  });
+  // One thread past the cache (128 MiB: 1.5 ms) is faster than two of torch's zero_() (3.7 ms).
+  session::best_kernels().zero(state_->session->gradients(), state_->session->master_bytes());
 }
 
 const std::vector<NamedTensor>& Manager::parameters() const {

@@ -56,7 +56,7 @@ StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_chan
     outcome = {StepStatus::timeout,
                fmt::format("runners have not left the step before within {} s: {}", timeout_s, phases()), -1};
   } else if (const int rank = lost_rank(); rank >= 0) {
-    outcome = lost(rank);
+    outcome = processes_.manager_ended() ? manager_lost(before) : lost(rank);
   } else {
     if (parameters_changed) control.parameter_version.store(version + 2);
     release_idle_threads();
@@ -159,7 +159,9 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, base::Deadline deadline, d
         (committed && base::now_ns() - committed_ns > static_cast<std::int64_t>(recovery_timeout_s * 1e9)))
       return manager_lost(attempt);
     if (!committed) {
-      if (const int rank = lost_rank(); rank >= 0) {
+      if (lost_rank() >= 0) {
+        // The manager takes its runners with it: it had ended before, if it did.
+        if (processes_.manager_ended()) return manager_lost(attempt);
         session::abort_attempt(session_, attempt, session::author_supervisor);
         continue;
       }

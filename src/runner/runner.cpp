@@ -136,9 +136,12 @@ void Runner::serve() {
     const auto seen = ipc::load(control.trigger);
     const auto word = session_.word();
     const bool mine = (control.request.participants >> rank_ & 1) != 0;
-    if (!word.closed && word.attempt > record_.settled.load(std::memory_order_relaxed) && mine) {
-      attempt(word.attempt);
-      continue;
+    if (word.attempt > record_.settled.load(std::memory_order_relaxed) && mine) {
+      if (!word.closed) {
+        attempt(word.attempt);
+        continue;
+      }
+      settle(word.attempt, !word.abort);  // Another rank ended it before this one woke.
     }
     enter(Phase::waiting);
     if (!ipc::wait_changed(control.trigger, seen, wait_slice_ns, config_.runners.spin_us) && stopping())

@@ -38,7 +38,12 @@ struct Case {
   int nprocs = 2;
   int accumulation = 2;
   double tolerance = 1e-6;  ///< As a share of the norm of each tensor.
+  int hidden_size = 8;      ///< mlp
 };
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.model << " on " << c.nprocs << " runners, accumulation " << c.accumulation;
+}
 
 Config config_of(const Case& c) {
   auto config = small_config(c.model);
@@ -48,6 +53,7 @@ Config config_of(const Case& c) {
     config.model.file = SCRIPT_FOLDER "/" + c.file;
     config.data.kind = "vectors";
   }
+  config.model.mlp.hidden_size = c.hidden_size;
   if (c.model == "double") config.data.kind = "numbered";
   return config;
 }
@@ -99,6 +105,7 @@ TEST_P(Equivalence, EveryRepetitionHasTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(
     Models, Equivalence,
     testing::Values(Case{.name = "Mlp", .model = "mlp", .accumulation = 3},
+                    Case{.name = "LargeMlp", .model = "mlp", .hidden_size = 600},
                     Case{.name = "ConvNet", .model = "convnet"},
                     Case{.name = "Gpt", .model = "gpt", .nprocs = 3, .accumulation = 1},
                     Case{.name = "TorchScript", .model = "torchscript", .file = "DictOutput.pt"},

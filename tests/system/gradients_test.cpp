@@ -112,6 +112,15 @@ TEST(Accumulate, StepsAddTheirMeansUntilAStepOverwritesOrTheHostZeroes) {
   EXPECT_LE(distance(copies(manager.gradients()), expected), 1e-12);
 }
 
+TEST(Accumulate, ZeroGradReachesAllOfAModelLargerThanACache) {
+  auto config = small_config("mlp");
+  config.model.mlp.hidden_size = 2048;
+  auto manager = Manager::start(config);
+  for (const auto& group : manager.groups()) group.gradients.fill_(7);
+  manager.zero_grad();
+  for (const auto& group : manager.groups()) EXPECT_TRUE(all_zero(group.gradients));
+}
+
 TEST(Accumulate, AParameterThatAStepDoesNotUseKeepsWhatItHasOrIsZeroWhenOverwritten) {
   auto manager = Manager::start(selective_config());
   expect_ok(manager);
@@ -147,7 +156,7 @@ TEST(Gradients, OfParametersThatAreFrozenUnusedSparseOrOfSomeMicroBatchesAreRigh
   EXPECT_TRUE(same_bits(copies(manager.parameters()), parameters)) << "a step writes no parameter";
 }
 
-TEST(Gradients, TheHostAccumulatesIntoAFrozenParameterNothing) {
+TEST(Gradients, OfAFrozenParameterStayAsTheHostWroteThem) {
   auto manager = Manager::start(selective_config());
   const auto frozen = std::ranges::find(manager.parameters(), "frozen", &NamedTensor::name);
   ASSERT_NE(frozen, manager.parameters().end());
@@ -169,8 +178,9 @@ TEST(Gradients, TiedWeightsAreStoredAndReducedOnce) {
   EXPECT_EQ(state.size(), manager.parameters().size() + 1);
   EXPECT_EQ(named(state, "encoder"), 1);
   EXPECT_EQ(named(state, "decoder"), 1);
-  const auto decoder = std::ranges::find(state, "decoder", &NamedTensor::name)->tensor;
-  EXPECT_TRUE(decoder.equal(at::full({4, 4}, 0.3, at::kDouble)));
+  const auto decoder = std::ranges::find(state, "decoder", &NamedTensor::name);
+  ASSERT_NE(decoder, state.end());
+  EXPECT_TRUE(decoder->tensor.equal(at::full({4, 4}, 0.3, at::kDouble)));
 }
 
 TEST(Gradients, InBf16SlabsAreRoundedOnceForEachMicroBatch) {
@@ -209,15 +219,16 @@ TEST(Gradients, UnderAutocastAreNearThoseWithoutIt) {
   for (const auto& gradient : gradients) EXPECT_EQ(gradient.scalar_type(), at::kFloat);
 }
 
-/// How many elements are left for a last, short step after one of 2 ranks x 2 micro-batches x 2 elements.
-class ShortStep : public testing::TestWithParam<std::tuple<LossScaling, int>> {
+/// A step of 2 ranks x 2 micro-batches x 2 elements, and too few elements for a second one. Parameters:
+/// whether losses are weighed by samples, and how many elements are left.
+class ShortStep : public testing::TestWithParam<std::tuple<bool, int>> {
  protected:
   Config config(bool drop_last) const {
-    const auto [scaling, left] = GetParam();
+    const auto [by_samples, left] = GetParam();
     auto config = small_config("mlp");
     config.batch_size_per_device = 2;
     config.grad_accumulation_steps = 2;
-    config.loss_scaling = scaling;
+    config.loss_scaling = by_samples ? LossScaling::samples : LossScaling::runners;
     config.data.elements = 8 + left;
     config.data.epochs = 1;
     config.data.drop_last = drop_last;
@@ -253,13 +264,11 @@ TEST_P(ShortStep, IsLeftOutUnderDropLast) {
   EXPECT_EQ(manager.statistics().samples, 8u);
 }
 
-// 5: one rank has a micro-batch and a half, the other one. 1: one has half of one, the other nothing.
-INSTANTIATE_TEST_SUITE_P(Scaling, ShortStep,
-                         testing::Combine(testing::Values(LossScaling::samples, LossScaling::runners),
-                                          testing::Values(5, 1)),
+// 7: one rank has two micro-batches, the other one and a half. 5: one and a half, and one. 1: a half, and
+// none.
+INSTANTIATE_TEST_SUITE_P(Scaling, ShortStep, testing::Combine(testing::Bool(), testing::Values(7, 5, 1)),
                          [](const auto& info) {
-                           const bool samples = std::get<0>(info.param) == LossScaling::samples;
-                           return std::string(samples ? "BySamples" : "ByRunners") +
+                           return std::string(std::get<0>(info.param) ? "BySamples" : "ByRunners") +
                                   std::to_string(std::get<1>(info.param));
                          });
 

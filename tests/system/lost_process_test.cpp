@@ -51,6 +51,7 @@ TEST(LostRunner, KilledBetweenStepsIsToldByTheNext) {
   StagedRun run(stage);
   expect_ok(run.manager());
   const auto gradients = run.gradients();
+  run.wait_until_waiting(0);
   run.kill_and_wait(run.runner(0));
   const auto result = run.manager().step();
   expect_failed(result, StepStatus::runner_lost, {"runner 0", "killed by signal 9 (KILL)", "phase waiting"});

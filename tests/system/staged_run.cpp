@@ -19,6 +19,16 @@ namespace fs = std::filesystem;
 
 const fs::path named_shared_memory = "/dev/shm";
 
+/// For what nobody reports. Fails the test after a bound.
+template <class Condition>
+void wait_until(Condition&& condition) {
+  const auto deadline = soon();
+  while (!condition()) {
+    ASSERT_FALSE(deadline.passed());
+    sched_yield();
+  }
+}
+
 pid_t parent_of(pid_t pid) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   const std::string label = "PPid:";
@@ -91,6 +101,19 @@ std::vector<at::Tensor> StagedRun::gradients() const { return copies(manager_->g
 
 std::future<StepResult> StagedRun::step_in_background(const StepOptions& options) {
   return std::async(std::launch::async, [this, options] { return manager_->step(options); });
+}
+
+void StagedRun::wait_until_waiting(int rank) const {
+  wait_until([&] { return statistics_of(rank).phase == "waiting"; });
+}
+
+void StagedRun::stop_and_wait(int rank) const {
+  ipc::send_signal(runner(rank), SIGSTOP);
+  wait_until([&] { return ipc::usage(statistics_of(rank).pid).value().state == 'T'; });
+}
+
+RunnerStatistics StagedRun::statistics_of(int rank) const {
+  return manager_->statistics().runners.at(static_cast<std::size_t>(rank));
 }
 
 std::int64_t StagedRun::kill_and_wait(int pidfd) const {

@@ -53,10 +53,16 @@ class StagedRun {
 
   /// On a thread of its own, so that the test can intervene.
   std::future<StepResult> step_in_background(const StepOptions& options = {});
+  /// Returns when a runner waits for the next step.
+  void wait_until_waiting(int rank) const;
+  /// SIGSTOP to a runner; returns when it has stopped.
+  void stop_and_wait(int rank) const;
   /// SIGKILL; returns when it is gone: the time of that.
   std::int64_t kill_and_wait(int pidfd) const;
 
  private:
+  RunnerStatistics statistics_of(int rank) const;
+
   std::optional<Manager> manager_;
   Processes processes_;
 };

@@ -118,7 +118,7 @@ TEST(Status, ARunnerThatDoesNotLeaveATimedOutStepIsEndedAfterTheGrace) {
   StagedRun run(config);
   expect_ok(run.manager());
   const auto gradients = run.gradients();
-  ipc::send_signal(run.runner(0), SIGSTOP);
+  run.stop_and_wait(0);
   const auto timed_out = run.manager().step({.timeout_s = short_timeout_s});
   expect_failed(timed_out, StepStatus::timeout, {"no result within 0.3 s"});
   EXPECT_GE(timed_out.step_ms, short_timeout_s * 1e3);
@@ -141,6 +141,19 @@ TEST(Status, TheGraceRunsFromTheAbortHoweverShortTheStepsDeadlinesAre) {
     result = run.manager().step({.timeout_s = short_timeout_s});
   } while (result.status == StepStatus::timeout && !deadline.passed());
   expect_failed(result, StepStatus::runner_lost, {"runner 0", "killed by signal 9 (KILL)"});
+}
+
+// Stopped, it neither sees the step begin nor its end.
+TEST(Status, ARankThatSleptThroughAnAbortedStepTakesPartInTheNext) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  run.stop_and_wait(0);
+  stage.tell(1, Act::undefined_gradient);
+  expect_failed(run.manager().step(), StepStatus::nonfinite, {"rank 1"});
+  ipc::send_signal(run.runner(0), SIGCONT);
+  stage.tell(1, Act::compute);
+  EXPECT_EQ(expect_ok(run.manager()).step, 2u);
 }
 
 /// What two good steps make of gradients and buffers when `disturb` comes between them.

@@ -194,12 +194,12 @@ double stream_bandwidth(int nprocs, std::size_t bytes) {
   return 3.0 * double(bytes) / (samples.median() / 1e3);
 }
 
-/// What of a cycle is neither forward nor backward: each runner's gradient is read and written into its slab,
-/// the slabs are read and the master is written, and SGD reads gradients and parameters and writes
-/// parameters.
+/// What of a cycle is neither forward nor backward: each runner reads its gradient, which backward has
+/// written into its slab, to see that it is finite; the slabs are read and the master is written; and SGD
+/// reads gradients and parameters and writes parameters.
 double pass_bound_ms(const Config& config, std::int64_t parameters) {
   const double bytes = double(parameters) * sizeof(float);
-  const double passes = 2.0 * config.nprocs + (config.nprocs + 1) + 3;
+  const double passes = config.nprocs + (config.nprocs + 1) + 3;
   return passes * bytes / stream_bandwidth(config.nprocs, std::size_t(parameters) * sizeof(float)) * 1e3;
 }
 
