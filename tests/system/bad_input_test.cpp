@@ -171,14 +171,25 @@ TEST_F(BadModel, OneThatReplacesItsParameterIsToldWhich) {
   EXPECT_EQ(result.error_type, "ModelError");
 }
 
-TEST(BadData, AnElementOfAnotherDtypeThanDeclaredIsRefusedWithBoth) {
+/// The error of the second step, whose first element has what the option says.
+StepResult step_with_element(const std::string& option) {
   Stage stage;
   auto config = staged_config(stage);
-  config.data.options["double_at"] = std::to_string(staged_ranks * staged_batch_size);
+  config.data.options[option] = std::to_string(staged_ranks * staged_batch_size);
   StagedRun run(config);
   expect_ok(run.manager());
-  const auto result = run.manager().step();
-  expect_failed(result, StepStatus::data_end, {"'input'", "float32 [8]", "float64 [8]"});
+  return run.manager().step();
+}
+
+TEST(BadData, AnElementOfAnotherDtypeThanDeclaredIsRefusedWithBoth) {
+  const auto result = step_with_element("double_at");
+  expect_failed(result, StepStatus::data_end, {"'input'", "expected float32 [8]", "got float64 [8]"});
+  EXPECT_EQ(result.error_type, "DataError");
+}
+
+TEST(BadData, AnElementOfAnotherShapeThanDeclaredIsRefusedWithBoth) {
+  const auto result = step_with_element("longer_at");
+  expect_failed(result, StepStatus::data_end, {"'input'", "expected float32 [8]", "got float32 [9]"});
   EXPECT_EQ(result.error_type, "DataError");
 }
 

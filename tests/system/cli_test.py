@@ -321,6 +321,10 @@ class RunningProgram:
                 return line
         raise AssertionError(f"no line '{pattern}'; it ended with {self.process.communicate()[1]}")
 
+    def wait_for_manager(self):
+        while "accelmgr:mgr" not in descendants(self.pid).values():
+            os.sched_yield()
+
     def runners(self):
         return [pid for pid, name in descendants(self.pid).items() if name.startswith("accelmgr:run")]
 
@@ -364,6 +368,22 @@ class InterruptedTest(ProgramTest):
         out, err = run.process.communicate()
         self.assertEqual(run.process.returncode, INTERRUPTED, err)
         self.assertEqual(out, "")
+
+    def test_ctrl_c_while_the_runners_start_ends_the_run(self):
+        run = RunningProgram(self, *SLOW)
+        run.wait_for_manager()
+        run.ctrl_c()
+        out, err = run.process.communicate()
+        self.assertEqual(run.process.returncode, INTERRUPTED, err)
+        self.assertRegex(out.splitlines()[-1], "^interrupted: ")
+
+    def test_a_second_ctrl_c_while_the_runners_start_ends_all_at_once(self):
+        run = RunningProgram(self, *SLOWER)
+        run.wait_for_manager()
+        run.ctrl_c()
+        run.ctrl_c()
+        _, err = run.process.communicate()
+        self.assertEqual(run.process.returncode, INTERRUPTED, err)
 
     def test_a_lost_runner_fails_the_run_with_the_cause(self):
         run = RunningProgram(self, *SLOW, "--log", "log.jsonl")

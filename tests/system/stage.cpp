@@ -126,15 +126,16 @@ class StagedSource final : public BatchSource {
   explicit StagedSource(const Config& config)
       : elements_(config.data.elements),
         throw_at_(number(config, "throw_at")),
-        double_at_(number(config, "double_at")) {}
+        double_at_(number(config, "double_at")),
+        longer_at_(number(config, "longer_at")) {}
 
   std::span<const FieldSpec> fields() const override { return fields_; }
 
   bool next(ElementWriter& element) override {
     if (elements_ > 0 && index_ == elements_) return false;
     if (index_ == throw_at_) throw std::runtime_error("drawer 7 is on fire");
-    const auto input = at::zeros({inputs}, at::kFloat);
-    for (std::int64_t i = 0; i < inputs; ++i)
+    const auto input = at::zeros({index_ == longer_at_ ? inputs + 1 : inputs}, at::kFloat);
+    for (std::int64_t i = 0; i < input.numel(); ++i)
       input.mutable_data_ptr<float>()[i] = static_cast<float>(std::sin(double(index_ * inputs + i + 1)));
     element.set(0, index_ == double_at_ ? input.to(at::kDouble) : input);
     element.set(1, input.sum().reshape({1}));
@@ -154,6 +155,7 @@ class StagedSource final : public BatchSource {
   std::int64_t elements_;
   std::int64_t throw_at_;
   std::int64_t double_at_;
+  std::int64_t longer_at_;
   std::int64_t index_ = 0;
 };
 

@@ -57,8 +57,8 @@ class Stage {
 };
 
 /// Two runners of one thread each that train the staged model on the staged source, endless unless
-/// `data.elements` is set. The source's `data.options`: `throw_at` and `double_at`, the number of an element
-/// at which it throws, and gives doubles for the declared floats.
+/// `data.elements` is set. The source's `data.options` name elements by number: at `throw_at` it throws, at
+/// `double_at` and `longer_at` it gives an input of another dtype and shape than declared.
 Config staged_config(const Stage& stage);
 Config staged_config(const std::string& stage_path);
 
