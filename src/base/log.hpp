@@ -14,7 +14,7 @@ namespace accelmgr::base {
 /// an unknown level.
 void start_logging(const std::string& process);
 
-/// The step that following lines of this process carry.
+/// The step that following lines of this process carry: the one under way, counted from 1.
 void set_log_step(std::uint64_t step) noexcept;
 
 /// The logger of accelmgr; usable before start_logging().

@@ -82,7 +82,7 @@ StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_chan
   fill(result);
   result.step_ms = ms(static_cast<std::uint64_t>(base::now_ns() - begin));
   result.wait_ms = std::max(0.0, result.step_ms - result.compute_ms - result.reduce_ms);
-  base::set_log_step(result.step);
+  base::set_log_step(result.step + 1);
   return result;
 }
 

@@ -22,8 +22,9 @@ namespace asio = boost::asio;
 using session::Life;
 
 constexpr double launcher_report_s =
-    1.0;  // More than a living launcher takes to reap; a dead one ends the wait.
-constexpr double stop_s = 2.0;
+    1.0;                             // More than a living launcher takes to reap; a dead one ends the wait.
+constexpr double stop_s = 2.0;       // Runners finish what they compute; the launcher kills who has not.
+constexpr double host_gone_s = 0.2;  // Nobody waits for what they compute.
 
 /// Calls `ready` each time the descriptor is readable, while it returns true. The descriptor stays its
 /// owner's.
@@ -124,9 +125,11 @@ void Supervisor::lost(int rank, int wait_status) {
   if (record.life.load() == Life::lost) return;
   record.exit_status.store(wait_status);
   record.life.store(Life::lost);
-  if (session_.control().stopping.load() == 0)
+  if (session_.control().stopping.load() == 0) {
+    base::set_log_step(session_.counters(session_.word().index).steps + 1);
     base::log().error("runner {} (pid {}) {} in phase {}", rank, record.pid.load(),
                       ipc::describe_exit(wait_status), to_string(record.phase.load()));
+  }
   finish_for(rank);
   session_.wake_everyone();
 }
@@ -177,7 +180,7 @@ bool Supervisor::host_gone() const noexcept {
 void Supervisor::stop_runners() {
   session_.control().stopping.store(1);
   session_.wake_everyone();
-  const auto deadline = base::Deadline::in_seconds(stop_s);
+  const auto deadline = base::Deadline::in_seconds(host_gone() ? host_gone_s : stop_s);
   for (auto& runner : runners_) {
     runner.lifeline.reset();
     if (runner.pidfd) ipc::wait_ended(runner.pidfd.get(), deadline);

@@ -152,7 +152,7 @@ void Runner::serve() {
 
 void Runner::attempt(std::uint64_t number) {
   record_.attempt.store(number);
-  base::set_log_step(number);
+  base::set_log_step(session_.counters(session_.word().index).steps + 1);
   reduction_.reset_cursor(rank_, number);
   take_over_->begin(number);
   ballot_ = {};

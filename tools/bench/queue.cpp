@@ -16,6 +16,8 @@
 #include <map>
 #include <optional>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "measurement.hpp"

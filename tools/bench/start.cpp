@@ -9,15 +9,17 @@
 #include <pthread.h>
 #include <spawn.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <torch/csrc/autograd/engine.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/errors.hpp"

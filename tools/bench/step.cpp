@@ -12,14 +12,16 @@
 #include <fmt/core.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cstdlib>
+#include <cmath>
 #include <fstream>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/init.hpp"

@@ -14,7 +14,9 @@
 #include <atomic>
 #include <climits>
 #include <optional>
+#include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "ipc/epoch.hpp"
