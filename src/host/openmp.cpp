@@ -12,4 +12,27 @@ void release_idle_threads() noexcept {
   if (pause_all != nullptr) pause_all(omp_pause_soft);
 }
 
+namespace {
+
+using SetThreads = void (*)(int);
+using MaxThreads = int (*)();
+
+SetThreads set_threads() noexcept {
+  static const auto call = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+  return call;
+}
+
+}  // namespace
+
+OneThread::OneThread(bool engage) noexcept {
+  static const auto max_threads = reinterpret_cast<MaxThreads>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
+  if (!engage || max_threads == nullptr || set_threads() == nullptr) return;
+  threads_before_ = max_threads();
+  set_threads()(1);
+}
+
+OneThread::~OneThread() {
+  if (threads_before_ != 0) set_threads()(threads_before_);
+}
+
 }  // namespace accelmgr::host

@@ -9,4 +9,17 @@ namespace accelmgr::host {
 /// parallel region.
 void release_idle_threads() noexcept;
 
+/// While it lives, and was made to `engage`, parallel regions of this thread have no other thread. For work
+/// that is done sooner than threads are made and met. Does nothing where the library loaded has no such call.
+class OneThread {
+ public:
+  explicit OneThread(bool engage) noexcept;
+  ~OneThread();
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int threads_before_ = 0;  ///< 0: there is nothing to restore.
+};
+
 }  // namespace accelmgr::host

@@ -137,7 +137,6 @@ double compute_alone_ms(const Config& config, const Counts& counts) {
   for (int rank = 0; rank < config.nprocs; ++rank) samples.emplace_back(counts.cycles);
   const Meeting shared_meeting(config.nprocs);
   bench::run_together(config.nprocs, [&](int rank) {
-    const bench::Pin pin(rank, config.nprocs);
     auto meet = shared_meeting;
     mallopt(M_MMAP_THRESHOLD, 1 << 30);  // As runners do.
     mallopt(M_TRIM_THRESHOLD, 2'000'000'000);
