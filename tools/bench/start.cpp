@@ -180,8 +180,8 @@ void report(const Timeline& t) {
   train.part("exec and load", t.host_entered);
   train.part("configuration", t.configured);
   train.part("manager: exec and load", t.manager_entered);
-  train.part("manager: data", t.data_made);
   train.part("manager: model", t.model_made);
+  train.part("manager: data", t.data_made);
   train.part("manager: session", t.runner[0].forked);
   train.part("runners, one after the other", t.started);
   train.part("held-out loss", t.evaluated);
