@@ -23,9 +23,9 @@ class Random {
  public:
   /// Streams of different (seed, stream, index) have nothing to do with each other.
   explicit constexpr Random(std::uint64_t seed, std::uint64_t stream = 0, std::uint64_t index = 0)
-      : state_(mix(mix(mix(seed + kGamma) + stream + kGamma) + index + kGamma)) {}
+      : state_(mix(mix(mix(seed + gamma) + stream + gamma) + index + gamma)) {}
 
-  constexpr std::uint64_t next() { return mix(state_ += kGamma); }
+  constexpr std::uint64_t next() { return mix(state_ += gamma); }
 
   /// Uniform in [0, bound); `bound` > 0. The bias of the remainder, bound / 2^64, is beyond observation here.
   constexpr std::uint64_t below(std::uint64_t bound) { return next() % bound; }
@@ -34,12 +34,12 @@ class Random {
   /// variance 1. One draw and no transcendental function, because synthetic data must not compete with the
   /// runners for the processor.
   constexpr float normal() {
-    constexpr float kMean = 2.0F * 65535.0F;
-    constexpr float kDeviation = 37837.2F;  // 65536 / sqrt(12) * sqrt(4)
+    constexpr float mean = 2.0F * 65535.0F;
+    constexpr float deviation = 37837.2F;  // 65536 / sqrt(12) * sqrt(4)
     const std::uint64_t bits = next();
     const auto sum = static_cast<std::uint32_t>((bits & 0xffff) + ((bits >> 16) & 0xffff) +
                                                 ((bits >> 32) & 0xffff) + (bits >> 48));
-    return (static_cast<float>(sum) - kMean) / kDeviation;
+    return (static_cast<float>(sum) - mean) / deviation;
   }
 
   /// Fisher and Yates.
@@ -49,7 +49,7 @@ class Random {
   }
 
  private:
-  static constexpr std::uint64_t kGamma = 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio, odd
+  static constexpr std::uint64_t gamma = 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio, odd
   std::uint64_t state_;
 };
 

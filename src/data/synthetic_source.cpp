@@ -62,7 +62,7 @@ class MarkovChain final : public Task {
       : Task({{"input", at::kLong, {length}}, {"target", at::kLong, {length}}}),
         length_(static_cast<std::size_t>(length)),
         vocabulary_(vocabulary),
-        successors_(kSuccessors * vocabulary) {
+        successors_(successors * vocabulary) {
     Random random = random_of(seed, Stream::task);
     for (std::int64_t& successor : successors_)
       successor = static_cast<std::int64_t>(random.below(vocabulary_));
@@ -75,14 +75,14 @@ class MarkovChain final : public Task {
     for (std::size_t t = 0; t < length_; ++t) {
       input[t] = token;
       // Leading zeros come with probability 1/2, 1/4, ...; three or more are one case.
-      const auto rank = std::min<std::size_t>(std::countl_zero(random.next()), kSuccessors - 1);
-      token = successors_[kSuccessors * static_cast<std::size_t>(token) + rank];
+      const auto rank = std::min<std::size_t>(std::countl_zero(random.next()), successors - 1);
+      token = successors_[successors * static_cast<std::size_t>(token) + rank];
       target[t] = token;
     }
   }
 
  private:
-  static constexpr std::size_t kSuccessors = 4;
+  static constexpr std::size_t successors = 4;
   std::size_t length_;
   std::size_t vocabulary_;
   std::vector<std::int64_t> successors_;
@@ -109,7 +109,7 @@ class SyntheticSource final : public BatchSource {
 
   std::unique_ptr<BatchSource> held_out() override {
     if (stream_ == Stream::held_out) return nullptr;
-    return std::make_unique<SyntheticSource>(task_, seed_, Stream::held_out, kSyntheticHeldOutElements, 1);
+    return std::make_unique<SyntheticSource>(task_, seed_, Stream::held_out, synthetic_held_out_elements, 1);
   }
 
  private:

@@ -9,7 +9,7 @@
 namespace accelmgr::data {
 
 /// Elements that held_out() of synthetic data gives.
-inline constexpr std::uint64_t kSyntheticHeldOutElements = 256;
+inline constexpr std::uint64_t synthetic_held_out_elements = 256;
 
 /// Data for `config.model.kind`:
 ///   mlp      "input" float32 [input_size], "target" int64 []: a class, whose mean is one random point; unit

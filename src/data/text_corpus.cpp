@@ -24,7 +24,7 @@
 namespace accelmgr::data {
 namespace {
 
-constexpr const char* kWhatToName = "name its files, or match them with a glob such as 'texts/*.txt'";
+constexpr const char* what_to_name = "name its files, or match them with a glob such as 'texts/*.txt'";
 
 std::string working_directory() {
   std::error_code ignored;
@@ -68,7 +68,7 @@ struct stat regular_file(const std::string& path) {
   }
   if (S_ISDIR(status.st_mode)) {
     throw DataError(
-        fmt::format("data.files: '{}' is a directory, and a document is a file: {}", path, kWhatToName));
+        fmt::format("data.files: '{}' is a directory, and a document is a file: {}", path, what_to_name));
   }
   if (!S_ISREG(status.st_mode)) {
     throw DataError(fmt::format("data.files: '{}' is neither a regular file nor a link to one", path));
@@ -142,7 +142,7 @@ void log_corpus(const TextCorpus& corpus) {
 
 std::vector<std::string> find_files(std::span<const std::string> patterns) {
   if (patterns.empty()) {
-    throw ConfigError(fmt::format("data.files is empty, but text comes from files: {}", kWhatToName),
+    throw ConfigError(fmt::format("data.files is empty, but text comes from files: {}", what_to_name),
                       "data.files");
   }
   std::vector<std::string> files;

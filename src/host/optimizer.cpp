@@ -22,8 +22,8 @@ namespace {
 
 // Up to here an update is not faster with a second thread, which would have to be made for it (measured: 1
 // million parameters 0.2 ms either way; 3 ms against 0.2 where another process wants the second core).
-constexpr std::int64_t kOneThreadElements = std::int64_t{2} << 20;
-constexpr double kClipEpsilon = 1e-6;  // That of torch's clip_grad_norm_.
+constexpr std::int64_t one_thread_elements = std::int64_t{2} << 20;
+constexpr double clip_epsilon = 1e-6;  // That of torch's clip_grad_norm_.
 
 /// A group that is trained, and what the optimizer remembers of it.
 struct TrainedGroup {
@@ -73,11 +73,11 @@ void check_group(const FlatGroup& group, std::size_t index) {
 /// output (that is, one in all) and add up float32 squares until they no longer change the sum: 33 million
 /// numbers were 0.2% off.
 double flat_norm(const at::Tensor& flat) {
-  constexpr std::int64_t kBlock = 4096;
-  const std::int64_t blocked = flat.numel() / kBlock * kBlock;
+  constexpr std::int64_t block = 4096;
+  const std::int64_t blocked = flat.numel() / block * block;
   double squares = 0;
   if (blocked > 0) {
-    const auto norms = at::linalg_vector_norm(flat.narrow(0, 0, blocked).view({-1, kBlock}), 2, {1});
+    const auto norms = at::linalg_vector_norm(flat.narrow(0, 0, blocked).view({-1, block}), 2, {1});
     const double norm = at::linalg_vector_norm(norms, 2, {}, false, at::kDouble).item<double>();
     squares += norm * norm;
   }
@@ -179,12 +179,12 @@ Optimizer::~Optimizer() = default;
 
 double Optimizer::step() {
   const at::NoGradGuard no_grad;
-  const host::OneThread one_thread(state_->elements() <= kOneThreadElements);
+  const host::OneThread one_thread(state_->elements() <= one_thread_elements);
   double divisor = state_->config.steps_per_update;
   double norm = std::numeric_limits<double>::quiet_NaN();
   if (state_->config.clip_norm > 0) {
     norm = state_->gradient_norm() / divisor;
-    const double excess = (norm + kClipEpsilon) / state_->config.clip_norm;
+    const double excess = (norm + clip_epsilon) / state_->config.clip_norm;
     // Not `excess > 1`: NaN must show in the parameters, as it does in torch.
     if (!(excess <= 1.0)) divisor *= excess;
   }

@@ -9,11 +9,11 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
-#include <typeinfo>
 #include <vector>
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/errors.hpp"
+#include "message_of.hpp"
 
 namespace accelmgr::test {
 
@@ -79,22 +79,6 @@ class Folder {
  private:
   std::filesystem::path path_;
 };
-
-/// The message of the exception of just this type that `call` throws.
-template <typename Exception, typename Call>
-std::string message_of(Call&& call) {
-  try {
-    call();
-  } catch (const Exception& error) {
-    EXPECT_TRUE(typeid(error) == typeid(Exception)) << error.what();
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another exception: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "no exception";
-  return {};
-}
 
 /// The key of the ConfigError that `call` throws.
 template <typename Call>

@@ -33,16 +33,16 @@ TEST(Random, TheNumbersAreThoseOfSplitMix64) {
 
 TEST(Random, NormalHasMeanZeroAndVarianceOne) {
   Random random(1);
-  constexpr int kCount = 100'000;
+  constexpr int count = 100'000;
   double sum = 0;
   double squares = 0;
-  for (int i = 0; i < kCount; ++i) {
+  for (int i = 0; i < count; ++i) {
     const double x = random.normal();
     sum += x;
     squares += x * x;
   }
-  EXPECT_NEAR(sum / kCount, 0, 0.02);  // 6 standard errors
-  EXPECT_NEAR(squares / kCount, 1, 0.02);
+  EXPECT_NEAR(sum / count, 0, 0.02);  // 6 standard errors
+  EXPECT_NEAR(squares / count, 1, 0.02);
 }
 
 TEST(Random, ShuffleKeepsEveryItem) {

@@ -75,7 +75,7 @@ TEST_P(EveryModel, TheEndStays) {
 TEST_P(EveryModel, HeldOutElementsAreFiniteManyRestartAndAreNeverTrainedOn) {
   const auto source = make_data(config_);
   const auto held_out = take(*source->held_out());
-  EXPECT_EQ(held_out.size(), data::kSyntheticHeldOutElements);
+  EXPECT_EQ(held_out.size(), data::synthetic_held_out_elements);
   EXPECT_EQ(take(*source->held_out()), held_out);
   const auto trained = take(*source, 2000);
   const std::set trained_set(trained.begin(), trained.end());
@@ -135,7 +135,7 @@ TEST(SyntheticMlp, CanBeLearnedAndWhatIsLearnedHoldsForHeldOutElements) {
                        })->first;
     right += guess == unseen.value<std::int64_t>(1) ? 1 : 0;
   }
-  EXPECT_GT(right, static_cast<int>(data::kSyntheticHeldOutElements * 9 / 10));
+  EXPECT_GT(right, static_cast<int>(data::synthetic_held_out_elements * 9 / 10));
 }
 
 TEST(SyntheticGpt, FieldsFitTheModelAndTheTargetIsTheNextToken) {

@@ -13,11 +13,11 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <typeinfo>
 #include <vector>
 
 #include "accelmgr/errors.hpp"
 #include "accelmgr/model.hpp"
+#include "message_of.hpp"
 
 namespace accelmgr::test {
 
@@ -94,22 +94,6 @@ inline std::vector<at::Tensor> gradients(Model& model, const Batch& batch) {
     out.push_back(tensor.grad().defined() ? tensor.grad().clone() : at::Tensor());
   for (const auto& [name, tensor] : model.parameters()) tensor.mutable_grad().reset();
   return out;
-}
-
-/// The message of the exception of just this type that `call` throws.
-template <typename Exception, typename Call>
-std::string message_of(Call&& call) {
-  try {
-    call();
-  } catch (const Exception& error) {
-    EXPECT_TRUE(typeid(error) == typeid(Exception)) << error.what();
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another exception: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "no exception";
-  return {};
 }
 
 inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {

@@ -8,13 +8,13 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/manager.hpp"
 #include "accelmgr/model.hpp"
+#include "message_of.hpp"
 
 namespace accelmgr::test {
 
@@ -72,21 +72,5 @@ bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
 
 /// A step that must succeed; a failure is reported with its error.
 StepResult expect_ok(Manager& manager, const StepOptions& options = {});
-
-/// The message of the exception of just this type that `call` throws.
-template <typename Exception, typename Call>
-std::string message_of(Call&& call) {
-  try {
-    call();
-  } catch (const Exception& error) {
-    EXPECT_TRUE(typeid(error) == typeid(Exception)) << error.what();
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another exception: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "no exception";
-  return {};
-}
 
 }  // namespace accelmgr::test

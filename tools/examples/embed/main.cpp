@@ -21,8 +21,8 @@
 
 namespace {
 
-constexpr std::int64_t kInputs = 8;
-constexpr std::int64_t kSteps = 10;
+constexpr std::int64_t input_count = 8;
+constexpr std::int64_t step_count = 10;
 
 /// target = weight . inputs + bias, under the mean squared error.
 class LinearRegression final : public accelmgr::Model {
@@ -39,7 +39,7 @@ class LinearRegression final : public accelmgr::Model {
   }
 
  private:
-  at::Tensor weight_ = at::zeros({1, kInputs}).requires_grad_();
+  at::Tensor weight_ = at::zeros({1, input_count}).requires_grad_();
   at::Tensor bias_ = at::zeros({1}).requires_grad_();
 };
 
@@ -51,7 +51,7 @@ class NoisyPlane final : public accelmgr::BatchSource {
   std::span<const accelmgr::FieldSpec> fields() const override { return fields_; }
 
   bool next(accelmgr::ElementWriter& element) override {
-    std::array<float, kInputs> inputs;
+    std::array<float, input_count> inputs;
     float target = 0.5F + 0.01F * normal_(random_);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       inputs[i] = normal_(random_);
@@ -66,7 +66,7 @@ class NoisyPlane final : public accelmgr::BatchSource {
   static float slope(std::size_t i) { return i % 2 == 0 ? 1.0F : -0.5F; }
 
   std::array<accelmgr::FieldSpec, 2> fields_{
-      {{"inputs", at::kFloat, {kInputs}}, {"target", at::kFloat, {1}}}};
+      {{"inputs", at::kFloat, {input_count}}, {"target", at::kFloat, {1}}}};
   std::mt19937_64 random_;
   std::normal_distribution<float> normal_;
 };
@@ -85,13 +85,13 @@ accelmgr::Config configuration() {
 int train() {
   const accelmgr::Config config = configuration();
   auto manager = accelmgr::Manager::start(config);
-  accelmgr::Optimizer optimizer(config.optimizer, manager.groups(), kSteps);
+  accelmgr::Optimizer optimizer(config.optimizer, manager.groups(), step_count);
 
   accelmgr::StepOptions overwrite;
   overwrite.accumulate = false;  // One step for each update: the gradients need no zeroing in between.
   double first_loss = 0;
   double last_loss = 0;
-  for (std::int64_t step = 1; step <= kSteps; ++step) {
+  for (std::int64_t step = 1; step <= step_count; ++step) {
     const accelmgr::StepResult result = manager.step(overwrite);
     if (!result) {
       std::fprintf(stderr, "step %lld: %s: %s\n", static_cast<long long>(step), to_string(result.status),
