@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,11 +50,20 @@ class ElementWriter {
 /// meets it.
 class BatchSource {
  public:
+  static constexpr std::size_t max_state_bytes = 4000;
+
   virtual ~BatchSource() = default;
   /// The same at every call.
   virtual std::span<const FieldSpec> fields() const = 0;
   /// Writes the next element; false at the end of the data. May block for as long as reading takes.
   virtual bool next(ElementWriter& element) = 0;
+  /// Where the source stands, as bytes from which a new source of the same configuration goes on with the
+  /// same elements; at most max_state_bytes. nullopt: it cannot say, and is then read again from its
+  /// beginning.
+  virtual std::optional<std::string> state() const { return std::nullopt; }
+  /// Of a source from which nothing was read yet: goes to where another stood at `state`. Throws DataError
+  /// when `state` is none of its own.
+  virtual void restore(const std::string& state);
   /// Elements never trained on, from their beginning at each call; null when there are none.
   virtual std::unique_ptr<BatchSource> held_out() { return nullptr; }
 };

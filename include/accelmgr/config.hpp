@@ -12,8 +12,12 @@ namespace accelmgr {
 
 /// What the loss of a micro-batch weighs in the mean: every micro-batch alike, or by its number of samples.
 enum class LossScaling { runners, samples };
-/// What a non-finite loss or gradient does: the step is aborted and nothing is added, or kept and reported.
-enum class NonfinitePolicy { abort, keep };
+/// What a non-finite loss or gradient does: the step is aborted, nothing is added and the same batches come
+/// again; the batches are consumed without a trace and the next are tried; or it is kept and reported.
+enum class NonfinitePolicy { abort, skip_batch, keep };
+/// What the loss of a runner does: every later step fails; a replacement of the same rank takes over and the
+/// step is repeated with the same elements; or the rest go on, and the mean is over those that take part.
+enum class LossPolicy { fail, restart, shrink };
 /// Whose buffers (BatchNorm statistics) are the master's: those of rank 0, or the mean of all ranks.
 enum class BufferPolicy { rank0, mean };
 /// dtype in which runners publish gradients: that of the parameters, or bfloat16 (less memory traffic).
@@ -27,6 +31,15 @@ struct RunnersConfig {
   Autocast autocast = Autocast::off;
   bool protect_parameters = true;  ///< Runners map the master parameters read-only.
   int spin_us = 20;                ///< How long a waiting runner spins before it parks; 0: parks at once.
+  LossPolicy on_loss = LossPolicy::restart;
+  int max_restarts = 100;        ///< restart: replacements in the whole run; one more loss is an error.
+  int restarts_per_window = 5;   ///< restart: replacements in any `restart_window`; 0: no such limit.
+  double restart_window = 60.0;  ///< Seconds.
+  double restart_backoff =
+      0.1;              ///< Seconds before the second replacement in a window; doubled for each further.
+  int min_runners = 1;  ///< shrink: fewer than these are an error.
+  int max_runners = 0;  ///< Most that Manager::resize() may ask for; 0: nprocs.
+  double hang_timeout = 60.0;  ///< Seconds without a sign of life after which a runner is ended; 0: never.
 
   bool operator==(const RunnersConfig&) const = default;
 };
@@ -131,6 +144,15 @@ struct TrainConfig {
   bool operator==(const TrainConfig&) const = default;
 };
 
+struct CheckpointConfig {
+  std::string directory;   ///< Where checkpoints are written; empty: nowhere.
+  std::int64_t every = 0;  ///< Steps between checkpoints; 0: the last step only.
+  int keep = 3;            ///< The last so many are kept, and the best.
+  std::string resume;      ///< `latest` (of `directory`), or the path of a checkpoint; empty: a new run.
+
+  bool operator==(const CheckpointConfig&) const = default;
+};
+
 struct Config {
   int nprocs = 2;  ///< Runners, one per device; 1 to 24.
   int batch_size_per_device = 1;
@@ -143,6 +165,8 @@ struct Config {
   bool deterministic = true;     ///< Ask torch for deterministic algorithms.
   LossScaling loss_scaling = LossScaling::runners;
   NonfinitePolicy on_nonfinite = NonfinitePolicy::abort;
+  int nonfinite_limit =
+      10;  ///< skip_batch, keep: non-finite attempts in a row that are let pass; one more fails.
   RunnersConfig runners;
   GradientsConfig gradients;
   BuffersConfig buffers;
@@ -151,6 +175,11 @@ struct Config {
   DataConfig data;
   OptimizerConfig optimizer;
   TrainConfig train;
+  CheckpointConfig checkpoint;
+#ifdef ACCELMGR_FAULTS
+  std::vector<std::string>
+      faults;  ///< What is to be broken on purpose; tests/faults/plan.hpp says how it is written.
+#endif
 
   bool operator==(const Config&) const = default;
 };

@@ -69,9 +69,12 @@ std::vector<Option> run_options() {
       choice(
           KEY(loss_scaling), {"runners", "samples"},
           "What the loss of a micro-batch weighs in the mean: every one alike, or by its number of samples."),
-      choice(KEY(on_nonfinite), {"abort", "keep"},
-             "What an infinite or undefined loss or gradient does: the step does not count, or it counts and "
-             "is reported."),
+      choice(
+          KEY(on_nonfinite), {"abort", "skip_batch", "keep"},
+          "What an infinite or undefined loss or gradient does: the step does not count and its batches come "
+          "again; they are left out and the next are tried; or it counts and is reported."),
+      number(KEY(nonfinite_limit), {.min = 0, .max = largest_count},
+             "skip_batch, keep: so many in a row are let pass; one more fails the step."),
       number(KEY(runners.threads), {.min = 0, .max = 1024},
              "Threads of each runner; 0: cores / nprocs, at least 1."),
       choice(KEY(runners.autocast), {"off", "bf16"},
@@ -79,6 +82,24 @@ std::vector<Option> run_options() {
       plain<Boolean>(KEY(runners.protect_parameters), "Runners map the master parameters read-only."),
       number(KEY(runners.spin_us), {.min = 0, .max = 1'000'000},
              "Microseconds that a waiting runner spins before it sleeps; 0: it sleeps at once."),
+      choice(
+          KEY(runners.on_loss), {"fail", "restart", "shrink"},
+          "What the loss of a runner does: steps fail from then on; a replacement takes over and the step is "
+          "repeated; or the rest go on."),
+      number(KEY(runners.max_restarts), {.min = 0, .max = 1'000'000'000},
+             "restart: replacements in the whole run."),
+      number(KEY(runners.restarts_per_window), {.min = 0, .max = 1'000'000'000},
+             "restart: replacements in any restart_window; 0: no such limit."),
+      number(KEY(runners.restart_window), {.min = 0, .max = longest_seconds, .above_min = true},
+             "restart: seconds over which replacements are counted."),
+      number(KEY(runners.restart_backoff), {.min = 0, .max = 3600},
+             "restart: seconds before the second replacement in a window; doubled for each further one."),
+      number(KEY(runners.min_runners), {.min = 1, .max = 24},
+             "shrink: fewer runners than these are an error."),
+      number(KEY(runners.max_runners), {.min = 0, .max = 24},
+             "Most runners that a resize may ask for; 0: nprocs."),
+      number(KEY(runners.hang_timeout), {.min = 0, .max = longest_seconds},
+             "Seconds without a sign of life after which a runner is ended; 0: never."),
       choice(KEY(gradients.slab_dtype), {"parameters", "bf16"},
              "Number format in which runners publish gradients: that of the parameters, or bfloat16 (less "
              "memory traffic)."),
@@ -170,13 +191,32 @@ std::vector<Option> train_options() {
   };
 }
 
+std::vector<Option> checkpoint_options() {
+  return {
+      plain<Text>(KEY(checkpoint.directory), "Where checkpoints are written; empty: nowhere."),
+      number(KEY(checkpoint.every), {.min = 0}, "Steps between checkpoints; 0: the last step only."),
+      number(KEY(checkpoint.keep), {.min = 1, .max = largest_count},
+             "The last so many checkpoints are kept, and the best."),
+      plain<Text>(KEY(checkpoint.resume),
+                  "latest (of checkpoint.directory), or the path of a checkpoint; empty: a new run."),
+  };
+}
+
+#ifdef ACCELMGR_FAULTS
+std::vector<Option> fault_options() {
+  return {plain<TextList>(KEY(faults), "Builds with tests only: what is to be broken on purpose, and when.")};
+}
+#else
+std::vector<Option> fault_options() { return {}; }
+#endif
+
 #undef KEY
 
 const std::vector<Option>& table() {
   static const std::vector<Option> all = [] {
     std::vector<Option> joined;
-    for (const auto& part :
-         {run_options(), model_options(), data_options(), optimizer_options(), train_options()})
+    for (const auto& part : {run_options(), model_options(), data_options(), optimizer_options(),
+                             train_options(), checkpoint_options(), fault_options()})
       joined.insert(joined.end(), part.begin(), part.end());
     return joined;
   }();

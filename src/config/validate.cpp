@@ -73,6 +73,20 @@ void validate(const Config& config) {
   validate_model(config.model);
   require(!config.data.kind.empty(), "data.kind", "data.kind is empty; it must name a source of data");
   if (config.data.kind == "text") validate_text(config);
+  const auto& runners = config.runners;
+  require(runners.min_runners <= config.nprocs, "runners.min_runners",
+          fmt::format("runners.min_runners is {}, but there are {} runners (nprocs)", runners.min_runners,
+                      config.nprocs));
+  require(
+      runners.max_runners == 0 || runners.max_runners >= config.nprocs, "runners.max_runners",
+      fmt::format("runners.max_runners is {}; it must be at least nprocs, which is {}, or 0 for just that",
+                  runners.max_runners, config.nprocs));
+  const auto& checkpoint = config.checkpoint;
+  require(checkpoint.resume != "latest" || !checkpoint.directory.empty(), "checkpoint.resume",
+          "checkpoint.resume is 'latest', but checkpoint.directory, whose latest it would be, is empty");
+  require(checkpoint.every == 0 || !checkpoint.directory.empty(), "checkpoint.every",
+          fmt::format("checkpoint.every is {}, but checkpoint.directory is empty: there is nowhere to write",
+                      checkpoint.every));
   require(!config.optimizer.nesterov || config.optimizer.momentum > 0, "optimizer.nesterov",
           "optimizer.nesterov is true, but optimizer.momentum is 0; Nesterov's momentum needs one above 0");
 }

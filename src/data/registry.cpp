@@ -38,6 +38,10 @@ std::unique_ptr<BatchSource> build(const std::string& kind, const DataFactory& f
 
 }  // namespace
 
+void BatchSource::restore(const std::string&) {
+  throw DataError("this data source gives no state(), so there is none that it could restore()");
+}
+
 void register_data(const std::string& name, DataFactory factory) {
   if (name.empty()) throw UsageError("register_data: the name of a data source must not be empty");
   if (!factory) throw UsageError(fmt::format("register_data: the factory of '{}' is empty", name));

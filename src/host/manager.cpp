@@ -264,7 +264,7 @@ Statistics Manager::statistics() const {
   out.attempts = word.attempt;
   out.samples = counters.samples;
   out.parameter_version = session.control().parameter_version.load();
-  out.session_bytes = session::session_bytes(session.header());
+  out.session_bytes = session::session_bytes(session.header(), state_->config.nprocs);
   out.manager_pid = state_->processes->manager_pid();
   out.manager_peak_memory_bytes = peak_memory(out.manager_pid);
   for (int rank = 0; rank < session.ranks(); ++rank) {

@@ -67,6 +67,8 @@ StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_chan
                    .batch_size = static_cast<std::uint32_t>(config_.batch_size_per_device),
                    .by_samples = config_.loss_scaling == LossScaling::samples,
                    .mean_buffers = config_.buffers.policy == BufferPolicy::mean,
+                   .refuse_nonfinite = config_.on_nonfinite != NonfinitePolicy::keep,
+                   .skip = 0,
                    .parameter_version = control.parameter_version.load()});
     if (attempt == 0) throw SessionError("the attempt before this one was never closed");
     result.attempt = attempt;

@@ -82,16 +82,24 @@ void check_populated(int error, Pages pages) {
 
 }  // namespace
 
-base::UniqueFd create_memfd(const std::string& name, std::size_t bytes) {
-  base::UniqueFd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) throw SystemError(fmt::format("memfd_create of '{}'", name), errno);
-  // Allocated now: a sparse memfd would be a SIGBUS in the middle of a step.
+// A memfd without its memory would be a SIGBUS in the middle of a step.
+void allocate(int memfd, std::size_t bytes, const std::string& name) {
   int error = EINTR;
-  while (error == EINTR) error = posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
+  while (error == EINTR) error = posix_fallocate(memfd, 0, static_cast<off_t>(bytes));
   if (error == ENOMEM || error == ENOSPC)
     throw SessionError(fmt::format(
         "there is not enough memory for '{}': {} bytes of shared memory are needed", name, bytes));
   if (error != 0) throw SystemError(fmt::format("posix_fallocate of {} bytes for '{}'", bytes, name), error);
+}
+
+base::UniqueFd create_memfd(const std::string& name, std::size_t bytes, Allocate when) {
+  base::UniqueFd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) throw SystemError(fmt::format("memfd_create of '{}'", name), errno);
+  if (when == Allocate::now) {
+    allocate(fd.get(), bytes, name);
+  } else if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    throw SystemError(fmt::format("ftruncate of '{}' to {} bytes", name, bytes), errno);
+  }
   // Who maps it relies on its size: nobody it is passed to may shrink it.
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     throw SystemError(fmt::format("sealing of '{}'", name), errno);

@@ -10,10 +10,16 @@
 
 namespace accelmgr::ipc {
 
-/// A memfd of `bytes` bytes, all of them allocated, its size sealed for good. `name` shows in /proc/PID/maps
-/// only. Throws SessionError when there is not so much memory, SystemError otherwise. Ask memory_available()
-/// first: beyond its limits the kernel rather kills somebody than refuses.
-base::UniqueFd create_memfd(const std::string& name, std::size_t bytes);
+enum class Allocate { now, later };
+
+/// A memfd of `bytes` bytes, all of them allocated unless that is to happen later, its size sealed for good.
+/// `name` shows in /proc/PID/maps only. Throws SessionError when there is not so much memory, SystemError
+/// otherwise. Ask memory_available() first: beyond its limits the kernel rather kills somebody than refuses.
+base::UniqueFd create_memfd(const std::string& name, std::size_t bytes, Allocate when = Allocate::now);
+
+/// Gives the first `bytes` of a memfd their memory; contents stay. Throws as create_memfd() does, with
+/// `name`.
+void allocate(int memfd, std::size_t bytes, const std::string& name);
 
 enum class Access { read, read_write };
 

@@ -54,9 +54,11 @@ session::Session make_session(const Config& config, std::unique_ptr<Model> model
   const auto extent = extent_of(config, manifest, tensors.element);
   session::Header plan{};
   session::plan_layout(extent, plan);
-  session::check_memory(session::session_bytes(plan), static_cast<std::uint64_t>(config.memory.limit_bytes));
+  session::check_memory(session::session_bytes(plan, config.nprocs),
+                        static_cast<std::uint64_t>(config.memory.limit_bytes));
 
-  auto session = session::Session::create(extent, static_cast<int>(std::thread::hardware_concurrency()));
+  auto session =
+      session::Session::create(extent, config.nprocs, static_cast<int>(std::thread::hardware_concurrency()));
   session::write_manifest(manifest, session.manifest());
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i)
     tensor::master_view(session.parameters(), tensors.element, manifest.tensors[i])
@@ -64,6 +66,7 @@ session::Session make_session(const Config& config, std::unique_ptr<Model> model
   for (int rank = 0; rank < config.nprocs; ++rank)
     tensor::store_buffers(tensors, manifest, session.buffers(0, rank));
   tensor::store_buffers(tensors, manifest, session.result_buffers(0));
+  session.control().team.store(session::all_ranks(config.nprocs));
   session.publish();
   return session;
 }

@@ -95,7 +95,7 @@ Runner::Runner(const Config& config, const session::Session& session, int rank, 
       reduction_(session_, manifest_) {
   enter(Phase::init);
   keep_freed_pages();
-  session_.populate_for(rank);
+  session_.populate_for(rank, session_.control().team.load());
   at::set_num_threads(thread_count(config));
   at::globalContext().setDeterministicAlgorithms(config.deterministic, /*warn_only=*/true);
   model_ = make_model(config);
@@ -267,6 +267,7 @@ void Runner::micro_batch(session::BatchQueue::Filled filled) {
   enter(Phase::backward);
   take_over_->backward(loss);
   ballot_.samples += filled.elements;
+  ballot_.elements += filled.elements;
   ++ballot_.micro_batches;
 }
 
@@ -298,7 +299,7 @@ void Runner::compute(std::uint64_t number) {
     const auto what = name.empty()
                           ? fmt::format("the loss is {}", ballot_.loss)
                           : fmt::format("the gradient of '{}' is not finite (loss {})", name, ballot_.loss);
-    if (config_.on_nonfinite == NonfinitePolicy::abort) throw NoBatch{Reason::nonfinite, what};
+    if (control.request.refuse_nonfinite != 0) throw NoBatch{Reason::nonfinite, what};
   }
 }
 

@@ -4,8 +4,26 @@
 
 namespace accelmgr::session {
 
+namespace {
+
+// The copies of a rank that writes none in this attempt must be right under either index.
+void carry_over(const Session& session, RankMask absent) noexcept {
+  const auto valid = session.word().index;
+  for (int rank = 0; rank < session.ranks(); ++rank) {
+    if ((absent >> rank & 1) == 0) continue;
+    std::memcpy(session.generator(valid ^ 1, rank), session.generator(valid, rank), generator_bytes);
+    std::memcpy(session.buffers(valid ^ 1, rank), session.buffers(valid, rank),
+                session.header().buffer_bytes);
+  }
+}
+
+}  // namespace
+
 std::uint64_t open_attempt(const Session& session, const Request& request) noexcept {
   auto& control = session.control();
+  if (!session.word().closed) return 0;
+  if (const auto absent = all_ranks(session.ranks()) & ~request.participants; absent != 0)
+    carry_over(session, absent);
   control.request = request;
   const auto attempt = open(control.word);
   if (attempt != 0) ipc::advance(control.trigger);
@@ -61,6 +79,7 @@ Tally tally(const Session& session, const Request& request) noexcept {
     const auto& ballot = session.record(rank).ballot;
     total.loss += ballot.loss;
     total.samples += ballot.samples;
+    total.elements += ballot.elements;
     total.micro_batches += ballot.micro_batches;
     total.nonfinite = total.nonfinite || ballot.nonfinite != 0;
   }

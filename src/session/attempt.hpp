@@ -10,8 +10,8 @@
 
 namespace accelmgr::session {
 
-/// Host: writes the request, opens the next attempt, triggers the runners. Returns its number, 0 when the
-/// word is not closed.
+/// Host: writes the request, carries over what ranks that do not take part keep in the valid copies, opens
+/// the next attempt, triggers the runners. Returns its number, 0 when the word is not closed.
 std::uint64_t open_attempt(const Session& session, const Request& request) noexcept;
 
 /// Runner: its bit. Wakes those who wait for the commit when it was the last. Its ballot and other copies are

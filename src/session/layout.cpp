@@ -49,6 +49,8 @@ void plan_layout(const Extent& extent, Header& header) {
   region(sizeof(Header), region_alignment);
   header.control = region(sizeof(Control), region_alignment);
   header.records = region(sizeof(RankRecord) * max_ranks, region_alignment);
+  header.dealing = region(sizeof(Dealing), region_alignment);
+  header.incidents = region(sizeof(Incident) * max_incidents, region_alignment);
   header.manifest_bytes = extent.manifest_bytes;
   header.manifest = region(extent.manifest_bytes, 4096);
   header.copy_bytes = align_up(sizeof(Counters), region_alignment) +
@@ -71,8 +73,8 @@ void plan_layout(const Extent& extent, Header& header) {
   header.slab_bytes = align_up(header.slab_data_offset + extent.elements * slab_element_bytes, 4096);
 }
 
-std::uint64_t session_bytes(const Header& header) {
-  return header.total_bytes + header.ranks * header.slab_bytes;
+std::uint64_t session_bytes(const Header& header, int ranks) {
+  return header.total_bytes + static_cast<std::uint64_t>(ranks) * header.slab_bytes;
 }
 
 std::uint64_t build_fingerprint() noexcept {
@@ -81,7 +83,8 @@ std::uint64_t build_fingerprint() noexcept {
   for (std::uint64_t value :
        {std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)}, std::uint64_t{sizeof(Control)},
         std::uint64_t{sizeof(RankRecord)}, std::uint64_t{sizeof(Counters)}, std::uint64_t{sizeof(Queue)},
-        std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}}) {
+        std::uint64_t{sizeof(Dealing)}, std::uint64_t{sizeof(Incident)}, std::uint64_t{__cplusplus},
+        std::uint64_t{__GNUC__}}) {
     hash = (hash ^ value) * 0x100000001b3ull;
   }
   return hash;

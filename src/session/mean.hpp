@@ -13,6 +13,7 @@ namespace accelmgr::session {
 struct Tally {
   double loss = 0;  ///< Weighed sum; times scale(), the mean loss.
   std::uint64_t samples = 0;
+  std::uint64_t elements = 0;
   std::uint64_t micro_batches = 0;
   bool nonfinite = false;
 };

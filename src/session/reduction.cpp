@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "base/fault_point.hpp"
 #include "session/kernels.hpp"
 
 namespace accelmgr::session {
@@ -98,8 +99,11 @@ void Reduction::publish_copies(const Request& request) const noexcept {
   const auto& before = session_->counters(valid);
   auto& after = session_->counters(valid ^ 1);
   const auto total = tally(*session_, request);
-  after.steps = before.steps + 1;
+  after.steps = before.steps + (request.skip == 0 ? 1 : 0);
+  after.skips = before.skips + (request.skip == 0 ? 0 : 1);
   after.samples = before.samples + total.samples;
+  after.elements = before.elements + total.elements;
+  after.participants = request.participants;
   std::vector<const std::byte*> ranks;
   for (int rank = 0; rank < session_->ranks(); ++rank) {
     const bool takes_part = (request.participants >> rank & 1) != 0;
@@ -107,6 +111,11 @@ void Reduction::publish_copies(const Request& request) const noexcept {
     after.rank_samples[rank] = before.rank_samples[rank] + (takes_part ? ballot.samples : 0);
     after.batches[rank] = before.batches[rank] + (takes_part ? ballot.micro_batches : 0);
     if (takes_part) ranks.push_back(session_->buffers(valid ^ 1, rank));
+  }
+  if (request.skip != 0) {
+    std::memcpy(session_->result_buffers(valid ^ 1), session_->result_buffers(valid),
+                session_->header().buffer_bytes);
+    return;
   }
   for (const auto& buffer : buffers_) {
     std::vector<const std::byte*> sources;
@@ -128,6 +137,7 @@ void Reduction::finish_slice(int rank, std::uint64_t attempt) const noexcept {
   auto cursor = decode_cursor(cursor_word.load());
   if (cursor.attempt != attempt) cursor = {.attempt = attempt};
   if (cursor.chunk == cursor_finished) return;
+  using base::FaultPhase;
   const auto started_ns = base::now_ns();
 
   const auto& header = session_->header();
@@ -149,11 +159,15 @@ void Reduction::finish_slice(int rank, std::uint64_t attempt) const noexcept {
 
   std::size_t run = 0;
   std::uint64_t chunk = part.begin + cursor.chunk;
-  if (request.accumulate == 0) {
+  if (request.skip != 0) {
+    // Nothing to reduce: only the copies change.
+  } else if (request.accumulate == 0) {
     for (; chunk < part.end; chunk = std::min(chunk + overwrite_chunks, part.end)) {
       const auto end = std::min(chunk + overwrite_chunks, part.end);
       reduce(chunk * chunk_elements, std::min(end * chunk_elements, last), runs, run, scale, overwrite);
+      base::fault_point(FaultPhase::reduced);
       move_to(end - part.begin, false);
+      base::fault_point(FaultPhase::chunk);
     }
   } else {
     auto* undo = session_->undo(rank);
@@ -167,12 +181,18 @@ void Reduction::finish_slice(int rank, std::uint64_t attempt) const noexcept {
       } else {
         best_kernels().save(undo, master, bytes);
       }
+      base::fault_point(FaultPhase::undo_saved);
       move_to(chunk - part.begin, true);
+      base::fault_point(FaultPhase::in_flight);
       reduce(first, end, runs, run, scale, SumInto::accumulate);
+      base::fault_point(FaultPhase::reduced);
       move_to(chunk + 1 - part.begin, false);
+      base::fault_point(FaultPhase::chunk);
     }
   }
+  base::fault_point(FaultPhase::publish);
   if (position == 0) publish_copies(request);
+  base::fault_point(FaultPhase::published);
   session_->record(rank).reduce_ns.store(static_cast<std::uint64_t>(base::now_ns() - started_ns));
   cursor_word.store(encode(Cursor{attempt, cursor_finished, false}));
 }

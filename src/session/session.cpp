@@ -29,7 +29,7 @@ Session::Session(std::vector<base::UniqueFd> fds, ipc::Mapping map, std::vector<
       slabs_(std::move(slabs)),
       header_(reinterpret_cast<Header*>(map_.data())) {}
 
-Session Session::create(const Extent& extent, int populate_threads) {
+Session Session::create(const Extent& extent, int ranks, int populate_threads) {
   Header plan{};
   plan_layout(extent, plan);
   std::vector<base::UniqueFd> fds;
@@ -38,9 +38,11 @@ Session Session::create(const Extent& extent, int populate_threads) {
   ipc::Mapping map(fds[0].get(), 0, plan.total_bytes, ipc::Access::read_write);
   ipc::populate(map.data(), map.size(), populate_threads);
   for (int rank = 0; rank < extent.ranks; ++rank) {
-    fds.push_back(ipc::create_memfd(fmt::format("accelmgr-slab{}", rank), plan.slab_bytes));
+    const bool wanted = rank < ranks;
+    fds.push_back(ipc::create_memfd(fmt::format("accelmgr-slab{}", rank), plan.slab_bytes,
+                                    wanted ? ipc::Allocate::now : ipc::Allocate::later));
     slabs.emplace_back(fds.back().get(), 0, plan.slab_bytes, ipc::Access::read_write);
-    ipc::populate(slabs.back().data(), slabs.back().size(), populate_threads);
+    if (wanted) ipc::populate(slabs.back().data(), slabs.back().size(), populate_threads);
   }
   std::memcpy(map.data(), &plan, sizeof plan);
   Session session(std::move(fds), std::move(map), std::move(slabs));
@@ -79,10 +81,16 @@ Session Session::attach(std::vector<base::UniqueFd> fds, int protect_for_rank, b
   return session;
 }
 
-void Session::populate_for(int rank) const {
+void Session::allocate_slab(int rank) const {
+  ipc::allocate(fds_[1 + static_cast<std::size_t>(rank)].get(), header_->slab_bytes,
+                fmt::format("the slab of rank {}", rank));
+}
+
+void Session::populate_for(int rank, RankMask team) const {
   ipc::populate_read(parameters(), master_bytes());
   ipc::populate(gradients(), master_bytes(), 1);
   for (int other = 0; other < ranks(); ++other) {
+    if ((team >> other & 1) == 0) continue;
     const auto& slab_map = slabs_[static_cast<std::size_t>(other)];
     if (other == rank) {
       ipc::populate(slab_map.data(), slab_map.size(), 1);

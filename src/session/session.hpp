@@ -19,9 +19,9 @@ void check_memory(std::uint64_t needed_bytes, std::uint64_t limit_bytes);
 
 class Session {
  public:
-  /// Makes and populates the memfds. The header is complete but for its magic: publish() stores that, once
-  /// the manifest and the initial values are written. Throws SessionError.
-  static Session create(const Extent& extent, int populate_threads);
+  /// Makes the memfds and populates them, of the slabs the first `ranks`. The header is complete but for its
+  /// magic: publish() stores that, once the manifest and the initial values are written. Throws SessionError.
+  static Session create(const Extent& extent, int ranks, int populate_threads);
   /// Maps a session made by another process: `fds` as fds() gives them. With `protect_for_rank` >= 0 the
   /// parameters and the slabs of other ranks are mapped read-only. Throws SessionError on a stranger's
   /// memory.
@@ -29,8 +29,11 @@ class Session {
                         bool protect_parameters = false);
 
   void publish() noexcept;
-  /// Makes every page that `rank` touches in a step present in this process: no step waits for page faults.
-  void populate_for(int rank) const;
+  /// Gives the slab of a rank its memory, if it has none yet. Throws SessionError.
+  void allocate_slab(int rank) const;
+  /// Makes every page that `rank` touches in a step of `team` present in this process: no step waits for page
+  /// faults.
+  void populate_for(int rank, RankMask team) const;
   /// The session memfd, then the slab of each rank.
   std::vector<int> fds() const;
 
@@ -39,6 +42,11 @@ class Session {
   Control& control() const noexcept { return *at<Control>(header_->control); }
   StepWord word() const noexcept { return load(control().word); }
   RankRecord& record(int rank) const noexcept { return at<RankRecord>(header_->records)[rank]; }
+  Dealing& dealing() const noexcept { return *at<Dealing>(header_->dealing); }
+  /// Incident `number`, counted from 1; one of the last max_incidents.
+  Incident& incident(std::uint64_t number) const noexcept {
+    return at<Incident>(header_->incidents)[(number - 1) % max_incidents];
+  }
   std::span<std::byte> manifest() const noexcept {
     return {at<std::byte>(header_->manifest), header_->manifest_bytes};
   }

@@ -5,13 +5,15 @@
 //   | attempt (37)                |index|closed|abort| mask (24)     |
 //   +-----------------------------+-----+------+-----+---------------+
 //
-//   | state                          | meaning                                | next |
+// clang-format off
+//   | state                          | meaning                                | next                                   |
 //   |--------------------------------|----------------------------------------|----------------------------------------|
-//   | closed                         | between attempts: the host may write   | open():  attempt + 1, mask
-//   empty       | | open, mask < participants      | computing                              | vote(): bit
-//   set; abort(): abort bit    | | open, mask = participants      | committed: the reduction is finished   |
-//   close(): index flips                   | |                                | by whoever lives | | | abort
-//   | over; mask holds the author's number   | close(): index as it was               |
+//   | closed                         | between attempts: the host may write   | open():  attempt + 1, mask empty       |
+//   | open, mask < participants      | computing                              | vote(): bit set; abort(): abort bit    |
+//   | open, mask = participants      | committed: the reduction is finished   | close(): index flips                   |
+//   |                                | by whoever lives                       |                                        |
+//   | abort                          | over; mask holds the author's number   | close(): index as it was               |
+// clang-format on
 //
 // The first CAS wins, so an attempt is committed or aborted, never both. The index names the valid one of the
 // two copies of everything that an attempt changes beside the gradients (buffers, generator states, counters,

@@ -43,7 +43,7 @@ struct Loading {
     extent.slot_bytes = manifest.place_fields(static_cast<std::uint64_t>(batch_size));
     extent.slots = slots;
     extent.manifest_bytes = session::manifest_bytes(manifest);
-    return session::Session::create(extent, 1);
+    return session::Session::create(extent, extent.ranks, 1);
   }
   std::vector<std::int64_t> batch(int rank, std::uint64_t number) {
     BatchQueue::Filled filled{};

@@ -35,7 +35,7 @@ inline SmallSession small_session(int ranks, const std::vector<std::uint64_t>& c
   extent.manifest_bytes = manifest_bytes(manifest);
   extent.slots = slots;
   extent.slot_bytes = slot_bytes;
-  auto session = Session::create(extent, 1);
+  auto session = Session::create(extent, extent.ranks, 1);
   write_manifest(manifest, session.manifest());
   session.publish();
   return {std::move(manifest), std::move(session)};

@@ -34,7 +34,7 @@ struct Bound {
     extent.tensors = manifest.tensors.size();
     extent.buffer_bytes = manifest.place_buffers();
     extent.manifest_bytes = session::manifest_bytes(manifest);
-    return session::Session::create(extent, 1);
+    return session::Session::create(extent, extent.ranks, 1);
   }
   ModelTensors model;
   session::Manifest manifest;

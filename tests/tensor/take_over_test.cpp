@@ -45,7 +45,7 @@ struct Taken {
     extent.elements = manifest.place_tensors(extent.element);
     extent.tensors = manifest.tensors.size();
     extent.manifest_bytes = session::manifest_bytes(manifest);
-    return session::Session::create(extent, 1);
+    return session::Session::create(extent, extent.ranks, 1);
   }
   at::Tensor slab(std::size_t i) const {
     return master_view(session.slab(0), model.element, manifest.tensors[i]);

@@ -186,7 +186,7 @@ class CallCounter {
 
 session::Session make_session(std::size_t bytes) {
   auto session = session::Session::create(
-      {.ranks = 1, .elements = 16, .tensors = 1, .slots = slots, .slot_bytes = bytes}, 1);
+      {.ranks = 1, .elements = 16, .tensors = 1, .slots = slots, .slot_bytes = bytes}, 1, 1);
   session.publish();
   return session;
 }

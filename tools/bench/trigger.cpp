@@ -175,7 +175,8 @@ void each_round(const Schedule& schedule, int ways, const auto& play) {
 
 void measure(bool quick) {
   const Schedule schedule{.turns = quick ? 3 : 10, .rounds = quick ? 200 : 1000};
-  const auto session = session::Session::create({.ranks = runners, .elements = elements, .tensors = 1}, 1);
+  const auto session =
+      session::Session::create({.ranks = runners, .elements = elements, .tensors = 1}, runners, 1);
   auto& shared = *new (bench::share<Shared>()) Shared{};
   auto& bare = *new (bench::share<Shared>()) Shared{};
   const bool host_has_a_core = std::thread::hardware_concurrency() > runners;
