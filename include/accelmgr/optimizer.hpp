@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "accelmgr/config.hpp"
+#include "accelmgr/named_tensor.hpp"
 
 namespace accelmgr {
 
@@ -42,6 +43,18 @@ class Optimizer {
   std::int64_t updates() const noexcept;
   /// The learning rate of the next update.
   double learning_rate() const noexcept;
+
+  /// What the next updates depend on besides parameters, gradients and configuration: views of the
+  /// optimizer's own tensors, which follow its updates. `optimizer/<group>/momentum_buffer` (sgd with
+  /// momentum) or `optimizer/<group>/exp_avg` and `exp_avg_sq` (adam, adamw), of the length and dtype of the
+  /// group, and `optimizer/updates`, an int64 without dimensions. `<group>` is `decay` or `no_decay`; further
+  /// groups of the same kind are `decay.2`, `decay.3`. All are there, as zeros, before the first update.
+  std::vector<NamedTensor> state() const;
+
+  /// Copies what state() of an optimizer with the same configuration and groups gave: updates go on as that
+  /// one's would have, bit for bit. Throws ModelError that names the tensor which is missing, unknown, given
+  /// twice or not of the shape and dtype needed; then nothing is changed.
+  void load_state(const std::vector<NamedTensor>& state);
 
  private:
   struct State;

@@ -6,8 +6,11 @@
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -27,6 +30,8 @@ constexpr double clip_epsilon = 1e-6;  // That of torch's clip_grad_norm_.
 
 /// A group that is trained, and what the optimizer remembers of it.
 struct TrainedGroup {
+  FlatGroup::Kind kind = FlatGroup::Kind::decay;
+  std::string name;  ///< In state().
   at::Tensor parameters;
   at::Tensor gradients;
   double weight_decay = 0;
@@ -89,15 +94,61 @@ double flat_norm(const at::Tensor& flat) {
   return std::sqrt(squares);
 }
 
+std::string joined_names(const std::vector<NamedTensor>& tensors) {
+  std::string text;
+  for (const auto& [name, tensor] : tensors) text += (text.empty() ? "" : ", ") + name;
+  return text.empty() ? "nothing" : text;
+}
+
+[[noreturn]] void refuse_state(const std::string& problem) {
+  throw ModelError("Optimizer::load_state: " + problem + "; nothing was changed");
+}
+
+/// Every name once, and no others than those of `own`.
+void check_names(const std::vector<NamedTensor>& own, const std::vector<NamedTensor>& given) {
+  const auto count = [](const std::vector<NamedTensor>& tensors, const std::string& name) {
+    return std::ranges::count(tensors, name, &NamedTensor::name);
+  };
+  for (const auto& [name, tensor] : own) {
+    const auto times = count(given, name);
+    if (times == 0) {
+      refuse_state(fmt::format("'{}' is missing: {} {} is needed; what was given has {}", name,
+                               at::toString(tensor.scalar_type()), c10::str(tensor.sizes()),
+                               joined_names(given)));
+    }
+    if (times > 1) refuse_state(fmt::format("'{}' is given {} times, once is needed", name, times));
+  }
+  for (const auto& [name, tensor] : given) {
+    if (count(own, name) == 0) {
+      refuse_state(fmt::format("'{}' is unknown to this optimizer, which has {}", name, joined_names(own)));
+    }
+  }
+}
+
+void check_tensor(const NamedTensor& own, const at::Tensor& given) {
+  const auto& [name, current] = own;
+  if (!given.defined()) refuse_state(fmt::format("the tensor for '{}' is undefined", name));
+  if (given.sizes() != current.sizes() || given.scalar_type() != current.scalar_type()) {
+    refuse_state(fmt::format("the tensor for '{}' is {} {}; {} {} is needed", name,
+                             at::toString(given.scalar_type()), c10::str(given.sizes()),
+                             at::toString(current.scalar_type()), c10::str(current.sizes())));
+  }
+  if (!given.is_cpu() || given.layout() != at::kStrided) {
+    refuse_state(
+        fmt::format("the tensor for '{}' is a {}; it must be dense and on the CPU", name, given.toString()));
+  }
+}
+
 }  // namespace
 
 struct Optimizer::State {
   OptimizerConfig config;
   std::vector<TrainedGroup> groups;
   std::int64_t total_updates = 0;
-  std::int64_t updates = 0;
+  at::Tensor updates = at::zeros({}, at::kLong);  ///< A tensor, so that state() can show it.
 
   void add(const FlatGroup& group);
+  std::int64_t& update_count() noexcept { return *updates.mutable_data_ptr<std::int64_t>(); }
   std::int64_t elements() const;
   double gradient_norm() const;
   void update(TrainedGroup& group, double learning_rate, double divisor);
@@ -105,6 +156,11 @@ struct Optimizer::State {
 
 void Optimizer::State::add(const FlatGroup& group) {
   TrainedGroup trained;
+  const std::string kind = group.kind == FlatGroup::Kind::decay ? "decay" : "no_decay";
+  const auto is_of_kind = [&](const TrainedGroup& other) { return other.kind == group.kind; };
+  const auto before = std::ranges::count_if(groups, is_of_kind);
+  trained.kind = group.kind;
+  trained.name = before == 0 ? kind : fmt::format("{}.{}", kind, before + 1);
   trained.parameters = group.parameters;
   trained.gradients = group.gradients;
   trained.weight_decay = group.kind == FlatGroup::Kind::decay ? config.weight_decay : 0.0;
@@ -152,10 +208,10 @@ void Optimizer::State::update(TrainedGroup& group, double learning_rate, double 
     at::_fused_sgd_(group.parameters, group.gradients,
                     has_momentum ? at::TensorList(group.momentum_buffer) : at::TensorList(),
                     group.weight_decay, config.momentum, learning_rate, /*dampening=*/0.0, config.nesterov,
-                    /*maximize=*/false, /*is_first_step=*/updates == 0, grad_scale);
+                    /*maximize=*/false, /*is_first_step=*/update_count() == 0, grad_scale);
     return;
   }
-  const auto step = at::full({}, static_cast<double>(updates + 1), at::kDouble);
+  const auto step = at::full({}, static_cast<double>(update_count() + 1), at::kDouble);
   // The operators differ in what weight decay means and take the same arguments.
   const auto update_moments =
       config.kind == OptimizerKind::adamw ? at::_ops::_fused_adamw_::call : at::_ops::_fused_adam_::call;
@@ -190,14 +246,42 @@ double Optimizer::step() {
   }
   const double rate = learning_rate();
   for (auto& group : state_->groups) state_->update(group, rate, divisor);
-  ++state_->updates;
+  ++state_->update_count();
   return norm;
 }
 
-std::int64_t Optimizer::updates() const noexcept { return state_->updates; }
+std::int64_t Optimizer::updates() const noexcept { return state_->update_count(); }
 
 double Optimizer::learning_rate() const noexcept {
-  return scheduled_learning_rate(state_->config, state_->updates, state_->total_updates);
+  return scheduled_learning_rate(state_->config, state_->update_count(), state_->total_updates);
+}
+
+std::vector<NamedTensor> Optimizer::state() const {
+  std::vector<NamedTensor> all;
+  for (const auto& group : state_->groups) {
+    const auto add = [&](const char* what, const at::Tensor& tensor) {
+      if (tensor.defined()) all.push_back({fmt::format("optimizer/{}/{}", group.name, what), tensor});
+    };
+    add("momentum_buffer", group.momentum_buffer);
+    add("exp_avg", group.exp_avg);
+    add("exp_avg_sq", group.exp_avg_sq);
+  }
+  all.push_back({"optimizer/updates", state_->updates});
+  return all;
+}
+
+void Optimizer::load_state(const std::vector<NamedTensor>& given) {
+  const auto own = state();
+  check_names(own, given);
+  const auto given_for = [&](const NamedTensor& tensor) {
+    return std::ranges::find(given, tensor.name, &NamedTensor::name)->tensor;
+  };
+  for (const auto& tensor : own) check_tensor(tensor, given_for(tensor));
+  if (const auto updates = given_for(own.back()).item<std::int64_t>(); updates < 0) {
+    refuse_state(fmt::format("'{}' is {}; it counts updates, from 0", own.back().name, updates));
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& tensor : own) tensor.tensor.copy_(given_for(tensor));
 }
 
 }  // namespace accelmgr
