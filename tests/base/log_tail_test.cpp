@@ -1,0 +1,251 @@
+// The last log lines of a process are there after its death, whole ones only, whenever it died.
+#include "base/log_tail.hpp"
+
+#include <gmock/gmock.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <regex>
+
+#include "base/log.hpp"
+
+namespace accelmgr::base {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+template <std::size_t size>
+struct Ring {
+  void append(std::string_view line) { append_to_tail(text, written, line); }
+  std::vector<std::string> lines(std::size_t most = 100) const { return log_lines(text, written, most); }
+
+  std::atomic<std::uint64_t> written{0};
+  std::array<char, size> text{};
+};
+
+TEST(LogTail, HoldsTheLastLines) {
+  Ring<64> ring;
+  EXPECT_THAT(ring.lines(), IsEmpty());
+  ring.append("one\n");
+  ring.append("two\n");
+  ring.append("three\n");
+  EXPECT_EQ(ring.written, 14u);
+  EXPECT_THAT(ring.lines(), ElementsAre("one", "two", "three"));
+  EXPECT_THAT(ring.lines(2), ElementsAre("two", "three"));
+  EXPECT_THAT(ring.lines(0), IsEmpty());
+}
+
+TEST(LogTail, PutsByteIAtIModTheSizeOfTheRing) {
+  Ring<16> ring;
+  std::string all;
+  for (const auto* line : {"first\n", "second\n", "third\n", "fourth\n"}) {
+    ring.append(line);
+    all += line;
+    ASSERT_EQ(ring.written, all.size());
+    for (std::size_t i = all.size() - std::min<std::size_t>(all.size(), 15); i < all.size(); ++i)
+      EXPECT_EQ(ring.text[i % 16], all[i]) << line << i;
+  }
+}
+
+TEST(LogTail, LeavesOutTheLineWhoseBeginningIsOverwritten) {
+  Ring<16> ring;
+  for (const auto* line : {"first\n", "second\n", "third\n"}) ring.append(line);
+  EXPECT_THAT(ring.lines(), ElementsAre("second", "third"));
+  ring.append("4\n");  // Overwrites the end of "first": that "second" is whole can no longer be seen.
+  EXPECT_THAT(ring.lines(), ElementsAre("third", "4"));
+}
+
+TEST(LogTail, IsRightWhereverTheRingIsFull) {
+  // Lines of all lengths, so that every position of the ring is a beginning, an end and a place to wrap.
+  Ring<37> ring;
+  std::vector<std::string> all;
+  for (int i = 0; i < 500; ++i) {
+    all.push_back(std::to_string(i) + std::string(static_cast<std::size_t>(i * 7 % 12), 'x'));
+    ring.append(all.back() + "\n");
+    const auto lines = ring.lines();
+    ASSERT_LE(lines.size(), all.size());
+    EXPECT_GE(lines.size(), i == 0 ? 1u : 2u);
+    const std::vector<std::string> last(all.end() - static_cast<std::ptrdiff_t>(lines.size()), all.end());
+    EXPECT_EQ(lines, last) << i;
+  }
+}
+
+TEST(LogTail, ShowsTheEndOfALineThatIsLongerThanTheRing) {
+  Ring<16> ring;
+  ring.append("before\n");
+  ring.append("a line that is far too long for it\n");
+  EXPECT_EQ(ring.written, 42u);
+  EXPECT_THAT(ring.lines(), ElementsAre("...oo long for it"));
+  ring.append("after\n");
+  EXPECT_THAT(ring.lines(), ElementsAre("after"));
+}
+
+TEST(LogTail, LeavesOutAnEndWithoutEndOfLine) {
+  Ring<32> ring;
+  ring.append("whole\n");
+  ring.append("half");
+  EXPECT_THAT(ring.lines(), ElementsAre("whole"));
+}
+
+TEST(LogTail, KeepsEmptyLinesAndTheLinesOfOneMessage) {
+  Ring<32> ring;
+  ring.append("one\n\ntwo\n");
+  EXPECT_THAT(ring.lines(), ElementsAre("one", "", "two"));
+}
+
+TEST(LogTail, IsNotCutByANulInALine) {
+  Ring<32> ring;
+  ring.append("one\n");
+  ring.append(std::string_view("t\0o\n", 4));
+  EXPECT_THAT(ring.lines(), ElementsAre("one", "t o"));
+}
+
+TEST(LogTail, ReplacesTornUtf8) {
+  Ring<32> torn;
+  torn.append("gr\u00FC\u00DFe \xE2\x82\n");
+  EXPECT_THAT(torn.lines(), ElementsAre("gr\u00FC\u00DFe \uFFFD"));
+  Ring<10> cut;  // Of 13 bytes the last 9: two of a character's three, and two characters.
+  cut.append("\u20AC\u20AC\u20AC\u20AC\n");
+  EXPECT_THAT(cut.lines(), ElementsAre("...\uFFFD\u20AC\u20AC"));
+}
+
+TEST(LogTail, HoldsNothingInARingOfNoSize) {
+  Ring<1> one;
+  one.append("line\n");
+  EXPECT_EQ(one.written, 0u);
+  EXPECT_THAT(one.lines(), IsEmpty());
+  EXPECT_THAT(log_lines({}, 0, 10), IsEmpty());
+}
+
+TEST(LogTail, OfBytesThatNobodyWroteIsReadWithoutHarm) {
+  const std::string text = "\n\n\x01torn\0\xFFx\n";
+  EXPECT_THAT(log_lines(text, ~std::uint64_t{0}, 10), testing::SizeIs(testing::Le(10u)));
+  EXPECT_THAT(log_lines({}, 1000, 10), IsEmpty());
+}
+
+/// Lines of which each says how long it is, for ever.
+[[noreturn]] void write_lines(std::span<char> text, std::atomic<std::uint64_t>& written) {
+  for (unsigned i = 0;; ++i) {
+    std::array<char, 64> line;
+    line.fill('x');
+    const unsigned length = 10 + i * 13 % 50;
+    const int head = std::snprintf(line.data(), line.size(), "%05u %02u ", i % 100'000, length);
+    line[static_cast<std::size_t>(head)] = 'x';
+    line[length] = '\n';
+    append_to_tail(text, written, {line.data(), length + 1});
+  }
+}
+
+TEST(LogTail, OfAProcessKilledAtAnyInstantHoldsWholeLinesInOrder) {
+  struct Shared {
+    std::atomic<std::uint64_t> written;
+    std::array<char, 200> text;
+  };
+  auto* mapping = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapping, MAP_FAILED);
+  const std::regex whole("[0-9]{5} [0-9]{2} x*");
+  for (unsigned kill_after = 1; kill_after <= 150; ++kill_after) {
+    auto& shared = *new (mapping) Shared{};
+    const pid_t child = fork();
+    if (child == 0) write_lines(shared.text, shared.written);
+    ASSERT_GT(child, 0);
+    while (shared.written.load() < 1000 + 37 * kill_after) sched_yield();
+    kill(child, SIGKILL);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    const auto lines = log_lines(shared.text, shared.written, 100);
+    ASSERT_THAT(lines, testing::SizeIs(testing::Ge(2u)));
+    const auto first = std::stoul(lines.front());
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      EXPECT_EQ(std::stoul(lines[i]), (first + i) % 100'000) << lines[i];
+      ASSERT_TRUE(std::regex_match(lines[i], whole)) << lines[i];
+      EXPECT_EQ(lines[i].size(), std::stoul(lines[i].substr(6))) << lines[i];
+    }
+  }
+  munmap(mapping, sizeof(Shared));
+}
+
+/// Logging to standard error at `level`, and to a ring.
+class LogToTail : public testing::Test {
+ protected:
+  ~LogToTail() override {
+    drop_log_tail();
+    unsetenv("ACCELMGR_LOG_LEVEL");
+  }
+  void start(const char* level) {
+    setenv("ACCELMGR_LOG_LEVEL", level, 1);
+    start_logging("rank 3");
+    set_log_step(5);
+  }
+  /// What standard error shows of a line of each level.
+  std::string log_each_level() {
+    testing::internal::CaptureStderr();
+    log().debug("a debug");
+    log().info("an info");
+    log().warn("a warning");
+    return testing::internal::GetCapturedStderr();
+  }
+  Ring<256> ring_;
+};
+
+TEST_F(LogToTail, HoldsInfoAndAboveWhereStandardErrorShowsLess) {
+  start("error");
+  keep_log_tail(ring_.text, ring_.written);
+  EXPECT_EQ(log_each_level(), "");
+  EXPECT_THAT(ring_.lines(), ElementsAre(EndsWith(" info [rank 3 step 5] an info"),
+                                         EndsWith(" warning [rank 3 step 5] a warning")));
+}
+
+TEST_F(LogToTail, HoldsInfoAndAboveWhereStandardErrorIsOff) {
+  start("off");
+  keep_log_tail(ring_.text, ring_.written);
+  EXPECT_EQ(log_each_level(), "");
+  EXPECT_EQ(ring_.lines().size(), 2u);
+}
+
+TEST_F(LogToTail, HoldsNoMoreWhereStandardErrorShowsMore) {
+  start("debug");
+  keep_log_tail(ring_.text, ring_.written);
+  EXPECT_THAT(log_each_level(), AllOf(HasSubstr("a debug"), HasSubstr("an info"), HasSubstr("a warning")));
+  EXPECT_THAT(ring_.lines(), ElementsAre(EndsWith("an info"), EndsWith("a warning")));
+}
+
+TEST_F(LogToTail, MayBeAskedForBeforeLoggingIsStarted) {
+  keep_log_tail(ring_.text, ring_.written);
+  start("warning");
+  EXPECT_THAT(log_each_level(), EndsWith(" warning [rank 3 step 5] a warning\n"));
+  EXPECT_THAT(ring_.lines(), ElementsAre(EndsWith(" info [rank 3 step 5] an info"),
+                                         EndsWith(" warning [rank 3 step 5] a warning")));
+}
+
+TEST_F(LogToTail, HasOnePlaceTheLastAskedFor) {
+  Ring<256> before;
+  start("warning");
+  keep_log_tail(before.text, before.written);
+  keep_log_tail(ring_.text, ring_.written);
+  EXPECT_THAT(log_each_level(), EndsWith("a warning\n"));
+  EXPECT_EQ(before.written, 0u);
+  EXPECT_EQ(ring_.lines().size(), 2u);
+}
+
+TEST_F(LogToTail, EndsWithoutAChangeToStandardError) {
+  start("warning");
+  keep_log_tail(ring_.text, ring_.written);
+  drop_log_tail();
+  EXPECT_THAT(log_each_level(), EndsWith(" warning [rank 3 step 5] a warning\n"));
+  EXPECT_EQ(ring_.written, 0u);
+  EXPECT_FALSE(log().should_log(spdlog::level::info)) << "nobody reads it: it is not to be formatted";
+}
+
+}  // namespace
+}  // namespace accelmgr::base
