@@ -1,0 +1,258 @@
+// A failure is reported once, first cause first, to people and to programs, and reporting it fails nothing.
+#include "error_report.hpp"
+
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace accelmgr::program {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::UnorderedElementsAre;
+
+FailureCause killed() {
+  return {.time_s = 1714564800.1234,
+          .rank = 1,
+          .pid = 4711,
+          .phase = "backward",
+          .step = 17,
+          .attempt = 19,
+          .exit = "killed by signal 9 (KILL)",
+          .what = "",
+          .log = {"12:00:00.001 info [rank 1 step 16] one", "12:00:00.100 warning [rank 1 step 17] two"}};
+}
+
+FailureCause failed() {
+  return {.time_s = 1714564801.9999,
+          .rank = 0,
+          .pid = 4712,
+          .phase = "forward",
+          .step = 17,
+          .attempt = 20,
+          .exit = "exit code 1",
+          .what = "shapes [2] and [3] differ",
+          .log = {}};
+}
+
+StepResult lost(std::vector<FailureCause> causes) {
+  StepResult result;
+  result.status = StepStatus::runner_lost;
+  result.step = 16;
+  result.attempt = 20;
+  result.error = "2 losses in 60 s, 1 is allowed";
+  result.causes = std::move(causes);
+  return result;
+}
+
+TEST(FailureText, HasAHeadlineAndALineForEachCauseFirstCauseFirst) {
+  EXPECT_EQ(
+      failure_text(lost({killed(), failed()})),
+      "step 17 failed: runner_lost: 2 losses in 60 s, 1 is allowed\n"
+      "  2024-05-01T12:00:00.123Z rank 1, phase backward, step 17, pid 4711: killed by signal 9 (KILL)\n"
+      "      12:00:00.001 info [rank 1 step 16] one\n"
+      "      12:00:00.100 warning [rank 1 step 17] two\n"
+      "  2024-05-01T12:00:02.000Z rank 0, phase forward, step 17, pid 4712: exit code 1: shapes [2] and "
+      "[3] differ");
+}
+
+TEST(FailureText, DoesNotRepeatTheHeadline) {
+  auto failure = lost({failed()});
+  failure.error = "runner 0 failed in phase forward: shapes [2] and [3] differ";
+  EXPECT_EQ(failure_text(failure),
+            "step 17 failed: runner_lost: runner 0 failed in phase forward: shapes [2] and [3] differ\n"
+            "  2024-05-01T12:00:02.000Z rank 0, phase forward, step 17, pid 4712: exit code 1");
+}
+
+TEST(FailureText, IsTheHeadlineWhereNobodyWasLost) {
+  StepResult failure;
+  failure.status = StepStatus::timeout;
+  failure.error = "no result within 1 s: rank 0 in phase forward\n";
+  EXPECT_EQ(failure_text(failure), "step 1 failed: timeout: no result within 1 s: rank 0 in phase forward");
+}
+
+TEST(FailureText, NamesTheStepThatCountedAndFailedAllTheSame) {
+  auto failure = lost({});
+  failure.counted = true;
+  EXPECT_THAT(failure_text(failure), testing::StartsWith("step 16 failed: "));
+}
+
+TEST(FailureText, SaysWhoIsNoRunnerAndLeavesOutWhatIsUnknown) {
+  auto cause = failed();
+  cause.rank = -1;
+  cause.phase = "";
+  cause.exit = "";
+  EXPECT_THAT(failure_text(lost({cause})),
+              HasSubstr("Z manager or launcher, step 17, pid 4712: shapes [2] and [3] differ"));
+}
+
+TEST(FailureText, IndentsTheLinesOfAnExceptionAndReplacesTornUtf8) {
+  auto cause = failed();
+  cause.what = "first\nsecond \xE2\x82";
+  cause.log = {"a log line\nof two"};
+  EXPECT_THAT(failure_text(lost({cause})),
+              testing::EndsWith("exit code 1: first\n    second \uFFFD\n      a log line\n      of two"));
+}
+
+TEST(ErrorJson, HoldsTheFailureAndItsCausesFirstCauseFirst) {
+  const auto report = json::parse(error_json(lost({killed(), failed()}), 1714564805.5));
+  const json expected{
+      {"status", "runner_lost"},
+      {"step", 17},
+      {"attempt", 20},
+      {"error", "2 losses in 60 s, 1 is allowed"},
+      {"time", "2024-05-01T12:00:05.500Z"},
+      {"causes",
+       {{{"time", "2024-05-01T12:00:00.123Z"},
+         {"rank", 1},
+         {"pid", 4711},
+         {"phase", "backward"},
+         {"step", 17},
+         {"attempt", 19},
+         {"exit", "killed by signal 9 (KILL)"},
+         {"what", ""},
+         {"log", {"12:00:00.001 info [rank 1 step 16] one", "12:00:00.100 warning [rank 1 step 17] two"}}},
+        {{"time", "2024-05-01T12:00:02.000Z"},
+         {"rank", 0},
+         {"pid", 4712},
+         {"phase", "forward"},
+         {"step", 17},
+         {"attempt", 20},
+         {"exit", "exit code 1"},
+         {"what", "shapes [2] and [3] differ"},
+         {"log", json::array()}}}}};
+  EXPECT_EQ(report, expected);
+}
+
+TEST(ErrorJson, IsJsonWhateverTheExceptionSays) {
+  auto cause = failed();
+  cause.what = "a \"quote\"\n\x01 torn \xE2\x82";
+  cause.log = {"torn \xE2\x82"};
+  const auto report = json::parse(error_json(lost({cause}), 0));
+  EXPECT_EQ(report["causes"][0]["what"], "a \"quote\"\n\x01 torn \uFFFD");
+  EXPECT_EQ(report["causes"][0]["log"][0], "torn \uFFFD");
+  EXPECT_EQ(json::parse(error_json(lost({}), 0))["causes"], json::array());
+}
+
+class ErrorFile : public testing::Test {
+ protected:
+  ErrorFile() {
+    auto name = (fs::temp_directory_path() / "error_report_XXXXXX").string();
+    EXPECT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  ~ErrorFile() override { fs::remove_all(folder_); }
+
+  /// What the report says on standard error.
+  template <typename Call>
+  static std::string said_by(Call&& call) {
+    testing::internal::CaptureStderr();
+    call();
+    return testing::internal::GetCapturedStderr();
+  }
+  std::string content() const {
+    std::ifstream file(folder_ / "error.json");
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> out;
+    for (const auto& entry : fs::directory_iterator(folder_)) out.push_back(entry.path().filename());
+    return out;
+  }
+  void write_file(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ / name) << text;
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(ErrorFile, IsWrittenWholeAndReplacesAnOlderOne) {
+  write_file("error.json", "older");
+  EXPECT_EQ(said_by([&] { write_error_report(folder_, lost({killed()})); }), "");
+  const auto report = json::parse(content());
+  EXPECT_EQ(report["causes"][0]["pid"], 4711);
+  EXPECT_THAT(report["time"].get<std::string>(),
+              testing::MatchesRegex("20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9]\\."
+                                    "[0-9]{3}Z"));
+  EXPECT_THAT(names(), UnorderedElementsAre("error.json"));
+}
+
+TEST_F(ErrorFile, StandsInTheWorkingDirectoryWhenTheLogDoes) {
+  const auto before = fs::current_path();
+  fs::current_path(folder_);
+  EXPECT_EQ(said_by([&] { write_error_report("", lost({})); }), "");
+  EXPECT_THAT(names(), UnorderedElementsAre("error.json"));
+  EXPECT_EQ(said_by([&] { remove_error_report(""); }), "");
+  EXPECT_THAT(names(), IsEmpty());
+  fs::current_path(before);
+}
+
+TEST_F(ErrorFile, IsNeverSeenInPart) {
+  write_error_report(folder_, lost({killed()}));
+  const pid_t writer = fork();
+  ASSERT_GE(writer, 0);
+  if (writer == 0) {
+    for (;;) write_error_report(folder_, lost({killed(), failed()}));
+  }
+  for (int i = 0; i < 500; ++i) EXPECT_TRUE(json::accept(content())) << i;
+  kill(writer, SIGKILL);
+  ASSERT_EQ(waitpid(writer, nullptr, 0), writer);
+  EXPECT_TRUE(json::accept(content()));
+}
+
+TEST_F(ErrorFile, ThatCannotBeMadeIsAWarning) {
+  const auto missing = folder_ / "missing";
+  EXPECT_THAT(said_by([&] { write_error_report(missing, lost({killed()})); }),
+              AllOf(testing::StartsWith("accelmgr: warning: opening " + missing.string()),
+                    HasSubstr("No such file or directory")));
+  fs::create_directory(folder_ / "error.json");
+  EXPECT_THAT(said_by([&] { write_error_report(folder_, lost({killed()})); }),
+              AllOf(testing::StartsWith("accelmgr: warning: renaming "), HasSubstr("Is a directory")));
+  EXPECT_THAT(names(), UnorderedElementsAre("error.json"));
+}
+
+TEST_F(ErrorFile, ForWhichThereIsNoRoomIsAWarningAndLeavesTheOlderOne) {
+  write_file("error.json", "older");
+  auto cause = killed();
+  cause.log.assign(1000, "a line of the log, and there are many of them");
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{.rlim_cur = 16384, .rlim_max = before.rlim_max};  // More than the warning needs.
+  auto* action = signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto said = said_by([&] { write_error_report(folder_, lost({cause})); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, action);
+  EXPECT_THAT(said, AllOf(testing::StartsWith("accelmgr: warning: writing "), HasSubstr("File too large")));
+  EXPECT_EQ(content(), "older");
+  EXPECT_THAT(names(), UnorderedElementsAre("error.json"));
+}
+
+TEST_F(ErrorFile, OfAnEarlierRunIsRemovedAndNothingElse) {
+  for (const auto* name : {"error.json", "error.json.tmp", "run.jsonl"}) write_file(name, "earlier");
+  EXPECT_EQ(said_by([&] { remove_error_report(folder_); }), "");
+  EXPECT_THAT(names(), UnorderedElementsAre("run.jsonl"));
+  EXPECT_EQ(said_by([&] { remove_error_report(folder_); }), "") << "there is none";
+  EXPECT_EQ(said_by([&] { remove_error_report(folder_ / "missing"); }), "");
+}
+
+TEST_F(ErrorFile, ThatCannotBeRemovedIsAWarning) {
+  fs::create_directory(folder_ / "error.json");
+  EXPECT_THAT(said_by([&] { remove_error_report(folder_); }),
+              AllOf(testing::StartsWith("accelmgr: warning: removing "), HasSubstr("earlier run")));
+}
+
+}  // namespace
+}  // namespace accelmgr::program
