@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "accelmgr/errors.hpp"
+
 namespace accelmgr::base {
 
 enum class FaultPhase {
@@ -28,6 +30,7 @@ enum class FaultPhase {
   checkpoint,  ///< Manager: a checkpoint is written, not yet renamed.
 };
 
+/// What the caller of a fault point is to do. nan, of `forward`: its loss becomes NaN.
 enum class FaultEffect { none, nan };
 
 #ifdef ACCELMGR_FAULTS
@@ -43,6 +46,17 @@ inline std::atomic<const FaultHandler*> fault_handler{nullptr};
 inline FaultEffect fault_point(FaultPhase phase) {
   const auto* handler = fault_handler.load(std::memory_order_relaxed);
   return handler == nullptr ? FaultEffect::none : handler->reach(phase);
+}
+
+/// In a process that begins, before it has threads: what `faults` say of it will happen in it. `rank` is -1
+/// in the manager. Without faults it forgets those that its parent had. Throws ConfigError: a fault that
+/// cannot be read, or a program that cannot inject any.
+inline void arm_faults(const std::vector<std::string>& faults, int rank, std::uint32_t generation) {
+  if (const auto* handler = fault_handler.load())
+    handler->arm(faults, rank, generation);
+  else if (!faults.empty())
+    throw ConfigError("faults is set, but this program cannot inject any; it must link accelmgr_faults",
+                      "faults");
 }
 
 #else

@@ -98,6 +98,8 @@ void drop_log_tail() {
 
 void set_log_step(std::uint64_t step) noexcept { current_step.store(step, std::memory_order_relaxed); }
 
+std::uint64_t log_step() noexcept { return current_step.load(std::memory_order_relaxed); }
+
 spdlog::logger& log() { return instance().logger; }
 
 }  // namespace accelmgr::base

@@ -25,6 +25,8 @@ void drop_log_tail();
 
 /// The step that following lines of this process carry: the one under way, counted from 1.
 void set_log_step(std::uint64_t step) noexcept;
+/// 0 before the first.
+std::uint64_t log_step() noexcept;
 
 /// The logger of accelmgr; usable before start_logging().
 spdlog::logger& log();

@@ -65,6 +65,7 @@ TEST(Log, LinesCarryProcessAndStepAndTheLevelComesFromTheEnvironment) {
   testing::internal::CaptureStderr();
   start_logging("rank 7");
   set_log_step(12);
+  EXPECT_EQ(log_step(), 12U);
   log().info("hello");
   log().debug("hidden");
   const auto text = testing::internal::GetCapturedStderr();

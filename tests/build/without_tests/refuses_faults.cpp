@@ -1,0 +1,17 @@
+// Exits with 0 when `faults` is a key that the configuration does not know.
+#include <iostream>
+
+#include "accelmgr/errors.hpp"
+#include "config/loader.hpp"
+
+int main() {
+  const std::vector<std::string> sets{"faults=rank=0 phase=forward fault=kill"};
+  try {
+    accelmgr::config::load_config("", sets, {});
+  } catch (const accelmgr::ConfigError& error) {
+    std::cout << error.what() << '\n';
+    return std::string(error.what()).find("unknown key 'faults'") == std::string::npos;
+  }
+  std::cout << "the key faults is known\n";
+  return 1;
+}
