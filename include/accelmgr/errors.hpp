@@ -51,6 +51,12 @@ class SessionError : public Error {
   using Error::Error;
 };
 
+/// A checkpoint that cannot be read or written; `what()` names the file, and what is wrong with it.
+class CheckpointError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A runner failed. `rank` is -1 when no single runner is at fault.
 class RunnerError : public Error {
  public:

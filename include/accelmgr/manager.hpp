@@ -24,9 +24,37 @@ struct StepOptions {
   bool parameters_changed = true;  ///< false: the host knows that it wrote no parameter since the last step.
 };
 
+/// What the host adds to a checkpoint.
+struct CheckpointExtras {
+  std::optional<double> metric{};      ///< Of which the lowest is the best checkpoint, which is kept.
+  std::vector<NamedTensor> tensors{};  ///< Dense, on the CPU; Optimizer::state().
+  std::string json = "{}";             ///< An object, for the host's own use.
+};
+
+/// What became of a checkpoint.
+struct CheckpointWritten {
+  std::uint64_t step = 0;
+  std::string path;
+  std::uint64_t bytes = 0;
+  double copy_ms = 0;   ///< How long the host was held up.
+  double write_ms = 0;  ///< How long the manager took meanwhile.
+  std::string error;    ///< Empty when it has reached the disk.
+  std::vector<std::string> warnings;
+};
+
+/// The checkpoint that a manager went on from.
+struct Resumed {
+  std::string path;
+  std::uint64_t step = 0;
+  std::vector<NamedTensor> tensors;  ///< As CheckpointExtras gave them; copies.
+  std::string json;
+  std::vector<std::string> refused;  ///< Later ones, and why they were not taken.
+};
+
 struct RunnerStatistics {
   int rank = 0;
-  int pid = 0;
+  int pid = 0;                          ///< 0 while it is being replaced.
+  std::uint32_t generation = 0;         ///< Processes of this rank so far.
   std::string phase;                    ///< init, waiting, forward, backward, vote, reduce, ...
   std::uint64_t attempt = 0;            ///< The last it took part in.
   std::uint64_t samples = 0;            ///< In all committed steps.
@@ -36,12 +64,16 @@ struct RunnerStatistics {
 struct Statistics {
   std::uint64_t steps = 0;  ///< Committed.
   std::uint64_t attempts = 0;
-  std::uint64_t samples = 0;  ///< In all committed steps.
+  std::uint64_t samples = 0;   ///< In all committed steps.
+  std::uint64_t elements = 0;  ///< Of the data source, that were consumed: `samples`, and what was skipped.
+  std::uint64_t skips = 0;     ///< Attempts whose batches were left out (`on_nonfinite: skip_batch`).
+  std::uint64_t replacements = 0;  ///< Runners that were started in the place of lost ones.
+  std::uint64_t losses = 0;        ///< Runners and launchers that were lost.
   std::uint64_t parameter_version = 0;
   std::uint64_t session_bytes = 0;  ///< Shared memory of the session.
   int manager_pid = 0;
   std::uint64_t manager_peak_memory_bytes = 0;  ///< VmHWM.
-  std::vector<RunnerStatistics> runners;
+  std::vector<RunnerStatistics> runners;        ///< The team, by rank.
 };
 
 /// Thread safety: one thread at a time. A second thread that calls into a handle in use gets UsageError at
@@ -51,7 +83,7 @@ class Manager {
  public:
   /// Starts manager, launcher and runners; returns when all runners are ready. Blocks for at most
   /// `start_timeout`. Throws UsageError (no init()), ConfigError, ModelError, DataError, SessionError
-  /// (memory), RunnerError.
+  /// (memory), RunnerError, CheckpointError (`checkpoint.resume`).
   static Manager start(const Config& config);
 
   Manager(Manager&&) noexcept;
@@ -96,6 +128,29 @@ class Manager {
   /// Replaces all parameters, in the order of parameters(). Count, shapes and dtypes are checked before
   /// anything is written; throws ModelError, and nothing has changed then.
   void update_model_parameters(std::span<const at::Tensor> values);
+
+  /// Makes the ranks 0 to `runners` - 1 the team, from the next step on. Blocks until they are ready, at most
+  /// `start_timeout`. What was dealt and not consumed is dealt anew, in order. Throws UsageError (not 1 to
+  /// `runners.max_runners`), SessionError (memory; nothing has changed then), RunnerError (a new runner fails
+  /// again and again).
+  void resize(int runners);
+
+  /// After a step returned `manager_lost`: starts a new manager over the same session. Gradients, parameters,
+  /// buffers, generators and the data cursor are those of the last committed step, and training goes on as if
+  /// nothing had happened. Blocks and throws as start() does; UsageError when no manager was lost.
+  void recover();
+
+  /// Copies all that training goes on from (parameters, gradients, buffers, generators, counters, data
+  /// cursor, and the extras) to a staging area, from which the manager writes it into `checkpoint.directory`;
+  /// returns how long that held up the caller, in ms. Waits for an earlier checkpoint that is still being
+  /// written. Throws CheckpointError (a dtype that a checkpoint cannot hold), SessionError (memory, manager
+  /// lost), UsageError (no directory).
+  double save_checkpoint(const CheckpointExtras& extras = {});
+  /// The checkpoints that were written, or could not be, since the last call. Waits for those under way at
+  /// most `wait_s`.
+  std::vector<CheckpointWritten> checkpoints_written(double wait_s = 0);
+  /// What start() went on from (`checkpoint.resume`); empty for a new run.
+  const std::optional<Resumed>& resumed() const;
 
   Statistics statistics() const;
   const Config& config() const;

@@ -1,11 +1,29 @@
 // The data manager: reads a source and deals its elements, one after the other, into the devices' queues.
+//
+// What it knows lies in the session: Dealing says which element is whose, the queues hold those dealt,
+// Counters how many were consumed. So another loader goes on where one was killed, at whatever instant:
+//
+//   | found                                   | the next loader |
+//   |-----------------------------------------|----------------------------------------------------------------|
+//   | a dealing to its team                   | goes on in the slots as they are; what was being written is |
+//   |                                         | read from the source again | | no dealing, or one under way
+//   | deals what is not consumed, all from the source                | | one to another team, or one whose
+//   last  | likewise: a short batch is the last, and the source may go on  | | batch is short | this time |
+//
+// In each case the source is first brought to the data cursor: by its state in the session, and by reading on
+// from there.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "accelmgr/batch_source.hpp"
+#include "data/counted_source.hpp"
+#include "data/dealing.hpp"
 #include "session/batch_queue.hpp"
 #include "session/manifest.hpp"
 #include "session/session.hpp"
@@ -16,39 +34,61 @@ namespace accelmgr::data {
 /// tests step it.
 class Loader {
  public:
+  /// Deals to `team` until Control::deal_to asks for another. `source` was not read yet. No attempt may be
+  /// open, and no other loader may live. Does not read, so that a slow source does not hold up its caller.
+  /// Throws SessionError when the team is none of the session's or its state is inconsistent, and what
+  /// BatchSource::restore() throws.
   Loader(std::unique_ptr<BatchSource> source, const session::Session& session,
-         const session::Manifest& manifest, int batch_size, bool drop_last);
+         const session::Manifest& manifest, int batch_size, bool drop_last, session::RankMask team);
 
-  /// Writes one element into its device's slot. Returns false when it cannot: that device's queue is full, or
+  /// Deals one element; or reads one that was dealt or consumed before; or deals all anew that is not
+  /// consumed, when Control::deal_to asks for it (no attempt may be open until Dealing::dealt_to says the
+  /// same). Returns false when there is nothing to do: the queue of the device whose turn it is is full, or
   /// the data has ended.
   bool do_work();
-  /// The source has ended or failed, and every queue says so.
+  /// The source has ended or failed, and every queue of the team says so.
   bool finished() const noexcept { return finished_; }
-  /// Works until finished() or the session stops. Sleeps while a queue is full.
+  /// Works until the session stops. Sleeps while there is nothing to do.
   void run();
 
-  /// Elements dealt, and elements that made no full batch and were left out (`drop_last`).
-  std::uint64_t dealt() const noexcept { return dealt_; }
+  /// The number of the element that is dealt next, over all restarts.
+  std::uint64_t dealt() const noexcept { return next_; }
+  /// Elements that made no full batch and were left out (`drop_last`).
   std::uint64_t dropped() const noexcept { return dropped_; }
 
  private:
-  /// A batch under way in a device's slot.
-  struct Open {
-    std::byte* slot = nullptr;
-    std::uint64_t elements = 0;
-  };
-  bool write_element(Open& open);
-  void finish(const std::string& error);
+  using Bytes = std::vector<std::byte>;
 
-  std::unique_ptr<BatchSource> source_;
+  // How it begins, and begins again.
+  bool can_go_on(session::RankMask team) const;
+  void go_on();
+  void begin(session::RankMask team, std::uint64_t first_element);
+  void deal_anew(session::RankMask team);
+
+  bool deal();
+  bool write(std::vector<std::span<std::byte>> rows);
+  /// Of a read of the source: whether it gave an element. Throws DataError when it ended sooner than before.
+  bool is_element(bool read);
+  void finish();
+
+  session::RankMask team() const noexcept { return session_->dealing().dealt_to.load(); }
+  Place place(std::uint64_t element) const noexcept;
+  /// Elements of this dealing that the queue of `rank` was given.
+  std::uint64_t rows(int rank) const noexcept;
+  std::vector<std::span<std::byte>> rows_at(std::byte* slot, std::uint64_t position) const;
+  Bytes dealt_element(std::uint64_t element) const;
+
+  CountedSource source_;
   const session::Session* session_;
   std::vector<session::FieldEntry> fields_;
   std::vector<session::BatchQueue> queues_;
-  std::vector<Open> open_;
   std::uint64_t batch_size_;
   bool drop_last_;
+  std::uint64_t next_ = 0;           ///< The element to be dealt next.
+  std::uint64_t known_end_ = 0;      ///< The source gave all before this one to another loader.
+  std::deque<Bytes> backlog_;        ///< From `next_` on, before the source goes on: read, dealt, taken back.
+  std::optional<std::string> over_;  ///< The source has ended, or failed: with this error.
   bool finished_ = false;
-  std::uint64_t dealt_ = 0;
   std::uint64_t dropped_ = 0;
 };
 

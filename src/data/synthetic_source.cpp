@@ -8,6 +8,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "data/random.hpp"
+#include "data/source_position.hpp"
 
 namespace accelmgr::data {
 namespace {
@@ -107,12 +108,26 @@ class SyntheticSource final : public BatchSource {
     return true;
   }
 
+  std::optional<std::string> state() const override {
+    return write_position(kind(), identity(), {epoch_, index_});
+  }
+
+  void restore(const std::string& state) override {
+    const auto at = read_position(state, kind(), identity(), epochs_);
+    if (elements_ > 0) check_position(at, elements_);
+    epoch_ = at.epoch;
+    index_ = at.position;
+  }
+
   std::unique_ptr<BatchSource> held_out() override {
     if (stream_ == Stream::held_out) return nullptr;
     return std::make_unique<SyntheticSource>(task_, seed_, Stream::held_out, synthetic_held_out_elements, 1);
   }
 
  private:
+  std::string kind() const { return stream_ == Stream::training ? "synthetic" : "synthetic-held-out"; }
+  Identity identity() const { return {{"seed", seed_}, {"elements", elements_}}; }
+
   std::shared_ptr<const Task> task_;
   std::uint64_t seed_;
   Stream stream_;

@@ -8,6 +8,7 @@
 #include "accelmgr/errors.hpp"
 #include "data/element.hpp"
 #include "data/random.hpp"
+#include "data/source_position.hpp"
 
 namespace accelmgr {
 namespace {
@@ -36,7 +37,22 @@ class TensorSource final : public BatchSource {
     return true;
   }
 
+  std::optional<std::string> state() const override {
+    return data::write_position(kind, identity(), {epoch_, position_});
+  }
+
+  void restore(const std::string& state) override {
+    const auto at = data::read_position(state, kind, identity(), static_cast<std::uint64_t>(epochs_));
+    data::check_position(at, order_.size());
+    start_epoch(at.epoch);
+    position_ = at.position;
+  }
+
  private:
+  static constexpr const char* kind = "tensors";
+
+  data::Identity identity() const { return {{"seed", seed_}, {"elements", order_.size()}}; }
+
   // From the identity each time: the order is a function of (seed, epoch).
   void start_epoch(std::uint64_t epoch) {
     epoch_ = epoch;

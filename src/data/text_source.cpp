@@ -6,6 +6,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "data/random.hpp"
+#include "data/source_position.hpp"
 #include "data/text_corpus.hpp"
 
 namespace accelmgr::data {
@@ -26,6 +27,10 @@ class Windows {
     windows_.clear();
     position_ = 0;
   }
+
+  std::size_t size() const { return windows_.size(); }
+  std::size_t position() const { return position_; }
+  void seek(std::size_t position) { position_ = position; }
 
   void cut(const Document& document, std::size_t phase) {
     const auto* text = reinterpret_cast<const unsigned char*>(document.text.data());
@@ -74,6 +79,10 @@ class TrainingText final : public BatchSource {
         length_(static_cast<std::size_t>(config.sequence_length)),
         epochs_(static_cast<std::uint64_t>(config.epochs)),
         seed_(config.seed),
+        identity_{{"seed", seed_},
+                  {"documents", corpus_->training.size()},
+                  {"bytes", total_bytes(corpus_->training)},
+                  {"sequence_length", length_}},
         windows_(length_) {}
 
   std::span<const FieldSpec> fields() const override { return windows_.fields(); }
@@ -82,12 +91,27 @@ class TrainingText final : public BatchSource {
     return windows_.write_next(element) || (start_epoch() && windows_.write_next(element));
   }
 
+  std::optional<std::string> state() const override {
+    const auto epoch = started_ == 0 ? 0 : started_ - 1;
+    return write_position(kind, identity_, {epoch, windows_.position()});
+  }
+
+  void restore(const std::string& state) override {
+    const auto at = read_position(state, kind, identity_, epochs_);
+    started_ = at.epoch;
+    start_epoch();
+    check_position(at, windows_.size());
+    windows_.seek(at.position);
+  }
+
   std::unique_ptr<BatchSource> held_out() override {
     if (corpus_->held_out.empty()) return nullptr;
     return std::make_unique<HeldOutText>(corpus_, length_);
   }
 
  private:
+  static constexpr const char* kind = "text";
+
   bool start_epoch() {
     if (epochs_ > 0 && started_ == epochs_) return false;
     Random random(seed_, started_++);
@@ -105,6 +129,7 @@ class TrainingText final : public BatchSource {
   std::size_t length_;
   std::uint64_t epochs_;
   std::uint64_t seed_;
+  Identity identity_;
   std::uint64_t started_ = 0;
   Windows windows_;
 };

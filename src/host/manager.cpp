@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "config/loader.hpp"
+#include "host/checkpoints.hpp"
 #include "host/processes.hpp"
 #include "host/stepper.hpp"
 #include "manager/role.hpp"
@@ -58,7 +59,7 @@ void check_replacement(const NamedTensor& parameter, const at::Tensor& value) {
 
 std::uint64_t peak_memory(pid_t pid) {
   const auto usage = ipc::usage(pid);
-  return usage ? usage->peak_rss_bytes : 0;
+  return usage && pid != 0 ? usage->peak_rss_bytes : 0;
 }
 
 }  // namespace
@@ -103,6 +104,8 @@ struct Manager::State {
   std::shared_ptr<session::Session> session;
   session::Manifest manifest;
   std::optional<host::Stepper> stepper;
+  std::optional<host::Checkpoints> checkpoints;
+  std::optional<Resumed> resumed;
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> gradients;
   std::vector<FlatGroup> groups;
@@ -177,12 +180,16 @@ Manager Manager::start(const Config& config) {
   tensor::check_torch_version();
   config::validate(config);
   auto state = std::make_unique<State>(config);
+  state->resumed = host::find_resumed(config.checkpoint);
+  auto concrete = config;  // Which checkpoint is the latest is decided once.
+  concrete.checkpoint.resume = state->resumed ? state->resumed->path : "";
   std::vector<base::UniqueFd> fds;
-  state->processes = host::Processes::start(config, fds);
+  state->processes = host::Processes::start(concrete, fds);
   state->session = std::make_shared<session::Session>(session::Session::attach(std::move(fds)));
   ipc::populate(state->session->parameters(), 2 * state->session->master_bytes(), 1);
   state->manifest = session::read_manifest(state->session->manifest());
   state->stepper.emplace(state->config, *state->session, state->manifest, *state->processes);
+  state->checkpoints.emplace(state->config, *state->session, state->manifest, *state->processes);
   state->make_views();
   return Manager(std::move(state));
 }
@@ -258,23 +265,71 @@ Statistics Manager::statistics() const {
   state_->check_owner("statistics");
   const auto& session = *state_->session;
   const auto word = session.word();
+  const auto team = session.control().team.load();
   const auto& counters = session.counters(word.index);
   Statistics out;
   out.steps = counters.steps;
   out.attempts = word.attempt;
   out.samples = counters.samples;
+  out.elements = counters.elements;
+  out.skips = counters.skips;
+  out.replacements = session.control().replacements.load();
+  out.losses = session.control().incidents.load();
   out.parameter_version = session.control().parameter_version.load();
-  out.session_bytes = session::session_bytes(session.header(), state_->config.nprocs);
+  out.session_bytes = session::session_bytes(session.header(), __builtin_popcount(team));
   out.manager_pid = state_->processes->manager_pid();
   out.manager_peak_memory_bytes = peak_memory(out.manager_pid);
   for (int rank = 0; rank < session.ranks(); ++rank) {
+    if ((team >> rank & 1) == 0) continue;
     const auto& record = session.record(rank);
     const auto pid = record.pid.load();
-    out.runners.push_back({rank, pid, to_string(record.phase.load()), record.attempt.load(),
-                           counters.rank_samples[rank], peak_memory(pid)});
+    out.runners.push_back({rank, pid, record.generation.load(), to_string(record.phase.load()),
+                           record.attempt.load(), counters.rank_samples[rank], peak_memory(pid)});
   }
   return out;
 }
+
+void Manager::resize(int runners) {
+  const State::Use use(*state_, "resize");
+  state_->check_open("resize");
+  const int most = state_->session->ranks();
+  if (runners < 1 || runners > most)
+    throw UsageError(
+        fmt::format("resize({}): the session has room for 1 to {} runners (runners.max_runners, or nprocs)",
+                    runners, most));
+  const double timeout_s = state_->config.start_timeout;
+  const auto deadline = base::Deadline::in_seconds(timeout_s);
+  state_->processes->send(protocol::Resize{runners});
+  if (const auto answer = state_->processes->take_resized(deadline); !answer.refused.empty())
+    throw SessionError(fmt::format("resize({}): {}; nothing has changed", runners, answer.refused));
+  const auto outcome = state_->stepper->assemble(deadline, timeout_s);
+  if (outcome.status != StepStatus::ok)
+    throw RunnerError(fmt::format("resize({}): {}", runners, outcome.error), outcome.rank, "init");
+}
+
+void Manager::recover() {
+  const State::Use use(*state_, "recover");
+  state_->check_open("recover");
+  if (!state_->stepper->manager_is_lost())
+    throw UsageError("recover() while there is a manager; it is for after a step returned manager_lost");
+  state_->checkpoints->manager_lost();
+  std::vector<base::UniqueFd> session_fds;
+  *state_->processes = host::Processes::start(state_->config, session_fds, state_->session->fds());
+  state_->stepper->manager_recovered();
+}
+
+double Manager::save_checkpoint(const CheckpointExtras& extras) {
+  const State::Use use(*state_, "save_checkpoint");
+  state_->check_open("save_checkpoint");
+  return state_->checkpoints->save(extras);
+}
+
+std::vector<CheckpointWritten> Manager::checkpoints_written(double wait_s) {
+  const State::Use use(*state_, "checkpoints_written");
+  return state_->checkpoints->written(base::Deadline::in_seconds(wait_s));
+}
+
+const std::optional<Resumed>& Manager::resumed() const { return state_->resumed; }
 
 const Config& Manager::config() const { return state_->config; }
 

@@ -1,8 +1,11 @@
 #include "host/processes.hpp"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
+
+#include <utility>
 
 #include "accelmgr/errors.hpp"
 #include "config/loader.hpp"
@@ -16,7 +19,8 @@ constexpr double stop_s = 6.0;  // More than the manager takes to end its runner
 
 }  // namespace
 
-Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& session_fds) {
+Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& session_fds,
+                           const std::vector<int>& session) {
   Processes processes;
   auto [ours, theirs] = ipc::socket_pair();
   const std::pair<int, int> inherited[] = {{theirs.get(), manager::role_socket}};
@@ -25,13 +29,14 @@ Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& se
   theirs.reset();
   try {
     protocol::send_configuration(processes.socket_.get(), config::to_yaml(config));
+    protocol::send_begin(processes.socket_.get(), session);
     auto answer = protocol::receive_answer(processes.socket_.get(),
                                            base::Deadline::in_seconds(config.start_timeout + stop_s));
     if (const auto* failed = std::get_if<protocol::Failed>(&answer)) protocol::raise(*failed);
     auto& started = std::get<protocol::Started>(answer);
     processes.launcher_pid_ = started.launcher_pid;
     processes.launcher_pidfd_ = std::move(started.launcher_pidfd);
-    processes.runner_pidfds_ = std::move(started.runner_pidfds);
+    for (auto& runner : started.runners) processes.take_in(std::move(runner));
     session_fds = std::move(started.session);
   } catch (const SessionError& error) {
     const bool died = processes.manager_ended();
@@ -50,15 +55,71 @@ bool Processes::manager_ended() const noexcept { return ipc::has_ended(manager_.
 bool Processes::launcher_ended() const noexcept { return ipc::has_ended(launcher_pidfd_.get()); }
 
 bool Processes::runner_ended(int rank) const noexcept {
-  return ipc::has_ended(runner_pidfds_[static_cast<std::size_t>(rank)].get());
+  return ipc::has_ended(runners_[static_cast<std::size_t>(rank)].pidfd.get());
 }
 
-void Processes::kill_runner(int rank) const noexcept {
-  ipc::send_signal(runner_pidfds_[static_cast<std::size_t>(rank)].get(), SIGKILL);
+bool Processes::holds(int rank, std::uint32_t generation) const noexcept {
+  const auto& runner = runners_[static_cast<std::size_t>(rank)];
+  return runner.pidfd && runner.generation == generation;
+}
+
+void Processes::take_in(protocol::Joined joined) {
+  auto& runner = runners_.at(static_cast<std::size_t>(joined.rank));
+  runner.generation = joined.generation;
+  runner.pidfd = std::move(joined.pidfd);
+}
+
+void Processes::take_notices() {
+  while (auto notice = protocol::next_notice(socket_.get())) {
+    if (auto* joined = std::get_if<protocol::Joined>(&*notice)) {
+      take_in(std::move(*joined));
+    } else if (auto* relaunched = std::get_if<protocol::Relaunched>(&*notice)) {
+      launcher_pid_ = relaunched->pid;
+      launcher_pidfd_ = std::move(relaunched->pidfd);
+    } else if (auto* resized = std::get_if<protocol::Resized>(&*notice)) {
+      resized_.push_back(std::move(*resized));
+    } else {
+      saved_.push_back(std::move(std::get<protocol::Saved>(*notice)));
+    }
+  }
+}
+
+void Processes::wait_for_notice(base::Deadline deadline) const noexcept {
+  pollfd entry{.fd = socket_.get(), .events = POLLIN, .revents = 0};
+  const auto left_ns = std::max<std::int64_t>(deadline.remaining_ns(), 0);
+  const timespec timeout{.tv_sec = left_ns / 1'000'000'000, .tv_nsec = left_ns % 1'000'000'000};
+  ppoll(&entry, 1, &timeout, nullptr);
+}
+
+protocol::Resized Processes::take_resized(base::Deadline deadline) {
+  for (;;) {
+    take_notices();
+    if (!resized_.empty()) {
+      auto answer = std::move(resized_.front());
+      resized_.pop_front();
+      return answer;
+    }
+    if (manager_ended()) throw SessionError("the manager process ended before it answered");
+    if (deadline.passed()) throw SessionError("the manager process did not answer in time");
+    wait_for_notice(deadline);
+  }
+}
+
+std::deque<protocol::Saved> Processes::take_saved() {
+  take_notices();
+  return std::exchange(saved_, {});
+}
+
+void Processes::ask_to_stop() const noexcept {
+  try {
+    send(protocol::Stop{});
+  } catch (const Error&) {
+    // The manager has ended already, or reads nothing: it is ended by force.
+  }
 }
 
 void Processes::kill() const noexcept {
-  for (const auto& runner : runner_pidfds_) ipc::send_signal(runner.get(), SIGKILL);
+  for (const auto& runner : runners_) ipc::send_signal(runner.pidfd.get(), SIGKILL);
   if (launcher_pidfd_) ipc::send_signal(launcher_pidfd_.get(), SIGKILL);
   if (manager_.pidfd) ipc::send_signal(manager_.pidfd.get(), SIGKILL);
 }
@@ -68,9 +129,11 @@ std::string Processes::end() noexcept {
   const auto deadline = base::Deadline::in_seconds(stop_s);
   bool all = ipc::wait_ended(manager_.pidfd.get(), deadline);
   if (launcher_pidfd_) all = ipc::wait_ended(launcher_pidfd_.get(), deadline) && all;
-  for (const auto& runner : runner_pidfds_) all = ipc::wait_ended(runner.get(), deadline) && all;
+  for (const auto& runner : runners_)
+    if (runner.pidfd) all = ipc::wait_ended(runner.pidfd.get(), deadline) && all;
   if (!all) kill();
-  for (const auto& runner : runner_pidfds_) ipc::wait_ended(runner.get(), base::Deadline::in_seconds(stop_s));
+  for (const auto& runner : runners_)
+    if (runner.pidfd) ipc::wait_ended(runner.pidfd.get(), base::Deadline::in_seconds(stop_s));
   int status = 0;
   if (waitpid(manager_.pid, &status, 0) != manager_.pid) status = 0;
   manager_.pidfd.reset();

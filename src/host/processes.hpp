@@ -3,6 +3,8 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -10,38 +12,59 @@
 #include "base/unique_fd.hpp"
 #include "ipc/process.hpp"
 #include "protocol/messages.hpp"
+#include "session/step_word.hpp"
 
 namespace accelmgr::host {
 
-/// Owns the embedded manager process: it ends with this.
+/// Owns the embedded manager process: it ends with this. Used by one thread.
 class Processes {
  public:
-  /// Starts this program as the manager and waits for its answer. Throws what the manager could not go on
-  /// from.
-  static Processes start(const Config& config, std::vector<base::UniqueFd>& session_fds);
+  /// Starts this program as the manager and waits for its answer; with `session` it goes on with that, else
+  /// the descriptors of a new one are put there. Throws what the manager could not go on from.
+  static Processes start(const Config& config, std::vector<base::UniqueFd>& session_fds,
+                         const std::vector<int>& session = {});
   Processes(Processes&&) = default;
   Processes& operator=(Processes&&) = default;
 
   bool manager_ended() const noexcept;
   bool launcher_ended() const noexcept;
   bool runner_ended(int rank) const noexcept;
-  void kill_runner(int rank) const noexcept;
+  /// Whether this process holds the pidfd of that generation of a rank: only then its end can be seen.
+  bool holds(int rank, std::uint32_t generation) const noexcept;
   int manager_pid() const noexcept { return manager_.pid; }
+
+  void send(const protocol::Request& request) const { protocol::send_request(socket_.get(), request); }
+  /// Takes in what the manager has said. Does not block.
+  void take_notices();
+  /// Waits for the answer to Resize. Throws SessionError at the deadline, or when the manager is gone.
+  protocol::Resized take_resized(base::Deadline deadline);
+  /// The checkpoints that were written or failed since the last call, in order. Does not block.
+  std::deque<protocol::Saved> take_saved();
+  /// Blocks until the manager says something, or the deadline.
+  void wait_for_notice(base::Deadline deadline) const noexcept;
 
   /// SIGKILL to all of them; does not wait. Async-signal-safe.
   void kill() const noexcept;
   /// Waits until all have ended; what does not end by itself within the bound is killed. Returns how the
   /// manager ended.
   std::string end() noexcept;
-  void ask_to_stop() const noexcept { protocol::send_stop(socket_.get()); }
+  void ask_to_stop() const noexcept;
 
  private:
-  Processes() = default;
+  struct Runner {
+    std::uint32_t generation = 0;
+    base::UniqueFd pidfd;
+  };
+  Processes() : runners_(session::max_ranks) {}
+  void take_in(protocol::Joined joined);
+
   base::UniqueFd socket_;
   ipc::Child manager_;
   pid_t launcher_pid_ = 0;
   base::UniqueFd launcher_pidfd_;
-  std::vector<base::UniqueFd> runner_pidfds_;
+  std::vector<Runner> runners_;  ///< By rank; never resized: kill() may interrupt anything.
+  std::deque<protocol::Resized> resized_;
+  std::deque<protocol::Saved> saved_;
 };
 
 }  // namespace accelmgr::host

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <sstream>
 #include <thread>
 
 #include "accelmgr/errors.hpp"
@@ -19,134 +21,168 @@ using session::Life;
 using session::Reason;
 
 constexpr std::int64_t wait_slice_ns = 20'000'000;
-constexpr double recovery_timeout_s =
-    5.0;  // A committed attempt whose slices do not move for so long is finished here.
-// Within this the supervisor says how a runner ended: in a millisecond, later on a machine with other work.
-constexpr double exit_report_s = 1.0;
+// A committed attempt whose slices do not move for so long is finished here: more than the supervisor, who
+// ends stuck runners before, takes for it.
+constexpr double recovery_timeout_s = 5.0;
+constexpr std::uint64_t most_causes = 3;
 
 double ms(std::uint64_t ns) { return double(ns) / 1e6; }
+
+std::vector<std::string> lines_of(const char* log) {
+  std::vector<std::string> lines;
+  std::istringstream text(log);
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string who(const FailureCause& cause) {
+  return cause.rank < 0 ? std::string("the launcher") : fmt::format("runner {}", cause.rank);
+}
+
+/// "runner 1 (pid 7) killed by signal 9 (KILL) in phase forward of attempt 2: what() said"
+std::string one_line(const FailureCause& cause) {
+  return fmt::format(
+      "{} (pid {}) {}{}{}{}", who(cause), cause.pid, cause.exit,
+      cause.rank < 0 ? "" : fmt::format(" in phase {} of attempt {}", cause.phase, cause.attempt),
+      cause.what.empty() ? "" : ": ", cause.what);
+}
 
 }  // namespace
 
 Stepper::Stepper(const Config& config, const session::Session& session, const session::Manifest& manifest,
                  Processes& processes)
-    : config_(config),
-      session_(session),
-      reduction_(session, manifest),
-      processes_(processes),
-      participants_(session::all_ranks(config.nprocs)),
-      // Not more spinners than cores: the runners compute meanwhile.
-      spin_us_(static_cast<int>(std::thread::hardware_concurrency()) > config.nprocs ? config.runners.spin_us
-                                                                                     : 0) {}
+    : config_(config), session_(session), reduction_(session, manifest), processes_(processes) {}
 
 StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_changed) {
   const auto begin = base::now_ns();
   const auto deadline = base::Deadline::in_seconds(timeout_s);
-  auto& control = session_.control();
-  const auto version = control.parameter_version.load();
-  if (version % 2 != 0)
+  auto& version = session_.control().parameter_version;
+  if (version.load() % 2 != 0)
     throw UsageError("step() while parameters are being written; end manager.writing() first");
+  if (parameters_changed) version.store(version.load() + 2);
 
   StepResult result;
-  const auto before = session_.word().attempt;
+  auto purpose = Purpose::compute;
   Outcome outcome;
-  if (!manager_exit_.empty() || processes_.manager_ended()) {
-    outcome = manager_lost(before);
-  } else if (!settled(before, deadline)) {
-    outcome = {StepStatus::timeout,
-               fmt::format("runners have not left the step before within {} s: {}", timeout_s, phases()), -1};
-  } else if (const int rank = lost_rank(); rank >= 0) {
-    outcome = processes_.manager_ended() ? manager_lost(before) : lost(rank);
-  } else {
-    if (parameters_changed) control.parameter_version.store(version + 2);
-    release_idle_threads();
-    const auto attempt = session::open_attempt(
-        session_, {.participants = participants_,
-                   .accumulate = accumulate,
-                   .micro_batches = static_cast<std::uint32_t>(config_.grad_accumulation_steps),
-                   .batch_size = static_cast<std::uint32_t>(config_.batch_size_per_device),
-                   .by_samples = config_.loss_scaling == LossScaling::samples,
-                   .mean_buffers = config_.buffers.policy == BufferPolicy::mean,
-                   .refuse_nonfinite = config_.on_nonfinite != NonfinitePolicy::keep,
-                   .skip = 0,
-                   .parameter_version = control.parameter_version.load()});
-    if (attempt == 0) throw SessionError("the attempt before this one was never closed");
-    result.attempt = attempt;
-    outcome = wait(attempt, deadline, timeout_s);
-    const auto word = session_.word();
-    result.counted = word.attempt == attempt && word.closed && !word.abort;
-    aborted_ns_ = word.abort ? base::now_ns() : 0;
+  for (;;) {
+    outcome = assemble(deadline, timeout_s);
+    if (outcome.status != StepStatus::ok) break;
+    outcome = attempt(purpose, accumulate, deadline, timeout_s, result);
+    if (outcome.status == StepStatus::runner_lost) continue;  // The supervisor repairs it, or gives up.
+    if (outcome.status == StepStatus::ok && purpose == Purpose::skip) {
+      purpose = Purpose::compute;
+      result.counted = false;
+      ++result.skipped;
+      continue;
+    }
+    if (outcome.status == StepStatus::nonfinite && config_.on_nonfinite == NonfinitePolicy::skip_batch &&
+        nonfinite_in_a_row_ < config_.nonfinite_limit) {
+      ++nonfinite_in_a_row_;
+      base::log().warn("{}; its batches are left out ({} in a row)", outcome.error, nonfinite_in_a_row_);
+      purpose = Purpose::skip;
+      continue;
+    }
+    break;
   }
   result.status = outcome.status;
   result.error = std::move(outcome.error);
   result.error_type = std::move(outcome.error_type);
   result.rank = outcome.rank;
+  if (result.status == StepStatus::runner_lost) result.causes = causes();
+  if (result.status == StepStatus::manager_lost) result.causes = {*manager_loss_};
   fill(result);
+  if (result.counted) nonfinite_in_a_row_ = result.nonfinite ? nonfinite_in_a_row_ + 1 : 0;
   result.step_ms = ms(static_cast<std::uint64_t>(base::now_ns() - begin));
   result.wait_ms = std::max(0.0, result.step_ms - result.compute_ms - result.reduce_ms);
   base::set_log_step(result.step + 1);
   return result;
 }
 
-// After an abort, the next attempt opens when all survivors are back in the state of the last commit. Who
-// does not come back within `abort_grace` of the abort is ended, however short the deadlines of the steps
-// are.
-bool Stepper::settled(std::uint64_t attempt, base::Deadline deadline) {
-  const auto grace = base::Deadline::at_ns((aborted_ns_ != 0 ? aborted_ns_ : base::now_ns()) +
-                                           static_cast<std::int64_t>(config_.abort_grace * 1e9));
-  auto& epoch = session_.control().life;
-  session::RankMask killed = 0;
+// An attempt opens when the team is complete: every rank ready, its pidfd in our hands, its working state
+// that of the last commit; and the elements are dealt to just these ranks. Until then it is the supervisor's
+// turn.
+Stepper::Outcome Stepper::assemble(base::Deadline deadline, double timeout_s) {
+  auto& control = session_.control();
   for (;;) {
-    const auto seen = ipc::load(epoch);
-    bool all = true;
-    for (int rank = 0; rank < config_.nprocs; ++rank) {
-      const auto& record = session_.record(rank);
-      if (record.life.load() == Life::lost || processes_.runner_ended(rank) ||
-          record.settled.load() >= attempt)
-        continue;
-      all = false;
-      if (!grace.passed() || (killed >> rank & 1) != 0) continue;
-      killed |= session::RankMask{1} << rank;
-      base::log().error(
-          "runner {} has not left an aborted step within abort_grace ({} s); it is in phase {} and is ended",
-          rank, config_.abort_grace, to_string(record.phase.load()));
-      processes_.kill_runner(rank);
+    const auto seen = ipc::load(control.life);
+    if (manager_loss_ || processes_.manager_ended()) return manager_lost(session_.word().attempt);
+    const auto team = control.team.load();
+    if (control.given_up.load() != 0) return lost();
+    if (team_ready(team)) {
+      if (dealt_to(team)) {
+        participants_ = team;
+        return {};
+      }
+      if (control.deal_to.load() != team) {
+        control.deal_to.store(team);
+        ipc::wake_all(control.finish);
+      }
     }
-    if (all) return true;
-    if (deadline.passed()) return false;
-    ipc::wait_changed(epoch, seen, wait_slice_ns, 0);
+    if (deadline.passed())
+      return {StepStatus::timeout,
+              fmt::format("no attempt could begin within {} s: {}", timeout_s, phases(team))};
+    ipc::wait_changed(control.life, seen, std::clamp<std::int64_t>(deadline.remaining_ns(), 0, wait_slice_ns),
+                      0);
   }
 }
 
-int Stepper::lost_rank() const noexcept {
-  for (int rank = 0; rank < config_.nprocs; ++rank)
-    if (session_.record(rank).life.load() == Life::lost || processes_.runner_ended(rank)) return rank;
-  return -1;
+bool Stepper::team_ready(session::RankMask team) {
+  const auto word = session_.word();
+  if (!word.closed) return false;
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if ((team >> rank & 1) == 0) continue;
+    const auto& record = session_.record(rank);
+    if (record.life.load() != Life::ready || record.settled.load() < word.attempt) return false;
+    const auto generation = record.generation.load();
+    if (!processes_.holds(rank, generation)) processes_.take_notices();
+    if (!processes_.holds(rank, generation) || processes_.runner_ended(rank)) return false;
+  }
+  return true;
 }
 
-Stepper::Outcome Stepper::lost(int rank) const {
-  const auto& record = session_.record(rank);
-  const auto patience = base::Deadline::in_seconds(exit_report_s);
-  auto& epoch = session_.control().life;
-  for (auto seen = ipc::load(epoch); record.life.load() != Life::lost && !patience.passed();
-       seen = ipc::load(epoch))
-    ipc::wait_changed(epoch, seen, 1'000'000, 0);
-  const auto reason = record.reason.load();
-  const bool failed = reason == Reason::exception || reason == Reason::model_error;
-  const std::string how = record.life.load() == Life::lost ? ipc::describe_exit(record.exit_status.load())
-                          : failed                         ? "failed"
-                                                           : "has ended";
-  return {StepStatus::runner_lost,
-          fmt::format("runner {} (pid {}) {} in phase {} of attempt {}{}{}{}", rank, record.pid.load(), how,
-                      to_string(record.phase.load()), record.attempt.load(), failed ? ": " : "",
-                      failed ? record.error : "",
-                      processes_.launcher_ended() ? "; the launcher ended, and all runners with it" : ""),
-          rank, reason == Reason::model_error ? "ModelError" : ""};
+bool Stepper::dealt_to(session::RankMask team) const noexcept {
+  return session_.dealing().dealt_to.load(std::memory_order_acquire) == team;
+}
+
+Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, base::Deadline deadline, double timeout_s,
+                                  StepResult& result) {
+  auto& control = session_.control();
+  const bool skip = purpose == Purpose::skip;
+  const bool keep =
+      config_.on_nonfinite == NonfinitePolicy::keep && nonfinite_in_a_row_ < config_.nonfinite_limit;
+  release_idle_threads();
+  const auto attempt = session::open_attempt(
+      session_, {.participants = participants_,
+                 .accumulate = accumulate,
+                 .micro_batches = static_cast<std::uint32_t>(config_.grad_accumulation_steps),
+                 .batch_size = static_cast<std::uint32_t>(config_.batch_size_per_device),
+                 .by_samples = config_.loss_scaling == LossScaling::samples,
+                 .mean_buffers = config_.buffers.policy == BufferPolicy::mean,
+                 .refuse_nonfinite = !keep,
+                 .skip = skip,
+                 .parameter_version = control.parameter_version.load()});
+  if (attempt == 0) throw SessionError("the attempt before this one was never closed");
+  result.attempt = attempt;
+  result.tries += skip ? 0 : 1;
+  auto outcome = wait(attempt, deadline, timeout_s);
+  const auto word = session_.word();
+  result.counted = word.attempt == attempt && word.closed && !word.abort;
+  return outcome;
+}
+
+int Stepper::lost_rank() const noexcept {
+  for (int rank = 0; rank < session_.ranks(); ++rank)
+    if ((participants_ >> rank & 1) != 0 && processes_.runner_ended(rank)) return rank;
+  return -1;
 }
 
 Stepper::Outcome Stepper::wait(std::uint64_t attempt, base::Deadline deadline, double timeout_s) {
   auto& control = session_.control();
-  std::int64_t committed_ns = 0;
+  // Not more spinners than cores: the runners compute meanwhile.
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int spin_us = cores > __builtin_popcount(participants_) ? config_.runners.spin_us : 0;
+  std::int64_t moved_ns = 0;
+  std::uint64_t cursors = 0;
   for (;;) {
     const auto seen = ipc::load(control.finish);
     const auto word = session_.word();
@@ -156,9 +192,14 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, base::Deadline deadline, d
     }
     if (word.closed) return {};
     const bool committed = word.committed(participants_);
-    if (committed && committed_ns == 0) committed_ns = base::now_ns();
+    if (committed) {
+      std::uint64_t now = 0;
+      for (int rank = 0; rank < session_.ranks(); ++rank) now += session_.record(rank).cursor.load();
+      if (moved_ns == 0 || now != cursors) moved_ns = base::now_ns();
+      cursors = now;
+    }
     if (processes_.manager_ended() ||
-        (committed && base::now_ns() - committed_ns > static_cast<std::int64_t>(recovery_timeout_s * 1e9)))
+        (committed && base::now_ns() - moved_ns > static_cast<std::int64_t>(recovery_timeout_s * 1e9)))
       return manager_lost(attempt);
     if (!committed) {
       if (lost_rank() >= 0) {
@@ -169,17 +210,18 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, base::Deadline deadline, d
       }
       if (deadline.passed() && session::abort_attempt(session_, attempt, session::author_host)) {
         session::close_if_over(session_, attempt);
-        return {StepStatus::timeout, fmt::format("no result within {} s: {}", timeout_s, phases()), -1};
+        return {StepStatus::timeout,
+                fmt::format("no result within {} s: {}", timeout_s, phases(participants_)), -1};
       }
     }
     const auto slice =
         committed ? wait_slice_ns : std::clamp<std::int64_t>(deadline.remaining_ns(), 0, wait_slice_ns);
-    ipc::wait_changed(control.finish, seen, slice, spin_us_);
+    ipc::wait_changed(control.finish, seen, slice, spin_us);
   }
 }
 
 Stepper::Outcome Stepper::why_aborted(std::uint32_t author) const {
-  if (author == session::author_supervisor) return lost(std::max(0, lost_rank()));
+  if (author == session::author_supervisor) return {StepStatus::runner_lost};
   const int rank = static_cast<int>(author);
   const auto& record = session_.record(rank);
   switch (record.reason.load()) {
@@ -193,29 +235,79 @@ Stepper::Outcome Stepper::why_aborted(std::uint32_t author) const {
     case Reason::parameters_changed:
       throw UsageError(fmt::format("rank {}: {}; write parameters between steps", rank, record.error));
     default:
-      return lost(rank);
+      return {StepStatus::runner_lost};
   }
+}
+
+// What the supervisor found and has given up on.
+Stepper::Outcome Stepper::lost() const {
+  const auto found = causes();
+  const auto& control = session_.control();
+  Outcome outcome{StepStatus::runner_lost};
+  if (config_.runners.on_loss != LossPolicy::fail) outcome.error = fmt::format("{}: ", control.given_up_why);
+  for (std::size_t i = 0; i < found.size(); ++i)
+    outcome.error += fmt::format("{}{}", i == 0 ? "" : "; then ", one_line(found[i]));
+  if (found.empty()) return outcome;
+  outcome.rank = found.back().rank;
+  const auto& last = session_.incident(control.incidents.load());
+  if (last.reason == Reason::model_error) outcome.error_type = "ModelError";
+  return outcome;
+}
+
+std::vector<FailureCause> Stepper::causes() const {
+  std::vector<FailureCause> found;
+  const auto last = session_.control().incidents.load();
+  for (auto number = last > most_causes ? last - most_causes + 1 : 1; number <= last; ++number) {
+    const auto& incident = session_.incident(number);
+    found.push_back({.time_s = double(incident.time_ns) / 1e9,
+                     .rank = incident.rank,
+                     .pid = incident.pid,
+                     .phase = incident.rank < 0 ? "" : to_string(incident.phase),
+                     .step = incident.step,
+                     .attempt = incident.attempt,
+                     .exit = ipc::describe_exit(incident.exit_status),
+                     .what = incident.what,
+                     .log = lines_of(incident.log)});
+  }
+  return found;
 }
 
 // Nobody else is left to finish a committed attempt, or what is left does not move: end it, then finish here.
 Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
-  if (manager_exit_.empty()) {
+  if (!manager_loss_) {
+    const auto time_s =
+        double(std::chrono::system_clock::now().time_since_epoch() / std::chrono::milliseconds(1)) / 1e3;
+    const int pid = processes_.manager_pid();
     processes_.kill();
-    manager_exit_ = processes_.end();
+    auto& loss = manager_loss_.emplace();
+    loss.time_s = time_s;
+    loss.pid = pid;
+    loss.step = session_.counters(session_.word().index).steps + 1;
+    loss.attempt = attempt;
+    loss.exit = processes_.end();
+    loss.what = "the manager process is gone";
   }
+  const auto participants = session_.control().request.participants;
   session::abort_attempt(session_, attempt, session::author_host);
-  if (session_.word().committed(participants_)) {
-    for (int rank = 0; rank < config_.nprocs; ++rank) reduction_.finish_slice(rank, attempt);
+  if (session_.word().committed(participants)) {
+    for (int rank = 0; rank < session_.ranks(); ++rank)
+      if ((participants >> rank & 1) != 0) reduction_.finish_slice(rank, attempt);
   }
   session::close_if_over(session_, attempt);
-  return {StepStatus::manager_lost, "the manager process is gone: " + manager_exit_, -1};
+  return {StepStatus::manager_lost, "the manager process is gone: " + manager_loss_->exit, -1};
 }
 
-std::string Stepper::phases() const {
+std::string Stepper::phases(session::RankMask ranks) const {
   std::string text;
-  for (int rank = 0; rank < config_.nprocs; ++rank)
-    text += fmt::format("{}rank {} in phase {}", rank == 0 ? "" : ", ", rank,
-                        to_string(session_.record(rank).phase.load()));
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if ((ranks >> rank & 1) == 0) continue;
+    const auto& record = session_.record(rank);
+    const auto life = record.life.load();
+    text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
+                        life == Life::lost     ? std::string("is being replaced")
+                        : life == Life::absent ? std::string("is yet to be started")
+                                               : fmt::format("in phase {}", to_string(record.phase.load())));
+  }
   return text;
 }
 
@@ -229,8 +321,10 @@ void Stepper::fill(StepResult& result) const {
   result.loss = total.loss * scale;
   result.samples = total.samples;
   result.nonfinite = total.nonfinite;
+  result.participants = static_cast<std::uint32_t>(__builtin_popcount(request.participants));
   std::uint64_t compute_ns = 0, reduce_ns = 0;
-  for (int rank = 0; rank < config_.nprocs; ++rank) {
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if ((request.participants >> rank & 1) == 0) continue;
     const auto& record = session_.record(rank);
     compute_ns = std::max(compute_ns, record.ballot.compute_ns);
     reduce_ns = std::max(reduce_ns, record.reduce_ns.load());

@@ -1,6 +1,10 @@
-// The host's side of a step: opens the attempt, waits for its end whatever happens, and says what became of
-// it.
+// The host's side of a step: opens attempts, waits for their ends whatever happens, repeats what the
+// configuration wants repeated, and says what became of it.
 #pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "accelmgr/config.hpp"
 #include "accelmgr/step_result.hpp"
@@ -17,34 +21,45 @@ class Stepper {
   Stepper(const Config& config, const session::Session& session, const session::Manifest& manifest,
           Processes& processes);
 
-  /// Returns by `timeout_s` (and `abort_grace` when runners must be ended first). Throws UsageError when
-  /// parameters are being written.
+  /// Returns by `timeout_s`. Throws UsageError when parameters are being written.
   StepResult step(double timeout_s, bool accumulate, bool parameters_changed);
 
- private:
+  /// Blocks until the team that the supervisor wants is ready for an attempt, or the deadline.
   struct Outcome {
     StepStatus status = StepStatus::ok;
     std::string error{};
     int rank = -1;
     std::string error_type{};
   };
-  bool settled(std::uint64_t attempt, base::Deadline deadline);
+  Outcome assemble(base::Deadline deadline, double timeout_s);
+
+  /// Whether a step found the manager gone.
+  bool manager_is_lost() const noexcept { return manager_loss_.has_value(); }
+  /// There is a new one.
+  void manager_recovered() noexcept { manager_loss_.reset(); }
+
+ private:
+  enum class Purpose { compute, skip };
+  Outcome attempt(Purpose purpose, bool accumulate, base::Deadline deadline, double timeout_s,
+                  StepResult& result);
+  bool team_ready(session::RankMask team);
+  bool dealt_to(session::RankMask team) const noexcept;
   int lost_rank() const noexcept;
-  Outcome lost(int rank) const;
+  Outcome lost() const;
   Outcome wait(std::uint64_t attempt, base::Deadline deadline, double timeout_s);
   Outcome why_aborted(std::uint32_t author) const;
   Outcome manager_lost(std::uint64_t attempt);
-  std::string phases() const;
+  std::string phases(session::RankMask ranks) const;
+  std::vector<FailureCause> causes() const;
   void fill(StepResult& result) const;
 
   const Config& config_;
   const session::Session& session_;
   session::Reduction reduction_;
   Processes& processes_;
-  session::RankMask participants_;
-  int spin_us_;
-  std::int64_t aborted_ns_ = 0;  ///< When the last attempt was found aborted; 0: it was not.
-  std::string manager_exit_;     ///< How the manager ended, once it is lost.
+  session::RankMask participants_ = 0;  ///< Of the attempt that assemble() prepared.
+  int nonfinite_in_a_row_ = 0;
+  std::optional<FailureCause> manager_loss_;
 };
 
 }  // namespace accelmgr::host

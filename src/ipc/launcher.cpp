@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -53,12 +52,6 @@ Packet packet_of(const Message& message) {
   Packet packet;
   std::memcpy(&packet, message.bytes.data(), sizeof packet);
   return packet;
-}
-
-/// From now on this process, just forked, is killed when its parent ends; at once if that has ended already.
-void die_with(pid_t parent) noexcept {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(0);
 }
 
 void switch_off_core_dumps() noexcept {
@@ -266,8 +259,7 @@ void LauncherClient::stop(base::Deadline deadline) noexcept {
     kill(process_.pid, SIGKILL);
     wait_ended(process_.pidfd.get(), base::Deadline::in_seconds(kill_bound_s));
   }
-  siginfo_t info{};
-  waitid(P_PIDFD, static_cast<id_t>(process_.pidfd.get()), &info, WEXITED | WNOHANG);
+  take_exit_status();
   process_.pidfd.reset();
 }
 

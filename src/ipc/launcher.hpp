@@ -88,6 +88,9 @@ class LauncherClient {
   pid_t pid() const noexcept { return process_.pid; }
   int pidfd() const noexcept { return process_.pidfd.get(); }
 
+  /// How it ended, as waitpid() gives it; nullopt while it runs. Reaps it: once.
+  std::optional<int> take_exit_status() noexcept { return ipc::take_exit_status(process_.pidfd.get()); }
+
   /// Ends the launcher and its children; kills it when it has not ended by then. Reaps it. Afterwards there
   /// are no events.
   void stop(base::Deadline deadline) noexcept;

@@ -159,6 +159,19 @@ std::string describe_exit(int wait_status) {
   return fmt::format("killed by signal {} ({})", signal, name != nullptr ? name : "no name");
 }
 
+std::optional<int> take_exit_status(int pidfd) noexcept {
+  siginfo_t info{};
+  if (waitid(P_PIDFD, static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0)
+    return std::nullopt;
+  if (info.si_code == CLD_EXITED) return W_EXITCODE(info.si_status, 0);
+  return W_EXITCODE(0, info.si_status);
+}
+
+void die_with(pid_t parent) noexcept {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(0);
+}
+
 bool end_group(const Child& child, base::Deadline term_until) noexcept {
   if (!child.pidfd) return true;
   const int pidfd = child.pidfd.get();

@@ -63,6 +63,18 @@ struct ProcessUsage {
 /// nullopt when there is no such process.
 std::optional<ProcessUsage> usage(pid_t pid);
 
+/// The function of the kernel in which its main thread sleeps ("futex_wait_queue"); empty when it runs, or
+/// the kernel does not tell.
+std::string wait_channel(pid_t pid);
+
+/// The status of a child of this process that has ended, as waitpid() gives it; reaps it. nullopt when it
+/// still runs or is no child (any more).
+std::optional<int> take_exit_status(int pidfd) noexcept;
+
+/// From now on this process is killed when the thread of `parent` that made it ends; at once if `parent` has
+/// ended already.
+void die_with(pid_t parent) noexcept;
+
 /// Threads of this process.
 int thread_count();
 

@@ -33,6 +33,11 @@ std::optional<ProcessUsage> usage(pid_t pid) {
   return usage;
 }
 
+std::string wait_channel(pid_t pid) {
+  const auto channel = read_proc(fmt::format("/proc/{}/wchan", pid)).value_or("");
+  return channel == "0" ? "" : channel;
+}
+
 int thread_count() {
   const auto threads = number_after(read_proc("/proc/self/status").value_or(""), "Threads:");
   if (!threads) throw SessionError("/proc/self/status has no line Threads: is /proc mounted?");

@@ -110,6 +110,8 @@ std::optional<Message> receive(int socket, base::Deadline deadline) {
   }
 }
 
+bool is_readable(int socket) noexcept { return wait_ready(socket, POLLIN, base::Deadline::at_ns(0)) != 0; }
+
 // A text is a packet with its length, and its bytes.
 void send_text(int socket, std::string_view text) {
   if (text.size() > max_text_bytes)

@@ -37,6 +37,9 @@ struct Message {
 /// when the deadline passes, or when descriptors could not be taken in (RLIMIT_NOFILE). One thread per end.
 std::optional<Message> receive(int socket, base::Deadline deadline);
 
+/// Whether receive() would return at once: there is a packet, or the peer is gone.
+bool is_readable(int socket) noexcept;
+
 /// A text of up to max_text_bytes, in as many packets as it takes; received by receive_text().
 void send_text(int socket, std::string_view text);
 

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "accelmgr/batch_source.hpp"
@@ -12,12 +13,17 @@
 #include "accelmgr/model.hpp"
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/session_state.hpp"
+#include "config/faults.hpp"
 #include "config/loader.hpp"
 #include "data/dealing.hpp"
 #include "data/loader.hpp"
 #include "ipc/launcher.hpp"
 #include "ipc/process.hpp"
 #include "ipc/socket.hpp"
+#include "manager/checkpoint_writer.hpp"
+#include "manager/role.hpp"
 #include "manager/supervisor.hpp"
 #include "protocol/messages.hpp"
 #include "runner/runner.hpp"
@@ -31,7 +37,7 @@ namespace {
 session::Extent extent_of(const Config& config, session::Manifest& manifest, session::Element element) {
   const auto batch_size = static_cast<std::uint64_t>(config.batch_size_per_device);
   session::Extent extent;
-  extent.ranks = config.nprocs;
+  extent.ranks = std::max(config.nprocs, config.runners.max_runners);
   extent.element = element;
   extent.slab_element = config.gradients.slab_dtype == SlabDtype::bf16 ? session::SlabElement::bf16
                                                                        : session::SlabElement::same;
@@ -46,8 +52,9 @@ session::Extent extent_of(const Config& config, session::Manifest& manifest, ses
 }
 
 /// A session that holds the initial model, and its description.
-session::Session make_session(const Config& config, std::unique_ptr<Model> model, const BatchSource& source,
-                              session::Manifest& manifest) {
+session::Session make_session(const Config& config, const BatchSource& source, session::Manifest& manifest) {
+  tensor::seed_generator(config.seed_base);
+  const auto model = make_model(config);
   auto tensors = tensor::describe(model->parameters(), model->buffers());
   manifest = tensors.manifest;
   manifest.fields = data::field_entries(source.fields());
@@ -63,10 +70,14 @@ session::Session make_session(const Config& config, std::unique_ptr<Model> model
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i)
     tensor::master_view(session.parameters(), tensors.element, manifest.tensors[i])
         .copy_(tensors.parameters[i].tensor.detach());
-  for (int rank = 0; rank < config.nprocs; ++rank)
+  for (int rank = 0; rank < session.ranks(); ++rank)
     tensor::store_buffers(tensors, manifest, session.buffers(0, rank));
   tensor::store_buffers(tensors, manifest, session.result_buffers(0));
-  session.control().team.store(session::all_ranks(config.nprocs));
+  const auto team = session::all_ranks(config.nprocs);
+  session.control().team.store(team);
+  session.control().deal_to.store(team);
+  if (!config.checkpoint.resume.empty())
+    checkpoint::restore(checkpoint::open(config.checkpoint.resume), session, manifest);
   session.publish();
   return session;
 }
@@ -82,35 +93,73 @@ base::UniqueFd pidfd_of_host(int socket) {
   return pidfd;
 }
 
+/// Of an earlier manager over the same session: what only that one knew is set back.
+session::Session take_over_session(std::vector<base::UniqueFd> fds, session::Manifest& manifest) {
+  auto session = session::Session::attach(std::move(fds));
+  manifest = session::read_manifest(session.manifest());
+  auto& control = session.control();
+  control.given_up.store(0);
+  control.stopping.store(0);
+  for (int rank = 0; rank < session.ranks(); ++rank) {
+    session.record(rank).life.store(session::Life::absent);
+    session.record(rank).pid.store(0);
+  }
+  return session;
+}
+
+/// A launcher by exec: forking one from here would copy this process's threads' locks.
+ipc::LauncherClient execute_launcher(const Config& config) {
+  auto [ours, theirs] = ipc::socket_pair();
+  const std::pair<int, int> inherited[] = {{theirs.get(), role_socket}};
+  auto process = ipc::execute_self({launcher_argument}, inherited);
+  theirs.reset();
+  protocol::send_configuration(ours.get(), config::to_yaml(config));
+  return {std::move(ours), std::move(process)};
+}
+
+ipc::ChildMain runner_main(const Config& config) {
+  return [&config](ipc::SpawnRequest request) { return runner::run(config, std::move(request)); };
+}
+
+[[noreturn]] void serve_host(int socket) {
+  base::start_logging("manager");
+  const auto host_pidfd = pidfd_of_host(socket);
+  const auto patience = base::Deadline::in_seconds(30);
+  const auto config = config::from_yaml(protocol::receive_configuration(socket, patience));
+  auto offered = protocol::receive_begin(socket, patience);
+  config::arm_faults(config, -1, offered.empty() ? 0 : 1);
+  // From here on the runners can be forked: nothing of torch has run, and there is no second thread.
+  const int host_socket[] = {socket};
+  const auto child_main = runner_main(config);
+  auto launcher = ipc::LauncherClient::start(child_main, host_socket);
+  at::set_num_threads(1);
+  session::Manifest manifest;
+  auto source = make_data(config);
+  auto session = offered.empty() ? make_session(config, *source, manifest)
+                                 : take_over_session(std::move(offered), manifest);
+  data::Loader loader(std::move(source), session, manifest, config.batch_size_per_device,
+                      config.data.drop_last, session.control().team.load());
+  std::thread([&loader] {
+    loader.run();
+  }).detach();  // It may sit in a source for ever; the process's end ends it.
+  Supervisor* told = nullptr;
+  CheckpointWriter writer(config.checkpoint,
+                          [&](protocol::Saved saved) { told->tell_host(std::move(saved)); });
+  Supervisor supervisor(
+      config, session, manifest, std::move(launcher), [&config] { return execute_launcher(config); },
+      [&](protocol::Save save) { writer.write(std::move(save)); }, socket, host_pidfd.get());
+  told = &supervisor;
+  supervisor.run();
+  writer.finish();
+  _exit(0);  // Now, while all that the loader's thread looks at is there.
+}
+
 }  // namespace
 
 void run(base::UniqueFd socket) {
-  int code = 1;
   try {
     ipc::name_process("accelmgr:mgr");
-    base::start_logging("manager");
-    const auto host_pidfd = pidfd_of_host(socket.get());
-    const auto config =
-        config::from_yaml(protocol::receive_configuration(socket.get(), base::Deadline::in_seconds(30)));
-    // From here on the runners can be forked: nothing of torch has run, and there is no second thread.
-    const int host_socket[] = {socket.get()};
-    auto launcher = ipc::LauncherClient::start(
-        [&](ipc::SpawnRequest request) { return runner::run(config, std::move(request)); }, host_socket);
-    at::set_num_threads(1);
-    session::Manifest manifest;
-    tensor::seed_generator(config.seed_base);
-    auto model = make_model(config);
-    auto source = make_data(config);
-    auto session = make_session(config, std::move(model), *source, manifest);
-    data::Loader loader(std::move(source), session, manifest, config.batch_size_per_device,
-                        config.data.drop_last);
-    std::thread([&loader] {
-      loader.run();
-    }).detach();  // It may sit in a source for ever; the process's end ends it.
-    Supervisor supervisor(config, session, manifest, launcher, socket.get(), host_pidfd.get());
-    supervisor.start_runners();
-    supervisor.run();
-    code = 0;
+    serve_host(socket.get());
   } catch (const std::exception& error) {
     try {
       protocol::send_failed(socket.get(), error);
@@ -118,7 +167,27 @@ void run(base::UniqueFd socket) {
       base::log().error("{}", error.what());  // The host is gone.
     }
   }
-  _exit(code);  // The launcher sees its socket end, and ends what is left of the runners.
+  _exit(1);  // The launcher sees its socket end, and ends what is left of the runners.
+}
+
+void run_launcher(base::UniqueFd socket) {
+  int code = 1;
+  try {
+    ipc::name_process("accelmgr:launch");
+    ucred manager{};
+    socklen_t size = sizeof manager;
+    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &manager, &size) != 0)
+      throw SystemError("asking the socket for the manager's pid", errno);
+    ipc::die_with(manager.pid);
+    base::start_logging("launcher");
+    const auto config =
+        config::from_yaml(protocol::receive_configuration(socket.get(), base::Deadline::in_seconds(30)));
+    const auto child_main = runner_main(config);
+    code = ipc::run_launcher(std::move(socket), child_main);
+  } catch (const std::exception& error) {
+    base::log().error("the launcher could not begin: {}", error.what());
+  }
+  _exit(code);
 }
 
 }  // namespace accelmgr::manager

@@ -9,4 +9,7 @@ namespace accelmgr::manager {
 /// host.
 [[noreturn]] void run(base::UniqueFd socket);
 
+/// The launcher process that a manager executes in the place of a lost one; never returns.
+[[noreturn]] void run_launcher(base::UniqueFd socket);
+
 }  // namespace accelmgr::manager

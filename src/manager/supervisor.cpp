@@ -1,136 +1,261 @@
 #include "manager/supervisor.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/posix/stream_descriptor.hpp>
-#include <functional>
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <cstring>
 
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
+#include "base/log_tail.hpp"
 #include "ipc/process.hpp"
 #include "ipc/socket.hpp"
-#include "protocol/messages.hpp"
 #include "session/attempt.hpp"
 
 namespace accelmgr::manager {
 namespace {
 
-namespace asio = boost::asio;
 using session::Life;
+using session::Reason;
 
 constexpr double launcher_report_s =
     1.0;                             // More than a living launcher takes to reap; a dead one ends the wait.
 constexpr double stop_s = 2.0;       // Runners finish what they compute; the launcher kills who has not.
 constexpr double host_gone_s = 0.2;  // Nobody waits for what they compute.
+constexpr double kill_s = 10.0;      // Who lives on for so long after SIGKILL sits in the kernel for good.
 
-/// Calls `ready` each time the descriptor is readable, while it returns true. The descriptor stays its
-/// owner's.
-class Watch {
- public:
-  Watch(asio::io_context& context, int fd, std::function<bool()> ready)
-      : descriptor_(context, dup(fd)), ready_(std::move(ready)) {
-    arm();
-  }
+std::int64_t wall_clock_ns() {
+  timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
 
- private:
-  void arm() {
-    descriptor_.async_wait(asio::posix::stream_descriptor::wait_read,
-                           [this](const boost::system::error_code& error) {
-                             if (!error && ready_()) arm();
-                           });
-  }
-  asio::posix::stream_descriptor descriptor_;
-  std::function<bool()> ready_;
-};
+template <std::size_t N>
+void copy_text(char (&to)[N], const std::string& from) {
+  to[from.copy(to, N - 1)] = 0;
+}
+
+/// What the runner itself said about its end.
+std::string last_words(const session::RankRecord& record) {
+  const auto reason = record.reason.load();
+  return reason == Reason::exception || reason == Reason::model_error ? record.error : "";
+}
+
+std::string last_log_lines(const session::LogTail& tail) {
+  constexpr std::size_t most = 10;
+  const auto lines = base::log_lines(tail.text, tail.written.load(), most);
+  return fmt::format("{}", fmt::join(lines, "\n"));
+}
 
 }  // namespace
 
 Supervisor::Supervisor(const Config& config, const session::Session& session,
-                       const session::Manifest& manifest, ipc::LauncherClient& launcher, int host_socket,
-                       int host_pidfd)
+                       const session::Manifest& manifest, ipc::LauncherClient launcher, MakeLauncher relaunch,
+                       Save save, int host_socket, int host_pidfd)
     : config_(config),
       session_(session),
       reduction_(session, manifest),
-      launcher_(launcher),
+      launcher_(std::move(launcher)),
+      relaunch_(std::move(relaunch)),
+      save_(std::move(save)),
       host_socket_(host_socket),
       host_pidfd_(host_pidfd),
-      runners_(static_cast<std::size_t>(config.nprocs)) {}
+      ticker_(context_),
+      start_timer_(context_),
+      runners_(static_cast<std::size_t>(session.ranks())),
+      start_deadline_(base::Deadline::in_seconds(config.start_timeout)),
+      policy_(config.runners),
+      watchdog_(config, session) {}
 
-void Supervisor::start_runners() {
-  const auto deadline = base::Deadline::in_seconds(config_.start_timeout);
-  std::vector<int> pidfds;
-  for (int rank = 0; rank < config_.nprocs; ++rank) {
-    start_runner(rank, deadline);
-    pidfds.push_back(runners_[static_cast<std::size_t>(rank)].pidfd.get());
-  }
-  protocol::send_started(host_socket_, session_.fds(), launcher_.pid(), launcher_.pidfd(), pidfds);
+void Supervisor::run() {
+  const auto stop = [this] {
+    context_.stop();
+    return false;
+  };
+  host_watch_ =
+      std::make_unique<Watch>(context_, host_pidfd_, stop);  // A child of the host may hold its socket.
+  host_socket_watch_ = std::make_unique<Watch>(context_, host_socket_, [this] {
+    host_request();
+    return true;
+  });
+  const auto team = session_.control().team.load();
+  for (int rank = 0; rank < session_.ranks(); ++rank)
+    if ((team >> rank & 1) != 0) want(rank, 0);
+  launcher_watch_ = std::make_unique<Watch>(context_, launcher_->socket(), [this] {
+    take_launcher_events();
+    return !ipc::is_closed(launcher_->socket());
+  });
+  launcher_end_ = std::make_unique<Watch>(context_, launcher_->pidfd(), [this] {
+    launcher_ended();
+    return false;
+  });
+  tick();
+  start_next();
+  context_.run();
+  if (!answered_) throw SessionError("the host ended while the runners started");
+  stop_runners();
 }
 
-void Supervisor::start_runner(int rank, base::Deadline deadline) {
+std::uint64_t Supervisor::step_under_way() const noexcept {
+  return session_.counters(session_.word().index).steps + 1;
+}
+
+// ---- Starting ----
+
+void Supervisor::want(int rank, std::int64_t delay_ns) {
+  wanted_.push_back({rank, base::now_ns() + delay_ns});
+}
+
+// Staged: a runner is forked when the one before is ready.
+void Supervisor::start_next() {
+  if (starting_ || wanted_.empty() || launcher_lost_ || session_.control().given_up.load() != 0) return;
+  const auto next = std::min_element(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
+    return a.not_before_ns < b.not_before_ns;
+  });
+  const auto wait_ns = next->not_before_ns - base::now_ns();
+  if (wait_ns > 0) {
+    start_timer_.expires_after(std::chrono::nanoseconds(wait_ns));
+    start_timer_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) start_next();
+    });
+    return;
+  }
+  const int rank = next->rank;
+  wanted_.erase(next);
+  start_runner(rank);
+}
+
+void Supervisor::start_runner(int rank) {
   auto& record = session_.record(rank);
   auto [ours, theirs] = ipc::socket_pair();
+  runner(rank) = {};
+  runner(rank).lifeline = std::move(ours);
+  runner(rank).said_ready = std::make_unique<Watch>(context_, runner(rank).lifeline.get(), [this, rank] {
+    // Its end without a word is told by its pidfd.
+    if (!ipc::is_closed(runner(rank).lifeline.get())) runner_ready(rank);
+    return false;
+  });
+  starting_ = rank;
+  starting_ns_ = base::now_ns();
+  record.pid.store(0);
+  record.phase.store(session::Phase::init);
   record.life.store(Life::starting);
   auto fds = session_.fds();
   fds.push_back(theirs.get());
-  launcher_.spawn(rank, record.generation.load() + 1, fds);
-  runners_[static_cast<std::size_t>(rank)].lifeline = std::move(ours);
-  auto& epoch = session_.control().life;
-  for (;;) {
-    const auto seen = ipc::load(epoch);
-    take_launcher_events();
-    const auto life = record.life.load();
-    if (life == Life::ready && record.pid.load() != 0) return;
-    if (life == Life::lost)
-      throw RunnerError(
-          fmt::format("runner {} {} in phase {}{}{}", rank, ipc::describe_exit(record.exit_status.load()),
-                      to_string(record.phase.load()), record.error[0] != 0 ? ": " : "", record.error),
-          rank, to_string(record.phase.load()));
-    if (deadline.passed())
-      throw RunnerError(fmt::format("runner {} was not ready within start_timeout ({} s); it is in phase {}",
-                                    rank, config_.start_timeout, to_string(record.phase.load())),
-                        rank, to_string(record.phase.load()));
-    if (host_gone()) throw SessionError("the host ended while the runners started");
-    ipc::wait_changed(epoch, seen, 5'000'000, 0);
-  }
-}
-
-void Supervisor::take_launcher_events() {
-  while (take_launcher_event(base::Deadline::in_seconds(0))) {
+  try {
+    launcher_->spawn(rank, record.generation.load() + 1, fds);
+  } catch (const SystemError&) {
+    starting_.reset();  // The launcher is gone: its pidfd tells, and all are started by the next.
   }
 }
 
 bool Supervisor::take_launcher_event(base::Deadline deadline) {
-  if (auto event = launcher_.next(deadline)) {
-    if (auto* started = std::get_if<ipc::Started>(&*event)) {
-      auto& runner = runners_[static_cast<std::size_t>(started->rank)];
-      runner.pid = started->pid;
-      runner.pidfd = std::move(started->pidfd);
-      auto& record = session_.record(started->rank);
-      record.generation.store(started->generation);
-      record.pid.store(started->pid);
-    } else if (const auto* ended = std::get_if<ipc::Ended>(&*event)) {
+  auto event = launcher_->next(deadline);
+  if (!event) return false;
+  if (auto* started = std::get_if<ipc::Started>(&*event)) {
+    auto& record = session_.record(started->rank);
+    record.generation.store(started->generation);
+    record.pid.store(started->pid);
+    runner(started->rank).pidfd = std::move(started->pidfd);
+    const int rank = started->rank;
+    runner(rank).end = std::make_unique<Watch>(context_, runner(rank).pidfd.get(), [this, rank] {
+      runner_ended(rank);
+      return false;
+    });
+  } else if (const auto* ended = std::get_if<ipc::Ended>(&*event)) {
+    if (ended->pid == 0 || ended->generation == session_.record(ended->rank).generation.load())
       lost(ended->rank, ended->wait_status);
-    }
-    return true;
   }
-  return false;
+  return true;
+}
+
+void Supervisor::take_launcher_events() {
+  while (take_launcher_event(base::Deadline::at_ns(0))) {
+  }
+}
+
+void Supervisor::runner_ready(int rank) {
+  // The launcher told of it before it could say anything; that may still be on its way.
+  const auto patience = base::Deadline::in_seconds(launcher_report_s);
+  while (!runner(rank).pidfd && take_launcher_event(patience)) {
+  }
+  if (starting_ != rank || !runner(rank).pidfd) return;
+  starting_.reset();
+  const auto& record = session_.record(rank);
+  if (answered_) {
+    base::set_log_step(step_under_way());
+    base::log().info("runner {} (pid {}) is ready", rank, record.pid.load());
+    notices_.push_back(protocol::Joined{rank, record.generation.load(), record.pid.load(),
+                                        base::UniqueFd(dup(runner(rank).pidfd.get()))});
+    send_notices();
+  } else if (wanted_.empty()) {
+    answer_host();
+  }
+  start_next();
+}
+
+void Supervisor::answer_host() {
+  protocol::Started started;
+  started.launcher_pid = launcher_->pid();
+  started.launcher_pidfd.reset(dup(launcher_->pidfd()));
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    const auto& record = session_.record(rank);
+    if (record.life.load() != Life::ready) continue;
+    started.runners.push_back(
+        {rank, record.generation.load(), record.pid.load(), base::UniqueFd(dup(runner(rank).pidfd.get()))});
+  }
+  for (const int fd : session_.fds()) started.session.emplace_back(dup(fd));
+  protocol::send_started(host_socket_, started);
+  answered_ = true;
+}
+
+// ---- Losing ----
+
+void Supervisor::runner_ended(int rank) {
+  const auto patience = base::Deadline::in_seconds(launcher_report_s);
+  // Until it counts as lost, and perhaps as started anew by then.
+  const auto* watch = runner(rank).end.get();
+  const auto known = [&] {
+    const auto life = session_.record(rank).life.load();
+    return runner(rank).end.get() != watch || life == Life::lost || life == Life::absent;
+  };
+  while (!known() && take_launcher_event(patience)) {
+  }
+  if (known()) return;
+  // No report: the launcher is dead, and its runners were killed with it.
+  if (ipc::wait_ended(launcher_->pidfd(), patience)) launcher_ended();
+  if (!known()) lost(rank, SIGKILL);
 }
 
 // Called once the process is known to have ended: only now are its slab and slice used by others.
 void Supervisor::lost(int rank, int wait_status) {
   auto& record = session_.record(rank);
-  if (record.life.load() == Life::lost) return;
+  if (record.life.load() == Life::lost || record.life.load() == Life::absent) return;
   record.exit_status.store(wait_status);
-  record.life.store(Life::lost);
-  if (session_.control().stopping.load() == 0) {
-    base::set_log_step(session_.counters(session_.word().index).steps + 1);
-    base::log().error("runner {} (pid {}) {} in phase {}", rank, record.pid.load(),
-                      ipc::describe_exit(wait_status), to_string(record.phase.load()));
-  }
+  const bool retired = runner(rank).retiring;
+  record.life.store(retired ? Life::absent : Life::lost);
   finish_for(rank);
+  session_.wake_everyone();
+  if (starting_ == rank) starting_.reset();
+  if (session_.control().stopping.load() != 0 || retired) return start_next();
+
+  const auto verdict = runner(rank).verdict;
+  const auto reason = record.reason.load();
+  const auto what = verdict.empty() ? last_words(record) : verdict;
+  if (!answered_) {
+    const auto* phase = to_string(record.phase.load());
+    throw RunnerError(fmt::format("runner {} {} in phase {}{}{}", rank, ipc::describe_exit(wait_status),
+                                  phase, what.empty() ? "" : ": ", what),
+                      rank, phase);
+  }
+  if (launcher_lost_) return relaunch_when_all_are_gone();  // The launcher's incident stands for theirs.
+  record_incident(rank, record.pid.load(), wait_status, what);
+  repair(rank, reason);
   session_.wake_everyone();
 }
 
@@ -144,33 +269,223 @@ void Supervisor::finish_for(int rank) {
   session::close_if_over(session_, word.attempt);
 }
 
-void Supervisor::run() {
-  asio::io_context context;
-  std::vector<std::unique_ptr<Watch>> watches;
-  auto watch = [&](int fd, std::function<bool()> ready) {
-    watches.push_back(std::make_unique<Watch>(context, fd, std::move(ready)));
-  };
-  const auto stop = [&] {
-    context.stop();
-    return false;
-  };
-  watch(host_socket_, stop);  // "stop", or its end: either way.
-  watch(host_pidfd_, stop);   // A child that the host forked may hold copies of its socket.
-  watch(launcher_.socket(), [&] {
-    take_launcher_events();
-    return !ipc::has_ended(launcher_.pidfd());
-  });
-  for (int rank = 0; rank < config_.nprocs; ++rank) {
-    watch(runners_[static_cast<std::size_t>(rank)].pidfd.get(), [this, rank] {
-      const auto patience = base::Deadline::in_seconds(launcher_report_s);
-      while (session_.record(rank).life.load() != Life::lost && take_launcher_event(patience)) {
-      }
-      lost(rank, SIGKILL);  // No report: the launcher is dead, and its runners were killed with it.
-      return false;
-    });
+void Supervisor::repair(int rank, Reason reason) {
+  auto& control = session_.control();
+  if (control.given_up.load() != 0) return;
+  const auto team = control.team.load();
+  const auto rest = team & ~(session::RankMask{1} << rank);
+  const auto decision =
+      policy_.runner_lost(base::now_ns(), __builtin_popcount(rest), reason != Reason::model_error);
+  switch (decision.kind) {
+    case Decision::Kind::replace:
+      control.replacements.fetch_add(1);
+      want(rank, decision.delay_ns);
+      break;
+    case Decision::Kind::leave_out:
+      control.team.store(rest);
+      base::log().warn("runner {} is left out from now on; {} go on", rank, __builtin_popcount(rest));
+      break;
+    case Decision::Kind::give_up:
+      give_up(decision.why);
+      break;
   }
-  context.run();
-  stop_runners();
+  start_next();
+}
+
+void Supervisor::launcher_ended() {
+  if (launcher_lost_) return;
+  launcher_lost_ = true;
+  take_launcher_events();  // Runners that ended before it did.
+  const int pid = launcher_->pid();
+  const int status = launcher_->take_exit_status().value_or(SIGKILL);
+  if (!answered_)
+    throw RunnerError(fmt::format("the launcher {} while it started the runners", ipc::describe_exit(status)),
+                      -1, "init");
+  record_incident(-1, pid, status, "the launcher ended, and all runners with it");
+  starting_.reset();
+  relaunch_when_all_are_gone();
+}
+
+void Supervisor::relaunch_when_all_are_gone() {
+  auto& control = session_.control();
+  for (auto& other : runners_)
+    if (other.pidfd && !ipc::has_ended(other.pidfd.get())) return;
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    const auto life = session_.record(rank).life.load();
+    if (life != Life::absent && life != Life::lost) lost(rank, SIGKILL);
+    if (!launcher_lost_) return;  // That was the last, and has done the rest.
+  }
+  if (control.given_up.load() != 0) return;
+  const auto decision = policy_.launcher_lost(base::now_ns());
+  if (decision.kind == Decision::Kind::give_up) return give_up(decision.why);
+  launcher_end_.reset();
+  launcher_watch_.reset();
+  launcher_.emplace(relaunch_());
+  launcher_watch_ = std::make_unique<Watch>(context_, launcher_->socket(), [this] {
+    take_launcher_events();
+    return !ipc::is_closed(launcher_->socket());
+  });
+  launcher_end_ = std::make_unique<Watch>(context_, launcher_->pidfd(), [this] {
+    launcher_ended();
+    return false;
+  });
+  launcher_lost_ = false;
+  notices_.push_back(protocol::Relaunched{launcher_->pid(), base::UniqueFd(dup(launcher_->pidfd()))});
+  send_notices();
+  wanted_.clear();
+  const auto team = control.team.load();
+  for (int rank = 0; rank < session_.ranks(); ++rank)
+    if ((team >> rank & 1) != 0) {
+      control.replacements.fetch_add(1);
+      want(rank, decision.delay_ns);
+    }
+  start_next();
+}
+
+void Supervisor::record_incident(int rank, int pid, int wait_status, const std::string& what) {
+  auto& control = session_.control();
+  const auto number = control.incidents.load() + 1;
+  auto& incident = session_.incident(number);
+  incident.time_ns = wall_clock_ns();
+  incident.rank = rank;
+  incident.pid = pid;
+  incident.exit_status = wait_status;
+  incident.step = step_under_way();
+  incident.log[0] = 0;
+  copy_text(incident.what, what);
+  if (rank >= 0) {
+    const auto& record = session_.record(rank);
+    incident.generation = record.generation.load();
+    incident.phase = record.phase.load();
+    incident.reason = record.reason.load();
+    incident.attempt = record.attempt.load();
+    copy_text(incident.log, last_log_lines(record.log));
+  } else {
+    incident.generation = 0;
+    incident.phase = session::Phase::none;
+    incident.reason = Reason::none;
+    incident.attempt = session_.word().attempt;
+  }
+  control.incidents.store(number);
+  base::set_log_step(incident.step);
+  base::log().error("{} (pid {}) {}{}{}{}", rank < 0 ? "the launcher" : fmt::format("runner {}", rank), pid,
+                    ipc::describe_exit(wait_status),
+                    rank < 0 ? "" : fmt::format(" in phase {}", to_string(incident.phase)),
+                    what.empty() ? "" : ": ", what);
+}
+
+void Supervisor::give_up(const std::string& why) {
+  auto& control = session_.control();
+  if (control.given_up.load() != 0) return;
+  copy_text(control.given_up_why, why);
+  control.given_up.store(1);
+  wanted_.clear();
+  session_.wake_everyone();
+}
+
+// Abort first, then a note of where it stood, then the signal: whoever sees its end finds both.
+void Supervisor::end_runner(int rank, const std::string& why) {
+  if (!runner(rank).verdict.empty()) return;
+  const auto word = session_.word();
+  if (starting_ != rank) session::abort_attempt(session_, word.attempt, session::author_supervisor);
+  base::set_log_step(step_under_way());
+  base::log().error("{}; it is ended", why);
+  runner(rank).verdict = why;
+  runner(rank).killed_ns = base::now_ns();
+  ipc::send_signal(runner(rank).pidfd.get(), SIGKILL);
+}
+
+// ---- Others ----
+
+void Supervisor::host_request() {
+  auto request = protocol::next_request(host_socket_);
+  if (!request) return;
+  if (std::holds_alternative<protocol::Stop>(*request)) return context_.stop();
+  if (const auto* size = std::get_if<protocol::Resize>(&*request)) return resize(size->ranks);
+  save_(std::move(std::get<protocol::Save>(*request)));
+}
+
+void Supervisor::resize(int ranks) {
+  auto& control = session_.control();
+  const auto before = control.team.load();
+  const auto after = session::all_ranks(ranks);
+  try {
+    if (control.given_up.load() != 0) throw SessionError(control.given_up_why);
+    const auto more = std::max(0, ranks - __builtin_popcount(before));
+    session::check_memory(static_cast<std::uint64_t>(more) * session_.header().slab_bytes, 0);
+    for (int rank = 0; rank < ranks; ++rank) session_.allocate_slab(rank);
+  } catch (const Error& error) {
+    return tell_host(protocol::Resized{error.what()});
+  }
+  control.team.store(after);
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    const bool was = (before >> rank & 1) != 0, is = (after >> rank & 1) != 0;
+    if (is && !was) want(rank, 0);
+    if (was && !is) {
+      std::erase_if(wanted_, [rank](const Wanted& w) { return w.rank == rank; });
+      runner(rank).retiring = true;
+      runner(rank).killed_ns = base::now_ns();
+      runner(rank).said_ready.reset();
+      runner(rank).lifeline.reset();  // It ends when it sees that.
+    }
+  }
+  start_next();
+  tell_host(protocol::Resized{});
+}
+
+void Supervisor::tick() {
+  const auto now = base::now_ns();
+  for (const auto& verdict : watchdog_.look(now)) end_runner(verdict.rank, verdict.why);
+  for (std::size_t i = 0; i < runners_.size(); ++i) {
+    const auto& r = runners_[i];
+    if (!r.pidfd || r.killed_ns == 0 || ipc::has_ended(r.pidfd.get())) continue;
+    const double since_s = double(now - r.killed_ns) / 1e9;
+    if (r.retiring && since_s > stop_s) ipc::send_signal(r.pidfd.get(), SIGKILL);
+    if (since_s > kill_s)
+      give_up(fmt::format("runner {} was killed and does not end: it sits in the kernel ({})", i,
+                          ipc::wait_channel(session_.record(static_cast<int>(i)).pid.load())));
+  }
+  const bool late = starting_ && double(now - starting_ns_) / 1e9 > config_.start_timeout;
+  if (answered_ && late && runner(*starting_).pidfd)
+    end_runner(*starting_, fmt::format("runner {} was not ready within start_timeout ({} s)", *starting_,
+                                       config_.start_timeout));
+  if (!answered_ && start_deadline_.passed() && starting_) {
+    const auto* phase = to_string(session_.record(*starting_).phase.load());
+    throw RunnerError(fmt::format("runner {} was not ready within start_timeout ({} s); it is in phase {}",
+                                  *starting_, config_.start_timeout, phase),
+                      *starting_, phase);
+  }
+  send_notices();
+  ticker_.expires_after(std::chrono::nanoseconds(Watchdog::interval_ns));
+  ticker_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) tick();
+  });
+}
+
+void Supervisor::tell_host(protocol::Notice notice) {
+  auto shared = std::make_shared<protocol::Notice>(std::move(notice));
+  boost::asio::post(context_, [this, shared] {
+    notices_.push_back(std::move(*shared));
+    send_notices();
+  });
+}
+
+void Supervisor::send_notices() {
+  try {
+    while (!notices_.empty() && protocol::send_notice(host_socket_, notices_.front())) {
+      notices_.pop_front();
+      ipc::wake_all(session_.control().life);
+    }
+  } catch (const SystemError&) {
+    notices_.clear();  // The host is gone: its socket and its pidfd tell.
+  }
+  // A host that reads nothing needs only the last of each rank.
+  for (auto n = notices_.begin(); n != notices_.end();) {
+    const auto* joined = std::get_if<protocol::Joined>(&*n);
+    const bool stale =
+        joined != nullptr && joined->generation != session_.record(joined->rank).generation.load();
+    n = stale ? notices_.erase(n) : std::next(n);
+  }
 }
 
 bool Supervisor::host_gone() const noexcept {
@@ -181,11 +496,15 @@ void Supervisor::stop_runners() {
   session_.control().stopping.store(1);
   session_.wake_everyone();
   const auto deadline = base::Deadline::in_seconds(host_gone() ? host_gone_s : stop_s);
-  for (auto& runner : runners_) {
-    runner.lifeline.reset();
-    if (runner.pidfd) ipc::wait_ended(runner.pidfd.get(), deadline);
+  for (auto& r : runners_) {
+    r.said_ready.reset();
+    r.end.reset();
+    r.lifeline.reset();
+    if (r.pidfd) ipc::wait_ended(r.pidfd.get(), deadline);
   }
-  launcher_.stop(base::Deadline::in_seconds(stop_s));
+  launcher_end_.reset();
+  launcher_watch_.reset();
+  launcher_->stop(base::Deadline::in_seconds(stop_s));
 }
 
 }  // namespace accelmgr::manager

@@ -29,6 +29,8 @@ Failed describe(const std::exception& error) {
     failed.type = "SessionError";
   } else if (dynamic_cast<const UsageError*>(&error) != nullptr) {
     failed.type = "UsageError";
+  } else if (dynamic_cast<const CheckpointError*>(&error) != nullptr) {
+    failed.type = "CheckpointError";
   }
   return failed;
 }
@@ -39,33 +41,97 @@ ipc::Message receive(int socket, base::Deadline deadline, const char* who) {
   return std::move(*message);
 }
 
+std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+void check_fds(const ipc::Message& message, std::size_t needed) {
+  if (message.fds.size() != needed)
+    throw SessionError(
+        fmt::format("a message came with {} descriptors instead of {}", message.fds.size(), needed));
+}
+
+json describe(const Joined& runner) {
+  return {{"rank", runner.rank}, {"generation", runner.generation}, {"pid", runner.pid}};
+}
+
+Joined joined(const json& runner, base::UniqueFd pidfd) {
+  return {runner.at("rank"), runner.at("generation"), runner.at("pid"), std::move(pidfd)};
+}
+
+/// A packet: text and descriptors.
+struct Packet {
+  json text;
+  std::vector<int> fds{};
+};
+
+Packet pack(const Stop&) { return {{{"type", "Stop"}}}; }
+Packet pack(const Resize& resize) { return {{{"type", "Resize"}, {"ranks", resize.ranks}}}; }
+Packet pack(const Save& save) {
+  return {{{"type", "Save"}, {"step", save.step}},
+          {save.model.get(), save.training.get(), save.description.get()}};
+}
+Packet pack(const Joined& runner) {
+  auto text = describe(runner);
+  text["type"] = "Joined";
+  return {text, {runner.pidfd.get()}};
+}
+Packet pack(const Relaunched& launcher) {
+  return {{{"type", "Relaunched"}, {"pid", launcher.pid}}, {launcher.pidfd.get()}};
+}
+Packet pack(const Resized& resized) { return {{{"type", "Resized"}, {"refused", resized.refused}}}; }
+Packet pack(const Saved& saved) {
+  return {{{"type", "Saved"},
+           {"step", saved.step},
+           {"path", saved.path},
+           {"bytes", saved.bytes},
+           {"write_ms", saved.write_ms},
+           {"error", saved.error},
+           {"warnings", saved.warnings}}};
+}
+
+/// The next message that is there; nullopt when there is none or the peer is gone (`gone`).
+std::optional<ipc::Message> next(int socket, bool& gone) {
+  gone = false;
+  if (!ipc::is_readable(socket)) return std::nullopt;
+  auto message = ipc::receive(socket, base::Deadline::at_ns(0));
+  gone = !message;
+  return message;
+}
+
 }  // namespace
 
 void send_configuration(int socket, const std::string& yaml) { ipc::send_text(socket, yaml); }
 
 std::string receive_configuration(int socket, base::Deadline deadline) {
   auto text = ipc::receive_text(socket, deadline);
-  if (!text) throw SessionError("the host ended before it sent a configuration");
+  if (!text) throw SessionError("the peer ended before it sent a configuration");
   return *text;
 }
 
-void send_started(int socket, const std::vector<int>& session_fds, pid_t launcher_pid, int launcher_pidfd,
-                  const std::vector<int>& runner_pidfds) {
-  std::vector<int> fds{launcher_pidfd};
-  fds.insert(fds.end(), runner_pidfds.begin(), runner_pidfds.end());
-  fds.insert(fds.end(), session_fds.begin(), session_fds.end());
-  const json answer{{"type", "Started"}, {"launcher", launcher_pid}, {"runners", runner_pidfds.size()}};
-  ipc::send(socket, answer.dump(), fds);
+void send_begin(int socket, const std::vector<int>& session) { ipc::send(socket, "Begin", session); }
+
+std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline) {
+  return receive(socket, deadline, "host").fds;
+}
+
+void send_started(int socket, const Started& started) {
+  std::vector<int> fds{started.launcher_pidfd.get()};
+  json runners = json::array();
+  for (const auto& runner : started.runners) {
+    runners.push_back(describe(runner));
+    fds.push_back(runner.pidfd.get());
+  }
+  for (const auto& fd : started.session) fds.push_back(fd.get());
+  ipc::send(socket, text_of({{"type", "Started"}, {"launcher", started.launcher_pid}, {"runners", runners}}),
+            fds);
 }
 
 void send_failed(int socket, const std::exception& error) {
   const auto failed = describe(error);
-  const json answer{{"type", failed.type},
-                    {"what", failed.what},
-                    {"key", failed.key},
-                    {"rank", failed.rank},
-                    {"phase", failed.phase}};
-  ipc::send(socket, answer.dump(-1, ' ', false, json::error_handler_t::replace));
+  ipc::send(socket, text_of({{"type", failed.type},
+                             {"what", failed.what},
+                             {"key", failed.key},
+                             {"rank", failed.rank},
+                             {"phase", failed.phase}}));
 }
 
 std::variant<Started, Failed> receive_answer(int socket, base::Deadline deadline) {
@@ -75,14 +141,14 @@ std::variant<Started, Failed> receive_answer(int socket, base::Deadline deadline
     return Failed{answer.at("type"), answer.at("what"), answer.at("key"), answer.at("rank"),
                   answer.at("phase")};
   Started started;
-  const auto runners = answer.at("runners").get<std::size_t>();
-  if (message.fds.size() < 2 + runners)
+  const auto& runners = answer.at("runners");
+  if (message.fds.size() < 2 + runners.size())
     throw SessionError(
-        fmt::format("the manager passed {} descriptors for {} runners", message.fds.size(), runners));
+        fmt::format("the manager passed {} descriptors for {} runners", message.fds.size(), runners.size()));
   started.launcher_pid = answer.at("launcher");
   auto fd = message.fds.begin();
   started.launcher_pidfd = std::move(*fd++);
-  for (std::size_t i = 0; i < runners; ++i) started.runner_pidfds.push_back(std::move(*fd++));
+  for (const auto& runner : runners) started.runners.push_back(joined(runner, std::move(*fd++)));
   for (; fd != message.fds.end(); ++fd) started.session.push_back(std::move(*fd));
   return started;
 }
@@ -94,15 +160,52 @@ void raise(const Failed& failed) {
   if (failed.type == "DataError") throw DataError(failed.what);
   if (failed.type == "SessionError") throw SessionError(failed.what);
   if (failed.type == "UsageError") throw UsageError(failed.what);
+  if (failed.type == "CheckpointError") throw CheckpointError(failed.what);
   throw Error(failed.what);
 }
 
-void send_stop(int socket) noexcept {
+void send_request(int socket, const Request& request) {
+  const auto packet = std::visit([](const auto& r) { return pack(r); }, request);
+  ipc::send(socket, text_of(packet.text), packet.fds);
+}
+
+std::optional<Request> next_request(int socket) {
+  bool gone = false;
+  auto message = next(socket, gone);
+  if (gone) return Stop{};
+  if (!message) return std::nullopt;
+  const auto text = json::parse(message->bytes);
+  const auto& type = text.at("type");
+  if (type == "Resize") return Resize{text.at("ranks")};
+  if (type != "Save") return Stop{};
+  check_fds(*message, 3);
+  auto& fds = message->fds;
+  return Save{text.at("step"), std::move(fds[0]), std::move(fds[1]), std::move(fds[2])};
+}
+
+bool send_notice(int socket, const Notice& notice) {
+  const auto packet = std::visit([](const auto& n) { return pack(n); }, notice);
   try {
-    ipc::send(socket, "stop");
-  } catch (const Error&) {
-    // The manager has ended already: what stop() asks for.
+    ipc::send(socket, text_of(packet.text), packet.fds, base::Deadline::at_ns(0));
+    return true;
+  } catch (const SessionError&) {
+    return false;
   }
+}
+
+std::optional<Notice> next_notice(int socket) {
+  bool gone = false;
+  auto message = next(socket, gone);
+  if (!message) return std::nullopt;
+  const auto text = json::parse(message->bytes);
+  const auto& type = text.at("type");
+  if (type == "Resized") return Resized{text.at("refused")};
+  if (type == "Saved")
+    return Saved{text.at("step"),     text.at("path"),  text.at("bytes"),
+                 text.at("write_ms"), text.at("error"), text.at("warnings")};
+  check_fds(*message, 1);
+  if (type == "Joined") return joined(text, std::move(message->fds[0]));
+  return Relaunched{text.at("pid"), std::move(message->fds[0])};
 }
 
 }  // namespace accelmgr::protocol

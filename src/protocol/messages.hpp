@@ -1,12 +1,16 @@
 // What host and manager say to each other on their socket. Everything hot goes through the session instead.
 //
-//   host -> manager    configuration (YAML), once;  then "stop", or the end of the socket
+//   host -> manager    configuration (YAML); Begin: a new session, or one to go on with
 //   manager -> host    one Started or Failed
+//   host -> manager    Requests, at any time; the last is Stop, or the end of the socket
+//   manager -> host    Notices, at any time; the host reads them when it next has to do with its manager
 #pragma once
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -16,12 +20,20 @@
 
 namespace accelmgr::protocol {
 
+/// A runner is ready. It takes part once the host holds its pidfd.
+struct Joined {
+  int rank = -1;
+  std::uint32_t generation = 0;
+  pid_t pid = 0;
+  base::UniqueFd pidfd;
+};
+
 /// The session is ready and all runners wait for the first trigger.
 struct Started {
   pid_t launcher_pid = 0;
   base::UniqueFd launcher_pidfd;
-  std::vector<base::UniqueFd> runner_pidfds;  ///< By rank.
-  std::vector<base::UniqueFd> session;        ///< As session::Session::fds() gives them.
+  std::vector<Joined> runners;
+  std::vector<base::UniqueFd> session;  ///< As session::Session::fds() gives them.
 };
 
 /// It could not be started: the type of the exception, and what it said.
@@ -34,17 +46,61 @@ struct Failed {
 };
 
 void send_configuration(int socket, const std::string& yaml);
-/// Throws SessionError when the host is gone.
+/// Throws SessionError when the peer is gone.
 std::string receive_configuration(int socket, base::Deadline deadline);
 
-void send_started(int socket, const std::vector<int>& session_fds, pid_t launcher_pid, int launcher_pidfd,
-                  const std::vector<int>& runner_pidfds);
+/// `session`: that of an earlier manager, or nothing for a new one.
+void send_begin(int socket, const std::vector<int>& session);
+std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline);
+
+void send_started(int socket, const Started& started);
 void send_failed(int socket, const std::exception& error);
 /// Throws SessionError on the deadline and when the manager is gone.
 std::variant<Started, Failed> receive_answer(int socket, base::Deadline deadline);
 /// Throws the exception that `failed` tells of.
 [[noreturn]] void raise(const Failed& failed);
 
-void send_stop(int socket) noexcept;
+struct Stop {};
+/// The ranks 0 to `ranks` - 1 are to be the team.
+struct Resize {
+  int ranks = 0;
+};
+/// Memory that holds the images of a checkpoint's files, and what else belongs to it as JSON.
+struct Save {
+  std::uint64_t step = 0;
+  base::UniqueFd model, training, description;
+};
+using Request = std::variant<Stop, Resize, Save>;
+
+/// Throws SystemError (EPIPE) when the manager is gone, SessionError when it reads nothing.
+void send_request(int socket, const Request& request);
+/// Does not block; nullopt when there is none. The end of the socket is a Stop.
+std::optional<Request> next_request(int socket);
+
+/// There is another launcher.
+struct Relaunched {
+  pid_t pid = 0;
+  base::UniqueFd pidfd;
+};
+/// The answer to Resize; `refused` says why the team stays what it was.
+struct Resized {
+  std::string refused;
+};
+/// The answer to Save.
+struct Saved {
+  std::uint64_t step = 0;
+  std::string path;
+  std::uint64_t bytes = 0;
+  double write_ms = 0;
+  std::string error;  ///< Empty when the checkpoint is on the disk.
+  std::vector<std::string> warnings;
+};
+using Notice = std::variant<Joined, Relaunched, Resized, Saved>;
+
+/// False when the host has not read so many notices that this one finds no room: try again later. Throws
+/// SystemError (EPIPE) when the host is gone.
+bool send_notice(int socket, const Notice& notice);
+/// Does not block; nullopt when there is none, or the manager is gone.
+std::optional<Notice> next_notice(int socket);
 
 }  // namespace accelmgr::protocol

@@ -4,18 +4,25 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <malloc.h>
 #include <poll.h>
 
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "accelmgr/errors.hpp"
 #include "accelmgr/model.hpp"
 #include "base/clock.hpp"
+#include "base/fault_point.hpp"
 #include "base/log.hpp"
+#include "config/faults.hpp"
 #include "ipc/epoch.hpp"
+#include "ipc/socket.hpp"
 #include "model/autocast.hpp"
 #include "model/checked_loss.hpp"
 #include "runner/write_guard.hpp"
@@ -29,6 +36,7 @@
 namespace accelmgr::runner {
 namespace {
 
+using base::FaultPhase;
 using session::Phase;
 using session::Reason;
 
@@ -46,6 +54,16 @@ int thread_count(const Config& config) {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / config.nprocs);
 }
 
+/// "'a', 'b' and 3 more"
+std::string listed(const std::vector<std::string>& names) {
+  constexpr std::size_t most = 5;
+  const auto shown = std::min(names.size(), most);
+  auto text = fmt::format(
+      "'{}'", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), "', '"));
+  if (names.size() > most) text += fmt::format(" and {} more", names.size() - most);
+  return text;
+}
+
 /// A batch that the data has not, or not any more.
 struct NoBatch {
   Reason reason;  ///< none: the attempt is over, nobody waits for this runner's reason.
@@ -60,8 +78,11 @@ class Runner {
  private:
   void attempt(std::uint64_t number);
   void compute(std::uint64_t number);
+  void skip(std::uint64_t number);
+  void load_committed_state();
   void micro_batch(session::BatchQueue::Filled filled);
   session::BatchQueue::Filled next_batch(std::uint64_t number);
+  std::optional<session::BatchQueue::Filled> next_or_end(std::uint64_t number);
   Batch batch_of(session::BatchQueue::Filled filled) const;
   void keep_scalars(const Outputs& outputs, double weight);
   void vote(std::uint64_t number);
@@ -94,6 +115,7 @@ Runner::Runner(const Config& config, const session::Session& session, int rank, 
       queue_(session_, rank),
       reduction_(session_, manifest_) {
   enter(Phase::init);
+  base::fault_point(FaultPhase::init);
   keep_freed_pages();
   session_.populate_for(rank, session_.control().team.load());
   at::set_num_threads(thread_count(config));
@@ -105,12 +127,27 @@ Runner::Runner(const Config& config, const session::Session& session, int rank, 
   if (config.runners.protect_parameters) guard_parameters(session_, manifest_, rank);
   take_over_ = std::make_unique<tensor::TakeOver>(session_, manifest_, tensors_, rank);
 
-  // What a first runner begins with, and a replacement goes on with, are the valid copies of the last commit.
+  load_committed_state();
+}
+
+// What a first runner begins with, and a replacement goes on with, are the valid copies of the last commit.
+// Which these are is certain when the attempt in which its predecessor was lost is closed; the next waits for
+// this runner. A rank that took no part in that step starts from the master's buffers, as replicas of
+// DistributedDataParallel do.
+void Runner::load_committed_state() {
+  while (!session_.word().closed && !stopping()) {
+    const auto seen = ipc::load(session_.control().finish);
+    if (!session_.word().closed) ipc::wait_changed(session_.control().finish, seen, wait_slice_ns, 0);
+  }
   const auto valid = session_.word().index;
-  tensor::seed_generator(config.seed_base + static_cast<std::uint64_t>(rank));
-  tensor::load_generator(session_.generator(valid, rank));
-  tensor::load_buffers(tensors_, manifest_, session_.buffers(valid, rank));
-  tensor::store_generator(session_.generator(valid, rank));
+  const auto& counters = session_.counters(valid);
+  auto* own = session_.buffers(valid, rank_);
+  if (counters.steps > 0 && (counters.participants >> rank_ & 1) == 0)
+    std::memcpy(own, session_.result_buffers(valid), session_.header().buffer_bytes);
+  tensor::seed_generator(config_.seed_base + static_cast<std::uint64_t>(rank_));
+  tensor::load_generator(session_.generator(valid, rank_));
+  tensor::load_buffers(tensors_, manifest_, own);
+  tensor::store_generator(session_.generator(valid, rank_));
   record_.settled.store(session_.word().attempt);
 }
 
@@ -157,7 +194,11 @@ void Runner::attempt(std::uint64_t number) {
   take_over_->begin(number);
   ballot_ = {};
   try {
-    compute(number);
+    if (session_.control().request.skip != 0) {
+      skip(number);
+    } else {
+      compute(number);
+    }
     vote(number);
   } catch (const NoBatch& none) {
     if (none.reason != Reason::none)
@@ -175,11 +216,13 @@ void Runner::attempt(std::uint64_t number) {
     const auto word = session_.word();
     if (word.attempt == number && word.committed(control.request.participants)) break;
     if (over(number)) return settle(number, word.attempt == number && word.closed && !word.abort);
+    enter(Phase::vote);  // A sign of life.
     if (!ipc::wait_changed(control.votes, seen, wait_slice_ns, config_.runners.spin_us) && stopping()) return;
   }
   enter(Phase::reduce);
   reduction_.finish_slice(rank_, number);
   settle(number, true);
+  base::fault_point(FaultPhase::close);
   session::close_if_over(session_, number);
 }
 
@@ -196,11 +239,14 @@ void Runner::settle(std::uint64_t number, bool committed) {
 
 session::BatchQueue::Filled Runner::next_batch(std::uint64_t number) {
   enter(Phase::data);
+  base::fault_point(FaultPhase::data);
   session::BatchQueue::Filled filled{};
   const auto begin = base::now_ns();
   const auto position = queue_.released() + ballot_.micro_batches;
-  const auto state =
-      queue_.wait(position, filled, config_.runners.spin_us, [&] { return over(number) || stopping(); });
+  const auto state = queue_.wait(position, filled, config_.runners.spin_us, [&] {
+    enter(Phase::data);  // A sign of life.
+    return over(number) || stopping();
+  });
   ballot_.data_ns += static_cast<std::uint64_t>(base::now_ns() - begin);
   switch (state) {
     case session::BatchQueue::State::filled:
@@ -213,6 +259,20 @@ session::BatchQueue::Filled Runner::next_batch(std::uint64_t number) {
       throw NoBatch{Reason::none, {}};
   }
   return filled;
+}
+
+// An uneven end: what there is makes a last, shorter step, unless the configuration leaves it out (nullopt).
+// Element i goes to rank i mod N: where the first rank has nothing, nobody has.
+std::optional<session::BatchQueue::Filled> Runner::next_or_end(std::uint64_t number) {
+  try {
+    return next_batch(number);
+  } catch (const NoBatch& none) {
+    const auto participants = session_.control().request.participants;
+    const bool first = (participants & ((session::RankMask{1} << rank_) - 1)) == 0;
+    if (none.reason != Reason::data_end || config_.data.drop_last || (first && ballot_.micro_batches == 0))
+      throw;
+    return std::nullopt;
+  }
 }
 
 Batch Runner::batch_of(session::BatchQueue::Filled filled) const {
@@ -251,6 +311,7 @@ void Runner::micro_batch(session::BatchQueue::Filled filled) {
   const bool partial = request.by_samples != 0 && filled.elements != request.batch_size;
   const double share = partial ? double(filled.elements) / request.batch_size : 1.0;
   enter(Phase::forward);
+  const auto effect = base::fault_point(FaultPhase::forward);
   at::Tensor loss;
   {
     const model::AutocastScope autocast(config_.runners.autocast == Autocast::bf16);
@@ -260,11 +321,13 @@ void Runner::micro_batch(session::BatchQueue::Filled filled) {
     keep_scalars(outputs, share / full);
   }
   loss = loss.div(full);
+  if (effect == base::FaultEffect::nan) loss = loss.mul(std::numeric_limits<double>::quiet_NaN());
   if (partial) loss = loss.mul(share);
   const double value = loss.item().toDouble();
   ballot_.loss += value;
   if (!std::isfinite(value)) ballot_.nonfinite = 1;
   enter(Phase::backward);
+  base::fault_point(FaultPhase::backward);
   take_over_->backward(loss);
   ballot_.samples += filled.elements;
   ballot_.elements += filled.elements;
@@ -273,33 +336,38 @@ void Runner::micro_batch(session::BatchQueue::Filled filled) {
 
 void Runner::compute(std::uint64_t number) {
   const auto& control = session_.control();
+  base::fault_point(FaultPhase::load_parameters);
   ballot_.parameter_version = control.parameter_version.load();
   if (ballot_.parameter_version != control.request.parameter_version)
     throw NoBatch{Reason::parameters_changed, "the parameters were written while the step began"};
   const auto begin = base::now_ns();
   for (std::uint32_t i = 0; i < control.request.micro_batches && !over(number); ++i) {
-    session::BatchQueue::Filled filled{};
-    try {
-      filled = next_batch(number);
-    } catch (const NoBatch& none) {
-      // An uneven end: what there is makes a last, shorter step, unless the configuration leaves it out.
-      // Element i goes to rank i mod N: where the first rank has nothing, nobody has.
-      const bool first = (control.request.participants & ((session::RankMask{1} << rank_) - 1)) == 0;
-      if (none.reason != Reason::data_end || config_.data.drop_last || (first && ballot_.micro_batches == 0))
-        throw;
-      break;
-    }
-    micro_batch(filled);
-    if (filled.elements < control.request.batch_size) break;
+    const auto filled = next_or_end(number);
+    if (!filled) break;
+    micro_batch(*filled);
+    if (filled->elements < control.request.batch_size) break;
   }
   tensor::check_aliases(tensors_, session_, manifest_);
   ballot_.compute_ns = static_cast<std::uint64_t>(base::now_ns() - begin) - ballot_.data_ns;
-  if (const auto name = take_over_->nonfinite(); !name.empty() || ballot_.nonfinite != 0) {
+  if (const auto names = take_over_->nonfinite(); !names.empty() || ballot_.nonfinite != 0) {
     ballot_.nonfinite = 1;
-    const auto what = name.empty()
-                          ? fmt::format("the loss is {}", ballot_.loss)
-                          : fmt::format("the gradient of '{}' is not finite (loss {})", name, ballot_.loss);
+    const auto what = names.empty() ? fmt::format("the loss is {}", ballot_.loss)
+                                    : fmt::format("the gradient of {} is not finite (loss {})", listed(names),
+                                                  ballot_.loss);
     if (control.request.refuse_nonfinite != 0) throw NoBatch{Reason::nonfinite, what};
+  }
+}
+
+// Consumes what compute() would, so that the next attempt meets other batches.
+void Runner::skip(std::uint64_t number) {
+  const auto& request = session_.control().request;
+  ballot_.parameter_version = request.parameter_version;
+  while (ballot_.micro_batches < request.micro_batches) {
+    const auto filled = next_or_end(number);
+    if (!filled) break;
+    ballot_.elements += filled->elements;
+    ++ballot_.micro_batches;
+    if (filled->elements < request.batch_size) break;
   }
 }
 
@@ -310,7 +378,9 @@ void Runner::vote(std::uint64_t number) {
   tensor::store_buffers(tensors_, manifest_, session_.buffers(other, rank_));
   tensor::store_generator(session_.generator(other, rank_));
   record_.ballot = ballot_;
+  base::fault_point(FaultPhase::vote);
   session::cast_vote(session_, number, rank_);
+  base::fault_point(FaultPhase::voted);
 }
 
 }  // namespace
@@ -323,9 +393,14 @@ int run(const Config& config, ipc::SpawnRequest request) {
       session::Session::attach(std::move(request.fds), request.rank, config.runners.protect_parameters);
   auto& control = session.control();
   auto& record = session.record(request.rank);
+  base::keep_log_tail(record.log.text, record.log.written);
   try {
+    record.reason.store(Reason::none);
+    record.error[0] = 0;
+    config::arm_faults(config, request.rank, request.generation);
     Runner runner(config, session, request.rank, lifeline.get());
     record.life.store(session::Life::ready);
+    ipc::send(lifeline.get(), "ready");
     ipc::advance(control.life);
     runner.serve();
     std::fflush(nullptr);

@@ -6,6 +6,7 @@ namespace accelmgr::session {
 namespace {
 
 constexpr std::int64_t wait_slice_ns = 20'000'000;
+constexpr auto no_end = ~std::uint64_t{0};
 
 }  // namespace
 
@@ -34,9 +35,16 @@ std::byte* BatchQueue::claim() const noexcept {
   return number - released() < session_->header().slots ? slot_of(number) : nullptr;
 }
 
+void BatchQueue::fill(std::uint64_t elements) noexcept {
+  queue_->filling.store(elements, std::memory_order_release);
+}
+
 void BatchQueue::publish(std::uint64_t elements) noexcept {
   const auto number = queue_->published.load(std::memory_order_relaxed);
   *elements_of(number) = elements;
+  // In this order: one killed in between leaves elements to be read from the source again. The other order
+  // would leave them in a published batch and, for who takes over, in the slot after it.
+  queue_->filling.store(0, std::memory_order_release);
   queue_->published.store(number + 1, std::memory_order_release);
   ipc::advance(queue_->filled);
 }
@@ -48,6 +56,17 @@ void BatchQueue::finish(const std::string& error) noexcept {
   queue_->failed.store(error.empty() ? 0 : 1);
   queue_->end.store(queue_->published.load());
   ipc::advance(queue_->filled);
+}
+
+void BatchQueue::reopen() noexcept {
+  queue_->end.store(no_end);
+  queue_->failed.store(0);
+}
+
+void BatchQueue::rewind() noexcept {
+  queue_->filling.store(0);
+  queue_->published.store(released());
+  reopen();
 }
 
 BatchQueue::State BatchQueue::look(std::uint64_t number, Filled& out) const noexcept {

@@ -23,10 +23,24 @@ class BatchQueue {
 
   /// The slot of the next batch, or null while all slots hold batches that are not released.
   std::byte* claim() const noexcept;
-  /// Hands the claimed slot, which holds `elements` elements, to the consumer.
+  /// The claimed slot holds `elements` elements by now: a producer that takes over need not write them again.
+  void fill(std::uint64_t elements) noexcept;
+  std::uint64_t filling() const noexcept { return queue_->filling.load(); }
+  /// Hands the claimed slot, which holds `elements` elements, to the consumer. A producer killed in here
+  /// leaves the batch published, or a slot of which nothing is known to be filled: never the same elements in
+  /// both.
   void publish(std::uint64_t elements) noexcept;
   /// No further batch follows; with an error, its text reaches the consumer.
   void finish(const std::string& error = {}) noexcept;
+  /// Takes finish() back.
+  void reopen() noexcept;
+  /// Takes back all that is not released, and finish(): the next batch has the number released(). The
+  /// consumer must not be reading.
+  void rewind() noexcept;
+  /// What was published, or is being filled, and is not released.
+  const std::byte* slot(std::uint64_t number) const noexcept { return slot_of(number); }
+  /// Elements of a published batch, one of the last `slots`.
+  std::uint64_t elements(std::uint64_t number) const noexcept { return *elements_of(number); }
 
   // The consumer's side.
 

@@ -103,9 +103,9 @@ struct Control {
   alignas(64) std::atomic<RankMask> deal_to;        ///< host: the ranks that the queues are to be dealt to.
   // The supervisor's.
   alignas(64) std::atomic<RankMask> team;  ///< The ranks that are to take part in the next attempt.
-  std::atomic<std::uint32_t>
-      given_up;  ///< 1: nothing more is done about lost runners; the incidents say why.
-  std::atomic<std::uint64_t> incidents;     ///< How many there were; the ring holds the last.
+  std::atomic<std::uint32_t> given_up;   ///< 1: nothing more is done about lost runners; the incidents tell.
+  char given_up_why[256];                ///< Which limit was met.
+  std::atomic<std::uint64_t> incidents;  ///< How many there were; the ring holds the last.
   std::atomic<std::uint64_t> replacements;  ///< Runners started in the place of lost ones.
 };
 

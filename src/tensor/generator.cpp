@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
+#include <atomic>
 #include <cstring>
 
 #include "accelmgr/errors.hpp"
@@ -37,7 +38,8 @@ void store_generator(std::byte* out) {
   if (state.nbytes() > sizeof stored->state)
     throw ModelError("the state of torch's generator is larger than its place in the session");
   std::memcpy(stored->state, state.const_data_ptr(), state.nbytes());
-  stored->bytes = state.nbytes();
+  // Last: who is killed before has stored nothing.
+  std::atomic_ref(stored->bytes).store(state.nbytes(), std::memory_order_release);
 }
 
 void load_generator(const std::byte* in) {

@@ -3,8 +3,10 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <atomic>
 
+#include "base/fault_point.hpp"
 #include "session/kernels.hpp"
 #include "tensor/slab_allocator.hpp"
 
@@ -15,8 +17,7 @@ struct TakeOver::State {
   std::vector<session::TensorEntry> entries;
   int rank;
   std::uint64_t attempt = 0;
-  std::size_t nonfinite = none;
-  static constexpr std::size_t none = ~std::size_t{0};
+  std::vector<std::size_t> nonfinite;
   SlabAllocator* allocator = nullptr;  ///< Null when slabs have another dtype than gradients.
   std::vector<std::pair<std::size_t, at::Tensor>>
       waiting;  ///< Gradients in whose place another tensor lives.
@@ -62,8 +63,10 @@ void TakeOver::State::store(std::size_t index, const at::Tensor& dense) {
   } else {
     finite = kernels.take_over_add(place, dense.const_data_ptr(), count, types);
   }
+  base::fault_point(base::FaultPhase::take_over);
   tag.store(attempt, std::memory_order_relaxed);
-  if (!finite && nonfinite == none) nonfinite = index;
+  if (!finite && std::find(nonfinite.begin(), nonfinite.end(), index) == nonfinite.end())
+    nonfinite.push_back(index);
 }
 
 std::byte* TakeOver::State::place_of(std::size_t index) const {
@@ -109,7 +112,7 @@ TakeOver::~TakeOver() = default;
 
 void TakeOver::begin(std::uint64_t attempt) noexcept {
   state_->attempt = attempt;
-  state_->nonfinite = State::none;
+  state_->nonfinite.clear();
   state_->waiting.clear();
   if (state_->allocator != nullptr) state_->allocator->offer_all();
 }
@@ -123,8 +126,10 @@ void TakeOver::backward(const at::Tensor& loss) {
   state_->waiting.clear();
 }
 
-std::string TakeOver::nonfinite() const {
-  return state_->nonfinite == State::none ? std::string() : state_->entries[state_->nonfinite].name;
+std::vector<std::string> TakeOver::nonfinite() const {
+  std::vector<std::string> names;
+  for (const auto index : state_->nonfinite) names.push_back(state_->entries[index].name);
+  return names;
 }
 
 }  // namespace accelmgr::tensor

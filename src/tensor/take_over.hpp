@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "session/manifest.hpp"
 #include "session/session.hpp"
@@ -26,8 +27,8 @@ class TakeOver {
   void begin(std::uint64_t attempt) noexcept;
   /// loss.backward(), with gradients born in the slab where that is possible.
   void backward(const at::Tensor& loss);
-  /// The first parameter of this attempt whose gradient was not finite; empty if none.
-  std::string nonfinite() const;
+  /// The parameters of this attempt whose gradient was not finite, in the order in which they came.
+  std::vector<std::string> nonfinite() const;
 
  private:
   struct State;

@@ -54,6 +54,44 @@ class Reader {
   std::vector<std::vector<std::byte>> rows_;
 };
 
+/// All fields of the next `count` elements, or of all up to the end, as bytes.
+inline std::vector<std::string> element_bytes(BatchSource& source, std::size_t count = 1'000'000) {
+  Reader reader(source);
+  std::vector<std::string> out;
+  while (out.size() < count && reader.next()) {
+    std::string& element = out.emplace_back();
+    for (std::size_t field = 0; field < source.fields().size(); ++field)
+      for (const char byte : reader.values<char>(field)) element += byte;
+  }
+  return out;
+}
+
+/// After any number of elements, a new source restored from the state of the first gives what the first gives
+/// after it, and says that it stands there. `make` makes a source; of an endless one, `count` are looked at.
+template <typename Make>
+void expect_states_restore(Make&& make, std::size_t count) {
+  const auto whole = make();
+  const auto all = element_bytes(*whole, count);
+  const auto first = make();
+  for (std::size_t given = 0; given <= all.size(); ++given) {
+    SCOPED_TRACE(testing::Message() << "after " << given << " elements");
+    const auto state = first->state();
+    ASSERT_TRUE(state.has_value());
+    EXPECT_LE(state->size(), BatchSource::max_state_bytes);
+    const auto second = make();
+    second->restore(*state);
+    EXPECT_EQ(second->state(), state);
+    const std::vector<std::string> rest(all.begin() + static_cast<std::ptrdiff_t>(given), all.end());
+    EXPECT_EQ(element_bytes(*second, rest.size()), rest);
+    element_bytes(*first, 1);
+  }
+}
+
+/// The message with which `source` refuses a state.
+inline std::string refusal(BatchSource& source, const std::string& state) {
+  return message_of<DataError>([&] { source.restore(state); });
+}
+
 /// A folder that goes with the test.
 class Folder {
  public:

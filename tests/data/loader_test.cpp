@@ -2,117 +2,164 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <thread>
 
-#include "accelmgr/errors.hpp"
-#include "session/batch_queue.hpp"
+#include "data/training.hpp"
+#include "ipc/epoch.hpp"
+#include "message_of.hpp"
 
 namespace accelmgr::data {
 namespace {
 
 using session::BatchQueue;
-
-/// The numbers 0, 1, 2, ... up to `count`; throws instead of giving number `fails_at`.
-class Numbers final : public BatchSource {
- public:
-  explicit Numbers(std::int64_t count, std::int64_t fails_at = -1) : count_(count), fails_at_(fails_at) {}
-  std::span<const FieldSpec> fields() const override { return fields_; }
-  bool next(ElementWriter& element) override {
-    if (next_ == fails_at_) throw DataError("number " + std::to_string(next_) + " is missing");
-    if (next_ == count_) return false;
-    std::memcpy(element.bytes(0).data(), &next_, sizeof next_);
-    ++next_;
-    return true;
-  }
-
- private:
-  std::vector<FieldSpec> fields_{{"number", at::kLong, {}}};
-  std::int64_t count_, fails_at_, next_ = 0;
-};
-
-struct Loading {
-  Loading(int ranks, std::uint64_t slots, int batch_size, bool drop_last, Numbers numbers)
-      : session(make(ranks, slots, batch_size)),
-        loader(std::make_unique<Numbers>(std::move(numbers)), session, manifest, batch_size, drop_last) {}
-
-  session::Session make(int ranks, std::uint64_t slots, int batch_size) {
-    manifest.fields = field_entries(Numbers(0).fields());
-    session::Extent extent{.ranks = ranks, .element = session::Element::f32};
-    extent.elements = 16;  // A session has parameters.
-    extent.tensors = 1;
-    extent.slot_bytes = manifest.place_fields(static_cast<std::uint64_t>(batch_size));
-    extent.slots = slots;
-    extent.manifest_bytes = session::manifest_bytes(manifest);
-    return session::Session::create(extent, extent.ranks, 1);
-  }
-  std::vector<std::int64_t> batch(int rank, std::uint64_t number) {
-    BatchQueue::Filled filled{};
-    if (BatchQueue(session, rank).look(number, filled) != BatchQueue::State::filled) return {};
-    std::vector<std::int64_t> out(filled.elements);
-    std::memcpy(out.data(), filled.slot, filled.elements * sizeof(std::int64_t));
-    return out;
-  }
-  BatchQueue::State state(int rank, std::uint64_t number) {
-    BatchQueue::Filled filled{};
-    return BatchQueue(session, rank).look(number, filled);
-  }
-  void work() {
-    while (loader.do_work()) {
-    }
-  }
-
-  session::Manifest manifest;
-  session::Session session;
-  Loader loader;
-};
-
 using Batch = std::vector<std::int64_t>;
 
 TEST(Loader, DealsElementIToDeviceIModNAndCollatesEachDevicesOwn) {
-  Loading l(2, 4, 2, true, Numbers(8));
-  l.work();
-  EXPECT_EQ(l.batch(0, 0), (Batch{0, 2}));
-  EXPECT_EQ(l.batch(1, 0), (Batch{1, 3}));
-  EXPECT_EQ(l.batch(0, 1), (Batch{4, 6}));
-  EXPECT_EQ(l.batch(1, 1), (Batch{5, 7}));
+  Training t({.batch_size = 2}, {.count = 8});
+  t.work();
+  EXPECT_EQ(t.batch(0, 0), (Batch{0, 2}));
+  EXPECT_EQ(t.batch(1, 0), (Batch{1, 3}));
+  EXPECT_EQ(t.batch(0, 1), (Batch{4, 6}));
+  EXPECT_EQ(t.batch(1, 1), (Batch{5, 7}));
+}
+
+TEST(Loader, DealsToItsTeamAlone) {
+  Training t({.ranks = 3}, {.count = 4}, 0b101);
+  t.work();
+  EXPECT_EQ(t.batch(0, 1), (Batch{2}));
+  EXPECT_EQ(t.batch(2, 1), (Batch{3}));
+  EXPECT_EQ(t.state(1, 0), BatchQueue::State::empty);
 }
 
 TEST(Loader, AFullQueueStopsTheDealingAndWhatIsThereStaysUsable) {
-  Loading l(2, 1, 1, true, Numbers(100));
-  l.work();
-  EXPECT_EQ(l.loader.dealt(), 2u) << "device 0 is full";
-  EXPECT_FALSE(l.loader.finished());
-  EXPECT_EQ(l.batch(1, 0), (Batch{1}));
-  l.session.counters(l.session.word().index).batches[0] = 1;
-  l.work();
-  EXPECT_EQ(l.loader.dealt(), 3u);
-  EXPECT_EQ(l.batch(0, 1), (Batch{2}));
+  Training t({.slots = 1}, {.count = 100});
+  t.work();
+  EXPECT_EQ(t.loader().dealt(), 2u) << "device 0 is full";
+  EXPECT_FALSE(t.loader().finished());
+  EXPECT_EQ(t.batch(1, 0), (Batch{1}));
+  t.counters().batches[0] = 1;
+  t.work();
+  EXPECT_EQ(t.loader().dealt(), 3u);
+  EXPECT_EQ(t.batch(0, 1), (Batch{2}));
 }
 
 TEST(Loader, AnUnevenEndIsLeftOutAndCounted) {
-  Loading l(2, 4, 3, true, Numbers(8));
-  l.work();
-  EXPECT_TRUE(l.loader.finished());
-  EXPECT_EQ(l.batch(0, 0), (Batch{0, 2, 4}));
-  EXPECT_EQ(l.state(0, 1), BatchQueue::State::ended);
-  EXPECT_EQ(l.loader.dropped(), 2u) << "6 and 7 made no full batch";
+  Training t({.batch_size = 3}, {.count = 8});
+  t.work();
+  EXPECT_TRUE(t.loader().finished());
+  EXPECT_EQ(t.batch(0, 0), (Batch{0, 2, 4}));
+  EXPECT_EQ(t.state(0, 1), BatchQueue::State::ended);
+  EXPECT_EQ(t.loader().dropped(), 2u) << "6 and 7 made no full batch";
 }
 
 TEST(Loader, AnUnevenEndMakesAShortBatchWhenAsked) {
-  Loading l(2, 4, 3, false, Numbers(7));
-  l.work();
-  EXPECT_EQ(l.batch(0, 1), (Batch{6}));
-  EXPECT_EQ(l.state(1, 1), BatchQueue::State::ended);
-  EXPECT_EQ(l.loader.dropped(), 0u);
+  Training t({.batch_size = 3, .drop_last = false}, {.count = 7});
+  t.work();
+  EXPECT_EQ(t.batch(0, 1), (Batch{6}));
+  EXPECT_EQ(t.state(1, 1), BatchQueue::State::ended);
+  EXPECT_EQ(t.loader().dropped(), 0u);
 }
 
 TEST(Loader, AnErrorOfTheSourceReachesEveryDevice) {
-  Loading l(2, 4, 1, true, Numbers(100, 3));
-  l.work();
-  EXPECT_EQ(l.state(1, 0), BatchQueue::State::filled);
-  EXPECT_EQ(l.state(1, 1), BatchQueue::State::failed);
-  EXPECT_EQ(l.state(0, 2), BatchQueue::State::failed);
-  EXPECT_EQ(BatchQueue(l.session, 0).error(), "number 3 is missing");
+  Training t({}, {.count = 100, .fails_at = 3});
+  t.work();
+  EXPECT_EQ(t.state(1, 0), BatchQueue::State::filled);
+  EXPECT_EQ(t.state(1, 1), BatchQueue::State::failed);
+  EXPECT_EQ(t.state(0, 2), BatchQueue::State::failed);
+  EXPECT_EQ(BatchQueue(t.session(), 0).error(), "number 3 is missing");
+}
+
+TEST(Loader, EveryElementIsTrainedOnceAndInOrderAbortsOrNot) {
+  for (const bool drop_last : {true, false})
+    for (std::int64_t count = 0; count < 40; ++count) {
+      SCOPED_TRACE(testing::Message() << count << " elements, drop_last " << drop_last);
+      Training t({.ranks = 3, .slots = 3, .batch_size = 2, .drop_last = drop_last, .micro_batches = 2},
+                 {.count = count, .states = count % 2 == 0});
+      for (bool more = true; more;) {
+        t.abort();
+        t.work(5);
+        t.abort();
+        more = t.step() || !t.loader().finished();
+      }
+      t.finish();
+    }
+}
+
+TEST(Loader, LeavesTheNewestStateOfTheSourceUpToTheCursor) {
+  Training t({.slots = 3, .batch_size = 2, .micro_batches = 2}, {.count = 1000, .states = true});
+  for (int step = 0; step < 20; ++step) {
+    t.work();
+    const auto& left = t.dealing().source[t.dealing().source_index.load()];
+    EXPECT_EQ(left.element, t.cursor());
+    if (step > 0) {
+      EXPECT_EQ(std::string(left.state, left.bytes), std::to_string(t.cursor()));
+    }
+    ASSERT_TRUE(t.step());
+  }
+}
+
+TEST(Loader, WhoReadsTheStateBetweenAttemptsMeetsOneChangeAtMost) {
+  Training t({.slots = 2, .batch_size = 2}, {.count = 1000, .states = true});
+  const auto copies = [&] {
+    const auto& source = t.dealing().source;
+    return std::array{std::string(source[0].state, source[0].bytes),
+                      std::string(source[1].state, source[1].bytes)};
+  };
+  t.work();
+  for (int step = 0; step < 20; ++step) {
+    ASSERT_TRUE(t.step());
+    const auto index = t.dealing().source_index.load();
+    const auto before = copies();
+    t.work();
+    t.abort();
+    t.work();
+    EXPECT_EQ(t.dealing().source_index.load(), index ^ 1);
+    EXPECT_EQ(copies()[index], before[index]);
+  }
+}
+
+TEST(Loader, ASourceThatCannotSayWhereItStandsLeavesNoState) {
+  Training t({}, {.count = 20});
+  t.finish();
+  for (const auto& left : t.dealing().source) EXPECT_EQ(left.bytes, 0u);
+}
+
+TEST(Loader, AStateOfTheGreatestLengthIsKeptAndALongerOneEndsTheData) {
+  Training fits({}, {.count = 20, .states = true, .state_bytes = BatchSource::max_state_bytes});
+  fits.finish();
+  EXPECT_EQ(fits.dealing().source[fits.dealing().source_index.load()].bytes, BatchSource::max_state_bytes);
+  Training t({}, {.count = 20, .states = true, .state_bytes = BatchSource::max_state_bytes + 1});
+  t.work();
+  EXPECT_EQ(t.state(1, 0), BatchQueue::State::failed);
+  EXPECT_EQ(BatchQueue(t.session(), 1).error(),
+            "the data source's state at element 0 has 4001 bytes; at most 4000 can be kept");
+}
+
+TEST(Loader, ATeamThatIsNoneOfTheSessionsIsRefused) {
+  Training t({.ranks = 2}, {.count = 20}, 0b110);
+  EXPECT_NE(test::message_of<SessionError>([&] { t.loader(); }).find("mask 0x6: the session has 2"),
+            std::string::npos);
+}
+
+TEST(Loader, RunsOnAfterTheEndOfTheDataUntilTheSessionStops) {
+  Training t({.ranks = 2, .batch_size = 2}, {.count = 7});
+  auto& control = t.session().control();
+  auto& loader = t.loader();
+  std::jthread thread([&] { loader.run(); });
+  BatchQueue::Filled filled{};
+  EXPECT_EQ(BatchQueue(t.session(), 0).wait(1, filled, 0, [] { return false; }), BatchQueue::State::filled);
+  EXPECT_EQ(BatchQueue(t.session(), 1).wait(1, filled, 0, [] { return false; }), BatchQueue::State::ended);
+  t.ask_for(0b10);
+  ipc::advance(control.finish);
+  for (;;) {
+    const auto seen = ipc::load(control.life);
+    if (t.dealing().dealt_to.load() == 0b10) break;
+    ipc::wait_changed(control.life, seen, 20'000'000, 0);
+  }
+  EXPECT_EQ(BatchQueue(t.session(), 1).wait(2, filled, 0, [] { return false; }), BatchQueue::State::filled);
+  EXPECT_EQ(BatchQueue(t.session(), 1).wait(3, filled, 0, [] { return false; }), BatchQueue::State::ended);
+  control.stopping.store(1);
+  ipc::advance(control.finish);
 }
 
 }  // namespace

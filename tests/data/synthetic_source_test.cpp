@@ -18,17 +18,8 @@ Config synthetic(const std::string& model) {
   return config;
 }
 
-// All fields of the next `count` elements, as bytes.
 std::vector<std::string> take(BatchSource& source, std::size_t count = 1'000'000) {
-  Reader reader(source);
-  std::vector<std::string> out;
-  while (out.size() < count && reader.next()) {
-    std::string& element = out.emplace_back();
-    for (const std::size_t field : {0, 1}) {
-      for (const char byte : reader.values<char>(field)) element += byte;
-    }
-  }
-  return out;
+  return element_bytes(source, count);
 }
 
 class EveryModel : public ::testing::TestWithParam<const char*> {
@@ -80,6 +71,33 @@ TEST_P(EveryModel, HeldOutElementsAreFiniteManyRestartAndAreNeverTrainedOn) {
   const auto trained = take(*source, 2000);
   const std::set trained_set(trained.begin(), trained.end());
   for (const auto& element : held_out) EXPECT_FALSE(trained_set.contains(element));
+}
+
+TEST_P(EveryModel, GoesOnFromAStateAnywhere) {
+  config_.data.elements = 7;
+  config_.data.epochs = 3;
+  expect_states_restore([&] { return make_data(config_); }, 21);
+  config_.data.elements = 0;
+  expect_states_restore([&] { return make_data(config_); }, 30);
+}
+
+TEST(SyntheticState, HeldOutElementsHaveStatesOfTheirOwn) {
+  const auto source = make_data(synthetic("mlp"));
+  expect_states_restore([&] { return source->held_out(); }, 20);
+  expect_contains(refusal(*source, *source->held_out()->state()), {"none of a synthetic source"});
+}
+
+TEST(SyntheticState, OfOtherDataIsRefused) {
+  Config config = synthetic("mlp");
+  config.data.elements = 7;
+  const auto state = *make_data(config)->state();
+  config.data.seed = 3;
+  expect_contains(refusal(*make_data(config), state), {"synthetic", "seed is 0; here it is 3"});
+  config.data.elements = 8;
+  config.data.seed = 0;
+  expect_contains(refusal(*make_data(config), state), {"elements is 7; here it is 8"});
+  expect_contains(refusal(*make_data(config), "synthetic seed=0 elements=8 epoch=1 position=9"),
+                  {"9 elements of epoch 1", "here it has 8"});
 }
 
 TEST(SyntheticMlp, FieldsFitTheModel) {

@@ -74,6 +74,24 @@ TEST(TensorSource, TheEndStays) {
   EXPECT_EQ(numbers(*source).size(), 0U);
 }
 
+TEST(TensorSource, GoesOnFromAStateAnywhere) {
+  for (const std::uint64_t seed : {0, 4}) {
+    expect_states_restore([&] { return counting(6, 3, seed); }, 18);
+    expect_states_restore([&] { return counting(6, 0, seed); }, 40);
+  }
+}
+
+TEST(TensorSource, AStateOfOtherDataIsRefused) {
+  const auto state = *counting(6, 3, 4)->state();
+  EXPECT_EQ(state, "tensors seed=4 elements=6 epoch=0 position=0");
+  expect_contains(refusal(*counting(6, 3, 5), state), {"seed is 4; here it is 5"});
+  expect_contains(refusal(*counting(7, 3, 4), state), {"elements is 6; here it is 7"});
+  expect_contains(refusal(*counting(6, 3, 4), "tensors seed=4 elements=6 epoch=3 position=0"),
+                  {"epoch 3", "3 epochs"});
+  expect_contains(refusal(*counting(6, 3, 4), "tensors seed=4 elements=6 epoch=0 position=7"),
+                  {"7 elements of epoch 0", "here it has 6"});
+}
+
 TEST(TensorSource, TakesTheValuesOfViewsAndLeavesOfAutograd) {
   const at::Tensor view = at::arange(6, at::kFloat).reshape({2, 3}).t();
   const auto source = tensor_source({{"x", view}, {"w", at::zeros({3}).requires_grad_()}}, 1, 0);

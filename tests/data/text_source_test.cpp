@@ -165,6 +165,34 @@ TEST_F(TextSourceTest, TheEndStays) {
   EXPECT_FALSE(reader.next());
 }
 
+TEST_F(TextSourceTest, GoesOnFromAStateAnywhere) {
+  config_.data.epochs = 3;
+  expect_states_restore([&] { return make_data(config_); }, 1000);
+  config_.data.epochs = 0;
+  expect_states_restore([&] { return make_data(config_); }, 200);
+}
+
+TEST_F(TextSourceTest, AStateOfOtherTextIsRefused) {
+  config_.data.epochs = 2;
+  const auto state = *make_data(config_)->state();
+  EXPECT_EQ(state, "text seed=0 documents=3 bytes=1220 sequence_length=16 epoch=0 position=0");
+  const auto refused = [&](const std::string& some) { return refusal(*make_data(config_), some); };
+  expect_contains(refused("text seed=0 documents=3 bytes=1220 sequence_length=16 epoch=2 position=0"),
+                  {"epoch 2", "2 epochs"});
+  expect_contains(refused("text seed=0 documents=3 bytes=1220 sequence_length=16 epoch=1 position=76"),
+                  {"76 elements of epoch 1", "the data have changed"});
+  config_.data.sequence_length = 15;
+  expect_contains(refused(state), {"sequence_length is 16; here it is 15"});
+  config_.data.sequence_length = 16;
+  config_.data.seed = 1;
+  expect_contains(refused(state), {"seed is 0; here it is 1"});
+  config_.data.seed = 0;
+  add('a', 999);
+  expect_contains(refused(state), {"bytes is 1220; here it is 1219"});
+  add('d', 30);
+  expect_contains(refused(state), {"documents is 3; here it is 4"});
+}
+
 TEST_F(TextSourceTest, NothingIsHeldOutUnlessAsked) { EXPECT_EQ(make_data(config_)->held_out(), nullptr); }
 
 TEST_F(TextSourceTest, NoDocumentIsBothTrainedOnAndHeldOut) {

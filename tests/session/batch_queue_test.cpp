@@ -76,6 +76,57 @@ TEST(BatchQueue, WaitingEndsWhenItsCallerGivesUp) {
   EXPECT_EQ(queue.wait(0, filled, 0, [&] { return ++asked == 3; }), BatchQueue::State::empty);
 }
 
+TEST(BatchQueue, AnotherProducerFindsWhatIsInTheSlotUnderWay) {
+  auto [manifest, s] = small_session(1, {1}, 2);
+  BatchQueue first(s, 0);
+  std::memcpy(first.claim(), "element", 8);
+  first.fill(1);
+  BatchQueue second(s, 0);
+  EXPECT_EQ(second.filling(), 1u);
+  EXPECT_STREQ(reinterpret_cast<const char*>(second.slot(0)), "element");
+  second.publish(2);
+  EXPECT_EQ(first.filling(), 0u);
+  EXPECT_EQ(first.elements(0), 2u);
+}
+
+TEST(BatchQueue, RewindingTakesBackWhatIsNotReleased) {
+  auto [manifest, s] = small_session(1, {1}, 3);
+  BatchQueue queue(s, 0);
+  for (int i = 0; i < 2; ++i) {
+    queue.claim();
+    queue.publish(4);
+  }
+  queue.claim();
+  queue.fill(3);
+  queue.finish("file went away");
+  release(s, 1);
+  queue.rewind();
+  EXPECT_EQ(queue.published(), 1u);
+  EXPECT_EQ(queue.filling(), 0u);
+  BatchQueue::Filled filled{};
+  EXPECT_EQ(queue.look(1, filled), BatchQueue::State::empty);
+  queue.claim();
+  queue.publish(5);
+  queue.finish();
+  ASSERT_EQ(queue.look(1, filled), BatchQueue::State::filled);
+  EXPECT_EQ(filled.elements, 5u);
+  EXPECT_EQ(queue.look(2, filled), BatchQueue::State::ended);
+}
+
+TEST(BatchQueue, AReopenedQueueHasNoEndAndKeepsItsBatches) {
+  auto [manifest, s] = small_session(1, {1}, 2);
+  BatchQueue queue(s, 0);
+  queue.claim();
+  queue.publish(1);
+  queue.finish("file went away");
+  queue.reopen();
+  BatchQueue::Filled filled{};
+  EXPECT_EQ(queue.look(0, filled), BatchQueue::State::filled);
+  EXPECT_EQ(queue.look(1, filled), BatchQueue::State::empty);
+  queue.finish();
+  EXPECT_EQ(queue.look(1, filled), BatchQueue::State::ended);
+}
+
 TEST(BatchQueue, EveryBatchArrivesOnceAndInOrderBetweenThreads) {
   auto [manifest, s] = small_session(1, {1}, 3);
   BatchQueue producer(s, 0), consumer(s, 0);

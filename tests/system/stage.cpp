@@ -97,6 +97,7 @@ class StagedModel final : public Model {
  private:
   Act act_of(int rank) {
     auto& script = script_in(map_);
+    if (const auto once = script.once[rank].exchange(Act::compute); once != Act::compute) return once;
     if (script.act[rank].load() != Act::block) return script.act[rank].load();
     script.blocked[rank].store(true);
     ipc::advance(script.heard);
@@ -178,6 +179,8 @@ void Stage::tell(int rank, Act act) {
   ipc::advance(script_.told);
 }
 
+void Stage::tell_once(int rank, Act act) { script_.once[rank].store(act); }
+
 void Stage::wait_until_blocked(int rank) {
   const auto deadline = base::Deadline::in_seconds(patience_s);
   for (;;) {
@@ -197,6 +200,7 @@ Config staged_config(const std::string& stage_path) {
   config.batch_size_per_device = staged_batch_size;
   config.prefetch = 2 * staged_batch_size;
   config.runners.threads = 1;
+  config.runners.on_loss = LossPolicy::fail;
   config.step_timeout = 60;  // Longer than any step here that is to end well, on a loaded machine too.
   config.model.kind = staged;
   config.model.options["stage"] = stage_path;

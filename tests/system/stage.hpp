@@ -29,14 +29,16 @@ enum class Act : std::uint32_t {
 inline constexpr const char* staged = "staged";
 
 constexpr int staged_ranks = 2;
+constexpr int most_staged_ranks = 3;
 constexpr int staged_batch_size = 4;
 
 /// What the test writes and the models read.
 struct Script {
-  std::atomic<Act> act[staged_ranks];       ///< test
-  ipc::Epoch told;                          ///< test: advanced with every act.
-  std::atomic<bool> blocked[staged_ranks];  ///< The rank's model: it sits in forward().
-  ipc::Epoch heard;                         ///< ... advanced with that.
+  std::atomic<Act> act[most_staged_ranks];   ///< test
+  std::atomic<Act> once[most_staged_ranks];  ///< test: before that, but for `compute`. The model takes it.
+  ipc::Epoch told;                           ///< test: advanced with every act.
+  std::atomic<bool> blocked[most_staged_ranks];  ///< The rank's model: it sits in forward().
+  ipc::Epoch heard;                              ///< ... advanced with that.
 };
 
 /// The test's end. The memory has no name; others reach it through this process's entry in /proc.
@@ -47,6 +49,8 @@ class Stage {
   std::string path() const;
   /// What rank does from its next forward() on, or at once where it blocks.
   void tell(int rank, Act act);
+  /// What it does in its next forward() alone.
+  void tell_once(int rank, Act act);
   /// Returns when the rank blocks in forward(). Fails the test after a bound.
   void wait_until_blocked(int rank);
 

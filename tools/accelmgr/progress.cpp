@@ -22,7 +22,7 @@ std::string clock_time(double seconds) {
 }  // namespace
 
 void Summary::add(const StepResult& result, double update) {
-  if (steps == 0) first_loss = result.loss;
+  if (steps == resumed_at) first_loss = result.loss;
   ++steps;
   last_loss = result.loss;
   samples += result.samples;
@@ -44,8 +44,8 @@ Progress::Progress(std::int64_t total_steps, double every_s)
       every_ns_(static_cast<std::int64_t>((terminal_ ? terminal_every_s : every_s) * 1e9)) {}
 
 std::string Progress::line(const Summary& summary, const StepResult& result, double update_ms) const {
-  const double per_step_s =
-      (summary.step_ms + summary.update_ms + summary.evaluate_ms) / 1e3 / double(summary.steps);
+  const double per_step_s = (summary.step_ms + summary.update_ms + summary.evaluate_ms) / 1e3 /
+                            double(summary.steps - summary.resumed_at);
   return fmt::format("step {}/{}  loss {:.4f}  {:.0f} samples/s  {:.1f} ms/step  {} left", summary.steps,
                      total_steps_, result.loss, summary.samples_per_s(), result.step_ms + update_ms,
                      clock_time(per_step_s * double(total_steps_ - summary.steps)));

@@ -12,7 +12,9 @@ namespace accelmgr::program {
 
 /// What a run adds up to.
 struct Summary {
-  std::int64_t steps = 0;  ///< Counted.
+  std::int64_t steps = 0;  ///< Counted, those before a resumed checkpoint included.
+  std::int64_t resumed_at =
+      0;  ///< Steps of the run that this one goes on with; all else here is this run's alone.
   std::uint64_t samples = 0;
   double first_loss = std::numeric_limits<double>::quiet_NaN();
   double last_loss = std::numeric_limits<double>::quiet_NaN();

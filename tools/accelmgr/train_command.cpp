@@ -15,12 +15,21 @@ struct TrainArguments {
   std::optional<std::int64_t> steps;
   std::optional<int> runners;
   std::string log;
+  std::optional<std::string> checkpoint_directory, resume;
+  std::optional<std::int64_t> checkpoint_every;
+  std::optional<int> keep;
 };
 
 int train(const TrainArguments& arguments) {
   auto sets = arguments.config.sets;
   if (arguments.steps) sets.push_back(fmt::format("train.steps={}", *arguments.steps));
   if (arguments.runners) sets.push_back(fmt::format("nprocs={}", *arguments.runners));
+  if (arguments.checkpoint_directory)
+    sets.push_back(fmt::format("checkpoint.directory={}", *arguments.checkpoint_directory));
+  if (arguments.checkpoint_every)
+    sets.push_back(fmt::format("checkpoint.every={}", *arguments.checkpoint_every));
+  if (arguments.keep) sets.push_back(fmt::format("checkpoint.keep={}", *arguments.keep));
+  if (arguments.resume) sets.push_back(fmt::format("checkpoint.resume={}", *arguments.resume));
   const auto loaded = config::load_config(arguments.config.file, sets, config::accelmgr_environment());
   for (const auto& warning :
        config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
@@ -40,6 +49,17 @@ void add_train(CLI::App& app, Action& action) {
       ->add_option("--log", arguments->log,
                    "File for one JSON object per step, and one for the run at its end")
       ->type_name("FILE.jsonl");
+  command
+      ->add_option("--checkpoint-dir", arguments->checkpoint_directory,
+                   "Folder for checkpoints (checkpoint.directory); the last step always gets one")
+      ->type_name("DIR");
+  command->add_option("--checkpoint-every", arguments->checkpoint_every,
+                      "Steps between checkpoints (checkpoint.every)");
+  command->add_option("--keep", arguments->keep, "Checkpoints to keep, besides the best (checkpoint.keep)");
+  command
+      ->add_option("--resume", arguments->resume,
+                   "Goes on from a checkpoint: `latest` of the folder, or a path (checkpoint.resume)")
+      ->type_name("latest|PATH");
   command->footer(
       "Ctrl-C finishes the step and stops everything (exit code 130); a second Ctrl-C kills it at once.\n"
       "`accelmgr config reference` lists what --set takes.");

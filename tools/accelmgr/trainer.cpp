@@ -9,6 +9,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "commands.hpp"
+#include "error_report.hpp"
 
 namespace accelmgr::program {
 namespace {
@@ -30,6 +31,8 @@ void catch_interrupts() {
   for (int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &action, nullptr);
 }
 
+constexpr double checkpoint_patience_s = 600;  // For the last one: a disk that takes longer hangs.
+
 double ms_since(std::int64_t begin_ns) { return double(base::now_ns() - begin_ns) / 1e6; }
 
 /// What was wrong with the input rather than with the run.
@@ -40,10 +43,14 @@ bool bad_input(const StepResult& failure, const Summary& summary) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const std::string& log_file)
-    : config_(config), log_(log_file), progress_(config.train.steps, config.train.progress_every_s) {}
+    : config_(config),
+      log_(log_file),
+      progress_(config.train.steps, config.train.progress_every_s),
+      report_folder_(std::filesystem::path(log_file).parent_path()) {}
 
 int Trainer::run() {
   catch_interrupts();
+  remove_error_report(report_folder_);
   manager_.emplace(Manager::start(config_));
   running.store(&*manager_);
   const auto updates =
@@ -57,8 +64,9 @@ int Trainer::run() {
                             config_.model.kind, parameters, config_.nprocs,
                             config_.nprocs * config_.batch_size_per_device * config_.grad_accumulation_steps,
                             double(manager_->statistics().session_bytes) / (1 << 20)));
+  if (manager_->resumed()) resume(*manager_->resumed());
   const auto begin = base::now_ns();
-  if (evaluator_) evaluate();
+  if (evaluator_ && summary_.steps == 0) evaluate();
   while (summary_.steps < config_.train.steps && interrupts.load() == 0 && step()) {
   }
   summary_.seconds = ms_since(begin) / 1e3;
@@ -69,6 +77,11 @@ bool Trainer::step() {
   const auto per_update = config_.optimizer.steps_per_update;
   const bool first_of_update = summary_.steps % per_update == 0;
   const auto result = manager_->step({.accumulate = !first_of_update, .parameters_changed = false});
+  if (result.status == StepStatus::manager_lost && config_.runners.on_loss != LossPolicy::fail &&
+      recoveries_ < config_.runners.max_restarts) {
+    recover(result);
+    if (!result.counted) return true;
+  }
   if (!result.counted) {
     failure_ = result;
     log_.step(result, 0, {});
@@ -87,7 +100,46 @@ bool Trainer::step() {
                                   summary_.steps == config_.train.steps);
   if (due) evaluate();
   log_.step(result, update_ms, due ? summary_.last_held_out : std::nullopt);
+  const bool checkpoint_due = config_.checkpoint.every > 0 && summary_.steps % config_.checkpoint.every == 0;
+  if (checkpoint_due) save_checkpoint();
+  show_checkpoints(0);
   return true;
+}
+
+void Trainer::resume(const Resumed& from) {
+  optimizer_->load_state(from.tensors);
+  summary_.steps = summary_.resumed_at = saved_step_ = static_cast<std::int64_t>(from.step);
+  for (const auto& why : from.refused) progress_.say(fmt::format("refused: {}", why));
+  progress_.say(fmt::format("resumed from {} at step {}", from.path, from.step));
+}
+
+void Trainer::recover(const StepResult& result) {
+  ++recoveries_;
+  fmt::print(stderr, "accelmgr: step {}: {}; a new manager takes over\n", summary_.steps + 1, result.error);
+  manager_->recover();
+}
+
+void Trainer::save_checkpoint() {
+  if (config_.checkpoint.directory.empty() || saved_step_ == summary_.steps) return;
+  CheckpointExtras extras;
+  extras.metric = summary_.last_held_out.value_or(summary_.last_loss);
+  extras.tensors = optimizer_->state();
+  manager_->save_checkpoint(extras);
+  saved_step_ = summary_.steps;
+}
+
+void Trainer::show_checkpoints(double wait_s) {
+  for (const auto& done : manager_->checkpoints_written(wait_s)) {
+    checkpoint_failed_ = !done.error.empty();
+    for (const auto& warning : done.warnings) fmt::print(stderr, "accelmgr: warning: {}\n", warning);
+    if (!done.error.empty()) {
+      fmt::print(stderr, "accelmgr: the checkpoint of step {} was not written: {}\n", done.step, done.error);
+    } else {
+      progress_.say(
+          fmt::format("checkpoint {}: {:.1f} MiB; held up training for {:.1f} ms, written in {:.1f} ms",
+                      done.path, double(done.bytes) / (1 << 20), done.copy_ms, done.write_ms));
+    }
+  }
 }
 
 void Trainer::evaluate() {
@@ -105,14 +157,18 @@ int Trainer::finish() {
                      failure_.error_type.empty() && summary_.steps > 0;
   const bool failed = !failure_.error.empty() && !ended;
   const std::string how = failed ? "failed" : interrupted ? "interrupted" : ended ? "end of data" : "done";
+  if (failure_.status != StepStatus::manager_lost && summary_.steps > 0) save_checkpoint();
+  show_checkpoints(checkpoint_patience_s);
   log_.run(config_, summary_, *manager_, how);
   manager_->stop();
   running.store(nullptr);
-  if (failed)
-    fmt::print(stderr, "accelmgr: step {} failed: {}: {}\n", summary_.steps + 1, to_string(failure_.status),
-               failure_.error);
+  if (failed) {
+    fmt::print(stderr, "accelmgr: {}\n", failure_text(failure_));
+    write_error_report(report_folder_, failure_);
+  }
   progress_.say(fmt::format("{}: {}", how, closing_summary(summary_)));
   if (failed) return bad_input(failure_, summary_) ? exit_usage : exit_failed;
+  if (checkpoint_failed_) return exit_failed;
   return interrupted ? exit_interrupted : exit_done;
 }
 

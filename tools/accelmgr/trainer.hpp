@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,10 @@ class Trainer {
   /// One step and, where it is due, one update and one evaluation. False when the run is over.
   bool step();
   void evaluate();
+  void resume(const Resumed& from);
+  void recover(const StepResult& result);
+  void save_checkpoint();
+  void show_checkpoints(double wait_s);
   int finish();
 
   Config config_;
@@ -36,7 +41,11 @@ class Trainer {
   std::optional<Optimizer> optimizer_;
   std::optional<Evaluator> evaluator_;
   Summary summary_;
-  StepResult failure_;  ///< Of the step that ended the run, if one did.
+  StepResult failure_;                   ///< Of the step that ended the run, if one did.
+  std::filesystem::path report_folder_;  ///< For error.json.
+  std::int64_t saved_step_ = -1;         ///< Of the last checkpoint.
+  int recoveries_ = 0;
+  bool checkpoint_failed_ = false;
 };
 
 }  // namespace accelmgr::program

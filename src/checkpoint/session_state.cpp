@@ -1,0 +1,188 @@
+#include "checkpoint/session_state.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+#include <span>
+#include <string>
+
+#include "accelmgr/errors.hpp"
+#include "checkpoint/base64.hpp"
+
+namespace accelmgr::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+// torch's numbers of scalar types; the floors without torch know no others.
+struct Dtype {
+  std::int32_t torch;
+  const char* name;
+};
+constexpr Dtype dtypes[] = {{0, "U8"},  {1, "I8"},  {2, "I16"}, {3, "I32"},   {4, "I64"},
+                            {5, "F16"}, {6, "F32"}, {7, "F64"}, {11, "BOOL"}, {15, "BF16"}};
+
+std::string dtype_of(const session::BufferEntry& buffer) {
+  for (const auto& dtype : dtypes)
+    if (dtype.torch == buffer.dtype) return dtype.name;
+  throw CheckpointError(
+      fmt::format("the buffer '{}' has torch's scalar type number {}, which a checkpoint cannot hold",
+                  buffer.name, buffer.dtype));
+}
+
+const char* dtype_of(session::Element element) { return element == session::Element::f32 ? "F32" : "F64"; }
+
+TensorBytes tensor(const std::string& prefix, const session::TensorEntry& entry, session::Element element,
+                   const std::byte* master, bool aliases) {
+  const auto bytes = session::bytes_of(element);
+  return {{prefix + entry.name, dtype_of(element), entry.shape, entry.count * bytes,
+           aliases ? entry.aliases : std::vector<std::string>{}},
+          master + entry.first * bytes};
+}
+
+TensorBytes tensor(const std::string& prefix, const session::BufferEntry& entry, const std::byte* copy) {
+  return {{prefix + entry.name, dtype_of(entry), entry.shape, entry.bytes, {}}, copy + entry.offset};
+}
+
+std::string rank_prefix(int rank) { return fmt::format("rank{}/buffers/", rank); }
+
+/// Puts a tensor of the file where `to` describes it.
+void load(const SafetensorsFile& file, const std::filesystem::path& path, const TensorBytes& to) {
+  const auto& wanted = to.description;
+  if (!file.contains(wanted.name))
+    throw CheckpointError(
+        fmt::format("{}: there is no '{}', which this model has: it is a checkpoint of another model",
+                    path.string(), wanted.name));
+  const auto& found = file.tensor(wanted.name);
+  if (found.dtype != wanted.dtype || found.shape != wanted.shape)
+    throw CheckpointError(
+        fmt::format("{}: '{}' is {} [{}], but {} [{}] in this model: it is a checkpoint of another "
+                    "model",
+                    path.string(), wanted.name, found.dtype, fmt::join(found.shape, ", "), wanted.dtype,
+                    fmt::join(wanted.shape, ", ")));
+  std::memcpy(const_cast<std::byte*>(to.data), found.bytes.data(), found.bytes.size());
+}
+
+std::vector<TensorBytes> buffers_of_rank(const session::Session& session, const session::Manifest& manifest,
+                                         int rank) {
+  std::vector<TensorBytes> out;
+  const auto* copy = session.buffers(session.word().index, rank);
+  for (const auto& buffer : manifest.buffers) out.push_back(tensor(rank_prefix(rank), buffer, copy));
+  return out;
+}
+
+void restore_counters(const json& run, const session::Session& session) {
+  auto& counters = session.counters(session.word().index);
+  counters.steps = run.at("steps");
+  counters.samples = run.at("samples");
+  counters.skips = run.at("skips");
+  counters.elements = run.at("elements");
+  counters.participants = run.at("participants");
+  const auto& samples = run.at("rank_samples");
+  for (std::size_t rank = 0; rank < samples.size() && rank < session::max_ranks; ++rank)
+    counters.rank_samples[rank] = samples[rank];
+}
+
+void restore_source(const json& source, const session::Session& session) {
+  auto& dealing = session.dealing();
+  auto& to = dealing.source[dealing.source_index.load()];
+  const auto bytes = decode_base64(source.at("state").get<std::string>());
+  if (bytes.size() > sizeof to.state)
+    throw CheckpointError(fmt::format("the state of the data source has {} bytes, there is room for {}",
+                                      bytes.size(), sizeof to.state));
+  to.element = source.at("element");
+  to.bytes = bytes.size();
+  std::memcpy(to.state, bytes.data(), bytes.size());
+}
+
+void restore_generators(const json& generators, const session::Session& session) {
+  const auto index = session.word().index;
+  for (std::size_t rank = 0; rank < generators.size() && static_cast<int>(rank) < session.ranks(); ++rank) {
+    const auto bytes = decode_base64(generators[rank].get<std::string>());
+    if (bytes.size() != session::generator_bytes)
+      throw CheckpointError(fmt::format("the generator state of rank {} has {} bytes instead of {}", rank,
+                                        bytes.size(), session::generator_bytes));
+    std::memcpy(session.generator(index, static_cast<int>(rank)), bytes.data(), bytes.size());
+  }
+}
+
+}  // namespace
+
+std::vector<TensorBytes> model_tensors(const session::Session& session, const session::Manifest& manifest) {
+  std::vector<TensorBytes> out;
+  const auto element = session.header().element;
+  for (const auto& entry : manifest.tensors)
+    out.push_back(tensor("", entry, element, session.parameters(), true));
+  for (const auto& buffer : manifest.buffers)
+    out.push_back(tensor("", buffer, session.result_buffers(session.word().index)));
+  return out;
+}
+
+std::vector<TensorBytes> training_tensors(const session::Session& session,
+                                          const session::Manifest& manifest) {
+  std::vector<TensorBytes> out;
+  for (const auto& entry : manifest.tensors)
+    out.push_back(tensor("gradients/", entry, session.header().element, session.gradients(), false));
+  for (int rank = 0; rank < session.ranks(); ++rank) {
+    auto buffers = buffers_of_rank(session, manifest, rank);
+    out.insert(out.end(), buffers.begin(), buffers.end());
+  }
+  return out;
+}
+
+bool is_of_session(const std::string& name) {
+  if (name.starts_with("gradients/")) return true;
+  const auto slash = name.find('/');
+  return name.starts_with("rank") && slash != std::string::npos &&
+         name.substr(slash).starts_with("/buffers/");
+}
+
+json run_state(const session::Session& session) {
+  const auto index = session.word().index;
+  const auto& counters = session.counters(index);
+  const auto& dealing = session.dealing();
+  const auto& source = dealing.source[dealing.source_index.load()];
+  json generators = json::array(), samples = json::array();
+  for (int rank = 0; rank < session.ranks(); ++rank) {
+    generators.push_back(encode_base64({session.generator(index, rank), session::generator_bytes}));
+    samples.push_back(counters.rank_samples[rank]);
+  }
+  return {{"steps", counters.steps},
+          {"samples", counters.samples},
+          {"skips", counters.skips},
+          {"elements", counters.elements},
+          {"participants", counters.participants},
+          {"rank_samples", samples},
+          {"source",
+           {{"element", source.element},
+            {"state", encode_base64(std::as_bytes(std::span(source.state, source.bytes)))}}},
+          {"generators", generators}};
+}
+
+void restore(const Checkpoint& checkpoint, const session::Session& session,
+             const session::Manifest& manifest) {
+  const auto model_path = checkpoint.path / "model.safetensors";
+  const auto training_path = checkpoint.path / "training.safetensors";
+  for (const auto& to : model_tensors(session, manifest)) load(checkpoint.model, model_path, to);
+  for (const auto& entry : manifest.tensors)
+    load(checkpoint.training, training_path,
+         tensor("gradients/", entry, session.header().element, session.gradients(), false));
+  const auto index = session.word().index;
+  for (int rank = 0; rank < session.ranks(); ++rank) {
+    std::memcpy(session.buffers(index, rank), session.result_buffers(index), session.header().buffer_bytes);
+    for (const auto& to : buffers_of_rank(session, manifest, rank))
+      if (checkpoint.training.contains(to.description.name)) load(checkpoint.training, training_path, to);
+  }
+  try {
+    const auto& run = checkpoint.state.at("session");
+    restore_counters(run, session);
+    restore_source(run.at("source"), session);
+    restore_generators(run.at("generators"), session);
+  } catch (const json::exception& error) {
+    throw CheckpointError(fmt::format("{}: not what a session of accelmgr saves: {}",
+                                      (checkpoint.path / "state.json").string(), error.what()));
+  }
+}
+
+}  // namespace accelmgr::checkpoint

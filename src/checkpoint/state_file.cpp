@@ -1,0 +1,158 @@
+#include "checkpoint/state_file.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <span>
+
+#include "accelmgr/errors.hpp"
+#include "checkpoint/checksum.hpp"
+#include "checkpoint/folder.hpp"
+#include "checkpoint/storage.hpp"
+
+namespace accelmgr::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* format_name = "accelmgr checkpoint";
+// State is small; this much of it is a mistake, or not ours.
+constexpr std::uint64_t largest_file = std::uint64_t{64} << 20;
+
+[[noreturn]] void refuse(const std::string& where, const std::string& why) {
+  throw CheckpointError(fmt::format("'{}' {}", where, why));
+}
+
+std::string checksum_of_state(const json& state) {
+  const auto text = state.dump();
+  return checksum_of(std::as_bytes(std::span(text)));
+}
+
+std::string print(const json& state, const std::string& checksum) {
+  return json{{"checksum", checksum}, {"state", state}}.dump(1) + '\n';
+}
+
+void check_run(const json& run) {
+  if (!run.is_object())
+    throw CheckpointError(
+        fmt::format("the state of a checkpoint must be a JSON object, not {}", run.type_name()));
+  try {
+    const auto changes = json::diff(run, json::parse(run.dump()));
+    if (changes.empty()) return;
+    throw CheckpointError(fmt::format(
+        "the state of a checkpoint cannot be kept as JSON: {} would be read back as something else (numbers "
+        "must be finite; bytes go through encode_base64)",
+        changes.front().at("path").get<std::string>()));
+  } catch (const json::type_error& error) {
+    throw CheckpointError(fmt::format("the state of a checkpoint cannot be kept as JSON: {}", error.what()));
+  }
+}
+
+json seal_entry(const Seal& seal) { return {{"bytes", seal.bytes}, {"checksum", seal.checksum}}; }
+
+Seal read_seal(const json& entry) {
+  return {entry.at("bytes").get<std::uint64_t>(), entry.at("checksum").get<std::string>()};
+}
+
+json parse_json(std::string_view text, const std::string& where) {
+  if (text.empty()) refuse(where, "is torn: it is empty");
+  try {
+    return json::parse(text);
+  } catch (const json::parse_error& error) {
+    if (error.byte > text.size())
+      refuse(where, fmt::format("is torn: its JSON is not complete after {} bytes", text.size()));
+    refuse(where, fmt::format("is damaged or not ours: it is no JSON, at byte {}", error.byte));
+  } catch (const json::out_of_range& error) {
+    refuse(where, fmt::format("is damaged or not ours: {}", error.what()));
+  }
+}
+
+// What only a newer program can have written is said before its checksum is looked at: that may be of a kind
+// of which this program knows nothing.
+void check_version(const json& state, const std::string& where) {
+  const auto version = state.find("version");
+  if (version == state.end() || !version->is_number_unsigned() || *version == 0u)
+    refuse(where, "has no format version");
+  if (*version > format_version)
+    refuse(where, fmt::format("is of the newer format version {}; this program knows versions up to {}",
+                              version->get<std::uint64_t>(), format_version));
+}
+
+// The state within, when it is sealed as this program seals it.
+const json& sealed_state(const json& document, const std::string& where) {
+  if (!document.is_object() || document.size() != 2 || !document.contains("state") ||
+      !document.contains("checksum") || !document["state"].is_object() || !document["checksum"].is_string())
+    refuse(where, "is not ours: it must be an object of a state and its checksum");
+  const auto& state = document["state"];
+  const std::string checksum = document["checksum"];
+  if (!checksum.starts_with(checksum_prefix)) {
+    check_version(state, where);
+    refuse(where,
+           fmt::format("is damaged: its checksum '{}' does not begin with {}", checksum, checksum_prefix));
+  }
+  if (const auto found = checksum_of_state(state); found != checksum)
+    refuse(where, fmt::format("is damaged: the checksum of its state is {} instead of {}", found, checksum));
+  return state;
+}
+
+}  // namespace
+
+std::string print_state(const State& state) {
+  check_run(state.run);
+  const bool has_metric = state.metric && std::isfinite(*state.metric);
+  const json entries{
+      {"format", format_name},
+      {"version", format_version},
+      {"step", state.step},
+      {"metric", has_metric ? json(*state.metric) : json()},
+      {"files", {{model_file, seal_entry(state.model)}, {training_file, seal_entry(state.training)}}},
+      {"run", state.run}};
+  auto text = print(entries, checksum_of_state(entries));
+  if (text.size() > largest_file)
+    throw CheckpointError(
+        fmt::format("the state of a checkpoint takes {} bytes as JSON; at most {} are allowed", text.size(),
+                    largest_file));
+  return text;
+}
+
+State parse_state(std::string_view text, const std::string& where) {
+  const auto document = parse_json(text, where);
+  const auto& entries = sealed_state(document, where);
+  if (entries.value("format", json()) != format_name)
+    refuse(where, fmt::format("is not ours: its format is not '{}'", format_name));
+  check_version(entries, where);
+  if (print(entries, document["checksum"]) != text)
+    refuse(where, "is damaged: it says what was written, but not in the same bytes");
+  try {
+    State state;
+    state.step = entries.at("step");
+    if (const auto& metric = entries.at("metric"); !metric.is_null()) state.metric = metric.get<double>();
+    state.model = read_seal(entries.at("files").at(model_file));
+    state.training = read_seal(entries.at("files").at(training_file));
+    state.run = entries.at("run");
+    return state;
+  } catch (const json::exception& error) {
+    refuse(where, fmt::format("is not ours, though its checksum is right: {}", error.what()));
+  }
+}
+
+State read_state(int folder, const std::string& path) {
+  const auto where = (std::filesystem::path(path) / state_file).string();
+  const auto fd = open_regular_file(folder, state_file, where);
+  const auto bytes = file_bytes(fd.get(), where);
+  if (bytes > largest_file)
+    refuse(where, fmt::format("is not ours: it has {} bytes, and ours have at most {}", bytes, largest_file));
+  std::string text(bytes, '\0');
+  for (std::size_t at = 0; at < text.size();) {
+    const auto count = pread(fd.get(), text.data() + at, text.size() - at, static_cast<off_t>(at));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw SystemError(fmt::format("reading '{}'", where), errno);
+    if (count == 0) text.resize(at);
+    at += static_cast<std::size_t>(count);
+  }
+  return parse_state(text, where);
+}
+
+}  // namespace accelmgr::checkpoint

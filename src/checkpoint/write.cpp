@@ -1,0 +1,108 @@
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "accelmgr/errors.hpp"
+#include "base/fault_point.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/checksum.hpp"
+#include "checkpoint/cleanup.hpp"
+#include "checkpoint/folder.hpp"
+#include "checkpoint/safetensors_header.hpp"
+#include "checkpoint/state_file.hpp"
+#include "checkpoint/storage.hpp"
+
+namespace accelmgr::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Whatever is in it at the end is removed: what could not be completed, or what was replaced.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(fs::path path) : path_(std::move(path)) {
+    if (mkdir(path_.c_str(), 0777) != 0)
+      throw SystemError(fmt::format("making the directory '{}'", path_.string()), errno);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+
+  const fs::path& path() const noexcept { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+// An image that could not be read back is refused before a good checkpoint is replaced by it.
+void check(const Contents& contents, std::int64_t keep) {
+  if (keep < 1) throw CheckpointError(fmt::format("at least 1 checkpoint must be kept; keep is {}", keep));
+  const auto name = folder_name(contents.step);
+  read_safetensors_header(contents.model, fmt::format("{}/{}", name, model_file));
+  read_safetensors_header(contents.training, fmt::format("{}/{}", name, training_file));
+}
+
+void check_replaceable(const fs::path& target) {
+  struct stat status;
+  if (stat(target.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))
+    throw CheckpointError(
+        fmt::format("'{}' is in the way: it is no directory, so no checkpoint to replace", target.string()));
+}
+
+std::string print_state(const Contents& contents) {
+  const auto seal = [](std::span<const std::byte> image) { return Seal{image.size(), checksum_of(image)}; };
+  return print_state(State{.step = contents.step,
+                           .metric = contents.metric,
+                           .model = seal(contents.model),
+                           .training = seal(contents.training),
+                           .run = contents.state});
+}
+
+void write_files(const fs::path& folder, const Contents& contents, std::span<const std::byte> state) {
+  const auto write_one = [&](const char* name, std::span<const std::byte> bytes) {
+    write_file(folder / name, bytes);
+    base::fault_point(base::FaultPhase::checkpoint);
+  };
+  write_one(model_file, contents.model);
+  write_one(training_file, contents.training);
+  write_one(state_file, state);
+  sync_directory(folder);
+}
+
+Written write_checked(const fs::path& directory, const Contents& contents, std::int64_t keep) {
+  Written written;
+  written.path = directory / folder_name(contents.step);
+  const auto state = print_state(contents);
+  written.bytes = contents.model.size() + contents.training.size() + state.size();
+  make_directories(directory);
+  clear_leftovers(directory, written.warnings);
+  check_replaceable(written.path);
+  {
+    const TemporaryFolder folder(temporary_path(directory, contents.step));
+    write_files(folder.path(), contents, std::as_bytes(std::span(state)));
+    base::fault_point(base::FaultPhase::checkpoint);
+    move_into_place(folder.path(), written.path, replaced_path(directory, contents.step));
+    sync_directory(directory);
+    // The replaced one goes only now: before, the disk may still know it by the name of the new one.
+    remove_folder(folder.path(), written.warnings);
+  }
+  try {
+    written.removed = prune(directory, contents.step, keep, written.warnings);
+  } catch (const SystemError& error) {
+    written.warnings.push_back(error.what());
+  }
+  return written;
+}
+
+}  // namespace
+
+Written write(const fs::path& directory, const Contents& contents, std::int64_t keep) {
+  check(contents, keep);
+  return as_checkpoint_error([&] { return write_checked(directory, contents, keep); });
+}
+
+}  // namespace accelmgr::checkpoint

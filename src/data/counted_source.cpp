@@ -1,0 +1,67 @@
+#include "data/counted_source.hpp"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "accelmgr/errors.hpp"
+#include "base/fault_point.hpp"
+
+namespace accelmgr::data {
+
+static_assert(BatchSource::max_state_bytes == session::source_state_bytes);
+
+CountedSource::CountedSource(std::unique_ptr<BatchSource> source, const session::Session& session)
+    : source_(std::move(source)), session_(&session), left_at_(data_cursor(session)) {
+  const auto& dealing = session.dealing();
+  const auto& left = dealing.source[dealing.source_index.load(std::memory_order_acquire)];
+  if (left.bytes == 0) return;
+  if (left.element > left_at_ || left.bytes > session::source_state_bytes)
+    throw SessionError(
+        fmt::format("the session's state of the data source ({} bytes, of element {}) cannot be its own: the "
+                    "data cursor is {}, a state has at most {} bytes",
+                    left.bytes, left.element, left_at_, session::source_state_bytes));
+  source_->restore({left.state, left.bytes});
+  number_ = left.element;
+}
+
+bool CountedSource::next(std::vector<std::span<std::byte>> rows) {
+  base::fault_point(base::FaultPhase::data);
+  ElementWriter element(source_->fields(), std::move(rows));
+  if (!source_->next(element)) return false;
+  ++number_;
+  return true;
+}
+
+bool CountedSource::discard() {
+  if (discarded_.empty())
+    for (const auto& field : fields()) discarded_.emplace_back(field.bytes());
+  return next({discarded_.begin(), discarded_.end()});
+}
+
+void CountedSource::remember() {
+  if (!states_.empty() && states_.back().element == number_) return;
+  auto state = source_->state();
+  if (!state || state->empty()) return;
+  if (state->size() > BatchSource::max_state_bytes)
+    throw DataError(fmt::format("the data source's state at element {} has {} bytes; at most {} can be kept",
+                                number_, state->size(), BatchSource::max_state_bytes));
+  states_.push_back({number_, std::move(*state)});
+}
+
+void CountedSource::leave_state() {
+  const auto cursor = data_cursor(*session_);
+  if (cursor == left_at_ || states_.empty() || states_.front().element > cursor) return;
+  while (states_.size() > 1 && states_[1].element <= cursor) states_.pop_front();
+  auto& dealing = session_->dealing();
+  const auto other = dealing.source_index.load(std::memory_order_relaxed) ^ 1;
+  auto& copy = dealing.source[other];
+  copy.element = states_.front().element;
+  copy.bytes = states_.front().bytes.size();
+  std::memcpy(copy.state, states_.front().bytes.data(), copy.bytes);
+  dealing.source_index.store(other, std::memory_order_release);
+  states_.pop_front();
+  left_at_ = data_cursor(*session_);
+}
+
+}  // namespace accelmgr::data

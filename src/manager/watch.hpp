@@ -1,0 +1,48 @@
+// A descriptor that an Asio loop waits for.
+#pragma once
+
+#include <unistd.h>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <functional>
+#include <memory>
+#include <utility>
+
+namespace accelmgr::manager {
+
+/// Calls `ready` each time the descriptor is readable, while it returns true and the watch lives. The
+/// descriptor stays its owner's. May be destroyed inside `ready`.
+class Watch {
+ public:
+  Watch(boost::asio::io_context& context, int fd, std::function<bool()> ready)
+      : state_(std::make_shared<State>(context, dup(fd), std::move(ready))) {
+    arm(state_);
+  }
+  ~Watch() {
+    state_->alive = false;
+    boost::system::error_code ignored;
+    state_->descriptor.close(ignored);
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  struct State {
+    State(boost::asio::io_context& context, int fd, std::function<bool()> f)
+        : descriptor(context, fd), ready(std::move(f)) {}
+    boost::asio::posix::stream_descriptor descriptor;
+    std::function<bool()> ready;
+    bool alive = true;
+  };
+  static void arm(const std::shared_ptr<State>& state) {
+    state->descriptor.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                                 [state](const boost::system::error_code& error) {
+                                   if (error || !state->alive) return;
+                                   if (state->ready() && state->alive) arm(state);
+                                 });
+  }
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace accelmgr::manager

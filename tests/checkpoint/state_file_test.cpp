@@ -1,0 +1,130 @@
+#include "checkpoint/state_file.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "checkpoint/checksum.hpp"
+#include "support.hpp"
+
+namespace accelmgr::checkpoint::test {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+State sample_state() {
+  return {.step = 123,
+          .metric = 0.1,
+          .model = {456, "xxh3-128:m"},
+          .training = {789, "xxh3-128:t"},
+          .run = {{"seed", 18446744073709551615u},
+                  {"loss", 1.0 / 3},
+                  {"text", "\u00e4\n\"\\"},
+                  {"list", {1, -2, 3.0}}}};
+}
+
+std::string refusal(const std::string& text) {
+  return message_of<CheckpointError>([&] { parse_state(text, "state.json"); });
+}
+
+/// As a program would write it that has changed `state`.
+std::string sealed(const json& state) {
+  const auto text = state.dump();
+  return json{{"checksum", checksum_of(std::as_bytes(std::span(text)))}, {"state", state}}.dump(1) + "\n";
+}
+
+json state_of(const std::string& text) { return json::parse(text)["state"]; }
+
+TEST(StateFile, GivesBackWhatWasWritten) {
+  const auto state = sample_state();
+  const auto read = parse_state(print_state(state), "state.json");
+  EXPECT_EQ(read.step, state.step);
+  EXPECT_EQ(read.metric, state.metric);
+  EXPECT_EQ(read.model.bytes, 456u);
+  EXPECT_EQ(read.model.checksum, "xxh3-128:m");
+  EXPECT_EQ(read.training.bytes, 789u);
+  EXPECT_EQ(read.training.checksum, "xxh3-128:t");
+  EXPECT_EQ(read.run, state.run);
+}
+
+TEST(StateFile, AMetricThatIsNotFiniteIsNone) {
+  auto state = sample_state();
+  for (const std::optional<double> metric : {std::optional<double>(), std::optional(std::nan("")),
+                                             std::optional(-std::numeric_limits<double>::infinity())}) {
+    state.metric = metric;
+    EXPECT_EQ(parse_state(print_state(state), "state.json").metric, std::nullopt);
+  }
+}
+
+TEST(StateFile, RefusesToWriteWhatWouldComeBackAsSomethingElse) {
+  const auto refusal_of = [](json run) {
+    auto state = sample_state();
+    state.run = std::move(run);
+    return message_of<CheckpointError>([&] { print_state(state); });
+  };
+  EXPECT_THAT(refusal_of({{"a", {{"b", std::nan("")}}}}),
+              HasSubstr("/a/b would be read back as something else"));
+  EXPECT_THAT(refusal_of({{"bytes", json::binary({1, 2})}}), HasSubstr("/bytes would be"));
+  EXPECT_THAT(refusal_of({{"text", "\xff"}}), HasSubstr("UTF-8"));
+  EXPECT_THAT(refusal_of(json::array({1})), HasSubstr("must be a JSON object, not array"));
+  EXPECT_THAT(refusal_of({{"text", std::string(65u << 20, 'x')}}), HasSubstr("at most 67108864 are allowed"));
+}
+
+TEST(StateFile, EveryFlippedByteIsRefused) {
+  const auto text = print_state(sample_state());
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    for (const int flip : {1, 3, 32, 128}) {
+      auto flipped = text;
+      flipped[at] = static_cast<char>(flipped[at] ^ flip);
+      EXPECT_THROW(parse_state(flipped, "state.json"), CheckpointError) << at << ", " << flip;
+    }
+  }
+}
+
+TEST(StateFile, EveryTornTextIsRefused) {
+  const auto text = print_state(sample_state());
+  EXPECT_THAT(refusal(""), HasSubstr("'state.json' is torn: it is empty"));
+  for (std::size_t length = 1; length + 2 < text.size(); ++length)
+    EXPECT_THAT(refusal(text.substr(0, length)), HasSubstr("is torn: its JSON is not complete")) << length;
+  EXPECT_THAT(refusal(text.substr(0, text.size() - 1)), HasSubstr("not in the same bytes"));
+}
+
+TEST(StateFile, AWrongChecksumIsSaid) {
+  auto text = print_state(sample_state());
+  text.replace(text.find("123"), 3, "124");
+  EXPECT_THAT(refusal(text), HasSubstr("the checksum of its state is xxh3-128:"));
+}
+
+TEST(StateFile, ANewerVersionIsSaidWithBothNumbers) {
+  auto state = state_of(print_state(sample_state()));
+  state["version"] = 7;
+  constexpr const char* expected = "is of the newer format version 7; this program knows versions up to 1";
+  EXPECT_THAT(refusal(sealed(state)), HasSubstr(expected));
+  // Of a kind of checksum that is not known yet.
+  EXPECT_THAT(refusal(json{{"checksum", "sha3:12"}, {"state", state}}.dump()), HasSubstr(expected));
+  state["version"] = 1;
+  EXPECT_THAT(refusal(json{{"checksum", "sha3:12"}, {"state", state}}.dump()),
+              HasSubstr("'sha3:12' does not begin"));
+  for (const auto& wrong : {json(0), json(-1), json("1"), json()}) {
+    state["version"] = wrong;
+    EXPECT_THAT(refusal(sealed(state)), HasSubstr("has no format version"));
+  }
+}
+
+TEST(StateFile, WhatIsNotOursIsRefused) {
+  EXPECT_THAT(refusal("hello"), HasSubstr("it is no JSON, at byte 1"));
+  EXPECT_THAT(refusal("1e999"), HasSubstr("damaged or not ours"));
+  for (const auto* text : {"{}", "[]", "3", R"({"state":{}})", R"({"state":1,"checksum":"x"})",
+                           R"({"state":{},"checksum":1})", R"({"state":{},"checksum":"x","more":1})"})
+    EXPECT_THAT(refusal(text), HasSubstr("is not ours")) << text;
+  EXPECT_THAT(refusal(sealed({{"version", 1}})), HasSubstr("its format is not 'accelmgr checkpoint'"));
+  auto state = state_of(print_state(sample_state()));
+  state["files"].erase("model.safetensors");
+  EXPECT_THAT(refusal(sealed(state)), HasSubstr("is not ours, though its checksum is right"));
+}
+
+}  // namespace
+}  // namespace accelmgr::checkpoint::test

@@ -1,0 +1,267 @@
+// What `runners.on_loss` and `on_nonfinite` promise: training goes on, and ends as if nothing had happened.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "staged_run.hpp"
+#include "support.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+Config restarting(const Stage& stage) {
+  auto config = staged_config(stage);
+  config.runners.on_loss = LossPolicy::restart;
+  config.runners.restart_backoff = 0;
+  return config;
+}
+
+/// Gradients, and buffers, and where the data stands.
+struct Outcome {
+  std::vector<at::Tensor> gradients, buffers;
+  std::uint64_t elements = 0, steps = 0, samples = 0;
+};
+
+Outcome outcome_of(StagedRun& run) {
+  const auto statistics = run.manager().statistics();
+  return {run.gradients(), copies(run.manager().buffers()), statistics.elements, statistics.steps,
+          statistics.samples};
+}
+
+void expect_same(const Outcome& a, const Outcome& b) {
+  EXPECT_TRUE(same_bits(a.gradients, b.gradients));
+  EXPECT_TRUE(same_bits(a.buffers, b.buffers));
+  EXPECT_EQ(a.elements, b.elements);
+  EXPECT_EQ(a.steps, b.steps);
+  EXPECT_EQ(a.samples, b.samples);
+}
+
+Outcome undisturbed(int steps) {
+  Stage stage;
+  StagedRun run(restarting(stage));
+  for (int i = 0; i < steps; ++i) expect_ok(run.manager());
+  return outcome_of(run);
+}
+
+TEST(Restart, AStepWhoseRunnerIsKilledIsRepeatedWithTheSameElements) {
+  const auto expected = undisturbed(3);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  stage.tell(1, Act::block);
+  auto step = run.step_in_background();
+  stage.wait_until_blocked(1);
+  run.kill_and_wait(run.runner(1));
+  stage.tell(1, Act::compute);
+  const auto result = step.get();
+  EXPECT_EQ(result.status, StepStatus::ok) << result.error;
+  EXPECT_TRUE(result.counted);
+  EXPECT_EQ(result.tries, 2u);
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+  EXPECT_EQ(run.manager().statistics().replacements, 1u);
+  EXPECT_EQ(run.manager().statistics().runners.at(1).generation, 2u);
+}
+
+TEST(Restart, ARunnerKilledBetweenStepsIsReplacedBeforeTheNext) {
+  const auto expected = undisturbed(3);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  run.wait_until_waiting(0);
+  run.kill_and_wait(run.runner(0));
+  const auto result = expect_ok(run.manager());
+  EXPECT_EQ(result.tries, 1u);
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+TEST(Restart, ACrashLoopEndsWithItsLastThreeCauses) {
+  Stage stage;
+  auto config = restarting(stage);
+  config.runners.restarts_per_window = 3;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(1, Act::throw_exception);
+  const auto result = run.manager().step();
+  expect_failed(result, StepStatus::runner_lost,
+                {"3 restarts within 60 s (runners.restarts_per_window)", "runner 1", "the stage collapsed"});
+  ASSERT_EQ(result.causes.size(), 3u);
+  for (const auto& cause : result.causes) {
+    EXPECT_EQ(cause.rank, 1);
+    EXPECT_EQ(cause.exit, "exit code 17");
+    EXPECT_EQ(cause.what, "the stage collapsed");
+    EXPECT_EQ(cause.step, 2u);
+    EXPECT_EQ(cause.phase, "forward");
+  }
+  EXPECT_LT(result.causes[0].time_s, result.causes[2].time_s);
+  EXPECT_NE(result.causes[0].pid, result.causes[2].pid);
+  ASSERT_FALSE(result.causes[2].log.empty());
+  EXPECT_NE(result.causes[2].log.back().find("the stage collapsed"), std::string::npos);
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+}
+
+TEST(Restart, AKilledLauncherIsReplacedWithAllItsRunners) {
+  const auto expected = undisturbed(3);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  run.wait_until_waiting(0);
+  run.kill_and_wait(run.processes().launcher.get());
+  expect_ok(run.manager());
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+  EXPECT_EQ(run.manager().statistics().losses, 1u);
+}
+
+TEST(Restart, AStoppedRunnerIsEndedAndReplaced) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  auto config = restarting(stage);
+  config.runners.hang_timeout = 0.3;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  run.wait_until_waiting(1);
+  run.stop_and_wait(1);
+  const auto result = expect_ok(run.manager());
+  EXPECT_EQ(result.tries, 2u);
+  expect_same(outcome_of(run), expected);
+}
+
+TEST(Hang, IsToldFromAStopAndSaysWhereItStood) {
+  Stage stage;
+  auto config = staged_config(stage);
+  config.runners.hang_timeout = 0.3;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  stage.tell(1, Act::block);
+  const auto result = run.manager().step();
+  expect_failed(result, StepStatus::runner_lost,
+                {"runner 1", "killed by signal 9 (KILL)", "phase forward", "hangs", "heartbeat"});
+  ASSERT_EQ(result.causes.size(), 1u);
+}
+
+TEST(Shrink, TheRestGoOnWithTrueCountsAndEveryElementIsTrainedOnce) {
+  Stage stage;
+  auto config = staged_config(stage);
+  config.runners.on_loss = LossPolicy::shrink;
+  StagedRun run(config);
+  EXPECT_EQ(expect_ok(run.manager()).participants, 2u);
+  run.wait_until_waiting(1);
+  run.kill_and_wait(run.runner(1));
+  const auto result = expect_ok(run.manager());
+  EXPECT_EQ(result.participants, 1u);
+  EXPECT_EQ(result.samples, std::uint64_t{staged_batch_size});
+  EXPECT_EQ(run.manager().statistics().elements, std::uint64_t{3 * staged_batch_size});
+  EXPECT_EQ(run.manager().statistics().runners.size(), 1u);
+}
+
+TEST(Shrink, BelowMinRunnersItEnds) {
+  Stage stage;
+  auto config = staged_config(stage);
+  config.runners.on_loss = LossPolicy::shrink;
+  config.runners.min_runners = 2;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  run.kill_and_wait(run.runner(1));
+  expect_failed(run.manager().step(), StepStatus::runner_lost, {"runners.min_runners is 2", "runner 1"});
+}
+
+TEST(Resize, GoesUpAndDownAndDealsEveryElementOnce) {
+  Stage stage;
+  auto config = restarting(stage);
+  config.runners.max_runners = 3;
+  StagedRun run(config);
+  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{2 * staged_batch_size});
+  run.manager().resize(3);
+  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{3 * staged_batch_size});
+  run.manager().resize(1);
+  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{1 * staged_batch_size});
+  run.manager().resize(2);
+  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{2 * staged_batch_size});
+  EXPECT_EQ(run.manager().statistics().elements, std::uint64_t{8 * staged_batch_size});
+  EXPECT_THROW(run.manager().resize(0), UsageError);
+  EXPECT_THROW(run.manager().resize(4), UsageError);
+}
+
+TEST(Recover, TrainingGoesOnOverTheSameSession) {
+  const auto expected = undisturbed(3);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  EXPECT_THROW(run.manager().recover(), UsageError) << "there is a manager";
+  stage.tell(1, Act::block);
+  auto step = run.step_in_background();
+  stage.wait_until_blocked(1);
+  run.kill_and_wait(run.processes().manager.get());
+  stage.tell(1, Act::compute);
+  const auto result = step.get();
+  expect_failed(result, StepStatus::manager_lost, {"killed by signal 9 (KILL)"});
+  ASSERT_EQ(result.causes.size(), 1u);
+  EXPECT_EQ(result.causes[0].exit, "killed by signal 9 (KILL)");
+  run.manager().recover();
+  expect_ok(run.manager());
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+Config with_nonfinite(const Stage& stage, NonfinitePolicy policy, int limit) {
+  auto config = staged_config(stage);
+  config.on_nonfinite = policy;
+  config.nonfinite_limit = limit;
+  return config;
+}
+
+TEST(Nonfinite, AbortNamesTheParameterAndHandsOutTheSameBatches) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  StagedRun run(with_nonfinite(stage, NonfinitePolicy::abort, 10));
+  expect_ok(run.manager());
+  stage.tell(1, Act::undefined_gradient);
+  expect_failed(run.manager().step(), StepStatus::nonfinite, {"rank 1", "'output.bias'", "loss"});
+  stage.tell(1, Act::compute);
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+TEST(Nonfinite, SkipBatchConsumesTheBatchesAndNothingElse) {
+  Stage stage;
+  StagedRun run(with_nonfinite(stage, NonfinitePolicy::skip_batch, 10));
+  expect_ok(run.manager());
+  const auto buffers = copies(run.manager().buffers());
+  stage.tell_once(1, Act::infinite_loss);
+  const auto result = expect_ok(run.manager());
+  EXPECT_EQ(result.skipped, 1u);
+  EXPECT_EQ(result.tries, 2u);
+  EXPECT_EQ(result.step, 2u);
+  const auto statistics = run.manager().statistics();
+  EXPECT_EQ(statistics.skips, 1u);
+  EXPECT_EQ(statistics.samples, std::uint64_t{2 * 2 * staged_batch_size});
+  EXPECT_EQ(statistics.elements, std::uint64_t{3 * 2 * staged_batch_size});
+}
+
+TEST(Nonfinite, SkipBatchHasALimitInARow) {
+  Stage stage;
+  StagedRun run(with_nonfinite(stage, NonfinitePolicy::skip_batch, 3));
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(0, Act::infinite_loss);
+  const auto result = run.manager().step();
+  expect_failed(result, StepStatus::nonfinite, {"rank 0", "the loss is inf"});
+  EXPECT_EQ(result.skipped, 3u);
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+}
+
+TEST(Nonfinite, KeepHasALimitInARow) {
+  Stage stage;
+  StagedRun run(with_nonfinite(stage, NonfinitePolicy::keep, 2));
+  stage.tell(0, Act::infinite_loss);
+  for (int i = 0; i < 2; ++i) {
+    const auto result = expect_ok(run.manager());
+    EXPECT_TRUE(result.nonfinite);
+  }
+  expect_failed(run.manager().step(), StepStatus::nonfinite, {"rank 0"});
+}
+
+}  // namespace
+}  // namespace accelmgr::test
