@@ -171,8 +171,9 @@ std::uint64_t tensor_bytes(const std::string& where, const std::string& dtype,
 
 SafetensorsHeader read_safetensors_header(std::span<const std::byte> image, const std::string& where) {
   const auto text = header_text(image, where);
+  const auto entries = parse_header(text, where);
   SafetensorsHeader header;
-  for (const auto& [name, entry] : parse_header(text, where).items()) {
+  for (const auto& [name, entry] : entries.items()) {
     if (name == safetensors_metadata_key) {
       read_metadata(entry, where, header.metadata);
     } else {

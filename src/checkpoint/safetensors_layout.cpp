@@ -68,9 +68,6 @@ std::string header_of(const json& entries) {
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const std::uint64_t length = text.size();
-  if (length > safetensors_header_limit)
-    throw CheckpointError(fmt::format("a safetensors header of {} bytes; the format allows {}", length,
-                                      safetensors_header_limit));
   return std::string(reinterpret_cast<const char*>(&length), safetensors_length_bytes) + text;
 }
 

@@ -19,7 +19,7 @@ using nlohmann::json;
 
 constexpr const char* format_name = "accelmgr checkpoint";
 // State is small; this much of it is a mistake, or not ours.
-constexpr std::uint64_t largest_file = std::uint64_t{64} << 20;
+constexpr std::uint64_t largest_file = std::uint64_t{16} << 20;
 
 [[noreturn]] void refuse(const std::string& where, const std::string& why) {
   throw CheckpointError(fmt::format("'{}' {}", where, why));
@@ -34,12 +34,21 @@ std::string print(const json& state, const std::string& checksum) {
   return json{{"checksum", checksum}, {"state", state}}.dump(1) + '\n';
 }
 
+void check_size(const std::string& text) {
+  if (text.size() > largest_file)
+    throw CheckpointError(
+        fmt::format("the state of a checkpoint takes {} bytes as JSON; at most {} are allowed", text.size(),
+                    largest_file));
+}
+
 void check_run(const json& run) {
   if (!run.is_object())
     throw CheckpointError(
         fmt::format("the state of a checkpoint must be a JSON object, not {}", run.type_name()));
   try {
-    const auto changes = json::diff(run, json::parse(run.dump()));
+    const auto text = run.dump();
+    check_size(text);
+    const auto changes = json::diff(run, json::parse(text));
     if (changes.empty()) return;
     throw CheckpointError(fmt::format(
         "the state of a checkpoint cannot be kept as JSON: {} would be read back as something else (numbers "
@@ -110,10 +119,7 @@ std::string print_state(const State& state) {
       {"files", {{model_file, seal_entry(state.model)}, {training_file, seal_entry(state.training)}}},
       {"run", state.run}};
   auto text = print(entries, checksum_of_state(entries));
-  if (text.size() > largest_file)
-    throw CheckpointError(
-        fmt::format("the state of a checkpoint takes {} bytes as JSON; at most {} are allowed", text.size(),
-                    largest_file));
+  check_size(text);
   return text;
 }
 

@@ -86,6 +86,7 @@ void Loader::begin(session::RankMask team, std::uint64_t first_element) {
   }
   dealing.first_element = first_element;
   next_ = first_element;
+  finished_ = false;
   dropped_ = 0;
   dealing.dealt_to.store(team);
   ipc::advance(session_->control().life);

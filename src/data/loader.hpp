@@ -3,12 +3,11 @@
 // What it knows lies in the session: Dealing says which element is whose, the queues hold those dealt,
 // Counters how many were consumed. So another loader goes on where one was killed, at whatever instant:
 //
-//   | found                                   | the next loader |
-//   |-----------------------------------------|----------------------------------------------------------------|
-//   | a dealing to its team                   | goes on in the slots as they are; what was being written is |
-//   |                                         | read from the source again | | no dealing, or one under way
-//   | deals what is not consumed, all from the source                | | one to another team, or one whose
-//   last  | likewise: a short batch is the last, and the source may go on  | | batch is short | this time |
+//   - Where it finds a dealing to its own team, it goes on in the slots as they are. What was being
+//     written is read from the source again.
+//   - Where it finds none, one under way, or one to another team, it deals all that is not consumed
+//     anew, from the source. Likewise where the last batch of a queue is short: nothing could follow
+//     it, but the source may go on this time.
 //
 // In each case the source is first brought to the data cursor: by its state in the session, and by reading on
 // from there.

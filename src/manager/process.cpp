@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -123,6 +124,7 @@ ipc::ChildMain runner_main(const Config& config) {
 
 [[noreturn]] void serve_host(int socket) {
   base::start_logging("manager");
+  signal(SIGXFSZ, SIG_IGN);  // A checkpoint too large for RLIMIT_FSIZE is an error, and no end.
   const auto host_pidfd = pidfd_of_host(socket);
   const auto patience = base::Deadline::in_seconds(30);
   const auto config = config::from_yaml(protocol::receive_configuration(socket, patience));
@@ -138,7 +140,7 @@ ipc::ChildMain runner_main(const Config& config) {
   auto session = offered.empty() ? make_session(config, *source, manifest)
                                  : take_over_session(std::move(offered), manifest);
   data::Loader loader(std::move(source), session, manifest, config.batch_size_per_device,
-                      config.data.drop_last, session.control().team.load());
+                      config.data.drop_last, session.control().deal_to.load());
   std::thread([&loader] {
     loader.run();
   }).detach();  // It may sit in a source for ever; the process's end ends it.

@@ -264,7 +264,8 @@ void Supervisor::finish_for(int rank) {
   const auto word = session_.word();
   if (word.closed || (participants >> rank & 1) == 0) return;
   if (session::abort_attempt(session_, word.attempt, session::author_supervisor)) return;
-  if (!session_.word().committed(participants)) return;
+  const auto now = session_.word();
+  if (now.attempt != word.attempt || !now.committed(participants)) return;
   reduction_.finish_slice(rank, word.attempt);
   session::close_if_over(session_, word.attempt);
 }

@@ -70,7 +70,7 @@ TEST(StateFile, RefusesToWriteWhatWouldComeBackAsSomethingElse) {
   EXPECT_THAT(refusal_of({{"bytes", json::binary({1, 2})}}), HasSubstr("/bytes would be"));
   EXPECT_THAT(refusal_of({{"text", "\xff"}}), HasSubstr("UTF-8"));
   EXPECT_THAT(refusal_of(json::array({1})), HasSubstr("must be a JSON object, not array"));
-  EXPECT_THAT(refusal_of({{"text", std::string(65u << 20, 'x')}}), HasSubstr("at most 67108864 are allowed"));
+  EXPECT_THAT(refusal_of({{"text", std::string(17u << 20, 'x')}}), HasSubstr("at most 16777216 are allowed"));
 }
 
 TEST(StateFile, EveryFlippedByteIsRefused) {

@@ -98,8 +98,16 @@ TEST(Loader, LeavesTheNewestStateOfTheSourceUpToTheCursor) {
   }
 }
 
+TEST(Loader, AsksForTheStateOnceARound) {
+  const NumbersPlan plan{.count = 1000, .states = true};
+  Training t({.ranks = 3, .slots = 3, .batch_size = 4}, plan);
+  for (int i = 0; i < 10; ++i) t.work();
+  EXPECT_EQ(t.loader().dealt(), 36u);
+  EXPECT_EQ(*plan.asked, 3u);
+}
+
 TEST(Loader, WhoReadsTheStateBetweenAttemptsMeetsOneChangeAtMost) {
-  Training t({.slots = 2, .batch_size = 2}, {.count = 1000, .states = true});
+  Training t({.slots = 2, .batch_size = 2, .micro_batches = 2}, {.count = 1000, .states = true});
   const auto copies = [&] {
     const auto& source = t.dealing().source;
     return std::array{std::string(source[0].state, source[0].bytes),

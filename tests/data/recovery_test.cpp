@@ -31,11 +31,14 @@ session::Queue& queue_of(const Training& t, std::size_t rank) {
   return t.session().queue(static_cast<int>(rank));
 }
 
-/// Killed between the two stores that publish a batch.
-void tear_publication(session::Queue& queue, const Written::Ring& was) {
+/// Killed between the two stores that publish a batch. That its elements are in the slot is luck.
+void tear_publication(const Training& t, std::size_t rank, const Written::Ring& was) {
+  auto& queue = queue_of(t, rank);
   queue.filling.store(0);
   queue.published.store(was.published);
   queue.end.store(was.end);
+  const session::BatchQueue ring(t.session(), static_cast<int>(rank));
+  std::memset(const_cast<std::byte*>(ring.slot(was.published)), 0xee, t.session().header().slot_bytes);
 }
 
 /// Killed while the queues are rewound: the first one is.
@@ -55,8 +58,13 @@ void tear_end(const Training& t, const Written& before, const Written& after) {
     const auto& was = before.rings[rank];
     const auto& is = after.rings[rank];
     if (is.end == was.end || ++told == 1) continue;
-    tear_publication(queue_of(t, rank), was);
-    if (told > 2 || is.published == was.published) queue_of(t, rank).filling.store(was.filling);
+    if (told == 2 && is.published != was.published) {
+      tear_publication(t, rank, was);
+    } else {
+      queue_of(t, rank).published.store(was.published);
+      queue_of(t, rank).filling.store(was.filling);
+      queue_of(t, rank).end.store(was.end);
+    }
   }
 }
 
@@ -65,7 +73,7 @@ void tear_element(const Training& t, const Written& before, const Written& after
   for (std::size_t rank = 0; rank < after.rings.size(); ++rank) {
     const auto& was = before.rings[rank];
     if (after.rings[rank].published != was.published) {
-      tear_publication(queue_of(t, rank), was);
+      tear_publication(t, rank, was);
     } else if (after.rings[rank].filling != was.filling) {
       const session::BatchQueue queue(t.session(), static_cast<int>(rank));
       auto* slot = const_cast<std::byte*>(queue.slot(was.published));
@@ -227,6 +235,55 @@ TEST(RecoveryReading, ASourceThatEndsSoonerThanBeforeIsAnError) {
       session::BatchQueue(t.session(), 0).error(),
       "the data source ended after 30 elements; before it was read again it gave 31: it must give the same "
       "ones every time");
+}
+
+TEST(RecoveryReading, ASourceThatEndsBeforeWhatTheQueuesHoldIsAnError) {
+  Training t({.ranks = 2, .slots = 2, .batch_size = 3}, {.count = 100});
+  t.work(10);
+  t.kill();
+  t.plan().count = 9;
+  t.work();
+  EXPECT_EQ(
+      session::BatchQueue(t.session(), 0).error(),
+      "the data source ended after 9 elements; before it was read again it gave 10: it must give the same "
+      "ones every time");
+}
+
+TEST(RecoveryReading, ABatchThatIsMissingAndCannotBeReadAgainIsAnError) {
+  Training t({.ranks = 2, .slots = 2, .batch_size = 2}, {.count = 100});
+  t.work(3);
+  t.session().queue(0).published.store(0);
+  t.kill();
+  t.plan().count = 0;
+  t.work();
+  EXPECT_EQ(t.state(0, 0), session::BatchQueue::State::failed);
+  EXPECT_NE(session::BatchQueue(t.session(), 0).error().find("ended after 0 elements"), std::string::npos);
+}
+
+TEST(RecoveryReading, ASourceThatFailedMayGoOn) {
+  for (const bool drop_last : {true, false}) {
+    Training t({.ranks = 2, .slots = 4, .batch_size = 2, .drop_last = drop_last},
+               {.count = 20, .fails_at = 7});
+    t.work();
+    ASSERT_TRUE(t.step());
+    ASSERT_EQ(t.state(1, 2), session::BatchQueue::State::failed);
+    t.kill();
+    t.plan().fails_at = -1;
+    t.loader();
+    EXPECT_EQ(t.state(1, 2), session::BatchQueue::State::empty);
+    t.finish();
+  }
+}
+
+TEST(RecoveryReading, ForAnotherTeamDealsAllAnewThatIsNotConsumed) {
+  Training t({.ranks = 3, .slots = 2, .batch_size = 2}, {.count = 50}, 0b011);
+  t.work();
+  ASSERT_TRUE(t.step());
+  t.kill();
+  t.begin_with(0b110);
+  EXPECT_EQ(t.loader().dealt(), 4u);
+  EXPECT_EQ(t.dealing().dealt_to.load(), 0b110u);
+  t.finish();
 }
 
 TEST(RecoveryReading, WhereTheLastBatchIsShortAllIsReadAgain) {

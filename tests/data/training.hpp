@@ -24,8 +24,9 @@ struct NumbersPlan {
   std::int64_t fails_at = -1;   ///< Throws instead of giving this number.
   bool states = false;          ///< It says where it stands.
   std::size_t state_bytes = 0;  ///< If more than needed.
-  std::shared_ptr<std::uint64_t> reads =
-      std::make_shared<std::uint64_t>(0);  ///< By all sources of this plan.
+  // By all sources of this plan.
+  std::shared_ptr<std::uint64_t> reads = std::make_shared<std::uint64_t>(0);
+  std::shared_ptr<std::uint64_t> asked = std::make_shared<std::uint64_t>(0);  ///< For its state.
 };
 
 /// Each number as two fields, of which a loader must keep both together.
@@ -44,6 +45,7 @@ class Numbers final : public BatchSource {
     return true;
   }
   std::optional<std::string> state() const override {
+    ++*plan_.asked;
     if (!plan_.states) return std::nullopt;
     auto text = std::to_string(next_);
     text.resize(std::max(plan_.state_bytes, text.size()), ' ');
@@ -133,6 +135,9 @@ class Training {
   }
   /// The loader's end, however it came; the next one begins from a fresh source.
   void kill() { loader_.reset(); }
+  /// Of the next loader.
+  NumbersPlan& plan() { return plan_; }
+  void begin_with(session::RankMask team) { team_ = team; }
   void work() {
     while (loader().do_work()) {
     }

@@ -35,25 +35,98 @@ TEST_F(MessagesTest, AConfigurationLargerThanAPacketArrivesWhole) {
   EXPECT_EQ(receive_configuration(manager.get(), soon()), yaml);
 }
 
+/// /dev/null and /dev/zero are told apart by their device numbers.
+base::UniqueFd open_device(const char* path) { return base::UniqueFd(open(path, O_RDONLY | O_CLOEXEC)); }
+base::UniqueFd null() { return open_device("/dev/null"); }
+base::UniqueFd zero() { return open_device("/dev/zero"); }
+
+dev_t device(const base::UniqueFd& fd) {
+  struct stat status {};
+  EXPECT_EQ(fstat(fd.get(), &status), 0);
+  return status.st_rdev;
+}
+
 TEST_F(MessagesTest, StartedPassesEveryDescriptorInItsPlace) {
-  // /dev/null and /dev/zero are told apart by their device numbers.
-  const base::UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC)),
-      zero(open("/dev/zero", O_RDONLY | O_CLOEXEC));
-  send_started(manager.get(), {null.get(), zero.get()}, 42, zero.get(), {null.get(), zero.get(), null.get()});
+  Started sent;
+  sent.launcher_pid = 42;
+  sent.launcher_pidfd = zero();
+  sent.runners.push_back({.rank = 0, .generation = 1, .pid = 7, .pidfd = null()});
+  sent.runners.push_back({.rank = 2, .generation = 5, .pid = 9, .pidfd = zero()});
+  sent.session.push_back(null());
+  sent.session.push_back(zero());
+  send_started(manager.get(), sent);
   auto answer = receive_answer(host.get(), soon());
   auto& started = std::get<Started>(answer);
-  const auto device = [](const base::UniqueFd& fd) {
-    struct stat status {};
-    EXPECT_EQ(fstat(fd.get(), &status), 0);
-    return status.st_rdev;
-  };
   EXPECT_EQ(started.launcher_pid, 42);
-  EXPECT_EQ(device(started.launcher_pidfd), device(zero));
-  ASSERT_EQ(started.runner_pidfds.size(), 3u);
-  EXPECT_EQ(device(started.runner_pidfds[1]), device(zero));
+  EXPECT_EQ(device(started.launcher_pidfd), device(zero()));
+  ASSERT_EQ(started.runners.size(), 2u);
+  EXPECT_EQ(started.runners[1].rank, 2);
+  EXPECT_EQ(started.runners[1].generation, 5u);
+  EXPECT_EQ(started.runners[1].pid, 9);
+  EXPECT_EQ(device(started.runners[0].pidfd), device(null()));
+  EXPECT_EQ(device(started.runners[1].pidfd), device(zero()));
   ASSERT_EQ(started.session.size(), 2u);
-  EXPECT_EQ(device(started.session[0]), device(null));
-  EXPECT_EQ(device(started.session[1]), device(zero));
+  EXPECT_EQ(device(started.session[0]), device(null()));
+  EXPECT_EQ(device(started.session[1]), device(zero()));
+}
+
+TEST_F(MessagesTest, ASessionToGoOnWithArrives) {
+  send_begin(host.get(), {});
+  EXPECT_TRUE(receive_begin(manager.get(), soon()).empty());
+  const auto first = zero(), second = null();
+  send_begin(host.get(), {first.get(), second.get()});
+  const auto session = receive_begin(manager.get(), soon());
+  ASSERT_EQ(session.size(), 2u);
+  EXPECT_EQ(device(session[0]), device(zero()));
+  EXPECT_EQ(device(session[1]), device(null()));
+}
+
+TEST_F(MessagesTest, RequestsArriveInTheirOrderAndTheEndOfTheHostIsAStop) {
+  EXPECT_FALSE(next_request(manager.get()));
+  send_request(host.get(), Resize{3});
+  Save save;
+  save.step = 17;
+  save.model = null();
+  save.training = zero();
+  save.description = null();
+  send_request(host.get(), std::move(save));
+  auto request = next_request(manager.get());
+  EXPECT_EQ(std::get<Resize>(*request).ranks, 3);
+  request = next_request(manager.get());
+  EXPECT_EQ(std::get<Save>(*request).step, 17u);
+  EXPECT_EQ(device(std::get<Save>(*request).training), device(zero()));
+  host.reset();
+  request = next_request(manager.get());
+  EXPECT_TRUE(std::holds_alternative<Stop>(*request));
+}
+
+TEST_F(MessagesTest, NoticesArriveInTheirOrder) {
+  EXPECT_FALSE(next_notice(host.get()));
+  EXPECT_TRUE(send_notice(manager.get(), Joined{.rank = 1, .generation = 4, .pid = 8, .pidfd = zero()}));
+  EXPECT_TRUE(send_notice(manager.get(), Relaunched{.pid = 9, .pidfd = null()}));
+  EXPECT_TRUE(send_notice(manager.get(), Resized{.refused = "no memory"}));
+  EXPECT_TRUE(send_notice(
+      manager.get(),
+      Saved{.step = 5, .path = "/x", .bytes = 6, .write_ms = 1.5, .error = "", .warnings = {"old"}}));
+  auto notice = next_notice(host.get());
+  EXPECT_EQ(std::get<Joined>(*notice).generation, 4u);
+  EXPECT_EQ(device(std::get<Joined>(*notice).pidfd), device(zero()));
+  notice = next_notice(host.get());
+  EXPECT_EQ(device(std::get<Relaunched>(*notice).pidfd), device(null()));
+  notice = next_notice(host.get());
+  EXPECT_EQ(std::get<Resized>(*notice).refused, "no memory");
+  notice = next_notice(host.get());
+  EXPECT_EQ(std::get<Saved>(*notice).bytes, 6u);
+  EXPECT_EQ(std::get<Saved>(*notice).warnings.at(0), "old");
+}
+
+TEST_F(MessagesTest, AHostThatReadsNothingDoesNotHoldUpTheManager) {
+  std::size_t sent = 0;
+  constexpr std::size_t far_more_than_a_socket_holds = 100'000;
+  while (sent < far_more_than_a_socket_holds && send_notice(manager.get(), Resized{.refused = "x"})) ++sent;
+  EXPECT_LT(sent, far_more_than_a_socket_holds);
+  for (std::size_t i = 0; i < sent; ++i) EXPECT_TRUE(next_notice(host.get()));
+  EXPECT_TRUE(send_notice(manager.get(), Resized{}));
 }
 
 TEST_F(MessagesTest, AFailureArrivesAsTheExceptionItWas) {
@@ -61,6 +134,7 @@ TEST_F(MessagesTest, AFailureArrivesAsTheExceptionItWas) {
   expect_raised(DataError("no file"));
   expect_raised(SessionError("no memory"));
   expect_raised(UsageError("no init"));
+  expect_raised(CheckpointError("truncated"));
   expect_raised(Error("something"));
   send_failed(manager.get(), ConfigError("out of range", "nprocs"));
   try {
@@ -86,7 +160,8 @@ TEST_F(MessagesTest, TextThatIsNoUtf8DoesNotBreakTheAnswer) {
 TEST_F(MessagesTest, TheEndOfThePeerIsSaid) {
   manager.reset();
   EXPECT_THROW(receive_answer(host.get(), soon()), SessionError);
-  EXPECT_NO_THROW(send_stop(host.get()));
+  EXPECT_FALSE(next_notice(host.get())) << "as if there were none; its pidfd tells";
+  EXPECT_THROW(send_request(host.get(), Stop{}), SystemError);
   auto [ours, theirs] = ipc::socket_pair();
   theirs.reset();
   EXPECT_THROW(receive_configuration(ours.get(), soon()), SessionError);

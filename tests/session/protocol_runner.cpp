@@ -1,0 +1,160 @@
+// The runner of the model: its start, and an attempt up to its slice.
+#include "protocol_model.hpp"
+
+namespace accelmgr::session::model {
+namespace {
+
+constexpr const char* runner_names[] = {"runner 0", "runner 1", "runner 2"};
+
+}  // namespace
+
+void ProtocolModel::start_steps(const State& s, int rank, Steps<State>& out) const {
+  const auto add = [&](const char* what) -> State& { return out.add(s, runner_names[rank], what); };
+  switch (s.runners[rank].pc) {
+    case Pc::look_at_index: {
+      auto& t = add("starts: looks which copies are valid");
+      t.runners[rank].index = s.word_index;
+      go(t.runners[rank], Pc::load_copies);
+      return;
+    }
+    case Pc::load_copies: {
+      auto& t = add("starts: loads the copies");
+      t.ranks[rank].work = cell(s.ranks[rank].copies, s.runners[rank].index);
+      t.runners[rank] = standing_at(Pc::mark_settled);
+      return;
+    }
+    case Pc::mark_settled: {
+      auto& t = add("starts: has settled whatever was before");
+      t.ranks[rank].settled = s.word_attempt;
+      go(t.runners[rank], Pc::mark_ready);
+      return;
+    }
+    default: {
+      auto& t = add("is ready");
+      t.ranks[rank].life = number(Life::ready);
+      go(t.runners[rank], Pc::idle);
+      return;
+    }
+  }
+}
+
+void ProtocolModel::compute_steps(const State& s, int rank, Steps<State>& out) const {
+  const auto attempt = s.runners[rank].attempt;
+  const auto computed = [&](const char* what, Pc next) {
+    auto& t = out.add(s, runner_names[rank], what);
+    t.ranks[rank].slab = attempt & 3;
+    t.ranks[rank].work = one_more(s.ranks[rank].work) & 3;
+    go(t.runners[rank], next);
+  };
+  computed("computes its gradients", Pc::look_before_vote);
+  if (over(s, attempt)) computed("stops computing: the attempt is over", Pc::await_votes);
+  computed("finds a reason to refuse", Pc::refuse);
+}
+
+void ProtocolModel::vote_steps(const State& s, int rank, Steps<State>& out) const {
+  const auto& p = s.runners[rank];
+  const bool vote_first = is(Mutation::vote_before_the_copies_are_written);
+  const auto add = [&](const char* what) -> State& { return out.add(s, runner_names[rank], what); };
+  switch (p.pc) {
+    case Pc::look_before_vote: {
+      if (over(s, p.attempt)) {
+        go(add("does not vote: the attempt is over").runners[rank], Pc::await_votes);
+        return;
+      }
+      auto& t = add("looks which copies are the others");
+      t.runners[rank].index = (s.word_index ^ 1u) & 1;
+      go(t.runners[rank], vote_first ? Pc::cast_vote : Pc::begin_copies);
+      return;
+    }
+    case Pc::begin_copies: {
+      auto& t = add("begins to write its copies");
+      t.ranks[rank].copies = with_cell(s.ranks[rank].copies, p.index, torn) & 15;
+      go(t.runners[rank], Pc::end_copies);
+      return;
+    }
+    case Pc::end_copies: {
+      auto& t = add("has written its copies");
+      t.ranks[rank].copies = with_cell(s.ranks[rank].copies, p.index, s.ranks[rank].work) & 15;
+      t.runners[rank].index = 0;
+      go(t.runners[rank], vote_first ? Pc::await_votes : Pc::cast_vote);
+      return;
+    }
+    default: {  // cast_vote
+      State t = s;
+      const auto vote_is = change_word(t, [&](auto& real) { return vote(real, p.attempt, rank, all()); });
+      if (vote_is == Vote::committed) t.committed = one_more(s.committed) & 3;
+      go(t.runners[rank], vote_first ? Pc::begin_copies : Pc::await_votes);
+      add(vote_is == Vote::committed ? "votes: committed"
+          : vote_is == Vote::counted ? "votes"
+                                     : "votes too late") = t;
+      return;
+    }
+  }
+}
+
+void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) const {
+  const auto& p = s.runners[rank];
+  const auto word = word_of(s);
+  const auto add = [&](const char* what) -> State& { return out.add(s, runner_names[rank], what); };
+  const auto move = [&](const char* what, Pc to) { go(add(what).runners[rank], to); };
+  switch (p.pc) {
+    case Pc::idle: {
+      if (word.attempt <= s.ranks[rank].settled) return;
+      auto& t = add(word.closed ? "wakes after the attempt" : "begins the attempt");
+      t.runners[rank].attempt = s.word_attempt;
+      t.runners[rank].rank = static_cast<std::uint32_t>(rank) & 3;
+      go(t.runners[rank], !word.closed ? Pc::reset_cursor : word.abort ? Pc::restore_state : Pc::settle);
+      return;
+    }
+    case Pc::reset_cursor: {
+      auto& t = add("resets its cursor");
+      store_cursor(t.ranks[rank], {.attempt = p.attempt});
+      go(t.runners[rank], Pc::compute);
+      return;
+    }
+    case Pc::compute:
+      return compute_steps(s, rank, out);
+    case Pc::refuse: {
+      auto& t = add("refuses");
+      abort_word(t, p.attempt, static_cast<std::uint32_t>(rank));
+      go(t.runners[rank], Pc::await_votes);
+      return;
+    }
+    case Pc::look_before_vote:
+    case Pc::begin_copies:
+    case Pc::end_copies:
+    case Pc::cast_vote:
+      return vote_steps(s, rank, out);
+    case Pc::await_votes:
+      if (word.attempt == p.attempt && word.committed(all()))
+        return move("sees the attempt committed", Pc::slice_begin);
+      if (!over(s, p.attempt)) return;
+      return move("sees the attempt over",
+                  word.attempt == p.attempt && word.closed && !word.abort ? Pc::settle : Pc::restore_state);
+    case Pc::restore_state: {
+      auto& t = add("goes back to the state of the valid copies");
+      if (!is(Mutation::state_kept_after_an_abort))
+        t.ranks[rank].work = cell(s.ranks[rank].copies, s.word_index);
+      go(t.runners[rank], Pc::settle);
+      return;
+    }
+    case Pc::settle:
+    case Pc::settle_and_close: {
+      auto& t = add("settles the attempt");
+      t.ranks[rank].settled = p.attempt & 3;
+      t.runners[rank] = standing_at(p.pc == Pc::settle ? Pc::idle : Pc::close_look);
+      if (p.pc == Pc::settle_and_close) t.runners[rank].attempt = p.attempt;
+      return;
+    }
+    default:
+      break;
+  }
+  if (p.pc < Pc::idle) return start_steps(s, rank, out);
+  State t = s;
+  const char* what = slice_step(t, t.runners[rank], Pc::settle_and_close);
+  if (what == nullptr) what = close_step(t, t.runners[rank], Pc::idle);
+  if (t.runners[rank].pc == Pc::idle) t.runners[rank] = standing_at(Pc::idle);
+  add(what) = t;
+}
+
+}  // namespace accelmgr::session::model

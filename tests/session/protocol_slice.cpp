@@ -1,0 +1,130 @@
+// What every process of the model does alike: abort, reduce a slice, close.
+#include "protocol_model.hpp"
+
+namespace accelmgr::session::model {
+
+bool ProtocolModel::abort_word(State& s, std::uint32_t attempt, std::uint32_t author) const {
+  return change_word(s, [&](auto& word) {
+    const bool too_late = is(Mutation::abort_of_a_committed_attempt) && load(word).committed(all());
+    return abort(word, attempt, author, too_late ? ~RankMask{0} : all());
+  });
+}
+
+void ProtocolModel::reduce_half(State& s, const Process& p, std::uint32_t half) const {
+  auto& rank = s.ranks[p.rank];
+  const auto at = p.chunk * 2 + half;
+  auto sum = one_more(cell(rank.master, at));
+  for (int other = 0; other < options_.ranks; ++other)
+    if (s.ranks[other].slab != p.attempt) sum = torn;  // Not intact until the attempt is closed.
+  rank.master = with_cell(rank.master, at, sum) & 255;
+}
+
+const char* ProtocolModel::slice_step(State& s, Process& p, Pc afterwards) const {
+  auto& rank = s.ranks[p.rank];
+  const bool in_flight_first = is(Mutation::in_flight_before_the_image_is_saved);
+  const auto chunks = static_cast<std::uint32_t>(options_.chunks);
+  const auto next_chunk = [&] {
+    if (p.chunk < chunks) return in_flight_first ? Pc::say_in_flight : Pc::save_first;
+    return p.rank == 0 ? Pc::begin_publish : Pc::slice_end;
+  };
+  const auto save = [&](std::uint32_t half) {
+    const auto at = p.chunk * 2 + half;
+    if (p.restore != 0) {
+      rank.master = with_cell(rank.master, at, cell(rank.undo, half)) & 255;
+    } else {
+      rank.undo = with_cell(rank.undo, half, cell(rank.master, at)) & 15;
+    }
+  };
+  const auto other = s.word_index ^ 1u;
+  switch (p.pc) {
+    case Pc::slice_begin: {
+      const auto cursor = cursor_of(rank);
+      if (cursor.attempt == p.attempt && cursor.chunk == cursor_finished) {
+        go(p, afterwards);
+        return "finds the slice finished";
+      }
+      const bool begun = cursor.attempt == p.attempt;
+      p.chunk = begun ? cursor.chunk & 3 : 0;
+      p.restore = begun && cursor.in_flight && !is(Mutation::recovery_without_undo);
+      go(p, next_chunk());
+      return "begins a slice where its cursor stands";
+    }
+    case Pc::save_first:
+      save(0);
+      go(p, Pc::save_second);
+      return p.restore != 0 ? "puts the first half of the image back" : "saves the first half of the image";
+    case Pc::save_second:
+      save(1);
+      go(p, in_flight_first ? Pc::reduce_first : Pc::say_in_flight);
+      return p.restore != 0 ? "puts the second half of the image back" : "saves the second half of the image";
+    case Pc::say_in_flight:
+      store_cursor(rank, {p.attempt, p.chunk, true});
+      go(p, in_flight_first ? Pc::save_first : Pc::reduce_first);
+      return "says that the chunk is in flight";
+    case Pc::reduce_first:
+      reduce_half(s, p, 0);
+      go(p, Pc::reduce_second);
+      return "reduces the first half of the chunk";
+    case Pc::reduce_second:
+      reduce_half(s, p, 1);
+      go(p, Pc::move_on);
+      return "reduces the second half of the chunk";
+    case Pc::move_on:
+      ++p.chunk;
+      p.restore = 0;
+      store_cursor(rank, {p.attempt, p.chunk, false});
+      forget_image(rank);
+      go(p, next_chunk());
+      return "moves the cursor on";
+    case Pc::begin_publish:
+      s.counters = with_cell(s.counters, other, torn) & 15;
+      s.result = with_cell(s.result, other, torn) & 15;
+      go(p, Pc::end_publish);
+      return "begins to write counters and result";
+    case Pc::end_publish:
+      s.counters = with_cell(s.counters, other, one_more(cell(s.counters, s.word_index))) & 15;
+      s.result = with_cell(s.result, other, cell(s.ranks[0].copies, other)) & 15;
+      go(p, Pc::slice_end);
+      return "has written counters and result";
+    case Pc::slice_end:
+      store_cursor(rank, {p.attempt, cursor_finished, false});
+      p.chunk = 0;
+      go(p, afterwards);
+      return "says that the slice is finished";
+    default:
+      return nullptr;
+  }
+}
+
+const char* ProtocolModel::close_step(State& s, Process& p, Pc afterwards) const {
+  const auto word = word_of(s);
+  switch (p.pc) {
+    case Pc::close_look: {
+      const bool to_close = word.attempt == p.attempt && !word.closed && !word.computing(all());
+      p.rank = 0;
+      const bool scan = !word.abort && !is(Mutation::close_before_all_slices_are_finished);
+      go(p, !to_close ? afterwards : scan ? Pc::close_scan : Pc::close_word);
+      return to_close ? "finds an attempt to close" : "finds nothing to close";
+    }
+    case Pc::close_scan: {
+      const auto cursor = cursor_of(s.ranks[p.rank]);
+      if (cursor.attempt != p.attempt || cursor.chunk != cursor_finished) {
+        go(p, afterwards);
+        return "finds a slice that is not finished";
+      }
+      if (++p.rank == static_cast<std::uint32_t>(options_.ranks)) go(p, Pc::close_word);
+      return "finds a slice finished";
+    }
+    case Pc::close_word: {
+      const bool closed = change_word(s, [&](auto& real) { return close(real, p.attempt, all()); });
+      if (closed && word.abort && is(Mutation::abort_flips_the_index)) s.word_index ^= 1u;
+      if (closed) forget_attempt(s, options_.ranks);
+      go(p, afterwards);
+      return closed ? "closes the attempt" : "closes nothing: somebody else did";
+    }
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace accelmgr::session::model

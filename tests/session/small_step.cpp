@@ -1,0 +1,218 @@
+#include "small_step.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace accelmgr::session {
+namespace {
+
+constexpr std::uint64_t chunk_elements = chunk_bytes / 4;
+constexpr std::uint32_t micro_batches = 2;
+constexpr std::size_t partly_absent = 1;  // The tensor of which the last rank has no gradient.
+
+// Slices of 2 or 3 chunks, cut through tensors; the last chunk is a part of one.
+std::vector<std::uint64_t> tensors_for(int ranks) {
+  const std::uint64_t chunks = ranks == 2 ? 5 : 8;
+  return {1500, 17, chunks * chunk_elements - 704 - 1536};
+}
+
+Session second_view(const Session& session) {
+  std::vector<base::UniqueFd> fds;
+  for (const int fd : session.fds()) fds.emplace_back(dup(fd));
+  return Session::attach(std::move(fds));
+}
+
+// No sum of these is exact.
+float gradient(int rank, std::uint64_t i) { return 0.1f * float(rank + 1) + 0.37f * float(i % 1009); }
+float earlier(std::uint64_t i) { return 0.7f * float(i % 13); }
+
+std::byte pattern(std::size_t i, int salt) {
+  return static_cast<std::byte>((i * 31 + static_cast<std::size_t>(salt) * 7) & 255);
+}
+
+// A rank of which one batch was missing: the mean is not a sum.
+std::uint32_t micro_batches_of(int rank) { return rank == 0 ? 1 : micro_batches; }
+
+}  // namespace
+
+SmallStep::SmallStep(const Death& death)
+    : death_(death),
+      small_(small_session(death.ranks, tensors_for(death.ranks))),
+      reduction_(small_.session, small_.manifest),
+      others_view_(second_view(small_.session)),
+      others_reduction_(others_view_, read_manifest(others_view_.manifest())) {
+  fill();
+  Image start;
+  take(start);
+  before_ = start;
+  const auto undisturbed = open();
+  for (int rank = 0; rank < death.ranks; ++rank) vote(small_.session, reduction_, rank, undisturbed);
+  for (int rank = 0; rank < death.ranks; ++rank) reduction_.finish_slice(rank, undisturbed);
+  close_if_over(small_.session, undisturbed);
+  take(counted_);
+  put_back(start);
+
+  attempt_ = open();
+  const bool dies_late = death.section == Section::last_slice;
+  for (int rank = 0; rank < death.ranks; ++rank)
+    if (rank != death.rank || dies_late) vote(others_view_, others_reduction_, rank, attempt_);
+  for (int rank = 0; rank < death.ranks; ++rank)
+    if (rank != death.rank && dies_late) others_reduction_.finish_slice(rank, attempt_);
+}
+
+void SmallStep::fill() {
+  const auto& session = small_.session;
+  const auto elements = session.header().elements;
+  for (std::uint64_t i = 0; i < elements; ++i) gradients_of(session)[i] = earlier(i);
+  for (int rank = 0; rank < death_.ranks; ++rank)
+    for (std::uint64_t i = 0; i < elements; ++i) slab_of(session, rank)[i] = gradient(rank, i);
+  auto* copies = reinterpret_cast<std::byte*>(&session.counters(0));
+  for (std::size_t i = 0; i < 2 * session.header().copy_bytes; ++i) copies[i] = pattern(i, 1);
+  session.counters(0) = {};
+  session.counters(0).steps = 5;
+  session.counters(0).samples = 70;
+  state_.resize(generator_bytes + session.header().buffer_bytes);
+  for (std::size_t i = 0; i < state_.size(); ++i) state_[i] = pattern(i, 2);
+  const float running[2] = {1.25f, -3.5f};
+  std::memcpy(state_.data() + generator_bytes + small_.manifest.buffers[0].offset, running, sizeof running);
+}
+
+std::uint64_t SmallStep::open() const {
+  const auto attempt = open_attempt(small_.session, {.participants = participants(),
+                                                     .accumulate = death_.accumulate,
+                                                     .micro_batches = micro_batches,
+                                                     .batch_size = 4,
+                                                     .mean_buffers = 1});
+  for (int rank = 0; rank < death_.ranks; ++rank)
+    for (std::size_t tensor = 0; tensor < small_.manifest.tensors.size(); ++tensor)
+      small_.session.tags(rank)[tensor].store(
+          tensor == partly_absent && rank == death_.ranks - 1 ? attempt - 1 : attempt);
+  return attempt;
+}
+
+// As a runner does.
+void SmallStep::vote(const Session& session, const Reduction& reduction, int rank,
+                     std::uint64_t attempt) const {
+  reduction.reset_cursor(rank, attempt);
+  const auto other = session.word().index ^ 1;
+  std::memcpy(session.buffers(other, rank), state_.data() + generator_bytes, session.header().buffer_bytes);
+  std::memcpy(session.generator(other, rank), state_.data(), generator_bytes);
+  auto& ballot = session.record(rank).ballot;
+  ballot.loss = 0.5;
+  ballot.micro_batches = micro_batches_of(rank);
+  ballot.samples = ballot.elements = 4 * ballot.micro_batches;
+  cast_vote(session, attempt, rank);
+}
+
+void SmallStep::run_section() const {
+  const auto& session = small_.session;
+  if (death_.section == Section::last_vote) vote(session, reduction_, death_.rank, attempt_);
+  reduction_.finish_slice(death_.rank, attempt_);
+  close_if_over(session, attempt_);
+}
+
+void SmallStep::finish(std::uint64_t attempt) const {
+  if (!abort_attempt(others_view_, attempt, author_supervisor) &&
+      others_view_.word().committed(participants())) {
+    others_reduction_.finish_slice(death_.rank, attempt);
+    for (int rank = 0; rank < death_.ranks; ++rank) others_reduction_.finish_slice(rank, attempt);
+  }
+  close_if_over(others_view_, attempt);
+}
+
+void SmallStep::recover() const { finish(attempt_); }
+
+void SmallStep::recover_without_undo() const {
+  auto& word = others_view_.record(death_.rank).cursor;
+  auto cursor = decode_cursor(word.load());
+  cursor.in_flight = false;
+  word.store(encode(cursor));
+  finish(attempt_);
+}
+
+void SmallStep::take(Image& image) const {
+  const auto& header = small_.session.header();
+  const auto* head = reinterpret_cast<const std::byte*>(&header);
+  image.head.assign(head, head + header.queues);
+  image.gradients.assign(small_.session.gradients(),
+                         small_.session.gradients() + small_.session.master_bytes());
+}
+
+void SmallStep::put_back(const Image& image) const {
+  const auto* head = reinterpret_cast<const std::byte*>(&small_.session.header());
+  std::memcpy(const_cast<std::byte*>(head), image.head.data(), image.head.size());
+  std::memcpy(small_.session.gradients(), image.gradients.data(), image.gradients.size());
+}
+
+bool SmallStep::committed() const {
+  const auto word = small_.session.word();
+  return !word.abort && (word.closed || word.mask == participants());
+}
+
+/// In the master gradients and copy `index`.
+std::string SmallStep::differs(const Image& expected, std::uint32_t index) const {
+  const auto& session = others_view_;
+  for (std::uint64_t i = 0; i < session.header().elements; ++i) {
+    float value = 0;
+    std::memcpy(&value, expected.gradients.data() + i * sizeof value, sizeof value);
+    if (std::memcmp(&value, &gradients_of(session)[i], sizeof value) != 0)
+      return fmt::format("master gradient {} is {}, not {}", i, gradients_of(session)[i], value);
+  }
+  const auto* copy = reinterpret_cast<const std::byte*>(&session.counters(index));
+  const auto at = session.header().copies + index * session.header().copy_bytes;
+  if (std::memcmp(copy, expected.head.data() + at, session.header().copy_bytes) != 0)
+    return fmt::format("copy {} (counters, generators, buffers, result) is another", index);
+  return {};
+}
+
+std::string SmallStep::wrong(bool was_committed) const {
+  const auto word = others_view_.word();
+  if (!word.closed || word.attempt != attempt_) return "the attempt is not closed";
+  if (word.abort == was_committed || word.index != (was_committed ? 1u : 0u))
+    return was_committed ? "a committed attempt does not count" : "an attempt counts that was not committed";
+  if (!was_committed) {
+    const auto difference = differs(before_, 0);
+    return difference.empty() ? wrong_when_made_again() : "not counted, but " + difference;
+  }
+  for (const std::uint32_t index : {0u, 1u})
+    if (const auto difference = differs(counted_, index); !difference.empty())
+      return "counted, but " + difference;
+  return {};
+}
+
+std::string SmallStep::wrong_when_made_again() const {
+  const auto again = open();
+  for (int rank = 0; rank < death_.ranks; ++rank) vote(others_view_, others_reduction_, rank, again);
+  finish(again);
+  auto difference = differs(counted_, 1);
+  if (others_view_.word().index != 1) difference = "the index is the old one";
+  for (int rank = 0; rank < death_.ranks; ++rank)
+    for (auto& tag : small_.session.tags(rank)) tag.store(tag.load() - 1);
+  return difference.empty() ? difference : "made again after an abort: " + difference;
+}
+
+// The sum in order of ranks, times the scale of the mean.
+std::string SmallStep::undisturbed_wrong() const {
+  const std::uint32_t full = micro_batches * static_cast<std::uint32_t>(death_.ranks);
+  const auto scale = static_cast<float>(double(full) / double(full - 1));
+  const auto& absent = small_.manifest.tensors[partly_absent];
+  const auto& next = small_.manifest.tensors[partly_absent + 1];
+  for (std::uint64_t i = 0; i < small_.session.header().elements; ++i) {
+    const bool last_absent = i >= absent.first && i < next.first;
+    float sum = gradient(0, i);
+    for (int rank = 1; rank < death_.ranks - (last_absent ? 1 : 0); ++rank) sum += gradient(rank, i);
+    const float expected = death_.accumulate ? earlier(i) + sum * scale : sum * scale;
+    float found = 0;
+    std::memcpy(&found, counted_.gradients.data() + i * sizeof found, sizeof found);
+    if (found != expected) return fmt::format("master gradient {} is {}, not {}", i, found, expected);
+  }
+  const auto* counters = reinterpret_cast<const Counters*>(
+      counted_.head.data() + small_.session.header().copies + small_.session.header().copy_bytes);
+  if (counters->steps != 6 || counters->samples != 70 + 4 * (full - 1)) return "the counters are wrong";
+  return {};
+}
+
+}  // namespace accelmgr::session

@@ -1,0 +1,84 @@
+#include "stepped_process.hpp"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <stdexcept>
+
+#include "accelmgr/errors.hpp"
+
+namespace accelmgr::session {
+namespace {
+
+constexpr int refused = 77;
+
+[[noreturn]] void run_traced(const std::function<void()>& work) {
+  if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(refused);
+  raise(SIGSTOP);
+  work();
+  _exit(0);
+}
+
+}  // namespace
+
+SteppedProcess::SteppedProcess(const std::function<void()>& work) {
+  pid_ = fork();
+  if (pid_ < 0) throw SystemError("fork of a process to be stepped", errno);
+  if (pid_ == 0) run_traced(work);
+  const int status = wait();
+  if (WIFEXITED(status)) throw SystemError("ptrace of a child", EPERM);
+  if (ptrace(PTRACE_SETOPTIONS, pid_, nullptr, PTRACE_O_EXITKILL) != 0) {
+    const int error = errno;
+    kill();
+    throw SystemError("ptrace of a child", error);
+  }
+}
+
+/// Reaps the child when it has ended.
+int SteppedProcess::wait() {
+  int status = 0;
+  while (waitpid(pid_, &status, 0) < 0)
+    if (errno != EINTR) throw SystemError("waitpid of a stepped process", errno);
+  if (!WIFSTOPPED(status)) pid_ = 0;
+  return status;
+}
+
+bool SteppedProcess::step() {
+  if (pid_ == 0) return false;
+  if (ptrace(PTRACE_SINGLESTEP, pid_, nullptr, nullptr) != 0) throw SystemError("ptrace of a step", errno);
+  const int status = wait();
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return false;
+  if (!WIFSTOPPED(status) || WSTOPSIG(status) != SIGTRAP)
+    throw std::runtime_error(fmt::format("the stepped process has the wait status {:#x}", status));
+  return true;
+}
+
+bool SteppedProcess::step(std::uint64_t count) {
+  while (count-- > 0)
+    if (!step()) return false;
+  return true;
+}
+
+void SteppedProcess::kill() noexcept {
+  if (pid_ == 0) return;
+  ::kill(pid_, SIGKILL);
+  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = 0;
+}
+
+OnOneCore::OnOneCore() {
+  sched_getaffinity(0, sizeof before_, &before_);
+  cpu_set_t here;
+  CPU_ZERO(&here);
+  CPU_SET(static_cast<std::size_t>(sched_getcpu()), &here);
+  sched_setaffinity(0, sizeof here, &here);
+}
+
+OnOneCore::~OnOneCore() { sched_setaffinity(0, sizeof before_, &before_); }
+
+}  // namespace accelmgr::session
