@@ -59,6 +59,8 @@ struct RunnerStatistics {
   std::uint64_t attempt = 0;            ///< The last it took part in.
   std::uint64_t samples = 0;            ///< In all committed steps.
   std::uint64_t peak_memory_bytes = 0;  ///< VmHWM.
+  double start_ms = 0;                  ///< From the fork of its process until it was ready.
+  double model_ms = 0;                  ///< Of that, building the model.
 };
 
 struct Statistics {

@@ -94,6 +94,11 @@ std::optional<Resumed> find_resumed(const CheckpointConfig& config) {
 void Checkpoints::Staging::reserve(std::uint64_t bytes) {
   if (map && map.size() >= bytes) return;
   map = {};
+  fd.reset();
+  if (const auto available = ipc::memory_available(); bytes > available.bytes)
+    throw SessionError(
+        fmt::format("a checkpoint needs {} bytes of memory as a staging area, {} are available ({})", bytes,
+                    available.bytes, available.limited_by));
   fd = ipc::create_memfd("accelmgr-checkpoint", bytes);
   map = ipc::Mapping(fd.get(), 0, bytes, ipc::Access::read_write);
 }

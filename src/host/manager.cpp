@@ -284,7 +284,8 @@ Statistics Manager::statistics() const {
     const auto& record = session.record(rank);
     const auto pid = record.pid.load();
     out.runners.push_back({rank, pid, record.generation.load(), to_string(record.phase.load()),
-                           record.attempt.load(), counters.rank_samples[rank], peak_memory(pid)});
+                           record.attempt.load(), counters.rank_samples[rank], peak_memory(pid),
+                           double(record.start_ns.load()) / 1e6, double(record.model_ns.load()) / 1e6});
   }
   return out;
 }

@@ -34,7 +34,6 @@ Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& se
                                            base::Deadline::in_seconds(config.start_timeout + stop_s));
     if (const auto* failed = std::get_if<protocol::Failed>(&answer)) protocol::raise(*failed);
     auto& started = std::get<protocol::Started>(answer);
-    processes.launcher_pid_ = started.launcher_pid;
     processes.launcher_pidfd_ = std::move(started.launcher_pidfd);
     for (auto& runner : started.runners) processes.take_in(std::move(runner));
     session_fds = std::move(started.session);
@@ -52,7 +51,11 @@ Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& se
 
 bool Processes::manager_ended() const noexcept { return ipc::has_ended(manager_.pidfd.get()); }
 
-bool Processes::launcher_ended() const noexcept { return ipc::has_ended(launcher_pidfd_.get()); }
+void Processes::send(const protocol::Request& request) const {
+  if (!manager_.pidfd || manager_ended())
+    throw SessionError("the manager process is gone; recover() starts a new one");
+  protocol::send_request(socket_.get(), request);
+}
 
 bool Processes::runner_ended(int rank) const noexcept {
   return ipc::has_ended(runners_[static_cast<std::size_t>(rank)].pidfd.get());
@@ -74,7 +77,6 @@ void Processes::take_notices() {
     if (auto* joined = std::get_if<protocol::Joined>(&*notice)) {
       take_in(std::move(*joined));
     } else if (auto* relaunched = std::get_if<protocol::Relaunched>(&*notice)) {
-      launcher_pid_ = relaunched->pid;
       launcher_pidfd_ = std::move(relaunched->pidfd);
     } else if (auto* resized = std::get_if<protocol::Resized>(&*notice)) {
       resized_.push_back(std::move(*resized));

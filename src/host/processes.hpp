@@ -27,13 +27,13 @@ class Processes {
   Processes& operator=(Processes&&) = default;
 
   bool manager_ended() const noexcept;
-  bool launcher_ended() const noexcept;
   bool runner_ended(int rank) const noexcept;
   /// Whether this process holds the pidfd of that generation of a rank: only then its end can be seen.
   bool holds(int rank, std::uint32_t generation) const noexcept;
   int manager_pid() const noexcept { return manager_.pid; }
 
-  void send(const protocol::Request& request) const { protocol::send_request(socket_.get(), request); }
+  /// Throws SessionError when the manager is gone.
+  void send(const protocol::Request& request) const;
   /// Takes in what the manager has said. Does not block.
   void take_notices();
   /// Waits for the answer to Resize. Throws SessionError at the deadline, or when the manager is gone.
@@ -60,7 +60,6 @@ class Processes {
 
   base::UniqueFd socket_;
   ipc::Child manager_;
-  pid_t launcher_pid_ = 0;
   base::UniqueFd launcher_pidfd_;
   std::vector<Runner> runners_;  ///< By rank; never resized: kill() may interrupt anything.
   std::deque<protocol::Resized> resized_;

@@ -201,7 +201,6 @@ void Supervisor::runner_ready(int rank) {
 
 void Supervisor::answer_host() {
   protocol::Started started;
-  started.launcher_pid = launcher_->pid();
   started.launcher_pidfd.reset(dup(launcher_->pidfd()));
   for (int rank = 0; rank < session_.ranks(); ++rank) {
     const auto& record = session_.record(rank);
@@ -331,7 +330,7 @@ void Supervisor::relaunch_when_all_are_gone() {
     return false;
   });
   launcher_lost_ = false;
-  notices_.push_back(protocol::Relaunched{launcher_->pid(), base::UniqueFd(dup(launcher_->pidfd()))});
+  notices_.push_back(protocol::Relaunched{base::UniqueFd(dup(launcher_->pidfd()))});
   send_notices();
   wanted_.clear();
   const auto team = control.team.load();

@@ -74,9 +74,7 @@ Packet pack(const Joined& runner) {
   text["type"] = "Joined";
   return {text, {runner.pidfd.get()}};
 }
-Packet pack(const Relaunched& launcher) {
-  return {{{"type", "Relaunched"}, {"pid", launcher.pid}}, {launcher.pidfd.get()}};
-}
+Packet pack(const Relaunched& launcher) { return {{{"type", "Relaunched"}}, {launcher.pidfd.get()}}; }
 Packet pack(const Resized& resized) { return {{{"type", "Resized"}, {"refused", resized.refused}}}; }
 Packet pack(const Saved& saved) {
   return {{{"type", "Saved"},
@@ -121,8 +119,7 @@ void send_started(int socket, const Started& started) {
     fds.push_back(runner.pidfd.get());
   }
   for (const auto& fd : started.session) fds.push_back(fd.get());
-  ipc::send(socket, text_of({{"type", "Started"}, {"launcher", started.launcher_pid}, {"runners", runners}}),
-            fds);
+  ipc::send(socket, text_of({{"type", "Started"}, {"runners", runners}}), fds);
 }
 
 void send_failed(int socket, const std::exception& error) {
@@ -145,7 +142,6 @@ std::variant<Started, Failed> receive_answer(int socket, base::Deadline deadline
   if (message.fds.size() < 2 + runners.size())
     throw SessionError(
         fmt::format("the manager passed {} descriptors for {} runners", message.fds.size(), runners.size()));
-  started.launcher_pid = answer.at("launcher");
   auto fd = message.fds.begin();
   started.launcher_pidfd = std::move(*fd++);
   for (const auto& runner : runners) started.runners.push_back(joined(runner, std::move(*fd++)));
@@ -205,7 +201,7 @@ std::optional<Notice> next_notice(int socket) {
                  text.at("write_ms"), text.at("error"), text.at("warnings")};
   check_fds(*message, 1);
   if (type == "Joined") return joined(text, std::move(message->fds[0]));
-  return Relaunched{text.at("pid"), std::move(message->fds[0])};
+  return Relaunched{std::move(message->fds[0])};
 }
 
 }  // namespace accelmgr::protocol

@@ -30,7 +30,6 @@ struct Joined {
 
 /// The session is ready and all runners wait for the first trigger.
 struct Started {
-  pid_t launcher_pid = 0;
   base::UniqueFd launcher_pidfd;
   std::vector<Joined> runners;
   std::vector<base::UniqueFd> session;  ///< As session::Session::fds() gives them.
@@ -79,7 +78,6 @@ std::optional<Request> next_request(int socket);
 
 /// There is another launcher.
 struct Relaunched {
-  pid_t pid = 0;
   base::UniqueFd pidfd;
 };
 /// The answer to Resize; `refused` says why the team stays what it was.

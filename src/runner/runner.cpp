@@ -120,7 +120,9 @@ Runner::Runner(const Config& config, const session::Session& session, int rank, 
   session_.populate_for(rank, session_.control().team.load());
   at::set_num_threads(thread_count(config));
   at::globalContext().setDeterministicAlgorithms(config.deterministic, /*warn_only=*/true);
+  const auto begin = base::now_ns();
   model_ = make_model(config);
+  record_.model_ns.store(static_cast<std::uint64_t>(base::now_ns() - begin));
   model_->train(true);
   tensors_ = tensor::describe(model_->parameters(), model_->buffers());
   tensor::bind_parameters(tensors_, session_, manifest_);
@@ -386,6 +388,7 @@ void Runner::vote(std::uint64_t number) {
 }  // namespace
 
 int run(const Config& config, ipc::SpawnRequest request) {
+  const auto begin = base::now_ns();
   base::start_logging(fmt::format("rank {}", request.rank));
   const base::UniqueFd lifeline = std::move(request.fds.back());
   request.fds.pop_back();
@@ -399,6 +402,7 @@ int run(const Config& config, ipc::SpawnRequest request) {
     record.error[0] = 0;
     config::arm_faults(config, request.rank, request.generation);
     Runner runner(config, session, request.rank, lifeline.get());
+    record.start_ns.store(static_cast<std::uint64_t>(base::now_ns() - begin));
     record.life.store(session::Life::ready);
     ipc::send(lifeline.get(), "ready");
     ipc::advance(control.life);

@@ -149,6 +149,8 @@ struct RankRecord {
   std::atomic<std::uint64_t>
       settled;  ///< The last whose end it has seen; its working state is that of the valid copies.
   std::atomic<std::uint64_t> reduce_ns;  ///< Of its last reduction.
+  std::atomic<std::uint64_t> start_ns;   ///< From its fork until it was ready.
+  std::atomic<std::uint64_t> model_ns;   ///< Of that, building the model.
   alignas(64) Ballot ballot;
   alignas(64) std::atomic<Reason> reason;  ///< Why it aborted `reason_attempt`.
   std::atomic<std::uint64_t> reason_attempt;

@@ -124,8 +124,14 @@ void Trainer::save_checkpoint() {
   CheckpointExtras extras;
   extras.metric = summary_.last_held_out.value_or(summary_.last_loss);
   extras.tensors = optimizer_->state();
-  manager_->save_checkpoint(extras);
   saved_step_ = summary_.steps;
+  try {
+    manager_->save_checkpoint(extras);
+  } catch (const Error& error) {  // Training goes on; the next one may succeed.
+    checkpoint_failed_ = true;
+    fmt::print(stderr, "accelmgr: the checkpoint of step {} was not written: {}\n", saved_step_,
+               error.what());
+  }
 }
 
 void Trainer::show_checkpoints(double wait_s) {

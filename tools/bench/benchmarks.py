@@ -139,6 +139,10 @@ def start_groups(quick):
     return [[program("ours", "bench_start", *quick_flag(quick))]]
 
 
+def recovery_groups(quick):
+    return [[program("ours", "bench_recovery", *quick_flag(quick))]]
+
+
 ALL = {
     "reduce": Benchmark(
         """Summing the gradients of two runners through shared memory, 4 KiB to 256 MiB for each. Against the same
@@ -171,4 +175,8 @@ ALL = {
         """How long it takes until the first step is done, and until a forked runner has done its first backward,
         by part.""",
         5, ["bench_start"], start_groups, reports.start),
+    "recovery": Benchmark(
+        """A runner is killed between two steps, under runners.on_loss restart: how long it takes until the next step
+        has counted, by part. Building the model is the user's; all else is ours.""",
+        3, ["bench_recovery"], recovery_groups, reports.recovery),
 }  # fmt: skip
