@@ -9,6 +9,8 @@
 #include <memory>
 #include <utility>
 
+#include "ipc/wait_ready.hpp"
+
 namespace accelmgr::manager {
 
 /// Calls `ready` each time the descriptor is readable, while it returns true and the watch lives. The
@@ -31,6 +33,10 @@ class Watch {
   struct State {
     State(boost::asio::io_context& context, int fd, std::function<bool()> f)
         : descriptor(context, fd), ready(std::move(f)) {}
+    /// Asio may hand an event that is queued for a descriptor, and that is closed by then, to the next one.
+    bool readable() {
+      return ipc::wait_ready(descriptor.native_handle(), POLLIN, base::Deadline::at_ns(0)) != 0;
+    }
     boost::asio::posix::stream_descriptor descriptor;
     std::function<bool()> ready;
     bool alive = true;
@@ -39,7 +45,7 @@ class Watch {
     state->descriptor.async_wait(boost::asio::posix::stream_descriptor::wait_read,
                                  [state](const boost::system::error_code& error) {
                                    if (error || !state->alive) return;
-                                   if (state->ready() && state->alive) arm(state);
+                                   if (!state->readable() || (state->ready() && state->alive)) arm(state);
                                  });
   }
   std::shared_ptr<State> state_;
