@@ -168,8 +168,10 @@ bool Supervisor::take_launcher_event(base::Deadline deadline) {
       return false;
     });
   } else if (const auto* ended = std::get_if<ipc::Ended>(&*event)) {
-    if (ended->pid == 0 || ended->generation == session_.record(ended->rank).generation.load())
-      lost(ended->rank, ended->wait_status);
+    // A late one tells of a process that counts as lost already, while the next of its rank is on its way.
+    const auto& record = session_.record(ended->rank);
+    const bool not_forked = ended->pid == 0 && ended->generation == record.generation.load() + 1;
+    if (not_forked || ended->pid == record.pid.load()) lost(ended->rank, ended->wait_status);
   }
   return true;
 }

@@ -1,6 +1,8 @@
 // What `runners.on_loss` and `on_nonfinite` promise: training goes on, and ends as if nothing had happened.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
 
 #include "staged_run.hpp"
 #include "support.hpp"
@@ -125,6 +127,28 @@ TEST(Restart, AStoppedRunnerIsEndedAndReplaced) {
   run.stop_and_wait(1);
   const auto result = expect_ok(run.manager());
   EXPECT_EQ(result.tries, 2u);
+  expect_same(outcome_of(run), expected);
+}
+
+TEST(Restart, ALauncherThatReportsALossLateDoesNotTakeTheReplacementForLost) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  run.wait_until_waiting(1);
+  const int launcher = run.processes().launcher.get();
+  ipc::send_signal(launcher, SIGSTOP);
+  run.kill_and_wait(run.runner(1));
+  auto step = run.step_in_background();
+  const auto deadline = soon();
+  while (run.manager().statistics().losses == 0 && !deadline.passed()) sched_yield();
+  ipc::send_signal(launcher, SIGCONT);
+  const auto result = step.get();
+  EXPECT_EQ(result.status, StepStatus::ok) << result.error;
+  const auto statistics = run.manager().statistics();
+  EXPECT_EQ(statistics.losses, 1u);
+  EXPECT_EQ(statistics.replacements, 1u);
+  EXPECT_EQ(statistics.runners.at(1).generation, 2u);
   expect_same(outcome_of(run), expected);
 }
 
