@@ -72,17 +72,20 @@ void expect_ended(const Processes& processes) {
     EXPECT_TRUE(ipc::wait_ended(runner.get(), soon())) << "a runner has not ended";
 }
 
-void expect_nothing_left() {
+std::string left_behind() {
   const auto deadline = soon();
   pid_t reaped = 0;
   while (reaped != -1 && !deadline.passed()) {
     reaped = waitpid(-1, nullptr, WNOHANG);
     if (reaped == 0) sched_yield();  // It may be on its way out.
   }
-  EXPECT_EQ(reaped, -1) << "a process is left";
+  if (reaped != -1) return "a process is left";
   for (const auto& entry : fs::directory_iterator(named_shared_memory))
-    EXPECT_EQ(entry.path().string().find("accelmgr"), std::string::npos) << entry.path();
+    if (entry.path().string().find("accelmgr") != std::string::npos) return entry.path();
+  return {};
 }
+
+void expect_nothing_left() { EXPECT_EQ(left_behind(), ""); }
 
 StagedRun::StagedRun(const Config& config) : manager_(Manager::start(config)) {
   const auto statistics = manager_->statistics();

@@ -32,8 +32,10 @@ Processes processes_of(pid_t manager, const std::vector<pid_t>& runners);
 /// Returns when all have ended. Fails the test when one does not by itself.
 void expect_ended(const Processes& processes);
 
-/// Orphans become children of this process (main() asks for it): reaps all that ended. Fails the test if
-/// there is any process of ours that did not, or something of ours in /dev/shm.
+/// Orphans become children of this process (main() asks for it): reaps all that ended. Says if there is any
+/// process of ours that did not, or something of ours in /dev/shm; empty: nothing.
+std::string left_behind();
+/// Fails the test if there is something.
 void expect_nothing_left();
 
 class StagedRun {

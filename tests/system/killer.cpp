@@ -1,0 +1,203 @@
+#include "killer.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <sstream>
+
+#include "accelmgr/errors.hpp"
+#include "data/random.hpp"
+#include "ipc/proc_file.hpp"
+#include "roles.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+/// A deed is one letter.
+const std::map<char, std::string> deeds{{'r', "runner"},           {'l', "launcher"},
+                                        {'m', "manager"},          {'R', "runner stopped"},
+                                        {'L', "launcher stopped"}, {'M', "manager stopped"}};
+
+struct Victim {
+  char kind;
+  pid_t pid;
+};
+
+/// Of /proc/PID/stat: "PID (NAME) STATE PARENT ..."
+struct Process {
+  std::string name;
+  char state;
+  pid_t parent;
+};
+
+std::optional<Process> process(pid_t pid) {
+  const auto text = ipc::read_proc(fmt::format("/proc/{}/stat", pid));
+  if (!text) return std::nullopt;
+  const auto open = text->find('('), close = text->rfind(')');
+  if (open == std::string::npos || close == std::string::npos) return std::nullopt;
+  Process found{.name = text->substr(open + 1, close - open - 1), .state = 0, .parent = 0};
+  std::istringstream(text->substr(close + 1)) >> found.state >> found.parent;
+  if (found.state == 'Z' || found.state == 'X') return std::nullopt;
+  return found;
+}
+
+char kind_of(const std::string& name) {
+  if (name == "accelmgr:mgr") return 'm';
+  if (name == "accelmgr:launch") return 'l';
+  return name.starts_with("accelmgr:run") ? 'r' : 0;
+}
+
+/// Manager below the host, launcher below the manager, runners below the launcher; none of another host.
+std::vector<Victim> victims_of(pid_t host) {
+  std::map<pid_t, Process> all;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const auto name = entry.path().filename().string();
+    pid_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc{}) continue;
+    if (auto found = process(pid)) all.emplace(pid, std::move(*found));
+  }
+  const auto is_of_host = [&](pid_t pid) {
+    for (int generations = 0; generations < 3; ++generations) {
+      const auto found = all.find(pid);
+      if (found == all.end() || kind_of(found->second.name) == 0) return false;
+      pid = found->second.parent;
+      if (pid == host) return true;
+    }
+    return false;
+  };
+  std::vector<Victim> victims;
+  for (const auto& [pid, found] : all)
+    if (is_of_host(pid)) victims.push_back({kind_of(found.name), pid});
+  return victims;
+}
+
+class Role {
+ public:
+  explicit Role(const KillerOptions& options) : options_(options), random_(options.seed) {}
+
+  int play() {
+    for (int killed = 0; killed < options_.most;) {
+      const double ratio = options_.longest_pause_s / options_.shortest_pause_s;
+      if (!pause(options_.shortest_pause_s * std::pow(ratio, uniform()))) return 0;
+      if (const auto victim = choose()) killed += strike(*victim) ? 1 : 0;
+    }
+    pause(-1);
+    return 0;
+  }
+
+ private:
+  double uniform() { return static_cast<double>(random_.next() >> 11) * 0x1p-53; }
+
+  /// False when it is to end. Negative: until then.
+  bool pause(double seconds) {
+    pollfd end{.fd = role_waits, .events = POLLIN, .revents = 0};
+    return poll(&end, 1, seconds < 0 ? -1 : static_cast<int>(std::lround(seconds * 1e3))) == 0;
+  }
+
+  double share_of(char kind) const {
+    return kind == 'm' ? options_.managers : kind == 'l' ? options_.launchers : options_.runners;
+  }
+
+  std::optional<Victim> choose() {
+    const double draw = uniform() * (options_.managers + options_.launchers + options_.runners);
+    const char kind = draw < options_.managers                        ? 'm'
+                      : draw < options_.managers + options_.launchers ? 'l'
+                                                                      : 'r';
+    auto victims = victims_of(host_);
+    std::erase_if(victims, [kind](const Victim& v) { return v.kind != kind; });
+    if (victims.empty()) return std::nullopt;
+    return victims[random_.below(victims.size())];
+  }
+
+  bool strike(Victim victim) {
+    base::UniqueFd pidfd;
+    try {
+      pidfd = ipc::open_pidfd(victim.pid);
+    } catch (const SystemError&) {
+      return false;
+    }
+    // Only now does the number belong to one process for good.
+    const auto found = process(victim.pid);
+    if (!found || kind_of(found->name) != victim.kind) return false;
+    if (uniform() >= options_.stops) return kill(pidfd.get(), victim.kind);
+    ipc::send_signal(pidfd.get(), SIGSTOP);
+    say(static_cast<char>(victim.kind - 'a' + 'A'));
+    const bool go_on = pause(options_.longest_stop_s * uniform());
+    if (uniform() < 0.5 || !go_on) {
+      ipc::send_signal(pidfd.get(), SIGCONT);
+      return false;
+    }
+    return kill(pidfd.get(), victim.kind);
+  }
+
+  bool kill(int pidfd, char kind) {
+    if (ipc::has_ended(pidfd)) return false;
+    ipc::send_signal(pidfd, SIGKILL);
+    say(kind);
+    return true;
+  }
+
+  void say(char deed) {
+    if (write(role_says, &deed, 1) != 1) _exit(3);
+  }
+
+  KillerOptions options_;
+  data::Random random_;
+  pid_t host_ = getppid();
+};
+
+/// Reading end, writing end.
+std::pair<base::UniqueFd, base::UniqueFd> make_pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw SystemError("pipe2", errno);
+  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
+}
+
+std::string as_text(const KillerOptions& o) {
+  return fmt::format("{} {} {} {} {} {} {} {} {}", o.seed, o.most, o.runners, o.launchers, o.managers,
+                     o.stops, o.longest_stop_s, o.shortest_pause_s, o.longest_pause_s);
+}
+
+KillerOptions options_of(const std::string& text) {
+  KillerOptions o;
+  std::istringstream(text) >> o.seed >> o.most >> o.runners >> o.launchers >> o.managers >> o.stops >>
+      o.longest_stop_s >> o.shortest_pause_s >> o.longest_pause_s;
+  return o;
+}
+
+}  // namespace
+
+Killer::Killer(const KillerOptions& options) {
+  auto [hears, says] = make_pipe();
+  auto [waits, held] = make_pipe();
+  const std::pair<int, int> inherited[] = {{says.get(), role_says}, {waits.get(), role_waits}};
+  process_ = ipc::execute_self({role_argument, kills_at_random, as_text(options)}, inherited);
+  says_ = std::move(hears);
+  waits_ = std::move(held);
+}
+
+Killer::~Killer() { end(); }
+
+Kills Killer::end() {
+  if (!process_.pidfd) return {};
+  waits_.reset();
+  Kills done;
+  // Until it has ended: it holds the only other end.
+  for (char deed; read(says_.get(), &deed, 1) == 1;) ++done[deeds.at(deed)];
+  waitpid(process_.pid, nullptr, 0);
+  process_.pidfd.reset();
+  return done;
+}
+
+int play_killer(const std::string& argument) { return Role(options_of(argument)).play(); }
+
+}  // namespace accelmgr::test

@@ -1,0 +1,44 @@
+// Promise P2 by force: a step counts exactly once or not at all, whoever is killed, at whatever instant.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "torture.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+/// Of TORTURE_SEED, for a run to be repeated, or another one every time.
+std::uint64_t seed() {
+  if (const char* given = std::getenv("TORTURE_SEED")) return std::strtoull(given, nullptr, 10);
+  return std::random_device{}();
+}
+
+TEST(Torture, TrainingUnderKillsEndsBitwiseAsWithoutThem) {
+  constexpr int fewest_kills = 100;
+  TortureOptions options;
+  options.seed = seed();
+  options.injected = 200;
+  options.killer.most = 80;
+  options.log_file = testing::TempDir() + fmt::format("accelmgr-torture-{}.log", options.seed);
+  fmt::print("TORTURE_SEED={}\n", options.seed);
+  std::fflush(stdout);
+
+  const auto report = torture(options);
+  fmt::print("{} steps: undisturbed {:.1f} s, with {} kills {:.1f} s\n", report.steps, report.undisturbed_s,
+             report.kills(), report.disturbed_s);
+  fmt::print("killed from outside: {}\ninjected: {}\nlosses {}, recoveries {} (and {} that failed)\n",
+             report.killed, report.injected, report.losses, report.recoveries, report.failed_recoveries);
+  EXPECT_EQ(report.failure, "") << "TORTURE_SEED=" << options.seed << ", log in " << options.log_file;
+  EXPECT_EQ(report.steps, static_cast<std::uint64_t>(options.steps));
+  EXPECT_GE(report.kills(), fewest_kills);
+  EXPECT_GE(report.losses, std::uint64_t{1});
+  EXPECT_GE(report.recoveries, std::uint64_t{1});
+}
+
+}  // namespace
+}  // namespace accelmgr::test
