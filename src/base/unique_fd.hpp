@@ -30,4 +30,7 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+/// Another descriptor of the same file, close-on-exec. Throws SystemError (descriptors exhausted).
+UniqueFd duplicate(int fd);
+
 }  // namespace accelmgr::base

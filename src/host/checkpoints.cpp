@@ -148,8 +148,8 @@ double Checkpoints::save(const CheckpointExtras& extras) {
   std::memcpy(description_memory.map.data(), text.data(), text.size());
   protocol::Save save;
   save.step = step;
-  save.model.reset(dup(model_.fd.get()));
-  save.training.reset(dup(training_.fd.get()));
+  save.model = base::duplicate(model_.fd.get());
+  save.training = base::duplicate(training_.fd.get());
   save.description = std::move(description_memory.fd);
   processes_.send(std::move(save));
   under_way_.emplace();

@@ -124,6 +124,11 @@ void send_signal(int pidfd, int signal) noexcept {
 
 void name_process(const char* comm) noexcept { prctl(PR_SET_NAME, comm); }
 
+void survive_failed_writes() noexcept {
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);
+}
+
 // posix_spawn: the parent may have threads, in which nothing may run between fork and exec that takes a lock;
 // and it does not copy the page tables of a host with gigabytes.
 Child execute_self(std::vector<std::string> args, std::span<const std::pair<int, int>> fds) {

@@ -33,6 +33,10 @@ void send_signal(int pidfd, int signal) noexcept;
 /// Names the process as ps shows it, 15 characters at most. Call it on the main thread.
 void name_process(const char* comm) noexcept;
 
+/// Writing to a pipe whose reader is gone (SIGPIPE), or beyond RLIMIT_FSIZE (SIGXFSZ), is an error in this
+/// process and its children, not their end.
+void survive_failed_writes() noexcept;
+
 struct Child {
   pid_t pid = 0;
   base::UniqueFd pidfd;

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <thread>
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
@@ -40,33 +42,27 @@ checkpoint::Written write_files(const CheckpointConfig& config, const protocol::
 
 }  // namespace
 
-void CheckpointWriter::finish() {
-  if (!thread_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  changed_.notify_one();
-  thread_.join();
+bool CheckpointWriter::finish(base::Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::nanoseconds(deadline.remaining_ns()),
+                           [this] { return queue_.empty(); });
 }
 
 void CheckpointWriter::write(protocol::Save save) {
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   const std::lock_guard lock(mutex_);
+  if (!started_) std::thread([this] { run(); }).detach();
+  started_ = true;
   queue_.push_back(std::move(save));
-  changed_.notify_one();
+  changed_.notify_all();
 }
 
 void CheckpointWriter::run() {
   for (;;) {
-    protocol::Save save;
-    {
+    const auto& save = [this]() -> const protocol::Save& {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      save = std::move(queue_.front());
-      queue_.pop_front();
-    }
+      changed_.wait(lock, [this] { return !queue_.empty(); });
+      return queue_.front();
+    }();
     protocol::Saved saved{
         .step = save.step, .path = {}, .bytes = 0, .write_ms = 0, .error = {}, .warnings = {}};
     const auto begin = base::now_ns();
@@ -81,6 +77,9 @@ void CheckpointWriter::run() {
     }
     saved.write_ms = double(base::now_ns() - begin) / 1e6;
     tell_(std::move(saved));
+    const std::lock_guard lock(mutex_);
+    queue_.pop_front();
+    changed_.notify_all();
   }
 }
 

@@ -3,13 +3,12 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <thread>
 
 #include "accelmgr/config.hpp"
+#include "base/clock.hpp"
 #include "protocol/messages.hpp"
 
 namespace accelmgr::manager {
@@ -17,25 +16,24 @@ namespace accelmgr::manager {
 class CheckpointWriter {
  public:
   using Tell = std::function<void(protocol::Saved)>;
-  /// `tell` is called on the writer's thread. The thread begins with the first checkpoint.
+  /// `tell` is called on the writer's thread. The thread begins with the first checkpoint and ends with the
+  /// process, which must not unwind before: a disk may keep it for ever.
   CheckpointWriter(const CheckpointConfig& config, Tell tell) : config_(config), tell_(std::move(tell)) {}
-  ~CheckpointWriter() { finish(); }
 
   /// Returns at once.
   void write(protocol::Save save);
-  /// Blocks until all that was asked for is written; nothing may be asked for afterwards.
-  void finish();
+  /// Returns when all that was asked for is written, or the deadline has passed: whether it is written.
+  bool finish(base::Deadline deadline);
 
  private:
-  void run();
+  [[noreturn]] void run();
 
   const CheckpointConfig& config_;
   Tell tell_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<protocol::Save> queue_;
-  bool stopping_ = false;
-  std::thread thread_;
+  std::deque<protocol::Save> queue_;  ///< The first is being written.
+  bool started_ = false;
 };
 
 }  // namespace accelmgr::manager

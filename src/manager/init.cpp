@@ -1,8 +1,11 @@
 #include "accelmgr/init.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 
 #include "accelmgr/errors.hpp"
@@ -16,11 +19,21 @@ namespace {
 
 std::atomic<bool> called{false};
 
+/// Where one of them is closed, the next socket would be what everyone prints to.
+void open_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) >= 0) continue;
+    if (open("/dev/null", O_RDWR) < 0)
+      throw SystemError("opening /dev/null", errno);  // The lowest free: `fd`.
+  }
+}
+
 }  // namespace
 
 void init(int argc, char** argv) {
   if (called.exchange(true))
     throw UsageError("accelmgr::init() was called twice; call it once, first in main()");
+  open_standard_streams();
   if (argc == 2 && std::strcmp(argv[1], manager::role_argument) == 0)
     manager::run(base::UniqueFd(manager::role_socket));
   if (argc == 2 && std::strcmp(argv[1], manager::launcher_argument) == 0)

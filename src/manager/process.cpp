@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -122,9 +121,41 @@ ipc::ChildMain runner_main(const Config& config) {
   return [&config](ipc::SpawnRequest request) { return runner::run(config, std::move(request)); };
 }
 
+/// Told to the host, or to nobody: then it is gone. The launcher sees its socket end, and ends what is left
+/// of the runners.
+[[noreturn]] void fail(int socket, const std::exception& error) {
+  try {
+    protocol::send_failed(socket, error);
+  } catch (const Error&) {
+    base::log().error("{}", error.what());
+  }
+  _exit(1);
+}
+
+/// Ends the process, while all that its threads look at is there. Throws before it has threads of its own.
+[[noreturn]] void supervise(const Config& config, const session::Session& session,
+                            const session::Manifest& manifest, ipc::LauncherClient launcher, int socket,
+                            int host_pidfd) {
+  Supervisor* told = nullptr;
+  CheckpointWriter writer(config.checkpoint,
+                          [&](protocol::Saved saved) { told->tell_host(std::move(saved)); });
+  Supervisor supervisor(
+      config, session, manifest, std::move(launcher), [&config] { return execute_launcher(config); },
+      [&](protocol::Save save) { writer.write(std::move(save)); }, socket, host_pidfd);
+  told = &supervisor;
+  try {
+    supervisor.run();
+  } catch (const std::exception& error) {
+    fail(socket, error);
+  }
+  // How long a stop may take is the host's business; without one, a disk that hangs keeps nobody.
+  while (!writer.finish(base::Deadline::in_seconds(0.2)) && !supervisor.host_gone()) {
+  }
+  _exit(0);
+}
+
 [[noreturn]] void serve_host(int socket) {
   base::start_logging("manager");
-  signal(SIGXFSZ, SIG_IGN);  // A checkpoint too large for RLIMIT_FSIZE is an error, and no end.
   const auto host_pidfd = pidfd_of_host(socket);
   const auto patience = base::Deadline::in_seconds(30);
   const auto config = config::from_yaml(protocol::receive_configuration(socket, patience));
@@ -144,16 +175,11 @@ ipc::ChildMain runner_main(const Config& config) {
   std::thread([&loader] {
     loader.run();
   }).detach();  // It may sit in a source for ever; the process's end ends it.
-  Supervisor* told = nullptr;
-  CheckpointWriter writer(config.checkpoint,
-                          [&](protocol::Saved saved) { told->tell_host(std::move(saved)); });
-  Supervisor supervisor(
-      config, session, manifest, std::move(launcher), [&config] { return execute_launcher(config); },
-      [&](protocol::Save save) { writer.write(std::move(save)); }, socket, host_pidfd.get());
-  told = &supervisor;
-  supervisor.run();
-  writer.finish();
-  _exit(0);  // Now, while all that the loader's thread looks at is there.
+  try {
+    supervise(config, session, manifest, std::move(launcher), socket, host_pidfd.get());
+  } catch (const std::exception& error) {
+    fail(socket, error);
+  }
 }
 
 }  // namespace
@@ -161,21 +187,18 @@ ipc::ChildMain runner_main(const Config& config) {
 void run(base::UniqueFd socket) {
   try {
     ipc::name_process("accelmgr:mgr");
+    ipc::survive_failed_writes();
     serve_host(socket.get());
   } catch (const std::exception& error) {
-    try {
-      protocol::send_failed(socket.get(), error);
-    } catch (const Error&) {
-      base::log().error("{}", error.what());  // The host is gone.
-    }
+    fail(socket.get(), error);
   }
-  _exit(1);  // The launcher sees its socket end, and ends what is left of the runners.
 }
 
 void run_launcher(base::UniqueFd socket) {
   int code = 1;
   try {
     ipc::name_process("accelmgr:launch");
+    ipc::survive_failed_writes();
     ucred manager{};
     socklen_t size = sizeof manager;
     if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &manager, &size) != 0)

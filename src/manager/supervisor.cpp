@@ -73,6 +73,16 @@ Supervisor::Supervisor(const Config& config, const session::Session& session,
       watchdog_(config, session) {}
 
 void Supervisor::run() {
+  try {
+    serve();
+  } catch (...) {
+    launcher_->stop(base::Deadline::in_seconds(stop_s));  // And all runners with it.
+    throw;
+  }
+  stop_runners();
+}
+
+void Supervisor::serve() {
   const auto stop = [this] {
     context_.stop();
     return false;
@@ -98,7 +108,6 @@ void Supervisor::run() {
   start_next();
   context_.run();
   if (!answered_) throw SessionError("the host ended while the runners started");
-  stop_runners();
 }
 
 std::uint64_t Supervisor::step_under_way() const noexcept {
@@ -143,6 +152,7 @@ void Supervisor::start_runner(int rank) {
   starting_ = rank;
   starting_ns_ = base::now_ns();
   record.pid.store(0);
+  record.log.written.store(0);  // Its predecessor's lines are in the incident.
   record.phase.store(session::Phase::init);
   record.life.store(Life::starting);
   auto fds = session_.fds();
@@ -193,7 +203,7 @@ void Supervisor::runner_ready(int rank) {
     base::set_log_step(step_under_way());
     base::log().info("runner {} (pid {}) is ready", rank, record.pid.load());
     notices_.push_back(protocol::Joined{rank, record.generation.load(), record.pid.load(),
-                                        base::UniqueFd(dup(runner(rank).pidfd.get()))});
+                                        base::duplicate(runner(rank).pidfd.get())});
     send_notices();
   } else if (wanted_.empty()) {
     answer_host();
@@ -203,14 +213,14 @@ void Supervisor::runner_ready(int rank) {
 
 void Supervisor::answer_host() {
   protocol::Started started;
-  started.launcher_pidfd.reset(dup(launcher_->pidfd()));
+  started.launcher_pidfd = base::duplicate(launcher_->pidfd());
   for (int rank = 0; rank < session_.ranks(); ++rank) {
     const auto& record = session_.record(rank);
     if (record.life.load() != Life::ready) continue;
     started.runners.push_back(
-        {rank, record.generation.load(), record.pid.load(), base::UniqueFd(dup(runner(rank).pidfd.get()))});
+        {rank, record.generation.load(), record.pid.load(), base::duplicate(runner(rank).pidfd.get())});
   }
-  for (const int fd : session_.fds()) started.session.emplace_back(dup(fd));
+  for (const int fd : session_.fds()) started.session.push_back(base::duplicate(fd));
   protocol::send_started(host_socket_, started);
   answered_ = true;
 }
@@ -332,7 +342,7 @@ void Supervisor::relaunch_when_all_are_gone() {
     return false;
   });
   launcher_lost_ = false;
-  notices_.push_back(protocol::Relaunched{base::UniqueFd(dup(launcher_->pidfd()))});
+  notices_.push_back(protocol::Relaunched{base::duplicate(launcher_->pidfd())});
   send_notices();
   wanted_.clear();
   const auto team = control.team.load();

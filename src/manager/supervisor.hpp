@@ -52,6 +52,8 @@ class Supervisor {
   /// `start_timeout`.
   void run();
 
+  bool host_gone() const noexcept;
+
   /// Any thread: tells the host, as soon as it reads.
   void tell_host(protocol::Notice notice);
 
@@ -69,6 +71,8 @@ class Supervisor {
     int rank;
     std::int64_t not_before_ns;
   };
+
+  void serve();
 
   // Starting.
   void want(int rank, std::int64_t delay_ns);
@@ -95,7 +99,6 @@ class Supervisor {
   void resize(int ranks);
   void tick();
   void send_notices();
-  bool host_gone() const noexcept;
   void stop_runners();
 
   Runner& runner(int rank) { return runners_[static_cast<std::size_t>(rank)]; }

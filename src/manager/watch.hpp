@@ -1,14 +1,13 @@
 // A descriptor that an Asio loop waits for.
 #pragma once
 
-#include <unistd.h>
-
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <functional>
 #include <memory>
 #include <utility>
 
+#include "base/unique_fd.hpp"
 #include "ipc/wait_ready.hpp"
 
 namespace accelmgr::manager {
@@ -18,7 +17,7 @@ namespace accelmgr::manager {
 class Watch {
  public:
   Watch(boost::asio::io_context& context, int fd, std::function<bool()> ready)
-      : state_(std::make_shared<State>(context, dup(fd), std::move(ready))) {
+      : state_(std::make_shared<State>(context, base::duplicate(fd), std::move(ready))) {
     arm(state_);
   }
   ~Watch() {
@@ -31,8 +30,10 @@ class Watch {
 
  private:
   struct State {
-    State(boost::asio::io_context& context, int fd, std::function<bool()> f)
-        : descriptor(context, fd), ready(std::move(f)) {}
+    State(boost::asio::io_context& context, base::UniqueFd fd, std::function<bool()> f)
+        : descriptor(context, fd.get()), ready(std::move(f)) {
+      fd.release();  // The descriptor's now.
+    }
     /// Asio may hand an event that is queued for a descriptor, and that is closed by then, to the next one.
     bool readable() {
       return ipc::wait_ready(descriptor.native_handle(), POLLIN, base::Deadline::at_ns(0)) != 0;

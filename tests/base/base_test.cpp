@@ -47,6 +47,23 @@ TEST(UniqueFd, ReleasedDescriptorsStayOpen) {
   close(fd);
 }
 
+TEST(UniqueFd, ADuplicateOutlivesWhatItIsOfAndIsClosedOnExec) {
+  UniqueFd file(open("/dev/null", O_RDONLY));
+  const auto copy = duplicate(file.get());
+  file.reset();
+  EXPECT_EQ(fcntl(copy.get(), F_GETFD), FD_CLOEXEC);
+}
+
+TEST(UniqueFd, WhatCannotBeDuplicatedIsToldByItsNumber) {
+  try {
+    duplicate(-1);
+    FAIL() << "nothing was thrown";
+  } catch (const SystemError& error) {
+    EXPECT_EQ(error.code(), EBADF);
+    EXPECT_NE(std::string(error.what()).find("duplicating descriptor -1"), std::string::npos);
+  }
+}
+
 TEST(Deadline, PassesWhenItsTimeHasCome) {
   EXPECT_TRUE(Deadline::in_seconds(-1).passed());
   EXPECT_FALSE(Deadline::in_seconds(1000).passed());

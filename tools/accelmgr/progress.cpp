@@ -78,7 +78,7 @@ void Progress::say(const std::string& line) {
 
 std::string closing_summary(const Summary& s) {
   std::string text = fmt::format("{} steps, {} samples in {:.1f} s", s.steps, s.samples, s.seconds);
-  if (s.steps == 0) return text;
+  if (s.steps == s.resumed_at) return text;
   text += fmt::format("; loss {:.4f} -> {:.4f}", s.first_loss, s.last_loss);
   if (s.last_held_out)
     text += fmt::format("; held-out {:.4f} -> {:.4f}", *s.first_held_out, *s.last_held_out);

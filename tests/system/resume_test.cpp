@@ -1,0 +1,253 @@
+// A run that ends and one that goes on from its checkpoint end as one run would have: bit for bit, every
+// element once.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/zeros.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "model/layers.hpp"
+#include "resume_roles.hpp"
+#include "staged_run.hpp"
+#include "support.hpp"
+#include "training.hpp"
+
+namespace accelmgr::test {
+
+Config resumable_config(const std::string& stage_path, const std::string& directory) {
+  auto config = staged_config(stage_path);
+  config.runners.on_loss = LossPolicy::restart;
+  config.runners.restart_backoff = 0;
+  config.optimizer.kind = OptimizerKind::sgd;
+  config.optimizer.learning_rate = 0.01;
+  config.optimizer.momentum = 0.9;
+  config.optimizer.nesterov = true;
+  config.optimizer.steps_per_update = steps_per_update;
+  config.checkpoint.directory = directory;
+  return config;
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The fields of the staged source, shuffled anew in each epoch; tensor_source() has state().
+const RegisteredData shuffled("shuffled", [](const Config& config) {
+  const auto input = at::sin(at::arange(37 * 8, at::kFloat)).view({37, 8});
+  return tensor_source(
+      {{"input", input}, {"target", input.sum(1, /*keepdim=*/true)}, {"index", at::arange(37, at::kLong)}},
+      config.data.epochs, 7);
+});
+
+/// Numbered elements, in order.
+constexpr std::int64_t tallied_elements = 64;
+const RegisteredData in_order("in_order", [](const Config& config) {
+  return tensor_source({{"index", at::arange(tallied_elements, at::kLong)}}, config.data.epochs, 0);
+});
+
+/// Its gradient tells how often each element was trained, and by how many runners the mean was taken.
+class Tally final : public model::ParameterModel {
+ public:
+  Tally() { seen_ = parameter("seen", at::zeros({tallied_elements, 1})); }
+  Outputs forward(const Batch& batch) override { return {at::embedding(seen_, batch["index"]).sum(), {}}; }
+
+ private:
+  at::Tensor seen_;
+};
+const RegisteredModel tally("tally", [](const Config&) { return std::make_unique<Tally>(); });
+
+class Resume : public testing::Test {
+ protected:
+  Resume() {
+    std::string name = (fs::temp_directory_path() / "accelmgr_resume_XXXXXX").string();
+    EXPECT_NE(mkdtemp(name.data()), nullptr);
+    directory_ = name;
+  }
+  ~Resume() override {
+    fs::remove_all(directory_);
+    expect_nothing_left();
+  }
+
+  Config config() const { return resumable_config(stage_.path(), directory_); }
+  static Config from(Config config, const std::string& resume) {
+    config.checkpoint.resume = resume;
+    return config;
+  }
+  static Outcome undisturbed(const Config& config, std::uint64_t steps) {
+    Training training(config);
+    training.train(steps);
+    return training.outcome();
+  }
+  /// Stopped after `steps`, the last of which has a checkpoint: its path.
+  static std::string train_and_save(const Config& config, std::uint64_t steps) {
+    Training training(config);
+    training.train(steps);
+    return training.save();
+  }
+  /// Five steps, so that the checkpoint falls within an update, and seven more end as twelve.
+  void expect_goes_on(const Config& config) {
+    const auto path = train_and_save(config, 5);
+    Training resumed(from(config, "latest"));
+    ASSERT_TRUE(resumed.manager().resumed());
+    EXPECT_EQ(resumed.manager().resumed()->step, 5u);
+    EXPECT_EQ(resumed.manager().resumed()->path, path);
+    EXPECT_EQ(resumed.manager().statistics().steps, 5u);
+    resumed.train(12);
+    expect_same(resumed.outcome(), undisturbed(config, 12));
+  }
+
+  std::string directory_;
+  Stage stage_;
+};
+
+TEST_F(Resume, EndsAsOneRunWithMomentum) { expect_goes_on(config()); }
+
+TEST_F(Resume, EndsAsOneRunWithAdamwAcrossEpochsOfAShuffledSource) {
+  auto adamw = config();
+  adamw.optimizer = {.kind = OptimizerKind::adamw,
+                     .weight_decay = 0.1,
+                     .clip_norm = 0.5,
+                     .steps_per_update = steps_per_update,
+                     .warmup_updates = 4,
+                     .schedule = Schedule::cosine};
+  adamw.data.kind = "shuffled";
+  adamw.buffers.policy = BufferPolicy::mean;
+  expect_goes_on(adamw);
+}
+
+/// A host in a process of its own, killed in its sixth step.
+std::string checkpoint_of_killed_host(Stage& stage, const std::string& directory) {
+  int says[2], waits[2];
+  EXPECT_EQ(pipe2(says, O_CLOEXEC), 0);
+  EXPECT_EQ(pipe2(waits, O_CLOEXEC), 0);
+  base::UniqueFd says_out(says[0]), says_in(says[1]), waits_out(waits[0]), waits_in(waits[1]);
+  const std::pair<int, int> fds[] = {{says_in.get(), role_says}, {waits_out.get(), role_waits}};
+  const auto host = ipc::execute_self({role_host, stage.path(), directory}, fds);
+  says_in.reset();
+  waits_out.reset();
+  char path[4096];
+  const auto length = read(says_out.get(), path, sizeof path);
+  EXPECT_GT(length, 0) << "it ended before it had a checkpoint";
+  stage.tell(1, Act::block);
+  waits_in.reset();
+  stage.wait_until_blocked(1);
+  ipc::send_signal(host.pidfd.get(), SIGKILL);
+  EXPECT_TRUE(ipc::wait_ended(host.pidfd.get(), soon()));
+  stage.tell(1, Act::compute);
+  expect_nothing_left();
+  return {path, static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
+}
+
+TEST_F(Resume, AfterTheHostWasKilledEndsAsOneRunThroughAllRestarts) {
+  const auto expected = undisturbed(config(), 12);
+  const auto path = checkpoint_of_killed_host(stage_, directory_);
+  for (const auto& resume : {std::string("latest"), path}) {
+    Training resumed(from(config(), resume));
+    ASSERT_TRUE(resumed.manager().resumed());
+    EXPECT_EQ(resumed.manager().resumed()->step, 5u);
+    resumed.train(8);
+    resumed.kill_runner(0);
+    resumed.train(12);
+    EXPECT_EQ(resumed.manager().statistics().replacements, 1u);
+    expect_same(resumed.outcome(), expected);
+  }
+}
+
+TEST_F(Resume, WithAnotherNumberOfRunnersTrainsEveryElementOnce) {
+  auto config = staged_config(stage_);
+  config.model.kind = "tally";
+  config.data.kind = "in_order";
+  config.data.epochs = 1;
+  config.checkpoint.directory = directory_;
+  const auto save_after = [&](int runners, std::uint64_t steps, const std::string& resume) {
+    config.nprocs = runners;
+    auto manager = Manager::start(from(config, resume));
+    for (std::uint64_t step = 0; step < steps; ++step) expect_ok(manager);
+    EXPECT_EQ(manager.statistics().runners.size(), static_cast<std::size_t>(runners));
+    manager.save_checkpoint();
+    EXPECT_EQ(manager.checkpoints_written(30).size(), 1u);
+    return copies(manager.gradients()).at(0).flatten();
+  };
+  save_after(2, 3, "");
+  save_after(3, 2, "latest");
+  const auto seen = save_after(1, 2, "latest");
+  for (std::int64_t element = 0; element < tallied_elements; ++element) {
+    const double mean_over = element < 24 ? 2 : element < 48 ? 3 : 1;
+    EXPECT_FLOAT_EQ(seen[element].item<float>(), element < 56 ? 1 / mean_over : 0) << "element " << element;
+  }
+}
+
+TEST_F(Resume, OfAnotherModelIsRefusedWithTheTensor) {
+  train_and_save(config(), 1);
+  auto other = from(config(), "latest");
+  other.model.kind = "tally";
+  other.data.kind = "in_order";
+  expect_contains(message_of<CheckpointError>([&] { Manager::start(other); }),
+                  {directory_, "'seen'", "another model"});
+  expect_nothing_left();
+}
+
+TEST_F(Resume, GivesBackWhatTheHostAdded) {
+  {
+    Training training(config());
+    training.train(1);
+    training.manager().save_checkpoint({.metric = 0.5, .json = R"({"note": "ours"})"});
+    // The second waits for the first.
+    training.train(2);
+    training.manager().save_checkpoint(
+        {.metric = 1.5, .tensors = {{"mine", at::arange(3, at::kLong)}}, .json = R"({"note": "later"})"});
+    const auto written = training.manager().checkpoints_written(30);
+    ASSERT_EQ(written.size(), 2u);
+    EXPECT_EQ(written[0].step, 1u);
+    EXPECT_EQ(written[1].step, 2u);
+  }
+  auto manager = Manager::start(from(config(), "latest"));
+  ASSERT_TRUE(manager.resumed());
+  EXPECT_EQ(manager.resumed()->json, R"({"note":"later"})");
+  ASSERT_EQ(manager.resumed()->tensors.size(), 1u);
+  EXPECT_EQ(manager.resumed()->tensors[0].name, "mine");
+  EXPECT_TRUE(same_bits({manager.resumed()->tensors[0].tensor}, {at::arange(3, at::kLong)}));
+}
+
+TEST_F(Resume, WithoutADirectoryNothingCanBeSaved) {
+  auto config = staged_config(stage_);
+  auto manager = Manager::start(config);
+  expect_contains(message_of<UsageError>([&] { manager.save_checkpoint(); }),
+                  {"save_checkpoint()", "checkpoint.directory"});
+  EXPECT_TRUE(manager.checkpoints_written().empty());
+}
+
+TEST_F(Resume, AManagerKilledWhileItWritesIsToldAndTheNextCheckpointIsGood) {
+  auto faulty = config();
+  faulty.faults = {"rank=manager phase=checkpoint occurrence=6 fault=kill"};  // Each reaches it four times.
+  {
+    Training training(faulty);
+    training.train(3);
+    training.save();
+    training.train(4);
+    training.manager().save_checkpoint();
+    const auto written = training.manager().checkpoints_written(30);
+    ASSERT_EQ(written.size(), 1u);
+    EXPECT_EQ(written[0].step, 4u);
+    expect_contains(written[0].error, {"the manager process ended before the checkpoint was written"});
+    expect_failed(training.manager().step(), StepStatus::manager_lost, {"killed by signal 9 (KILL)"});
+    training.manager().recover();
+    training.train(5);
+    training.save();
+  }
+  Training resumed(from(config(), "latest"));
+  EXPECT_EQ(resumed.manager().resumed()->step, 5u);
+  EXPECT_TRUE(resumed.manager().resumed()->refused.empty());
+  resumed.train(12);
+  expect_same(resumed.outcome(), undisturbed(config(), 12));
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_), {}), 2) << "what was left of step 4";
+}
+
+}  // namespace
+}  // namespace accelmgr::test
