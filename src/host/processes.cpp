@@ -38,7 +38,10 @@ Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& se
     for (auto& runner : started.runners) processes.take_in(std::move(runner));
     session_fds = std::move(started.session);
   } catch (const SessionError& error) {
-    const bool died = processes.manager_ended();
+    // Its socket ends a moment before the process does.
+    const bool ends = ipc::is_closed(processes.socket_.get());
+    const bool died =
+        ends && ipc::wait_ended(processes.manager_.pidfd.get(), base::Deadline::in_seconds(stop_s));
     const auto how = processes.end();
     if (died) throw SessionError(fmt::format("{} (the manager process: {})", error.what(), how));
     throw;

@@ -192,6 +192,8 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, base::Deadline deadline, d
     }
     if (word.closed) return {};
     const bool committed = word.committed(participants_);
+    // Who finished its slice last was to close the attempt, but may have been stopped just before that.
+    if (committed && session::close_if_over(session_, attempt)) continue;
     if (committed) {
       std::uint64_t now = 0;
       for (int rank = 0; rank < session_.ranks(); ++rank) now += session_.record(rank).cursor.load();

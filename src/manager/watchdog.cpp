@@ -31,6 +31,7 @@ std::vector<Verdict> Watchdog::look(std::int64_t now_ns) {
     for (auto& seen : seen_) {
       seen.since_ns += away_ns;
       if (seen.over_ns != 0) seen.over_ns += away_ns;
+      if (seen.cpu_at_ns != 0) seen.cpu_at_ns += away_ns;
     }
     base::log().info("the supervisor was away for {:.1f} s", double(away_ns) / 1e9);
   }
@@ -82,12 +83,17 @@ std::optional<std::string> Watchdog::judge(int rank, std::int64_t now_ns) {
   const auto timeout_ns = ns(config_.runners.hang_timeout);
   if (timeout_ns == 0 || silent_ns < timeout_ns / 2) return std::nullopt;
   const auto usage = usage_(record.pid.load());
-  if (!usage) return std::nullopt;                        // It has ended; its pidfd tells.
-  if (seen.cpu_ns == 0) seen.cpu_ns = usage->cpu_ns + 1;  // Of the second half of the silence.
+  if (!usage) return std::nullopt;  // It has ended; its pidfd tells.
+  if (seen.cpu_at_ns == 0) {
+    seen.cpu_at_ns = now_ns;
+    seen.cpu_ns = usage->cpu_ns;
+  }
   if (silent_ns < timeout_ns) return std::nullopt;
   if (usage->state == 'T' || usage->state == 't') return standing(rank, "is stopped", silent_ns, usage);
-  const auto used_ns = static_cast<double>(usage->cpu_ns + 1 - seen.cpu_ns);
-  if (used_ns < least_cpu_share * double(silent_ns - timeout_ns / 2))
+  // As long as half of the silence, even where the first look came late: the kernel counts in ticks of 10 ms.
+  const auto observed_ns = now_ns - seen.cpu_at_ns;
+  if (observed_ns < timeout_ns / 2) return std::nullopt;
+  if (static_cast<double>(usage->cpu_ns - seen.cpu_ns) < least_cpu_share * double(observed_ns))
     return standing(rank, "hangs", silent_ns, usage);
   if (!seen.called_slow)
     base::log().warn("{}; it computes, and may go on until step_timeout",

@@ -49,9 +49,10 @@ class Watchdog {
     std::uint64_t heartbeat = 0;
     std::uint64_t cursor = 0;
     std::uint32_t generation = 0;
-    std::int64_t since_ns = 0;  ///< When anything of that was another.
-    std::int64_t over_ns = 0;   ///< When the attempt was found aborted; 0: it is not.
-    std::uint64_t cpu_ns = 0;   ///< Then.
+    std::int64_t since_ns = 0;   ///< When anything of that was another.
+    std::int64_t over_ns = 0;    ///< When the attempt was found aborted; 0: it is not.
+    std::int64_t cpu_at_ns = 0;  ///< When its CPU time was looked at, past half of the silence; 0: not yet.
+    std::uint64_t cpu_ns = 0;    ///< Then.
     bool called_slow = false;
   };
   std::optional<std::string> judge(int rank, std::int64_t now_ns);

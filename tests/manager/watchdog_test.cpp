@@ -86,6 +86,16 @@ TEST_F(WatchdogTest, WhoIsSilentButComputesIsSlowAndGoesOn) {
               }).empty());
 }
 
+TEST_F(WatchdogTest, WhoComputesIsNotTakenForOneThatHangsBecauseOfALateLook) {
+  auto hasty = config();
+  hasty.runners.hang_timeout = 0.5;
+  Watchdog watchdog(hasty, session_, [this](pid_t) { return usage_; });
+  const auto look_at = [&](double seconds) { return watchdog.look(ns(2000 + seconds)); };
+  for (const double at : {0.0, 0.05, 0.1, 0.15, 0.2, 0.49}) EXPECT_TRUE(look_at(at).empty()) << at;
+  usage_->cpu_ns += step_ns / 5;
+  EXPECT_TRUE(look_at(0.54).empty());
+}
+
 TEST_F(WatchdogTest, ItsOwnGapIsNotTheirs) {
   watch(8);
   now_ns_ += ns(3600);  // The supervisor was suspended, and the runners perhaps with it.

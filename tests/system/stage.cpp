@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <stdexcept>
 
 #include "accelmgr/batch_source.hpp"
@@ -29,7 +30,7 @@ namespace accelmgr::test {
 namespace {
 
 constexpr std::int64_t inputs = 8;
-constexpr std::int64_t hidden = 16;
+constexpr std::int64_t usual_width = 16;
 constexpr std::int64_t wait_slice_ns = 20'000'000;
 constexpr double patience_s = 30;  // More than anything here takes; reached only by a test that fails.
 
@@ -43,12 +44,21 @@ ipc::Mapping open_script(const std::string& path) {
   return map_script(fd.get());
 }
 
+/// The number that an option says.
+std::int64_t number(const std::map<std::string, std::string>& options, const std::string& key,
+                    std::int64_t otherwise) {
+  const auto found = options.find(key);
+  return found == options.end() ? otherwise : std::stoll(found->second);
+}
+
 /// Regression with all that an aborted step must leave no trace in: BatchNorm's buffers, and dropout's draws
 /// from the generator.
 class StagedModel final : public Model {
  public:
   explicit StagedModel(const Config& config)
-      : map_(open_script(config.model.options.at("stage"))), nprocs_(config.nprocs) {}
+      : map_(open_script(config.model.options.at("stage"))),
+        nprocs_(config.nprocs),
+        hidden_(number(config.model.options, "hidden", usual_width)) {}
 
   std::vector<NamedTensor> parameters() override {
     return {{"hidden.weight", hidden_weight_},
@@ -112,28 +122,31 @@ class StagedModel final : public Model {
 
   ipc::Mapping map_;
   int nprocs_;
+  std::int64_t hidden_;
   bool training_ = true;
-  at::Tensor hidden_weight_ = at::randn({hidden, inputs}).requires_grad_();
-  at::Tensor norm_weight_ = at::ones({hidden}).requires_grad_();
-  at::Tensor norm_bias_ = at::zeros({hidden}).requires_grad_();
-  at::Tensor output_weight_ = at::randn({1, hidden}).requires_grad_();
+  at::Tensor hidden_weight_ = at::randn({hidden_, inputs}).requires_grad_();
+  at::Tensor norm_weight_ = at::ones({hidden_}).requires_grad_();
+  at::Tensor norm_bias_ = at::zeros({hidden_}).requires_grad_();
+  at::Tensor output_weight_ = at::randn({1, hidden_}).requires_grad_();
   at::Tensor output_bias_ = at::zeros({1}).requires_grad_();
-  at::Tensor running_mean_ = at::zeros({hidden});
-  at::Tensor running_var_ = at::ones({hidden});
+  at::Tensor running_mean_ = at::zeros({hidden_});
+  at::Tensor running_var_ = at::ones({hidden_});
 };
 
 class StagedSource final : public BatchSource {
  public:
   explicit StagedSource(const Config& config)
-      : elements_(config.data.elements),
-        throw_at_(number(config, "throw_at")),
-        double_at_(number(config, "double_at")),
-        longer_at_(number(config, "longer_at")) {}
+      : map_(open_script(config.model.options.at("stage"))),
+        elements_(config.data.elements),
+        throw_at_(number(config.data.options, "throw_at", -1)),
+        double_at_(number(config.data.options, "double_at", -1)),
+        longer_at_(number(config.data.options, "longer_at", -1)) {}
 
   std::span<const FieldSpec> fields() const override { return fields_; }
 
   bool next(ElementWriter& element) override {
     if (elements_ > 0 && index_ == elements_) return false;
+    wait_until_released();
     if (index_ == throw_at_) throw std::runtime_error("drawer 7 is on fire");
     const auto input = at::zeros({index_ == longer_at_ ? inputs + 1 : inputs}, at::kFloat);
     for (std::int64_t i = 0; i < input.numel(); ++i)
@@ -146,11 +159,17 @@ class StagedSource final : public BatchSource {
   }
 
  private:
-  static std::int64_t number(const Config& config, const std::string& key) {
-    const auto found = config.data.options.find(key);
-    return found == config.data.options.end() ? -1 : std::stoll(found->second);
+  void wait_until_released() {
+    auto& script = script_in(map_);
+    for (;;) {
+      const auto seen = ipc::load(script.told);
+      const auto from = script.withheld_from.load();
+      if (from == 0 || index_ < from) return;
+      ipc::wait_changed(script.told, seen, wait_slice_ns, 0);
+    }
   }
 
+  ipc::Mapping map_;
   std::vector<FieldSpec> fields_{
       {"input", at::kFloat, {inputs}}, {"target", at::kFloat, {1}}, {"index", at::kLong, {}}};
   std::int64_t elements_;
@@ -192,6 +211,13 @@ void Stage::wait_until_blocked(int rank) {
     }
     ipc::wait_changed(script_.heard, seen, wait_slice_ns, 0);
   }
+}
+
+void Stage::withhold_elements_from(std::int64_t number) { script_.withheld_from.store(number); }
+
+void Stage::release_elements() {
+  script_.withheld_from.store(0);
+  ipc::advance(script_.told);
 }
 
 Config staged_config(const std::string& stage_path) {

@@ -39,6 +39,7 @@ struct Script {
   ipc::Epoch told;                           ///< test: advanced with every act.
   std::atomic<bool> blocked[most_staged_ranks];  ///< The rank's model: it sits in forward().
   ipc::Epoch heard;                              ///< ... advanced with that.
+  std::atomic<std::int64_t> withheld_from;       ///< test: the source waits before this element; 0: nowhere.
 };
 
 /// The test's end. The memory has no name; others reach it through this process's entry in /proc.
@@ -53,6 +54,9 @@ class Stage {
   void tell_once(int rank, Act act);
   /// Returns when the rank blocks in forward(). Fails the test after a bound.
   void wait_until_blocked(int rank);
+  /// The source waits before it gives element `number`, until the others are released.
+  void withhold_elements_from(std::int64_t number);
+  void release_elements();
 
  private:
   base::UniqueFd fd_;
@@ -62,7 +66,8 @@ class Stage {
 
 /// Two runners of one thread each that train the staged model on the staged source, endless unless
 /// `data.elements` is set. The source's `data.options` name elements by number: at `throw_at` it throws, at
-/// `double_at` and `longer_at` it gives an input of another dtype and shape than declared.
+/// `double_at` and `longer_at` it gives an input of another dtype and shape than declared. The model's option
+/// `hidden` is its width, 16 unless it is set.
 Config staged_config(const Stage& stage);
 Config staged_config(const std::string& stage_path);
 

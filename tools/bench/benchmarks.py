@@ -143,6 +143,11 @@ def recovery_groups(quick):
     return [[program("ours", "bench_recovery", *quick_flag(quick))]]
 
 
+def faults_groups(_):
+    command = [RELEASE / "tests" / "system" / "faults" / "system_faults_test", "--measure"]
+    return [[Contestant("ours", lambda: command)]]
+
+
 ALL = {
     "reduce": Benchmark(
         """Summing the gradients of two runners through shared memory, 4 KiB to 256 MiB for each. Against the same
@@ -179,4 +184,8 @@ ALL = {
         """A runner is killed between two steps, under runners.on_loss restart: how long it takes until the next step
         has counted, by part. Building the model is the user's; all else is ours.""",
         3, ["bench_recovery"], recovery_groups, reports.recovery),
+    "faults": Benchmark(
+        """What every fault at every phase of a step comes to, and after how long the caller is told. No comparison: the
+        outcomes are those of tests/system/faults/outcomes.md, which a test holds it to; a cell with two is a mistake.""",
+        3, ["system_faults_test"], faults_groups, reports.faults),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 itself."""
 
 import itertools
+from statistics import median
 
 from tables import Measured, Report, Table, at_least, at_most, ratio, size_text
 
@@ -187,3 +188,37 @@ def recovery(lines):
         total, *the_models = (measured.get("ours", part, case=case) for part in ("total", "model", "compute"))
         targets.append(at_most(100, f"{case}, ms without building and computing the model", total - sum(the_models)))
     return Report([table], targets)
+
+
+def faults(lines):
+    bounds = "`runners.hang_timeout` 0.5 s, `start_timeout` 3 s; step's deadline in `data_manager` 1 s"
+    titles = {
+        "fail": f"With `runners.on_loss: fail` (for `stop` and `hang`: {bounds})",
+        "restart": "With `runners.on_loss: restart`",
+    }
+    places, kinds = (list(dict.fromkeys(line[key] for line in lines)) for key in ("place", "fault"))
+    tables = []
+    for policy, title in titles.items():
+        rows = []
+        for place in places:
+            cases = [
+                [line for line in lines if (line["case"], line["place"], line["fault"]) == (policy, place, kind)]
+                for kind in kinds
+            ]
+            rows.append([f"`{place}`", *map(fault_cell, cases)])
+        tables.append(Table(title, ["", *(f"`{kind}`" for kind in kinds)], rows, is_markdown=True))
+    return Report(tables, [])
+
+
+def fault_cell(lines):
+    """The outcome and the median time; empty where there is no such case. Should there be several outcomes: all."""
+    outcomes = {}
+    for line in lines:
+        counted = "counted" if line["counted"] else "not counted"
+        tries = f" in {line['tries']} tries" if line["tries"] > 1 else ""
+        outcomes.setdefault(f"{line['status']} · {counted}{tries}", []).append(line["value"])
+    return " / ".join(f"{outcome} · {time_text(median(ms))}" for outcome, ms in outcomes.items())
+
+
+def time_text(ms):
+    return f"{ms / 1e3:.1f} s" if ms >= 1e3 else f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms"

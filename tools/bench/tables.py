@@ -43,6 +43,7 @@ class Table:
     title: str
     columns: list
     rows: list = dataclasses.field(default_factory=list)
+    is_markdown: bool = False  # for a page, not for a terminal
 
 
 @dataclasses.dataclass
@@ -102,6 +103,11 @@ def as_text(report):
     parts = []
     for table in report.tables:
         cells = [table.columns] + [[number(cell) for cell in row] for row in table.rows]
+        if table.is_markdown:
+            rules = [["---"] * len(table.columns)]
+            rows = [f"| {' | '.join(row)} |" for row in cells[:1] + rules + cells[1:]]
+            parts.append("\n".join([table.title, "", *rows]))
+            continue
         widths = [max(len(row[column]) for row in cells) for column in range(len(table.columns))]
         lines = [
             "  ".join(

@@ -1,0 +1,117 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "accelmgr/errors.hpp"
+#include "base/unique_fd.hpp"
+#include "case_run.hpp"
+#include "system/support.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+using nlohmann::json;
+
+json to_json(const StepSeen& step) { return json::array({step.status, step.counted, step.tries}); }
+
+StepSeen step_from(const json& step) { return {step.at(0), step.at(1), step.at(2)}; }
+
+std::string to_text(const CaseSeen& seen) {
+  return json{{"disturbed", to_json(seen.disturbed)},
+              {"ended", seen.ended},
+              {"next", to_json(seen.next)},
+              {"report_ms", seen.report_ms},
+              {"states", seen.states}}
+      .dump();
+}
+
+CaseSeen case_from(const std::string& text) {
+  const auto seen = json::parse(text);
+  return {step_from(seen.at("disturbed")), seen.at("ended"), step_from(seen.at("next")), seen.at("report_ms"),
+          seen.at("states")};
+}
+
+/// The process of a case. What it writes is small enough for a pipe that nobody reads yet.
+struct Running {
+  std::size_t number;
+  pid_t pid;
+  base::UniqueFd says;
+};
+
+[[noreturn]] void become_host(const FaultCase& c, pid_t parent, int into) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // So that it sees whether it leaves any.
+  bool done = false;
+  try {
+    const testing::ScopedTrace trace(__FILE__, __LINE__, name_of(c));
+    const auto text = to_text(run_case(c));
+    done = !testing::Test::HasFailure() &&
+           write(into, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  } catch (const std::exception& error) {
+    std::printf("%s: %s\n", name_of(c).c_str(), error.what());
+  }
+  std::fflush(nullptr);
+  _exit(done ? 0 : 1);
+}
+
+Running start(const FaultCase& c, std::size_t number) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw SystemError("pipe2", errno);
+  base::UniqueFd says(ends[0]);
+  const base::UniqueFd into(ends[1]);
+  std::fflush(nullptr);
+  const auto parent = getpid();
+  const auto pid = fork();
+  if (pid < 0) throw SystemError("fork", errno);
+  if (pid == 0) become_host(c, parent, into.get());
+  return {number, pid, std::move(says)};
+}
+
+/// Blocks until one of them has ended, and takes it out.
+Running take_ended(std::vector<Running>& running) {
+  for (;;) {
+    const auto pid = waitpid(-1, nullptr, 0);
+    if (pid < 0) throw SystemError("waitpid", errno);
+    for (auto r = running.begin(); r != running.end(); ++r) {
+      if (r->pid != pid) continue;
+      auto ended = std::move(*r);
+      running.erase(r);
+      return ended;
+    }
+  }
+}
+
+std::optional<CaseSeen> result_of(const Running& ended) {
+  std::string text(4096, 0);
+  const auto count = read(ended.says.get(), text.data(), text.size());
+  if (count <= 0) return std::nullopt;
+  text.resize(static_cast<std::size_t>(count));
+  return case_from(text);
+}
+
+}  // namespace
+
+std::vector<std::optional<CaseSeen>> run_cases(const std::vector<FaultCase>& cases, int at_once) {
+  std::vector<std::optional<CaseSeen>> seen(cases.size());
+  std::vector<Running> running;
+  for (std::size_t next = 0; next < cases.size() || !running.empty();) {
+    if (next < cases.size() && running.size() < static_cast<std::size_t>(at_once)) {
+      running.push_back(start(cases[next], next));
+      ++next;
+      continue;
+    }
+    const auto ended = take_ended(running);
+    seen[ended.number] = result_of(ended);
+  }
+  return seen;
+}
+
+}  // namespace accelmgr::test
