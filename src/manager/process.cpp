@@ -100,6 +100,7 @@ session::Session take_over_session(std::vector<base::UniqueFd> fds, session::Man
   auto& control = session.control();
   control.given_up.store(0);
   control.stopping.store(0);
+  control.managers.fetch_add(1);
   for (int rank = 0; rank < session.ranks(); ++rank) {
     session.record(rank).life.store(session::Life::absent);
     session.record(rank).pid.store(0);
@@ -160,7 +161,6 @@ ipc::ChildMain runner_main(const Config& config) {
   const auto patience = base::Deadline::in_seconds(30);
   const auto config = config::from_yaml(protocol::receive_configuration(socket, patience));
   auto offered = protocol::receive_begin(socket, patience);
-  config::arm_faults(config, -1, offered.empty() ? 0 : 1);
   // From here on the runners can be forked: nothing of torch has run, and there is no second thread.
   const int host_socket[] = {socket};
   const auto child_main = runner_main(config);
@@ -170,6 +170,7 @@ ipc::ChildMain runner_main(const Config& config) {
   auto source = make_data(config);
   auto session = offered.empty() ? make_session(config, *source, manifest)
                                  : take_over_session(std::move(offered), manifest);
+  config::arm_faults(config, -1, session.control().managers.load());
   data::Loader loader(std::move(source), session, manifest, config.batch_size_per_device,
                       config.data.drop_last, session.control().deal_to.load());
   std::thread([&loader] {

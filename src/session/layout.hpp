@@ -107,6 +107,7 @@ struct Control {
   char given_up_why[256];                ///< Which limit was met.
   std::atomic<std::uint64_t> incidents;  ///< How many there were; the ring holds the last.
   std::atomic<std::uint64_t> replacements;  ///< Runners started in the place of lost ones.
+  std::atomic<std::uint32_t> managers;      ///< manager: those that took the session over.
 };
 
 enum class Phase : std::uint32_t { none, init, waiting, data, forward, backward, vote, reduce, stopping };

@@ -80,8 +80,8 @@ std::vector<std::string> faults_of(const TortureOptions& options) {
   // The manager, while it finishes what dead runners have left.
   for (const char* phase : {"undo_saved", "in_flight", "reduced", "chunk", "publish", "published"})
     add(fmt::format("rank=manager generation=any phase={} probability=0.03 fault=kill", phase));
-  // And its loader's thread. The first manager alone: all others draw alike, and none would come past it.
-  add(fmt::format("rank=manager phase=data probability={} fault=kill", 1.0 / 3 / reached_by_all));
+  // And its loader's thread.
+  add(fmt::format("rank=manager generation=any phase=data probability={} fault=kill", 0.5 / reached_by_all));
   // Who is late is met by what the others do meanwhile.
   add("rank=any generation=any phase=any probability=0.0002 fault=slow:3");
   return faults;
