@@ -99,27 +99,51 @@ def peak_memory(contestant):
 
 
 def _run(contestant, observer):
-    """What it wrote: to files, because a pipe would stay open as long as anything of it were left behind."""
+    with running(contestant) as run:
+        try:
+            with observer:
+                run.process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{contestant.label} did not end within {TIMEOUT_S} s") from None
+        run.check_end()
+        return run.output.read_text(), run.errors.read_text()
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """A program that was started, and what it has written so far: to files, because a pipe would stay open
+    as long as anything of it were left behind."""
+
+    label: str
+    process: subprocess.Popen
+    output: pathlib.Path
+    errors: pathlib.Path
+
+    def check_end(self, *exit_codes):
+        """Waits for it; it must end with one of the exit codes (0 if none is given), and leave nothing
+        behind."""
+        returned = self.process.wait()
+        remains = _wait_for_descendants(2)
+        if returned not in (exit_codes or (0,)):
+            how = f"{self.label} failed with exit code {returned}: {' '.join(self.process.args)}"
+            raise Failure(f"{how}\n{self.errors.read_text()[-4000:]}")
+        if remains:
+            raise Failure(f"{self.label} left processes behind: {', '.join(remains.values())}")
+
+
+@contextlib.contextmanager
+def running(contestant):
+    """Starts it. At the end all of it is ended."""
     command = [str(part) for part in contestant.command()]
     with tempfile.TemporaryDirectory(prefix="accelmgr-bench-") as scratch:
         output, errors = pathlib.Path(scratch, "output"), pathlib.Path(scratch, "errors")
         with output.open("w") as stdout, errors.open("w") as stderr:
             process = _start(contestant, command, stdout, stderr, scratch)
         try:
-            with observer:
-                process.wait(TIMEOUT_S)
-            remains = _wait_for_descendants(2)
-        except subprocess.TimeoutExpired:
-            raise Failure(f"{contestant.label} did not end within {TIMEOUT_S} s") from None
+            yield Running(contestant.label, process, output, errors)
         finally:
             _kill_descendants()
             process.wait()
-        if process.returncode:
-            how = f"{contestant.label} failed with exit code {process.returncode}: {' '.join(command)}"
-            raise Failure(f"{how}\n{errors.read_text()[-4000:]}")
-        if remains:
-            raise Failure(f"{contestant.label} left processes behind: {', '.join(remains.values())}")
-        return output.read_text(), errors.read_text()
 
 
 def _start(contestant, command, stdout, stderr, scratch):
@@ -133,7 +157,7 @@ def _start(contestant, command, stdout, stderr, scratch):
         raise Failure(f"cannot start {contestant.label}: {error}") from None
 
 
-def _descendants():
+def descendants():
     """{pid: "pid name"} of all living processes below this one."""
     parents, labels = {}, {}
     for entry in os.listdir("/proc"):
@@ -155,13 +179,13 @@ def _descendants():
 
 def _wait_for_descendants(seconds):
     deadline = time.monotonic() + seconds
-    while (remains := _descendants()) and time.monotonic() < deadline:
+    while (remains := descendants()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return remains
 
 
 def _kill_descendants():
-    while remains := _descendants():
+    while remains := descendants():
         for pid in remains:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -185,7 +209,7 @@ class MemorySampler:
 
     def _sample(self):
         while not self._done.wait(MEMORY_SAMPLE_EVERY_S):
-            self.peak_bytes = max(self.peak_bytes, sum(map(proportional_set_bytes, _descendants())))
+            self.peak_bytes = max(self.peak_bytes, sum(map(proportional_set_bytes, descendants())))
 
 
 def proportional_set_bytes(pid):
