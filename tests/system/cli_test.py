@@ -92,6 +92,7 @@ class ProgramTest(unittest.TestCase):
         signal.alarm(WATCHDOG_S)
 
     def tearDown(self):
+        signal.alarm(WATCHDOG_S)
         with self.assertRaises(ChildProcessError, msg="a process was left"):
             while True:
                 os.waitpid(-1, 0)
@@ -386,7 +387,7 @@ class InterruptedTest(ProgramTest):
         self.assertEqual(run.process.returncode, INTERRUPTED, err)
 
     def test_a_lost_runner_fails_the_run_with_the_cause(self):
-        run = RunningProgram(self, *SLOW, "--log", "log.jsonl")
+        run = RunningProgram(self, *SLOW, "--log", "log.jsonl", "--set", "runners.on_loss=fail")
         run.read_until("step 1/")
         os.kill(run.runners()[0], signal.SIGKILL)
         out, err = run.process.communicate()

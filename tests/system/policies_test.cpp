@@ -218,8 +218,8 @@ TEST(Recover, TrainingGoesOnOverTheSameSession) {
   auto step = run.step_in_background();
   stage.wait_until_blocked(1);
   run.kill_and_wait(run.processes().manager.get());
-  stage.tell(1, Act::compute);
   const auto result = step.get();
+  stage.tell(1, Act::compute);
   expect_failed(result, StepStatus::manager_lost, {"killed by signal 9 (KILL)"});
   ASSERT_EQ(result.causes.size(), 1u);
   EXPECT_EQ(result.causes[0].exit, "killed by signal 9 (KILL)");
