@@ -51,13 +51,16 @@ session::Extent extent_of(const Config& config, session::Manifest& manifest, ses
   return extent;
 }
 
-/// A session that holds the initial model, and its description.
-session::Session make_session(const Config& config, const BatchSource& source, session::Manifest& manifest) {
+/// A session that holds the initial model, and its description. The model comes before the source that is
+/// made to fit it: of a model that there is not, only the registry of models knows what was meant.
+session::Session make_session(const Config& config, std::unique_ptr<BatchSource>& source,
+                              session::Manifest& manifest) {
   tensor::seed_generator(config.seed_base);
   const auto model = make_model(config);
+  source = make_data(config);
   auto tensors = tensor::describe(model->parameters(), model->buffers());
   manifest = tensors.manifest;
-  manifest.fields = data::field_entries(source.fields());
+  manifest.fields = data::field_entries(source->fields());
   const auto extent = extent_of(config, manifest, tensors.element);
   session::Header plan{};
   session::plan_layout(extent, plan);
@@ -167,10 +170,11 @@ ipc::ChildMain runner_main(const Config& config) {
   auto launcher = ipc::LauncherClient::start(child_main, host_socket);
   at::set_num_threads(1);
   session::Manifest manifest;
-  auto source = make_data(config);
-  auto session = offered.empty() ? make_session(config, *source, manifest)
+  std::unique_ptr<BatchSource> source;
+  auto session = offered.empty() ? make_session(config, source, manifest)
                                  : take_over_session(std::move(offered), manifest);
   config::arm_faults(config, -1, session.control().managers.load());
+  if (!source) source = make_data(config);
   data::Loader loader(std::move(source), session, manifest, config.batch_size_per_device,
                       config.data.drop_last, session.control().deal_to.load());
   std::thread([&loader] {

@@ -17,7 +17,6 @@
 #include "checkpoint/checkpoint.hpp"
 #include "system/stage.hpp"
 #include "system/staged_run.hpp"
-#include "system/support.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -33,8 +32,9 @@ constexpr double hang_timeout_s = 0.5;
 constexpr double start_timeout_s = 3;
 constexpr double step_timeout_s = 20;
 constexpr double source_timeout_s = 1;  // Of a step whose elements never come.
-// On top of a deadline, at most: a committed reduction that somebody else finishes; a start's end by force.
-constexpr double recovery_s = 5, end_s = 6;
+// On top of a deadline, at most: a committed reduction that somebody else finishes; a start that is ended by
+// force.
+constexpr double recovery_s = 5, end_s = 12;
 constexpr double checkpoint_s = 20;
 
 class TemporaryDirectory {

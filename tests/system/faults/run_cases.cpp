@@ -12,7 +12,6 @@
 #include "accelmgr/errors.hpp"
 #include "base/unique_fd.hpp"
 #include "case_run.hpp"
-#include "system/support.hpp"
 
 namespace accelmgr::test {
 namespace {
