@@ -72,7 +72,7 @@ std::optional<Resumed> find_resumed(const CheckpointConfig& config) {
   const auto open = [&] {
     if (config.resume != "latest") return checkpoint::open(config.resume);
     return checkpoint::open_latest(config.directory, [&](const std::string& why) {
-      base::log().warn("{}; an earlier checkpoint is taken", why);
+      base::log().info("{}", why);
       resumed.refused.push_back(why);
     });
   };

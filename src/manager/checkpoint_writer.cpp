@@ -73,7 +73,7 @@ void CheckpointWriter::run() {
       saved.warnings = std::move(written.warnings);
     } catch (const std::exception& error) {
       saved.error = error.what();
-      base::log().error("the checkpoint of step {} was not written: {}", save.step, error.what());
+      base::log().info("the checkpoint of step {} was not written: {}", save.step, error.what());
     }
     saved.write_ms = double(base::now_ns() - begin) / 1e6;
     tell_(std::move(saved));

@@ -81,7 +81,7 @@ class Supervisor {
   void runner_ready(int rank);
   void answer_host();
 
-  // Losing.
+  // Losing (losses.cpp).
   void runner_ended(int rank);
   void lost(int rank, int wait_status);
   void finish_for(int rank);
@@ -92,7 +92,9 @@ class Supervisor {
   void give_up(const std::string& why);
   void end_runner(int rank, const std::string& why);
 
-  // Others.
+  void watch_launcher();
+
+  // The host, and time.
   bool take_launcher_event(base::Deadline deadline);
   void take_launcher_events();
   void host_request();
@@ -100,6 +102,9 @@ class Supervisor {
   void tick();
   void send_notices();
   void stop_runners();
+
+  /// More than a living launcher takes to reap; a dead one ends the wait.
+  static constexpr double launcher_report_s = 1.0;
 
   Runner& runner(int rank) { return runners_[static_cast<std::size_t>(rank)]; }
   std::uint64_t step_under_way() const noexcept;

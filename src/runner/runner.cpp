@@ -415,7 +415,7 @@ int run(const Config& config, ipc::SpawnRequest request) {
       record.error[what.copy(record.error, session::text_bytes - 1)] = 0;
       record.reason.store(Reason::exception);
     }
-    base::log().error("{}", error.what());
+    base::log().info("{}", error.what());  // The supervisor reports it, with this line.
     _exit(exit_failed);
   }
 }

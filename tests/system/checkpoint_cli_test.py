@@ -131,7 +131,7 @@ class ResumeTest(CheckpointTest):
         self.train(*IN_CK)
         self.truncate(f"ck/{folder_of(20)}/training.safetensors")
         out, err = self.train(*IN_CK, "--resume", "latest")
-        self.assertIn(f"ck/{folder_of(20)}/training.safetensors' is torn", err)
+        self.assertIn(f"ck/{folder_of(20)}/training.safetensors' is torn", out)
         self.assertIn(f"ck/{folder_of(15)} at step 15", out)
         self.assert_ends_as_undisturbed("ck")
 
@@ -262,7 +262,7 @@ class ErrorReportTest(ProgramTest):
                          (1, "forward", 3, "exit code 17", "boom"))
         self.assertRegex(cause["time"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
         self.assertEqual(len(cause["log"]), 2, "the lines of this process alone")
-        self.assertRegex(cause["log"][-1], r"error \[rank 1 step 3\] boom$")
+        self.assertRegex(cause["log"][-1], r"info \[rank 1 step 3\] boom$")
 
     def test_a_failed_run_leaves_its_cause_beside_the_log(self):
         fault = faults("rank=1 step=3 phase=forward fault=exception:boom")

@@ -80,8 +80,9 @@ void CapturedErrors::finish() {
 }
 
 std::vector<std::string> CapturedErrors::losses() const {
-  static const std::regex loss(R"(error \[manager step \d+\] (runner \d+|the launcher) \(pid \d+\) )"
-                               R"((exit code \d+|killed by signal \d+ \(\w+\)))");
+  static const std::regex loss(
+      R"((?:info|warning) \[manager step \d+\] (runner \d+|the launcher) \(pid \d+\) )"
+      R"((exit code \d+|killed by signal \d+ \(\w+\)))");
   std::vector<std::string> found;
   for (std::sregex_iterator at(text_.begin(), text_.end(), loss), end; at != end; ++at)
     found.push_back((*at)[1].str() + ": " + (*at)[2].str());
