@@ -146,7 +146,8 @@ class Manager {
   /// cursor, and the extras) to a staging area, from which the manager writes it into `checkpoint.directory`;
   /// returns how long that held up the caller, in ms. Waits for an earlier checkpoint that is still being
   /// written. Throws CheckpointError (a dtype that a checkpoint cannot hold), SessionError (memory, manager
-  /// lost), UsageError (no directory).
+  /// lost), UsageError (no directory). stop() waits for the writing a few seconds at most: before it, wait in
+  /// checkpoints_written().
   double save_checkpoint(const CheckpointExtras& extras = {});
   /// The checkpoints that were written, or could not be, since the last call. Waits for those under way at
   /// most `wait_s`.
