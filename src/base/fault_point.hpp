@@ -27,7 +27,7 @@ enum class FaultPhase {
   publish,     ///< Reduction: all chunks are done, the result's copies are not written.
   published,   ///< Reduction: they are, the cursor is not yet at its end.
   close,       ///< Runner: its slice is finished, the attempt perhaps not yet closed.
-  checkpoint,  ///< Manager: a checkpoint is written, not yet renamed.
+  checkpoint,  ///< Manager: after each file of a checkpoint, and before its rename.
 };
 
 /// What the caller of a fault point is to do. nan, of `forward`: its loss becomes NaN.
