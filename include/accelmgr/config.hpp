@@ -25,6 +25,11 @@ enum class SlabDtype { parameters, bf16 };
 enum class Autocast { off, bf16 };
 enum class OptimizerKind { sgd, adam, adamw };
 enum class Schedule { constant, cosine };
+/// How a launched process comes to be. spawn: this program is executed again for each; safest, slowest.
+/// forkserver: it is executed once, and forks for this and all later launches. fork: this process is forked
+/// as it stands, which a program with other threads or a CUDA context should not do: a warning names the
+/// threads.
+enum class StartMethod { spawn, fork, forkserver };
 
 struct RunnersConfig {
   int threads = 0;  ///< Intra-op threads of each runner; 0: cores / nprocs, at least 1.
@@ -153,6 +158,31 @@ struct CheckpointConfig {
   bool operator==(const CheckpointConfig&) const = default;
 };
 
+/// What `accelmgr spawn` and MultiprocessConfig::of() read.
+struct LaunchConfig {
+  int nprocs = -1;  ///< Processes on this host; -1: the visible GPUs, or the cores where there are none.
+  int nnodes = 1;
+  int node_rank = 0;
+  std::string rendezvous;        ///< HOST:PORT on the first host; empty: 127.0.0.1 and a free port.
+  std::string backend = "auto";  ///< auto, serial, shm, gloo, nccl.
+  std::string gpus;              ///< Absolute ids, one per process: "4,5".
+  std::string workers;           ///< "name:ordinal;[grpc://]host:port|..." of all hosts.
+  StartMethod start_method = StartMethod::spawn;
+  bool oversubscribe = false;      ///< More processes than GPUs may share them.
+  int max_restarts = 0;            ///< Of all processes together, after a failure.
+  std::string log_directory;       ///< Where the output of each rank goes too; empty: nowhere.
+  double timeout = 300.0;          ///< Seconds, of collectives.
+  double rendezvous_timeout = 60;  ///< Seconds within which all hosts must be there.
+  double terminate_timeout = 5;    ///< Seconds from asking processes to end until they are killed.
+  int model_parallelism = 1;
+  int pipeline_parallelism = 1;
+  std::string model_parallel_backend;  ///< Here and below, empty: `backend`.
+  std::string pipeline_parallel_backend;
+  std::string data_parallel_backend;
+
+  bool operator==(const LaunchConfig&) const = default;
+};
+
 struct Config {
   int nprocs = 2;  ///< Runners, one per device; 1 to 24.
   int batch_size_per_device = 1;
@@ -176,6 +206,7 @@ struct Config {
   OptimizerConfig optimizer;
   TrainConfig train;
   CheckpointConfig checkpoint;
+  LaunchConfig launch;
 #ifdef ACCELMGR_FAULTS
   std::vector<std::string>
       faults;  ///< What is to be broken on purpose; tests/faults/plan.hpp says how it is written.

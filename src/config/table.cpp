@@ -191,6 +191,46 @@ std::vector<Option> train_options() {
   };
 }
 
+std::vector<Option> launch_options() {
+  return {
+      number(KEY(launch.nprocs), {.min = -1, .max = 4096},
+             "Processes on this host; -1: the visible GPUs, or the cores where there are none."),
+      number(KEY(launch.nnodes), {.min = 1, .max = 65536}, "Hosts."),
+      number(KEY(launch.node_rank), {.min = 0, .max = 65535}, "Which of them this one is, from 0."),
+      plain<Text>(KEY(launch.rendezvous),
+                  "HOST:PORT on the first host, where all meet; empty: 127.0.0.1 and a free port."),
+      plain<Text>(
+          KEY(launch.backend),
+          "What the processes' collectives go over: auto (by device and hosts), serial, shm, gloo, nccl."),
+      plain<Text>(KEY(launch.gpus), "GPUs by their absolute ids, one for each process: 4,5."),
+      plain<Text>(KEY(launch.workers), "name:ordinal;host:port of every host, joined by |."),
+      choice(KEY(launch.start_method), {"spawn", "fork", "forkserver"},
+             "How processes come to be: each executed anew; forked from this one; forked from one that was "
+             "executed for that."),
+      plain<Boolean>(KEY(launch.oversubscribe), "More processes than GPUs may share them."),
+      number(KEY(launch.max_restarts), {.min = 0, .max = 1'000'000},
+             "How often all processes are started again after one has failed."),
+      plain<Text>(KEY(launch.log_directory),
+                  "Folder to which the output of each rank goes too; empty: none."),
+      number(KEY(launch.timeout), {.min = 0, .max = longest_seconds, .above_min = true},
+             "Seconds after which a collective gives up."),
+      number(KEY(launch.rendezvous_timeout), {.min = 0, .max = longest_seconds, .above_min = true},
+             "Seconds within which all hosts must be there."),
+      number(KEY(launch.terminate_timeout), {.min = 0, .max = longest_seconds},
+             "Seconds from asking processes to end until they are killed."),
+      number(KEY(launch.model_parallelism), {.min = 1, .max = 65536},
+             "Ranks that share one copy of a layer."),
+      number(KEY(launch.pipeline_parallelism), {.min = 1, .max = 65536},
+             "Stages of the model, each on ranks of its own."),
+      plain<Text>(KEY(launch.model_parallel_backend),
+                  "Backend of model parallel groups; empty: launch.backend."),
+      plain<Text>(KEY(launch.pipeline_parallel_backend),
+                  "Backend of pipeline parallel groups; empty: launch.backend."),
+      plain<Text>(KEY(launch.data_parallel_backend),
+                  "Backend of data parallel groups; empty: launch.backend."),
+  };
+}
+
 std::vector<Option> checkpoint_options() {
   return {
       plain<Text>(KEY(checkpoint.directory), "Where checkpoints are written; empty: nowhere."),
@@ -216,7 +256,7 @@ const std::vector<Option>& table() {
   static const std::vector<Option> all = [] {
     std::vector<Option> joined;
     for (const auto& part : {run_options(), model_options(), data_options(), optimizer_options(),
-                             train_options(), checkpoint_options(), fault_options()})
+                             train_options(), checkpoint_options(), launch_options(), fault_options()})
       joined.insert(joined.end(), part.begin(), part.end());
     return joined;
   }();

@@ -22,9 +22,13 @@ FLOOR_OF_PUBLIC_HEADER = {
     "torch_module.hpp": "model",
     "batch_source.hpp": "data",
     "init.hpp": "manager",
+    "communicator.hpp": "collective",
+    "launch.hpp": "launch",
     "evaluator.hpp": "host",
     "manager.hpp": "host",
     "optimizer.hpp": "host",
+    "distributed.hpp": "distributed",
+    "multiprocess.hpp": "distributed",
 }
 TORCH_FOLDERS = {"ATen", "c10", "caffe2", "torch"}
 SOURCE_SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".hpp"}

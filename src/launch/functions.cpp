@@ -1,0 +1,39 @@
+#include "launch/functions.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/nearest.hpp"
+
+namespace accelmgr::launch {
+namespace {
+
+std::map<std::string, Function>& functions() {
+  static std::map<std::string, Function> all;
+  return all;
+}
+
+}  // namespace
+
+void register_function(const std::string& name, Function function) {
+  if (name.empty()) throw UsageError("a function is registered under a name; this one is empty");
+  if (!functions().emplace(name, std::move(function)).second)
+    throw UsageError(fmt::format("a function named '{}' is registered already", name));
+}
+
+std::vector<std::string> registered_functions() {
+  std::vector<std::string> names;
+  for (const auto& [name, _] : functions()) names.push_back(name);
+  return names;
+}
+
+const Function& registered_function(const std::string& name) {
+  const auto found = functions().find(name);
+  if (found != functions().end()) return found->second;
+  const auto names = registered_functions();
+  throw ConfigError(fmt::format("no function is registered under the name '{}'{}; registered are: {}", name,
+                                base::did_you_mean(name, names),
+                                names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
+}
+
+}  // namespace accelmgr::launch
