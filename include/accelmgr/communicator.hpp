@@ -80,7 +80,7 @@ class CollectiveError : public Error {
 
 /// What the members compare besides the kind of the call, its dtype, its reduction and its root.
 struct CallOptions {
-  std::span<const std::int64_t> shape = {};  ///< Of `in`; empty: one dimension of `count` elements.
+  std::span<const std::int64_t> shape = {};  ///< Of `in`; null: one dimension of `count` elements.
   double timeout_s = 0;                      ///< 0: the communicator's.
 };
 
