@@ -26,7 +26,7 @@ struct Membership {
 
 /// The world of ranks that know nothing of each other but a store. Blocks until all are there. Throws
 /// CollectiveError{timeout} which names the missing ranks, ConfigError when the backend cannot serve these
-/// hosts.
+/// hosts. Groups across hosts meet in the store: it must outlive them.
 std::shared_ptr<Communicator> rendezvous(Store& store, const std::string& name, const Membership& membership);
 
 }  // namespace accelmgr::collective

@@ -15,12 +15,12 @@ std::string unavailable_because();
 
 struct Options {
   double timeout_s = 300;  ///< Of connecting, and of every call that does not say otherwise.
-  std::string interface;   ///< Network interface ("eth0"); empty: that of the address which this host's name,
-                           ///< or the store's route, has.
+  std::string interface;   ///< Network interface ("eth0"); empty: as local_address() in address.hpp finds it.
 };
 
 /// All `size` ranks in one flat gloo context. Blocks until all have called it with the same `name`. Throws
 /// UsageError when the plug-in is missing, CollectiveError{timeout} which names the ranks that did not come.
+/// The store must outlive the communicator and its groups: these meet in it.
 std::shared_ptr<Communicator> connect(Store& store, const std::string& name, int rank, int size,
                                       const Options& options = {});
 

@@ -1,0 +1,241 @@
+#include "collective/gloo/mesh.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "base/log.hpp"
+#include "collective/gloo/load.hpp"
+
+namespace accelmgr::collective::gloo {
+namespace {
+
+using Cause = CollectiveError::Cause;
+
+/// gloo counts some lengths in 32 bits.
+constexpr std::size_t most_message_bytes = std::size_t{1} << 28;
+/// How often who waits for one looks at the others.
+constexpr std::int64_t look_ns = 10'000'000;
+/// How long who has given up waits for what the others know.
+constexpr std::int64_t farewell_ns = 100'000'000;
+constexpr std::uint64_t note_slot = ~std::uint64_t{0};
+
+/// The store as the plug-in sees it. What it throws waits here until the plug-in has returned.
+struct StoreBorder {
+  SharedStore& store;
+  std::string prefix;
+  base::Deadline deadline;
+  std::exception_ptr thrown;
+
+  template <class Call>
+  bool guarded(Call&& call) noexcept {
+    try {
+      call();
+      return true;
+    } catch (...) {
+      thrown = std::current_exception();
+      return false;
+    }
+  }
+
+  PluginStore functions() {
+    return {this,
+            [](void* self, const char* key, const char* data, std::size_t bytes) {
+              auto& border = *static_cast<StoreBorder*>(self);
+              return border.guarded([&] { border.store.set(border.prefix + key, std::string(data, bytes)); });
+            },
+            [](void* self, const char* key, void* sink, void (*take)(void*, const char*, std::size_t)) {
+              auto& border = *static_cast<StoreBorder*>(self);
+              return border.guarded([&] {
+                const auto value = border.store.get(border.prefix + key, border.deadline);
+                take(sink, value.data(), value.size());
+              });
+            }};
+  }
+};
+
+double seconds(std::int64_t ns) noexcept { return static_cast<double>(std::max<std::int64_t>(ns, 0)) / 1e9; }
+
+void add(std::vector<int>& ranks, int rank) {
+  if (std::ranges::find(ranks, rank) == ranks.end()) ranks.push_back(rank);
+}
+
+}  // namespace
+
+Mesh::Mesh(SharedStore& store, Place place, double timeout_s, base::Deadline deadline)
+    : place_(std::move(place)),
+      plugin_(size() == 1 ? nullptr : &plugin()),
+      mesh_(nullptr, FreeMesh{plugin_}) {
+  if (size() == 1) {
+    peers_.resize(1);
+    return;
+  }
+  exchange_values(store, place_.name + "/came", place_.rank, place_.ranks, place_.address, timeout_s,
+                  deadline);
+  StoreBorder border{store, place_.name + "/gloo/", deadline, nullptr};
+  const auto functions = border.functions();
+  PluginError error{};
+  mesh_.reset(plugin_->connect(&functions, place_.address.c_str(), place_.rank, size(),
+                               seconds(deadline.remaining_ns()), &error));
+  if (border.thrown) std::rethrow_exception(border.thrown);
+  if (!mesh_)
+    throw CollectiveError(
+        fmt::format("rank {} at {} could not connect to the others of '{}' within {:g} s: {}",
+                    world_rank(place_.rank), place_.address, place_.name, timeout_s, error.text),
+        deadline.passed() ? Cause::timeout : Cause::lost, {});
+  for (int peer = 0; peer < size(); ++peer) {
+    auto& added = peers_.emplace_back();
+    if (peer == place_.rank) continue;
+    added = std::make_unique<Peer>();
+    added->noted = begin(peer, note_slot, &added->note, sizeof added->note, false);
+  }
+  meet(deadline, timeout_s);
+}
+
+// gloo connects without its peer's doing. Nobody may go, and close, before all have taken their connections
+// up.
+void Mesh::meet(base::Deadline deadline, double timeout_s) {
+  std::vector<char> hellos(place_.ranks.size());
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == place_.rank) continue;
+    sends.push_back({peer, &hellos[static_cast<std::size_t>(place_.rank)], 1});
+    receives.push_back({peer, &hellos[static_cast<std::size_t>(peer)], 1});
+  }
+  try {
+    exchange(sends, receives, deadline);
+  } catch (const ExchangeError& error) {
+    throw CollectiveError(
+        fmt::format("'{}' did not come together within {:g} s: rank {} waited for rank{} {}", place_.name,
+                    timeout_s, world_rank(place_.rank), error.failure().ranks.size() == 1 ? "" : "s",
+                    fmt::join(error.failure().ranks, ", ")),
+        error.failure().cause, error.failure().ranks);
+  }
+}
+
+Mesh::~Mesh() { close(); }
+
+Mesh::Message Mesh::begin(int peer, std::uint64_t slot, void* data, std::size_t bytes, bool sends) noexcept {
+  PluginError error;
+  auto* handle = sends ? plugin_->send(mesh_.get(), peer, slot, data, bytes, &error)
+                       : plugin_->receive(mesh_.get(), peer, slot, data, bytes, &error);
+  return {peer, sends, handle == nullptr ? plugin_failed : plugin_pending, {handle, FreeMessage{plugin_}}};
+}
+
+PluginState Mesh::wait(Message& message, std::int64_t ns) noexcept {
+  if (message.state != plugin_pending) return message.state;
+  PluginError error;
+  message.state = plugin_->wait(message.handle.get(), seconds(ns), &error);
+  if (message.state == plugin_failed)
+    base::log().debug("gloo: the connection to rank {} failed: {}", world_rank(message.peer), error.text);
+  return message.state;
+}
+
+void Mesh::exchange(std::span<const Send> sends, std::span<const Receive> receives, base::Deadline deadline) {
+  if (closed_) throw ExchangeError({Cause::broken, {}});
+  const auto slot = exchanges_++;
+  std::vector<Message> messages;
+  const auto begin_all = [&](int peer, void* data, std::size_t bytes, bool sends_it) {
+    for (std::size_t at = 0; at < bytes; at += most_message_bytes)
+      messages.push_back(begin(peer, slot, static_cast<std::byte*>(data) + at,
+                               std::min(most_message_bytes, bytes - at), sends_it));
+  };
+  for (const auto& receive : receives) begin_all(receive.from, receive.data, receive.bytes, false);
+  for (const auto& send : sends) begin_all(send.to, const_cast<void*>(send.data), send.bytes, true);
+  wait_for_all(messages, deadline);
+}
+
+void Mesh::wait_for_all(std::vector<Message>& messages, base::Deadline deadline) {
+  for (auto& message : messages) {
+    while (wait(message, std::min(look_ns, deadline.remaining_ns())) == plugin_pending) {
+      const auto failed = [this](Message& other) { return wait(other, 0) == plugin_failed; };
+      if (deadline.passed() || somebody_gave_up() || std::ranges::any_of(messages, failed)) give_up(messages);
+    }
+    if (message.state == plugin_failed) give_up(messages);
+  }
+}
+
+// One that is merely gone may have done its part before.
+bool Mesh::somebody_gave_up() noexcept {
+  return std::ranges::any_of(
+      peers_, [this](const auto& peer) { return peer && wait(peer->noted, 0) == plugin_done; });
+}
+
+void Mesh::give_up(std::vector<Message>& messages) {
+  for (auto& message : messages)
+    if (wait(message, 0) == plugin_failed)  // The same will be known of its note, in a moment.
+      wait(peers_[static_cast<std::size_t>(message.peer)]->noted, farewell_ns);
+  // Whoever owes a message is late. Who has not taken one in is late only if nobody owes one.
+  Failure failure{Cause::timeout, {}};
+  for (const bool sends : {false, true}) {
+    if (!failure.ranks.empty()) break;
+    for (const auto& message : messages)
+      if (message.sends == sends && message.state == plugin_pending)
+        add(failure.ranks, world_rank(message.peer));
+  }
+  failure = abandon(std::move(failure));
+  messages.clear();
+  throw ExchangeError(std::move(failure));
+}
+
+void Mesh::tell(const Failure& failure) noexcept {
+  Note note{failure.cause, 0, {}};
+  for (const int rank : failure.ranks)
+    if (note.count < note.ranks.size()) note.ranks[note.count++] = rank;
+  std::vector<Message> told;
+  for (auto& peer : peers_)
+    if (peer && wait(peer->noted, 0) != plugin_failed)
+      told.push_back(begin(peer->noted.peer, note_slot, &note, sizeof note, true));
+  // The others have asked for it from the beginning: it leaves at once. Nobody closes before it has come.
+  const auto deadline = base::Deadline::at_ns(base::now_ns() + farewell_ns);
+  for (auto& message : told) wait(message, deadline.remaining_ns());
+  for (auto& peer : peers_)
+    if (peer) wait(peer->noted, deadline.remaining_ns());
+  if (mesh_) plugin_->close(mesh_.get());
+}
+
+Failure Mesh::abandon(Failure failure) noexcept {
+  if (closed_) return {Cause::broken, {}};
+  for (auto& peer : peers_)
+    if (peer && wait(peer->noted, 0) == plugin_failed) {
+      if (failure.cause == Cause::timeout) failure = {Cause::lost, {}};
+      add(failure.ranks, world_rank(peer->noted.peer));
+    }
+  tell(failure);
+  closed_ = true;
+  for (auto& peer : peers_)
+    if (peer && peer->noted.state == plugin_done) merge(failure, peer->note);
+  if (failure.cause == Cause::timeout) {
+    // Who has given up too was not late, unless nobody else was.
+    auto late = failure.ranks;
+    std::erase_if(late, [this](int rank) { return has_noted(rank); });
+    if (!late.empty()) failure.ranks = std::move(late);
+  }
+  std::ranges::sort(failure.ranks);
+  return failure;
+}
+
+void Mesh::merge(Failure& failure, const Note& note) {
+  if (note.cause == Cause::lost && failure.cause == Cause::timeout) failure = {Cause::lost, {}};
+  if (note.cause != failure.cause) return;
+  for (std::size_t i = 0; i < std::min<std::size_t>(note.count, note.ranks.size()); ++i)
+    add(failure.ranks, note.ranks[i]);
+}
+
+bool Mesh::has_noted(int world_rank) const noexcept {
+  return std::ranges::any_of(peers_, [&](const auto& peer) {
+    return peer && peer->noted.state == plugin_done && this->world_rank(peer->noted.peer) == world_rank;
+  });
+}
+
+void Mesh::close() noexcept {
+  if (!mesh_) return;
+  plugin_->close(mesh_.get());
+  closed_ = true;
+  peers_.clear();
+}
+
+}  // namespace accelmgr::collective::gloo

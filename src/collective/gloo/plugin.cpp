@@ -1,0 +1,247 @@
+// The only file that knows gloo. Of gloo it uses the transport: connections, and messages on them that its
+// thread moves. gloo's own collectives combine ranks in an order of their own, and end a wait that was too
+// long by closing all connections, so that nobody can say any more who was missing.
+#include "collective/gloo/plugin.hpp"
+
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace accelmgr::collective::gloo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using Buffer = ::gloo::transport::UnboundBuffer;
+
+constexpr std::chrono::hours gloo_never{24 * 365};
+/// An alarm that rings before gloo has looked hides that a message is there.
+constexpr std::chrono::microseconds shortest_wait{50};
+
+void fill(PluginError* error, const char* text) noexcept {
+  std::strncpy(error->text, text, sizeof error->text - 1);
+  error->text[sizeof error->text - 1] = '\0';
+}
+
+/// Runs `call`; when it throws, fills `error` and returns `otherwise`.
+template <class Result, class Call>
+Result guarded(PluginError* error, Result otherwise, Call&& call) noexcept {
+  try {
+    return call();
+  } catch (const std::exception& caught) {
+    fill(error, caught.what());
+  } catch (...) {
+    fill(error, "unknown exception");
+  }
+  return otherwise;
+}
+
+class Store final : public ::gloo::rendezvous::Store {
+ public:
+  explicit Store(const PluginStore& store) : store_(store) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    if (!store_.set(store_.self, key.c_str(), data.data(), data.size()))
+      throw std::runtime_error("the store failed");
+  }
+  std::vector<char> get(const std::string& key) override {
+    std::vector<char> value;
+    const auto take = [](void* sink, const char* data, std::size_t bytes) {
+      static_cast<std::vector<char>*>(sink)->assign(data, data + bytes);
+    };
+    if (!store_.get(store_.self, key.c_str(), &value, take)) throw std::runtime_error("the store failed");
+    return value;
+  }
+  // get() waits, as long as the store's owner allows.
+  void wait(const std::vector<std::string>&) override {}
+  void wait(const std::vector<std::string>&, const milliseconds&) override {}
+
+ private:
+  PluginStore store_;
+};
+
+/// Ends the wait for a message when its time has come: gloo, given a timeout, would close all connections.
+/// While waits follow each other, its thread wakes once in the time of one of them.
+class Alarm {
+ public:
+  Alarm() : thread_([this] { run(); }) {}
+  Alarm(const Alarm&) = delete;
+  Alarm& operator=(const Alarm&) = delete;
+  ~Alarm() {
+    {
+      const std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+
+  void arm(Buffer* buffer, bool sends, Clock::time_point at) {
+    const std::lock_guard lock(mutex_);
+    buffer_ = buffer;
+    sends_ = sends;
+    at_ = at;
+    if (at < sleeps_until_) changed_.notify_one();
+  }
+
+  void disarm() {
+    const std::lock_guard lock(mutex_);
+    buffer_ = nullptr;
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!ends_) {
+      if (buffer_ != nullptr && Clock::now() >= at_) ring();
+      sleeps_until_ = buffer_ != nullptr ? at_ : Clock::time_point::max();
+      if (buffer_ == nullptr)
+        changed_.wait(lock);
+      else
+        changed_.wait_until(lock, at_);
+    }
+  }
+
+  void ring() {
+    sends_ ? buffer_->abortWaitSend() : buffer_->abortWaitRecv();
+    buffer_ = nullptr;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Buffer* buffer_ = nullptr;
+  bool sends_ = false;
+  bool ends_ = false;
+  Clock::time_point at_;
+  Clock::time_point sleeps_until_ = Clock::time_point::max();
+  std::thread thread_;
+};
+
+}  // namespace
+
+extern "C" {
+
+struct PluginMesh {
+  std::shared_ptr<::gloo::transport::Device> device;
+  std::shared_ptr<::gloo::rendezvous::Context> context;
+  Alarm alarm;
+};
+
+struct PluginMessage {
+  PluginMesh* mesh;
+  std::unique_ptr<Buffer> buffer;
+  bool sends;
+};
+
+}  // extern "C"
+
+namespace {
+
+PluginMesh* connect(const PluginStore* store, const char* address, int rank, int size, double timeout_s,
+                    PluginError* error) noexcept {
+  return guarded<PluginMesh*>(error, nullptr, [&] {
+    auto mesh = std::make_unique<PluginMesh>();
+    mesh->device = ::gloo::transport::tcp::CreateDevice(::gloo::transport::tcp::attr(address));
+    mesh->context = std::make_shared<::gloo::rendezvous::Context>(rank, size);
+    // gloo waits five times its timeout for a connection.
+    mesh->context->setTimeout(std::max(milliseconds(1), milliseconds(static_cast<long>(timeout_s * 200))));
+    Store adapter(*store);
+    mesh->context->connectFullMesh(adapter, mesh->device);
+    return mesh.release();
+  });
+}
+
+void close(PluginMesh* mesh) noexcept {
+  PluginError ignored;
+  guarded(&ignored, 0, [&] {
+    mesh->context->closeConnections();
+    return 0;
+  });
+}
+
+void free_mesh(PluginMesh* mesh) noexcept {
+  close(mesh);
+  delete mesh;
+}
+
+PluginMessage* begin(PluginMesh* mesh, int peer, std::uint64_t slot, void* data, std::size_t bytes,
+                     bool sends, PluginError* error) noexcept {
+  return guarded<PluginMessage*>(error, nullptr, [&] {
+    auto message =
+        std::make_unique<PluginMessage>(mesh, mesh->context->createUnboundBuffer(data, bytes), sends);
+    sends ? message->buffer->send(peer, slot, 0, bytes) : message->buffer->recv(peer, slot, 0, bytes);
+    return message.release();
+  });
+}
+
+PluginMessage* send(PluginMesh* mesh, int to, std::uint64_t slot, const void* data, std::size_t bytes,
+                    PluginError* error) noexcept {
+  return begin(mesh, to, slot, const_cast<void*>(data), bytes, true, error);
+}
+
+PluginMessage* receive(PluginMesh* mesh, int from, std::uint64_t slot, void* data, std::size_t bytes,
+                       PluginError* error) noexcept {
+  return begin(mesh, from, slot, data, bytes, false, error);
+}
+
+PluginState wait(PluginMessage* message, double timeout_s, PluginError* error) noexcept {
+  return guarded(error, plugin_failed, [&] {
+    struct Armed {
+      Alarm& alarm;
+      ~Armed() { alarm.disarm(); }
+    } const armed{message->mesh->alarm};
+    const auto patience =
+        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+    const auto at = Clock::now() + std::max<Clock::duration>(patience, shortest_wait);
+    armed.alarm.arm(message->buffer.get(), message->sends, at);
+    const bool done =
+        message->sends ? message->buffer->waitSend(gloo_never) : message->buffer->waitRecv(gloo_never);
+    return done ? plugin_done : plugin_pending;
+  });
+}
+
+void free_message(PluginMessage* message) noexcept { delete message; }
+
+constexpr Plugin entries{plugin_version, connect, close, free_mesh, send, receive, wait, free_message};
+
+}  // namespace
+
+// The plug-in's symbols are looked at before all others, so gloo calls these two instead of the C library's.
+// In both it would end the process because a peer has died.
+
+// gloo writes without asking for no SIGPIPE.
+extern "C" __attribute__((visibility("default"))) ssize_t writev(int fd, const iovec* parts,
+                                                                 int count) noexcept {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(parts);
+  message.msg_iovlen = static_cast<std::size_t>(count);
+  const auto sent = sendmsg(fd, &message, MSG_NOSIGNAL);
+  return sent >= 0 || errno != ENOTSOCK ? sent : syscall(SYS_writev, fd, parts, count);
+}
+
+// gloo asks, in its own thread, for the name of a peer that has connected, and throws when it is gone by
+// then. It finds out again when it reads. The name only occurs in messages: ours will do.
+extern "C" __attribute__((visibility("default"))) int getpeername(int socket, sockaddr* name,
+                                                                  socklen_t* length) noexcept {
+  const auto result = static_cast<int>(syscall(SYS_getpeername, socket, name, length));
+  return result == 0 || errno != ENOTCONN ? result : getsockname(socket, name, length);
+}
+
+extern "C" __attribute__((visibility("default"))) const Plugin* accelmgr_gloo_plugin() { return &entries; }
+
+}  // namespace accelmgr::collective::gloo

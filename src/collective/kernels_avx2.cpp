@@ -1,0 +1,16 @@
+// Compiled with -mavx2 -mf16c where the target has them; elsewhere it says that there is no such variant.
+#if defined(__AVX2__)
+#include "collective/kernels_body.hpp"
+#else
+#include "collective/kernels_table.hpp"
+#endif
+
+namespace accelmgr::collective {
+
+#if defined(__AVX2__)
+const KernelTable* const avx2_kernels = &table;
+#else
+const KernelTable* const avx2_kernels = nullptr;
+#endif
+
+}  // namespace accelmgr::collective

@@ -1,0 +1,17 @@
+// Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl where the target has it; elsewhere it says that
+// there is no such variant.
+#if defined(__AVX512F__)
+#include "collective/kernels_body.hpp"
+#else
+#include "collective/kernels_table.hpp"
+#endif
+
+namespace accelmgr::collective {
+
+#if defined(__AVX512F__)
+const KernelTable* const avx512_kernels = &table;
+#else
+const KernelTable* const avx512_kernels = nullptr;
+#endif
+
+}  // namespace accelmgr::collective

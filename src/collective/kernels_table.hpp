@@ -1,0 +1,29 @@
+// What every variant of the kernels provides: plain function pointers. The variants are compiled for
+// instruction sets that this machine may lack, so they see this header and no other of ours: an inline
+// function shared with them could be kept by the linker in its AVX-512 form and then called everywhere.
+#pragma once
+
+#include <cstddef>
+
+namespace accelmgr::collective {
+
+/// Of the tables below; in the order of DType and of ReduceOp.
+inline constexpr std::size_t kernel_dtypes = 15;
+inline constexpr std::size_t kernel_ops = 7;
+
+struct KernelTable {
+  using Reduce = void (*)(const void* const* inputs, std::size_t inputs_count, void* out, std::size_t count,
+                          double divisor, bool past_caches) noexcept;
+
+  Reduce reduce[kernel_dtypes][kernel_ops];  ///< Null where the two make no sense together.
+  void (*copy_past_caches)(void* out, const void* in, std::size_t bytes) noexcept;
+  void (*widen[2])(const void* in, float* out, std::size_t count) noexcept;   ///< [float16, bfloat16]
+  void (*narrow[2])(const float* in, void* out, std::size_t count) noexcept;  ///< [float16, bfloat16]
+};
+
+/// Null where the compiler does not know the instruction set.
+extern const KernelTable* const portable_kernels;
+extern const KernelTable* const avx2_kernels;
+extern const KernelTable* const avx512_kernels;
+
+}  // namespace accelmgr::collective

@@ -1,0 +1,217 @@
+#include "collective/mailbox.hpp"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <span>
+#include <sstream>
+
+#include "accelmgr/communicator.hpp"
+#include "ipc/wait_ready.hpp"
+
+namespace accelmgr::collective {
+namespace {
+
+/// A numeric address and a port.
+class Address {
+ public:
+  Address(const std::string& host, const std::string& port) {
+    addrinfo hints{};
+    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo* found = nullptr;
+    if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
+      throw SessionError(fmt::format("'{}' port '{}' is no address: {}", host, port, gai_strerror(error)));
+    std::copy_n(reinterpret_cast<const char*>(found->ai_addr), found->ai_addrlen,
+                reinterpret_cast<char*>(&storage_));
+    length_ = found->ai_addrlen;
+    freeaddrinfo(found);
+  }
+  const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&storage_); }
+  socklen_t length() const noexcept { return length_; }
+  base::UniqueFd open_socket() const {
+    base::UniqueFd socket(
+        ::socket(storage_.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
+    if (!socket) throw SystemError("socket", errno);
+    return socket;
+  }
+
+ private:
+  sockaddr_storage storage_{};
+  socklen_t length_ = 0;
+};
+
+std::uint16_t port_of(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  const bool v6 = address.ss_family == AF_INET6;
+  return ntohs(v6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                  : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+void set(int socket, int level, int option, int value) noexcept {
+  setsockopt(socket, level, option, &value, sizeof value);
+}
+
+/// A host that is gone without a word is noticed, in half a minute.
+void keep_alive(int socket) noexcept {
+  set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(socket, IPPROTO_TCP, TCP_KEEPCNT, 4);
+  set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+}
+
+/// Waits for any of them; false when the deadline has passed first.
+bool poll_until(std::span<pollfd> entries, base::Deadline deadline) noexcept {
+  for (;;) {
+    const auto left = std::max<std::int64_t>(deadline.remaining_ns(), 0);
+    const timespec timeout{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
+    const int ready = ppoll(entries.data(), entries.size(), &timeout, nullptr);
+    if (ready > 0) return true;
+    if (ready == 0 || errno != EINTR) return false;
+  }
+}
+
+using Result = Mailbox::Result;
+
+/// Moves all of `bytes`, with send or recv.
+template <class Move, class Byte>
+Result move_all(int socket, std::span<Byte> bytes, short event, base::Deadline deadline, Move move) {
+  while (!bytes.empty()) {
+    const auto moved = move(socket, bytes.data(), bytes.size());
+    if (moved > 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(moved));
+      continue;
+    }
+    if (moved == 0) return Result::lost;
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return Result::lost;
+    if (ipc::wait_ready(socket, event, deadline) == 0) return Result::timeout;
+  }
+  return Result::done;
+}
+
+Result write_all(int socket, std::string_view bytes, base::Deadline deadline) {
+  return move_all(socket, std::span(bytes), POLLOUT, deadline,
+                  [](int fd, const char* data, std::size_t n) { return ::send(fd, data, n, MSG_NOSIGNAL); });
+}
+
+Result read_all(int socket, std::span<char> bytes, base::Deadline deadline) {
+  return move_all(socket, bytes, POLLIN, deadline,
+                  [](int fd, char* data, std::size_t n) { return ::recv(fd, data, n, 0); });
+}
+
+template <class Plain>
+std::string_view bytes_of(const Plain& plain) noexcept {
+  return {reinterpret_cast<const char*>(&plain), sizeof plain};
+}
+template <class Plain>
+std::span<char> bytes_of(Plain& plain) noexcept {
+  return {reinterpret_cast<char*>(&plain), sizeof plain};
+}
+
+}  // namespace
+
+Mailbox::Mailbox(SharedStore& store, std::string name, int rank, const std::string& address)
+    : store_(store), name_(std::move(name)), rank_(rank) {
+  const Address any_port(address, "0");
+  listener_ = any_port.open_socket();
+  if (bind(listener_.get(), any_port.get(), any_port.length()) != 0 ||
+      listen(listener_.get(), SOMAXCONN) != 0)
+    throw SystemError(fmt::format("listening at {}", address), errno);
+  if (getrandom(&token_, sizeof token_, 0) != sizeof token_) throw SystemError("getrandom", errno);
+  store_.set(fmt::format("{}/{}", name_, rank_),
+             fmt::format("{} {} {}", address, port_of(listener_.get()), token_));
+}
+
+Result Mailbox::connect(int to, bool sends, base::Deadline deadline, base::UniqueFd& socket) {
+  std::string text;
+  try {
+    text = store_.get(fmt::format("{}/{}", name_, to), deadline);
+  } catch (const CollectiveError&) {
+    return Result::timeout;
+  }
+  std::istringstream words(text);
+  std::string host;
+  std::string port;
+  Hello hello{.token = 0, .rank = rank_, .sends = sends};
+  words >> host >> port >> hello.token;
+  const Address address(host, port);
+  socket = address.open_socket();
+  keep_alive(socket.get());
+  if (::connect(socket.get(), address.get(), address.length()) != 0 && errno != EINPROGRESS)
+    return Result::lost;
+  if (ipc::wait_ready(socket.get(), POLLOUT, deadline) == 0) return Result::timeout;
+  return write_all(socket.get(), bytes_of(std::as_const(hello)), deadline);
+}
+
+Result Mailbox::send(std::string_view object, int to, base::Deadline deadline) {
+  auto& socket = outgoing_[to];
+  if (!socket)
+    if (const auto result = connect(to, true, deadline, socket); result != Result::done) return result;
+  const std::uint64_t length = object.size();
+  if (const auto result = write_all(socket.get(), bytes_of(length), deadline); result != Result::done)
+    return result;
+  return write_all(socket.get(), object, deadline);
+}
+
+// Strangers, who know no token, are sent away; one that says nothing is waited for only this long.
+void Mailbox::accept_one() {
+  base::UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket) return;
+  Hello hello{};
+  if (read_all(socket.get(), bytes_of(hello), base::Deadline::in_seconds(1)) != Result::done) return;
+  if (hello.token != token_) return;
+  keep_alive(socket.get());
+  if (hello.sends != 0)
+    incoming_[hello.rank] = std::move(socket);
+  else
+    watchers_.push_back(std::move(socket));
+}
+
+// What the sender sent before its end has come before its end has: it may have nothing to wait for.
+Result Mailbox::wait_for_connection(int from, base::Deadline deadline) {
+  auto& watched = watched_[from];
+  if (!watched) {
+    const auto result = connect(from, false, deadline, watched);
+    if (result == Result::timeout) return result;
+    if (result == Result::lost) watched.reset();
+  }
+  while (!incoming_.contains(from)) {
+    std::array<pollfd, 2> entries{
+        pollfd{.fd = listener_.get(), .events = POLLIN, .revents = 0},
+        pollfd{.fd = watched.get(), .events = POLLIN, .revents = 0},
+    };
+    const bool ready = poll_until(entries, watched ? deadline : base::Deadline::at_ns(0));
+    if (entries[0].revents != 0)
+      accept_one();
+    else if (!ready && watched)
+      return Result::timeout;
+    else
+      return Result::lost;
+  }
+  return Result::done;
+}
+
+Result Mailbox::receive(std::string& object, int from, base::Deadline deadline) {
+  if (!incoming_.contains(from))
+    if (const auto result = wait_for_connection(from, deadline); result != Result::done) return result;
+  const int socket = incoming_[from].get();
+  std::uint64_t length = 0;
+  if (const auto result = read_all(socket, bytes_of(length), deadline); result != Result::done) return result;
+  object.resize(length);
+  return read_all(socket, object, deadline);
+}
+
+}  // namespace accelmgr::collective

@@ -1,0 +1,56 @@
+// Objects from one rank to another, over a connection of their own that is made when the first is sent: the
+// sender needs nobody at the other end for as much as the kernel takes in.
+//
+//   sender                                    receiver
+//     hello {token of the receiver, rank}  ->   (the kernel accepts; the receiver does when it receives)
+//     length, bytes, length, bytes, ...    ->
+//
+// Who waits for an object holds a connection to its sender, on which nothing comes but its end.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/unique_fd.hpp"
+#include "collective/shared_store.hpp"
+
+namespace accelmgr::collective {
+
+/// One thread at a time.
+class Mailbox {
+ public:
+  /// Listens at `address`, a numeric one of this host, and says so in the store, under NAME/RANK.
+  Mailbox(SharedStore& store, std::string name, int rank, const std::string& address);
+
+  enum class Result { done, timeout, lost };
+
+  /// Once it was not done, the connection is of no use any more.
+  Result send(std::string_view object, int to, base::Deadline deadline);
+  Result receive(std::string& object, int from, base::Deadline deadline);
+
+ private:
+  struct Hello {
+    std::uint64_t token;
+    std::int32_t rank;
+    std::int32_t sends;  ///< 0: it only wants to know when we are gone.
+  };
+  Result connect(int to, bool sends, base::Deadline deadline, base::UniqueFd& socket);
+  Result wait_for_connection(int from, base::Deadline deadline);
+  void accept_one();
+
+  SharedStore& store_;
+  std::string name_;
+  int rank_;
+  std::uint64_t token_ = 0;
+  base::UniqueFd listener_;
+  std::map<int, base::UniqueFd> outgoing_;
+  std::map<int, base::UniqueFd> incoming_;
+  std::map<int, base::UniqueFd> watched_;  ///< To those that we wait for.
+  std::vector<base::UniqueFd> watchers_;   ///< Of those that wait for us.
+};
+
+}  // namespace accelmgr::collective

@@ -1,0 +1,73 @@
+#include "collective/serial.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+
+namespace accelmgr::collective {
+namespace {
+
+void copy(const void* in, void* out, std::size_t bytes) noexcept {
+  if (in != out && bytes != 0) std::memcpy(out, in, bytes);
+}
+
+void check_root(int root) {
+  if (root != 0) throw UsageError("root " + std::to_string(root) + " is no rank of a communicator of 1");
+}
+
+class Serial final : public Communicator {
+ public:
+  std::string_view backend() const noexcept override { return "serial"; }
+  int rank() const noexcept override { return 0; }
+  int size() const noexcept override { return 1; }
+  const std::vector<int>& ranks() const noexcept override { return ranks_; }
+
+  void all_reduce(const void* in, void* out, std::size_t count, DType dtype, ReduceOp op,
+                  const CallOptions&) override {
+    check_reduction(dtype, op);
+    copy(in, out, count * size_of(dtype));
+  }
+  void reduce_scatter(const void* in, void* out, std::size_t count, DType dtype, ReduceOp op,
+                      const CallOptions& options) override {
+    all_reduce(in, out, count, dtype, op, options);
+  }
+  void all_gather(const void* in, void* out, std::size_t count, DType dtype, const CallOptions&) override {
+    copy(in, out, count * size_of(dtype));
+  }
+  void broadcast(void*, std::size_t, DType, int root, const CallOptions&) override { check_root(root); }
+  void all_to_all(const void* in, void* out, std::size_t count, DType dtype, const CallOptions&) override {
+    copy(in, out, count * size_of(dtype));
+  }
+  void barrier(const CallOptions&) override {}
+
+  std::vector<std::string> all_gather_objects(std::string_view object, const CallOptions&) override {
+    return {std::string(object)};
+  }
+  std::string broadcast_object(std::string_view object, int root, const CallOptions&) override {
+    check_root(root);
+    return std::string(object);
+  }
+  void send(std::string_view, int to, const CallOptions&) override {
+    throw UsageError("there is no rank " + std::to_string(to) + " to send to in a communicator of 1");
+  }
+  std::string receive(int from, const CallOptions&) override {
+    throw UsageError("there is no rank " + std::to_string(from) + " to receive from in a communicator of 1");
+  }
+
+  std::shared_ptr<Communicator> group(std::span<const int> ranks, const CallOptions&) override {
+    if (ranks.size() != 1 || ranks[0] != 0)
+      throw UsageError(fmt::format("a group of ranks [{}]: in a communicator of 1 it has rank 0 and no other",
+                                   fmt::join(ranks, ", ")));
+    return make_serial();
+  }
+
+ private:
+  std::vector<int> ranks_{0};
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_serial() { return std::make_shared<Serial>(); }
+
+}  // namespace accelmgr::collective

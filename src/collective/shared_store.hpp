@@ -1,0 +1,38 @@
+// A store that several communicators use, each perhaps in a thread of its own.
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collective/store.hpp"
+
+namespace accelmgr::collective {
+
+class SharedStore {
+ public:
+  explicit SharedStore(Store& store) : store_(store) {}
+
+  void set(const std::string& key, const std::string& value) {
+    const std::lock_guard lock(mutex_);
+    store_.set(key, value);
+  }
+  bool has(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    return store_.has(key);
+  }
+  /// As Store::get(); the others get their turn while it waits.
+  std::string get(const std::string& key, base::Deadline deadline);
+
+ private:
+  std::mutex mutex_;
+  Store& store_;
+};
+
+/// What all of `size` ranks set under PREFIX/RANK, this rank's `value` included. Throws
+/// CollectiveError{timeout}, which names those that did not, as `ranks` calls them.
+std::vector<std::string> exchange_values(SharedStore& store, const std::string& prefix, int rank,
+                                         const std::vector<int>& ranks, const std::string& value,
+                                         double timeout_s, base::Deadline deadline);
+
+}  // namespace accelmgr::collective

@@ -1,0 +1,288 @@
+#include "collective/shm/group.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace accelmgr::collective::shm {
+namespace {
+
+using Cause = CollectiveError::Cause;
+
+constexpr std::int64_t slice_ns = 20'000'000;
+constexpr std::size_t first_bytes = 16 * 1024;  ///< Memory that a half gets at least.
+
+std::size_t bytes_of_dimensions(const Signature& signature) noexcept {
+  return offsetof(Signature, shape) + signature.dimensions * sizeof(signature.shape[0]);
+}
+
+std::string names_of(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+/// Spins until ready() for about so long; returns whether it is.
+template <class Ready>
+bool spin(Ready ready, int spin_us) noexcept {
+  constexpr int looks_per_clock = 32;
+  if (ready()) return true;
+  if (spin_us == 0) return false;
+  std::int64_t until_ns = 0;
+  for (;;) {
+    for (int i = 0; i < looks_per_clock; ++i) {
+      relax();
+      if (ready()) return true;
+    }
+    const auto now_ns = base::now_ns();
+    if (until_ns == 0) until_ns = now_ns + spin_us * 1000LL;
+    if (now_ns >= until_ns) return false;
+  }
+}
+
+}  // namespace
+
+Group::Group(std::shared_ptr<World> world, GroupKey key, base::Deadline deadline)
+    : world_(std::move(world)), members_(std::move(key.members)), is_world_(key.parent == 0) {
+  const auto mine = std::lower_bound(members_.begin(), members_.end(), world_->rank());
+  me_ = static_cast<int>(mine - members_.begin());
+  for (int member : members_) world_ranks_.push_back(world_->world_rank(member));
+  mailboxes_.resize(members_.size() * members_.size());
+  claim_ = is_world_ ? world_->join() : world_->claim({key.parent, key.ordinal, members_}, deadline);
+  try {
+    auto& memory = world_->memory();
+    control_ = &memory.control(claim_.slot);
+    table_ = memory.members(claim_.slot);
+    data_ = ipc::Mapping(memory.fd(), memory.data_offset(claim_.slot), memory.header().data_bytes,
+                         ipc::Access::read_write);
+  } catch (...) {
+    world_->leave(claim_.slot, me_, is_world_);
+    throw;
+  }
+}
+
+Group::~Group() {
+  if (!world_->inherited()) world_->leave(claim_.slot, me_, is_world_);
+}
+
+void Group::check_usable(const Signature& signature, const Patience& patience) {
+  if (world_->inherited()) check_process(describe(signature));
+  if (verdict() == Verdict::none) return;
+  if (told_) throw missing_ranks(Cause::broken, signature, ranks_of_verdict(), 0);
+  throw_verdict(signature, patience.seconds());
+}
+
+void Group::check_process(std::string_view call) const {
+  if (world_->inherited())
+    throw UsageError(fmt::format("{}: this communicator belongs to the process that forked this one", call));
+}
+
+std::byte* Group::next_half(std::size_t bytes) {
+  if (bytes > half_has_bytes_) {
+    const auto enough =
+        std::min(std::max((bytes + page_bytes - 1) / page_bytes * page_bytes, first_bytes), half_bytes);
+    for (const std::uint64_t round : {0, 1}) {
+      const auto offset = static_cast<std::uint64_t>(half_of(me_, round) - data_.data());
+      allocate_range(world_->memory().fd(), world_->memory().data_offset(claim_.slot) + offset, enough);
+    }
+    half_has_bytes_ = enough;
+  }
+  return half_of(me_, round_ + 1);
+}
+
+void Group::exchange_first(const Signature& signature, std::uint64_t length, Patience& patience) {
+  auto& post = table_[me_].post[(round_ + 1) & 1u];
+  std::copy_n(reinterpret_cast<const std::byte*>(&signature), bytes_of_dimensions(signature),
+              reinterpret_cast<std::byte*>(&post.signature));
+  if (signature.kind == CallKind::all_gather_objects || signature.kind == CallKind::broadcast_object)
+    post.length = length;
+  exchange(signature, patience);
+  compare(signature);
+}
+
+void Group::exchange(const Signature& signature, Patience& patience) {
+  ++round_;
+  arrive();
+  const auto arrived = [this](int member) {
+    return post_of(member, round_).round.load(std::memory_order_acquire) == round_;
+  };
+  wait(arrived, signature, patience);
+}
+
+// Whoever is parked waits for all: only who completes the round has to wake anybody. Of two who arrive at the
+// same time at least one finds all the others.
+void Group::arrive() noexcept {
+  table_[me_].post[round_ & 1u].round.exchange(round_, std::memory_order_seq_cst);
+  if (!anybody_parked(control_->arrivals)) return;
+  for (int member = 0; member < size(); ++member)
+    if (post_of(member, round_).round.load(std::memory_order_seq_cst) < round_) return;
+  ipc::wake_all(control_->arrivals.epoch);
+}
+
+void Group::compare(const Signature& signature) const {
+  const auto bytes = bytes_of_dimensions(signature);
+  bool same = true;
+  for (int member = 0; member < size(); ++member)
+    same &= std::memcmp(&post_of(member, round_).signature, &signature, bytes) == 0;
+  if (same) return;
+  std::vector<Signature> posted(members_.size());
+  for (int member = 0; member < size(); ++member) {
+    const auto& theirs = post_of(member, round_).signature;
+    posted[static_cast<std::size_t>(member)] = Signature{};
+    std::memcpy(&posted[static_cast<std::size_t>(member)], &theirs, bytes_of_dimensions(theirs));
+  }
+  check_same(posted, world_ranks_);
+}
+
+void Group::wait_joined(const Signature& signature, Patience& patience) {
+  // Those who came before may have given up, and count it as the same failure.
+  if (verdict() != Verdict::none) throw_verdict(signature, patience.seconds());
+  ipc::wake_all(control_->arrivals.epoch);
+  const auto joined = [this](int member) {
+    return table_[member].presence.load(std::memory_order_seq_cst) != Presence::absent;
+  };
+  wait(joined, signature, patience);
+  // All have come, but one of them has given up since.
+  if (verdict() != Verdict::none) throw_verdict(signature, patience.seconds());
+}
+
+template <class Ready>
+void Group::wait(Ready ready, const Signature& signature, Patience& patience) {
+  int next = 0;  // All before it are ready.
+  const auto all_ready = [&] {
+    while (next < size() && ready(next)) ++next;
+    return next == size();
+  };
+  if (spin(all_ready, spin_us())) return;
+  const auto until = patience.deadline();
+  for (bool closer = false;;) {
+    Parked parked(control_->arrivals);
+    if (all_ready()) return;
+    look(ready, closer, signature, patience);
+    closer = !parked.wait(std::min(slice_ns, until.remaining_ns()));
+  }
+}
+
+template <class Ready>
+void Group::look(Ready ready, bool closer, const Signature& signature, Patience& patience) {
+  // A member may come, and then leave, die or be given up, while it is looked at.
+  const auto those = [&](auto gone) {
+    std::vector<int> members;
+    for (int member = 0; member < size(); ++member)
+      if (!ready(member) && gone(member) && !ready(member)) members.push_back(member);
+    return members;
+  };
+  auto verdict = this->verdict();
+  if (verdict == Verdict::none) {
+    const auto left = those([this](int member) { return has_left(member); });
+    const auto ended = closer ? those([this](int member) { return has_ended(member); }) : std::vector<int>{};
+    if (!ended.empty())
+      fail(Verdict::lost, ended);
+    else if (!left.empty())
+      fail(Verdict::left, left);
+    else if (patience.deadline().passed())
+      fail(Verdict::timeout, those([](int) { return true; }));
+    else
+      return;
+  }
+  if (!those([](int) { return true; }).empty()) throw_verdict(signature, patience.seconds());
+}
+
+void Group::look_after(int member, bool closer, std::string_view call, Patience& patience) {
+  if (verdict() == Verdict::none) {
+    if (closer && has_ended(member))
+      fail(Verdict::lost, {member});
+    else if (closer && has_left(member))
+      fail(Verdict::left, {member});
+    else if (closer && patience.deadline().passed())
+      fail(Verdict::timeout, {member});
+    else
+      return;
+  } else if (told_) {
+    auto ranks = ranks_of_verdict();
+    const auto what = fmt::format(
+        "{}: an earlier call ended without {}; make a new communicator with group()", call, names_of(ranks));
+    throw CollectiveError(what, Cause::broken, std::move(ranks));
+  }
+  throw_verdict(call, patience.seconds());
+}
+
+Mailbox& Group::mailbox(int from, int to) {
+  const auto index = static_cast<std::size_t>(from) * members_.size() + static_cast<std::size_t>(to);
+  const auto offset = world_->memory().header().mailboxes + index * sizeof(Mailbox);
+  if (!mailboxes_[index]) {
+    allocate_range(world_->memory().fd(), world_->memory().data_offset(claim_.slot) + offset,
+                   sizeof(Mailbox));
+    mailboxes_[index] = true;
+  }
+  return *reinterpret_cast<Mailbox*>(data_.data() + offset);
+}
+
+bool Group::has_left(int member) const noexcept {
+  return table_[member].presence.load(std::memory_order_acquire) == Presence::left;
+}
+
+bool Group::has_ended(int member) {
+  if (table_[member].presence.load(std::memory_order_acquire) != Presence::absent)
+    return world_->liveness().has_ended(table_[member].identity);
+  // The process which joined the world before may be followed by another.
+  return !is_world_ &&
+         world_->liveness().has_ended(world_->identity_of_rank(members_[static_cast<std::size_t>(member)]));
+}
+
+void Group::give_up() noexcept { fail(Verdict::lost, {me_}); }
+
+// The mask is complete before the word that points to it: whoever is killed in between has said nothing.
+void Group::fail(Verdict verdict, const std::vector<int>& members) noexcept {
+  auto* missing = world_->memory().missing(claim_.slot, me_);
+  std::uint64_t none = 0;
+  if (control_->verdict.load(std::memory_order_acquire) == none) {
+    std::fill_n(missing, words_of_mask(world_->memory().header().ranks), 0);
+    for (int member : members) missing[member / 64] |= std::uint64_t{1} << (member % 64);
+    const auto word = static_cast<std::uint64_t>(verdict) << 32 | static_cast<std::uint32_t>(me_);
+    control_->verdict.compare_exchange_strong(none, word, std::memory_order_acq_rel);
+  }
+  ipc::wake_all(control_->arrivals.epoch);
+}
+
+Group::Verdict Group::verdict() const noexcept {
+  return static_cast<Verdict>(control_->verdict.load(std::memory_order_acquire) >> 32);
+}
+
+std::vector<int> Group::ranks_of_verdict() const {
+  const auto by = static_cast<int>(control_->verdict.load(std::memory_order_acquire) & 0xffffffffu);
+  const auto* missing = world_->memory().missing(claim_.slot, by);
+  std::vector<int> ranks;
+  for (int member = 0; member < size(); ++member)
+    if ((missing[member / 64] >> (member % 64) & 1u) != 0)
+      ranks.push_back(world_ranks_[static_cast<std::size_t>(member)]);
+  return ranks;
+}
+
+void Group::throw_verdict(const Signature& signature, double timeout_s) {
+  if (verdict() == Verdict::left)
+    throw_verdict(fmt::format("call {} ({})", signature.sequence, describe(signature)), timeout_s);
+  told_ = true;
+  const auto cause = verdict() == Verdict::timeout ? Cause::timeout : Cause::lost;
+  throw missing_ranks(cause, signature, ranks_of_verdict(), timeout_s);
+}
+
+void Group::throw_verdict(std::string_view call, double timeout_s) {
+  told_ = true;
+  auto ranks = ranks_of_verdict();
+  const auto who = fmt::format("{}: {}", call, names_of(ranks));
+  const char* have = ranks.size() == 1 ? "has" : "have";
+  switch (verdict()) {
+    case Verdict::timeout:
+      throw CollectiveError(fmt::format("{} did not arrive within {:g} s", who, timeout_s), Cause::timeout,
+                            std::move(ranks));
+    case Verdict::left:
+      throw CollectiveError(fmt::format("{} {} left this communicator", who, have), Cause::lost,
+                            std::move(ranks));
+    default:
+      throw CollectiveError(fmt::format("{} {} died or cannot be reached", who, have), Cause::lost,
+                            std::move(ranks));
+  }
+}
+
+}  // namespace accelmgr::collective::shm

@@ -1,0 +1,41 @@
+#include "collective/shm/layout.hpp"
+
+namespace accelmgr::collective::shm {
+namespace {
+
+constexpr std::uint64_t whole_pages(std::uint64_t bytes) noexcept {
+  return (bytes + page_bytes - 1) / page_bytes * page_bytes;
+}
+
+}  // namespace
+
+void plan_layout(std::uint32_t ranks, Header& header) noexcept {
+  header.layout_version = layout_version;
+  header.ranks = ranks;
+  header.fingerprint = build_fingerprint();
+  const std::uint64_t n = ranks;
+  header.rank_lines = 256;
+  header.slots = header.rank_lines + n * sizeof(Rank);
+  header.controls = whole_pages(header.slots + slots * sizeof(Slot));
+  header.control_bytes =
+      whole_pages(sizeof(Control) + n * sizeof(Member) + n * words_of_mask(ranks) * sizeof(std::uint64_t));
+  header.data = header.controls + slots * header.control_bytes;
+  header.mailboxes = n * 2 * half_bytes;
+  header.data_bytes = header.mailboxes + n * n * sizeof(Mailbox);
+  header.total_bytes = header.data + slots * header.data_bytes;
+}
+
+std::uint64_t build_fingerprint() noexcept {
+  // FNV-1a over what must agree for two programs to share this memory.
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (std::uint64_t value :
+       {std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)}, std::uint64_t{sizeof(Rank)},
+        std::uint64_t{sizeof(Slot)}, std::uint64_t{sizeof(Control)}, std::uint64_t{sizeof(Member)},
+        std::uint64_t{sizeof(Mailbox)}, std::uint64_t{slots}, std::uint64_t{half_bytes},
+        std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}}) {
+    hash = (hash ^ value) * 0x100000001b3ull;
+  }
+  return hash;
+}
+
+}  // namespace accelmgr::collective::shm

@@ -1,0 +1,208 @@
+#include "collective/shm/world.hpp"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "accelmgr/communicator.hpp"
+
+namespace accelmgr::collective::shm {
+namespace {
+
+constexpr int spin_when_alone_us = 500;
+constexpr double leave_within_s = 1;
+
+int cores_of_this_process() noexcept {
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return most_ranks;  // More than a cpu_set_t can name.
+  return CPU_COUNT(&cores);
+}
+
+std::vector<int> ranks_of_world(std::vector<int> given, int size) {
+  if (given.empty()) {
+    given.resize(static_cast<std::size_t>(size));
+    std::iota(given.begin(), given.end(), 0);
+  }
+  if (static_cast<int>(given.size()) != size)
+    throw UsageError(fmt::format("world_ranks has {} entries for a memory of {} ranks", given.size(), size));
+  return given;
+}
+
+bool has_member(const Slot& slot, int rank) noexcept {
+  return (slot.members[rank / 64] >> (rank % 64) & 1u) != 0;
+}
+
+}  // namespace
+
+/// The table of groups changes under a lock of the whole world, which is held for a few microseconds. It is
+/// taken from a holder that has died; what the holder was about is then as if it had not begun, because the
+/// last thing it writes is what makes it valid.
+class World::Lock {
+ public:
+  Lock(World& world, base::Deadline deadline)
+      : in_process_(world.mutex_), word_(world.memory_.header().lock), self_(world.self_) {
+    constexpr int tries_per_look = 100;
+    for (int tries = 1;; ++tries) {
+      std::uint64_t holder = 0;
+      if (word_.compare_exchange_strong(holder, self_, std::memory_order_acquire)) return;
+      if (tries % tries_per_look != 0) {
+        sched_yield();
+        continue;
+      }
+      if (world.liveness_.has_ended(holder) &&
+          word_.compare_exchange_strong(holder, self_, std::memory_order_acquire))
+        return;
+      if (deadline.passed()) throw held_by(world, holder);
+      const timespec pause{.tv_sec = 0, .tv_nsec = 50'000};
+      nanosleep(&pause, nullptr);
+    }
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() { word_.store(0, std::memory_order_release); }
+
+ private:
+  static CollectiveError held_by(World& world, Identity holder) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < world.size(); ++rank)
+      if (world.identity_of_rank(rank) == holder) ranks.push_back(world.world_rank(rank));
+    return {fmt::format("process {} holds the table of groups and does not go on", pid_of(holder)),
+            CollectiveError::Cause::timeout, std::move(ranks)};
+  }
+
+  std::scoped_lock<std::mutex> in_process_;
+  std::atomic<std::uint64_t>& word_;
+  Identity self_;
+};
+
+World::World(int fd, int rank, double timeout_s, std::vector<int> world_ranks)
+    : memory_(fd), self_(identity_of(getpid())), rank_(rank), timeout_s_(timeout_s) {
+  if (rank < 0 || rank >= size())
+    throw UsageError(fmt::format("rank {} is not within 0 to {}, the ranks of this world", rank, size() - 1));
+  if (self_ == 0) throw SessionError("/proc/self/stat cannot be read; is /proc mounted?");
+  world_ranks_ = ranks_of_world(std::move(world_ranks), size());
+  spin_us_ = size() <= cores_of_this_process() ? spin_when_alone_us : 0;
+}
+
+Claim World::join() {
+  const Lock lock(*this, base::Deadline::in_seconds(timeout_s_));
+  auto& line = memory_.rank(rank_);
+  const auto before = line.identity.load(std::memory_order_relaxed);
+  if (line.joined != 0 && !liveness_.has_ended(before))
+    throw SessionError(fmt::format("rank {} of this world is taken, by process {}", rank_, pid_of(before)));
+  GroupKey key{.parent = 0, .ordinal = line.joins + 1, .members = std::vector<int>(std::size_t(size()))};
+  std::iota(key.members.begin(), key.members.end(), 0);
+  const auto claim = claim_locked(key);
+  line.joins = key.ordinal;
+  line.joined = 1;
+  line.identity.store(self_, std::memory_order_release);
+  return claim;
+}
+
+Claim World::claim(const GroupKey& key, base::Deadline deadline) {
+  const Lock lock(*this, deadline);
+  return claim_locked(key);
+}
+
+Claim World::claim_locked(const GroupKey& key) {
+  std::size_t index = 0;
+  while (index < slots && !serves(memory_.slot(index), key)) ++index;
+  if (index == slots) {
+    index = free_slot();
+    auto& slot = memory_.slot(index);
+    auto& header = memory_.header();
+    if (slot.dirty != 0) release(index);  // Who released it last was killed in between.
+    allocate_range(memory_.fd(), memory_.control_offset(index), header.control_bytes);
+    slot.dirty = 1;
+    slot.id = ++header.groups;
+    slot.parent = key.parent;
+    slot.ordinal = key.ordinal;
+    std::fill(std::begin(slot.members), std::end(slot.members), 0);
+    for (int member : key.members) slot.members[member / 64] |= std::uint64_t{1} << (member % 64);
+    std::atomic_ref(slot.used).store(1, std::memory_order_release);
+  }
+  const auto position = std::lower_bound(key.members.begin(), key.members.end(), rank_) - key.members.begin();
+  auto& member = memory_.members(index)[position];
+  member.identity = self_;
+  member.presence.store(Presence::joined, std::memory_order_release);
+  return {index, memory_.slot(index).id};
+}
+
+std::size_t World::free_slot() {
+  for (std::size_t i = 0; i < slots; ++i)
+    if (memory_.slot(i).used == 0) return i;
+  // Those of the dead: nobody has left them.
+  for (std::size_t i = 0; i < slots; ++i) {
+    if (!is_over(i, true)) continue;
+    release(i);
+    return i;
+  }
+  throw SessionError(
+      fmt::format("there are {} groups at the same time in this world, and no room for more", slots));
+}
+
+bool World::serves(const Slot& slot, const GroupKey& key) const noexcept {
+  if (slot.used == 0 || slot.parent != key.parent || slot.ordinal != key.ordinal) return false;
+  return members_of(slot) == key.members;
+}
+
+std::vector<int> World::members_of(const Slot& slot) const {
+  std::vector<int> members;
+  for (int rank = 0; rank < size(); ++rank)
+    if (has_member(slot, rank)) members.push_back(rank);
+  return members;
+}
+
+bool World::is_over(std::size_t index, bool look_closer) {
+  const auto& slot = memory_.slot(index);
+  const auto* member = memory_.members(index);
+  for (int rank : members_of(slot)) {
+    const auto& line = memory_.rank(rank);
+    bool gone = false;
+    switch (member->presence.load(std::memory_order_acquire)) {
+      case Presence::left:
+        gone = true;
+        break;
+      case Presence::joined:
+        gone = look_closer && liveness_.has_ended(member->identity);
+        break;
+      case Presence::absent:
+        // Who joins the world in the place of a dead one has nothing to do with the groups that one was in;
+        // but it may be what the world's next incarnation still waits for.
+        gone = look_closer &&
+               (slot.parent == 0 ? line.joins >= slot.ordinal : liveness_.has_ended(identity_of_rank(rank)));
+        break;
+    }
+    if (!gone) return false;
+    ++member;
+  }
+  return true;
+}
+
+void World::release(std::size_t index) noexcept {
+  auto& slot = memory_.slot(index);
+  auto& header = memory_.header();
+  slot.used = 0;
+  discard_range(memory_.fd(), memory_.control_offset(index), header.control_bytes);
+  discard_range(memory_.fd(), memory_.data_offset(index), header.data_bytes);
+  slot.dirty = 0;
+}
+
+void World::leave(std::size_t slot, int member, bool as_world) noexcept {
+  try {
+    const Lock lock(*this, base::Deadline::in_seconds(leave_within_s));
+    memory_.members(slot)[member].presence.store(Presence::left, std::memory_order_release);
+    ipc::wake_all(memory_.control(slot).arrivals.epoch);
+    if (as_world) memory_.rank(rank_).joined = 0;
+    if (is_over(slot, false)) release(slot);
+  } catch (const Error&) {
+    // The lock is not to be had. Whoever needs the slot finds by the presence that this member is gone.
+    memory_.members(slot)[member].presence.store(Presence::left, std::memory_order_release);
+  }
+}
+
+}  // namespace accelmgr::collective::shm

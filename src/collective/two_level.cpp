@@ -1,0 +1,475 @@
+#include "collective/two_level.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "collective/gloo/algorithms.hpp"
+#include "collective/kernels.hpp"
+#include "collective/serial.hpp"
+
+namespace accelmgr::collective {
+namespace {
+
+using Cause = CollectiveError::Cause;
+
+/// How much longer leaders wait for each other: where the members of a host have waited in vain for one of
+/// them, their leader says so at its deadline.
+constexpr std::int64_t host_margin_ns = 250'000'000;
+/// How much longer the others wait for their leader.
+constexpr std::int64_t leader_margin_ns = 1'000'000'000;
+
+std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
+
+CallOptions until(base::Deadline deadline, std::int64_t margin_ns) {
+  const auto ns = std::max<std::int64_t>(deadline.remaining_ns() + margin_ns, 1'000'000);
+  return {.shape = {}, .timeout_s = static_cast<double>(ns) / 1e9};
+}
+
+/// How many elements of each of `blocks` blocks go at once.
+std::size_t elements_at_once(std::size_t blocks, std::size_t element_bytes) {
+  return std::max<std::size_t>(gloo::most_bytes_at_once / element_bytes / blocks, 1);
+}
+
+/// Blocks of `bytes` each; n of each begin at `done`.
+struct Blocks {
+  std::byte* data;
+  std::size_t bytes;
+  std::byte* at(int block, std::size_t done) const noexcept { return data + index(block) * bytes + done; }
+};
+struct ConstBlocks {
+  const std::byte* data;
+  std::size_t bytes;
+  const std::byte* at(int block, std::size_t done) const noexcept {
+    return data + index(block) * bytes + done;
+  }
+};
+
+std::byte* bytes_of(void* data) noexcept { return static_cast<std::byte*>(data); }
+const std::byte* bytes_of(const void* data) noexcept { return static_cast<const std::byte*>(data); }
+
+/// Reductions of halves are done in float32 from beginning to end, and rounded once.
+class Working {
+ public:
+  explicit Working(DType dtype) noexcept
+      : dtype_(dtype), halves_(dtype == DType::float16 || dtype == DType::bfloat16) {}
+  DType dtype() const noexcept { return halves_ ? DType::float32 : dtype_; }
+  std::size_t element_bytes() const noexcept { return size_of(dtype()); }
+  bool halves() const noexcept { return halves_; }
+  void load(const void* in, void* work, std::size_t count) const noexcept {
+    if (halves_)
+      best_kernels().widen(dtype_, in, static_cast<float*>(work), count);
+    else if (in != work)
+      best_kernels().copy(work, in, count * size_of(dtype_), Stores::cached);
+  }
+  void store(const void* work, void* out, std::size_t count) const noexcept {
+    if (halves_)
+      best_kernels().narrow(dtype_, static_cast<const float*>(work), out, count);
+    else if (work != out)
+      best_kernels().copy(out, work, count * size_of(dtype_), Stores::cached);
+  }
+
+ private:
+  DType dtype_;
+  bool halves_;
+};
+
+/// The division of avg is for the end.
+ReduceOp without_division(ReduceOp op) noexcept { return op == ReduceOp::avg ? ReduceOp::sum : op; }
+
+std::unique_ptr<std::byte[]> scratch(std::size_t bytes) {
+  return std::make_unique_for_overwrite<std::byte[]>(bytes);
+}
+
+std::string pack(const std::vector<std::string>& objects) {
+  std::string packed;
+  for (const auto& object : objects) {
+    const std::uint64_t length = object.size();
+    packed.append(reinterpret_cast<const char*>(&length), sizeof length);
+    packed += object;
+  }
+  return packed;
+}
+
+std::vector<std::string> unpack(std::string_view packed) {
+  std::vector<std::string> objects;
+  while (!packed.empty()) {
+    std::uint64_t length = 0;
+    std::memcpy(&length, packed.data(), sizeof length);
+    packed.remove_prefix(sizeof length);
+    objects.emplace_back(packed.substr(0, length));
+    packed.remove_prefix(length);
+  }
+  return objects;
+}
+
+}  // namespace
+
+HostLayout::HostLayout(std::vector<std::vector<int>> members, int rank) : hosts(std::move(members)) {
+  host = host_of(rank);
+  local = local_of(rank);
+}
+
+std::size_t HostLayout::host_of(int member) const noexcept {
+  const auto found = std::ranges::find_if(
+      hosts, [member](const auto& host) { return std::ranges::binary_search(host, member); });
+  return static_cast<std::size_t>(found - hosts.begin());
+}
+
+std::size_t HostLayout::local_of(int member) const noexcept {
+  const auto& members = hosts[host_of(member)];
+  return static_cast<std::size_t>(std::ranges::lower_bound(members, member) - members.begin());
+}
+
+TwoLevel::TwoLevel(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local)
+    : Networked(std::move(setup)), layout_(std::move(layout)), local_(std::move(local)) {
+  for (const auto& members : layout_.hosts) {
+    bases_.push_back(order_.size());
+    order_.insert(order_.end(), members.begin(), members.end());
+  }
+  connect();
+}
+
+std::vector<std::size_t> TwoLevel::per_host(std::size_t unit) const {
+  std::vector<std::size_t> result;
+  for (const auto& members : layout_.hosts) result.push_back(members.size() * unit);
+  return result;
+}
+
+// What keeps a leader from connecting it tells its host, in the words in which it was told.
+void TwoLevel::connect() {
+  const auto deadline = base::Deadline::in_seconds(setup().connect_timeout_s);
+  std::string text;
+  Verdict verdict{};
+  if (leads()) {
+    gloo::Mesh::Place place{setup().name + "/leaders", static_cast<int>(layout_.host), {}, setup().address};
+    for (const auto& members : layout_.hosts) place.ranks.push_back(setup().ranks[index(members[0])]);
+    try {
+      mesh_.emplace(*setup().store, std::move(place), setup().connect_timeout_s, deadline);
+    } catch (const CollectiveError& error) {
+      verdict = verdict_of({error.cause(), error.ranks()});
+      text = error.what();
+    } catch (const std::exception& error) {
+      verdict = verdict_of({Cause::lost, {}});
+      text = error.what();
+    }
+  }
+  const auto options = until(deadline, leader_margin_ns);
+  local_->broadcast(&verdict, sizeof verdict, DType::uint8, 0, options);
+  if (verdict.kind == Verdict::Kind::go_on) return;
+  throw CollectiveError(local_->broadcast_object(text, 0, options), verdict.cause,
+                        {verdict.ranks.begin(), verdict.ranks.begin() + verdict.count});
+}
+
+void TwoLevel::leave(const gloo::Failure& why) noexcept {
+  if (mesh_) mesh_->abandon(why);
+}
+
+TwoLevel::Verdict TwoLevel::verdict_of(const gloo::Failure& failure) {
+  Verdict verdict{Verdict::Kind::failed, failure.cause, 0, {}};
+  for (const int rank : failure.ranks)
+    if (verdict.count < verdict.ranks.size()) verdict.ranks[verdict.count++] = rank;
+  return verdict;
+}
+
+// Of a host whose leader is late nobody knows who is.
+gloo::Failure TwoLevel::whole_hosts(gloo::Failure failure) const {
+  if (failure.cause != Cause::timeout) return failure;
+  std::vector<int> late;
+  for (const int rank : failure.ranks) {
+    const auto host = std::ranges::find_if(
+        layout_.hosts, [&](const auto& members) { return setup().ranks[index(members[0])] == rank; });
+    if (host == layout_.hosts.end())
+      late.push_back(rank);
+    else
+      for (const int member : *host) late.push_back(setup().ranks[index(member)]);
+  }
+  std::ranges::sort(late);
+  late.erase(std::unique(late.begin(), late.end()), late.end());
+  return {failure.cause, std::move(late)};
+}
+
+template <class Step>
+auto TwoLevel::locally(const Call& call, std::int64_t margin_ns, Step&& step) {
+  try {
+    return step(*local_, until(call.deadline, margin_ns));
+  } catch (const CollectiveError& error) {
+    // A local communicator that an earlier send() broke is as good as lost.
+    const gloo::Failure failure{error.cause() == Cause::timeout ? Cause::timeout : Cause::lost,
+                                error.ranks()};
+    leave(failure);
+    fail(call, failure);
+  }
+}
+
+template <class Step>
+auto TwoLevel::locally(const Call& call, Step&& step) {
+  return locally(call, leader_margin_ns, std::forward<Step>(step));
+}
+
+template <class Step>
+bool TwoLevel::between_hosts(const Call& call, Step&& step) {
+  Verdict verdict{};
+  if (mesh_) {
+    try {
+      if constexpr (std::is_same_v<decltype(step(*mesh_)), bool>) {
+        if (step(*mesh_)) verdict.kind = Verdict::Kind::differ;
+      } else {
+        step(*mesh_);
+      }
+    } catch (const gloo::ExchangeError& error) {
+      verdict = verdict_of(whole_hosts(error.failure()));
+    }
+  }
+  share(call, &verdict, sizeof verdict);
+  if (verdict.kind == Verdict::Kind::failed)
+    fail(call, {verdict.cause, {verdict.ranks.begin(), verdict.ranks.begin() + verdict.count}});
+  return verdict.kind == Verdict::Kind::differ;
+}
+
+void TwoLevel::share(const Call& call, void* data, std::size_t bytes) {
+  locally(call, [&](Communicator& local, const CallOptions& options) {
+    local.broadcast(data, bytes, DType::uint8, 0, options);
+  });
+}
+
+// Leaders show each other one signature of their host and whether all there are the same; all of them only if
+// something differs.
+void TwoLevel::agree(const Call& call) {
+  std::vector<Signature> own(locals());
+  locally(call, 0, [&](Communicator& local, const CallOptions& options) {
+    local.all_gather(&call.signature, own.data(), sizeof(Signature), DType::uint8, options);
+  });
+  struct Summary {
+    Signature signature;
+    std::uint64_t all_same;
+    bool operator==(const Summary&) const = default;
+  };
+  const Summary summary{own[0], std::ranges::all_of(own, [&](const auto& one) { return one == own[0]; })};
+  const bool differ = between_hosts(call, [&](gloo::Mesh& mesh) {
+    std::vector<Summary> summaries(layout_.hosts.size());
+    summaries[layout_.host] = summary;
+    const auto deadline = base::Deadline::at_ns(call.deadline.ns() + host_margin_ns);
+    gloo::all_gather(mesh, summaries.data(), std::vector(summaries.size(), sizeof(Summary)), deadline);
+    return !std::ranges::all_of(summaries,
+                                [&](const Summary& one) { return one.all_same != 0 && one == summaries[0]; });
+  });
+  if (differ) check_same(all_signatures(call, own), ranks());
+}
+
+std::vector<Signature> TwoLevel::all_signatures(const Call& call, const std::vector<Signature>& own) {
+  std::vector<Signature> by_host(world());
+  std::ranges::copy(own, by_host.begin() + static_cast<std::ptrdiff_t>(bases_[layout_.host]));
+  between_hosts(call, [&](gloo::Mesh& mesh) {
+    gloo::all_gather(mesh, by_host.data(), per_host(sizeof(Signature)), call.deadline);
+  });
+  share(call, by_host.data(), by_host.size() * sizeof(Signature));
+  std::vector<Signature> by_rank(world());
+  for (std::size_t i = 0; i < world(); ++i) by_rank[index(order_[i])] = by_host[i];
+  return by_rank;
+}
+
+void TwoLevel::all_reduce(const void* in, void* out, std::size_t count, DType dtype, ReduceOp op,
+                          const CallOptions& options) {
+  check_reduction(dtype, op);
+  const auto call = begin(CallKind::all_reduce, count, dtype, op, 0, options);
+  agree(call);
+  const Working working(dtype);
+  const auto most = elements_at_once(1, working.element_bytes());
+  const auto wide = working.halves() ? scratch(std::min(most, count) * working.element_bytes()) : nullptr;
+  for (std::size_t done = 0; done < count; done += most) {
+    const auto n = std::min(most, count - done);
+    const auto* from = bytes_of(in) + done * size_of(dtype);
+    auto* to = bytes_of(out) + done * size_of(dtype);
+    if (working.halves()) working.load(from, wide.get(), n);
+    auto* work = working.halves() ? wide.get() : to;
+    locally(call, [&](Communicator& local, const CallOptions& local_options) {
+      local.all_reduce(working.halves() ? work : from, work, n, working.dtype(), without_division(op),
+                       local_options);
+    });
+    between_hosts(call, [&](gloo::Mesh& mesh) {
+      gloo::all_reduce(mesh, work, work, n, working.dtype(), op, world(), call.deadline);
+      working.store(work, to, n);
+    });
+    share(call, to, n * size_of(dtype));
+  }
+}
+
+void TwoLevel::reduce_scatter(const void* in, void* out, std::size_t count, DType dtype, ReduceOp op,
+                              const CallOptions& options) {
+  check_reduction(dtype, op);
+  const auto call = begin(CallKind::reduce_scatter, count, dtype, op, 0, options);
+  agree(call);
+  const Working working(dtype);
+  const auto element = working.element_bytes();
+  const auto most = std::min(elements_at_once(world(), element), count);
+  const ConstBlocks from{bytes_of(in), count * size_of(dtype)};
+  const auto all = scratch(world() * most * element);
+  const auto own = scratch(locals() * most * element);
+  for (std::size_t done = 0; done < count; done += most) {
+    const auto n = std::min(most, count - done);
+    for (std::size_t i = 0; i < world(); ++i)
+      working.load(from.at(order_[i], done * size_of(dtype)), all.get() + i * n * element, n);
+    locally(call, [&](Communicator& local, const CallOptions& local_options) {
+      local.all_reduce(all.get(), all.get(), world() * n, working.dtype(), without_division(op),
+                       local_options);
+    });
+    between_hosts(call, [&](gloo::Mesh& mesh) {
+      gloo::reduce_scatter(mesh, all.get(), own.get(), per_host(n), working.dtype(), op, world(),
+                           call.deadline);
+    });
+    share(call, own.get(), locals() * n * element);
+    working.store(own.get() + layout_.local * n * element, bytes_of(out) + done * size_of(dtype), n);
+  }
+}
+
+void TwoLevel::all_gather(const void* in, void* out, std::size_t count, DType dtype,
+                          const CallOptions& options) {
+  const auto call = begin(CallKind::all_gather, count, dtype, ReduceOp::sum, 0, options);
+  agree(call);
+  const auto bytes = count * size_of(dtype);
+  const auto most = std::min(elements_at_once(world(), 1), bytes);
+  const Blocks to{bytes_of(out), bytes};
+  const auto all = scratch(world() * most);
+  for (std::size_t done = 0; done < bytes; done += most) {
+    const auto n = std::min(most, bytes - done);
+    locally(call, [&](Communicator& local, const CallOptions& local_options) {
+      local.all_gather(bytes_of(in) + done, all.get() + bases_[layout_.host] * n, n, DType::uint8,
+                       local_options);
+    });
+    between_hosts(call,
+                  [&](gloo::Mesh& mesh) { gloo::all_gather(mesh, all.get(), per_host(n), call.deadline); });
+    share(call, all.get(), world() * n);
+    for (std::size_t i = 0; i < world(); ++i) std::memcpy(to.at(order_[i], done), all.get() + i * n, n);
+  }
+}
+
+void TwoLevel::broadcast(void* data, std::size_t count, DType dtype, int root, const CallOptions& options) {
+  check_member(root, "root");
+  const auto call = begin(CallKind::broadcast, count, dtype, ReduceOp::sum, root, options);
+  agree(call);
+  const auto bytes = count * size_of(dtype);
+  const auto source = layout_.host_of(root);
+  for (std::size_t done = 0; done < bytes; done += gloo::most_bytes_at_once) {
+    const auto n = std::min(gloo::most_bytes_at_once, bytes - done);
+    auto* part = bytes_of(data) + done;
+    if (layout_.host == source)
+      locally(call, [&](Communicator& local, const CallOptions& local_options) {
+        local.broadcast(part, n, DType::uint8, static_cast<int>(layout_.local_of(root)), local_options);
+      });
+    between_hosts(call, [&](gloo::Mesh& mesh) {
+      gloo::broadcast(mesh, part, n, static_cast<int>(source), call.deadline);
+    });
+    if (layout_.host != source) share(call, part, n);
+  }
+}
+
+void TwoLevel::all_to_all(const void* in, void* out, std::size_t count, DType dtype,
+                          const CallOptions& options) {
+  const auto call = begin(CallKind::all_to_all, count, dtype, ReduceOp::sum, 0, options);
+  agree(call);
+  const auto bytes = count * size_of(dtype);
+  const auto largest_host = std::ranges::max(per_host(1));
+  const auto most = std::min(elements_at_once(world() * largest_host, 1), bytes);
+  const ConstBlocks from{bytes_of(in), bytes};
+  const Blocks to{bytes_of(out), bytes};
+  const auto mine = scratch(world() * most);                 // [to]
+  const auto of_host = scratch(locals() * world() * most);   // [local][to]
+  const auto leaving = scratch(locals() * world() * most);   // [host][local][to, there]
+  const auto arriving = scratch(world() * locals() * most);  // [from][local]
+  for (std::size_t done = 0; done < bytes; done += most) {
+    const auto n = std::min(most, bytes - done);
+    for (std::size_t i = 0; i < world(); ++i) std::memcpy(mine.get() + i * n, from.at(order_[i], done), n);
+    locally(call, [&](Communicator& local, const CallOptions& local_options) {
+      local.all_gather(mine.get(), of_host.get(), world() * n, DType::uint8, local_options);
+    });
+    between_hosts(call, [&](gloo::Mesh& mesh) {
+      auto* place = leaving.get();
+      for (std::size_t host = 0; host < layout_.hosts.size(); ++host)
+        for (std::size_t local = 0; local < locals(); ++local) {
+          const auto there = layout_.hosts[host].size() * n;
+          std::memcpy(place, of_host.get() + (local * world() + bases_[host]) * n, there);
+          place += there;
+        }
+      const auto lengths = per_host(locals() * n);
+      gloo::all_to_all(mesh, leaving.get(), lengths, arriving.get(), lengths, call.deadline);
+    });
+    share(call, arriving.get(), world() * locals() * n);
+    for (std::size_t i = 0; i < world(); ++i)
+      std::memcpy(to.at(order_[i], done), arriving.get() + (i * locals() + layout_.local) * n, n);
+  }
+}
+
+void TwoLevel::barrier(const CallOptions& options) { agree(begin(CallKind::barrier, 0, options)); }
+
+std::vector<std::string> TwoLevel::all_gather_objects(std::string_view object, const CallOptions& options) {
+  const auto call = begin(CallKind::all_gather_objects, 0, options);
+  agree(call);
+  const auto own = locally(call, [&](Communicator& local, const CallOptions& local_options) {
+    return local.all_gather_objects(object, local_options);
+  });
+  std::string packed;
+  between_hosts(call, [&](gloo::Mesh& mesh) {
+    for (const auto& of_host : gloo::all_gather_objects(mesh, pack(own), call.deadline)) packed += of_host;
+  });
+  packed = locally(call, [&](Communicator& local, const CallOptions& local_options) {
+    return local.broadcast_object(packed, 0, local_options);
+  });
+  auto by_host = unpack(packed);
+  std::vector<std::string> by_rank(world());
+  for (std::size_t i = 0; i < world(); ++i) by_rank[index(order_[i])] = std::move(by_host[i]);
+  return by_rank;
+}
+
+std::string TwoLevel::broadcast_object(std::string_view object, int root, const CallOptions& options) {
+  check_member(root, "root");
+  const auto call = begin(CallKind::broadcast_object, root, options);
+  agree(call);
+  const auto source = layout_.host_of(root);
+  const auto from_local = [&](std::string_view data, std::size_t local_root) {
+    return locally(call, [&](Communicator& local, const CallOptions& local_options) {
+      return local.broadcast_object(data, static_cast<int>(local_root), local_options);
+    });
+  };
+  std::string data;
+  if (layout_.host == source) data = from_local(object, layout_.local_of(root));
+  between_hosts(call, [&](gloo::Mesh& mesh) {
+    data = gloo::broadcast_object(mesh, data, static_cast<int>(source), call.deadline);
+  });
+  return layout_.host == source ? data : from_local(data, 0);
+}
+
+void TwoLevel::send(std::string_view object, int to, const CallOptions& options) {
+  check_peer(to);
+  if (layout_.host_of(to) == layout_.host)
+    local_->send(object, static_cast<int>(layout_.local_of(to)), options);
+  else
+    send_over_network(object, to, options);
+}
+
+std::string TwoLevel::receive(int from, const CallOptions& options) {
+  check_peer(from);
+  if (layout_.host_of(from) == layout_.host)
+    return local_->receive(static_cast<int>(layout_.local_of(from)), options);
+  return receive_over_network(from, options);
+}
+
+std::shared_ptr<Communicator> TwoLevel::group(std::span<const int> ranks, const CallOptions& options) {
+  auto setup = setup_of_group(ranks, options);
+  // Members by their rank in the group, on the hosts that have any.
+  std::vector<std::vector<int>> members(layout_.hosts.size());
+  std::vector<int> neighbours;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const auto host = layout_.host_of(ranks[i]);
+    members[host].push_back(static_cast<int>(i));
+    if (host == layout_.host) neighbours.push_back(static_cast<int>(layout_.local_of(ranks[i])));
+  }
+  std::erase_if(members, [](const auto& of_host) { return of_host.empty(); });
+  std::ranges::sort(members);
+  if (members.size() == 1) return local_->group(neighbours, options);
+  auto local = neighbours.size() == 1 ? make_serial() : local_->group(neighbours, options);
+  const int rank = setup.rank;
+  return std::make_shared<TwoLevel>(std::move(setup), HostLayout(std::move(members), rank), std::move(local));
+}
+
+}  // namespace accelmgr::collective

@@ -1,0 +1,110 @@
+// Objects between two ranks over TCP.
+#include "collective/mailbox.hpp"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "base/unique_fd.hpp"
+#include "contract/collective/file_store.hpp"
+
+namespace accelmgr::collective {
+namespace {
+
+using Result = Mailbox::Result;
+
+class MailboxTest : public testing::Test {
+ protected:
+  base::Deadline soon() const { return base::Deadline::in_seconds(20); }
+  std::optional<Mailbox> open(int rank) {
+    return std::make_optional<Mailbox>(shared_, "mail", rank, "127.0.0.1");
+  }
+  std::string received(Mailbox& mailbox, int from) {
+    std::string object;
+    EXPECT_EQ(mailbox.receive(object, from, soon()), Result::done);
+    return object;
+  }
+
+  contract::TemporaryFolder folder_;
+  contract::FileStore store_{folder_.path()};
+  SharedStore shared_{store_};
+};
+
+TEST_F(MailboxTest, TheSenderOfShortObjectsNeedsNobodyAtTheOtherEnd) {
+  auto sender = open(0);
+  auto receiver = open(1);
+  for (const char* object : {"first", "", "third"}) EXPECT_EQ(sender->send(object, 1, soon()), Result::done);
+  for (const char* object : {"first", "", "third"}) EXPECT_EQ(received(*receiver, 0), object);
+}
+
+TEST_F(MailboxTest, ObjectsOfSeveralSendersAreToldApart) {
+  auto a = open(0);
+  auto b = open(1);
+  auto receiver = open(2);
+  ASSERT_EQ(a->send("from 0", 2, soon()), Result::done);
+  ASSERT_EQ(b->send("from 1", 2, soon()), Result::done);
+  EXPECT_EQ(received(*receiver, 1), "from 1");
+  EXPECT_EQ(received(*receiver, 0), "from 0");
+}
+
+TEST_F(MailboxTest, LongObjectsArriveWhole) {
+  auto sender = open(0);
+  auto receiver = open(1);
+  const std::string object(30'000'000, 'x');
+  const std::jthread sending([&] { EXPECT_EQ(sender->send(object, 1, soon()), Result::done); });
+  EXPECT_TRUE(received(*receiver, 0) == object);
+}
+
+TEST_F(MailboxTest, WhatWasSentBeforeTheSenderEndedArrives) {
+  auto sender = open(0);
+  auto receiver = open(1);
+  ASSERT_EQ(sender->send("last words", 1, soon()), Result::done);
+  sender.reset();
+  EXPECT_EQ(received(*receiver, 0), "last words");
+  std::string none;
+  EXPECT_EQ(receiver->receive(none, 0, soon()), Result::lost);
+}
+
+TEST_F(MailboxTest, TheEndOfTheSenderEndsTheWait) {
+  auto sender = open(0);
+  auto receiver = open(1);
+  std::string none;
+  // The receiver has a connection when its own short wait has ended: only then does the sender go.
+  ASSERT_EQ(receiver->receive(none, 0, base::Deadline::in_seconds(0.01)), Result::timeout);
+  const std::jthread ending([&] { sender.reset(); });
+  EXPECT_EQ(receiver->receive(none, 0, soon()), Result::lost);
+}
+
+TEST_F(MailboxTest, ALongObjectThatNobodyTakesIsATimeout) {
+  auto sender = open(0);
+  auto receiver = open(1);
+  EXPECT_EQ(sender->send(std::string(100'000'000, 'x'), 1, base::Deadline::in_seconds(0.1)), Result::timeout);
+}
+
+TEST_F(MailboxTest, StrangersAreSentAway) {
+  auto sender = open(0);
+  auto receiver = open(1);
+  std::istringstream words(store_.get("mail/1", soon()));
+  std::string host;
+  std::uint16_t port = 0;
+  words >> host >> port;
+  const base::UniqueFd stranger(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(connect(stranger.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const std::string noise(64, '\1');
+  ASSERT_EQ(write(stranger.get(), noise.data(), noise.size()), static_cast<ssize_t>(noise.size()));
+  ASSERT_EQ(sender->send("true", 1, soon()), Result::done);
+  EXPECT_EQ(received(*receiver, 0), "true");
+}
+
+}  // namespace
+}  // namespace accelmgr::collective

@@ -1,0 +1,138 @@
+// Ranks of one host that know nothing of each other but a store.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "accelmgr/errors.hpp"
+#include "collective/address.hpp"
+#include "collective/gloo/factory.hpp"
+#include "collective/hosts.hpp"
+#include "contract/collective/file_store.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::collective {
+namespace {
+
+using test::message_of;
+using testing::HasSubstr;
+
+/// body(store, membership) in a thread of each rank.
+void run_ranks(int size, const std::function<void(Store&, Membership)>& body) {
+  const contract::TemporaryFolder folder;
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      contract::FileStore store(folder.path());
+      Membership membership;
+      membership.rank = rank;
+      membership.size = size;
+      membership.timeout_s = 20;
+      body(store, membership);
+    });
+}
+
+TEST(Rendezvous, RanksOfOneHostMeetInSharedMemory) {
+  for (const char* backend : {"auto", "shm"})
+    run_ranks(3, [&](Store& store, Membership membership) {
+      membership.backend = backend;
+      const auto world = rendezvous(store, "world", membership);
+      EXPECT_EQ(world->backend(), "shm");
+      EXPECT_EQ(world->rank(), membership.rank);
+      EXPECT_EQ(world->ranks(), (std::vector{0, 1, 2}));
+      std::int64_t sum = membership.rank;
+      world->all_reduce(&sum, &sum, 1, DType::int64, ReduceOp::sum);
+      EXPECT_EQ(sum, 3);
+    });
+}
+
+TEST(Rendezvous, OneStoreServesSeveralWorlds) {
+  run_ranks(2, [](Store& store, const Membership& membership) {
+    const auto one = rendezvous(store, "one", membership);
+    const auto other = rendezvous(store, "other", membership);
+    other->barrier();
+    one->barrier();
+  });
+}
+
+TEST(Rendezvous, WhoDoesNotComeIsNamed) {
+  run_ranks(4, [](Store& store, Membership membership) {
+    if (membership.rank % 2 == 1) return;
+    membership.timeout_s = 0.3;
+    try {
+      rendezvous(store, "world", membership);
+      ADD_FAILURE() << "it met with nobody";
+    } catch (const CollectiveError& error) {
+      EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
+      EXPECT_EQ(error.ranks(), (std::vector{1, 3}));
+      EXPECT_THAT(error.what(),
+                  HasSubstr("ranks 1, 3 did not come to the rendezvous 'world/host' within 0.3 s"));
+    }
+  });
+}
+
+TEST(Rendezvous, UnknownBackendListsThoseThereAre) {
+  run_ranks(1, [](Store& store, Membership membership) {
+    membership.backend = "mpi";
+    EXPECT_THAT(message_of<ConfigError>([&] { rendezvous(store, "world", membership); }),
+                HasSubstr("backend 'mpi' is unknown; there are auto, shm, gloo"));
+  });
+}
+
+TEST(Rendezvous, ARankOutsideTheWorldIsRefused) {
+  run_ranks(1, [](Store& store, Membership membership) {
+    membership.rank = 1;
+    EXPECT_THAT(message_of<UsageError>([&] { rendezvous(store, "world", membership); }),
+                HasSubstr("there is no rank 1 among 1"));
+  });
+}
+
+TEST(LocalAddress, OfAnInterface) { EXPECT_EQ(local_address("lo"), "127.0.0.1"); }
+
+TEST(LocalAddress, AnUnknownInterfaceListsThoseThereAre) {
+  EXPECT_THAT(message_of<ConfigError>([] { local_address("eth99"); }),
+              testing::AllOf(HasSubstr("there is no network interface 'eth99'"), HasSubstr("lo")));
+}
+
+// In a process of its own each: the plug-in is looked for once.
+class GlooPlugin : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  static void say_why_not(const char* path) {
+    setenv("ACCELMGR_GLOO_PLUGIN", path, 1);
+    std::fputs(gloo::unavailable_because().c_str(), stderr);
+    std::exit(0);
+  }
+  const testing::ExitedWithCode success_{0};
+};
+
+TEST_F(GlooPlugin, AMissingOneIsToldWithWhereItWasLookedFor) {
+  EXPECT_EXIT(say_why_not("/nowhere/plugin.so"), success_,
+              "the gloo plug-in cannot be used: .*/nowhere/plugin.so: no such file");
+}
+
+TEST_F(GlooPlugin, WithoutItBackendGlooIsRefusedWithTheReason) {
+  EXPECT_EXIT(
+      {
+        setenv("ACCELMGR_GLOO_PLUGIN", "/nowhere/plugin.so", 1);
+        run_ranks(1, [](Store& store, Membership membership) {
+          membership.backend = "gloo";
+          std::fputs(message_of<ConfigError>([&] { rendezvous(store, "world", membership); }).c_str(),
+                     stderr);
+        });
+        std::exit(0);
+      },
+      success_, "gloo plug-in cannot be used: .*/nowhere/plugin.so: no such file");
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // They refuse RTLD_DEEPBIND.
+TEST_F(GlooPlugin, WhatIsNoPluginIsToldSo) {
+  EXPECT_EXIT(say_why_not("/proc/self/exe"), success_, "cannot dynamically load");
+  EXPECT_EXIT(say_why_not("/proc/self/cmdline"), success_, "/proc/self/cmdline: ");
+}
+#endif
+
+}  // namespace
+}  // namespace accelmgr::collective
