@@ -1,0 +1,197 @@
+// A member that lives but does not come: the others wait until their deadline, no longer, and are told who.
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "base/clock.hpp"
+#include "call.hpp"
+#include "contract.hpp"
+
+namespace accelmgr::collective::contract {
+namespace {
+
+using Cause = CollectiveError::Cause;
+
+// Long enough for those who come to come on a busy machine.
+constexpr CallOptions hurried{.timeout_s = 0.3};
+constexpr double late_s = 5;
+constexpr std::size_t most_bytes = sanitized ? 1 << 19 : 2 << 20;
+
+std::vector<int> all_of(const Communicator& communicator) {
+  std::vector<int> ranks(static_cast<std::size_t>(communicator.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+double seconds_of(const std::function<void()>& call) {
+  const auto begin = base::now_ns();
+  call();
+  return static_cast<double>(base::now_ns() - begin) * 1e-9;
+}
+
+/// What `call` throws; its cause and ranks are looked at.
+std::string expect_error(Cause cause, const std::vector<int>& ranks, const std::function<void()>& call) {
+  try {
+    call();
+    ADD_FAILURE() << "no error";
+  } catch (const CollectiveError& error) {
+    EXPECT_EQ(error.cause(), cause) << error.what();
+    EXPECT_EQ(error.ranks(), ranks) << error.what();
+    return error.what();
+  }
+  return {};
+}
+
+void expect_timeout(const std::vector<int>& missing, const std::function<void()>& call) {
+  const auto seconds = seconds_of([&] {
+    const auto what = expect_error(Cause::timeout, missing, call);
+    for (const int rank : missing) EXPECT_NE(what.find(std::to_string(rank)), std::string::npos) << what;
+  });
+  EXPECT_LT(seconds, hurried.timeout_s + late_s);
+}
+
+/// Of the only one that waits: whoever waits with others is told when the first of them gives up.
+void expect_timeout_of_one(const std::vector<int>& missing, const std::function<void()>& call) {
+  const auto seconds = seconds_of([&] { expect_timeout(missing, call); });
+  EXPECT_GE(seconds, hurried.timeout_s * 0.99);
+}
+
+void expect_broken(const std::vector<int>& missing, Communicator& communicator) {
+  const auto seconds = seconds_of([&] {
+    expect_error(Cause::broken, missing, [&] { communicator.barrier(); });
+    expect_error(Cause::broken, missing, [&] { communicator.all_gather_objects("x"); });
+  });
+  EXPECT_LT(seconds, late_s);
+}
+
+/// To one who comes when the others have given up.
+void expect_told(const std::function<void()>& call) {
+  const auto seconds = seconds_of([&] {
+    try {
+      call();
+      ADD_FAILURE() << "no error";
+    } catch (const CollectiveError& error) {
+      EXPECT_NE(error.cause(), Cause::mismatch) << error.what();
+    }
+  });
+  EXPECT_LT(seconds, hurried.timeout_s + late_s);
+}
+
+void expect_works(Communicator& communicator) {
+  EXPECT_EQ(perform({.kind = CallKind::all_reduce, .dtype = DType::int32, .count = 1000}, communicator), "");
+}
+
+struct Kind {
+  const char* name;
+  std::function<void(Communicator&, std::byte* memory)> call;
+};
+
+const Kind kinds[] = {
+    {"all_reduce",
+     [](Communicator& group, std::byte* memory) {
+       group.all_reduce(memory, memory, 9, DType::uint8, ReduceOp::sum, hurried);
+     }},
+    {"all_reduce of many chunks",
+     [](Communicator& group, std::byte* memory) {
+       group.all_reduce(memory, memory, most_bytes, DType::uint8, ReduceOp::sum, hurried);
+     }},
+    {"reduce_scatter",
+     [](Communicator& group, std::byte* memory) {
+       group.reduce_scatter(memory, memory, 9, DType::uint8, ReduceOp::sum, hurried);
+     }},
+    {"all_gather", [](Communicator& group,
+                      std::byte* memory) { group.all_gather(memory, memory, 9, DType::uint8, hurried); }},
+    {"broadcast",
+     [](Communicator& group, std::byte* memory) { group.broadcast(memory, 9, DType::uint8, 0, hurried); }},
+    {"all_to_all", [](Communicator& group,
+                      std::byte* memory) { group.all_to_all(memory, memory, 9, DType::uint8, hurried); }},
+    {"barrier", [](Communicator& group, std::byte*) { group.barrier(hurried); }},
+    {"all_gather_objects",
+     [](Communicator& group, std::byte*) { group.all_gather_objects("object", hurried); }},
+    {"broadcast_object",
+     [](Communicator& group, std::byte*) { group.broadcast_object("object", 0, hurried); }},
+};
+
+}  // namespace
+
+CONTRACT(Absent, EndsEveryKindOfCallAtItsDeadline, .sizes = {3}, .starts = {Start::threads}) {
+  const int absent = self.world.size() - 1;
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind.name);
+    const auto group = self.world.group(all_of(self.world));
+    std::vector<std::byte> memory(most_bytes, std::byte{6});
+    if (self.world.rank() != absent) {
+      expect_timeout({absent}, [&] { kind.call(*group, memory.data()); });
+      EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{6}),
+                static_cast<std::ptrdiff_t>(most_bytes));
+    }
+    self.meeting.meet(self.world.size());
+  }
+}
+
+CONTRACT(Absent, BreaksTheCommunicatorAndNoOther, .fewest_ranks = 2) {
+  const int absent = self.world.size() - 1;
+  const auto group = self.world.group(all_of(self.world));
+  if (self.world.rank() != absent) {
+    expect_timeout({absent}, [&] { group->barrier(hurried); });
+    expect_broken({absent}, *group);
+  }
+  self.meeting.meet(self.world.size());
+  expect_works(self.world);
+  // With the one that was missing, from what broke.
+  expect_works(*group->group(all_of(*group)));
+}
+
+CONTRACT(Absent, AreAllNamed, .fewest_ranks = 3) {
+  const auto group = self.world.group(all_of(self.world));
+  std::vector<int> absent = all_of(self.world);
+  absent.erase(absent.begin());
+  if (self.world.rank() == 0)
+    expect_timeout_of_one(absent, [&] { group->all_gather_objects("here", hurried); });
+  self.meeting.meet(self.world.size());
+}
+
+CONTRACT(Absent, ThatComesLateIsToldToo, .fewest_ranks = 2, .sizes = {2, 4}) {
+  const int late = self.world.size() - 1;
+  const auto group = self.world.group(all_of(self.world));
+  if (self.world.rank() != late) expect_timeout({late}, [&] { group->barrier(hurried); });
+  self.meeting.meet(self.world.size());
+  if (self.world.rank() == late) expect_told([&] { group->barrier(hurried); });
+  expect_works(self.world);
+}
+
+CONTRACT(Absent, InAGroupIsNamedByItsRankInTheWorld, .fewest_ranks = 3, .sizes = {3, 7}) {
+  const int last = self.world.size() - 1;
+  std::shared_ptr<Communicator> group;  // It stays while the others wait: who has left is not late.
+  if (self.world.rank() >= last - 1) {
+    group = self.world.group(std::vector<int>{last - 1, last});
+    if (self.world.rank() == last - 1) expect_timeout_of_one({last}, [&] { group->barrier(hurried); });
+  }
+  self.meeting.meet(self.world.size());
+}
+
+CONTRACT(Absent, FromGroupIsATimeoutOfAllAndTheNextOneWorks, .fewest_ranks = 2, .sizes = {2, 4}) {
+  const int late = self.world.size() - 1;
+  const auto all = all_of(self.world);
+  if (self.world.rank() != late) expect_timeout({late}, [&] { self.world.group(all, hurried); });
+  self.meeting.meet(self.world.size());
+  if (self.world.rank() == late) expect_told([&] { self.world.group(all, hurried); });
+  expect_works(*self.world.group(all));
+}
+
+CONTRACT(Absent, SenderIsATimeoutOfReceive, .fewest_ranks = 2, .sizes = {2, 4}) {
+  const int silent = self.world.size() - 1;
+  const auto group = self.world.group(all_of(self.world));
+  if (self.world.rank() == 0) expect_timeout_of_one({silent}, [&] { group->receive(silent, hurried); });
+  self.meeting.meet(self.world.size());
+}
+
+CONTRACT(Absent, ReceiverIsATimeoutOfALargeSend, .fewest_ranks = 2, .sizes = {2, 4}) {
+  const int deaf = self.world.size() - 1;
+  const auto group = self.world.group(all_of(self.world));
+  if (self.world.rank() == 0)
+    expect_timeout_of_one({deaf}, [&] { group->send(std::string(16 << 20, 'x'), deaf, hurried); });
+  self.meeting.meet(self.world.size());
+}
+
+}  // namespace accelmgr::collective::contract

@@ -1,0 +1,127 @@
+#include "backends.hpp"
+
+#include <mutex>
+#include <stdexcept>
+
+#include "collective/gloo/factory.hpp"
+#include "collective/hosts.hpp"
+#include "collective/serial.hpp"
+#include "collective/shm/factory.hpp"
+#include "file_store.hpp"
+
+namespace accelmgr::collective::contract {
+namespace {
+
+Backend serial() {
+  Backend backend;
+  backend.name = "serial";
+  backend.sizes = {1};
+  backend.starts = {Start::threads};
+  backend.prepare = [](int) { return Prepared{}; };
+  backend.join = [](const Prepared&, int, int, double) { return make_serial(); };
+  return backend;
+}
+
+Backend shm() {
+  Backend backend;
+  backend.name = "shm";
+  backend.sizes = {1, 2, 3, 4, 7};
+  backend.starts = {Start::threads, Start::forked, Start::executed};
+  backend.prepare = [](int size) {
+    Prepared prepared;
+    prepared.fds.push_back(shm::create_world(size));
+    return prepared;
+  };
+  backend.join = [](const Prepared& prepared, int rank, int, double timeout_s) {
+    shm::JoinOptions options;
+    options.timeout_s = timeout_s;
+    return shm::join_world(prepared.fds.front().get(), rank, options);
+  };
+  return backend;
+}
+
+/// It outlives all communicators.
+Store& store_in(const std::string& folder) {
+  static std::mutex mutex;
+  static std::vector<std::unique_ptr<FileStore>> stores;
+  const std::lock_guard lock(mutex);
+  return *stores.emplace_back(std::make_unique<FileStore>(folder));
+}
+
+Prepared folder_for_store(int) {
+  const auto folder = std::make_shared<TemporaryFolder>();
+  Prepared prepared;
+  prepared.text = folder->path();
+  prepared.kept = folder;
+  return prepared;
+}
+
+/// All ranks in one mesh.
+Backend gloo_threads() {
+  Backend backend;
+  backend.name = "gloo";
+  backend.sizes = {1, 2, 3, 4, 7};
+  backend.starts = {Start::threads};
+  backend.unavailable_because = gloo::unavailable_because;
+  backend.prepare = folder_for_store;
+  backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
+    gloo::Options options;
+    options.timeout_s = timeout_s;
+    return gloo::connect(store_in(prepared.text), "world", rank, size, options);
+  };
+  return backend;
+}
+
+/// The same; with fewer sizes, as connecting takes its time.
+Backend gloo_processes() {
+  Backend backend = gloo_threads();
+  backend.name = "gloo_processes";
+  backend.sizes = {3};
+  backend.starts = {Start::forked, Start::executed};
+  return backend;
+}
+
+/// One host as it would be one of several: with a leader, who has nobody to talk to. tests/collective has
+/// two.
+Backend gloo_on_one_host() {
+  Backend backend = gloo_threads();
+  backend.name = "gloo_on_one_host";
+  backend.sizes = {3};
+  backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
+    Membership membership;
+    membership.rank = rank;
+    membership.size = size;
+    membership.backend = "gloo";
+    membership.timeout_s = timeout_s;
+    return rendezvous(store_in(prepared.text), "world", membership);
+  };
+  return backend;
+}
+
+}  // namespace
+
+std::string name_of(Start start) {
+  switch (start) {
+    case Start::threads:
+      return "threads";
+    case Start::forked:
+      return "forked";
+    case Start::executed:
+      return "executed";
+  }
+  return {};
+}
+
+const std::vector<Backend>& backends() {
+  static const std::vector<Backend> all{serial(), shm(), gloo_threads(), gloo_processes(),
+                                        gloo_on_one_host()};
+  return all;
+}
+
+const Backend& find_backend(const std::string& name) {
+  for (const auto& backend : backends())
+    if (backend.name == name) return backend;
+  throw std::invalid_argument("no backend " + name);
+}
+
+}  // namespace accelmgr::collective::contract

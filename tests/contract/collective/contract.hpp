@@ -1,0 +1,63 @@
+// The contract of Communicator as a list of promises. Each is one function that every rank of a world runs;
+// each is a test per backend and per way to start ranks, in which it is run with every number of ranks.
+//
+//   CONTRACT(Barrier, ReturnsWhenAllHaveCalledIt, .fewest_ranks = 2) { self.world.barrier(); ... }
+//
+// The function has no surroundings: executed ranks find it by its name. It may use the assertions of
+// GoogleTest, on its own thread.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "accelmgr/communicator.hpp"
+#include "backends.hpp"
+#include "meeting.hpp"
+
+namespace accelmgr::collective::contract {
+
+/// What a promise is run with.
+struct Rank {
+  Communicator& world;
+  const Backend& backend;
+  Start start;
+  Meeting& meeting;
+};
+
+using Body = void (*)(Rank&);
+
+struct Needs {
+  int fewest_ranks = 1;
+  std::vector<int> sizes = {};     ///< Of the backend's, only these; empty: all.
+  std::vector<Start> starts = {};  ///< Likewise.
+};
+
+struct Promise {
+  std::string suite;
+  std::string name;
+  Body body;
+  Needs needs;
+  const char* file;
+  int line;
+};
+
+std::vector<Promise>& promises();
+const Promise& find_promise(const std::string& full_name);  ///< "Barrier.ReturnsWhenAllHaveCalledIt"
+
+/// Makes the tests, as "Barrier/shm_forked.ReturnsWhenAllHaveCalledIt".
+void register_tests();
+
+struct Registered {
+  explicit Registered(Promise promise) { promises().push_back(std::move(promise)); }
+};
+
+}  // namespace accelmgr::collective::contract
+
+#define CONTRACT(suite, name, ...)                                                                     \
+  static void suite##_##name(::accelmgr::collective::contract::Rank& self);                            \
+  static const ::accelmgr::collective::contract::Registered suite##_##name##_registered(               \
+      {#suite, #name, &suite##_##name, ::accelmgr::collective::contract::Needs{__VA_ARGS__}, __FILE__, \
+       __LINE__});                                                                                     \
+  static void suite##_##name([[maybe_unused]] ::accelmgr::collective::contract::Rank& self)

@@ -1,0 +1,171 @@
+// A member that is killed: the others are told who, at once, and go on without it.
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "base/clock.hpp"
+#include "call.hpp"
+#include "contract.hpp"
+
+namespace accelmgr::collective::contract {
+namespace {
+
+using Cause = CollectiveError::Cause;
+using Use = std::function<void(Communicator&)>;
+
+const std::vector<Start> processes{Start::forked, Start::executed};
+
+std::vector<int> first(int count) {
+  std::vector<int> ranks(static_cast<std::size_t>(count));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void expect_works(Communicator& communicator, const Rank& self) {
+  EXPECT_EQ(perform({.kind = CallKind::all_reduce, .dtype = DType::float32, .count = 1000}, communicator,
+                    self.backend.tolerance),
+            "");
+  EXPECT_EQ(communicator.all_gather_objects("here").size(), static_cast<std::size_t>(communicator.size()));
+}
+
+void expect_lost(int victim, Communicator& group, const Use& call, Rank& self) {
+  try {
+    call(group);
+    ADD_FAILURE() << "no error";
+  } catch (const CollectiveError& error) {
+    const auto told_ns = base::now_ns();
+    const std::string what = error.what();
+    EXPECT_EQ(error.cause(), Cause::lost) << what;
+    EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << what;
+    EXPECT_NE(what.find("rank " + std::to_string(victim)), std::string::npos) << what;
+    EXPECT_LT(static_cast<double>(told_ns - self.meeting.died_ns(victim)) * 1e-9,
+              self.backend.death_within_s);
+  }
+}
+
+void expect_broken(int victim, Communicator& group) {
+  try {
+    group.barrier();
+    ADD_FAILURE() << "no error";
+  } catch (const CollectiveError& error) {
+    EXPECT_EQ(error.cause(), Cause::broken) << error.what();
+    EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.what();
+  }
+}
+
+std::byte memory[1 << 20];  // A rank is a process here.
+
+const Use uses[] = {
+    [](Communicator& group) { group.barrier(); },
+    [](Communicator& group) { group.all_reduce(memory, memory, 1000, DType::float32, ReduceOp::sum); },
+    [](Communicator& group) { group.all_reduce(memory, memory, sizeof memory, DType::uint8, ReduceOp::sum); },
+    [](Communicator& group) { group.all_gather_objects("object"); },
+    [](Communicator& group) { group.broadcast(memory, 1000, DType::uint8, group.size() - 1); },
+    [](Communicator& group) { group.broadcast_object("object", 0); },
+    [](Communicator& group) { group.reduce_scatter(memory, memory, 1000, DType::int32, ReduceOp::sum); },
+    [](Communicator& group) { group.all_gather(memory, memory, 1000, DType::uint8); },
+    [](Communicator& group) { group.all_to_all(memory, memory, 1000, DType::uint8); },
+    [](Communicator& group) { group.group(first(group.size())); },
+};
+
+}  // namespace
+
+// One after the other dies, the last of those left, while the others are in a call; they go on without it.
+CONTRACT(Death, EndsTheCallOnAllOthersAndTheyGoOnWithoutIt, .fewest_ranks = 2, .starts = processes) {
+  auto group = self.world.group(first(self.world.size()));
+  for (int size = self.world.size(); size > 1; --size) {
+    SCOPED_TRACE(size);
+    const int victim = size - 1;
+    const auto& use = uses[static_cast<std::size_t>(self.world.size() - size) % std::size(uses)];
+    self.meeting.meet(size);
+    if (self.world.rank() == victim) self.meeting.die(victim);
+    expect_lost(victim, *group, use, self);
+    group = group->group(first(victim));
+    expect_works(*group, self);
+  }
+}
+
+CONTRACT(Death, EndsEveryKindOfCall, .fewest_ranks = 2, .sizes = {7}, .starts = processes) {
+  auto group = self.world.group(first(self.world.size()));
+  for (int size = self.world.size(); size > 1; --size) {
+    SCOPED_TRACE(size);
+    const int victim = size - 1;
+    // From the end of the list: the promise above takes them from its begin.
+    const auto& use = uses[std::size(uses) - 1 - static_cast<std::size_t>(self.world.size() - size)];
+    self.meeting.meet(size);
+    if (self.world.rank() == victim) self.meeting.die(victim);
+    expect_lost(victim, *group, use, self);
+    group = self.world.group(first(victim));
+    expect_works(*group, self);
+  }
+}
+
+CONTRACT(Death, OfAnyRankBreaksWhatItWasIn, .fewest_ranks = 3, .starts = processes) {
+  const auto group = self.world.group(first(self.world.size()));
+  self.meeting.meet(self.world.size());
+  if (self.world.rank() == 0) self.meeting.die(0);
+  expect_lost(0, *group, uses[0], self);
+  expect_broken(0, *group);
+  std::vector<int> left = first(self.world.size());
+  left.erase(left.begin());
+  const auto survivors = group->group(left);
+  EXPECT_EQ(survivors->ranks(), left);
+  expect_works(*survivors, self);
+}
+
+CONTRACT(Death, IsToldToAllEvenIfOneComesMuchLater, .fewest_ranks = 3, .starts = processes) {
+  const int size = self.world.size();
+  const int victim = size - 1;
+  self.meeting.meet(size);
+  if (self.world.rank() == victim) self.meeting.die(victim);
+  if (self.world.rank() > 0) expect_lost(victim, self.world, uses[1], self);
+  self.meeting.meet(size - 1);
+  if (self.world.rank() > 0) return;
+  try {
+    uses[1](self.world);
+    ADD_FAILURE() << "no error";
+  } catch (const CollectiveError& error) {
+    EXPECT_TRUE(error.cause() == Cause::lost || error.cause() == Cause::broken) << error.what();
+    EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.what();
+  }
+}
+
+CONTRACT(Death, OutsideAGroupDoesNotDisturbIt, .fewest_ranks = 3, .starts = processes) {
+  const int size = self.world.size();
+  const int victim = size - 1;
+  const auto group = self.world.rank() == victim ? nullptr : self.world.group(first(victim));
+  self.meeting.meet(size);
+  if (self.world.rank() == victim) self.meeting.die(victim);
+  for (int round = 0; round < 20; ++round) expect_works(*group, self);
+  expect_works(*self.world.group(first(victim)), self);
+}
+
+CONTRACT(Death, OfTheOtherEndEndsSendAndReceive, .fewest_ranks = 2, .starts = processes) {
+  const int size = self.world.size();
+  const int victim = size - 1;
+  const auto group = self.world.group(first(size));
+  self.meeting.meet(size);
+  if (self.world.rank() == victim) self.meeting.die(victim);
+  if (self.world.rank() == 0)
+    expect_lost(
+        victim, *group, [&](Communicator& of) { of.receive(victim); }, self);
+  if (self.world.rank() == 1)
+    expect_lost(
+        victim, *group, [&](Communicator& of) { of.send(std::string(16 << 20, 'x'), victim); }, self);
+}
+
+CONTRACT(Death, LeavesWhatItSentBeforeToBeReceived, .fewest_ranks = 2, .starts = processes) {
+  const int size = self.world.size();
+  const int victim = size - 1;
+  if (self.world.rank() == victim) {
+    self.world.send("the last words", 0);
+    self.meeting.meet(size);
+    self.meeting.die(victim);
+  }
+  self.meeting.meet(size);
+  if (self.world.rank() == 0) {
+    EXPECT_EQ(self.world.receive(victim), "the last words");
+  }
+}
+
+}  // namespace accelmgr::collective::contract

@@ -1,0 +1,49 @@
+// Where the ranks of a test meet beside the communicator under test: a page of memory that all of them share.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "base/unique_fd.hpp"
+#include "ipc/epoch.hpp"
+#include "ipc/memory.hpp"
+
+namespace accelmgr::collective::contract {
+
+inline constexpr int most_ranks = 16;
+
+/// Each rank has one of its own, over the same memory.
+class Meeting {
+ public:
+  static base::UniqueFd create();
+  explicit Meeting(int fd);
+
+  /// Returns when `ranks` of them have come. All who come have come equally often before. Throws
+  /// std::runtime_error when somebody does not come.
+  void meet(int ranks);
+
+  /// Adds one to a number that is 0 at first; returns the sum.
+  std::uint64_t count() noexcept { return page().counted.fetch_add(1) + 1; }
+  std::uint64_t counted() const noexcept { return page().counted.load(); }
+
+  /// Notes when and ends this process as by kill -9.
+  [[noreturn]] void die(int rank) noexcept;
+  /// When a rank died of die(); 0 when it did not.
+  std::int64_t died_ns(int rank) const noexcept {
+    return page().died_ns[static_cast<std::size_t>(rank)].load();
+  }
+
+ private:
+  struct Page {
+    ipc::Epoch came;
+    std::atomic<std::uint64_t> counted;
+    std::array<std::atomic<std::int64_t>, most_ranks> died_ns;
+  };
+  Page& page() const noexcept { return *reinterpret_cast<Page*>(mapping_.data()); }
+
+  ipc::Mapping mapping_;
+  std::uint32_t awaited_ = 0;
+};
+
+}  // namespace accelmgr::collective::contract

@@ -1,0 +1,102 @@
+// Objects: bytes of any length, which may differ from member to member.
+#include "contract.hpp"
+
+namespace accelmgr::collective::contract {
+namespace {
+
+constexpr std::size_t large_bytes = (sanitized ? 1 << 19 : 3 << 20) + 7;
+constexpr std::size_t lengths[] = {0, 1, 100 * 1024, 3};
+
+/// Any bytes, zeros among them, that say whose they are.
+std::string object_of(int rank, std::size_t length) {
+  std::string object(length, '\0');
+  for (std::size_t i = 0; i < length; ++i)
+    object[i] = static_cast<char>((i * 7 + i / 251 + static_cast<std::size_t>(rank) * 31) & 0xff);
+  return object;
+}
+
+std::size_t length_of(int rank, std::size_t round) {
+  return lengths[(static_cast<std::size_t>(rank) + round) % std::size(lengths)];
+}
+
+void expect_all(const std::vector<std::string>& found, int size, std::size_t round) {
+  ASSERT_EQ(found.size(), static_cast<std::size_t>(size));
+  for (int rank = 0; rank < size; ++rank)
+    EXPECT_TRUE(found[static_cast<std::size_t>(rank)] == object_of(rank, length_of(rank, round)))
+        << "of rank " << rank << " in round " << round;
+}
+
+}  // namespace
+
+CONTRACT(AllGatherObjects, OfDifferentLengthsArriveInTheOrderOfRanks) {
+  for (std::size_t round = 0; round < std::size(lengths); ++round) {
+    const auto mine = object_of(self.world.rank(), length_of(self.world.rank(), round));
+    expect_all(self.world.all_gather_objects(mine), self.world.size(), round);
+  }
+}
+
+CONTRACT(AllGatherObjects, OfManyBytesFromOneMember) {
+  const int last = self.world.size() - 1;
+  const auto large = object_of(last, large_bytes);
+  const auto found = self.world.all_gather_objects(self.world.rank() == last ? large : std::string("small"));
+  ASSERT_EQ(found.size(), static_cast<std::size_t>(last) + 1);
+  EXPECT_TRUE(found.back() == large);
+  for (int rank = 0; rank < last; ++rank) EXPECT_EQ(found[static_cast<std::size_t>(rank)], "small");
+}
+
+CONTRACT(BroadcastObject, OfEveryRootIsReturnedAndTheOthersNotLookedAt) {
+  for (int root = 0; root < self.world.size(); ++root)
+    for (const auto length : {std::size_t{0}, std::size_t{1}, std::size_t{100} * 1024, large_bytes}) {
+      const auto object = object_of(root, length);
+      const bool is_root = self.world.rank() == root;
+      const std::string others(static_cast<std::size_t>(self.world.rank()) * 1000, 'x');
+      EXPECT_TRUE(self.world.broadcast_object(is_root ? object : others, root) == object)
+          << length << " bytes from rank " << root;
+    }
+}
+
+CONTRACT(SendReceive, ComesInOrderFromEachMemberToEachOther, .fewest_ranks = 2) {
+  constexpr int messages = 20;
+  const int rank = self.world.rank();
+  const int size = self.world.size();
+  // The ring turns by more each time; what is sent fits on the way.
+  for (int turn = 1; turn < size; ++turn) {
+    const int to = (rank + turn) % size;
+    const int from = (rank + size - turn) % size;
+    for (int i = 0; i < messages; ++i) self.world.send(std::to_string(1000 * rank + i), to);
+    for (int i = 0; i < messages; ++i) EXPECT_EQ(self.world.receive(from), std::to_string(1000 * from + i));
+  }
+}
+
+CONTRACT(SendReceive, OfEmptyAndLargeObjects, .fewest_ranks = 2) {
+  const int last = self.world.size() - 1;
+  const std::string large = object_of(0, large_bytes);
+  if (self.world.rank() == 0) {
+    self.world.send("", last);
+    self.world.send(large, last);
+    self.world.send("x", last);
+    EXPECT_TRUE(self.world.receive(last) == large);
+  } else if (self.world.rank() == last) {
+    EXPECT_EQ(self.world.receive(0), "");
+    EXPECT_TRUE(self.world.receive(0) == large);
+    EXPECT_EQ(self.world.receive(0), "x");
+    self.world.send(large, 0);
+  }
+  self.world.barrier();
+}
+
+CONTRACT(SendReceive, BetweenCollectivesDisturbsNone, .fewest_ranks = 2) {
+  const int rank = self.world.rank();
+  const int last = self.world.size() - 1;
+  for (int round = 0; round < 20; ++round) {
+    if (rank == 0) self.world.send("round " + std::to_string(round), last);
+    std::int64_t sum = rank;
+    self.world.all_reduce(&sum, &sum, 1, DType::int64, ReduceOp::sum);
+    EXPECT_EQ(sum, last * (last + 1) / 2);
+    if (rank == last) {
+      EXPECT_EQ(self.world.receive(0), "round " + std::to_string(round));
+    }
+  }
+}
+
+}  // namespace accelmgr::collective::contract
