@@ -36,7 +36,9 @@ void register_function(const std::string& name, Function function);
 using accelmgr::StartMethod;
 
 struct Options {
-  int nprocs = -1;   ///< Processes on this host; -1: the visible GPUs, or the cores where there are none.
+  /// Processes on this host; -1: the visible GPUs, or the cores where there are none or `backend` is one of
+  /// CPUs.
+  int nprocs = -1;
   bool join = true;  ///< spawn() returns when all have ended.
   /// Whether they are ended when the context is destroyed or this program returns from main(); otherwise the
   /// program waits for them before it ends.
@@ -44,21 +46,25 @@ struct Options {
   StartMethod start_method = StartMethod::spawn;
   /// Of the collectives between them: auto (by device kind and hosts), serial, shm, gloo, nccl.
   std::string backend = "auto";
-  std::string gpus;  ///< Absolute ids, one per process: "4,5". Empty: the first visible ones.
-  std::string xpus;
-  std::string ips;  ///< Of all hosts, this one's among them: "192.168.0.16,192.168.0.17"; empty: this one.
-  std::string master_addr;  ///< Empty: the first of `ips`, or 127.0.0.1.
-  int master_port = 0;      ///< 0: none is told to the processes.
-  std::string workers;      ///< "name:ordinal;[grpc://]host:port|..." of all hosts; empty: $ACCELMGR_WORKERS.
-  int rank_offset = 0;      ///< Rank in the world of the first process here.
-  int world_size = 0;       ///< 0: nprocs times the number of hosts.
-  std::function<void()> setup;     ///< Called in each process before the function; `fork` only.
-  std::string setup_name;          ///< A registered function to be called so, under any start method.
-  bool print_config = false;       ///< Prints the resolved options, with where each value came from.
-  bool oversubscribe = false;      ///< More processes than GPUs may share them.
-  double timeout_s = 300;          ///< Of the collectives between them.
-  double terminate_timeout_s = 5;  ///< From asking the others to end (TERM) until they are killed.
-  std::map<std::string, std::string> environment;  ///< Besides what they get anyway.
+  std::string gpus = {};  ///< Absolute ids, one per process: "4,5". Empty: the first visible ones.
+  std::string xpus = {};
+  /// Of all hosts, this one's among them: "192.168.0.16,192.168.0.17"; empty: this one.
+  std::string ips = {};
+  std::string master_addr = {};  ///< Empty: the first of `ips`, or 127.0.0.1.
+  int master_port = 0;           ///< 0: none is told to the processes of one host; of several, 2222.
+  /// "name:ordinal;[grpc://]host:port|..." of all hosts; empty: $ACCELMGR_WORKERS.
+  std::string workers = {};
+  int nnodes = 0;       ///< Hosts; 0: as many as `ips` or `workers`, or world_size / nprocs.
+  int node_rank = -1;   ///< Of this host; -1: its place among `ips` or `workers`, or by rank_offset.
+  int rank_offset = 0;  ///< Rank in the world of the first process here; 0: node_rank times nprocs.
+  int world_size = 0;   ///< 0: nprocs times the number of hosts.
+  std::function<void()> setup = {};  ///< Called in each process before the function; `fork` only.
+  std::string setup_name = {};       ///< A registered function to be called so, under any start method.
+  bool print_config = false;         ///< Prints the resolved options, with where each value came from.
+  bool oversubscribe = false;        ///< More processes than GPUs may share them.
+  double timeout_s = 300;            ///< Of the collectives between them.
+  double terminate_timeout_s = 5;    ///< From asking the others to end (TERM) until they are killed.
+  std::map<std::string, std::string> environment = {};  ///< Besides what they get anyway.
 };
 
 /// The options by their names ("nprocs", "gpus", ...), as texts. An unknown one is a ConfigError that names

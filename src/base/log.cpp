@@ -1,5 +1,7 @@
 #include "base/log.hpp"
 
+#include <pthread.h>
+#include <spdlog/details/console_globals.h>
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -48,6 +50,10 @@ struct Logging {
   Logging() {
     standard_error->set_level(spdlog::level::info);
     logger.flush_on(spdlog::level::trace);
+    // A process forked while another thread writes a line would have the lock, and nobody to open it.
+    pthread_atfork([] { spdlog::details::console_mutex::mutex().lock(); },
+                   [] { spdlog::details::console_mutex::mutex().unlock(); },
+                   [] { spdlog::details::console_mutex::mutex().unlock(); });
   }
   /// After a change of sinks, levels or formatter.
   void apply() {

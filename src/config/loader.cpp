@@ -17,8 +17,20 @@ namespace accelmgr::config {
 namespace {
 
 constexpr std::string_view prefix = "ACCELMGR_";
-// Read by tools and by the log before there is a configuration.
-constexpr std::string_view not_configuration[] = {"ACCELMGR_PYTHON", "ACCELMGR_LOG_LEVEL"};
+// Read by tools and by the log before there is a configuration, or told by a launcher to its processes
+// (launch/variables.hpp), which may read configurations of their own.
+constexpr std::string_view not_configuration[] = {
+    // clang-format off
+    "ACCELMGR_PYTHON", "ACCELMGR_LOG_LEVEL", "ACCELMGR_DISTRIBUTED_BACKEND",
+    "ACCELMGR_LAUNCH_BACKEND", "ACCELMGR_LAUNCH_TIMEOUT", "ACCELMGR_WORLD_MEMORY", "ACCELMGR_SERIAL_MEMORY",
+    "ACCELMGR_GLOO_PLUGIN",
+    "ACCELMGR_WORLD_SIZE", "ACCELMGR_LOCAL_WORKER", "ACCELMGR_WORKERS", "ACCELMGR_GPU_NUM_DEVICES",
+    "ACCELMGR_TPU_CONFIG", "ACCELMGR_TPU_NUM_DEVICES", "ACCELMGR_SERVICE_ADDRESS", "ACCELMGR_ORDINAL",
+    "ACCELMGR_LOCAL_ORDINAL", "ACCELMGR_MP_DEVICE", "ACCELMGR_DEVICE_MAP", "ACCELMGR_WORKER_SOCKET",
+    "ACCELMGR_SERVICE_SOCKET", "ACCELMGR_TRAINER_ID", "ACCELMGR_TRAINERS_NUM", "ACCELMGR_CURRENT_ENDPOINT",
+    "ACCELMGR_TRAINER_ENDPOINTS", "ACCELMGR_SELECTED_GPUS", "ACCELMGR_SELECTED_XPUS", "ACCELMGR_SELECTED_CUSTOMS",
+    // clang-format on
+};
 
 std::string variable_of(std::string_view key) {
   std::string name(prefix);

@@ -48,6 +48,27 @@ void validate_text(const Config& config) {
                       config.train.evaluate_every));
 }
 
+void validate_launch(const LaunchConfig& launch) {
+  require(launch.nprocs != 0, "launch.nprocs",
+          "launch.nprocs is 0; it must be at least 1, or -1 for all visible devices");
+  require(launch.node_rank < launch.nnodes, "launch.node_rank",
+          fmt::format("launch.node_rank is {}, but launch.nnodes is {}: hosts count from 0 to {}",
+                      launch.node_rank, launch.nnodes, launch.nnodes - 1));
+  require(launch.nnodes == 1 || !launch.rendezvous.empty() || !launch.workers.empty(), "launch.rendezvous",
+          fmt::format("launch.nnodes is {}, but launch.rendezvous is empty, and so is launch.workers: hosts "
+                      "need a HOST:PORT where they meet",
+                      launch.nnodes));
+  require(launch.nnodes == 1 || launch.backend != "shm", "launch.backend",
+          fmt::format("launch.backend is shm, which reaches the processes of one host, but launch.nnodes is "
+                      "{}; gloo reaches them all",
+                      launch.nnodes));
+  require(
+      launch.backend != "serial" || (launch.nnodes == 1 && launch.nprocs <= 1), "launch.backend",
+      fmt::format("launch.backend is serial, one process alone, but launch.nprocs is {} and launch.nnodes "
+                  "{}",
+                  launch.nprocs, launch.nnodes));
+}
+
 // Keys that were changed from their default although the kind of optimizer does not read them.
 std::vector<std::string> unread_optimizer_keys(const OptimizerConfig& optimizer) {
   const OptimizerConfig defaults;
@@ -87,6 +108,7 @@ void validate(const Config& config) {
   require(checkpoint.every == 0 || !checkpoint.directory.empty(), "checkpoint.every",
           fmt::format("checkpoint.every is {}, but checkpoint.directory is empty: there is nowhere to write",
                       checkpoint.every));
+  validate_launch(config.launch);
   require(!config.optimizer.nesterov || config.optimizer.momentum > 0, "optimizer.nesterov",
           "optimizer.nesterov is true, but optimizer.momentum is 0; Nesterov's momentum needs one above 0");
 }

@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio_ext.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +16,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <deque>
+#include <optional>
 
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
@@ -26,7 +31,9 @@ constexpr double kill_bound_s = 2;
 
 // Both ends are the same image: the messages are these bytes.
 struct Request {
-  int rank;
+  enum class Kind : int { spawn, signal };
+  Kind kind;
+  int rank;  ///< signal: its number.
   std::uint32_t generation;
 };
 
@@ -37,7 +44,21 @@ struct Report {
   std::uint32_t generation;
   pid_t pid;
   int wait_status;
+  int error;
+  std::int64_t time_ns;
 };
+
+/// A report that the client was not ready to read.
+struct Unsent {
+  Report report;
+  std::vector<base::UniqueFd> fds;
+};
+
+std::int64_t real_time_ns() noexcept {
+  timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
 
 template <class Packet>
 std::string_view bytes_of(const Packet& packet) noexcept {
@@ -76,13 +97,25 @@ int run_child_main(const ChildMain& child_main, SpawnRequest request) noexcept {
 
 class Launcher {
  public:
-  Launcher(base::UniqueFd socket, const ChildMain& child_main)
-      : socket_(std::move(socket)), child_main_(child_main) {}
+  Launcher(base::UniqueFd socket, const ChildMain& child_main, const LauncherOptions& options)
+      : socket_(std::move(socket)), child_main_(child_main), options_(options) {
+    if (!options_.adopt_orphans) return;
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    sigset_t child_ended;
+    sigemptyset(&child_ended);
+    sigaddset(&child_ended, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child_ended, nullptr);
+    child_ended_.reset(signalfd(-1, &child_ended, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!child_ended_) throw SystemError("launcher: signalfd", errno);
+  }
 
   void run() {
     while (!client_gone_) {
       wait_for_work();
+      if (options_.creator >= 0 && has_ended(options_.creator)) break;
       reap_ended();
+      if (options_.adopt_orphans) reap_orphans();
+      send_unsent();
       serve_request();
     }
     end_children();
@@ -94,11 +127,15 @@ class Launcher {
     for (const auto& running : running_)
       if (wait_ended(running.pidfd.get(), deadline)) waitpid(running.pid, nullptr, 0);
     running_.clear();
+    if (options_.adopt_orphans) end_all_children(deadline);
   }
 
  private:
   void wait_for_work() {
-    std::vector<pollfd> entries{{.fd = socket_.get(), .events = POLLIN, .revents = 0}};
+    const auto to_client = static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT);
+    std::vector<pollfd> entries{{.fd = socket_.get(), .events = to_client, .revents = 0},
+                                {.fd = options_.creator, .events = POLLIN, .revents = 0},
+                                {.fd = child_ended_.get(), .events = POLLIN, .revents = 0}};
     for (const auto& running : running_)
       entries.push_back({.fd = running.pidfd.get(), .events = POLLIN, .revents = 0});
     while (poll(entries.data(), entries.size(), -1) < 0)
@@ -106,16 +143,36 @@ class Launcher {
   }
 
   void reap_ended() {
+    std::vector<Report> ended;
     for (auto running = running_.begin(); running != running_.end();) {
       if (!has_ended(running->pidfd.get())) {
         ++running;
         continue;
       }
       kill(-running->pid, SIGKILL);  // Before the leader is reaped: until then the group's number is its own.
-      int wait_status = 0;
-      waitpid(running->pid, &wait_status, 0);
-      report({Report::Kind::ended, running->rank, running->generation, running->pid, wait_status});
+      Report report{Report::Kind::ended, running->rank, running->generation, running->pid, 0, 0,
+                    real_time_ns()};
+      waitpid(running->pid, &report.wait_status, 0);
+      if (!ended.empty()) report.time_ns = ended.front().time_ns;
+      ended.push_back(report);
       running = running_.erase(running);
+    }
+    // Whose orphan one is the kernel does not tell. While others run it may be theirs.
+    if (!ended.empty() && running_.empty() && options_.adopt_orphans)
+      end_all_children(base::Deadline::in_seconds(kill_bound_s));
+    for (const auto& report : ended) send_report(report);
+  }
+
+  /// That ended by themselves.
+  void reap_orphans() noexcept {
+    for (signalfd_siginfo told; read(child_ended_.get(), &told, sizeof told) > 0;) {
+    }
+    for (;;) {
+      siginfo_t info{};
+      if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
+      const auto is_it = [&](const Started& running) { return running.pid == info.si_pid; };
+      if (std::any_of(running_.begin(), running_.end(), is_it)) return;  // It ended just now: reap_ended().
+      waitpid(info.si_pid, nullptr, 0);
     }
   }
 
@@ -127,21 +184,47 @@ class Launcher {
       return;
     }
     const auto request = packet_of<Request>(*message);
+    if (request.kind == Request::Kind::signal)
+      signal_children(request.rank);
+    else
+      spawn({request.rank, request.generation, std::move(message->fds)});
+  }
+
+  void signal_children(int number) noexcept {
+    for (const auto& running : running_) {
+      kill(-running.pid, number);
+      kill(-running.pid, SIGCONT);
+    }
+  }
+
+  void spawn(SpawnRequest request) {
+    const int rank = request.rank;
+    const auto generation = request.generation;
     try {
-      start_child({request.rank, request.generation, std::move(message->fds)});
+      start_child(std::move(request));
     } catch (const SystemError& error) {
-      base::log().error("launcher: runner {} could not be started: {}", request.rank, error.what());
-      report({Report::Kind::ended, request.rank, request.generation, 0, W_EXITCODE(exit_not_forked, 0)});
+      if (!options_.adopt_orphans)  // Otherwise the client tells.
+        base::log().error("launcher: runner {} could not be started: {}", rank, error.what());
+      send_report({Report::Kind::ended, rank, generation, 0, W_EXITCODE(exit_not_forked, 0), error.code(),
+                   real_time_ns()});
     }
   }
 
   void start_child(SpawnRequest request) {
     Started started{request.rank, request.generation, 0, {}};
     const pid_t launcher = getpid();
-    std::fflush(nullptr);  // What is buffered would be written by the child too.
+    // What is buffered would be written by the child too. Beside threads: all of it is the creator's, see
+    // become_launcher_beside_threads().
+    if (!options_.adopt_orphans) std::fflush(nullptr);
+    // A signal that comes before the child has its own dispositions waits for them, and is not lost.
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &before);
     const pid_t pid = fork();
-    if (pid < 0) throw SystemError("fork", errno);
-    if (pid == 0) become_child(launcher, std::move(request));
+    const int error = errno;
+    if (pid == 0) become_child(launcher, before, std::move(request));
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+    if (pid < 0) throw SystemError("fork", error);
     setpgid(pid, pid);  // In the child too: whoever comes first, the group exists for both.
     started.pid = pid;
     try {
@@ -152,33 +235,65 @@ class Launcher {
       throw;
     }
     const int pidfd = started.pidfd.get();
-    report({Report::Kind::started, request.rank, request.generation, pid, 0}, {&pidfd, 1});
     running_.push_back(std::move(started));
+    send_report({Report::Kind::started, request.rank, request.generation, pid, 0, 0, real_time_ns()},
+                {&pidfd, 1});
   }
 
-  [[noreturn]] void become_child(pid_t launcher, SpawnRequest request) noexcept {
+  [[noreturn]] void become_child(pid_t launcher, const sigset_t& mask, SpawnRequest request) noexcept {
     die_with(launcher);
     setpgid(0, 0);
-    name_process(fmt::format("accelmgr:run{}", request.rank).c_str());
-    switch_off_core_dumps();
+    if (options_.adopt_orphans)
+      default_signals();
+    else
+      sigprocmask(SIG_SETMASK, &mask, nullptr);
+    name_process(fmt::format("{}{}", options_.child_name, request.rank).c_str());
+    if (!options_.core_dumps) switch_off_core_dumps();
     socket_.reset();
+    child_ended_.reset();
+    if (options_.creator >= 0) close(options_.creator);
     running_.clear();
+    unsent_.clear();
     const int code = run_child_main(child_main_, std::move(request));
     std::fflush(nullptr);
     _exit(code);
   }
 
-  void report(const Report& report, std::span<const int> fds = {}) {
+  /// The client may be busy for long, with hundreds of children: reports wait for it here.
+  void send_report(const Report& report, std::span<const int> fds = {}) {
+    if (client_gone_) return;
+    if (unsent_.empty() && try_send(report, fds)) return;
+    if (client_gone_) return;
+    Unsent unsent{report, {}};
+    for (const int fd : fds) unsent.fds.push_back(base::duplicate(fd));
+    unsent_.push_back(std::move(unsent));
+  }
+
+  void send_unsent() {
+    for (; !unsent_.empty() && !client_gone_; unsent_.pop_front()) {
+      std::vector<int> fds;
+      for (const auto& fd : unsent_.front().fds) fds.push_back(fd.get());
+      if (!try_send(unsent_.front().report, fds)) return;
+    }
+  }
+
+  bool try_send(const Report& report, std::span<const int> fds) {
+    if (wait_ready(socket_.get(), POLLOUT, base::Deadline::at_ns(0)) == 0) return false;
     try {
       send(socket_.get(), bytes_of(report), fds);
+      return true;
     } catch (const Error&) {
-      client_gone_ = true;  // Or it reads nothing for so long that it is as good as gone.
+      client_gone_ = true;
+      return false;
     }
   }
 
   base::UniqueFd socket_;
+  base::UniqueFd child_ended_;  ///< A signalfd; only where orphans are adopted.
   const ChildMain& child_main_;
+  const LauncherOptions options_;
   std::vector<Started> running_;
+  std::deque<Unsent> unsent_;
   bool client_gone_ = false;
 };
 
@@ -197,16 +312,31 @@ void check_one_thread() {
 
 }  // namespace
 
-int run_launcher(base::UniqueFd socket, const ChildMain& child_main) {
-  Launcher launcher(std::move(socket), child_main);
+int run_launcher(base::UniqueFd socket, const ChildMain& child_main, const LauncherOptions& options) {
+  std::optional<Launcher> launcher;
   try {
-    launcher.run();
+    launcher.emplace(std::move(socket), child_main, options);
+    launcher->run();
     return 0;
   } catch (const std::exception& error) {
-    base::log().error("launcher: {}; its runners end with it", error.what());
-    launcher.end_children();
+    base::log().error("launcher: {}; its children end with it", error.what());
+    if (launcher) launcher->end_children();
     return 1;
   }
+}
+
+void become_launcher_beside_threads(base::UniqueFd socket, const ChildMain& child_main,
+                                    const LauncherOptions& options) noexcept {
+  setpgid(0, 0);
+  default_signals();
+  // Whoever ends the whole session or control group this way ends the creator too, and that decides.
+  for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM}) signal(number, SIG_IGN);
+  // The creator did not flush: one of its threads may hold the lock of a stream for long (it reads).
+  __fpurge(stdout);
+  __fpurge(stderr);
+  prctl(PR_SET_PDEATHSIG, SIGCONT);  // Stopped, it would not see the creator's end.
+  name_process("accelmgr:launch");
+  _exit(run_launcher(std::move(socket), child_main, options));
 }
 
 LauncherClient LauncherClient::start(const ChildMain& child_main, std::span<const int> close_in_launcher) {
@@ -231,10 +361,33 @@ LauncherClient LauncherClient::start(const ChildMain& child_main, std::span<cons
   }
 }
 
+LauncherClient LauncherClient::start_beside_threads(const ChildMain& child_main, LauncherOptions options) {
+  auto [ours, theirs] = socket_pair();
+  const auto creator = open_pidfd(getpid());
+  options.creator = creator.get();
+  const pid_t pid = fork();
+  if (pid < 0) throw SystemError("fork of the launcher", errno);
+  if (pid == 0) {
+    ours.reset();
+    become_launcher_beside_threads(std::move(theirs), child_main, options);
+  }
+  try {
+    return LauncherClient(std::move(ours), Child{pid, open_pidfd(pid)});
+  } catch (const SystemError&) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    throw;
+  }
+}
+
 LauncherClient::~LauncherClient() { stop(base::Deadline::in_seconds(1)); }
 
 void LauncherClient::spawn(int rank, std::uint32_t generation, std::span<const int> fds) {
-  send(socket_.get(), bytes_of(Request{rank, generation}), fds);
+  send(socket_.get(), bytes_of(Request{Request::Kind::spawn, rank, generation}), fds);
+}
+
+void LauncherClient::signal(int number) {
+  send(socket_.get(), bytes_of(Request{Request::Kind::signal, number, 0}));
 }
 
 std::optional<Event> LauncherClient::next(base::Deadline deadline) {
@@ -243,7 +396,8 @@ std::optional<Event> LauncherClient::next(base::Deadline deadline) {
   if (!message) return std::nullopt;
   const auto report = packet_of<Report>(*message);
   if (report.kind == Report::Kind::ended)
-    return Ended{report.rank, report.generation, report.pid, report.wait_status};
+    return Ended{report.rank,        report.generation, report.pid,
+                 report.wait_status, report.error,      report.time_ns};
   if (message->fds.size() != 1)
     throw SessionError(
         fmt::format("launcher: runner {} came with {} pidfds", report.rank, message->fds.size()));
@@ -252,11 +406,17 @@ std::optional<Event> LauncherClient::next(base::Deadline deadline) {
 
 void LauncherClient::stop(base::Deadline deadline) noexcept {
   if (!process_.pidfd) return;
+  if (getpid() != owner_) {
+    socket_.reset();
+    process_.pidfd.reset();
+    return;
+  }
   // Not only closed: a process forked meanwhile may hold a copy of our end.
   shutdown(socket_.get(), SHUT_RDWR);
   socket_.reset();
+  send_signal(process_.pidfd.get(), SIGCONT);  // Stopped, it would not see that.
   if (!wait_ended(process_.pidfd.get(), deadline)) {
-    kill(process_.pid, SIGKILL);
+    send_signal(process_.pidfd.get(), SIGKILL);
     wait_ended(process_.pidfd.get(), base::Deadline::in_seconds(kill_bound_s));
   }
   take_exit_status();

@@ -15,9 +15,12 @@ namespace accelmgr::ipc {
 /// nullopt when it cannot be read: there is no such file, process or control group.
 inline std::optional<std::string> read_proc(const std::filesystem::path& path) {
   std::ifstream file(path);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.is_open() || file.bad()) return std::nullopt;
-  return text;
+  if (!file.is_open()) return std::nullopt;
+  try {
+    return std::string{std::istreambuf_iterator<char>(file), {}};
+  } catch (const std::ios_base::failure&) {
+    return std::nullopt;  // Its process ended between opening and reading.
+  }
 }
 
 /// The number that `text` begins with, after blanks; nullopt for anything else ("max").

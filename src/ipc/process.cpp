@@ -122,6 +122,40 @@ void send_signal(int pidfd, int signal) noexcept {
   syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0);
 }
 
+void send_group_signal(int pidfd, pid_t pid, int signal) noexcept {
+  constexpr unsigned process_group = 1U << 2;  // PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
+  if (syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, process_group) != 0 && errno == EINVAL)
+    kill(-pid, signal);
+}
+
+bool end_all_children(base::Deadline deadline) noexcept {
+  // What a killed child leaves becomes ours when the kernel tells of the child's end: look again after each.
+  constexpr double slice_s = 0.02;
+  sigset_t child_ended, before;
+  sigemptyset(&child_ended);
+  sigaddset(&child_ended, SIGCHLD);
+  sigprocmask(SIG_BLOCK, &child_ended, &before);
+  bool left = true;
+  while (left && !deadline.passed()) {
+    for (const pid_t pid : children()) kill(pid, SIGKILL);
+    pid_t reaped = 0;
+    while ((reaped = waitpid(-1, nullptr, WNOHANG | __WALL)) > 0) {
+    }
+    left = reaped == 0;
+    const timespec slice{.tv_sec = 0, .tv_nsec = static_cast<long>(slice_s * 1e9)};
+    if (left) sigtimedwait(&child_ended, nullptr, &slice);
+  }
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  return !left;
+}
+
+void default_signals() noexcept {
+  for (int number = 1; number < _NSIG; ++number) signal(number, SIG_DFL);  // Fails for KILL and STOP.
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
 void name_process(const char* comm) noexcept { prctl(PR_SET_NAME, comm); }
 
 void survive_failed_writes() noexcept {

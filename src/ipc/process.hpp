@@ -30,6 +30,20 @@ bool wait_ended(int pidfd, base::Deadline deadline) noexcept;
 /// Of the process alone, not its group. Nothing happens if it has ended. Async-signal-safe.
 void send_signal(int pidfd, int signal) noexcept;
 
+/// To all of the process group that the process with this pidfd leads, or led: also when it has been reaped.
+/// `pid` is for kernels before 6.9, where nothing but the number names a group. Async-signal-safe.
+void send_group_signal(int pidfd, pid_t pid, int signal) noexcept;
+
+/// Kills and reaps the children of this process, and theirs as they become its own (PR_SET_CHILD_SUBREAPER),
+/// until none is left; false when one still is at the deadline. The process has one thread.
+bool end_all_children(base::Deadline deadline) noexcept;
+
+/// All signals get their default disposition, and none is blocked any more.
+void default_signals() noexcept;
+
+/// The children of this process, ended ones that were not reaped included.
+std::vector<pid_t> children();
+
 /// Names the process as ps shows it, 15 characters at most. Call it on the main thread.
 void name_process(const char* comm) noexcept;
 

@@ -33,6 +33,36 @@ std::optional<ProcessUsage> usage(pid_t pid) {
   return usage;
 }
 
+namespace {
+
+/// On kernels without /proc/PID/task/TID/children.
+std::vector<pid_t> children_by_parent() {
+  std::vector<pid_t> pids;
+  std::error_code gone;
+  for (const auto& process : std::filesystem::directory_iterator("/proc", gone)) {
+    const auto pid = leading_number(process.path().filename().string());
+    if (!pid) continue;
+    const auto status = read_proc(process.path() / "status").value_or("");
+    if (number_after(status, "PPid:") == static_cast<std::uint64_t>(getpid()))
+      pids.push_back(static_cast<pid_t>(*pid));
+  }
+  return pids;
+}
+
+}  // namespace
+
+std::vector<pid_t> children() {
+  std::vector<pid_t> pids;
+  std::error_code gone;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", gone)) {
+    const auto list = read_proc(task.path() / "children");
+    if (!list && std::filesystem::exists(task.path(), gone)) return children_by_parent();
+    std::istringstream numbers(list.value_or(""));
+    for (pid_t pid = 0; numbers >> pid;) pids.push_back(pid);
+  }
+  return pids;
+}
+
 std::string wait_channel(pid_t pid) {
   const auto channel = read_proc(fmt::format("/proc/{}/wchan", pid)).value_or("");
   return channel == "0" ? "" : channel;

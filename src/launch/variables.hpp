@@ -17,5 +17,44 @@ inline constexpr const char* backend = "ACCELMGR_LAUNCH_BACKEND";  ///< Resolved
 inline constexpr const char* timeout = "ACCELMGR_LAUNCH_TIMEOUT";  ///< Seconds, of collectives.
 /// A path by which the ranks of this host open their world's memory: /proc/PID/fd/N of whoever launched them.
 inline constexpr const char* world_memory = "ACCELMGR_WORLD_MEMORY";
+/// Likewise, the memory by which SerialExecutor lets one in at a time.
+inline constexpr const char* serial_memory = "ACCELMGR_SERIAL_MEMORY";
+
+// What torch_xla tells its processes, under names of our own. In the environment of whoever launches, the
+// first group says what is to be launched, and world size is the number of hosts.
+inline constexpr const char* xla_world_size = "ACCELMGR_WORLD_SIZE";
+inline constexpr const char* local_worker = "ACCELMGR_LOCAL_WORKER";  ///< name:ordinal
+inline constexpr const char* workers = "ACCELMGR_WORKERS";
+inline constexpr const char* gpu_num_devices = "ACCELMGR_GPU_NUM_DEVICES";
+inline constexpr const char* tpu_config = "ACCELMGR_TPU_CONFIG";
+inline constexpr const char* tpu_num_devices = "ACCELMGR_TPU_NUM_DEVICES";
+inline constexpr const char* service_address = "ACCELMGR_SERVICE_ADDRESS";  ///< HOST:PORT
+
+inline constexpr const char* ordinal = "ACCELMGR_ORDINAL";
+inline constexpr const char* local_ordinal = "ACCELMGR_LOCAL_ORDINAL";
+inline constexpr const char* mp_device = "ACCELMGR_MP_DEVICE";  ///< "GPU:3"
+inline constexpr const char* device_map = "ACCELMGR_DEVICE_MAP";
+
+// Sockets that listen already, on the port of the local worker and on that of the service address: the
+// numbers of their descriptors in the process.
+inline constexpr const char* worker_socket = "ACCELMGR_WORKER_SOCKET";
+inline constexpr const char* service_socket = "ACCELMGR_SERVICE_SOCKET";
+inline constexpr int worker_socket_number = 50;
+inline constexpr int service_socket_number = 51;
+
+// What paddle tells its processes, under names of our own.
+inline constexpr const char* trainer_id = "ACCELMGR_TRAINER_ID";
+inline constexpr const char* trainers_num = "ACCELMGR_TRAINERS_NUM";
+inline constexpr const char* current_endpoint = "ACCELMGR_CURRENT_ENDPOINT";
+inline constexpr const char* trainer_endpoints = "ACCELMGR_TRAINER_ENDPOINTS";
+inline constexpr const char* selected_gpus = "ACCELMGR_SELECTED_GPUS";
+inline constexpr const char* selected_xpus = "ACCELMGR_SELECTED_XPUS";
+inline constexpr const char* selected_customs = "ACCELMGR_SELECTED_CUSTOMS";
+
+// Of a launcher above the one that sets these: its children are not ours.
+inline constexpr const char* agent_store = "TORCHELASTIC_USE_AGENT_STORE";
+inline constexpr const char* error_file = "TORCHELASTIC_ERROR_FILE";
+
+inline constexpr const char* omp_num_threads = "OMP_NUM_THREADS";
 
 }  // namespace accelmgr::launch::variable

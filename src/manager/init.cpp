@@ -11,6 +11,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
 #include "ipc/process.hpp"
+#include "launch/spawner.hpp"
 #include "manager/process.hpp"
 #include "manager/role.hpp"
 
@@ -34,6 +35,7 @@ void init(int argc, char** argv) {
   if (called.exchange(true))
     throw UsageError("accelmgr::init() was called twice; call it once, first in main()");
   open_standard_streams();
+  launch::take_role(argc, argv);
   if (argc == 2 && std::strcmp(argv[1], manager::role_argument) == 0)
     manager::run(base::UniqueFd(manager::role_socket));
   if (argc == 2 && std::strcmp(argv[1], manager::launcher_argument) == 0)

@@ -150,6 +150,9 @@ TEST(Config, NamesTheVariableThatWasMeant) {
 TEST(Config, PassesOverVariablesThatAreNoConfiguration) {
   const Environment environment{{"ACCELMGR_PYTHON", "/usr/bin/python3"},
                                 {"ACCELMGR_LOG_LEVEL", "debug"},
+                                {"ACCELMGR_LAUNCH_BACKEND", "shm"},
+                                {"ACCELMGR_DISTRIBUTED_BACKEND", "shm"},
+                                {"ACCELMGR_WORLD_SIZE", "2"},
                                 {"ACCELMGR_TEAPOT", "full"},
                                 {"NPROCS", "9"},
                                 {"HOME__SWEET", "1"}};

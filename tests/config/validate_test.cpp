@@ -93,6 +93,37 @@ INSTANTIATE_TEST_SUITE_P(
              },
              "optimizer.nesterov",
              {"optimizer.nesterov is true", "optimizer.momentum is 0"}},
+        Case{"LaunchOfNoProcess",
+             [](Config& c) { c.launch.nprocs = 0; },
+             "launch.nprocs",
+             {"launch.nprocs is 0", "at least 1"}},
+        Case{"HostBeyondTheHosts",
+             [](Config& c) {
+               c.launch.nnodes = 2;
+               c.launch.rendezvous = "10.0.0.1:2222";
+               c.launch.node_rank = 2;
+             },
+             "launch.node_rank",
+             {"launch.node_rank is 2", "launch.nnodes is 2", "0 to 1"}},
+        Case{"HostsThatMeetNowhere",
+             [](Config& c) { c.launch.nnodes = 2; },
+             "launch.rendezvous",
+             {"launch.nnodes is 2", "launch.rendezvous is empty", "HOST:PORT"}},
+        Case{"SharedMemoryOfTwoHosts",
+             [](Config& c) {
+               c.launch.nnodes = 2;
+               c.launch.rendezvous = "10.0.0.1:2222";
+               c.launch.backend = "shm";
+             },
+             "launch.backend",
+             {"launch.backend is shm", "launch.nnodes is 2", "gloo"}},
+        Case{"TwoSerialProcesses",
+             [](Config& c) {
+               c.launch.nprocs = 2;
+               c.launch.backend = "serial";
+             },
+             "launch.backend",
+             {"launch.backend is serial", "launch.nprocs is 2"}},
         Case{"EvaluationOfNothing",
              [](Config& c) { c.train.evaluate_every = 10; },
              "train.evaluate_every",
@@ -103,6 +134,17 @@ TEST(Config, SaysWhereTheRefusedHalfOfACombinationCameFrom) {
   const auto refused = refusal([] { load_text("prefetch: 1\noptimizer.nesterov: true\n"); });
   EXPECT_TRUE(says(refused, {"optimizer.nesterov is true", "comes from: file ", "run.yaml:2"}));
   EXPECT_EQ(refused.key, "optimizer.nesterov");
+}
+
+TEST(Config, TakesHostsThatMeetAtARendezvousOrByTheirWorkers) {
+  Config config;
+  config.launch.nnodes = 2;
+  config.launch.node_rank = 1;
+  config.launch.rendezvous = "10.0.0.1:2222";
+  EXPECT_NO_THROW(validate(config));
+  config.launch.rendezvous.clear();
+  config.launch.workers = "a:0;10.0.0.1:2222|a:1;10.0.0.2:2222";
+  EXPECT_NO_THROW(validate(config));
 }
 
 TEST(ConfigWarnings, AreNoneForTheDefault) { EXPECT_TRUE(warnings(Config{}, 2).empty()); }

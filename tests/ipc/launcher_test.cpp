@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -262,6 +263,60 @@ TEST_F(LauncherTest, EverythingDiesWithTheClient) {
   send_signal(client.pidfd.get(), SIGKILL);
   EXPECT_TRUE(wait_ended(message.fds[0].get(), soon())) << "the launcher is left";
   EXPECT_TRUE(wait_ended(message.fds[1].get(), soon())) << "the runner is left";
+}
+
+TEST_F(LauncherTest, ReportsWaitForAClientThatIsBusy) {
+  launcher_.reset();
+  auto [ours, theirs] = socket_pair();
+  const int few_bytes = 1;  // The kernel's least: a few reports.
+  ASSERT_EQ(setsockopt(theirs.get(), SOL_SOCKET, SO_SNDBUF, &few_bytes, sizeof few_bytes), 0);
+  auto launcher = fork_child([&ours = ours, &theirs = theirs] {
+    ours.reset();
+    return run_launcher(std::move(theirs), [](const SpawnRequest& request) { return request.rank; });
+  });
+  theirs.reset();
+  LauncherClient client(std::move(ours), std::move(launcher));
+  constexpr int children = 30;
+  for (int rank = 0; rank < children; ++rank) client.spawn(rank, 1, {});
+  int started = 0, ended = 0;
+  while (ended < children) {
+    const auto event = client.next(soon());
+    ASSERT_TRUE(event);
+    if (const auto* start = std::get_if<Started>(&*event)) {
+      EXPECT_EQ(start->rank, started++);
+      EXPECT_GT(start->pid, 0);
+    } else {
+      const auto& end = std::get<Ended>(*event);
+      EXPECT_EQ(end.wait_status, W_EXITCODE(end.rank, 0));
+      ++ended;
+    }
+  }
+  EXPECT_EQ(started, children);
+}
+
+TEST_F(LauncherTest, SignalsReachTheGroupsOfAllAndStoppedOnesGoOn) {
+  const auto first = spawn(0);
+  const auto second = spawn(1);
+  EXPECT_EQ(first.ask("have a child"), "born");
+  send_signal(second.started.pidfd.get(), SIGSTOP);
+  launcher_->signal(SIGTERM);
+  EXPECT_EQ(describe_exit(next_end().wait_status), "killed by signal 15 (TERM)");
+  EXPECT_EQ(describe_exit(next_end().wait_status), "killed by signal 15 (TERM)");
+  EXPECT_FALSE(receive(first.socket.get(), soon())) << "the grandchild still holds the socket";
+}
+
+TEST_F(LauncherTest, WhyAChildCouldNotBeForkedIsTold) {
+  launcher_.reset();
+  auto [ours, theirs] = socket_pair();
+  auto launcher = fork_child([&ours = ours, &theirs = theirs] {
+    ours.reset();
+    fail_system_call(SYS_clone, EAGAIN);
+    return run_launcher(std::move(theirs), obey);
+  });
+  theirs.reset();
+  LauncherClient client(std::move(ours), std::move(launcher));
+  client.spawn(5, 1, {});
+  EXPECT_EQ(std::get<Ended>(client.next(soon()).value()).error, EAGAIN);
 }
 
 TEST_F(LauncherTest, TheEndOfTheSocketAloneEndsIt) {

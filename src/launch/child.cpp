@@ -1,0 +1,195 @@
+#include "launch/child.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/close_range.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+
+#include "base/log.hpp"
+#include "ipc/process.hpp"
+#include "launch/environ.hpp"
+#include "launch/failure.hpp"
+#include "launch/functions.hpp"
+#include "launch/kept.hpp"
+#include "launch/task.hpp"
+#include "launch/variables.hpp"
+
+namespace accelmgr::launch {
+namespace {
+
+constexpr double order_timeout_s = 30;  ///< It was sent before the child was asked for.
+constexpr int exit_not_found = 127;     ///< As a shell's, for a program that is not there.
+constexpr int exit_not_executed = 126;
+
+/// As its environment says.
+const char* device_name() noexcept {
+  const char* name = std::getenv(variable::mp_device);
+  return name != nullptr ? name : "CPU";
+}
+
+struct Descriptors {
+  base::UniqueFd socket;
+  std::vector<base::UniqueFd> passed;
+};
+
+base::UniqueFd move_above(base::UniqueFd fd, int last) {
+  if (fd.get() > last) return fd;
+  base::UniqueFd above(fcntl(fd.get(), F_DUPFD_CLOEXEC, last + 1));
+  if (!above) throw SystemError(fmt::format("duplicating descriptor {}", fd.get()), errno);
+  return above;
+}
+
+/// Gives each passed descriptor its number; for a program nothing else but 0, 1 and 2 is left.
+void place(Descriptors& descriptors, const std::vector<int>& targets, bool executes) {
+  if (targets.size() != descriptors.passed.size())
+    throw SessionError(
+        fmt::format("{} descriptors were announced, {} came", targets.size(), descriptors.passed.size()));
+  int last = STDERR_FILENO;
+  for (const int target : targets) last = std::max(last, target);
+  descriptors.socket = move_above(std::move(descriptors.socket), last);
+  for (auto& fd : descriptors.passed) fd = move_above(std::move(fd), last);
+  if (executes) close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+  for (std::size_t i = 0; i < targets.size(); ++i)
+    if (dup2(descriptors.passed[i].get(), targets[i]) < 0)
+      throw SystemError(fmt::format("giving a descriptor the number {}", targets[i]), errno);
+  descriptors.passed.clear();
+}
+
+void report(int socket, const Report& report, const std::string& what) {
+  Parcel(encode(report), what).send(socket);
+}
+
+void report_failure(int socket, Failure failure) noexcept {
+  try {
+    report(socket, {.result = {}, .failure = std::move(failure)}, "a failure");
+  } catch (const std::exception&) {
+    // Nobody is there any more who could be told.
+  }
+}
+
+/// Not through exit(): what is registered there is the parent's.
+[[noreturn]] void end(int code) noexcept {
+  end_kept_contexts();
+  std::cout.flush();
+  std::fflush(stdout);
+  std::fflush(stderr);
+  _exit(code);
+}
+
+/// Calls what the child is for. `prepare` gives it; that, the setup and the function are the three phases.
+template <class Prepare>
+[[noreturn]] void run_function(int socket, int rank, Prepare prepare) noexcept {
+  std::string phase = "start";
+  int code = 0;
+  try {
+    base::start_logging(fmt::format("rank {}", rank));
+    const auto [setup, function] = prepare();
+    phase = "setup";
+    if (setup) setup();
+    phase = "function";
+    const Value result = function();
+    report(socket, {.result = result, .failure = {}}, fmt::format("the result of rank {}", rank));
+  } catch (...) {
+    auto failure = failure_of(std::current_exception(), rank, phase);
+    code = failure.exit_code;
+    print_failure(failure, device_name());
+    write_error_file(failure);
+    report_failure(socket, std::move(failure));
+  }
+  end(code);
+}
+
+struct Calls {
+  std::function<void()> setup;
+  std::function<Value()> function;
+};
+
+[[noreturn]] void make_call(int socket, int rank) noexcept {
+  run_function(socket, rank, [&] {
+    const auto text = receive_parcel(socket, base::Deadline::in_seconds(order_timeout_s));
+    if (!text) throw SessionError("who launched this process ended before it said what to call");
+    const auto call = std::make_shared<const Call>(decode_call(*text));
+    Calls calls;
+    if (!call->setup.empty())
+      calls.setup = [rank, call, &setup = registered_function(call->setup)] { setup(rank, call->args); };
+    calls.function = [rank, call, &function = registered_function(call->function)] {
+      return function(rank, call->args);
+    };
+    return calls;
+  });
+}
+
+[[noreturn]] void execute_program(int socket, const Order& order) noexcept {
+  std::vector<char*> argv;
+  for (const auto& arg : order.program) argv.push_back(const_cast<char*>(arg.c_str()));
+  argv.push_back(nullptr);
+  execvp(argv[0], argv.data());
+  const int error = errno;
+  try {
+    throw SystemError(fmt::format("executing {}", order.program[0]), error);
+  } catch (const SystemError&) {
+    auto failure = failure_of(std::current_exception(), order.rank, "start");
+    failure.exit_code = error == ENOENT ? exit_not_found : exit_not_executed;
+    report_failure(socket, failure);
+    _exit(failure.exit_code);
+  }
+}
+
+void execute_self(int socket, const Order& order) {
+  const char* program = "/proc/self/exe";
+  std::error_code unknown;
+  const auto name = std::filesystem::read_symlink(program, unknown).string();
+  const auto number = std::to_string(socket), rank = std::to_string(order.rank);
+  const char* argv[] = {name.c_str(), child_argument, number.c_str(), rank.c_str(), nullptr};
+  fcntl(socket, F_SETFD, 0);
+  execv(program, const_cast<char**>(argv));
+  throw SystemError(fmt::format("executing {}", name), errno);
+}
+
+}  // namespace
+
+void run_child(ipc::SpawnRequest request, const std::function<Value(int)>& callable,
+               const std::function<void(int)>& setup) noexcept {
+  Descriptors descriptors{std::move(request.fds.front()), {}};
+  for (std::size_t i = 1; i < request.fds.size(); ++i)
+    descriptors.passed.push_back(std::move(request.fds[i]));
+  Order order;
+  try {
+    const auto text = receive_parcel(descriptors.socket.get(), base::Deadline::in_seconds(order_timeout_s));
+    if (!text) _exit(ipc::exit_uncaught);
+    order = decode_order(*text);
+    ipc::name_process(fmt::format("accelmgr:rank{}", order.rank).c_str());
+    replace_environment(order.environment);
+    place(descriptors, order.targets, order.execute_self || !order.program.empty());
+    if (order.execute_self) execute_self(descriptors.socket.get(), order);
+  } catch (const std::exception&) {
+    auto failure = failure_of(std::current_exception(), order.rank, "start");
+    print_failure(failure, device_name());
+    report_failure(descriptors.socket.get(), std::move(failure));
+    _exit(ipc::exit_uncaught);
+  }
+  const int socket = descriptors.socket.release();  // It is open until the end.
+  if (!order.program.empty()) execute_program(socket, order);
+  if (order.call) make_call(socket, order.rank);
+  run_function(socket, order.rank, [&, rank = order.rank] {
+    Calls calls;
+    if (setup) calls.setup = [&setup, rank] { setup(rank); };
+    calls.function = [&callable, rank] { return callable(rank); };
+    return calls;
+  });
+}
+
+void run_executed_child(int socket, int rank) noexcept {
+  fcntl(socket, F_SETFD, FD_CLOEXEC);
+  ipc::name_process(fmt::format("accelmgr:rank{}", rank).c_str());
+  make_call(socket, rank);
+}
+
+}  // namespace accelmgr::launch

@@ -1,0 +1,43 @@
+#include <cstdint>
+#include <utility>
+
+#include "launch/kept.hpp"
+#include "launch/processes.hpp"
+
+namespace accelmgr::launch {
+namespace {
+
+constexpr double longest_timeout_s = 1e9;
+
+base::Deadline deadline_of(std::optional<double> timeout_s) {
+  if (!timeout_s || !(*timeout_s < longest_timeout_s)) return base::Deadline::at_ns(INT64_MAX);
+  return base::Deadline::in_seconds(*timeout_s > 0 ? *timeout_s : 0);
+}
+
+void let_go(std::unique_ptr<SpawnContext::Processes> processes) noexcept {
+  if (!processes || !processes->running() || !processes->is_ours()) return;
+  if (processes->daemon())
+    processes->terminate();
+  else
+    keep(std::move(processes));
+}
+
+}  // namespace
+
+SpawnContext::SpawnContext(std::unique_ptr<Processes> processes) noexcept
+    : processes_(std::move(processes)) {}
+SpawnContext::SpawnContext(SpawnContext&&) noexcept = default;
+
+SpawnContext& SpawnContext::operator=(SpawnContext&& other) noexcept {
+  if (this != &other) let_go(std::exchange(processes_, std::move(other.processes_)));
+  return *this;
+}
+
+SpawnContext::~SpawnContext() { let_go(std::move(processes_)); }
+
+bool SpawnContext::join(std::optional<double> timeout_s) { return processes_->join(deadline_of(timeout_s)); }
+std::vector<pid_t> SpawnContext::pids() const { return processes_->pids(); }
+void SpawnContext::terminate() noexcept { processes_->terminate(); }
+const std::vector<Value>& SpawnContext::results() const noexcept { return processes_->results(); }
+
+}  // namespace accelmgr::launch

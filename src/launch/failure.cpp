@@ -1,0 +1,108 @@
+#include "launch/failure.hpp"
+
+#include <cxxabi.h>
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "ipc/launcher.hpp"
+#include "ipc/process.hpp"
+#include "launch/variables.hpp"
+
+namespace accelmgr::launch {
+namespace {
+
+double real_time_s() noexcept {
+  timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
+}
+
+std::string current_type() {
+  const auto* type = abi::__cxa_current_exception_type();
+  if (type == nullptr) return "unknown";
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(type->name(), nullptr, nullptr, &status), &std::free);
+  return status == 0 ? name.get() : type->name();
+}
+
+/// Adds a line for `error` and one for each exception nested in it; the outermost is `failure`'s own.
+void add_trace(const std::exception_ptr& error, int depth, Failure& failure) {
+  if (depth == max_trace) {
+    failure.trace += fmt::format("#{} and so on\n", depth);
+    return;
+  }
+  std::string type, what = "(no std::exception)";
+  std::exception_ptr nested;
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    type = current_type();
+    what = exception.what();
+    if (const auto* outer = dynamic_cast<const std::nested_exception*>(&exception))
+      nested = outer->nested_ptr();
+  } catch (...) {
+    type = current_type();
+  }
+  if (depth == 0) {
+    failure.type = type;
+    failure.what = what;
+  }
+  failure.trace += fmt::format("#{} {}: {}\n", depth, type, what);
+  if (nested) add_trace(nested, depth + 1, failure);
+}
+
+}  // namespace
+
+Failure failure_of(const std::exception_ptr& error, int rank, const std::string& phase) {
+  Failure failure;
+  failure.rank = rank;
+  failure.exit_code = ipc::exit_uncaught;
+  failure.phase = phase;
+  failure.time_s = real_time_s();
+  add_trace(error, 0, failure);
+  return failure;
+}
+
+void print_failure(const Failure& failure, const std::string& device) noexcept {
+  try {
+    const auto text = fmt::format("Exception in device={}: {}\n{}", device, failure.what, failure.trace);
+    [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
+  } catch (const std::exception&) {
+    // Who launched it is told too.
+  }
+}
+
+void write_error_file(const Failure& failure) noexcept {
+  const char* path = std::getenv(variable::error_file);
+  if (path == nullptr || *path == 0) return;
+  try {
+    const Value record = {{"message",
+                           {{"message", fmt::format("{}: {}", failure.type, failure.what)},
+                            {"extraInfo",
+                             {{"py_callstack", failure.trace},
+                              {"timestamp", std::to_string(static_cast<long long>(failure.time_s))}}}}}};
+    std::ofstream(path) << record.dump(-1, ' ', false, Value::error_handler_t::replace) << '\n';
+  } catch (const std::exception&) {
+    // As above.
+  }
+}
+
+std::string describe(const Failure& failure) {
+  const auto who = failure.rank < 0 ? std::string("the launch") : fmt::format("rank {}", failure.rank);
+  if (failure.signal != 0) return fmt::format("{} was {}", who, ipc::describe_exit(failure.signal));
+  const auto code = fmt::format("exit code {}", failure.exit_code);
+  if (failure.what.empty()) return fmt::format("{} ended with {}", who, code);
+  const auto where = failure.phase.empty() || failure.phase == "function"
+                         ? std::string()
+                         : fmt::format(" in its {}", failure.phase);
+  const auto type = failure.type.empty() ? std::string() : failure.type + ": ";
+  return fmt::format("{} failed{}: {}{}{}", who, where, type, failure.what,
+                     failure.exit_code == 0 ? "" : fmt::format(" ({})", code));
+}
+
+}  // namespace accelmgr::launch

@@ -1,0 +1,26 @@
+// What a child says of the exception that ended it.
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include "launch/spawner.hpp"
+
+namespace accelmgr::launch {
+
+inline constexpr int max_trace = 16;  ///< Exceptions of a trace; of deeper ones the outermost.
+
+/// Of the exception in `error` and those nested in it; now.
+Failure failure_of(const std::exception_ptr& error, int rank, const std::string& phase);
+
+/// "Exception in device=<device>: <what>", and the trace, in one write to standard error.
+void print_failure(const Failure& failure, const std::string& device) noexcept;
+
+/// The record that torchrun's tools read, into the file of $TORCHELASTIC_ERROR_FILE, if it is set.
+void write_error_file(const Failure& failure) noexcept;
+
+/// "rank 2 was killed by signal 11 (SEGV)", "rank 1 failed in setup: std::runtime_error: no data (exit code
+/// 17)".
+std::string describe(const Failure& failure);
+
+}  // namespace accelmgr::launch

@@ -1,0 +1,258 @@
+// Which devices, how many processes, which backend.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/nearest.hpp"
+#include "launch/parse_number.hpp"
+#include "launch/resolution.hpp"
+#include "launch/split.hpp"
+#include "launch/variables.hpp"
+
+namespace accelmgr::launch {
+namespace {
+
+const std::vector<std::string>& backends() {
+  static const std::vector<std::string> all = {"serial", "shm", "gloo", "nccl"};
+  return all;
+}
+
+bool is_of_cpus(const std::string& backend) {
+  return backend == "serial" || backend == "shm" || backend == "gloo";
+}
+
+std::vector<std::string> available_backends(const Machine& machine) {
+  auto names = backends();
+  std::erase_if(names, [&](const auto& name) {
+    return machine.unavailable_backends.contains(name) || (name == "nccl" && machine.gpus == 0);
+  });
+  return names;
+}
+
+void check_backend_name(const Resolution& r) {
+  const auto& name = r.options.backend;
+  if (name == "auto" || std::ranges::find(backends(), name) != backends().end() ||
+      device_kind_of_backend(name) != nullptr)
+    return;
+  auto known = available_backends(r.machine);
+  known.emplace_back("auto");
+  refuse("backend", fmt::format("unknown backend '{}'; available are {}{}", name, fmt::join(known, ", "),
+                                base::did_you_mean(name, known)));
+}
+
+const std::string& selection(const Options& options, const DeviceKind& kind) {
+  static const std::string none;
+  if (kind.option == "gpus") return options.gpus;
+  return kind.option == "xpus" ? options.xpus : none;
+}
+
+// What asks for this kind of device, in words; empty when nothing does.
+std::string asked_by(const Resolution& r, const DeviceKind& kind) {
+  if (const auto& selected = selection(r.options, kind); !selected.empty())
+    return fmt::format("option {} is '{}'", kind.option, selected);
+  if (device_kind_of_backend(r.options.backend) == &kind)
+    return fmt::format("backend is {}", r.options.backend);
+  const bool configured = r.plan.worker_form == WorkerForm::worker && r.plan.configured_devices > 0;
+  if (kind.name == "gpu" && configured && !is_of_cpus(r.options.backend))
+    return fmt::format("{} is {}", variable::gpu_num_devices, r.plan.configured_devices);
+  return "";
+}
+
+const DeviceKind* asked_kind(const Resolution& r) {
+  const DeviceKind* asked = nullptr;
+  for (const auto& kind : device_kinds()) {
+    const auto why = asked_by(r, kind);
+    if (why.empty()) continue;
+    if (asked != nullptr)
+      refuse(kind.option.empty() ? "backend" : kind.option,
+             fmt::format("{}, and {}: one launch uses one kind of devices", asked_by(r, *asked), why));
+    asked = &kind;
+  }
+  return asked;
+}
+
+[[noreturn]] void refuse_absent(const Resolution& r, const DeviceKind& kind) {
+  std::vector<std::string> drivers;
+  for (const auto& other : device_kinds())
+    if (other.has_driver) drivers.push_back(other.name);
+  std::string why;
+  if (!kind.has_driver)
+    why = fmt::format("no {} device is present: there is no driver for them here, but for {}", kind.name,
+                      fmt::join(drivers, " and "));
+  else if (kind.count(r.machine) == 0)
+    why = fmt::format("this machine has no {}", kind.label);
+  else
+    why = fmt::format("none of the {} {}s of this machine is visible: {} is '{}'", kind.count(r.machine),
+                      kind.label, kind.visible, r.variable(kind.visible.c_str()));
+  const auto& key = selection(r.options, kind).empty() ? std::string("backend") : kind.option;
+  refuse(key, fmt::format("{}, but {}", asked_by(r, kind), why));
+}
+
+int default_nprocs(Resolution& r) {
+  if (r.plan.configured_devices > 0) {
+    r.from("nprocs", r.plan.sources.at("configured_devices"));
+    return r.plan.configured_devices;
+  }
+  if (r.plan.worker_form == WorkerForm::worker)
+    refuse("nprocs",
+           fmt::format("{} names hosts, but not how many devices each of them has: nprocs must say it, or {}",
+                       r.worker_source, variable::gpu_num_devices));
+  if (r.options.backend == "serial") {
+    r.from("nprocs", "default: serial is one process");
+    return 1;
+  }
+  if (r.kind->name == "cpu") {
+    r.from("nprocs", fmt::format("default: {} cores", r.machine.cores));
+    return r.machine.cores;
+  }
+  const auto& selected = selection(r.options, *r.kind);
+  r.from("nprocs", selected.empty() ? visible_source(*r.kind, r.machine) : "option " + r.kind->option);
+  return static_cast<int>(selected.empty() ? visible_devices(*r.kind, r.machine).size()
+                                           : split(selected, ',').size());
+}
+
+std::vector<std::string> selected_devices(const Resolution& r, const std::vector<std::string>& visible) {
+  const auto& kind = *r.kind;
+  const auto& option = selection(r.options, kind);
+  const auto chosen = split(option, ',');
+  std::set<std::string> seen;
+  for (const auto& id : chosen) {
+    if (std::ranges::find(visible, id) == visible.end())
+      refuse(kind.option,
+             fmt::format("option {} is '{}', but {} '{}' is not among the visible ones ({}; {})", kind.option,
+                         option, kind.label, id, fmt::join(visible, ","), visible_source(kind, r.machine)));
+    if (!seen.insert(id).second && !r.options.oversubscribe)
+      refuse(kind.option, fmt::format("option {} is '{}', where {} '{}' is there twice; oversubscribe lets "
+                                      "processes share one",
+                                      kind.option, option, kind.label, id));
+  }
+  const auto count = static_cast<int>(chosen.size());
+  if (count != r.plan.nprocs && !(r.options.oversubscribe && count < r.plan.nprocs))
+    refuse(kind.option,
+           fmt::format("option {} is '{}', {} devices, but nprocs is {}: each process has one of its own{}",
+                       kind.option, option, count, r.plan.nprocs,
+                       count < r.plan.nprocs ? ", unless oversubscribe lets them share" : ""));
+  return chosen;
+}
+
+}  // namespace
+
+// As the driver reads it: the list ends before the first id that does not exist.
+std::vector<std::string> visible_devices(const DeviceKind& kind, const Machine& machine) {
+  const int count = kind.count(machine);
+  std::vector<std::string> ids;
+  const auto list = machine.environment.find(kind.visible);
+  if (kind.visible.empty() || list == machine.environment.end()) {
+    for (int id = 0; id < count; ++id) ids.push_back(std::to_string(id));
+    return ids;
+  }
+  for (auto& id : split(list->second, ',')) {
+    const auto number = parse_number<int>(id);
+    if (id.empty() || (number && (*number < 0 || *number >= count)) || count == 0) break;
+    ids.push_back(std::move(id));
+  }
+  return ids;
+}
+
+std::string visible_source(const DeviceKind& kind, const Machine& machine) {
+  return machine.environment.contains(kind.visible)
+             ? "environment " + kind.visible
+             : fmt::format("default: {} {}s", kind.count(machine), kind.label);
+}
+
+void choose_device(Resolution& r) {
+  check_backend_name(r);
+  const auto& gpu = device_kind("gpu");
+  r.kind = asked_kind(r);
+  if (r.kind != nullptr) {
+    if (visible_devices(*r.kind, r.machine).empty()) refuse_absent(r, *r.kind);
+    r.from("device", asked_by(r, *r.kind));
+  } else if (is_of_cpus(r.options.backend)) {
+    r.kind = &device_kind("cpu");
+    r.from("device", "backend " + r.options.backend);
+  } else if (r.plan.worker_form == WorkerForm::tpu) {
+    r.kind = &device_kind("cpu");
+    r.from("device", "default");
+    r.warn("the TPU form of workers is used, but no TPU has a driver here: the processes compute on CPUs");
+  } else {
+    const bool has_gpus = !visible_devices(gpu, r.machine).empty();
+    r.kind = has_gpus ? &gpu : &device_kind("cpu");
+    r.from("device", has_gpus ? visible_source(gpu, r.machine) : "default: no GPU is visible");
+  }
+  r.plan.device = r.kind->name;
+}
+
+void choose_nprocs(Resolution& r) {
+  auto& plan = r.plan;
+  if (r.options.nprocs == -1) {
+    plan.nprocs = default_nprocs(r);
+  } else {
+    plan.nprocs = r.options.nprocs;
+    r.from("nprocs", from_option);
+  }
+  if (plan.configured_devices > 0 && plan.nprocs > plan.configured_devices && !r.options.oversubscribe)
+    refuse("nprocs", fmt::format("nprocs is {}, but each host has {} devices ({})", plan.nprocs,
+                                 plan.configured_devices, plan.sources.at("configured_devices")));
+  if (r.kind->name == "cpu" && plan.nprocs > r.machine.cores)
+    r.warn(fmt::format("{} processes (nprocs) are more than the {} cores: they will wait for each other",
+                       plan.nprocs, r.machine.cores));
+}
+
+void choose_backend(Resolution& r) {
+  auto& plan = r.plan;
+  const auto& asked = r.options.backend;
+  const auto& unavailable = r.machine.unavailable_backends;
+  const std::string of_hosts = plan.nnodes > 1 ? "gloo" : "shm";
+  const auto hosts = plan.nnodes > 1 ? fmt::format("{} hosts", plan.nnodes) : std::string("one host");
+  if (asked != "auto") {
+    if (const auto reason = unavailable.find(asked); reason != unavailable.end())
+      refuse("backend", fmt::format("backend {} cannot be used: {}; available are {}", asked, reason->second,
+                                    fmt::join(available_backends(r.machine), ", ")));
+    if (asked == "serial" && plan.world_size > 1)
+      refuse("backend",
+             fmt::format("backend serial is one process alone, but the world has {} (nprocs is {})",
+                         plan.world_size, plan.nprocs));
+    if (asked == "shm" && plan.nnodes > 1)
+      refuse("backend", fmt::format("backend shm reaches the processes of one host, but there are {} hosts; "
+                                    "gloo reaches them all",
+                                    plan.nnodes));
+    plan.backend = asked;
+    r.from("backend", from_option);
+  } else if (plan.device == "cpu") {
+    plan.backend = of_hosts;
+    r.from("backend", fmt::format("default: CPUs of {}", hosts));
+  } else if (const auto reason = unavailable.find(r.kind->backend); reason != unavailable.end()) {
+    plan.backend = of_hosts;
+    r.from("backend", fmt::format("default: {}", reason->second));
+    r.warn(fmt::format("{}: collectives of the {} processes go through the host's memory ({})",
+                       reason->second, r.kind->label, of_hosts));
+  } else {
+    plan.backend = r.kind->backend;
+    r.from("backend", fmt::format("default: {}s", r.kind->label));
+  }
+}
+
+void choose_visible_devices(Resolution& r) {
+  auto& plan = r.plan;
+  const auto& kind = *r.kind;
+  if (kind.name == "cpu") return r.from("visible_devices", "default: CPUs are not dealt out");
+  auto devices = visible_devices(kind, r.machine);
+  if (!selection(r.options, kind).empty()) {
+    devices = selected_devices(r, devices);
+    r.from("visible_devices", "option " + kind.option);
+  } else {
+    if (plan.nprocs > static_cast<int>(devices.size()) && !r.options.oversubscribe)
+      refuse("nprocs",
+             fmt::format("nprocs is {}, but {} {}s are visible ({}; {}); oversubscribe lets processes "
+                         "share them",
+                         plan.nprocs, devices.size(), kind.label, fmt::join(devices, ","),
+                         visible_source(kind, r.machine)));
+    r.from("visible_devices", visible_source(kind, r.machine));
+  }
+  for (int i = 0; i < plan.nprocs; ++i)
+    plan.visible_devices.push_back(devices[static_cast<std::size_t>(i) % devices.size()]);
+}
+
+}  // namespace accelmgr::launch

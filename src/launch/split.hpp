@@ -1,0 +1,28 @@
+// Lists in texts.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace accelmgr::launch {
+
+inline std::string trimmed(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return "";
+  return std::string(text.substr(first, text.find_last_not_of(" \t") - first + 1));
+}
+
+/// The parts between the separators, without spaces around them; empty parts stay. An empty text has none.
+inline std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  if (trimmed(text).empty()) return parts;
+  for (std::size_t start = 0;;) {
+    const auto end = text.find(separator, start);
+    parts.push_back(trimmed(text.substr(start, end - start)));
+    if (end == std::string_view::npos) return parts;
+    start = end + 1;
+  }
+}
+
+}  // namespace accelmgr::launch

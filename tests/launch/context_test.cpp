@@ -1,0 +1,105 @@
+// SpawnContext: waiting with a bound, and what happens to one that is let go of.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "functions.hpp"
+#include "launched.hpp"
+
+namespace accelmgr::launch::test {
+namespace {
+
+class Context : public Launched {};
+
+/// Ranks that end when they are told to.
+Function until_told(const Line& line) {
+  return [&line](int rank, const Value&) {
+    line.tell_pidfd();
+    ipc::receive(line.theirs.get(), soon());
+    return Value(rank);
+  };
+}
+
+TEST_F(Context, JoinIsFalseWhileSomeRunAndTrueWhenAllHaveEnded) {
+  const Line line;
+  auto context = spawn(until_told(line), {}, not_joined(options(2)));
+  line.hear_pidfds(2);
+  EXPECT_FALSE(context.join(0));
+  ipc::send(line.ours.get(), "end");
+  EXPECT_FALSE(context.join(0.02)) << "one of them still runs";
+  ipc::send(line.ours.get(), "end");
+  EXPECT_TRUE(context.join());
+  EXPECT_TRUE(context.join(0)) << "joined again";
+  EXPECT_EQ(context.results(), (std::vector<Value>{0, 1}));
+}
+
+TEST_F(Context, ResultsAreNullUntilTheyAreThere) {
+  const Line line;
+  auto context = spawn(until_told(line), {}, not_joined(options(2)));
+  line.hear_pidfds(2);
+  EXPECT_EQ(context.results(), (std::vector<Value>{nullptr, nullptr}));
+}
+
+TEST_F(Context, DaemonsAreEndedWithTheContext) {
+  const Line line;
+  std::vector<base::UniqueFd> pidfds;
+  {
+    const auto context = spawn(until_told(line), {}, not_joined(options(2)));
+    pidfds = line.hear_pidfds(2);
+  }
+  expect_ended(pidfds);
+}
+
+TEST_F(Context, AnotherContextAssignedToItLetsGoOfTheFirst) {
+  const Line line;
+  auto context = spawn(until_told(line), {}, not_joined(options(2)));
+  const auto pidfds = line.hear_pidfds(2);
+  context = spawn("tell", {}, options(2));
+  expect_ended(pidfds);
+  EXPECT_TRUE(context.join());
+}
+
+/// A program that lets go of a context whose ranks run, then of everything: it returns from main().
+/// It does so once it hears something on `go`.
+ipc::Child program(const Line& line, const Line& go, bool daemon) {
+  return fork_child([&line, &go, daemon] {
+    auto chosen = options(2);
+    chosen.join = false;
+    chosen.daemon = daemon;
+    // At the end of the program, it is still there.
+    static auto* const kept = new std::optional<SpawnContext>;
+    if (daemon)
+      kept->emplace(spawn(until_told(line), {}, chosen));
+    else
+      spawn(until_told(line), {}, chosen);
+    ipc::receive(go.theirs.get(), soon());
+    line.tell("let go");
+    std::exit(0);
+    return 0;
+  });
+}
+
+TEST_F(Context, TheProgramWaitsForThoseThatAreNoDaemonsBeforeItEnds) {
+  const Line line, go;
+  const auto client = program(line, go, false);
+  line.hear_pidfds(2);
+  ipc::send(go.ours.get(), "go");
+  EXPECT_EQ(line.hear().bytes, "let go");
+  EXPECT_FALSE(ipc::wait_ended(client.pidfd.get(), base::Deadline::in_seconds(0.05)));
+  ipc::send(line.ours.get(), "end");
+  ipc::send(line.ours.get(), "end");
+  EXPECT_EQ(end_of(client), "exit code 0");
+}
+
+TEST_F(Context, DaemonsAreEndedWithTheProgram) {
+  const Line line, go;
+  const auto client = program(line, go, true);
+  const auto ranks = line.hear_pidfds(2);
+  ipc::send(go.ours.get(), "go");
+  EXPECT_EQ(end_of(client), "exit code 0");
+  for (const auto& rank : ranks) EXPECT_TRUE(ipc::wait_ended(rank.get(), soon()));
+}
+
+}  // namespace
+}  // namespace accelmgr::launch::test

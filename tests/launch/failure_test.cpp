@@ -1,0 +1,152 @@
+// How ranks fail, and what SpawnError says of it.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "accelmgr/errors.hpp"
+#include "functions.hpp"
+#include "launched.hpp"
+
+namespace accelmgr::launch::test {
+namespace {
+
+void expect_says(const SpawnError& error, const std::vector<std::string>& parts) {
+  for (const auto& part : parts)
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+        << "no '" << part << "' in: " << error.what();
+}
+
+class Failing : public Launched, public testing::WithParamInterface<StartMethod> {
+ protected:
+  static SpawnError obeyed(const Value& orders) {
+    return failure_of([&] { spawn("obey", orders, options(static_cast<int>(orders.size()), GetParam())); });
+  }
+};
+
+TEST_P(Failing, AnExceptionIsToldWithRankTypeTextAndTrace) {
+  const auto error = obeyed({"hang", "throw", "hang"});
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_EQ(error.exit_code(), 17);
+  EXPECT_EQ(error.signal(), 0);
+  EXPECT_EQ(error.first().type, "std::runtime_error");
+  EXPECT_EQ(error.first().what, "as ordered");
+  EXPECT_EQ(error.first().phase, "function");
+  EXPECT_GT(error.first().time_s, 1.6e9);
+  EXPECT_TRUE(error.later().empty()) << "who was ended because of it has not failed";
+  expect_says(error, {"rank 1", "std::runtime_error", "as ordered", "exit code 17"});
+}
+
+TEST_P(Failing, NestedExceptionsAreTheTraceOutermostFirst) {
+  const auto error = obeyed({"hang", "throw nested 2"});
+  EXPECT_NE(error.trace().find("#0 std::_Nested_exception<std::runtime_error>: level 2"), std::string::npos)
+      << error.trace();
+  EXPECT_NE(error.trace().find("#2 std::out_of_range: the cause"), std::string::npos) << error.trace();
+}
+
+TEST_P(Failing, ATraceIsBounded) {
+  const auto trace = obeyed({"hang", "throw nested 100"}).trace();
+  EXPECT_NE(trace.find("#15 "), std::string::npos);
+  EXPECT_EQ(trace.find("#17 "), std::string::npos);
+}
+
+TEST_P(Failing, WhatIsNoExceptionOfTheLibraryIsToldByItsType) {
+  EXPECT_EQ(obeyed({"throw int", "hang"}).first().type, "int");
+}
+
+TEST_P(Failing, AnExitCodeIsTold) {
+  const auto error = obeyed({"hang", "hang", "exit 3"});
+  EXPECT_EQ(error.rank(), 2);
+  EXPECT_EQ(error.exit_code(), 3);
+  expect_says(error, {"rank 2", "exit code 3"});
+}
+
+TEST_P(Failing, ASignalIsToldByItsName) {
+  const auto error = obeyed({"kill 9", "hang"});
+  EXPECT_EQ(error.rank(), 0);
+  EXPECT_EQ(error.signal(), SIGKILL);
+  EXPECT_EQ(error.exit_code(), 0);
+  expect_says(error, {"rank 0", "signal 9", "KILL"});
+}
+
+TEST_P(Failing, AFailureAmongRanksThatReturnIsOne) {
+  EXPECT_EQ(obeyed({"return", "return", "exit 1"}).rank(), 2);
+}
+
+TEST_P(Failing, ASetupThatFailsIsToldAsOne) {
+  auto chosen = options(2, GetParam());
+  chosen.setup_name = "obey";
+  const auto error = failure_of([&] { spawn("tell", {"throw", "hang"}, chosen); });
+  EXPECT_EQ(error.rank(), 0);
+  EXPECT_EQ(error.first().phase, "setup");
+  expect_says(error, {"setup"});
+}
+
+INSTANTIATE_TEST_SUITE_P(StartMethods, Failing, every_method, method_name);
+
+class Failures : public Launched {};
+
+/// Waits until no such process runs any more: it may be reaped already.
+void wait_gone(pid_t pid) {
+  const auto deadline = soon();
+  while (kill(pid, 0) == 0 && !deadline.passed()) sched_yield();
+}
+
+TEST_F(Failures, WhatHappenedBeforeAnybodyJoinedIsToldInTheOrderOfTime) {
+  std::vector<Line> lines(4);
+  auto context = spawn(
+      [&](int rank, const Value&) -> Value {
+        ipc::receive(lines[static_cast<std::size_t>(rank)].theirs.get(), soon());
+        if (rank == 0) throw std::runtime_error("of rank 0");
+        if (rank == 3) raise(SIGKILL);
+        if (rank == 1) ipc::test::hang();
+        _exit(5);
+      },
+      {}, not_joined(options(4)));
+  const auto pids = context.pids();
+  for (const int rank : {2, 0, 3}) {
+    ipc::send(lines[static_cast<std::size_t>(rank)].ours.get(), "fail");
+    wait_gone(pids[static_cast<std::size_t>(rank)]);
+  }
+  const auto error = failure_of([&] { context.join(); });
+  EXPECT_EQ(error.rank(), 2);
+  EXPECT_EQ(error.exit_code(), 5);
+  ASSERT_EQ(error.later().size(), 2U) << "rank 1 was ended, it has not failed";
+  EXPECT_EQ(error.later()[0].rank, 0);
+  EXPECT_EQ(error.later()[0].what, "of rank 0");
+  EXPECT_EQ(error.later()[1].rank, 3);
+  EXPECT_EQ(error.later()[1].signal, SIGKILL);
+  expect_says(error, {"rank 2", "exit code 5", "rank 0", "of rank 0", "rank 3", "KILL"});
+  EXPECT_EQ(failure_of([&] { context.join(); }).what(), std::string(error.what())) << "joined again";
+}
+
+TEST_F(Failures, TheExceptionIsPrintedWithItsDevice) {
+  testing::internal::CaptureStderr();
+  failure_of([] { spawn("obey", {"throw", "hang"}, options(2)); });
+  const auto text = testing::internal::GetCapturedStderr();
+  EXPECT_NE(text.find("Exception in device=CPU:0: as ordered\n#0 std::runtime_error: as ordered\n"),
+            std::string::npos)
+      << text;
+}
+
+TEST_F(Failures, TheErrorFileIsWrittenWhereOneIsAskedFor) {
+  char folder[] = "/tmp/accelmgr-test-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const auto path = std::filesystem::path(folder) / "error.json";
+  auto chosen = options(2);
+  chosen.environment = {{"TORCHELASTIC_ERROR_FILE", path.string()}};
+  failure_of([&] { spawn("obey", {"throw", "hang"}, chosen); });
+  std::ifstream file(path);
+  const auto record = Value::parse(file, nullptr, false);
+  ASSERT_TRUE(record.is_object());
+  EXPECT_EQ(record.at("message").at("message"), "std::runtime_error: as ordered");
+  EXPECT_EQ(record.at("message").at("extraInfo").at("py_callstack"), "#0 std::runtime_error: as ordered\n");
+  EXPECT_GT(std::stoll(record.at("message").at("extraInfo").at("timestamp").get<std::string>()),
+            1'600'000'000);
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace accelmgr::launch::test

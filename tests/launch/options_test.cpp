@@ -1,0 +1,214 @@
+// Options from texts, deprecated ones among them, and from the configuration.
+#include "launch/options.hpp"
+
+#include <spdlog/sinks/ostream_sink.h>
+
+#include <ostream>
+#include <sstream>
+
+#include "base/log.hpp"
+#include "launch/machines.hpp"
+
+namespace accelmgr::launch {
+namespace {
+
+using Texts = std::map<std::string, std::string>;
+
+/// What is logged while it lives.
+class LogText {
+ public:
+  LogText() : sink_(std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)) {
+    base::log().sinks().push_back(sink_);
+  }
+  ~LogText() { std::erase(base::log().sinks(), sink_); }
+  LogText(const LogText&) = delete;
+  LogText& operator=(const LogText&) = delete;
+  std::string text() const { return text_.str(); }
+
+ private:
+  std::ostringstream text_;
+  spdlog::sink_ptr sink_;
+};
+
+TEST(OptionTexts, SetEveryOption) {
+  const auto options = options_from({{"nprocs", "3"},        {"join", "false"},
+                                     {"daemon", "True"},     {"start_method", "forkserver"},
+                                     {"backend", "gloo"},    {"gpus", "4,5"},
+                                     {"xpus", "1"},          {"ips", "a,b"},
+                                     {"master_addr", "c"},   {"master_port", "7"},
+                                     {"workers", "w:0;h:1"}, {"nnodes", "2"},
+                                     {"node_rank", "1"},     {"rank_offset", "4"},
+                                     {"world_size", "8"},    {"setup", "prepare"},
+                                     {"print_config", "1"},  {"oversubscribe", "true"},
+                                     {"timeout_s", "2.5"},   {"terminate_timeout_s", "1e1"},
+                                     {"environment.A", "b"}});
+  EXPECT_EQ(options.nprocs, 3);
+  EXPECT_FALSE(options.join);
+  EXPECT_TRUE(options.daemon);
+  EXPECT_EQ(options.start_method, StartMethod::forkserver);
+  EXPECT_EQ(options.backend, "gloo");
+  EXPECT_EQ(options.gpus, "4,5");
+  EXPECT_EQ(options.xpus, "1");
+  EXPECT_EQ(options.ips, "a,b");
+  EXPECT_EQ(options.master_addr, "c");
+  EXPECT_EQ(options.master_port, 7);
+  EXPECT_EQ(options.workers, "w:0;h:1");
+  EXPECT_EQ(options.nnodes, 2);
+  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_EQ(options.rank_offset, 4);
+  EXPECT_EQ(options.world_size, 8);
+  EXPECT_EQ(options.setup_name, "prepare");
+  EXPECT_TRUE(options.print_config);
+  EXPECT_TRUE(options.oversubscribe);
+  EXPECT_EQ(options.timeout_s, 2.5);
+  EXPECT_EQ(options.terminate_timeout_s, 10);
+  EXPECT_EQ(options.environment, (Environment{{"A", "b"}}));
+}
+
+struct Case {
+  std::string key, value;
+  std::vector<std::string> says;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.key << "='" << c.value << "'"; }
+
+class BadOptionText : public ::testing::TestWithParam<Case> {};
+
+TEST_P(BadOptionText, IsRefusedWithWhatWouldBeRight) {
+  const auto [text, key] = refusal([] { options_from({{GetParam().key, GetParam().value}}); });
+  EXPECT_TRUE(says(text, GetParam().says));
+  EXPECT_EQ(key, GetParam().key);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Launch, BadOptionText,
+    ::testing::Values(
+        Case{"nproc", "2", {"unknown option 'nproc'", "did you mean 'nprocs'"}},
+        Case{"gpu", "0", {"unknown option 'gpu'", "'gpus'"}},
+        Case{"startmethod", "fork", {"unknown option 'startmethod'", "'start_method'"}},
+        Case{"teapotliness", "1", {"unknown option 'teapotliness'", "the options are", "nprocs"}},
+        Case{"environment.", "1", {"unknown option 'environment.'"}},
+        Case{"nprocs", "two", {"nprocs is 'two'", "a whole number"}},
+        Case{"nprocs", "2.5", {"nprocs is '2.5'"}}, Case{"nprocs", "", {"nprocs is ''"}},
+        Case{"nprocs", "99999999999", {"nprocs is '99999999999'"}},
+        Case{"join", "yes", {"join is 'yes'", "true or false"}},
+        Case{"timeout_s", "1 s", {"timeout_s is '1 s'", "seconds"}},
+        Case{"start_method",
+             "forkserve",
+             {"start_method is 'forkserve'", "spawn or fork or forkserver", "'forkserver'"}},
+        Case{"use_paddlecloud", "maybe", {"use_paddlecloud is 'maybe'", "true or false"}},
+        Case{"use_paddlecloud", "true", {"use_paddlecloud is true", "no PADDLE_TRAINERS"}}));
+
+struct Deprecated {
+  std::string name;
+  Texts texts;
+  Environment environment;
+  Texts same;
+};
+
+void PrintTo(const Deprecated& d, std::ostream* out) { *out << d.name; }
+
+class DeprecatedOption : public ::testing::TestWithParam<Deprecated> {};
+
+TEST_P(DeprecatedOption, WarnsAndWorks) {
+  const LogText log;
+  const auto options = options_from(GetParam().texts, GetParam().environment);
+  EXPECT_TRUE(says(log.text(), {"option " + GetParam().name + " is deprecated"}));
+  const auto same = options_from(GetParam().same, {});
+  EXPECT_EQ(std::tie(options.gpus, options.xpus, options.ips, options.master_port, options.node_rank),
+            std::tie(same.gpus, same.xpus, same.ips, same.master_port, same.node_rank));
+}
+
+const Environment cloud = {{"PADDLE_TRAINERS", "a,b"}, {"PADDLE_TRAINER_ID", "1"}, {"PADDLE_PORT", "6170"}};
+
+INSTANTIATE_TEST_SUITE_P(
+    Launch, DeprecatedOption,
+    ::testing::Values(
+        Deprecated{"selected_devices", {{"selected_devices", "4,5"}}, {}, {{"gpus", "4,5"}}},
+        Deprecated{"selected_devices", {{"selected_devices", "4,5"}, {"gpus", "1"}}, {}, {{"gpus", "1"}}},
+        Deprecated{"selected_devices", {{"selected_devices", "4"}, {"backend", "bkcl"}}, {}, {{"xpus", "4"}}},
+        Deprecated{"started_port", {{"started_port", "6070"}}, {}, {{"master_port", "6070"}}},
+        Deprecated{"cluster_node_ips", {{"cluster_node_ips", "a,b"}}, {}, {{"ips", "a,b"}}},
+        Deprecated{"node_ip", {{"node_ip", "b"}, {"ips", "a,b"}}, {}, {{"ips", "a,b"}, {"node_rank", "1"}}},
+        Deprecated{"node_ip",
+                   {{"node_ip", "b"}, {"cluster_node_ips", "a, b"}},
+                   {},
+                   {{"ips", "a, b"}, {"node_rank", "1"}}},
+        Deprecated{"node_ip", {{"node_ip", "b"}}, {}, {}},
+        Deprecated{"use_paddlecloud", {{"use_paddlecloud", "false"}}, cloud, {}},
+        Deprecated{"use_paddlecloud",
+                   {{"use_paddlecloud", "True"}},
+                   cloud,
+                   {{"ips", "a,b"}, {"node_rank", "1"}, {"master_port", "6170"}}}));
+
+TEST(DeprecatedOption, NodeIpMustBeAmongTheAddresses) {
+  const auto [text, key] = refusal([] { options_from({{"node_ip", "c"}, {"ips", "a,b"}}); });
+  EXPECT_TRUE(says(text, {"node_ip is 'c'", "a,b"}));
+  EXPECT_EQ(key, "node_ip");
+}
+
+TEST(OptionTexts, OfTodayAreNotWarnedOf) {
+  const LogText log;
+  options_from({{"gpus", "1"}, {"ips", "a"}});
+  EXPECT_EQ(log.text(), "");
+}
+
+TEST(LaunchConfig, BecomesOptions) {
+  Config config;
+  config.launch.nprocs = 3;
+  config.launch.nnodes = 2;
+  config.launch.node_rank = 1;
+  config.launch.rendezvous = "[fd00::1]:29500";
+  config.launch.backend = "gloo";
+  config.launch.gpus = "4,5,6";
+  config.launch.workers = "w:0;h:1";
+  config.launch.start_method = StartMethod::fork;
+  config.launch.oversubscribe = true;
+  config.launch.timeout = 7;
+  config.launch.terminate_timeout = 8;
+  const auto options = options_of(config);
+  EXPECT_EQ(options.nprocs, 3);
+  EXPECT_EQ(options.nnodes, 2);
+  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_EQ(options.master_addr, "fd00::1");
+  EXPECT_EQ(options.master_port, 29500);
+  EXPECT_EQ(options.backend, "gloo");
+  EXPECT_EQ(options.gpus, "4,5,6");
+  EXPECT_EQ(options.workers, "w:0;h:1");
+  EXPECT_EQ(options.start_method, StartMethod::fork);
+  EXPECT_TRUE(options.oversubscribe);
+  EXPECT_EQ(options.timeout_s, 7);
+  EXPECT_EQ(options.terminate_timeout_s, 8);
+}
+
+TEST(LaunchConfig, IsOneHostByDefault) {
+  const auto plan = resolve(options_of(Config{}), cpu_machine(3));
+  EXPECT_EQ(plan.nnodes, 1);
+  EXPECT_EQ(plan.world_size, 3);
+  EXPECT_EQ(plan.master_addr, "127.0.0.1");
+}
+
+TEST(LaunchConfig, LeavesTheNumberOfProcessesToEachHost) {
+  Config config;
+  config.launch.nnodes = 2;
+  config.launch.node_rank = 1;
+  config.launch.rendezvous = "10.0.0.1:29500";
+  const auto plan = resolve(options_of(config), cpu_machine(3));
+  EXPECT_EQ(plan.world_size, 6);
+  EXPECT_EQ(plan.rank(0), 3);
+}
+
+TEST(LaunchConfig, MustHaveAHostAndAPortAsItsRendezvous) {
+  Config config;
+  config.launch.rendezvous = "10.0.0.1";
+  const auto [text, key] = refusal([&] { options_of(config); });
+  EXPECT_TRUE(says(text, {"launch.rendezvous", "'10.0.0.1' is no HOST:PORT"}));
+  EXPECT_EQ(key, "launch.rendezvous");
+  config.launch.rendezvous = "10.0.0.1:0";
+  EXPECT_EQ(options_of(config).master_port, 0);
+  config.launch.nnodes = 2;
+  EXPECT_TRUE(says(refusal([&] { options_of(config); }).first, {"the port is '0'"}));
+}
+
+}  // namespace
+}  // namespace accelmgr::launch

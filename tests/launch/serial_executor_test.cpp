@@ -1,0 +1,159 @@
+// SerialExecutor: one process at a time, whatever happens to it.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "accelmgr/errors.hpp"
+#include "functions.hpp"
+#include "launch/serial_memory.hpp"
+#include "launched.hpp"
+
+namespace accelmgr::launch::test {
+namespace {
+
+class Serial : public Launched {};
+
+/// Memory of forked processes.
+struct Shared {
+  int inside = 0;  ///< No atomic: only one looks at a time.
+  int most = 0;
+  int entries = 0;
+};
+
+Shared& shared() {
+  void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return *new (memory) Shared;
+}
+
+void enter_often(SerialExecutor& executor, Shared& seen) {
+  for (int i = 0; i < 500; ++i)
+    executor.run([&] {
+      seen.most = std::max(seen.most, ++seen.inside);
+      if (i % 10 == 0) sched_yield();
+      --seen.inside;
+      ++seen.entries;
+    });
+}
+
+TEST_F(Serial, OneRankAtATimeIsInside) {
+  auto& seen = shared();
+  spawn(
+      [&](int, const Value&) {
+        SerialExecutor executor("test");
+        enter_often(executor, seen);
+        return Value();
+      },
+      {}, options(4));
+  EXPECT_EQ(seen.most, 1);
+  EXPECT_EQ(seen.entries, 2000);
+}
+
+TEST_F(Serial, AnExecutorMadeBeforeTheForkIsTheSameAsOneMadeAfter) {
+  auto& seen = shared();
+  SerialExecutor before("same");
+  spawn(
+      [&](int rank, const Value&) {
+        SerialExecutor after("same");
+        enter_often(rank % 2 == 0 ? before : after, seen);
+        return Value();
+      },
+      {}, options(4));
+  EXPECT_EQ(seen.most, 1);
+  EXPECT_EQ(seen.entries, 2000);
+}
+
+TEST_F(Serial, WorksInPlainForksAndThreads) {
+  auto& seen = shared();
+  SerialExecutor executor("plain");
+  const auto first = fork_child([&] { return enter_often(executor, seen), 0; });
+  const auto second = fork_child([&] { return enter_often(executor, seen), 0; });
+  std::thread thread([&] { enter_often(executor, seen); });
+  enter_often(executor, seen);
+  thread.join();
+  EXPECT_EQ(end_of(first), "exit code 0");
+  EXPECT_EQ(end_of(second), "exit code 0");
+  EXPECT_EQ(seen.most, 1);
+  EXPECT_EQ(seen.entries, 2000);
+}
+
+TEST_F(Serial, ReturnsWhatTheFunctionReturnsAndThrowsWhatItThrows) {
+  SerialExecutor executor;
+  EXPECT_EQ(executor.run([] { return 5; }), 5);
+  EXPECT_THROW(executor.run([]() -> int { throw std::out_of_range("so"); }), std::out_of_range);
+  EXPECT_EQ(executor.run([] { return 6; }), 6) << "it was left";
+}
+
+TEST_F(Serial, DeathInsideLetsTheNextOneIn) {
+  SerialExecutor executor("deadly", 20);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(end_of(fork_child([&] {
+                executor.run([] { raise(SIGKILL); });
+                return 0;
+              })),
+              "killed by signal 9 (KILL)");
+    EXPECT_EQ(executor.run([] { return 1; }), 1);
+  }
+}
+
+TEST_F(Serial, WhoDoesNotGetInIsToldWhoIsInside) {
+  const Line line;
+  SerialExecutor executor("busy", 0.02);
+  const auto inside = fork_child([&] {
+    executor.run([&] {
+      line.tell("inside");
+      ipc::receive(line.theirs.get(), soon());
+    });
+    return 0;
+  });
+  line.hear();
+  const auto message = message_of<SessionError>([&] { executor.run([] {}); });
+  EXPECT_NE(message.find("'busy'"), std::string::npos) << message;
+  EXPECT_NE(message.find("process " + std::to_string(inside.pid)), std::string::npos) << message;
+  ipc::send(line.ours.get(), "leave");
+  EXPECT_EQ(end_of(inside), "exit code 0");
+  executor.run([] {});
+}
+
+TEST_F(Serial, ExecutorsOfOtherNamesDoNotWait) {
+  SerialExecutor one("one", 1), two("two", 1);
+  EXPECT_EQ(one.run([&] { return two.run([] { return 3; }); }), 3);
+}
+
+TEST_F(Serial, EnteringTwiceIsAnErrorNotAWait) {
+  SerialExecutor one("twice"), same("twice");
+  EXPECT_THROW(one.run([&] { same.run([] {}); }), UsageError);
+  one.run([] {});
+}
+
+TEST_F(Serial, NamesAreBounded) {
+  EXPECT_THROW(SerialExecutor(""), UsageError);
+  EXPECT_THROW(SerialExecutor(std::string(max_serial_name_bytes + 1, 'n')), UsageError);
+  SerialExecutor(std::string(max_serial_name_bytes, 'n')).run([] {});
+  EXPECT_EQ(end_of(fork_child([] {
+              // A memory of its own, that its many names fill.
+              setenv("ACCELMGR_SERIAL_MEMORY", "", 1);
+              try {
+                for (int i = 0; i <= serial_places; ++i)
+                  SerialExecutor("name " + std::to_string(i)).run([] {});
+              } catch (const ConfigError&) {
+                return 0;
+              }
+              return 1;
+            })),
+            "exit code 0");
+}
+
+TEST_F(Serial, AMemoryThatIsNoneIsRefused) {
+  setenv("ACCELMGR_SERIAL_MEMORY", "/dev/null", 1);
+  EXPECT_THROW(SerialExecutor("x"), SessionError);
+  setenv("ACCELMGR_SERIAL_MEMORY", "/nowhere", 1);
+  EXPECT_THROW(SerialExecutor("x"), SystemError);
+  unsetenv("ACCELMGR_SERIAL_MEMORY");
+}
+
+}  // namespace
+}  // namespace accelmgr::launch::test
