@@ -34,6 +34,9 @@ bool has_native_dist_support();                            ///< c10d is in this 
 bool has_xla_support();
 bool has_hvd_support();
 at::Device device();  ///< cpu, or cuda:local_rank under nccl.
+// Neither of these connects to anybody. Where the ranks share hosts, and which, may be unknown before they
+// have met (no LOCAL_RANK in the environment, and MASTER_ADDR is no loopback address): get_local_rank(),
+// get_nproc_per_node(), get_nnodes() and get_node_rank() throw UsageError then.
 int get_rank();
 int get_local_rank();
 int get_world_size();
@@ -50,12 +53,14 @@ void set_local_rank(int index);
 void sync(bool temporary = false);
 
 struct InitializeOptions {
-  double timeout_s = 300;         ///< Of the rendezvous, and of every collective.
-  std::string init_method;        ///< "env://" (the default), "tcp://HOST:PORT", "file:///PATH".
-  std::optional<int> rank;        ///< nullopt: of the environment.
-  std::optional<int> world_size;  ///< nullopt: of the environment.
+  /// Of the rendezvous, and of every collective; nullopt: the launcher's, or 300.
+  std::optional<double> timeout_s = std::nullopt;
+  std::string init_method = {};            ///< "env://" (the default), "tcp://HOST:PORT", "file:///PATH".
+  std::optional<int> rank = std::nullopt;  ///< nullopt: of the environment.
+  std::optional<int> world_size = std::nullopt;  ///< nullopt: of the environment.
 };
-/// Joins the other processes. Blocks until all are there. Throws ConfigError for an unknown backend (lists
+/// Joins the other processes. Blocks until all are there. backend: one of the available ones, or "auto": shm
+/// on one host, gloo over several. Throws ConfigError for an unknown backend (lists
 /// the available ones) or values that contradict each other, CollectiveError{timeout} which names the missing
 /// ranks and the address, UsageError when there is a context already.
 void initialize(const std::string& backend, const InitializeOptions& options = {});
@@ -126,10 +131,14 @@ std::vector<Value> all_gather_object(const Value& object, const GroupArgument& g
 at::Tensor broadcast(const at::Tensor& tensor, int src = 0, bool safe_mode = false);
 double broadcast(double number, int src = 0, bool safe_mode = false);
 std::string broadcast(const std::string& text, int src = 0, bool safe_mode = false);
+inline std::string broadcast(const char* text, int src = 0, bool safe_mode = false) {
+  return broadcast(std::string(text), src, safe_mode);
+}
 /// In safe mode, when this rank does not know what will come.
 using Broadcast = std::variant<std::monostate, at::Tensor, double, std::string>;
 Broadcast broadcast(const Broadcast& anything, int src = 0, bool safe_mode = true);
 
+/// Block i of dimension 0, reduced, for rank i; dimension 0 is a multiple of the group's size.
 at::Tensor reduce_scatter(const at::Tensor& tensor, const std::string& op = "SUM",
                           const GroupArgument& group = {});
 

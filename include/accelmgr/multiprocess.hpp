@@ -50,7 +50,7 @@ void set_distributed_backend(const std::string& backend);
 /// Joins the process group that the environment describes, and proves it by an all_reduce. Throws
 /// CollectiveError, which names the ranks that are missing.
 void init_process_group_from_backend(const std::optional<std::string>& backend = std::nullopt,
-                                     double timeout_s = 300);
+                                     std::optional<double> timeout_s = std::nullopt);
 
 /// Sets the environment that the values describe, and joins.
 void init_dist(int rank, int local_rank, int world_size, int local_world_size, const std::string& master_addr,
@@ -83,7 +83,8 @@ void launch_subprocesses(const std::variant<std::string, launch::Function>& func
 class ModelWrapper {
  public:
   explicit ModelWrapper(std::shared_ptr<Model> model);
-  /// The same model every time, its parameters and buffers on `device`.
+  /// The same model every time, its parameters and buffers on `device`: the same tensors, with their memory
+  /// there. Throws ModelError when one cannot be moved; then none is.
   Model& to(at::Device device);
 
  private:

@@ -1,0 +1,43 @@
+#include "distributed/backends.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "accelmgr/errors.hpp"
+#include "base/nearest.hpp"
+#include "collective/gloo/factory.hpp"
+
+namespace accelmgr::distributed {
+namespace {
+
+std::string unavailable_because(const std::string& backend) {
+  if (backend == "gloo") return collective::gloo::unavailable_because();
+  if (backend == "nccl") return "this build has no such collectives";
+  return "";
+}
+
+}  // namespace
+
+std::vector<std::string> available_backends() {
+  std::vector<std::string> available;
+  for (const auto* backend : {"shm", "gloo", "nccl"})
+    if (unavailable_because(backend).empty()) available.emplace_back(backend);
+  return available;
+}
+
+void check_backend(const std::string& backend) {
+  const auto available = available_backends();
+  if (backend == auto_backend || std::find(available.begin(), available.end(), backend) != available.end())
+    return;
+  const auto why = unavailable_because(backend);
+  throw ConfigError(why.empty()
+                        ? fmt::format("unknown backend '{}'{}; available are: {}", backend,
+                                      base::did_you_mean(backend, available), fmt::join(available, ", "))
+                        : fmt::format("backend '{}' cannot be used: {}; available are: {}", backend, why,
+                                      fmt::join(available, ", ")),
+                    "launch.backend");
+}
+
+}  // namespace accelmgr::distributed

@@ -1,0 +1,138 @@
+#include "distributed/join.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "accelmgr/errors.hpp"
+#include "collective/hosts.hpp"
+#include "collective/serial.hpp"
+#include "collective/shm/factory.hpp"
+#include "distributed/file_store.hpp"
+#include "distributed/tcp_store.hpp"
+#include "launch/host_port.hpp"
+
+namespace accelmgr::distributed {
+namespace {
+
+constexpr std::string_view env_method = "env://", tcp_method = "tcp://", file_method = "file://";
+
+// Worlds that this process has joined through a store. One that is told apart by it (the agent of torchrun
+// outlives its contexts) needs other keys for each; all ranks count alike.
+int joined_before = 0;
+
+bool meets_by_environment(const JoinRequest& request) {
+  return request.init_method.empty() || request.init_method == env_method;
+}
+
+/// The memory is that of one host's ranks.
+bool has_world_memory(const JoinRequest& request) {
+  const auto& environment = request.environment;
+  return meets_by_environment(request) && !environment.world_memory.empty() &&
+         environment.local_world_size == request.place.world_size && environment.rank == request.place.rank;
+}
+
+HostPort address_of_master(const JoinRequest& request) {
+  if (!meets_by_environment(request))
+    return launch::parse_host_port(std::string_view(request.init_method).substr(tcp_method.size()));
+  const auto& environment = request.environment;
+  for (const auto& [name, missing] : {std::pair{"MASTER_ADDR", environment.master_addr.empty()},
+                                      std::pair{"MASTER_PORT", environment.master_port == 0}})
+    if (missing)
+      throw ConfigError(fmt::format(
+          "{} is not set: the {} ranks cannot find each other. A launcher sets it (accelmgr spawn, "
+          "torchrun); or pass init_method tcp://HOST:PORT or file:///PATH",
+          name, request.place.world_size));
+  return {environment.master_addr, environment.master_port};
+}
+
+std::string path_of(const JoinRequest& request) { return request.init_method.substr(file_method.size()); }
+
+std::shared_ptr<collective::Store> open_store(JoinRequest& request, base::Deadline deadline) {
+  if (request.init_method.starts_with(file_method))
+    return std::make_shared<FileStore>(path_of(request), deadline);
+  const auto address = address_of_master(request);
+  const bool served_for_us = meets_by_environment(request) && request.environment.agent_store;
+  if (request.place.rank == 0 && !served_for_us)
+    return TcpStore::serve(request.socket ? std::move(request.socket) : bind_tcp(address.host, address.port));
+  try {
+    return TcpStore::connect(address.host, address.port, deadline);
+  } catch (const SessionError& error) {
+    throw CollectiveError(fmt::format("{} ({})", error.what(),
+                                      served_for_us ? "it is served by whoever launched the ranks"
+                                                    : "it is served by rank 0, which is missing"),
+                          CollectiveError::Cause::timeout,
+                          served_for_us ? std::vector<int>{} : std::vector{0});
+  }
+}
+
+std::string meeting_place(const JoinRequest& request) {
+  return meets_by_environment(request) ? launch::text(address_of_master(request)) : request.init_method;
+}
+
+Joined join_memory(const JoinRequest& request) {
+  const auto& path = request.environment.world_memory;
+  const base::UniqueFd memory(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!memory)
+    throw SessionError(
+        fmt::format("ACCELMGR_WORLD_MEMORY={}: the memory of the world cannot be opened ({}); has "
+                    "whoever launched this process ended?",
+                    path, std::strerror(errno)));
+  auto world =
+      collective::shm::join_world(memory.get(), request.place.rank, {.timeout_s = request.timeout_s});
+  return {nullptr, std::move(world), request.place, {}};
+}
+
+Joined join_through_store(JoinRequest request) {
+  const auto where = meeting_place(request);
+  Joined joined;
+  joined.store = open_store(request, base::Deadline::in_seconds(request.timeout_s));
+  const auto name =
+      fmt::format("accelmgr/attempt_{}/world_{}", request.environment.restart_count, joined_before++);
+  try {
+    joined.world = collective::rendezvous(*joined.store, name,
+                                          {.rank = request.place.rank,
+                                           .size = request.place.world_size,
+                                           .backend = request.backend,
+                                           .timeout_s = request.timeout_s,
+                                           .interface = ""});
+    // Also: nobody leaves, and takes the store with him, before all have read what they need of it.
+    joined.hosts = joined.world->all_gather_objects(collective::host_key());
+  } catch (const CollectiveError& error) {
+    throw CollectiveError(fmt::format("{} (the ranks meet at {})", error.what(), where), error.cause(),
+                          error.ranks());
+  }
+  joined.place = request.place.is_complete() ? request.place : place_among(request.place.rank, joined.hosts);
+  return joined;
+}
+
+}  // namespace
+
+void check(const JoinRequest& request) {
+  const auto& method = request.init_method;
+  if (method.starts_with(file_method)) {
+    if (const auto path = path_of(request); !path.starts_with('/') || path.size() < 2)
+      throw ConfigError(
+          fmt::format("init_method '{}': a file is named by its whole path, file:///PATH", method));
+  } else if (method.starts_with(tcp_method)) {
+    address_of_master(request);
+  } else if (!meets_by_environment(request)) {
+    throw ConfigError(fmt::format(
+        "init_method '{}' is unknown; there are env://, tcp://HOST:PORT and file:///PATH", method));
+  } else if (request.place.world_size > 1 && !has_world_memory(request)) {
+    address_of_master(request);
+  }
+}
+
+Joined join(JoinRequest request) {
+  check(request);
+  if (request.place.world_size == 1)
+    return {nullptr, collective::make_serial(), place_among(0, {collective::host_key()}), {}};
+  if (has_world_memory(request)) return join_memory(request);
+  return join_through_store(std::move(request));
+}
+
+}  // namespace accelmgr::distributed

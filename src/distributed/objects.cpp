@@ -1,0 +1,52 @@
+#include "distributed/objects.hpp"
+
+#include <fmt/format.h>
+
+#include "accelmgr/communicator.hpp"
+
+namespace accelmgr::distributed {
+namespace {
+
+const char* name_of(ObjectKind kind) {
+  switch (kind) {
+    case ObjectKind::text:
+      return "a string";
+    case ObjectKind::value:
+      return "an object";
+    case ObjectKind::broadcast_header:
+      return "a broadcast in safe mode";
+  }
+  return "something unknown";
+}
+
+std::string_view body(std::string_view object, int from, ObjectKind expected) {
+  const auto kind = object.empty() ? ObjectKind{} : static_cast<ObjectKind>(object.front());
+  if (kind != expected)
+    throw CollectiveError(
+        fmt::format("rank {} sent {}, {} was expected", from, name_of(kind), name_of(expected)),
+        CollectiveError::Cause::mismatch, {from});
+  return object.substr(1);
+}
+
+}  // namespace
+
+std::string encode_text(std::string_view text) {
+  return static_cast<char>(ObjectKind::text) + std::string(text);
+}
+
+std::string encode_value(const launch::Value& value, ObjectKind kind) {
+  std::string object(1, static_cast<char>(kind));
+  launch::Value::to_cbor(value, object);
+  return object;
+}
+
+std::string decode_text(std::string_view object, int from) {
+  return std::string(body(object, from, ObjectKind::text));
+}
+
+launch::Value decode_value(std::string_view object, int from, ObjectKind kind) {
+  return launch::Value::from_cbor(body(object, from, kind), true, true,
+                                  launch::Value::cbor_tag_handler_t::store);
+}
+
+}  // namespace accelmgr::distributed

@@ -1,0 +1,123 @@
+#include "distributed/process_group.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <utility>
+
+#include "base/log.hpp"
+#include "distributed/backends.hpp"
+#include "distributed/gpus.hpp"
+#include "distributed/initialize.hpp"
+#include "launch/variables.hpp"
+
+namespace accelmgr {
+namespace {
+
+namespace variable = launch::variable;
+
+constexpr const char* our_variable = "ACCELMGR_DISTRIBUTED_BACKEND";
+constexpr const char* torch_variable = "TORCH_DISTRIBUTED_BACKEND";
+constexpr std::array described{variable::rank,        variable::local_rank,
+                               variable::world_size,  variable::local_world_size,
+                               variable::master_addr, variable::master_port};
+// Of a launch: they do not go with other ranks.
+constexpr std::array of_launch{variable::node_rank, variable::node_count, variable::world_memory,
+                               variable::agent_store};
+
+std::optional<std::string> value_of(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
+}
+
+void set(const char* name, const std::string& value) { ::setenv(name, value.c_str(), /*overwrite=*/1); }
+void set(const char* name, int value) { set(name, std::to_string(value)); }
+
+std::optional<std::string> chosen_backend() {
+  if (auto ours = value_of(our_variable)) return ours;
+  return value_of(torch_variable);
+}
+
+}  // namespace
+
+std::string default_backend() {
+  const auto available = distributed::available_backends();
+  const bool nccl = std::find(available.begin(), available.end(), "nccl") != available.end();
+  return nccl && distributed::visible_gpus() > 0 ? "nccl" : "shm";
+}
+
+std::string get_distributed_backend() { return chosen_backend().value_or(default_backend()); }
+
+void set_distributed_backend(const std::string& backend) {
+  distributed::check_backend(backend);
+  set(our_variable, backend);
+}
+
+void join_process_group(const std::optional<std::string>& backend, std::optional<double> timeout_s,
+                        const std::string& init_method, base::UniqueFd socket) {
+  auto name = backend.value_or(get_distributed_backend());
+  if (!backend && !chosen_backend() && name == "shm") name = distributed::auto_backend;
+  distributed::initialize(name, {.timeout_s = timeout_s, .init_method = init_method}, std::move(socket));
+  const int world_size = distributed::get_world_size();
+  base::log().debug("process group of {} ranks initialized by {}; proving it", world_size, name);
+  if (const double counted = distributed::all_reduce(1.0); counted != world_size)
+    throw SessionError(fmt::format("the process group has {} ranks, but counted {:g}", world_size, counted));
+}
+
+void init_process_group_from_backend(const std::optional<std::string>& backend,
+                                     std::optional<double> timeout_s) {
+  join_process_group(backend, timeout_s);
+}
+
+void set_environment(const MultiprocessConfig& config) {
+  const bool same_launch = value_of(variable::rank) == std::to_string(config.rank) &&
+                           value_of(variable::world_size) == std::to_string(*config.world_size);
+  if (!same_launch)
+    for (const char* name : of_launch) ::unsetenv(name);
+  set(variable::rank, config.rank);
+  set(variable::local_rank, config.local_rank);
+  set(variable::world_size, *config.world_size);
+  set(variable::local_world_size, *config.local_world_size);
+  set(variable::master_addr, config.master_addr);
+  set(variable::master_port, *config.master_port);
+}
+
+void init_dist(int rank, int local_rank, int world_size, int local_world_size, const std::string& master_addr,
+               int master_port, const std::string& init_method, const std::optional<std::string>& backend) {
+  MultiprocessConfig config;
+  config.rank = rank;
+  config.local_rank = local_rank;
+  config.world_size = world_size;
+  config.local_world_size = local_world_size;
+  config.master_addr = master_addr;
+  config.master_port = master_port;
+  config.backend = backend;
+  MultiprocessConfig::resolve(config);
+  if (rank < 0 || local_rank < 0)
+    throw ConfigError(
+        fmt::format("init_dist(): rank is {} and local_rank {}; both must be 0 or more", rank, local_rank));
+  set_environment(config);
+  join_process_group(backend, std::nullopt, init_method);
+}
+
+EnvironmentScope::EnvironmentScope() {
+  const auto keep = [this](const char* name) {
+    const char* value = std::getenv(name);
+    before_.emplace_back(name, value == nullptr ? std::nullopt : std::optional<std::string>(value));
+  };
+  for (const char* name : described) keep(name);
+  for (const char* name : of_launch) keep(name);
+}
+
+EnvironmentScope::~EnvironmentScope() {
+  for (const auto& [name, value] : before_) {
+    if (value)
+      set(name.c_str(), *value);
+    else
+      ::unsetenv(name.c_str());
+  }
+}
+
+}  // namespace accelmgr

@@ -1,0 +1,131 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "accelmgr/distributed.hpp"
+#include "distributed/backends.hpp"
+#include "distributed/tcp_store.hpp"
+#include "launch/functions.hpp"
+#include "launch/variables.hpp"
+
+namespace accelmgr::distributed {
+namespace {
+
+constexpr const char* entry = "accelmgr.distributed.spawn";
+constexpr int default_port = 2222;  // Of the reference, on several hosts.
+
+// What goes to a child besides the function itself.
+Value task_of(const std::string& backend, const Value& args, const Value& kwargs,
+              const SpawnOptions& options) {
+  auto all = args.is_array() ? args : Value::array({args});
+  if (!kwargs.is_null()) all.push_back(kwargs);
+  return {{"backend", backend},
+          {"init_method", options.init_method},
+          {"timeout_s", options.timeout_s},
+          {"world_size", options.nnodes * options.nproc_per_node},
+          {"args", std::move(all)}};
+}
+
+Value run(const launch::Function& function, int rank, const Value& task) {
+  const int world_size = task.at("world_size").get<int>();
+  initialize(task.at("backend").get<std::string>(), {.timeout_s = task.at("timeout_s").get<double>(),
+                                                     .init_method = task.at("init_method").get<std::string>(),
+                                                     .rank = rank,
+                                                     .world_size = world_size});
+  try {
+    auto result = function(get_local_rank(), task.at("args"));
+    finalize();
+    return result;
+  } catch (...) {
+    // One that fails among others does not leave them: what they would then complain about must not come
+    // before its own failure, which is reported next; they learn of its end after that.
+    if (world_size == 1) finalize();
+    throw;
+  }
+}
+
+// A program executed anew knows functions by their names only.
+const bool registered = [] {
+  launch::register_function(entry, [](int rank, const Value& task) {
+    return run(launch::registered_function(task.at("function").get<std::string>()), rank, task);
+  });
+  return true;
+}();
+
+void check(const std::string& backend, const Value& kwargs, const SpawnOptions& options) {
+  check_backend(backend);
+  if (options.nproc_per_node < 1)
+    throw ConfigError(fmt::format("nproc_per_node is {}; it must be 1 or more", options.nproc_per_node),
+                      "nproc_per_node");
+  if (options.nnodes < 1)
+    throw ConfigError(fmt::format("nnodes is {}; it must be 1 or more", options.nnodes), "nnodes");
+  if (options.node_rank < 0 || options.node_rank >= options.nnodes)
+    throw ConfigError(fmt::format("node_rank is {}; of {} nodes it must be 0 to {}", options.node_rank,
+                                  options.nnodes, options.nnodes - 1),
+                      "node_rank");
+  if (options.master_port < 0 || options.master_port > 65535)
+    throw ConfigError(
+        fmt::format("master_port is {}; it must be 1 to 65535, or 0 for the default", options.master_port),
+        "master_port");
+  if (!kwargs.is_null() && !kwargs.is_object())
+    throw UsageError(fmt::format("kwargs is of type {}; it must be an object, or null", kwargs.type_name()));
+}
+
+launch::Options launch_options(const std::string& backend, const SpawnOptions& options) {
+  launch::Options launch;
+  launch.nprocs = options.nproc_per_node;
+  launch.nnodes = options.nnodes;
+  launch.node_rank = options.node_rank;
+  launch.join = options.join;
+  launch.daemon = options.daemon;
+  launch.start_method = options.start_method;
+  launch.backend = backend;
+  launch.master_addr = options.master_addr;
+  launch.master_port = options.master_port;
+  launch.timeout_s = options.timeout_s;
+  return launch;
+}
+
+}  // namespace
+
+launch::SpawnContext spawn(const std::string& backend, const std::variant<std::string, launch::Function>& fn,
+                           const Value& args, const Value& kwargs, const SpawnOptions& options) {
+  check(backend, kwargs, options);
+  auto task = task_of(backend, args, kwargs, options);
+  auto launch = launch_options(backend, options);
+  std::variant<std::string, launch::Function> function = entry;
+  if (const auto* name = std::get_if<std::string>(&fn)) {
+    launch::registered_function(*name);  // It had better be said here than in each child.
+    task["function"] = *name;
+  } else {
+    function = [callable = std::get<launch::Function>(fn)](int rank, const Value& what) {
+      return run(callable, rank, what);
+    };
+  }
+  const bool by_store =
+      options.nnodes > 1 && (options.init_method.empty() || options.init_method == "env://");
+  if (!by_store) return launch::spawn(function, task, launch);
+
+  // The ranks of all hosts meet at a store, which the first host's parent serves. Its port is bound before
+  // anybody is started, its threads begin when all have been forked.
+  if (launch.master_port == 0) launch.master_port = default_port;
+  launch.environment[launch::variable::agent_store] = "True";
+  launch.join = false;
+  base::UniqueFd socket;
+  if (options.node_rank == 0) socket = bind_tcp(options.master_addr, launch.master_port);
+  auto context = launch::spawn(function, task, launch);
+  std::unique_ptr<TcpStore> store;
+  if (socket) store = TcpStore::serve(std::move(socket));
+  if (options.join) {
+    context.join();
+  } else if (store) {
+    // Nobody says when the last rank needs it no more; it ends with this process.
+    static std::vector<std::unique_ptr<TcpStore>> served;
+    served.push_back(std::move(store));
+  }
+  return context;
+}
+
+}  // namespace accelmgr::distributed

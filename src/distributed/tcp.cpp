@@ -1,0 +1,143 @@
+#include "distributed/tcp.hpp"
+
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "accelmgr/errors.hpp"
+#include "ipc/wait_ready.hpp"
+
+namespace accelmgr::distributed {
+namespace {
+
+constexpr double try_again_s = 0.05;
+constexpr double longest_attempt_s = 3;  // A lost packet is sent again after one second.
+constexpr int backlog = 4096;
+/// torch reaches IPv4 addresses through sockets of IPv6.
+constexpr std::string_view ipv4_in_ipv6 = "::ffff:";
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+/// Null: nobody knows the name; `why` says so.
+Addresses resolve(const std::string& host, int port, std::string& why) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (code != 0) why = code == EAI_SYSTEM ? strerrordesc_np(errno) : gai_strerror(code);
+  return {code == 0 ? found : nullptr, &freeaddrinfo};
+}
+
+HostPort in_numbers(const sockaddr* address, socklen_t length) noexcept {
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) !=
+      0)
+    return {};
+  std::string_view name(host);
+  if (name.starts_with(ipv4_in_ipv6)) name.remove_prefix(ipv4_in_ipv6.size());
+  return {std::string(name), std::atoi(port)};
+}
+
+base::UniqueFd open_socket(const addrinfo& address, int flags = 0) {
+  return base::UniqueFd(
+      socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | flags, address.ai_protocol));
+}
+
+/// 0, or an errno value.
+int try_bind(int fd, const addrinfo& address) noexcept {
+  const int on = 1;
+  // What is left of connections of an earlier run keeps nobody from listening.
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (bind(fd, address.ai_addr, address.ai_addrlen) != 0 || listen(fd, backlog) != 0) return errno;
+  return 0;
+}
+
+int try_connect(int fd, const addrinfo& address, base::Deadline deadline) noexcept {
+  if (connect(fd, address.ai_addr, address.ai_addrlen) == 0) return 0;
+  if (errno != EINPROGRESS) return errno;
+  if (ipc::wait_ready(fd, POLLOUT, deadline) == 0) return ETIMEDOUT;
+  int code = 0;
+  socklen_t length = sizeof code;
+  getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &length);
+  return code;
+}
+
+void pause_until(base::Deadline deadline) noexcept { ipc::wait_ready(-1, 0, deadline); }
+
+base::Deadline earlier(base::Deadline a, base::Deadline b) noexcept { return a.ns() < b.ns() ? a : b; }
+
+}  // namespace
+
+base::UniqueFd bind_tcp(const std::string& host, int port) {
+  const auto name = launch::text({host, port});
+  std::string why;
+  const auto addresses = resolve(host, port, why);
+  if (!addresses) throw ConfigError(fmt::format("cannot listen at {}: {}", name, why));
+  int code = 0;
+  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    auto fd = open_socket(*address);
+    code = fd ? try_bind(fd.get(), *address) : errno;
+    if (code == 0) return fd;
+  }
+  if (code == EADDRINUSE)
+    throw ConfigError(
+        fmt::format("port {} is in use: cannot listen at {}; choose another port, or 0 for a "
+                    "free one",
+                    port, name));
+  if (code == EADDRNOTAVAIL)
+    throw ConfigError(fmt::format("cannot listen at {}: that is no address of this host", name));
+  throw ConfigError(fmt::format("cannot listen at {}: {}", name, strerrordesc_np(code)));
+}
+
+HostPort address_of(int socket) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  auto* address = reinterpret_cast<sockaddr*>(&storage);
+  if (getsockname(socket, address, &length) != 0) throw SystemError("getsockname", errno);
+  return in_numbers(address, length);
+}
+
+HostPort peer_of(int fd) noexcept {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  auto* address = reinterpret_cast<sockaddr*>(&storage);
+  if (getpeername(fd, address, &length) != 0) return {};
+  if (storage.ss_family != AF_INET && storage.ss_family != AF_INET6) return {};
+  return in_numbers(address, length);
+}
+
+HostPort reachable(const HostPort& address) {
+  if (address.host == "0.0.0.0") return {"127.0.0.1", address.port};
+  if (address.host == "::") return {"::1", address.port};
+  return address;
+}
+
+HostPort wait_for_listener(const std::string& host, int port, base::Deadline deadline) {
+  std::string why = "no time was left to try";
+  const auto began_ns = base::now_ns();
+  do {
+    const auto addresses = resolve(host, port, why);
+    for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
+      const auto fd = open_socket(*address, SOCK_NONBLOCK);
+      const auto until = earlier(deadline, base::Deadline::in_seconds(longest_attempt_s));
+      const int code = fd ? try_connect(fd.get(), *address, until) : errno;
+      if (code == 0) return in_numbers(address->ai_addr, address->ai_addrlen);
+      why = strerrordesc_np(code);
+    }
+    pause_until(earlier(deadline, base::Deadline::in_seconds(try_again_s)));
+  } while (!deadline.passed());
+  throw SessionError(fmt::format("cannot reach {}: {}; tried for {:.3g} s", launch::text({host, port}), why,
+                                 double(base::now_ns() - began_ns) / 1e9));
+}
+
+}  // namespace accelmgr::distributed

@@ -1,0 +1,313 @@
+// Contexts made by others (torchrun, by hand) and by initialize().
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+
+#include "accelmgr/distributed.hpp"
+#include "accelmgr/multiprocess.hpp"
+#include "base/log.hpp"
+#include "base/log_tail.hpp"
+#include "distributed/tcp_store.hpp"
+#include "message_of.hpp"
+#include "ranks.hpp"
+
+namespace accelmgr::distributed {
+namespace {
+
+using test::expect_on_ranks;
+using test::message_of;
+using test::on_strangers;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::EndsWith;
+using testing::HasSubstr;
+using Variables = std::map<std::string, std::string>;
+
+constexpr double short_s = 0.3;
+
+/// What torchrun's agent sets, with a port that nobody else has. The store itself is served in a rank: what
+/// is forked has no threads.
+class Agent {
+ public:
+  Agent() : socket_(bind_tcp("127.0.0.1", 0)), port_(port_of(socket_.get())) {}
+  Variables variables(int world_size) const {
+    return {{"RANK", "{rank}"},
+            {"LOCAL_RANK", "{rank}"},
+            {"WORLD_SIZE", std::to_string(world_size)},
+            {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
+            {"GROUP_RANK", "0"},
+            {"GROUP_WORLD_SIZE", "1"},
+            {"MASTER_ADDR", "127.0.0.1"},
+            {"MASTER_PORT", std::to_string(port_)},
+            {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+            {"TORCHELASTIC_RESTART_COUNT", "2"}};
+  }
+  /// In one rank, before it connects.
+  std::unique_ptr<TcpStore> serve() { return TcpStore::serve(std::move(socket_)); }
+  int port() const { return port_; }
+
+ private:
+  base::UniqueFd socket_;
+  int port_;
+};
+
+/// A port that was free a moment ago.
+int free_port() { return port_of(bind_tcp("127.0.0.1", 0).get()); }
+
+std::string scratch_file(const char* name) {
+  return (std::filesystem::temp_directory_path() / fmt::format("accelmgr_{}_{}", name, getpid())).string();
+}
+
+TEST(ContextOfTorchrun, IsFoundWhenFirstAskedForAndJoinedAtTheFirstCollective) {
+  Agent agent;
+  on_strangers(3, agent.variables(3), [&](int rank) {
+    // Nobody serves yet: the getters connect to nobody.
+    EXPECT_EQ(get_rank(), rank);
+    EXPECT_EQ(get_world_size(), 3);
+    EXPECT_EQ(get_local_rank(), rank);
+    EXPECT_EQ(get_nproc_per_node(), 3);
+    EXPECT_EQ(get_nnodes(), 1);
+    EXPECT_EQ(get_node_rank(), 0);
+    EXPECT_EQ(model_name(), "native-dist");
+    EXPECT_EQ(backend(), "shm");
+    std::unique_ptr<TcpStore> store;
+    if (rank == 2) store = agent.serve();
+    EXPECT_EQ(all_reduce(rank + 1.0), 6.0);
+    EXPECT_THAT(all_gather(std::to_string(rank)), ElementsAre("0", "1", "2"));
+    EXPECT_EQ(all_reduce(1.0, "SUM", std::vector<int>{0, 2}), rank == 1 ? 1.0 : 2.0);
+    barrier();
+    return Value();
+  });
+}
+
+TEST(ContextOfTorchrun, IsLeftAndJoinedAgain) {
+  Agent agent;
+  on_strangers(2, agent.variables(2), [&](int rank) {
+    std::unique_ptr<TcpStore> store;
+    if (rank == 0) store = agent.serve();
+    for (int round = 0; round < 3; ++round) {
+      initialize("shm");
+      EXPECT_EQ(model_name(), "native-dist");
+      EXPECT_EQ(all_reduce(1.0), 2.0);
+      barrier();
+      finalize();
+      EXPECT_EQ(model_name(), "serial");
+      EXPECT_EQ(get_world_size(), 1);
+    }
+    // It is there, but it was left.
+    sync();
+    EXPECT_EQ(get_world_size(), 2);
+    EXPECT_EQ(all_reduce(1.0), 2.0);
+    barrier();
+    return Value();
+  });
+}
+
+TEST(ContextByHand, NeedsNoMoreThanRanksAndAnAddress) {
+  const Variables variables{{"RANK", "{rank}"},
+                            {"WORLD_SIZE", "2"},
+                            {"MASTER_ADDR", "127.0.0.1"},
+                            {"MASTER_PORT", std::to_string(free_port())}};
+  on_strangers(2, variables, [](int rank) {
+    // Rank 0 serves the store itself.
+    EXPECT_EQ(get_local_rank(), rank);
+    EXPECT_EQ(all_reduce(1.0), 2.0);
+    EXPECT_EQ(get_nproc_per_node(), 2);
+    EXPECT_EQ(get_nnodes(), 1);
+    barrier();
+    return Value();
+  });
+}
+
+TEST(ContextByHand, MayBeMadeAndEndedLater) {
+  expect_on_ranks(1, [](int) {
+    EXPECT_EQ(get_world_size(), 1);
+    const test::Variable rank("RANK", "1"), size("WORLD_SIZE", "4"), local("LOCAL_WORLD_SIZE", std::nullopt);
+    const test::Variable local_rank("LOCAL_RANK", std::nullopt), address("MASTER_ADDR", "10.0.0.1");
+    EXPECT_EQ(get_rank(), 1);
+    EXPECT_EQ(get_world_size(), 4);
+    // Nobody knows yet who shares a host.
+    EXPECT_THAT(message_of<UsageError>([] { get_nnodes(); }),
+                AllOf(HasSubstr("initialize()"), HasSubstr("LOCAL_RANK")));
+    EXPECT_THAT(message_of<UsageError>([] { get_local_rank(); }), HasSubstr("LOCAL_RANK"));
+    set_local_rank(1);
+    EXPECT_EQ(get_local_rank(), 1);
+    {
+      const test::Variable later("WORLD_SIZE", "2");
+      EXPECT_EQ(get_world_size(), 4);
+      sync();
+      EXPECT_EQ(get_world_size(), 2);
+    }
+    sync(/*temporary=*/true);
+    EXPECT_EQ(get_world_size(), 4);
+    const test::Variable again("WORLD_SIZE", "3");
+    EXPECT_EQ(get_world_size(), 3);
+    const test::Variable gone("RANK", std::nullopt);
+    EXPECT_EQ(model_name(), "serial");
+    sync();
+    finalize();
+  });
+}
+
+TEST(ContextByHand, ThatContradictsItselfIsNamed) {
+  const test::Variable rank("RANK", "3"), size("WORLD_SIZE", "2");
+  EXPECT_THAT(message_of<ConfigError>([] { get_rank(); }),
+              AllOf(HasSubstr("RANK=3"), HasSubstr("WORLD_SIZE=2")));
+  EXPECT_THAT(message_of<ConfigError>([] { initialize("shm"); }), HasSubstr("RANK=3"));
+}
+
+TEST(ContextByHand, WithoutAnAddressIsNamedByTheFirstCollective) {
+  const test::Variable rank("RANK", "0"), size("WORLD_SIZE", "2"), port("MASTER_PORT", "1");
+  EXPECT_EQ(get_world_size(), 2);
+  EXPECT_THAT(message_of<ConfigError>([] { barrier(); }), HasSubstr("MASTER_ADDR is not set"));
+  {
+    const test::Variable address("MASTER_ADDR", "127.0.0.1"), none("MASTER_PORT", std::nullopt);
+    EXPECT_THAT(message_of<ConfigError>([] { initialize("shm"); }), HasSubstr("MASTER_PORT is not set"));
+  }
+  finalize();
+}
+
+TEST(Initialize, ByAnAddress) {
+  const auto method = fmt::format("tcp://127.0.0.1:{}", free_port());
+  on_strangers(3, {}, [&](int rank) {
+    EXPECT_EQ(get_world_size(), 1);
+    initialize("shm", {.timeout_s = 20, .init_method = method, .rank = rank, .world_size = 3});
+    EXPECT_EQ(get_rank(), rank);
+    EXPECT_EQ(get_local_rank(), rank);
+    EXPECT_EQ(get_nproc_per_node(), 3);
+    EXPECT_EQ(get_nnodes(), 1);
+    EXPECT_EQ(all_reduce(1.0), 3.0);
+    barrier();
+    finalize();
+    EXPECT_EQ(get_world_size(), 1);
+    return Value();
+  });
+}
+
+TEST(Initialize, ByAFile) {
+  const auto file = scratch_file("store");
+  on_strangers(3, {}, [&](int rank) {
+    initialize("auto", {.timeout_s = 20, .init_method = "file://" + file, .rank = rank, .world_size = 3});
+    EXPECT_EQ(backend(), "shm");
+    EXPECT_EQ(all_reduce(1.0), 3.0);
+    barrier();
+    finalize();
+    return Value();
+  });
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+TEST(Initialize, InOurLaunchUsesItsMemory) {
+  expect_on_ranks(2, [](int rank) {
+    EXPECT_EQ(get_rank(), rank);
+    initialize("shm");
+    EXPECT_EQ(model_name(), "accelmgr-dist");
+    EXPECT_THAT(message_of<UsageError>([] { initialize("shm"); }),
+                AllOf(HasSubstr("context already"), HasSubstr("of 2")));
+    EXPECT_EQ(all_reduce(1.0), 2.0);
+    barrier();
+    finalize();
+    EXPECT_EQ(get_world_size(), 1);
+    initialize("shm");
+    EXPECT_EQ(all_reduce(1.0), 2.0);
+    barrier();
+  });
+}
+
+TEST(Initialize, RanksThatContradictTheEnvironmentAreNamed) {
+  expect_on_ranks(2, [](int rank) {
+    EXPECT_THAT(
+        message_of<ConfigError>([&] { initialize("shm", {.rank = 1 - rank}); }),
+        AllOf(HasSubstr(fmt::format("rank is {}", 1 - rank)), HasSubstr(fmt::format("RANK={}", rank))));
+    EXPECT_THAT(message_of<ConfigError>([] { initialize("shm", {.world_size = 3}); }),
+                AllOf(HasSubstr("world_size is 3"), HasSubstr("WORLD_SIZE=2")));
+  });
+}
+
+TEST(Initialize, NamesTheRanksThatDidNotComeAndWhereTheOthersWait) {
+  const auto port = free_port();
+  on_strangers(2, {}, [&](int rank) {
+    if (rank == 1) return Value();
+    try {
+      initialize("shm", {.timeout_s = short_s,
+                         .init_method = fmt::format("tcp://127.0.0.1:{}", port),
+                         .rank = 0,
+                         .world_size = 2});
+      ADD_FAILURE() << "rank 1 never came";
+    } catch (const CollectiveError& error) {
+      EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
+      EXPECT_THAT(error.ranks(), ElementsAre(1));
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr(fmt::format("127.0.0.1:{}", port))));
+    }
+    EXPECT_EQ(model_name(), "serial");
+    return Value();
+  });
+}
+
+TEST(Initialize, AStoreThatNobodyServesIsNamed) {
+  const auto port = free_port();
+  try {
+    initialize("shm", {.timeout_s = short_s,
+                       .init_method = fmt::format("tcp://127.0.0.1:{}", port),
+                       .rank = 1,
+                       .world_size = 2});
+    ADD_FAILURE() << "nobody serves";
+  } catch (const CollectiveError& error) {
+    EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
+    EXPECT_THAT(error.ranks(), ElementsAre(0));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(fmt::format("127.0.0.1:{}", port)), HasSubstr("rank 0")));
+  }
+}
+
+TEST(Initialize, InOurLaunchNamesTheRankThatDidNotCome) {
+  expect_on_ranks(3, [](int rank) {
+    if (rank == 1) return;
+    EXPECT_THAT(message_of<CollectiveError>([] { initialize("shm", {.timeout_s = short_s}); }),
+                HasSubstr("rank 1"));
+    EXPECT_THAT(message_of<CollectiveError>([] { init_process_group_from_backend("shm", short_s); }),
+                HasSubstr("rank 1"));
+  });
+}
+
+TEST(Context, IsNotInheritedByAFork) {
+  expect_on_ranks(2, [](int) {
+    EXPECT_EQ(all_reduce(1.0), 2.0);
+    const auto pid = fork();
+    if (pid == 0) {
+      for (const char* name : {"RANK", "WORLD_SIZE"}) unsetenv(name);
+      _exit(get_world_size() == 1 && model_name() == "serial" ? 0 : 1);
+    }
+    int status = 1;
+    waitpid(pid, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(all_reduce(1.0), 2.0);
+  });
+}
+
+TEST(ShowConfig, WritesTenLines) {
+  expect_on_ranks(2, [](int rank) {
+    std::array<char, 4096> text{};
+    std::atomic<std::uint64_t> written{0};
+    base::keep_log_tail(text, written);
+    show_config();
+    const auto lines = base::log_lines(text, written.load(), 100);
+    base::drop_log_tail();
+    EXPECT_THAT(
+        lines,
+        ElementsAre(EndsWith("distributed configuration: accelmgr-dist"), EndsWith("backend: shm"),
+                    EndsWith("device: cpu"), EndsWith("hostname: " + hostname()), EndsWith("world size: 2"),
+                    EndsWith(fmt::format("] rank: {}", rank)), EndsWith(fmt::format("local rank: {}", rank)),
+                    EndsWith("num processes per_node: 2"), EndsWith("num nodes: 1"),
+                    EndsWith("node rank: 0")));
+  });
+}
+
+}  // namespace
+}  // namespace accelmgr::distributed

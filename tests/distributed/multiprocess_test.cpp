@@ -1,0 +1,324 @@
+#include "accelmgr/multiprocess.hpp"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <stdexcept>
+
+#include "collective/gloo/factory.hpp"
+#include "distributed/tcp.hpp"
+#include "message_of.hpp"
+#include "ranks.hpp"
+
+namespace accelmgr {
+namespace {
+
+using launch::StartMethod;
+using launch::Value;
+using test::expect_on_ranks;
+using test::message_of;
+using test::Variable;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// Fails, to be seen, unless every rank is what it should be.
+Value check_ranks(int rank, const Value& args) {
+  const int world_size = distributed::get_world_size();
+  const bool right = args.at(0) == world_size && rank == distributed::get_rank() &&
+                     distributed::get_local_rank() == rank && distributed::all_reduce(1.0) == world_size &&
+                     distributed::all_reduce(1.0, "SUM", parallel_groups().data) == world_size;
+  if (!right) throw std::runtime_error(fmt::format("rank {} is not right", rank));
+  if (args.size() > 1 && args.at(1) == rank) throw std::runtime_error("asked to fail");
+  return {};
+}
+
+Value set_up(int, const Value&) {
+  ::setenv("ACCELMGR_TEST_SET_UP", "yes", 1);
+  return {};
+}
+
+Value needs_set_up(int, const Value&) {
+  if (std::getenv("ACCELMGR_TEST_SET_UP") == nullptr) throw std::runtime_error("was not set up");
+  return {};
+}
+
+const bool registered = [] {
+  launch::register_function("check ranks", check_ranks);
+  launch::register_function("set up", set_up);
+  launch::register_function("needs set-up", needs_set_up);
+  return true;
+}();
+
+MultiprocessConfig config_of(int world_size, StartMethod method = StartMethod::fork) {
+  MultiprocessConfig config;
+  config.world_size = world_size;
+  config.launch_method = method;
+  return config;
+}
+
+TEST(MultiprocessConfig, IsResolvedOnceAndKeepsItsPort) {
+  MultiprocessConfig config;
+  MultiprocessConfig::resolve(config);
+  EXPECT_GE(config.world_size, 1);
+  EXPECT_EQ(config.local_world_size, config.world_size);
+  ASSERT_TRUE(config.master_port);
+  EXPECT_GE(*config.master_port, 29500);
+  // Nobody else gets it, another configuration neither.
+  EXPECT_THAT(message_of<ConfigError>([&] { distributed::bind_tcp("127.0.0.1", *config.master_port); }),
+              HasSubstr(std::to_string(*config.master_port)));
+  MultiprocessConfig other;
+  MultiprocessConfig::resolve(other);
+  EXPECT_NE(other.master_port, config.master_port);
+  const auto before = config.text();
+  MultiprocessConfig::resolve(config);
+  EXPECT_EQ(config.text(), before);
+}
+
+TEST(MultiprocessConfig, LocalRanksOfOneHostAreAllItsRanks) {
+  auto config = config_of(4);
+  MultiprocessConfig::resolve(config);
+  EXPECT_EQ(config.local_world_size, 4);
+}
+
+TEST(MultiprocessConfig, WhatCannotBeIsNamed) {
+  using Change = std::function<void(MultiprocessConfig&)>;
+  const std::vector<std::pair<Change, std::string>> bad = {
+      {[](auto& c) { c.world_size = 0; }, "world_size is 0"},
+      {[](auto& c) { c.local_world_size = 5; }, "local_world_size is 5"},
+      {[](auto& c) { c.rank = 4; }, "rank is 4"},
+      {[](auto& c) { c.local_world_size = 2, c.local_rank = 2; }, "local_rank is 2"},
+      {[](auto& c) { c.master_port = 65536; }, "master_port is 65536"},
+      {[](auto& c) { c.master_addr = ""; }, "master_addr is empty"},
+      {[](auto& c) { c.model_parallelism = 3; }, "does not divide the 4 ranks"},
+      {[](auto& c) { c.backend = "smh"; }, "did you mean 'shm'"},
+      {[](auto& c) { c.data_parallel_backend = "mpi"; }, "'mpi'"},
+  };
+  for (const auto& [change, message] : bad) {
+    auto config = config_of(4);
+    change(config);
+    EXPECT_THAT(message_of<ConfigError>([&] { MultiprocessConfig::resolve(config); }), HasSubstr(message));
+  }
+}
+
+TEST(MultiprocessConfig, IsPrinted) {
+  auto config = config_of(2, StartMethod::forkserver);
+  config.backend = "shm";
+  EXPECT_EQ(config.text(),
+            "rank = -1\nlocal_rank = -1\nworld_size = 2\nlocal_world_size = unset\nmaster_addr = 127.0.0.1\n"
+            "master_port = unset\ninit_method = env://\nmodel_parallelism = 1\npipeline_parallelism = 1\n"
+            "backend = shm\nmodel_parallel_backend = unset\npipeline_parallel_backend = unset\n"
+            "data_parallel_backend = unset\nlaunch_method = forkserver\n");
+}
+
+TEST(MultiprocessConfig, OfTheLaunchPartOfAConfiguration) {
+  Config from;
+  from.launch.nprocs = 2;
+  from.launch.nnodes = 3;
+  from.launch.rendezvous = "10.0.0.1:2222";
+  from.launch.backend = "gloo";
+  from.launch.model_parallelism = 2;
+  from.launch.pipeline_parallelism = 3;
+  from.launch.model_parallel_backend = "shm";
+  from.launch.start_method = StartMethod::fork;
+  const auto config = MultiprocessConfig::of(from);
+  EXPECT_EQ(config.world_size, 6);
+  EXPECT_EQ(config.local_world_size, 2);
+  EXPECT_EQ(config.master_addr, "10.0.0.1");
+  EXPECT_EQ(config.master_port, 2222);
+  EXPECT_EQ(config.backend, "gloo");
+  EXPECT_EQ(config.model_parallel_backend, "shm");
+  EXPECT_EQ(config.data_parallel_backend, std::nullopt);
+  EXPECT_EQ(config.model_parallelism, 2);
+  EXPECT_EQ(config.pipeline_parallelism, 3);
+  EXPECT_EQ(config.launch_method, StartMethod::fork);
+  const auto defaults = MultiprocessConfig::of(Config());
+  EXPECT_EQ(defaults.world_size, std::nullopt);
+  EXPECT_EQ(defaults.backend, std::nullopt);
+}
+
+TEST(DistributedBackend, IsOursBeforeTorchsBeforeTheDefault) {
+  const Variable ours("ACCELMGR_DISTRIBUTED_BACKEND", std::nullopt);
+  const Variable torchs("TORCH_DISTRIBUTED_BACKEND", std::nullopt);
+  EXPECT_EQ(get_distributed_backend(), default_backend());
+  {
+    const Variable of_torch("TORCH_DISTRIBUTED_BACKEND", "gloo");
+    EXPECT_EQ(get_distributed_backend(), "gloo");
+    set_distributed_backend("shm");
+    EXPECT_EQ(get_distributed_backend(), "shm");
+  }
+  EXPECT_THAT(message_of<ConfigError>([] { set_distributed_backend("mpi"); }),
+              AllOf(HasSubstr("'mpi'"), HasSubstr("shm")));
+}
+
+TEST(InitDist, SetsTheEnvironmentAndJoins) {
+  const int port = distributed::port_of(distributed::bind_tcp("127.0.0.1", 0).get());
+  test::on_strangers(2, {}, [port](int rank) {
+    init_dist(rank, rank, 2, 2, "127.0.0.1", port, "env://");
+    EXPECT_EQ(distributed::get_rank(), rank);
+    EXPECT_STREQ(std::getenv("RANK"), std::to_string(rank).c_str());
+    EXPECT_STREQ(std::getenv("LOCAL_WORLD_SIZE"), "2");
+    EXPECT_STREQ(std::getenv("MASTER_PORT"), std::to_string(port).c_str());
+    EXPECT_EQ(distributed::all_reduce(1.0), 2.0);
+    distributed::barrier();
+    return Value();
+  });
+  EXPECT_THAT(message_of<ConfigError>([] { init_dist(2, 0, 2, 2, "127.0.0.1", 1, "env://"); }),
+              HasSubstr("rank is 2"));
+  EXPECT_THAT(message_of<ConfigError>([] { init_dist(0, -1, 2, 2, "127.0.0.1", 1, "env://"); }),
+              HasSubstr("local_rank -1"));
+}
+
+TEST(ParallelGroups, OfEachRankAreThoseOfTheLayout) {
+  expect_on_ranks(4, [](int rank) {
+    EXPECT_THAT(message_of<UsageError>([] { parallel_groups(); }), HasSubstr("init_parallelism()"));
+    init_parallelism(2, 1);
+    const auto groups = parallel_groups();
+    EXPECT_THAT(groups.model.ranks(), ElementsAre(rank / 2 * 2, rank / 2 * 2 + 1));
+    EXPECT_THAT(groups.data.ranks(), ElementsAre(rank % 2, rank % 2 + 2));
+    EXPECT_THAT(groups.pipeline.ranks(), ElementsAre(rank));
+    // All model groups at the same time, then all data groups: what is not synchronized mixes at will.
+    for (int round = 0; round < 50; ++round) {
+      EXPECT_EQ(distributed::all_reduce(rank, "SUM", groups.model), rank / 2 * 4 + 1);
+      EXPECT_EQ(distributed::all_reduce(rank, "SUM", groups.data), rank % 2 * 2 + 2);
+      EXPECT_EQ(distributed::all_reduce(rank, "SUM", groups.pipeline), rank);
+    }
+    EXPECT_THAT(message_of<ConfigError>([] { init_parallelism(3, 1); }),
+                AllOf(HasSubstr("3"), HasSubstr("4 ranks")));
+    distributed::finalize();
+    EXPECT_THAT(message_of<UsageError>([] { parallel_groups(); }), HasSubstr("init_parallelism()"));
+  });
+}
+
+TEST(ParallelGroups, OfASerialProcessAreItself) {
+  const auto groups = init_parallelism();
+  EXPECT_EQ(groups.data.size(), 1);
+  EXPECT_EQ(distributed::all_reduce(2.0, "SUM", groups.model), 2.0);
+  distributed::finalize();
+}
+
+TEST(LaunchSubprocesses, RunsTheFunctionInEachRank) {
+  launch_subprocesses(launch::Function(check_ranks), config_of(3), "", 0, {3});
+  launch_subprocesses("check ranks", config_of(2, StartMethod::forkserver), "", 0, {2});
+}
+
+TEST(LaunchSubprocesses, OneRankRunsInPlaceAndLeavesNothingBehind) {
+  const Variable rank("RANK", std::nullopt);
+  bool called = false;
+  launch_subprocesses(launch::Function([&called](int r, const Value& args) {
+                        called = true;
+                        return check_ranks(r, args);
+                      }),
+                      config_of(1), "", 0, {1});
+  EXPECT_TRUE(called);
+  EXPECT_EQ(std::getenv("RANK"), nullptr);
+  EXPECT_EQ(distributed::model_name(), "serial");
+}
+
+TEST(LaunchSubprocesses, SetUpComesBeforeTheFunction) {
+  launch_subprocesses("needs set-up", config_of(2), "set up");
+  EXPECT_THAT(message_of<launch::SpawnError>([] { launch_subprocesses("needs set-up", config_of(2)); }),
+              HasSubstr("was not set up"));
+}
+
+TEST(LaunchSubprocesses, TheFirstErrorIsRaisedWithRankAndTrace) {
+  try {
+    launch_subprocesses("check ranks", config_of(3), "", 0, {3, 2});
+    ADD_FAILURE() << "rank 2 failed";
+  } catch (const launch::SpawnError& error) {
+    EXPECT_EQ(error.rank(), 2);
+    EXPECT_EQ(error.exit_code(), 17);
+    EXPECT_THAT(error.trace(), HasSubstr("asked to fail"));
+    EXPECT_THAT(error.what(), HasSubstr("rank 2"));
+  }
+}
+
+TEST(LaunchSubprocesses, OffsetsOfTheRanksMakeOneWorldOfSeveralHosts) {
+  // Two launches of one rank each, on this host: the second is made by a child of this process.
+  if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
+  const int port = distributed::port_of(distributed::bind_tcp("127.0.0.1", 0).get());
+  const launch::Function body = [](int rank, const Value&) -> Value {
+    if (distributed::get_rank() != rank || distributed::get_local_rank() != 0 ||
+        distributed::get_nnodes() != 2 || distributed::backend() != "gloo" ||
+        distributed::all_reduce(rank + 1.0) != 3)
+      throw std::runtime_error(fmt::format("rank {} is not right", rank));
+    return {};
+  };
+  const auto launch_from = [&](int offset) {
+    auto config = config_of(2);
+    config.local_world_size = 1;
+    config.master_port = port;
+    config.backend = "gloo";
+    launch_subprocesses(body, config, "", offset);
+  };
+  launch::Options options;
+  options.nprocs = 1;
+  options.join = false;
+  options.start_method = StartMethod::fork;
+  auto second = launch::spawn(launch::Function([&](int, const Value&) -> Value {
+                                launch_from(1);
+                                return {};
+                              }),
+                              Value::array(), options);
+  launch_from(0);
+  EXPECT_TRUE(second.join());
+}
+
+TEST(LaunchSubprocesses, WhatCannotBeLaunchedIsNamed) {
+  EXPECT_THAT(message_of<ConfigError>([] { launch_subprocesses("chek ranks", config_of(2)); }),
+              HasSubstr("did you mean 'check ranks'"));
+  EXPECT_THAT(message_of<ConfigError>([] { launch_subprocesses("check ranks", config_of(2), "set-up"); }),
+              HasSubstr("'set-up'"));
+  EXPECT_THAT(message_of<ConfigError>([] { launch_subprocesses("check ranks", config_of(2), "", 1); }),
+              AllOf(HasSubstr("rank_offset is 1"), HasSubstr("0 to 0")));
+  EXPECT_THAT(message_of<UsageError>([] {
+                launch_subprocesses(launch::Function(check_ranks), config_of(2, StartMethod::forkserver));
+              }),
+              HasSubstr("register"));
+}
+
+class TwoWeights : public Model {
+ public:
+  std::vector<NamedTensor> parameters() override { return {{"weight", weight}, {"tied", weight}}; }
+  std::vector<NamedTensor> buffers() override { return {{"mean", mean}}; }
+  Outputs forward(const Batch&) override { return {}; }
+  void train(bool) override {}
+
+  at::Tensor weight = at::randn({3, 3}).requires_grad_(true), mean = at::ones({3});
+};
+
+TEST(ModelWrapper, OnTheHostKeepsTheParameters) {
+  auto model = std::make_shared<TwoWeights>();
+  const auto* before = model->weight.const_data_ptr();
+  ModelWrapper wrapper(model);
+  EXPECT_EQ(&wrapper.to(at::kCPU), model.get());
+  EXPECT_EQ(model->weight.const_data_ptr(), before);
+  EXPECT_THROW(ModelWrapper(nullptr), UsageError);
+}
+
+TEST(ModelWrapper, ADeviceThatIsNotThereIsNamedAndNothingIsMoved) {
+  auto model = std::make_shared<TwoWeights>();
+  ModelWrapper wrapper(model);
+  EXPECT_THAT(message_of<ModelError>([&] { wrapper.to(at::Device(at::kCUDA, 99)); }),
+              AllOf(HasSubstr("'weight'"), HasSubstr("cuda:99")));
+  EXPECT_TRUE(model->weight.is_cpu());
+  EXPECT_TRUE(model->mean.is_cpu());
+}
+
+TEST(ModelWrapper, OfAForkedWorldIsUsedByEachRank) {
+  auto model = std::make_shared<TwoWeights>();
+  ModelWrapper wrapper(model);
+  expect_on_ranks(3, [&](int) {
+    auto& here = wrapper.to(distributed::device());
+    EXPECT_EQ(distributed::all_gather(here.parameters()[0].tensor.detach()).size(0), 9);
+  });
+}
+
+}  // namespace
+}  // namespace accelmgr

@@ -1,0 +1,161 @@
+// Everything works in a process that nobody told of others.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "accelmgr/distributed.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::distributed {
+namespace {
+
+using test::message_of;
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+TEST(Serial, IsRankZeroOfOne) {
+  EXPECT_EQ(get_rank(), 0);
+  EXPECT_EQ(get_local_rank(), 0);
+  EXPECT_EQ(get_world_size(), 1);
+  EXPECT_EQ(get_nproc_per_node(), 1);
+  EXPECT_EQ(get_nnodes(), 1);
+  EXPECT_EQ(get_node_rank(), 0);
+  EXPECT_EQ(backend(), std::nullopt);
+  EXPECT_EQ(model_name(), "serial");
+  EXPECT_TRUE(device().is_cpu());
+  EXPECT_FALSE(hostname().empty());
+}
+
+TEST(Serial, SaysWhatThereIs) {
+  EXPECT_TRUE(has_native_dist_support());
+  EXPECT_FALSE(has_xla_support());
+  EXPECT_FALSE(has_hvd_support());
+  EXPECT_THAT(registered_computation_models(), ElementsAre("serial", "native-dist", "accelmgr-dist"));
+  EXPECT_THAT(available_backends(), AllOf(Contains("shm"), Not(Contains("serial"))));
+}
+
+TEST(Serial, CollectivesReturnTheirInput) {
+  const auto tensor = at::ones({2, 3}, at::TensorOptions(at::kFloat).requires_grad(true));
+  EXPECT_TRUE(all_reduce(tensor).is_same(tensor));
+  EXPECT_TRUE(all_reduce(tensor, "AVG", std::vector<int>{0}).is_same(tensor));
+  EXPECT_TRUE(all_gather(tensor).is_same(tensor));
+  EXPECT_TRUE(broadcast(tensor).is_same(tensor));
+  EXPECT_TRUE(broadcast(tensor, 0, true).is_same(tensor));
+  EXPECT_TRUE(reduce_scatter(tensor).is_same(tensor));
+  EXPECT_TRUE(all_to_all(tensor).is_same(tensor));
+  EXPECT_EQ(all_reduce(2.5, "MAX"), 2.5);
+  EXPECT_EQ(broadcast(2.5), 2.5);
+  EXPECT_EQ(broadcast("text"), "text");
+  EXPECT_EQ(std::get<std::string>(broadcast(Broadcast("text"))), "text");
+  EXPECT_TRUE(at::equal(all_gather(2.5), at::ones({1}, at::kDouble) * 2.5));
+  EXPECT_THAT(all_gather("text"), ElementsAre("text"));
+  EXPECT_THAT(all_gather_object({{"a", 1}}), ElementsAre(Value{{"a", 1}}));
+  barrier();
+}
+
+TEST(Serial, GroupsAreOfRankZero) {
+  const auto group = new_group({0});
+  EXPECT_EQ(group.rank(), 0);
+  EXPECT_EQ(group.size(), 1);
+  EXPECT_TRUE(group.contains(0));
+  EXPECT_FALSE(group.contains(1));
+  EXPECT_EQ(all_reduce(3.0, "SUM", group), 3.0);
+  EXPECT_THAT(message_of<ConfigError>([] { new_group({}); }), HasSubstr("one rank"));
+  EXPECT_THAT(message_of<ConfigError>([] { new_group({0, 0}); }), HasSubstr("[0, 0]"));
+  EXPECT_THAT(message_of<ConfigError>([] { new_group({1}); }),
+              AllOf(HasSubstr("rank 1"), HasSubstr("world of 1")));
+  EXPECT_THAT(message_of<ConfigError>([] { all_reduce(1.0, "SUM", std::vector<int>{-1}); }),
+              HasSubstr("rank -1"));
+  EXPECT_THAT(message_of<ConfigError>([] { new_group({0}, "smh"); }),
+              AllOf(HasSubstr("'smh'"), HasSubstr("did you mean 'shm'")));
+}
+
+TEST(Serial, WrongArgumentsAreNamed) {
+  EXPECT_THAT(
+      message_of<UsageError>([] { all_reduce(1.0, "sum"); }),
+      AllOf(HasSubstr("'sum'"), HasSubstr("did you mean 'SUM'"), HasSubstr("PRODUCT"), HasSubstr("OR")));
+  EXPECT_THAT(message_of<UsageError>([] { broadcast(1.0, 1); }),
+              AllOf(HasSubstr("rank 1"), HasSubstr("world of 1")));
+  EXPECT_THAT(message_of<UsageError>([] { send_object(1, 0); }), HasSubstr("itself"));
+  EXPECT_THAT(message_of<UsageError>([] { receive_object(3); }), HasSubstr("no rank 3"));
+  EXPECT_THAT(message_of<UsageError>([] { broadcast(Broadcast()); }), HasSubstr("nothing"));
+  EXPECT_THAT(message_of<UsageError>([] { set_local_rank(-1); }), HasSubstr("-1"));
+}
+
+TEST(Serial, OneRankRunsWhatOneRankRuns) {
+  int calls = 0;
+  const auto count = one_rank_only([&calls](int by) { return calls += by; }, 0, /*with_barrier=*/true);
+  EXPECT_EQ(count(3), 3);
+  EXPECT_EQ(one_rank_only([&calls] { return ++calls; }, 1)(), std::nullopt);
+  one_rank_only([&calls] { ++calls; })();
+  EXPECT_EQ(calls, 4);
+  { const auto first = one_rank_first(); }
+  EXPECT_THAT(message_of<ConfigError>([] { static_cast<void>(one_rank_first(1)); }),
+              HasSubstr("rank should be between 0 and 0, but given 1"));
+}
+
+TEST(Serial, FinalizeAndSyncDoNothing) {
+  finalize();
+  sync();
+  sync(true);
+  sync();
+  EXPECT_EQ(model_name(), "serial");
+  set_local_rank(5);
+  EXPECT_EQ(get_local_rank(), 0);
+  finalize();
+}
+
+TEST(Serial, InitializeSaysWhatIsMissing) {
+  EXPECT_THAT(message_of<ConfigError>([] { initialize("shm"); }), HasSubstr("WORLD_SIZE is not set"));
+  EXPECT_THAT(message_of<ConfigError>([] { initialize("shm", {.world_size = 2}); }),
+              HasSubstr("RANK is not set"));
+  EXPECT_THAT(message_of<ConfigError>([] { initialize("shm", {.rank = 0, .world_size = 2}); }),
+              HasSubstr("MASTER_ADDR is not set"));
+  EXPECT_THAT(message_of<ConfigError>([] { initialize("shm", {.rank = 2, .world_size = 2}); }),
+              AllOf(HasSubstr("rank is 2"), HasSubstr("0 to 1")));
+  EXPECT_THAT(message_of<ConfigError>([] { initialize("shm", {.rank = 0, .world_size = 0}); }),
+              HasSubstr("world_size is 0"));
+  EXPECT_THAT(
+      message_of<ConfigError>([] { initialize("shm", {.timeout_s = 0, .rank = 0, .world_size = 1}); }),
+      HasSubstr("timeout_s is 0"));
+  EXPECT_THAT(message_of<ConfigError>(
+                  [] { initialize("shm", {.init_method = "udp://x:1", .rank = 0, .world_size = 2}); }),
+              AllOf(HasSubstr("udp://x:1"), HasSubstr("tcp://HOST:PORT"), HasSubstr("file:///PATH")));
+  EXPECT_THAT(message_of<ConfigError>(
+                  [] { initialize("shm", {.init_method = "tcp://x", .rank = 0, .world_size = 2}); }),
+              HasSubstr("x"));
+  EXPECT_THAT(message_of<ConfigError>(
+                  [] { initialize("shm", {.init_method = "file://x", .rank = 0, .world_size = 2}); }),
+              HasSubstr("file:///PATH"));
+}
+
+TEST(Serial, AnUnknownBackendListsTheAvailableOnes) {
+  EXPECT_THAT(message_of<ConfigError>([] { initialize("glo"); }),
+              AllOf(HasSubstr("'glo'"), HasSubstr("shm")));
+  EXPECT_THAT(message_of<ConfigError>([] { initialize("nccl"); }),
+              AllOf(HasSubstr("'nccl' cannot be used"), HasSubstr("available are: shm")));
+}
+
+TEST(Serial, AWorldOfOneIsAContext) {
+  initialize("shm", {.rank = 0, .world_size = 1});
+  EXPECT_EQ(model_name(), "native-dist");
+  EXPECT_EQ(backend(), "shm");
+  EXPECT_EQ(get_nnodes(), 1);
+  set_local_rank(4);
+  EXPECT_EQ(get_local_rank(), 4);
+  EXPECT_THAT(message_of<UsageError>([] { initialize("shm", {.rank = 0, .world_size = 1}); }),
+              AllOf(HasSubstr("context already"), HasSubstr("finalize()")));
+  const auto group = new_group({0});
+  finalize();
+  EXPECT_EQ(model_name(), "serial");
+  EXPECT_EQ(get_local_rank(), 0);
+  EXPECT_THAT(message_of<UsageError>([&] { all_reduce(1.0, "SUM", group); }), HasSubstr("ended"));
+}
+
+}  // namespace
+}  // namespace accelmgr::distributed

@@ -1,0 +1,133 @@
+// distributed::spawn(): functions in processes that are in a context already.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "accelmgr/distributed.hpp"
+#include "collective/gloo/factory.hpp"
+#include "distributed/tcp.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::distributed {
+namespace {
+
+using launch::StartMethod;
+using test::message_of;
+using testing::AllOf;
+using testing::HasSubstr;
+
+Value describe_context(int local_rank, const Value& args) {
+  return {{"local_rank", local_rank},  {"args", args},
+          {"model", model_name()},     {"backend", backend().value_or("")},
+          {"world", get_world_size()}, {"sum", all_reduce(get_rank() + 1.0)}};
+}
+
+const bool registered = [] {
+  launch::register_function("describe context", describe_context);
+  return true;
+}();
+
+SpawnOptions forked(int processes) {
+  SpawnOptions options;
+  options.nproc_per_node = processes;
+  options.start_method = StartMethod::fork;
+  options.timeout_s = 20;
+  return options;
+}
+
+TEST(Spawn, CallsTheFunctionInAContextWithItsArguments) {
+  for (const auto method : {StartMethod::fork, StartMethod::spawn, StartMethod::forkserver}) {
+    auto options = forked(2);
+    options.start_method = method;
+    const auto context = spawn("shm", "describe context", {1, "a"}, {{"d", 23}}, options);
+    ASSERT_EQ(context.results().size(), 2u);
+    for (int rank = 0; rank < 2; ++rank)
+      EXPECT_EQ(context.results()[static_cast<std::size_t>(rank)], (Value{{"local_rank", rank},
+                                                                          {"args", {1, "a", {{"d", 23}}}},
+                                                                          {"model", "accelmgr-dist"},
+                                                                          {"backend", "shm"},
+                                                                          {"world", 2},
+                                                                          {"sum", 3.0}}));
+  }
+}
+
+TEST(Spawn, OneProcessRunsInPlaceAndLeavesNothingBehind) {
+  const auto context = spawn("shm", launch::Function(describe_context), Value::array(), nullptr, forked(1));
+  EXPECT_EQ(context.results().at(0).at("world"), 1);
+  EXPECT_EQ(context.results().at(0).at("args"), Value::array());
+  EXPECT_EQ(model_name(), "serial");
+}
+
+TEST(Spawn, OptionsThatCannotBeAreNamed) {
+  const auto run = [](const std::string& backend, SpawnOptions options, const Value& kwargs = nullptr) {
+    spawn(backend, "describe context", Value::array(), kwargs, options);
+  };
+  EXPECT_THAT(message_of<ConfigError>([&] { run("mpi", forked(2)); }),
+              AllOf(HasSubstr("'mpi'"), HasSubstr("shm")));
+  EXPECT_THAT(message_of<ConfigError>([&] { run("shm", forked(0)); }), HasSubstr("nproc_per_node is 0"));
+  auto options = forked(1);
+  options.nnodes = 0;
+  EXPECT_THAT(message_of<ConfigError>([&] { run("shm", options); }), HasSubstr("nnodes is 0"));
+  options.nnodes = 2;
+  options.node_rank = 2;
+  EXPECT_THAT(message_of<ConfigError>([&] { run("gloo", options); }),
+              testing::AnyOf(HasSubstr("node_rank is 2; of 2 nodes it must be 0 to 1"),
+                             HasSubstr("'gloo' cannot be used")));
+  options = forked(1);
+  options.master_port = 70000;
+  EXPECT_THAT(message_of<ConfigError>([&] { run("shm", options); }), HasSubstr("master_port is 70000"));
+  EXPECT_THAT(message_of<UsageError>([&] {
+                run("shm", forked(1), {1, 2});
+              }),
+              HasSubstr("kwargs is of type array"));
+  EXPECT_THAT(
+      message_of<ConfigError>([&] { spawn("shm", "describe contxt", Value::array(), nullptr, forked(2)); }),
+      AllOf(HasSubstr("describe contxt"), HasSubstr("did you mean 'describe context'")));
+}
+
+TEST(Spawn, AFailureIsNamedWithItsRank) {
+  const launch::Function fail = [](int local_rank, const Value&) -> Value {
+    barrier();
+    if (local_rank == 1) throw std::runtime_error("no luck");
+    barrier();
+    return {};
+  };
+  try {
+    spawn("shm", fail, Value::array(), nullptr, forked(2));
+    ADD_FAILURE() << "rank 1 failed";
+  } catch (const launch::SpawnError& error) {
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_THAT(error.what(), HasSubstr("no luck"));
+  }
+}
+
+TEST(Spawn, NodesMeetAtAStoreThatTheFirstOneServes) {
+  // Two nodes of one rank each, on this host: the second is started by a child of this process.
+  if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
+  const int port = port_of(bind_tcp("127.0.0.1", 0).get());
+  const auto node = [port](int node_rank) {
+    auto options = forked(1);
+    options.nnodes = 2;
+    options.node_rank = node_rank;
+    options.master_port = port;
+    const auto context = spawn("gloo", launch::Function(describe_context), Value::array(), nullptr, options);
+    return context.results().at(0);
+  };
+  launch::Options options;
+  options.nprocs = 1;
+  options.join = false;
+  options.start_method = StartMethod::fork;
+  auto second =
+      launch::spawn(launch::Function([&](int, const Value&) { return node(1); }), Value::array(), options);
+  const auto first = node(0);
+  second.join();
+  for (const auto& result : {first, second.results().at(0)}) {
+    EXPECT_EQ(result.at("world"), 2);
+    EXPECT_EQ(result.at("backend"), "gloo");
+    EXPECT_EQ(result.at("sum"), 3.0);
+  }
+}
+
+}  // namespace
+}  // namespace accelmgr::distributed
