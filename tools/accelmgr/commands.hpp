@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ constexpr int exit_interrupted = 130;
 using Action = std::function<int()>;
 
 void add_train(CLI::App& app, Action& action);
+/// `program`: the words after `--`, if there was one.
+void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<std::string>>& program);
 void add_config(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 

@@ -2,12 +2,29 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "accelmgr/errors.hpp"
 #include "accelmgr/init.hpp"
 #include "commands.hpp"
 
 namespace {
+
+/// `accelmgr spawn OPTIONS -- PROGRAM ARGS`: what stands after the first `--` is the program's, whatever it
+/// looks like; the parser does not see it. Shortens argc.
+std::optional<std::vector<std::string>> cut_program(int& argc, char** argv) {
+  if (argc < 2 || std::strcmp(argv[1], "spawn") != 0) return std::nullopt;
+  const auto is_cut = [](const char* word) { return std::strcmp(word, "--") == 0; };
+  char** const end = argv + argc;
+  char** const cut = std::find_if(argv, end, is_cut);
+  if (cut == end) return std::nullopt;
+  argc = static_cast<int>(cut - argv);
+  return std::vector<std::string>(cut + 1, end);
+}
 
 int run(int argc, char** argv) {
   using namespace accelmgr::program;
@@ -21,7 +38,9 @@ int run(int argc, char** argv) {
   app.require_subcommand(0, 1);  // None is answered with the help, by us.
   app.footer("Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 130 interrupted.");
   Action action;
+  const auto program = cut_program(argc, argv);
   add_train(app, action);
+  add_spawn(app, action, program);
   add_config(app, action);
   add_info(app, action);
   try {

@@ -1,0 +1,338 @@
+"""`accelmgr spawn` as its users meet it: spawn_cli_test.py PROGRAM [unittest arguments].
+
+Run by the Python of the build, which has torch.
+"""
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import unittest
+
+import cli_test
+from cli_test import DONE, INTERRUPTED, USAGE, ProgramTest, descendants, status_fields
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+TWO_HOSTS = TESTS / "contract" / "two_hosts"
+TORCH_PROGRAM = TESTS / "system" / "spawn_torch_program.py"
+NO_NAMESPACES = 77
+
+# What it was told, a line of JSON for each process.
+TELL = """\
+import json, os
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+         "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT",
+         "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"]
+print(json.dumps({name: os.environ.get(name) for name in names}))
+"""
+# Waits for rank 1, which writes its error file as torch's @record does.
+RECORD = """\
+import json, os, signal, sys
+if os.environ["RANK"] == "1":
+    print("about to fail", file=sys.stderr)
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        json.dump({"message": {"message": "ValueError: no good", "extraInfo": {"py_callstack": "Traceback: here"}}}, file)
+    sys.exit(3)
+signal.pause()
+"""
+
+
+def shell(script):
+    """After the options: a program that is this script."""
+    return ["--", "sh", "-c", script]
+
+
+class SpawnTest(ProgramTest):
+    def spawn(self, *arguments, exits=DONE, env=None):
+        return self.run_program("spawn", *arguments, exits=exits, env=env)
+
+    def start(self, *arguments):
+        """A launch that a test interferes with; it leads a process group as that of a terminal would."""
+        process = subprocess.Popen([cli_test.PROGRAM, "spawn", *arguments], cwd=self.folder, text=True,
+                                   env=cli_test.environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   start_new_session=True)
+
+        def end():
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self.addCleanup(end)
+        return process
+
+    def read_lines(self, process, count):
+        return sorted(process.stdout.readline() for _ in range(count))
+
+    def wait_for_all(self):
+        """Orphans of a launch that was killed become children of this process."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+
+    def report(self, folder="."):
+        return json.loads((self.folder / folder / "error.json").read_text())
+
+
+class EnvironmentTest(SpawnTest):
+    def test_every_rank_is_told_who_it_is(self):
+        self.write("tell.py", TELL)
+        out, err = self.spawn("--nprocs", "3", "--max-restarts", "2", "--", "tell.py")
+        self.assertEqual(err, "")
+        told = {}
+        for line in out.splitlines():
+            rank, text = re.fullmatch(r"\[rank (\d)\] (.*)", line).groups()
+            told[int(rank)] = json.loads(text)
+        self.assertEqual(set(told), {0, 1, 2})
+        port, run = told[0]["MASTER_PORT"], told[0]["TORCHELASTIC_RUN_ID"]
+        self.assertGreater(int(port), 0)
+        self.assertTrue(run)
+        for rank, values in told.items():
+            self.assertEqual(values, {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3",
+                "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": "3",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "2", "TORCHELASTIC_RUN_ID": run})
+
+    def test_options_come_from_the_file_and_the_environment_too(self):
+        self.write("launch.yaml", "launch: {nprocs: 3, rendezvous: '127.0.0.1:0'}\n")
+        out, _ = self.spawn("-c", "launch.yaml", "--print-config", "--no-prefix", *shell("echo of $WORLD_SIZE"),
+                            env={"ACCELMGR_LAUNCH__NPROCS": "2"})
+        self.assertRegex(out, r"(?m)^launch\.nprocs +2 +environment ACCELMGR_LAUNCH__NPROCS$")
+        self.assertRegex(out, r"(?m)^launch\.rendezvous +.*127\.0\.0\.1:0.* +file launch\.yaml:1$")
+        self.assertEqual(out.count("of 2\n"), 2)
+
+    def test_a_script_of_torch_distributed_runs_unchanged(self):
+        out, err = self.spawn("--nprocs", "3", "--", TORCH_PROGRAM)
+        self.assertEqual(sorted(out.splitlines()), [f"[rank {rank}] rank {rank} of 3: sum 6.0" for rank in range(3)], err)
+
+
+class OutputTest(SpawnTest):
+    def test_lines_are_whole_in_order_and_prefixed_and_files_have_the_bytes(self):
+        script = "for i in 1 2 3; do echo out $i; done; printf 'no end'; echo err >&2"
+        out, err = self.spawn("--nprocs", "2", "--log-dir", "logs", *shell(script))
+        for rank in range(2):
+            lines = [line for line in out.splitlines() if line.startswith(f"[rank {rank}] ")]
+            self.assertEqual(lines, [f"[rank {rank}] {text}" for text in ("out 1", "out 2", "out 3", "no end")])
+            self.assertIn(f"[rank {rank}] err\n", err)
+            folder = self.folder / "logs" / "attempt_0" / str(rank)
+            self.assertEqual((folder / "stdout.log").read_bytes(), b"out 1\nout 2\nout 3\nno end")
+            self.assertEqual((folder / "stderr.log").read_bytes(), b"err\n")
+        self.assertEqual(len(out.splitlines()), 8)
+
+    def test_without_prefix_the_terminal_is_theirs(self):
+        out, _ = self.spawn("--nprocs", "2", "--no-prefix", *shell("echo $RANK; readlink /proc/self/fd/1"))
+        pipes = {line for line in out.splitlines() if line.startswith("pipe:")}
+        self.assertEqual(len(pipes), 1, "one pipe: that of this test")
+        self.assertEqual(sorted(line for line in out.splitlines() if line.isdigit()), ["0", "1"])
+
+    def test_megabytes_without_an_end_of_line_arrive(self):
+        out, _ = self.spawn("--nprocs", "1", *shell("head -c 3000000 /dev/zero | tr '\\0' x"))
+        lines = out.splitlines()
+        self.assertTrue(all(line.startswith("[rank 0] ") for line in lines))
+        self.assertEqual(sum(len(line) - len("[rank 0] ") for line in lines), 3000000)
+
+
+class FailureTest(SpawnTest):
+    def test_the_first_failure_gives_the_exit_code_and_the_one_summary(self):
+        self.write("record.py", RECORD)
+        _, err = self.spawn("--nprocs", "3", "--", "record.py", exits=3)
+        self.assertEqual(err.count("failed: "), 1, err)
+        self.assert_contains(err, "[rank 1] about to fail", "rank 1 failed: exit code 3", "ValueError: no good",
+                             "Traceback: here", socket.gethostname(), "2 processes ended because of it")
+        report = self.report()
+        self.assertEqual((report["exit_code"], report["ended"], report["later"]), (3, 2, []))
+        self.assertEqual(report["first"]["what"], "ValueError: no good")
+
+    def test_of_a_signal_the_shell_s_code_and_the_end_of_standard_error(self):
+        script = "[ $RANK = 0 ] && { echo my last words >&2; kill -SEGV $$; }; sleep 1000"
+        _, err = self.spawn("--nprocs", "2", "--log-dir", "logs", *shell(script), exits=128 + signal.SIGSEGV)
+        self.assert_contains(err, "rank 0 failed: killed by signal 11 (SEGV)", "my last words",
+                             str(self.folder / "logs/attempt_0/0"), str(self.folder / "logs/error.json"))
+        self.assertEqual(self.report("logs")["first"]["last_lines"], ["my last words"])
+
+    def test_a_run_that_succeeds_removes_the_report_of_an_earlier_one(self):
+        self.write("error.json", "{}")
+        self.spawn("--nprocs", "1", *shell("true"))
+        self.assertFalse((self.folder / "error.json").exists())
+
+    def test_all_are_started_again_as_often_as_allowed(self):
+        script = "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $RANK$TORCHELASTIC_RESTART_COUNT != 02 ] && exit $RANK; exit 9"
+        out, err = self.spawn("--nprocs", "2", "--max-restarts", "2", "--log-dir", "logs",
+                              *shell(script), exits=9)
+        for attempt in range(3):
+            self.assertIn(f"[rank 0] attempt {attempt}\n", out)
+            self.assertTrue((self.folder / f"logs/attempt_{attempt}/1/stdout.log").exists())
+        self.assert_contains(err, "rank 1", "restart 1 of 2", "restart 2 of 2", "after 2 of at most 2 restarts")
+        self.assertEqual(self.report("logs")["attempt"], 2)
+
+    def test_who_ignores_sigterm_is_killed_after_the_bound(self):
+        script = "trap '' TERM; [ $RANK = 0 ] && exit 5; while :; do sleep 1000; done"
+        _, err = self.spawn("--nprocs", "2", "--terminate-timeout", "0.2", *shell(script), exits=5)
+        self.assertIn("1 process ended because of it", err)
+
+
+class SignalTest(SpawnTest):
+    def test_ctrl_c_is_forwarded(self):
+        run = self.start("--nprocs", "2", *shell("trap 'echo bye; exit 0' INT; echo ready; while :; do sleep 0.05; done"))
+        self.read_lines(run, 2)
+        os.kill(run.pid, signal.SIGINT)
+        out, err = run.communicate()
+        self.assertEqual(run.returncode, INTERRUPTED, err)
+        self.assertEqual(sorted(out.splitlines()), ["[rank 0] bye", "[rank 1] bye"])
+        self.assertEqual(err, "accelmgr: interrupted by SIGINT; 2 processes ended\n")
+        self.assertFalse((self.folder / "error.json").exists())
+
+    def test_a_second_signal_kills(self):
+        run = self.start("--nprocs", "2", "--terminate-timeout", "1000",
+                         *shell("trap 'echo no' TERM; echo ready; while :; do sleep 1000 & wait; done"))
+        self.read_lines(run, 2)
+        os.kill(run.pid, signal.SIGTERM)
+        self.assertEqual(self.read_lines(run, 2), ["[rank 0] no\n", "[rank 1] no\n"])
+        os.kill(run.pid, signal.SIGTERM)
+        _, err = run.communicate()
+        self.assertEqual(run.returncode, 128 + signal.SIGTERM, err)
+
+    def test_nothing_is_left_when_the_agent_is_killed(self):
+        run = self.start("--nprocs", "2", *shell("setsid sleep 1000 & trap '' TERM INT HUP; echo ready; sleep 1000"))
+        self.read_lines(run, 2)
+        found = descendants(run.pid)
+        self.assertEqual(sum(name == "sleep" for name in found.values()), 4, found)
+        run.kill()
+        self.assertEqual(run.wait(), -signal.SIGKILL)
+        self.wait_for_all()
+        self.assertEqual([pid for pid in found if pathlib.Path(f"/proc/{pid}").exists()
+                          and status_fields(pid)["State"][0] != "Z"], [])
+
+
+class BadInputTest(SpawnTest):
+    def refused(self, *arguments, env=None):
+        return self.spawn(*arguments, exits=USAGE, env=env)[1]
+
+    def test_what_cannot_be_is_refused_before_anything_starts(self):
+        script = shell("echo started")
+        self.write("text", "")
+        for arguments, parts in (
+                (["--nproc", "2", *script], ["'--nproc'", "did you mean '--nprocs'?"]),
+                (["--nprocs", "0", *script], ["nprocs", "0"]),
+                (["--nprocs", "2"], ["PROGRAM is missing"]),
+                (["--rendezvous", "nonsense", *script], ["launch.rendezvous", "nonsense"]),
+                (["--nnodes", "2", *script], ["rendezvous"]),
+                (["--nnodes", "2", "--node-rank", "2", "--rendezvous", "127.0.0.1:29500", *script], ["node_rank", "2 hosts"]),
+                (["--nprocs", "2", "--gpus", "0", *script], ["gpus"]),
+                (["--backend", "mpi", *script], ["mpi", "shm"]),
+                (["--start-method", "thread", *script], ["thread", "forkserver"]),
+                (["--", "no-such-program"], ["'no-such-program'", "PATH"]),
+                (["--", "./text"], ["./text", "Permission denied"]),
+                (["--", "none.py"], ["none.py", "No such file"]),
+                (["--log-dir", "text/logs", *script], ["text/logs"])):
+            with self.subTest(arguments=arguments):
+                out, err = self.spawn(*arguments, exits=USAGE)
+                self.assertEqual(out, "")
+                self.assert_contains(err, *parts)
+
+    def test_a_port_in_use_is_named(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            err = self.refused("--nprocs", "1", "--rendezvous", f"127.0.0.1:{port}", *shell("true"))
+        self.assert_contains(err, f"port {port} is in use", f"127.0.0.1:{port}")
+
+    def test_a_rendezvous_that_nobody_serves_names_the_address(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        err = self.refused("--nprocs", "1", "--nnodes", "2", "--node-rank", "1", "--rendezvous", address,
+                           "--rendezvous-timeout", "0.3", *shell("true"))
+        self.assert_contains(err, address, "refused")
+
+    def test_a_host_that_does_not_come_is_named(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        err = self.refused("--nprocs", "1", "--nnodes", "2", "--rendezvous", address, "--rendezvous-timeout", "0.3",
+                           *shell("true"))
+        self.assert_contains(err, address, "node 1 missing", "node 0 (host")
+
+
+class TwoNodesTest(SpawnTest):
+    """Two agents that know of each other by their rendezvous alone."""
+
+    def start_two(self, *arguments, nprocs=(1, 1), nnodes=(2, 2)):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        return [self.start("--nprocs", str(nprocs[node]), "--nnodes", str(nnodes[node]), "--node-rank", str(node),
+                           "--rendezvous", address, "--log-dir", f"node{node}", *arguments) for node in range(2)]
+
+    def test_a_failure_on_one_ends_both_with_its_exit_code(self):
+        script = "echo $RANK of $WORLD_SIZE, node $GROUP_RANK; [ $RANK = 2 ] && exit 6; sleep 1000"
+        runs = self.start_two(*shell(script), nprocs=(2, 1))
+        outs = []
+        for run in runs:
+            out, err = run.communicate()
+            outs += out.splitlines()
+            self.assertEqual(run.returncode, 6, err)
+            self.assert_contains(err, "rank 2 failed: exit code 6", "local rank 0 of node 1",
+                                 "2 processes ended because of it")
+        self.assertEqual(sorted(outs), ["[rank 0] 0 of 3, node 0", "[rank 1] 1 of 3, node 0", "[rank 2] 2 of 3, node 1"])
+        self.assertEqual(self.report("node0"), self.report("node1"))
+
+    def test_all_hosts_start_again(self):
+        runs = self.start_two("--max-restarts", "1",
+                              *shell("echo $TORCHELASTIC_RESTART_COUNT; exit $((RANK == 1 && !TORCHELASTIC_RESTART_COUNT))"))
+        for rank, run in enumerate(runs):
+            out, err = run.communicate()
+            self.assertEqual((run.returncode, out), (DONE, f"[rank {rank}] 0\n[rank {rank}] 1\n"), err)
+
+    def test_ctrl_c_on_one_ends_both(self):
+        runs = self.start_two(*shell("echo ready; exec sleep 1000"))
+        for run in runs:
+            run.stdout.readline()
+        os.kill(runs[1].pid, signal.SIGINT)
+        for run in runs:
+            _, err = run.communicate()
+            self.assertEqual(run.returncode, INTERRUPTED, err)
+            self.assertIn("interrupted by SIGINT", err)
+
+    def test_an_agent_that_is_killed_ends_the_other(self):
+        for victim in range(2):
+            with self.subTest(victim=victim):
+                runs = self.start_two(*shell("echo ready; exec sleep 1000"))
+                for run in runs:
+                    run.stdout.readline()
+                runs[victim].kill()
+                _, err = runs[1 - victim].communicate()
+                self.assertEqual(runs[1 - victim].returncode, 1, err)
+                self.assert_contains(err, f"node {victim}", "ended because of it")
+                runs[victim].communicate()
+                self.wait_for_all()
+
+    def test_contradictions_name_both(self):
+        for run in self.start_two(*shell("true"), nnodes=(2, 3)):
+            _, err = run.communicate()
+            self.assertEqual(run.returncode, USAGE, err)
+            self.assert_contains(err, "node 0", "--nnodes 2", "node 1", "--nnodes 3")
+
+
+class TwoHostsTest(SpawnTest):
+    def test_a_script_of_torch_distributed_runs_over_two_hosts(self):
+        def host(node, nprocs):
+            return ["sh", "-c", 'export GLOO_SOCKET_IFNAME=$(ip -o address | sed -n "s/^[0-9]*: *\\([^ ]*\\).* '
+                    '$TWO_HOSTS_ADDRESS\\/.*/\\1/p"); exec "$@"', "sh", cli_test.PROGRAM, "spawn",
+                    "--nprocs", str(nprocs), "--nnodes", "2", "--node-rank", str(node),
+                    "--rendezvous", "10.77.0.1:29500", "--", TORCH_PROGRAM]
+        done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", "80", "--host", "alpha", *host(0, 2), "--host",
+                               "beta", *host(1, 1)], text=True, capture_output=True, check=False, cwd=self.folder,
+                              env=cli_test.environment({}))
+        if done.returncode == NO_NAMESPACES:
+            self.skipTest(done.stderr)
+        self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()),
+                         [f"[rank {rank}] rank {rank} of 3: sum 6.0" for rank in range(3)])
+
+
+if __name__ == "__main__":
+    cli_test.PROGRAM = os.path.abspath(sys.argv.pop(1))
+    cli_test.become_subreaper()
+    # `python3` is that of the build, in the processes too.
+    os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    unittest.main(verbosity=2)

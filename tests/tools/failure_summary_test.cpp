@@ -1,0 +1,120 @@
+#include "failure_summary.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace accelmgr::program {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+RankFailure exited() {
+  return {.rank = 3,
+          .local_rank = 1,
+          .node_rank = 1,
+          .host = "beta",
+          .pid = 77,
+          .time_s = 1.5,
+          .exit_code = 4,
+          .what = {},
+          .trace = {},
+          .last_lines = {"before", "the last line"},
+          .log = "/logs/attempt_0/3"};
+}
+
+RankFailure killed() {
+  return {.rank = 0, .local_rank = 0, .node_rank = 0, .host = "alpha", .pid = 78, .time_s = 2, .signal = 9};
+}
+
+TEST(RankFailure, TheExitCodeIsThatOfTheProgramOr128AndTheSignal) {
+  EXPECT_EQ(exit_code_of(exited()), 4);
+  EXPECT_EQ(exit_code_of(killed()), 137);
+  EXPECT_EQ(exit_code_of(RankFailure{}), 1);
+}
+
+TEST(RankFailure, GoesThroughJsonUnchanged) {
+  auto failure = exited();
+  failure.what = "RuntimeError: x";
+  failure.trace = "Traceback";
+  EXPECT_EQ(failure_from(nlohmann::json::parse(to_json(failure).dump())), failure);
+  EXPECT_EQ(failure_from(to_json(killed())), killed());
+}
+
+TEST(ErrorFile, AsTorchsRecordWritesIt) {
+  RankFailure failure;
+  take_error_file(
+      R"({"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "Traceback: line 3", "timestamp": "1"}}})",
+      failure);
+  EXPECT_EQ(failure.what, "ValueError: bad");
+  EXPECT_EQ(failure.trace, "Traceback: line 3");
+}
+
+TEST(ErrorFile, AMessageAloneOrAnyTextIsTakenAsItIs) {
+  RankFailure failure;
+  take_error_file(R"({"message": "bad"})", failure);
+  EXPECT_EQ(failure.what, "bad");
+  take_error_file("no JSON at all", failure);
+  EXPECT_EQ(failure.what, "no JSON at all");
+}
+
+TEST(ErrorFile, AnEmptyOneSaysNothing) {
+  RankFailure failure;
+  take_error_file("", failure);
+  take_error_file(" \n", failure);
+  EXPECT_EQ(failure, RankFailure{});
+}
+
+TEST(ErrorFile, AHugeMessageIsCut) {
+  RankFailure failure;
+  take_error_file(std::string(1 << 20, 'x'), failure);
+  EXPECT_LT(failure.what.size(), 8192U);
+}
+
+TEST(FailureSummary, SaysWhoWhenHowAndTheEndOfItsStandardError) {
+  const auto text =
+      summary_text({.first = exited(), .later = {killed()}, .ended = 2, .report = "/here/error.json"});
+  EXPECT_THAT(text, AllOf(HasSubstr("rank 3 failed: exit code 4"), HasSubstr("1970-01-01T00:00:01.500Z"),
+                          HasSubstr("local rank 1 of node 1, host beta, pid 77"), HasSubstr("the last line"),
+                          HasSubstr("/logs/attempt_0/3"), HasSubstr("/here/error.json")));
+  EXPECT_THAT(text, AllOf(HasSubstr("later failures:"), HasSubstr("killed by signal 9 (KILL)"),
+                          HasSubstr("2 processes ended because of it")));
+  EXPECT_THAT(text, Not(HasSubstr("restarts")));
+}
+
+TEST(FailureSummary, TheErrorFileReplacesTheEndOfStandardError) {
+  auto failure = exited();
+  failure.what = "ValueError: bad";
+  failure.trace = "first\nsecond";
+  const auto text = summary_text({.first = failure, .later = {}});
+  EXPECT_THAT(text, AllOf(HasSubstr("ValueError: bad"), HasSubstr("      first\n      second"),
+                          Not(HasSubstr("the last line"))));
+}
+
+TEST(FailureSummary, SaysHowOftenAllWereStartedAgain) {
+  EXPECT_THAT(summary_text({.first = killed(), .later = {}, .attempt = 2, .max_restarts = 2}),
+              HasSubstr("after 2 of at most 2 restarts"));
+}
+
+TEST(FailureSummary, TheReportHasTheSameForPrograms) {
+  const auto report =
+      nlohmann::json::parse(summary_json({.first = exited(), .later = {killed()}, .ended = 2, .attempt = 1}));
+  EXPECT_EQ(report["status"], "failed");
+  EXPECT_EQ(report["exit_code"], 4);
+  EXPECT_EQ(report["attempt"], 1);
+  EXPECT_EQ(report["ended"], 2);
+  EXPECT_EQ(report["first"]["rank"], 3);
+  EXPECT_EQ(report["first"]["host"], "beta");
+  EXPECT_EQ(report["first"]["time"], "1970-01-01T00:00:01.500Z");
+  EXPECT_EQ(report["later"][0]["signal"], 9);
+}
+
+TEST(FailureSummary, WhatIsNoUtf8DoesNotKeepTheReportFromBeingWritten) {
+  auto failure = exited();
+  failure.last_lines = {"\xff\xfe"};
+  EXPECT_FALSE(summary_json({.first = failure, .later = {}}).empty());
+}
+
+}  // namespace
+}  // namespace accelmgr::program

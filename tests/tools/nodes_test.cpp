@@ -1,0 +1,215 @@
+#include "nodes.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "accelmgr/communicator.hpp"
+#include "accelmgr/errors.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::program {
+namespace {
+
+using test::message_of;
+using testing::AllOf;
+using testing::HasSubstr;
+using Kind = Nodes::Outcome::Kind;
+
+class StoreInMemory : public collective::Store {
+ public:
+  void set(const std::string& key, const std::string& value) override { values[key] = value; }
+  std::string get(const std::string& key, base::Deadline) override {
+    if (!values.contains(key)) throw CollectiveError(key, CollectiveError::Cause::timeout, {});
+    return values[key];
+  }
+  bool has(const std::string& key) override { return values.contains(key); }
+  std::int64_t add(const std::string& key, std::int64_t amount) override {
+    const auto sum = (values.contains(key) ? std::stoll(values[key]) : 0) + amount;
+    values[key] = std::to_string(sum);
+    return sum;
+  }
+
+  std::map<std::string, std::string> values;
+};
+
+std::int64_t now_ns = 0;
+void pass_time(double seconds) { now_ns += static_cast<std::int64_t>(seconds * 1e9); }
+
+Node node(int nnodes, int nprocs, const std::string& host) {
+  return {.nnodes = nnodes, .nprocs = nprocs, .max_restarts = 1, .backend = "gloo", .host = host, .pid = 7};
+}
+
+RankFailure failure_of_rank(int rank) {
+  return {.rank = rank, .host = "x", .pid = 10 + rank, .exit_code = 3};
+}
+
+class TwoNodes : public testing::Test {
+ protected:
+  Nodes make(int node_rank, const Node& self) {
+    return Nodes(store, node_rank, self, [] { return now_ns; });
+  }
+  void meet() {
+    a.meet();
+    b.meet();
+    ASSERT_TRUE(a.meet());
+    ASSERT_TRUE(b.meet());
+  }
+
+  StoreInMemory store;
+  Nodes a = make(0, node(2, 2, "alpha"));
+  Nodes b = make(1, node(2, 3, "beta"));
+};
+
+TEST_F(TwoNodes, MeetWhenBothAreThereAndSeeTheSameWorld) {
+  EXPECT_FALSE(a.meet());
+  EXPECT_FALSE(b.meet());
+  const auto at_a = a.meet(), at_b = b.meet();
+  ASSERT_TRUE(at_a && at_b);
+  EXPECT_EQ(at_a->size(), 5);
+  EXPECT_EQ(at_b->rank_offset(0), 0);
+  EXPECT_EQ(at_b->rank_offset(1), 2);
+  EXPECT_EQ(at_a->nodes, at_b->nodes);
+  EXPECT_EQ(at_a->run_id, at_b->run_id);
+}
+
+TEST_F(TwoNodes, AnotherNumberOfNodesIsAContradictionThatBothTell) {
+  auto wrong = make(2, node(3, 1, "gamma"));
+  a.meet();
+  for (const auto& message :
+       {message_of<ConfigError>([&] { wrong.meet(); }), message_of<ConfigError>([&] { a.meet(); })})
+    EXPECT_THAT(message, AllOf(HasSubstr("node 0 (host alpha"), HasSubstr("--nnodes 2"),
+                               HasSubstr("node 2 (host gamma"), HasSubstr("--nnodes 3")));
+}
+
+TEST_F(TwoNodes, ContradictionsAreSeenByNodeZeroToo) {
+  auto other = node(2, 1, "beta");
+  other.backend = "nccl";
+  auto wrong = make(1, other);
+  wrong.meet();  // It does not know of node 0 yet.
+  EXPECT_THAT(message_of<ConfigError>([&] { a.meet(); }),
+              AllOf(HasSubstr("backend gloo"), HasSubstr("backend nccl")));
+}
+
+TEST_F(TwoNodes, APlaceThatIsTakenNamesWhoHasIt) {
+  b.meet();
+  auto again = make(1, node(2, 1, "gamma"));
+  EXPECT_THAT(message_of<ConfigError>([&] { again.meet(); }),
+              AllOf(HasSubstr("--node-rank 1"), HasSubstr("host beta")));
+  again.leave(base::Deadline::at_ns(0));
+  EXPECT_FALSE(store.has("accelmgr/spawn/left/1")) << "the place is still the other's";
+}
+
+TEST_F(TwoNodes, WhoDidNotComeIsNamedAndWhoDidIsToldSo) {
+  auto third = make(2, node(3, 1, "gamma"));
+  auto first = make(0, node(3, 1, "alpha"));
+  first.meet();
+  third.meet();
+  const std::string what = first.missing("alpha:29500", 60).what();
+  EXPECT_THAT(what, AllOf(HasSubstr("alpha:29500"), HasSubstr("60 s"), HasSubstr("node 1 missing"),
+                          HasSubstr("node 2 (host gamma")));
+  EXPECT_EQ(message_of<ConfigError>([&] { third.meet(); }), what);
+}
+
+TEST_F(TwoNodes, TheFirstFailureOfAllIsTheOneThatBothSee) {
+  meet();
+  EXPECT_EQ(a.look().kind, Kind::running);
+  b.report_failed(failure_of_rank(3));
+  a.report_failed(failure_of_rank(0));
+  for (auto* nodes : {&a, &b}) {
+    const auto outcome = nodes->look();
+    EXPECT_EQ(outcome.kind, Kind::failed);
+    EXPECT_EQ(outcome.failure, failure_of_rank(3));
+  }
+}
+
+TEST_F(TwoNodes, AreDoneWhenAllAre) {
+  meet();
+  b.report_done();
+  EXPECT_EQ(a.look().kind, Kind::running);
+  EXPECT_EQ(b.look().kind, Kind::running);
+  a.report_done();
+  EXPECT_EQ(a.look().kind, Kind::done);
+  EXPECT_EQ(b.look().kind, Kind::done);
+}
+
+TEST_F(TwoNodes, AStopIsForAllAndTheFirstCounts) {
+  meet();
+  b.stop({.node_rank = 1, .signal = 2, .what = "interrupted"});
+  a.stop({.node_rank = 0, .signal = 15});
+  for (auto* nodes : {&a, &b}) {
+    const auto outcome = nodes->look();
+    EXPECT_EQ(outcome.kind, Kind::stopped);
+    EXPECT_EQ(outcome.failure.signal, 2);
+  }
+}
+
+TEST_F(TwoNodes, ANodeWithoutASignOfLifeIsLost) {
+  meet();
+  for (double waited = 0; waited < Nodes::lost_after_s; waited += 1) {
+    EXPECT_EQ(a.look().kind, Kind::running) << waited;
+    pass_time(1);
+  }
+  a.look();
+  const auto outcome = a.look();
+  EXPECT_EQ(outcome.kind, Kind::stopped);
+  EXPECT_THAT(outcome.failure.what, AllOf(HasSubstr("no sign of life"), HasSubstr("node 1 (host beta")));
+}
+
+TEST_F(TwoNodes, ANodeThatLooksIsNotLost) {
+  meet();
+  for (double waited = 0; waited < 3 * Nodes::lost_after_s; waited += 1) {
+    EXPECT_EQ(a.look().kind, Kind::running);
+    EXPECT_EQ(b.look().kind, Kind::running);
+    pass_time(1);
+  }
+}
+
+TEST_F(TwoNodes, WhoWasStoppedItselfBlamesNobody) {
+  meet();
+  a.look();
+  pass_time(10 * Nodes::lost_after_s);
+  EXPECT_EQ(a.look().kind, Kind::running);
+}
+
+TEST_F(TwoNodes, StartAgainWhenNoProcessIsLeftOnAnyHost) {
+  meet();
+  a.report_failed(failure_of_rank(0));
+  a.report_ended({.later = {failure_of_rank(1)}, .ended = 0});
+  EXPECT_FALSE(a.all_ended());
+  b.report_ended({.later = {failure_of_rank(2)}, .ended = 2});
+  const auto all = a.all_ended();
+  ASSERT_TRUE(all);
+  EXPECT_EQ(all->ended, 2);
+  EXPECT_EQ(all->later.size(), 2U);
+  EXPECT_TRUE(b.all_ended());
+
+  int emptied = 0;
+  const auto empty = [&] { ++emptied; };
+  EXPECT_FALSE(b.begin(1, empty)) << "node 0 has not";
+  EXPECT_TRUE(a.begin(1, empty));
+  EXPECT_TRUE(b.begin(1, empty));
+  EXPECT_EQ(emptied, 1);
+  EXPECT_EQ(a.look().kind, Kind::running) << "the failure was that of the attempt before";
+  EXPECT_EQ(b.look().kind, Kind::running);
+}
+
+TEST_F(TwoNodes, NodeZeroLeavesLast) {
+  meet();
+  b.leave(base::Deadline::at_ns(0));
+  a.leave(base::Deadline::in_seconds(30));  // Returns at once.
+  EXPECT_TRUE(store.has("accelmgr/spawn/left/0"));
+}
+
+TEST(OneNode, IsAWorldOfItsOwn) {
+  StoreInMemory store;
+  Nodes alone(store, 0, node(1, 4, "alpha"));
+  const auto world = alone.meet();
+  ASSERT_TRUE(world);
+  EXPECT_EQ(world->size(), 4);
+  alone.report_done();
+  EXPECT_EQ(alone.look().kind, Kind::done);
+  alone.leave(base::Deadline::at_ns(0));
+}
+
+}  // namespace
+}  // namespace accelmgr::program

@@ -1,0 +1,362 @@
+#include "agent.hpp"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "accelmgr/errors.hpp"
+#include "base/log.hpp"
+#include "collective/shm/factory.hpp"
+#include "distributed/tcp_store.hpp"
+#include "ipc/process.hpp"
+#include "launch/variables.hpp"
+#include "program_path.hpp"
+#include "report_file.hpp"
+
+namespace accelmgr::program {
+namespace {
+
+constexpr double kill_s = 10;          // Who lives on for so long after SIGKILL sits in the kernel for good.
+constexpr double stop_s = 3;           // Of the launcher, when no process is left.
+constexpr double leave_s = 5;          // Of the store.
+constexpr double interrupted_s = 0.5;  // The same, when somebody waits for the end.
+constexpr int exit_lost = 1;
+
+std::chrono::nanoseconds seconds(double s) {
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(s * 1e9));
+}
+
+std::string name_of_signal(int number) {
+  const char* name = sigabbrev_np(number);
+  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
+}
+
+std::string processes(int count) { return fmt::format("{} process{}", count, count == 1 ? "" : "es"); }
+
+bool same_process(const RankFailure& a, const RankFailure& b) {
+  return a.rank == b.rank && a.node_rank == b.node_rank && a.pid == b.pid;
+}
+
+}  // namespace
+
+Agent::Agent(AgentOptions options, launch::Machine machine)
+    : options_(std::move(options)), machine_(std::move(machine)), signals_(loop_), timer_(loop_) {
+  plan_ = launch::resolve(options_.launch, machine_);
+  for (const auto& warning : plan_.warnings) base::log().warn("{}", warning);
+}
+
+Agent::Result Agent::run() {
+  // The launcher is forked while there is one thread, and nothing open that its children should not have.
+  auto spawner =
+      plan_.start_method == StartMethod::forkserver ? launch::Spawner::execute() : launch::Spawner::fork();
+  ranks_ = std::make_unique<LocalRanks>(
+      loop_, std::move(spawner), terminal_,
+      LocalRanks::Settings{options_.program, options_.prefix, options_.log_directory},
+      LocalRanks::Events{[this](int rank) { rank_ended(rank); },
+                         [this](const std::string& how) { launcher_ended(how); }});
+  remove_report(options_.log_directory);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) signals_.add(number);
+  watch_signals();
+  open_store();
+  loop_.run();
+  ranks_->stop(base::Deadline::in_seconds(stop_s));
+  const bool clean = link_->close(base::Deadline::in_seconds(signal_ != 0 ? interrupted_s : leave_s));
+  if (problem_) {
+    terminal_.flush(base::Deadline::in_seconds(stop_s));
+    std::rethrow_exception(problem_);
+  }
+  // Whoever reads the output may take its time, unless the end was asked for.
+  signals_.clear();
+  terminal_.flush(base::Deadline::in_seconds(signal_ != 0 ? interrupted_s : 1e9));
+  return {exit_code_, clean};
+}
+
+// ---- Starting ----
+
+void Agent::open_store() {
+  NodeLink::OpenStore open;
+  if (plan_.node_rank == 0) {
+    auto socket = distributed::bind_tcp(plan_.master_addr, plan_.master_port);
+    plan_.master_port = distributed::port_of(socket.get());
+    auto shared = std::make_shared<base::UniqueFd>(std::move(socket));
+    open = [shared] { return distributed::TcpStore::serve(std::move(*shared)); };
+  } else {
+    open = [host = plan_.master_addr, port = plan_.master_port, timeout_s = options_.rendezvous_timeout_s] {
+      return distributed::TcpStore::connect(host, port, base::Deadline::in_seconds(timeout_s));
+    };
+  }
+  Node self{.nnodes = plan_.nnodes,
+            .nprocs = plan_.nprocs,
+            .max_restarts = options_.max_restarts,
+            .backend = plan_.backend,
+            .host = machine_.hostname,
+            .pid = getpid()};
+  NodeEvents events{.met = [this](World world) { met(std::move(world)); },
+                    .outcome = [this](Nodes::Outcome o) { outcome(std::move(o)); },
+                    .all_ended = [this](const EndedNode& all) { all_ended(all); },
+                    .begun = [this] { begun(); },
+                    .broken = [this](const std::exception_ptr& error) { broken(error); }};
+  link_ = std::make_unique<NodeLink>(loop_, std::move(open), plan_.node_rank, std::move(self),
+                                     options_.rendezvous_timeout_s, std::move(events));
+}
+
+void Agent::watch_signals() {
+  signals_.async_wait([this](const boost::system::error_code& error, int number) {
+    if (error) return;
+    signalled(number);
+    if (state_ != State::over) watch_signals();
+  });
+}
+
+std::map<std::string, std::string> Agent::environment() const {
+  std::map<std::string, std::string> added{
+      {launch::variable::agent_store, "True"},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt_)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", world_->run_id},
+  };
+  if (world_memory_)
+    added[launch::variable::world_memory] = fmt::format("/proc/{}/fd/{}", getpid(), world_memory_.get());
+  return added;
+}
+
+void Agent::start_attempt() {
+  outcome_.reset();
+  own_.reset();
+  ended_ = {};
+  ended_of_itself_.clear();
+  asked_ = killed_ = false;
+  state_ = State::running;
+  try {
+    if (plan_.nnodes == 1 && plan_.backend == "shm")
+      world_memory_ = collective::shm::create_world(plan_.world_size);
+    ranks_->start(plan_, machine_, ports_, {attempt_, environment()});
+  } catch (const Error& error) {
+    // The others learn that it was this host.
+    fail(own_failure(error.what()));
+  }
+}
+
+// ---- What happens ----
+
+void Agent::met(World world) {
+  world_ = std::move(world);
+  try {
+    auto launch = options_.launch;
+    launch.world_size = world_->size();
+    launch.rank_offset = world_->rank_offset(plan_.node_rank);
+    const auto port = std::exchange(plan_, launch::resolve(launch, machine_)).master_port;
+    plan_.master_port = port;
+    ports_ = launch::bind_worker_ports(plan_, machine_);
+  } catch (const Error&) {
+    problem_ = std::current_exception();
+    return finish(exit_lost);
+  }
+  start_attempt();
+}
+
+void Agent::rank_ended(int local_rank) {
+  const bool failed = !ranks_->has_succeeded(local_rank);
+  if (state_ == State::running && failed) return fail(ranks_->failure_of(local_rank));
+  if (state_ == State::running && ranks_->running() == 0) link_->done();
+  if (state_ == State::ending && failed && (!asked_ || ended_of_itself_.contains(local_rank)))
+    ended_.later.push_back(ranks_->failure_of(local_rank));
+  if_all_have_ended();
+}
+
+void Agent::launcher_ended(const std::string& how) {
+  if (state_ == State::over) return;
+  if (state_ == State::meeting || world_ == std::nullopt) {
+    problem_ = std::make_exception_ptr(SessionError("the launcher of the processes ended: " + how));
+    return finish(exit_lost);
+  }
+  // It took all processes with it; without it none can be started again.
+  auto why = own_failure("the launcher of the processes ended: " + how);
+  link_->stop(why);
+  outcome({Nodes::Outcome::Kind::stopped, std::move(why)});
+}
+
+void Agent::outcome(Nodes::Outcome outcome) {
+  using Kind = Nodes::Outcome::Kind;
+  if (state_ == State::over || (outcome_ && outcome_->kind == Kind::stopped)) return;
+  outcome_ = std::move(outcome);
+  if (outcome_->kind == Kind::done) return finish(0);
+  if (outcome_->kind == Kind::failed && own_ && !same_process(*own_, outcome_->failure))
+    ended_.later.insert(ended_.later.begin(), *own_);
+  if (state_ == State::running) return end_processes(SIGTERM);
+  if_all_have_ended();
+}
+
+void Agent::all_ended(const EndedNode& all) {
+  if (state_ != State::settling) return;
+  timer_.cancel();
+  ended_ = all;
+  if (attempt_ < options_.max_restarts) return restart();
+  report_failure();
+}
+
+void Agent::begun() {
+  if (state_ != State::beginning) return;
+  timer_.cancel();
+  start_attempt();
+}
+
+void Agent::broken(const std::exception_ptr& error) {
+  if (state_ == State::over) return;
+  if (state_ == State::meeting) {
+    problem_ = error;
+    return finish(exit_lost);
+  }
+  auto why = own_failure("");
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    why.what = exception.what();
+  }
+  if (plan_.node_rank != 0) why.what += "; node 0, which serves it, has ended or is out of reach";
+  if (state_ == State::settling || state_ == State::beginning) return report_failure();
+  // What failed here first is worth more than that nobody could be told.
+  outcome({Nodes::Outcome::Kind::stopped, own_.value_or(why)});
+}
+
+void Agent::signalled(int number) {
+  if (state_ == State::over) return;
+  const bool again = std::exchange(signal_, number) != 0;
+  if (state_ == State::meeting || state_ == State::settling || state_ == State::beginning ||
+      ranks_->running() == 0) {
+    if (state_ != State::meeting)
+      link_->stop(own_failure(fmt::format("interrupted by {}", name_of_signal(number)), number));
+    return report_stop();
+  }
+  if (again) return kill_processes();
+  if (state_ == State::ending) return ranks_->signal(number);
+  link_->stop(own_failure(fmt::format("interrupted by {}", name_of_signal(number)), number));
+  end_processes(number);
+}
+
+// ---- What follows ----
+
+RankFailure Agent::own_failure(std::string what, int signal) const {
+  return {.node_rank = plan_.node_rank,
+          .host = machine_.hostname,
+          .pid = getpid(),
+          .time_s = seconds_since_1970(),
+          .signal = signal,
+          .what = std::move(what)};
+}
+
+void Agent::fail(RankFailure failure) {
+  own_ = std::move(failure);
+  link_->failed(*own_);
+  end_processes(SIGTERM);
+}
+
+/// Asks all that still run to end, and kills them when they do not.
+void Agent::end_processes(int signal) {
+  state_ = State::ending;
+  ranks_->take_events();
+  if (state_ != State::ending) return;  // Those were the ends of all.
+  for (int rank = 0; rank < ranks_->count(); ++rank) {
+    if (ranks_->has_ended(rank))
+      ended_of_itself_.insert(rank);
+    else
+      ++ended_.ended;
+  }
+  asked_ = true;
+  ranks_->signal(signal);
+  timer_.expires_after(seconds(plan_.terminate_timeout_s));
+  timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) kill_processes();
+  });
+  if_all_have_ended();
+}
+
+void Agent::kill_processes() {
+  if (state_ != State::ending) return;
+  if (!killed_) {
+    killed_ = true;
+    ranks_->signal(SIGKILL);
+    timer_.expires_after(seconds(kill_s));
+    timer_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) kill_processes();
+    });
+    return;
+  }
+  base::log().error("{} cannot be killed: they sit in the kernel", processes(ranks_->running()));
+  if (own_ || outcome_) return report_failure();
+  report_stop();
+}
+
+void Agent::if_all_have_ended() {
+  if (state_ != State::ending || ranks_->running() > 0) return;
+  const bool failed = own_ || (outcome_ && outcome_->kind == Nodes::Outcome::Kind::failed);
+  if (signal_ != 0) return failed ? report_failure() : report_stop();
+  if (!outcome_) return;  // Whether it was the first on all hosts, the store knows.
+  timer_.cancel();
+  if (outcome_->kind == Nodes::Outcome::Kind::stopped) {
+    if (outcome_->failure.signal != 0 && outcome_->failure.rank < 0) return report_stop();
+    return report_failure();
+  }
+  settle();
+}
+
+void Agent::settle() {
+  state_ = State::settling;
+  link_->ended(ended_);
+  timer_.expires_after(seconds(plan_.terminate_timeout_s + kill_s + Nodes::lost_after_s));
+  timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error && state_ == State::settling) report_failure();
+  });
+}
+
+void Agent::restart() {
+  const auto& first = outcome_->failure;
+  ++attempt_;
+  say(fmt::format("accelmgr: rank {} (host {}) failed: {}; restart {} of {}", first.rank, first.host,
+                  how_it_ended(first), attempt_, options_.max_restarts));
+  state_ = State::beginning;
+  link_->begin(attempt_);
+  timer_.expires_after(seconds(Nodes::lost_after_s));
+  timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error && state_ == State::beginning) report_failure();
+  });
+}
+
+void Agent::report_failure() {
+  FailureSummary summary{.first = outcome_ ? outcome_->failure : *own_,
+                         .later = ended_.later,
+                         .ended = ended_.ended,
+                         .attempt = attempt_,
+                         .max_restarts = options_.max_restarts,
+                         .report = {}};
+  if (write_report(options_.log_directory, summary_json(summary)))
+    summary.report = std::filesystem::absolute(report_of(options_.log_directory)).string();
+  say(summary_text(summary));
+  finish(exit_code_of(summary.first));
+}
+
+void Agent::report_stop() {
+  if (signal_ != 0) {
+    say(fmt::format("accelmgr: interrupted by {}; {} ended", name_of_signal(signal_),
+                    processes(ended_.ended)));
+    return finish(128 + signal_);
+  }
+  const auto& why = outcome_->failure;
+  say(fmt::format("accelmgr: node {} (host {}) was {}; {} ended", why.node_rank, why.host, why.what,
+                  processes(ended_.ended)));
+  finish(exit_code_of(why));
+}
+
+void Agent::say(const std::string& text) { terminal_.write(STDERR_FILENO, text + "\n"); }
+
+void Agent::finish(int exit_code) {
+  state_ = State::over;
+  exit_code_ = exit_code;
+  timer_.cancel();
+  loop_.stop();
+}
+
+}  // namespace accelmgr::program

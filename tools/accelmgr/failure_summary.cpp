@@ -1,0 +1,158 @@
+#include "failure_summary.hpp"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+
+#include "base/utf8.hpp"
+#include "ipc/process.hpp"
+#include "report_file.hpp"
+
+namespace accelmgr::program {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+constexpr int exit_unknown = 1;
+constexpr std::size_t longest_what_bytes = 4096;  // An error file may be of any size.
+constexpr std::size_t longest_trace_bytes = 16384;
+
+/// The beginning of `text`.
+std::string head(std::string_view text, std::size_t bytes) {
+  if (text.size() <= bytes) return base::valid_utf8(text);
+  return base::valid_utf8(text.substr(0, bytes)) + "...";
+}
+
+/// The end of `text`: of a trace, where it happened.
+std::string tail(std::string_view text, std::size_t bytes) {
+  if (text.size() <= bytes) return base::valid_utf8(text);
+  return "..." + base::valid_utf8(text.substr(text.size() - bytes));
+}
+
+std::string text_at(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+std::string who(const RankFailure& failure) {
+  if (failure.rank < 0) return fmt::format("the agent of node {} (host {})", failure.node_rank, failure.host);
+  return fmt::format("rank {} (local rank {} of node {}, host {}, pid {})", failure.rank, failure.local_rank,
+                     failure.node_rank, failure.host, failure.pid);
+}
+
+std::string details(const RankFailure& failure, int indent) {
+  const std::string margin(static_cast<std::size_t>(indent), ' ');
+  std::string text;
+  if (!failure.what.empty()) text += "\n" + margin + hanging(failure.what, indent);
+  if (!failure.trace.empty()) text += "\n" + margin + "  " + hanging(failure.trace, indent + 2);
+  if (failure.what.empty() && !failure.last_lines.empty()) {
+    text += "\n" + margin + "the end of its standard error:";
+    for (const auto& line : failure.last_lines) text += "\n" + margin + "  " + hanging(line, indent + 2);
+  }
+  if (!failure.log.empty()) text += "\n" + margin + "its output: " + failure.log;
+  return text;
+}
+
+std::string plural(int count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "es");
+}
+
+json readable(const RankFailure& failure) {
+  json object(to_json(failure));
+  object.erase("time_s");
+  object["time"] = utc(failure.time_s);
+  return object;
+}
+
+}  // namespace
+
+nlohmann::json to_json(const RankFailure& failure) {
+  return {{"rank", failure.rank},
+          {"local_rank", failure.local_rank},
+          {"node_rank", failure.node_rank},
+          {"host", failure.host},
+          {"pid", failure.pid},
+          {"time_s", failure.time_s},
+          {"exit_code", failure.exit_code},
+          {"signal", failure.signal},
+          {"what", failure.what},
+          {"trace", failure.trace},
+          {"log", failure.log},
+          {"last_lines", failure.last_lines}};
+}
+
+RankFailure failure_from(const nlohmann::json& json) {
+  return {.rank = json.at("rank"),
+          .local_rank = json.at("local_rank"),
+          .node_rank = json.at("node_rank"),
+          .host = json.at("host"),
+          .pid = json.at("pid"),
+          .time_s = json.at("time_s"),
+          .exit_code = json.at("exit_code"),
+          .signal = json.at("signal"),
+          .what = json.at("what"),
+          .trace = json.at("trace"),
+          .last_lines = json.at("last_lines"),
+          .log = json.at("log")};
+}
+
+int exit_code_of(const RankFailure& failure) noexcept {
+  if (failure.signal != 0) return 128 + failure.signal;
+  return failure.exit_code != 0 ? failure.exit_code : exit_unknown;
+}
+
+std::string how_it_ended(const RankFailure& failure) {
+  return ipc::describe_exit(failure.signal != 0 ? failure.signal : W_EXITCODE(failure.exit_code, 0));
+}
+
+void take_error_file(std::string_view content, RankFailure& failure) {
+  if (content.find_first_not_of(" \n\r\t") == std::string_view::npos) return;
+  const auto object = nlohmann::json::parse(content, nullptr, false);
+  if (!object.is_object() || !object.contains("message")) {
+    failure.what = head(content, longest_what_bytes);
+    return;
+  }
+  const auto& message = object["message"];
+  if (message.is_object()) {
+    failure.what = head(text_at(message, "message"), longest_what_bytes);
+    const auto extra = message.find("extraInfo");
+    if (extra != message.end() && extra->is_object())
+      failure.trace = tail(text_at(*extra, "py_callstack"), longest_trace_bytes);
+  } else {
+    failure.what = head(text_at(object, "message"), longest_what_bytes);
+  }
+}
+
+std::string summary_text(const FailureSummary& summary) {
+  const auto& first = summary.first;
+  std::string text = first.rank < 0
+                         ? "accelmgr: the launch failed:"
+                         : fmt::format("accelmgr: rank {} failed: {}", first.rank, how_it_ended(first));
+  text += fmt::format("\n  {} {}", utc(first.time_s), who(first));
+  if (summary.max_restarts > 0)
+    text += fmt::format(", after {} of at most {} restarts", summary.attempt, summary.max_restarts);
+  text += details(first, 4);
+  if (!summary.later.empty()) text += "\n  later failures:";
+  for (const auto& failure : summary.later)
+    text += fmt::format("\n    {} {}: {}", utc(failure.time_s), who(failure), how_it_ended(failure)) +
+            (failure.what.empty() ? "" : ": " + hanging(failure.what, 6));
+  if (summary.ended > 0) text += fmt::format("\n  {} ended because of it", plural(summary.ended, "process"));
+  if (!summary.report.empty()) text += "\n  report: " + summary.report;
+  return text;
+}
+
+std::string summary_json(const FailureSummary& summary) {
+  json report{{"status", "failed"},
+              {"exit_code", exit_code_of(summary.first)},
+              {"time", utc(summary.first.time_s)},
+              {"attempt", summary.attempt},
+              {"max_restarts", summary.max_restarts},
+              {"ended", summary.ended},
+              {"first", readable(summary.first)},
+              {"later", json::array()}};
+  for (const auto& failure : summary.later) report["later"].push_back(readable(failure));
+  return report.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace accelmgr::program

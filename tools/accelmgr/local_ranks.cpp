@@ -1,0 +1,242 @@
+#include "local_ranks.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <fstream>
+
+#include "accelmgr/errors.hpp"
+#include "ipc/process.hpp"
+#include "launch/environment.hpp"
+#include "launch/variables.hpp"
+#include "report_file.hpp"
+
+namespace accelmgr::program {
+namespace {
+
+constexpr std::size_t most_pending_bytes = 256 * 1024;  // Then the processes wait for the terminal.
+constexpr std::chrono::milliseconds pump_again{5};
+constexpr std::size_t lines_of_a_failure = 20;
+constexpr std::size_t most_error_bytes = 1 << 20;
+
+/// A terminal cannot be read by processes that are not in its foreground group: they would be stopped.
+base::UniqueFd input_of_ranks() {
+  if (isatty(STDIN_FILENO) == 0) return {};
+  base::UniqueFd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!nothing) throw SystemError("opening /dev/null", errno);
+  return nothing;
+}
+
+std::string read_from_start(int fd) {
+  std::string text(most_error_bytes, '\0');
+  const auto count = pread(fd, text.data(), text.size(), 0);
+  text.resize(count > 0 ? static_cast<std::size_t>(count) : 0);
+  return text;
+}
+
+void make_folder(const std::filesystem::path& folder) {
+  std::error_code problem;
+  std::filesystem::create_directories(folder, problem);
+  if (problem)
+    throw ConfigError(fmt::format("cannot make the folder {}: {}", folder.string(), problem.message()),
+                      "launch.log_directory");
+}
+
+}  // namespace
+
+LocalRanks::LocalRanks(boost::asio::io_context& loop, launch::Spawner spawner, Terminal& terminal,
+                       Settings settings, Events events)
+    : loop_(loop),
+      spawner_(std::move(spawner)),
+      terminal_(terminal),
+      settings_(std::move(settings)),
+      events_(std::move(events)),
+      input_(input_of_ranks()),
+      pump_timer_(loop) {
+  spawner_watch_ = std::make_unique<manager::Watch>(loop_, spawner_.socket(), [this] {
+    take_events();
+    if (!spawner_.launcher_end()) return true;
+    events_.launcher_ended(*spawner_.launcher_end());
+    return false;
+  });
+}
+
+// ---- Starting ----
+
+void LocalRanks::start(const launch::Plan& plan, const launch::Machine& machine,
+                       const launch::WorkerPorts& ports, const Attempt& attempt) {
+  host_ = machine.hostname;
+  node_rank_ = plan.node_rank;
+  ranks_.clear();
+  ranks_.resize(static_cast<std::size_t>(plan.nprocs));
+  for (int local_rank = 0; local_rank < plan.nprocs; ++local_rank)
+    start_rank(local_rank, plan, machine, ports, attempt);
+}
+
+void LocalRanks::start_rank(int local_rank, const launch::Plan& plan, const launch::Machine& machine,
+                            const launch::WorkerPorts& ports, const Attempt& attempt) {
+  auto& rank = ranks_[static_cast<std::size_t>(local_rank)];
+  rank.rank = plan.rank(local_rank);
+  make_outputs(rank, attempt.number);
+  launch::Task task;
+  task.rank = rank.rank;
+  task.program = settings_.program;
+  task.environment = launch::child_environment(plan, local_rank, machine);
+  for (const auto& [name, value] : attempt.environment) task.environment[name] = value;
+  task.environment[launch::variable::error_file] = error_file_of(rank);
+  task.environment["ROLE_RANK"] = task.environment[launch::variable::rank];
+  task.environment["ROLE_WORLD_SIZE"] = task.environment[launch::variable::world_size];
+  task.environment["ROLE_NAME"] = "default";
+  // What Python keeps back would be lost when it is killed, and late when not.
+  if (!rank.outputs.empty()) task.environment.emplace("PYTHONUNBUFFERED", "1");
+  auto fds = ports.descriptors(local_rank);
+  if (input_) fds.emplace_back(input_.get(), STDIN_FILENO);
+  for (const auto& output : rank.outputs) fds.emplace_back(output->write_end(), output->stream());
+  rank.report = spawner_.start(local_rank, task, fds);
+  rank.watches.resize(rank.outputs.size());
+  for (std::size_t i = 0; i < rank.outputs.size(); ++i) {
+    rank.outputs[i]->close_write_end();
+    watch_output(local_rank, i);
+  }
+}
+
+void LocalRanks::make_outputs(Rank& rank, int attempt) {
+  if (!settings_.log_directory.empty()) {
+    rank.folder = settings_.log_directory / fmt::format("attempt_{}", attempt) / std::to_string(rank.rank);
+    make_folder(rank.folder);
+  } else if (!settings_.prefix) {
+    return;  // The terminal is theirs.
+  }
+  const auto prefix = settings_.prefix ? fmt::format("[rank {}] ", rank.rank) : std::string();
+  for (const auto& [stream, name] :
+       {std::pair{STDOUT_FILENO, "stdout.log"}, std::pair{STDERR_FILENO, "stderr.log"}})
+    rank.outputs.push_back(
+        std::make_unique<RankOutput>(stream, prefix, rank.folder.empty() ? rank.folder : rank.folder / name));
+}
+
+/// In memory it needs no folder, and nothing of it can be left.
+std::string LocalRanks::error_file_of(Rank& rank) {
+  if (!rank.folder.empty()) {
+    remove_report(rank.folder);
+    return std::filesystem::absolute(report_of(rank.folder)).string();
+  }
+  rank.error_file.reset(memfd_create("accelmgr-error-file", MFD_CLOEXEC));
+  if (!rank.error_file) throw SystemError("memfd_create for an error file", errno);
+  return fmt::format("/proc/{}/fd/{}", getpid(), rank.error_file.get());
+}
+
+// ---- While they run ----
+
+void LocalRanks::watch_output(int local_rank, std::size_t output) {
+  auto& rank = ranks_[static_cast<std::size_t>(local_rank)];
+  rank.watches[output] =
+      std::make_unique<manager::Watch>(loop_, rank.outputs[output]->read_end(), [this, local_rank, output] {
+        auto& of = ranks_[static_cast<std::size_t>(local_rank)];
+        const bool more = of.outputs[output]->take(terminal_);
+        pump();
+        if (more && terminal_.pending() < most_pending_bytes) return true;
+        if (!more) of.outputs[output]->finish(terminal_);
+        of.watches[output].reset();
+        return false;
+      });
+}
+
+/// The terminal takes what it can; who had to wait for it goes on.
+void LocalRanks::pump() {
+  terminal_.pump();
+  if (terminal_.pending() == 0 || pumping_) return;
+  pumping_ = true;
+  pump_timer_.expires_after(pump_again);
+  pump_timer_.async_wait([this](const boost::system::error_code& error) {
+    pumping_ = false;
+    if (error) return;
+    pump();
+    if (terminal_.pending() > most_pending_bytes / 2) return;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
+      for (std::size_t i = 0; i < ranks_[rank].outputs.size(); ++i)
+        if (!ranks_[rank].watches[i] && ranks_[rank].outputs[i]->read_end() >= 0)
+          watch_output(static_cast<int>(rank), i);
+  });
+}
+
+void LocalRanks::take_events() {
+  while (auto event = spawner_.next(base::Deadline::at_ns(0))) take_event(*event);
+}
+
+void LocalRanks::take_event(const ipc::Event& event) {
+  if (const auto* started = std::get_if<ipc::Started>(&event)) {
+    auto& rank = ranks_.at(static_cast<std::size_t>(started->rank));
+    rank.pid = started->pid;
+    rank.pidfd = base::duplicate(started->pidfd.get());
+    return;
+  }
+  const auto& ended = std::get<ipc::Ended>(event);
+  auto& rank = ranks_.at(static_cast<std::size_t>(ended.rank));
+  rank.watches.clear();
+  rank.watches.resize(rank.outputs.size());
+  for (const auto& output : rank.outputs) output->finish(terminal_);
+  pump();
+  rank.end = ended;
+  events_.ended(ended.rank);
+}
+
+int LocalRanks::running() const noexcept {
+  return static_cast<int>(std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.end; }));
+}
+
+bool LocalRanks::has_ended(int local_rank) const {
+  const auto& rank = ranks_.at(static_cast<std::size_t>(local_rank));
+  return rank.end || ipc::has_ended(rank.pidfd.get());
+}
+
+bool LocalRanks::has_succeeded(int local_rank) const {
+  const auto& end = ranks_.at(static_cast<std::size_t>(local_rank)).end;
+  return end && end->pid != 0 && end->wait_status == 0;
+}
+
+std::string LocalRanks::error_text(const Rank& rank) const {
+  if (rank.error_file) return read_from_start(rank.error_file.get());
+  const base::UniqueFd file(open(report_of(rank.folder).c_str(), O_RDONLY | O_CLOEXEC));
+  return file ? read_from_start(file.get()) : std::string();
+}
+
+RankFailure LocalRanks::failure_of(int local_rank) const {
+  const auto& rank = ranks_.at(static_cast<std::size_t>(local_rank));
+  const auto& end = rank.end.value();
+  RankFailure failure{.rank = rank.rank,
+                      .local_rank = local_rank,
+                      .node_rank = node_rank_,
+                      .host = host_,
+                      .pid = end.pid,
+                      .time_s = static_cast<double>(end.time_ns) / 1e9};
+  if (WIFSIGNALED(end.wait_status))
+    failure.signal = WTERMSIG(end.wait_status);
+  else
+    failure.exit_code = WEXITSTATUS(end.wait_status);
+  take_error_file(error_text(rank), failure);
+  if (end.pid == 0)
+    failure.what = fmt::format("the process could not be started: {}", strerrordesc_np(end.error));
+  else if (const auto report = launch::read_report(rank.report.get()); report && report->failure)
+    failure.what = report->failure->what;
+  if (!rank.outputs.empty()) failure.last_lines = rank.outputs.back()->last_lines(lines_of_a_failure);
+  if (!rank.folder.empty()) failure.log = std::filesystem::absolute(rank.folder).string();
+  return failure;
+}
+
+void LocalRanks::stop(base::Deadline deadline) noexcept {
+  spawner_watch_.reset();
+  spawner_.stop(deadline);
+  for (auto& rank : ranks_) {
+    rank.watches.clear();
+    for (const auto& output : rank.outputs) output->finish(terminal_);
+  }
+}
+
+}  // namespace accelmgr::program
