@@ -143,6 +143,42 @@ def recovery_groups(quick):
     return [[program("ours", "bench_recovery", *quick_flag(quick))]]
 
 
+def collectives_groups(quick):
+    ours = program("ours", "bench_collectives", *quick_flag(quick))
+    return [[ours, peer("gloo", "gloo_collectives.py", *quick_flag(quick))]]
+
+
+RENDEZVOUS = "10.77.0.1:29500"  # the first of the two hosts that tests/contract/two_hosts makes
+
+
+def on_two_hosts(name, program):
+    """Two ranks on each of two hosts, which `accelmgr spawn` starts there."""
+    command = [contestants.ROOT / "tests" / "contract" / "two_hosts", "--timeout", contestants.TIMEOUT_S]
+    for node, host in enumerate(("A", "B")):
+        command += [
+            *("--host", host, "env", f"GLOO_SOCKET_IFNAME=cable{node}"),
+            *(RELEASE / "tools" / "accelmgr", "spawn", "--nprocs=2", "--nnodes=2", f"--node-rank={node}"),
+            *(f"--rendezvous={RENDEZVOUS}", "--no-prefix", "--", *program),
+        ]
+    return Contestant(name, lambda: command)
+
+
+def hosts_groups(quick):
+    script = [contestants.torch_python(), BENCH / "peers" / "gloo_hosts.py"]
+    return [
+        [
+            on_two_hosts("ours", [RELEASE / "tools" / "bench" / "bench_hosts", *quick_flag(quick)]),
+            on_two_hosts("gloo", [*script, *quick_flag(quick)]),
+        ]
+    ]
+
+
+def launch_groups(quick):
+    ours = program("ours", "bench_launch", *quick_flag(quick))
+    programs = ["--accelmgr", RELEASE / "tools/accelmgr", "--rank-program", RELEASE / "tools/bench/bench_launch"]
+    return [[ours, peer("launchers", "launchers.py", *programs, *quick_flag(quick))]]
+
+
 def faults_groups(_):
     command = [RELEASE / "tests" / "system" / "faults" / "system_faults_test", "--measure"]
     return [[Contestant("ours", lambda: command)]]
@@ -184,6 +220,19 @@ ALL = {
         """A runner is killed between two steps, under runners.on_loss restart: how long it takes until the next step
         has counted, by part. Building the model is the user's; all else is ours.""",
         3, ["bench_recovery"], recovery_groups, reports.recovery),
+    "collectives": Benchmark(
+        """Collectives of two ranks between private tensors, a core for each: barrier, all_reduce of 4 B to 256 MiB,
+        all_gather of objects. Against torch.distributed over gloo.""",
+        3, ["bench_collectives"], collectives_groups, reports.collectives),
+    "hosts": Benchmark(
+        """all_reduce of four ranks, two on each of two hosts (network namespaces of this machine, joined by a virtual
+        cable). Against torch.distributed over gloo with all four in it.""",
+        3, ["bench_hosts", "accelmgr"], hosts_groups, reports.hosts),
+    "launch": Benchmark(
+        """From the call to all ranks past one barrier, for 2 and 8 ranks: spawn() by its three start methods, and programs
+        under `accelmgr spawn`. Against multiprocessing's fork in a process that has torch, torch.multiprocessing.spawn
+        and torchrun, all with a barrier over gloo.""",
+        1, ["bench_launch", "accelmgr"], launch_groups, reports.launch),
     "faults": Benchmark(
         """What every fault at every phase of a step comes to, and after how long the caller is told. No comparison: the
         outcomes are those of tests/system/faults/outcomes.md, which a test holds it to; a cell with two is a mistake.""",

@@ -190,6 +190,53 @@ def recovery(lines):
     return Report([table], targets)
 
 
+def collectives(lines):
+    measured = Measured(lines)
+    table = Table(
+        "One call of two ranks, us; x: so many times faster than gloo", ["call", "size", "ours", "gloo", "x gloo"]
+    )
+    targets = []
+    for call in ("barrier", "all_reduce", "all_gather_object"):
+        for size in measured.values_of("bytes", name="ours", case=call):
+            ours, gloo = (measured.get(name, "time", case=call, bytes=size) for name in ("ours", "gloo"))
+            factor = ratio(gloo, ours)
+            table.rows.append([call, size_text(size) if size else "", ours, gloo, factor])
+            bound = 50 if size <= 64 * KIB else 5 if size >= 16 * MIB else None
+            if bound is not None and call != "all_gather_object":
+                text = f"{call} {size_text(size) if size else ''}".strip()
+                targets.append(at_least(bound, f"{text}, times faster than gloo", factor))
+    return Report([table], targets)
+
+
+def hosts(lines):
+    measured = Measured(lines)
+    table = Table("all_reduce, two ranks on each of two hosts, us", ["size", "ours", "gloo", "x gloo"])
+    targets = []
+    for size in measured.values_of("bytes", name="ours"):
+        ours, gloo = (measured.get(name, "time", bytes=size) for name in ("ours", "gloo"))
+        factor = ratio(gloo, ours)
+        table.rows.append([size_text(size), ours, gloo, factor])
+        targets.append(at_least(1, f"{size_text(size)}, times faster than gloo", factor))
+    return Report([table], targets)
+
+
+def launch(lines):
+    measured = Measured(lines)
+    counts = measured.values_of("case")
+    table = Table(
+        "From the call to all ranks past one barrier, ms", ["", *(f"{count} ranks" for count in counts)]
+    )
+    for name in measured.values_of("name"):
+        table.rows.append([name, *(measured.get(name, "start_up", case=count) for count in counts)])
+    targets = []
+    for count in counts:
+        for name, share in (("warm_fork", 1 / 3), ("mp_spawn", 1 / 50), ("torchrun", 1 / 50)):
+            theirs = measured.get(name, "start_up", case=count)
+            value = ratio(measured.get("ours_fork", "start_up", case=count), theirs)
+            targets.append(at_most(share, f"{count} ranks, ours_fork as a share of {name}", value))
+    return Report([table], targets)
+
+
 def faults(lines):
     bounds = "`runners.hang_timeout` 0.5 s, `start_timeout` 3 s; step's deadline in `data_manager` 1 s"
     titles = {
