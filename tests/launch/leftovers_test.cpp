@@ -301,25 +301,26 @@ TEST_F(Leftovers, AStoppedLauncherDoesNotHoldUpTermination) {
   expect_ended(pidfds);
 }
 
-TEST_F(Leftovers, ARankMayRaceItsOwnOrphansAtTheEnd) {
-  // Chains of processes that orphan themselves as fast as they can, until somebody ends them.
+TEST_F(Leftovers, OrphansThatKeepForkingAreCaughtUpWith) {
+  // A chain of processes, each the orphan of the one before it, as fast as they can.
   const Line line;
   spawn(
       [&](int, const Value&) {
-        const Line told;
+        const Line born;
         if (fork() == 0) {
           setsid();
           line.tell_pidfd();
-          told.tell("told");
+          born.tell("born");
           for (int i = 0; i < 2000; ++i)
             if (fork() != 0) _exit(0);
           hang();
         }
-        told.hear();
+        born.hear();
         return Value();
       },
       {}, options(2));
-  line.hear_pidfds(2);
+  expect_nothing_left();
+  expect_ended(line.hear_pidfds(2));
 }
 
 }  // namespace

@@ -80,7 +80,8 @@ class EnvironmentTest(SpawnTest):
     def test_every_rank_is_told_who_it_is(self):
         self.write("tell.py", TELL)
         out, err = self.spawn("--nprocs", "3", "--max-restarts", "2", "--", "tell.py")
-        self.assertEqual(err, "")
+        for line in err.splitlines():  # On a machine with fewer cores than ranks.
+            self.assertIn("they will wait for each other", line)
         told = {}
         for line in out.splitlines():
             rank, text = re.fullmatch(r"\[rank (\d)\] (.*)", line).groups()
@@ -159,7 +160,7 @@ class FailureTest(SpawnTest):
         self.assertFalse((self.folder / "error.json").exists())
 
     def test_all_are_started_again_as_often_as_allowed(self):
-        script = "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $RANK$TORCHELASTIC_RESTART_COUNT != 02 ] && exit $RANK; exit 9"
+        script = "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $RANK$TORCHELASTIC_RESTART_COUNT = 12 ] && exit 9; exit $RANK"
         out, err = self.spawn("--nprocs", "2", "--max-restarts", "2", "--log-dir", "logs",
                               *shell(script), exits=9)
         for attempt in range(3):
@@ -196,10 +197,11 @@ class SignalTest(SpawnTest):
         self.assertEqual(run.returncode, 128 + signal.SIGTERM, err)
 
     def test_nothing_is_left_when_the_agent_is_killed(self):
-        run = self.start("--nprocs", "2", *shell("setsid sleep 1000 & trap '' TERM INT HUP; echo ready; sleep 1000"))
-        self.read_lines(run, 2)
+        session = "setsid sh -c 'echo ready; sleep 1000' &"
+        run = self.start("--nprocs", "2", *shell(f"{session} trap '' TERM INT HUP; echo ready; sleep 1000"))
+        self.read_lines(run, 4)
         found = descendants(run.pid)
-        self.assertEqual(sum(name == "sleep" for name in found.values()), 4, found)
+        self.assertGreaterEqual(len(found), 5, found)  # The launcher, two ranks and their two sessions.
         run.kill()
         self.assertEqual(run.wait(), -signal.SIGKILL)
         self.wait_for_all()
@@ -220,7 +222,7 @@ class BadInputTest(SpawnTest):
                 (["--nprocs", "2"], ["PROGRAM is missing"]),
                 (["--rendezvous", "nonsense", *script], ["launch.rendezvous", "nonsense"]),
                 (["--nnodes", "2", *script], ["rendezvous"]),
-                (["--nnodes", "2", "--node-rank", "2", "--rendezvous", "127.0.0.1:29500", *script], ["node_rank", "2 hosts"]),
+                (["--nnodes", "2", "--node-rank", "2", "--rendezvous", "127.0.0.1:29500", *script], ["node_rank is 2", "nnodes is 2"]),
                 (["--nprocs", "2", "--gpus", "0", *script], ["gpus"]),
                 (["--backend", "mpi", *script], ["mpi", "shm"]),
                 (["--start-method", "thread", *script], ["thread", "forkserver"]),

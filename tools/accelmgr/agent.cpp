@@ -46,6 +46,7 @@ Agent::Agent(AgentOptions options, launch::Machine machine)
     : options_(std::move(options)), machine_(std::move(machine)), signals_(loop_), timer_(loop_) {
   plan_ = launch::resolve(options_.launch, machine_);
   for (const auto& warning : plan_.warnings) base::log().warn("{}", warning);
+  if (!options_.log_directory.empty()) make_log_folder(options_.log_directory);
 }
 
 Agent::Result Agent::run() {

@@ -41,15 +41,15 @@ std::string read_from_start(int fd) {
   return text;
 }
 
-void make_folder(const std::filesystem::path& folder) {
+}  // namespace
+
+void make_log_folder(const std::filesystem::path& folder) {
   std::error_code problem;
   std::filesystem::create_directories(folder, problem);
   if (problem)
     throw ConfigError(fmt::format("cannot make the folder {}: {}", folder.string(), problem.message()),
                       "launch.log_directory");
 }
-
-}  // namespace
 
 LocalRanks::LocalRanks(boost::asio::io_context& loop, launch::Spawner spawner, Terminal& terminal,
                        Settings settings, Events events)
@@ -75,9 +75,15 @@ void LocalRanks::start(const launch::Plan& plan, const launch::Machine& machine,
   host_ = machine.hostname;
   node_rank_ = plan.node_rank;
   ranks_.clear();
-  ranks_.resize(static_cast<std::size_t>(plan.nprocs));
-  for (int local_rank = 0; local_rank < plan.nprocs; ++local_rank)
-    start_rank(local_rank, plan, machine, ports, attempt);
+  for (int local_rank = 0; local_rank < plan.nprocs; ++local_rank) {
+    ranks_.emplace_back();
+    try {
+      start_rank(local_rank, plan, machine, ports, attempt);
+    } catch (...) {
+      ranks_.pop_back();  // It is not there; those before it are.
+      throw;
+    }
+  }
 }
 
 void LocalRanks::start_rank(int local_rank, const launch::Plan& plan, const launch::Machine& machine,
@@ -110,7 +116,7 @@ void LocalRanks::start_rank(int local_rank, const launch::Plan& plan, const laun
 void LocalRanks::make_outputs(Rank& rank, int attempt) {
   if (!settings_.log_directory.empty()) {
     rank.folder = settings_.log_directory / fmt::format("attempt_{}", attempt) / std::to_string(rank.rank);
-    make_folder(rank.folder);
+    make_log_folder(rank.folder);
   } else if (!settings_.prefix) {
     return;  // The terminal is theirs.
   }

@@ -23,6 +23,9 @@
 
 namespace accelmgr::program {
 
+/// With those above it. Throws ConfigError.
+void make_log_folder(const std::filesystem::path& folder);
+
 struct Attempt {
   int number = 0;
   std::map<std::string, std::string> environment = {};  ///< For all, besides what child_environment() says.
