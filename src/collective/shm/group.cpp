@@ -188,11 +188,15 @@ void Group::look(Ready ready, bool closer, const Signature& signature, Patience&
   if (!those([](int) { return true; }).empty()) throw_verdict(signature, patience.seconds());
 }
 
-void Group::look_after(int member, bool closer, std::string_view call, Patience& patience) {
+void Group::look_after(int member, bool closer, const std::function<bool()>& waits, std::string_view call,
+                       Patience& patience) {
   if (verdict() == Verdict::none) {
-    if (closer && has_ended(member))
+    const bool left = closer && has_left(member);
+    const bool ended = closer && has_ended(member);
+    if (!waits()) return;
+    if (ended)
       fail(Verdict::lost, {member});
-    else if (closer && has_left(member))
+    else if (left)
       fail(Verdict::left, {member});
     else if (closer && patience.deadline().passed())
       fail(Verdict::timeout, {member});

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -74,7 +75,10 @@ class Group {
   /// For one who deals with one member only, before and between two slices of a wait: throws when the group
   /// has failed, when patience is at its end, and (`closer`) when that member has ended or left. `call` is
   /// for the message.
-  void look_after(int member, bool closer, std::string_view call, Patience& patience);
+  /// `waits` is asked again after that member was found gone: what it did before its end counts, and nobody
+  /// is told that it is missing.
+  void look_after(int member, bool closer, const std::function<bool()>& waits, std::string_view call,
+                  Patience& patience);
   int spin_us() const noexcept { return world_->spin_us(); }
 
   /// Nobody can go on: this member throws in the middle of a call.

@@ -27,7 +27,8 @@ std::size_t wait(Group& group, Parking& parking, int member, const std::string& 
     Parked parked(parking);
     if (const auto bytes = ready()) return bytes;
     try {
-      group.look_after(member, closer, call, patience);
+      group.look_after(
+          member, closer, [&] { return ready() == 0; }, call, patience);
     } catch (const CollectiveError&) {
       if (const auto bytes = ready()) return bytes;  // The last it did before its end.
       throw;
@@ -45,7 +46,8 @@ class Sender {
         box_(group.mailbox(group.me(), to)),
         call_(fmt::format("send to rank {}", group.world_ranks()[static_cast<std::size_t>(to)])) {
     group.check_process(call_);
-    group.look_after(to, false, call_, patience);
+    group.look_after(
+        to, false, [] { return true; }, call_, patience);
   }
 
   void write(const void* bytes, std::size_t count) {
