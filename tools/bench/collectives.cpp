@@ -1,4 +1,4 @@
-// Collectives of two ranks between private tensors, each rank on a core of its own if there are so many.
+// Collectives of two ranks between private tensors. Nobody is pinned, as the peers are not.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -82,7 +82,6 @@ void run(bool quick) {
   const auto world = collective::shm::create_world(ranks);
   auto* slower_us = bench::share<double>(most_cases * ranks);
   bench::run_together(ranks, [&](int rank) {
-    const bench::Pin pin(rank, ranks);
     const auto communicator = collective::shm::join_world(world.get(), rank);
     for (std::size_t i = 0; i < all.size(); ++i)
       slower_us[i * ranks + static_cast<std::size_t>(rank)] = measure(*communicator, all[i], quick);
