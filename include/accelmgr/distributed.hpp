@@ -118,6 +118,9 @@ void barrier();
 at::Tensor all_reduce(const at::Tensor& tensor, const std::string& op = "SUM",
                       const GroupArgument& group = {});
 double all_reduce(double number, const std::string& op = "SUM", const GroupArgument& group = {});
+/// The same in the tensor itself, which is returned: of a contiguous one without other memory.
+const at::Tensor& all_reduce_(const at::Tensor& tensor, const std::string& op = "SUM",
+                              const GroupArgument& group = {});
 
 /// Of tensors of one shape: concatenated on dimension 0 (a 0-d one counts as one element).
 at::Tensor all_gather(const at::Tensor& tensor, const GroupArgument& group = {});

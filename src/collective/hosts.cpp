@@ -67,7 +67,9 @@ std::shared_ptr<Communicator> join_host(SharedStore& store, const std::string& n
   const auto key = fmt::format("{}/memory/{}", name, layout.host);
   base::UniqueFd memory;
   if (layout.local == 0) {
-    memory = shm::create_world(static_cast<int>(members.size()));
+    // While a leader is on the network its host's cores are for others.
+    const auto waiting = layout.hosts.size() > 1 ? shm::Waiting::parked : shm::Waiting::by_cores;
+    memory = shm::create_world(static_cast<int>(members.size()), waiting);
     store.set(key, fmt::format("/proc/{}/fd/{}", getpid(), memory.get()));
   } else {
     memory = open_world(store.get(key, deadline));

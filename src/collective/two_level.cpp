@@ -284,8 +284,8 @@ void TwoLevel::all_reduce(const void* in, void* out, std::size_t count, DType dt
     if (working.halves()) working.load(from, wide.get(), n);
     auto* work = working.halves() ? wide.get() : to;
     locally(call, [&](Communicator& local, const CallOptions& local_options) {
-      local.all_reduce(working.halves() ? work : from, work, n, working.dtype(), without_division(op),
-                       local_options);
+      local.all_reduce(working.halves() ? work : from, leads() ? work : nullptr, n, working.dtype(),
+                       without_division(op), local_options);
     });
     between_hosts(call, [&](gloo::Mesh& mesh) {
       gloo::all_reduce(mesh, work, work, n, working.dtype(), op, world(), call.deadline);
@@ -311,8 +311,8 @@ void TwoLevel::reduce_scatter(const void* in, void* out, std::size_t count, DTyp
     for (std::size_t i = 0; i < world(); ++i)
       working.load(from.at(order_[i], done * size_of(dtype)), all.get() + i * n * element, n);
     locally(call, [&](Communicator& local, const CallOptions& local_options) {
-      local.all_reduce(all.get(), all.get(), world() * n, working.dtype(), without_division(op),
-                       local_options);
+      local.all_reduce(all.get(), leads() ? all.get() : nullptr, world() * n, working.dtype(),
+                       without_division(op), local_options);
     });
     between_hosts(call, [&](gloo::Mesh& mesh) {
       gloo::reduce_scatter(mesh, all.get(), own.get(), per_host(n), working.dtype(), op, world(),

@@ -44,6 +44,21 @@ class Blocks {
   int blocks_;
 };
 
+/// place(dense tensor): where the result goes.
+template <class Place>
+at::Tensor reduced(const at::Tensor& tensor, const std::string& op, const GroupArgument& group, Place place) {
+  const auto operation = reduce_op(op);
+  const auto members = members_of(group);
+  if (!members.communicate()) return tensor;
+  const auto in = dense(tensor, "all_reduce");
+  const auto dtype = dtype_of(in.scalar_type());
+  check_reduction(dtype, operation);
+  auto out = place(in);
+  members.communicator->all_reduce(in.const_data_ptr(), out.mutable_data_ptr(), count_of(in), dtype,
+                                   operation, options_for(in));
+  return out;
+}
+
 }  // namespace
 
 void barrier() {
@@ -52,16 +67,13 @@ void barrier() {
 }
 
 at::Tensor all_reduce(const at::Tensor& tensor, const std::string& op, const GroupArgument& group) {
-  const auto operation = reduce_op(op);
-  const auto members = members_of(group);
-  if (!members.communicate()) return tensor;
-  const auto in = dense(tensor, "all_reduce");
-  const auto dtype = dtype_of(in.scalar_type());
-  check_reduction(dtype, operation);
-  auto out = place_for_result(tensor, in);
-  members.communicator->all_reduce(in.const_data_ptr(), out.mutable_data_ptr(), count_of(in), dtype,
-                                   operation, options_for(in));
-  return out;
+  return reduced(tensor, op, group, [&](const at::Tensor& in) { return place_for_result(tensor, in); });
+}
+
+const at::Tensor& all_reduce_(const at::Tensor& tensor, const std::string& op, const GroupArgument& group) {
+  const auto result = reduced(tensor, op, group, [](const at::Tensor& in) { return in; });
+  if (result.const_data_ptr() != tensor.const_data_ptr()) tensor.detach().copy_(result);
+  return tensor;
 }
 
 double all_reduce(double number, const std::string& op, const GroupArgument& group) {

@@ -226,7 +226,7 @@ SCENARIO(KilledLeader, 2) {
 
 SCENARIO(KilledInTheMiddle, 0) {
   const auto world = self.meet(patient_s);
-  std::vector<float> data(std::size_t{64} << 20);
+  std::vector<float> data(std::size_t{16} << 20);
   const auto reduce = [&] {
     world->all_reduce(data.data(), data.data(), data.size(), DType::float32, ReduceOp::sum);
   };
@@ -241,7 +241,7 @@ SCENARIO(KilledInTheMiddle, 0) {
   expect_failure(Cause::lost, {0}, [&] {
     for (;;) reduce();
   });
-  EXPECT_LT(self.seconds_since_death_of(0), 2);
+  EXPECT_LT(self.seconds_since_death_of(0), 5) << "200 ms on an idle machine; a part of the data at most";
 }
 
 SCENARIO(LateRank) {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "collective/shm/layout.hpp"
@@ -13,9 +15,10 @@ namespace {
 
 using test::run_threads;
 
-constexpr std::size_t half = shm::half_bytes / sizeof(std::uint32_t);
+constexpr std::size_t half = shm::spinning_half_bytes / sizeof(std::uint32_t);
+constexpr std::size_t parking_half = shm::parking_half_bytes / sizeof(std::uint32_t);
 // Around a first memory of a half, and a half.
-const std::size_t counts[] = {0, 1, 4096, half - 1, half + 1};
+const std::size_t counts[] = {0, 1, 4096, half - 1, half + 1, parking_half - 1, parking_half + 1};
 
 using Words = std::vector<std::uint32_t>;
 
@@ -39,13 +42,17 @@ Words concatenated(std::size_t blocks, const std::function<Words(std::size_t)>& 
   return all;
 }
 
-class Cuts : public testing::TestWithParam<int> {
+class Cuts : public testing::TestWithParam<std::tuple<int, shm::Waiting>> {
  protected:
-  std::size_t n() const { return static_cast<std::size_t>(GetParam()); }
+  int size() const { return std::get<0>(GetParam()); }
+  std::size_t n() const { return static_cast<std::size_t>(size()); }
+  void run(const std::function<void(Communicator&)>& body) const {
+    run_threads(size(), body, std::get<1>(GetParam()));
+  }
 };
 
 TEST_P(Cuts, OfAReductionAreNotSeen) {
-  run_threads(GetParam(), [&](Communicator& world) {
+  run([&](Communicator& world) {
     const auto me = static_cast<std::size_t>(world.rank());
     for (const auto count : counts) {
       Words sum(count);
@@ -70,7 +77,7 @@ TEST_P(Cuts, OfAReductionAreNotSeen) {
 }
 
 TEST_P(Cuts, OfACopyAreNotSeen) {
-  run_threads(GetParam(), [&](Communicator& world) {
+  run([&](Communicator& world) {
     const auto me = static_cast<std::size_t>(world.rank());
     for (const auto count : counts) {
       const auto in = concatenated(n(), [&](std::size_t block) { return block_of(me, block, count); });
@@ -95,10 +102,11 @@ TEST_P(Cuts, OfACopyAreNotSeen) {
 }
 
 TEST_P(Cuts, OfObjectsAreNotSeen) {
-  const int size = GetParam();
-  run_threads(size, [&](Communicator& world) {
-    for (const std::size_t length : {std::size_t{0}, std::size_t{1}, shm::Mailbox::ring_bytes - 8,
-                                     shm::Mailbox::ring_bytes + 1, 2 * shm::half_bytes + 1}) {
+  const int size = this->size();
+  run([&](Communicator& world) {
+    for (const std::size_t length :
+         {std::size_t{0}, std::size_t{1}, shm::Mailbox::ring_bytes - 8, shm::Mailbox::ring_bytes + 1,
+          2 * shm::spinning_half_bytes + 1, 2 * shm::parking_half_bytes + 1}) {
       const auto object = [&](int rank) {
         return std::string(length / static_cast<std::size_t>(rank + 1), static_cast<char>('a' + rank));
       };
@@ -116,7 +124,13 @@ TEST_P(Cuts, OfObjectsAreNotSeen) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shm, Cuts, testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Shm, Cuts,
+                         testing::Combine(testing::Values(1, 2, 3),
+                                          testing::Values(shm::Waiting::by_cores, shm::Waiting::parked)),
+                         [](const auto& info) {
+                           const bool parked = std::get<1>(info.param) == shm::Waiting::parked;
+                           return std::to_string(std::get<0>(info.param)) + (parked ? "Parked" : "ByCores");
+                         });
 
 TEST(Shm, ComparesDimensionsBeyondTheFirstLineOfAPost) {
   run_threads(2, [](Communicator& world) {

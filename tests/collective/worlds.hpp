@@ -26,8 +26,9 @@ namespace accelmgr::collective::test {
 constexpr double long_s = 30;
 
 /// body(communicator) as each of `size` ranks, in a thread of its own. What it throws fails the test.
-inline void run_threads(int size, const std::function<void(Communicator&)>& body) {
-  const auto world = shm::create_world(size);
+inline void run_threads(int size, const std::function<void(Communicator&)>& body,
+                        shm::Waiting waiting = shm::Waiting::by_cores) {
+  const auto world = shm::create_world(size, waiting);
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {

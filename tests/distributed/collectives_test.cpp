@@ -80,6 +80,19 @@ TEST_P(Collectives, AllReduceOfTensorsOfEveryForm) {
   });
 }
 
+TEST_P(Collectives, AllReduceInPlaceNeedsNoOtherMemory) {
+  expect_on_ranks(size(), [](int rank) {
+    const auto tensor = numbers({6, 4}, rank).requires_grad_();
+    const auto* before = tensor.const_data_ptr();
+    EXPECT_TRUE(all_reduce_(tensor).is_same(tensor));
+    EXPECT_EQ(tensor.const_data_ptr(), before);
+    expect_equal(tensor.detach(), sum_of_numbers({6, 4}, size()));
+    const auto whole = numbers({6, 4}, rank);
+    all_reduce_(whole.t());
+    expect_equal(whole, sum_of_numbers({6, 4}, size()));
+  });
+}
+
 TEST_P(Collectives, AllReduceOfNumbers) {
   expect_on_ranks(size(), [](int rank) {
     const double n = size();

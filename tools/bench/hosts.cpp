@@ -26,7 +26,7 @@ double median_us(std::int64_t bytes, bool quick) {
   for (std::int64_t repetition = 0; repetition < count + 2; ++repetition) {
     distributed::barrier();
     const auto begin = base::now_ns();
-    distributed::all_reduce(values);
+    distributed::all_reduce_(values);
     if (repetition >= 2) times.push_back(static_cast<double>(base::now_ns() - begin) / 1e3);
   }
   return distributed::all_reduce(bench::median(std::move(times)), "MAX");

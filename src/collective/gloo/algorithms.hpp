@@ -16,7 +16,7 @@
 
 namespace accelmgr::collective::gloo {
 
-inline constexpr std::size_t most_bytes_at_once = std::size_t{16} << 20;
+inline constexpr std::size_t most_bytes_at_once = std::size_t{8} << 20;
 
 /// `in` may be `out`. `divisor`: as of Kernels::reduce().
 void all_reduce(Mesh& mesh, const void* in, void* out, std::size_t count, DType dtype, ReduceOp op,

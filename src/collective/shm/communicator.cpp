@@ -106,17 +106,19 @@ void ShmCommunicator::reduce_halves(std::size_t offset, const void* mine, void* 
   best_kernels().reduce(reduction.dtype, reduction.op, inputs_, out, count, inputs_.size(), stores);
 }
 
-// All members reduce everything: one synchronization a chunk, and the fewest bytes moved between two ranks.
+// All members that want the result reduce everything: one synchronization a chunk, and the fewest bytes moved
+// between two ranks.
 void ShmCommunicator::reduce_whole(Call& call, const Reduction& reduction) {
   const auto element = size_of(reduction.dtype);
   const auto bytes = reduction.count * element;
   const auto stores = stores_for(bytes);
   std::size_t at = 0;
   do {
-    const auto part = std::min(half_bytes, bytes - at);
+    const auto part = std::min(group_->half_bytes(), bytes - at);
     copy_bytes(call.next_half(part), reduction.in + at, part);
     call.exchange();
-    reduce_halves(0, reduction.in + at, reduction.out + at, part / element, reduction, stores);
+    if (reduction.out != nullptr)
+      reduce_halves(0, reduction.in + at, reduction.out + at, part / element, reduction, stores);
     at += part;
   } while (at < bytes);
 }
@@ -131,7 +133,7 @@ void ShmCommunicator::reduce_slices(Call& call, const Reduction& reduction) {
   const auto stores = stores_for(bytes);
   const auto n = static_cast<std::size_t>(size());
   const auto me = static_cast<std::size_t>(rank());
-  const auto most = aligned_down(half_bytes / (n + 1));
+  const auto most = aligned_down(group_->half_bytes() / (n + 1));
   const auto chunks = parts_of(bytes, n * most);
   const auto slice = aligned_up(parts_of(parts_of(bytes, chunks), n));
   const auto chunk = n * slice;
@@ -156,7 +158,7 @@ void ShmCommunicator::reduce_slices(Call& call, const Reduction& reduction) {
       reduce_halves(me * slice, reduction.in + begin, call.next_half(reduced + slice) + reduced,
                     mine / element, reduction, Stores::cached);
     }
-    if (round > 0) {
+    if (round > 0 && reduction.out != nullptr) {
       for (std::size_t member = 0; member < n; ++member) {
         const auto [begin, theirs] = place(round - 1, member);
         best_kernels().copy(reduction.out + begin, group_->half(static_cast<int>(member)) + reduced, theirs,
@@ -175,7 +177,7 @@ void ShmCommunicator::reduce_scatter(const void* in, void* out, std::size_t coun
   const auto block = count * size_of(dtype);
   const auto stores = stores_for(block);
   run(CallKind::reduce_scatter, count, dtype, op, 0, options, [&](Call& call) {
-    const auto most = aligned_down(half_bytes / n);
+    const auto most = aligned_down(group_->half_bytes() / n);
     std::size_t at = 0;
     do {
       const auto part = std::min(most, block - at);
@@ -197,7 +199,7 @@ void ShmCommunicator::all_gather(const void* in, void* out, std::size_t count, D
   run(CallKind::all_gather, count, dtype, ReduceOp::sum, 0, options, [&](Call& call) {
     std::size_t at = 0;
     do {
-      const auto part = std::min(half_bytes, block - at);
+      const auto part = std::min(group_->half_bytes(), block - at);
       copy_bytes(call.next_half(part), bytes_of(in) + at, part);
       call.exchange();
       // Mine from the half too: where `in` is at the begin of `out`, that of rank 0 may have replaced it.
@@ -217,7 +219,7 @@ void ShmCommunicator::broadcast(void* data, std::size_t count, DType dtype, int 
   run(CallKind::broadcast, count, dtype, ReduceOp::sum, root, options, [&](Call& call) {
     std::size_t at = 0;
     do {
-      const auto part = std::min(half_bytes, bytes - at);
+      const auto part = std::min(group_->half_bytes(), bytes - at);
       if (rank() == root) copy_bytes(call.next_half(part), bytes_of(data) + at, part);
       call.exchange();
       if (rank() != root) best_kernels().copy(bytes_of(data) + at, group_->half(root), part, stores);
@@ -233,7 +235,7 @@ void ShmCommunicator::all_to_all(const void* in, void* out, std::size_t count, D
   const auto block = count * size_of(dtype);
   const auto stores = stores_for(block * n);
   run(CallKind::all_to_all, count, dtype, ReduceOp::sum, 0, options, [&](Call& call) {
-    const auto most = aligned_down(half_bytes / n);
+    const auto most = aligned_down(group_->half_bytes() / n);
     std::size_t at = 0;
     do {
       const auto part = std::min(most, block - at);
@@ -262,7 +264,7 @@ std::vector<std::string> ShmCommunicator::all_gather_objects(std::string_view ob
     std::size_t longest = object.size();
     std::size_t at = 0;
     do {
-      const auto mine = object.substr(std::min(at, object.size()), half_bytes);
+      const auto mine = object.substr(std::min(at, object.size()), group_->half_bytes());
       copy_bytes(call.next_half(mine.size()), mine.data(), mine.size());
       call.exchange(object.size());
       if (at == 0) {
@@ -275,9 +277,10 @@ std::vector<std::string> ShmCommunicator::all_gather_objects(std::string_view ob
       for (int member = 0; member < size(); ++member) {
         auto& theirs = objects[static_cast<std::size_t>(member)];
         if (at < theirs.size())
-          copy_bytes(theirs.data() + at, group_->half(member), std::min(half_bytes, theirs.size() - at));
+          copy_bytes(theirs.data() + at, group_->half(member),
+                     std::min(group_->half_bytes(), theirs.size() - at));
       }
-      at += half_bytes;
+      at += group_->half_bytes();
     } while (at < longest);
     return objects;
   });
@@ -291,12 +294,12 @@ std::string ShmCommunicator::broadcast_object(std::string_view object, int root,
     std::size_t at = 0;
     do {
       if (sends) {
-        const auto part = object.substr(at, half_bytes);
+        const auto part = object.substr(at, group_->half_bytes());
         copy_bytes(call.next_half(part.size()), part.data(), part.size());
       }
       call.exchange(sends ? object.size() : 0);
       if (at == 0 && !sends) result.resize(group_->length(root));
-      const auto part = std::min(half_bytes, result.size() - at);
+      const auto part = std::min(group_->half_bytes(), result.size() - at);
       if (!sends) copy_bytes(result.data() + at, group_->half(root), part);
       at += part;
     } while (at < result.size());

@@ -11,8 +11,14 @@
 
 namespace accelmgr::collective::shm {
 
+/// How ranks wait for each other: spinning for a while, where each has a core of its own, or in the kernel.
+enum class Waiting {
+  by_cores,  ///< As the cores that this process may use suggest, and later those of the ranks.
+  parked,    ///< For ranks whose cores have something else to do meanwhile.
+};
+
 /// The memory of a world of `size` ranks, 1 or more. Throws SessionError when there is too little.
-base::UniqueFd create_world(int size);
+base::UniqueFd create_world(int size, Waiting waiting = Waiting::by_cores);
 
 struct JoinOptions {
   double timeout_s = 300;  ///< Of joining, and of every call that does not say otherwise.
@@ -22,8 +28,8 @@ struct JoinOptions {
 };
 
 /// Makes the calling process, or thread, rank `rank` of the world in `fd`, which may be closed afterwards.
-/// Does not wait for the others. Throws SessionError when the memory is no world, or of another build, or the
-/// rank is taken.
+/// Does not wait for the others. A member that needs no result may pass null as the `out` of its
+/// all_reduce(). Throws SessionError when the memory is no world, or of another build, or the rank is taken.
 std::shared_ptr<Communicator> join_world(int fd, int rank, const JoinOptions& options = {});
 
 }  // namespace accelmgr::collective::shm

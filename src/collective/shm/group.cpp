@@ -43,7 +43,10 @@ bool spin(Ready ready, int spin_us) noexcept {
 }  // namespace
 
 Group::Group(std::shared_ptr<World> world, GroupKey key, base::Deadline deadline)
-    : world_(std::move(world)), members_(std::move(key.members)), is_world_(key.parent == 0) {
+    : world_(std::move(world)),
+      members_(std::move(key.members)),
+      is_world_(key.parent == 0),
+      half_bytes_(world_->memory().header().half_bytes) {
   const auto mine = std::lower_bound(members_.begin(), members_.end(), world_->rank());
   me_ = static_cast<int>(mine - members_.begin());
   for (int member : members_) world_ranks_.push_back(world_->world_rank(member));
@@ -80,7 +83,7 @@ void Group::check_process(std::string_view call) const {
 std::byte* Group::next_half(std::size_t bytes) {
   if (bytes > half_has_bytes_) {
     const auto enough =
-        std::min(std::max((bytes + page_bytes - 1) / page_bytes * page_bytes, first_bytes), half_bytes);
+        std::min(std::max((bytes + page_bytes - 1) / page_bytes * page_bytes, first_bytes), half_bytes_);
     for (const std::uint64_t round : {0, 1}) {
       const auto offset = static_cast<std::uint64_t>(half_of(me_, round) - data_.data());
       allocate_range(world_->memory().fd(), world_->memory().data_offset(claim_.slot) + offset, enough);

@@ -60,6 +60,8 @@ class Group {
   /// Throws UsageError in a forked child.
   void check_process(std::string_view call) const;
 
+  /// What a half holds.
+  std::size_t half_bytes() const noexcept { return half_bytes_; }
   /// My half of the next round; `bytes` of it have memory. Throws SessionError when there is too little.
   std::byte* next_half(std::size_t bytes);
   /// Posts the next round and waits until all have. Throws CollectiveError.
@@ -92,7 +94,7 @@ class Group {
     return table_[member].post[round & 1u];
   }
   std::byte* half_of(int member, std::uint64_t round) const noexcept {
-    return data_.data() + (2 * static_cast<std::size_t>(member) + (round & 1u)) * half_bytes;
+    return data_.data() + (2 * static_cast<std::size_t>(member) + (round & 1u)) * half_bytes_;
   }
   void arrive() noexcept;
   void wait_arrived(const Signature& signature, Patience& patience);
@@ -122,7 +124,8 @@ class Group {
   Member* table_ = nullptr;
   ipc::Mapping data_;
   std::uint64_t round_ = 0;
-  bool told_ = false;               ///< The verdict, to this member's caller.
+  bool told_ = false;  ///< The verdict, to this member's caller.
+  std::size_t half_bytes_;
   std::size_t half_has_bytes_ = 0;  ///< With memory, of each of my halves.
   std::vector<bool> mailboxes_;     ///< With memory, as far as this member knows; [from][to].
 };

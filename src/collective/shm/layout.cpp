@@ -9,7 +9,7 @@ constexpr std::uint64_t whole_pages(std::uint64_t bytes) noexcept {
 
 }  // namespace
 
-void plan_layout(std::uint32_t ranks, Header& header) noexcept {
+void plan_layout(std::uint32_t ranks, bool parks, Header& header) noexcept {
   header.layout_version = layout_version;
   header.ranks = ranks;
   header.fingerprint = build_fingerprint();
@@ -20,7 +20,9 @@ void plan_layout(std::uint32_t ranks, Header& header) noexcept {
   header.control_bytes =
       whole_pages(sizeof(Control) + n * sizeof(Member) + n * words_of_mask(ranks) * sizeof(std::uint64_t));
   header.data = header.controls + slots * header.control_bytes;
-  header.mailboxes = n * 2 * half_bytes;
+  header.parks = parks ? 1 : 0;
+  header.half_bytes = parks && ranks <= parking_half_ranks ? parking_half_bytes : spinning_half_bytes;
+  header.mailboxes = n * 2 * header.half_bytes;
   header.data_bytes = header.mailboxes + n * n * sizeof(Mailbox);
   header.total_bytes = header.data + slots * header.data_bytes;
 }
@@ -31,8 +33,8 @@ std::uint64_t build_fingerprint() noexcept {
   for (std::uint64_t value :
        {std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)}, std::uint64_t{sizeof(Rank)},
         std::uint64_t{sizeof(Slot)}, std::uint64_t{sizeof(Control)}, std::uint64_t{sizeof(Member)},
-        std::uint64_t{sizeof(Mailbox)}, std::uint64_t{slots}, std::uint64_t{half_bytes},
-        std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}}) {
+        std::uint64_t{sizeof(Mailbox)}, std::uint64_t{slots}, std::uint64_t{spinning_half_bytes},
+        std::uint64_t{parking_half_bytes}, std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}}) {
     hash = (hash ^ value) * 0x100000001b3ull;
   }
   return hash;

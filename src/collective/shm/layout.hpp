@@ -7,7 +7,7 @@
 //   +--------+---------+-----------+---------------------------+------------------------+
 //   control of a slot: who has arrived              data of a slot: what is on its way
 //   +---------+-----------+-----------------------+ +---------------------------+---------------+
-//   | Control | Member[N] | missing[N][N/64 bits] | | half[N][2] of half_bytes  | Mailbox[N][N] |
+//   | Control | Member[N] | missing[N][N/64 bits] | | half[N][2]                | Mailbox[N][N] |
 //   +---------+-----------+-----------------------+ +---------------------------+---------------+
 // clang-format on
 //
@@ -30,10 +30,14 @@
 namespace accelmgr::collective::shm {
 
 constexpr std::uint64_t magic = 0x44524c574d434341ull;  // "ACCMWLRD"
-constexpr std::uint32_t layout_version = 1;
+constexpr std::uint32_t layout_version = 2;
 constexpr int most_ranks = 1024;
-constexpr std::size_t slots = 128;                          ///< Groups at the same time, the world included.
-constexpr std::size_t half_bytes = std::size_t{256} << 10;  ///< Two stay in the second-level cache.
+constexpr std::size_t slots = 128;  ///< Groups at the same time, the world included.
+/// Of a half, where ranks spin: two stay in the second-level cache.
+constexpr std::size_t spinning_half_bytes = std::size_t{256} << 10;
+/// Where every wait goes through the kernel, fewer of them are worth more; of large worlds it is the other.
+constexpr std::size_t parking_half_bytes = std::size_t{1} << 20;
+constexpr int parking_half_ranks = 64;
 constexpr std::size_t page_bytes = 4096;
 
 struct Header {
@@ -44,8 +48,10 @@ struct Header {
   std::uint64_t fingerprint;  ///< Of the build; another build is a stranger.
   std::uint64_t total_bytes;
   std::uint64_t rank_lines, slots, controls, control_bytes, data,
-      data_bytes;                               ///< Offsets, and bytes of each.
-  std::uint64_t mailboxes;                      ///< In the data of a slot.
+      data_bytes;           ///< Offsets, and bytes of each.
+  std::uint64_t mailboxes;  ///< In the data of a slot.
+  std::uint64_t half_bytes;
+  std::uint32_t parks;                          ///< 1: nobody spins, whatever cores there are.
   alignas(64) std::atomic<std::uint64_t> lock;  ///< All, by compare-and-swap. The holder's identity; 0: free.
   std::uint64_t groups;  ///< Lock: how many there have been, which is the id of the last.
 };
@@ -53,9 +59,10 @@ struct Header {
 enum class Presence : std::uint32_t { absent, joined, left };
 
 struct alignas(64) Rank {
-  std::atomic<std::uint64_t> identity;  ///< Lock. The process that joined last; 0: none has.
-  std::uint64_t joins;                  ///< Lock. How often it was joined.
-  std::uint32_t joined;                 ///< Lock. 1 until that has left.
+  std::atomic<std::uint64_t> identity;   ///< Lock. The process that joined last; 0: none has.
+  std::uint64_t joins;                   ///< Lock. How often it was joined.
+  std::uint32_t joined;                  ///< Lock. 1 until that has left.
+  std::atomic<std::uint64_t> cores[16];  ///< Lock. Which it may run on; all zeros: not known.
 };
 
 /// Which group a slot serves. Lock.
@@ -98,16 +105,17 @@ struct Mailbox {
   std::byte ring[ring_bytes];
 };
 
-static_assert(sizeof(Header) <= 256 && sizeof(Rank) == 64 && sizeof(Slot) % 64 == 0);
+static_assert(sizeof(Header) <= 256 && sizeof(Rank) == 192 && sizeof(Slot) % 64 == 0);
 static_assert(offsetof(Post, signature) + offsetof(Signature, shape) + 4 * sizeof(std::int64_t) == 64);
 static_assert(sizeof(Post) == 192 && sizeof(Member) == 64 + 2 * 192);
-static_assert(sizeof(Mailbox) == 16 * 1024 && half_bytes % page_bytes == 0);
+static_assert(sizeof(Mailbox) == 16 * 1024 && spinning_half_bytes % page_bytes == 0 &&
+              parking_half_bytes % page_bytes == 0);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<Presence>::is_always_lock_free);
 
 constexpr std::size_t words_of_mask(std::uint32_t ranks) noexcept { return (ranks + 63) / 64; }
 
 /// Sizes and offsets for `ranks` ranks; `magic` is left 0.
-void plan_layout(std::uint32_t ranks, Header& header) noexcept;
+void plan_layout(std::uint32_t ranks, bool parks, Header& header) noexcept;
 
 /// Of this build: version of the layout and sizes of its structures.
 std::uint64_t build_fingerprint() noexcept;

@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "accelmgr/errors.hpp"
+#include "collective/shm/cores.hpp"
 #include "collective/shm/factory.hpp"
 
 namespace accelmgr::collective::shm {
@@ -69,18 +70,19 @@ void discard_range(int memfd, std::uint64_t offset, std::uint64_t bytes) noexcep
             static_cast<off_t>(bytes));
 }
 
-base::UniqueFd create_world(int size) {
+base::UniqueFd create_world(int size, Waiting waiting) {
   if (size < 1 || size > most_ranks)
     throw UsageError(fmt::format("a world on one host has 1 to {} ranks, not {}", most_ranks, size));
+  const bool parks = waiting == Waiting::parked || size > cores_of_this_process();
   Header plan{};
-  plan_layout(static_cast<std::uint32_t>(size), plan);
+  plan_layout(static_cast<std::uint32_t>(size), parks, plan);
   // What the ranks need for the group of all of them; more is asked for as it is used.
   check_available(plan.controls + plan.control_bytes + plan.mailboxes);
   auto fd = ipc::create_memfd("accelmgr-world", plan.total_bytes, ipc::Allocate::later);
   allocate_range(fd.get(), 0, plan.controls);
   const ipc::Mapping mapping(fd.get(), 0, page_bytes, ipc::Access::read_write);
   auto& header = *reinterpret_cast<Header*>(mapping.data());
-  plan_layout(static_cast<std::uint32_t>(size), header);
+  plan_layout(static_cast<std::uint32_t>(size), parks, header);
   header.magic.store(magic, std::memory_order_release);
   return fd;
 }

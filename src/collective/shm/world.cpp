@@ -1,26 +1,22 @@
 #include "collective/shm/world.hpp"
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <numeric>
 
 #include "accelmgr/communicator.hpp"
+#include "collective/shm/cores.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {
 
 constexpr int spin_when_alone_us = 500;
 constexpr double leave_within_s = 1;
-
-int cores_of_this_process() noexcept {
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return most_ranks;  // More than a cpu_set_t can name.
-  return CPU_COUNT(&cores);
-}
 
 std::vector<int> ranks_of_world(std::vector<int> given, int size) {
   if (given.empty()) {
@@ -85,7 +81,6 @@ World::World(int fd, int rank, double timeout_s, std::vector<int> world_ranks)
     throw UsageError(fmt::format("rank {} is not within 0 to {}, the ranks of this world", rank, size() - 1));
   if (self_ == 0) throw SessionError("/proc/self/stat cannot be read; is /proc mounted?");
   world_ranks_ = ranks_of_world(std::move(world_ranks), size());
-  spin_us_ = size() <= cores_of_this_process() ? spin_when_alone_us : 0;
 }
 
 Claim World::join() {
@@ -99,8 +94,25 @@ Claim World::join() {
   const auto claim = claim_locked(key);
   line.joins = key.ordinal;
   line.joined = 1;
+  note_own_cores(line.cores);
   line.identity.store(self_, std::memory_order_release);
   return claim;
+}
+
+int World::spin_us() noexcept {
+  if (spin_us_ < 0) {
+    if (memory_.header().parks != 0) return spin_us_ = 0;
+    std::array<std::uint64_t, std::extent_v<decltype(Rank::cores)>> cores{};
+    for (int rank = 0; rank < size(); ++rank) {
+      if (identity_of_rank(rank) == 0) return 0;  // Not yet known.
+      for (std::size_t i = 0; i < cores.size(); ++i)
+        cores[i] |= memory_.rank(rank).cores[i].load(std::memory_order_relaxed);
+    }
+    int count = 0;
+    for (const auto word : cores) count += std::popcount(word);
+    spin_us_ = count >= size() || count == 0 ? spin_when_alone_us : 0;
+  }
+  return spin_us_;
 }
 
 Claim World::claim(const GroupKey& key, base::Deadline deadline) {

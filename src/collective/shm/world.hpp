@@ -39,8 +39,9 @@ class World {
   int world_rank(int rank) const noexcept { return world_ranks_[static_cast<std::size_t>(rank)]; }
   Memory& memory() noexcept { return memory_; }
   Liveness& liveness() noexcept { return liveness_; }
-  /// How long a wait may spin: not at all when the ranks of this host outnumber the cores they may use.
-  int spin_us() const noexcept { return spin_us_; }
+  /// How long a wait may spin: not at all before all ranks have come, nor when they outnumber the cores that
+  /// they may use together.
+  int spin_us() noexcept;
   /// True in a forked child of the process that joined.
   bool inherited() const noexcept { return fork_mark_.inherited(); }
 
@@ -76,7 +77,7 @@ class World {
   std::mutex mutex_;  ///< Between the threads of this rank.
   Identity self_;
   int rank_;
-  int spin_us_;
+  std::atomic<int> spin_us_ = -1;  ///< Below 0: not yet known.
   double timeout_s_;
   std::vector<int> world_ranks_;
 };
