@@ -9,12 +9,12 @@
 #include <span>
 
 #include "accelmgr/communicator.hpp"
+#include "base/simd/variants.hpp"
 #include "collective/kernels_table.hpp"
 
 namespace accelmgr::collective {
 
-enum class Isa { portable, avx2, avx512 };
-const char* to_string(Isa isa) noexcept;
+using base::simd::Isa;
 
 /// Where what is written stays: results that are larger than the caches are better written past them.
 enum class Stores { cached, past_caches };

@@ -1,4 +1,4 @@
-// Compiled with -mavx2 -mf16c where the target has them; elsewhere it says that there is no such variant.
+// Compiled with the flags of src/cmake/Kernels.cmake; without them there is no such variant.
 #if defined(__AVX2__)
 #include "collective/kernels_body.hpp"
 #else

@@ -1,5 +1,4 @@
-// Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl where the target has it; elsewhere it says that
-// there is no such variant.
+// Compiled with the flags of src/cmake/Kernels.cmake; without them there is no such variant.
 #if defined(__AVX512F__)
 #include "collective/kernels_body.hpp"
 #else

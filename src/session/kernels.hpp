@@ -9,13 +9,13 @@
 #include <cstddef>
 #include <span>
 
+#include "base/simd/variants.hpp"
 #include "session/kernels_table.hpp"
 #include "session/layout.hpp"
 
 namespace accelmgr::session {
 
-enum class Isa { portable, avx2, avx512 };
-const char* to_string(Isa isa) noexcept;
+using base::simd::Isa;
 
 /// Destinations from this size on, if nobody reads them soon, are better written past the caches.
 constexpr std::size_t non_temporal_from_bytes = std::size_t{4} << 20;

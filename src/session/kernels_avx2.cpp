@@ -1,4 +1,4 @@
-// Compiled with -mavx2 where the target has it; elsewhere it says that there is no such variant.
+// Compiled with the flags of src/cmake/Kernels.cmake; without them there is no such variant.
 #if defined(__AVX2__)
 #include "session/kernels_body.hpp"
 #else
