@@ -1,6 +1,5 @@
-// What every variant of the kernels provides: plain function pointers. The variants are compiled for
-// instruction sets that this machine may lack, so they see this header and no other of ours: an inline
-// function shared with them could be kept by the linker in its AVX-512 form and then called everywhere.
+// What every variant of the kernels provides: plain function pointers. The variants see this header and, of
+// other folders, those of base/simd that are made for them: no inline function that others use.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,133 @@
+// The compiler's vector types, how they meet memory, and the walk over a range: what kernels are written on.
+//
+// For the variants of kernels alone, each compiled for its instruction set (base/simd/variants.hpp). So all
+// names are local to who includes this: an inline function shared with other code could be kept by the linker
+// in its AVX-512 form and then called everywhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#define ACCELMGR_INLINE __attribute__((always_inline)) inline
+
+namespace accelmgr::base::simd {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr std::size_t vector_bytes = 64;
+#elif defined(__AVX2__)
+constexpr std::size_t vector_bytes = 32;
+#else
+constexpr std::size_t vector_bytes = 16;
+#endif
+/// Vectors of a block of walk().
+constexpr std::size_t unroll = 4;
+
+template <class T, std::size_t lanes>
+struct VectorOf {
+  typedef T type [[gnu::vector_size(lanes * sizeof(T))]];
+};
+template <class T, std::size_t lanes>
+using Vector = typename VectorOf<T, lanes>::type;
+
+/// How many fill a register.
+template <class T>
+constexpr std::size_t lanes_of = vector_bytes / sizeof(T);
+
+/// `to` is aligned to the vector. Vectors narrower than any register are stored regularly.
+template <class V>
+ACCELMGR_INLINE void store_past_caches(void* to, V v) {
+  [[maybe_unused]] auto* bytes = static_cast<char*>(to);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64)
+    return _mm512_stream_si512(reinterpret_cast<__m512i*>(bytes), reinterpret_cast<__m512i>(v));
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(V) == 32)
+    return _mm256_stream_si256(reinterpret_cast<__m256i*>(bytes), reinterpret_cast<__m256i>(v));
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof(V) == 16)
+    return _mm_stream_si128(reinterpret_cast<__m128i*>(bytes), reinterpret_cast<__m128i>(v));
+#endif
+  std::memcpy(to, &v, sizeof v);
+}
+
+ACCELMGR_INLINE void fence_past_caches() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// How a vector meets memory.
+struct Whole {
+  template <class V>
+  ACCELMGR_INLINE static V load(const void* from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+  }
+  template <class V>
+  ACCELMGR_INLINE static void store(void* to, V v) {
+    std::memcpy(to, &v, sizeof v);
+  }
+};
+struct WholePastCaches : Whole {
+  template <class V>
+  ACCELMGR_INLINE static void store(void* to, V v) {
+    store_past_caches(to, v);
+  }
+};
+/// The first `count` of a vector's `elements`; what is loaded is zero beyond.
+template <std::size_t elements>
+struct Partial {
+  std::size_t count;
+  template <class V>
+  ACCELMGR_INLINE V load(const void* from) const {
+    V v{};
+    std::memcpy(&v, from, count * (sizeof v / elements));
+    return v;
+  }
+  template <class V>
+  ACCELMGR_INLINE void store(void* to, V v) const {
+    std::memcpy(to, &v, count * (sizeof v / elements));
+  }
+};
+
+/// Calls step(offset in elements, vectors, access) over `count` elements, `lanes` of which make a vector:
+/// first for blocks of `unroll` vectors, then for single ones, then for a partial one, so that every element
+/// meets the same operations wherever it lies. `vectors` is an integral constant.
+///
+/// `element` is the size of one at the destination. Stores past the caches need an aligned destination, which
+/// a partial step at the beginning provides; one that cannot be aligned is written regularly. They are
+/// fenced.
+template <std::size_t element, std::size_t lanes, bool past_caches, class Step>
+ACCELMGR_INLINE void walk(const void* destination, std::size_t count, Step step) {
+  using Access = std::conditional_t<past_caches, WholePastCaches, Whole>;
+  constexpr std::integral_constant<std::size_t, unroll> block{};
+  constexpr std::integral_constant<std::size_t, 1> one{};
+  std::size_t at = 0;
+  if constexpr (past_caches) {
+    constexpr std::size_t whole = element * lanes;
+    const auto misaligned = reinterpret_cast<std::uintptr_t>(destination) % whole;
+    if (misaligned % element != 0) return walk<element, lanes, false>(destination, count, step);
+    if (misaligned != 0) {
+      const std::size_t head = (whole - misaligned) / element;
+      at = head < count ? head : count;
+      step(std::size_t{0}, one, Partial<lanes>{at});
+    }
+  }
+  for (; count - at >= unroll * lanes; at += unroll * lanes) step(at, block, Access{});
+  for (; count - at >= lanes; at += lanes) step(at, one, Access{});
+  if (at < count) step(at, one, Partial<lanes>{count - at});
+  if constexpr (past_caches) fence_past_caches();
+}
+
+}  // namespace
+}  // namespace accelmgr::base::simd
