@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,6 +23,8 @@ struct StepOptions {
   std::optional<double> timeout_s{};  ///< Default: `step_timeout` of the configuration.
   bool accumulate = true;             ///< false: the master gradients are overwritten; nothing needs zeroing.
   bool parameters_changed = true;  ///< false: the host knows that it wrote no parameter since the last step.
+  /// Asked every 20 ms while the step is not committed, and after a signal: true ends it as a timeout does.
+  std::function<bool()> interrupted{};
 };
 
 /// What the host adds to a checkpoint.
@@ -86,7 +89,8 @@ class Manager {
   /// Starts manager, launcher and runners; returns when all runners are ready. Blocks for at most
   /// `start_timeout`. Throws UsageError (no init()), ConfigError, ModelError, DataError, SessionError
   /// (memory), RunnerError, CheckpointError (`checkpoint.resume`).
-  static Manager start(const Config& config);
+  /// `interrupted` is asked every 20 ms: true ends all that was started, and throws SessionError.
+  static Manager start(const Config& config, const std::function<bool()>& interrupted = {});
 
   Manager(Manager&&) noexcept;
   Manager& operator=(Manager&&) noexcept;

@@ -3,6 +3,7 @@
 #
 #   ACCELMGR_PYTHON   (variable or environment) the Python whose torch is used; default: .venv of the checkout
 #   LibTorch::cpu     libtorch_cpu and libc10
+#   LibTorch::python  the same and libtorch_python; only where it is
 #   LibTorch::cuda    the same and libtorch_cuda, libc10_cuda; only where nvcc is
 #   LibTorch_VERSION, LibTorch_ROOT
 #
@@ -51,6 +52,13 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   target_compile_definitions(LibTorch::cpu INTERFACE AT_PER_OPERATOR_HEADERS)
   # libtorch_cpu of this wheel needs libcudart and libcupti, which its own run path finds; the linker need not.
   target_link_options(LibTorch::cpu INTERFACE -Wl,--allow-shlib-undefined)
+  find_library(LibTorch_PYTHON_LIBRARY torch_python PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
+  if(LibTorch_PYTHON_LIBRARY)
+    add_library(LibTorch::torch_python SHARED IMPORTED)
+    set_target_properties(LibTorch::torch_python PROPERTIES IMPORTED_LOCATION ${LibTorch_PYTHON_LIBRARY})
+    add_library(LibTorch::python INTERFACE IMPORTED)
+    target_link_libraries(LibTorch::python INTERFACE LibTorch::cpu LibTorch::torch_python)
+  endif()
   find_program(ACCELMGR_NVCC nvcc HINTS /usr/local/cuda/bin)
   find_library(LibTorch_CUDA_LIBRARY torch_cuda PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
   find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)

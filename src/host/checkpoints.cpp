@@ -124,7 +124,7 @@ double Checkpoints::save(const CheckpointExtras& extras) {
     if (deadline.passed())
       throw SessionError(fmt::format("save_checkpoint(): the checkpoint of step {} is not written after {} s",
                                      under_way_->step, write_timeout_s));
-    processes_.wait_for_notice(deadline);
+    processes_.hears_within(deadline);
   }
   const auto host = parsed(extras.json);
   auto training = checkpoint::training_tensors(session_, manifest_);
@@ -185,7 +185,7 @@ std::vector<CheckpointWritten> Checkpoints::written(base::Deadline deadline) {
       manager_lost();
       break;
     }
-    processes_.wait_for_notice(deadline);
+    processes_.hears_within(deadline);
   }
   return std::exchange(done_, {});
 }

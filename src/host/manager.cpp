@@ -173,7 +173,7 @@ Manager::~Manager() {
   if (state_) state_->stop();
 }
 
-Manager Manager::start(const Config& config) {
+Manager Manager::start(const Config& config, const std::function<bool()>& interrupted) {
   if (!manager::initialized())
     throw UsageError(
         "Manager::start() without accelmgr::init(); call accelmgr::init(argc, argv) first in main()");
@@ -184,7 +184,7 @@ Manager Manager::start(const Config& config) {
   auto concrete = config;  // Which checkpoint is the latest is decided once.
   concrete.checkpoint.resume = state->resumed ? state->resumed->path : "";
   std::vector<base::UniqueFd> fds;
-  state->processes = host::Processes::start(concrete, fds);
+  state->processes = host::Processes::start(concrete, fds, {}, interrupted);
   state->session = std::make_shared<session::Session>(session::Session::attach(std::move(fds)));
   ipc::populate(state->session->parameters(), 2 * state->session->master_bytes(), 1);
   state->manifest = session::read_manifest(state->session->manifest());
@@ -197,8 +197,7 @@ Manager Manager::start(const Config& config) {
 StepResult Manager::step(const StepOptions& options) {
   const State::Use use(*state_, "step");
   state_->check_open("step");
-  return state_->stepper->step(options.timeout_s.value_or(state_->config.step_timeout), options.accumulate,
-                               options.parameters_changed);
+  return state_->stepper->step(options, options.timeout_s.value_or(state_->config.step_timeout));
 }
 
 void Manager::zero_grad() {
@@ -299,11 +298,12 @@ void Manager::resize(int runners) {
         fmt::format("resize({}): the session has room for 1 to {} runners (runners.max_runners, or nprocs)",
                     runners, most));
   const double timeout_s = state_->config.start_timeout;
-  const auto deadline = base::Deadline::in_seconds(timeout_s);
+  const std::function<bool()> never;
+  const host::Stepper::Patience patience{base::Deadline::in_seconds(timeout_s), timeout_s, never};
   state_->processes->send(protocol::Resize{runners});
-  if (const auto answer = state_->processes->take_resized(deadline); !answer.refused.empty())
+  if (const auto answer = state_->processes->take_resized(patience.deadline); !answer.refused.empty())
     throw SessionError(fmt::format("resize({}): {}; nothing has changed", runners, answer.refused));
-  const auto outcome = state_->stepper->assemble(deadline, timeout_s);
+  const auto outcome = state_->stepper->assemble(patience);
   if (outcome.status != StepStatus::ok)
     throw RunnerError(fmt::format("resize({}): {}", runners, outcome.error), outcome.rank, "init");
 }

@@ -10,6 +10,7 @@
 #include "accelmgr/errors.hpp"
 #include "config/loader.hpp"
 #include "ipc/socket.hpp"
+#include "ipc/wait_ready.hpp"
 #include "manager/role.hpp"
 
 namespace accelmgr::host {
@@ -17,10 +18,19 @@ namespace {
 
 constexpr double stop_s = 6.0;  // More than the manager takes to end its runners by force.
 
+void wait_for_answer(const Processes& processes, base::Deadline deadline,
+                     const std::function<bool()>& interrupted) {
+  while (interrupted && !deadline.passed() && !processes.hears_within(base::Deadline::in_seconds(0.02))) {
+    if (!interrupted()) continue;
+    processes.kill();
+    throw SessionError("the manager was interrupted while it started");
+  }
+}
+
 }  // namespace
 
 Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& session_fds,
-                           const std::vector<int>& session) {
+                           const std::vector<int>& session, const std::function<bool()>& interrupted) {
   Processes processes;
   auto [ours, theirs] = ipc::socket_pair();
   const std::pair<int, int> inherited[] = {{theirs.get(), manager::role_socket}};
@@ -30,8 +40,9 @@ Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& se
   try {
     protocol::send_configuration(processes.socket_.get(), config::to_yaml(config));
     protocol::send_begin(processes.socket_.get(), session);
-    auto answer = protocol::receive_answer(processes.socket_.get(),
-                                           base::Deadline::in_seconds(config.start_timeout + stop_s));
+    const auto deadline = base::Deadline::in_seconds(config.start_timeout + stop_s);
+    wait_for_answer(processes, deadline, interrupted);
+    auto answer = protocol::receive_answer(processes.socket_.get(), deadline);
     if (const auto* failed = std::get_if<protocol::Failed>(&answer)) protocol::raise(*failed);
     auto& started = std::get<protocol::Started>(answer);
     processes.launcher_pidfd_ = std::move(started.launcher_pidfd);
@@ -89,11 +100,8 @@ void Processes::take_notices() {
   }
 }
 
-void Processes::wait_for_notice(base::Deadline deadline) const noexcept {
-  pollfd entry{.fd = socket_.get(), .events = POLLIN, .revents = 0};
-  const auto left_ns = std::max<std::int64_t>(deadline.remaining_ns(), 0);
-  const timespec timeout{.tv_sec = left_ns / 1'000'000'000, .tv_nsec = left_ns % 1'000'000'000};
-  ppoll(&entry, 1, &timeout, nullptr);
+bool Processes::hears_within(base::Deadline deadline) const noexcept {
+  return ipc::wait_ready(socket_.get(), POLLIN, deadline) != 0;
 }
 
 protocol::Resized Processes::take_resized(base::Deadline deadline) {
@@ -106,7 +114,7 @@ protocol::Resized Processes::take_resized(base::Deadline deadline) {
     }
     if (manager_ended()) throw SessionError("the manager process ended before it answered");
     if (deadline.passed()) throw SessionError("the manager process did not answer in time");
-    wait_for_notice(deadline);
+    hears_within(deadline);
   }
 }
 

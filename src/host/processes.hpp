@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,10 @@ namespace accelmgr::host {
 class Processes {
  public:
   /// Starts this program as the manager and waits for its answer; with `session` it goes on with that, else
-  /// the descriptors of a new one are put there. Throws what the manager could not go on from.
+  /// the descriptors of a new one are put there. Throws what the manager could not go on from; SessionError
+  /// when interrupted() is true, which is asked every 20 ms.
   static Processes start(const Config& config, std::vector<base::UniqueFd>& session_fds,
-                         const std::vector<int>& session = {});
+                         const std::vector<int>& session = {}, const std::function<bool()>& interrupted = {});
   Processes(Processes&&) = default;
   Processes& operator=(Processes&&) = default;
 
@@ -40,8 +42,8 @@ class Processes {
   protocol::Resized take_resized(base::Deadline deadline);
   /// The checkpoints that were written or failed since the last call, in order. Does not block.
   std::deque<protocol::Saved> take_saved();
-  /// Blocks until the manager says something, or the deadline.
-  void wait_for_notice(base::Deadline deadline) const noexcept;
+  /// Blocks until the manager says something or has closed its socket: true; or until the deadline.
+  bool hears_within(base::Deadline deadline) const noexcept;
 
   /// SIGKILL to all of them; does not wait. Async-signal-safe.
   void kill() const noexcept;

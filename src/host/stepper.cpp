@@ -53,21 +53,21 @@ Stepper::Stepper(const Config& config, const session::Session& session, const se
                  Processes& processes)
     : config_(config), session_(session), reduction_(session, manifest), processes_(processes) {}
 
-StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_changed) {
+StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   const auto begin = base::now_ns();
-  const auto deadline = base::Deadline::in_seconds(timeout_s);
+  const Patience patience{base::Deadline::in_seconds(timeout_s), timeout_s, options.interrupted};
   auto& version = session_.control().parameter_version;
   if (version.load() % 2 != 0)
     throw UsageError("step() while parameters are being written; end manager.writing() first");
-  if (parameters_changed) version.store(version.load() + 2);
+  if (options.parameters_changed) version.store(version.load() + 2);
 
   StepResult result;
   auto purpose = Purpose::compute;
   Outcome outcome;
   for (;;) {
-    outcome = assemble(deadline, timeout_s);
+    outcome = assemble(patience);
     if (outcome.status != StepStatus::ok) break;
-    outcome = attempt(purpose, accumulate, deadline, timeout_s, result);
+    outcome = attempt(purpose, options.accumulate, patience, result);
     if (outcome.status == StepStatus::runner_lost) continue;  // The supervisor repairs it, or gives up.
     if (outcome.status == StepStatus::ok && purpose == Purpose::skip) {
       purpose = Purpose::compute;
@@ -98,10 +98,14 @@ StepResult Stepper::step(double timeout_s, bool accumulate, bool parameters_chan
   return result;
 }
 
+std::string Stepper::Patience::bound() const {
+  return deadline.passed() ? fmt::format("within {} s", timeout_s) : "before it was interrupted";
+}
+
 // An attempt opens when the team is complete: every rank ready, its pidfd in our hands, its working state
 // that of the last commit; and the elements are dealt to just these ranks. Until then it is the supervisor's
 // turn.
-Stepper::Outcome Stepper::assemble(base::Deadline deadline, double timeout_s) {
+Stepper::Outcome Stepper::assemble(const Patience& patience) {
   auto& control = session_.control();
   for (;;) {
     const auto seen = ipc::load(control.life);
@@ -118,11 +122,11 @@ Stepper::Outcome Stepper::assemble(base::Deadline deadline, double timeout_s) {
         ipc::wake_all(control.finish);
       }
     }
-    if (deadline.passed())
+    if (patience.over())
       return {StepStatus::timeout,
-              fmt::format("no attempt could begin within {} s: {}", timeout_s, phases(team))};
-    ipc::wait_changed(control.life, seen, std::clamp<std::int64_t>(deadline.remaining_ns(), 0, wait_slice_ns),
-                      0);
+              fmt::format("no attempt could begin {}: {}", patience.bound(), phases(team))};
+    ipc::wait_changed(control.life, seen,
+                      std::clamp<std::int64_t>(patience.deadline.remaining_ns(), 0, wait_slice_ns), 0);
   }
 }
 
@@ -144,7 +148,7 @@ bool Stepper::dealt_to(session::RankMask team) const noexcept {
   return session_.dealing().dealt_to.load(std::memory_order_acquire) == team;
 }
 
-Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, base::Deadline deadline, double timeout_s,
+Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, const Patience& patience,
                                   StepResult& result) {
   auto& control = session_.control();
   const bool skip = purpose == Purpose::skip;
@@ -164,7 +168,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, base::Deadli
   if (attempt == 0) throw SessionError("the attempt before this one was never closed");
   result.attempt = attempt;
   result.tries += skip ? 0 : 1;
-  auto outcome = wait(attempt, deadline, timeout_s);
+  auto outcome = wait(attempt, patience);
   const auto word = session_.word();
   result.counted = word.attempt == attempt && word.closed && !word.abort;
   return outcome;
@@ -176,7 +180,7 @@ int Stepper::lost_rank() const noexcept {
   return -1;
 }
 
-Stepper::Outcome Stepper::wait(std::uint64_t attempt, base::Deadline deadline, double timeout_s) {
+Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) {
   auto& control = session_.control();
   // Not more spinners than cores: the runners compute meanwhile.
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -210,14 +214,15 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, base::Deadline deadline, d
         session::abort_attempt(session_, attempt, session::author_supervisor);
         continue;
       }
-      if (deadline.passed() && session::abort_attempt(session_, attempt, session::author_host)) {
+      if (patience.over() && session::abort_attempt(session_, attempt, session::author_host)) {
         session::close_if_over(session_, attempt);
-        return {StepStatus::timeout,
-                fmt::format("no result within {} s: {}", timeout_s, phases(participants_)), -1};
+        return {StepStatus::timeout, fmt::format("no result {}: {}", patience.bound(), phases(participants_)),
+                -1};
       }
     }
-    const auto slice =
-        committed ? wait_slice_ns : std::clamp<std::int64_t>(deadline.remaining_ns(), 0, wait_slice_ns);
+    const auto slice = committed
+                           ? wait_slice_ns
+                           : std::clamp<std::int64_t>(patience.deadline.remaining_ns(), 0, wait_slice_ns);
     ipc::wait_changed(control.finish, seen, slice, spin_us);
   }
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "accelmgr/config.hpp"
+#include "accelmgr/manager.hpp"
 #include "accelmgr/step_result.hpp"
 #include "base/clock.hpp"
 #include "host/processes.hpp"
@@ -22,16 +23,24 @@ class Stepper {
           Processes& processes);
 
   /// Returns by `timeout_s`. Throws UsageError when parameters are being written.
-  StepResult step(double timeout_s, bool accumulate, bool parameters_changed);
+  StepResult step(const StepOptions& options, double timeout_s);
 
-  /// Blocks until the team that the supervisor wants is ready for an attempt, or the deadline.
+  /// Blocks until the team that the supervisor wants is ready for an attempt, or patience is at its end.
   struct Outcome {
     StepStatus status = StepStatus::ok;
     std::string error{};
     int rank = -1;
     std::string error_type{};
   };
-  Outcome assemble(base::Deadline deadline, double timeout_s);
+  /// How long to wait, and who may end it sooner.
+  struct Patience {
+    base::Deadline deadline;
+    double timeout_s;
+    const std::function<bool()>& interrupted;
+    bool over() const { return deadline.passed() || (interrupted && interrupted()); }
+    std::string bound() const;  ///< "within 5 s", "before it was interrupted"
+  };
+  Outcome assemble(const Patience& patience);
 
   /// Whether a step found the manager gone.
   bool manager_is_lost() const noexcept { return manager_loss_.has_value(); }
@@ -40,13 +49,12 @@ class Stepper {
 
  private:
   enum class Purpose { compute, skip };
-  Outcome attempt(Purpose purpose, bool accumulate, base::Deadline deadline, double timeout_s,
-                  StepResult& result);
+  Outcome attempt(Purpose purpose, bool accumulate, const Patience& patience, StepResult& result);
   bool team_ready(session::RankMask team);
   bool dealt_to(session::RankMask team) const noexcept;
   int lost_rank() const noexcept;
   Outcome lost() const;
-  Outcome wait(std::uint64_t attempt, base::Deadline deadline, double timeout_s);
+  Outcome wait(std::uint64_t attempt, const Patience& patience);
   Outcome why_aborted(std::uint32_t author) const;
   Outcome manager_lost(std::uint64_t attempt);
   std::string phases(session::RankMask ranks) const;

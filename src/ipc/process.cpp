@@ -103,6 +103,11 @@ bool is_our_child(int pidfd) noexcept {
   return waitid(P_PIDFD, static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
+std::vector<std::string>& own_command() {
+  static std::vector<std::string> command;
+  return command;
+}
+
 }  // namespace
 
 // System calls: <sys/pidfd.h> of Debian 12 declares these functions for C alone.
@@ -163,12 +168,19 @@ void survive_failed_writes() noexcept {
   signal(SIGXFSZ, SIG_IGN);
 }
 
+void set_self(std::vector<std::string> command) { own_command() = std::move(command); }
+
 // posix_spawn: the parent may have threads, in which nothing may run between fork and exec that takes a lock;
 // and it does not copy the page tables of a host with gigabytes.
 Child execute_self(std::vector<std::string> args, std::span<const std::pair<int, int>> fds) {
   const char* program = "/proc/self/exe";  // Still this program when its file has been replaced meanwhile.
-  std::error_code unknown;
-  args.insert(args.begin(), std::filesystem::read_symlink(program, unknown).string());
+  if (const auto& self = own_command(); !self.empty()) {
+    args.insert(args.begin(), self.begin(), self.end());
+    program = self.front().c_str();
+  } else {
+    std::error_code unknown;
+    args.insert(args.begin(), std::filesystem::read_symlink(program, unknown).string());
+  }
   std::vector<char*> argv;
   for (auto& arg : args) argv.push_back(arg.data());
   argv.push_back(nullptr);

@@ -56,6 +56,10 @@ struct Child {
   base::UniqueFd pidfd;
 };
 
+/// What execute_self() runs, for a program that is not its own image but what an interpreter runs: a program
+/// by its path, and the arguments before those of the call. Call it once, before threads execute anything.
+void set_self(std::vector<std::string> command);
+
 /// Runs this program again, with `args` after its name: in a process group of its own, with the default
 /// signal dispositions and no signal blocked, with this process's environment. It inherits standard input,
 /// output and error, and of each pair of `fds` the first, as descriptor number second (3 or more); nothing

@@ -12,6 +12,7 @@
 #include "base/log.hpp"
 #include "ipc/process.hpp"
 #include "launch/spawner.hpp"
+#include "manager/embedding.hpp"
 #include "manager/process.hpp"
 #include "manager/role.hpp"
 
@@ -29,17 +30,27 @@ void open_standard_streams() {
   }
 }
 
+/// Does not return when the arguments say that this process has one.
+void take_role_of(int argc, char** argv) {
+  launch::take_role(argc, argv);
+  if (argc == 2 && std::strcmp(argv[1], manager::role_argument) == 0)
+    manager::run(base::UniqueFd(manager::role_socket));
+  if (argc == 2 && std::strcmp(argv[1], manager::launcher_argument) == 0)
+    manager::run_launcher(base::UniqueFd(manager::role_socket));
+}
+
+manager::Embedding& the_embedding() {
+  static manager::Embedding embedding;
+  return embedding;
+}
+
 }  // namespace
 
 void init(int argc, char** argv) {
   if (called.exchange(true))
     throw UsageError("accelmgr::init() was called twice; call it once, first in main()");
   open_standard_streams();
-  launch::take_role(argc, argv);
-  if (argc == 2 && std::strcmp(argv[1], manager::role_argument) == 0)
-    manager::run(base::UniqueFd(manager::role_socket));
-  if (argc == 2 && std::strcmp(argv[1], manager::launcher_argument) == 0)
-    manager::run_launcher(base::UniqueFd(manager::role_socket));
+  take_role_of(argc, argv);
   if (const int threads = ipc::thread_count(); threads != 1)
     throw UsageError(
         fmt::format("accelmgr::init() was called with {} threads running; call it first in main()", threads));
@@ -47,5 +58,24 @@ void init(int argc, char** argv) {
 }
 
 bool manager::initialized() noexcept { return called.load(); }
+
+void manager::embed(Embedding embedding) {
+  if (called.exchange(true)) throw UsageError("accelmgr was initialized twice in this process");
+  open_standard_streams();
+  ipc::set_self(embedding.command);
+  the_embedding() = std::move(embedding);
+  base::start_logging("host");
+}
+
+void manager::take_role(std::span<const std::string> arguments) {
+  std::vector<char*> argv{nullptr};
+  std::vector<std::string> copies(arguments.begin(), arguments.end());
+  std::string name = "accelmgr";
+  argv[0] = name.data();
+  for (auto& copy : copies) argv.push_back(copy.data());
+  take_role_of(static_cast<int>(argv.size()), argv.data());
+}
+
+const manager::Embedding& manager::embedding() noexcept { return the_embedding(); }
 
 }  // namespace accelmgr

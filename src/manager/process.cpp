@@ -23,6 +23,7 @@
 #include "ipc/process.hpp"
 #include "ipc/socket.hpp"
 #include "manager/checkpoint_writer.hpp"
+#include "manager/embedding.hpp"
 #include "manager/role.hpp"
 #include "manager/supervisor.hpp"
 #include "protocol/messages.hpp"
@@ -122,7 +123,10 @@ ipc::LauncherClient execute_launcher(const Config& config) {
 }
 
 ipc::ChildMain runner_main(const Config& config) {
-  return [&config](ipc::SpawnRequest request) { return runner::run(config, std::move(request)); };
+  return [&config](ipc::SpawnRequest request) {
+    embedding().runner_began();
+    return runner::run(config, std::move(request));
+  };
 }
 
 /// Told to the host, or to nobody: then it is gone. The launcher sees its socket end, and ends what is left
@@ -168,6 +172,7 @@ ipc::ChildMain runner_main(const Config& config) {
   const int host_socket[] = {socket};
   const auto child_main = runner_main(config);
   auto launcher = ipc::LauncherClient::start(child_main, host_socket);
+  embedding().manager_began();
   at::set_num_threads(1);
   session::Manifest manifest;
   std::unique_ptr<BatchSource> source;

@@ -1,0 +1,213 @@
+"""How a model and a dataset get from the host to the manager and its runners.
+
+Two memfds, found by the others through /proc. One holds what cloudpickle makes of model, dataset and collate_fn, in
+which the model's parameters and buffers are mere numbers; it lasts as long as runners may be started. The other holds
+the initial values of these tensors; the host's own tensors are moved there meanwhile, so that they exist once, and it
+goes when the session has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import mmap
+import os
+import pickle
+import sys
+from typing import Any, BinaryIO
+
+import cloudpickle
+import torch
+
+from accelmgr.errors import DataError, ModelError, UsageError
+
+ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Where a tensor of the model lies among the values."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    requires_grad: bool
+    is_parameter: bool
+
+    @property
+    def elements(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+
+def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters, then buffers, each tensor once under its first name."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise ModelError(f"parameter '{name}' of the model is not initialized; call the model once first")
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: BinaryIO, numbers: dict[int, int]) -> None:
+        super().__init__(file)
+        self._numbers = numbers
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return self._numbers.get(id(obj)) if isinstance(obj, torch.Tensor) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BinaryIO, tensors: list[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, pid: int) -> torch.Tensor:
+        return self._tensors[pid]
+
+
+def _culprit(value: Any, path: str, depth: int = 4) -> str:
+    """The attribute, as far down as one alone is at fault, that cannot be pickled."""
+    attributes: dict[Any, Any] = {}
+    if isinstance(value, torch.nn.Module):
+        attributes = {**value.__dict__.get("_modules", {})}
+        attributes |= {k: v for k, v in value.__dict__.items() if not k.startswith("_")}
+    elif isinstance(value, dict):
+        attributes = value
+    elif hasattr(value, "__dict__"):
+        attributes = vars(value)
+    for name, attribute in attributes.items() if depth > 0 else ():
+        try:
+            cloudpickle.dumps(attribute)
+        except Exception:
+            return _culprit(attribute, f"{path}.{name}", depth - 1)
+    return f"{path} ({type(value).__module__}.{type(value).__qualname__})"
+
+
+def _pickled(what: str, value: Any, numbers: dict[int, int]) -> bytes:
+    file = io.BytesIO()
+    try:
+        _Pickler(file, numbers).dump(value)
+    except Exception as error:
+        kind = ModelError if what == "model" else DataError
+        raise kind(
+            f"{_culprit(value, what)} cannot be pickled, as the start method 'spawn' needs: {type(error).__name__}: {error}"
+        ) from error
+    return file.getvalue()
+
+
+def _memfd(name: str, size: int) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.ftruncate(fd, max(size, 1))
+    return fd
+
+
+def _views(values: mmap.mmap, slots: list[Slot]) -> list[torch.Tensor]:
+    return [
+        torch.frombuffer(values, dtype=slot.dtype, count=slot.elements, offset=slot.offset).view(slot.shape)
+        if slot.elements
+        else torch.empty(slot.shape, dtype=slot.dtype)
+        for slot in slots
+    ]
+
+
+class Payload:
+    """Of the host."""
+
+    def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
+        tensors = tensors_of(model) if model is not None else []
+        slots: list[Slot] = []
+        end = 0
+        for name, tensor in tensors:
+            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+                raise ModelError(
+                    f"'{name}' of the model is on {tensor.device}, {tensor.layout}; pass the model on the CPU, dense: "
+                    "the runners have replicas of their own"
+                )
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            slots.append(Slot(tensor.dtype, tuple(tensor.shape), end, tensor.requires_grad, is_parameter))
+            end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        numbers = {id(tensor): number for number, (_, tensor) in enumerate(tensors)}
+        parts = {
+            "path": list(sys.path),
+            "options": options,
+            "slots": slots,
+            "model": _pickled("model", model, numbers),
+            "dataset": _pickled("dataset", dataset, {}),
+            "collate_fn": _pickled("collate_fn", collate_fn, {}),
+        }
+        # By value where the class is: what is defined in __main__ travels too.
+        data = pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL)
+        self._objects = _memfd("accelmgr-objects", len(data))
+        with os.fdopen(os.dup(self._objects), "wb") as file:
+            file.write(data)
+        self._values = _memfd("accelmgr-values", end)
+        memory = mmap.mmap(self._values, max(end, 1))
+        with torch.no_grad():
+            for (_, tensor), view in zip(tensors, _views(memory, slots), strict=True):
+                view.copy_(tensor)
+                tensor.data = view
+
+    @property
+    def path(self) -> str:
+        """For the other processes: `PID:OBJECTS:VALUES`, while the host lives."""
+        return f"{os.getpid()}:{self._objects}:{self._values}"
+
+    def release_values(self) -> None:
+        """The session has them."""
+        if self._values >= 0:
+            os.close(self._values)
+            self._values = -1
+
+    def close(self) -> None:
+        self.release_values()
+        if self._objects >= 0:
+            os.close(self._objects)
+            self._objects = -1
+
+
+def _open(pid: str, fd: str, name: str) -> int | None:
+    """None when the host has let go of it: the number may be another file's by now."""
+    link = f"/proc/{pid}/fd/{fd}"
+    try:
+        if os.readlink(link) != f"/memfd:{name} (deleted)":
+            return None
+        return os.open(link, os.O_RDONLY)
+    except OSError:
+        return None
+
+
+class Received:
+    """Of the manager and the runners."""
+
+    def __init__(self, path: str) -> None:
+        pid, objects, values = path.split(":")
+        fd = _open(pid, objects, "accelmgr-objects")
+        if fd is None:
+            raise UsageError(f"the host, process {pid}, has ended or closed its manager")
+        with os.fdopen(fd, "rb") as file:
+            self._parts = pickle.load(file)
+        self._values = (pid, values)
+        sys.path[:] = self._parts["path"]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        options: dict[str, Any] = self._parts["options"]
+        return options
+
+    def _tensors(self) -> list[torch.Tensor]:
+        slots = self._parts["slots"]
+        fd = _open(*self._values, "accelmgr-values")
+        if fd is None:  # What a later runner needs of them is in the session.
+            tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
+        else:
+            tensors = _views(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY), slots)
+            os.close(fd)
+        return [
+            torch.nn.Parameter(tensor, requires_grad=slot.requires_grad) if slot.is_parameter else tensor
+            for tensor, slot in zip(tensors, slots, strict=True)
+        ]
+
+    def load(self, what: str) -> Any:
+        """`model`, `dataset` or `collate_fn`."""
+        tensors = self._tensors() if what == "model" else []
+        return _Unpickler(io.BytesIO(self._parts[what]), tensors).load()

@@ -1,0 +1,369 @@
+"""The handle on a manager process and its runners."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from accelmgr import _native
+from accelmgr._payload import Payload, tensors_of
+from accelmgr.errors import ConfigError, DataError, ModelError, UsageError
+
+logger = logging.getLogger("accelmgr")
+
+_embedded = False
+_bound: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Manager]] = weakref.WeakKeyDictionary()
+
+
+def _embed() -> None:
+    global _embedded
+    if not _embedded:
+        from accelmgr._child import command_line
+
+        _native.embed(command_line())
+        _embedded = True
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ",".join(_text(item) for item in value)
+    return str(value)
+
+
+def settings_of(options: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """`key=value` for every value of a nested mapping; `a__b` is the same as `a: {b: ...}`; None: left as it is."""
+    settings: list[str] = []
+    for name, value in options.items():
+        key = prefix + name.replace("__", ".")
+        if isinstance(value, Mapping):
+            settings += settings_of(value, key + ".")
+        elif value is not None:
+            settings.append(f"{key}={_text(value)}")
+    return settings
+
+
+class Manager:
+    """Starts a manager process and its runners for `model` and `dataset`; steps them; holds the master's parameters.
+
+    model: any torch.nn.Module on the CPU (forward and backward run in Python in the runners), or the name of a built-in
+        one (`"gpt"`, `"torchscript"`, ...), which `config` or `model={...}` describes and which needs no Python. Its
+        parameters and their `.grad` become the session's memory: an optimizer steps on them in place. All parameters
+        have one dtype, float32 or float64. The model's output is a mapping with "loss", a tuple that begins with the
+        loss, or the loss; further 0-d numbers of a mapping arrive in `StepResult.scalars`, averaged like the loss.
+    dataset: any iterable, or a sequence (torch.utils.data.Dataset), of elements: mappings, tuples, or single tensors
+        and numbers; or the name of a built-in source (`"text"`). Element i goes to runner i % nprocs, which makes
+        batches of `batch_size_per_device` of them. A mapping becomes the keyword arguments of the model, a tuple the
+        positional ones.
+    collate_fn: makes a batch of a list of elements, in the runner. Without one, elements of tensors are stacked as they
+        are written to shared memory, at no further cost.
+    nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base: as in the configuration.
+    start: False leaves that to start().
+    config: a YAML file, or a mapping of configuration keys. Strongest first: `options`, environment (ACCELMGR_...),
+        `config`, defaults.
+    start_method: `spawn`; models and datasets are pickled with cloudpickle, what is defined in `__main__` included.
+    max_element_bytes: room for one element where elements are pickled (with a collate_fn, or not made of tensors);
+        None: four times the first one, at least 64 KiB.
+    options: further keys: `step_timeout=30`, `runners={"on_loss": "fail"}` or `runners__on_loss="fail"`.
+
+    One thread at a time: a second one gets UsageError. In a forked child the handle is closed.
+
+    Source: the class TPUManager of hivemind's examples; accelmgr.compat.tpu_manager has it under its own name.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | str,
+        dataset: Iterable[Any] | str,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        nprocs: int | None = None,
+        prefetch: int | None = None,
+        batch_size_per_device: int | None = None,
+        grad_accumulation_steps: int | None = None,
+        seed_base: int | None = None,
+        start: bool = True,
+        config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        start_method: str = "spawn",
+        max_element_bytes: int | None = None,
+        **options: Any,
+    ) -> None:
+        if start_method != "spawn":
+            raise ConfigError(f"start_method is '{start_method}'; a manager is started with 'spawn'", "start_method")
+        self._check(model, dataset)
+        self.collate_fn = collate_fn
+        self._model = model if isinstance(model, torch.nn.Module) else None
+        self._dataset = dataset
+        self._payload: Payload | None = None
+        self._options = {"as_bytes": collate_fn is not None, "max_element_bytes": max_element_bytes or 0}
+        self._warned_of_none = False
+        self._stopped = False
+        settings: list[str] = []
+        file = ""
+        if isinstance(config, Mapping):
+            settings += settings_of(config)
+        elif config is not None:
+            file = os.fspath(config)
+        settings += settings_of(
+            {
+                "nprocs": nprocs,
+                "prefetch": prefetch,
+                "batch_size_per_device": batch_size_per_device,
+                "grad_accumulation_steps": grad_accumulation_steps,
+                "seed_base": seed_base,
+            }
+        )
+        settings += settings_of(options)
+        if isinstance(model, str):
+            settings.append(f"model.kind={model}")
+        if isinstance(dataset, str):
+            settings.append(f"data.kind={dataset}")
+        self._file, self._settings = file, settings
+        _embed()
+        self._handle = self._load([])  # What is wrong with the configuration is said before anything is moved.
+        if start:
+            self.start()
+
+    @staticmethod
+    def _check(model: Any, dataset: Any) -> None:
+        if not isinstance(model, (torch.nn.Module, str)):
+            raise ModelError(f"model is a {type(model).__name__}; it must be a torch.nn.Module or the name of a built-in one")
+        if not isinstance(dataset, str) and not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+            raise DataError(f"dataset is a {type(dataset).__name__}, which is neither iterable nor indexed")
+        if isinstance(model, str):
+            return
+        if (bound := _bound.get(model)) is not None and (other := bound()) is not None and not other._stopped:
+            raise UsageError("this model belongs to another manager already; stop() that one first, or pass a copy")
+        parameters = list(model.named_parameters())
+        if not parameters:
+            raise ModelError("the model has no parameters; there is nothing to train")
+        for name, parameter in parameters:
+            if not parameter.is_floating_point():
+                raise ModelError(f"parameter '{name}' is {parameter.dtype}; parameters are float32 or float64")
+
+    def _load(self, settings: list[str]) -> _native.Handle:
+        environment = {name: value for name, value in os.environ.items() if name.startswith("ACCELMGR_")}
+        return _native.Handle(self._file, self._settings + settings, environment)
+
+    def start(self) -> None:
+        """Starts all processes; returns when all runners are ready. Blocks for at most `start_timeout`; Ctrl-C ends it.
+
+        Raises ConfigError, ModelError, DataError, SessionError (memory), RunnerError, CheckpointError.
+        """
+        if self._handle.started:
+            raise UsageError("start() of a manager that was started already")
+        dataset = None if isinstance(self._dataset, str) else self._dataset
+        self._payload = Payload(self._model, dataset, self.collate_fn, self._options)
+        where = self._payload.path
+        settings: list[str] = []
+        if self._model is not None:
+            settings += ["model.kind=python", f"model.options.payload={where}"]
+        if dataset is not None:
+            settings += ["data.kind=python", f"data.options.payload={where}"]
+        try:
+            self._handle = self._load(settings)
+            self._handle.start()
+        except BaseException:
+            self._payload.close()
+            raise
+        if self._model is not None:
+            by_name = dict(self._model.named_parameters(remove_duplicate=False))
+            self._handle.bind([by_name[name] for name, _ in self._handle.parameters()])
+            _bound[self._model] = weakref.ref(self)
+        self._payload.release_values()
+
+    # Steps
+
+    def step(
+        self, timeout: float | None = None, accumulate: bool = True, parameters_changed: bool = True
+    ) -> _native.StepResult:
+        """One step of all runners: adds one mean gradient to the master's, or, with accumulate=False, overwrites it.
+
+        Blocks until it is done, or for `timeout` seconds (default: step_timeout); Ctrl-C ends it, and nothing is added
+        then. `loss, samples = manager.step()` raises the typed error of a result that is not `ok`; the result itself
+        never raises. parameters_changed=False: no parameter was written since the last step.
+
+        Raises UsageError (stopped, another thread), ModelError (a parameter's memory is no longer the session's).
+        """
+        self._restore_gradients()
+        return self._handle.step(timeout, accumulate, parameters_changed)
+
+    def _restore_gradients(self) -> None:
+        if self._handle.look_after_bound() and not self._warned_of_none:
+            self._warned_of_none = True
+            warnings.warn(
+                "zero_grad(set_to_none=True) took the gradients away; they are back, as zeros. "
+                "manager.zero_grad(), or optimizer.zero_grad(set_to_none=False), zeroes them in place",
+                stacklevel=3,
+            )
+
+    def steps(self, count: int | None = None, **options: Any) -> Iterator[_native.StepResult]:
+        """`count` steps, or as many as the data has, one after the other, as step(**options) does them.
+
+        Raises the typed error of a step that is not `ok`; the end of the data ends the iteration.
+        """
+        done = 0
+        while count is None or done < count:
+            result = self.step(**options)
+            if result.status == "data_end" and not result.error_type:
+                return
+            result.raise_for_status()
+            yield result
+            done += 1
+
+    def zero_grad(self) -> None:
+        """Zeroes the master's gradients, in place."""
+        self._restore_gradients()
+        self._handle.zero_grad()
+
+    # Parameters
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model that was passed; its parameters are the master's. None of a built-in one."""
+        return self._model
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """The master's parameters, each once, in its own order. Views: same memory as those of the model."""
+        return self._handle.parameters()
+
+    def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
+        """The master's gradients, in the order of named_parameters(). Views."""
+        return self._handle.gradients()
+
+    def _ordered(self) -> list[tuple[str, torch.Tensor]]:
+        if self._model is None:
+            return self._handle.parameters()
+        return list(self._model.named_parameters())
+
+    def get_aggregated_gradients(self) -> list[torch.Tensor]:
+        """The master's gradients in the order of `model.parameters()`; views of shared memory, no copies."""
+        gradients = dict(self._handle.gradients())
+        if self._model is None:
+            return list(gradients.values())
+        self._restore_gradients()
+        by_parameter = {id(parameter): name for name, parameter in self._model.named_parameters(remove_duplicate=False)
+                        if name in gradients}
+        return [gradients[by_parameter[id(parameter)]] for parameter in self._model.parameters()]
+
+    def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Replaces all parameters, in the order of `model.parameters()`; runners compute with all of them or with none.
+
+        Count, shapes and dtypes are checked before anything is written; ModelError, and nothing has changed then. May be
+        called from a background thread between steps: see writing().
+        """
+        values = [value.detach() for value in parameters]
+        names = [name for name, _ in self._ordered()]
+        if len(values) != len(names):
+            raise ModelError(
+                f"update_model_parameters: {len(values)} tensors for {len(names)} parameters; nothing was changed"
+            )
+        by_id: dict[str, torch.Tensor] = dict(zip(names, values, strict=True))
+        if self._model is not None:
+            aliases = {id(p): value for (_, p), value in zip(self._ordered(), values, strict=True)}
+            every = dict(self._model.named_parameters(remove_duplicate=False))
+            by_id = {name: aliases[id(every[name])] for name, _ in self._handle.parameters()}
+        self._handle.update_model_parameters([by_id[name] for name, _ in self._handle.parameters()])
+
+    def writing(self) -> _native.Writing:
+        """`with manager.writing():` around writes in place from elsewhere: no runner computes with half of them."""
+        return self._handle.writing()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of the last committed step, by name; tied weights under each. Copies."""
+        return dict(self._handle.state_dict())
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers of the last committed step, by `buffers.policy`. Copies."""
+        return dict(self._handle.buffers())
+
+    def sync_buffers(self) -> None:
+        """Copies the buffers of the last committed step into those of the model of this process."""
+        if self._model is None:
+            return
+        buffers = self.buffers()
+        with torch.no_grad():
+            for name, buffer in self._model.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises UsageError for an optimizer that would not, or not rightly, train this model; names why."""
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UsageError(
+                "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure"
+            )
+        own = {tensor.data_ptr() for _, tensor in self._handle.parameters()}
+        for index, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if parameter.numel() and parameter.data_ptr() not in own:
+                    raise UsageError(
+                        f"the optimizer has a tensor of shape {list(parameter.shape)} in group {index} which is no "
+                        "parameter of this manager; make it from manager.model.parameters()"
+                    )
+
+    # The team, checkpoints, the end
+
+    def resize(self, runners: int) -> None:
+        """Makes ranks 0 to runners - 1 the team from the next step on; at most `runners.max_runners`."""
+        self._handle.resize(runners)
+
+    def recover(self) -> None:
+        """After a step returned `manager_lost`: a new manager over the same session."""
+        self._handle.recover()
+
+    def save_checkpoint(
+        self,
+        metric: float | None = None,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> float:
+        """Copies all that training goes on from; the manager writes it to `checkpoint.directory`. Returns ms it took.
+
+        metric: of which the lowest is the best checkpoint. tensors: the optimizer's, for instance. extra: JSON values.
+        """
+        return self._handle.save_checkpoint(metric, list((tensors or {}).items()), json.dumps(dict(extra or {})))
+
+    def checkpoints_written(self, wait: float = 0.0) -> list[_native.CheckpointWritten]:
+        """Those that were written, or could not be, since the last call; waits at most so many seconds for others."""
+        return self._handle.checkpoints_written(wait)
+
+    @property
+    def resumed(self) -> _native.Resumed | None:
+        """What start() went on from (`checkpoint.resume`); None for a new run."""
+        return self._handle.resumed
+
+    def statistics(self) -> _native.Statistics:
+        """Counts, memory, and the runners."""
+        return self._handle.statistics()
+
+    @property
+    def config(self) -> str:
+        """The whole configuration, as YAML."""
+        return self._handle.config()
+
+    def stop(self) -> None:
+        """Ends runners, launcher and manager; bounded. Parameters and gradients stay readable. Idempotent."""
+        self._stopped = True
+        self._handle.stop()
+        if self._payload is not None:
+            self._payload.close()
+
+    def __enter__(self) -> Manager:
+        if not self._handle.started:
+            self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,74 @@
+// The exceptions of C++ as the classes of accelmgr.errors.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "accelmgr/communicator.hpp"
+#include "accelmgr/errors.hpp"
+#include "accelmgr/launch.hpp"
+#include "python/interpreter.hpp"
+
+namespace nb = nanobind;
+
+namespace accelmgr::python {
+namespace {
+
+template <class... Arguments>
+void raise(const char* name, const Arguments&... arguments) {
+  const auto type = nb::module_::import_("accelmgr.errors").attr(name);
+  const auto error = type(arguments...);
+  PyErr_SetObject(type.ptr(), error.ptr());
+}
+
+const char* name_of(CollectiveError::Cause cause) {
+  switch (cause) {
+    case CollectiveError::Cause::mismatch:
+      return "mismatch";
+    case CollectiveError::Cause::timeout:
+      return "timeout";
+    case CollectiveError::Cause::lost:
+      return "lost";
+    default:
+      return "broken";
+  }
+}
+
+// The most derived first.
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const ConfigError& error) {
+    raise("ConfigError", error.what(), error.key());
+  } catch (const RunnerError& error) {
+    raise("RunnerError", error.what(), error.rank(), error.phase());
+  } catch (const CollectiveError& error) {
+    raise("CollectiveError", error.what(), name_of(error.cause()), error.ranks());
+  } catch (const SystemError& error) {
+    raise("SystemError", error.what(), error.code());
+  } catch (const UsageError& error) {
+    raise("UsageError", error.what());
+  } catch (const ModelError& error) {
+    raise("ModelError", error.what());
+  } catch (const DataError& error) {
+    raise("DataError", error.what());
+  } catch (const SessionError& error) {
+    raise("SessionError", error.what());
+  } catch (const CheckpointError& error) {
+    raise("CheckpointError", error.what());
+  } catch (const Error& error) {
+    raise("Error", error.what());
+  }
+}
+
+}  // namespace
+
+std::string describe(const nb::python_error& error) {
+  try {
+    return nb::cast<std::string>(nb::module_::import_("accelmgr._child").attr("describe")(error.value()));
+  } catch (const std::exception&) {  // Its own text cannot be had.
+    return error.what();
+  }
+}
+
+void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }
+
+}  // namespace accelmgr::python

@@ -1,0 +1,50 @@
+// Between C++ and the interpreter: its lock, its signals, its exceptions.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <functional>
+#include <string>
+
+namespace accelmgr::python {
+
+/// What the package's Python says of an exception: its type and message, and where it was raised. Needs the
+/// interpreter's lock.
+std::string describe(const nanobind::python_error& error);
+
+/// Runs `body` with the interpreter's lock. What Python throws there becomes an `Exception` with what
+/// describe() says.
+template <class Exception, class Body>
+auto in_python(Body&& body) {
+  const nanobind::gil_scoped_acquire lock;
+  try {
+    return body();
+  } catch (const nanobind::python_error& error) {
+    throw Exception(describe(error));
+  }
+}
+
+/// Whether a signal handler of Python has raised; asked from waits that have let go of the lock.
+class Interruption {
+ public:
+  std::function<bool()> hook() {
+    return [this] { return raised_ = raised_ || check(); };
+  }
+  /// Throws what the handler raised. With the lock.
+  void rethrow() const {
+    if (raised_) throw nanobind::python_error();
+  }
+
+ private:
+  static bool check() {
+    const nanobind::gil_scoped_acquire lock;
+    return PyErr_CheckSignals() != 0;
+  }
+  bool raised_ = false;
+};
+
+void bind_errors(nanobind::module_& module);
+void bind_roles(nanobind::module_& module);
+void bind_manager(nanobind::module_& module);
+
+}  // namespace accelmgr::python

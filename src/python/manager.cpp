@@ -1,0 +1,315 @@
+// accelmgr._native.Manager: the handle of C++, with the parameters of a module bound to the session.
+#include "accelmgr/manager.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "config/loader.hpp"
+#include "python/interpreter.hpp"
+#include "python/tensors.hpp"
+
+namespace nb = nanobind;
+
+namespace accelmgr::python {
+namespace {
+
+using Pairs = std::vector<std::pair<std::string, at::Tensor>>;
+
+Pairs pairs_of(const std::vector<NamedTensor>& tensors) {
+  Pairs pairs;
+  for (const auto& [name, tensor] : tensors) pairs.emplace_back(name, tensor);
+  return pairs;
+}
+
+std::vector<NamedTensor> named(Pairs pairs) {
+  std::vector<NamedTensor> tensors;
+  for (auto& [name, tensor] : pairs) tensors.push_back({std::move(name), std::move(tensor)});
+  return tensors;
+}
+
+/// The same memory with a storage of its own: whoever copies or pickles it takes no more than this tensor.
+at::Tensor alone(const at::Tensor& view) {
+  return at::from_blob(
+      view.mutable_data_ptr(), view.sizes(), [view](void*) {}, view.options().requires_grad(false));
+}
+
+/// The handle. A parameter of the host is bound to the master: its data and its gradient are views.
+class Handle {
+ public:
+  Handle(const std::string& file, const std::vector<std::string>& settings,
+         const std::map<std::string, std::string>& environment)
+      : loaded_(config::load_config(file, settings, environment)) {}
+
+  void start() {
+    Interruption interruption;
+    try {
+      const nb::gil_scoped_release unlocked;
+      manager_.emplace(Manager::start(loaded_.config, interruption.hook()));
+    } catch (...) {
+      interruption.rethrow();
+      throw;
+    }
+    interruption.rethrow();
+    for (const auto& [name, tensor] : manager_->parameters()) parameters_.emplace_back(name, alone(tensor));
+    for (const auto& [name, tensor] : manager_->gradients()) gradients_.emplace_back(name, alone(tensor));
+  }
+
+  Manager& manager() {
+    if (!manager_) throw UsageError("this manager was not started; call start()");
+    return *manager_;
+  }
+  const Pairs& parameters() {
+    manager();
+    return parameters_;
+  }
+  const Pairs& gradients() {
+    manager();
+    return gradients_;
+  }
+
+  /// From now on these are the master's parameters, in the order of parameters().
+  void bind(std::vector<at::Tensor> tensors) {
+    manager();
+    if (tensors.size() != parameters_.size())
+      throw UsageError(fmt::format("bind: {} tensors for {} parameters", tensors.size(), parameters_.size()));
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      tensors[i].set_data(parameters_[i].second);
+      if (tensors[i].requires_grad()) tensors[i].mutable_grad() = gradients_[i].second;
+    }
+    bound_ = std::move(tensors);
+  }
+
+  /// Puts the gradients back that somebody has set to None, as zeros: `zero_grad(set_to_none=True)` says so.
+  /// Returns how many. Throws ModelError for a parameter that is no view of the master any more, and for a
+  /// gradient that is another tensor.
+  std::size_t look_after_bound() {
+    std::size_t restored = 0;
+    for (std::size_t i = 0; i < bound_.size(); ++i) {
+      const auto& tensor = bound_[i];
+      const auto& [name, master] = parameters_[i];
+      if (tensor.const_data_ptr() != master.const_data_ptr())
+        throw ModelError(fmt::format(
+            "the memory of parameter '{}' was replaced (by to(), share_memory(), "
+            "load_state_dict(assign=True) "
+            "or tie_weights(), for instance): what is written there reaches no runner. Change parameters in "
+            "place, or with update_model_parameters()",
+            name));
+      if (!tensor.requires_grad()) continue;
+      const auto& gradient = tensor.grad();
+      if (gradient.defined() && gradient.const_data_ptr() == gradients_[i].second.const_data_ptr()) continue;
+      if (gradient.defined())
+        throw ModelError(fmt::format(
+            "the gradient of parameter '{}' is another tensor than the manager's; change it in place", name));
+      gradients_[i].second.zero_();
+      tensor.mutable_grad() = gradients_[i].second;
+      ++restored;
+    }
+    return restored;
+  }
+
+  StepResult step(std::optional<double> timeout_s, bool accumulate, bool parameters_changed) {
+    auto& manager = this->manager();
+    Interruption interruption;
+    StepResult result;
+    {
+      const nb::gil_scoped_release unlocked;
+      result = manager.step({.timeout_s = timeout_s,
+                             .accumulate = accumulate,
+                             .parameters_changed = parameters_changed,
+                             .interrupted = interruption.hook()});
+    }
+    interruption.rethrow();
+    return result;
+  }
+
+  const config::LoadedConfig& loaded() const noexcept { return loaded_; }
+  bool started() const noexcept { return manager_.has_value(); }
+
+ private:
+  config::LoadedConfig loaded_;
+  std::optional<Manager> manager_;
+  Pairs parameters_;
+  Pairs gradients_;
+  std::vector<at::Tensor> bound_;
+};
+
+/// What a call of the C++ handle does while other threads of Python run.
+template <class Body>
+auto unlocked(Body&& body) {
+  const nb::gil_scoped_release release;
+  return body();
+}
+
+void bind_statistics(nb::module_& module) {
+  nb::class_<RunnerStatistics>(module, "RunnerStatistics")
+      .def_ro("rank", &RunnerStatistics::rank)
+      .def_ro("pid", &RunnerStatistics::pid)
+      .def_ro("generation", &RunnerStatistics::generation)
+      .def_ro("phase", &RunnerStatistics::phase)
+      .def_ro("attempt", &RunnerStatistics::attempt)
+      .def_ro("samples", &RunnerStatistics::samples)
+      .def_ro("peak_memory_bytes", &RunnerStatistics::peak_memory_bytes)
+      .def_ro("start_ms", &RunnerStatistics::start_ms)
+      .def_ro("model_ms", &RunnerStatistics::model_ms);
+  nb::class_<Statistics>(module, "Statistics")
+      .def_ro("steps", &Statistics::steps)
+      .def_ro("attempts", &Statistics::attempts)
+      .def_ro("samples", &Statistics::samples)
+      .def_ro("elements", &Statistics::elements)
+      .def_ro("skips", &Statistics::skips)
+      .def_ro("replacements", &Statistics::replacements)
+      .def_ro("losses", &Statistics::losses)
+      .def_ro("parameter_version", &Statistics::parameter_version)
+      .def_ro("session_bytes", &Statistics::session_bytes)
+      .def_ro("manager_pid", &Statistics::manager_pid)
+      .def_ro("manager_peak_memory_bytes", &Statistics::manager_peak_memory_bytes)
+      .def_ro("runners", &Statistics::runners);
+}
+
+void bind_results(nb::module_& module) {
+  nb::class_<FailureCause>(module, "FailureCause")
+      .def_ro("time_s", &FailureCause::time_s)
+      .def_ro("rank", &FailureCause::rank)
+      .def_ro("pid", &FailureCause::pid)
+      .def_ro("phase", &FailureCause::phase)
+      .def_ro("step", &FailureCause::step)
+      .def_ro("attempt", &FailureCause::attempt)
+      .def_ro("exit", &FailureCause::exit)
+      .def_ro("what", &FailureCause::what)
+      .def_ro("log", &FailureCause::log);
+  nb::class_<StepResult>(module, "StepResult")
+      .def_prop_ro("status", [](const StepResult& self) { return to_string(self.status); })
+      .def_prop_ro("ok", [](const StepResult& self) { return self.status == StepStatus::ok; })
+      .def_ro("counted", &StepResult::counted)
+      .def_ro("step", &StepResult::step)
+      .def_ro("attempt", &StepResult::attempt)
+      .def_ro("loss", &StepResult::loss)
+      .def_ro("samples", &StepResult::samples)
+      .def_prop_ro("scalars",
+                   [](const StepResult& self) {
+                     nb::dict scalars;
+                     for (const auto& [name, value] : self.scalars) scalars[name.c_str()] = value;
+                     return scalars;
+                   })
+      .def_ro("parameter_version", &StepResult::parameter_version)
+      .def_ro("nonfinite", &StepResult::nonfinite)
+      .def_ro("step_ms", &StepResult::step_ms)
+      .def_ro("compute_ms", &StepResult::compute_ms)
+      .def_ro("reduce_ms", &StepResult::reduce_ms)
+      .def_ro("wait_ms", &StepResult::wait_ms)
+      .def_ro("error", &StepResult::error)
+      .def_ro("error_type", &StepResult::error_type)
+      .def_ro("rank", &StepResult::rank)
+      .def_ro("participants", &StepResult::participants)
+      .def_ro("tries", &StepResult::tries)
+      .def_ro("skipped", &StepResult::skipped)
+      .def_ro("causes", &StepResult::causes)
+      .def("__bool__", [](const StepResult& self) { return self.status == StepStatus::ok; })
+      .def(
+          "raise_for_status",
+          [](nb::object self) {
+            if (nb::cast<const StepResult&>(self).status != StepStatus::ok)
+              nb::module_::import_("accelmgr.errors").attr("raise_for")(self);
+          },
+          "Raises the typed error of a result that is not ok.")
+      .def(
+          "__iter__",
+          [](nb::object self) {
+            const auto& result = nb::cast<const StepResult&>(self);
+            if (result.status != StepStatus::ok)
+              nb::module_::import_("accelmgr.errors").attr("raise_for")(self);
+            return nb::iter(nb::make_tuple(result.loss, result.samples));
+          },
+          "loss, samples; raises the typed error of a result that is not ok.")
+      .def("__repr__", [](const StepResult& self) {
+        if (self.status == StepStatus::ok)
+          return fmt::format("StepResult(ok, step {}, loss {:.6g}, {} samples)", self.step, self.loss,
+                             self.samples);
+        return fmt::format("StepResult({}, step {}: {})", to_string(self.status), self.step, self.error);
+      });
+}
+
+void bind_checkpoints(nb::module_& module) {
+  nb::class_<CheckpointWritten>(module, "CheckpointWritten")
+      .def_ro("step", &CheckpointWritten::step)
+      .def_ro("path", &CheckpointWritten::path)
+      .def_ro("bytes", &CheckpointWritten::bytes)
+      .def_ro("copy_ms", &CheckpointWritten::copy_ms)
+      .def_ro("write_ms", &CheckpointWritten::write_ms)
+      .def_ro("error", &CheckpointWritten::error)
+      .def_ro("warnings", &CheckpointWritten::warnings);
+  nb::class_<Resumed>(module, "Resumed")
+      .def_ro("path", &Resumed::path)
+      .def_ro("step", &Resumed::step)
+      .def_prop_ro("tensors", [](const Resumed& self) { return pairs_of(self.tensors); })
+      .def_ro("json", &Resumed::json)
+      .def_ro("refused", &Resumed::refused);
+}
+
+}  // namespace
+
+void bind_manager(nb::module_& module) {
+  bind_statistics(module);
+  bind_results(module);
+  bind_checkpoints(module);
+  nb::class_<Manager::Writing>(module, "Writing");
+  nb::class_<Handle>(module, "Handle")
+      .def(nb::init<const std::string&, const std::vector<std::string>&,
+                    const std::map<std::string, std::string>&>(),
+           nb::arg("file"), nb::arg("settings"), nb::arg("environment"))
+      .def("start", &Handle::start)
+      .def_prop_ro("started", &Handle::started)
+      .def("bind", &Handle::bind)
+      .def("look_after_bound", &Handle::look_after_bound)
+      .def("step", &Handle::step, nb::arg("timeout") = nb::none(), nb::arg("accumulate") = true,
+           nb::arg("parameters_changed") = true)
+      .def("zero_grad", [](Handle& self) { unlocked([&m = self.manager()] { m.zero_grad(); }); })
+      .def("parameters", &Handle::parameters)
+      .def("gradients", &Handle::gradients)
+      .def("buffers", [](Handle& self) { return pairs_of(self.manager().buffers()); })
+      .def("state_dict", [](Handle& self) { return pairs_of(self.manager().state_dict()); })
+      .def("update_model_parameters",
+           [](Handle& self, const std::vector<at::Tensor>& values) {
+             unlocked([&, &m = self.manager()] { m.update_model_parameters(values); });
+           })
+      .def(
+          "writing", [](Handle& self) { return new Manager::Writing(self.manager()); },
+          nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
+      .def("resize",
+           [](Handle& self, int runners) { unlocked([&, &m = self.manager()] { m.resize(runners); }); })
+      .def("recover", [](Handle& self) { unlocked([&m = self.manager()] { m.recover(); }); })
+      .def("save_checkpoint",
+           [](Handle& self, std::optional<double> metric, Pairs tensors, const std::string& json) {
+             return unlocked([&, &m = self.manager()] {
+               return m.save_checkpoint(
+                   {.metric = metric, .tensors = named(std::move(tensors)), .json = json});
+             });
+           })
+      .def("checkpoints_written",
+           [](Handle& self, double wait_s) {
+             return unlocked([&, &m = self.manager()] { return m.checkpoints_written(wait_s); });
+           })
+      .def_prop_ro("resumed", [](Handle& self) { return self.manager().resumed(); })
+      .def("statistics", [](Handle& self) { return self.manager().statistics(); })
+      .def("stop",
+           [](Handle& self) {
+             if (self.started()) unlocked([&m = self.manager()] { m.stop(); });
+           })
+      .def("kill",
+           [](Handle& self) {
+             if (self.started()) self.manager().kill();
+           })
+      .def("config", [](Handle& self) { return config::to_yaml(self.loaded().config); })
+      .def("show_config", [](Handle& self) { return config::show(self.loaded()); });
+  module.def("warnings",
+             [](const Handle& handle, int cores) { return config::warnings(handle.loaded().config, cores); });
+}
+
+}  // namespace accelmgr::python
