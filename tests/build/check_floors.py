@@ -76,7 +76,7 @@ def includes_of(file: pathlib.Path, checkout: pathlib.Path) -> list[Include]:
 def read_links(cmake_file: pathlib.Path) -> set[str]:
     if not cmake_file.exists():
         return set()
-    declaration = re.search(r"accelmgr_floor\(([^)]*)\)", cmake_file.read_text())
+    declaration = re.search(r"accelmgr_(?:use_)?floors?\(([^)]*)\)", cmake_file.read_text())
     words = declaration.group(1).split() if declaration else []
     if "FLOORS" not in words:
         return set()
