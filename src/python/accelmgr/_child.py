@@ -109,10 +109,11 @@ class Elements:
         first = next(self._iterator, None) if not self._fed else None if data is None else [pickle.loads(data)]
         if first is None:
             raise DataError("the dataset has no elements")
+        tensors: list[torch.Tensor] = []
         if not self._as_bytes:
             self._names, values = structure_of(first[0])
-            tensors = [as_tensor(value) for value in values]
-            self._as_bytes = not tensors or any(tensor is None for tensor in tensors)
+            tensors = [tensor for value in values if (tensor := as_tensor(value)) is not None]
+            self._as_bytes = not tensors or len(tensors) < len(values)
         if self._as_bytes:
             size = len(self._dump(data if self._fed else first[0]))
             self._limit = self._limit or max(64 * 1024, 4 * size)
@@ -207,7 +208,7 @@ class Replica:
 
     @staticmethod
     def _element(row: torch.Tensor) -> Any:
-        memory = memoryview(row.numpy())
+        memory = row.numpy().data
         (length,) = Elements.LENGTH.unpack_from(memory)
         return pickle.loads(memory[Elements.LENGTH.size : Elements.LENGTH.size + length])
 

@@ -73,14 +73,14 @@ def _rebuild(data: bytes | bytearray, dtype: torch.dtype, shape: tuple[int, ...]
     return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=dtype).view(shape)
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Tensors as their values alone: torch's own way takes the whole storage of a view, and ten times as long."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.Tensor or obj.layout != torch.strided or obj.device.type != "cpu" or obj.is_quantized:
             return super().reducer_override(obj)
         values = obj.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        data = pickle.PickleBuffer(values.view(torch.uint8).numpy()) if values.numel() else b""
+        data = pickle.PickleBuffer(values.view(torch.uint8).numpy().data) if values.numel() else b""
         return _rebuild, (data, obj.dtype, tuple(obj.shape))
 
 

@@ -49,7 +49,7 @@ def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def __init__(self, file: BinaryIO, numbers: Mapping[int, int]) -> None:
         super().__init__(file)
         self._numbers = numbers
