@@ -57,7 +57,8 @@ struct Child {
 };
 
 /// What execute_self() runs, for a program that is not its own image but what an interpreter runs: a program
-/// by its path, and the arguments before those of the call. Call it once, before threads execute anything.
+/// by its path, and the arguments before those of the call; empty: the image again. Not while another thread
+/// executes.
 void set_self(std::vector<std::string> command);
 
 /// Runs this program again, with `args` after its name: in a process group of its own, with the default
