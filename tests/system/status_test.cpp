@@ -127,8 +127,8 @@ TEST(Status, AStepThatIsInterruptedEndsAsOneThatTimesOut) {
 
 TEST(Status, AStartThatIsInterruptedLeavesNothing) {
   Stage stage;
-  const auto what =
-      message_of<SessionError>([&] { Manager::start(staged_config(stage), [] { return true; }); });
+  const auto what = message_of<SessionError>(
+      [&] { Manager::start(staged_config(stage), {.interrupted = [] { return true; }}); });
   EXPECT_NE(what.find("interrupted while it started"), std::string::npos) << what;
   expect_nothing_left();
 }
