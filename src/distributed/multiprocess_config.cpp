@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "accelmgr/multiprocess.hpp"
+#include "config/start_method.hpp"
 #include "distributed/backends.hpp"
 #include "distributed/gpus.hpp"
 #include "distributed/parallel_layout.hpp"
@@ -25,18 +26,6 @@ void check_backends(const MultiprocessConfig& config) {
   for (const auto* backend : {&config.backend, &config.model_parallel_backend,
                               &config.pipeline_parallel_backend, &config.data_parallel_backend})
     if (*backend) distributed::check_backend(**backend);
-}
-
-const char* name_of(StartMethod method) {
-  switch (method) {
-    case StartMethod::spawn:
-      return "spawn";
-    case StartMethod::fork:
-      return "fork";
-    case StartMethod::forkserver:
-      return "forkserver";
-  }
-  return "";
 }
 
 std::optional<std::string> backend_of(const std::string& name) {
@@ -95,7 +84,7 @@ std::string MultiprocessConfig::text() const {
   maybe("model_parallel_backend", model_parallel_backend);
   maybe("pipeline_parallel_backend", pipeline_parallel_backend);
   maybe("data_parallel_backend", data_parallel_backend);
-  line("launch_method", name_of(launch_method));
+  line("launch_method", config::name_of(launch_method));
   return lines;
 }
 

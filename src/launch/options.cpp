@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/nearest.hpp"
+#include "config/start_method.hpp"
 #include "launch/deprecated_options.hpp"
 #include "launch/host_port.hpp"
 #include "launch/machine.hpp"
@@ -52,7 +53,7 @@ Set boolean(bool Options::*field) {
 }
 
 void set_start_method(Options& options, const std::string& key, const std::string& value) {
-  const std::vector<std::string> names = {"spawn", "fork", "forkserver"};
+  const std::vector<std::string> names(config::start_methods.begin(), config::start_methods.end());
   const auto found = std::ranges::find(names, value);
   if (found == names.end())
     refuse(key, value, fmt::format("{}{}", fmt::join(names, " or "), base::did_you_mean(value, names)));
