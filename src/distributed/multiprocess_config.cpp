@@ -6,8 +6,10 @@
 #include "config/start_method.hpp"
 #include "distributed/backends.hpp"
 #include "distributed/gpus.hpp"
+#include "distributed/join.hpp"
 #include "distributed/parallel_layout.hpp"
 #include "launch/host_port.hpp"
+#include "launch/options.hpp"
 #include "launch/ports.hpp"
 
 namespace accelmgr {
@@ -49,6 +51,7 @@ void MultiprocessConfig::resolve(MultiprocessConfig& config) {
                 fmt::format("of {} processes of this host ", *config.local_world_size));
   if (config.master_addr.empty())
     refuse("master_addr", "master_addr is empty; it must be a host's name or address");
+  distributed::check_init_method(config.init_method);
   check_backends(config);
   distributed::parallel_layout(world_size, config.model_parallelism, config.pipeline_parallelism);
   if (config.master_port) {
@@ -96,10 +99,9 @@ MultiprocessConfig MultiprocessConfig::of(const Config& config) {
   else if (from.nnodes > 1)
     to.local_world_size = std::max(1, distributed::visible_gpus());
   if (to.local_world_size) to.world_size = *to.local_world_size * from.nnodes;
-  if (!from.rendezvous.empty()) {
-    const auto address = launch::parse_host_port(from.rendezvous);
-    to.master_addr = address.host;
-    to.master_port = address.port;
+  if (const auto address = launch::rendezvous_of(from)) {
+    to.master_addr = address->host;
+    if (address->port > 0) to.master_port = address->port;
   }
   to.backend = backend_of(from.backend);
   to.model_parallel_backend = backend_of(from.model_parallel_backend);
