@@ -9,6 +9,7 @@
 
 #include "base/log.hpp"
 #include "distributed/backends.hpp"
+#include "distributed/cuda_device.hpp"
 #include "distributed/gpus.hpp"
 #include "distributed/initialize.hpp"
 #include "launch/variables.hpp"
@@ -82,6 +83,7 @@ void join_process_group(const std::optional<std::string>& backend, std::optional
       name = distributed::auto_backend;
   }
   distributed::initialize(name, {.timeout_s = timeout_s, .init_method = init_method}, std::move(socket));
+  distributed::use_cuda_device(distributed::get_local_rank());
   const int world_size = distributed::get_world_size();
   base::log().debug("process group of {} ranks initialized by {}; proving it", world_size, name);
   if (const double counted = distributed::all_reduce(1.0); counted != world_size)
