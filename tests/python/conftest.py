@@ -61,18 +61,30 @@ def descriptors() -> dict[int, str]:
     return found
 
 
-def left_behind(before: tuple[dict[int, str], set[str], dict[int, str]]) -> list[str]:
+failed: set[str] = set()  # Modules, and tests in them: what failed keeps its frames, and what these hold.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        failed.update((item.nodeid, item.nodeid.partition("::")[0]))
+    return report
+
+
+def left_behind(node: str, before: tuple[dict[int, str], set[str], dict[int, str]]) -> list[str]:
     processes, files, fds = before
     gc.collect()
     found = [f"process {pid} ({name})" for pid, name in descendants().items() if pid not in processes]
     found += [f"/dev/shm/{name}" for name in shared_memory() - files]
-    found += [f"descriptor {fd}: {link}" for fd, link in descriptors().items() if fds.get(fd) != link]
+    if node not in failed:
+        found += [f"descriptor {fd}: {link}" for fd, link in descriptors().items() if fds.get(fd) != link]
     return found
 
 
-def wait_until_gone(before: tuple[dict[int, str], set[str], dict[int, str]]) -> list[str]:
+def wait_until_gone(node: str, before: tuple[dict[int, str], set[str], dict[int, str]]) -> list[str]:
     deadline = time.monotonic() + GONE_S
-    while (found := left_behind(before)) and time.monotonic() < deadline:
+    while (found := left_behind(node, before)) and time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):  # Until a child ends, or the next look.
             signal.sigtimedwait([signal.SIGCHLD], 0.05)
     return found
@@ -83,7 +95,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """What managers of the module's fixtures hold is there before the test."""
     before = descendants(), shared_memory(), descriptors()
     yield
-    found = wait_until_gone(before)
+    found = wait_until_gone(request.node.nodeid, before)
     assert not found, f"left behind by {request.node.name}: {', '.join(found)}"
 
 
@@ -91,7 +103,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def nothing_is_left_of_the_module(request: pytest.FixtureRequest) -> Iterator[None]:
     before = descendants(), shared_memory(), descriptors()
     yield
-    found = wait_until_gone(before)
+    found = wait_until_gone(request.node.nodeid, before)
     assert not found, f"left behind by {request.node.name}: {', '.join(found)}"
 
 

@@ -26,22 +26,19 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started(*arguments: str, cwd: pathlib.Path, stdin: str | None = None) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str, cwd: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
+    """In a process group of its own; what it reads is to be written to its `stdin`."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=cwd,
         env=environment(),
-        stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        if stdin is not None and process.stdin is not None:
-            process.stdin.write(stdin)
-            process.stdin.close()
-            process.stdin = None
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -49,9 +46,9 @@ def started(*arguments: str, cwd: pathlib.Path, stdin: str | None = None) -> Ite
         process.communicate()
 
 
-def run(*arguments: str, cwd: pathlib.Path, stdin: str | None = None) -> tuple[int, str, str]:
+def run(*arguments: str, cwd: pathlib.Path) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
-    with started(*arguments, cwd=cwd, stdin=stdin) as process:
+    with started(*arguments, cwd=cwd) as process:
         out, err = process.communicate(timeout=BOUND_S)
         return process.returncode, out, err
 

@@ -211,6 +211,7 @@ def test_tied_frozen_unused_parameters_buffers_and_seeds():
     with accelmgr.Manager(model, Uses(), nprocs=2, batch_size_per_device=2, seed_base=7) as manager:
         generators = [torch.Generator().manual_seed(7 + rank) for rank in range(2)]
         assert "head.weight" not in dict(manager.named_parameters())
+        assert "accelmgr-values" not in open("/proc/self/maps").read(), "the initial values are kept once"
         assert model.head.weight.data_ptr() == model.embed.weight.data_ptr()
         for step in range(3):
             result = manager.step(accumulate=False)
