@@ -202,6 +202,21 @@ Child execute_self(std::vector<std::string> args, std::span<const std::pair<int,
   return child;
 }
 
+Child fork_self(const std::function<void()>& body) {
+  Child child;
+  child.pid = fork();
+  if (child.pid < 0) throw SystemError("forking this process", errno);
+  if (child.pid == 0) {
+    setpgid(0, 0);
+    default_signals();
+    body();
+    _exit(1);
+  }
+  setpgid(child.pid, child.pid);  // Whoever is first.
+  child.pidfd = open_pidfd(child.pid);
+  return child;
+}
+
 std::string describe_exit(int wait_status) {
   if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
   if (!WIFSIGNALED(wait_status)) return fmt::format("wait status {:#x}", wait_status);

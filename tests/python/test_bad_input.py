@@ -47,7 +47,7 @@ REFUSED = {
     "no_batch": (lambda: nn.Linear(2, 2), {"batch_size_per_device": 0}, accelmgr.ConfigError, "batch_size_per_device"),
     "no_number": (lambda: nn.Linear(2, 2), {"nprocs": "two"}, accelmgr.ConfigError, "nprocs"),
     "unknown_option": (lambda: nn.Linear(2, 2), {"prefech": 3}, accelmgr.ConfigError, "prefetch"),
-    "start_method": (lambda: nn.Linear(2, 2), {"start_method": "thread"}, accelmgr.ConfigError, "start_method is 'thread'"),
+    "start_method": (lambda: nn.Linear(2, 2), {"start_method": "thread"}, accelmgr.ConfigError, "start_method is 'thread'; there are 'spawn' and 'fork'"),
     "collate": (lambda: nn.Linear(2, 2), {"collate_fn": "stack"}, accelmgr.ConfigError, "collate_fn is a str"),
 }
 

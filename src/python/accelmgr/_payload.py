@@ -175,6 +175,24 @@ class Payload:
             self._objects = -1
 
 
+class ForkedPayload:
+    """The same for a manager that is a fork of the host: the objects themselves, which it and its runners have too."""
+
+    objects: dict[str, dict[str, Any]] = {}
+
+    def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
+        if model is not None:
+            tensors_of(model)
+        self.path = f"forked:{id(self)}"
+        self.objects[self.path] = {"model": model, "dataset": dataset, "collate_fn": collate_fn, "options": options}
+
+    def release_values(self) -> None:
+        """There are no copies."""
+
+    def close(self) -> None:
+        self.objects.pop(self.path, None)
+
+
 def _open(pid: str, fd: str, name: str) -> int | None:
     """None when the host has let go of it: the number may be another file's by now."""
     link = f"/proc/{pid}/fd/{fd}"
@@ -190,6 +208,13 @@ class Received:
     """Of the manager and the runners."""
 
     def __init__(self, path: str) -> None:
+        self._forked = ForkedPayload.objects.get(path)
+        if self._forked is not None:
+            return
+        if path.startswith("forked:"):
+            raise UsageError(
+                "the launcher of runners was lost, and with the start method 'fork' there is none in its place"
+            )
         pid, objects, values = path.split(":")
         fd = _open(pid, objects, "accelmgr-objects")
         if fd is None:
@@ -201,7 +226,7 @@ class Received:
 
     @property
     def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = self._parts["options"]
+        options: dict[str, Any] = (self._forked or self._parts)["options"]
         return options
 
     def _tensors(self) -> list[torch.Tensor]:
@@ -219,5 +244,7 @@ class Received:
 
     def load(self, what: str) -> Any:
         """`model`, `dataset` or `collate_fn`."""
+        if self._forked is not None:
+            return self._forked[what]
         tensors = self._tensors() if what == "model" else []
         return _Unpickler(io.BytesIO(self._parts[what]), tensors).load()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._payload import Payload, tensors_of
+from accelmgr._payload import ForkedPayload, Payload
 from accelmgr.errors import ConfigError, DataError, ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
@@ -31,6 +31,23 @@ def _embed() -> None:
 
         _native.embed(command_line())
         _embedded = True
+
+
+def _warn_of_threads() -> None:
+    """With a copy of this process other threads are gone, and what they held locked stays locked."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                names.append(file.read().strip())
+        except OSError:  # It has ended.
+            continue
+    if len(names) > 1:
+        logger.warning(
+            "the start method 'fork' copies a process that has other threads (%s); what they hold locked stays locked "
+            "in the manager. 'spawn' copies nothing",
+            ", ".join(names),
+        )
 
 
 def _text(value: Any) -> str:
@@ -71,7 +88,10 @@ class Manager:
     start: False leaves that to start().
     config: a YAML file, or a mapping of configuration keys. Strongest first: `options`, environment (ACCELMGR_...),
         `config`, defaults.
-    start_method: `spawn`; models and datasets are pickled with cloudpickle, what is defined in `__main__` included.
+    start_method: `spawn`: models and datasets are pickled with cloudpickle, what is defined in `__main__` included.
+        `fork`: the manager is a copy of this process, and nothing is pickled; what other threads hold locked stays
+        locked in it (a warning names them), runners compute with one thread unless `runners.threads` says otherwise,
+        and a launcher that is lost is not replaced.
     max_element_bytes: room for one element where elements are pickled (with a collate_fn, or not made of tensors);
         None: four times the first one, at least 64 KiB.
     options: further keys: `step_timeout=30`, `runners={"on_loss": "fail"}` or `runners__on_loss="fail"`.
@@ -98,14 +118,15 @@ class Manager:
         max_element_bytes: int | None = None,
         **options: Any,
     ) -> None:
-        if start_method != "spawn":
-            raise ConfigError(f"start_method is '{start_method}'; a manager is started with 'spawn'", "start_method")
+        if start_method not in ("spawn", "fork"):
+            raise ConfigError(f"start_method is '{start_method}'; there are 'spawn' and 'fork'", "start_method")
+        self._forks = start_method == "fork"
         self._check(model, dataset, collate_fn)
         self._owner = os.getpid()
         self.collate_fn = collate_fn
         self._model = model if isinstance(model, torch.nn.Module) else None
         self._dataset = dataset
-        self._payload: Payload | None = None
+        self._payload: Payload | ForkedPayload | None = None
         self._options = {"as_bytes": collate_fn is not None, "max_element_bytes": max_element_bytes or 0}
         self._warned_of_none = False
         self._stopped = False
@@ -170,7 +191,11 @@ class Manager:
         if self._handle.started:
             raise UsageError("start() of a manager that was started already")
         dataset = None if isinstance(self._dataset, str) else self._dataset
-        self._payload = Payload(self._model, dataset, self.collate_fn, self._options)
+        if self._forks:
+            _warn_of_threads()
+            self._payload = ForkedPayload(self._model, dataset, self.collate_fn, self._options)
+        else:
+            self._payload = Payload(self._model, dataset, self.collate_fn, self._options)
         where = self._payload.path
         settings: list[str] = []
         if self._model is not None:
@@ -179,7 +204,7 @@ class Manager:
             settings += ["data.kind=python", f"data.options.payload={where}"]
         try:
             self._handle = self._load(settings)
-            self._handle.start()
+            self._handle.start(fork=self._forks)
         except BaseException:
             self._payload.close()
             raise
