@@ -38,6 +38,7 @@ from accelmgr.errors import (
     UsageError,
 )
 from accelmgr.manager import Manager
+from accelmgr.compat.tpu_manager import TPUManager
 
 __version__ = "0.1.0"
 
@@ -64,5 +65,6 @@ __all__ = [
     "StepResult",
     "StepTimeout",
     "SystemError",
+    "TPUManager",
     "UsageError",
 ]

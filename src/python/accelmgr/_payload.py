@@ -141,6 +141,8 @@ class Payload:
         with os.fdopen(os.dup(self._objects), "wb") as file:
             file.write(data)
         self._values = _memfd("accelmgr-values", end)
+        self._buffers = [tensor for _, tensor in tensors if not isinstance(tensor, torch.nn.Parameter)]
+        self._moved = [tensor for _, tensor in tensors]
         memory = mmap.mmap(self._values, max(end, 1))
         with torch.no_grad():
             for (_, tensor), view in zip(tensors, _views(memory, slots), strict=True):
@@ -153,13 +155,21 @@ class Payload:
         return f"{os.getpid()}:{self._objects}:{self._values}"
 
     def release_values(self) -> None:
-        """The session has them."""
-        if self._values >= 0:
-            os.close(self._values)
-            self._values = -1
+        """The session has them. What is not bound to it, the buffers, gets memory of its own."""
+        self._release(self._buffers)
+
+    def _release(self, tensors: list[torch.Tensor]) -> None:
+        if self._values < 0:
+            return
+        os.close(self._values)
+        self._values = -1
+        for tensor in tensors:  # Any of them would keep all of the memory mapped.
+            tensor.data = tensor.data.clone()
+        self._buffers, self._moved = [], []
 
     def close(self) -> None:
-        self.release_values()
+        """The model of a manager that did not start has memory of its own again."""
+        self._release(self._moved)
         if self._objects >= 0:
             os.close(self._objects)
             self._objects = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -120,7 +121,8 @@ class Manager:
         if start_method not in ("spawn", "fork"):
             raise ConfigError(f"start_method is '{start_method}'; there are 'spawn' and 'fork'", "start_method")
         self._forks = start_method == "fork"
-        self._check(model, dataset)
+        self._check(model, dataset, collate_fn)
+        self._owner = os.getpid()
         self.collate_fn = collate_fn
         self._model = model if isinstance(model, torch.nn.Module) else None
         self._dataset = dataset
@@ -155,11 +157,13 @@ class Manager:
             self.start()
 
     @staticmethod
-    def _check(model: Any, dataset: Any) -> None:
+    def _check(model: Any, dataset: Any, collate_fn: Any) -> None:
         if not isinstance(model, (torch.nn.Module, str)):
             raise ModelError(f"model is a {type(model).__name__}; it must be a torch.nn.Module or the name of a built-in one")
         if not isinstance(dataset, str) and not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
             raise DataError(f"dataset is a {type(dataset).__name__}, which is neither iterable nor indexed")
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigError(f"collate_fn is a {type(collate_fn).__name__}, which cannot be called", "collate_fn")
         if isinstance(model, str):
             return
         if (bound := _bound.get(model)) is not None and (other := bound()) is not None and not other._stopped:
@@ -168,8 +172,12 @@ class Manager:
         if not parameters:
             raise ModelError("the model has no parameters; there is nothing to train")
         for name, parameter in parameters:
-            if not parameter.is_floating_point():
+            if parameter.dtype not in (torch.float32, torch.float64):
                 raise ModelError(f"parameter '{name}' is {parameter.dtype}; parameters are float32 or float64")
+            if parameter.dtype != parameters[0][1].dtype:
+                raise ModelError(
+                    f"parameter '{name}' is {parameter.dtype}, '{parameters[0][0]}' {parameters[0][1].dtype}; all have one dtype"
+                )
 
     def _load(self, settings: list[str]) -> _native.Handle:
         environment = {name: value for name, value in os.environ.items() if name.startswith("ACCELMGR_")}
@@ -259,11 +267,17 @@ class Manager:
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The master's parameters, each once, in its own order. Views: same memory as those of the model."""
+        self._check_owner("named_parameters")
         return self._handle.parameters()
 
     def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The master's gradients, in the order of named_parameters(). Views."""
+        self._check_owner("named_gradients")
         return self._handle.gradients()
+
+    def _check_owner(self, call: str) -> None:
+        if os.getpid() != self._owner:
+            raise UsageError(f"{call}() in a forked child; the manager belongs to process {self._owner}")
 
     def _ordered(self) -> list[tuple[str, torch.Tensor]]:
         if self._model is None:
@@ -272,6 +286,7 @@ class Manager:
 
     def get_aggregated_gradients(self) -> list[torch.Tensor]:
         """The master's gradients in the order of `model.parameters()`; views of shared memory, no copies."""
+        self._check_owner("get_aggregated_gradients")
         gradients = dict(self._handle.gradients())
         if self._model is None:
             return list(gradients.values())
@@ -299,9 +314,17 @@ class Manager:
             by_id = {name: aliases[id(every[name])] for name, _ in self._handle.parameters()}
         self._handle.update_model_parameters([by_id[name] for name, _ in self._handle.parameters()])
 
-    def writing(self) -> _native.Writing:
-        """`with manager.writing():` around writes in place from elsewhere: no runner computes with half of them."""
-        return self._handle.writing()
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """`with manager.writing():` around writes in place from elsewhere: no runner computes with half of them.
+
+        Raises UsageError inside another one, and during a step; step() inside raises it.
+        """
+        bracket = self._handle.writing()
+        try:
+            yield
+        finally:
+            del bracket  # Its last reference: here the writes end.
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of the last committed step, by name; tied weights under each. Copies."""
