@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accelmgr import _native
 from accelmgr._payload import Payload, tensors_of
@@ -30,6 +31,29 @@ def _embed() -> None:
 
         _native.embed(command_line())
         _embedded = True
+
+
+_LBFGS = "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure"
+_looks_at_optimizers = False
+
+
+def _look_at_optimizers() -> None:
+    """From now on LBFGS over the parameters of a manager is refused when it steps."""
+    global _looks_at_optimizers
+    if not _looks_at_optimizers:
+        register_optimizer_step_pre_hook(_before_optimizer_step)
+        _looks_at_optimizers = True
+
+
+def _before_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for model, reference in list(_bound.items()):
+        if (manager := reference()) is None or manager._stopped:
+            continue
+        if any(id(parameter) in stepped for parameter in model.parameters()):
+            raise UsageError(_LBFGS)
 
 
 def _text(value: Any) -> str:
@@ -179,6 +203,7 @@ class Manager:
             by_name = dict(self._model.named_parameters(remove_duplicate=False))
             self._handle.bind([by_name[name] for name, _ in self._handle.parameters()])
             _bound[self._model] = weakref.ref(self)
+            _look_at_optimizers()
         self._payload.release_values()
 
     # Steps
@@ -297,11 +322,14 @@ class Manager:
                     buffer.copy_(buffers[name])
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises UsageError for an optimizer that would not, or not rightly, train this model; names why."""
+        """Raises UsageError for an optimizer that would not, or not rightly, train this model; names why.
+
+        To be called once, after the optimizer was made: nothing else can tell that an optimizer over a copy of the model
+        was meant for it. Not for one that keeps copies on purpose (hivemind's offloaded optimizer). LBFGS is refused at
+        its step in any case.
+        """
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UsageError(
-                "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure"
-            )
+            raise UsageError(_LBFGS)
         own = {tensor.data_ptr() for _, tensor in self._handle.parameters()}
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
