@@ -33,6 +33,7 @@ def _embed() -> None:
         _embedded = True
 
 
+_started: weakref.WeakSet[Manager] = weakref.WeakSet()
 _LBFGS = "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure"
 _looks_at_optimizers = False
 
@@ -49,10 +50,8 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: 
     if not isinstance(optimizer, torch.optim.LBFGS):
         return
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for model, reference in list(_bound.items()):
-        if (manager := reference()) is None or manager._stopped:
-            continue
-        if any(id(parameter) in stepped for parameter in model.parameters()):
+    for manager in list(_started):
+        if not manager._stopped and any(id(parameter) in stepped for parameter in manager.parameters()):
             raise UsageError(_LBFGS)
 
 
@@ -128,6 +127,7 @@ class Manager:
         self._model = model if isinstance(model, torch.nn.Module) else None
         self._dataset = dataset
         self._payload: Payload | None = None
+        self._leaves: list[torch.nn.Parameter] = []
         self._options = {"as_bytes": collate_fn is not None, "max_element_bytes": max_element_bytes or 0}
         self._warned_of_none = False
         self._stopped = False
@@ -201,9 +201,13 @@ class Manager:
             raise
         if self._model is not None:
             by_name = dict(self._model.named_parameters(remove_duplicate=False))
-            self._handle.bind([by_name[name] for name, _ in self._handle.parameters()])
+            self._leaves = [by_name[name] for name, _ in self._handle.parameters()]
             _bound[self._model] = weakref.ref(self)
-            _look_at_optimizers()
+        else:
+            self._leaves = [torch.nn.Parameter(tensor) for _, tensor in self._handle.parameters()]
+        self._handle.bind(self._leaves)
+        _started.add(self)
+        _look_at_optimizers()
         self._payload.release_values()
 
     # Steps
@@ -260,6 +264,13 @@ class Manager:
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The master's parameters, each once, in its own order. Views: same memory as those of the model."""
         return self._handle.parameters()
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What an optimizer takes: leaves whose memory and `.grad` are the master's, in the order of `model.parameters()`.
+
+        Those of `model`; of a built-in one, whose parameters no module of this process has, in the master's order.
+        """
+        return self._leaves if self._model is None else list(self._model.parameters())
 
     def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The master's gradients, in the order of named_parameters(). Views."""
@@ -336,7 +347,7 @@ class Manager:
                 if parameter.numel() and parameter.data_ptr() not in own:
                     raise UsageError(
                         f"the optimizer has a tensor of shape {list(parameter.shape)} in group {index} which is no "
-                        "parameter of this manager; make it from manager.model.parameters()"
+                        "parameter of this manager; make it from manager.parameters()"
                     )
 
     # The team, checkpoints, the end
