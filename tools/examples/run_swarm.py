@@ -25,6 +25,7 @@ import time
 from typing import Any, TextIO
 
 PEER = pathlib.Path(__file__).with_name("hivemind_peer.py")
+END_S = 20  # Within which a peer that is through has ended; hivemind takes some seconds.
 EQUAL_WITHIN = 0.05  # Nats per byte.
 
 
@@ -117,7 +118,7 @@ class Swarm:
         (self._folder / "all_finished").touch()
         for peer in living:
             try:
-                code = self.processes[peer].wait(60)
+                code = self.processes[peer].wait(END_S)
             except subprocess.TimeoutExpired:
                 raise Failure(f"peer {peer} does not end\n{self.log(peer)}") from None
             if code:
