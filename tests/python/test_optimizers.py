@@ -57,7 +57,7 @@ def plain_gradient(model: torch.nn.Module, step: int) -> float:
     for batch in batches(step):
         loss = model(**batch)["loss"] / RUNNERS
         loss.backward()
-        losses.append(loss.item())
+        losses.append(float(loss.item()))
     return sum(losses)
 
 
@@ -219,6 +219,36 @@ def test_lbfgs_over_another_model_is_nobodys_business(manager: accelmgr.Manager)
 def test_optimizer_over_other_tensors_is_refused(manager: accelmgr.Manager, model: Net) -> None:
     with pytest.raises(accelmgr.UsageError, match=r"shape \[16, 8\] in group 0"):
         manager.check_optimizer(torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1))
-    mixed = torch.optim.SGD([{"params": model.parameters()}, {"params": [torch.nn.Parameter(torch.ones(5))]}], lr=0.1)
+    stranger = torch.nn.Parameter(torch.ones(5))
+    mixed = torch.optim.SGD([{"params": list(model.parameters())}, {"params": [stranger]}], lr=0.1)
     with pytest.raises(accelmgr.UsageError, match=r"shape \[5\] in group 1"):
         manager.check_optimizer(mixed)
+
+
+def test_parameters_of_a_built_in_model_are_what_an_optimizer_takes() -> None:
+    config = {"model": {"mlp": {"input_size": 4, "hidden_size": 8, "hidden_layers": 1, "output_size": 2}}}
+    with accelmgr.Manager(
+        "mlp",
+        "synthetic",
+        config=config,
+        nprocs=1,
+        batch_size_per_device=BATCH,
+        step_timeout=60,
+        runners__threads=1,
+    ) as manager:
+        optimizer = torch.optim.SGD(manager.parameters(), lr=0.5)
+        manager.check_optimizer(optimizer)
+        before = {name: value.clone() for name, value in manager.named_parameters()}
+        manager.step().raise_for_status()
+        gradients = {name: value.clone() for name, value in manager.named_gradients()}
+        assert all(gradient.abs().sum() > 0 for gradient in gradients.values())
+        optimizer.step()
+        for name, value in manager.named_parameters():
+            torch.testing.assert_close(value, before[name] - 0.5 * gradients[name], rtol=1e-6, atol=1e-7)
+        optimizer.zero_grad()  # To None: put right at the next step, as those of a module are.
+        with pytest.warns(UserWarning, match="set_to_none"):
+            manager.step(accumulate=True).raise_for_status()
+        addresses = [tensor.data_ptr() for _, tensor in manager.named_gradients()]
+        assert [p.grad.data_ptr() for p in manager.parameters() if p.grad is not None] == addresses
+        with pytest.raises(accelmgr.UsageError, match="LBFGS"):
+            torch.optim.LBFGS(manager.parameters()).step(lambda: 0.0)

@@ -29,7 +29,8 @@ class Block(nn.Module):
         query, key, value = projected.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         values = values + self.attention_out(attended.transpose(1, 2).reshape(batch, length, width))
-        return values + self.mlp(self.norm_mlp(values))
+        after: torch.Tensor = values + self.mlp(self.norm_mlp(values))
+        return after
 
 
 class Gpt(nn.Module):
