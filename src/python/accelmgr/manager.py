@@ -13,6 +13,7 @@ from types import GeneratorType, TracebackType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accelmgr import _native
 from accelmgr._feed import Feed
@@ -32,6 +33,11 @@ def _embed() -> None:
 
         _native.embed(command_line())
         _embedded = True
+
+
+_started: weakref.WeakSet[Manager] = weakref.WeakSet()
+_LBFGS = "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure"
+_looks_at_optimizers = False
 
 
 def _warn_of_threads() -> None:
@@ -59,6 +65,23 @@ def _consumed_of(reference: weakref.ref[Manager]) -> Callable[[], int]:
         return manager._handle.statistics().elements if manager is not None else 0
 
     return consumed
+
+
+def _look_at_optimizers() -> None:
+    """From now on LBFGS over the parameters of a manager is refused when it steps."""
+    global _looks_at_optimizers
+    if not _looks_at_optimizers:
+        register_optimizer_step_pre_hook(_before_optimizer_step)
+        _looks_at_optimizers = True
+
+
+def _before_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for manager in list(_started):
+        if not manager._stopped and any(id(parameter) in stepped for parameter in manager.parameters()):
+            raise UsageError(_LBFGS)
 
 
 def _text(value: Any) -> str:
@@ -140,6 +163,7 @@ class Manager:
         self._dataset = dataset
         self._payload: Payload | ForkedPayload | None = None
         self._feed: Feed | None = None
+        self._leaves: list[torch.nn.Parameter] = []
         self._options = {"as_bytes": collate_fn is not None, "max_element_bytes": max_element_bytes or 0}
         self._warned_of_none = False
         self._stopped = False
@@ -165,7 +189,9 @@ class Manager:
             settings.append(f"data.kind={dataset}")
         self._file, self._settings = file, settings
         _embed()
-        self._handle = self._load([])  # What is wrong with the configuration is said before anything is moved.
+        kinds = ["model.kind=python"] if self._model is not None else []
+        kinds += ["data.kind=python"] if not isinstance(dataset, str) else []
+        self._handle = self._load(kinds)  # What is wrong with the configuration is said before anything is moved.
         if start:
             self.start()
 
@@ -225,8 +251,13 @@ class Manager:
             self._feed.follow(_consumed_of(weakref.ref(self)))
         if self._model is not None:
             by_name = dict(self._model.named_parameters(remove_duplicate=False))
-            self._handle.bind([by_name[name] for name, _ in self._handle.parameters()])
+            self._leaves = [by_name[name] for name, _ in self._handle.parameters()]
             _bound[self._model] = weakref.ref(self)
+        else:
+            self._leaves = [torch.nn.Parameter(tensor) for _, tensor in self._handle.parameters()]
+        self._handle.bind(self._leaves)
+        _started.add(self)
+        _look_at_optimizers()
         self._payload.release_values()
 
     def _sent(self, dataset: Any) -> bytes:
@@ -297,6 +328,13 @@ class Manager:
         """The master's parameters, each once, in its own order. Views: same memory as those of the model."""
         self._check_owner("named_parameters")
         return self._handle.parameters()
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What an optimizer takes: leaves whose memory and `.grad` are the master's, in the order of `model.parameters()`.
+
+        Those of `model`; of a built-in one, whose parameters no module of this process has, in the master's order.
+        """
+        return self._leaves if self._model is None else list(self._model.parameters())
 
     def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The master's gradients, in the order of named_parameters(). Views."""
@@ -373,18 +411,21 @@ class Manager:
                     buffer.copy_(buffers[name])
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises UsageError for an optimizer that would not, or not rightly, train this model; names why."""
+        """Raises UsageError for an optimizer that would not, or not rightly, train this model; names why.
+
+        To be called once, after the optimizer was made: nothing else can tell that an optimizer over a copy of the model
+        was meant for it. Not for one that keeps copies on purpose (hivemind's offloaded optimizer). LBFGS is refused at
+        its step in any case.
+        """
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UsageError(
-                "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure"
-            )
+            raise UsageError(_LBFGS)
         own = {tensor.data_ptr() for _, tensor in self._handle.parameters()}
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if parameter.numel() and parameter.data_ptr() not in own:
                     raise UsageError(
                         f"the optimizer has a tensor of shape {list(parameter.shape)} in group {index} which is no "
-                        "parameter of this manager; make it from manager.model.parameters()"
+                        "parameter of this manager; make it from manager.parameters()"
                     )
 
     # The team, checkpoints, the end
