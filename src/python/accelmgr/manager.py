@@ -14,22 +14,13 @@ from typing import Any
 import torch
 
 from accelmgr import _native
+from accelmgr._child import embed
 from accelmgr._payload import Payload, tensors_of
 from accelmgr.errors import ConfigError, DataError, ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
 
-_embedded = False
 _bound: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Manager]] = weakref.WeakKeyDictionary()
-
-
-def _embed() -> None:
-    global _embedded
-    if not _embedded:
-        from accelmgr._child import command_line
-
-        _native.embed(command_line())
-        _embedded = True
 
 
 def _text(value: Any) -> str:
@@ -128,7 +119,7 @@ class Manager:
         if isinstance(dataset, str):
             settings.append(f"data.kind={dataset}")
         self._file, self._settings = file, settings
-        _embed()
+        embed()
         self._handle = self._load([])  # What is wrong with the configuration is said before anything is moved.
         if start:
             self.start()
