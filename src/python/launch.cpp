@@ -23,6 +23,7 @@
 #include "base/clock.hpp"
 #include "distributed/process_group.hpp"
 #include "launch/failure.hpp"
+#include "launch/forkserver.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;
@@ -291,6 +292,8 @@ void bind_launch(nb::module_& module) {
       .def("pids", &Running::pids)
       .def("results", &Running::results, "What they returned, pickled; None of those that returned none.");
   module.def("environment", &environment);
+  module.def("end_forkserver", &launch::end_forkserver, nb::call_guard<nb::gil_scoped_release>(),
+             "Ends the process that the start method forkserver forks from; the next launch starts another.");
   module.def("spawn", &spawn, nb::arg("target"), nb::arg("payload"), nb::arg("options"),
              nb::arg("has_setup") = false);
   module.def("spawn_distributed", &spawn_distributed, nb::arg("target"), nb::arg("payload"),

@@ -31,6 +31,8 @@ class Target:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     with_rank: bool = False
     setup: Callable[[], Any] | None = None
+    around: Callable[[int, Callable[[], Any]], Any] | None = None
+    """Called with the rank and what calls the function."""
     is_forked: bool = False
     result: Any = None
     """Of a call in place: the object itself."""
@@ -40,7 +42,10 @@ class Target:
             raise UsageError(f"spawn: {self.function!r} is a {type(self.function).__name__}, which cannot be called")
 
     def call(self, rank: int) -> Any:
-        return self.function(*((rank,) if self.with_rank else ()), *self.args, **self.kwargs)
+        def call() -> Any:
+            return self.function(*((rank,) if self.with_rank else ()), *self.args, **self.kwargs)
+
+        return self.around(rank, call) if self.around is not None else call()
 
 
 class Payload:
@@ -50,7 +55,8 @@ class Payload:
         try:
             data = cloudpickle.dumps(target)
         except Exception as error:
-            parts = {"function": target.function, "args": dict(enumerate(target.args)), "kwargs": target.kwargs}
+            parts = {"function": target.function, "setup": target.setup, "kwargs": target.kwargs}
+            parts |= {f"args[{index}]": argument for index, argument in enumerate(target.args)}
             what = next((_culprit(part, name) for name, part in parts.items() if not _is_picklable(part)), "the target")
             raise UsageError(
                 f"spawn: {what} cannot be pickled: {type(error).__name__}: {error}; the start method 'fork' copies it as it is"

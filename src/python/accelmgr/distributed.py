@@ -308,11 +308,12 @@ def show_config() -> None:
     logger.info("node rank: %s", context.node_rank())
 
 
-def _call_local(local_rank: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _within(local_rank: int, call: Callable[[], Any]) -> Any:
+    """The context of the call is that of the engine, whatever it does with torch.distributed."""
     global _initialized
     before, _initialized = _initialized, True
     try:
-        return fn(local_rank, *args, **kwargs)
+        return call()
     finally:
         _initialized = before
 
@@ -339,9 +340,7 @@ def spawn(
     _launch.known_only("spawn", kwargs, known)
     join, daemon = bool(kwargs.get("join", True)), bool(kwargs.get("daemon", False))
     method = str(kwargs.get("start_method") or "spawn")
-    if not callable(fn):
-        raise UsageError(f"spawn: {fn!r} is a {type(fn).__name__}, which cannot be called")
-    target = _launch.Target(_call_local, (fn, tuple(args), dict(kwargs_dict or {})), with_rank=True)
+    target = _launch.Target(fn, tuple(args), dict(kwargs_dict or {}), with_rank=True, around=_within)
     payload = _launch.prepare(target, method, in_place=nproc_per_node == 1 and join)
 
     def start(data: bytes) -> _native.Running:

@@ -200,16 +200,19 @@ def parallel_groups() -> ParallelGroups:
     return ParallelGroups(*_native.parallel_groups())
 
 
-def _run(rank: int, func: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    configure_logging(rank=rank, world_size=world_size)
-    func(*args, **kwargs)
+@dataclasses.dataclass
+class _Logging:
+    world_size: int
+
+    def __call__(self, rank: int, call: Callable[[], Any]) -> None:
+        configure_logging(rank=rank, world_size=self.world_size)
+        call()
 
 
 def init_and_run(func: Callable[P, None], cfg: MultiprocessConfig, *args: P.args, **kwargs: P.kwargs) -> None:
     """init_dist(), init_parallelism() and the function, in this process."""
     native = _resolved(cfg)
-    configure_logging(rank=cfg.rank, world_size=cfg.world_size)
-    target = _launch.Target(_run, (func, cfg.world_size, args, kwargs), with_rank=True)
+    target = _launch.Target(func, args, kwargs, around=_Logging(cfg.world_size))
     _launch.prepare(target, "spawn", in_place=True)
     try:
         _native.run_multiprocess(target, native)
@@ -236,7 +239,7 @@ def launch_subprocesses(
     if in_place:
         logger.warning("Multi-process trainer expects more than one device; running single-process")
         cfg.rank = cfg.local_rank = 0
-    target = _launch.Target(_run, (func, cfg.world_size, args, kwargs), with_rank=True, setup=setup)
+    target = _launch.Target(func, args, kwargs, setup=setup, around=_Logging(cfg.world_size))
     payload = _launch.prepare(target, cfg.launch_method, in_place)
     context = _launch.begin(
         lambda data: _native.start_multiprocess(target, data, native, setup is not None, rank_offset), target, payload
