@@ -16,23 +16,14 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accelmgr import _native
+from accelmgr._child import embed
 from accelmgr._feed import Feed
 from accelmgr._payload import ForkedPayload, Payload, pickled
 from accelmgr.errors import ConfigError, DataError, ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
 
-_embedded = False
 _bound: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Manager]] = weakref.WeakKeyDictionary()
-
-
-def _embed() -> None:
-    global _embedded
-    if not _embedded:
-        from accelmgr._child import command_line
-
-        _native.embed(command_line())
-        _embedded = True
 
 
 _started: weakref.WeakSet[Manager] = weakref.WeakSet()
@@ -192,6 +183,8 @@ class Manager:
         kinds = ["model.kind=python"] if self._model is not None else []
         kinds += ["data.kind=python"] if not isinstance(dataset, str) else []
         self._handle = self._load(kinds)  # What is wrong with the configuration is said before anything is moved.
+        embed()
+        self._handle = self._load([])  # What is wrong with the configuration is said before anything is moved.
         if start:
             self.start()
 
