@@ -179,12 +179,10 @@ class Manager:
         if isinstance(dataset, str):
             settings.append(f"data.kind={dataset}")
         self._file, self._settings = file, settings
-        _embed()
+        embed()
         kinds = ["model.kind=python"] if self._model is not None else []
         kinds += ["data.kind=python"] if not isinstance(dataset, str) else []
         self._handle = self._load(kinds)  # What is wrong with the configuration is said before anything is moved.
-        embed()
-        self._handle = self._load([])  # What is wrong with the configuration is said before anything is moved.
         if start:
             self.start()
 
