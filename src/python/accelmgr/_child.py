@@ -22,9 +22,23 @@ MOST_TEXT = 3500  # Of an exception; the session has 4 KiB for it.
 
 def main(arguments: list[str]) -> None:
     """The executed process becomes what the arguments say."""
-    torch.set_num_threads(1)
-    _native.embed(command_line())
+    if arguments[0] not in LAUNCHED:
+        torch.set_num_threads(1)
+    embed()
     _native.take_role(arguments)
+
+
+LAUNCHED = ("--accelmgr-child", "--accelmgr-forkserver")
+"""Processes of spawn(): what they compute is the user's, by the user's settings."""
+_embedded = False
+
+
+def embed() -> None:
+    """Once in each process, before anything is started."""
+    global _embedded
+    if not _embedded:
+        _native.embed(command_line())
+        _embedded = True
 
 
 def command_line() -> list[str]:
@@ -34,10 +48,11 @@ def command_line() -> list[str]:
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     # Threads that a library starts when it is imported would keep the manager from forking its launcher.
     program = (
-        "import os, sys; sys.path[:] = {path!r}; os.environ['OPENBLAS_NUM_THREADS'] = '1'; "
+        "import os, sys; sys.path[:] = {path!r}; "
+        "sys.argv[1] in {launched!r} or os.environ.update(OPENBLAS_NUM_THREADS='1'); "
         "from accelmgr._child import main; main(sys.argv[1:])"
     )
-    return [sys.executable, *flags, "-c", program.format(path=[os.path.abspath(p) for p in sys.path])]
+    return [sys.executable, *flags, "-c", program.format(path=[os.path.abspath(p) for p in sys.path], launched=LAUNCHED)]
 
 
 def describe(error: BaseException) -> str:

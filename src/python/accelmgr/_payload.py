@@ -144,6 +144,8 @@ class Payload:
         with os.fdopen(os.dup(self._objects), "wb") as file:
             file.write(data)
         self._values = _memfd("accelmgr-values", end)
+        self._buffers = [tensor for _, tensor in tensors if not isinstance(tensor, torch.nn.Parameter)]
+        self._moved = [tensor for _, tensor in tensors]
         memory = mmap.mmap(self._values, max(end, 1))
         with torch.no_grad():
             for (_, tensor), view in zip(tensors, _views(memory, slots), strict=True):
@@ -156,16 +158,42 @@ class Payload:
         return f"{os.getpid()}:{self._objects}:{self._values}"
 
     def release_values(self) -> None:
-        """The session has them."""
-        if self._values >= 0:
-            os.close(self._values)
-            self._values = -1
+        """The session has them. What is not bound to it, the buffers, gets memory of its own."""
+        self._release(self._buffers)
+
+    def _release(self, tensors: list[torch.Tensor]) -> None:
+        if self._values < 0:
+            return
+        os.close(self._values)
+        self._values = -1
+        for tensor in tensors:  # Any of them would keep all of the memory mapped.
+            tensor.data = tensor.data.clone()
+        self._buffers, self._moved = [], []
 
     def close(self) -> None:
-        self.release_values()
+        """The model of a manager that did not start has memory of its own again."""
+        self._release(self._moved)
         if self._objects >= 0:
             os.close(self._objects)
             self._objects = -1
+
+
+class ForkedPayload:
+    """The same for a manager that is a fork of the host: the objects themselves, which it and its runners have too."""
+
+    objects: dict[str, dict[str, Any]] = {}
+
+    def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
+        if model is not None:
+            tensors_of(model)
+        self.path = f"forked:{id(self)}"
+        self.objects[self.path] = {"model": model, "dataset": dataset, "collate_fn": collate_fn, "options": options}
+
+    def release_values(self) -> None:
+        """There are no copies."""
+
+    def close(self) -> None:
+        self.objects.pop(self.path, None)
 
 
 def _open(pid: str, fd: str, name: str) -> int | None:
@@ -183,6 +211,13 @@ class Received:
     """Of the manager and the runners."""
 
     def __init__(self, path: str) -> None:
+        self._forked = ForkedPayload.objects.get(path)
+        if self._forked is not None:
+            return
+        if path.startswith("forked:"):
+            raise UsageError(
+                "the launcher of runners was lost, and with the start method 'fork' there is none in its place"
+            )
         pid, objects, values = path.split(":")
         fd = _open(pid, objects, "accelmgr-objects")
         if fd is None:
@@ -194,7 +229,7 @@ class Received:
 
     @property
     def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = self._parts["options"]
+        options: dict[str, Any] = (self._forked or self._parts)["options"]
         return options
 
     def _tensors(self) -> list[torch.Tensor]:
@@ -212,5 +247,7 @@ class Received:
 
     def load(self, what: str) -> Any:
         """`model`, `dataset` or `collate_fn`."""
+        if self._forked is not None:
+            return self._forked[what]
         tensors = self._tensors() if what == "model" else []
         return _Unpickler(io.BytesIO(self._parts[what]), tensors).load()
