@@ -392,7 +392,7 @@ class TPUSynchronizer:
         for parameter in self.master_model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.share_memory_()
+            parameter.grad.share_memory_()  # type: ignore[no-untyped-call]
 
     def get_device_model_replica(self, device: torch.device | str, tie_weights: bool = True) -> torch.nn.Module:
         """A copy of the master on `device`, with gradients of zeros; tied weights are tied, once more by the model's own
