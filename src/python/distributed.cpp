@@ -131,7 +131,9 @@ void bind_collectives(nb::module_& module) {
   module.def("dist_all_gather_text",
              nb::overload_cast<const std::string&, const GroupArgument&>(&distributed::all_gather),
              nb::arg("text"), nb::arg("group").none(), Unlocked());
-  module.def("dist_all_gather_bytes", &all_gather_bytes, nb::arg("data"), nb::arg("group").none());
+  module.def("dist_all_gather_bytes", &all_gather_bytes, nb::arg("data"), nb::arg("group").none(),
+             nb::sig("def dist_all_gather_bytes(data: bytes, group: Group | collections.abc.Sequence[int] | "
+                     "None) -> list[bytes]"));
   module.def("dist_send_bytes", &send_bytes, nb::arg("data"), nb::arg("to"));
   module.def("dist_receive_bytes", &receive_bytes, nb::arg("source"));
 }

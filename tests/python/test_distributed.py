@@ -11,23 +11,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import accelmgr
-from accelmgr import SpawnError, _native, distributed
+from accelmgr import SpawnError, distributed
+from launching import forkserver  # noqa: F401
 
 START_METHODS = ["spawn", "fork", "forkserver"]
-
-
-@pytest.fixture(autouse=True)
-def no_forkserver() -> Iterator[None]:
-    """It serves all launches of a process, and ends with it."""
-    yield
-    _native.end_forkserver()
 
 
 def ranks(function: Any, *args: Any, count: int = 2, method: str = "fork", **options: Any) -> list[Any]:
@@ -139,8 +132,9 @@ def _who(local_rank: int, a: int, b: int = 0) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("method", START_METHODS)
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize(
+    ("method", "backend"), [("spawn", "shm"), ("fork", "shm"), ("forkserver", "shm"), ("fork", "gloo")]
+)
 def test_ranks_know_who_they_are_and_return_values(method: str, backend: str) -> None:
     context = distributed.spawn(
         backend, _who, (10,), {"b": 5}, nproc_per_node=2, start_method=method, join=False,
@@ -171,7 +165,7 @@ def test_a_lambda_and_a_local_class_get_into_executed_processes() -> None:
         value = 4
 
     box = Box()
-    assert ranks(lambda rank: box.value + rank, method="spawn") == [4, 5]
+    assert ranks(lambda rank: box.value + rank, method="forkserver") == [4, 5]
 
 
 def test_arguments_beyond_a_message_get_there() -> None:
