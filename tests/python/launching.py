@@ -9,6 +9,8 @@ import pytest
 from accelmgr import _native
 from accelmgr.compat import xla_multiprocessing as xmp
 
+_native.SerialExecutor("any")  # The memory behind them, which a process opens once and keeps.
+
 
 def _nothing(index: int) -> None:
     pass

@@ -470,6 +470,30 @@ def test_ctrl_c_in_join_ends_the_ranks_of_a_script(tmp_path: Any, method: str) -
     assert len(pids) == 2 and all(map(_is_gone, pids))
 
 
+def _interrupted(rank: int) -> str:
+    if rank == 1:
+        signal.pause()
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    begun = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)  # By when it waits for the other.
+        distributed.barrier()
+    except KeyboardInterrupt:
+        return "at once" if time.monotonic() - begun < 30 else "late"
+    return "not at all"
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_ctrl_c_ends_a_collective(backend: str) -> None:
+    context = distributed.spawn(
+        backend, _interrupted, (), nproc_per_node=2, start_method="fork", join=False, timeout=60
+    )
+    assert context is not None
+    _wait_for(lambda: context.join(0.02) or context.results[0] is not None, "the rank has ended")
+    assert context.results == ["at once", None]
+    context.terminate()
+
+
 # A context of torch.distributed
 
 
