@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "accelmgr/communicator.hpp"
+#include "base/interruption.hpp"
 
 namespace accelmgr::collective {
 namespace {
@@ -21,7 +22,7 @@ std::string SharedStore::get(const std::string& key, base::Deadline deadline) {
       const std::lock_guard lock(mutex_);
       return store_.get(key, turn_ends);
     } catch (const CollectiveError&) {
-      if (deadline.passed()) throw;
+      if (deadline.passed() || base::interrupted()) throw;
     }
   }
 }

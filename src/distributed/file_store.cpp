@@ -13,6 +13,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
+#include "base/interruption.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -25,7 +26,7 @@ class Pause {
  public:
   /// False when the deadline has passed.
   bool operator()(base::Deadline deadline) {
-    if (deadline.passed()) return false;
+    if (deadline.passed() || base::interrupted()) return false;
     std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(pause_ns_, deadline.remaining_ns())));
     pause_ns_ = std::min<std::int64_t>(2 * pause_ns_, 20'000'000);
     return true;

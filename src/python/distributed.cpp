@@ -24,27 +24,23 @@ std::string binary_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.siz
 
 void initialize(const std::string& backend, std::optional<double> timeout_s, const std::string& init_method,
                 std::optional<int> rank, std::optional<int> world_size) {
-  distributed::initialize(
-      backend,
-      {.timeout_s = timeout_s, .init_method = init_method, .rank = rank, .world_size = world_size});
+  waiting([&] {
+    distributed::initialize(
+        backend,
+        {.timeout_s = timeout_s, .init_method = init_method, .rank = rank, .world_size = world_size});
+  });
 }
 
 nb::bytes broadcast_bytes(const nb::bytes& bytes, int src) {
   auto text = binary_of(bytes);
-  {
-    const nb::gil_scoped_release unlocked;
-    text = distributed::broadcast(text, src);
-  }
+  text = waiting([&] { return distributed::broadcast(text, src); });
   return nb::bytes(text.data(), text.size());
 }
 
 nb::list all_gather_bytes(const nb::bytes& bytes, const GroupArgument& group) {
   const auto text = binary_of(bytes);
-  std::vector<Value> gathered;
-  {
-    const nb::gil_scoped_release unlocked;
-    gathered = distributed::all_gather_object(Value::binary({text.begin(), text.end()}), group);
-  }
+  const auto gathered = waiting(
+      [&] { return distributed::all_gather_object(Value::binary({text.begin(), text.end()}), group); });
   nb::list all;
   for (const auto& value : gathered) {
     const auto& binary = value.get_binary();
@@ -55,16 +51,11 @@ nb::list all_gather_bytes(const nb::bytes& bytes, const GroupArgument& group) {
 
 void send_bytes(const nb::bytes& bytes, int to) {
   const auto text = binary_of(bytes);
-  const nb::gil_scoped_release unlocked;
-  distributed::send_object(Value::binary({text.begin(), text.end()}), to);
+  waiting([&] { distributed::send_object(Value::binary({text.begin(), text.end()}), to); });
 }
 
 nb::bytes receive_bytes(int from) {
-  Value value;
-  {
-    const nb::gil_scoped_release unlocked;
-    value = distributed::receive_object(from);
-  }
+  const auto value = waiting([&] { return distributed::receive_object(from); });
   const auto& binary = value.get_binary();
   return nb::bytes(binary.data(), binary.size());
 }
@@ -84,7 +75,7 @@ void bind_context(nb::module_& module) {
   module.def("dist_set_local_rank", &distributed::set_local_rank, nb::arg("index"));
   module.def("dist_sync", &distributed::sync, nb::arg("temporary"));
   module.def("dist_initialize", &initialize, nb::arg("backend"), nb::arg("timeout").none(),
-             nb::arg("init_method"), nb::arg("rank").none(), nb::arg("world_size").none(), Unlocked());
+             nb::arg("init_method"), nb::arg("rank").none(), nb::arg("world_size").none());
   module.def("dist_finalize", &distributed::finalize, Unlocked());
 }
 
@@ -113,25 +104,42 @@ void bind_groups(nb::module_& module) {
 }
 
 void bind_collectives(nb::module_& module) {
-  module.def("dist_barrier", &distributed::barrier, Unlocked());
+  using distributed::all_gather, distributed::all_reduce;
+  module.def("dist_barrier", [] { waiting([] { distributed::barrier(); }); });
   module.def("dist_all_reduce",
-             nb::overload_cast<const at::Tensor&, const std::string&, const GroupArgument&>(
-                 &distributed::all_reduce),
-             nb::arg("tensor"), nb::arg("op"), nb::arg("group").none(), Unlocked());
+             [](const at::Tensor& tensor, const std::string& op, const GroupArgument& group) {
+               return waiting([&] { return all_reduce(tensor, op, group); });
+             },
+             nb::arg("tensor"), nb::arg("op"), nb::arg("group").none());
   module.def("dist_all_gather",
-             nb::overload_cast<const at::Tensor&, const GroupArgument&>(&distributed::all_gather),
-             nb::arg("tensor"), nb::arg("group").none(), Unlocked());
-  module.def("dist_reduce_scatter", &distributed::reduce_scatter, nb::arg("tensor"), nb::arg("op"),
-             nb::arg("group").none(), Unlocked());
-  module.def("dist_all_to_all", &distributed::all_to_all, nb::arg("tensor"), nb::arg("group").none(),
-             Unlocked());
-  module.def("dist_broadcast", nb::overload_cast<const at::Tensor&, int, bool>(&distributed::broadcast),
-             nb::arg("tensor"), nb::arg("src"), nb::arg("safe_mode") = false, Unlocked());
+             [](const at::Tensor& tensor, const GroupArgument& group) {
+               return waiting([&] { return all_gather(tensor, group); });
+             },
+             nb::arg("tensor"), nb::arg("group").none());
+  module.def("dist_reduce_scatter",
+             [](const at::Tensor& tensor, const std::string& op, const GroupArgument& group) {
+               return waiting([&] { return distributed::reduce_scatter(tensor, op, group); });
+             },
+             nb::arg("tensor"), nb::arg("op"), nb::arg("group").none());
+  module.def("dist_all_to_all",
+             [](const at::Tensor& tensor, const GroupArgument& group) {
+               return waiting([&] { return distributed::all_to_all(tensor, group); });
+             },
+             nb::arg("tensor"), nb::arg("group").none());
+  module.def("dist_broadcast",
+             [](const at::Tensor& tensor, int src) {
+               return waiting([&] { return distributed::broadcast(tensor, src); });
+             },
+             nb::arg("tensor"), nb::arg("src"));
   module.def("dist_broadcast_bytes", &broadcast_bytes, nb::arg("data"), nb::arg("src"));
   module.def("dist_all_gather_text",
-             nb::overload_cast<const std::string&, const GroupArgument&>(&distributed::all_gather),
-             nb::arg("text"), nb::arg("group").none(), Unlocked());
-  module.def("dist_all_gather_bytes", &all_gather_bytes, nb::arg("data"), nb::arg("group").none());
+             [](const std::string& text, const GroupArgument& group) {
+               return waiting([&] { return all_gather(text, group); });
+             },
+             nb::arg("text"), nb::arg("group").none());
+  module.def("dist_all_gather_bytes", &all_gather_bytes, nb::arg("data"), nb::arg("group").none(),
+             nb::sig("def dist_all_gather_bytes(data: bytes, group: Group | collections.abc.Sequence[int] | "
+                     "None) -> list[bytes]"));
   module.def("dist_send_bytes", &send_bytes, nb::arg("data"), nb::arg("to"));
   module.def("dist_receive_bytes", &receive_bytes, nb::arg("source"));
 }

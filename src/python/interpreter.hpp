@@ -5,6 +5,9 @@
 
 #include <functional>
 #include <string>
+#include <type_traits>
+
+#include "base/interruption.hpp"
 
 namespace accelmgr::python {
 
@@ -42,6 +45,31 @@ class Interruption {
   }
   bool raised_ = false;
 };
+
+/// `call` without the interpreter's lock, its waits ended by what a signal handler raises: that is thrown then.
+template <class Call>
+auto waiting(Call&& call) {
+  Interruption interruption;
+  const auto hook = interruption.hook();
+  const auto run = [&] {
+    const nanobind::gil_scoped_release unlocked;
+    const base::InterruptionScope scope(hook);
+    return call();
+  };
+  try {
+    if constexpr (std::is_void_v<decltype(call())>) {
+      run();
+      interruption.rethrow();
+    } else {
+      auto result = run();
+      interruption.rethrow();
+      return result;
+    }
+  } catch (...) {
+    interruption.rethrow();
+    throw;
+  }
+}
 
 void bind_errors(nanobind::module_& module);
 void bind_roles(nanobind::module_& module);

@@ -290,8 +290,9 @@ void bind_launch(nb::module_& module) {
            "True when all have ended, False after `timeout` seconds; SpawnError when one has failed.")
       .def("terminate", &Running::terminate, "Ends all that still run; bounded.")
       .def("pids", &Running::pids)
-      .def("results", &Running::results, "What they returned, pickled; None of those that returned none.");
-  module.def("environment", &environment);
+      .def("results", &Running::results, nb::sig("def results(self) -> list[bytes | None]"),
+           "What they returned, pickled; None of those that returned none.");
+  module.def("environment", &environment, nb::sig("def environment() -> list[tuple[bytes, bytes]]"));
   module.def("end_forkserver", &launch::end_forkserver, nb::call_guard<nb::gil_scoped_release>(),
              "Ends the process that the start method forkserver forks from; the next launch starts another.");
   module.def("spawn", &spawn, nb::arg("target"), nb::arg("payload"), nb::arg("options"),
@@ -302,7 +303,8 @@ void bind_launch(nb::module_& module) {
              nb::arg("start_method"), nb::arg("join"), nb::arg("daemon"));
   nb::class_<launch::SerialExecutor>(module, "SerialExecutor")
       .def(nb::init<std::string, double>(), nb::arg("name"), nb::arg("timeout") = 300.0)
-      .def("run", &run_serially, nb::arg("function"));
+      .def("run", &run_serially, nb::arg("function"),
+           nb::sig("def run(self, function: collections.abc.Callable[[], typing.Any]) -> typing.Any"));
   bind_multiprocess(module);
 }
 

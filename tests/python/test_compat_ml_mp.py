@@ -8,23 +8,16 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import accelmgr
-from accelmgr import _native, distributed
+from accelmgr import distributed
 from accelmgr.compat import ml_mp
 from accelmgr.compat.ml_mp import MultiprocessConfig, launch_subprocesses
-
-
-@pytest.fixture(autouse=True)
-def no_forkserver() -> Iterator[None]:
-    """It serves all launches of a process, and ends with it."""
-    yield
-    _native.end_forkserver()
+from launching import forkserver  # noqa: F401
 
 
 def _free_port() -> int:

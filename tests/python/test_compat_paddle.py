@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import accelmgr
-from accelmgr import _native, distributed
+from accelmgr import distributed
 from accelmgr.compat.paddle_spawn import MultiprocessContext, spawn
-
-
-@pytest.fixture(autouse=True)
-def no_forkserver() -> Iterator[None]:
-    """It serves all launches of a process, and ends with it."""
-    yield
-    _native.end_forkserver()
+from launching import forkserver  # noqa: F401
 
 
 def _train(word: str = "none") -> tuple[Any, ...]:

@@ -11,23 +11,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import accelmgr
-from accelmgr import SpawnError, _native, distributed
+from accelmgr import SpawnError, distributed
+from launching import forkserver  # noqa: F401
 
 START_METHODS = ["spawn", "fork", "forkserver"]
-
-
-@pytest.fixture(autouse=True)
-def no_forkserver() -> Iterator[None]:
-    """It serves all launches of a process, and ends with it."""
-    yield
-    _native.end_forkserver()
 
 
 def ranks(function: Any, *args: Any, count: int = 2, method: str = "fork", **options: Any) -> list[Any]:
@@ -139,8 +132,9 @@ def _who(local_rank: int, a: int, b: int = 0) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("method", START_METHODS)
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize(
+    ("method", "backend"), [("spawn", "shm"), ("fork", "shm"), ("forkserver", "shm"), ("fork", "gloo")]
+)
 def test_ranks_know_who_they_are_and_return_values(method: str, backend: str) -> None:
     context = distributed.spawn(
         backend, _who, (10,), {"b": 5}, nproc_per_node=2, start_method=method, join=False,
@@ -171,7 +165,7 @@ def test_a_lambda_and_a_local_class_get_into_executed_processes() -> None:
         value = 4
 
     box = Box()
-    assert ranks(lambda rank: box.value + rank, method="spawn") == [4, 5]
+    assert ranks(lambda rank: box.value + rank, method="forkserver") == [4, 5]
 
 
 def test_arguments_beyond_a_message_get_there() -> None:
@@ -474,6 +468,30 @@ def test_ctrl_c_in_join_ends_the_ranks_of_a_script(tmp_path: Any, method: str) -
         program.wait()
     assert output == "interrupted\n"
     assert len(pids) == 2 and all(map(_is_gone, pids))
+
+
+def _interrupted(rank: int) -> str:
+    if rank == 1:
+        signal.pause()
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    begun = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)  # By when it waits for the other.
+        distributed.barrier()
+    except KeyboardInterrupt:
+        return "at once" if time.monotonic() - begun < 30 else "late"
+    return "not at all"
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_ctrl_c_ends_a_collective(backend: str) -> None:
+    context = distributed.spawn(
+        backend, _interrupted, (), nproc_per_node=2, start_method="fork", join=False, timeout=60
+    )
+    assert context is not None
+    _wait_for(lambda: context.join(0.02) or context.results[0] is not None, "the rank has ended")
+    assert context.results == ["at once", None]
+    context.terminate()
 
 
 # A context of torch.distributed

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "base/interruption.hpp"
 #include "base/log.hpp"
 #include "collective/gloo/load.hpp"
 
@@ -152,7 +153,9 @@ void Mesh::wait_for_all(std::vector<Message>& messages, base::Deadline deadline)
   for (auto& message : messages) {
     while (wait(message, std::min(look_ns, deadline.remaining_ns())) == plugin_pending) {
       const auto failed = [this](Message& other) { return wait(other, 0) == plugin_failed; };
-      if (deadline.passed() || somebody_gave_up() || std::ranges::any_of(messages, failed)) give_up(messages);
+      if (deadline.passed() || base::interrupted() || somebody_gave_up() ||
+          std::ranges::any_of(messages, failed))
+        give_up(messages);
     }
     if (message.state == plugin_failed) give_up(messages);
   }

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/interruption.hpp"
+
 namespace accelmgr::collective::shm {
 namespace {
 
@@ -183,7 +185,7 @@ void Group::look(Ready ready, bool closer, const Signature& signature, Patience&
       fail(Verdict::lost, ended);
     else if (!left.empty())
       fail(Verdict::left, left);
-    else if (patience.deadline().passed())
+    else if (patience.deadline().passed() || (closer && base::interrupted()))
       fail(Verdict::timeout, those([](int) { return true; }));
     else
       return;
@@ -201,7 +203,7 @@ void Group::look_after(int member, bool closer, const std::function<bool()>& wai
       fail(Verdict::lost, {member});
     else if (left)
       fail(Verdict::left, {member});
-    else if (closer && patience.deadline().passed())
+    else if (closer && (patience.deadline().passed() || base::interrupted()))
       fail(Verdict::timeout, {member});
     else
       return;

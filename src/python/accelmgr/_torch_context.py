@@ -169,8 +169,7 @@ class TorchContext:
         return self.all_reduce(tensor, op, group).chunk(size)[rank].clone()
 
     def all_to_all(self, tensor: torch.Tensor, group: Any) -> torch.Tensor:
-        result: torch.Tensor = _AllToAll.apply(group, tensor)  # type: ignore[no-untyped-call]
-        return result
+        return _exchange(group, tensor)
 
 
 class _AllToAll(torch.autograd.Function):
@@ -189,4 +188,9 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, _AllToAll.apply(ctx.group, *gradients)  # type: ignore[no-untyped-call]
+        return None, _exchange(ctx.group, *gradients)
+
+
+def _exchange(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _AllToAll.apply(group, tensor)  # type: ignore[no-untyped-call]
+    return result
