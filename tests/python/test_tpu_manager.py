@@ -330,6 +330,13 @@ def test_the_exit_code_of_a_manager_that_was_killed(tmp_path):
     assert manager.exitcode == 0
 
 
+def test_a_manager_that_is_dropped_ends(tmp_path):
+    manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
+    pid = manager.pid
+    del manager
+    assert not os.path.exists(f"/proc/{pid}")
+
+
 def test_a_script_for_the_original_runs_with_another_import(tmp_path):
     """Its own parameters, gradients by get_aggregated_gradients(), new values by update_model_parameters()."""
     (tmp_path / "script.py").write_text(

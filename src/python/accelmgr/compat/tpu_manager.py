@@ -29,6 +29,7 @@ import select
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -186,10 +187,11 @@ class TPUManager(Manager):
         self._pid = self.statistics().manager_pid
         with contextlib.suppress(ProcessLookupError):  # It has ended already: exitcode says how.
             self._pidfd = os.pidfd_open(self._pid)
+            self._closing = weakref.finalize(self, os.close, self._pidfd)
 
     def _close_pidfd(self) -> None:
         if self._pidfd >= 0:
-            os.close(self._pidfd)
+            self._closing()
             self._pidfd = -1
 
     @property
@@ -308,7 +310,7 @@ class StepTrigger:
     """TPUManager.step_triggered. Any thread."""
 
     def __init__(self, manager: TPUManager) -> None:
-        self._manager = manager
+        self._manager: TPUManager = weakref.proxy(manager)  # Who drops the manager ends it.
         self._asked = threading.Condition()
         self._pending = False  # Asked for, and step() has not begun.
         self._after: int | None = None  # Attempts until the step that is under way.
@@ -392,7 +394,7 @@ class TPUSynchronizer:
         for parameter in self.master_model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.share_memory_()
+            parameter.grad.share_memory_()  # type: ignore[no-untyped-call]
 
     def get_device_model_replica(self, device: torch.device | str, tie_weights: bool = True) -> torch.nn.Module:
         """A copy of the master on `device`, with gradients of zeros; tied weights are tied, once more by the model's own
@@ -434,7 +436,7 @@ class _SessionSynchronizer(TPUSynchronizer):
 
     def __init__(self, model: torch.nn.Module, manager: TPUManager) -> None:
         self.master_model = model
-        self._manager = manager
+        self._manager: TPUManager = weakref.proxy(manager)  # Who drops the manager ends it.
 
     def set_host_parameters(self, new_host_parameters: Iterable[torch.Tensor]) -> None:
         Manager.update_model_parameters(self._manager, new_host_parameters)
