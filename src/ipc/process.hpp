@@ -62,6 +62,13 @@ struct Child {
 /// executes.
 void set_self(std::vector<std::string> command);
 
+/// What execute_self() runs, for who executes it in a child of its own.
+struct SelfCommand {
+  std::string program;                 ///< For execv().
+  std::vector<std::string> arguments;  ///< argv, with its name first.
+};
+SelfCommand self_command();
+
 /// Runs this program again, with `args` after its name: in a process group of its own, with the default
 /// signal dispositions and no signal blocked, with this process's environment. It inherits standard input,
 /// output and error, and of each pair of `fds` the first, as descriptor number second (3 or more); nothing

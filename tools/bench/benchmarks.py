@@ -60,6 +60,8 @@ def queue_groups(quick):
 
 
 SHAPES_FILE = BENCH / "shapes.json"
+STEP_SIZES = ("1", "17", "67")  # millions of parameters
+PYTHON_SIZES = (*STEP_SIZES, "256")
 STEP_PEERS = {
     "ddp": ["--mode", "ddp"],
     "manager_faithful": ["--mode", "manager_faithful", "--elements", "queue"],
@@ -71,11 +73,34 @@ STEP_PEERS = {
 
 def step_groups(quick):
     groups = []
-    for millions in json.loads(SHAPES_FILE.read_text())["shapes"]:
+    for millions in STEP_SIZES:
         size, case = ["--parameters", millions, *quick_flag(quick)], millions + "M"
         ours = program("ours", "bench_step", "--shapes", SHAPES_FILE, *size, case=case)
         peers = [peer(name, "mlp_step.py", *mode, *size, case=case) for name, mode in STEP_PEERS.items()]
         groups.append([ours, *peers])
+    return groups
+
+
+def read_native(output, _):
+    """bench_step's lines, as those of another contestant than Python's."""
+    return [{**line, "name": "native"} for line in contestants.parse_lines(output)]
+
+
+def python_groups(quick):
+    groups = []
+    for millions in PYTHON_SIZES:
+        size, case = ["--parameters", millions, *quick_flag(quick)], millions + "M"
+        script = [contestants.torch_python(), BENCH / "python_manager.py", *size]
+        native = [RELEASE / "tools" / "bench" / "bench_step", "--shapes", SHAPES_FILE, *size]
+        ours = ["env", f"PYTHONPATH={RELEASE / 'python'}", *script]
+        peers = {name: mode for name, mode in STEP_PEERS.items() if name != "ddp"}
+        groups.append(
+            [
+                Contestant("ours", lambda command=ours: command, case),
+                Contestant("native", lambda command=native: command, case, read_native),
+                *(peer(name, "mlp_step.py", *mode, *size, case=case) for name, mode in peers.items()),
+            ]
+        )
     return groups
 
 
@@ -207,6 +232,12 @@ ALL = {
         elements, the same with its data in memory as all others have it, and its best variant. Peak memory is
         that of all processes together, shared pages counted once, in a turn of its own.""",
         3, ["bench_step"], step_groups, reports.step, weighs_memory=True),
+    "python": Benchmark(
+        """accelmgr.Manager of Python with an nn.Module of 1 to 256 million parameters: overhead of the cycle as in `step`,
+        time to the first step (torch is imported already), and peak memory of all processes. Against the TPUManager
+        pattern in Python, in its faithful variants and its best one, and the same cycle in C++ with no Python at all.
+        The peers' runners are forked; ours start from nothing.""",
+        3, ["bench_step", "_native"], python_groups, reports.python, weighs_memory=True),
     "train": Benchmark(
         """The shipped configuration for 300 steps: samples per second, and the loss on documents never trained on.
         Against a plain PyTorch loop with two threads and DistributedDataParallel with two processes. Faster counts

@@ -123,6 +123,37 @@ def step(lines):
     return Report([table], targets)
 
 
+def python(lines):
+    measured = Measured(lines)
+    table = Table(
+        "Cycle of step, gradients, SGD and published parameters, driven from Python (native: from C++). Overhead: the\n"
+        "cycle without the same forward and backward alone in two processes side by side",
+        ["", "", "cycle ms", "overhead ms", "ours / its overhead", "first step ms", "peak memory MiB", "ours / its memory"],
+    )
+    targets = []
+    sizes = [case for case in measured.values_of("case") if case != "binding"]
+    for case in sizes:
+        pair = measured.get("compute_only_pair", "cycle", case=case)
+        memory = {name: measured.get(name, "peak_memory", case=case) for name in measured.values_of("name", case=case)}
+        overheads = {}
+        for name in measured.values_of("name", case=case, metric="cycle"):
+            if name == "compute_only_pair":
+                continue
+            cycle, first = (measured.get(name, metric, case=case) for metric in ("cycle", "first_step"))
+            alone = measured.get(name, "compute_alone", case=case) or pair
+            overheads[name] = None if None in (alone, cycle) else cycle - alone
+            memory_share = ratio(memory.get("ours"), memory[name])
+            row = [case, name, cycle, overheads[name], share_of(overheads, name), first, memory[name], memory_share]
+            table.rows.append(row)
+        bound = measured.get("native", "pass_bound", case=case)
+        targets.append(overhead_target(case, "manager_faithful_resident", 1 / 10, overheads, bound))
+        share = ratio(memory.get("ours"), memory.get("manager_faithful_resident"))
+        targets.append(at_most(0.5, f"{case}, peak memory as a share of that of manager_faithful_resident", share))
+    binding = measured.get("ours", "binding", case="binding")
+    targets.append(at_most(5, "us of manager.step() in Python beyond the C++ one", binding))
+    return Report([table], targets)
+
+
 def share_of(overheads, name):
     """Ours as a share of theirs; None where noise left them none."""
     theirs = overheads.get(name)

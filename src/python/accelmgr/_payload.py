@@ -15,6 +15,8 @@ import os
 import pickle
 import sys
 import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import cloudpickle
@@ -48,8 +50,8 @@ def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file: BinaryIO, numbers: dict[int, int]) -> None:
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def __init__(self, file: BinaryIO, numbers: Mapping[int, int]) -> None:
         super().__init__(file)
         self._numbers = numbers
 
@@ -84,7 +86,8 @@ def _culprit(value: Any, path: str, depth: int = 4) -> str:
     return f"{path} ({type(value).__module__}.{type(value).__qualname__})"
 
 
-def _pickled(what: str, value: Any, numbers: dict[int, int]) -> bytes:
+def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType({})) -> bytes:
+    """Raises DataError, or ModelError for the model, that names what cannot be pickled."""
     file = io.BytesIO()
     try:
         _Pickler(file, numbers).dump(value)
@@ -112,9 +115,9 @@ def _views(values: mmap.mmap, slots: list[Slot]) -> list[torch.Tensor]:
 
 
 class Payload:
-    """Of the host."""
+    """Of the host. `dataset` is what pickled() made."""
 
-    def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
+    def __init__(self, model: torch.nn.Module | None, dataset: bytes, collate_fn: Any, options: dict[str, Any]) -> None:
         tensors = tensors_of(model) if model is not None else []
         slots: list[Slot] = []
         end = 0
@@ -132,9 +135,9 @@ class Payload:
             "path": list(sys.path),
             "options": options,
             "slots": slots,
-            "model": _pickled("model", model, numbers),
-            "dataset": _pickled("dataset", dataset, {}),
-            "collate_fn": _pickled("collate_fn", collate_fn, {}),
+            "model": pickled("model", model, numbers),
+            "dataset": dataset,
+            "collate_fn": pickled("collate_fn", collate_fn),
         }
         # By value where the class is: what is defined in __main__ travels too.
         data = pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL)

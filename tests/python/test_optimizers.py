@@ -1,0 +1,254 @@
+"""Every optimizer of torch that steps once for a gradient trains through a Manager as it does without one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import accelmgr
+
+RUNNERS = 2
+BATCH = 4
+STEPS = 6
+Made = tuple[torch.optim.Optimizer, list[torch.optim.lr_scheduler.LRScheduler]]
+
+
+class Net(torch.nn.Module):
+    """Two layers; Adafactor factors the second moment of their matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(8, 16)
+        self.head = torch.nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": torch.nn.functional.mse_loss(self.head(torch.tanh(self.body(x))), y)}
+
+
+def element(index: int) -> dict[str, torch.Tensor]:
+    x = torch.randn(8, generator=torch.Generator().manual_seed(index))
+    return {"x": x, "y": torch.sin(3 * x[:3])}
+
+
+class Elements:
+    """Element i is always the same, so that plain PyTorch can be given what the runners had."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        index = 0
+        while True:
+            yield element(index)
+            index += 1
+
+
+def batches(step: int) -> list[dict[str, torch.Tensor]]:
+    """Those of the runners in that step: element i goes to runner i % RUNNERS."""
+    first = step * RUNNERS * BATCH
+    rows = [[element(first + i) for i in range(rank, RUNNERS * BATCH, RUNNERS)] for rank in range(RUNNERS)]
+    return [{name: torch.stack([row[name] for row in own]) for name in ("x", "y")} for own in rows]
+
+
+def plain_gradient(model: torch.nn.Module, step: int) -> float:
+    """Sets `.grad` to the mean of the runners' gradients; the mean loss."""
+    model.zero_grad(set_to_none=False)
+    losses = []
+    for batch in batches(step):
+        loss = model(**batch)["loss"] / RUNNERS
+        loss.backward()
+        losses.append(float(loss.item()))
+    return sum(losses)
+
+
+@pytest.fixture(scope="module")
+def manager() -> Iterator[accelmgr.Manager]:
+    torch.manual_seed(7)
+    with accelmgr.Manager(
+        Net(), Elements(), nprocs=RUNNERS, batch_size_per_device=BATCH, step_timeout=60, runners__threads=1
+    ) as started:
+        yield started
+
+
+@pytest.fixture
+def model(manager: accelmgr.Manager) -> torch.nn.Module:
+    """The manager's, with new values."""
+    own = manager.model
+    assert own is not None
+    torch.manual_seed(11)
+    for parameter, value in zip(own.parameters(), Net().parameters(), strict=True):
+        with torch.no_grad():
+            parameter.copy_(value)
+    manager.zero_grad()
+    return own
+
+
+def schedule_free(make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]) -> Callable[[Net], Made]:
+    return lambda model: (make(list(model.parameters())), [])
+
+
+def groups(model: Net) -> Made:
+    parts = [
+        {"params": model.body.parameters(), "lr": 0.02, "weight_decay": 0.1},
+        {"params": [model.head.weight], "lr": 0.01},
+        {"params": [model.head.bias], "lr": 0.0},
+    ]
+    return torch.optim.AdamW(parts), []
+
+
+def schedules(model: Net) -> Made:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+    return optimizer, [torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, cosine], milestones=[2])]
+
+
+MAKERS: dict[str, Callable[[Net], Made]] = {
+    "AdamW": schedule_free(lambda p: torch.optim.AdamW(p, lr=0.02)),
+    "AdamW foreach": schedule_free(lambda p: torch.optim.AdamW(p, lr=0.02, foreach=True)),
+    "AdamW fused": schedule_free(lambda p: torch.optim.AdamW(p, lr=0.02, fused=True)),
+    "Adam amsgrad": schedule_free(lambda p: torch.optim.Adam(p, lr=0.02, amsgrad=True)),
+    "SGD": schedule_free(lambda p: torch.optim.SGD(p, lr=0.1)),
+    "Adafactor": schedule_free(lambda p: torch.optim.Adafactor(p, lr=0.02)),
+    "RMSprop": schedule_free(lambda p: torch.optim.RMSprop(p, lr=0.01)),
+    "groups": groups,
+    "schedules": schedules,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("clip", [None, 0.05], ids=["", "clipped"])
+def test_trains_as_without_a_manager(
+    manager: accelmgr.Manager, model: Net, name: str, clip: float | None
+) -> None:
+    plain = copy.deepcopy(model)
+    addresses = [(p.data_ptr(), p.grad.data_ptr()) for p in model.parameters() if p.grad is not None]
+    before = [p.detach().clone() for p in model.parameters()]
+    both = [MAKERS[name](model), MAKERS[name](plain)]
+    manager.check_optimizer(both[0][0])
+    for _ in range(STEPS):
+        result = manager.step()
+        loss = plain_gradient(plain, result.step - 1)
+        assert result.loss == pytest.approx(loss, rel=1e-6)
+        for network, (optimizer, schedulers) in zip((model, plain), both, strict=True):
+            if clip is not None:
+                assert torch.nn.utils.clip_grad_norm_(network.parameters(), clip) > clip  # It had something to do.
+            optimizer.step()
+            for scheduler in schedulers:
+                scheduler.step()
+        manager.zero_grad()
+    for (parameter_name, own), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-7, msg=f"{parameter_name} after {STEPS} steps")
+    assert [(p.data_ptr(), p.grad.data_ptr()) for p in model.parameters() if p.grad is not None] == addresses
+    assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_accumulated_steps_are_one_update(manager: accelmgr.Manager, model: Net) -> None:
+    plain = copy.deepcopy(model)
+    steps = [manager.step().step - 1 for _ in range(3)]
+    expected = [torch.zeros_like(p) for p in plain.parameters()]
+    for step in steps:
+        plain_gradient(plain, step)
+        for total, parameter in zip(expected, plain.parameters(), strict=True):
+            assert parameter.grad is not None
+            total += parameter.grad
+    for parameter, total in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, total, rtol=1e-6, atol=1e-7)
+
+
+def test_state_of_an_optimizer_is_saved_and_goes_on(manager: accelmgr.Manager, model: Net) -> None:
+    first = torch.optim.AdamW(model.parameters(), lr=0.02)
+    for _ in range(2):
+        manager.step()
+        first.step()
+        manager.zero_grad()
+    second = torch.optim.AdamW(model.parameters(), lr=0.5)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    manager.step()
+    start = [p.detach().clone() for p in model.parameters()]
+    first.step()
+    expected = [p.detach().clone() for p in model.parameters()]
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), start, strict=True):
+            parameter.copy_(value)
+    second.step()
+    assert all(torch.equal(p, value) for p, value in zip(model.parameters(), expected, strict=True))
+
+
+def test_habit_of_setting_gradients_to_none_is_put_right(manager: accelmgr.Manager, model: Net) -> None:
+    plain = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in (model, plain)]
+    manager._warned_of_none = False
+    with pytest.warns(UserWarning, match="set_to_none") as said:
+        for _ in range(3):
+            step = manager.step().step - 1
+            plain_gradient(plain, step)
+            for optimizer in optimizers:
+                optimizer.step()
+            optimizers[0].zero_grad()
+    assert len([warning for warning in said if "set_to_none" in str(warning.message)]) == 1
+    for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-7)
+    manager.zero_grad()
+
+
+def test_lbfgs_is_refused_with_the_reason(manager: accelmgr.Manager, model: Net) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters())
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(accelmgr.UsageError, match="LBFGS evaluates the loss several times"):
+        manager.check_optimizer(optimizer)
+    with pytest.raises(accelmgr.UsageError, match="LBFGS evaluates the loss several times"):
+        optimizer.step(lambda: manager.step().loss)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_lbfgs_over_another_model_is_nobodys_business(manager: accelmgr.Manager) -> None:
+    weight = torch.nn.Parameter(torch.tensor([3.0]))
+    optimizer = torch.optim.LBFGS([weight], lr=0.5)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (weight - 1).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert weight.item() == pytest.approx(1.0, abs=0.1)
+
+
+def test_optimizer_over_other_tensors_is_refused(manager: accelmgr.Manager, model: Net) -> None:
+    with pytest.raises(accelmgr.UsageError, match=r"shape \[16, 8\] in group 0"):
+        manager.check_optimizer(torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1))
+    stranger = torch.nn.Parameter(torch.ones(5))
+    mixed = torch.optim.SGD([{"params": list(model.parameters())}, {"params": [stranger]}], lr=0.1)
+    with pytest.raises(accelmgr.UsageError, match=r"shape \[5\] in group 1"):
+        manager.check_optimizer(mixed)
+
+
+def test_parameters_of_a_built_in_model_are_what_an_optimizer_takes() -> None:
+    config = {"model": {"mlp": {"input_size": 4, "hidden_size": 8, "hidden_layers": 1, "output_size": 2}}}
+    with accelmgr.Manager(
+        "mlp",
+        "synthetic",
+        config=config,
+        nprocs=1,
+        batch_size_per_device=BATCH,
+        step_timeout=60,
+        runners__threads=1,
+    ) as manager:
+        optimizer = torch.optim.SGD(manager.parameters(), lr=0.5)
+        manager.check_optimizer(optimizer)
+        before = {name: value.clone() for name, value in manager.named_parameters()}
+        manager.step().raise_for_status()
+        gradients = {name: value.clone() for name, value in manager.named_gradients()}
+        assert all(gradient.abs().sum() > 0 for gradient in gradients.values())
+        optimizer.step()
+        for name, value in manager.named_parameters():
+            torch.testing.assert_close(value, before[name] - 0.5 * gradients[name], rtol=1e-6, atol=1e-7)
+        optimizer.zero_grad()  # To None: put right at the next step, as those of a module are.
+        with pytest.warns(UserWarning, match="set_to_none"):
+            manager.step(accumulate=True).raise_for_status()
+        addresses = [tensor.data_ptr() for _, tensor in manager.named_gradients()]
+        assert [p.grad.data_ptr() for p in manager.parameters() if p.grad is not None] == addresses
+        with pytest.raises(accelmgr.UsageError, match="LBFGS"):
+            torch.optim.LBFGS(manager.parameters()).step(lambda: 0.0)

@@ -1,0 +1,124 @@
+"""accelmgr.Manager in its turn of `tools/bench/run python`: the same nn.Module, data and optimizer as the peers of
+mlp_step.py. Prints the contract's lines, and last what the binding costs beside the C++ handle's own time.
+
+usage: python_manager.py --parameters 1|17|67|256 [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
+
+import common  # noqa: E402  (before torch: it sets what OpenMP reads when it is loaded)
+import mlp  # noqa: E402
+import torch  # noqa: E402
+from mlp_step import WARMUP_CYCLES, cycles  # noqa: E402
+
+import accelmgr  # noqa: E402
+
+BINDING_STEPS = 2000
+
+
+class Net(torch.nn.Module):
+    """The peers' model, with the loss as its output."""
+
+    def __init__(self, millions: str) -> None:
+        super().__init__()
+        self.body = mlp.make_model(millions)
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return mlp.loss_of(self.body, (inputs, targets))
+
+
+class Resident(torch.utils.data.Dataset):
+    """The peers' elements, in memory, for ever."""
+
+    def __init__(self, millions: str) -> None:
+        self.inputs, self.targets = mlp.make_elements(millions, seed=1)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        row = index % len(self.inputs)
+        return self.inputs[row], self.targets[row]
+
+
+def measure_training(millions: str, quick: bool) -> None:
+    case = millions + "M"
+    model, data = Net(millions), Resident(millions)
+    begin = time.perf_counter()
+    with accelmgr.Manager(
+        model,
+        data,
+        nprocs=mlp.RUNNERS,
+        batch_size_per_device=mlp.BATCH_SIZE,
+        prefetch=2 * mlp.BATCH_SIZE,
+        deterministic=False,  # As the peers have it.
+        step_timeout=300,
+        runners={"threads": mlp.THREADS},
+    ) as manager:
+        manager.step(accumulate=False).raise_for_status()
+        common.emit("ours", case, "first_step", (time.perf_counter() - begin) * 1e3, "ms")
+        check_views(manager, model)
+        torch.set_num_threads(os.cpu_count() or 1)  # The optimizer's; the runners sleep meanwhile.
+        optimizer = mlp.make_optimizer(model.parameters())
+
+        def cycle() -> None:
+            manager.step(accumulate=False).raise_for_status()
+            optimizer.step()
+
+        common.emit("ours", case, "cycle", common.time_cycles(cycle, WARMUP_CYCLES, cycles(millions, quick)), "ms")
+
+
+def check_views(manager: accelmgr.Manager, model: torch.nn.Module) -> None:
+    """Parameters and gradients are not copied."""
+    own = {t.data_ptr() for _, t in manager.named_parameters()} | {t.data_ptr() for _, t in manager.named_gradients()}
+    for name, parameter in model.named_parameters():
+        if parameter.data_ptr() not in own or parameter.grad is None or parameter.grad.data_ptr() not in own:
+            sys.exit(f"python_manager.py: {name} is no view of the session")
+
+
+def measure_binding(millions: str, steps: int) -> None:
+    """What manager.step() takes in Python beyond what the C++ handle's own takes, which the result tells. No model: what
+    is looked at for each parameter counts, what is computed does not."""
+    shape = mlp.SHAPES["shapes"][millions]
+    with accelmgr.Manager(
+        "mlp",
+        "synthetic",
+        config={"model": {"mlp": {"input_size": 8, "hidden_size": 8, "hidden_layers": shape["hidden_layers"], "output_size": 2}}},
+        nprocs=1,
+        batch_size_per_device=1,
+        prefetch=16,
+        step_timeout=60,
+        runners={"threads": 1},
+    ) as manager:
+        beyond, native = [], []
+        for step in range(-100, steps):
+            begin = time.perf_counter_ns()
+            result = manager.step(accumulate=False)
+            us = (time.perf_counter_ns() - begin) / 1e3
+            if step >= 0:
+                beyond.append(us - result.step_ms * 1e3)
+                native.append(result.step_ms * 1e3)
+        parameters = len(manager.named_parameters())
+    common.emit("ours", "binding", "native_step", statistics.median(native), "us", parameters=parameters)
+    common.emit("ours", "binding", "binding", statistics.median(beyond), "us", parameters=parameters)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parameters", required=True, choices=list(mlp.SHAPES["shapes"]), help="millions")
+    parser.add_argument("--quick", action="store_true", help="fewer cycles")
+    arguments = parser.parse_args()
+    common.settle_torch(1)
+    measure_training(arguments.parameters, arguments.quick)
+    if arguments.parameters == "1":
+        measure_binding(arguments.parameters, BINDING_STEPS // 4 if arguments.quick else BINDING_STEPS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A byte-level GPT as a plain torch.nn.Module, and the licences that every Debian carries: what the examples train."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+TEXTS = pathlib.Path("/usr/share/common-licenses")
+VOCABULARY = 256
+
+
+class Block(nn.Module):
+    """Attention and MLP, each normalized before and added to the residual stream."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.attention_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        batch, length, width = values.shape
+        projected = self.query_key_value(self.norm_attention(values)).view(batch, length, 3, self.heads, -1)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        values = values + self.attention_out(attended.transpose(1, 2).reshape(batch, length, width))
+        after: torch.Tensor = values + self.mlp(self.norm_mlp(values))
+        return after
+
+
+class Gpt(nn.Module):
+    """float32; `context` is the longest sequence, in bytes."""
+
+    def __init__(self, layers: int = 4, width: int = 128, heads: int = 4, context: int = 128) -> None:
+        super().__init__()
+        self.token_embedding, self.position_embedding = nn.Embedding(VOCABULARY, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+        """int64 [batch, length] each; {"loss": mean loss in nats per byte}."""
+        values = self.token_embedding(input) + self.position_embedding.weight[: input.shape[1]]
+        logits = functional.linear(self.norm(self.blocks(values)), self.token_embedding.weight)
+        return {"loss": functional.cross_entropy(logits.flatten(0, 1), target.flatten())}
+
+
+def documents() -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+    """Files to train on, and those that are held out: one in eight, the same ones for everybody."""
+    files = sorted({file.resolve() for file in TEXTS.iterdir() if file.is_file()})
+    files.sort(key=lambda file: hashlib.sha256(file.read_bytes()).digest())
+    held_out = max(1, len(files) // 8)
+    return files[held_out:], files[:held_out]
+
+
+@torch.no_grad()
+def held_out_loss(model: nn.Module, context: int, at_most: int = 64) -> float:
+    """Nats per byte, over at most so many windows of the texts that nobody trains on."""
+    windows = [
+        torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8).long().unfold(0, context + 1, context)
+        for file in documents()[1]
+    ]
+    rows = torch.cat(windows)[:at_most]
+    was_training = model.training
+    model.eval()
+    loss = float(model(rows[:, :-1], rows[:, 1:])["loss"])
+    model.train(was_training)
+    return loss
