@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import os
 import pathlib
+import re
 import signal
 import sys
 import time
@@ -50,7 +51,8 @@ def descendants() -> dict[int, str]:
 
 def shared_memory() -> set[str]:
     """Files in /dev/shm that could be of this process or of what it starts; other programs have theirs there."""
-    return {name for name in os.listdir("/dev/shm") if "accelmgr" in name or str(os.getpid()) in name}
+    own = str(os.getpid())
+    return {name for name in os.listdir("/dev/shm") if "accelmgr" in name or own in re.findall(r"\d+", name)}
 
 
 def descriptors() -> dict[int, str]:

@@ -6,7 +6,7 @@
 | unequal lengths pass the check | test_a_wrong_number_of_parameters_is_refused |
 | the end of the data hangs the host | test_the_end_of_the_data_is_an_answer |
 | a dead runner hangs the host | test_a_dead_runner_is_an_answer |
-| should_load_parameters splits the runners | test_all_runners_compute_with_one_version; test_handle: a background thread |
+| should_load_parameters splits the runners | test_all_runners_compute_with_one_version, and test_handle.py |
 | gradients are handed out unlocked | test_gradients_are_not_handed_out_during_a_step |
 | the number of samples is a product of constants | test_samples_are_those_that_took_part |
 | buffers are never synchronized | test_buffers_reach_the_host |

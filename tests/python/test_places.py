@@ -50,7 +50,9 @@ def test_a_script_without_a_guard(tmp_path):
 
 
 def test_a_script_that_forgets_to_stop(tmp_path):
-    (tmp_path / "script.py").write_text(DEFINITIONS + STEP.replace("manager.stop()\n", ""))
+    forgets = STEP.replace("manager.stop()\n", "")
+    forgets = forgets.replace("Manager(", "TPUManager(").replace("runners__threads=1", "start=True")
+    (tmp_path / "script.py").write_text(DEFINITIONS + forgets)
     code, out, err = run("script.py", cwd=tmp_path)
     assert (code, out.splitlines(), err) == (0, [EXPECTED], "")
 

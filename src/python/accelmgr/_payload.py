@@ -14,6 +14,7 @@ import mmap
 import os
 import pickle
 import sys
+import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -141,6 +142,7 @@ class Payload:
         # By value where the class is: what is defined in __main__ travels too.
         data = pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL)
         self._objects = _memfd("accelmgr-objects", len(data))
+        self._closing = weakref.finalize(self, os.close, self._objects)  # Also for who drops its manager.
         with os.fdopen(os.dup(self._objects), "wb") as file:
             file.write(data)
         self._values = _memfd("accelmgr-values", end)
@@ -173,9 +175,7 @@ class Payload:
     def close(self) -> None:
         """The model of a manager that did not start has memory of its own again."""
         self._release(self._moved)
-        if self._objects >= 0:
-            os.close(self._objects)
-            self._objects = -1
+        self._closing()
 
 
 class ForkedPayload:

@@ -29,6 +29,7 @@ import select
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -59,8 +60,8 @@ class TPUManager(Manager):
     mappings (the model's keyword arguments), tuples or tensors.
 
     lock: held by update_model_parameters(), get_aggregated_gradients(), zero_grad() and step(): a thread that calls one
-        of them during another waits. It cannot be entered twice: who holds it and calls one of them gets UsageError after
-        `step_timeout` seconds.
+        of them during another waits. It cannot be entered twice: who holds it and calls one of them gets UsageError
+        after `step_timeout` seconds.
     step_triggered: `is_set()` from the moment a step is asked for until runners have begun it. `set()` asks for one: it
         runs in a thread, and `step_finished` is set after it.
     step_finished: set after a step, also a failed one (`gradients_accumulated.value` is 0 then); cleared as one begins.
@@ -128,7 +129,7 @@ class TPUManager(Manager):
     def step(
         self, timeout: float | None = None, accumulate: bool = True, parameters_changed: bool = True
     ) -> _native.StepResult:
-        """As Manager.step(): `loss, samples = manager.step()`. Other threads' calls wait for it; it waits for theirs."""
+        """As Manager.step(): `loss, samples = manager.step()`. Other threads' calls wait for it, and it for theirs."""
         with self._held("step"):
             self.loss_accumulated.value = 0.0
             self.gradients_accumulated.value = 0
@@ -149,8 +150,8 @@ class TPUManager(Manager):
     def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Replaces the master's parameters, in the order of `model.parameters()`, before the next step.
 
-        All or nothing: count, shapes and dtypes are checked before anything is written (ModelError). Waits for a step of
-        another thread.
+        All or nothing: count, shapes and dtypes are checked before anything is written (ModelError). Waits for a step
+        of another thread.
         """
         values = _parameters(parameters)
         with self._held("update_model_parameters"):
@@ -186,10 +187,11 @@ class TPUManager(Manager):
         self._pid = self.statistics().manager_pid
         with contextlib.suppress(ProcessLookupError):  # It has ended already: exitcode says how.
             self._pidfd = os.pidfd_open(self._pid)
+            self._closing = weakref.finalize(self, os.close, self._pidfd)
 
     def _close_pidfd(self) -> None:
         if self._pidfd >= 0:
-            os.close(self._pidfd)
+            self._closing()
             self._pidfd = -1
 
     @property
@@ -239,7 +241,7 @@ class TPUManager(Manager):
         return self._pid is not None and self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until the manager process has ended, or for `timeout` seconds. Ctrl-C ends it. UsageError before start()."""
+        """Waits until the manager process has ended, or for `timeout` seconds; UsageError before start()."""
         if self._pid is None:
             raise UsageError("join() of a manager that was not started")
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -294,7 +296,8 @@ class TPUManager(Manager):
     def runner(self, tpu_index: int) -> None:
         """The body of the original's runners. UsageError: they are processes of their own; step() has them work."""
         raise UsageError(
-            f"runner({tpu_index}) is what a runner process does; start() starts {self.nprocs} of them, step() has them work"
+            f"runner({tpu_index}) is what a runner process does; start() starts {self.nprocs} of them, "
+            "step() has them work"
         )
 
     def _mark_step_finished(self, loss: float) -> None:
@@ -308,7 +311,7 @@ class StepTrigger:
     """TPUManager.step_triggered. Any thread."""
 
     def __init__(self, manager: TPUManager) -> None:
-        self._manager = manager
+        self._manager: TPUManager = weakref.proxy(manager)  # Who drops the manager ends it.
         self._asked = threading.Condition()
         self._pending = False  # Asked for, and step() has not begun.
         self._after: int | None = None  # Attempts until the step that is under way.
@@ -383,8 +386,8 @@ def _assign(source: Iterable[torch.Tensor], target: Iterable[torch.Tensor], add:
 class TPUSynchronizer:
     """A master model in shared memory with its gradients, and the copies to and from a replica of it.
 
-    By itself: of `model`, which is moved to shared memory, with gradients of zeros. `TPUManager._synchronizer` is one over
-    the session. Not thread-safe: TPUManager.lock is.
+    By itself: of `model`, which is moved to shared memory, with gradients of zeros. `TPUManager._synchronizer` is one
+    over the session. Not thread-safe: TPUManager.lock is.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -395,8 +398,8 @@ class TPUSynchronizer:
             parameter.grad.share_memory_()  # type: ignore[no-untyped-call]
 
     def get_device_model_replica(self, device: torch.device | str, tie_weights: bool = True) -> torch.nn.Module:
-        """A copy of the master on `device`, with gradients of zeros; tied weights are tied, once more by the model's own
-        tie_weights() where it has one."""
+        """A copy of the master on `device`, with gradients of zeros; tied weights are tied, once more by the model's
+        own tie_weights() where it has one."""
         replica = copy.deepcopy(self.master_model).to(device)
         if tie_weights and callable(tie := getattr(replica, "tie_weights", None)):
             tie()
@@ -406,7 +409,8 @@ class TPUSynchronizer:
 
     def set_host_parameters(self, new_host_parameters: Iterable[torch.Tensor]) -> None:
         """Copies them into the master's; ModelError (count, shape, device, dtype), and nothing has changed then."""
-        self._assign(source=_parameters(new_host_parameters), target=self.master_model.parameters(), add=False, strict=True)
+        new = _parameters(new_host_parameters)
+        self._assign(source=new, target=self.master_model.parameters(), add=False, strict=True)
 
     def get_aggregated_gradients(self) -> list[torch.Tensor]:
         """The master's gradients, one for each parameter; no copies."""
@@ -417,7 +421,7 @@ class TPUSynchronizer:
         self._assign(source=self.master_model.parameters(), target=replica.parameters(), add=False)
 
     def aggregate_grads_on_host(self, replica: torch.nn.Module, *, add: bool) -> None:
-        """Adds the gradients of a replica of this process to the master's, or overwrites these; a missing one is zero."""
+        """Adds the gradients of a replica in this process to the master's, or overwrites these; None is zero."""
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in replica.parameters()]
         self._assign(source=gradients, target=self.get_aggregated_gradients(), add=add)
 
@@ -434,7 +438,7 @@ class _SessionSynchronizer(TPUSynchronizer):
 
     def __init__(self, model: torch.nn.Module, manager: TPUManager) -> None:
         self.master_model = model
-        self._manager = manager
+        self._manager: TPUManager = weakref.proxy(manager)  # Who drops the manager ends it.
 
     def set_host_parameters(self, new_host_parameters: Iterable[torch.Tensor]) -> None:
         Manager.update_model_parameters(self._manager, new_host_parameters)
@@ -472,8 +476,8 @@ class QueueDataset(torch.utils.data.IterableDataset[Any]):
                 self._end = element
             else:
                 yield element
-        if self._end.error is not None:
-            raise DataError(f"the dataset failed: {type(self._end.error).__name__}: {self._end.error}") from self._end.error
+        if (error := self._end.error) is not None:
+            raise DataError(f"the dataset failed: {type(error).__name__}: {error}") from error
 
     def __len__(self) -> int:
         """Very many: nobody knows how many there will be."""
@@ -483,8 +487,8 @@ class QueueDataset(torch.utils.data.IterableDataset[Any]):
 class TPUDataManager:
     """Deals element i of a dataset to the bounded queue of device i % nprocs, in a thread of this process.
 
-    A full queue stops the dealing, not the use of what the others hold. `TPUManager._data_manager` is the session's, whose
-    elements are dealt by the manager process.
+    A full queue stops the dealing, not the use of what the others hold. `TPUManager._data_manager` is the session's,
+    whose elements are dealt by the manager process.
     """
 
     def __init__(self, dataset: Iterable[Any], nprocs: int, master_prefetch: int = 16) -> None:
@@ -522,7 +526,7 @@ class TPUDataManager:
                     left.remove(device_queue)
 
     def get_device_dataloader(self, ordinal: int | None = None, **kwargs: Any) -> torch.utils.data.DataLoader[Any]:
-        """Batches of one device's queue; keywords are DataLoader's. ordinal: None is this process's LOCAL_RANK, or 0."""
+        """Batches of one device's queue; keywords are DataLoader's. ordinal None: this process's LOCAL_RANK, or 0."""
         if kwargs.get("num_workers"):
             raise UsageError("num_workers: the queues are this process's; pass 0")
         device = int(os.environ.get("LOCAL_RANK", "0")) if ordinal is None else ordinal
@@ -537,13 +541,13 @@ class TPUDataManager:
 
 
 _ELSEWHERE = (
-    "elements are dealt by the manager process, straight into memory that the runners share: the host has no queue of them. "
-    "TPUDataManager(dataset, nprocs) deals a dataset in this process"
+    "elements are dealt by the manager process, straight into memory that the runners share: the host has no queue of "
+    "them. TPUDataManager(dataset, nprocs) deals a dataset in this process"
 )
 
 
 class DeviceQueue:
-    """The queue of a runner, which is in the session: `rank`, and `maxsize` elements (prefetch). The rest is UsageError."""
+    """The queue of a runner, which is in the session: `rank`, `maxsize` elements (prefetch). The rest is UsageError."""
 
     def __init__(self, rank: int, maxsize: int) -> None:
         self.rank, self.maxsize = rank, maxsize
