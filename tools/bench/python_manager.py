@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--parameters", required=True, choices=list(mlp.SHAPES["shapes"]), help="millions")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
     arguments = parser.parse_args()
-    common.settle_torch(1)
+    torch.set_num_threads(1)  # Nothing of a gradient is computed here: malloc keeps its own settings, and frees the model's first memory.
     measure_training(arguments.parameters, arguments.quick)
     if arguments.parameters == "1":
         measure_binding(arguments.parameters, BINDING_STEPS // 4 if arguments.quick else BINDING_STEPS)
