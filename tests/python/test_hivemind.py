@@ -51,10 +51,8 @@ def test_two_peers_average_their_gradients() -> None:
     assert all(end["epoch"] >= 4 and end["held_out_loss"] < FIRST_LOSS - 0.3 for end in ends)
     check_steps(lines)
     # Each had batches of its own; after an epoch that they had together their parameters are the same ones.
-    after = [
-        {line["epoch"]: line["parameters"] for line in of(lines, "epoch") if line["peer"] == peer and line["peers"] == 2}
-        for peer in (0, 1)
-    ]
+    both = [line for line in of(lines, "epoch") if line["peers"] == 2]
+    after = [{line["epoch"]: line["parameters"] for line in both if line["peer"] == peer} for peer in (0, 1)]
     assert len([epoch for epoch in after[0] if epoch > 0 and after[1].get(epoch) == after[0][epoch]]) >= 2, lines
 
 

@@ -1,4 +1,4 @@
-"""Models of transformers, built from a configuration: tied weights, outputs that are mappings, batches of BatchEncoding."""
+"""Models of transformers, built from a configuration: tied weights, outputs and batches that are mappings."""
 
 from __future__ import annotations
 

@@ -268,9 +268,10 @@ class Manager:
         return self._handle.parameters()
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What an optimizer takes: leaves whose memory and `.grad` are the master's, in the order of `model.parameters()`.
+        """What an optimizer takes: leaves whose memory and `.grad` are the master's.
 
-        Those of `model`; of a built-in one, whose parameters no module of this process has, in the master's order.
+        Those of `model`, in its order; of a built-in one, whose parameters no module of this process has, in the
+        master's. Empty before start() of a built-in one.
         """
         return self._leaves if self._model is None else list(self._model.parameters())
 
@@ -337,9 +338,9 @@ class Manager:
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises UsageError for an optimizer that would not, or not rightly, train this model; names why.
 
-        To be called once, after the optimizer was made: nothing else can tell that an optimizer over a copy of the model
-        was meant for it. Not for one that keeps copies on purpose (hivemind's offloaded optimizer). LBFGS is refused at
-        its step in any case.
+        To be called once, after the optimizer was made: nothing else can tell that an optimizer over a copy of the
+        model was meant for it. Not for one that keeps copies on purpose (hivemind's offloaded optimizer). LBFGS is
+        refused at its step in any case.
         """
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(_LBFGS)
