@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from accelmgr import _native
+from accelmgr import _native, _optimizers
 from accelmgr._payload import Payload, tensors_of
 from accelmgr.errors import ConfigError, DataError, ModelError, UsageError
 
@@ -31,28 +30,6 @@ def _embed() -> None:
 
         _native.embed(command_line())
         _embedded = True
-
-
-_started: weakref.WeakSet[Manager] = weakref.WeakSet()
-_LBFGS = "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure"
-_looks_at_optimizers = False
-
-
-def _look_at_optimizers() -> None:
-    """From now on LBFGS over the parameters of a manager is refused when it steps."""
-    global _looks_at_optimizers
-    if not _looks_at_optimizers:
-        register_optimizer_step_pre_hook(_before_optimizer_step)
-        _looks_at_optimizers = True
-
-
-def _before_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not isinstance(optimizer, torch.optim.LBFGS):
-        return
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for manager in list(_started):
-        if not manager._stopped and any(id(parameter) in stepped for parameter in manager.parameters()):
-            raise UsageError(_LBFGS)
 
 
 def _text(value: Any) -> str:
@@ -208,8 +185,7 @@ class Manager:
         else:
             self._leaves = [torch.nn.Parameter(tensor) for _, tensor in self._handle.parameters()]
         self._handle.bind(self._leaves)
-        _started.add(self)
-        _look_at_optimizers()
+        _optimizers.look_after(self)
         self._payload.release_values()
 
     # Steps
@@ -343,7 +319,7 @@ class Manager:
         refused at its step in any case.
         """
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UsageError(_LBFGS)
+            raise UsageError(_optimizers.LBFGS)
         own = {tensor.data_ptr() for _, tensor in self._handle.parameters()}
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
