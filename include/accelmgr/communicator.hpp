@@ -11,6 +11,10 @@
 // which names the ranks that are missing, and afterwards the communicator is of no use: the rest makes a new
 // one with group().
 //
+// What cannot be meant is UsageError, thrown before anything is done: a root or a peer that is no rank of the
+// communicator, sending to or receiving from oneself, a reduction that the dtype does not have. Such a call
+// does not count as one.
+//
 // All calls block. Buffers are plain memory of the host, in row-major order without gaps; `in` and `out` are
 // the same address, or do not overlap. One thread at a time in one communicator; different communicators may
 // be used at the same time.
@@ -49,8 +53,9 @@ std::size_t size_of(DType dtype) noexcept;       ///< Bytes of one element.
 std::string_view name_of(DType dtype) noexcept;  ///< As torch writes it: "float32", "bool".
 
 /// Ranks are combined in the order of their numbers; float16 and bfloat16 in float32, rounded once at the
-/// end. avg is sum divided by the number of ranks. bit_and and bit_or are torch's BAND and BOR; of booleans,
-/// logical. A sum of booleans is their disjunction, a product their conjunction.
+/// end. Sums and products of integers wrap around. avg is sum divided by the number of ranks. bit_and and
+/// bit_or are torch's BAND and BOR; of booleans, logical. A sum of booleans is their disjunction, a product
+/// their conjunction.
 enum class ReduceOp : std::uint8_t { sum, avg, product, min, max, bit_and, bit_or };
 std::string_view name_of(ReduceOp op) noexcept;  ///< "SUM", "AVG", ... "AND", "OR".
 

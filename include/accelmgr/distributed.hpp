@@ -33,7 +33,8 @@ std::vector<std::string> registered_computation_models();  ///< All that model_n
 bool has_native_dist_support();                            ///< c10d is in this libtorch.
 bool has_xla_support();
 bool has_hvd_support();
-at::Device device();  ///< cpu, or cuda:local_rank under nccl.
+/// cpu; under nccl cuda:N, where N is the local rank modulo the number of CUDA devices that torch sees here.
+at::Device device();
 // Neither of these connects to anybody. Where the ranks share hosts, and which, may be unknown before they
 // have met (no LOCAL_RANK in the environment, and MASTER_ADDR is no loopback address): get_local_rank(),
 // get_nproc_per_node(), get_nnodes() and get_node_rank() throw UsageError then.

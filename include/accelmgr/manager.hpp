@@ -27,6 +27,14 @@ struct StepOptions {
   std::function<bool()> interrupted{};
 };
 
+struct StartOptions {
+  /// Asked every 20 ms: true ends all that was started, and start() throws SessionError.
+  std::function<bool()> interrupted{};
+  /// The manager is a fork of this process, with all that is registered here by then, instead of this program
+  /// run again. What other threads hold locked stays locked in it; a launcher that it loses is not replaced.
+  bool fork = false;
+};
+
 /// What the host adds to a checkpoint.
 struct CheckpointExtras {
   std::optional<double> metric{};      ///< Of which the lowest is the best checkpoint, which is kept.
@@ -89,8 +97,7 @@ class Manager {
   /// Starts manager, launcher and runners; returns when all runners are ready. Blocks for at most
   /// `start_timeout`. Throws UsageError (no init()), ConfigError, ModelError, DataError, SessionError
   /// (memory), RunnerError, CheckpointError (`checkpoint.resume`).
-  /// `interrupted` is asked every 20 ms: true ends all that was started, and throws SessionError.
-  static Manager start(const Config& config, const std::function<bool()>& interrupted = {});
+  static Manager start(const Config& config, const StartOptions& options = {});
 
   Manager(Manager&&) noexcept;
   Manager& operator=(Manager&&) noexcept;

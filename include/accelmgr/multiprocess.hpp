@@ -47,8 +47,10 @@ std::string default_backend();  ///< nccl with a GPU, else shm.
 std::string get_distributed_backend();
 void set_distributed_backend(const std::string& backend);
 
-/// Joins the process group that the environment describes, and proves it by an all_reduce. Throws
-/// CollectiveError, which names the ranks that are missing.
+/// Joins the process group that the environment describes, and proves it by an all_reduce. Where torch sees
+/// CUDA devices, the one whose number is the local rank modulo theirs becomes the current one. Throws
+/// CollectiveError, which names the ranks that are missing, and SessionError for such a device that cannot be
+/// used.
 void init_process_group_from_backend(const std::optional<std::string>& backend = std::nullopt,
                                      std::optional<double> timeout_s = std::nullopt);
 

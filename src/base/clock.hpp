@@ -3,6 +3,7 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace accelmgr::base {
@@ -17,8 +18,10 @@ inline std::int64_t now_ns() noexcept {
 /// A point in time after which a wait ends.
 class Deadline {
  public:
+  /// Has passed at once unless `seconds` is above 0; what is beyond any wait (infinity) lies 127 years ahead.
   static Deadline in_seconds(double seconds) noexcept {
-    return Deadline(now_ns() + static_cast<std::int64_t>(seconds * 1e9));
+    const double wait_s = seconds > 0 ? std::min(seconds, longest_wait_s) : 0;
+    return Deadline(now_ns() + static_cast<std::int64_t>(wait_s * 1e9));
   }
   static Deadline at_ns(std::int64_t ns) noexcept { return Deadline(ns); }
   std::int64_t remaining_ns() const noexcept { return at_ns_ - now_ns(); }
@@ -26,6 +29,8 @@ class Deadline {
   std::int64_t ns() const noexcept { return at_ns_; }
 
  private:
+  static constexpr double longest_wait_s = 4e9;  // 127 years: with now_ns() its nanoseconds fit 64 bits.
+
   explicit Deadline(std::int64_t at_ns) noexcept : at_ns_(at_ns) {}
   std::int64_t at_ns_;
 };

@@ -16,15 +16,18 @@ if(NOT ACCELMGR_PYTHON)
   endif()
 endif()
 
-if(NOT LibTorch_ROOT)
-  execute_process(
-    COMMAND ${ACCELMGR_PYTHON} -c
-      "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0], end='')"
-    OUTPUT_VARIABLE LibTorch_ROOT RESULT_VARIABLE _failed ERROR_QUIET)
-  if(_failed)
-    set(LibTorch_ROOT "")
+# Where pip isolates a build, PYTHONPATH hides the packages of the environment that is installed into.
+foreach(_environment IN ITEMS "" "--unset=PYTHONPATH")
+  if(NOT LibTorch_ROOT)
+    execute_process(
+      COMMAND ${CMAKE_COMMAND} -E env ${_environment} ${ACCELMGR_PYTHON} -c
+        "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0], end='')"
+      OUTPUT_VARIABLE LibTorch_ROOT RESULT_VARIABLE _failed ERROR_QUIET)
+    if(_failed)
+      set(LibTorch_ROOT "")
+    endif()
   endif()
-endif()
+endforeach()
 
 if(LibTorch_ROOT AND EXISTS ${LibTorch_ROOT}/version.py)
   file(STRINGS ${LibTorch_ROOT}/version.py _line REGEX "^__version__")
@@ -33,11 +36,16 @@ endif()
 find_library(LibTorch_CPU_LIBRARY torch_cpu PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
 find_library(LibTorch_C10_LIBRARY c10 PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
 
+if(ACCELMGR_WHEEL)
+  set(_advice "Install it first (pip install torch==${LibTorch_FIND_VERSION}). A build that cannot see it still needs --no-build-isolation, after pip install scikit-build-core nanobind")
+else()
+  set(_advice "Run tools/setup, or set ACCELMGR_PYTHON to a Python that has torch ${LibTorch_FIND_VERSION}")
+endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_ROOT LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY
   VERSION_VAR LibTorch_VERSION
-  REASON_FAILURE_MESSAGE "accelmgr is built against torch ${LibTorch_FIND_VERSION} from PyPI, found '${LibTorch_VERSION}' through ${ACCELMGR_PYTHON}. Run tools/setup, or set ACCELMGR_PYTHON to a Python that has torch ${LibTorch_FIND_VERSION}")
+  REASON_FAILURE_MESSAGE "accelmgr is built against torch ${LibTorch_FIND_VERSION} from PyPI, found '${LibTorch_VERSION}' through ${ACCELMGR_PYTHON}. ${_advice}")
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::c10 SHARED IMPORTED)

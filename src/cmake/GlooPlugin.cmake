@@ -8,6 +8,9 @@ include_guard()
 include(GNUInstallDirs)
 
 set(_libdir ${CMAKE_INSTALL_LIBDIR}/accelmgr)
+if(ACCELMGR_WHEEL)  # As seen from the folder above the program's; see Wheel.cmake.
+  set(_libdir ${ACCELMGR_SITE_PACKAGES}/accelmgr)
+endif()
 set(ACCELMGR_GLOO_DEFINES ACCELMGR_GLOO_LIBDIR="${_libdir}" ACCELMGR_GLOO_PREFIX="${CMAKE_INSTALL_PREFIX}")
 
 find_package(Gloo 0.5 QUIET)
@@ -30,5 +33,8 @@ set_target_properties(accelmgr_gloo PROPERTIES CXX_VISIBILITY_PRESET hidden VISI
 target_include_directories(accelmgr_gloo PRIVATE ${PROJECT_SOURCE_DIR}/src)
 target_compile_features(accelmgr_gloo PRIVATE cxx_std_20)
 target_link_libraries(accelmgr_gloo PRIVATE accelmgr_flags gloo Threads::Threads)
+if(ACCELMGR_WHEEL)
+  return()
+endif()
 install(TARGETS accelmgr_gloo LIBRARY DESTINATION ${_libdir})
 list(APPEND ACCELMGR_GLOO_DEFINES ACCELMGR_GLOO_BUILT="${PROJECT_BINARY_DIR}/src/collective/libaccelmgr_gloo.so")

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "base/nearest.hpp"
+#include "config/start_method.hpp"
 
 namespace accelmgr::config {
 namespace {
@@ -204,7 +205,7 @@ std::vector<Option> launch_options() {
           "What the processes' collectives go over: auto (by device and hosts), serial, shm, gloo, nccl."),
       plain<Text>(KEY(launch.gpus), "GPUs by their absolute ids, one for each process: 4,5."),
       plain<Text>(KEY(launch.workers), "name:ordinal;host:port of every host, joined by |."),
-      choice(KEY(launch.start_method), {"spawn", "fork", "forkserver"},
+      choice(KEY(launch.start_method), {start_methods.begin(), start_methods.end()},
              "How processes come to be: each executed anew; forked from this one; forked from one that was "
              "executed for that."),
       plain<Boolean>(KEY(launch.oversubscribe), "More processes than GPUs may share them."),

@@ -8,6 +8,7 @@
 #include "accelmgr/distributed.hpp"
 #include "base/log.hpp"
 #include "distributed/context.hpp"
+#include "distributed/cuda_device.hpp"
 
 namespace accelmgr::distributed {
 
@@ -27,8 +28,9 @@ bool has_xla_support() { return false; }
 bool has_hvd_support() { return false; }
 
 at::Device device() {
-  if (backend() == "nccl") return {at::kCUDA, static_cast<at::DeviceIndex>(get_local_rank())};
-  return at::kCPU;
+  if (backend() != "nccl") return at::kCPU;
+  const int local_rank = get_local_rank();
+  return cuda_device(local_rank).value_or(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank)));
 }
 
 int get_rank() { return current().rank(); }

@@ -24,8 +24,18 @@ constexpr std::string_view env_method = "env://", tcp_method = "tcp://", file_me
 // outlives its contexts) needs other keys for each; all ranks count alike.
 int joined_before = 0;
 
-bool meets_by_environment(const JoinRequest& request) {
-  return request.init_method.empty() || request.init_method == env_method;
+bool is_by_environment(const std::string& init_method) {
+  return init_method.empty() || init_method == env_method;
+}
+
+bool meets_by_environment(const JoinRequest& request) { return is_by_environment(request.init_method); }
+
+HostPort address_in(const std::string& tcp) {
+  try {
+    return launch::parse_host_port(std::string_view(tcp).substr(tcp_method.size()));
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("init_method '{}': {}", tcp, error.what()), "init_method");
+  }
 }
 
 /// The memory is that of one host's ranks.
@@ -36,8 +46,7 @@ bool has_world_memory(const JoinRequest& request) {
 }
 
 HostPort address_of_master(const JoinRequest& request) {
-  if (!meets_by_environment(request))
-    return launch::parse_host_port(std::string_view(request.init_method).substr(tcp_method.size()));
+  if (!meets_by_environment(request)) return address_in(request.init_method);
   const auto& environment = request.environment;
   for (const auto& [name, missing] : {std::pair{"MASTER_ADDR", environment.master_addr.empty()},
                                       std::pair{"MASTER_PORT", environment.master_port == 0}})
@@ -49,11 +58,11 @@ HostPort address_of_master(const JoinRequest& request) {
   return {environment.master_addr, environment.master_port};
 }
 
-std::string path_of(const JoinRequest& request) { return request.init_method.substr(file_method.size()); }
+std::string path_in(const std::string& file) { return file.substr(file_method.size()); }
 
 std::shared_ptr<collective::Store> open_store(JoinRequest& request, base::Deadline deadline) {
   if (request.init_method.starts_with(file_method))
-    return std::make_shared<FileStore>(path_of(request), deadline);
+    return std::make_shared<FileStore>(path_in(request.init_method), deadline);
   const auto address = address_of_master(request);
   const bool served_for_us = meets_by_environment(request) && request.environment.agent_store;
   if (request.place.rank == 0 && !served_for_us)
@@ -111,20 +120,26 @@ Joined join_through_store(JoinRequest request) {
 
 }  // namespace
 
-void check(const JoinRequest& request) {
-  const auto& method = request.init_method;
-  if (method.starts_with(file_method)) {
-    if (const auto path = path_of(request); !path.starts_with('/') || path.size() < 2)
-      throw ConfigError(
-          fmt::format("init_method '{}': a file is named by its whole path, file:///PATH", method));
-  } else if (method.starts_with(tcp_method)) {
-    address_of_master(request);
-  } else if (!meets_by_environment(request)) {
-    throw ConfigError(fmt::format(
-        "init_method '{}' is unknown; there are env://, tcp://HOST:PORT and file:///PATH", method));
-  } else if (request.place.world_size > 1 && !has_world_memory(request)) {
-    address_of_master(request);
+void check_init_method(const std::string& init_method) {
+  if (is_by_environment(init_method)) return;
+  if (init_method.starts_with(tcp_method)) {
+    address_in(init_method);
+  } else if (!init_method.starts_with(file_method)) {
+    throw ConfigError(fmt::format("init_method '{}' is unknown; there are env://, tcp://HOST:PORT and "
+                                  "file:///PATH",
+                                  init_method),
+                      "init_method");
+  } else if (const auto path = path_in(init_method); !path.starts_with('/') || path.size() < 2) {
+    throw ConfigError(
+        fmt::format("init_method '{}': a file is named by its whole path, file:///PATH", init_method),
+        "init_method");
   }
+}
+
+void check(const JoinRequest& request) {
+  check_init_method(request.init_method);
+  if (meets_by_environment(request) && request.place.world_size > 1 && !has_world_memory(request))
+    address_of_master(request);
 }
 
 Joined join(JoinRequest request) {

@@ -20,6 +20,10 @@ struct JoinRequest {
   base::UniqueFd socket;  ///< Listens at the master's address already; may be none.
 };
 
+/// Throws ConfigError, which names it, for what is neither env:// (or empty) nor tcp://HOST:PORT nor
+/// file:///PATH.
+void check_init_method(const std::string& init_method);
+
 /// What can be said about a request without asking anybody. Throws ConfigError, which names what is missing
 /// (MASTER_ADDR, ...) or what is no init_method.
 void check(const JoinRequest& request);

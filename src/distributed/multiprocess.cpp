@@ -135,14 +135,17 @@ Value init_and_run(const launch::Function& function, const MultiprocessConfig& g
   return function(config.rank, args);
 }
 
-void launch_subprocesses(const std::variant<std::string, launch::Function>& function,
-                         MultiprocessConfig config, const std::string& setup, int rank_offset,
-                         const Value& args) {
+Subprocesses start_subprocesses(const std::variant<std::string, launch::Function>& function,
+                                MultiprocessConfig config, const std::string& setup, int rank_offset,
+                                const Value& args) {
   MultiprocessConfig::resolve(config);
   check_offset(config, rank_offset);
   if (const auto* name = std::get_if<std::string>(&function)) launch::registered_function(*name);
   if (!setup.empty()) launch::registered_function(setup);
-  if (*config.world_size == 1) return run_in_place(function, std::move(config), setup, args);
+  if (*config.world_size == 1) {
+    run_in_place(function, std::move(config), setup, args);
+    return {};
+  }
 
   Value task{{"config", to_value(config)}, {"rank_offset", rank_offset}, {"args", args}};
   std::variant<std::string, launch::Function> child = entry;
@@ -164,10 +167,17 @@ void launch_subprocesses(const std::variant<std::string, launch::Function>& func
     options.environment[launch::variable::agent_store] = "True";
   }
   base::log().info("launching {} processes", *config.local_world_size);
-  auto context = launch::spawn(child, task, options);
-  std::unique_ptr<distributed::TcpStore> store;
-  if (socket) store = distributed::TcpStore::serve(std::move(socket));
-  context.join();
+  Subprocesses started;
+  started.context = launch::spawn(child, task, options);
+  if (socket) started.store = distributed::TcpStore::serve(std::move(socket));
+  return started;
+}
+
+void launch_subprocesses(const std::variant<std::string, launch::Function>& function,
+                         MultiprocessConfig config, const std::string& setup, int rank_offset,
+                         const Value& args) {
+  auto started = start_subprocesses(function, std::move(config), setup, rank_offset, args);
+  if (started.context) started.context->join();
 }
 
 }  // namespace accelmgr

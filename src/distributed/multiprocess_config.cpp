@@ -3,10 +3,13 @@
 #include <algorithm>
 
 #include "accelmgr/multiprocess.hpp"
+#include "config/start_method.hpp"
 #include "distributed/backends.hpp"
 #include "distributed/gpus.hpp"
+#include "distributed/join.hpp"
 #include "distributed/parallel_layout.hpp"
 #include "launch/host_port.hpp"
+#include "launch/options.hpp"
 #include "launch/ports.hpp"
 
 namespace accelmgr {
@@ -25,18 +28,6 @@ void check_backends(const MultiprocessConfig& config) {
   for (const auto* backend : {&config.backend, &config.model_parallel_backend,
                               &config.pipeline_parallel_backend, &config.data_parallel_backend})
     if (*backend) distributed::check_backend(**backend);
-}
-
-const char* name_of(StartMethod method) {
-  switch (method) {
-    case StartMethod::spawn:
-      return "spawn";
-    case StartMethod::fork:
-      return "fork";
-    case StartMethod::forkserver:
-      return "forkserver";
-  }
-  return "";
 }
 
 std::optional<std::string> backend_of(const std::string& name) {
@@ -60,6 +51,7 @@ void MultiprocessConfig::resolve(MultiprocessConfig& config) {
                 fmt::format("of {} processes of this host ", *config.local_world_size));
   if (config.master_addr.empty())
     refuse("master_addr", "master_addr is empty; it must be a host's name or address");
+  distributed::check_init_method(config.init_method);
   check_backends(config);
   distributed::parallel_layout(world_size, config.model_parallelism, config.pipeline_parallelism);
   if (config.master_port) {
@@ -95,7 +87,7 @@ std::string MultiprocessConfig::text() const {
   maybe("model_parallel_backend", model_parallel_backend);
   maybe("pipeline_parallel_backend", pipeline_parallel_backend);
   maybe("data_parallel_backend", data_parallel_backend);
-  line("launch_method", name_of(launch_method));
+  line("launch_method", config::name_of(launch_method));
   return lines;
 }
 
@@ -107,10 +99,9 @@ MultiprocessConfig MultiprocessConfig::of(const Config& config) {
   else if (from.nnodes > 1)
     to.local_world_size = std::max(1, distributed::visible_gpus());
   if (to.local_world_size) to.world_size = *to.local_world_size * from.nnodes;
-  if (!from.rendezvous.empty()) {
-    const auto address = launch::parse_host_port(from.rendezvous);
-    to.master_addr = address.host;
-    to.master_port = address.port;
+  if (const auto address = launch::rendezvous_of(from)) {
+    to.master_addr = address->host;
+    if (address->port > 0) to.master_port = address->port;
   }
   to.backend = backend_of(from.backend);
   to.model_parallel_backend = backend_of(from.model_parallel_backend);

@@ -9,6 +9,7 @@
 
 #include "base/log.hpp"
 #include "distributed/backends.hpp"
+#include "distributed/cuda_device.hpp"
 #include "distributed/gpus.hpp"
 #include "distributed/initialize.hpp"
 #include "launch/variables.hpp"
@@ -35,9 +36,23 @@ std::optional<std::string> value_of(const char* name) {
 void set(const char* name, const std::string& value) { ::setenv(name, value.c_str(), /*overwrite=*/1); }
 void set(const char* name, int value) { set(name, std::to_string(value)); }
 
-std::optional<std::string> chosen_backend() {
-  if (auto ours = value_of(our_variable)) return ours;
-  return value_of(torch_variable);
+struct Chosen {
+  const char* variable;
+  std::string backend;
+};
+
+std::optional<Chosen> chosen_backend() {
+  for (const char* name : {our_variable, torch_variable})
+    if (auto value = value_of(name)) return Chosen{name, std::move(*value)};
+  return std::nullopt;
+}
+
+void check(const Chosen& chosen) {
+  try {
+    distributed::check_backend(chosen.backend);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}={}: {}", chosen.variable, chosen.backend, error.what()), error.key());
+  }
 }
 
 }  // namespace
@@ -48,7 +63,10 @@ std::string default_backend() {
   return nccl && distributed::visible_gpus() > 0 ? "nccl" : "shm";
 }
 
-std::string get_distributed_backend() { return chosen_backend().value_or(default_backend()); }
+std::string get_distributed_backend() {
+  const auto chosen = chosen_backend();
+  return chosen ? chosen->backend : default_backend();
+}
 
 void set_distributed_backend(const std::string& backend) {
   distributed::check_backend(backend);
@@ -58,8 +76,14 @@ void set_distributed_backend(const std::string& backend) {
 void join_process_group(const std::optional<std::string>& backend, std::optional<double> timeout_s,
                         const std::string& init_method, base::UniqueFd socket) {
   auto name = backend.value_or(get_distributed_backend());
-  if (!backend && !chosen_backend() && name == "shm") name = distributed::auto_backend;
+  if (!backend) {
+    if (const auto chosen = chosen_backend())
+      check(*chosen);
+    else if (name == "shm")
+      name = distributed::auto_backend;
+  }
   distributed::initialize(name, {.timeout_s = timeout_s, .init_method = init_method}, std::move(socket));
+  distributed::use_cuda_device(distributed::get_local_rank());
   const int world_size = distributed::get_world_size();
   base::log().debug("process group of {} ranks initialized by {}; proving it", world_size, name);
   if (const double counted = distributed::all_reduce(1.0); counted != world_size)

@@ -6,6 +6,7 @@
 
 #include "accelmgr/distributed.hpp"
 #include "distributed/backends.hpp"
+#include "distributed/join.hpp"
 #include "distributed/tcp_store.hpp"
 #include "launch/functions.hpp"
 #include "launch/variables.hpp"
@@ -69,6 +70,7 @@ void check(const std::string& backend, const Value& kwargs, const SpawnOptions& 
     throw ConfigError(
         fmt::format("master_port is {}; it must be 1 to 65535, or 0 for the default", options.master_port),
         "master_port");
+  check_init_method(options.init_method);
   if (!kwargs.is_null() && !kwargs.is_object())
     throw UsageError(fmt::format("kwargs is of type {}; it must be an object, or null", kwargs.type_name()));
 }

@@ -97,6 +97,7 @@ struct Manager::State {
   void stop();
 
   Config config;
+  bool fork = false;
   pid_t owner = getpid();
   std::atomic<bool> busy{false};
   bool stopped = false;
@@ -173,18 +174,19 @@ Manager::~Manager() {
   if (state_) state_->stop();
 }
 
-Manager Manager::start(const Config& config, const std::function<bool()>& interrupted) {
+Manager Manager::start(const Config& config, const StartOptions& options) {
   if (!manager::initialized())
     throw UsageError(
         "Manager::start() without accelmgr::init(); call accelmgr::init(argc, argv) first in main()");
   tensor::check_torch_version();
   config::validate(config);
   auto state = std::make_unique<State>(config);
+  state->fork = options.fork;
   state->resumed = host::find_resumed(config.checkpoint);
   auto concrete = config;  // Which checkpoint is the latest is decided once.
   concrete.checkpoint.resume = state->resumed ? state->resumed->path : "";
   std::vector<base::UniqueFd> fds;
-  state->processes = host::Processes::start(concrete, fds, {}, interrupted);
+  state->processes = host::Processes::start(concrete, fds, {}, options);
   state->session = std::make_shared<session::Session>(session::Session::attach(std::move(fds)));
   ipc::populate(state->session->parameters(), 2 * state->session->master_bytes(), 1);
   state->manifest = session::read_manifest(state->session->manifest());
@@ -315,7 +317,8 @@ void Manager::recover() {
     throw UsageError("recover() while there is a manager; it is for after a step returned manager_lost");
   state_->checkpoints->manager_lost();
   std::vector<base::UniqueFd> session_fds;
-  *state_->processes = host::Processes::start(state_->config, session_fds, state_->session->fds());
+  *state_->processes = host::Processes::start(state_->config, session_fds, state_->session->fds(),
+                                              {.interrupted = {}, .fork = state_->fork});
   state_->stepper->manager_recovered();
 }
 

@@ -11,12 +11,31 @@
 #include "config/loader.hpp"
 #include "ipc/socket.hpp"
 #include "ipc/wait_ready.hpp"
+#include "manager/embedding.hpp"
+#include "manager/process.hpp"
 #include "manager/role.hpp"
 
 namespace accelmgr::host {
 namespace {
 
 constexpr double stop_s = 6.0;  // More than the manager takes to end its runners by force.
+
+ipc::Child execute_manager(const base::UniqueFd& socket) {
+  const std::pair<int, int> inherited[] = {{socket.get(), manager::role_socket}};
+  return ipc::execute_self({manager::role_argument}, inherited);
+}
+
+ipc::Child fork_manager(base::UniqueFd& ours, base::UniqueFd& theirs) {
+  ipc::Child child;
+  manager::embedding().around_fork([&] {
+    child = ipc::fork_self([&] {
+      ours.reset();
+      manager::embedding().forked();
+      manager::run(std::move(theirs));
+    });
+  });
+  return child;
+}
 
 void wait_for_answer(const Processes& processes, base::Deadline deadline,
                      const std::function<bool()>& interrupted) {
@@ -30,18 +49,17 @@ void wait_for_answer(const Processes& processes, base::Deadline deadline,
 }  // namespace
 
 Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& session_fds,
-                           const std::vector<int>& session, const std::function<bool()>& interrupted) {
+                           const std::vector<int>& session, const StartOptions& options) {
   Processes processes;
   auto [ours, theirs] = ipc::socket_pair();
-  const std::pair<int, int> inherited[] = {{theirs.get(), manager::role_socket}};
   processes.socket_ = std::move(ours);
-  processes.manager_ = ipc::execute_self({manager::role_argument}, inherited);
+  processes.manager_ = options.fork ? fork_manager(processes.socket_, theirs) : execute_manager(theirs);
   theirs.reset();
   try {
     protocol::send_configuration(processes.socket_.get(), config::to_yaml(config));
     protocol::send_begin(processes.socket_.get(), session);
     const auto deadline = base::Deadline::in_seconds(config.start_timeout + stop_s);
-    wait_for_answer(processes, deadline, interrupted);
+    wait_for_answer(processes, deadline, options.interrupted);
     auto answer = protocol::receive_answer(processes.socket_.get(), deadline);
     if (const auto* failed = std::get_if<protocol::Failed>(&answer)) protocol::raise(*failed);
     auto& started = std::get<protocol::Started>(answer);

@@ -5,11 +5,11 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "accelmgr/config.hpp"
+#include "accelmgr/manager.hpp"
 #include "base/unique_fd.hpp"
 #include "ipc/process.hpp"
 #include "protocol/messages.hpp"
@@ -22,9 +22,9 @@ class Processes {
  public:
   /// Starts this program as the manager and waits for its answer; with `session` it goes on with that, else
   /// the descriptors of a new one are put there. Throws what the manager could not go on from; SessionError
-  /// when interrupted() is true, which is asked every 20 ms.
+  /// when it was interrupted.
   static Processes start(const Config& config, std::vector<base::UniqueFd>& session_fds,
-                         const std::vector<int>& session = {}, const std::function<bool()>& interrupted = {});
+                         const std::vector<int>& session = {}, const StartOptions& options = {});
   Processes(Processes&&) = default;
   Processes& operator=(Processes&&) = default;
 

@@ -172,15 +172,17 @@ void set_self(std::vector<std::string> command) { own_command() = std::move(comm
 
 // posix_spawn: the parent may have threads, in which nothing may run between fork and exec that takes a lock;
 // and it does not copy the page tables of a host with gigabytes.
-Child execute_self(std::vector<std::string> args, std::span<const std::pair<int, int>> fds) {
+SelfCommand self_command() {
+  if (const auto& self = own_command(); !self.empty()) return {self.front(), self};
   const char* program = "/proc/self/exe";  // Still this program when its file has been replaced meanwhile.
-  if (const auto& self = own_command(); !self.empty()) {
-    args.insert(args.begin(), self.begin(), self.end());
-    program = self.front().c_str();
-  } else {
-    std::error_code unknown;
-    args.insert(args.begin(), std::filesystem::read_symlink(program, unknown).string());
-  }
+  std::error_code unknown;
+  return {program, {std::filesystem::read_symlink(program, unknown).string()}};
+}
+
+Child execute_self(std::vector<std::string> args, std::span<const std::pair<int, int>> fds) {
+  const auto self = self_command();
+  const char* program = self.program.c_str();
+  args.insert(args.begin(), self.arguments.begin(), self.arguments.end());
   std::vector<char*> argv;
   for (auto& arg : args) argv.push_back(arg.data());
   argv.push_back(nullptr);
@@ -199,6 +201,21 @@ Child execute_self(std::vector<std::string> args, std::span<const std::pair<int,
     waitpid(child.pid, nullptr, 0);
     throw;
   }
+  return child;
+}
+
+Child fork_self(const std::function<void()>& body) {
+  Child child;
+  child.pid = fork();
+  if (child.pid < 0) throw SystemError("forking this process", errno);
+  if (child.pid == 0) {
+    setpgid(0, 0);
+    default_signals();
+    body();
+    _exit(1);
+  }
+  setpgid(child.pid, child.pid);  // Whoever is first.
+  child.pidfd = open_pidfd(child.pid);
   return child;
 }
 

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -57,8 +58,16 @@ struct Child {
 };
 
 /// What execute_self() runs, for a program that is not its own image but what an interpreter runs: a program
-/// by its path, and the arguments before those of the call. Call it once, before threads execute anything.
+/// by its path, and the arguments before those of the call; empty: the image again. Not while another thread
+/// executes.
 void set_self(std::vector<std::string> command);
+
+/// What execute_self() runs, for who executes it in a child of its own.
+struct SelfCommand {
+  std::string program;                 ///< For execv().
+  std::vector<std::string> arguments;  ///< argv, with its name first.
+};
+SelfCommand self_command();
 
 /// Runs this program again, with `args` after its name: in a process group of its own, with the default
 /// signal dispositions and no signal blocked, with this process's environment. It inherits standard input,
@@ -66,6 +75,11 @@ void set_self(std::vector<std::string> command);
 /// else. Works while other threads run. Throws UsageError, SystemError.
 Child execute_self(std::vector<std::string> args,
                    std::span<const std::pair<int /*ours*/, int /*theirs*/>> fds);
+
+/// Forks this process: `body`, which does not return, runs in the child, in a process group of its own, with
+/// the default signal dispositions, no signal blocked, and copies of all descriptors. Of other threads the
+/// child has what they held locked. Throws SystemError.
+Child fork_self(const std::function<void()>& body);
 
 /// "killed by signal 9 (KILL)", "exit code 3": of a status as waitpid() gives it.
 std::string describe_exit(int wait_status);

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 
 #include "base/log.hpp"
@@ -143,14 +142,16 @@ struct Calls {
 }
 
 void execute_self(int socket, const Order& order) {
-  const char* program = "/proc/self/exe";
-  std::error_code unknown;
-  const auto name = std::filesystem::read_symlink(program, unknown).string();
-  const auto number = std::to_string(socket), rank = std::to_string(order.rank);
-  const char* argv[] = {name.c_str(), child_argument, number.c_str(), rank.c_str(), nullptr};
+  auto command = ipc::self_command();
+  const auto program = command.program;
+  command.arguments.insert(command.arguments.end(),
+                           {child_argument, std::to_string(socket), std::to_string(order.rank)});
+  std::vector<char*> argv;
+  for (auto& argument : command.arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
   fcntl(socket, F_SETFD, 0);
-  execv(program, const_cast<char**>(argv));
-  throw SystemError(fmt::format("executing {}", name), errno);
+  execv(program.c_str(), argv.data());
+  throw SystemError(fmt::format("executing {}", command.arguments.front()), errno);
 }
 
 }  // namespace

@@ -7,11 +7,8 @@
 namespace accelmgr::launch {
 namespace {
 
-constexpr double longest_timeout_s = 1e9;
-
 base::Deadline deadline_of(std::optional<double> timeout_s) {
-  if (!timeout_s || !(*timeout_s < longest_timeout_s)) return base::Deadline::at_ns(INT64_MAX);
-  return base::Deadline::in_seconds(*timeout_s > 0 ? *timeout_s : 0);
+  return timeout_s ? base::Deadline::in_seconds(*timeout_s) : base::Deadline::at_ns(INT64_MAX);
 }
 
 void let_go(std::unique_ptr<SpawnContext::Processes> processes) noexcept {

@@ -64,7 +64,15 @@ Failure failure_of(const std::exception_ptr& error, int rank, const std::string&
   failure.exit_code = ipc::exit_uncaught;
   failure.phase = phase;
   failure.time_s = real_time_s();
-  add_trace(error, 0, failure);
+  try {
+    std::rethrow_exception(error);
+  } catch (const ForeignException& foreign) {
+    failure.type = foreign.type();
+    failure.what = foreign.what();
+    failure.trace = foreign.trace();
+  } catch (...) {
+    add_trace(error, 0, failure);
+  }
   return failure;
 }
 

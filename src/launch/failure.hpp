@@ -3,12 +3,26 @@
 
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "launch/spawner.hpp"
 
 namespace accelmgr::launch {
 
 inline constexpr int max_trace = 16;  ///< Exceptions of a trace; of deeper ones the outermost.
+
+/// An exception of an interpreter, which knows by itself what it is and where it was raised.
+class ForeignException : public std::exception {
+ public:
+  ForeignException(std::string type, std::string what, std::string trace)
+      : type_(std::move(type)), what_(std::move(what)), trace_(std::move(trace)) {}
+  const char* what() const noexcept override { return what_.c_str(); }
+  const std::string& type() const noexcept { return type_; }
+  const std::string& trace() const noexcept { return trace_; }
+
+ private:
+  std::string type_, what_, trace_;
+};
 
 /// Of the exception in `error` and those nested in it; now.
 Failure failure_of(const std::exception_ptr& error, int rank, const std::string& phase);

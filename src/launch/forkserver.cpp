@@ -52,6 +52,11 @@ class Server {
     }
   }
 
+  void stop() noexcept {
+    const std::lock_guard lock(mutex_);
+    end();
+  }
+
  private:
   void start() {
     end();
@@ -136,6 +141,8 @@ void let_go_of_streams() {
 }  // namespace
 
 ipc::LauncherClient launcher_from_forkserver() { return of_this_process<Server>().launcher(); }
+
+void end_forkserver() noexcept { of_this_process<Server>().stop(); }
 
 void run_forkserver() noexcept {
   ipc::name_process("accelmgr:server");

@@ -19,6 +19,9 @@ inline constexpr const char* forkserver_argument = "--accelmgr-forkserver";
 /// SystemError, SessionError when the forkserver does not answer.
 ipc::LauncherClient launcher_from_forkserver();
 
+/// Ends that of this process, if there is one; the next launch starts another. Bounded.
+void end_forkserver() noexcept;
+
 /// In this program executed as the forkserver.
 [[noreturn]] void run_forkserver() noexcept;
 

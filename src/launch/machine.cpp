@@ -15,6 +15,8 @@
 #include <memory>
 #include <string_view>
 
+#include "collective/gloo/factory.hpp"
+
 namespace accelmgr::launch {
 namespace {
 
@@ -86,6 +88,11 @@ std::vector<std::string> own_addresses() {
   return addresses;
 }
 
+std::string unavailable_because(const std::string& backend) {
+  if (backend == "gloo") return collective::gloo::unavailable_because();
+  return backend == "nccl" ? "this build has no NCCL" : "";
+}
+
 }  // namespace
 
 Machine this_machine() {
@@ -94,7 +101,7 @@ Machine this_machine() {
           .gpus = driver_gpus(),
           .hostname = own_hostname(),
           .addresses = own_addresses(),
-          .unavailable_backends = {{"nccl", "this build has no NCCL"}}};
+          .unavailable_because = unavailable_because};
 }
 
 }  // namespace accelmgr::launch

@@ -2,6 +2,7 @@
 // process. Everything that follows is a pure function of both.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,11 +15,14 @@ struct Machine {
   int gpus = 0;                                    ///< That the driver shows, whatever is visible of them.
   std::string hostname;
   std::vector<std::string> addresses;  ///< Of all interfaces, as text; IPv6 without brackets and zone.
-  /// Backends that cannot be used here, with the reason.
-  std::map<std::string, std::string> unavailable_backends;
+  /// Why a backend cannot be used here; empty: it can. Called for one that the options name, and for the list
+  /// of those that can be used: to know of gloo, its plug-in is loaded.
+  std::function<std::string(const std::string& backend)> unavailable_because = [](const std::string&) {
+    return std::string();
+  };
 };
 
-/// Asks no device library: no context is made, nothing is loaded.
+/// Asks no device library: no context is made, nothing is loaded yet.
 Machine this_machine();
 
 }  // namespace accelmgr::launch

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/nearest.hpp"
+#include "config/start_method.hpp"
 #include "launch/deprecated_options.hpp"
-#include "launch/host_port.hpp"
 #include "launch/machine.hpp"
 #include "launch/parse_number.hpp"
 
@@ -52,7 +52,7 @@ Set boolean(bool Options::*field) {
 }
 
 void set_start_method(Options& options, const std::string& key, const std::string& value) {
-  const std::vector<std::string> names = {"spawn", "fork", "forkserver"};
+  const std::vector<std::string> names(config::start_methods.begin(), config::start_methods.end());
   const auto found = std::ranges::find(names, value);
   if (found == names.end())
     refuse(key, value, fmt::format("{}{}", fmt::join(names, " or "), base::did_you_mean(value, names)));
@@ -121,6 +121,15 @@ Options options_from(const std::map<std::string, std::string>& texts) {
   return options_from(texts, this_machine().environment);
 }
 
+std::optional<HostPort> rendezvous_of(const LaunchConfig& launch) {
+  if (launch.rendezvous.empty()) return std::nullopt;
+  try {
+    return parse_host_port(launch.rendezvous, launch.nnodes > 1 ? 1 : 0);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("launch.rendezvous: {}", error.what()), "launch.rendezvous");
+  }
+}
+
 Options options_of(const Config& config) {
   const auto& launch = config.launch;
   Options options;
@@ -134,13 +143,9 @@ Options options_of(const Config& config) {
   options.oversubscribe = launch.oversubscribe;
   options.timeout_s = launch.timeout;
   options.terminate_timeout_s = launch.terminate_timeout;
-  if (launch.rendezvous.empty()) return options;
-  try {
-    const auto address = parse_host_port(launch.rendezvous, launch.nnodes > 1 ? 1 : 0);
-    options.master_addr = address.host;
-    options.master_port = address.port;
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("launch.rendezvous: {}", error.what()), "launch.rendezvous");
+  if (const auto address = rendezvous_of(launch)) {
+    options.master_addr = address->host;
+    options.master_port = address->port;
   }
   return options;
 }

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "accelmgr/config.hpp"
 #include "accelmgr/launch.hpp"
+#include "launch/host_port.hpp"
 
 namespace accelmgr::launch {
 
@@ -13,7 +15,11 @@ namespace accelmgr::launch {
 Options options_from(const std::map<std::string, std::string>& texts,
                      const std::map<std::string, std::string>& environment);
 
-/// The launch part of a configuration. Throws ConfigError for a rendezvous that is no HOST:PORT.
+/// Where the hosts meet; nullopt: launch.rendezvous is empty. On one host its port may be 0, for any. Throws
+/// ConfigError for what is no HOST:PORT.
+std::optional<HostPort> rendezvous_of(const LaunchConfig& launch);
+
+/// The launch part of a configuration. Throws ConfigError as rendezvous_of() does.
 Options options_of(const Config& config);
 
 }  // namespace accelmgr::launch

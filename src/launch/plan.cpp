@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "config/start_method.hpp"
 #include "launch/resolution.hpp"
 
 namespace accelmgr::launch {
@@ -38,18 +39,6 @@ void take_the_rest(Resolution& r) {
   take(r, "terminate_timeout_s", &Plan::terminate_timeout_s, options.terminate_timeout_s,
        defaults.terminate_timeout_s);
   take(r, "environment", &Plan::environment, options.environment, defaults.environment);
-}
-
-const char* name_of(StartMethod method) {
-  switch (method) {
-    case StartMethod::spawn:
-      return "spawn";
-    case StartMethod::fork:
-      return "fork";
-    case StartMethod::forkserver:
-      return "forkserver";
-  }
-  return "";
 }
 
 const char* name_of(WorkerForm form) {
@@ -144,7 +133,7 @@ std::string text(const Plan& plan) {
       {"workers", workers_text(plan)},
       {"endpoints", fmt::format("{}", fmt::join(plan.endpoints, ","))},
       {"service_address", plan.service_address},
-      {"start_method", name_of(plan.start_method)},
+      {"start_method", config::name_of(plan.start_method)},
       {"join", fmt::format("{}", plan.join)},
       {"daemon", fmt::format("{}", plan.daemon)},
       {"oversubscribe", fmt::format("{}", plan.oversubscribe)},

@@ -26,7 +26,7 @@ bool is_of_cpus(const std::string& backend) {
 std::vector<std::string> available_backends(const Machine& machine) {
   auto names = backends();
   std::erase_if(names, [&](const auto& name) {
-    return machine.unavailable_backends.contains(name) || (name == "nccl" && machine.gpus == 0);
+    return (name == "nccl" && machine.gpus == 0) || !machine.unavailable_because(name).empty();
   });
   return names;
 }
@@ -172,6 +172,9 @@ void choose_device(Resolution& r) {
   } else if (is_of_cpus(r.options.backend)) {
     r.kind = &device_kind("cpu");
     r.from("device", "backend " + r.options.backend);
+    if (const auto idle = visible_devices(gpu, r.machine); !idle.empty())
+      r.warn(fmt::format("backend {} computes on CPUs; the visible GPUs ({}) are not used", r.options.backend,
+                         fmt::join(idle, ",")));
   } else if (r.plan.worker_form == WorkerForm::tpu) {
     r.kind = &device_kind("cpu");
     r.from("device", "default");
@@ -203,12 +206,11 @@ void choose_nprocs(Resolution& r) {
 void choose_backend(Resolution& r) {
   auto& plan = r.plan;
   const auto& asked = r.options.backend;
-  const auto& unavailable = r.machine.unavailable_backends;
   const std::string of_hosts = plan.nnodes > 1 ? "gloo" : "shm";
   const auto hosts = plan.nnodes > 1 ? fmt::format("{} hosts", plan.nnodes) : std::string("one host");
   if (asked != "auto") {
-    if (const auto reason = unavailable.find(asked); reason != unavailable.end())
-      refuse("backend", fmt::format("backend {} cannot be used: {}; available are {}", asked, reason->second,
+    if (const auto why = r.machine.unavailable_because(asked); !why.empty())
+      refuse("backend", fmt::format("backend {} cannot be used: {}; available are {}", asked, why,
                                     fmt::join(available_backends(r.machine), ", ")));
     if (asked == "serial" && plan.world_size > 1)
       refuse("backend",
@@ -223,11 +225,11 @@ void choose_backend(Resolution& r) {
   } else if (plan.device == "cpu") {
     plan.backend = of_hosts;
     r.from("backend", fmt::format("default: CPUs of {}", hosts));
-  } else if (const auto reason = unavailable.find(r.kind->backend); reason != unavailable.end()) {
+  } else if (const auto why = r.machine.unavailable_because(r.kind->backend); !why.empty()) {
     plan.backend = of_hosts;
-    r.from("backend", fmt::format("default: {}", reason->second));
-    r.warn(fmt::format("{}: collectives of the {} processes go through the host's memory ({})",
-                       reason->second, r.kind->label, of_hosts));
+    r.from("backend", fmt::format("default: {}", why));
+    r.warn(fmt::format("{}: collectives of the {} processes go through the host's memory ({})", why,
+                       r.kind->label, of_hosts));
   } else {
     plan.backend = r.kind->backend;
     r.from("backend", fmt::format("default: {}s", r.kind->label));

@@ -63,7 +63,10 @@ void read_configured_devices(Resolution& r) {
 void choose_local_worker(Resolution& r) {
   auto& plan = r.plan;
   plan.local_worker = r.environment_of_hosts(variable::local_worker);
-  if (!plan.local_worker.empty()) return;
+  if (!plan.local_worker.empty()) {
+    parse_local_worker(plan.local_worker);  // Only checked: where node_rank is given, nobody has read it.
+    return;
+  }
   if (plan.worker_hosts.empty())
     refuse("workers", fmt::format("{}, but neither workers nor {} or {} say which worker this host is",
                                   r.worker_source, variable::tpu_config, variable::local_worker));

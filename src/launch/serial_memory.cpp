@@ -57,13 +57,14 @@ void make_mutex(pthread_mutex_t& mutex) {
   check(error, "pthread_mutex_init of a mutex that is shared by processes");
 }
 
-/// False after the timeout.
-bool lock(pthread_mutex_t& mutex, double timeout_s) {
+/// Of the executor of that name. False after the timeout.
+bool lock(pthread_mutex_t& mutex, std::string_view name, double timeout_s) {
   const auto until_ns = base::Deadline::in_seconds(timeout_s).ns();
   const timespec until{.tv_sec = until_ns / 1'000'000'000, .tv_nsec = until_ns % 1'000'000'000};
   const int error = pthread_mutex_clocklock(&mutex, CLOCK_MONOTONIC, &until);
   if (error == ETIMEDOUT) return false;
-  if (error == EDEADLK) throw UsageError("this thread is inside already");
+  if (error == EDEADLK)
+    throw UsageError(fmt::format("serial executor '{}': this thread is inside already", name));
   if (error == EOWNERDEAD)
     check(pthread_mutex_consistent(&mutex), "pthread_mutex_consistent");
   else
@@ -139,7 +140,7 @@ SerialPlace* find(Places& places, std::string_view name) noexcept {
 }
 
 SerialPlace& name_place(Places& places, std::string_view name) {
-  if (!lock(places.naming, naming_timeout_s))
+  if (!lock(places.naming, name, naming_timeout_s))
     throw SessionError(fmt::format(
         "the serial executor '{}' could not be named: another process has been naming one for {} s", name,
         naming_timeout_s));
@@ -175,7 +176,7 @@ SerialPlace& serial_place(std::string_view name) {
 }
 
 bool enter(SerialPlace& place, double timeout_s) {
-  if (!lock(place.mutex, timeout_s)) return false;
+  if (!lock(place.mutex, place.name, timeout_s)) return false;
   place.holder.store(getpid());
   return true;
 }

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/log.hpp"
+#include "config/start_method.hpp"
 #include "ipc/process.hpp"
 #include "launch/environ.hpp"
 #include "launch/environment.hpp"
@@ -25,18 +26,6 @@ using Target = std::variant<std::string, Function>;
 
 constexpr double start_timeout_s = 60;
 
-const char* name_of(StartMethod method) {
-  switch (method) {
-    case StartMethod::spawn:
-      return "spawn";
-    case StartMethod::fork:
-      return "fork";
-    case StartMethod::forkserver:
-      return "forkserver";
-  }
-  return "?";
-}
-
 /// Everything that can be wrong about what is to be called, before anything is started.
 void check_target(const Target& target, const Options& options) {
   const auto* name = std::get_if<std::string>(&target);
@@ -45,7 +34,7 @@ void check_target(const Target& target, const Options& options) {
   if (options.setup && !options.setup_name.empty())
     throw UsageError("options.setup and options.setup_name are both set; a process has one setup");
   if (options.start_method == StartMethod::fork) return;
-  const auto* method = name_of(options.start_method);
+  const auto* method = config::name_of(options.start_method);
   if (name == nullptr)
     throw UsageError(
         fmt::format("a callable does not get into a process started by '{}': register it by name "

@@ -82,7 +82,9 @@ std::optional<Report> read_report(int socket);
 /// In main(), before anything else: when this process was executed as a child or as a launcher, becomes that
 /// and does not return.
 void take_role(int argc, char** argv);
-/// Whether it was called: only then this program can be executed as a child.
+/// Promises that this program, executed as ipc::self_command() says, calls take_role().
+void let_be_executed() noexcept;
+/// Whether one of them was called: only then this program can be executed as a child.
 bool can_be_executed() noexcept;
 
 }  // namespace accelmgr::launch

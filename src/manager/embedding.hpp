@@ -11,6 +11,10 @@ namespace accelmgr::manager {
 struct Embedding {
   /// What runs the interpreter again so that it calls take_role() with the arguments that follow these.
   std::vector<std::string> command;
+  /// Calls its argument, which forks, as the interpreter wants it called.
+  std::function<void(const std::function<void()>&)> around_fork = [](const auto& fork) { fork(); };
+  /// In the child.
+  std::function<void()> forked = [] {};
   /// In the manager process, when it has forked its launcher: other threads will call into the interpreter.
   std::function<void()> manager_began = [] {};
   /// In each runner, forked from a thread that was inside the interpreter.

@@ -64,6 +64,7 @@ void manager::embed(Embedding embedding) {
   open_standard_streams();
   ipc::set_self(embedding.command);
   the_embedding() = std::move(embedding);
+  launch::let_be_executed();
   base::start_logging("host");
 }
 

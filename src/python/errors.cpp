@@ -5,6 +5,7 @@
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
 #include "accelmgr/launch.hpp"
+#include "launch/failure.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;
@@ -32,12 +33,22 @@ const char* name_of(CollectiveError::Cause cause) {
   }
 }
 
+void raise(const launch::SpawnError& error) {
+  std::vector<std::string> later;
+  for (const auto& failure : error.later()) later.push_back(launch::describe(failure));
+  const auto& first = error.first();
+  raise("SpawnError", error.what(), first.rank, first.exit_code, first.signal, first.trace, first.type,
+        first.phase, later);
+}
+
 // The most derived first.
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
   } catch (const ConfigError& error) {
     raise("ConfigError", error.what(), error.key());
+  } catch (const launch::SpawnError& error) {
+    raise(error);
   } catch (const RunnerError& error) {
     raise("RunnerError", error.what(), error.rank(), error.phase());
   } catch (const CollectiveError& error) {

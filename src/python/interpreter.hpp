@@ -46,5 +46,7 @@ class Interruption {
 void bind_errors(nanobind::module_& module);
 void bind_roles(nanobind::module_& module);
 void bind_manager(nanobind::module_& module);
+void bind_launch(nanobind::module_& module);
+void bind_distributed(nanobind::module_& module);
 
 }  // namespace accelmgr::python

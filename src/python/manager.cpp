@@ -46,11 +46,13 @@ class Handle {
          const std::map<std::string, std::string>& environment)
       : loaded_(config::load_config(file, settings, environment)) {}
 
-  void start() {
+  void start(bool fork) {
+    // The host's pool of threads has no threads in a fork, and whoever hands them work waits for ever.
+    if (fork && loaded_.config.runners.threads == 0) loaded_.config.runners.threads = 1;
     Interruption interruption;
     try {
       const nb::gil_scoped_release unlocked;
-      manager_.emplace(Manager::start(loaded_.config, interruption.hook()));
+      manager_.emplace(Manager::start(loaded_.config, {.interrupted = interruption.hook(), .fork = fork}));
     } catch (...) {
       interruption.rethrow();
       throw;
@@ -264,7 +266,7 @@ void bind_manager(nb::module_& module) {
       .def(nb::init<const std::string&, const std::vector<std::string>&,
                     const std::map<std::string, std::string>&>(),
            nb::arg("file"), nb::arg("settings"), nb::arg("environment"))
-      .def("start", &Handle::start)
+      .def("start", &Handle::start, nb::arg("fork") = false)
       .def_prop_ro("started", &Handle::started)
       .def("bind", &Handle::bind)
       .def("look_after_bound", &Handle::look_after_bound)

@@ -6,4 +6,6 @@ NB_MODULE(_native, module) {
   accelmgr::python::bind_errors(module);
   accelmgr::python::bind_roles(module);
   accelmgr::python::bind_manager(module);
+  accelmgr::python::bind_launch(module);
+  accelmgr::python::bind_distributed(module);
 }

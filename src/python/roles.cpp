@@ -20,10 +20,25 @@ void begin_runner() {
 
 void begin_manager() { PyEval_SaveThread(); }
 
+void fork_in_python(const std::function<void()>& fork) {
+  const nb::gil_scoped_acquire lock;
+  PyOS_BeforeFork();
+  try {
+    fork();
+  } catch (...) {
+    PyOS_AfterFork_Parent();
+    throw;
+  }
+  PyOS_AfterFork_Parent();
+}
+
 void embed(std::vector<std::string> command) {
   register_kind();
-  manager::embed(
-      {.command = std::move(command), .manager_began = begin_manager, .runner_began = begin_runner});
+  manager::embed({.command = std::move(command),
+                  .around_fork = fork_in_python,
+                  .forked = PyOS_AfterFork_Child,
+                  .manager_began = begin_manager,
+                  .runner_began = begin_runner});
 }
 
 }  // namespace

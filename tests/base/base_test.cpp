@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,18 @@ TEST(Nearest, FindsWhatWasMeant) {
 TEST(Nearest, SaysNothingWhenNothingIsNear) {
   EXPECT_EQ(nearest("learning_rate", known), "");
   EXPECT_EQ(did_you_mean("learning_rate", known), "");
+}
+
+TEST(Deadline, OfAnyNumberOfSecondsIsInTheFuture) {
+  for (const double seconds :
+       {1e10, 1e12, std::numeric_limits<double>::max(), std::numeric_limits<double>::infinity()})
+    EXPECT_GT(Deadline::in_seconds(seconds).ns(), now_ns()) << seconds;
+}
+
+TEST(Deadline, OfNoTimeHasPassed) {
+  for (const double seconds :
+       {0.0, -1.0, -1e12, -std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
+    EXPECT_TRUE(Deadline::in_seconds(seconds).passed()) << seconds;
 }
 
 TEST(UniqueFd, ClosesWhatItOwnsOnce) {

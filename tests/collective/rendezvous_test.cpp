@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -107,6 +108,19 @@ class GlooPlugin : public testing::Test {
   }
   const testing::ExitedWithCode success_{0};
 };
+
+TEST(Gloo, TakesTimeoutsBeyondAnyWait) {
+  if (const auto why = gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
+  for (const double timeout_s : {1e12, std::numeric_limits<double>::infinity()})
+    run_ranks(2, [&](Store& store, const Membership& membership) {
+      const auto world =
+          gloo::connect(store, "world", membership.rank, 2, {.timeout_s = timeout_s, .interface = "lo"});
+      std::int64_t sum = membership.rank;
+      world->all_reduce(&sum, &sum, 1, DType::int64, ReduceOp::sum);
+      EXPECT_EQ(sum, 1);
+      world->barrier();
+    });
+}
 
 TEST_F(GlooPlugin, AMissingOneIsToldWithWhereItWasLookedFor) {
   EXPECT_EXIT(say_why_not("/nowhere/plugin.so"), success_,

@@ -11,11 +11,15 @@ using accelmgr::test::message_of;
 
 TEST(Serial, HasNobodyToTalkTo) {
   const auto serial = make_serial();
-  message_of<UsageError>([&] { serial->send("", 0); });
-  message_of<UsageError>([&] { serial->receive(0); });
-  message_of<UsageError>([&] { serial->broadcast_object("", 1); });
+  const auto says = [](const std::string& message, const char* part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  says(message_of<UsageError>([&] { serial->send("", 0); }), "there is no rank 0 to send to");
+  says(message_of<UsageError>([&] { serial->receive(0); }), "there is no rank 0 to receive from");
+  says(message_of<UsageError>([&] { serial->broadcast_object("", 1); }),
+       "root 1 is no rank of a communicator of 1");
   const int other[] = {1};
-  message_of<UsageError>([&] { serial->group(other); });
+  says(message_of<UsageError>([&] { serial->group(other); }), "a group of ranks [1]");
 }
 
 TEST(Serial, MakesGroupsOfItself) {

@@ -1,10 +1,12 @@
 // Who may join a world, and that groups take and return what they need.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/stat.h>
 
 #include "collective/shm/layout.hpp"
 #include "collective/shm/memory.hpp"
+#include "collective/shm/world.hpp"
 #include "message_of.hpp"
 #include "worlds.hpp"
 
@@ -84,6 +86,39 @@ TEST(World, IsRefusedWhenMemoryIsShort) {
   const auto message = message_of<SessionError>([&] { shm::allocate_range(fd.get(), 4096, much - 4096); });
   EXPECT_TRUE(contains(message, std::to_string(much - 4096) + " bytes are needed")) << message;
   EXPECT_EQ(bytes_in_use(fd.get()), 0);
+}
+
+int spin_us_of_two(int rank_0_on, int rank_1_on, shm::Waiting waiting = shm::Waiting::by_cores) {
+  const auto world = shm::create_world(2, waiting);
+  const auto pinned = [&](int rank, int core) {
+    std::unique_ptr<shm::World> joined;
+    std::jthread([&] {
+      cpu_set_t cores;
+      CPU_ZERO(&cores);
+      CPU_SET(core, &cores);
+      EXPECT_EQ(sched_setaffinity(0, sizeof cores, &cores), 0);
+      joined = std::make_unique<shm::World>(world.get(), rank, long_s, std::vector<int>{});
+      joined->join();
+    }).join();
+    return joined;
+  };
+  const auto first = pinned(0, rank_0_on);
+  EXPECT_EQ(first->spin_us(), 0) << "before all have come";
+  const auto second = pinned(1, rank_1_on);
+  EXPECT_EQ(first->spin_us(), second->spin_us());
+  return second->spin_us();
+}
+
+TEST(World, SpinsWhereEachRankHasACoreOfItsOwn) {
+  cpu_set_t cores;
+  ASSERT_EQ(sched_getaffinity(0, sizeof cores, &cores), 0);
+  std::vector<int> usable;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &cores)) usable.push_back(core);
+  if (usable.size() < 2) GTEST_SKIP() << "this process may use one core only";
+  EXPECT_GT(spin_us_of_two(usable[0], usable[1]), 0);
+  EXPECT_EQ(spin_us_of_two(usable[1], usable[1]), 0) << "both are pinned to one core";
+  EXPECT_EQ(spin_us_of_two(usable[0], usable[1], shm::Waiting::parked), 0);
 }
 
 TEST(Groups, ReturnWhatTheyTook) {

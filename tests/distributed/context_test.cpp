@@ -1,4 +1,5 @@
 // Contexts made by others (torchrun, by hand) and by initialize().
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 
 #include "accelmgr/distributed.hpp"
 #include "accelmgr/multiprocess.hpp"
@@ -264,6 +266,54 @@ TEST(Initialize, AStoreThatNobodyServesIsNamed) {
     EXPECT_THAT(error.ranks(), ElementsAre(0));
     EXPECT_THAT(error.what(), AllOf(HasSubstr(fmt::format("127.0.0.1:{}", port)), HasSubstr("rank 0")));
   }
+}
+
+TEST(Initialize, ByAFileNamesTheRankThatDidNotComeAndTheFile) {
+  const auto file = scratch_file("lonely");
+  EXPECT_THAT(message_of<CollectiveError>([&] {
+                initialize(
+                    "shm",
+                    {.timeout_s = short_s, .init_method = "file://" + file, .rank = 0, .world_size = 2});
+              }),
+              AllOf(HasSubstr("rank 1"), HasSubstr("within 0.3 s"), HasSubstr("file://" + file)));
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+TEST(Initialize, AMemoryThatIsGoneIsNamed) {
+  const test::Variable rank("RANK", "0"), size("WORLD_SIZE", "2");
+  const test::Variable local_rank("LOCAL_RANK", "0"), local_size("LOCAL_WORLD_SIZE", "2");
+  const test::Variable memory("ACCELMGR_WORLD_MEMORY", "/nowhere/memory");
+  EXPECT_THAT(message_of<SessionError>([] { initialize("shm"); }),
+              AllOf(HasSubstr("ACCELMGR_WORLD_MEMORY=/nowhere/memory"),
+                    HasSubstr("No such file or directory"), HasSubstr("whoever launched")));
+}
+
+TEST(Initialize, TakesTimeoutsBeyondAnyWait) {
+  expect_on_ranks(2, [](int) {
+    for (const double timeout_s : {1e12, std::numeric_limits<double>::infinity()}) {
+      initialize("shm", {.timeout_s = timeout_s});
+      EXPECT_EQ(all_reduce(1.0), 2.0);
+      barrier();
+      finalize();
+    }
+  });
+}
+
+TEST(Initialize, TheTimeoutIsThatOfEveryCollective) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
+  expect_on_ranks(2, [&](int rank) {
+    initialize("shm", {.timeout_s = 1});
+    char byte = 0;
+    if (rank == 1) {
+      EXPECT_EQ(read(ends[0], &byte, 1), 1);  // It lives, but does not come.
+      return;
+    }
+    EXPECT_THAT(message_of<CollectiveError>([] { all_reduce(1.0); }),
+                AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1 did not arrive within 1 s")));
+    EXPECT_EQ(write(ends[1], &byte, 1), 1);
+  });
+  for (const int end : ends) close(end);
 }
 
 TEST(Initialize, InOurLaunchNamesTheRankThatDidNotCome) {

@@ -1,5 +1,6 @@
 #include "distributed/file_store.hpp"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include "accelmgr/communicator.hpp"
+#include "base/unique_fd.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::distributed {
@@ -116,6 +118,24 @@ TEST_F(FileStoreTest, ARecordThatWasNotCommittedIsWrittenOver) {
   b.set("second", "2");
   EXPECT_EQ(a.get("second", plenty()), "2");
   EXPECT_EQ(a.get("first", plenty()), "1");
+}
+
+TEST_F(FileStoreTest, AFileThatWasCutOffIsNamed) {
+  auto store = open();
+  store.set("key", "value");
+  fs::resize_file(path_, 0);
+  EXPECT_THAT(message_of<SessionError>([&] { store.has("other"); }),
+              AllOf(HasSubstr("file://" + path_.string()), HasSubstr("was cut off by somebody")));
+}
+
+TEST_F(FileStoreTest, AFileThatAStrangerHasLockedIsNamed) {
+  const base::UniqueFd stranger(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  struct flock all {};
+  all.l_type = F_WRLCK;
+  all.l_whence = SEEK_SET;
+  ASSERT_EQ(fcntl(stranger.get(), F_OFD_SETLK, &all), 0);
+  EXPECT_THAT(message_of<SessionError>([&] { FileStore(path_.string(), Deadline::in_seconds(0.02)); }),
+              AllOf(HasSubstr("file://" + path_.string()), HasSubstr("another process has it locked")));
 }
 
 TEST_F(FileStoreTest, AFileThatCannotBeOpenedIsNamed) {

@@ -7,10 +7,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <stdexcept>
 
+#include "base/log.hpp"
+#include "base/log_tail.hpp"
 #include "collective/gloo/factory.hpp"
 #include "distributed/tcp.hpp"
 #include "message_of.hpp"
@@ -25,6 +29,7 @@ using test::expect_on_ranks;
 using test::message_of;
 using test::Variable;
 using testing::AllOf;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -99,6 +104,8 @@ TEST(MultiprocessConfig, WhatCannotBeIsNamed) {
       {[](auto& c) { c.model_parallelism = 3; }, "does not divide the 4 ranks"},
       {[](auto& c) { c.backend = "smh"; }, "did you mean 'shm'"},
       {[](auto& c) { c.data_parallel_backend = "mpi"; }, "'mpi'"},
+      {[](auto& c) { c.init_method = "udp://x:1"; }, "init_method 'udp://x:1' is unknown"},
+      {[](auto& c) { c.init_method = "tcp://x"; }, "init_method 'tcp://x': 'x' is no HOST:PORT"},
   };
   for (const auto& [change, message] : bad) {
     auto config = config_of(4);
@@ -143,6 +150,29 @@ TEST(MultiprocessConfig, OfTheLaunchPartOfAConfiguration) {
   EXPECT_EQ(defaults.backend, std::nullopt);
 }
 
+TEST(MultiprocessConfig, OfARendezvousWithoutAPortNamesTheKey) {
+  Config from;
+  from.launch.rendezvous = "10.0.0.1";
+  try {
+    MultiprocessConfig::of(from);
+    ADD_FAILURE() << "it has no port";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(), "launch.rendezvous: '10.0.0.1' is no HOST:PORT: it has no port");
+    EXPECT_EQ(error.key(), "launch.rendezvous");
+  }
+}
+
+TEST(MultiprocessConfig, OfAnyPortOfOneHostLeavesThePortOpen) {
+  Config from;
+  from.launch.rendezvous = "127.0.0.1:0";
+  const auto config = MultiprocessConfig::of(from);
+  EXPECT_EQ(config.master_addr, "127.0.0.1");
+  EXPECT_EQ(config.master_port, std::nullopt);
+  from.launch.nnodes = 2;
+  EXPECT_THAT(message_of<ConfigError>([&] { MultiprocessConfig::of(from); }),
+              AllOf(HasSubstr("launch.rendezvous"), HasSubstr("from 1 to 65535")));
+}
+
 TEST(DistributedBackend, IsOursBeforeTorchsBeforeTheDefault) {
   const Variable ours("ACCELMGR_DISTRIBUTED_BACKEND", std::nullopt);
   const Variable torchs("TORCH_DISTRIBUTED_BACKEND", std::nullopt);
@@ -155,6 +185,17 @@ TEST(DistributedBackend, IsOursBeforeTorchsBeforeTheDefault) {
   }
   EXPECT_THAT(message_of<ConfigError>([] { set_distributed_backend("mpi"); }),
               AllOf(HasSubstr("'mpi'"), HasSubstr("shm")));
+}
+
+TEST(DistributedBackend, OfAVariableThatIsNoneNamesTheVariable) {
+  const Variable rank("RANK", "0"), size("WORLD_SIZE", "1");
+  const Variable ours("ACCELMGR_DISTRIBUTED_BACKEND", std::nullopt);
+  const Variable torchs("TORCH_DISTRIBUTED_BACKEND", "mpi");
+  EXPECT_THAT(message_of<ConfigError>([] { init_process_group_from_backend(); }),
+              AllOf(HasSubstr("TORCH_DISTRIBUTED_BACKEND=mpi: unknown backend 'mpi'"), HasSubstr("shm")));
+  const Variable ours_first("ACCELMGR_DISTRIBUTED_BACKEND", "smh");
+  EXPECT_THAT(message_of<ConfigError>([] { init_process_group_from_backend(); }),
+              HasSubstr("ACCELMGR_DISTRIBUTED_BACKEND=smh: unknown backend 'smh'"));
 }
 
 TEST(InitDist, SetsTheEnvironmentAndJoins) {
@@ -221,6 +262,22 @@ TEST(LaunchSubprocesses, OneRankRunsInPlaceAndLeavesNothingBehind) {
   EXPECT_EQ(distributed::model_name(), "serial");
 }
 
+TEST(LaunchSubprocesses, OneRankInPlaceIsWarnedOf) {
+  std::array<char, 4096> text{};
+  std::atomic<std::uint64_t> written{0};
+  base::keep_log_tail(text, written);
+  launch_subprocesses("check ranks", config_of(1), "", 0, {1});
+  const auto lines = base::log_lines(text, written.load(), 100);
+  base::drop_log_tail();
+  EXPECT_THAT(lines,
+              Contains(HasSubstr("launch_subprocesses: the world has one rank; it runs in this process")));
+}
+
+TEST(InitAndRun, NeedsTheRanks) {
+  EXPECT_EQ(message_of<ConfigError>([] { init_and_run(check_ranks, config_of(1)); }),
+            "init_and_run(): rank is -1 and local_rank -1; both must be 0 or more");
+}
+
 TEST(LaunchSubprocesses, SetUpComesBeforeTheFunction) {
   launch_subprocesses("needs set-up", config_of(2), "set up");
   EXPECT_THAT(message_of<launch::SpawnError>([] { launch_subprocesses("needs set-up", config_of(2)); }),
@@ -277,6 +334,8 @@ TEST(LaunchSubprocesses, WhatCannotBeLaunchedIsNamed) {
               HasSubstr("'set-up'"));
   EXPECT_THAT(message_of<ConfigError>([] { launch_subprocesses("check ranks", config_of(2), "", 1); }),
               AllOf(HasSubstr("rank_offset is 1"), HasSubstr("0 to 0")));
+  EXPECT_THAT(message_of<ConfigError>([] { launch_subprocesses("check ranks", config_of(2), "", -1); }),
+              HasSubstr("rank_offset is -1"));
   EXPECT_THAT(message_of<UsageError>([] {
                 launch_subprocesses(launch::Function(check_ranks), config_of(2, StartMethod::forkserver));
               }),
@@ -299,7 +358,7 @@ TEST(ModelWrapper, OnTheHostKeepsTheParameters) {
   ModelWrapper wrapper(model);
   EXPECT_EQ(&wrapper.to(at::kCPU), model.get());
   EXPECT_EQ(model->weight.const_data_ptr(), before);
-  EXPECT_THROW(ModelWrapper(nullptr), UsageError);
+  EXPECT_EQ(message_of<UsageError>([] { ModelWrapper none(nullptr); }), "ModelWrapper: no model was passed");
 }
 
 TEST(ModelWrapper, ADeviceThatIsNotThereIsNamedAndNothingIsMoved) {

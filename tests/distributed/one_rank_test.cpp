@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <array>
 #include <atomic>
 #include <new>
 #include <stdexcept>
 
 #include "accelmgr/distributed.hpp"
+#include "base/log.hpp"
+#include "base/log_tail.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -15,6 +18,9 @@ namespace {
 
 using test::expect_on_ranks;
 using test::message_of;
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
 
 TEST(OneRankOnly, CallsItOnThatRank) {
   expect_on_ranks(3, [](int rank) {
@@ -82,6 +88,25 @@ TEST(OneRankFirst, AnExceptionInsideLetsTheOthersGoOn) {
     else
       run();
     EXPECT_EQ(all_reduce(1.0), 3.0);
+  });
+}
+
+TEST(OneRankFirst, AnExceptionInsideIsNotHiddenByOthersThatAreLost) {
+  expect_on_ranks(2, [](int rank) {
+    barrier();
+    if (rank == 0) return;
+    std::array<char, 4096> text{};
+    std::atomic<std::uint64_t> written{0};
+    base::keep_log_tail(text, written);
+    EXPECT_EQ(message_of<std::runtime_error>([] {
+                const auto turn = one_rank_first(1);
+                throw std::runtime_error("no data");
+              }),
+              "no data");
+    const auto lines = base::log_lines(text, written.load(), 100);
+    base::drop_log_tail();
+    EXPECT_THAT(lines, Contains(AllOf(HasSubstr("one_rank_first: the others could not be released: "),
+                                      HasSubstr("rank 0"))));
   });
 }
 

@@ -77,6 +77,10 @@ TEST(Spawn, OptionsThatCannotBeAreNamed) {
   options = forked(1);
   options.master_port = 70000;
   EXPECT_THAT(message_of<ConfigError>([&] { run("shm", options); }), HasSubstr("master_port is 70000"));
+  options = forked(2);
+  options.init_method = "udp://x:1";
+  EXPECT_THAT(message_of<ConfigError>([&] { run("shm", options); }),
+              AllOf(HasSubstr("init_method 'udp://x:1' is unknown"), HasSubstr("tcp://HOST:PORT")));
   EXPECT_THAT(message_of<UsageError>([&] {
                 run("shm", forked(1), {1, 2});
               }),

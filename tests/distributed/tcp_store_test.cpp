@@ -125,6 +125,22 @@ TEST(BindTcp, APortInUseIsAnErrorThatNamesIt) {
   EXPECT_NE(message.find(fmt::format("port {} is in use", port)), std::string::npos) << message;
 }
 
+/// Longer than a part of a name can be: nobody is asked for it.
+const std::string no_name(64, 'x');
+
+TEST(BindTcp, ANameThatNobodyKnowsIsNamed) {
+  EXPECT_EQ(message_of<ConfigError>([] { bind_tcp(no_name, 5); }),
+            fmt::format("cannot listen at {}:5: Name or service not known", no_name));
+}
+
+TEST(TcpStore, ConnectingToANameThatNobodyKnowsNamesIt) {
+  const auto message =
+      message_of<SessionError>([] { TcpStore::connect(no_name, 5, Deadline::in_seconds(0.05)); });
+  EXPECT_NE(message.find(fmt::format("cannot reach {}:5: Name or service not known; tried for", no_name)),
+            std::string::npos)
+      << message;
+}
+
 TEST(BindTcp, AnAddressOfAnotherHostIsAnErrorThatNamesIt) {
   const auto message = message_of<ConfigError>([] { bind_tcp("192.0.2.1", 29500); });
   EXPECT_NE(message.find("192.0.2.1:29500: that is no address of this host"), std::string::npos) << message;

@@ -91,6 +91,17 @@ TEST(ExecuteSelf, PassesDescriptorsWhoseNumbersAreExchanged) {
   EXPECT_EQ(end_of(child), "exit code 5");
 }
 
+// What an interpreter is to the program it runs.
+TEST(ExecuteSelf, RunsTheCommandThatStandsForThisProgram) {
+  auto [ours, theirs] = socket_pair();
+  const std::pair<int, int> fds[] = {{theirs.get(), role_socket}};
+  set_self({"/bin/sh", "-c", "exit $#", "sh", "one"});
+  const auto child = execute_self({"two", "three"}, fds);
+  set_self({});
+  EXPECT_EQ(end_of(child), "exit code 3");
+  EXPECT_EQ(end_of(execute_role("none", theirs.get())), "exit code 5") << "this program again";
+}
+
 TEST(ExecuteSelf, GivesTheChildAProcessGroupOfItsOwn) {
   auto [ours, theirs] = socket_pair();
   const auto child = execute_role("group", theirs.get());

@@ -13,11 +13,8 @@ class BadLaunch : public ::testing::TestWithParam<Case> {};
 
 TEST_P(BadLaunch, IsRefusedWithWhatWasWrong) { expect_refusal(GetParam()); }
 
-Machine without_nccl() {
-  auto machine = gpu_machine(2);
-  machine.unavailable_backends["nccl"] = "this build has no NCCL";
-  return machine;
-}
+Machine without_nccl() { return without("nccl", "this build has no NCCL", gpu_machine(2)); }
+Machine without_gloo() { return without("gloo", "there is no plug-in", cpu_machine(2)); }
 
 INSTANTIATE_TEST_SUITE_P(
     Values, BadLaunch,
@@ -145,6 +142,14 @@ INSTANTIATE_TEST_SUITE_P(
              [](Options& o) { o.xpus = "0"; },
              "xpus",
              {"xpus is '0'", "no xpu device is present", "cpu and gpu"}},
+        Case{"VisibleXpus",
+             cpu_machine(2, {{"XPU_VISIBLE_DEVICES", "0,1"}}),
+             [](Options& o) {
+               o.xpus = "0,2";
+               o.nprocs = 2;
+             },
+             "xpus",
+             {"xpus is '0,2'", "no xpu device is present", "cpu and gpu"}},
         Case{"XpuBackend",
              gpu_machine(2),
              [](Options& o) { o.backend = "bkcl"; },
@@ -184,6 +189,16 @@ INSTANTIATE_TEST_SUITE_P(
                            [](Options& o) { o.backend = "nccl"; },
                            "backend",
                            {"nccl cannot be used", "this build has no NCCL", "serial, shm, gloo"}},
+                      Case{"GlooThatIsMissing",
+                           without_gloo(),
+                           [](Options& o) { o.backend = "gloo"; },
+                           "backend",
+                           {"gloo cannot be used", "there is no plug-in", "available are serial, shm"}},
+                      Case{"UnknownWhereGlooIsMissing",
+                           without_gloo(),
+                           [](Options& o) { o.backend = "mpi"; },
+                           "backend",
+                           {"unknown backend 'mpi'", "available are serial, shm, auto"}},
                       Case{"SerialProcesses",
                            cpu_machine(2),
                            [](Options& o) {

@@ -34,6 +34,21 @@ TEST_F(Context, JoinIsFalseWhileSomeRunAndTrueWhenAllHaveEnded) {
   EXPECT_EQ(context.results(), (std::vector<Value>{0, 1}));
 }
 
+TEST_F(Context, IsJoinedByWhoSpawnedIt) {
+  const Line line;
+  auto context = spawn(until_told(line), {}, not_joined(options(2)));
+  const auto pidfds = line.hear_pidfds(2);
+  EXPECT_EQ(end_of(fork_child([&] {
+              return message_of<UsageError>([&] { context.join(0); }) ==
+                             "a SpawnContext is joined by the process that called spawn(), not by one forked "
+                             "from it"
+                         ? 0
+                         : 1;
+            })),
+            "exit code 0");
+  EXPECT_FALSE(context.join(0)) << "it is still of use";
+}
+
 TEST_F(Context, ResultsAreNullUntilTheyAreThere) {
   const Line line;
   auto context = spawn(until_told(line), {}, not_joined(options(2)));

@@ -43,6 +43,17 @@ TEST(Machine, CountsTheCoresThatThisProcessMayRunOn) {
   EXPECT_EQ(cores, 1);
 }
 
+// The plug-in is looked for once in a process; no other test of this program asks for it.
+TEST(Machine, KnowsWhyGlooCannotBeUsed) {
+  ASSERT_EQ(::setenv("ACCELMGR_GLOO_PLUGIN", "/nowhere/gloo.so", 1), 0);
+  const auto of_gloo = refusal([] { resolve({.nprocs = 1, .backend = "gloo"}, this_machine()); }).first;
+  const auto of_unknown = refusal([] { resolve({.nprocs = 1, .backend = "glo"}, this_machine()); }).first;
+  ASSERT_EQ(::unsetenv("ACCELMGR_GLOO_PLUGIN"), 0);
+  EXPECT_TRUE(
+      says(of_gloo, {"gloo cannot be used", "/nowhere/gloo.so: no such file", "available are serial, shm"}));
+  EXPECT_TRUE(says(of_unknown, {"unknown backend 'glo'", "available are serial, shm, auto"}));
+}
+
 TEST(Machine, CanLaunchAnything) {
   const auto plan = resolve({.nprocs = 1}, this_machine());
   EXPECT_EQ(plan.nprocs, 1);

@@ -21,13 +21,18 @@ inline Machine cpu_machine(int cores, Environment environment = {}) {
           .gpus = 0,
           .hostname = "node1.cluster",
           .addresses = {"127.0.0.1", "10.0.0.1", "::1", "fd00::1"},
-          .unavailable_backends = {}};
+          .unavailable_because = [](const std::string&) { return std::string(); }};
 }
 
 /// With NCCL.
 inline Machine gpu_machine(int gpus, Environment environment = {}) {
   auto machine = cpu_machine(8, std::move(environment));
   machine.gpus = gpus;
+  return machine;
+}
+
+inline Machine without(const std::string& missing, const std::string& why, Machine machine) {
+  machine.unavailable_because = [=](const std::string& backend) { return backend == missing ? why : ""; };
   return machine;
 }
 

@@ -104,6 +104,7 @@ struct Deprecated {
   Texts texts;
   Environment environment;
   Texts same;
+  std::string instead;
 };
 
 void PrintTo(const Deprecated& d, std::ostream* out) { *out << d.name; }
@@ -113,7 +114,7 @@ class DeprecatedOption : public ::testing::TestWithParam<Deprecated> {};
 TEST_P(DeprecatedOption, WarnsAndWorks) {
   const LogText log;
   const auto options = options_from(GetParam().texts, GetParam().environment);
-  EXPECT_TRUE(says(log.text(), {"option " + GetParam().name + " is deprecated"}));
+  EXPECT_TRUE(says(log.text(), {"option " + GetParam().name + " is deprecated; " + GetParam().instead}));
   const auto same = options_from(GetParam().same, {});
   EXPECT_EQ(std::tie(options.gpus, options.xpus, options.ips, options.master_port, options.node_rank),
             std::tie(same.gpus, same.xpus, same.ips, same.master_port, same.node_rank));
@@ -124,22 +125,47 @@ const Environment cloud = {{"PADDLE_TRAINERS", "a,b"}, {"PADDLE_TRAINER_ID", "1"
 INSTANTIATE_TEST_SUITE_P(
     Launch, DeprecatedOption,
     ::testing::Values(
-        Deprecated{"selected_devices", {{"selected_devices", "4,5"}}, {}, {{"gpus", "4,5"}}},
-        Deprecated{"selected_devices", {{"selected_devices", "4,5"}, {"gpus", "1"}}, {}, {{"gpus", "1"}}},
-        Deprecated{"selected_devices", {{"selected_devices", "4"}, {"backend", "bkcl"}}, {}, {{"xpus", "4"}}},
-        Deprecated{"started_port", {{"started_port", "6070"}}, {}, {{"master_port", "6070"}}},
-        Deprecated{"cluster_node_ips", {{"cluster_node_ips", "a,b"}}, {}, {{"ips", "a,b"}}},
-        Deprecated{"node_ip", {{"node_ip", "b"}, {"ips", "a,b"}}, {}, {{"ips", "a,b"}, {"node_rank", "1"}}},
+        Deprecated{
+            "selected_devices", {{"selected_devices", "4,5"}}, {}, {{"gpus", "4,5"}}, "gpus took its place"},
+        Deprecated{"selected_devices",
+                   {{"selected_devices", "4,5"}, {"gpus", "1"}},
+                   {},
+                   {{"gpus", "1"}},
+                   "gpus took its place"},
+        Deprecated{"selected_devices",
+                   {{"selected_devices", "4"}, {"backend", "bkcl"}},
+                   {},
+                   {{"xpus", "4"}},
+                   "xpus took its place"},
+        Deprecated{"started_port",
+                   {{"started_port", "6070"}},
+                   {},
+                   {{"master_port", "6070"}},
+                   "master_port took its place"},
+        Deprecated{
+            "cluster_node_ips", {{"cluster_node_ips", "a,b"}}, {}, {{"ips", "a,b"}}, "ips took its place"},
+        Deprecated{"node_ip",
+                   {{"node_ip", "b"}, {"ips", "a,b"}},
+                   {},
+                   {{"ips", "a,b"}, {"node_rank", "1"}},
+                   "this host is found among ips, or is said by node_rank"},
         Deprecated{"node_ip",
                    {{"node_ip", "b"}, {"cluster_node_ips", "a, b"}},
                    {},
-                   {{"ips", "a, b"}, {"node_rank", "1"}}},
-        Deprecated{"node_ip", {{"node_ip", "b"}}, {}, {}},
-        Deprecated{"use_paddlecloud", {{"use_paddlecloud", "false"}}, cloud, {}},
+                   {{"ips", "a, b"}, {"node_rank", "1"}},
+                   "this host is found among ips, or is said by node_rank"},
+        Deprecated{
+            "node_ip", {{"node_ip", "b"}}, {}, {}, "this host is found among ips, or is said by node_rank"},
+        Deprecated{"use_paddlecloud",
+                   {{"use_paddlecloud", "false"}},
+                   cloud,
+                   {},
+                   "ips, node_rank and master_port say the same"},
         Deprecated{"use_paddlecloud",
                    {{"use_paddlecloud", "True"}},
                    cloud,
-                   {{"ips", "a,b"}, {"node_rank", "1"}, {"master_port", "6170"}}}));
+                   {{"ips", "a,b"}, {"node_rank", "1"}, {"master_port", "6170"}},
+                   "ips, node_rank and master_port say the same"}));
 
 TEST(DeprecatedOption, NodeIpMustBeAmongTheAddresses) {
   const auto [text, key] = refusal([] { options_from({{"node_ip", "c"}, {"ips", "a,b"}}); });

@@ -18,8 +18,7 @@ struct Case {
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 Machine without_nccl(Machine machine) {
-  machine.unavailable_backends["nccl"] = "this build has no NCCL";
-  return machine;
+  return without("nccl", "this build has no NCCL", std::move(machine));
 }
 
 class Defaults : public ::testing::TestWithParam<Case> {};
@@ -130,6 +129,16 @@ TEST(Plan, TellsTheHostByItsWorker) {
   EXPECT_EQ(by_name.sources.at("node_rank"), "environment ACCELMGR_LOCAL_WORKER");
 }
 
+TEST(Plan, AsksOfNoBackendButTheChosenOne) {
+  auto machine = cpu_machine(2);
+  std::vector<std::string> asked;
+  machine.unavailable_because = [&](const std::string& backend) { return asked.push_back(backend), ""; };
+  resolve({.nprocs = 2}, machine);
+  resolve({.nprocs = 2, .backend = "shm"}, machine);
+  resolve({.nprocs = 2, .ips = "10.0.0.1,10.0.0.2"}, machine);
+  EXPECT_EQ(asked, std::vector<std::string>{"shm"});
+}
+
 TEST(Plan, PrefersTheWorkersOfTheOptions) {
   const auto machine = cpu_machine(2, {{"ACCELMGR_WORKERS", "b:0;10.0.0.1:7"}});
   EXPECT_EQ(resolve({.nprocs = 1}, machine).workers.front().name, "b");
@@ -178,6 +187,13 @@ TEST(PlanWarnings, TellOfGpusWithoutNccl) {
   const auto warnings = resolve({}, without_nccl(gpu_machine(2))).warnings;
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_TRUE(says(warnings.front(), {"no NCCL", "shm"}));
+}
+
+TEST(PlanWarnings, TellOfGpusThatABackendOfCpusLeavesIdle) {
+  const auto warnings = resolve({.nprocs = 1, .backend = "gloo"}, gpu_machine(2)).warnings;
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_TRUE(says(warnings.front(), {"gloo", "CPUs", "0,1"}));
+  EXPECT_TRUE(resolve({.nprocs = 1, .backend = "gloo"}, cpu_machine(2)).warnings.empty());
 }
 
 TEST(PlanWarnings, TellOfTpusWithoutADriver) {

@@ -125,34 +125,39 @@ TEST_F(Serial, ExecutorsOfOtherNamesDoNotWait) {
 
 TEST_F(Serial, EnteringTwiceIsAnErrorNotAWait) {
   SerialExecutor one("twice"), same("twice");
-  EXPECT_THROW(one.run([&] { same.run([] {}); }), UsageError);
+  EXPECT_EQ(message_of<UsageError>([&] { one.run([&] { same.run([] {}); }); }),
+            "serial executor 'twice': this thread is inside already");
   one.run([] {});
 }
 
 TEST_F(Serial, NamesAreBounded) {
-  EXPECT_THROW(SerialExecutor(""), UsageError);
-  EXPECT_THROW(SerialExecutor(std::string(max_serial_name_bytes + 1, 'n')), UsageError);
+  for (const auto& name : {std::string(), std::string(max_serial_name_bytes + 1, 'n')}) {
+    const auto message = message_of<UsageError>([&] { SerialExecutor executor(name); });
+    EXPECT_NE(message.find("has 1 to 47 bytes; '" + name + "' has "), std::string::npos) << message;
+  }
   SerialExecutor(std::string(max_serial_name_bytes, 'n')).run([] {});
   EXPECT_EQ(end_of(fork_child([] {
               // A memory of its own, that its many names fill.
               setenv("ACCELMGR_SERIAL_MEMORY", "", 1);
-              try {
+              const auto message = message_of<ConfigError>([] {
                 for (int i = 0; i <= serial_places; ++i)
                   SerialExecutor("name " + std::to_string(i)).run([] {});
-              } catch (const ConfigError&) {
-                return 0;
-              }
-              return 1;
+              });
+              return message.find("others already, and no more places") != std::string::npos ? 0 : 1;
             })),
             "exit code 0");
 }
 
 TEST_F(Serial, AMemoryThatIsNoneIsRefused) {
   setenv("ACCELMGR_SERIAL_MEMORY", "/dev/null", 1);
-  EXPECT_THROW(SerialExecutor("x"), SessionError);
+  const auto of_null = message_of<SessionError>([] { SerialExecutor executor("x"); });
   setenv("ACCELMGR_SERIAL_MEMORY", "/nowhere", 1);
-  EXPECT_THROW(SerialExecutor("x"), SystemError);
+  const auto of_nothing = message_of<SystemError>([] { SerialExecutor executor("x"); });
   unsetenv("ACCELMGR_SERIAL_MEMORY");
+  EXPECT_NE(of_null.find("ACCELMGR_SERIAL_MEMORY (/dev/null) is not the memory of serial executors"),
+            std::string::npos)
+      << of_null;
+  EXPECT_NE(of_nothing.find("opening /nowhere of ACCELMGR_SERIAL_MEMORY"), std::string::npos) << of_nothing;
 }
 
 }  // namespace

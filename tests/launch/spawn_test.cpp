@@ -9,6 +9,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
+#include "collective/gloo/factory.hpp"
 #include "functions.hpp"
 #include "ipc/socket.hpp"
 #include "launched.hpp"
@@ -36,6 +37,7 @@ TEST_P(Spawn, ResultsComeBackByRank) {
 }
 
 TEST_P(Spawn, RanksAreCountedFromTheOffset) {
+  if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
   auto chosen = options(2, GetParam());
   chosen.rank_offset = 2;
   chosen.world_size = 4;
@@ -93,9 +95,11 @@ TEST_P(Spawn, AFunctionThatIsNotRegisteredIsRefusedBeforeAnythingStarts) {
   const auto message = message_of<ConfigError>([] { spawn("tel", {}, options(2, GetParam())); });
   EXPECT_NE(message.find("'tel'"), std::string::npos) << message;
   EXPECT_NE(message.find("did you mean 'tell'"), std::string::npos) << message;
+  EXPECT_NE(message.find("registered are: "), std::string::npos) << message;
   auto chosen = options(2, GetParam());
   chosen.setup_name = "prepar";
-  EXPECT_THROW(spawn("tell", {}, chosen), ConfigError);
+  const auto of_setup = message_of<ConfigError>([&] { spawn("tell", {}, chosen); });
+  EXPECT_NE(of_setup.find("did you mean 'prepare'"), std::string::npos) << of_setup;
 }
 
 TEST_P(Spawn, OneProcessThatIsWaitedForIsThisOne) {
@@ -151,8 +155,68 @@ TEST_F(SpawnFork, CallablesAreRefusedByOtherStartMethods) {
     EXPECT_NE(message.find("register_function"), std::string::npos) << message;
     auto chosen = options(2, method);
     chosen.setup = [] {};
-    EXPECT_THROW(spawn("tell", {}, chosen), UsageError);
+    const auto of_setup = message_of<UsageError>([&] { spawn("tell", {}, chosen); });
+    EXPECT_NE(of_setup.find("use setup_name"), std::string::npos) << of_setup;
   }
+}
+
+TEST_F(SpawnFork, OneProcessHasOneSetup) {
+  auto chosen = options(2);
+  chosen.setup = [] {};
+  chosen.setup_name = "prepare";
+  EXPECT_EQ(message_of<UsageError>([&] { spawn("tell", {}, chosen); }),
+            "options.setup and options.setup_name are both set; a process has one setup");
+}
+
+TEST_F(SpawnFork, ANameIsRegisteredOnceAndNotEmpty) {
+  const Function function = [](int, const Value&) { return Value(); };
+  EXPECT_EQ(message_of<UsageError>([&] { register_function("tell", function); }),
+            "a function named 'tell' is registered already");
+  EXPECT_EQ(message_of<UsageError>([&] { register_function("", function); }),
+            "a function is registered under a name; this one is empty");
+}
+
+TEST_F(SpawnFork, RanksLogUnderTheirNames) {
+  testing::internal::CaptureStderr();
+  spawn(
+      [](int, const Value&) {
+        base::log().warn("hello");
+        return Value();
+      },
+      {}, options(2));
+  const auto text = testing::internal::GetCapturedStderr();
+  for (const auto* line : {"[rank 0 step 0] hello\n", "[rank 1 step 0] hello\n"})
+    EXPECT_NE(text.find(line), std::string::npos) << text;
+}
+
+TEST_F(SpawnFork, TheResolvedOptionsArePrintedOnce) {
+  auto chosen = options(2);
+  chosen.print_config = true;
+  testing::internal::CaptureStdout();
+  spawn("tell", {}, chosen);
+  const auto text = testing::internal::GetCapturedStdout();
+  for (const std::string line : {"nprocs = 2  (option)\n", "backend = shm  (option)\n"}) {
+    const auto at = text.find(line);
+    EXPECT_NE(at, std::string::npos) << text;
+    EXPECT_EQ(text.find(line, at + 1), std::string::npos) << "twice: " << text;
+  }
+}
+
+TEST_F(SpawnFork, ThreadsBesideAForkAreWarnedOf) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP()
+      << "the address sanitizer's allocator cannot be used after a fork beside threads that allocate";
+#endif
+  std::atomic<bool> over{false};
+  std::thread waiting([&] { over.wait(false); });
+  testing::internal::CaptureStderr();
+  spawn("tell", {}, options(2));
+  const auto text = testing::internal::GetCapturedStderr();
+  over = true;
+  over.notify_one();
+  waiting.join();
+  EXPECT_NE(text.find("the start method 'fork' copies a process that has other threads ("), std::string::npos)
+      << text;
 }
 
 TEST_F(SpawnFork, WorksBesideThreadsAndInOneThatEnds) {

@@ -97,6 +97,13 @@ class EnvironmentTest(SpawnTest):
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "2", "TORCHELASTIC_RUN_ID": run})
 
+    def test_all_ranks_have_one_memory_of_serial_executors(self):
+        found, _ = self.spawn("--nprocs", "2", "--no-prefix",
+                              *shell('stat -L -c %i "$ACCELMGR_SERIAL_MEMORY" || echo none of $RANK'))
+        first, second = found.splitlines()
+        self.assertTrue(first.isdigit(), found)
+        self.assertEqual(first, second)
+
     def test_options_come_from_the_file_and_the_environment_too(self):
         self.write("launch.yaml", "launch: {nprocs: 3, rendezvous: '127.0.0.1:0'}\n")
         out, _ = self.spawn("-c", "launch.yaml", "--print-config", "--no-prefix", *shell("echo of $WORLD_SIZE"),
@@ -160,7 +167,9 @@ class FailureTest(SpawnTest):
         self.assertFalse((self.folder / "error.json").exists())
 
     def test_all_are_started_again_as_often_as_allowed(self):
-        script = "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $RANK$TORCHELASTIC_RESTART_COUNT = 12 ] && exit 9; exit $RANK"
+        # Rank 1 fails when what rank 0 said has arrived: it would be ended before it says it.
+        script = ("n=$TORCHELASTIC_RESTART_COUNT; echo attempt $n; [ $RANK = 0 ] && exit 0; "
+                  "until grep -qs attempt logs/attempt_$n/0/stdout.log; do :; done; [ $n = 2 ] && exit 9; exit 1")
         out, err = self.spawn("--nprocs", "2", "--max-restarts", "2", "--log-dir", "logs",
                               *shell(script), exits=9)
         for attempt in range(3):
@@ -218,13 +227,14 @@ class BadInputTest(SpawnTest):
         self.write("text", "")
         for arguments, parts in (
                 (["--nproc", "2", *script], ["'--nproc'", "did you mean '--nprocs'?"]),
-                (["--nprocs", "0", *script], ["nprocs", "0"]),
+                (["--nprocs", "0", *script], ["launch.nprocs is 0", "at least 1"]),
                 (["--nprocs", "2"], ["PROGRAM is missing"]),
                 (["--rendezvous", "nonsense", *script], ["launch.rendezvous", "nonsense"]),
-                (["--nnodes", "2", *script], ["rendezvous"]),
+                (["--nnodes", "2", *script], ["launch.nnodes is 2", "launch.rendezvous is empty", "HOST:PORT"]),
                 (["--nnodes", "2", "--node-rank", "2", "--rendezvous", "127.0.0.1:29500", *script], ["node_rank is 2", "nnodes is 2"]),
-                (["--nprocs", "2", "--gpus", "0", *script], ["gpus"]),
-                (["--backend", "mpi", *script], ["mpi", "shm"]),
+                (["--nprocs", "2", "--gpus", "0", *script], ["option gpus is '0'"]),
+                (["--backend", "mpi", *script], ["unknown backend 'mpi'; available are ", "shm"]),
+                (["--set", "launch.workers=b", "--nprocs", "1", *script], ["Bad worker syntax: b"]),
                 (["--start-method", "thread", *script], ["thread", "forkserver"]),
                 (["--", "no-such-program"], ["'no-such-program'", "PATH"]),
                 (["--", "./text"], ["./text", "Permission denied"]),
@@ -234,6 +244,10 @@ class BadInputTest(SpawnTest):
                 out, err = self.spawn(*arguments, exits=USAGE)
                 self.assertEqual(out, "")
                 self.assert_contains(err, *parts)
+
+    def test_gpus_that_are_not_there_or_too_few_are_refused(self):
+        err = self.refused("--nprocs", "2", "--gpus", "0", *shell("true"))
+        self.assertRegex(err, "but this machine has no GPU|1 devices, but nprocs is 2")
 
     def test_a_port_in_use_is_named(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -111,6 +111,28 @@ TEST(Status, AHangingModelIsTimedOutAndItsPhaseTold) {
   stage.tell(1, Act::compute);
 }
 
+TEST(Status, AStepThatIsInterruptedEndsAsOneThatTimesOut) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.tell(1, Act::block);
+  int asked = 0;
+  const auto result = run.manager().step({.interrupted = [&] { return ++asked > 3; }});
+  expect_failed(result, StepStatus::timeout,
+                {"no result before it was interrupted", "rank 1 in phase forward"});
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+  stage.tell(1, Act::compute);
+}
+
+TEST(Status, AStartThatIsInterruptedLeavesNothing) {
+  Stage stage;
+  const auto what = message_of<SessionError>(
+      [&] { Manager::start(staged_config(stage), {.interrupted = [] { return true; }}); });
+  EXPECT_NE(what.find("interrupted while it started"), std::string::npos) << what;
+  expect_nothing_left();
+}
+
 TEST(Status, ARunnerThatDoesNotLeaveATimedOutStepIsEndedAfterTheGrace) {
   Stage stage;
   auto config = staged_config(stage);

@@ -12,6 +12,7 @@
 #include "collective/shm/factory.hpp"
 #include "distributed/tcp_store.hpp"
 #include "ipc/process.hpp"
+#include "launch/serial_memory.hpp"
 #include "launch/variables.hpp"
 #include "program_path.hpp"
 #include "report_file.hpp"
@@ -118,6 +119,7 @@ std::map<std::string, std::string> Agent::environment() const {
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt_)},
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
       {"TORCHELASTIC_RUN_ID", world_->run_id},
+      {launch::variable::serial_memory, launch::serial_memory_path()},
   };
   if (world_memory_)
     added[launch::variable::world_memory] = fmt::format("/proc/{}/fd/{}", getpid(), world_memory_.get());

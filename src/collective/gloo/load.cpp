@@ -22,8 +22,16 @@ struct Loaded {
   std::string why_not;
 };
 
-/// ACCELMGR_GLOO_PLUGIN, if it is set, and nothing else; or: the build tree, beside the installed program
-/// that runs, where `cmake --install` puts it.
+/// The folder of the program or, in Python, of the extension module that holds this code.
+std::filesystem::path own_folder() {
+  static const char here = 0;
+  Dl_info info{};
+  if (dladdr(&here, &info) == 0 || info.dli_fname == nullptr) return {};
+  return std::filesystem::path(info.dli_fname).parent_path();
+}
+
+/// ACCELMGR_GLOO_PLUGIN, if it is set, and nothing else; or: the build tree, beside the extension module of
+/// Python, beside the installed program that runs, where `cmake --install` puts it.
 std::vector<std::string> candidates() {
   if (const char* named = std::getenv("ACCELMGR_GLOO_PLUGIN"); named != nullptr && *named != '\0')
     return {named};
@@ -31,6 +39,7 @@ std::vector<std::string> candidates() {
 #ifdef ACCELMGR_GLOO_BUILT
   paths.emplace_back(ACCELMGR_GLOO_BUILT);
 #endif
+  if (const auto folder = own_folder(); folder.is_absolute()) paths.push_back((folder / file_name).string());
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
   if (program.has_parent_path())

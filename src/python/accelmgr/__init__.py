@@ -32,12 +32,14 @@ from accelmgr.errors import (
     RunnerError,
     RunnerLost,
     SessionError,
+    SpawnError,
     StepError,
     StepTimeout,
     SystemError,
     UsageError,
 )
 from accelmgr.manager import Manager
+from accelmgr.compat.tpu_manager import TPUManager
 
 __version__ = "0.1.0"
 
@@ -59,10 +61,12 @@ __all__ = [
     "RunnerLost",
     "RunnerStatistics",
     "SessionError",
+    "SpawnError",
     "Statistics",
     "StepError",
     "StepResult",
     "StepTimeout",
     "SystemError",
+    "TPUManager",
     "UsageError",
 ]

@@ -13,6 +13,7 @@ from typing import Any, Iterator
 import torch
 
 from accelmgr import _native
+from accelmgr._feed import Client, FeedAddress, elements_of, is_indexed
 from accelmgr._payload import Received
 from accelmgr.errors import DataError, Error, ModelError
 
@@ -21,9 +22,23 @@ MOST_TEXT = 3500  # Of an exception; the session has 4 KiB for it.
 
 def main(arguments: list[str]) -> None:
     """The executed process becomes what the arguments say."""
-    torch.set_num_threads(1)
-    _native.embed(command_line())
+    if arguments[0] not in LAUNCHED:
+        torch.set_num_threads(1)
+    embed()
     _native.take_role(arguments)
+
+
+LAUNCHED = ("--accelmgr-child", "--accelmgr-forkserver")
+"""Processes of spawn(): what they compute is the user's, by the user's settings."""
+_embedded = False
+
+
+def embed() -> None:
+    """Once in each process, before anything is started."""
+    global _embedded
+    if not _embedded:
+        _native.embed(command_line())
+        _embedded = True
 
 
 def command_line() -> list[str]:
@@ -33,10 +48,11 @@ def command_line() -> list[str]:
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     # Threads that a library starts when it is imported would keep the manager from forking its launcher.
     program = (
-        "import os, sys; sys.path[:] = {path!r}; os.environ['OPENBLAS_NUM_THREADS'] = '1'; "
+        "import os, sys; sys.path[:] = {path!r}; "
+        "sys.argv[1] in {launched!r} or os.environ.update(OPENBLAS_NUM_THREADS='1'); "
         "from accelmgr._child import main; main(sys.argv[1:])"
     )
-    return [sys.executable, *flags, "-c", program.format(path=[os.path.abspath(p) for p in sys.path])]
+    return [sys.executable, *flags, "-c", program.format(path=[os.path.abspath(p) for p in sys.path], launched=LAUNCHED)]
 
 
 def describe(error: BaseException) -> str:
@@ -95,46 +111,43 @@ class Elements:
     LENGTH = struct.Struct("<Q")
 
     def __init__(self, dataset: Any, options: dict[str, Any]) -> None:
-        self._dataset = dataset
+        self._dataset = dataset.connect() if isinstance(dataset, FeedAddress) else dataset
+        self._fed = isinstance(self._dataset, Client)
+        self._restorable = self._fed or is_indexed(dataset)
         self._position = 0
-        self._sized = not hasattr(dataset, "__iter__")
         self._names: list[str] = []
         self._as_bytes = bool(options["as_bytes"])
         self._limit = int(options["max_element_bytes"])
         self._iterator = self._iterate(0)
         self._first: list[Any] | None = None
-        first = next(self._iterator, None)
+        data = self._dataset.example() if self._fed else None
+        first = next(self._iterator, None) if not self._fed else None if data is None else [pickle.loads(data)]
         if first is None:
             raise DataError("the dataset has no elements")
+        tensors: list[torch.Tensor] = []
         if not self._as_bytes:
             self._names, values = structure_of(first[0])
-            tensors = [as_tensor(value) for value in values]
-            self._as_bytes = not tensors or any(tensor is None for tensor in tensors)
+            tensors = [tensor for value in values if (tensor := as_tensor(value)) is not None]
+            self._as_bytes = not tensors or len(tensors) < len(values)
         if self._as_bytes:
-            size = len(self._dump(first[0]))
+            size = len(self._dump(data if self._fed else first[0]))
             self._limit = self._limit or max(64 * 1024, 4 * size)
             self.examples = [(PICKLED, torch.empty(self._limit, dtype=torch.uint8))]
         else:
             self.examples = list(zip(self._names, tensors, strict=True))
-        self._first = first
+        self._first = None if self._fed else first
 
     def _iterate(self, position: int) -> Iterator[list[Any]]:
-        if not self._sized:
-            for element in self._dataset:
-                yield [element]
+        """Elements from `position` on, each in a list; of a fed dataset, where they are bytes, as it sends them."""
+        if not self._fed:
+            yield from elements_of(self._dataset, position)
             return
-        while True:
-            try:
-                element = self._dataset[position]
-            except (IndexError, StopIteration):
-                return
-            yield [element]
+        while (data := self._dataset.get(position)) is not None:
+            yield [data if self._as_bytes else pickle.loads(data)]
             position += 1
-            if hasattr(self._dataset, "__len__") and position >= len(self._dataset):
-                return
 
     def _dump(self, element: Any) -> bytes:
-        data = pickle.dumps(element, protocol=pickle.HIGHEST_PROTOCOL)
+        data = element if self._fed else pickle.dumps(element, protocol=pickle.HIGHEST_PROTOCOL)
         return self.LENGTH.pack(len(data)) + data
 
     def next(self) -> list[Any] | None:
@@ -168,11 +181,11 @@ class Elements:
         return tensors
 
     def state(self) -> str | None:
-        """Where it stands, of a dataset that is indexed."""
-        return str(self._position) if self._sized else None
+        """Where it stands, of a dataset that is indexed or fed."""
+        return str(self._position) if self._restorable else None
 
     def restore(self, state: str) -> None:
-        if not self._sized or not state.isdigit():
+        if not self._restorable or not state.isdigit():
             raise DataError(f"the dataset cannot go on at '{state}'")
         self._position = int(state)
         self._iterator = self._iterate(self._position)
@@ -210,7 +223,7 @@ class Replica:
 
     @staticmethod
     def _element(row: torch.Tensor) -> Any:
-        memory = memoryview(row.numpy())
+        memory = row.numpy().data
         (length,) = Elements.LENGTH.unpack_from(memory)
         return pickle.loads(memory[Elements.LENGTH.size : Elements.LENGTH.size + length])
 

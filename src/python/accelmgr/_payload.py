@@ -14,6 +14,8 @@ import mmap
 import os
 import pickle
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import cloudpickle
@@ -47,8 +49,8 @@ def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file: BinaryIO, numbers: dict[int, int]) -> None:
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def __init__(self, file: BinaryIO, numbers: Mapping[int, int]) -> None:
         super().__init__(file)
         self._numbers = numbers
 
@@ -83,7 +85,8 @@ def _culprit(value: Any, path: str, depth: int = 4) -> str:
     return f"{path} ({type(value).__module__}.{type(value).__qualname__})"
 
 
-def _pickled(what: str, value: Any, numbers: dict[int, int]) -> bytes:
+def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType({})) -> bytes:
+    """Raises DataError, or ModelError for the model, that names what cannot be pickled."""
     file = io.BytesIO()
     try:
         _Pickler(file, numbers).dump(value)
@@ -111,9 +114,9 @@ def _views(values: mmap.mmap, slots: list[Slot]) -> list[torch.Tensor]:
 
 
 class Payload:
-    """Of the host."""
+    """Of the host. `dataset` is what pickled() made."""
 
-    def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
+    def __init__(self, model: torch.nn.Module | None, dataset: bytes, collate_fn: Any, options: dict[str, Any]) -> None:
         tensors = tensors_of(model) if model is not None else []
         slots: list[Slot] = []
         end = 0
@@ -131,9 +134,9 @@ class Payload:
             "path": list(sys.path),
             "options": options,
             "slots": slots,
-            "model": _pickled("model", model, numbers),
-            "dataset": _pickled("dataset", dataset, {}),
-            "collate_fn": _pickled("collate_fn", collate_fn, {}),
+            "model": pickled("model", model, numbers),
+            "dataset": dataset,
+            "collate_fn": pickled("collate_fn", collate_fn),
         }
         # By value where the class is: what is defined in __main__ travels too.
         data = pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL)
@@ -141,6 +144,8 @@ class Payload:
         with os.fdopen(os.dup(self._objects), "wb") as file:
             file.write(data)
         self._values = _memfd("accelmgr-values", end)
+        self._buffers = [tensor for _, tensor in tensors if not isinstance(tensor, torch.nn.Parameter)]
+        self._moved = [tensor for _, tensor in tensors]
         memory = mmap.mmap(self._values, max(end, 1))
         with torch.no_grad():
             for (_, tensor), view in zip(tensors, _views(memory, slots), strict=True):
@@ -153,16 +158,42 @@ class Payload:
         return f"{os.getpid()}:{self._objects}:{self._values}"
 
     def release_values(self) -> None:
-        """The session has them."""
-        if self._values >= 0:
-            os.close(self._values)
-            self._values = -1
+        """The session has them. What is not bound to it, the buffers, gets memory of its own."""
+        self._release(self._buffers)
+
+    def _release(self, tensors: list[torch.Tensor]) -> None:
+        if self._values < 0:
+            return
+        os.close(self._values)
+        self._values = -1
+        for tensor in tensors:  # Any of them would keep all of the memory mapped.
+            tensor.data = tensor.data.clone()
+        self._buffers, self._moved = [], []
 
     def close(self) -> None:
-        self.release_values()
+        """The model of a manager that did not start has memory of its own again."""
+        self._release(self._moved)
         if self._objects >= 0:
             os.close(self._objects)
             self._objects = -1
+
+
+class ForkedPayload:
+    """The same for a manager that is a fork of the host: the objects themselves, which it and its runners have too."""
+
+    objects: dict[str, dict[str, Any]] = {}
+
+    def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
+        if model is not None:
+            tensors_of(model)
+        self.path = f"forked:{id(self)}"
+        self.objects[self.path] = {"model": model, "dataset": dataset, "collate_fn": collate_fn, "options": options}
+
+    def release_values(self) -> None:
+        """There are no copies."""
+
+    def close(self) -> None:
+        self.objects.pop(self.path, None)
 
 
 def _open(pid: str, fd: str, name: str) -> int | None:
@@ -180,6 +211,13 @@ class Received:
     """Of the manager and the runners."""
 
     def __init__(self, path: str) -> None:
+        self._forked = ForkedPayload.objects.get(path)
+        if self._forked is not None:
+            return
+        if path.startswith("forked:"):
+            raise UsageError(
+                "the launcher of runners was lost, and with the start method 'fork' there is none in its place"
+            )
         pid, objects, values = path.split(":")
         fd = _open(pid, objects, "accelmgr-objects")
         if fd is None:
@@ -191,7 +229,7 @@ class Received:
 
     @property
     def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = self._parts["options"]
+        options: dict[str, Any] = (self._forked or self._parts)["options"]
         return options
 
     def _tensors(self) -> list[torch.Tensor]:
@@ -209,5 +247,7 @@ class Received:
 
     def load(self, what: str) -> Any:
         """`model`, `dataset` or `collate_fn`."""
+        if self._forked is not None:
+            return self._forked[what]
         tensors = self._tensors() if what == "model" else []
         return _Unpickler(io.BytesIO(self._parts[what]), tensors).load()

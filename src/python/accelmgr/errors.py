@@ -75,6 +75,35 @@ class CollectiveError(Error, RuntimeError):
         self.ranks = ranks or []
 
 
+class SpawnError(Error, RuntimeError):
+    """A launched process failed, the first in time; the others were ended because of it. The message says all of it.
+
+    `rank`: in the world; `exit_code`: 0 when a signal killed it; `signal`: 0 when it exited; `trace`: its traceback,
+    empty when it could not say; `type`: of its exception; `phase`: start, setup or function; `later`: those that failed
+    after it, of themselves.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rank: int = -1,
+        exit_code: int = 0,
+        signal: int = 0,
+        trace: str = "",
+        type: str = "",  # noqa: A002
+        phase: str = "",
+        later: list[str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.exit_code = exit_code
+        self.signal = signal
+        self.trace = trace
+        self.type = type
+        self.phase = phase
+        self.later = later or []
+
+
 class StepError(Error, RuntimeError):
     """A step that is not `ok`. `status` and `rank` (-1: none) are those of the StepResult, `step` the number of the step."""
 

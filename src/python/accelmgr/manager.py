@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
+from types import GeneratorType, TracebackType
 from typing import Any
 
 import torch
 
 from accelmgr import _native, _optimizers
-from accelmgr._payload import Payload, tensors_of
+from accelmgr._child import embed
+from accelmgr._feed import Feed
+from accelmgr._payload import ForkedPayload, Payload, pickled
 from accelmgr.errors import ConfigError, DataError, ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
 
-_embedded = False
 _bound: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Manager]] = weakref.WeakKeyDictionary()
 
 
-def _embed() -> None:
-    global _embedded
-    if not _embedded:
-        from accelmgr._child import command_line
+def _warn_of_threads() -> None:
+    """With a copy of this process other threads are gone, and what they held locked stays locked."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                names.append(file.read().strip())
+        except OSError:  # It has ended.
+            continue
+    if len(names) > 1:
+        logger.warning(
+            "the start method 'fork' copies a process that has other threads (%s); what they hold locked stays locked "
+            "in the manager. 'spawn' copies nothing",
+            ", ".join(names),
+        )
 
-        _native.embed(command_line())
-        _embedded = True
+
+def _consumed_of(reference: weakref.ref[Manager]) -> Callable[[], int]:
+    """Elements that committed steps have consumed; asked from the threads of a feed, which keep no manager alive."""
+
+    def consumed() -> int:
+        manager = reference()
+        return manager._handle.statistics().elements if manager is not None else 0
+
+    return consumed
 
 
 def _text(value: Any) -> str:
@@ -63,14 +83,18 @@ class Manager:
     dataset: any iterable, or a sequence (torch.utils.data.Dataset), of elements: mappings, tuples, or single tensors
         and numbers; or the name of a built-in source (`"text"`). Element i goes to runner i % nprocs, which makes
         batches of `batch_size_per_device` of them. A mapping becomes the keyword arguments of the model, a tuple the
-        positional ones.
+        positional ones. One that can be pickled is read in the manager process; another, a generator for instance, in a
+        thread of this one, from which the elements are sent over: 20 to 50 microseconds each.
     collate_fn: makes a batch of a list of elements, in the runner. Without one, elements of tensors are stacked as they
         are written to shared memory, at no further cost.
     nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base: as in the configuration.
     start: False leaves that to start().
     config: a YAML file, or a mapping of configuration keys. Strongest first: `options`, environment (ACCELMGR_...),
         `config`, defaults.
-    start_method: `spawn`; models and datasets are pickled with cloudpickle, what is defined in `__main__` included.
+    start_method: `spawn`: models and datasets are pickled with cloudpickle, what is defined in `__main__` included.
+        `fork`: the manager is a copy of this process, and nothing is pickled; what other threads hold locked stays
+        locked in it (a warning names them), runners compute with one thread unless `runners.threads` says otherwise,
+        and a launcher that is lost is not replaced.
     max_element_bytes: room for one element where elements are pickled (with a collate_fn, or not made of tensors);
         None: four times the first one, at least 64 KiB.
     options: further keys: `step_timeout=30`, `runners={"on_loss": "fail"}` or `runners__on_loss="fail"`.
@@ -97,13 +121,16 @@ class Manager:
         max_element_bytes: int | None = None,
         **options: Any,
     ) -> None:
-        if start_method != "spawn":
-            raise ConfigError(f"start_method is '{start_method}'; a manager is started with 'spawn'", "start_method")
-        self._check(model, dataset)
+        if start_method not in ("spawn", "fork"):
+            raise ConfigError(f"start_method is '{start_method}'; there are 'spawn' and 'fork'", "start_method")
+        self._forks = start_method == "fork"
+        self._check(model, dataset, collate_fn)
+        self._owner = os.getpid()
         self.collate_fn = collate_fn
         self._model = model if isinstance(model, torch.nn.Module) else None
         self._dataset = dataset
-        self._payload: Payload | None = None
+        self._payload: Payload | ForkedPayload | None = None
+        self._feed: Feed | None = None
         self._leaves: list[torch.nn.Parameter] = []
         self._options = {"as_bytes": collate_fn is not None, "max_element_bytes": max_element_bytes or 0}
         self._warned_of_none = False
@@ -129,7 +156,7 @@ class Manager:
         if isinstance(dataset, str):
             settings.append(f"data.kind={dataset}")
         self._file, self._settings = file, settings
-        _embed()
+        embed()
         kinds = ["model.kind=python"] if self._model is not None else []
         kinds += ["data.kind=python"] if not isinstance(dataset, str) else []
         self._handle = self._load(kinds)  # What is wrong with the configuration is said before anything is moved.
@@ -137,11 +164,13 @@ class Manager:
             self.start()
 
     @staticmethod
-    def _check(model: Any, dataset: Any) -> None:
+    def _check(model: Any, dataset: Any, collate_fn: Any) -> None:
         if not isinstance(model, (torch.nn.Module, str)):
             raise ModelError(f"model is a {type(model).__name__}; it must be a torch.nn.Module or the name of a built-in one")
         if not isinstance(dataset, str) and not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
             raise DataError(f"dataset is a {type(dataset).__name__}, which is neither iterable nor indexed")
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigError(f"collate_fn is a {type(collate_fn).__name__}, which cannot be called", "collate_fn")
         if isinstance(model, str):
             return
         if (bound := _bound.get(model)) is not None and (other := bound()) is not None and not other._stopped:
@@ -150,8 +179,12 @@ class Manager:
         if not parameters:
             raise ModelError("the model has no parameters; there is nothing to train")
         for name, parameter in parameters:
-            if not parameter.is_floating_point():
+            if parameter.dtype not in (torch.float32, torch.float64):
                 raise ModelError(f"parameter '{name}' is {parameter.dtype}; parameters are float32 or float64")
+            if parameter.dtype != parameters[0][1].dtype:
+                raise ModelError(
+                    f"parameter '{name}' is {parameter.dtype}, '{parameters[0][0]}' {parameters[0][1].dtype}; all have one dtype"
+                )
 
     def _load(self, settings: list[str]) -> _native.Handle:
         environment = {name: value for name, value in os.environ.items() if name.startswith("ACCELMGR_")}
@@ -165,19 +198,25 @@ class Manager:
         if self._handle.started:
             raise UsageError("start() of a manager that was started already")
         dataset = None if isinstance(self._dataset, str) else self._dataset
-        self._payload = Payload(self._model, dataset, self.collate_fn, self._options)
-        where = self._payload.path
-        settings: list[str] = []
-        if self._model is not None:
-            settings += ["model.kind=python", f"model.options.payload={where}"]
-        if dataset is not None:
-            settings += ["data.kind=python", f"data.options.payload={where}"]
         try:
+            if self._forks:
+                _warn_of_threads()
+                self._payload = ForkedPayload(self._model, dataset, self.collate_fn, self._options)
+            else:
+                self._payload = Payload(self._model, self._sent(dataset), self.collate_fn, self._options)
+            where = self._payload.path
+            settings: list[str] = []
+            if self._model is not None:
+                settings += ["model.kind=python", f"model.options.payload={where}"]
+            if dataset is not None:
+                settings += ["data.kind=python", f"data.options.payload={where}"]
             self._handle = self._load(settings)
-            self._handle.start()
+            self._handle.start(fork=self._forks)
         except BaseException:
-            self._payload.close()
+            self._close_sent()
             raise
+        if self._feed is not None:
+            self._feed.follow(_consumed_of(weakref.ref(self)))
         if self._model is not None:
             by_name = dict(self._model.named_parameters(remove_duplicate=False))
             self._leaves = [by_name[name] for name, _ in self._handle.parameters()]
@@ -187,6 +226,19 @@ class Manager:
         self._handle.bind(self._leaves)
         _optimizers.look_after(self)
         self._payload.release_values()
+
+    def _sent(self, dataset: Any) -> bytes:
+        """The dataset for the manager process: itself, or, where it cannot be pickled, the address of its feed."""
+        reason = "a generator"
+        if not isinstance(dataset, GeneratorType):
+            try:
+                return pickled("dataset", dataset)
+            except DataError as error:
+                reason = str(error)
+        logger.info("the dataset is read in this process and served from it: %s", reason)
+        self._feed = Feed(dataset)
+        weakref.finalize(self, self._feed.close)
+        return pickled("dataset", self._feed.address)
 
     # Steps
 
@@ -241,19 +293,24 @@ class Manager:
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The master's parameters, each once, in its own order. Views: same memory as those of the model."""
+        self._check_owner("named_parameters")
         return self._handle.parameters()
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What an optimizer takes: leaves whose memory and `.grad` are the master's.
+        """What an optimizer takes: leaves whose memory and `.grad` are the master's, in the order of `model.parameters()`.
 
-        Those of `model`, in its order; of a built-in one, whose parameters no module of this process has, in the
-        master's. Empty before start() of a built-in one.
+        Those of `model`; of a built-in one, whose parameters no module of this process has, in the master's order.
         """
         return self._leaves if self._model is None else list(self._model.parameters())
 
     def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The master's gradients, in the order of named_parameters(). Views."""
+        self._check_owner("named_gradients")
         return self._handle.gradients()
+
+    def _check_owner(self, call: str) -> None:
+        if os.getpid() != self._owner:
+            raise UsageError(f"{call}() in a forked child; the manager belongs to process {self._owner}")
 
     def _ordered(self) -> list[tuple[str, torch.Tensor]]:
         if self._model is None:
@@ -262,6 +319,7 @@ class Manager:
 
     def get_aggregated_gradients(self) -> list[torch.Tensor]:
         """The master's gradients in the order of `model.parameters()`; views of shared memory, no copies."""
+        self._check_owner("get_aggregated_gradients")
         gradients = dict(self._handle.gradients())
         if self._model is None:
             return list(gradients.values())
@@ -289,9 +347,17 @@ class Manager:
             by_id = {name: aliases[id(every[name])] for name, _ in self._handle.parameters()}
         self._handle.update_model_parameters([by_id[name] for name, _ in self._handle.parameters()])
 
-    def writing(self) -> _native.Writing:
-        """`with manager.writing():` around writes in place from elsewhere: no runner computes with half of them."""
-        return self._handle.writing()
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """`with manager.writing():` around writes in place from elsewhere: no runner computes with half of them.
+
+        Raises UsageError inside another one, and during a step; step() inside raises it.
+        """
+        bracket = self._handle.writing()
+        try:
+            yield
+        finally:
+            del bracket  # Its last reference: here the writes end.
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of the last committed step, by name; tied weights under each. Copies."""
@@ -314,9 +380,9 @@ class Manager:
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises UsageError for an optimizer that would not, or not rightly, train this model; names why.
 
-        To be called once, after the optimizer was made: nothing else can tell that an optimizer over a copy of the
-        model was meant for it. Not for one that keeps copies on purpose (hivemind's offloaded optimizer). LBFGS is
-        refused at its step in any case.
+        To be called once, after the optimizer was made: nothing else can tell that an optimizer over a copy of the model
+        was meant for it. Not for one that keeps copies on purpose (hivemind's offloaded optimizer). LBFGS is refused at
+        its step in any case.
         """
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(_optimizers.LBFGS)
@@ -373,6 +439,11 @@ class Manager:
         """Ends runners, launcher and manager; bounded. Parameters and gradients stay readable. Idempotent."""
         self._stopped = True
         self._handle.stop()
+        self._close_sent()
+
+    def _close_sent(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
         if self._payload is not None:
             self._payload.close()
 

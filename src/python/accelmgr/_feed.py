@@ -1,0 +1,355 @@
+"""Datasets that cannot be pickled: read in the host, served to the manager process over a Unix socket.
+
+The manager process asks for one element at a time, by its number, and only where a queue of the session has room for
+it: so the dataset is read exactly as far as the session holds elements. What was read is kept, as bytes, until a
+committed step has consumed it: a manager that takes over asks for the elements that no step has consumed, and gets the
+same ones. Consumed ones it merely counts, and gets the first element in their place.
+
+The conversation: the client sends the token, then the numbers of elements; each is answered by a kind and a length
+(HEADER) and so many bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import io
+import logging
+import os
+import pickle
+import secrets
+import socket
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import torch
+
+from accelmgr.errors import DataError
+
+logger = logging.getLogger("accelmgr")
+
+REQUEST = struct.Struct("<Q")
+HEADER = struct.Struct("<BQ")
+EXAMPLE = 2**64 - 1  # Instead of a number: the first element, whatever was consumed.
+ELEMENT, CONSUMED, END, FAILED = range(4)
+
+TOKEN_BYTES = 32
+GREETING_S = 5.0  # For the token to arrive.
+JOIN_S = 2.0  # For a thread that is not inside the dataset to end.
+
+
+def is_indexed(dataset: Any) -> bool:
+    """Whether elements are had by dataset[i] alone."""
+    return not hasattr(dataset, "__iter__")
+
+
+def elements_of(dataset: Any, position: int = 0) -> Iterator[list[Any]]:
+    """Its elements in order, each in a list of its own; of an indexed dataset from `position` on."""
+    if not is_indexed(dataset):
+        for element in dataset:
+            yield [element]
+        return
+    while True:
+        try:
+            element = dataset[position]
+        except (IndexError, StopIteration):
+            return
+        yield [element]
+        position += 1
+        if hasattr(dataset, "__len__") and position >= len(dataset):
+            return
+
+
+# Elements as bytes
+
+
+def _rebuild(data: bytes | bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=dtype).view(shape)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Tensors as their values alone: torch's own way takes the whole storage of a view, and ten times as long."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or obj.layout != torch.strided or obj.device.type != "cpu" or obj.is_quantized:
+            return super().reducer_override(obj)
+        values = obj.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        data = pickle.PickleBuffer(values.view(torch.uint8).numpy().data) if values.numel() else b""
+        return _rebuild, (data, obj.dtype, tuple(obj.shape))
+
+
+def dump(element: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(element)
+    return file.getvalue()
+
+
+# Of the manager process
+
+
+def _receive(connection: socket.socket, count: int) -> bytes | None:
+    """None at the end of the stream."""
+    data = bytearray(count)
+    memory = memoryview(data)
+    while memory:
+        got = connection.recv_into(memory)
+        if got == 0:
+            return None
+        memory = memory[got:]
+    return bytes(data)
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+class Client:
+    """The dataset as the manager process sees it. One thread."""
+
+    def __init__(self, address: FeedAddress) -> None:
+        self._pid = address.pid
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._connection.connect(address.name)
+        except OSError as error:
+            self._connection.close()
+            raise DataError(f"the dataset is in process {self._pid}, which does not serve it any more: {error}") from error
+        if _peer_uid(self._connection) != os.geteuid():
+            self._connection.close()
+            raise DataError("the socket of the dataset belongs to another user")
+        self._connection.sendall(address.token)
+        self._example: bytes | None = None
+
+    def example(self) -> bytes | None:
+        """The first element; None when there is none. Blocks for as long as the dataset takes, and raises its exception."""
+        self._example = self._ask(EXAMPLE)
+        return self._example
+
+    def get(self, number: int) -> bytes | None:
+        """An element, as dump() makes it; some element in place of one that was consumed; None at the end."""
+        return self._ask(number)
+
+    def _ask(self, number: int) -> bytes | None:
+        try:
+            self._connection.sendall(REQUEST.pack(number))
+            header = _receive(self._connection, HEADER.size)
+            kind, length = HEADER.unpack(header) if header is not None else (FAILED, 0)
+            data = _receive(self._connection, length) if header is not None else None
+        except OSError:
+            data = None
+        if data is None:
+            raise DataError(f"process {self._pid}, which reads the dataset, has ended or closed its manager")
+        if kind == FAILED:
+            raise DataError(data.decode())
+        if kind == END:
+            return None
+        return self._example if kind == CONSUMED else data
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedAddress:
+    """In the place of the dataset, among what the manager process is sent."""
+
+    name: bytes  # In the abstract namespace: it goes with the socket.
+    token: bytes
+    pid: int
+
+    def connect(self) -> Client:
+        return Client(self)
+
+
+# Of the host
+
+_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+
+
+class Feed:
+    """Serves `dataset` to the manager process that has its address. All methods return at once, close() within JOIN_S.
+
+    The dataset is read in a thread of its own, for which it may block; of several managers, one after the other, each has
+    one. A generator that reads torch's global random numbers shares them with the host's own thread.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._elements = elements_of(dataset)
+        self._owner = os.getpid()
+        self._closed = False
+        self._turn = threading.Lock()  # Held by who reads the dataset.
+        self._reader = 0  # That thread, while it is inside the dataset.
+        self._lock = threading.Lock()  # Of what follows; held for moments.
+        self._kept: dict[int, bytes] = {}  # Numbers _first to _next - 1.
+        self._first = 0
+        self._next = 0
+        self._example: bytes | None = None
+        self._over: tuple[int, bytes] | None = None  # How the dataset ended.
+        self._consumed: Callable[[], int] = lambda: 0
+        self._most = 16
+        name = b"\0accelmgr-feed-" + secrets.token_hex(8).encode()
+        self.address = FeedAddress(name, secrets.token_bytes(TOKEN_BYTES), self._owner)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(name)
+        self._listener.listen()
+        self._connections: set[socket.socket] = set()
+        self._threads: set[threading.Thread] = set()
+        _feeds.add(self)
+        self._start(_accept, weakref.ref(self), self._listener)
+
+    def follow(self, consumed: Callable[[], int]) -> None:
+        """Elements below consumed() are kept no longer. It is called from the feed's threads."""
+        self._consumed = consumed
+
+    @property
+    def kept(self) -> int:
+        """Elements that are kept; at most a quarter, or 16, more than were read and not consumed."""
+        with self._lock:
+            return len(self._kept)
+
+    @property
+    def read(self) -> int:
+        """Elements that were read from the dataset."""
+        with self._lock:
+            return self._next
+
+    def close(self) -> None:
+        """Reads and serves no more. A thread that is inside the dataset ends when that returns. Idempotent."""
+        if os.getpid() != self._owner:
+            return
+        self._closed = True
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)  # Wakes its accept().
+        except OSError:
+            pass
+        self._listener.close()
+        # A connection ends when the manager process does; whoever asks until then is not answered.
+        for thread in list(self._threads):
+            if thread is not threading.current_thread() and thread.ident != self._reader:
+                thread.join(JOIN_S)
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, name="accelmgr-feed", daemon=True)
+        thread.start()
+        self._threads.add(thread)
+
+    def _welcome(self, connection: socket.socket) -> None:
+        if _peer_uid(connection) != os.geteuid():
+            logger.warning("another user, uid %d, was refused at the dataset", _peer_uid(connection))
+            connection.close()
+            return
+        self._connections.add(connection)
+        self._threads -= {thread for thread in self._threads if not thread.is_alive()}
+        self._start(self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(GREETING_S)
+            token = _receive(connection, TOKEN_BYTES)
+            if token is None or not hmac.compare_digest(token, self.address.token):
+                return
+            connection.settimeout(None)
+            while (request := _receive(connection, REQUEST.size)) is not None:
+                answer = self._answer(*REQUEST.unpack(request))
+                if answer is not None:
+                    kind, data = answer
+                    connection.sendall(HEADER.pack(kind, len(data)) + data)
+        except OSError:
+            pass  # The manager process is gone, or another that was none.
+        finally:
+            self._connections.discard(connection)
+            connection.close()
+
+    def _answer(self, number: int) -> tuple[int, bytes] | None:
+        """None when the feed is closed."""
+        answer = self._find(number)
+        if answer is not None:
+            return answer
+        with self._turn:
+            while (answer := self._find(number)) is None and not self._closed:
+                self._read(0 if number == EXAMPLE else number)
+        return answer
+
+    def _find(self, number: int) -> tuple[int, bytes] | None:
+        with self._lock:
+            if number == EXAMPLE:
+                return (ELEMENT, self._example) if self._example is not None else self._over
+            if number in self._kept:
+                return ELEMENT, self._kept[number]
+            if number < self._first:
+                return CONSUMED, b""
+            return self._over
+
+    def _read(self, wanted: int) -> None:
+        """Reads an element; those before `wanted` are not kept: a source that is restored begins there."""
+        over: tuple[int, bytes] | None = None
+        data = b""
+        self._reader = threading.get_ident()
+        try:
+            boxed = next(self._elements, None)
+            if boxed is None:
+                over = END, b""
+            elif self._next >= wanted or self._example is None:
+                data = dump(boxed[0])
+        except BaseException as error:  # A SystemExit of the dataset, too: it is to reach the host's own thread.
+            from accelmgr._child import describe
+
+            over = FAILED, describe(error).encode()
+        finally:
+            self._reader = 0
+        with self._lock:
+            if over is not None:
+                self._over = over
+                return
+            if self._example is None:
+                self._example = data
+            if self._next >= wanted:
+                self._kept[self._next] = data
+            else:
+                self._kept.clear()
+                self._first = self._next + 1
+            self._next += 1
+            if len(self._kept) <= self._most:
+                return
+        self._forget_consumed()
+
+    def _forget_consumed(self) -> None:
+        consumed = self._consumed()
+        with self._lock:
+            while self._first < min(consumed, self._next):
+                self._kept.pop(self._first, None)
+                self._first += 1
+            self._most = len(self._kept) + max(16, len(self._kept) // 4)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: its threads are not there, and its descriptors would keep connections from ending."""
+        self._closed = True
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.close()
+
+
+def _accept(reference: weakref.ref[Feed], listener: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return  # Closed.
+        feed = reference()
+        if feed is None or feed._closed:
+            connection.close()
+            return
+        feed._welcome(connection)
+        del feed, connection
+
+
+def _after_fork() -> None:
+    for feed in list(_feeds):
+        feed._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)

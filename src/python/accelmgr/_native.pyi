@@ -1,0 +1,328 @@
+"""The extension module. accelmgr.Manager is what users see of Handle; the records are exported by accelmgr.
+
+A call of a Handle that waits lets other threads run, and ends when a signal handler raises.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+
+def embed(command: Sequence[str]) -> None:
+    """Names the command that runs this interpreter again, for the processes of managers. Once in a process."""
+
+def take_role(arguments: Sequence[str]) -> None:
+    """In such a process: becomes what the arguments say, and does not return."""
+
+class RunnerStatistics:
+    """A runner of the team."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def pid(self) -> int:
+        """0 while it is being replaced."""
+
+    @property
+    def generation(self) -> int:
+        """Processes of this rank so far."""
+
+    @property
+    def phase(self) -> str:
+        """init, waiting, forward, backward, vote, reduce, ..."""
+
+    @property
+    def attempt(self) -> int:
+        """The last it took part in."""
+
+    @property
+    def samples(self) -> int:
+        """In all committed steps."""
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """VmHWM."""
+
+    @property
+    def start_ms(self) -> float:
+        """From the fork of its process until it was ready."""
+
+    @property
+    def model_ms(self) -> float:
+        """Of that, building the model."""
+
+class Statistics:
+    """Counts of a session, over all its managers."""
+
+    @property
+    def steps(self) -> int:
+        """Committed."""
+
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def samples(self) -> int:
+        """In all committed steps."""
+
+    @property
+    def elements(self) -> int:
+        """Of the dataset, that were consumed: `samples`, and what was skipped."""
+
+    @property
+    def skips(self) -> int:
+        """Attempts whose batches were left out (`on_nonfinite: skip_batch`)."""
+
+    @property
+    def replacements(self) -> int:
+        """Runners that were started in the place of lost ones."""
+
+    @property
+    def losses(self) -> int:
+        """Runners and launchers that were lost."""
+
+    @property
+    def parameter_version(self) -> int: ...
+    @property
+    def session_bytes(self) -> int:
+        """Shared memory of the session."""
+
+    @property
+    def manager_pid(self) -> int: ...
+    @property
+    def manager_peak_memory_bytes(self) -> int:
+        """VmHWM."""
+
+    @property
+    def runners(self) -> list[RunnerStatistics]:
+        """The team, by rank."""
+
+class FailureCause:
+    """How a process was lost, as the supervisor found it."""
+
+    @property
+    def time_s(self) -> float:
+        """Since 1970, UTC."""
+
+    @property
+    def rank(self) -> int:
+        """-1: no runner, but the launcher or the manager."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def step(self) -> int:
+        """The one under way, counted from 1."""
+
+    @property
+    def attempt(self) -> int:
+        """The last it took part in."""
+
+    @property
+    def exit(self) -> str:
+        """"killed by signal 9 (KILL)", "exit code 17"."""
+
+    @property
+    def what(self) -> str:
+        """Its exception, or why it was ended; may be empty."""
+
+    @property
+    def log(self) -> list[str]:
+        """Its last log lines."""
+
+class StepResult:
+    """What one step did. True when it is `ok`; `loss, samples = result` raises the typed error of one that is not."""
+
+    @property
+    def status(self) -> Literal["ok", "data_end", "runner_lost", "nonfinite", "timeout", "manager_lost"]: ...
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def counted(self) -> bool:
+        """Whether the master's gradients contain this step. Either in full or not at all."""
+
+    @property
+    def step(self) -> int:
+        """Committed steps of this session, this one included if it counted."""
+
+    @property
+    def attempt(self) -> int:
+        """Never reused."""
+
+    @property
+    def loss(self) -> float:
+        """Mean over micro-batches (or samples, by `loss_scaling`); 0 when not counted."""
+
+    @property
+    def samples(self) -> int:
+        """Elements that took part; 0 when not counted."""
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """Other numbers of the model, averaged like the loss."""
+
+    @property
+    def parameter_version(self) -> int:
+        """The version all runners computed with."""
+
+    @property
+    def nonfinite(self) -> bool:
+        """Something was not finite, and the policy is `keep`."""
+
+    @property
+    def step_ms(self) -> float:
+        """From the call to its return."""
+
+    @property
+    def compute_ms(self) -> float:
+        """Forward, backward and take-over of gradients; the slowest runner's."""
+
+    @property
+    def reduce_ms(self) -> float:
+        """Reduction; the slowest runner's."""
+
+    @property
+    def wait_ms(self) -> float:
+        """step_ms without the two: triggers, waiting for data and for each other."""
+
+    @property
+    def error(self) -> str:
+        """Empty when ok. First cause first: rank, phase, signal or exit code, exception."""
+
+    @property
+    def error_type(self) -> str:
+        """Type of the exception behind it (`ModelError`, `DataError`, ...); empty if none."""
+
+    @property
+    def rank(self) -> int:
+        """The runner at fault, -1 if none."""
+
+    @property
+    def participants(self) -> int:
+        """Runners that took part; 0 when not counted."""
+
+    @property
+    def tries(self) -> int:
+        """Attempts that were opened for this step: 1 if nothing went wrong."""
+
+    @property
+    def skipped(self) -> int:
+        """Of them, those whose batches were left out (`on_nonfinite: skip_batch`)."""
+
+    @property
+    def causes(self) -> list[FailureCause]:
+        """Losses behind a runner_lost or manager_lost, first cause first, at most 3."""
+
+    def __bool__(self) -> bool: ...
+    def raise_for_status(self) -> None:
+        """Raises the StepError of a result that is not `ok`."""
+
+    def __iter__(self) -> Iterator[float]:
+        """loss, samples (an int); raises the StepError of a result that is not `ok`."""
+
+class CheckpointWritten:
+    """What became of a checkpoint."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def copy_ms(self) -> float:
+        """How long the host was held up."""
+
+    @property
+    def write_ms(self) -> float:
+        """How long the manager took meanwhile."""
+
+    @property
+    def error(self) -> str:
+        """Empty when it has reached the disk."""
+
+    @property
+    def warnings(self) -> list[str]: ...
+
+class Resumed:
+    """The checkpoint that a manager went on from."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """As save_checkpoint() was given them; copies."""
+
+    @property
+    def json(self) -> str: ...
+    @property
+    def refused(self) -> list[str]:
+        """Later ones, and why they were not taken."""
+
+class Writing:
+    """Brackets writes in place: no runner computes with half of them. They are over when it is gone."""
+
+class Handle:
+    """The handle of C++, with the parameters of a module bound to the session. One thread at a time; not in a fork.
+
+    Sources of the configuration, weakest first: `file` ("": none), `environment` (ACCELMGR_...), `settings` (key=value).
+    """
+
+    def __init__(self, file: str, settings: Sequence[str], environment: Mapping[str, str]) -> None: ...
+    def start(self, fork: bool = False) -> None: ...
+    @property
+    def started(self) -> bool: ...
+    def bind(self, tensors: Sequence[torch.Tensor], /) -> None:
+        """From now on these are the master's parameters, in the order of parameters()."""
+
+    def look_after_bound(self) -> int:
+        """Puts gradients back that were set to None, as zeros; returns how many. Raises ModelError where memory changed."""
+
+    def step(
+        self, timeout: float | None = None, accumulate: bool = True, parameters_changed: bool = True
+    ) -> StepResult: ...
+    def zero_grad(self) -> None: ...
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """Views, each parameter once."""
+
+    def gradients(self) -> list[tuple[str, torch.Tensor]]:
+        """Views, in the order of parameters()."""
+
+    def buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """Copies."""
+
+    def state_dict(self) -> list[tuple[str, torch.Tensor]]:
+        """Copies; tied weights under each of their names."""
+
+    def update_model_parameters(self, values: Sequence[torch.Tensor], /) -> None:
+        """In the order of parameters(); raises ModelError before anything is written."""
+
+    def writing(self) -> Writing: ...
+    def resize(self, runners: int, /) -> None: ...
+    def recover(self) -> None: ...
+    def save_checkpoint(
+        self, metric: float | None, tensors: Sequence[tuple[str, torch.Tensor]], json: str, /
+    ) -> float:
+        """Returns ms that it held up the caller."""
+
+    def checkpoints_written(self, wait_s: float, /) -> list[CheckpointWritten]: ...
+    @property
+    def resumed(self) -> Resumed | None: ...
+    def statistics(self) -> Statistics:
+        """From any thread."""
+
+    def stop(self) -> None: ...
+    def kill(self) -> None:
+        """Kills runners, launcher and manager at once."""
+
+    def config(self) -> str:
+        """As YAML."""
+
+    def show_config(self) -> str:
+        """Each value, and where it comes from."""
+
+def warnings(handle: Handle, cores: int, /) -> list[str]:
+    """What is unlikely to be meant in its configuration, on a machine of so many cores."""

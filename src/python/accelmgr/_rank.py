@@ -1,0 +1,103 @@
+"""What a launched process does of Python. Called from the extension module."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import traceback
+
+import cloudpickle
+import torch
+
+from accelmgr._launch import Target, refresh_environment
+from accelmgr._payload import _open
+from accelmgr.errors import UsageError
+
+MOST_FRAMES = 16
+
+
+def load(data: bytes) -> Target:
+    """What _launch.Payload has pickled."""
+    path, where, pickled = pickle.loads(data)
+    sys.path[:] = path
+    if where:
+        pid, fd = where.split(":")
+        memory = _open(pid, fd, "accelmgr-target")
+        if memory is None:
+            raise UsageError(f"process {pid}, which launched this one, has ended")
+        with os.fdopen(memory, "rb") as file:
+            target: Target = pickle.load(file)
+            return target
+    loaded: Target = pickle.loads(pickled)
+    return loaded
+
+
+def describe(error: BaseException) -> tuple[str, str, str]:
+    """Type, message and traceback; of that, what is of the package itself is left out, and the outer frames of a long one."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    own = os.path.dirname(__file__)
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(own):
+        frames = frames.tb_next
+    try:
+        what = str(error)
+        trace = "".join(traceback.format_exception(kind, error, frames, limit=-MOST_FRAMES))
+    except Exception as second:  # Its own text cannot be had.
+        what, trace = f"(its message cannot be had: {type(second).__name__})", ""
+    return name, what, trace
+
+
+def _begin(target: Target) -> None:
+    refresh_environment()
+    if target.is_forked:
+        torch.set_num_threads(1)  # The threads of the pool that the parent has are not here, and would be waited for.
+    elif (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(threads) > 0:
+        torch.set_num_threads(int(threads))  # The forkserver has other ones.
+
+
+def set_up(target: Target, rank: int, in_place: bool) -> None:
+    if not in_place:
+        _begin(target)
+    if target.setup is not None:
+        target.setup()
+
+
+def run(target: Target, rank: int, in_place: bool) -> bytes | None:
+    """Calls it. Returns the pickled result."""
+    if in_place:
+        refresh_environment()
+        target.result = target.call(rank)
+        return None
+    _begin(target)
+    try:
+        result = target.call(rank)
+        return None if result is None else cloudpickle.dumps(result)
+    except KeyboardInterrupt:
+        return None  # It was asked to end.
+    except SystemExit as exit:
+        code = _exit_code(exit)
+        if code:
+            _flush()
+            os._exit(code)
+        return None
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # Waits for its threads, as the end of a program does.
+        _flush()
+
+
+def _exit_code(exit: SystemExit) -> int:
+    if exit.code is None or isinstance(exit.code, int):
+        return exit.code or 0
+    print(exit.code, file=sys.stderr)
+    return 1
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass

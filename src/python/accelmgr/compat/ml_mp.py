@@ -1,0 +1,253 @@
+"""ml.utils.mp: the same names, signatures and defaults, over accelmgr's processes and collectives.
+
+    launch_subprocesses(train, MultiprocessConfig(world_size=2))
+
+The fault of the original is not copied: local_world_size counts processes, not devices, where there are no GPUs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import torch
+
+from accelmgr import _launch, _native, distributed
+
+__all__ = [
+    "DEFAULT_PORT",
+    "INFOALL",
+    "MISSING",
+    "MultiprocessConfig",
+    "ParallelGroups",
+    "all_to_all",
+    "configure_logging",
+    "default_backend",
+    "get_distributed_backend",
+    "init_and_run",
+    "init_dist",
+    "init_parallelism",
+    "init_process_group_from_backend",
+    "is_missing",
+    "launch_subprocesses",
+    "parallel_groups",
+    "set_distributed_backend",
+]
+
+DEFAULT_PORT = 29500
+INFOALL = logging.INFO + 1
+"""Level of what every rank says; INFO is for rank 0 where configure_logging() was called."""
+MISSING: Any = "???"
+"""A value to be resolved, as omegaconf spells it."""
+
+logger = logging.getLogger(__name__)
+logging.addLevelName(INFOALL, "INFOALL")
+
+P = ParamSpec("P")
+
+
+@dataclasses.dataclass
+class MultiprocessConfig:
+    """Processes of one model's training. Resolved: the GPUs or 1; the processes of this host; a free port from 29500 on."""
+
+    rank: int = -1
+    local_rank: int = -1
+    world_size: int = MISSING
+    local_world_size: int = MISSING
+    master_addr: str = "127.0.0.1"
+    master_port: int = MISSING
+    init_method: str = "env://"
+    model_parallelism: int = 1
+    pipeline_parallelism: int = 1
+    backend: str | None = None
+    model_parallel_backend: str | None = None
+    pipeline_parallel_backend: str | None = None
+    data_parallel_backend: str | None = None
+    launch_method: str = "forkserver"
+
+    @classmethod
+    def resolve(cls, config: MultiprocessConfig) -> None:
+        """Fills in what is missing. Raises ConfigError for what cannot be (degrees that do not divide the world)."""
+        _resolved(config)
+
+    def text(self) -> str:
+        """`key = value` lines."""
+        return _native_of(self).text()
+
+
+def is_missing(config: MultiprocessConfig, name: str) -> bool:
+    value = getattr(config, name)
+    return value is None or value == MISSING
+
+
+_OPTIONAL = ("world_size", "local_world_size", "master_port")
+_PLAIN = ("rank", "local_rank", "master_addr", "init_method", "model_parallelism", "pipeline_parallelism")
+
+
+def _native_of(config: MultiprocessConfig) -> _native.MultiprocessConfig:
+    native = _native.MultiprocessConfig()
+    for name in _PLAIN:
+        setattr(native, name, getattr(config, name))
+    for name in _OPTIONAL:
+        setattr(native, name, None if is_missing(config, name) else getattr(config, name))
+    native.set_backends(
+        config.backend or "",
+        config.model_parallel_backend or "",
+        config.pipeline_parallel_backend or "",
+        config.data_parallel_backend or "",
+    )
+    native.set_launch_method(config.launch_method)
+    return native
+
+
+def _resolved(config: MultiprocessConfig) -> _native.MultiprocessConfig:
+    """It keeps the port bound that it has found."""
+    native = _native_of(config)
+    native.resolve()
+    for name in _OPTIONAL:
+        setattr(config, name, getattr(native, name))
+    return native
+
+
+def configure_logging(rank: int | None = None, world_size: int | None = None) -> None:
+    """Records say their rank; those below WARNING come from rank 0 only, those of level INFOALL from every one.
+
+    Once a process; where the root logger has handlers already, they stay as they are.
+    """
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler()
+    if rank is not None and world_size is not None and world_size > 1:
+        handler.setFormatter(logging.Formatter(f"[{rank}/{world_size}] %(levelname)s %(name)s: %(message)s"))
+        handler.addFilter(lambda record: rank == 0 or record.levelno == INFOALL or record.levelno >= logging.WARNING)
+    else:
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+
+
+def default_backend() -> str:
+    """nccl with a GPU, else shm."""
+    return _native.default_backend()
+
+
+def get_distributed_backend() -> str:
+    """$ACCELMGR_DISTRIBUTED_BACKEND, else $TORCH_DISTRIBUTED_BACKEND, else default_backend()."""
+    return _native.get_distributed_backend()
+
+
+def set_distributed_backend(backend: str) -> None:
+    """For this process and those that it starts. Raises ConfigError for one that is not available."""
+    _native.set_distributed_backend(backend)
+    _launch.refresh_environment()
+
+
+def init_process_group_from_backend(backend: str | None = None) -> None:
+    """Joins the process group that the environment describes, and proves it by an all_reduce.
+
+    Raises CollectiveError, which names the ranks that are missing, after the launcher's timeout or 300 s.
+    """
+    _native.init_process_group_from_backend(backend)
+
+
+def init_dist(
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    local_world_size: int,
+    master_addr: str,
+    master_port: int,
+    init_method: str,
+    backend: str | None = None,
+) -> None:
+    """Sets the environment that the values describe, and joins, as init_process_group_from_backend() does."""
+    try:
+        _native.init_dist(
+            rank, local_rank, world_size, local_world_size, master_addr, master_port, init_method, backend
+        )
+    finally:
+        _launch.refresh_environment()
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelGroups:
+    """The groups that this rank belongs to. Ranks are laid out [pipeline][data][model], model fastest."""
+
+    model: distributed.Group
+    pipeline: distributed.Group
+    data: distributed.Group
+
+
+def init_parallelism(
+    model_parallelism: int = 1,
+    pipeline_parallelism: int = 1,
+    *,
+    mp_backend: str | None = None,
+    pp_backend: str | None = None,
+    dp_backend: str | None = None,
+) -> ParallelGroups:
+    """Called by all ranks. Raises ConfigError when the degrees do not divide the world."""
+    return ParallelGroups(
+        *_native.init_parallelism(model_parallelism, pipeline_parallelism, mp_backend, pp_backend, dp_backend)
+    )
+
+
+def parallel_groups() -> ParallelGroups:
+    """Those of the last init_parallelism(). Raises UsageError before."""
+    return ParallelGroups(*_native.parallel_groups())
+
+
+@dataclasses.dataclass
+class _Logging:
+    world_size: int
+
+    def __call__(self, rank: int, call: Callable[[], Any]) -> None:
+        configure_logging(rank=rank, world_size=self.world_size)
+        call()
+
+
+def init_and_run(func: Callable[P, None], cfg: MultiprocessConfig, *args: P.args, **kwargs: P.kwargs) -> None:
+    """init_dist(), init_parallelism() and the function, in this process."""
+    native = _resolved(cfg)
+    target = _launch.Target(func, args, kwargs, around=_Logging(cfg.world_size))
+    _launch.prepare(target, "spawn", in_place=True)
+    try:
+        _native.run_multiprocess(target, native)
+    finally:
+        _launch.refresh_environment()
+
+
+def launch_subprocesses(
+    func: Callable[P, None],
+    cfg: MultiprocessConfig,
+    setup: Callable[[], None] | None = None,
+    rank_offset: int = 0,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> None:
+    """`func(*args, **kwargs)` in the local_world_size processes of this host, of a world of world_size.
+
+    setup: called in each one first. rank_offset: of the first one here. World size 1: in this process, with a warning.
+    Blocks until all have ended; Ctrl-C ends them. Raises ConfigError for a configuration that cannot be; SpawnError (a
+    RuntimeError), with the rank and its traceback, when one fails: the others are ended.
+    """
+    native = _resolved(cfg)
+    in_place = cfg.world_size == 1
+    if in_place:
+        logger.warning("Multi-process trainer expects more than one device; running single-process")
+        cfg.rank = cfg.local_rank = 0
+    target = _launch.Target(func, args, kwargs, setup=setup, around=_Logging(cfg.world_size))
+    payload = _launch.prepare(target, cfg.launch_method, in_place)
+    context = _launch.begin(
+        lambda data: _native.start_multiprocess(target, data, native, setup is not None, rank_offset), target, payload
+    )
+    if context is not None:
+        context.join()
+
+
+def all_to_all(input: torch.Tensor, group: Any = None) -> torch.Tensor:
+    """Block i of dimension 0 goes to rank i of the group (None: all). With a backward pass. Serial: the input."""
+    return distributed.all_to_all(input, group)

@@ -1,0 +1,309 @@
+// Launched processes whose functions are Python's.
+//
+// C++ launches one registered function, which calls the package's Python (accelmgr/_rank.py). What it calls
+// there, the target, comes in one of two ways: pickled, in a process that was executed, or forked from the
+// forkserver; as the object itself, in place, and in processes forked from the host.
+#include "accelmgr/launch.hpp"
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include "accelmgr/distributed.hpp"
+#include "accelmgr/multiprocess.hpp"
+#include "base/clock.hpp"
+#include "distributed/process_group.hpp"
+#include "launch/failure.hpp"
+#include "launch/forkserver.hpp"
+#include "python/interpreter.hpp"
+
+namespace nb = nanobind;
+
+namespace accelmgr::python {
+namespace {
+
+using launch::Value;
+
+constexpr const char* function_entry = "accelmgr.python";
+constexpr const char* setup_entry = "accelmgr.python.setup";
+constexpr double signal_check_s = 0.05;  ///< How long Ctrl-C may go unnoticed.
+
+/// The process that the interpreter knows it runs in. One forked by C++ is to be told.
+std::atomic<pid_t> interpreter_pid{0};
+
+void see_fork() {
+  if (interpreter_pid != getpid()) PyOS_AfterFork_Child();  // Sets it.
+}
+
+/// What this thread is about to launch; the copies of the thread in forked processes have it too.
+struct Current {
+  PyObject* target = nullptr;
+  pid_t owner = 0;
+};
+thread_local Current current;
+
+class CurrentScope {
+ public:
+  explicit CurrentScope(nb::handle target)
+      : before_(std::exchange(current, Current{target.ptr(), getpid()})) {}
+  ~CurrentScope() { current = before_; }
+  CurrentScope(const CurrentScope&) = delete;
+  CurrentScope& operator=(const CurrentScope&) = delete;
+
+ private:
+  Current before_;
+};
+
+nb::bytes bytes_of(const Value& value) {
+  const auto& binary = value.get_binary();
+  return nb::bytes(binary.data(), binary.size());
+}
+
+Value value_of(const nb::bytes& bytes) {
+  const auto* data = static_cast<const std::uint8_t*>(bytes.data());
+  return Value::binary({data, data + bytes.size()});
+}
+
+launch::ForeignException foreign(const nb::object& module, const nb::python_error& error) {
+  const auto said = module.attr("describe")(error.value());
+  return {nb::cast<std::string>(said[0]), nb::cast<std::string>(said[1]), nb::cast<std::string>(said[2])};
+}
+
+/// `what`: the function of accelmgr._rank that deals with the target.
+Value call(const char* what, int rank, const Value& args) {
+  const bool in_place = current.target != nullptr && current.owner == getpid();
+  if (!in_place) see_fork();
+  const nb::gil_scoped_acquire lock;
+  const nb::object module = nb::module_::import_("accelmgr._rank");
+  try {
+    const nb::object target = current.target != nullptr ? nb::borrow(current.target)
+                                                        : module.attr("load")(bytes_of(args.at(0)));
+    const nb::object result = module.attr(what)(target, rank, in_place);
+    return result.is_none() ? Value(nullptr) : value_of(nb::cast<nb::bytes>(result));
+  } catch (const nb::python_error& error) {
+    if (in_place) throw;
+    throw foreign(module, error);
+  }
+}
+
+/// launch_subprocesses() gives the arguments of the function to the setup inside a task of its own.
+const Value& own_args(const Value& args) { return args.is_object() ? args.at("args") : args; }
+
+// The processes of one launch.
+class Running {
+ public:
+  explicit Running(launch::SpawnContext context, std::shared_ptr<void> store = nullptr)
+      : store_(std::move(store)), context_(std::move(context)) {}
+
+  bool join(std::optional<double> timeout_s) {
+    const auto end = timeout_s ? base::Deadline::in_seconds(std::clamp(*timeout_s, 0.0, 1e9))
+                               : base::Deadline::at_ns(INT64_MAX);
+    for (;;) {
+      const double left = static_cast<double>(end.remaining_ns()) / 1e9;
+      if (join_for(std::clamp(left, 0.0, signal_check_s))) return true;
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      if (left <= signal_check_s) return false;
+    }
+  }
+  void terminate() {
+    const nb::gil_scoped_release unlocked;
+    const std::lock_guard turn(mutex_);
+    context_.terminate();
+  }
+  std::vector<pid_t> pids() const { return context_.pids(); }
+  nb::list results() const {
+    nb::list results;
+    for (const auto& value : context_.results())
+      results.append(value.is_null() ? nb::object(nb::none()) : nb::object(bytes_of(value)));
+    return results;
+  }
+
+ private:
+  bool join_for(double timeout_s) {
+    const nb::gil_scoped_release unlocked;
+    const std::lock_guard turn(mutex_);
+    return context_.join(timeout_s);
+  }
+
+  std::mutex mutex_;
+  std::shared_ptr<void> store_;
+  launch::SpawnContext context_;
+};
+
+/// With the lock only where the interpreter is copied: a process forked while another thread had it could
+/// never call into it.
+template <class Start>
+auto starting(nb::handle target, launch::StartMethod method, Start start) {
+  const CurrentScope scope(target);
+  std::optional<nb::gil_scoped_release> unlocked;
+  if (method != launch::StartMethod::fork) unlocked.emplace();
+  return start();
+}
+
+std::unique_ptr<Running> spawn(const nb::object& target, const nb::bytes& payload,
+                               const std::map<std::string, std::string>& texts, bool has_setup) {
+  auto options = launch::options_from(texts);
+  const bool in_place = options.nprocs == 1 && options.join;
+  options.join = in_place;
+  if (has_setup) options.setup_name = setup_entry;
+  const Value args = Value::array({value_of(payload)});
+  return starting(target, options.start_method, [&] {
+    return std::make_unique<Running>(launch::spawn(function_entry, args, options));
+  });
+}
+
+std::unique_ptr<Running> spawn_distributed(const nb::object& target, const nb::bytes& payload,
+                                           const std::string& backend, int nproc_per_node, int nnodes,
+                                           int node_rank, const std::string& master_addr, int master_port,
+                                           const std::string& init_method, double timeout_s,
+                                           const std::string& start_method, bool join, bool daemon) {
+  distributed::SpawnOptions options{
+      .nproc_per_node = nproc_per_node,
+      .nnodes = nnodes,
+      .node_rank = node_rank,
+      .master_addr = master_addr,
+      .master_port = master_port,
+      .init_method = init_method,
+      .timeout_s = timeout_s,
+      .start_method = launch::options_from({{"start_method", start_method}}).start_method,
+      .join = join && nproc_per_node == 1,  // In place; the others are joined where Ctrl-C is seen.
+      .daemon = daemon};
+  const Value args = Value::array({value_of(payload)});
+  return starting(target, options.start_method, [&] {
+    return std::make_unique<Running>(distributed::spawn(backend, function_entry, args, nullptr, options));
+  });
+}
+
+std::unique_ptr<Running> start_multiprocess(const nb::object& target, const nb::bytes& payload,
+                                            const MultiprocessConfig& config, bool has_setup,
+                                            int rank_offset) {
+  const Value args = Value::array({value_of(payload)});
+  return starting(target, config.launch_method, [&]() -> std::unique_ptr<Running> {
+    auto started =
+        start_subprocesses(function_entry, config, has_setup ? setup_entry : "", rank_offset, args);
+    if (!started.context) return nullptr;
+    return std::make_unique<Running>(std::move(*started.context), std::move(started.store));
+  });
+}
+
+void run_multiprocess(const nb::object& target, const MultiprocessConfig& config) {
+  starting(target, launch::StartMethod::spawn, [&] {
+    init_and_run([](int rank, const Value& args) { return call("run", rank, args); }, config);
+  });
+}
+
+nb::object run_serially(launch::SerialExecutor& executor, const nb::callable& function) {
+  const nb::gil_scoped_release unlocked;
+  return executor.run([&] {
+    const nb::gil_scoped_acquire lock;
+    return nb::object(function());
+  });
+}
+
+void set_backends(MultiprocessConfig& config, const std::string& all, const std::string& model,
+                  const std::string& pipeline, const std::string& data) {
+  const auto given = [](const std::string& name) {
+    return name.empty() ? std::nullopt : std::optional<std::string>(name);
+  };
+  config.backend = given(all);
+  config.model_parallel_backend = given(model);
+  config.pipeline_parallel_backend = given(pipeline);
+  config.data_parallel_backend = given(data);
+}
+
+void bind_multiprocess(nb::module_& module) {
+  nb::class_<MultiprocessConfig>(module, "MultiprocessConfig")
+      .def(nb::init<>())
+      .def_rw("rank", &MultiprocessConfig::rank)
+      .def_rw("local_rank", &MultiprocessConfig::local_rank)
+      .def_rw("world_size", &MultiprocessConfig::world_size, nb::arg().none())
+      .def_rw("local_world_size", &MultiprocessConfig::local_world_size, nb::arg().none())
+      .def_rw("master_addr", &MultiprocessConfig::master_addr)
+      .def_rw("master_port", &MultiprocessConfig::master_port, nb::arg().none())
+      .def_rw("init_method", &MultiprocessConfig::init_method)
+      .def_rw("model_parallelism", &MultiprocessConfig::model_parallelism)
+      .def_rw("pipeline_parallelism", &MultiprocessConfig::pipeline_parallelism)
+      .def("set_backends", &set_backends, nb::arg("all"), nb::arg("model"), nb::arg("pipeline"),
+           nb::arg("data"), "Empty: that of the one before.")
+      .def("set_launch_method",
+           [](MultiprocessConfig& config, const std::string& method) {
+             config.launch_method = launch::options_from({{"start_method", method}}).start_method;
+           })
+      .def("resolve", [](MultiprocessConfig& config) { MultiprocessConfig::resolve(config); })
+      .def("text", &MultiprocessConfig::text);
+  module.def("start_multiprocess", &start_multiprocess, nb::arg("target"), nb::arg("payload"),
+             nb::arg("config"), nb::arg("has_setup"), nb::arg("rank_offset"));
+  module.def("run_multiprocess", &run_multiprocess, nb::arg("target"), nb::arg("config"));
+  module.def("default_backend", &default_backend);
+  module.def("get_distributed_backend", &get_distributed_backend);
+  module.def("set_distributed_backend", &set_distributed_backend, nb::arg("backend"));
+  module.def("init_process_group_from_backend", &init_process_group_from_backend,
+             nb::arg("backend").none() = nb::none(), nb::arg("timeout").none() = nb::none(),
+             nb::call_guard<nb::gil_scoped_release>());
+  module.def("init_dist", &init_dist, nb::arg("rank"), nb::arg("local_rank"), nb::arg("world_size"),
+             nb::arg("local_world_size"), nb::arg("master_addr"), nb::arg("master_port"),
+             nb::arg("init_method"), nb::arg("backend").none() = nb::none(),
+             nb::call_guard<nb::gil_scoped_release>());
+}
+
+/// The environment as it is; os.environ is a copy from the interpreter's start.
+nb::list environment() {
+  nb::list all;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const auto split = text.find('=');
+    if (split == std::string_view::npos || split == 0) continue;
+    all.append(nb::make_tuple(nb::bytes(text.data(), split),
+                              nb::bytes(text.data() + split + 1, text.size() - split - 1)));
+  }
+  return all;
+}
+
+void see_forks_of_the_interpreter(nb::module_& module) {
+  interpreter_pid = getpid();
+  module.def("_note_fork", [] { interpreter_pid = getpid(); });
+  nb::dict when;
+  when["after_in_child"] = module.attr("_note_fork");
+  nb::module_::import_("os").attr("register_at_fork")(**when);
+}
+
+}  // namespace
+
+void bind_launch(nb::module_& module) {
+  see_forks_of_the_interpreter(module);
+  launch::register_function(function_entry,
+                            [](int rank, const Value& args) { return call("run", rank, args); });
+  launch::register_function(setup_entry,
+                            [](int rank, const Value& args) { return call("set_up", rank, own_args(args)); });
+
+  nb::class_<Running>(module, "Running")
+      .def("join", &Running::join, nb::arg("timeout").none() = nb::none(),
+           "True when all have ended, False after `timeout` seconds; SpawnError when one has failed.")
+      .def("terminate", &Running::terminate, "Ends all that still run; bounded.")
+      .def("pids", &Running::pids)
+      .def("results", &Running::results, "What they returned, pickled; None of those that returned none.");
+  module.def("environment", &environment);
+  module.def("end_forkserver", &launch::end_forkserver, nb::call_guard<nb::gil_scoped_release>(),
+             "Ends the process that the start method forkserver forks from; the next launch starts another.");
+  module.def("spawn", &spawn, nb::arg("target"), nb::arg("payload"), nb::arg("options"),
+             nb::arg("has_setup") = false);
+  module.def("spawn_distributed", &spawn_distributed, nb::arg("target"), nb::arg("payload"),
+             nb::arg("backend"), nb::arg("nproc_per_node"), nb::arg("nnodes"), nb::arg("node_rank"),
+             nb::arg("master_addr"), nb::arg("master_port"), nb::arg("init_method"), nb::arg("timeout"),
+             nb::arg("start_method"), nb::arg("join"), nb::arg("daemon"));
+  nb::class_<launch::SerialExecutor>(module, "SerialExecutor")
+      .def(nb::init<std::string, double>(), nb::arg("name"), nb::arg("timeout") = 300.0)
+      .def("run", &run_serially, nb::arg("function"));
+  bind_multiprocess(module);
+}
+
+}  // namespace accelmgr::python

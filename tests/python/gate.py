@@ -1,0 +1,79 @@
+"""A model and a dataset whose processes do at a moment what the test wants: they look for a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+
+import torch
+from torch import nn
+
+
+class Gate:
+    """While it is shut, whoever passes stands still."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+
+    def shut(self) -> None:
+        os.mkfifo(self._path)
+
+    def pass_through(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.exists():
+                self._path.read_bytes()
+
+    @contextlib.contextmanager
+    def held(self):
+        """From the moment somebody stands there to the end of the block, which opens it."""
+        fd = os.open(self._path, os.O_WRONLY)
+        try:
+            yield
+        finally:
+            self._path.unlink()
+            os.close(fd)
+
+
+class Told(nn.Module):
+    """loss = mean of weight * x; before that, in the runner, what a file in `folder` says, which it takes away."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self._folder = folder
+        self.gate = Gate(folder / "gate")
+
+    def tell(self, what: str) -> None:
+        """`die`, `raise`, `nan`: whoever takes it away first does so, once."""
+        (self._folder / what).touch()
+
+    def _told(self, what: str) -> bool:
+        try:
+            (self._folder / what).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.gate.pass_through()
+        if self._told("die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._told("raise"):
+            self._give_up()
+        loss = (self.weight * x).mean()
+        return loss * float("nan") if self._told("nan") else loss
+
+    def _give_up(self) -> None:
+        raise ArithmeticError("told to raise")
+
+
+class Count:
+    """Element i is [i, 1]: which ones a step had can be read off the gradient."""
+
+    def __iter__(self):
+        i = 0
+        while True:
+            yield torch.tensor([float(i), 1.0])
+            i += 1

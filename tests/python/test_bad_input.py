@@ -1,0 +1,143 @@
+"""What is refused, and with which words. Before anything starts, where that is possible."""
+
+import threading
+
+import pytest
+import torch
+from gate import Count
+from torch import nn
+
+import accelmgr
+
+
+class Unpicklable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.inner.guard = threading.Lock()
+
+
+class Integers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.counts = nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2).double()
+
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(2))
+
+
+REFUSED = {
+    "no_module": (lambda: "a string of no kind", {}, accelmgr.ConfigError, "model.kind"),
+    "a_function": (lambda: print, {}, accelmgr.ModelError, "model is a builtin_function_or_method"),
+    "no_parameters": (nn.ReLU, {}, accelmgr.ModelError, "no parameters; there is nothing to train"),
+    "integers": (Integers, {}, accelmgr.ModelError, "parameter 'counts' is torch.int64.*float32 or float64"),
+    "half": (lambda: nn.Linear(2, 2).half(), {}, accelmgr.ModelError, "'weight' is torch.float16.*float32 or float64"),
+    "mixed": (Mixed, {}, accelmgr.ModelError, "'other.weight' is torch.float64.*'one.weight' torch.float32; all have one dtype"),
+    "elsewhere": (lambda: nn.Linear(2, 2, device="meta"), {}, accelmgr.ModelError, "'weight' of the model is on meta"),
+    "lazy": (lazy, {}, accelmgr.ModelError, "'0.weight' of the model is not initialized; call the model once"),
+    "unpicklable": (Unpicklable, {}, accelmgr.ModelError, r"model.inner.guard \(_thread.lock\) cannot be pickled"),
+    "no_runners": (lambda: nn.Linear(2, 2), {"nprocs": 0}, accelmgr.ConfigError, "nprocs"),
+    "no_batch": (lambda: nn.Linear(2, 2), {"batch_size_per_device": 0}, accelmgr.ConfigError, "batch_size_per_device"),
+    "no_number": (lambda: nn.Linear(2, 2), {"nprocs": "two"}, accelmgr.ConfigError, "nprocs"),
+    "unknown_option": (lambda: nn.Linear(2, 2), {"prefech": 3}, accelmgr.ConfigError, "prefetch"),
+    "start_method": (lambda: nn.Linear(2, 2), {"start_method": "thread"}, accelmgr.ConfigError, "start_method is 'thread'; there are 'spawn' and 'fork'"),
+    "collate": (lambda: nn.Linear(2, 2), {"collate_fn": "stack"}, accelmgr.ConfigError, "collate_fn is a str"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_anything_starts(case):
+    make, options, error, message = REFUSED[case]
+    model = make()
+    with pytest.raises(error, match=message):
+        accelmgr.Manager(model, Count(), **{"nprocs": 1, **options})
+
+
+def test_a_dataset_that_cannot_be_pickled_names_the_attribute():
+    class Reads:
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(accelmgr.DataError, match=r"dataset.lock \(_thread.lock\) cannot be pickled"):
+        accelmgr.Manager(nn.Linear(2, 2), Reads(), nprocs=1)
+
+
+def test_the_key_at_fault_is_an_attribute():
+    with pytest.raises(accelmgr.ConfigError) as caught:
+        accelmgr.Manager(nn.Linear(2, 2), Count(), nprocs=0)
+    assert caught.value.key == "nprocs"
+
+
+class Returns(nn.Module):
+    """What its first parameter's name says."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.table = nn.Embedding(4, 2, sparse=True) if what == "sparse" else None
+        self.what = what
+
+    def forward(self, x):
+        loss = (self.weight * x).mean()
+        if self.table is not None:
+            return self.table(torch.tensor([1])).mean() + loss
+        return {
+            "without": {"logits": loss, "labels": x},
+            "empty": (),
+            "number": 3.0,
+            "vector": self.weight * x,
+            "constant": torch.ones(()),
+            "integer": torch.ones((), dtype=torch.int64),
+        }[self.what]
+
+
+OUTPUTS = {
+    "without": "the model's output has no 'loss'; it has: logits, labels",
+    "empty": "the model returned an empty tuple; its first element must be the loss",
+    "number": "loss is of type float; it must be a tensor",
+    "vector": r"the loss is Float of shape \[1, 2\]; it must be one floating-point number",
+    "constant": "the loss requires no gradient",
+    "integer": "the loss is Long.*; it must be one floating-point number",
+}
+
+
+@pytest.mark.parametrize("what", OUTPUTS)
+def test_an_output_that_is_no_loss_is_the_error_of_the_step(what):
+    with accelmgr.Manager(Returns(what), Count(), nprocs=1, runners__threads=1, runners__on_loss="fail") as manager:
+        result = manager.step()
+        assert (result.status, result.error_type, result.rank) == ("runner_lost", "ModelError", 0)
+        with pytest.raises(accelmgr.RunnerLost, match=OUTPUTS[what]):
+            result.raise_for_status()
+
+
+def test_sparse_gradients_become_dense():
+    model = Returns("sparse")
+    with accelmgr.Manager(model, Count(), nprocs=1, runners__threads=1) as manager:
+        assert manager.step().ok
+        assert model.table.weight.grad.layout == torch.strided
+        assert model.table.weight.grad.tolist() == [[0, 0], [0.5, 0.5], [0, 0], [0, 0]]
+
+
+class NoRows:
+    def __iter__(self):
+        raise LookupError("the file has no rows")
+
+
+def test_the_model_of_a_manager_that_did_not_start_is_as_it_was():
+    model = Returns("number")
+    with pytest.raises(accelmgr.DataError, match="LookupError: the file has no rows"):
+        accelmgr.Manager(model, NoRows(), nprocs=1)
+    assert "memfd:accelmgr" not in open("/proc/self/maps").read()
+    assert model.weight.tolist() == [1, 1]
+    with accelmgr.Manager(model, Count(), nprocs=1, runners__on_loss="fail") as manager:  # And is nobody's.
+        assert manager.step().status == "runner_lost"

@@ -1,0 +1,233 @@
+"""accelmgr.compat.ml_mp, by the behaviour of ml.utils.mp."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import accelmgr
+from accelmgr import _native, distributed
+from accelmgr.compat import ml_mp
+from accelmgr.compat.ml_mp import MultiprocessConfig, launch_subprocesses
+
+
+@pytest.fixture(autouse=True)
+def no_forkserver() -> Iterator[None]:
+    """It serves all launches of a process, and ends with it."""
+    yield
+    _native.end_forkserver()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _say(path: str, word: str = "") -> None:
+    groups = ml_mp.parallel_groups()
+    blocks = ml_mp.all_to_all(torch.arange(distributed.get_world_size()) + 10 * distributed.get_rank(), None)
+    said = {
+        "word": word,
+        "rank": distributed.get_rank(),
+        "local": distributed.get_local_rank(),
+        "world": distributed.get_world_size(),
+        "environment": [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")],
+        "groups": [groups.model.ranks, groups.pipeline.ranks, groups.data.ranks],
+        "blocks": blocks.tolist(),
+        "setup": os.environ.get("SET_UP", ""),
+        "pid": os.getpid(),
+    }
+    with open(f"{path}/{said['rank']}", "w") as file:
+        json.dump(said, file)
+
+
+def _set_up() -> None:
+    os.environ["SET_UP"] = f"before {distributed.model_name()}"
+
+
+def _said(path: Any) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in sorted(path.iterdir())]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_launch_subprocesses_runs_the_function_in_every_rank(tmp_path: Any, method: str) -> None:
+    config = MultiprocessConfig(world_size=2, model_parallelism=2, launch_method=method)
+    launch_subprocesses(_say, config, _set_up, 0, str(tmp_path), word="yes")
+    said = _said(tmp_path)
+    assert [one["rank"] for one in said] == [0, 1]
+    for rank, one in enumerate(said):
+        assert (one["word"], one["local"], one["world"]) == ("yes", rank, 2)
+        assert one["environment"] == [str(rank), str(rank), "2", "127.0.0.1"]
+        assert one["groups"] == [[0, 1], [rank], [rank]]
+        assert one["blocks"] == [rank, 10 + rank]
+        assert one["setup"].startswith("before")
+        assert one["pid"] != os.getpid()
+    assert config.local_world_size == 2 and config.master_port >= ml_mp.DEFAULT_PORT
+
+
+def test_a_world_of_one_runs_here_with_a_warning(tmp_path: Any, caplog: Any) -> None:
+    before = dict(os.environ)
+    with caplog.at_level(logging.WARNING, logger="accelmgr.compat.ml_mp"):
+        launch_subprocesses(_say, MultiprocessConfig(world_size=1), None, 0, str(tmp_path))
+    assert "running single-process" in caplog.text
+    assert _said(tmp_path)[0]["pid"] == os.getpid()
+    assert dict(os.environ) == before and distributed.model_name() == "serial"
+
+
+def _fail() -> None:
+    if distributed.get_rank() == 1:
+        raise ValueError("no data")
+    distributed.barrier()
+
+
+def test_a_failure_is_a_runtime_error_with_rank_and_trace() -> None:
+    with pytest.raises(RuntimeError, match="rank 1 failed: ValueError: no data") as caught:
+        launch_subprocesses(_fail, MultiprocessConfig(world_size=2, launch_method="fork"))
+    assert isinstance(caught.value, accelmgr.SpawnError)
+    assert 'raise ValueError("no data")' in caught.value.trace
+
+
+def _raise_in_setup() -> None:
+    raise OSError("no disk")
+
+
+def test_a_failure_of_the_setup_is_told_as_such() -> None:
+    with pytest.raises(accelmgr.SpawnError, match="failed in its setup: OSError: no disk") as caught:
+        launch_subprocesses(_fail, MultiprocessConfig(world_size=2, launch_method="spawn"), _raise_in_setup)
+    assert caught.value.phase == "setup"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"world_size": 0}, "world_size is 0"),
+        ({"world_size": 2, "local_world_size": 3}, "local_world_size is 3"),
+        ({"world_size": 2, "model_parallelism": 3}, "3"),
+        ({"world_size": 2, "backend": "mpi"}, "unknown backend 'mpi'"),
+        ({"world_size": 2, "data_parallel_backend": "mpi"}, "unknown backend 'mpi'"),
+        ({"world_size": 2, "launch_method": "thread"}, "spawn or fork or forkserver"),
+        ({"world_size": 2, "master_port": 70000}, "master_port is 70000"),
+        ({"world_size": 2, "rank": 2}, "rank is 2"),
+        ({"world_size": 2, "master_addr": ""}, "master_addr is empty"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        launch_subprocesses(_fail, MultiprocessConfig(**fields))
+
+
+def test_the_rank_offset_is_within_the_world() -> None:
+    with pytest.raises(ValueError, match="rank_offset is 1"):
+        launch_subprocesses(_fail, MultiprocessConfig(world_size=2), None, 1)
+
+
+def test_resolve_fills_in_what_is_missing() -> None:
+    config = MultiprocessConfig(world_size=3)
+    assert config.rank == -1 and config.local_world_size == ml_mp.MISSING and config.launch_method == "forkserver"
+    assert ml_mp.is_missing(config, "master_port") and not ml_mp.is_missing(config, "world_size")
+    MultiprocessConfig.resolve(config)
+    assert config.local_world_size == 3 and config.master_port >= 29500
+    assert "world_size = 3\n" in config.text() and "launch_method = forkserver" in config.text()
+
+
+def test_the_backend_of_the_environment_is_used(monkeypatch: Any) -> None:
+    monkeypatch.delenv("ACCELMGR_DISTRIBUTED_BACKEND", raising=False)
+    monkeypatch.delenv("TORCH_DISTRIBUTED_BACKEND", raising=False)
+    assert ml_mp.get_distributed_backend() == ml_mp.default_backend() in ("shm", "nccl")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_BACKEND", "gloo")
+    assert ml_mp.get_distributed_backend() == "gloo"
+    ml_mp.set_distributed_backend("shm")
+    assert os.environ["ACCELMGR_DISTRIBUTED_BACKEND"] == "shm" and ml_mp.get_distributed_backend() == "shm"
+    with pytest.raises(ValueError, match="unknown backend 'mpi'"):
+        ml_mp.set_distributed_backend("mpi")
+
+
+PROGRAM = """
+import sys
+import torch
+from accelmgr import CollectiveError, distributed
+from accelmgr.compat import ml_mp
+
+what, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if what == "dist":
+    ml_mp.init_dist(rank, rank, 2, 2, "127.0.0.1", port, "env://", "gloo")
+    groups = ml_mp.init_parallelism(1, 2)
+    print(groups.pipeline.ranks, distributed.all_reduce(rank + 1), distributed.backend())
+elif what == "environment":
+    ml_mp.init_process_group_from_backend()
+    print(distributed.all_gather(rank).tolist(), distributed.get_local_rank())
+elif what == "run":
+    def report(word):
+        print(word, distributed.get_rank(), ml_mp.parallel_groups().data.ranks)
+    config = ml_mp.MultiprocessConfig(rank=rank, local_rank=rank, world_size=2, master_port=port)
+    ml_mp.init_and_run(report, config, "ran")
+elif what == "alone":
+    try:
+        ml_mp.init_process_group_from_backend()
+    except CollectiveError as error:
+        print(error.cause, error.ranks)
+"""
+
+
+def _programs(what: str, count: int, **environment: str) -> list[str]:
+    port = _free_port()
+    programs = []
+    try:
+        for rank in range(count):
+            own = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(port)} if what in ("environment", "alone") else {}
+            programs.append(subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, what, str(rank), str(port)], stdout=subprocess.PIPE, text=True,
+                env={**os.environ, **own, **environment},
+            ))
+        return [program.communicate(timeout=60)[0] for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def test_init_dist_joins_processes_that_others_have_started() -> None:
+    assert _programs("dist", 2) == ["[0, 1] 3 gloo\n"] * 2
+
+
+def test_init_process_group_from_backend_reads_the_environment() -> None:
+    assert _programs("environment", 2) == ["[0, 1] 0\n", "[0, 1] 1\n"]
+
+
+def test_init_and_run_calls_the_function_in_this_process() -> None:
+    assert _programs("run", 2) == ["ran 0 [0, 1]\n", "ran 1 [0, 1]\n"]
+
+
+def test_a_rank_that_is_missing_is_named() -> None:
+    assert _programs("alone", 1, ACCELMGR_LAUNCH_TIMEOUT="1") == ["timeout [1]\n"]
+
+
+def test_groups_before_init_parallelism_are_an_error() -> None:
+    with pytest.raises(accelmgr.UsageError, match="call init_parallelism"):
+        ml_mp.parallel_groups()
+
+
+def test_all_to_all_alone_is_its_input() -> None:
+    tensor = torch.arange(3.0)
+    assert ml_mp.all_to_all(tensor, None) is tensor
+
+
+def test_records_say_their_rank() -> None:
+    program = (
+        "import logging; from accelmgr.compat import ml_mp; ml_mp.configure_logging(1, 2); "
+        "logging.info('quiet'); logging.log(ml_mp.INFOALL, 'all'); logging.warning('loud')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "[1/2] INFOALL root: all\n[1/2] WARNING root: loud\n"

@@ -1,0 +1,128 @@
+"""accelmgr.compat.paddle_spawn, by the behaviour of paddle.distributed.spawn."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import accelmgr
+from accelmgr import _native, distributed
+from accelmgr.compat.paddle_spawn import MultiprocessContext, spawn
+
+
+@pytest.fixture(autouse=True)
+def no_forkserver() -> Iterator[None]:
+    """It serves all launches of a process, and ends with it."""
+    yield
+    _native.end_forkserver()
+
+
+def _train(word: str = "none") -> tuple[Any, ...]:
+    return (
+        word, distributed.get_rank(), distributed.all_reduce(1), os.environ["ACCELMGR_TRAINER_ID"],
+        "http_proxy" in os.environ, os.getpid(),
+    )
+
+
+@pytest.mark.parametrize("method", [None, "fork", "forkserver"])
+def test_functions_get_their_arguments_alone_and_return_values(monkeypatch: Any, method: str | None) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    context = spawn(_train, ["yes"], nprocs=2, start_method=method)
+    assert isinstance(context, MultiprocessContext)
+    assert [result[:5] for result in context.results] == [("yes", 0, 2, "0", False), ("yes", 1, 2, "1", False)]
+    assert [result[5] for result in context.results] == context.pids() == [p.pid for p in context.processes]
+    assert [process.exitcode for process in context.processes] == [0, 0]
+    assert not any(process.is_alive() for process in context.processes)
+    assert [not queue.empty() and queue.get()[0] for queue in context.return_queues] == ["yes", "yes"]
+    assert all(queue.empty() for queue in context.return_queues)
+    assert context.join()
+
+
+def test_one_process_that_is_joined_is_this_one() -> None:
+    context = spawn(_train, nprocs=1)
+    assert context.results[0][-1] == os.getpid() and context.results[0][:3] == ("none", 0, 1)
+
+
+def _wait() -> None:
+    signal.pause()
+
+
+def test_join_with_a_timeout_says_whether_all_have_ended() -> None:
+    context = spawn(_wait, nprocs=2, join=False, daemon=True, start_method="fork")
+    assert context.join(0.05) is False
+    assert all(process.is_alive() and process.daemon and process.exitcode is None for process in context.processes)
+    context.terminate()
+    assert context.join() is True
+    assert [process.exitcode for process in context.processes] == [-signal.SIGTERM] * 2
+
+
+def test_a_process_that_is_terminated_ends_the_others() -> None:
+    context = spawn(_wait, nprocs=2, join=False, start_method="fork")
+    context.processes[1].terminate()
+    with pytest.raises(accelmgr.SpawnError, match=r"rank 1 was killed by signal 15 \(TERM\)") as caught:
+        context.join()
+    assert (caught.value.rank, caught.value.signal) == (1, signal.SIGTERM)
+    assert [process.exitcode for process in context.processes] == [-signal.SIGTERM] * 2
+
+
+def _fail(how: str) -> None:
+    if distributed.get_rank() == 0:
+        if how == "raise":
+            raise RuntimeError("no card")
+        os._exit(3)
+    signal.pause()
+
+
+def test_the_first_failure_is_raised_with_its_trace() -> None:
+    with pytest.raises(accelmgr.SpawnError, match="rank 0 failed: RuntimeError: no card") as caught:
+        spawn(_fail, ("raise",), nprocs=2, start_method="fork")
+    assert 'raise RuntimeError("no card")' in str(caught.value)
+
+
+def test_an_exit_code_is_named() -> None:
+    context = spawn(_fail, ("exit",), nprocs=2, join=False, start_method="fork")
+    with pytest.raises(accelmgr.SpawnError, match="rank 0 ended with exit code 3"):
+        context.return_queues[0].get()
+    assert [process.exitcode for process in context.processes] == [3, -signal.SIGTERM]
+    assert context.return_queues[0].empty()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backnd": "gloo"}, "unknown option 'backnd'.*backend"),
+        ({"gpus": "0", "xpus": "0"}, "xpus"),
+        ({"xpus": "0,1"}, "no .*|present"),
+        ({"gpus": "0,1"}, "gpus"),
+        ({"backend": "mpi"}, "backend"),
+        ({"ips": "203.0.113.1,203.0.113.2"}, "203.0.113.1"),
+        ({"start_method": "thread"}, "spawn or fork or forkserver"),
+        ({"print_config": "perhaps"}, "true or false"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(monkeypatch: Any, options: dict[str, Any], message: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ValueError, match=message):
+        spawn(_train, nprocs=2, join=False, **options)
+
+
+def test_a_deprecated_option_warns_and_works() -> None:
+    with pytest.warns(DeprecationWarning, match="the option cluster_node_ips of spawn"):
+        context = spawn(_train, nprocs=2, start_method="fork", cluster_node_ips="127.0.0.1")
+    assert [result[1] for result in context.results] == [0, 1]
+
+
+def test_print_config_says_where_values_come_from(capfd: Any) -> None:
+    spawn(_train, nprocs=2, start_method="fork", print_config=True)
+    printed = capfd.readouterr().out
+    assert "nprocs" in printed and "option" in printed and "default" in printed
+
+
+def test_the_default_is_a_process_for_each_core(monkeypatch: Any) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    context = spawn(_train, start_method="fork", backend="shm")
+    assert len(context.pids()) == len(os.sched_getaffinity(0))

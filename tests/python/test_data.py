@@ -1,0 +1,190 @@
+"""Datasets: what their elements may be, how they end, how they fail."""
+
+import collections.abc
+
+import pytest
+import torch
+import torch.utils.data
+from oracle import Oracle, assert_equal
+from torch import nn
+
+import accelmgr
+from accelmgr._child import Elements
+
+
+class Line(nn.Module):
+    """Takes what it is given, by position or name."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
+
+    def forward(self, x, factor=1.0, name=None):
+        assert name is None or name == ["row"] * len(x)
+        loss = (x * self.weight * torch.as_tensor(factor, dtype=x.dtype).view(-1, 1)).sin().mean()
+        return loss, "nothing else of a tuple counts"
+
+
+def row(i):
+    return torch.tensor([i, i + 0.5, i * i], dtype=torch.float32) / 8
+
+
+class BatchEncoding(collections.abc.Mapping):
+    """A mapping that is no dict, as tokenizers give; it comes out of the default collate_fn, too."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __getitem__(self, key):
+        return self.data[key]
+
+    def __iter__(self):
+        return iter(self.data)
+
+    def __len__(self):
+        return len(self.data)
+
+
+class MapStyle(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return row(index), index  # No IndexError at the end: its length says so.
+
+
+def pad(rows):
+    longest = max(len(one) for one in rows)
+    return {"x": torch.stack([nn.functional.pad(one[:3], (0, 3 - min(len(one), 3))) for one in rows]), "factor": longest}
+
+
+KINDS = {
+    "tensors_and_an_uneven_end": ([row(i) for i in range(7)], None),
+    "tuples": ([(row(i), float(i)) for i in range(6)], None),
+    "dicts": ([{"factor": i, "x": row(i)} for i in range(6)], None),
+    "mappings": ([BatchEncoding({"x": row(i), "factor": torch.tensor(i)}) for i in range(6)], None),
+    "arrays": ([(row(i).numpy(), row(i).numpy().mean()) for i in range(6)], None),
+    "text_beside": ([{"x": row(i), "name": "row"} for i in range(6)], None),
+    "ragged": ([torch.arange(1.0, 2 + i) for i in range(6)], pad),
+    "map_style": (MapStyle(), None),
+    "loader": (torch.utils.data.DataLoader([row(i) for i in range(12)], batch_size=2), lambda rows: rows[0]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_elements_of_every_kind_give_the_gradients_of_plain_pytorch(kind):
+    dataset, collate_fn = KINDS[kind]
+    batch = 1 if kind == "loader" else 2
+    oracle = Oracle(
+        Line(), [dataset[i] for i in range(6)] if kind == "map_style" else dataset, nprocs=1,
+        batch_size_per_device=batch, collate_fn=collate_fn,
+    )
+    model = Line()
+    with accelmgr.Manager(
+        model, dataset, nprocs=1, batch_size_per_device=batch, collate_fn=collate_fn, runners__threads=1
+    ) as manager:
+        losses = [result.loss for result in manager.steps()]
+        assert losses == pytest.approx([oracle.step() for _ in range(6 // batch)], rel=1e-5)
+        assert_equal([model.weight.grad], oracle.gradients())
+        ended = manager.step()
+        assert (ended.status, ended.samples, bool(ended)) == ("data_end", 0, False)
+        with pytest.raises(accelmgr.DataEnd):
+            _, _ = ended
+
+
+def test_elements_are_dealt_in_turn_and_an_uneven_end_is_a_last_shorter_step():
+    rows = [row(i) for i in range(7)]
+    model = Line()
+    with accelmgr.Manager(
+        model, rows, nprocs=2, batch_size_per_device=2, data__drop_last=False, loss_scaling="samples"
+    ) as manager:
+        results = list(manager.steps())
+    assert [result.samples for result in results] == [4, 3]
+    last = torch.stack(rows[4:])
+    oracle = Oracle(model, rows)
+    expected = torch.zeros(3)
+    for part in (torch.stack(rows[:4]), last):
+        oracle.zero_grad()
+        oracle.model(part)[0].backward()
+        expected += oracle.gradients()[0]
+    assert_equal([model.weight.grad], [expected])
+
+
+class Breaks:
+    def __init__(self, at):
+        self.at = at
+
+    def __iter__(self):
+        for i in range(100):
+            if i == self.at:
+                self.give_up(i)
+            yield {"x": row(i)}
+
+    def give_up(self, i):
+        raise LookupError(f"no row {i} in the file")
+
+
+def test_a_dataset_that_raises_arrives_with_its_traceback_after_what_it_gave():
+    with accelmgr.Manager(Line(), Breaks(4), nprocs=2, batch_size_per_device=1) as manager:
+        assert [manager.step().status for _ in range(2)] == ["ok", "ok"]
+        result = manager.step()
+        assert (result.status, result.error_type, result.counted) == ("data_end", "DataError", False)
+        with pytest.raises(accelmgr.DataEnd) as caught:
+            result.raise_for_status()
+        for part in ("step 3", "LookupError: no row 4 in the file", "test_data.py", "in give_up", "in __iter__"):
+            assert part in str(caught.value), str(caught.value)
+        with pytest.raises(accelmgr.DataEnd, match="no row 4"):  # No quiet end of a loop.
+            list(manager.steps(1))
+
+
+class Changes:
+    def __init__(self, later):
+        self.later = later
+
+    def __iter__(self):
+        for i in range(3):
+            yield {"x": row(i), "factor": 1.0}
+        while True:
+            yield self.later
+
+
+UNLIKE = {
+    "structure": ({"x": row(0)}, "element 3 of the dataset has x, the first one x, factor"),
+    "shape": (
+        {"x": torch.zeros(4), "factor": 1.0},
+        r"field 'x' of element 3 .*float32 \[4\].*float32 \[3\].*collate_fn",
+    ),
+    "sparse": ({"x": row(0).to_sparse(), "factor": 1.0}, "field 'x' of element 3 of the dataset is no tensor"),
+    "dtype": ({"x": row(0).double(), "factor": 1.0}, "field 'x' of element 3 .*float64"),
+    "text": ({"x": row(0), "factor": "one"}, "field 'factor' of element 3 of the dataset is no tensor"),
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_an_element_unlike_the_first_is_named(kind):
+    later, message = UNLIKE[kind]
+    elements = Elements(Changes(later), {"as_bytes": False, "max_element_bytes": 0})
+    assert all(elements.next() is not None for _ in range(3))
+    with pytest.raises(accelmgr.DataError, match=message):
+        elements.next()
+
+
+def test_an_element_unlike_the_first_is_the_error_of_the_step_that_meets_it():
+    with accelmgr.Manager(Line(), Changes({"x": row(0)}), nprocs=1, runners__threads=1) as manager:
+        with pytest.raises(accelmgr.DataEnd, match=UNLIKE["structure"][1]):
+            list(manager.steps())
+        assert manager.statistics().steps == 3
+
+
+def test_an_element_that_outgrows_its_room_is_named():
+    elements = Elements([torch.zeros(10), torch.zeros(30_000)], {"as_bytes": True, "max_element_bytes": 0})
+    assert elements.next() is not None
+    with pytest.raises(accelmgr.DataError, match=r"element 1 of the dataset takes 1\d\d\d\d\d bytes.*max_element_bytes = 65536"):
+        elements.next()
+
+
+def test_no_elements_and_no_dataset_are_refused():
+    with pytest.raises(accelmgr.DataError, match="the dataset has no elements"):
+        Elements([], {"as_bytes": False, "max_element_bytes": 0})
+    with pytest.raises(accelmgr.DataError, match="dataset is a int, which is neither iterable nor indexed"):
+        accelmgr.Manager(Line(), 7)

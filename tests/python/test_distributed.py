@@ -1,0 +1,586 @@
+"""accelmgr.distributed: alone, in ranks of every start method, and over a process group of torch.distributed."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import accelmgr
+from accelmgr import SpawnError, _native, distributed
+
+START_METHODS = ["spawn", "fork", "forkserver"]
+
+
+@pytest.fixture(autouse=True)
+def no_forkserver() -> Iterator[None]:
+    """It serves all launches of a process, and ends with it."""
+    yield
+    _native.end_forkserver()
+
+
+def ranks(function: Any, *args: Any, count: int = 2, method: str = "fork", **options: Any) -> list[Any]:
+    """What `function(local_rank, *args)` returns in each of `count` ranks."""
+    context = distributed.spawn(
+        options.pop("backend", "shm"), function, args, nproc_per_node=count, start_method=method, join=False,
+        timeout=options.pop("timeout", 60), **options,
+    )
+    assert context is not None
+    assert context.join(100)
+    return context.results
+
+
+def error_of(call: Any) -> tuple[str, str]:
+    """Type and message of what it raises."""
+    with pytest.raises(Exception) as caught:
+        call()
+    return type(caught.value).__name__, str(caught.value)
+
+
+# Alone
+
+
+def test_without_configuration_this_is_rank_0_of_1() -> None:
+    assert distributed.is_available()
+    assert (distributed.get_rank(), distributed.get_world_size()) == (0, 1)
+    assert (distributed.get_local_rank(), distributed.get_nproc_per_node()) == (0, 1)
+    assert (distributed.get_node_rank(), distributed.get_nnodes()) == (0, 1)
+    assert distributed.backend() is None
+    assert distributed.model_name() == "serial"
+    assert distributed.device() == torch.device("cpu")
+    assert distributed.hostname() == socket.gethostname()
+    assert {"shm", "gloo"} <= set(distributed.available_backends())
+    assert [model.name for model in distributed.registered_computation_models] == ["serial", "native-dist", "accelmgr-dist"]
+    assert distributed.has_native_dist_support and not distributed.has_xla_support and not distributed.has_hvd_support
+
+
+def test_alone_collectives_return_their_input() -> None:
+    tensor = torch.arange(3.0)
+    assert distributed.all_reduce(tensor) is tensor
+    assert distributed.all_reduce(7) == 7
+    assert distributed.all_gather(tensor) is tensor
+    assert distributed.all_gather("text") == ["text"]
+    assert distributed.all_gather({"a": 1}) == [{"a": 1}]
+    assert distributed.broadcast(tensor) is tensor
+    assert distributed.broadcast(2.5) == 2.5 and distributed.broadcast("text") == "text"
+    assert distributed.broadcast("text", safe_mode=True) == "text"
+    assert distributed.reduce_scatter(tensor) is tensor
+    assert distributed.all_to_all(tensor) is tensor
+    distributed.barrier()
+    distributed.sync()
+    assert distributed.one_rank_only()(lambda: 5)() == 5
+    assert distributed.one_rank_only(rank=1)(lambda: 5)() is None
+    with distributed.one_rank_first():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: distributed.initialize("xla-tpu"), "ConfigError", "available are: shm, gloo"),
+        (lambda: distributed.initialize("shm"), "ConfigError", "WORLD_SIZE"),
+        (lambda: distributed.initialize("shm", rank=3, world_size=2), "ConfigError", "rank is 3; of a world of 2"),
+        (lambda: distributed.initialize("shm", comm=None), "TypeError", "unexpected argument 'comm'"),
+        (lambda: distributed.initialize("shm", timeout="1"), "ConfigError", "timedelta or a number of seconds"),
+        (lambda: distributed.all_reduce(torch.ones(1), op="XOR"), "ConfigError", "there are: SUM, AVG, PRODUCT"),
+        (lambda: distributed.all_reduce("text"), "TypeError", "a str cannot be reduced"),
+        (lambda: distributed.broadcast([1]), "TypeError", "a list cannot be sent"),
+        (lambda: distributed.broadcast(None), "TypeError", "only safe_mode finds out"),
+        (lambda: distributed.broadcast(None, safe_mode=True), "UsageError", "rank 0, passed a NoneType"),
+        (lambda: distributed.broadcast(1, src=4), "UsageError", "no rank 4, in a world of 1"),
+        (lambda: distributed.new_group([0, 5]), "ConfigError", "a group of rank 5, in a world of 1"),
+        (lambda: distributed.new_group([]), "ConfigError", "one rank at least"),
+        (lambda: distributed.new_group([0], color=1), "TypeError", "unexpected argument 'color'"),
+        (lambda: distributed.all_reduce(torch.ones(1), group="all"), "UsageError", "this is a str"),
+        (lambda: distributed.set_local_rank(-1), "UsageError", "0 or more, not -1"),
+        (lambda: distributed.one_rank_first(rank=1).__enter__(), "ConfigError", "rank should be between 0 and 0, but given 1"),
+        (lambda: distributed.spawn("horovod", print, ()), "ConfigError", "available are: shm, gloo"),
+        (lambda: distributed.spawn("shm", print, (), hosts=2), "TypeError", "unexpected argument 'hosts'"),
+        (lambda: distributed.spawn("shm", 3, ()), "UsageError", "cannot be called"),
+        (lambda: distributed.spawn("shm", print, (), nproc_per_node=0), "ConfigError", "nproc_per_node is 0"),
+        (lambda: distributed.spawn("shm", print, (), nnodes=2, node_rank=2), "ConfigError", "node_rank is 2"),
+        (lambda: distributed.spawn("shm", print, (), start_method="thread"), "ConfigError", "spawn or fork or forkserver"),
+        (lambda: distributed.spawn("shm", print, (), nnodes="2"), "ConfigError", "nnodes is '2'; it must be a whole number"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(call: Any, kind: str, message: str) -> None:
+    found_kind, found = error_of(call)
+    assert found_kind == kind
+    assert message in found
+    assert distributed.model_name() == "serial"
+
+
+# Ranks
+
+
+def _who(local_rank: int, a: int, b: int = 0) -> dict[str, Any]:
+    return {
+        "local": local_rank,
+        "getters": (
+            distributed.get_rank(), distributed.get_local_rank(), distributed.get_world_size(),
+            distributed.get_nproc_per_node(), distributed.get_nnodes(), distributed.get_node_rank(),
+        ),
+        "model": distributed.model_name(),
+        "backend": distributed.backend(),
+        "environment": os.environ["RANK"],
+        "pid": os.getpid(),
+        "sum": distributed.all_reduce(a + b + local_rank),
+    }
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_ranks_know_who_they_are_and_return_values(method: str, backend: str) -> None:
+    context = distributed.spawn(
+        backend, _who, (10,), {"b": 5}, nproc_per_node=2, start_method=method, join=False,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    assert context is not None and context.join(100)
+    for rank, said in enumerate(context.results):
+        assert said["local"] == rank
+        assert said["getters"] == (rank, rank, 2, 2, 1, 0)
+        assert (said["model"], said["backend"], said["environment"]) == ("accelmgr-dist", backend, str(rank))
+        assert said["sum"] == 31
+    assert [said["pid"] for said in context.results] == context.pids()
+
+
+def test_one_process_that_is_joined_is_this_one() -> None:
+    seen: list[Any] = []
+    before = dict(os.environ)
+    assert distributed.spawn("shm", lambda rank: seen.append((rank, os.getpid(), distributed.model_name())), ()) is None
+    assert seen == [(0, os.getpid(), "accelmgr-dist")]
+    assert dict(os.environ) == before
+    assert distributed.model_name() == "serial"
+    with pytest.raises(ZeroDivisionError):  # As it is.
+        distributed.spawn("shm", lambda rank: 1 / rank, ())
+
+
+def test_a_lambda_and_a_local_class_get_into_executed_processes() -> None:
+    class Box:
+        value = 4
+
+    box = Box()
+    assert ranks(lambda rank: box.value + rank, method="spawn") == [4, 5]
+
+
+def test_arguments_beyond_a_message_get_there() -> None:
+    tensor = torch.zeros(20 * 1024 * 1024)
+    tensor[-1] = 7
+    assert ranks(lambda rank, t: float(t[-1]) + rank, tensor, method="forkserver") == [7.0, 8.0]
+
+
+def _collectives(rank: int) -> dict[str, Any]:
+    d = distributed
+    size = d.get_world_size()
+    tensor = torch.tensor([rank + 1.0, 2.0])
+    found: dict[str, Any] = {
+        op: d.all_reduce(tensor, op) for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
+    }
+    found["untouched"] = tensor
+    found["AND"] = d.all_reduce(torch.tensor([rank == 0, True]), "AND")
+    found["OR"] = d.all_reduce(torch.tensor([rank == 0, False]), "OR")
+    found["int"] = d.all_reduce(rank + 1)
+    found["float"] = d.all_reduce(0.5)
+    found["bfloat16"] = d.all_reduce(torch.ones(3, dtype=torch.bfloat16))
+    found["0-d"] = d.all_reduce(torch.tensor(rank, dtype=torch.int32))
+    found["group"] = d.all_reduce(rank + 1, group=[0, 1])
+    group = d.new_group([0, size - 1])
+    found["group members"] = (group.ranks, group.rank, group.size, group.contains(1))
+    found["group object"] = d.all_reduce(torch.tensor([float(rank)]), group=group)
+    found["gather"] = d.all_gather(torch.full((1, 2), float(rank)))
+    found["gather 0-d"] = d.all_gather(torch.tensor(rank))
+    found["gather numbers"] = d.all_gather(rank)
+    found["gather strings"] = d.all_gather(f"rank {rank}")
+    found["gather objects"] = d.all_gather({"rank": rank}, group=group)
+    found["broadcast"] = d.broadcast(torch.full((2,), float(rank)), src=1)
+    found["broadcast number"] = d.broadcast(rank * 10, src=1)
+    found["broadcast string"] = d.broadcast("yes" if rank == 1 else "", src=1)
+    found["broadcast safe"] = [
+        d.broadcast(value if rank == 0 else None, safe_mode=True)
+        for value in (torch.tensor([[1, 2]]), 2.5, 3, True, "text")
+    ]
+    found["scatter"] = d.reduce_scatter(torch.arange(float(size)) + rank)
+    found["all to all"] = d.all_to_all(torch.arange(size) + 10 * rank)
+    if rank == 0:
+        d.send_object(["for", 1], 1)
+    found["sent"] = d.receive_object(0) if rank == 1 else None
+    order: list[int] = []
+    with d.one_rank_first(rank=1):
+        order.append(int(time.monotonic_ns()))
+    found["order"] = order[0]
+    found["only"] = d.one_rank_only(rank=1, with_barrier=True)(lambda: "mine")()
+    d.barrier()
+    return found
+
+
+def _check_collectives(all_found: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(all_found):
+        expected: dict[str, Any] = {
+            "SUM": torch.tensor([6.0, 6.0]), "AVG": torch.tensor([2.0, 2.0]), "PRODUCT": torch.tensor([6.0, 8.0]),
+            "MIN": torch.tensor([1.0, 2.0]), "MAX": torch.tensor([3.0, 2.0]),
+            "untouched": torch.tensor([rank + 1.0, 2.0]),
+            "AND": torch.tensor([False, True]), "OR": torch.tensor([True, False]),
+            "bfloat16": torch.full((3,), 3, dtype=torch.bfloat16),
+            "0-d": torch.tensor(3, dtype=torch.int32),
+            "group object": torch.tensor([2.0 if rank != 1 else 1.0]),
+            "gather": torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]),
+            "gather 0-d": torch.tensor([0, 1, 2]), "gather numbers": torch.tensor([0, 1, 2]),
+            "broadcast": torch.tensor([1.0, 1.0]),
+            "scatter": torch.tensor([3.0 + 3 * rank]),
+            "all to all": torch.tensor([rank, 10 + rank, 20 + rank]),
+        }
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+        assert found["int"] == 6 and isinstance(found["int"], int)
+        assert found["float"] == 1.5
+        assert found["group"] == (3 if rank < 2 else 3)
+        assert found["gather strings"] == ["rank 0", "rank 1", "rank 2"]
+        assert found["gather objects"] == ([{"rank": 0}, {"rank": 2}] if rank != 1 else {"rank": 1})
+        assert found["broadcast number"] == 10 and found["broadcast string"] == "yes"
+        safe = found["broadcast safe"]
+        torch.testing.assert_close(safe[0], torch.tensor([[1, 2]]))
+        assert safe[1:] == [2.5, 3, True, "text"]
+        assert [type(value) for value in safe[1:]] == [float, int, bool, str]
+        assert found["sent"] == (["for", 1] if rank == 1 else None)
+        assert found["only"] == ("mine" if rank == 1 else None)
+    assert all_found[1]["order"] < min(all_found[0]["order"], all_found[2]["order"])
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_collectives_of_three_ranks(backend: str) -> None:
+    all_found = ranks(_collectives, count=3, backend=backend)
+    _check_collectives(all_found)
+    for rank, found in enumerate(all_found):
+        assert found["group members"] == ([0, 2], [0, -1, 1][rank], 2, False)
+
+
+def _gradient(rank: int) -> torch.Tensor:
+    source = torch.arange(4.0, requires_grad=True)
+    exchanged = distributed.all_to_all(source)
+    (exchanged * (rank + 1)).sum().backward()
+    assert source.grad is not None
+    return source.grad
+
+
+def test_gradients_of_all_to_all_take_the_way_back() -> None:
+    for gradient in ranks(_gradient):
+        torch.testing.assert_close(gradient, torch.tensor([1.0, 1.0, 2.0, 2.0]))
+
+
+def _error_in_a_rank(rank: int, what: str) -> tuple[str, str]:
+    d = distributed
+    calls = {
+        "shapes": lambda: d.all_gather(torch.ones(2 + rank)),
+        "kinds": lambda: d.all_gather("text" if rank == 0 else [1]),
+        "dtypes": lambda: d.all_reduce(torch.ones(1) if rank == 0 else torch.ones(1, dtype=torch.int64)),
+        "blocks": lambda: d.reduce_scatter(torch.ones(3)),
+        "exchange": lambda: d.all_to_all(torch.tensor(1.0)),
+        "source": lambda: d.broadcast(1, src=2),
+        "nothing": lambda: d.broadcast(None, src=1, safe_mode=True),
+        "sparse": lambda: d.broadcast(torch.eye(2).to_sparse(), safe_mode=True),
+        "twice": lambda: d.initialize("shm"),
+        "first": lambda: d.one_rank_first(rank=2).__enter__(),
+        "group": lambda: d.new_group([0, 0]),
+        "op": lambda: d.all_reduce(torch.ones(2), "AND"),
+    }
+    return error_of(calls[what])
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "messages"),
+    [
+        ("shapes", "CollectiveError", ["2", "3"]),
+        ("kinds", "CollectiveError", ["was expected", "a string", "an object"]),
+        ("dtypes", "CollectiveError", ["float32", "int64"]),
+        ("blocks", "UsageError", ["dimension 0 has 3 elements, which is no multiple of the 2 ranks"]),
+        ("exchange", "UsageError", ["a 0-d tensor has no blocks"]),
+        ("source", "UsageError", ["no rank 2, in a world of 2"]),
+        ("nothing", "UsageError", ["rank 1, passed a NoneType"]),
+        ("sparse", "UsageError", ["torch.sparse_coo; only dense ones"]),
+        ("twice", "UsageError", ["there is a context already: accelmgr-dist shm"]),
+        ("first", "ConfigError", ["rank should be between 0 and 1, but given 2"]),
+        ("group", "ConfigError", ["a group has each rank once, not [0, 0]"]),
+        ("op", "UsageError", ["AND"]),
+    ],
+)
+def test_every_rank_is_told_what_is_wrong(what: str, kind: str, messages: list[str]) -> None:
+    for found_kind, found in ranks(_error_in_a_rank, what):
+        assert found_kind == kind, found
+        for message in messages:
+            assert message in found
+
+
+def _late(rank: int) -> tuple[str, str, list[int]]:
+    if rank == 1:
+        signal.pause()
+    with pytest.raises(accelmgr.CollectiveError) as caught:
+        distributed.barrier()
+    return caught.value.cause, str(caught.value), caught.value.ranks
+
+
+def test_a_collective_that_one_does_not_come_to_ends_with_its_rank() -> None:
+    context = distributed.spawn("shm", _late, (), nproc_per_node=2, start_method="fork", join=False, timeout=1)
+    assert context is not None
+    deadline = time.monotonic() + 60
+    while context.results[0] is None:
+        assert not context.join(0.1) and time.monotonic() < deadline
+    cause, message, missing = context.results[0]
+    context.terminate()
+    assert (cause, missing) == ("timeout", [1])
+    assert "1" in message
+
+
+def _show(rank: int, path: str) -> None:
+    logging.basicConfig(filename=f"{path}/{rank}", level=logging.INFO, format="%(message)s", force=True)
+    distributed.show_config()
+    logging.shutdown()
+
+
+def test_show_config_writes_all_to_the_log(tmp_path: Any) -> None:
+    ranks(_show, str(tmp_path))
+    lines = (tmp_path / "1").read_text().splitlines()
+    assert lines[:2] == ["distributed configuration: accelmgr-dist", "backend: shm"]
+    assert "rank: 1" in lines and "local rank: 1" in lines and "num nodes: 1" in lines and len(lines) == 10
+
+
+# The end
+
+
+def _fail(rank: int, how: str) -> None:
+    if rank == 1:
+        if how == "raise":
+            raise ValueError("no data")
+        if how == "exit":
+            sys.exit(5)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "unpicklable":
+            return (i for i in ())  # type: ignore[return-value]
+    distributed.barrier() if how != "unpicklable" else None
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_an_exception_arrives_with_rank_and_traceback(method: str) -> None:
+    with pytest.raises(SpawnError, match="rank 1 failed: ValueError: no data") as caught:
+        ranks(_fail, "raise", method=method)
+    error = caught.value
+    assert (error.rank, error.exit_code, error.signal, error.type, error.phase) == (1, 17, 0, "ValueError", "function")
+    assert "in _fail" in error.trace and 'raise ValueError("no data")' in error.trace
+    assert "_rank.py" not in error.trace
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.rank, copy.trace) == (str(error), 1, error.trace)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "number", "message"),
+    [
+        ("exit", 5, 0, "rank 1 ended with exit code 5"),
+        ("kill", 0, 9, "rank 1 was killed by signal 9 (KILL)"),
+        ("unpicklable", 17, 0, "cannot pickle 'generator' object"),
+    ],
+)
+def test_other_ends_are_told_too(how: str, code: int, number: int, message: str) -> None:
+    with pytest.raises(SpawnError) as caught:
+        ranks(_fail, how)
+    assert message in str(caught.value)
+    assert (caught.value.rank, caught.value.exit_code, caught.value.signal) == (1, code, number)
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.numbers = (i for i in range(3))
+
+    with pytest.raises(accelmgr.UsageError, match=r"args\[0\]\.numbers .*cannot be pickled"):
+        distributed.spawn("shm", print, (Holder(),), nproc_per_node=2)
+
+
+def _wait_for_ever(rank: int, path: str) -> None:
+    open(f"{path}/{rank}", "w").close()
+    signal.pause()
+
+
+def _wait_for(condition: Any, what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        os.sched_yield()
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_terminate_ends_all_of_them(tmp_path: Any) -> None:
+    context = distributed.spawn(
+        "shm", _wait_for_ever, (str(tmp_path),), nproc_per_node=2, start_method="fork", join=False
+    )
+    assert context is not None
+    _wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "the ranks have begun")
+    assert not context.join(0.01)
+    context.terminate()
+    assert all(map(_is_gone, context.pids()))
+    assert context.join()
+    assert context.results == [None, None]
+
+
+SCRIPT = """
+import os, signal, sys
+from accelmgr import distributed
+
+def wait(rank, path):
+    with open(os.path.join(path, f"{rank}.part"), "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(os.path.join(path, f"{rank}.part"), os.path.join(path, str(rank)))
+    signal.pause()
+
+if __name__ == "__main__":
+    try:
+        distributed.spawn("shm", wait, (sys.argv[1],), nproc_per_node=2, start_method=sys.argv[2])
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_ctrl_c_in_join_ends_the_ranks_of_a_script(tmp_path: Any, method: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    program = subprocess.Popen([sys.executable, str(script), str(begun), method], stdout=subprocess.PIPE, text=True)
+    try:
+        _wait_for(lambda: {p.name for p in begun.iterdir()} == {"0", "1"} or program.poll() is not None, "the ranks")
+        pids = [int(path.read_text()) for path in begun.iterdir()]
+        program.send_signal(signal.SIGINT)
+        output, _ = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.wait()
+    assert output == "interrupted\n"
+    assert len(pids) == 2 and all(map(_is_gone, pids))
+
+
+# A context of torch.distributed
+
+
+def _over_torch(rank: int, path: str, what: str) -> Any:
+    del os.environ["ACCELMGR_WORLD_MEMORY"]  # As if another launcher had started it.
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{path}/store", rank=rank, world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=datetime.timedelta(seconds=60),
+    )
+    try:
+        assert (distributed.model_name(), distributed.backend()) == ("native-dist", "gloo")
+        assert distributed.get_rank() == torch.distributed.get_rank() == rank
+        assert distributed.get_world_size() == torch.distributed.get_world_size()
+        if what == "errors":
+            return [
+                error_of(lambda: distributed.initialize("shm", rank=rank, world_size=2)),
+                error_of(lambda: distributed.all_gather(torch.ones(1 + rank))),
+                error_of(lambda: distributed.new_group([0, 9])),
+                error_of(lambda: distributed.all_reduce(1, group=object())),
+                error_of(lambda: distributed.reduce_scatter(torch.ones(3))),
+            ]
+        if what == "gradient":
+            return _gradient(rank)
+        return _collectives_of_torch(rank)
+    finally:
+        distributed.finalize()
+        assert not torch.distributed.is_initialized()
+
+
+def _collectives_of_torch(rank: int) -> dict[str, Any]:
+    class Members:  # What the checks ask of a group of the engine.
+        def __init__(self, group: Any) -> None:
+            self.group = group
+            self.ranks, self.rank, self.size = [0, 2], 0, 2
+
+        def contains(self, rank: int) -> bool:
+            return False
+
+    new_group = distributed.new_group
+    groups: list[Any] = []
+
+    def wrapped(ranks: list[int]) -> Any:
+        groups.append(new_group(ranks))
+        return Members(groups[-1])
+
+    all_reduce, all_gather = distributed.all_reduce, distributed.all_gather
+    unwrap = lambda group: group.group if isinstance(group, Members) else group  # noqa: E731
+    distributed.new_group = wrapped  # type: ignore[assignment]
+    distributed.all_reduce = lambda t, op="SUM", group=None: all_reduce(t, op, unwrap(group))
+    distributed.all_gather = lambda t, group=None: all_gather(t, unwrap(group))
+    return _collectives(rank)
+
+
+def launched(function: Any, *args: Any, count: int) -> list[Any]:
+    """In ranks that have their environment and nothing else."""
+    from accelmgr.compat import xla_multiprocessing as xmp
+
+    context = xmp.spawn(function, args, nprocs=count, join=False, start_method="fork")
+    assert context is not None and context.join(100)
+    return context.results
+
+
+def test_over_torch_distributed_the_same_calls_give_the_same(tmp_path: Any) -> None:
+    _check_collectives(launched(_over_torch, str(tmp_path), "collectives", count=3))
+
+
+def test_over_torch_distributed_gradients_take_the_way_back(tmp_path: Any) -> None:
+    for gradient in launched(_over_torch, str(tmp_path), "gradient", count=2):
+        torch.testing.assert_close(gradient, torch.tensor([1.0, 1.0, 2.0, 2.0]))
+
+
+def test_over_torch_distributed_errors_are_clear(tmp_path: Any) -> None:
+    for errors in launched(_over_torch, str(tmp_path), "errors", count=2):
+        assert [kind for kind, _ in errors] == ["UsageError", "UsageError", "ConfigError", "UsageError", "UsageError"]
+        texts = [text for _, text in errors]
+        assert "torch.distributed is initialized already (gloo" in texts[0]
+        assert "[1] in place 0" in texts[1] and "[2] in place 1" in texts[1]
+        assert "a group of rank 9, in a world of 2" in texts[2]
+        assert "this is a object" in texts[3]
+        assert "no multiple of the 2 ranks" in texts[4]
+
+
+def _by_environment(rank: int) -> tuple[Any, ...]:
+    before = distributed.model_name()
+    distributed.set_local_rank(rank + 3)
+    hinted = distributed.get_local_rank()
+    total = distributed.all_reduce(1)
+    distributed.finalize()
+    return before, hinted, total, distributed.model_name()
+
+
+def test_the_environment_of_a_launcher_is_found_by_itself() -> None:
+    assert launched(_by_environment, count=2) == [("accelmgr-dist", 3, 2, "serial"), ("accelmgr-dist", 4, 2, "serial")]
+
+
+def _by_hand(rank: int, path: str) -> tuple[Any, ...]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ACCELMGR_WORLD_MEMORY"):
+        del os.environ[name]
+    distributed.sync()
+    assert distributed.model_name() == "serial"
+    distributed.initialize(
+        "shm", init_method=f"file://{path}/store", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60)
+    )
+    return distributed.get_rank(), distributed.get_local_rank(), distributed.all_gather(rank).tolist()
+
+
+def test_initialize_by_hand_at_a_file(tmp_path: Any) -> None:
+    assert launched(_by_hand, str(tmp_path), count=2) == [(0, 0, [0, 1]), (1, 1, [0, 1])]

@@ -1,0 +1,188 @@
+"""What goes wrong in a training loop: every step returns, says what it was, and counts in full or not at all."""
+
+import os
+import pickle
+import signal
+import warnings
+
+import pytest
+import torch
+from gate import Count, Told
+
+import accelmgr
+
+
+def start(model, **options):
+    return accelmgr.Manager(model, Count(), **{"nprocs": 2, "runners__threads": 1, **options})
+
+
+def elements_of(model, samples):
+    """The mean of the numbers of the elements in the gradient: mean over `samples` of [i, 1] / 2."""
+    assert model.weight.grad[1].item() == pytest.approx(0.5)
+    return model.weight.grad[0].item() * 2 * samples
+
+
+def test_an_exception_in_forward_arrives_with_rank_step_and_traceback(tmp_path):
+    model = Told(tmp_path)
+    with start(model, runners__on_loss="fail") as manager:
+        assert manager.step().ok
+        before = model.weight.grad.clone()
+        model.tell("raise")
+        result = manager.step()
+        assert (result.status, result.error_type, result.counted) == ("runner_lost", "ModelError", False)
+        assert torch.equal(model.weight.grad, before)
+        with pytest.raises(accelmgr.RunnerLost) as caught:
+            _, _ = result
+        error = caught.value
+        assert error.rank in (0, 1) and error.step == 2
+        for part in (f"runner {error.rank} ", "step 2", "phase forward", "ArithmeticError: told to raise", "gate.py"):
+            assert part in str(error), str(error)
+        assert "in _give_up" in str(error) and "in forward" in str(error)
+        assert result.causes[0].rank == error.rank and result.causes[0].step == 2
+        assert manager.step().status == "runner_lost", "and every later step says so"
+
+
+@pytest.mark.parametrize("policy", ["abort", "skip_batch", "keep"])
+def test_a_number_that_is_not_finite(tmp_path, policy):
+    model = Told(tmp_path)
+    with start(model, on_nonfinite=policy) as manager:
+        model.tell("nan")
+        result = manager.step(accumulate=False)
+        if policy == "abort":
+            assert (result.status, result.counted) == ("nonfinite", False)
+            assert not model.weight.grad.any()
+            with pytest.raises(accelmgr.Nonfinite, match=r"rank \d"):
+                result.raise_for_status()
+            assert manager.step(accumulate=False).ok
+            assert elements_of(model, 2) == 0 + 1, "the same elements came again"
+        elif policy == "skip_batch":
+            assert (result.ok, result.skipped, result.samples) == (True, 1, 2)
+            assert elements_of(model, 2) == 2 + 3
+        else:
+            assert (result.ok, result.nonfinite, result.counted) == (True, True, True)
+            assert not torch.isfinite(model.weight.grad).all()
+            assert manager.step(accumulate=False).nonfinite is False
+            assert elements_of(model, 2) == 2 + 3
+
+
+@pytest.mark.parametrize("policy", ["restart", "fail", "shrink"])
+def test_a_runner_that_is_killed(tmp_path, policy):
+    model = Told(tmp_path)
+    with start(model, runners__on_loss=policy, runners__restart_backoff=0.01) as manager:
+        assert manager.step(accumulate=False).ok
+        model.tell("die")
+        result = manager.step(accumulate=False)
+        if policy == "fail":
+            assert (result.status, result.counted, result.samples) == ("runner_lost", False, 0)
+            assert elements_of(model, 2) == 0 + 1, "nothing was added"
+            with pytest.raises(accelmgr.RunnerLost, match=r"killed by signal 9 \(KILL\) in phase forward"):
+                result.raise_for_status()
+            assert result.causes[0].exit == "killed by signal 9 (KILL)"
+            return
+        assert result.ok and result.tries == 2
+        participants = 2 if policy == "restart" else 1
+        assert (result.participants, result.samples) == (participants, participants)
+        assert elements_of(model, participants) == sum(range(2, 2 + participants)), "exactly once, in order"
+        assert len(manager.statistics().runners) == participants
+        assert manager.statistics().replacements == (1 if policy == "restart" else 0)
+        assert manager.step(accumulate=False).ok
+        assert elements_of(model, participants) == sum(range(2 + participants, 2 + 2 * participants))
+
+
+def test_the_manager_is_killed_and_recovered(tmp_path):
+    model = Told(tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    with start(model) as manager:
+        assert manager.step().ok
+        optimizer.step()
+        address = model.weight.data_ptr(), model.weight.grad.data_ptr()
+        before = model.weight.detach().clone(), model.weight.grad.clone()
+        pid = manager.statistics().manager_pid
+        with pytest.raises(accelmgr.UsageError, match="recover"):
+            manager.recover()
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        result = manager.step()
+        assert result.status == "manager_lost"
+        with pytest.raises(accelmgr.ManagerLost, match=r"killed by signal 9 \(KILL\)"):
+            result.raise_for_status()
+        assert torch.equal(model.weight, before[0]) and torch.equal(model.weight.grad, before[1])
+        manager.recover()
+        assert manager.statistics().manager_pid != pid
+        assert (model.weight.data_ptr(), model.weight.grad.data_ptr()) == address
+        result = manager.step(accumulate=False)
+        assert result.ok and result.step == 2
+        assert elements_of(model, 2) == 2 + 3, "a dataset that cannot be restored is read again up to where it was"
+
+
+def test_a_stopped_runner_is_a_timeout_and_the_same_elements_come_again(tmp_path):
+    model = Told(tmp_path)
+    with start(model, abort_grace=0.2) as manager:
+        assert manager.step(accumulate=False).ok
+        stopped = manager.statistics().runners[1].pid
+        os.kill(stopped, signal.SIGSTOP)
+        result = manager.step(timeout=0.3, accumulate=False)
+        assert (result.status, result.counted) == ("timeout", False)
+        assert 300 <= result.step_ms < 5000
+        assert elements_of(model, 2) == 0 + 1
+        with pytest.raises(accelmgr.StepTimeout, match="no result within 0.3 s: .*rank 1") as caught:
+            result.raise_for_status()
+        assert isinstance(caught.value, TimeoutError)
+        assert manager.step(accumulate=False).ok, "it has been replaced"
+        assert elements_of(model, 2) == 2 + 3
+        assert manager.statistics().runners[1].pid != stopped
+
+
+def test_after_stop_every_call_says_so_and_tensors_stay(tmp_path):
+    model = Told(tmp_path)
+    manager = start(model)
+    assert manager.step().ok
+    manager.stop()
+    manager.stop()
+    assert elements_of(model, 2) == 0 + 1
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    for call in (manager.step, manager.recover, lambda: manager.resize(1), manager.save_checkpoint):
+        with pytest.raises(accelmgr.UsageError, match=r"after stop\(\)"):
+            call()
+    with pytest.raises(accelmgr.UsageError, match="started already"):
+        manager.start()
+    with start(model, nprocs=1) as again:  # Its model is free for another.
+        assert again.step().ok
+
+
+ERRORS = [
+    accelmgr.Error("e"),
+    accelmgr.UsageError("u"),
+    accelmgr.ConfigError("c", "nprocs"),
+    accelmgr.ModelError("m"),
+    accelmgr.DataError("d"),
+    accelmgr.SessionError("s"),
+    accelmgr.CheckpointError("c"),
+    accelmgr.SystemError("s", 2),
+    accelmgr.RunnerError("r", 3, "forward"),
+    accelmgr.CollectiveError("c", "timeout", [1, 2]),
+    accelmgr.DataEnd("d", 4, 1),
+    accelmgr.RunnerLost("r", 4, 1),
+    accelmgr.Nonfinite("n", 4, 1),
+    accelmgr.StepTimeout("t", 4, -1),
+    accelmgr.ManagerLost("m", 4),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_exceptions_pickle(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error) and str(copy) == str(error) and vars(copy) == vars(error)
+
+
+def test_every_exception_of_the_package_is_among_those_that_pickle():
+    public = {getattr(accelmgr, name) for name in accelmgr.__all__}
+    errors = {one for one in public if isinstance(one, type) and issubclass(one, Exception)}
+    assert errors - {type(error) for error in ERRORS} == {accelmgr.StepError}
+
+
+def test_warnings_are_no_noise(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with start(Told(tmp_path), nprocs=1) as manager:
+            assert manager.step().ok

@@ -1,0 +1,390 @@
+"""Datasets that cannot be pickled are read in the host and served to the manager process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import accelmgr
+from accelmgr import _feed
+from accelmgr._child import Elements
+from accelmgr._feed import Client, Feed
+
+NPROCS = 2
+BATCH = 2
+PREFETCH = 4
+STEP = NPROCS * BATCH
+HELD = STEP * (1 + PREFETCH // BATCH)  # What the queues of these sessions hold: the step's batches, and prefetch.
+PATIENCE_S = 20.0
+OPTIONS = {"as_bytes": False, "max_element_bytes": 0}
+
+
+class Line(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (x @ self.weight).mean(), "first": x[0, 0]}
+
+
+def element(number: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.tensor([float(number), 1.0, float(number) ** 2])}
+
+
+def numbers(count: int | None = None, given: list[int] | None = None) -> Iterator[dict[str, torch.Tensor]]:
+    number = 0
+    while count is None or number < count:
+        if given is not None:
+            given.append(number)
+        yield element(number)
+        number += 1
+
+
+def expected_gradient(step: int) -> torch.Tensor:
+    """Of a step without accumulation: the mean of its elements."""
+    return torch.stack([element(number)["x"] for number in range(step * STEP, (step + 1) * STEP)]).mean(0)
+
+
+def make(dataset: Any, **options: Any) -> accelmgr.Manager:
+    options = {"nprocs": NPROCS, "batch_size_per_device": BATCH, "prefetch": PREFETCH, "step_timeout": 20} | options
+    return accelmgr.Manager(Line(), dataset, **options)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """The condition changes in another process or thread, which tells nobody."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, f"not within {PATIENCE_S} s: {what}"
+        time.sleep(0.002)
+
+
+def feed_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "accelmgr-feed"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    wait_until(lambda: not feed_threads(), "the threads of feeds end")
+
+
+def test_a_generator_trains_like_its_elements_do() -> None:
+    with make(numbers()) as manager:
+        assert manager.model is not None
+        for step in range(10):
+            manager.step(accumulate=False).raise_for_status()
+            torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
+
+
+def test_an_indexed_dataset_that_cannot_be_pickled_is_served_and_it_is_said_why(caplog: pytest.LogCaptureFixture) -> None:
+    class Locked(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __len__(self) -> int:
+            return 2 * STEP
+
+        def __getitem__(self, index: int) -> Any:
+            return element(index)
+
+    with caplog.at_level(logging.INFO, "accelmgr"), make(Locked()) as manager:
+        steps = [manager.get_aggregated_gradients()[0].clone() for _ in manager.steps(accumulate=False)]
+    assert len(steps) == 2
+    torch.testing.assert_close(steps[1], expected_gradient(1))
+    assert "dataset.lock (_thread.lock) cannot be pickled" in caplog.text
+
+
+def test_the_end_of_a_generator_is_the_end_of_the_data() -> None:
+    with make(numbers(2 * STEP)) as manager:
+        assert len(list(manager.steps())) == 2
+        result = manager.step()
+        assert result.status == "data_end"
+        assert not result.error_type
+
+
+def test_an_exception_of_a_generator_arrives_with_its_traceback() -> None:
+    def failing() -> Iterator[Any]:
+        yield from numbers(STEP)
+        raise RuntimeError("the disk is gone")
+
+    with make(failing()) as manager:
+        manager.step().raise_for_status()
+        with pytest.raises(accelmgr.DataEnd, match="RuntimeError: the disk is gone") as raised:
+            loss, samples = manager.step()
+    assert "in failing" in str(raised.value)
+    assert 'raise RuntimeError("the disk is gone")' in str(raised.value)
+
+
+def test_an_exception_before_the_first_element_ends_the_start() -> None:
+    def failing() -> Iterator[Any]:
+        raise RuntimeError("no such table")
+        yield
+
+    with pytest.raises(accelmgr.DataError, match="no such table"):
+        make(failing())
+
+
+def test_elements_that_are_no_tensors_reach_the_collate_fn() -> None:
+    def collate(elements: list[Any]) -> dict[str, torch.Tensor]:
+        return {"x": torch.stack([element["tensor"] * len(element["text"]) for element in elements])}
+
+    def texts() -> Iterator[Any]:
+        for number in range(STEP):
+            yield {"tensor": element(number)["x"], "text": "ab"}
+
+    with make(texts(), collate_fn=collate) as manager:
+        manager.step().raise_for_status()
+        torch.testing.assert_close(manager.get_aggregated_gradients()[0], 2 * expected_gradient(0))
+
+
+def test_a_step_without_data_ends_at_its_deadline_and_says_so() -> None:
+    go_on = threading.Event()
+
+    def slow() -> Iterator[Any]:
+        yield from numbers(STEP)
+        assert go_on.wait(PATIENCE_S)
+        yield from numbers()
+
+    with make(slow()) as manager:
+        manager.step().raise_for_status()
+        result = manager.step(timeout=0.2)
+        assert result.status == "timeout"
+        assert "data" in result.error
+        go_on.set()
+        manager.step().raise_for_status()
+
+
+def test_a_generator_that_is_stuck_does_not_hold_up_stop() -> None:
+    go_on = threading.Event()
+
+    def stuck() -> Iterator[Any]:
+        yield from numbers(STEP)
+        assert go_on.wait(PATIENCE_S)
+
+    manager = make(stuck())
+    manager.step().raise_for_status()
+    wait_until(lambda: manager._feed is not None and manager._feed._reader != 0, "it is stuck")
+    begin = time.monotonic()
+    manager.stop()
+    assert time.monotonic() - begin < 5
+    assert len(feed_threads()) == 1
+    go_on.set()
+
+
+def test_a_generator_is_read_no_further_than_the_session_holds() -> None:
+    given: list[int] = []
+    with make(numbers(given=given)) as manager:
+        for step in range(30):
+            wait_until(lambda: len(given) >= HELD + step * STEP, "the queues are full")
+            manager.step().raise_for_status()
+            assert len(given) <= HELD + (step + 1) * STEP
+        assert manager._feed is not None
+        assert manager._feed.kept <= HELD + 32
+    assert len(given) <= HELD + 30 * STEP
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_manager_that_takes_over_gets_the_same_elements(stuck: bool) -> None:
+    go_on = threading.Event()
+
+    def elements() -> Iterator[Any]:
+        for number, each in enumerate(numbers()):
+            if stuck and number == 5 * STEP + 1:  # The killed manager asked for it, and the next one does.
+                assert go_on.wait(PATIENCE_S)
+            yield each
+
+    def is_stuck() -> bool:
+        return manager._feed is not None and manager._feed._reader != 0
+
+    with make(elements()) as manager:
+        step = 0
+
+        def check() -> int:
+            torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
+            return step + 1
+
+        while step < 4:
+            manager.step(accumulate=False).raise_for_status()
+            step = check()
+        if stuck:
+            wait_until(is_stuck, "the generator is stuck")
+        os.kill(manager.statistics().manager_pid, signal.SIGKILL)
+        while result := manager.step(accumulate=False):  # Runners go on with what they hold, for a moment.
+            step = check()
+        assert result.status == "manager_lost"
+        manager.recover()
+        go_on.set()
+        for _ in range(8):
+            manager.step(accumulate=False).raise_for_status()
+            step = check()
+
+
+def test_a_manager_killed_before_its_first_step_is_followed_by_one_with_the_same_elements() -> None:
+    with make(numbers()) as manager:
+        os.kill(manager.statistics().manager_pid, signal.SIGKILL)
+        step = 0
+        while result := manager.step(accumulate=False):
+            step += 1
+        assert result.status == "manager_lost"
+        manager.recover()
+        manager.step(accumulate=False).raise_for_status()
+        torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
+
+
+def test_a_forked_child_serves_nothing_and_keeps_nothing_open() -> None:
+    with make(numbers()) as manager:
+        manager.step().raise_for_status()
+        feed = manager._feed
+        assert feed is not None
+        ready, release = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            closed = feed._listener.fileno() == -1 and all(each.fileno() == -1 for each in feed._connections)
+            feed.close()
+            os.write(ready[1], b"y" if closed and feed._connections else b"n")
+            os.read(release[0], 1)
+            os._exit(0)
+        try:
+            assert os.read(ready[0], 1) == b"y"
+            manager.step().raise_for_status()
+        finally:
+            os.write(release[1], b".")
+            os.waitpid(child, 0)
+            for fd in (*ready, *release):
+                os.close(fd)
+
+
+def test_a_manager_that_is_dropped_takes_its_feed_along() -> None:
+    manager = make(numbers())
+    manager.step().raise_for_status()
+    assert feed_threads()
+    del manager
+    gc.collect()
+    wait_until(lambda: not feed_threads(), "the threads end")
+
+
+# The feed alone
+
+
+def test_a_stranger_without_the_token_gets_nothing() -> None:
+    given: list[int] = []
+    feed = Feed(numbers(given=given))
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+            stranger.settimeout(PATIENCE_S)
+            stranger.connect(feed.address.name)
+            stranger.sendall(bytes(_feed.TOKEN_BYTES) + _feed.REQUEST.pack(0))
+            try:
+                assert stranger.recv(1) == b""
+            except ConnectionResetError:  # Closed with the request unread.
+                pass
+        assert not given
+    finally:
+        feed.close()
+
+
+def test_a_generator_without_elements_is_refused() -> None:
+    feed = Feed(numbers(0))
+    with pytest.raises(accelmgr.DataError, match="no elements"):
+        Elements(feed.address, OPTIONS)
+    gc.collect()  # The connection goes with what raised.
+    feed.close()
+
+
+def test_an_element_unlike_the_first_is_named() -> None:
+    def changing() -> Iterator[Any]:
+        yield from numbers(2)
+        yield {"x": torch.zeros(4)}
+
+    feed = Feed(changing())
+    elements = Elements(feed.address, OPTIONS)
+    elements.next()
+    elements.next()
+    with pytest.raises(accelmgr.DataError, match=r"element 2 of the dataset is torch.float32 \[4\]"):
+        elements.next()
+    del elements
+    gc.collect()
+    feed.close()
+
+
+def test_elements_that_were_consumed_are_only_counted() -> None:
+    feed = Feed(numbers())
+    consumed = 0
+    feed.follow(lambda: consumed)
+    first = Elements(feed.address, OPTIONS)
+    for _ in range(100):
+        first.next()
+        consumed = 50
+    second = Elements(feed.address, OPTIONS)
+    for number in range(100):
+        values = second.next()
+        assert values is not None
+        assert number < 50 or torch.equal(values[0], element(number)["x"])
+    assert feed.read == 100
+    second.restore("90")
+    assert second.state() == "90"
+    values = second.next()
+    assert values is not None and torch.equal(values[0], element(90)["x"])
+    del first, second
+    gc.collect()
+    feed.close()
+
+
+def test_only_what_is_not_consumed_is_kept() -> None:
+    feed = Feed(numbers())
+    consumed = 0
+    feed.follow(lambda: consumed)
+    client = Client(feed.address)
+    example = client.example()
+    for number in range(1000):
+        assert client.get(number) == _feed.dump(element(number))
+        consumed = max(0, number - 20)
+    assert feed.kept <= 20 + 2 * 16
+    assert client.get(990) == _feed.dump(element(990))
+    assert client.get(3) == example
+    assert feed.read == 1000
+    client._connection.close()
+    feed.close()
+
+
+def test_a_source_that_is_restored_further_on_skips_what_lies_before() -> None:
+    feed = Feed(numbers())
+    client = Client(feed.address)
+    client.example()
+    assert client.get(500) == _feed.dump(element(500))
+    assert feed.kept == 1
+    client._connection.close()
+    feed.close()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.tensor(3),
+        torch.tensor([True, False]),
+        torch.empty(0, 5),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.tensor([1 + 2j]).conj(),
+        torch.arange(1000)[5:7],
+        torch.ones(2, requires_grad=True),
+    ],
+    ids=lambda tensor: f"{tensor.dtype}{list(tensor.shape)}",
+)
+def test_tensors_travel_as_their_values(tensor: torch.Tensor) -> None:
+    import pickle
+
+    data = _feed.dump(tensor)
+    assert len(data) < 400
+    torch.testing.assert_close(pickle.loads(data), tensor.detach(), rtol=0, atol=0)

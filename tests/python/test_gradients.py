@@ -1,0 +1,259 @@
+"""Gradients, parameters and what a model returns, against plain PyTorch over the same elements."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+from oracle import Oracle, assert_equal
+from torch import nn
+
+import accelmgr
+
+
+def elements(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(4, generator=generator)
+        yield {"x": x, "y": torch.stack([x.sum(), x.prod()])}
+
+
+class Elements:
+    def __iter__(self):
+        return elements()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x, y):
+        loss = nn.functional.mse_loss(self.second(torch.tanh(self.first(x))), y)
+        return {"loss": loss, "twice": 2 * loss, "three": 3.0, "rows": torch.zeros(len(x))}
+
+
+SHAPE = {"nprocs": 2, "batch_size_per_device": 3, "grad_accumulation_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A manager, and the oracle that takes every step with it."""
+    torch.manual_seed(1)
+    model = Net()
+    oracle = Oracle(model, elements(), **SHAPE)
+    with accelmgr.Manager(model, Elements(), **SHAPE) as manager:
+        yield manager, oracle
+
+
+@pytest.fixture
+def zeroed(pair):
+    manager, oracle = pair
+    manager.zero_grad()
+    oracle.zero_grad()
+    return pair
+
+
+def test_a_step_adds_one_mean_gradient_and_steps_accumulate(zeroed):
+    manager, oracle = zeroed
+    for _ in range(3):
+        loss, samples = manager.step()
+        assert loss == pytest.approx(oracle.step(), rel=1e-5)
+        assert samples == 12
+        assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
+    manager.zero_grad()
+    assert not any(gradient.any() for gradient in manager.get_aggregated_gradients())
+
+
+def test_without_accumulation_gradients_are_overwritten(zeroed):
+    manager, oracle = zeroed
+    for _ in range(2):
+        manager.step(accumulate=False)
+        oracle.zero_grad()
+        oracle.step()
+        assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
+
+
+def test_numbers_beside_the_loss_arrive_averaged_like_it(zeroed):
+    manager, oracle = zeroed
+    result = manager.step()
+    loss = oracle.step()
+    assert result.scalars == {"twice": pytest.approx(2 * loss, rel=1e-5), "three": pytest.approx(3.0)}
+
+
+def test_parameters_and_gradients_are_views_of_the_session(zeroed):
+    manager, oracle = zeroed
+    own = dict(manager.named_parameters())
+    before = [(p.data_ptr(), p.grad.data_ptr()) for p in manager.model.parameters()]
+    for (name, parameter), gradient in zip(
+        manager.model.named_parameters(), manager.get_aggregated_gradients(), strict=True
+    ):
+        assert parameter.data_ptr() == own[name].data_ptr()
+        assert parameter.grad.data_ptr() == gradient.data_ptr()
+    manager.step()
+    oracle.step()
+    manager.update_model_parameters([p.clone() for p in manager.model.parameters()])
+    manager.zero_grad()
+    assert [(p.data_ptr(), p.grad.data_ptr()) for p in manager.model.parameters()] == before
+
+
+def test_an_optimizer_steps_on_the_parameters_that_runners_compute_with(zeroed):
+    manager, oracle = zeroed
+    ours = torch.optim.AdamW(manager.model.parameters(), lr=0.05)
+    theirs = torch.optim.AdamW(oracle.model.parameters(), lr=0.05)
+    manager.check_optimizer(ours)
+    for _ in range(4):
+        assert manager.step().loss == pytest.approx(oracle.step(), rel=1e-4)
+        ours.step()
+        theirs.step()
+        manager.zero_grad()
+        oracle.zero_grad()
+    for one, other in zip(manager.model.parameters(), oracle.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        other.data.copy_(one)  # The tests after this one compare gradients, not the drift of two optimizers.
+
+
+def test_gradients_that_were_set_to_none_are_zeros_again_and_it_is_said_once(zeroed):
+    manager, oracle = zeroed
+    addresses = [p.grad.data_ptr() for p in manager.model.parameters()]
+    manager.step()
+    oracle.step()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            manager.model.zero_grad(set_to_none=True)
+            oracle.zero_grad()
+            manager.step()
+            oracle.step()
+            assert [p.grad.data_ptr() for p in manager.model.parameters()] == addresses
+            assert_equal([p.grad for p in manager.model.parameters()], oracle.gradients())
+        manager.model.zero_grad(set_to_none=True)
+        assert not any(gradient.any() for gradient in manager.get_aggregated_gradients())
+    assert [str(one.message).partition(" took")[0] for one in said] == ["zero_grad(set_to_none=True)"]
+
+
+def test_new_parameters_are_what_the_next_step_computes_with(zeroed):
+    manager, oracle = zeroed
+    values = [torch.full_like(p, 0.125 * (i + 1)) for i, p in enumerate(manager.model.parameters())]
+    manager.update_model_parameters(iter(values))
+    for parameter, value in zip(oracle.model.parameters(), values, strict=True):
+        parameter.data.copy_(value)
+    assert manager.step().loss == pytest.approx(oracle.step(), rel=1e-5)
+    assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda values: values[:-1], "3 tensors for 4 parameters"),
+        (lambda values: [*values, values[0]], "5 tensors for 4 parameters"),
+        (lambda values: [*values[:-1], values[-1][:1]], r"'second.bias' is Float \[2\].*Float \[1\]"),
+        (lambda values: [*values[:-1], values[-1].double()], "Double"),
+        (lambda values: [*values[:-1], values[-1].to("meta")], "on the CPU"),
+    ],
+    ids=["one_too_few", "one_too_many", "shape", "dtype", "device"],
+)
+def test_parameters_that_do_not_fit_change_nothing(zeroed, spoil, message):
+    manager, _ = zeroed
+    before = [p.detach().clone() for p in manager.model.parameters()]
+    with pytest.raises(accelmgr.ModelError, match=message) as caught:
+        manager.update_model_parameters(spoil([torch.zeros_like(p) for p in before]))
+    assert "nothing was changed" in str(caught.value)
+    assert_equal(manager.model.parameters(), before)
+
+
+def test_state_dict_is_readable_between_steps(zeroed):
+    manager, _ = zeroed
+    state = manager.state_dict()
+    assert set(state) == {"first.weight", "first.bias", "second.weight", "second.bias"}
+    assert_equal([state[name] for name, _ in manager.model.named_parameters()], manager.model.parameters())
+
+
+class Everything(nn.Module):
+    """Tied, frozen and unused parameters, buffers, dropout's generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(4, 4, bias=False)
+        self.norm = nn.BatchNorm1d(4)
+        self.frozen = nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+        self.sometimes = nn.Parameter(torch.ones(4))
+        self.never = nn.Parameter(torch.ones(2))
+        self.head = nn.Linear(4, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x, use):
+        hidden = self.frozen(self.norm(self.embed(x)))
+        if bool(use.any()):
+            hidden = hidden * self.sometimes
+        return {"loss": (self.head(hidden) ** 2).mean(), "random": torch.rand(())}
+
+
+def uses():
+    """Whether `sometimes` takes part: in every second step of two elements of each of two runners."""
+    generator = torch.Generator().manual_seed(5)
+    for i in itertools.count():
+        yield {"x": torch.randn(4, generator=generator), "use": torch.tensor(i // 4 % 2 == 0)}
+
+
+class Uses:
+    def __iter__(self):
+        return uses()
+
+
+def test_tied_frozen_unused_parameters_buffers_and_seeds():
+    torch.manual_seed(2)
+    model = Everything()
+    oracle = Oracle(model, uses(), nprocs=2, batch_size_per_device=2)
+    # BatchNorm's statistics are those of rank 0, which sees every second element.
+    rank0 = Oracle(model, itertools.islice(uses(), 0, None, 2), batch_size_per_device=2)
+    with accelmgr.Manager(model, Uses(), nprocs=2, batch_size_per_device=2, seed_base=7) as manager:
+        generators = [torch.Generator().manual_seed(7 + rank) for rank in range(2)]
+        assert "head.weight" not in dict(manager.named_parameters())
+        assert "accelmgr-values" not in open("/proc/self/maps").read(), "the initial values are kept once"
+        assert model.head.weight.data_ptr() == model.embed.weight.data_ptr()
+        for step in range(3):
+            result = manager.step(accumulate=False)
+            oracle.zero_grad()
+            assert result.loss == pytest.approx(oracle.step(), rel=1e-5)
+            rank0.step()
+            names = [name for name, _ in model.named_parameters()]
+            gradients = dict(zip(names, manager.get_aggregated_gradients(), strict=True))
+            assert_equal(gradients.values(), oracle.gradients())
+            assert gradients["sometimes"].any() == (step % 2 == 0), "unused in every second step"
+            assert not gradients["never"].any()
+            assert not gradients["frozen.weight"].any()
+            expected = [torch.rand((), generator=generator).item() for generator in generators]
+            assert result.scalars["random"] == pytest.approx(sum(expected) / 2, rel=1e-6)
+        buffers = manager.buffers()
+        assert_equal(
+            [buffers["norm.running_mean"], buffers["norm.running_var"]],
+            [rank0.model.norm.running_mean, rank0.model.norm.running_var],
+        )
+        assert int(buffers["norm.num_batches_tracked"]) == 3
+        assert not torch.equal(model.norm.running_mean, buffers["norm.running_mean"])
+        manager.sync_buffers()
+        assert_equal([model.norm.running_mean], [buffers["norm.running_mean"]])
+        state = manager.state_dict()
+        assert torch.equal(state["head.weight"], state["embed.weight"]) and "norm.running_mean" in state
+
+
+def test_unlike_batches_weigh_alike_over_many_runners():
+    torch.manual_seed(3)
+    model = Net().double()
+    shape = {"nprocs": 3, "batch_size_per_device": 1, "grad_accumulation_steps": 3}
+    as_doubles = ({name: value.double() for name, value in element.items()} for element in elements())
+    oracle = Oracle(model, as_doubles, **shape)
+    with accelmgr.Manager(model, Doubles(), **shape) as manager:
+        loss, samples = manager.step()
+        assert loss == pytest.approx(oracle.step(), rel=1e-12)
+        assert samples == 9
+        for one, other in zip(manager.get_aggregated_gradients(), oracle.gradients(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+class Doubles:
+    def __iter__(self):
+        for element in elements():
+            yield {name: value.double() for name, value in element.items()}

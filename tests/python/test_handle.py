@@ -1,0 +1,143 @@
+"""One handle: threads, forks, writes from elsewhere, and what a manager refuses."""
+
+import os
+import threading
+
+import pytest
+import torch
+from gate import Count, Told
+from torch import nn
+
+import accelmgr
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    model = Told(tmp_path_factory.mktemp("told"))
+    with accelmgr.Manager(model, Count(), nprocs=2, runners__threads=1) as manager:
+        yield manager
+
+
+def test_a_second_thread_is_refused_and_the_first_goes_on(shared):
+    model = shared.model
+    model.gate.shut()
+    results = []
+    stepping = threading.Thread(target=lambda: results.append(shared.step()))
+    stepping.start()
+    with model.gate.held():
+        for call in (shared.step, shared.zero_grad, shared.buffers, lambda: shared.update_model_parameters(model.parameters())):
+            with pytest.raises(accelmgr.UsageError, match="another thread is inside this manager"):
+                call()
+        counted = sum(1 for _ in range(1000))  # The interpreter's lock is free while the other waits.
+    stepping.join()
+    assert counted == 1000 and results[0].ok
+
+
+def test_in_a_forked_child_the_handle_is_dead_and_the_parent_unharmed(shared):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = []
+        for call in (shared.step, shared.zero_grad, shared.statistics, shared.stop, shared.get_aggregated_gradients):
+            try:
+                call()
+                said.append("nothing")
+            except accelmgr.UsageError as error:
+                said.append(str(error))
+        os.write(write, "\n".join(said).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        said = file.read().splitlines()
+    os.waitpid(child, 0)
+    assert len(said) == 5 and all(f"the manager belongs to process {os.getpid()}" in line for line in said), said
+    assert shared.step().ok
+
+
+def test_writes_in_place_are_bracketed(shared):
+    model = shared.model
+    with shared.writing():
+        with torch.no_grad():
+            model.weight.fill_(3.0)
+        with pytest.raises(accelmgr.UsageError, match="while parameters are being written"):
+            shared.step()
+        with pytest.raises(accelmgr.UsageError, match="does not nest"), shared.writing():
+            pass
+    assert shared.step().ok
+    model.gate.shut()
+    stepping = threading.Thread(target=shared.step)
+    stepping.start()
+    with model.gate.held(), pytest.raises(accelmgr.UsageError, match="another thread"), shared.writing():
+        pass
+    stepping.join()
+
+
+def test_a_model_of_one_manager_is_refused_by_another(shared):
+    with pytest.raises(accelmgr.UsageError, match="belongs to another manager already"):
+        accelmgr.Manager(shared.model, Count(), nprocs=1)
+    assert shared.step().ok
+
+
+def test_parameters_whose_memory_was_replaced_are_named(shared):
+    weight = shared.model.weight
+    own = weight.data
+    weight.data = own.clone()
+    try:
+        with pytest.raises(accelmgr.ModelError, match=r"memory of parameter 'weight' was replaced .*share_memory\(\)"):
+            shared.step()
+    finally:
+        weight.data = own
+    gradient = weight.grad
+    weight.grad = torch.ones_like(weight)
+    try:
+        with pytest.raises(accelmgr.ModelError, match="gradient of parameter 'weight' is another tensor"):
+            shared.step()
+    finally:
+        weight.grad = gradient
+    assert shared.step().ok
+
+
+def test_optimizers_that_would_not_train_this_model_are_refused(shared):
+    shared.check_optimizer(torch.optim.Adam(shared.model.parameters()))
+    with pytest.raises(accelmgr.UsageError, match="tensor of shape .3, 3. in group 0 which is no parameter of this manager"):
+        shared.check_optimizer(torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=1))
+    with pytest.raises(accelmgr.UsageError, match="LBFGS evaluates the loss several times"):
+        shared.check_optimizer(torch.optim.LBFGS(shared.model.parameters()))
+
+
+class Same(nn.Module):
+    """Says how far apart its parameters are: not at all, unless somebody writes while they are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(50_000)) for _ in range(4)])
+
+    def forward(self, x):
+        every = torch.cat(list(self.parts))
+        return {"loss": every.mean() * x.mean(), "apart": every.max() - every.min(), "value": every[0].detach()}
+
+
+def test_a_background_thread_cannot_tear_what_runners_read():
+    model = Same()
+    manager = accelmgr.TPUManager(model, Count(), nprocs=2, batch_size_per_device=1, start=True)
+    ended = threading.Event()
+    updates = []
+
+    def optimize():
+        while not ended.is_set():
+            updates.append(len(updates) + 1.0)
+            manager.update_model_parameters([torch.full((50_000,), updates[-1])] * 4)
+
+    background = threading.Thread(target=optimize)
+    try:
+        background.start()
+        results = [manager.step() for _ in range(25)]
+    finally:
+        ended.set()
+        background.join()
+        manager.stop()
+    assert [result.status for result in results] == ["ok"] * 25
+    assert [result.scalars["apart"] for result in results] == [0.0] * 25
+    values = [result.scalars["value"] for result in results]
+    assert values == sorted(values), "both runners had the same, and never an older one"
+    assert len(set(values)) > 1 and all(value == int(value) for value in values)

@@ -1,0 +1,121 @@
+"""Where models and datasets may be defined, and from where a manager is started."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import pty
+import select
+import sys
+import textwrap
+import time
+
+import pytest
+from programs import BOUND_S, environment, run
+
+DEFINITIONS = """\
+import accelmgr, torch
+SCALE = 2.0
+
+def scaled(x):
+    return x * SCALE
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+    def forward(self, x):
+        return (self.weight * scaled(x)).sum()
+
+class Data:
+    def __iter__(self):
+        while True:
+            yield torch.tensor([1.0, 3.0])
+
+"""
+STEP = """\
+manager = accelmgr.Manager(Net(), Data(), nprocs=1, runners__threads=1)
+print("gradient", manager.step().loss, manager.model.weight.grad.tolist())
+manager.stop()
+"""
+EXPECTED = "gradient 8.0 [2.0, 6.0]"
+
+
+def test_a_script_without_a_guard(tmp_path):
+    """The manager and its runners do not run the script again."""
+    (tmp_path / "script.py").write_text(DEFINITIONS + 'print("once")\n' + STEP)
+    code, out, err = run("script.py", cwd=tmp_path)
+    assert (code, out.splitlines()) == (0, ["once", EXPECTED]), err
+    assert err == ""
+
+
+def test_a_script_that_forgets_to_stop(tmp_path):
+    (tmp_path / "script.py").write_text(DEFINITIONS + STEP.replace("manager.stop()\n", ""))
+    code, out, err = run("script.py", cwd=tmp_path)
+    assert (code, out.splitlines(), err) == (0, [EXPECTED], "")
+
+
+def test_a_script_that_raises_ends_with_its_own_error(tmp_path):
+    (tmp_path / "script.py").write_text(DEFINITIONS + STEP.replace("manager.stop()", "raise LookupError('my own')"))
+    code, out, err = run("script.py", cwd=tmp_path)
+    assert (code, out.splitlines()) == (1, [EXPECTED])
+    assert err.splitlines()[-1] == "LookupError: my own" and "accelmgr" not in err
+
+
+def test_a_module_beside_the_script(tmp_path):
+    (tmp_path / "mine.py").write_text(DEFINITIONS)
+    (tmp_path / "script.py").write_text("from mine import *\n" + STEP)
+    code, out, err = run("script.py", cwd=tmp_path)
+    assert (code, out.splitlines(), err) == (0, [EXPECTED], "")
+
+
+def test_a_command_line(tmp_path):
+    code, out, err = run("-c", DEFINITIONS + STEP, cwd=tmp_path)
+    assert (code, out.splitlines(), err) == (0, [EXPECTED], "")
+
+
+def test_the_interactive_interpreter(tmp_path):
+    """On a terminal of its own, as somebody types it."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            os.chdir(tmp_path)
+            os.execve(sys.executable, [sys.executable, "-q"], {**environment(), "TERM": "dumb"})
+        finally:
+            os._exit(127)
+    said = b""
+    try:
+        # A blank line ends a definition; there is none inside of one.
+        for line in (*(DEFINITIONS + STEP).splitlines(), "exit()"):
+            os.write(terminal, line.encode() + b"\n")
+        deadline = time.monotonic() + BOUND_S
+        with contextlib.suppress(OSError):  # EIO: it has ended.
+            while select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0]:
+                said += os.read(terminal, 65536)
+    finally:
+        os.close(terminal)  # Hangs up, should it still run.
+        _, status = os.waitpid(pid, 0)
+    assert EXPECTED in said.decode(), said.decode()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ipykernel") is None or importlib.util.find_spec("jupyter_client") is None,
+    reason="ipykernel or jupyter_client is not there",
+)
+def test_a_notebook(tmp_path):
+    cells = json.dumps([DEFINITIONS, STEP])
+    (tmp_path / "client.py").write_text(
+        textwrap.dedent(f"""\
+            from jupyter_client.manager import start_new_kernel
+            kernel, client = start_new_kernel(kernel_name="python3")
+            try:
+                for cell in {cells}:
+                    client.execute_interactive(cell, timeout={BOUND_S}, allow_stdin=False)
+            finally:
+                client.stop_channels()
+                kernel.shutdown_kernel(now=True)
+            """)
+    )
+    code, out, err = run("client.py", cwd=tmp_path)
+    assert code == 0 and EXPECTED in out, err

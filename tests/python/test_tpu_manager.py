@@ -1,0 +1,379 @@
+"""The names of the original, with the meaning they had."""
+
+import inspect
+import os
+import signal
+import textwrap
+import threading
+
+import pytest
+import torch
+from gate import Count, Told
+from oracle import Oracle, assert_equal
+from programs import run
+from torch import nn
+
+import accelmgr
+from accelmgr.compat.tpu_manager import QueueDataset, TPUDataManager, TPUManager, TPUSynchronizer
+
+
+class Tied(nn.Module):
+    """With a tie_weights() of its own, as the models of transformers have."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.bias = nn.Parameter(torch.zeros(3))
+        self.tie_weights()
+
+    def tie_weights(self):
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return {"loss": ((self.head(torch.tanh(self.embed(x))) + self.bias) ** 2).mean()}
+
+
+def rows():
+    generator = torch.Generator().manual_seed(4)
+    while True:
+        yield {"x": torch.randn(3, generator=generator)}
+
+
+class Rows:
+    def __iter__(self):
+        return rows()
+
+
+SHAPE = {"nprocs": 2, "batch_size_per_device": 2, "grad_accumulation_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    torch.manual_seed(6)
+    model = Tied()
+    oracle = Oracle(model, rows(), **SHAPE)
+    manager = TPUManager(model, Rows(), **SHAPE, prefetch=5, seed_base=11, start=True)
+    yield manager, oracle
+    manager.terminate()
+    assert not manager.is_alive()
+
+
+@pytest.fixture
+def zeroed(pair):
+    manager, oracle = pair
+    manager.zero_grad()
+    oracle.zero_grad()
+    return pair
+
+
+def test_it_is_exported_and_has_the_original_signature():
+    assert accelmgr.TPUManager is TPUManager
+    parameters = inspect.signature(TPUManager).parameters
+    assert list(parameters) == [
+        "model",
+        "dataset",
+        "collate_fn",
+        "nprocs",
+        "prefetch",
+        "batch_size_per_device",
+        "grad_accumulation_steps",
+        "seed_base",
+        "start",
+    ]
+    assert [one.default for one in parameters.values()][2:-1] == [None, 8, 16, 1, 1, 42]
+    assert parameters["start"].default is inspect.Parameter.empty
+    with pytest.raises(TypeError, match="start"):
+        TPUManager(Tied(), Rows())
+
+
+def test_its_fields_are_what_was_passed(pair):
+    manager, _ = pair
+    assert (manager.nprocs, manager.batch_size_per_device, manager.grad_accumulation_steps) == (2, 2, 2)
+    assert (manager.prefetch, manager.seed_base, manager.collate_fn) == (5, 11, None)
+
+
+def test_a_step_gives_loss_and_samples_and_its_values_and_events_say_so(zeroed):
+    manager, oracle = zeroed
+    loss, samples = manager.step()
+    assert loss == pytest.approx(oracle.step(), rel=1e-5)
+    assert samples == 8
+    assert manager.loss_accumulated.value == loss and manager.gradients_accumulated.value == 8
+    assert manager.step_finished.is_set() and manager.step_finished.wait(0) and not manager.step_triggered.is_set()
+    gradients = manager.get_aggregated_gradients()
+    assert isinstance(gradients, list) and len(gradients) == len(list(manager.model.parameters())) == 2
+    assert_equal(gradients, oracle.gradients())
+    assert [g.data_ptr() for g in gradients] == [p.grad.data_ptr() for p in manager.model.parameters()]
+
+
+def test_a_step_that_is_triggered_by_hand(zeroed):
+    manager, oracle = zeroed
+    manager.step_finished.clear()
+    manager.step_triggered.set()
+    assert manager.step_finished.wait(60)
+    assert manager.gradients_accumulated.value == 8
+    assert manager.loss_accumulated.value == pytest.approx(oracle.step(), rel=1e-5)
+    assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
+    assert manager.step_triggered.wait(0) is False
+
+
+def test_parameters_are_to_be_loaded_until_a_step_has_them(zeroed):
+    manager, oracle = zeroed
+    assert manager.should_load_parameters.value is False
+    manager.update_model_parameters(torch.full_like(p, 0.25) for p in manager.model.parameters())
+    assert manager.should_load_parameters.value is True
+    for parameter in oracle.model.parameters():
+        parameter.data.fill_(0.25)
+    assert manager.step().loss == pytest.approx(oracle.step(), rel=1e-5)
+    assert manager.should_load_parameters.value is False
+    assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
+
+
+def test_the_lock_is_held_by_the_methods_that_say_so(zeroed, monkeypatch):
+    manager, _ = zeroed
+    monkeypatch.setattr(manager, "_patience_s", 0.01)
+    with manager.lock:
+        for call in (
+            manager.zero_grad,
+            manager.get_aggregated_gradients,
+            lambda: manager.update_model_parameters(manager.model.parameters()),
+            manager.step,
+        ):
+            with pytest.raises(accelmgr.UsageError, match="waited 0.01 s for the manager's lock"):
+                call()
+    manager.zero_grad()
+
+
+def test_it_is_a_process(pair):
+    manager, _ = pair
+    assert manager.is_alive() and manager.exitcode is None and manager.daemon
+    assert manager.pid == manager.ident == manager.statistics().manager_pid
+    assert manager.name.startswith("TPUManager-")
+    manager.join(timeout=0.01)
+    assert manager.is_alive()
+    with pytest.raises(accelmgr.UsageError, match="ends with this process"):
+        manager.daemon = False
+
+
+def test_what_its_processes_ran_says_what_to_use_instead(pair):
+    manager, _ = pair
+    with pytest.raises(accelmgr.UsageError, match=r"runner\(1\) is what a runner process does; start\(\) starts 2 of them"):
+        manager.runner(1)
+    with pytest.raises(accelmgr.UsageError, match=r"start\(\) starts it"):
+        manager.run()
+    manager.step_finished.clear()
+    manager._mark_step_finished(0.5)
+    assert (manager.step_finished.is_set(), manager.loss_accumulated.value, manager.gradients_accumulated.value) == (
+        True,
+        0.5,
+        8,
+    )
+
+
+def test_the_synchronizer_is_over_the_session(zeroed):
+    manager, oracle = zeroed
+    synchronizer = manager._synchronizer
+    assert synchronizer.master_model is manager.model
+    manager.step()
+    oracle.step()
+    before = [gradient.clone() for gradient in manager.get_aggregated_gradients()]
+    replica = synchronizer.get_device_model_replica(torch.device("cpu"))
+    assert replica.head.weight is replica.embed.weight and replica is not manager.model
+    assert not any(p.grad.any() for p in replica.parameters())
+    assert_equal(replica.parameters(), manager.model.parameters())
+    # Its gradients go to the master's, beside or in place of what is there.
+    replica(**next(rows()))["loss"].backward()
+    own = [p.grad.clone() for p in replica.parameters()]
+    synchronizer.aggregate_grads_on_host(replica, add=True)
+    assert_equal(manager.get_aggregated_gradients(), [one + other for one, other in zip(before, own, strict=True)])
+    synchronizer.aggregate_grads_on_host(replica, add=False)
+    assert_equal([p.grad for p in manager.model.parameters()], own)
+    # New parameters: to the master, from there to the replica.
+    synchronizer.set_host_parameters([torch.full_like(p, 0.5) for p in replica.parameters()])
+    assert all((p == 0.5).all() for p in manager.model.parameters())
+    assert not any((p == 0.5).all() for p in replica.parameters())
+    synchronizer.send_params_to_device(replica)
+    assert all((p == 0.5).all() for p in replica.parameters())
+    for parameter in oracle.model.parameters():
+        parameter.data.fill_(0.5)
+    assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
+
+
+def test_a_synchronizer_by_itself():
+    model = Tied()
+    synchronizer = TPUSynchronizer(model)
+    assert synchronizer.master_model is model
+    assert all(p.is_shared() and p.grad.is_shared() for p in model.parameters())
+    new = [torch.full_like(p, 2.0) for p in model.parameters()]
+    synchronizer.set_host_parameters(new)
+    assert all((p == 2).all() for p in model.parameters()) and all((p == 2).all() for p in new)
+    replica = synchronizer.get_device_model_replica("cpu", tie_weights=False)
+    replica.bias.grad.fill_(1)
+    synchronizer.aggregate_grads_on_host(replica, add=True)
+    synchronizer.aggregate_grads_on_host(replica, add=True)
+    assert model.bias.grad.tolist() == [2, 2, 2]
+    assert [one.data_ptr() for one in synchronizer.get_aggregated_gradients()] == [p.grad.data_ptr() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_assign_checks_before_it_writes(strict):
+    synchronizer = TPUSynchronizer(nn.Linear(2, 2))
+    target = [torch.zeros(2), torch.zeros(3)]
+    for source in ([torch.ones(2)], [torch.ones(2)] * 3, [torch.ones(2), torch.ones(1)]):
+        with pytest.raises(accelmgr.ModelError, match="nothing was changed"):
+            synchronizer._assign(source=source, target=target, add=False, strict=strict)
+    assert not any(one.any() for one in target)
+    doubles = [torch.ones(2), torch.ones(3, dtype=torch.float64)]
+    if strict:
+        with pytest.raises(accelmgr.ModelError, match="source tensor 1 is torch.float64"):
+            synchronizer._assign(source=doubles, target=target, add=False, strict=True)
+        return
+    synchronizer._assign(source=iter(doubles), target=iter(target), add=False)
+    synchronizer._assign(source=doubles, target=target, add=True)
+    assert [one.tolist() for one in target] == [[2, 2], [2, 2, 2]]
+
+
+def test_the_data_manager_of_a_session_says_where_its_elements_are(pair):
+    manager, _ = pair
+    data = manager._data_manager
+    assert isinstance(data.dataset, Rows) and data.nprocs == 2
+    assert [(one.rank, one.maxsize) for one in data.device_queues] == [(0, 5), (1, 5)]
+    for call in (data.get_device_dataloader, data._load_data_into_queues, data.device_queues[0].get):
+        with pytest.raises(accelmgr.UsageError, match=r"TPUDataManager\(dataset, nprocs\) deals a dataset in this process"):
+            call()
+
+
+def test_a_data_manager_by_itself_deals_in_turn_and_its_end_is_no_hang():
+    data = TPUDataManager(range(11), 3, master_prefetch=4)
+    loaders = [data.get_device_dataloader(device, batch_size=2) for device in range(3)]
+    assert [[batch.tolist() for batch in loader] for loader in loaders] == [
+        [[0, 3], [6, 9]],
+        [[1, 4], [7, 10]],
+        [[2, 5], [8]],
+    ]
+    data._loader_thread.join(10)
+    assert not data._loader_thread.is_alive()
+
+
+def test_a_queue_that_nobody_empties_keeps_the_others_from_nothing_they_hold():
+    data = TPUDataManager(range(100), 2, master_prefetch=3)
+    own = iter(QueueDataset(data.device_queues[1], timeout=0.5))
+    assert [next(own) for _ in range(3)] == [1, 3, 5]
+    with pytest.raises(accelmgr.DataError, match="no element came within 0.5 s"):
+        next(own)
+    data.close()
+
+
+def test_a_dataset_that_fails_in_the_host_is_an_error_of_every_queue():
+    def broken():
+        yield 1
+        raise LookupError("no more of them")
+
+    data = TPUDataManager(broken(), 2)
+    for device in range(2):
+        with pytest.raises(accelmgr.DataError, match="LookupError: no more of them"):
+            for element in QueueDataset(data.device_queues[device]):
+                assert element == 1
+    assert len(QueueDataset(data.device_queues[0])) == 10**12
+    data.close()
+
+
+def test_its_life(tmp_path):
+    model = Told(tmp_path)
+    manager = TPUManager(model, Count(), nprocs=2, start=False)
+    assert (manager.pid, manager.exitcode, manager.is_alive()) == (None, None, False)
+    with pytest.raises(accelmgr.UsageError, match="not started"):
+        manager.join()
+    with pytest.raises(accelmgr.UsageError, match="was not started"):
+        manager.step()
+    manager.start()
+    # A step is under way, of which a thread waits for the end: what the events say meanwhile.
+    model.gate.shut()
+    manager.step_triggered.set()
+    outcome = []
+    waiting = threading.Thread(target=lambda: outcome.append(manager.step_finished.wait(60)))
+    waiting.start()
+    with model.gate.held():
+        assert not manager.step_finished.is_set()
+        assert not manager.step_triggered.is_set(), "a runner has begun"
+        assert manager.gradients_accumulated.value == 0 and manager.loss_accumulated.value == 0
+    waiting.join()
+    assert outcome == [True] and manager.gradients_accumulated.value == 2
+    # Its end under a step of another thread.
+    model.gate.shut()
+    results = []
+    stepping = threading.Thread(target=lambda: results.append(manager.step()))
+    stepping.start()
+    with model.gate.held():
+        manager.terminate()
+    stepping.join()
+    assert results[0].status == "manager_lost" and manager.gradients_accumulated.value == 0
+    manager.join()
+    manager.terminate()
+    assert not manager.is_alive() and manager.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
+    with pytest.raises(accelmgr.UsageError, match=r"after stop\(\)"):
+        manager.step()
+
+
+def test_the_exit_code_of_a_manager_that_was_killed(tmp_path):
+    manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
+    first = manager.pid
+    os.kill(first, signal.SIGKILL)
+    manager.join(timeout=30)
+    assert not manager.is_alive() and manager.exitcode == -signal.SIGKILL
+    with pytest.raises(accelmgr.ManagerLost):
+        _, _ = manager.step()
+    assert manager.exitcode == -signal.SIGKILL
+    manager.recover()
+    assert manager.is_alive() and manager.exitcode is None and manager.pid != first
+    assert manager.step().ok
+    manager.stop()
+    assert manager.exitcode == 0
+
+
+def test_a_script_for_the_original_runs_with_another_import(tmp_path):
+    """Its own parameters, gradients by get_aggregated_gradients(), new values by update_model_parameters()."""
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""\
+            import torch
+            from accelmgr import TPUManager
+
+            class Net(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.linear = torch.nn.Linear(3, 3)
+                def tie_weights(self):
+                    pass
+                def forward(self, input_ids, labels):
+                    return dict(loss=torch.nn.functional.mse_loss(self.linear(input_ids), labels))
+
+            class Minibatches(torch.utils.data.IterableDataset):
+                def __iter__(self):
+                    while True:
+                        x = torch.randn(3)
+                        yield dict(input_ids=x, labels=x.flip(0))
+
+            def collate(elements):
+                return {name: torch.stack([one[name] for one in elements]) for name in elements[0]}
+
+            model = Net()
+            own = [p.detach().clone().requires_grad_() for p in model.parameters()]
+            optimizer = torch.optim.Adam(own, lr=0.1)
+            manager = TPUManager(model, Minibatches(), collate_fn=collate, nprocs=2, prefetch=4,
+                                 batch_size_per_device=4, grad_accumulation_steps=2, start=True)
+            losses = []
+            for _ in range(60):
+                loss, num_samples = manager.step()
+                assert num_samples == 16
+                losses.append(loss)
+                for parameter, gradient in zip(own, manager.get_aggregated_gradients()):
+                    parameter.grad = gradient.clone()
+                optimizer.step()
+                manager.update_model_parameters(own)
+                manager.zero_grad()
+            print(losses[0] > 0.5, losses[-1] < losses[0] / 10)
+            manager.terminate()
+            manager.join()
+            """)
+    )
+    code, out, err = run("script.py", cwd=tmp_path)
+    assert (code, out) == (0, "True True\n"), (out, err)
