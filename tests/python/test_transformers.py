@@ -1,4 +1,4 @@
-"""Models of transformers, built from a configuration: tied weights, outputs that are mappings, batches of BatchEncoding."""
+"""Models of transformers, built from a configuration: tied weights, outputs and batches that are mappings."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def plain_gradient(model: torch.nn.Module, step: int, masked: bool) -> float:
 def test_trains_as_without_a_manager(build: Any, masked: bool, collate_fn: Any, ties: set[str]) -> None:
     torch.manual_seed(3)
     model = build()
-    model.tie_weights()  # type: ignore[operator]  # Again: no harm before a manager has the model.
+    model.tie_weights()  # Again: no harm before a manager has the model.
     model.train()
     plain = copy.deepcopy(model)
     names = [name for name, _ in model.named_parameters()]

@@ -233,10 +233,10 @@ ALL = {
         that of all processes together, shared pages counted once, in a turn of its own.""",
         3, ["bench_step"], step_groups, reports.step, weighs_memory=True),
     "python": Benchmark(
-        """accelmgr.Manager of Python with an nn.Module of 1 to 256 million parameters: overhead of the cycle as in `step`,
-        time to the first step (torch is imported already), and peak memory of all processes. Against the TPUManager
-        pattern in Python, in its faithful variants and its best one, and the same cycle in C++ with no Python at all.
-        The peers' runners are forked; ours start from nothing.""",
+        """accelmgr.Manager of Python with an nn.Module of 1 to 256 million parameters: overhead of the cycle as in
+        `step`, time to the first step (torch is imported already), and peak memory of all processes. Against the
+        TPUManager pattern in Python, in its faithful variants and its best one, and the same cycle in C++ with no
+        Python at all. The peers' runners are forked; ours start from nothing.""",
         3, ["bench_step", "_native"], python_groups, reports.python, weighs_memory=True),
     "train": Benchmark(
         """The shipped configuration for 300 steps: samples per second, and the loss on documents never trained on.

@@ -83,13 +83,14 @@ def check_views(manager: accelmgr.Manager, model: torch.nn.Module) -> None:
 
 
 def measure_binding(millions: str, steps: int) -> None:
-    """What manager.step() takes in Python beyond what the C++ handle's own takes, which the result tells. No model: what
+    """What manager.step() takes in Python beyond the C++ handle's own step, which the result tells. A tiny model: what
     is looked at for each parameter counts, what is computed does not."""
     shape = mlp.SHAPES["shapes"][millions]
+    mlp_config = {"input_size": 8, "hidden_size": 8, "hidden_layers": shape["hidden_layers"], "output_size": 2}
     with accelmgr.Manager(
         "mlp",
         "synthetic",
-        config={"model": {"mlp": {"input_size": 8, "hidden_size": 8, "hidden_layers": shape["hidden_layers"], "output_size": 2}}},
+        config={"model": {"mlp": mlp_config}},
         nprocs=1,
         batch_size_per_device=1,
         prefetch=16,
@@ -114,7 +115,9 @@ def main() -> None:
     parser.add_argument("--parameters", required=True, choices=list(mlp.SHAPES["shapes"]), help="millions")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
     arguments = parser.parse_args()
-    common.settle_torch(1)
+    # Unlike the peers' hosts, from which runners are forked, malloc keeps its settings: it gives the model's first
+    # memory back.
+    torch.set_num_threads(1)
     measure_training(arguments.parameters, arguments.quick)
     if arguments.parameters == "1":
         measure_binding(arguments.parameters, BINDING_STEPS // 4 if arguments.quick else BINDING_STEPS)

@@ -128,7 +128,7 @@ def python(lines):
     table = Table(
         "Cycle of step, gradients, SGD and published parameters, driven from Python (native: from C++). Overhead: the\n"
         "cycle without the same forward and backward alone in two processes side by side",
-        ["", "", "cycle ms", "overhead ms", "ours / its overhead", "first step ms", "peak memory MiB", "ours / its memory"],
+        ["", "", "cycle ms", "overhead ms", "ours / its overhead", "first step ms", "peak memory MiB", "ours / its"],
     )
     targets = []
     sizes = [case for case in measured.values_of("case") if case != "binding"]

@@ -9,17 +9,18 @@ How the two fit together. `model.parameters()` are the session's memory: manager
 `.grad`, and what optimizer.step() writes into them is what runners compute with next.
 
 - Averaging gradients (the default): `reuse_grad_buffers=True`. Then `.grad` is hivemind's accumulator: manager.step()
-  adds to it, hivemind divides it by the number of its own steps and zeroes it in place when an epoch is over. Never call
-  zero_grad(), and never step(accumulate=False). Saves a copy of the gradients.
+  adds to it, hivemind divides it by the number of its own steps and zeroes it in place when an epoch is over. Never
+  call zero_grad(), and never step(accumulate=False). Saves a copy of the gradients.
 - Averaging parameters (`--average parameters`): `use_local_updates=True`; each step is a local update, so that the
   gradient is overwritten, not accumulated: manager.step(accumulate=False).
 - Never `reuse_tensors=True` in averager_opts: hivemind would move the parameters into memory of its own. manager.step()
-  finds that and raises ModelError. What hivemind keeps by default costs, beyond the session, one copy of the parameters, one of the
-  gradients, and the optimizer's state.
+  finds that and raises ModelError. What hivemind keeps by default costs, beyond the session, one copy of the
+  parameters, one of the gradients, and the optimizer's state.
 - The thread that calls optimizer.step() is the one that writes parameters, so that a runner, which computes only within
   manager.step(), never reads half of an update. With `delay_optimizer_step=True` too.
-- optimizer.step() may wait for other peers, at most for matchmaking_time and two averaging_timeout; manager.step() waits for none
-  of them. Keep averaging_timeout short: a round that failed costs one, and is repeated or done without.
+- manager.step() waits for no other peer. optimizer.step() may: for matchmaking_time, and for an averaging_timeout each
+  for gradients and for parameters where a peer has died. So averaging_timeout is short. With `--overlap` averaging goes
+  on in the background, and its update comes one epoch late; `.grad` is not reused then.
 - hivemind forks its averagers from this process and needs multiprocessing's start method `fork`; accelmgr leaves the
   default alone.
 """
@@ -50,11 +51,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--initial-peers", nargs="*", default=[], metavar="ADDRESS")
     parser.add_argument("--peer", type=int, default=0, help="number of this peer: the seed of its data, and its name")
     parser.add_argument("--average", choices=["gradients", "parameters"], default="gradients")
-    parser.add_argument("--target-batch-size", type=int, default=256, help="sequences of all peers in an epoch of hivemind;\n"
-                        "too few, and a peer is through before it has seen the others' progress")
+    parser.add_argument("--target-batch-size", type=int, default=256, help="sequences of all peers in an epoch of "
+                        "hivemind; with too few, a peer is through before it has seen that there are others")
     parser.add_argument("--batch-size", type=int, default=8, help="sequences of each runner in a step")
     parser.add_argument("--runners", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=40, help="of hivemind: one update each when gradients are averaged")
+    parser.add_argument("--epochs", type=int, default=40, help="of hivemind; of gradients: one update each")
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--matchmaking-time", type=float, default=0.5, help="seconds in which peers find each other")
     parser.add_argument("--averaging-timeout", type=float, default=3.0, help="seconds after which a round has failed")
@@ -126,7 +127,7 @@ def make_manager(arguments: argparse.Namespace, model: Gpt) -> accelmgr.Manager:
 
 
 def accumulates(arguments: argparse.Namespace) -> bool:
-    """Whether `.grad` is hivemind's accumulator; it is not where an epoch's gradient is still averaged in the next one."""
+    """Whether `.grad` is hivemind's accumulator: not where a gradient is still averaged in the next epoch."""
     return arguments.average == "gradients" and not arguments.overlap
 
 
@@ -206,7 +207,7 @@ def train(arguments: argparse.Namespace, manager: accelmgr.Manager, optimizer: A
 def main() -> None:
     arguments = parse()
     if multiprocessing.get_start_method() != "fork":
-        multiprocessing.set_start_method("fork", force=True)  # As hivemind needs it; the default from Python 3.14 on is another.
+        multiprocessing.set_start_method("fork", force=True)  # As hivemind needs it; no default since Python 3.14.
     try:
         import hivemind
     except ImportError:

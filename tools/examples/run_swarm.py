@@ -158,7 +158,8 @@ def run(arguments: argparse.Namespace, swarm: Swarm) -> list[str]:
     rounds = [line for lines in swarm.epochs.values() for line in lines]
     report = [
         *(
-            f"peer {peer}: epoch {end['epoch']}, held-out loss {end['held_out_loss']:.4f}, parameters {end['parameters']}"
+            f"peer {peer}: epoch {end['epoch']}, held-out loss {end['held_out_loss']:.4f}, "
+            f"parameters {end['parameters']}"
             for peer, end in sorted(swarm.ends.items())
         ),
         *(f"peer {peer}: killed in epoch {swarm.epoch(peer)}" for peer in sorted(swarm.killed)),

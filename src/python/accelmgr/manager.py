@@ -13,9 +13,8 @@ from types import GeneratorType, TracebackType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from accelmgr import _native
+from accelmgr import _native, _optimizers
 from accelmgr._child import embed
 from accelmgr._feed import Feed
 from accelmgr._payload import ForkedPayload, Payload, pickled
@@ -24,11 +23,6 @@ from accelmgr.errors import ConfigError, DataError, ModelError, UsageError
 logger = logging.getLogger("accelmgr")
 
 _bound: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Manager]] = weakref.WeakKeyDictionary()
-
-
-_started: weakref.WeakSet[Manager] = weakref.WeakSet()
-_LBFGS = "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure"
-_looks_at_optimizers = False
 
 
 def _warn_of_threads() -> None:
@@ -56,23 +50,6 @@ def _consumed_of(reference: weakref.ref[Manager]) -> Callable[[], int]:
         return manager._handle.statistics().elements if manager is not None else 0
 
     return consumed
-
-
-def _look_at_optimizers() -> None:
-    """From now on LBFGS over the parameters of a manager is refused when it steps."""
-    global _looks_at_optimizers
-    if not _looks_at_optimizers:
-        register_optimizer_step_pre_hook(_before_optimizer_step)
-        _looks_at_optimizers = True
-
-
-def _before_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not isinstance(optimizer, torch.optim.LBFGS):
-        return
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for manager in list(_started):
-        if not manager._stopped and any(id(parameter) in stepped for parameter in manager.parameters()):
-            raise UsageError(_LBFGS)
 
 
 def _text(value: Any) -> str:
@@ -247,8 +224,7 @@ class Manager:
         else:
             self._leaves = [torch.nn.Parameter(tensor) for _, tensor in self._handle.parameters()]
         self._handle.bind(self._leaves)
-        _started.add(self)
-        _look_at_optimizers()
+        _optimizers.look_after(self)
         self._payload.release_values()
 
     def _sent(self, dataset: Any) -> bytes:
@@ -409,7 +385,7 @@ class Manager:
         its step in any case.
         """
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UsageError(_LBFGS)
+            raise UsageError(_optimizers.LBFGS)
         own = {tensor.data_ptr() for _, tensor in self._handle.parameters()}
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""A picture of a training run: loss, throughput, and where the time went, of the file that `accelmgr train --log` writes."""
+"""A picture of a training run: loss, throughput, and where the time went, from the file of `accelmgr train --log`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ PHASES = {  # Keys of a record, in the order of a step; colours that differ in l
     "wait_ms": ("waiting", "#b2b2b2"),
     "update_ms": ("optimizer", "#4d9a4d"),
 }
+NEEDED = ("step", "samples", "step_ms")
 BINS = 120  # At most so many columns of the share of time and points of the throughput: a longer run is averaged.
 
 
@@ -55,10 +56,10 @@ def read_log(path: str | os.PathLike[str]) -> Log:
             raise DataError(f"{os.fspath(path)}:{number} is no record of a training run: {error}") from None
         if "run" in record:
             run = record["run"]
-        elif record.get("counted") and all(isinstance(record.get(key), (int, float)) for key in ("step", "samples", "step_ms")):
+        elif record.get("counted") and all(isinstance(record.get(key), (int, float)) for key in NEEDED):
             steps[record["step"]] = record
     if not steps:
-        raise DataError(f"{os.fspath(path)} has no step that counted; it must be what `accelmgr train --log FILE` wrote")
+        raise DataError(f"{os.fspath(path)} has no step that counted; is it what `accelmgr train --log FILE` wrote?")
     return Log([steps[step] for step in sorted(steps)], run)
 
 
@@ -130,7 +131,8 @@ def _plot_loss(axes: Any, log: Log) -> None:
     span = max(1, len(losses) // 30)
     if span > 1:
         axes.plot(steps, losses, color="#1f5a94", alpha=0.3, linewidth=0.8, label="loss")
-        axes.plot(steps, _smooth(losses, span), color="#1f5a94", linewidth=1.8, label=f"mean of {span // 2 * 2 + 1} steps")
+        label = f"mean of {span // 2 * 2 + 1} steps"
+        axes.plot(steps, _smooth(losses, span), color="#1f5a94", linewidth=1.8, label=label)
     else:
         axes.plot(steps, losses, color="#1f5a94", linewidth=1.5, marker=".", label="loss")
     held_out = [(r["step"], r["held_out_loss"]) for r in log.steps if isinstance(r.get("held_out_loss"), (int, float))]
@@ -154,8 +156,8 @@ def _plot_phases(axes: Any, bins: list[_Bin]) -> None:
     edges = [one.first - 0.5 for one in bins] + [bins[-1].last + 0.5]
     floor = [0.0] * len(bins)
     for phase, (label, colour) in PHASES.items():
-        totals = [sum(one.phases.values()) for one in bins]
-        shares = [100 * one.phases[phase] / total if total > 0 else 0.0 for one, total in zip(bins, totals, strict=True)]
+        totals = [sum(one.phases.values()) or 1.0 for one in bins]
+        shares = [100 * one.phases[phase] / total for one, total in zip(bins, totals, strict=True)]
         ceiling = [low + share for low, share in zip(floor, shares, strict=True)]
         axes.stairs(ceiling, edges, baseline=floor, fill=True, color=colour, label=label)
         floor = ceiling
@@ -168,7 +170,9 @@ def _plot_phases(axes: Any, bins: list[_Bin]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.add_argument("log", metavar="LOG", type=pathlib.Path, help="what `accelmgr train --log` wrote")
-    parser.add_argument("-o", "--output", type=pathlib.Path, metavar="FILE", help="PNG or SVG; default: LOG's name with .png")
+    parser.add_argument(
+        "-o", "--output", type=pathlib.Path, metavar="FILE", help="PNG or SVG; default: LOG's name with .png"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,14 +10,15 @@ from accelmgr.errors import UsageError
 
 
 class Writer:
-    """Writes what StepResults say to a folder that `tensorboard --logdir` shows: `loss`, the model's named numbers under
-    `metrics/`, samples per second as `throughput`, and milliseconds of each phase under `time/`.
+    """Writes what StepResults say to a folder that `tensorboard --logdir` shows: `loss`, the model's named numbers
+    under `metrics/`, samples per second as `throughput`, and milliseconds of each phase under `time/`.
 
         with accelmgr.tensorboard.Writer("runs/first") as writer:
             for result in manager.steps(100):
                 writer.add(result)
 
-    log_dir: made where it is missing. Raises UsageError without tensorboard (accelmgr[tensorboard]). One thread at a time.
+    log_dir: made where it is missing. Raises UsageError without tensorboard (accelmgr[tensorboard]). One thread at a
+    time.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
@@ -28,7 +29,7 @@ class Writer:
         self._writer = SummaryWriter(os.fspath(log_dir))
 
     def add(self, result: StepResult, **metrics: float) -> None:
-        """A step that counted; of any other one nothing is written. `metrics`: further numbers, under `metrics/` too."""
+        """A step that counted; of any other nothing is written. `metrics`: further numbers, under `metrics/` too."""
         if not result.ok or not result.counted:
             return
         step = result.step
@@ -50,5 +51,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -92,7 +92,7 @@ def with_manager(start, millions, count, host_threads):
 
 
 def measure(arguments):
-    """Median cycle in ms, of the slower rank where each rank has its own clock; ms until the first step, of managers."""
+    """Median cycle in ms, of the slower rank where each has a clock of its own; of managers, ms until the first step."""
     millions, count = arguments.parameters, cycles(arguments.parameters, arguments.quick)
     if arguments.mode == "ddp":
         return max(run_ranks(ddp, 2, millions, count)), None
