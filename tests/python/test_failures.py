@@ -161,6 +161,7 @@ ERRORS = [
     accelmgr.SystemError("s", 2),
     accelmgr.RunnerError("r", 3, "forward"),
     accelmgr.CollectiveError("c", "timeout", [1, 2]),
+    accelmgr.SpawnError("s", 1, 17, 0, "trace", "ValueError", "function", ["rank 2"]),
     accelmgr.DataEnd("d", 4, 1),
     accelmgr.RunnerLost("r", 4, 1),
     accelmgr.Nonfinite("n", 4, 1),
