@@ -85,8 +85,8 @@ Value call(const char* what, int rank, const Value& args) {
   const nb::gil_scoped_acquire lock;
   const nb::object module = nb::module_::import_("accelmgr._rank");
   try {
-    const nb::object target = current.target != nullptr ? nb::borrow(current.target)
-                                                        : module.attr("load")(bytes_of(args.at(0)));
+    const nb::object target =
+        current.target != nullptr ? nb::borrow(current.target) : module.attr("load")(bytes_of(args.at(0)));
     const nb::object result = module.attr(what)(target, rank, in_place);
     return result.is_none() ? Value(nullptr) : value_of(nb::cast<nb::bytes>(result));
   } catch (const nb::python_error& error) {
@@ -156,9 +156,8 @@ std::unique_ptr<Running> spawn(const nb::object& target, const nb::bytes& payloa
   options.join = in_place;
   if (has_setup) options.setup_name = setup_entry;
   const Value args = Value::array({value_of(payload)});
-  return starting(target, options.start_method, [&] {
-    return std::make_unique<Running>(launch::spawn(function_entry, args, options));
-  });
+  return starting(target, options.start_method,
+                  [&] { return std::make_unique<Running>(launch::spawn(function_entry, args, options)); });
 }
 
 std::unique_ptr<Running> spawn_distributed(const nb::object& target, const nb::bytes& payload,
