@@ -59,7 +59,8 @@ class Payload:
             parts |= {f"args[{index}]": argument for index, argument in enumerate(target.args)}
             what = next((_culprit(part, name) for name, part in parts.items() if not _is_picklable(part)), "the target")
             raise UsageError(
-                f"spawn: {what} cannot be pickled: {type(error).__name__}: {error}; the start method 'fork' copies it as it is"
+                f"spawn: {what} cannot be pickled: {type(error).__name__}: {error}; "
+                "the start method 'fork' copies it as it is"
             ) from error
         self._fd = -1
         where = ""
