@@ -114,6 +114,14 @@ class Running {
       if (left <= signal_check_s) return false;
     }
   }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+  /// What the interpreter was interrupted in before anybody had it: nobody will join it.
+  ~Running() {
+    if (!kept_) context_.terminate();
+  }
+
+  void keep() noexcept { kept_ = true; }
   void terminate() {
     const nb::gil_scoped_release unlocked;
     const std::lock_guard turn(mutex_);
@@ -135,6 +143,7 @@ class Running {
   }
 
   std::mutex mutex_;
+  bool kept_ = false;
   std::shared_ptr<void> store_;
   launch::SpawnContext context_;
 };
@@ -288,6 +297,7 @@ void bind_launch(nb::module_& module) {
       .def("join", &Running::join, nb::arg("timeout").none() = nb::none(),
            "True when all have ended, False after `timeout` seconds; SpawnError when one has failed.")
       .def("terminate", &Running::terminate, "Ends all that still run; bounded.")
+      .def("keep", &Running::keep, "They are waited for, or by `daemon` ended, when this object is gone.")
       .def("pids", &Running::pids)
       .def("results", &Running::results, nb::sig("def results(self) -> list[bytes | None]"),
            "What they returned, pickled; None of those that returned none.");

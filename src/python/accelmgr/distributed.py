@@ -363,8 +363,9 @@ def spawn(
         )
 
     context = _launch.begin(start, target, payload, daemon)
-    if not join or context is None:
-        return context
+    assert context is not None
+    if not join:
+        return context.keep()
     context.join()
     return None
 
