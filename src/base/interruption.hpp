@@ -1,5 +1,5 @@
-// Giving up a wait before its deadline, because the thread that waits is wanted elsewhere: by a signal handler
-// of an interpreter, for instance.
+// Giving up a wait before its deadline, because the thread that waits is wanted elsewhere: by a signal
+// handler of an interpreter, for instance.
 #pragma once
 
 #include <functional>

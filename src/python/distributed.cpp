@@ -39,8 +39,9 @@ nb::bytes broadcast_bytes(const nb::bytes& bytes, int src) {
 
 nb::list all_gather_bytes(const nb::bytes& bytes, const GroupArgument& group) {
   const auto text = binary_of(bytes);
-  const auto gathered = waiting(
-      [&] { return distributed::all_gather_object(Value::binary({text.begin(), text.end()}), group); });
+  const auto gathered = waiting([&] {
+    return distributed::all_gather_object(Value::binary({text.begin(), text.end()}), group);
+  });
   nb::list all;
   for (const auto& value : gathered) {
     const auto& binary = value.get_binary();
@@ -87,16 +88,15 @@ void bind_groups(nb::module_& module) {
       .def("contains", &Group::contains, nb::arg("rank"));
   module.def("dist_new_group", &distributed::new_group, nb::arg("ranks"), nb::arg("backend").none(),
              Unlocked());
-  module.def("init_parallelism",
-             [](int model, int pipeline, const std::optional<std::string>& model_backend,
-                const std::optional<std::string>& pipeline_backend,
-                const std::optional<std::string>& data_backend) {
-               const auto groups =
-                   init_parallelism(model, pipeline, model_backend, pipeline_backend, data_backend);
-               return std::vector<Group>{groups.model, groups.pipeline, groups.data};
-             },
-             nb::arg("model_parallelism"), nb::arg("pipeline_parallelism"), nb::arg("model_backend").none(),
-             nb::arg("pipeline_backend").none(), nb::arg("data_backend").none(), Unlocked());
+  module.def(
+      "init_parallelism",
+      [](int model, int pipeline, const std::optional<std::string>& model_backend,
+         const std::optional<std::string>& pipeline_backend, const std::optional<std::string>& data_backend) {
+        const auto groups = init_parallelism(model, pipeline, model_backend, pipeline_backend, data_backend);
+        return std::vector<Group>{groups.model, groups.pipeline, groups.data};
+      },
+      nb::arg("model_parallelism"), nb::arg("pipeline_parallelism"), nb::arg("model_backend").none(),
+      nb::arg("pipeline_backend").none(), nb::arg("data_backend").none(), Unlocked());
   module.def("parallel_groups", [] {
     const auto& groups = parallel_groups();
     return std::vector<Group>{groups.model, groups.pipeline, groups.data};
@@ -106,37 +106,43 @@ void bind_groups(nb::module_& module) {
 void bind_collectives(nb::module_& module) {
   using distributed::all_gather, distributed::all_reduce;
   module.def("dist_barrier", [] { waiting([] { distributed::barrier(); }); });
-  module.def("dist_all_reduce",
-             [](const at::Tensor& tensor, const std::string& op, const GroupArgument& group) {
-               return waiting([&] { return all_reduce(tensor, op, group); });
-             },
-             nb::arg("tensor"), nb::arg("op"), nb::arg("group").none());
-  module.def("dist_all_gather",
-             [](const at::Tensor& tensor, const GroupArgument& group) {
-               return waiting([&] { return all_gather(tensor, group); });
-             },
-             nb::arg("tensor"), nb::arg("group").none());
-  module.def("dist_reduce_scatter",
-             [](const at::Tensor& tensor, const std::string& op, const GroupArgument& group) {
-               return waiting([&] { return distributed::reduce_scatter(tensor, op, group); });
-             },
-             nb::arg("tensor"), nb::arg("op"), nb::arg("group").none());
-  module.def("dist_all_to_all",
-             [](const at::Tensor& tensor, const GroupArgument& group) {
-               return waiting([&] { return distributed::all_to_all(tensor, group); });
-             },
-             nb::arg("tensor"), nb::arg("group").none());
-  module.def("dist_broadcast",
-             [](const at::Tensor& tensor, int src) {
-               return waiting([&] { return distributed::broadcast(tensor, src); });
-             },
-             nb::arg("tensor"), nb::arg("src"));
+  module.def(
+      "dist_all_reduce",
+      [](const at::Tensor& tensor, const std::string& op, const GroupArgument& group) {
+        return waiting([&] { return all_reduce(tensor, op, group); });
+      },
+      nb::arg("tensor"), nb::arg("op"), nb::arg("group").none());
+  module.def(
+      "dist_all_gather",
+      [](const at::Tensor& tensor, const GroupArgument& group) {
+        return waiting([&] { return all_gather(tensor, group); });
+      },
+      nb::arg("tensor"), nb::arg("group").none());
+  module.def(
+      "dist_reduce_scatter",
+      [](const at::Tensor& tensor, const std::string& op, const GroupArgument& group) {
+        return waiting([&] { return distributed::reduce_scatter(tensor, op, group); });
+      },
+      nb::arg("tensor"), nb::arg("op"), nb::arg("group").none());
+  module.def(
+      "dist_all_to_all",
+      [](const at::Tensor& tensor, const GroupArgument& group) {
+        return waiting([&] { return distributed::all_to_all(tensor, group); });
+      },
+      nb::arg("tensor"), nb::arg("group").none());
+  module.def(
+      "dist_broadcast",
+      [](const at::Tensor& tensor, int src) {
+        return waiting([&] { return distributed::broadcast(tensor, src); });
+      },
+      nb::arg("tensor"), nb::arg("src"));
   module.def("dist_broadcast_bytes", &broadcast_bytes, nb::arg("data"), nb::arg("src"));
-  module.def("dist_all_gather_text",
-             [](const std::string& text, const GroupArgument& group) {
-               return waiting([&] { return all_gather(text, group); });
-             },
-             nb::arg("text"), nb::arg("group").none());
+  module.def(
+      "dist_all_gather_text",
+      [](const std::string& text, const GroupArgument& group) {
+        return waiting([&] { return all_gather(text, group); });
+      },
+      nb::arg("text"), nb::arg("group").none());
   module.def("dist_all_gather_bytes", &all_gather_bytes, nb::arg("data"), nb::arg("group").none(),
              nb::sig("def dist_all_gather_bytes(data: bytes, group: Group | collections.abc.Sequence[int] | "
                      "None) -> list[bytes]"));

@@ -46,7 +46,8 @@ class Interruption {
   bool raised_ = false;
 };
 
-/// `call` without the interpreter's lock, its waits ended by what a signal handler raises: that is thrown then.
+/// `call` without the interpreter's lock, its waits ended by what a signal handler raises: that is thrown
+/// then.
 template <class Call>
 auto waiting(Call&& call) {
   Interruption interruption;

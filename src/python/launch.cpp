@@ -85,8 +85,8 @@ Value call(const char* what, int rank, const Value& args) {
   const nb::gil_scoped_acquire lock;
   const nb::object module = nb::module_::import_("accelmgr._rank");
   try {
-    const nb::object target = current.target != nullptr ? nb::borrow(current.target)
-                                                        : module.attr("load")(bytes_of(args.at(0)));
+    const nb::object target =
+        current.target != nullptr ? nb::borrow(current.target) : module.attr("load")(bytes_of(args.at(0)));
     const nb::object result = module.attr(what)(target, rank, in_place);
     return result.is_none() ? Value(nullptr) : value_of(nb::cast<nb::bytes>(result));
   } catch (const nb::python_error& error) {
@@ -114,6 +114,14 @@ class Running {
       if (left <= signal_check_s) return false;
     }
   }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+  /// What the interpreter was interrupted in before anybody had it: nobody will join it.
+  ~Running() {
+    if (!kept_) context_.terminate();
+  }
+
+  void keep() noexcept { kept_ = true; }
   void terminate() {
     const nb::gil_scoped_release unlocked;
     const std::lock_guard turn(mutex_);
@@ -135,6 +143,7 @@ class Running {
   }
 
   std::mutex mutex_;
+  bool kept_ = false;
   std::shared_ptr<void> store_;
   launch::SpawnContext context_;
 };
@@ -156,9 +165,8 @@ std::unique_ptr<Running> spawn(const nb::object& target, const nb::bytes& payloa
   options.join = in_place;
   if (has_setup) options.setup_name = setup_entry;
   const Value args = Value::array({value_of(payload)});
-  return starting(target, options.start_method, [&] {
-    return std::make_unique<Running>(launch::spawn(function_entry, args, options));
-  });
+  return starting(target, options.start_method,
+                  [&] { return std::make_unique<Running>(launch::spawn(function_entry, args, options)); });
 }
 
 std::unique_ptr<Running> spawn_distributed(const nb::object& target, const nb::bytes& payload,
@@ -289,6 +297,7 @@ void bind_launch(nb::module_& module) {
       .def("join", &Running::join, nb::arg("timeout").none() = nb::none(),
            "True when all have ended, False after `timeout` seconds; SpawnError when one has failed.")
       .def("terminate", &Running::terminate, "Ends all that still run; bounded.")
+      .def("keep", &Running::keep, "They are waited for, or by `daemon` ended, when this object is gone.")
       .def("pids", &Running::pids)
       .def("results", &Running::results, nb::sig("def results(self) -> list[bytes | None]"),
            "What they returned, pickled; None of those that returned none.");

@@ -54,7 +54,8 @@ def test_without_configuration_this_is_rank_0_of_1() -> None:
     assert distributed.device() == torch.device("cpu")
     assert distributed.hostname() == socket.gethostname()
     assert {"shm", "gloo"} <= set(distributed.available_backends())
-    assert [model.name for model in distributed.registered_computation_models] == ["serial", "native-dist", "accelmgr-dist"]
+    names = [model.name for model in distributed.registered_computation_models]
+    assert names == ["serial", "native-dist", "accelmgr-dist"]
     assert distributed.has_native_dist_support and not distributed.has_xla_support and not distributed.has_hvd_support
 
 
@@ -97,14 +98,14 @@ def test_alone_collectives_return_their_input() -> None:
         (lambda: distributed.new_group([0], color=1), "TypeError", "unexpected argument 'color'"),
         (lambda: distributed.all_reduce(torch.ones(1), group="all"), "UsageError", "this is a str"),
         (lambda: distributed.set_local_rank(-1), "UsageError", "0 or more, not -1"),
-        (lambda: distributed.one_rank_first(rank=1).__enter__(), "ConfigError", "rank should be between 0 and 0, but given 1"),
+        (lambda: distributed.one_rank_first(rank=1).__enter__(), "ConfigError", "between 0 and 0, but given 1"),
         (lambda: distributed.spawn("horovod", print, ()), "ConfigError", "available are: shm, gloo"),
         (lambda: distributed.spawn("shm", print, (), hosts=2), "TypeError", "unexpected argument 'hosts'"),
         (lambda: distributed.spawn("shm", 3, ()), "UsageError", "cannot be called"),
         (lambda: distributed.spawn("shm", print, (), nproc_per_node=0), "ConfigError", "nproc_per_node is 0"),
         (lambda: distributed.spawn("shm", print, (), nnodes=2, node_rank=2), "ConfigError", "node_rank is 2"),
-        (lambda: distributed.spawn("shm", print, (), start_method="thread"), "ConfigError", "spawn or fork or forkserver"),
-        (lambda: distributed.spawn("shm", print, (), nnodes="2"), "ConfigError", "nnodes is '2'; it must be a whole number"),
+        (lambda: distributed.spawn("shm", print, (), start_method="thread"), "ConfigError", "spawn or fork or"),
+        (lambda: distributed.spawn("shm", print, (), nnodes="2"), "ConfigError", "nnodes is '2'; it must be"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(call: Any, kind: str, message: str) -> None:
@@ -235,7 +236,7 @@ def _check_collectives(all_found: list[dict[str, Any]]) -> None:
             "all to all": torch.tensor([rank, 10 + rank, 20 + rank]),
         }
         for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+            assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype, name
         assert found["int"] == 6 and isinstance(found["int"], int)
         assert found["float"] == 1.5
         assert found["group"] == (3 if rank < 2 else 3)

@@ -52,7 +52,8 @@ def command_line() -> list[str]:
         "sys.argv[1] in {launched!r} or os.environ.update(OPENBLAS_NUM_THREADS='1'); "
         "from accelmgr._child import main; main(sys.argv[1:])"
     )
-    return [sys.executable, *flags, "-c", program.format(path=[os.path.abspath(p) for p in sys.path], launched=LAUNCHED)]
+    path = [os.path.abspath(entry) for entry in sys.path]
+    return [sys.executable, *flags, "-c", program.format(path=path, launched=LAUNCHED)]
 
 
 def describe(error: BaseException) -> str:

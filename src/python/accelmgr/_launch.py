@@ -59,7 +59,8 @@ class Payload:
             parts |= {f"args[{index}]": argument for index, argument in enumerate(target.args)}
             what = next((_culprit(part, name) for name, part in parts.items() if not _is_picklable(part)), "the target")
             raise UsageError(
-                f"spawn: {what} cannot be pickled: {type(error).__name__}: {error}; the start method 'fork' copies it as it is"
+                f"spawn: {what} cannot be pickled: {type(error).__name__}: {error}; "
+                "the start method 'fork' copies it as it is"
             ) from error
         self._fd = -1
         where = ""
@@ -108,6 +109,7 @@ class SpawnContext:
         self._in_place = running.pids() == [os.getpid()]
         self._daemon = daemon
         self._over = False
+        self._kept = False
         self._error: SpawnError | None = None
         if not self._in_place:
             _contexts.add(self)
@@ -130,6 +132,12 @@ class SpawnContext:
             if self._over:
                 self._end()
         return self._over
+
+    def keep(self) -> SpawnContext:
+        """For who gets it without having asked to wait. Before that, an interruption ends all."""
+        self._kept = True
+        self._running.keep()
+        return self
 
     def terminate(self) -> None:
         """Ends all that still run: TERM, then KILL; their own children too. Bounded; no failure."""
@@ -159,7 +167,7 @@ _contexts: weakref.WeakSet[SpawnContext] = weakref.WeakSet()
 def _end_contexts() -> None:
     for context in list(_contexts):
         try:
-            if context._daemon:
+            if context._daemon or not context._kept:
                 context.terminate()
             else:
                 context.join()
@@ -215,7 +223,7 @@ def start(
     payload = prepare(target, method, in_place=nprocs == 1 and join)
     context = begin(lambda data: _native.spawn(target, data, texts, target.setup is not None), target, payload, daemon)
     assert context is not None
-    return context
+    return context if join else context.keep()
 
 
 def seconds_of(timeout: Any, name: str = "timeout") -> float:

@@ -35,7 +35,7 @@ def load(data: bytes) -> Target:
 
 
 def describe(error: BaseException) -> tuple[str, str, str]:
-    """Type, message and traceback; of that, what is of the package itself is left out, and the outer frames of a long one."""
+    """Type, message and traceback: without the frames of the package itself, and the outer ones of a long one."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     own = os.path.dirname(__file__)

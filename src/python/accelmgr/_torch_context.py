@@ -34,8 +34,8 @@ def _on_one_host() -> bool:
 
 
 _UNKNOWN = (
-    "which ranks share a host is not known of a process group that was made by hand: call set_local_rank() first, or set "
-    "LOCAL_RANK and LOCAL_WORLD_SIZE"
+    "which ranks share a host is not known of a process group that was made by hand: call set_local_rank() first, or "
+    "set LOCAL_RANK and LOCAL_WORLD_SIZE"
 )
 
 

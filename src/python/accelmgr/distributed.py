@@ -110,7 +110,7 @@ class _EngineContext:
 
     def new_group(self, ranks: list[int], backend: str | None, pg_options: Any) -> Any:
         if pg_options is not None:
-            raise ConfigError("new_group: pg_options are of a torch.distributed process group; there is none", "pg_options")
+            raise ConfigError("new_group: pg_options are of torch.distributed's groups; there is none", "pg_options")
         return _native.dist_new_group(ranks, backend)
 
     def group_of(self, group: Any) -> Any:
@@ -260,12 +260,13 @@ def set_local_rank(index: int) -> None:
 def initialize(backend: str, **kwargs: Any) -> None:
     """Joins the other processes; blocks until all are there.
 
-    backend: one of available_backends(), or `auto`: shm on one host, gloo over several. Keywords: `timeout` (timedelta or
-    seconds; of the rendezvous and of every collective; default: the launcher's, or 300), `init_method` (`env://`, the
-    default, `tcp://HOST:PORT`, `file:///PATH`), `rank`, `world_size` (default: of the environment).
+    backend: one of available_backends(), or `auto`: shm on one host, gloo over several. Keywords: `timeout`
+    (timedelta or seconds; of the rendezvous and of every collective; default: the launcher's, or 300), `init_method`
+    (`env://`, the default, `tcp://HOST:PORT`, `file:///PATH`), `rank`, `world_size` (default: of the environment).
 
-    Raises ConfigError (a ValueError) for an unknown backend, with the available ones, or for values that contradict each
-    other; CollectiveError, cause `timeout`, which names the missing ranks; UsageError when there is a context already.
+    Raises ConfigError (a ValueError) for an unknown backend, with the available ones, or for values that contradict
+    each other; CollectiveError, cause `timeout`, which names the missing ranks; UsageError when there is a context
+    already.
     """
     global _initialized
     _launch.known_only("initialize", kwargs, ("timeout", "init_method", "rank", "world_size"))
@@ -328,16 +329,17 @@ def spawn(
 ) -> SpawnContext | None:
     """`nproc_per_node` processes in a context of `backend`, each of which calls `fn(local_rank, *args, **kwargs_dict)`.
 
-    Keywords: `nnodes` (1), `node_rank` (0), `master_addr` (127.0.0.1), `master_port` (a free one; of several hosts 2222),
-    `init_method` (`env://`), `timeout` (timedelta or seconds; 300), `join` (True), `daemon` (False), `start_method`
-    (`spawn`; `fork`, `forkserver`). Functions and arguments travel by cloudpickle: those of `__main__` too.
+    Keywords: `nnodes` (1), `node_rank` (0), `master_addr` (127.0.0.1), `master_port` (a free one; of several hosts
+    2222), `init_method` (`env://`), `timeout` (timedelta or seconds; 300), `join` (True), `daemon` (False),
+    `start_method` (`spawn`; `fork`, `forkserver`). Functions and arguments travel by cloudpickle: those of
+    `__main__` too.
 
     Returns None when all have ended, or, with join=False, the context. One process with `join` is this one. Raises
-    ConfigError (a ValueError) for an unknown backend and for options that cannot be; SpawnError, with rank and traceback,
-    when a process fails: the others are ended.
+    ConfigError (a ValueError) for an unknown backend and for options that cannot be; SpawnError, with rank and
+    traceback, when a process fails: the others are ended.
     """
-    known = ("nnodes", "node_rank", "master_addr", "master_port", "init_method", "timeout", "join", "daemon", "start_method")
-    _launch.known_only("spawn", kwargs, known)
+    hosts = ("nnodes", "node_rank", "master_addr", "master_port", "init_method", "timeout")
+    _launch.known_only("spawn", kwargs, (*hosts, "join", "daemon", "start_method"))
     join, daemon = bool(kwargs.get("join", True)), bool(kwargs.get("daemon", False))
     method = str(kwargs.get("start_method") or "spawn")
     target = _launch.Target(fn, tuple(args), dict(kwargs_dict or {}), with_rank=True, around=_within)
@@ -361,8 +363,9 @@ def spawn(
         )
 
     context = _launch.begin(start, target, payload, daemon)
-    if not join or context is None:
-        return context
+    assert context is not None
+    if not join:
+        return context.keep()
     context.join()
     return None
 
@@ -397,8 +400,8 @@ def _tensor_of(number: Number) -> torch.Tensor:
 def all_reduce(tensor: torch.Tensor | Number, op: str = "SUM", group: Any = None) -> torch.Tensor | Number:
     """Of tensors of one shape and dtype, or numbers: SUM, AVG, PRODUCT, MIN, MAX, and AND and OR.
 
-    group: a list of ranks, what new_group() returned, or None: all. A rank outside gets its own input back. Returns a new
-    tensor of the input's shape, dtype and device, or a number of the input's kind.
+    group: a list of ranks, what new_group() returned, or None: all. A rank outside gets its own input back. Returns
+    a new tensor of the input's shape, dtype and device, or a number of the input's kind.
     """
     _check_op(op)
     context = _context()
@@ -422,8 +425,8 @@ def all_gather(tensor: Any, group: Any = None) -> Any:
     """Of tensors of one shape and dtype: concatenated on dimension 0 (a 0-d one counts as one element).
 
     Of numbers: a tensor of shape (ranks,), int64, bool or float64. Of strings and of any other objects: a list, in the
-    order of ranks; they travel by pickle. group: as in all_reduce(). Raises CollectiveError on every rank when shapes or
-    kinds differ: it names them.
+    order of ranks; they travel by pickle. group: as in all_reduce(). Raises CollectiveError on every rank when
+    shapes or kinds differ: it names them.
     """
     context = _context()
     members = context.group_of(group)
@@ -439,8 +442,8 @@ def all_gather(tensor: Any, group: Any = None) -> Any:
 def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:
     """The tensor, number or string of rank `src`.
 
-    The others pass a tensor of the same shape and dtype, or a number or string of the same kind; with safe_mode anything,
-    None included, at the price of another collective.
+    The others pass a tensor of the same shape and dtype, or a number or string of the same kind; with safe_mode
+    anything, None included, at the price of another collective.
     """
     context = _context()
     if not 0 <= src < context.world_size():
@@ -474,9 +477,13 @@ def _broadcast_safely(context: _EngineContext | _torch_context.TorchContext, ten
     if kind == "value":
         return what
     if kind == "nothing":
-        raise UsageError(f"broadcast: the source, rank {src}, passed a {what}; tensors, numbers and strings can be sent")
+        raise UsageError(
+            f"broadcast: the source, rank {src}, passed a {what}; tensors, numbers and strings can be sent"
+        )
     if kind == "sparse":
-        raise UsageError(f"broadcast: the source, rank {src}, passed a tensor of layout {what}; only dense ones can be sent")
+        raise UsageError(
+            f"broadcast: the source, rank {src}, passed a tensor of layout {what}; only dense ones can be sent"
+        )
     dtype, shape = what
     mine = tensor if context.rank() == src else _on(context, torch.empty(shape, dtype=dtype))
     return context.broadcast(mine, src)

@@ -50,7 +50,7 @@ P = ParamSpec("P")
 
 @dataclasses.dataclass
 class MultiprocessConfig:
-    """Processes of one model's training. Resolved: the GPUs or 1; the processes of this host; a free port from 29500 on."""
+    """Processes of one model's training. Missing: the GPUs or 1; those of this host; a free port from 29500 on."""
 
     rank: int = -1
     local_rank: int = -1

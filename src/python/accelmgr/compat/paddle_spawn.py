@@ -119,9 +119,9 @@ def spawn(
     DeprecationWarning: selected_devices, started_port, cluster_node_ips, node_ip, use_paddlecloud. In a process
     accelmgr.distributed says its rank and has the collectives.
 
-    Returns when all have ended, unless join=False. Raises ConfigError (a ValueError) for an option that is not known (it
-    names the nearest), devices that are not there, or options that contradict each other; SpawnError when a process fails:
-    the others are ended.
+    Returns when all have ended, unless join=False. Raises ConfigError (a ValueError) for an option that is not known
+    (it names the nearest), devices that are not there, or options that contradict each other; SpawnError when a
+    process fails: the others are ended.
     """
     for name in options:
         if name in _DEPRECATED:

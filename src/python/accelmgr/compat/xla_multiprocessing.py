@@ -49,13 +49,13 @@ def spawn(
 ) -> SpawnContext | None:
     """`nprocs` processes, each of which calls `fn(index, *args)`; index: of the process in the world.
 
-    nprocs: any number up to the configured devices; None: all of them, or 1 when nothing is configured. One process with
-    `join` is this one. start_method: spawn (by cloudpickle), fork, forkserver.
+    nprocs: any number up to the configured devices; None: all of them, or 1 when nothing is configured. One process
+    with `join` is this one. start_method: spawn (by cloudpickle), fork, forkserver.
 
-    Returns None when all have ended, or, with join=False, what torch.multiprocessing.spawn returns: join(timeout), pids().
-    Raises ConfigError (a ValueError) for what cannot be started, before anything is; SpawnError, with rank and traceback,
-    when a process fails: it prints `Exception in device=...` and ends with exit code 17, the others are ended. Ctrl-C
-    ends all of them.
+    Returns None when all have ended, or, with join=False, what torch.multiprocessing.spawn returns: join(timeout),
+    pids(). Raises ConfigError (a ValueError) for what cannot be started, before anything is; SpawnError, with rank
+    and traceback, when a process fails: it prints `Exception in device=...` and ends with exit code 17, the others
+    are ended. Ctrl-C ends all of them.
     """
     target = _launch.Target(fn, tuple(args), with_rank=True)
     count = nprocs if nprocs is not None else (-1 if _is_configured() else 1)
@@ -80,7 +80,8 @@ def _name_of_place(kind: str, depth: int) -> str:
 class MpSerialExecutor:
     """Runs functions of the processes of one launch one after the other: one process at a time.
 
-    The death of the process that is inside lets the next one in. Works under every start method, as a global or passed on.
+    The death of the process that is inside lets the next one in. Works under every start method, as a global or
+    passed on.
     """
 
     def __init__(self) -> None:
