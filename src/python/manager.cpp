@@ -175,6 +175,13 @@ void bind_statistics(nb::module_& module) {
       .def_ro("runners", &Statistics::runners);
 }
 
+/// (loss, samples). Raises the typed error of a result that is not ok.
+nb::tuple pair_of(const nb::object& self) {
+  const auto& result = nb::cast<const StepResult&>(self);
+  if (result.status != StepStatus::ok) nb::module_::import_("accelmgr.errors").attr("raise_for")(self);
+  return nb::make_tuple(result.loss, result.samples);
+}
+
 void bind_results(nb::module_& module) {
   nb::class_<FailureCause>(module, "FailureCause")
       .def_ro("time_s", &FailureCause::time_s)
@@ -224,12 +231,11 @@ void bind_results(nb::module_& module) {
       .def(
           "__iter__",
           [](nb::object self) {
-            const auto& result = nb::cast<const StepResult&>(self);
-            if (result.status != StepStatus::ok)
-              nb::module_::import_("accelmgr.errors").attr("raise_for")(self);
-            return nb::iter(nb::make_tuple(result.loss, result.samples));
+            return nb::iter(pair_of(self));
           },
           "loss, samples; raises the typed error of a result that is not ok.")
+      .def("__getitem__", [](nb::object self, nb::object index) { return pair_of(self)[index]; })
+      .def("__len__", [](const StepResult&) { return 2; })
       .def("__repr__", [](const StepResult& self) {
         if (self.status == StepStatus::ok)
           return fmt::format("StepResult(ok, step {}, loss {:.6g}, {} samples)", self.step, self.loss,

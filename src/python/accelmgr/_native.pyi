@@ -220,6 +220,8 @@ class StepResult:
 
     def __iter__(self) -> Iterator[float]:
         """loss, samples (an int); raises the StepError of a result that is not `ok`."""
+    def __getitem__(self, index: int) -> float: ...
+    def __len__(self) -> int: ...
 
 class CheckpointWritten:
     """What became of a checkpoint."""
