@@ -229,12 +229,13 @@ void bind_results(nb::module_& module) {
           },
           "Raises the typed error of a result that is not ok.")
       .def(
-          "__iter__",
-          [](nb::object self) {
-            return nb::iter(pair_of(self));
-          },
+          "__iter__", [](nb::object self) { return nb::iter(pair_of(self)); },
           "loss, samples; raises the typed error of a result that is not ok.")
-      .def("__getitem__", [](nb::object self, nb::object index) { return pair_of(self)[index]; })
+      .def("__getitem__",
+           [](nb::object self, nb::object index) {
+             const nb::object pair = pair_of(self);
+             return nb::object(pair[index]);
+           })
       .def("__len__", [](const StepResult&) { return 2; })
       .def("__repr__", [](const StepResult& self) {
         if (self.status == StepStatus::ok)
