@@ -94,7 +94,9 @@ def test_its_fields_are_what_was_passed(pair):
 
 def test_a_step_gives_loss_and_samples_and_its_values_and_events_say_so(zeroed):
     manager, oracle = zeroed
-    loss, samples = manager.step()
+    result = manager.step()
+    loss, samples = result
+    assert (result[0], result[1]) == (loss, samples) and len(result) == 2  # The original returned a tuple.
     assert loss == pytest.approx(oracle.step(), rel=1e-5)
     assert samples == 8
     assert manager.loss_accumulated.value == loss and manager.gradients_accumulated.value == 8
