@@ -84,7 +84,7 @@ class Manager:
         and numbers; or the name of a built-in source (`"text"`). Element i goes to runner i % nprocs, which makes
         batches of `batch_size_per_device` of them. A mapping becomes the keyword arguments of the model, a tuple the
         positional ones. One that can be pickled is read in the manager process; another, a generator for instance, in a
-        thread of this one, from which the elements are sent over: 20 to 50 microseconds each.
+        thread of this one, from which the elements are sent over.
     collate_fn: makes a batch of a list of elements, in the runner. Without one, elements of tensors are stacked as they
         are written to shared memory, at no further cost.
     nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base: as in the configuration.
