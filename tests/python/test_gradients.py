@@ -1,8 +1,10 @@
 """Gradients, parameters and what a model returns, against plain PyTorch over the same elements."""
 
 import itertools
+import random
 import warnings
 
+import numpy
 import pytest
 import torch
 from oracle import Oracle, assert_equal
@@ -200,6 +202,25 @@ def uses():
 class Uses:
     def __iter__(self):
         return uses()
+
+
+class Draws(nn.Module):
+    """What each runner draws from the generators of Python and numpy."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return {"loss": (self.weight * x).mean(), "python": random.random(), "numpy": float(numpy.random.rand())}
+
+
+def test_generators_of_python_and_numpy_have_the_seed_of_the_rank_too():
+    with accelmgr.Manager(Draws(), [{"x": torch.ones(1)}] * 2, nprocs=2, seed_base=7, runners__threads=1) as manager:
+        scalars = manager.step().scalars
+    assert scalars["python"] == pytest.approx(sum(random.Random(7 + rank).random() for rank in range(2)) / 2)
+    expected = sum(numpy.random.RandomState(7 + rank).rand() for rank in range(2)) / 2
+    assert scalars["numpy"] == pytest.approx(expected)
 
 
 def test_tied_frozen_unused_parameters_buffers_and_seeds():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import os
 import pickle
+import random
 import struct
 import sys
 import traceback
@@ -210,11 +211,22 @@ class Replica:
         # Tied weights under each of their names.
         self.parameters = list(model.named_parameters(remove_duplicate=False))
         self.buffers = list(model.named_buffers(remove_duplicate=False))
+        self._seeded = False
+
+    def _seed(self) -> None:
+        """The other generators as torch's, which has seed_base + rank by now; all runners are forks of one process."""
+        self._seeded = True
+        seed = torch.initial_seed()
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
 
     def train(self, on: bool) -> None:
         self._model.train(on)
 
     def forward(self, fields: list[tuple[str, torch.Tensor]]) -> tuple[torch.Tensor, list[tuple[str, float]]]:
+        if not self._seeded:
+            self._seed()
         return self._read(self._call(self._inputs(fields)))
 
     def _inputs(self, fields: list[tuple[str, torch.Tensor]]) -> Any:
