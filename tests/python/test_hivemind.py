@@ -37,8 +37,8 @@ def swarm(*arguments: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def twice(test: Callable[[], None]) -> Callable[[], None]:
-    """hivemind's peers find each other within windows of time, and miss one when the machine is busy just then (1 run of
-    10 beside a busy loop): such a swarm gets a second chance. What is wrong in ours fails both times."""
+    """One run of about ten beside a busy loop failed, and why is not known; hivemind's matchmaking depends on time. So a
+    swarm gets a second chance, and the first failure is a warning: a rare fault of ours would show there alone."""
 
     @functools.wraps(test)
     def run() -> None:
