@@ -30,9 +30,16 @@ struct StepOptions {
 struct StartOptions {
   /// Asked every 20 ms: true ends all that was started, and start() throws SessionError.
   std::function<bool()> interrupted{};
-  /// The manager is a fork of this process, with all that is registered here by then, instead of this program
-  /// run again. What other threads hold locked stays locked in it; a launcher that it loses is not replaced.
-  bool fork = false;
+  /// How the manager process comes to be. spawn: this program is run again. forkserver: it is run again once,
+  /// and forked for this manager and all later ones of this process. fork: the manager is a fork of this
+  /// process, with all that is registered here by then; what other threads hold locked stays locked in it,
+  /// and a launcher that it loses is not replaced.
+  StartMethod method = StartMethod::spawn;
+  /// Called once, before there are runners: from here on the session has the initial parameters, and whatever
+  /// the model in the manager took them from may be given back before the gradients get their memory. Views,
+  /// as parameters() and gradients() return them; they outlive a start() that fails later.
+  std::function<void(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& gradients)>
+      prepared{};
 };
 
 /// What the host adds to a checkpoint.

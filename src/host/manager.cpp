@@ -91,13 +91,14 @@ struct Manager::State {
   void check_open(const char* call) const {
     if (stopped) throw UsageError(fmt::format("{}() after stop()", call));
   }
+  void take(std::vector<base::UniqueFd> session_fds);
   void make_views();
   void begin_writing();
   void end_writing();
   void stop();
 
   Config config;
-  bool fork = false;
+  StartMethod method = StartMethod::spawn;
   pid_t owner = getpid();
   std::atomic<bool> busy{false};
   bool stopped = false;
@@ -111,6 +112,13 @@ struct Manager::State {
   std::vector<NamedTensor> gradients;
   std::vector<FlatGroup> groups;
 };
+
+void Manager::State::take(std::vector<base::UniqueFd> session_fds) {
+  session = std::make_shared<session::Session>(session::Session::attach(std::move(session_fds)));
+  ipc::populate(session->parameters(), 2 * session->master_bytes(), 1);
+  manifest = session::read_manifest(session->manifest());
+  make_views();
+}
 
 void Manager::State::make_views() {
   const at::NoGradGuard no_grad;
@@ -181,18 +189,16 @@ Manager Manager::start(const Config& config, const StartOptions& options) {
   tensor::check_torch_version();
   config::validate(config);
   auto state = std::make_unique<State>(config);
-  state->fork = options.fork;
+  state->method = options.method;
   state->resumed = host::find_resumed(config.checkpoint);
   auto concrete = config;  // Which checkpoint is the latest is decided once.
   concrete.checkpoint.resume = state->resumed ? state->resumed->path : "";
-  std::vector<base::UniqueFd> fds;
-  state->processes = host::Processes::start(concrete, fds, {}, options);
-  state->session = std::make_shared<session::Session>(session::Session::attach(std::move(fds)));
-  ipc::populate(state->session->parameters(), 2 * state->session->master_bytes(), 1);
-  state->manifest = session::read_manifest(state->session->manifest());
+  state->processes = host::Processes::start(concrete, options, [&](std::vector<base::UniqueFd> fds) {
+    state->take(std::move(fds));
+    if (options.prepared) options.prepared(state->parameters, state->gradients);
+  });
   state->stepper.emplace(state->config, *state->session, state->manifest, *state->processes);
   state->checkpoints.emplace(state->config, *state->session, state->manifest, *state->processes);
-  state->make_views();
   return Manager(std::move(state));
 }
 
@@ -316,9 +322,8 @@ void Manager::recover() {
   if (!state_->stepper->manager_is_lost())
     throw UsageError("recover() while there is a manager; it is for after a step returned manager_lost");
   state_->checkpoints->manager_lost();
-  std::vector<base::UniqueFd> session_fds;
-  *state_->processes = host::Processes::start(state_->config, session_fds, state_->session->fds(),
-                                              {.interrupted = {}, .fork = state_->fork});
+  *state_->processes =
+      host::Processes::start_over(state_->config, state_->method, state_->session->fds());
   state_->stepper->manager_recovered();
 }
 

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "config/loader.hpp"
 #include "ipc/socket.hpp"
 #include "ipc/wait_ready.hpp"
+#include "launch/forkserver.hpp"
 #include "manager/embedding.hpp"
 #include "manager/process.hpp"
 #include "manager/role.hpp"
@@ -37,47 +39,69 @@ ipc::Child fork_manager(base::UniqueFd& ours, base::UniqueFd& theirs) {
   return child;
 }
 
-void wait_for_answer(const Processes& processes, base::Deadline deadline,
-                     const std::function<bool()>& interrupted) {
-  while (interrupted && !deadline.passed() && !processes.hears_within(base::Deadline::in_seconds(0.02))) {
-    if (!interrupted()) continue;
-    processes.kill();
-    throw SessionError("the manager was interrupted while it started");
+}  // namespace
+
+void Processes::make_manager(StartMethod method) {
+  if (method == StartMethod::forkserver) {
+    auto served = launch::fork_from_server(manager::server_role);
+    socket_ = std::move(served.socket);
+    manager_ = std::move(served.process);
+    manager_status_ = std::move(served.status);
+  } else {
+    auto [ours, theirs] = ipc::socket_pair();
+    socket_ = std::move(ours);
+    manager_ = method == StartMethod::fork ? fork_manager(socket_, theirs) : execute_manager(theirs);
   }
 }
 
-}  // namespace
-
-Processes Processes::start(const Config& config, std::vector<base::UniqueFd>& session_fds,
-                           const std::vector<int>& session, const StartOptions& options) {
-  Processes processes;
-  auto [ours, theirs] = ipc::socket_pair();
-  processes.socket_ = std::move(ours);
-  processes.manager_ = options.fork ? fork_manager(processes.socket_, theirs) : execute_manager(theirs);
-  theirs.reset();
-  try {
-    protocol::send_configuration(processes.socket_.get(), config::to_yaml(config));
-    protocol::send_begin(processes.socket_.get(), session);
-    const auto deadline = base::Deadline::in_seconds(config.start_timeout + stop_s);
-    wait_for_answer(processes, deadline, options.interrupted);
-    auto answer = protocol::receive_answer(processes.socket_.get(), deadline);
+protocol::Started Processes::receive_started(base::Deadline deadline, const std::function<bool()>& interrupted,
+                                             const Prepared& prepared) {
+  for (;;) {
+    while (interrupted && !deadline.passed() && !hears_within(base::Deadline::in_seconds(0.02))) {
+      if (!interrupted()) continue;
+      kill();
+      throw SessionError("the manager was interrupted while it started");
+    }
+    auto answer = protocol::receive_answer(socket_.get(), deadline);
     if (const auto* failed = std::get_if<protocol::Failed>(&answer)) protocol::raise(*failed);
-    auto& started = std::get<protocol::Started>(answer);
-    processes.launcher_pidfd_ = std::move(started.launcher_pidfd);
-    for (auto& runner : started.runners) processes.take_in(std::move(runner));
-    session_fds = std::move(started.session);
+    if (auto* started = std::get_if<protocol::Started>(&answer)) return std::move(*started);
+    prepared(std::move(std::get<protocol::Prepared>(answer).session));
+    protocol::take_note_of_prepared(socket_.get());
+  }
+}
+
+void Processes::bring_up(const Config& config, const std::vector<int>& session, const StartOptions& options,
+                         const Prepared& prepared) {
+  make_manager(options.method);
+  try {
+    protocol::send_configuration(socket_.get(), config::to_yaml(config));
+    protocol::send_begin(socket_.get(), session);
+    const auto deadline = base::Deadline::in_seconds(config.start_timeout + stop_s);
+    auto started = receive_started(deadline, options.interrupted, prepared);
+    launcher_pidfd_ = std::move(started.launcher_pidfd);
+    for (auto& runner : started.runners) take_in(std::move(runner));
   } catch (const SessionError& error) {
     // Its socket ends a moment before the process does.
-    const bool ends = ipc::is_closed(processes.socket_.get());
-    const bool died =
-        ends && ipc::wait_ended(processes.manager_.pidfd.get(), base::Deadline::in_seconds(stop_s));
-    const auto how = processes.end();
+    const bool ends = ipc::is_closed(socket_.get());
+    const bool died = ends && ipc::wait_ended(manager_.pidfd.get(), base::Deadline::in_seconds(stop_s));
+    const auto how = end();
     if (died) throw SessionError(fmt::format("{} (the manager process: {})", error.what(), how));
     throw;
   } catch (...) {
-    processes.end();
+    end();
     throw;
   }
+}
+
+Processes Processes::start(const Config& config, const StartOptions& options, const Prepared& prepared) {
+  Processes processes;
+  processes.bring_up(config, {}, options, prepared);
+  return processes;
+}
+
+Processes Processes::start_over(const Config& config, StartMethod method, const std::vector<int>& session) {
+  Processes processes;
+  processes.bring_up(config, session, {.interrupted = {}, .method = method, .prepared = {}}, {});
   return processes;
 }
 
@@ -165,9 +189,11 @@ std::string Processes::end() noexcept {
   if (!all) kill();
   for (const auto& runner : runners_)
     if (runner.pidfd) ipc::wait_ended(runner.pidfd.get(), base::Deadline::in_seconds(stop_s));
-  int status = 0;
-  if (waitpid(manager_.pid, &status, 0) != manager_.pid) status = 0;
   manager_.pidfd.reset();
+  int status = 0;
+  if (manager_status_ ? read(manager_status_.get(), &status, sizeof status) != sizeof status
+                      : waitpid(manager_.pid, &status, 0) != manager_.pid)
+    return "how it ended is not known";
   return ipc::describe_exit(status);
 }
 

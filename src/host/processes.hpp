@@ -20,11 +20,15 @@ namespace accelmgr::host {
 /// Owns the embedded manager process: it ends with this. Used by one thread.
 class Processes {
  public:
-  /// Starts this program as the manager and waits for its answer; with `session` it goes on with that, else
-  /// the descriptors of a new one are put there. Throws what the manager could not go on from; SessionError
-  /// when it was interrupted.
-  static Processes start(const Config& config, std::vector<base::UniqueFd>& session_fds,
-                         const std::vector<int>& session = {}, const StartOptions& options = {});
+  /// Takes the descriptors of a session that holds the initial parameters.
+  using Prepared = std::function<void(std::vector<base::UniqueFd>)>;
+
+  /// Starts a manager that makes a session, and waits until its runners are ready; `prepared` is called
+  /// before there are any. Throws what the manager could not go on from; SessionError when it was
+  /// interrupted.
+  static Processes start(const Config& config, const StartOptions& options, const Prepared& prepared);
+  /// Starts one that goes on with `session`.
+  static Processes start_over(const Config& config, StartMethod method, const std::vector<int>& session);
   Processes(Processes&&) = default;
   Processes& operator=(Processes&&) = default;
 
@@ -58,10 +62,16 @@ class Processes {
     base::UniqueFd pidfd;
   };
   Processes() : runners_(session::max_ranks) {}
+  void make_manager(StartMethod method);
+  void bring_up(const Config& config, const std::vector<int>& session, const StartOptions& options,
+                const Prepared& prepared);
+  protocol::Started receive_started(base::Deadline deadline, const std::function<bool()>& interrupted,
+                                    const Prepared& prepared);
   void take_in(protocol::Joined joined);
 
   base::UniqueFd socket_;
   ipc::Child manager_;
+  base::UniqueFd manager_status_;  ///< From which its wait status is read, where another process reaps it.
   base::UniqueFd launcher_pidfd_;
   std::vector<Runner> runners_;  ///< By rank; never resized: kill() may interrupt anything.
   std::deque<protocol::Resized> resized_;

@@ -11,6 +11,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
 #include "ipc/process.hpp"
+#include "launch/forkserver.hpp"
 #include "launch/spawner.hpp"
 #include "manager/embedding.hpp"
 #include "manager/process.hpp"
@@ -32,6 +33,10 @@ void open_standard_streams() {
 
 /// Does not return when the arguments say that this process has one.
 void take_role_of(int argc, char** argv) {
+  launch::serve_role(manager::server_role, [](base::UniqueFd socket, base::UniqueFd host_pidfd) {
+    manager::embedding().forked();
+    manager::run(std::move(socket), std::move(host_pidfd));
+  });
   launch::take_role(argc, argv);
   if (argc == 2 && std::strcmp(argv[1], manager::role_argument) == 0)
     manager::run(base::UniqueFd(manager::role_socket));

@@ -53,8 +53,9 @@ session::Extent extent_of(const Config& config, session::Manifest& manifest, ses
 }
 
 /// A session that holds the initial model, and its description. The model comes before the source that is
-/// made to fit it: of a model that there is not, only the registry of models knows what was meant.
-session::Session make_session(const Config& config, std::unique_ptr<BatchSource>& source,
+/// made to fit it: of a model that there is not, only the registry of models knows what was meant. Slabs have
+/// no memory before the host has let go of what the parameters came from.
+session::Session make_session(const Config& config, int socket, std::unique_ptr<BatchSource>& source,
                               session::Manifest& manifest) {
   tensor::seed_generator(config.seed_base);
   const auto model = make_model(config);
@@ -68,8 +69,8 @@ session::Session make_session(const Config& config, std::unique_ptr<BatchSource>
   session::check_memory(session::session_bytes(plan, config.nprocs),
                         static_cast<std::uint64_t>(config.memory.limit_bytes));
 
-  auto session =
-      session::Session::create(extent, config.nprocs, static_cast<int>(std::thread::hardware_concurrency()));
+  const int threads = static_cast<int>(std::thread::hardware_concurrency());
+  auto session = session::Session::create(extent, 0, threads);
   session::write_manifest(manifest, session.manifest());
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i)
     tensor::master_view(session.parameters(), tensors.element, manifest.tensors[i])
@@ -83,6 +84,8 @@ session::Session make_session(const Config& config, std::unique_ptr<BatchSource>
   if (!config.checkpoint.resume.empty())
     checkpoint::restore(checkpoint::open(config.checkpoint.resume), session, manifest);
   session.publish();
+  protocol::send_prepared(socket, session.fds(), base::Deadline::in_seconds(config.start_timeout));
+  for (int rank = 0; rank < config.nprocs; ++rank) session.allocate_slab(rank, threads);
   return session;
 }
 
@@ -162,9 +165,9 @@ ipc::ChildMain runner_main(const Config& config) {
   _exit(0);
 }
 
-[[noreturn]] void serve_host(int socket) {
+[[noreturn]] void serve_host(int socket, base::UniqueFd host_pidfd) {
   base::start_logging("manager");
-  const auto host_pidfd = pidfd_of_host(socket);
+  if (!host_pidfd) host_pidfd = pidfd_of_host(socket);
   const auto patience = base::Deadline::in_seconds(30);
   const auto config = config::from_yaml(protocol::receive_configuration(socket, patience));
   auto offered = protocol::receive_begin(socket, patience);
@@ -176,7 +179,7 @@ ipc::ChildMain runner_main(const Config& config) {
   at::set_num_threads(1);
   session::Manifest manifest;
   std::unique_ptr<BatchSource> source;
-  auto session = offered.empty() ? make_session(config, source, manifest)
+  auto session = offered.empty() ? make_session(config, socket, source, manifest)
                                  : take_over_session(std::move(offered), manifest);
   config::arm_faults(config, -1, session.control().managers.load());
   if (!source) source = make_data(config);
@@ -194,11 +197,11 @@ ipc::ChildMain runner_main(const Config& config) {
 
 }  // namespace
 
-void run(base::UniqueFd socket) {
+void run(base::UniqueFd socket, base::UniqueFd host_pidfd) {
   try {
     ipc::name_process("accelmgr:mgr");
     ipc::survive_failed_writes();
-    serve_host(socket.get());
+    serve_host(socket.get(), std::move(host_pidfd));
   } catch (const std::exception& error) {
     fail(socket.get(), error);
   }

@@ -10,6 +10,9 @@ inline constexpr const char* role_argument = "--accelmgr-manager";
 inline constexpr const char* launcher_argument = "--accelmgr-launcher";
 inline constexpr int role_socket = 3;
 
+/// What the forkserver forks managers as.
+inline constexpr const char* server_role = "manager";
+
 /// Whether accelmgr::init() was called in this process.
 bool initialized() noexcept;
 

@@ -194,7 +194,6 @@ void Supervisor::answer_host() {
     started.runners.push_back(
         {rank, record.generation.load(), record.pid.load(), base::duplicate(runner(rank).pidfd.get())});
   }
-  for (const int fd : session_.fds()) started.session.push_back(base::duplicate(fd));
   protocol::send_started(host_socket_, started);
   answered_ = true;
 }

@@ -111,6 +111,13 @@ std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline) {
   return receive(socket, deadline, "host").fds;
 }
 
+void send_prepared(int socket, const std::vector<int>& session, base::Deadline deadline) {
+  ipc::send(socket, text_of({{"type", "Prepared"}}), session);
+  receive(socket, deadline, "host");
+}
+
+void take_note_of_prepared(int socket) { ipc::send(socket, "Noted"); }
+
 void send_started(int socket, const Started& started) {
   std::vector<int> fds{started.launcher_pidfd.get()};
   json runners = json::array();
@@ -118,7 +125,6 @@ void send_started(int socket, const Started& started) {
     runners.push_back(describe(runner));
     fds.push_back(runner.pidfd.get());
   }
-  for (const auto& fd : started.session) fds.push_back(fd.get());
   ipc::send(socket, text_of({{"type", "Started"}, {"runners", runners}}), fds);
 }
 
@@ -131,21 +137,19 @@ void send_failed(int socket, const std::exception& error) {
                              {"phase", failed.phase}}));
 }
 
-std::variant<Started, Failed> receive_answer(int socket, base::Deadline deadline) {
+std::variant<Prepared, Started, Failed> receive_answer(int socket, base::Deadline deadline) {
   auto message = receive(socket, deadline, "manager");
   const auto answer = json::parse(message.bytes);
+  if (answer.at("type") == "Prepared") return Prepared{std::move(message.fds)};
   if (answer.at("type") != "Started")
     return Failed{answer.at("type"), answer.at("what"), answer.at("key"), answer.at("rank"),
                   answer.at("phase")};
   Started started;
   const auto& runners = answer.at("runners");
-  if (message.fds.size() < 2 + runners.size())
-    throw SessionError(
-        fmt::format("the manager passed {} descriptors for {} runners", message.fds.size(), runners.size()));
+  check_fds(message, 1 + runners.size());
   auto fd = message.fds.begin();
   started.launcher_pidfd = std::move(*fd++);
   for (const auto& runner : runners) started.runners.push_back(joined(runner, std::move(*fd++)));
-  for (; fd != message.fds.end(); ++fd) started.session.push_back(std::move(*fd));
   return started;
 }
 

@@ -1,7 +1,9 @@
 // What host and manager say to each other on their socket. Everything hot goes through the session instead.
 //
 //   host -> manager    configuration (YAML); Begin: a new session, or one to go on with
-//   manager -> host    one Started or Failed
+//   manager -> host    of a new session: Prepared
+//   host -> manager    Prepared was taken note of
+//   manager -> host    one Started; or Failed, in place of it or of Prepared
 //   host -> manager    Requests, at any time; the last is Stop, or the end of the socket
 //   manager -> host    Notices, at any time; the host reads them when it next has to do with its manager
 #pragma once
@@ -28,11 +30,15 @@ struct Joined {
   base::UniqueFd pidfd;
 };
 
-/// The session is ready and all runners wait for the first trigger.
+/// There is a session that holds the initial parameters; where these came from, they are needed no more.
+struct Prepared {
+  std::vector<base::UniqueFd> session;  ///< As session::Session::fds() gives them.
+};
+
+/// All runners wait for the first trigger.
 struct Started {
   base::UniqueFd launcher_pidfd;
   std::vector<Joined> runners;
-  std::vector<base::UniqueFd> session;  ///< As session::Session::fds() gives them.
 };
 
 /// It could not be started: the type of the exception, and what it said.
@@ -52,10 +58,13 @@ std::string receive_configuration(int socket, base::Deadline deadline);
 void send_begin(int socket, const std::vector<int>& session);
 std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline);
 
+/// Blocks until the host has taken note of it. Throws SessionError on the deadline and when the host is gone.
+void send_prepared(int socket, const std::vector<int>& session, base::Deadline deadline);
+void take_note_of_prepared(int socket);
 void send_started(int socket, const Started& started);
 void send_failed(int socket, const std::exception& error);
 /// Throws SessionError on the deadline and when the manager is gone.
-std::variant<Started, Failed> receive_answer(int socket, base::Deadline deadline);
+std::variant<Prepared, Started, Failed> receive_answer(int socket, base::Deadline deadline);
 /// Throws the exception that `failed` tells of.
 [[noreturn]] void raise(const Failed& failed);
 

@@ -10,6 +10,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "accelmgr/launch.hpp"
 #include "config/loader.hpp"
 #include "python/interpreter.hpp"
 #include "python/tensors.hpp"
@@ -46,20 +47,29 @@ class Handle {
          const std::map<std::string, std::string>& environment)
       : loaded_(config::load_config(file, settings, environment)) {}
 
-  void start(bool fork) {
+  /// `prepared` is called when parameters() and gradients() can be: there is a session, but no runner yet.
+  void start(const std::string& start_method, const nb::callable& prepared) {
+    const auto method = launch::options_from({{"start_method", start_method}}).start_method;
     // The host's pool of threads has no threads in a fork, and whoever hands them work waits for ever.
-    if (fork && loaded_.config.runners.threads == 0) loaded_.config.runners.threads = 1;
+    if (method == StartMethod::fork && loaded_.config.runners.threads == 0) loaded_.config.runners.threads = 1;
     Interruption interruption;
+    const auto take = [&](const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& gradients) {
+      for (const auto& [name, tensor] : parameters) parameters_.emplace_back(name, alone(tensor));
+      for (const auto& [name, tensor] : gradients) gradients_.emplace_back(name, alone(tensor));
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        places_.push_back({parameters[i].tensor.const_data_ptr(), gradients[i].tensor.const_data_ptr()});
+      const nb::gil_scoped_acquire lock;
+      prepared();
+    };
     try {
       const nb::gil_scoped_release unlocked;
-      manager_.emplace(Manager::start(loaded_.config, {.interrupted = interruption.hook(), .fork = fork}));
+      manager_.emplace(Manager::start(
+          loaded_.config, {.interrupted = interruption.hook(), .method = method, .prepared = take}));
     } catch (...) {
       interruption.rethrow();
       throw;
     }
     interruption.rethrow();
-    for (const auto& [name, tensor] : manager_->parameters()) parameters_.emplace_back(name, alone(tensor));
-    for (const auto& [name, tensor] : manager_->gradients()) gradients_.emplace_back(name, alone(tensor));
   }
 
   Manager& manager() {
@@ -67,17 +77,16 @@ class Handle {
     return *manager_;
   }
   const Pairs& parameters() {
-    manager();
+    if (parameters_.empty()) manager();
     return parameters_;
   }
   const Pairs& gradients() {
-    manager();
+    if (gradients_.empty()) manager();
     return gradients_;
   }
 
   /// From now on these are the master's parameters, in the order of parameters().
   void bind(std::vector<at::Tensor> tensors) {
-    manager();
     if (tensors.size() != parameters_.size())
       throw UsageError(fmt::format("bind: {} tensors for {} parameters", tensors.size(), parameters_.size()));
     const at::NoGradGuard no_grad;
@@ -95,8 +104,8 @@ class Handle {
     std::size_t restored = 0;
     for (std::size_t i = 0; i < bound_.size(); ++i) {
       const auto& tensor = bound_[i];
-      const auto& [name, master] = parameters_[i];
-      if (tensor.const_data_ptr() != master.const_data_ptr())
+      const auto& name = parameters_[i].first;
+      if (tensor.const_data_ptr() != places_[i].parameter)
         throw ModelError(fmt::format(
             "the memory of parameter '{}' was replaced (by to(), share_memory(), "
             "load_state_dict(assign=True) "
@@ -105,7 +114,7 @@ class Handle {
             name));
       if (!tensor.requires_grad()) continue;
       const auto& gradient = tensor.grad();
-      if (gradient.defined() && gradient.const_data_ptr() == gradients_[i].second.const_data_ptr()) continue;
+      if (gradient.defined() && gradient.const_data_ptr() == places_[i].gradient) continue;
       if (gradient.defined())
         throw ModelError(fmt::format(
             "the gradient of parameter '{}' is another tensor than the manager's; change it in place", name));
@@ -137,8 +146,15 @@ class Handle {
  private:
   config::LoadedConfig loaded_;
   std::optional<Manager> manager_;
+  /// In the session, where they stay: share_memory_() moves a storage, and all tensors over it with it.
+  struct Place {
+    const void* parameter;
+    const void* gradient;
+  };
+
   Pairs parameters_;
   Pairs gradients_;
+  std::vector<Place> places_;
   std::vector<at::Tensor> bound_;
 };
 
@@ -273,7 +289,7 @@ void bind_manager(nb::module_& module) {
       .def(nb::init<const std::string&, const std::vector<std::string>&,
                     const std::map<std::string, std::string>&>(),
            nb::arg("file"), nb::arg("settings"), nb::arg("environment"))
-      .def("start", &Handle::start, nb::arg("fork") = false)
+      .def("start", &Handle::start, nb::arg("start_method"), nb::arg("prepared"))
       .def_prop_ro("started", &Handle::started)
       .def("bind", &Handle::bind)
       .def("look_after_bound", &Handle::look_after_bound)

@@ -38,14 +38,13 @@ Session Session::create(const Extent& extent, int ranks, int populate_threads) {
   ipc::Mapping map(fds[0].get(), 0, plan.total_bytes, ipc::Access::read_write);
   ipc::populate(map.data(), map.size(), populate_threads);
   for (int rank = 0; rank < extent.ranks; ++rank) {
-    const bool wanted = rank < ranks;
-    fds.push_back(ipc::create_memfd(fmt::format("accelmgr-slab{}", rank), plan.slab_bytes,
-                                    wanted ? ipc::Allocate::now : ipc::Allocate::later));
+    fds.push_back(
+        ipc::create_memfd(fmt::format("accelmgr-slab{}", rank), plan.slab_bytes, ipc::Allocate::later));
     slabs.emplace_back(fds.back().get(), 0, plan.slab_bytes, ipc::Access::read_write);
-    if (wanted) ipc::populate(slabs.back().data(), slabs.back().size(), populate_threads);
   }
   std::memcpy(map.data(), &plan, sizeof plan);
   Session session(std::move(fds), std::move(map), std::move(slabs));
+  for (int rank = 0; rank < ranks; ++rank) session.allocate_slab(rank, populate_threads);
   session.control().word.store(initial_step_word);
   for (int rank = 0; rank < extent.ranks; ++rank) session.queue(rank).end.store(~std::uint64_t{0});
   return session;
@@ -81,9 +80,10 @@ Session Session::attach(std::vector<base::UniqueFd> fds, int protect_for_rank, b
   return session;
 }
 
-void Session::allocate_slab(int rank) const {
-  ipc::allocate(fds_[1 + static_cast<std::size_t>(rank)].get(), header_->slab_bytes,
-                fmt::format("the slab of rank {}", rank));
+void Session::allocate_slab(int rank, int populate_threads) const {
+  const auto index = static_cast<std::size_t>(rank);
+  ipc::allocate(fds_[1 + index].get(), header_->slab_bytes, fmt::format("the slab of rank {}", rank));
+  if (populate_threads > 0) ipc::populate(slabs_[index].data(), slabs_[index].size(), populate_threads);
 }
 
 void Session::populate_for(int rank, RankMask team) const {

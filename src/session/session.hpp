@@ -29,8 +29,9 @@ class Session {
                         bool protect_parameters = false);
 
   void publish() noexcept;
-  /// Gives the slab of a rank its memory, if it has none yet. Throws SessionError.
-  void allocate_slab(int rank) const;
+  /// Gives the slab of a rank its memory, if it has none yet, and makes it present in this process, unless
+  /// `populate_threads` is 0. Throws SessionError.
+  void allocate_slab(int rank, int populate_threads = 0) const;
   /// Makes every page that `rank` touches in a step of `team` present in this process: no step waits for page
   /// faults.
   void populate_for(int rank, RankMask team) const;

@@ -51,8 +51,6 @@ TEST_F(MessagesTest, StartedPassesEveryDescriptorInItsPlace) {
   sent.launcher_pidfd = zero();
   sent.runners.push_back({.rank = 0, .generation = 1, .pid = 7, .pidfd = null()});
   sent.runners.push_back({.rank = 2, .generation = 5, .pid = 9, .pidfd = zero()});
-  sent.session.push_back(null());
-  sent.session.push_back(zero());
   send_started(manager.get(), sent);
   auto answer = receive_answer(host.get(), soon());
   auto& started = std::get<Started>(answer);
@@ -63,9 +61,23 @@ TEST_F(MessagesTest, StartedPassesEveryDescriptorInItsPlace) {
   EXPECT_EQ(started.runners[1].pid, 9);
   EXPECT_EQ(device(started.runners[0].pidfd), device(null()));
   EXPECT_EQ(device(started.runners[1].pidfd), device(zero()));
-  ASSERT_EQ(started.session.size(), 2u);
-  EXPECT_EQ(device(started.session[0]), device(null()));
-  EXPECT_EQ(device(started.session[1]), device(zero()));
+}
+
+TEST_F(MessagesTest, TheManagerGoesOnWhenTheHostHasTakenNoteOfTheSession) {
+  const auto first = null(), second = zero();
+  std::jthread sender([&] { send_prepared(manager.get(), {first.get(), second.get()}, soon()); });
+  const auto answer = receive_answer(host.get(), soon());
+  const auto& session = std::get<Prepared>(answer).session;
+  ASSERT_EQ(session.size(), 2u);
+  EXPECT_EQ(device(session[0]), device(null()));
+  EXPECT_EQ(device(session[1]), device(zero()));
+  take_note_of_prepared(host.get());
+}
+
+TEST_F(MessagesTest, AHostThatTakesNoNoteOfTheSessionIsWaitedForUntilTheDeadline) {
+  EXPECT_THROW(send_prepared(manager.get(), {}, base::Deadline::in_seconds(0.01)), SessionError);
+  host.reset();
+  EXPECT_THROW(send_prepared(manager.get(), {}, soon()), SystemError);
 }
 
 TEST_F(MessagesTest, ASessionToGoOnWithArrives) {

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import multiprocessing.reduction
 import os
 import pathlib
 import re
@@ -27,6 +28,7 @@ if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
     raise OSError(ctypes.get_errno(), "prctl")
 # What the standard library opens once and keeps, before descriptors are counted.
 accelmgr.compat.tpu_manager._context.Value(ctypes.c_long, 0)
+os.close(multiprocessing.reduction.DupFd(0).detach())
 
 
 def descendants() -> dict[int, str]:

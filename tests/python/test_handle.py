@@ -1,5 +1,6 @@
 """One handle: threads, forks, writes from elsewhere, and what a manager refuses."""
 
+import multiprocessing
 import os
 import threading
 
@@ -96,6 +97,44 @@ def test_parameters_whose_memory_was_replaced_are_named(shared):
     finally:
         weight.grad = gradient
     assert shared.step().ok
+
+
+def test_memory_that_was_moved_in_place_is_named(tmp_path):
+    """share_memory_() gives the storage itself another address: every tensor over it follows, ours too."""
+    model = Told(tmp_path)
+    with accelmgr.Manager(model, Count(), nprocs=1) as manager:
+        model.weight.share_memory_()
+        with pytest.raises(accelmgr.ModelError, match=r"memory of parameter 'weight' was replaced .*share_memory\(\)"):
+            manager.step()
+    model = Told(tmp_path)
+    with accelmgr.Manager(model, Count(), nprocs=1) as manager:
+        model.weight.grad.share_memory_()
+        with pytest.raises(accelmgr.ModelError, match="gradient of parameter 'weight' is another tensor"):
+            manager.step()
+
+
+@pytest.mark.parametrize("what", ["parameter", "view", "gradient", "named"])
+def test_tensors_that_go_to_other_processes_stay_in_the_session(shared, what):
+    """As hivemind sends its state to peers: through a pipe, by multiprocessing's pickle."""
+    weight = shared.model.weight
+    sent = {
+        "parameter": weight,
+        "view": weight.detach()[1:],
+        "gradient": weight.grad,
+        "named": shared.named_parameters()[0][1],
+    }[what]
+    values = sent.tolist()
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        theirs.send(sent)
+        received = ours.recv()
+    assert type(received) is type(sent) and received.requires_grad == sent.requires_grad
+    with torch.no_grad():
+        weight.fill_(5.0)
+        weight.grad.fill_(6.0)
+    assert received.tolist() == values, "a copy"
+    result = shared.step(accumulate=False)
+    assert result.loss == pytest.approx(5.0 * weight.grad.sum().item()), "runners have what the host wrote"
 
 
 def test_optimizers_that_would_not_train_this_model_are_refused(shared):

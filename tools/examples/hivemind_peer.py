@@ -13,6 +13,8 @@ How the two fit together. `model.parameters()` are the session's memory: manager
   call zero_grad(), and never step(accumulate=False). Saves a copy of the gradients.
 - Averaging parameters (`--average parameters`): `use_local_updates=True`; each step is a local update, so that the
   gradient is overwritten, not accumulated: manager.step(accumulate=False).
+- A peer that joins downloads the state of another: hivemind sends the parameters through a pipe of multiprocessing.
+  They are sent as copies, one of the parameters for the moment, and stay in the session.
 - Never `reuse_tensors=True` in averager_opts: hivemind would move the parameters into memory of its own. manager.step()
   finds that and raises ModelError. What hivemind keeps by default costs, beyond the session, one copy of the
   parameters, one of the gradients, and the optimizer's state.

@@ -274,7 +274,9 @@ class Handle:
     """
 
     def __init__(self, file: str, settings: Sequence[str], environment: Mapping[str, str]) -> None: ...
-    def start(self, fork: bool = False) -> None: ...
+    def start(self, start_method: str, prepared: Callable[[], object]) -> None:
+        """`prepared` is called when there are parameters() and gradients(), and no runner yet."""
+
     @property
     def started(self) -> bool: ...
     def bind(self, tensors: Sequence[torch.Tensor], /) -> None:

@@ -3,7 +3,7 @@
 Two memfds, found by the others through /proc. One holds what cloudpickle makes of model, dataset and collate_fn, in
 which the model's parameters and buffers are mere numbers; it lasts as long as runners may be started. The other holds
 the initial values of these tensors; the host's own tensors are moved there meanwhile, so that they exist once, and it
-goes when the session has them.
+gives its memory back when the session has them. A manager that is a fork of the host needs the second one only.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def _views(values: mmap.mmap, slots: list[Slot]) -> list[torch.Tensor]:
     ]
 
 
-class Payload:
-    """Of the host. `dataset` is what pickled() made."""
+class Values:
+    """The tensors of a model, in memory that all processes may map. They are moved there by move()."""
 
-    def __init__(self, model: torch.nn.Module | None, dataset: bytes, collate_fn: Any, options: dict[str, Any]) -> None:
+    def __init__(self, model: torch.nn.Module | None) -> None:
         tensors = tensors_of(model) if model is not None else []
-        slots: list[Slot] = []
+        self.slots: list[Slot] = []
         end = 0
         for name, tensor in tensors:
             if tensor.device.type != "cpu" or tensor.layout != torch.strided:
@@ -128,13 +128,44 @@ class Payload:
                     "the runners have replicas of their own"
                 )
             is_parameter = isinstance(tensor, torch.nn.Parameter)
-            slots.append(Slot(tensor.dtype, tuple(tensor.shape), end, tensor.requires_grad, is_parameter))
+            self.slots.append(Slot(tensor.dtype, tuple(tensor.shape), end, tensor.requires_grad, is_parameter))
             end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        numbers = {id(tensor): number for number, (_, tensor) in enumerate(tensors)}
+        self.tensors = [tensor for _, tensor in tensors]
+        self._bytes = max(end, 1)
+        self.fd = -1
+
+    def move(self) -> None:
+        self.fd = _memfd("accelmgr-values", self._bytes)
+        self._memory = mmap.mmap(self.fd, self._bytes)
+        with torch.no_grad():
+            for tensor, view in zip(self.tensors, _views(self._memory, self.slots), strict=True):
+                view.copy_(tensor)
+                tensor.data = view
+
+    def release(self) -> None:
+        """What still lies there gets memory of its own, and this goes: in forks of this process too. Idempotent."""
+        if self.fd < 0:
+            return
+        first = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+        for tensor in self.tensors:
+            if first <= tensor.data_ptr() < first + self._bytes:
+                tensor.data = tensor.data.clone()
+        self._memory.madvise(mmap.MADV_REMOVE)
+        os.close(self.fd)
+        self.fd, self.tensors = -1, []
+        del self._memory
+
+
+class Payload:
+    """Of the host. `dataset` is what pickled() made."""
+
+    def __init__(self, model: torch.nn.Module | None, dataset: bytes, collate_fn: Any, options: dict[str, Any]) -> None:
+        self._values = Values(model)
+        numbers = {id(tensor): number for number, tensor in enumerate(self._values.tensors)}
         parts = {
             "path": list(sys.path),
             "options": options,
-            "slots": slots,
+            "slots": self._values.slots,
             "model": pickled("model", model, numbers),
             "dataset": dataset,
             "collate_fn": pickled("collate_fn", collate_fn),
@@ -145,36 +176,19 @@ class Payload:
         self._closing = weakref.finalize(self, os.close, self._objects)  # Also for who drops its manager.
         with os.fdopen(os.dup(self._objects), "wb") as file:
             file.write(data)
-        self._values = _memfd("accelmgr-values", end)
-        self._buffers = [tensor for _, tensor in tensors if not isinstance(tensor, torch.nn.Parameter)]
-        self._moved = [tensor for _, tensor in tensors]
-        memory = mmap.mmap(self._values, max(end, 1))
-        with torch.no_grad():
-            for (_, tensor), view in zip(tensors, _views(memory, slots), strict=True):
-                view.copy_(tensor)
-                tensor.data = view
+        self._values.move()
 
     @property
     def path(self) -> str:
         """For the other processes: `PID:OBJECTS:VALUES`, while the host lives."""
-        return f"{os.getpid()}:{self._objects}:{self._values}"
+        return f"{os.getpid()}:{self._objects}:{self._values.fd}"
 
     def release_values(self) -> None:
-        """The session has them. What is not bound to it, the buffers, gets memory of its own."""
-        self._release(self._buffers)
-
-    def _release(self, tensors: list[torch.Tensor]) -> None:
-        if self._values < 0:
-            return
-        os.close(self._values)
-        self._values = -1
-        for tensor in tensors:  # Any of them would keep all of the memory mapped.
-            tensor.data = tensor.data.clone()
-        self._buffers, self._moved = [], []
+        """The session has them."""
+        self._values.release()
 
     def close(self) -> None:
-        """The model of a manager that did not start has memory of its own again."""
-        self._release(self._moved)
+        self._values.release()
         self._closing()
 
 
@@ -184,15 +198,17 @@ class ForkedPayload:
     objects: dict[str, dict[str, Any]] = {}
 
     def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
-        if model is not None:
-            tensors_of(model)
+        self._values = Values(model)
+        self._values.move()
         self.path = f"forked:{id(self)}"
         self.objects[self.path] = {"model": model, "dataset": dataset, "collate_fn": collate_fn, "options": options}
 
     def release_values(self) -> None:
-        """There are no copies."""
+        """The session has them."""
+        self._values.release()
 
     def close(self) -> None:
+        self._values.release()
         self.objects.pop(self.path, None)
 
 
@@ -248,6 +264,9 @@ class Received:
     def load(self, what: str) -> Any:
         """`model`, `dataset` or `collate_fn`."""
         if self._forked is not None:
+            if what == "model":  # Gradients of the host are no business of a replica's; they may be the master's.
+                for parameter in self._forked[what].parameters():
+                    parameter.grad = None
             return self._forked[what]
         tensors = self._tensors() if what == "model" else []
         return _Unpickler(io.BytesIO(self._parts[what]), tensors).load()
