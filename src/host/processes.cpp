@@ -84,10 +84,12 @@ void Processes::bring_up(const Config& config, const std::vector<int>& session, 
     // Its socket ends a moment before the process does.
     const bool ends = ipc::is_closed(socket_.get());
     const bool died = ends && ipc::wait_ended(manager_.pidfd.get(), base::Deadline::in_seconds(stop_s));
+    socket_.reset();  // Should it still live: there is no host for it.
     const auto how = end();
     if (died) throw SessionError(fmt::format("{} (the manager process: {})", error.what(), how));
     throw;
   } catch (...) {
+    socket_.reset();
     end();
     throw;
   }
