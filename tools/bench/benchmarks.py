@@ -97,6 +97,7 @@ def python_groups(quick):
         groups.append(
             [
                 Contestant("ours", lambda command=ours: command, case),
+                Contestant("ours_fork", lambda command=ours: [*command, "--start-method", "fork"], case),
                 Contestant("native", lambda command=native: command, case, read_native),
                 *(peer(name, "mlp_step.py", *mode, *size, case=case) for name, mode in peers.items()),
             ]

@@ -1,7 +1,7 @@
 """accelmgr.Manager in its turn of `tools/bench/run python`: the same nn.Module, data and optimizer as the peers of
 mlp_step.py. Prints the contract's lines, and last what the binding costs beside the C++ handle's own time.
 
-usage: python_manager.py --parameters 1|17|67|256 [--quick]
+usage: python_manager.py --parameters 1|17|67|256 [--start-method spawn|fork] [--quick]
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Resident(torch.utils.data.Dataset):
         return self.inputs[row], self.targets[row]
 
 
-def measure_training(millions: str, quick: bool) -> None:
+def measure_training(name: str, millions: str, start_method: str, quick: bool) -> None:
     case = millions + "M"
     model, data = Net(millions), Resident(millions)
     begin = time.perf_counter()
@@ -60,9 +60,10 @@ def measure_training(millions: str, quick: bool) -> None:
         deterministic=False,  # As the peers have it.
         step_timeout=300,
         runners={"threads": mlp.THREADS},
+        start_method=start_method,
     ) as manager:
         manager.step(accumulate=False).raise_for_status()
-        common.emit("ours", case, "first_step", (time.perf_counter() - begin) * 1e3, "ms")
+        common.emit(name, case, "first_step", (time.perf_counter() - begin) * 1e3, "ms")
         check_views(manager, model)
         torch.set_num_threads(os.cpu_count() or 1)  # The optimizer's; the runners sleep meanwhile.
         optimizer = mlp.make_optimizer(model.parameters())
@@ -71,7 +72,7 @@ def measure_training(millions: str, quick: bool) -> None:
             manager.step(accumulate=False).raise_for_status()
             optimizer.step()
 
-        common.emit("ours", case, "cycle", common.time_cycles(cycle, WARMUP_CYCLES, cycles(millions, quick)), "ms")
+        common.emit(name, case, "cycle", common.time_cycles(cycle, WARMUP_CYCLES, cycles(millions, quick)), "ms")
 
 
 def check_views(manager: accelmgr.Manager, model: torch.nn.Module) -> None:
@@ -113,13 +114,15 @@ def measure_binding(millions: str, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parameters", required=True, choices=list(mlp.SHAPES["shapes"]), help="millions")
+    parser.add_argument("--start-method", choices=["spawn", "fork"], default="spawn", help="fork: as the peers do")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
     arguments = parser.parse_args()
     # Unlike the peers' hosts, from which runners are forked, malloc keeps its settings: it gives the model's first
     # memory back.
     torch.set_num_threads(1)
-    measure_training(arguments.parameters, arguments.quick)
-    if arguments.parameters == "1":
+    name = "ours" if arguments.start_method == "spawn" else "ours_fork"
+    measure_training(name, arguments.parameters, arguments.start_method, arguments.quick)
+    if name == "ours" and arguments.parameters == "1":
         measure_binding(arguments.parameters, BINDING_STEPS // 4 if arguments.quick else BINDING_STEPS)
 
 

@@ -74,10 +74,10 @@ def describe(error: BaseException) -> str:
 
 def structure_of(element: Any) -> tuple[list[str], list[Any]]:
     """Names and values of an element."""
-    if isinstance(element, collections.abc.Mapping):
-        return [str(name) for name in element], list(element.values())
     if isinstance(element, (tuple, list)):
         return [ITEM.format(index) for index in range(len(element))], list(element)
+    if isinstance(element, collections.abc.Mapping):
+        return [str(name) for name in element], list(element.values())
     return [ALONE], [element]
 
 
@@ -93,7 +93,9 @@ def restore_structure(fields: list[tuple[str, torch.Tensor]]) -> Any:
 def as_tensor(value: Any) -> torch.Tensor | None:
     """None when it is nothing that torch makes a tensor of."""
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu() if value.layout == torch.strided else None
+        if value.layout != torch.strided:
+            return None
+        return value if value.is_cpu and not value.requires_grad else value.detach().cpu()
     if isinstance(value, float):  # As default_collate does.
         return torch.tensor(value, dtype=torch.float64)
     if isinstance(value, (bool, int)) or type(value).__module__ == "numpy":
@@ -118,6 +120,7 @@ class Elements:
         self._restorable = self._fed or is_indexed(dataset)
         self._position = 0
         self._names: list[str] = []
+        self._items = 0  # Of a tuple or list.
         self._as_bytes = bool(options["as_bytes"])
         self._limit = int(options["max_element_bytes"])
         self._iterator = self._iterate(0)
@@ -131,12 +134,14 @@ class Elements:
             self._names, values = structure_of(first[0])
             tensors = [tensor for value in values if (tensor := as_tensor(value)) is not None]
             self._as_bytes = not tensors or len(tensors) < len(values)
+            self._items = len(values) if isinstance(first[0], (tuple, list)) else 0
         if self._as_bytes:
             size = len(self._dump(data if self._fed else first[0]))
             self._limit = self._limit or max(64 * 1024, 4 * size)
             self.examples = [(PICKLED, torch.empty(self._limit, dtype=torch.uint8))]
         else:
             self.examples = list(zip(self._names, tensors, strict=True))
+        self._fields = [(name, example.dtype, example.shape) for name, example in self.examples]
         self._first = None if self._fed else first
 
     def _iterate(self, position: int) -> Iterator[list[Any]]:
@@ -166,19 +171,22 @@ class Elements:
                     f"element {self._position - 1} of the dataset takes {len(data)} bytes, more than max_element_bytes = {self._limit}"
                 )
             return [data]
-        names, values = structure_of(element)
-        if names != self._names:
-            raise DataError(
-                f"element {self._position - 1} of the dataset has {', '.join(names)}, the first one "
-                f"{', '.join(self._names)}; all must be alike, or a collate_fn be passed"
-            )
+        if self._items and type(element) in (tuple, list) and len(element) == self._items:
+            values = element
+        else:
+            names, values = structure_of(element)
+            if names != self._names:
+                raise DataError(
+                    f"element {self._position - 1} of the dataset has {', '.join(names)}, the first one "
+                    f"{', '.join(self._names)}; all must be alike, or a collate_fn be passed"
+                )
         tensors = [as_tensor(value) for value in values]
-        for (name, example), tensor in zip(self.examples, tensors, strict=True):
-            if tensor is None or tensor.shape != example.shape or tensor.dtype != example.dtype:
+        for (name, dtype, shape), tensor in zip(self._fields, tensors, strict=True):
+            if tensor is None or tensor.dtype != dtype or tensor.shape != shape:
                 found = "no tensor" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
                 raise DataError(
                     f"field '{name}' of element {self._position - 1} of the dataset is {found}, that of the first one "
-                    f"{example.dtype} {list(example.shape)}; pass a collate_fn where elements differ"
+                    f"{dtype} {list(shape)}; pass a collate_fn where elements differ"
                 )
         return tensors
 
