@@ -322,8 +322,7 @@ void Manager::recover() {
   if (!state_->stepper->manager_is_lost())
     throw UsageError("recover() while there is a manager; it is for after a step returned manager_lost");
   state_->checkpoints->manager_lost();
-  *state_->processes =
-      host::Processes::start_over(state_->config, state_->method, state_->session->fds());
+  *state_->processes = host::Processes::start_over(state_->config, state_->method, state_->session->fds());
   state_->stepper->manager_recovered();
 }
 

@@ -54,7 +54,8 @@ void Processes::make_manager(StartMethod method) {
   }
 }
 
-protocol::Started Processes::receive_started(base::Deadline deadline, const std::function<bool()>& interrupted,
+protocol::Started Processes::receive_started(base::Deadline deadline,
+                                             const std::function<bool()>& interrupted,
                                              const Prepared& prepared) {
   for (;;) {
     while (interrupted && !deadline.passed() && !hears_within(base::Deadline::in_seconds(0.02))) {

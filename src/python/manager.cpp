@@ -51,9 +51,11 @@ class Handle {
   void start(const std::string& start_method, const nb::callable& prepared) {
     const auto method = launch::options_from({{"start_method", start_method}}).start_method;
     // The host's pool of threads has no threads in a fork, and whoever hands them work waits for ever.
-    if (method == StartMethod::fork && loaded_.config.runners.threads == 0) loaded_.config.runners.threads = 1;
+    if (method == StartMethod::fork && loaded_.config.runners.threads == 0)
+      loaded_.config.runners.threads = 1;
     Interruption interruption;
-    const auto take = [&](const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& gradients) {
+    const auto take = [&](const std::vector<NamedTensor>& parameters,
+                          const std::vector<NamedTensor>& gradients) {
       for (const auto& [name, tensor] : parameters) parameters_.emplace_back(name, alone(tensor));
       for (const auto& [name, tensor] : gradients) gradients_.emplace_back(name, alone(tensor));
       for (std::size_t i = 0; i < parameters.size(); ++i)

@@ -225,6 +225,39 @@ def test_optimizer_over_other_tensors_is_refused(manager: accelmgr.Manager, mode
         manager.check_optimizer(mixed)
 
 
+def test_an_optimizer_over_a_copy_is_found_at_its_second_step(manager: accelmgr.Manager, model: Net) -> None:
+    other = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    manager.step(accumulate=False).raise_for_status()
+    optimizer.step()
+    manager.step(accumulate=False).raise_for_status()
+    with pytest.raises(accelmgr.UsageError, match="look like the manager's parameters and are others"):
+        optimizer.step()
+
+
+def test_optimizers_of_other_models_are_nobodys_business(manager: accelmgr.Manager, model: Net) -> None:
+    """One of the same shapes, beside the manager's own; and one whose results are carried over, as hivemind does it."""
+    reference, offloaded = copy.deepcopy(model), copy.deepcopy(model)
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    beside = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for _ in range(3):
+        manager.step(accumulate=False).raise_for_status()
+        own.step()
+        beside.step()
+    away = torch.optim.SGD(offloaded.parameters(), lr=0.1)
+    for _ in range(3):
+        manager.step(accumulate=False).raise_for_status()
+        for parameter, copied in zip(model.parameters(), offloaded.parameters(), strict=True):
+            copied.grad = None if parameter.grad is None else parameter.grad.clone()
+        away.step()
+        with torch.no_grad():
+            for parameter, copied in zip(model.parameters(), offloaded.parameters(), strict=True):
+                parameter.copy_(copied)
+    before_any_step = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for _ in range(3):
+        before_any_step.step()
+
+
 def test_parameters_of_a_built_in_model_are_what_an_optimizer_takes() -> None:
     config = {"model": {"mlp": {"input_size": 4, "hidden_size": 8, "hidden_layers": 1, "output_size": 2}}}
     with accelmgr.Manager(

@@ -79,8 +79,9 @@ def test_tensorboard_has_the_loss_and_named_metrics(manager: accelmgr.Manager, t
 
 
 def plot(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "accelmgr", "plot", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    """By the program where it is, which calls the package."""
+    command = [PROGRAM] if PROGRAM.exists() else [sys.executable, "-m", "accelmgr"]
+    return subprocess.run([*map(str, [*command, "plot", *arguments])], capture_output=True, text=True, timeout=100)
 
 
 @pytest.fixture(scope="module")

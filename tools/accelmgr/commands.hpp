@@ -22,6 +22,7 @@ void add_train(CLI::App& app, Action& action);
 /// `program`: the words after `--`, if there was one.
 void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<std::string>>& program);
 void add_config(CLI::App& app, Action& action);
+void add_plot(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 
 /// The options that choose a configuration.

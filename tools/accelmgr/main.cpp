@@ -42,6 +42,7 @@ int run(int argc, char** argv) {
   add_train(app, action);
   add_spawn(app, action, program);
   add_config(app, action);
+  add_plot(app, action);
   add_info(app, action);
   try {
     app.parse(argc, argv);

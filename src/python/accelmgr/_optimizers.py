@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +21,23 @@ _managers: weakref.WeakSet[Manager] = weakref.WeakSet()
 _is_looking = False
 
 
+@dataclasses.dataclass
+class _Stepped:
+    """How a manager was found when an optimizer stepped on tensors that only look like its parameters."""
+
+    manager: weakref.ref[Manager]
+    steps: int
+    values: list[float]
+
+
+# None: nothing is to be said of it.
+_looked_at: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Stepped | None] = weakref.WeakKeyDictionary()
+
+
 def look_after(manager: Manager) -> None:
-    """From now on LBFGS over its parameters is refused when it steps, until the manager is stopped."""
+    """From now on, until the manager is stopped: LBFGS over its parameters is refused when it steps; and an optimizer
+    over a copy of them at its second step, when a step of the manager lies between them and the first one has reached no
+    parameter. One whose results somebody carries over (hivemind's offloaded optimizer) is left alone."""
     global _is_looking
     _managers.add(manager)
     if not _is_looking:
@@ -29,9 +46,32 @@ def look_after(manager: Manager) -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not isinstance(optimizer, torch.optim.LBFGS):
+    before = _looked_at.get(optimizer)
+    if optimizer in _looked_at and before is None:
         return
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for manager in list(_managers):
-        if not manager._stopped and any(id(parameter) in stepped for parameter in manager.parameters()):
+    stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own = {id(parameter) for parameter in stepped}
+    managers = [manager for manager in list(_managers) if not manager._stopped and manager._owner == os.getpid()]
+    if any(id(parameter) in own for manager in managers for parameter in manager.parameters()):
+        if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(LBFGS)
+        _looked_at[optimizer] = None
+    elif before is None:
+        shapes = [parameter.shape for parameter in stepped]
+        for manager in managers:
+            if [parameter.shape for parameter in manager.parameters()] == shapes:
+                _looked_at[optimizer] = _state_of(manager)
+    elif (manager_or_none := before.manager()) is not None:
+        now = _state_of(manager_or_none)
+        if now.steps > before.steps and now.values == before.values:
+            raise UsageError(
+                "this optimizer has tensors that look like the manager's parameters and are others: its last step changed "
+                "none of them. Make it from manager.parameters(), or from the parameters of the model that was passed"
+            )
+        if now.values != before.values:
+            _looked_at[optimizer] = None
+
+
+def _state_of(manager: Manager) -> _Stepped:
+    values = [float(parameter.detach().sum()) for parameter in manager.parameters()]
+    return _Stepped(weakref.ref(manager), manager.statistics().steps, values)

@@ -405,9 +405,8 @@ class Manager:
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises UsageError for an optimizer that would not, or not rightly, train this model; names why.
 
-        To be called once, after the optimizer was made: nothing else can tell that an optimizer over a copy of the model
-        was meant for it. Not for one that keeps copies on purpose (hivemind's offloaded optimizer). LBFGS is refused at
-        its step in any case.
+        To be called once, after the optimizer was made. Not for one that keeps copies on purpose (hivemind's offloaded
+        optimizer). Without it, LBFGS is refused at its step, and an optimizer over a copy of the model at its second.
         """
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(_optimizers.LBFGS)
