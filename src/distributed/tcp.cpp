@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/interruption.hpp"
 #include "ipc/wait_ready.hpp"
 
 namespace accelmgr::distributed {
@@ -135,7 +136,7 @@ HostPort wait_for_listener(const std::string& host, int port, base::Deadline dea
       why = strerrordesc_np(code);
     }
     pause_until(earlier(deadline, base::Deadline::in_seconds(try_again_s)));
-  } while (!deadline.passed());
+  } while (!deadline.passed() && !base::interrupted());
   throw SessionError(fmt::format("cannot reach {}: {}; tried for {:.3g} s", launch::text({host, port}), why,
                                  double(base::now_ns() - began_ns) / 1e9));
 }

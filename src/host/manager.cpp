@@ -7,6 +7,7 @@
 
 #include <atomic>
 
+#include "base/interruption.hpp"
 #include "config/loader.hpp"
 #include "host/checkpoints.hpp"
 #include "host/processes.hpp"
@@ -306,8 +307,8 @@ void Manager::resize(int runners) {
         fmt::format("resize({}): the session has room for 1 to {} runners (runners.max_runners, or nprocs)",
                     runners, most));
   const double timeout_s = state_->config.start_timeout;
-  const std::function<bool()> never;
-  const host::Stepper::Patience patience{base::Deadline::in_seconds(timeout_s), timeout_s, never};
+  const std::function<bool()> interrupted = base::interrupted;
+  const host::Stepper::Patience patience{base::Deadline::in_seconds(timeout_s), timeout_s, interrupted};
   state_->processes->send(protocol::Resize{runners});
   if (const auto answer = state_->processes->take_resized(patience.deadline); !answer.refused.empty())
     throw SessionError(fmt::format("resize({}): {}; nothing has changed", runners, answer.refused));

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/interruption.hpp"
 #include "config/loader.hpp"
 #include "ipc/socket.hpp"
 #include "ipc/wait_ready.hpp"
@@ -20,6 +21,7 @@
 namespace accelmgr::host {
 namespace {
 
+constexpr double look_s = 0.02;  // How long an interruption may go unseen.
 constexpr double stop_s = 6.0;  // More than the manager takes to end its runners by force.
 
 ipc::Child execute_manager(const base::UniqueFd& socket) {
@@ -58,7 +60,7 @@ protocol::Started Processes::receive_started(base::Deadline deadline,
                                              const std::function<bool()>& interrupted,
                                              const Prepared& prepared) {
   for (;;) {
-    while (interrupted && !deadline.passed() && !hears_within(base::Deadline::in_seconds(0.02))) {
+    while (interrupted && !deadline.passed() && !hears_within(base::Deadline::in_seconds(look_s))) {
       if (!interrupted()) continue;
       kill();
       throw SessionError("the manager was interrupted while it started");
@@ -104,7 +106,7 @@ Processes Processes::start(const Config& config, const StartOptions& options, co
 
 Processes Processes::start_over(const Config& config, StartMethod method, const std::vector<int>& session) {
   Processes processes;
-  processes.bring_up(config, session, {.interrupted = {}, .method = method, .prepared = {}}, {});
+  processes.bring_up(config, session, {.interrupted = base::interrupted, .method = method, .prepared = {}}, {});
   return processes;
 }
 
@@ -138,7 +140,10 @@ void Processes::take_notices() {
     } else if (auto* relaunched = std::get_if<protocol::Relaunched>(&*notice)) {
       launcher_pidfd_ = std::move(relaunched->pidfd);
     } else if (auto* resized = std::get_if<protocol::Resized>(&*notice)) {
-      resized_.push_back(std::move(*resized));
+      if (late_resized_ > 0)
+        --late_resized_;
+      else
+        resized_.push_back(std::move(*resized));
     } else {
       saved_.push_back(std::move(std::get<protocol::Saved>(*notice)));
     }
@@ -158,8 +163,12 @@ protocol::Resized Processes::take_resized(base::Deadline deadline) {
       return answer;
     }
     if (manager_ended()) throw SessionError("the manager process ended before it answered");
-    if (deadline.passed()) throw SessionError("the manager process did not answer in time");
-    hears_within(deadline);
+    if (deadline.passed() || base::interrupted()) {
+      ++late_resized_;
+      throw SessionError("the manager process did not answer in time");
+    }
+    const auto look = base::Deadline::in_seconds(look_s);
+    hears_within(look.ns() < deadline.ns() ? look : deadline);
   }
 }
 

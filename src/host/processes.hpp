@@ -75,6 +75,7 @@ class Processes {
   base::UniqueFd launcher_pidfd_;
   std::vector<Runner> runners_;  ///< By rank; never resized: kill() may interrupt anything.
   std::deque<protocol::Resized> resized_;
+  int late_resized_ = 0;  ///< Answers that nobody waits for any more.
   std::deque<protocol::Saved> saved_;
 };
 

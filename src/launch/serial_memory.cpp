@@ -17,6 +17,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
+#include "base/interruption.hpp"
 #include "base/unique_fd.hpp"
 #include "ipc/memory.hpp"
 #include "launch/variables.hpp"
@@ -35,6 +36,7 @@ namespace {
 // All processes are the same build, or of one installation: the magic number says so.
 constexpr std::uint64_t magic = 0x6163'636c'7372'0001;
 constexpr double naming_timeout_s = 10;
+constexpr double turn_s = 0.1;  ///< How long an interruption may go unseen.
 
 struct Places {
   std::uint64_t magic;
@@ -176,9 +178,14 @@ SerialPlace& serial_place(std::string_view name) {
 }
 
 bool enter(SerialPlace& place, double timeout_s) {
-  if (!lock(place.mutex, place.name, timeout_s)) return false;
-  place.holder.store(getpid());
-  return true;
+  const auto deadline = base::Deadline::in_seconds(timeout_s);
+  do {
+    const double left_s = static_cast<double>(deadline.remaining_ns()) / 1e9;
+    if (!lock(place.mutex, place.name, std::clamp(left_s, 0.0, turn_s))) continue;
+    place.holder.store(getpid());
+    return true;
+  } while (!deadline.passed() && !base::interrupted());
+  return false;
 }
 
 void leave(SerialPlace& place) noexcept {

@@ -210,10 +210,11 @@ void run_multiprocess(const nb::object& target, const MultiprocessConfig& config
 }
 
 nb::object run_serially(launch::SerialExecutor& executor, const nb::callable& function) {
-  const nb::gil_scoped_release unlocked;
-  return executor.run([&] {
-    const nb::gil_scoped_acquire lock;
-    return nb::object(function());
+  return waiting([&] {
+    return executor.run([&] {
+      const nb::gil_scoped_acquire lock;
+      return nb::object(function());
+    });
   });
 }
 

@@ -310,8 +310,8 @@ void bind_manager(nb::module_& module) {
           "writing", [](Handle& self) { return new Manager::Writing(self.manager()); },
           nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
       .def("resize",
-           [](Handle& self, int runners) { unlocked([&, &m = self.manager()] { m.resize(runners); }); })
-      .def("recover", [](Handle& self) { unlocked([&m = self.manager()] { m.recover(); }); })
+           [](Handle& self, int runners) { waiting([&, &m = self.manager()] { m.resize(runners); }); })
+      .def("recover", [](Handle& self) { waiting([&m = self.manager()] { m.recover(); }); })
       .def("save_checkpoint",
            [](Handle& self, std::optional<double> metric, Pairs tensors, const std::string& json) {
              return unlocked([&, &m = self.manager()] {

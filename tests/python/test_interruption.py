@@ -1,4 +1,4 @@
-"""Ctrl-C in the two long waits, as a terminal sends it: to all of the process group."""
+"""Ctrl-C in the waits, as a terminal sends it: to all of the process group."""
 
 import os
 import signal
@@ -94,3 +94,107 @@ def test_a_host_that_is_killed_takes_all_with_it(tmp_path, number):
         read_until(process, "ready\n")
         process.send_signal(number)
         assert process.wait(timeout=BOUND_S) == -number  # The leak check waits for the rest.
+
+
+TEAM = """\
+import os, pathlib, select, signal, sys, torch, accelmgr
+from gate import Count, Gate, Told
+
+class Waits:
+    def __init__(self):
+        self.state = "without one there is no __setstate__"
+    def __call__(self, elements):
+        return torch.stack(elements)
+    def __setstate__(self, state):
+        Gate(folder / "started").pass_through()
+
+folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+manager = accelmgr.Manager(Told(folder), Count(), collate_fn=Waits(), nprocs=1, runners={"threads": 1, "max_runners": 2})
+assert manager.step().ok
+if what == "recover":
+    pid = manager.statistics().manager_pid
+    ended = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([ended], [], [])
+    assert manager.step().status == "manager_lost"
+print("ready", flush=True)
+sys.stdin.readline()
+call = manager.recover if what == "recover" else lambda: manager.resize(2)
+try:
+    call()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+sys.stdin.readline()
+call()
+print("then", manager.step().participants, flush=True)
+manager.stop()
+"""
+
+
+@pytest.mark.parametrize("what", ["resize", "recover"])
+def test_while_the_team_changes_it_can_be_asked_for_again(tmp_path, what):
+    gate = Gate(tmp_path / "started")
+    with started("-c", TEAM, str(tmp_path), what, cwd=tmp_path) as process:
+        read_until(process, "ready\n")
+        gate.shut()
+        proceed(process)
+        with gate.held():
+            begin = interrupt(process)
+            assert read_until(process, "\n") == "interrupted\n"
+            assert time.monotonic() - begin < 10
+        proceed(process)
+        assert read_until(process, "\n") == ("then 2\n" if what == "resize" else "then 1\n")
+        assert process.wait(timeout=BOUND_S) == 0
+        assert process.stderr.read() == ""
+
+
+ALONE = """\
+import sys, accelmgr.distributed as dist
+print("ready", flush=True)
+try:
+    dist.initialize("gloo", init_method=sys.argv[1], rank=1, world_size=2, timeout=60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_where_nobody_serves_the_rendezvous(tmp_path):
+    with started("-c", ALONE, "tcp://127.0.0.1:9", cwd=tmp_path) as process:  # Discard: nobody listens.
+        read_until(process, "ready\n")
+        begin = interrupt(process)
+        assert read_until(process, "\n") == "interrupted\n"
+        assert time.monotonic() - begin < 10
+        assert process.wait(timeout=BOUND_S) == 0
+
+
+SERIAL = """\
+import os, signal, sys
+from accelmgr import _native
+executor = _native.SerialExecutor("x", 60.0)
+inside, done = os.pipe(), os.pipe()
+if os.fork() == 0:
+    def hold():
+        os.write(inside[1], b"1")
+        os.read(done[0], 1)
+    executor.run(hold)
+    os._exit(0)
+os.read(inside[0], 1)
+print("ready", flush=True)
+try:
+    executor.run(lambda: print("never"))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+os.write(done[1], b"1")
+os.wait()
+executor.run(lambda: print("free", flush=True))
+"""
+
+
+def test_outside_of_a_serial_executor(tmp_path):
+    with started("-c", SERIAL, cwd=tmp_path) as process:
+        read_until(process, "ready\n")
+        begin = time.monotonic()
+        os.kill(process.pid, signal.SIGINT)
+        assert read_until(process, "free\n") == "interrupted\nfree\n"
+        assert time.monotonic() - begin < 10
+        assert process.wait(timeout=BOUND_S) == 0
