@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <optional>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
@@ -22,6 +23,7 @@ namespace accelmgr::host {
 namespace {
 
 constexpr double look_s = 0.02;  // How long an interruption may go unseen.
+constexpr double status_s = 1.0;
 constexpr double stop_s = 6.0;  // More than the manager takes to end its runners by force.
 
 ipc::Child execute_manager(const base::UniqueFd& socket) {
@@ -39,6 +41,18 @@ ipc::Child fork_manager(base::UniqueFd& ours, base::UniqueFd& theirs) {
     });
   });
   return child;
+}
+
+std::optional<int> reaped_status(pid_t pid) noexcept {
+  int status = 0;
+  return waitpid(pid, &status, 0) == pid ? std::optional(status) : std::nullopt;
+}
+
+/// The forkserver tells at once; one that has died or is stopped does not.
+std::optional<int> told_status(int pipe) noexcept {
+  int status = 0;
+  if (ipc::wait_ready(pipe, POLLIN, base::Deadline::in_seconds(status_s)) == 0) return std::nullopt;
+  return read(pipe, &status, sizeof status) == sizeof status ? std::optional(status) : std::nullopt;
 }
 
 }  // namespace
@@ -106,7 +120,8 @@ Processes Processes::start(const Config& config, const StartOptions& options, co
 
 Processes Processes::start_over(const Config& config, StartMethod method, const std::vector<int>& session) {
   Processes processes;
-  processes.bring_up(config, session, {.interrupted = base::interrupted, .method = method, .prepared = {}}, {});
+  processes.bring_up(config, session, {.interrupted = base::interrupted, .method = method, .prepared = {}},
+                     {});
   return processes;
 }
 
@@ -202,11 +217,8 @@ std::string Processes::end() noexcept {
   for (const auto& runner : runners_)
     if (runner.pidfd) ipc::wait_ended(runner.pidfd.get(), base::Deadline::in_seconds(stop_s));
   manager_.pidfd.reset();
-  int status = 0;
-  if (manager_status_ ? read(manager_status_.get(), &status, sizeof status) != sizeof status
-                      : waitpid(manager_.pid, &status, 0) != manager_.pid)
-    return "how it ended is not known";
-  return ipc::describe_exit(status);
+  const auto status = manager_status_ ? told_status(manager_status_.get()) : reaped_status(manager_.pid);
+  return status ? ipc::describe_exit(*status) : "how it ended is not known";
 }
 
 }  // namespace accelmgr::host

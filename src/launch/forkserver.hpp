@@ -1,12 +1,12 @@
-// The forkserver: this program executed anew, which does nothing but fork. Its image is as main() found it: no
-// thread, no device context, and as small as it ever was.
+// The forkserver: this program executed anew, which does nothing but fork. Its image is as main() found it:
+// no thread, no device context, and as small as it ever was.
 //
 //   process --- launch ---> launcher ---> ranks          (start methods fork and spawn)
 //   process --- forkserver ---> launcher ---> ranks      (a launcher for each launch)
 //   process --- forkserver ---> what serve_role() named
 //
-// One for each process that asks, kept until that ends; replaced when it has died. What it has forked does not
-// depend on it.
+// One for each process that asks, kept until that ends; replaced when it has died. What it has forked does
+// not depend on it.
 #pragma once
 
 #include <functional>
@@ -23,8 +23,8 @@ inline constexpr const char* forkserver_argument = "--accelmgr-forkserver";
 /// SystemError, SessionError when the forkserver does not answer.
 ipc::LauncherClient launcher_from_forkserver();
 
-/// What a process forked from the forkserver does; it does not return. `socket` is its end of a pair, `creator`
-/// the pidfd of who asked for it.
+/// What a process forked from the forkserver does; it does not return. `socket` is its end of a pair,
+/// `creator` the pidfd of who asked for it.
 using ServerRole = std::function<void(base::UniqueFd socket, base::UniqueFd creator)>;
 
 /// In every process, before take_role(): what the forkserver's children of that name do.

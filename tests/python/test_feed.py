@@ -87,7 +87,7 @@ def test_a_generator_trains_like_its_elements_do() -> None:
             torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
 
 
-def test_an_indexed_dataset_that_cannot_be_pickled_is_served_and_it_is_said_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_indexed_dataset_that_cannot_be_pickled_is_served_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     class Locked(torch.utils.data.Dataset[Any]):
         def __init__(self) -> None:
             self.lock = threading.Lock()

@@ -109,7 +109,8 @@ class Waits:
         Gate(folder / "started").pass_through()
 
 folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
-manager = accelmgr.Manager(Told(folder), Count(), collate_fn=Waits(), nprocs=1, runners={"threads": 1, "max_runners": 2})
+runners = {"threads": 1, "max_runners": 2}
+manager = accelmgr.Manager(Told(folder), Count(), collate_fn=Waits(), nprocs=1, runners=runners)
 assert manager.step().ok
 if what == "recover":
     pid = manager.statistics().manager_pid

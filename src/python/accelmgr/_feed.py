@@ -120,7 +120,8 @@ class Client:
             self._connection.connect(address.name)
         except OSError as error:
             self._connection.close()
-            raise DataError(f"the dataset is in process {self._pid}, which does not serve it any more: {error}") from error
+            text = f"the dataset is in process {self._pid}, which does not serve it any more: {error}"
+            raise DataError(text) from error
         if _peer_uid(self._connection) != os.geteuid():
             self._connection.close()
             raise DataError("the socket of the dataset belongs to another user")
@@ -128,7 +129,7 @@ class Client:
         self._example: bytes | None = None
 
     def example(self) -> bytes | None:
-        """The first element; None when there is none. Blocks for as long as the dataset takes, and raises its exception."""
+        """The first element; None when there is none. Blocks while the dataset is read, and raises its exception."""
         self._example = self._ask(EXAMPLE)
         return self._example
 
@@ -173,8 +174,8 @@ _feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
 class Feed:
     """Serves `dataset` to the manager process that has its address. All methods return at once, close() within JOIN_S.
 
-    The dataset is read in a thread of its own, for which it may block; of several managers, one after the other, each has
-    one. A generator that reads torch's global random numbers shares them with the host's own thread.
+    The dataset is read in a thread of its own, for which it may block; of several managers, one after the other, each
+    has one. A generator that reads torch's global random numbers shares them with the host's own thread.
     """
 
     def __init__(self, dataset: Any) -> None:

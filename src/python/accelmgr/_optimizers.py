@@ -36,8 +36,8 @@ _looked_at: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Stepped | None] = 
 
 def look_after(manager: Manager) -> None:
     """From now on, until the manager is stopped: LBFGS over its parameters is refused when it steps; and an optimizer
-    over a copy of them at its second step, when a step of the manager lies between them and the first one has reached no
-    parameter. One whose results somebody carries over (hivemind's offloaded optimizer) is left alone."""
+    over a copy of them at its second step, when the manager made one in between and the first has reached no parameter.
+    One whose results somebody carries over (hivemind's offloaded optimizer) is left alone."""
     global _is_looking
     _managers.add(manager)
     if not _is_looking:
@@ -65,8 +65,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         now = _state_of(manager_or_none)
         if now.steps > before.steps and now.values == before.values:
             raise UsageError(
-                "this optimizer has tensors that look like the manager's parameters and are others: its last step changed "
-                "none of them. Make it from manager.parameters(), or from the parameters of the model that was passed"
+                "this optimizer has tensors that look like the manager's parameters and are others: its last step "
+                "changed none of them. Make it from manager.parameters(), or from the parameters of the model that was passed"
             )
         if now.values != before.values:
             _looked_at[optimizer] = None

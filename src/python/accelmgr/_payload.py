@@ -94,7 +94,8 @@ def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType
     except Exception as error:
         kind = ModelError if what == "model" else DataError
         raise kind(
-            f"{_culprit(value, what)} cannot be pickled, as the start method 'spawn' needs: {type(error).__name__}: {error}"
+            f"{_culprit(value, what)} cannot be pickled, as every start method but 'fork' needs: "
+            f"{type(error).__name__}: {error}"
         ) from error
     return file.getvalue()
 

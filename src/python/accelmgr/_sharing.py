@@ -33,4 +33,4 @@ def _reduce(tensor: torch.Tensor) -> Any:
             if isinstance(tensor, torch.nn.Parameter):
                 copy = torch.nn.Parameter(copy)
             tensor = copy.requires_grad_(tensor.requires_grad)
-    return reductions.reduce_tensor(tensor)
+    return reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]

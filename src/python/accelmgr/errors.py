@@ -16,7 +16,7 @@ class Error(Exception):
 
 
 class UsageError(Error, RuntimeError):
-    """A rule of the interface was broken: a call after stop(), two threads in one manager, a model of another manager."""
+    """A rule of the interface was broken: a call after stop(), two threads in one manager, another manager's model."""
 
 
 class ConfigError(Error, ValueError):
@@ -105,7 +105,7 @@ class SpawnError(Error, RuntimeError):
 
 
 class StepError(Error, RuntimeError):
-    """A step that is not `ok`. `status` and `rank` (-1: none) are those of the StepResult, `step` the number of the step."""
+    """A step that is not `ok`. `status` and `rank` (-1: none) are those of the StepResult, `step` is its number."""
 
     status = ""
 

@@ -126,7 +126,8 @@ class Manager:
         **options: Any,
     ) -> None:
         if start_method not in START_METHODS:
-            raise ConfigError(f"start_method is '{start_method}'; it is one of {', '.join(START_METHODS)}", "start_method")
+            text = f"start_method is '{start_method}'; it is one of {', '.join(START_METHODS)}"
+            raise ConfigError(text, "start_method")
         self._start_method = start_method
         self._check(model, dataset, collate_fn)
         self._owner = os.getpid()
@@ -169,7 +170,7 @@ class Manager:
     @staticmethod
     def _check(model: Any, dataset: Any, collate_fn: Any) -> None:
         if not isinstance(model, (torch.nn.Module, str)):
-            raise ModelError(f"model is a {type(model).__name__}; it must be a torch.nn.Module or the name of a built-in one")
+            raise ModelError(f"model is a {type(model).__name__}; it must be a torch.nn.Module or a built-in one's name")
         if not isinstance(dataset, str) and not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
             raise DataError(f"dataset is a {type(dataset).__name__}, which is neither iterable nor indexed")
         if collate_fn is not None and not callable(collate_fn):
@@ -186,7 +187,8 @@ class Manager:
                 raise ModelError(f"parameter '{name}' is {parameter.dtype}; parameters are float32 or float64")
             if parameter.dtype != parameters[0][1].dtype:
                 raise ModelError(
-                    f"parameter '{name}' is {parameter.dtype}, '{parameters[0][0]}' {parameters[0][1].dtype}; all have one dtype"
+                    f"parameter '{name}' is {parameter.dtype}, '{parameters[0][0]}' {parameters[0][1].dtype}; all have "
+                    "one dtype"
                 )
 
     def _load(self, settings: list[str]) -> _native.Handle:
@@ -322,7 +324,7 @@ class Manager:
         return self._handle.parameters()
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What an optimizer takes: leaves whose memory and `.grad` are the master's, in the order of `model.parameters()`.
+        """What an optimizer takes: leaves whose memory and `.grad` are the master's, ordered as `model.parameters()`.
 
         Those of `model`; of a built-in one, whose parameters no module of this process has, in the master's order.
         """
@@ -356,8 +358,8 @@ class Manager:
     def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Replaces all parameters, in the order of `model.parameters()`; runners compute with all of them or with none.
 
-        Count, shapes and dtypes are checked before anything is written; ModelError, and nothing has changed then. May be
-        called from a background thread between steps: see writing().
+        Count, shapes and dtypes are checked before anything is written; ModelError, and nothing has changed then. May
+        be called from a background thread between steps: see writing().
         """
         values = [value.detach() for value in parameters]
         names = [name for name, _ in self._ordered()]

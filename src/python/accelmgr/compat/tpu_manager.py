@@ -17,13 +17,11 @@ Source: the class TPUManager of hivemind's examples (torch_xla), whose names, si
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import itertools
 import logging
 import multiprocessing
 import os
-import queue
 import re
 import select
 import signal
@@ -34,10 +32,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.utils.data
 
 from accelmgr import _native
-from accelmgr.errors import DataError, ModelError, UsageError
+from accelmgr.compat._tpu_data import DeviceQueue, QueueDataset, SessionData, TPUDataManager
+from accelmgr.compat._tpu_synchronizer import SessionSynchronizer, TPUSynchronizer, detached
+from accelmgr.errors import UsageError
 from accelmgr.manager import Manager
 
 logger = logging.getLogger("accelmgr.tpu_manager")
@@ -46,10 +45,6 @@ logger = logging.getLogger("accelmgr.tpu_manager")
 _context = multiprocessing.get_context("fork")
 _numbers = itertools.count(1)
 _SLICE_S = 0.2  # Within which a wait sees what cannot wake it.
-
-
-def _parameters(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor.detach() for tensor in tensors]
 
 
 class TPUManager(Manager):
@@ -103,8 +98,8 @@ class TPUManager(Manager):
         self.gradients_accumulated = _context.Value(ctypes.c_long, 0)
         self.loss_accumulated = _context.Value(ctypes.c_double, 0.0)
         self.last_result: _native.StepResult | None = None
-        self._synchronizer: TPUSynchronizer = _SessionSynchronizer(model, self)
-        self._data_manager: TPUDataManager = _SessionData(dataset, nprocs, prefetch)
+        self._synchronizer: TPUSynchronizer = SessionSynchronizer(model, self)
+        self._data_manager: TPUDataManager = SessionData(dataset, nprocs, prefetch)
         self._pid: int | None = None
         self._pidfd = -1
         self._exitcode: int | None = None
@@ -153,7 +148,7 @@ class TPUManager(Manager):
         All or nothing: count, shapes and dtypes are checked before anything is written (ModelError). Waits for a step
         of another thread.
         """
-        values = _parameters(parameters)
+        values = detached(parameters)
         with self._held("update_model_parameters"):
             self._synchronizer.set_host_parameters(values)
             self.should_load_parameters.value = True
@@ -364,218 +359,6 @@ class StepTrigger:
     def _end(self) -> None:
         with self._asked:
             self._after = None
-
-
-def _assign(source: Iterable[torch.Tensor], target: Iterable[torch.Tensor], add: bool, strict: bool = False) -> None:
-    sources, targets = list(source), list(target)
-    if len(sources) != len(targets):
-        raise ModelError(f"{len(sources)} source tensors for {len(targets)} target tensors; nothing was changed")
-    for index, (one, other) in enumerate(zip(sources, targets, strict=True)):
-        kinds = [(tuple(one.shape), one.device, one.dtype), (tuple(other.shape), other.device, other.dtype)]
-        if kinds[0] != kinds[1] if strict else kinds[0][0] != kinds[1][0]:
-            texts = [f"{dtype} {list(shape)} on {device}" for shape, device, dtype in kinds]
-            raise ModelError(f"source tensor {index} is {texts[0]}, its target {texts[1]}; nothing was changed")
-    with torch.no_grad():
-        for one, other in zip(sources, targets, strict=True):
-            if add:
-                other.add_(one.to(other.device))
-            else:
-                other.copy_(one)
-
-
-class TPUSynchronizer:
-    """A master model in shared memory with its gradients, and the copies to and from a replica of it.
-
-    By itself: of `model`, which is moved to shared memory, with gradients of zeros. `TPUManager._synchronizer` is one
-    over the session. Not thread-safe: TPUManager.lock is.
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.master_model = model.share_memory()
-        for parameter in self.master_model.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.share_memory_()  # type: ignore[no-untyped-call]
-
-    def get_device_model_replica(self, device: torch.device | str, tie_weights: bool = True) -> torch.nn.Module:
-        """A copy of the master on `device`, with gradients of zeros; tied weights are tied, once more by the model's
-        own tie_weights() where it has one."""
-        replica = copy.deepcopy(self.master_model).to(device)
-        if tie_weights and callable(tie := getattr(replica, "tie_weights", None)):
-            tie()
-        for parameter in replica.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        return replica
-
-    def set_host_parameters(self, new_host_parameters: Iterable[torch.Tensor]) -> None:
-        """Copies them into the master's; ModelError (count, shape, device, dtype), and nothing has changed then."""
-        new = _parameters(new_host_parameters)
-        self._assign(source=new, target=self.master_model.parameters(), add=False, strict=True)
-
-    def get_aggregated_gradients(self) -> list[torch.Tensor]:
-        """The master's gradients, one for each parameter; no copies."""
-        return [parameter.grad for parameter in self.master_model.parameters() if parameter.grad is not None]
-
-    def send_params_to_device(self, replica: torch.nn.Module) -> None:
-        """Copies the master's parameters into the replica's."""
-        self._assign(source=self.master_model.parameters(), target=replica.parameters(), add=False)
-
-    def aggregate_grads_on_host(self, replica: torch.nn.Module, *, add: bool) -> None:
-        """Adds the gradients of a replica in this process to the master's, or overwrites these; None is zero."""
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in replica.parameters()]
-        self._assign(source=gradients, target=self.get_aggregated_gradients(), add=add)
-
-    def _assign(
-        self, source: Iterable[torch.Tensor], target: Iterable[torch.Tensor], add: bool, strict: bool = False
-    ) -> None:
-        """Copies, or adds, source to target. ModelError before anything is written: another number of tensors, other
-        shapes; strict: other devices or dtypes."""
-        _assign(source, target, add, strict)
-
-
-class _SessionSynchronizer(TPUSynchronizer):
-    """The master is the session's: its parameters are those of the host's model."""
-
-    def __init__(self, model: torch.nn.Module, manager: TPUManager) -> None:
-        self.master_model = model
-        self._manager: TPUManager = weakref.proxy(manager)  # Who drops the manager ends it.
-
-    def set_host_parameters(self, new_host_parameters: Iterable[torch.Tensor]) -> None:
-        Manager.update_model_parameters(self._manager, new_host_parameters)
-
-    def get_aggregated_gradients(self) -> list[torch.Tensor]:
-        return Manager.get_aggregated_gradients(self._manager)
-
-
-class _End:
-    """Behind the last element of a queue; with the exception that ended the data."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
-
-
-class QueueDataset(torch.utils.data.IterableDataset[Any]):
-    """A dataset that ceaselessly iterates over a queue, until the data ends.
-
-    timeout: seconds to wait for an element, DataError then; None: for ever.
-    """
-
-    def __init__(self, queue: Any, timeout: float | None = None) -> None:
-        super().__init__()
-        self.queue = queue
-        self.timeout = timeout
-        self._end: _End | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        while self._end is None:
-            try:
-                element = self.queue.get(timeout=self.timeout)
-            except queue.Empty:
-                raise DataError(f"no element came within {self.timeout:g} s") from None
-            if isinstance(element, _End):
-                self._end = element
-            else:
-                yield element
-        if (error := self._end.error) is not None:
-            raise DataError(f"the dataset failed: {type(error).__name__}: {error}") from error
-
-    def __len__(self) -> int:
-        """Very many: nobody knows how many there will be."""
-        return 10**12
-
-
-class TPUDataManager:
-    """Deals element i of a dataset to the bounded queue of device i % nprocs, in a thread of this process.
-
-    A full queue stops the dealing, not the use of what the others hold. `TPUManager._data_manager` is the session's,
-    whose elements are dealt by the manager process.
-    """
-
-    def __init__(self, dataset: Iterable[Any], nprocs: int, master_prefetch: int = 16) -> None:
-        self.dataset, self.nprocs = dataset, nprocs
-        self.device_queues: list[Any] = [queue.Queue(master_prefetch) for _ in range(nprocs)]
-        self._closed = threading.Event()
-        self._loader_thread = threading.Thread(target=self._load_data_into_queues, daemon=True)
-        self._loader_thread.start()
-
-    def _load_data_into_queues(self) -> None:
-        end = _End(None)
-        try:
-            for i, element in enumerate(self.dataset):
-                if not self._put(i % self.nprocs, element):
-                    return
-        except Exception as error:
-            end = _End(error)
-        finally:
-            logger.warning("Minibatch generator finished.")
-            self._put_ends(end)
-
-    def _put(self, device: int, element: Any) -> bool:
-        while not self._closed.is_set():
-            with contextlib.suppress(queue.Full):
-                self.device_queues[device].put(element, timeout=_SLICE_S)
-                return True
-        return False
-
-    def _put_ends(self, end: _End) -> None:
-        left = list(self.device_queues)  # A queue that nobody empties does not keep it from the others.
-        while left and not self._closed.is_set():
-            for device_queue in list(left):
-                with contextlib.suppress(queue.Full):
-                    device_queue.put(end, timeout=0 if device_queue is not left[-1] else _SLICE_S)
-                    left.remove(device_queue)
-
-    def get_device_dataloader(self, ordinal: int | None = None, **kwargs: Any) -> torch.utils.data.DataLoader[Any]:
-        """Batches of one device's queue; keywords are DataLoader's. ordinal None: this process's LOCAL_RANK, or 0."""
-        if kwargs.get("num_workers"):
-            raise UsageError("num_workers: the queues are this process's; pass 0")
-        device = int(os.environ.get("LOCAL_RANK", "0")) if ordinal is None else ordinal
-        if not 0 <= device < self.nprocs:
-            raise UsageError(f"device {device} of {self.nprocs}")
-        return torch.utils.data.DataLoader(QueueDataset(self.device_queues[device]), **kwargs)
-
-    def close(self) -> None:
-        """Ends the thread, as soon as the dataset has given its element. Idempotent."""
-        self._closed.set()
-        self._loader_thread.join(_SLICE_S)
-
-
-_ELSEWHERE = (
-    "elements are dealt by the manager process, straight into memory that the runners share: the host has no queue of "
-    "them. TPUDataManager(dataset, nprocs) deals a dataset in this process"
-)
-
-
-class DeviceQueue:
-    """The queue of a runner, which is in the session: `rank`, `maxsize` elements (prefetch). The rest is UsageError."""
-
-    def __init__(self, rank: int, maxsize: int) -> None:
-        self.rank, self.maxsize = rank, maxsize
-
-    def _elsewhere(self, *arguments: Any, **keywords: Any) -> Any:
-        raise UsageError(_ELSEWHERE)
-
-    get = put = get_nowait = put_nowait = qsize = empty = full = _elsewhere
-
-
-class _SessionData(TPUDataManager):
-    def __init__(self, dataset: Iterable[Any], nprocs: int, master_prefetch: int) -> None:
-        self.dataset, self.nprocs = dataset, nprocs
-        self.device_queues = [DeviceQueue(rank, master_prefetch) for rank in range(nprocs)]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader_thread":
-            raise UsageError(_ELSEWHERE)
-        raise AttributeError(name)
-
-    def _load_data_into_queues(self) -> None:
-        raise UsageError(_ELSEWHERE)
-
-    def get_device_dataloader(self, ordinal: int | None = None, **kwargs: Any) -> torch.utils.data.DataLoader[Any]:
-        raise UsageError(_ELSEWHERE)
-
-    def close(self) -> None:
-        """Nothing: the manager ends what it has."""
 
 
 __all__ = [

@@ -1,0 +1,150 @@
+"""TPUDataManager: a dataset dealt to the queues of devices, in a thread of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch.utils.data
+
+from accelmgr.errors import DataError, UsageError
+
+logger = logging.getLogger("accelmgr.tpu_manager")
+
+_SLICE_S = 0.2  # Within which a wait sees what cannot wake it.
+
+
+class _End:
+    """Behind the last element of a queue; with the exception that ended the data."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class QueueDataset(torch.utils.data.IterableDataset[Any]):
+    """A dataset that ceaselessly iterates over a queue, until the data ends.
+
+    timeout: seconds to wait for an element, DataError then; None: for ever.
+    """
+
+    def __init__(self, queue: Any, timeout: float | None = None) -> None:
+        super().__init__()
+        self.queue = queue
+        self.timeout = timeout
+        self._end: _End | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._end is None:
+            try:
+                element = self.queue.get(timeout=self.timeout)
+            except queue.Empty:
+                raise DataError(f"no element came within {self.timeout:g} s") from None
+            if isinstance(element, _End):
+                self._end = element
+            else:
+                yield element
+        if (error := self._end.error) is not None:
+            raise DataError(f"the dataset failed: {type(error).__name__}: {error}") from error
+
+    def __len__(self) -> int:
+        """Very many: nobody knows how many there will be."""
+        return 10**12
+
+
+class TPUDataManager:
+    """Deals element i of a dataset to the bounded queue of device i % nprocs, in a thread of this process.
+
+    A full queue stops the dealing, not the use of what the others hold. `TPUManager._data_manager` is the session's,
+    whose elements are dealt by the manager process.
+    """
+
+    def __init__(self, dataset: Iterable[Any], nprocs: int, master_prefetch: int = 16) -> None:
+        self.dataset, self.nprocs = dataset, nprocs
+        self.device_queues: list[Any] = [queue.Queue(master_prefetch) for _ in range(nprocs)]
+        self._closed = threading.Event()
+        self._loader_thread = threading.Thread(target=self._load_data_into_queues, daemon=True)
+        self._loader_thread.start()
+
+    def _load_data_into_queues(self) -> None:
+        end = _End(None)
+        try:
+            for i, element in enumerate(self.dataset):
+                if not self._put(i % self.nprocs, element):
+                    return
+        except Exception as error:
+            end = _End(error)
+        finally:
+            logger.warning("Minibatch generator finished.")
+            self._put_ends(end)
+
+    def _put(self, device: int, element: Any) -> bool:
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Full):
+                self.device_queues[device].put(element, timeout=_SLICE_S)
+                return True
+        return False
+
+    def _put_ends(self, end: _End) -> None:
+        left = list(self.device_queues)  # A queue that nobody empties does not keep it from the others.
+        while left and not self._closed.is_set():
+            for device_queue in list(left):
+                with contextlib.suppress(queue.Full):
+                    device_queue.put(end, timeout=0 if device_queue is not left[-1] else _SLICE_S)
+                    left.remove(device_queue)
+
+    def get_device_dataloader(self, ordinal: int | None = None, **kwargs: Any) -> torch.utils.data.DataLoader[Any]:
+        """Batches of one device's queue; keywords are DataLoader's. ordinal None: this process's LOCAL_RANK, or 0."""
+        if kwargs.get("num_workers"):
+            raise UsageError("num_workers: the queues are this process's; pass 0")
+        device = int(os.environ.get("LOCAL_RANK", "0")) if ordinal is None else ordinal
+        if not 0 <= device < self.nprocs:
+            raise UsageError(f"device {device} of {self.nprocs}")
+        return torch.utils.data.DataLoader(QueueDataset(self.device_queues[device]), **kwargs)
+
+    def close(self) -> None:
+        """Ends the thread, as soon as the dataset has given its element. Idempotent."""
+        self._closed.set()
+        self._loader_thread.join(_SLICE_S)
+
+
+_ELSEWHERE = (
+    "elements are dealt by the manager process, straight into memory that the runners share: the host has no queue of "
+    "them. TPUDataManager(dataset, nprocs) deals a dataset in this process"
+)
+
+
+class DeviceQueue:
+    """The queue of a runner, which is in the session: `rank`, `maxsize` elements (prefetch). The rest is UsageError."""
+
+    def __init__(self, rank: int, maxsize: int) -> None:
+        self.rank, self.maxsize = rank, maxsize
+
+    def _elsewhere(self, *arguments: Any, **keywords: Any) -> Any:
+        raise UsageError(_ELSEWHERE)
+
+    get = put = get_nowait = put_nowait = qsize = empty = full = _elsewhere
+
+
+class SessionData(TPUDataManager):
+    def __init__(self, dataset: Iterable[Any], nprocs: int, master_prefetch: int) -> None:
+        self.dataset, self.nprocs = dataset, nprocs
+        self.device_queues = [DeviceQueue(rank, master_prefetch) for rank in range(nprocs)]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader_thread":
+            raise UsageError(_ELSEWHERE)
+        raise AttributeError(name)
+
+    def _load_data_into_queues(self) -> None:
+        raise UsageError(_ELSEWHERE)
+
+    def get_device_dataloader(self, ordinal: int | None = None, **kwargs: Any) -> torch.utils.data.DataLoader[Any]:
+        raise UsageError(_ELSEWHERE)
+
+    def close(self) -> None:
+        """Nothing: the manager ends what it has."""
