@@ -151,8 +151,8 @@ def test_while_the_team_changes_it_can_be_asked_for_again(tmp_path, what):
 
 ALONE = """\
 import sys, accelmgr.distributed as dist
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     dist.initialize("gloo", init_method=sys.argv[1], rank=1, world_size=2, timeout=60)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -180,8 +180,8 @@ if os.fork() == 0:
     executor.run(hold)
     os._exit(0)
 os.read(inside[0], 1)
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     executor.run(lambda: print("never"))
 except KeyboardInterrupt:
     print("interrupted", flush=True)
