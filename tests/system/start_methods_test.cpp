@@ -22,6 +22,8 @@ void kill_and_wait(pid_t pid) {
   ASSERT_TRUE(ipc::wait_ended(pidfd.get(), base::Deadline::in_seconds(10)));
 }
 
+void kill_manager(const Manager& manager) { kill_and_wait(manager.statistics().manager_pid); }
+
 TEST_P(StartMethods, TrainAlikeAndTellHowTheManagerEnded) {
   const auto config = small_config("mlp");
   auto manager = Manager::start(config, {.method = GetParam()});
@@ -33,7 +35,7 @@ TEST_P(StartMethods, TrainAlikeAndTellHowTheManagerEnded) {
   };
   expect_as_reference();
   const int first = manager.statistics().manager_pid;
-  kill_and_wait(first);
+  kill_manager(manager);
   const auto result = manager.step();
   EXPECT_EQ(result.status, StepStatus::manager_lost);
   EXPECT_THAT(result.error, testing::HasSubstr("killed by signal 9 (KILL)"));
@@ -78,10 +80,23 @@ TEST(Forkserver, IsReplacedWhenItHasDiedAndItsManagersLiveOn) {
   expect_ok(manager);
   auto other = Manager::start(small_config("mlp"), {.method = StartMethod::forkserver});
   expect_ok(other);
-  kill_and_wait(manager.statistics().manager_pid);
+  kill_manager(manager);
   EXPECT_THAT(manager.step().error, testing::HasSubstr("how it ended is not known"));
   expect_ok(other);
   other.stop();
+  launch::end_forkserver();
+  EXPECT_EQ(ipc::children(), before);
+}
+
+TEST(Forkserver, ThatIsStoppedHoldsNobodyUp) {
+  const auto before = ipc::children();
+  auto manager = Manager::start(small_config("mlp"), {.method = StartMethod::forkserver});
+  const auto server = ipc::open_pidfd(ipc::children().back());
+  ipc::send_signal(server.get(), SIGSTOP);
+  expect_ok(manager);
+  kill_manager(manager);
+  EXPECT_THAT(manager.step().error, testing::HasSubstr("how it ended is not known"));
+  manager.stop();
   launch::end_forkserver();
   EXPECT_EQ(ipc::children(), before);
 }

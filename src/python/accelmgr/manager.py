@@ -163,7 +163,9 @@ class Manager:
             settings.append(f"data.kind={dataset}")
         self._file, self._settings = file, settings
         embed()
-        self._handle = self._unstarted()  # What is wrong with the configuration is said before anything is moved.
+        kinds = ["model.kind=python"] if self._model is not None else []
+        kinds += ["data.kind=python"] if not isinstance(dataset, str) else []
+        self._handle = self._load(kinds)  # What is wrong with the configuration is said before anything is moved.
         if start:
             self.start()
 
@@ -195,11 +197,6 @@ class Manager:
         environment = {name: value for name, value in os.environ.items() if name.startswith("ACCELMGR_")}
         return _native.Handle(self._file, self._settings + settings, environment)
 
-    def _unstarted(self) -> _native.Handle:
-        kinds = ["model.kind=python"] if self._model is not None else []
-        kinds += ["data.kind=python"] if not isinstance(self._dataset, str) else []
-        return self._load(kinds)
-
     def start(self) -> None:
         """Starts all processes; returns when all runners are ready. Blocks for at most `start_timeout`; Ctrl-C ends it.
 
@@ -208,6 +205,7 @@ class Manager:
         if self._handle.started:
             raise UsageError("start() of a manager that was started already")
         dataset = None if isinstance(self._dataset, str) else self._dataset
+        unstarted = self._handle
         try:
             if self._start_method == "fork":
                 _warn_of_threads()
@@ -224,6 +222,7 @@ class Manager:
             self._handle.start(self._start_method, self._bind)
         except BaseException:
             self._unbind()
+            self._handle = unstarted
             self._close_sent()
             raise
         self._former_gradients = []
@@ -252,7 +251,6 @@ class Manager:
             leaf.data = leaf.data.clone()
             leaf.grad = gradient
         self._leaves, self._former_gradients = [], []
-        self._handle = self._unstarted()
 
     def _sent(self, dataset: Any) -> bytes:
         """The dataset for the manager process: itself, or, where it cannot be pickled, the address of its feed."""
