@@ -37,7 +37,7 @@ struct StartOptions {
   StartMethod method = StartMethod::spawn;
   /// Called once, before there are runners: from here on the session has the initial parameters, and whatever
   /// the model in the manager took them from may be given back before the gradients get their memory. Views,
-  /// as parameters() and gradients() return them; they outlive a start() that fails later.
+  /// as parameters() returns them; they outlive a start() that fails later. What it throws ends start().
   std::function<void(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& gradients)>
       prepared{};
 };

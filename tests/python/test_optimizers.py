@@ -225,14 +225,15 @@ def test_optimizer_over_other_tensors_is_refused(manager: accelmgr.Manager, mode
         manager.check_optimizer(mixed)
 
 
-def test_an_optimizer_over_a_copy_is_found_at_its_second_step(manager: accelmgr.Manager, model: Net) -> None:
-    other = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    manager.step(accumulate=False).raise_for_status()
-    optimizer.step()
-    manager.step(accumulate=False).raise_for_status()
-    with pytest.raises(accelmgr.UsageError, match="look like the manager's parameters and are others"):
+def test_an_optimizer_over_a_copy_is_found_at_its_second_step() -> None:
+    model = Net()
+    with accelmgr.Manager(model, Elements(), nprocs=1, runners__threads=1) as manager:
+        optimizer = torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1)
+        manager.step(accumulate=False).raise_for_status()
         optimizer.step()
+        manager.step(accumulate=False).raise_for_status()
+        with pytest.raises(accelmgr.UsageError, match="look like the manager's parameters and are others"):
+            optimizer.step()
 
 
 def test_optimizers_of_other_models_are_nobodys_business(manager: accelmgr.Manager, model: Net) -> None:
@@ -253,6 +254,11 @@ def test_optimizers_of_other_models_are_nobodys_business(manager: accelmgr.Manag
         with torch.no_grad():
             for parameter, copied in zip(model.parameters(), offloaded.parameters(), strict=True):
                 parameter.copy_(copied)
+    own.step()
+    while_gradients_accumulate = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for _ in range(3):
+        manager.step().raise_for_status()
+        while_gradients_accumulate.step()
     before_any_step = torch.optim.SGD(reference.parameters(), lr=0.1)
     for _ in range(3):
         before_any_step.step()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 LBFGS = "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure"
 
 _managers: weakref.WeakSet[Manager] = weakref.WeakSet()
+_served: weakref.WeakSet[Manager] = weakref.WeakSet()
+"""Those over whose parameters an optimizer has stepped: another one beside it is of another model."""
 _is_looking = False
 
 
@@ -35,9 +37,9 @@ _looked_at: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Stepped | None] = 
 
 
 def look_after(manager: Manager) -> None:
-    """From now on, until the manager is stopped: LBFGS over its parameters is refused when it steps; and an optimizer
-    over a copy of them at its second step, when the manager made one in between and the first has reached no parameter.
-    One whose results somebody carries over (hivemind's offloaded optimizer) is left alone."""
+    """From now on, until the manager is stopped: LBFGS over its parameters is refused when it steps; and, as long as none
+    has stepped over these, an optimizer over a copy of them at its second step, when the manager made one in between and
+    the first has reached no parameter. One whose results are carried over (hivemind's offloaded one) is left alone."""
     global _is_looking
     _managers.add(manager)
     if not _is_looking:
@@ -50,25 +52,29 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     if optimizer in _looked_at and before is None:
         return
     stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    own = {id(parameter) for parameter in stepped}
+    ids = {id(parameter) for parameter in stepped}
     managers = [manager for manager in list(_managers) if not manager._stopped and manager._owner == os.getpid()]
-    if any(id(parameter) in own for manager in managers for parameter in manager.parameters()):
+    own = [manager for manager in managers if any(id(parameter) in ids for parameter in manager.parameters())]
+    if own:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(LBFGS)
+        _served.update(own)
         _looked_at[optimizer] = None
     elif before is None:
         shapes = [parameter.shape for parameter in stepped]
         for manager in managers:
-            if [parameter.shape for parameter in manager.parameters()] == shapes:
+            if manager not in _served and [parameter.shape for parameter in manager.parameters()] == shapes:
                 _looked_at[optimizer] = _state_of(manager)
     elif (manager_or_none := before.manager()) is not None:
         now = _state_of(manager_or_none)
-        if now.steps > before.steps and now.values == before.values:
+        if manager_or_none in _served:
+            _looked_at[optimizer] = None
+        elif now.steps > before.steps and now.values == before.values:
             raise UsageError(
                 "this optimizer has tensors that look like the manager's parameters and are others: its last step "
-                "changed none of them. Make it from manager.parameters(), or from the parameters of the model that was passed"
+                "changed none of them. Make it from manager.parameters(), or from those of the model that was passed"
             )
-        if now.values != before.values:
+        elif now.values != before.values:
             _looked_at[optimizer] = None
 
 
