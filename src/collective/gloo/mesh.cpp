@@ -152,13 +152,21 @@ void Mesh::exchange(std::span<const Send> sends, std::span<const Receive> receiv
 void Mesh::wait_for_all(std::vector<Message>& messages, base::Deadline deadline) {
   for (auto& message : messages) {
     while (wait(message, std::min(look_ns, deadline.remaining_ns())) == plugin_pending) {
-      const auto failed = [this](Message& other) { return wait(other, 0) == plugin_failed; };
+      const auto failed = [this](Message& other) { return has_failed(other); };
       if (deadline.passed() || base::interrupted() || somebody_gave_up() ||
           std::ranges::any_of(messages, failed))
         give_up(messages);
     }
     if (message.state == plugin_failed) give_up(messages);
   }
+}
+
+// Of the message in whose middle a connection broke, sent or received, gloo says nothing. The receipt of the
+// peer's note, always under way, fails with the connection: after what had come before was taken in.
+bool Mesh::has_failed(Message& message) noexcept {
+  const bool disconnected = wait(peers_[static_cast<std::size_t>(message.peer)]->noted, 0) == plugin_failed;
+  const auto state = wait(message, 0);
+  return state == plugin_failed || (disconnected && state == plugin_pending);
 }
 
 // One that is merely gone may have done its part before.

@@ -102,6 +102,7 @@ class Mesh {
   PluginState wait(Message& message, std::int64_t ns) noexcept;
   void meet(base::Deadline deadline, double timeout_s);
   void wait_for_all(std::vector<Message>& messages, base::Deadline deadline);
+  bool has_failed(Message& message) noexcept;
   bool somebody_gave_up() noexcept;
   [[noreturn]] void give_up(std::vector<Message>& messages);
   void tell(const Failure& failure) noexcept;

@@ -1,7 +1,9 @@
 // A member that is killed: the others are told who, at once, and go on without it.
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <numeric>
+#include <thread>
 
 #include "base/clock.hpp"
 #include "call.hpp"
@@ -68,6 +70,30 @@ const Use uses[] = {
     [](Communicator& group) { group.group(first(group.size())); },
 };
 
+/// Takes long enough for a death in its middle.
+struct LongBroadcast {
+  LongBroadcast(Rank& self, int from)
+      : root(from),
+        data(std::size_t{64} << 20, self.world.rank() == from),
+        group(self.world.group(first(self.world.size()))) {
+    self.meeting.meet(self.world.size());
+  }
+  void repeat() {
+    for (;;) group->broadcast(data.data(), data.size(), DType::uint8, root);
+  }
+  /// Of a rank other than the root, in another thread: returns when the first byte has come; false if none
+  /// came.
+  bool has_begun() {
+    while (!ended && std::atomic_ref(data.front()).load() == 0) std::this_thread::yield();
+    return !ended;
+  }
+
+  int root;
+  std::vector<std::uint8_t> data;
+  std::shared_ptr<Communicator> group;
+  std::atomic<bool> ended = false;
+};
+
 }  // namespace
 
 // One after the other dies, the last of those left, while the others are in a call; they go on without it.
@@ -98,6 +124,32 @@ CONTRACT(Death, EndsEveryKindOfCall, .fewest_ranks = 2, .sizes = {7}, .starts = 
     group = self.world.group(first(victim));
     expect_works(*group, self);
   }
+}
+
+// The others have the first byte of its message by then.
+CONTRACT(Death, InTheMiddleOfItsMessageEndsTheCall, .fewest_ranks = 2, .starts = processes) {
+  const int victim = self.world.size() - 1;
+  LongBroadcast broadcast(self, victim);
+  std::jthread watcher([&] {
+    if (self.world.rank() == victim) {
+      while (self.meeting.counted() == 0) std::this_thread::yield();
+      self.meeting.die(victim);
+    }
+    if (broadcast.has_begun()) self.meeting.count();
+  });
+  expect_lost(
+      victim, *broadcast.group, [&](Communicator&) { broadcast.repeat(); }, self);
+  broadcast.ended = true;
+}
+
+CONTRACT(Death, InTheMiddleOfAMessageToItEndsTheCall, .fewest_ranks = 2, .starts = processes) {
+  const int victim = self.world.size() - 1;
+  LongBroadcast broadcast(self, 0);
+  std::jthread watcher([&] {
+    if (self.world.rank() == victim && broadcast.has_begun()) self.meeting.die(victim);
+  });
+  expect_lost(
+      victim, *broadcast.group, [&](Communicator&) { broadcast.repeat(); }, self);
 }
 
 CONTRACT(Death, OfAnyRankBreaksWhatItWasIn, .fewest_ranks = 3, .starts = processes) {
