@@ -10,6 +10,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
+#include "base/interruption.hpp"
 #include "base/log.hpp"
 #include "config/loader.hpp"
 
@@ -124,6 +125,7 @@ double Checkpoints::save(const CheckpointExtras& extras) {
     if (deadline.passed())
       throw SessionError(fmt::format("save_checkpoint(): the checkpoint of step {} is not written after {} s",
                                      under_way_->step, write_timeout_s));
+    if (base::interrupted()) throw SessionError("save_checkpoint(): interrupted; nothing was saved");
     processes_.hears_within(deadline);
   }
   const auto host = parsed(extras.json);
@@ -185,6 +187,7 @@ std::vector<CheckpointWritten> Checkpoints::written(base::Deadline deadline) {
       manager_lost();
       break;
     }
+    if (base::interrupted()) throw SessionError("checkpoints_written(): interrupted; nothing is lost");
     processes_.hears_within(deadline);
   }
   return std::exchange(done_, {});

@@ -74,7 +74,7 @@ protocol::Started Processes::receive_started(base::Deadline deadline,
                                              const std::function<bool()>& interrupted,
                                              const Prepared& prepared) {
   for (;;) {
-    while (interrupted && !deadline.passed() && !hears_within(base::Deadline::in_seconds(look_s))) {
+    while (interrupted && !deadline.passed() && !hears_within(deadline)) {
       if (!interrupted()) continue;
       kill();
       throw SessionError("the manager was interrupted while it started");
@@ -166,7 +166,8 @@ void Processes::take_notices() {
 }
 
 bool Processes::hears_within(base::Deadline deadline) const noexcept {
-  return ipc::wait_ready(socket_.get(), POLLIN, deadline) != 0;
+  const auto look = base::Deadline::in_seconds(look_s);
+  return ipc::wait_ready(socket_.get(), POLLIN, look.ns() < deadline.ns() ? look : deadline) != 0;
 }
 
 protocol::Resized Processes::take_resized(base::Deadline deadline) {
@@ -182,8 +183,7 @@ protocol::Resized Processes::take_resized(base::Deadline deadline) {
       ++late_resized_;
       throw SessionError("the manager process did not answer in time");
     }
-    const auto look = base::Deadline::in_seconds(look_s);
-    hears_within(look.ns() < deadline.ns() ? look : deadline);
+    hears_within(deadline);
   }
 }
 

@@ -46,7 +46,8 @@ class Processes {
   protocol::Resized take_resized(base::Deadline deadline);
   /// The checkpoints that were written or failed since the last call, in order. Does not block.
   std::deque<protocol::Saved> take_saved();
-  /// Blocks until the manager says something or has closed its socket: true; or until the deadline.
+  /// Blocks until the manager says something or has closed its socket: true; until the deadline, or until it
+  /// is time to ask whether the wait is to be given up.
   bool hears_within(base::Deadline deadline) const noexcept;
 
   /// SIGKILL to all of them; does not wait. Async-signal-safe.

@@ -314,14 +314,14 @@ void bind_manager(nb::module_& module) {
       .def("recover", [](Handle& self) { waiting([&m = self.manager()] { m.recover(); }); })
       .def("save_checkpoint",
            [](Handle& self, std::optional<double> metric, Pairs tensors, const std::string& json) {
-             return unlocked([&, &m = self.manager()] {
+             return waiting([&, &m = self.manager()] {
                return m.save_checkpoint(
                    {.metric = metric, .tensors = named(std::move(tensors)), .json = json});
              });
            })
       .def("checkpoints_written",
            [](Handle& self, double wait_s) {
-             return unlocked([&, &m = self.manager()] { return m.checkpoints_written(wait_s); });
+             return waiting([&, &m = self.manager()] { return m.checkpoints_written(wait_s); });
            })
       .def_prop_ro("resumed", [](Handle& self) { return self.manager().resumed(); })
       .def("statistics", [](Handle& self) { return self.manager().statistics(); })

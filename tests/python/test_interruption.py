@@ -149,6 +149,41 @@ def test_while_the_team_changes_it_can_be_asked_for_again(tmp_path, what):
         assert process.stderr.read() == ""
 
 
+WRITES = """\
+import os, pathlib, signal, sys, torch, accelmgr
+from gate import Count, Told
+
+folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+options = {"directory": str(folder / "checkpoints")}
+manager = accelmgr.Manager(Told(folder), Count(), nprocs=1, runners__threads=1, checkpoint=options)
+assert manager.step().ok
+pid = manager.statistics().manager_pid
+os.kill(pid, signal.SIGSTOP)
+manager.save_checkpoint()
+try:
+    print("ready", flush=True)
+    manager.checkpoints_written(60) if what == "written" else manager.save_checkpoint()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+sys.stdin.readline()
+os.kill(pid, signal.SIGCONT)
+print("then", *(one.error or one.step for one in manager.checkpoints_written(60)), flush=True)
+manager.stop()
+"""
+
+
+@pytest.mark.parametrize("what", ["written", "save"])
+def test_while_a_checkpoint_is_written_it_is_not_lost(tmp_path, what):
+    with started("-c", WRITES, str(tmp_path), what, cwd=tmp_path) as process:
+        read_until(process, "ready\n")
+        begin = interrupt(process)
+        assert read_until(process, "\n") == "interrupted\n"
+        assert time.monotonic() - begin < 5
+        proceed(process)
+        assert read_until(process, "\n") == "then 1\n"
+        assert process.wait(timeout=BOUND_S) == 0
+
+
 ALONE = """\
 import sys, accelmgr.distributed as dist
 try:

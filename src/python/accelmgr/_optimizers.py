@@ -37,9 +37,12 @@ _looked_at: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Stepped | None] = 
 
 
 def look_after(manager: Manager) -> None:
-    """From now on, until the manager is stopped: LBFGS over its parameters is refused when it steps; and, as long as none
-    has stepped over these, an optimizer over a copy of them at its second step, when the manager made one in between and
-    the first has reached no parameter. One whose results are carried over (hivemind's offloaded one) is left alone."""
+    """From now on, until the manager is stopped, LBFGS over its parameters is refused when it steps.
+
+    So is, as long as none has stepped over these, an optimizer over a copy of them, at its second step: when the
+    manager made a step in between and the first one has reached no parameter. One whose results are carried over
+    (hivemind's offloaded one) is left alone.
+    """
     global _is_looking
     _managers.add(manager)
     if not _is_looking:
