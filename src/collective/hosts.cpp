@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "collective/address.hpp"
+#include "collective/gathering.hpp"
 #include "collective/gloo/factory.hpp"
 #include "collective/serial.hpp"
 #include "collective/shared_store.hpp"
@@ -100,22 +101,25 @@ std::shared_ptr<Communicator> rendezvous(Store& store, const std::string& name,
   const auto shared = std::make_shared<SharedStore>(store);
   std::vector<int> ranks(static_cast<std::size_t>(membership.size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  const auto keys = exchange_values(*shared, name + "/host", membership.rank, ranks, host_key(),
-                                    membership.timeout_s, deadline);
+  Gathering hosts(*shared, name + "/host", membership.timeout_s, deadline);
+  const auto keys = hosts.attempt([&] { return hosts.exchange(membership.rank, ranks, host_key()); });
   HostLayout layout(hosts_of(keys), membership.rank);
   check_backend(membership.backend, layout.hosts);
   const bool one_host = layout.hosts.size() == 1 && membership.backend != "gloo";
   const bool alone = layout.hosts[layout.host].size() == 1 && !one_host;
-  auto local = alone ? make_serial() : join_host(*shared, name, layout, membership.timeout_s, deadline);
+  Gathering leaders(*shared, TwoLevel::leaders_of(name), membership.timeout_s, deadline);
+  auto local = alone ? make_serial() : leaders.attempt([&] {
+    return join_host(*shared, name, layout, membership.timeout_s, deadline);
+  });
   if (one_host) return local;
-  const auto left_s = static_cast<double>(std::max<std::int64_t>(deadline.remaining_ns(), 1'000'000)) / 1e9;
   Networked::Setup setup{shared,
                          name,
                          membership.rank,
                          std::move(ranks),
                          local_address(membership.interface),
                          membership.timeout_s,
-                         left_s,
+                         membership.timeout_s,
+                         deadline,
                          name};
   return std::make_shared<TwoLevel>(std::move(setup), std::move(layout), std::move(local));
 }

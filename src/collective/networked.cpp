@@ -27,13 +27,34 @@ Networked::Call Networked::begin(CallKind kind, std::size_t count, DType dtype, 
                                  const CallOptions& options) {
   const auto timeout_s = timeout_of(options);
   const auto signature = make_signature(kind, count, dtype, op, root, ++calls_, options);
+  check_process(describe(signature));
   if (broken_) throw missing_ranks(Cause::broken, signature, broken_->ranks, timeout_s);
-  return {signature, timeout_s, base::Deadline::in_seconds(timeout_s)};
+  return {*this, signature, timeout_s};
 }
 
 void Networked::fail(const Call& call, gloo::Failure failure) {
   if (!broken_) broken_ = failure;
   throw missing_ranks(failure.cause, call.signature, std::move(failure.ranks), call.timeout_s);
+}
+
+void Networked::check_agreement(const Call& call, const std::vector<Signature>& signatures) const {
+  try {
+    check_same(signatures, ranks());
+  } catch (const CollectiveError&) {
+    call.ends_alike = true;
+    throw;
+  }
+}
+
+void Networked::give_up() noexcept {
+  if (broken_) return;
+  broken_ = gloo::Failure{Cause::lost, {setup_.ranks[static_cast<std::size_t>(setup_.rank)]}};
+  leave(*broken_);
+}
+
+void Networked::check_process(std::string_view call) const {
+  if (fork_mark_.inherited())
+    throw UsageError(fmt::format("{}: this communicator belongs to the process that forked this one", call));
 }
 
 void Networked::check_member(int rank, const char* what) const {
@@ -48,6 +69,7 @@ void Networked::check_peer(int rank) const {
 }
 
 void Networked::check_usable(const std::string& what) const {
+  check_process(what);
   if (broken_)
     throw CollectiveError(
         fmt::format("{}: an earlier call ended without rank{} {}; make a new communicator with group()", what,
@@ -84,6 +106,7 @@ std::string Networked::receive_over_network(int from, const CallOptions& options
 }
 
 Networked::Setup Networked::setup_of_group(std::span<const int> ranks, const CallOptions& options) {
+  check_process("group");
   const auto list = fmt::format("{}", fmt::join(ranks, ","));
   if (std::ranges::adjacent_find(ranks, std::greater_equal<>{}) != ranks.end())
     throw UsageError(fmt::format("the ranks of a group ascend, without doubles, not {}", list));
@@ -97,6 +120,7 @@ Networked::Setup Networked::setup_of_group(std::span<const int> ranks, const Cal
                            hash(fmt::format("{} {} {}", setup_.name, list, ++groups_[list])));
   group.rank = static_cast<int>(self - ranks.begin());
   group.connect_timeout_s = timeout_of(options);
+  group.connect_by = base::Deadline::in_seconds(group.connect_timeout_s);
   group.ranks.clear();
   for (const int rank : ranks) group.ranks.push_back(setup_.ranks[static_cast<std::size_t>(rank)]);
   return group;

@@ -3,7 +3,6 @@
 
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "collective/store.hpp"
 
@@ -28,11 +27,5 @@ class SharedStore {
   std::mutex mutex_;
   Store& store_;
 };
-
-/// What all of `size` ranks set under PREFIX/RANK, this rank's `value` included. Throws
-/// CollectiveError{timeout}, which names those that did not, as `ranks` calls them.
-std::vector<std::string> exchange_values(SharedStore& store, const std::string& prefix, int rank,
-                                         const std::vector<int>& ranks, const std::string& value,
-                                         double timeout_s, base::Deadline deadline);
 
 }  // namespace accelmgr::collective

@@ -5,6 +5,7 @@
 
 #include "collective/gloo/algorithms.hpp"
 #include "collective/serial.hpp"
+#include "collective/shm/factory.hpp"
 #include "collective/two_level_steps.hpp"
 
 namespace accelmgr::collective {
@@ -56,13 +57,13 @@ std::size_t HostLayout::local_of(int member) const noexcept {
   return static_cast<std::size_t>(std::ranges::lower_bound(members, member) - members.begin());
 }
 
-TwoLevel::TwoLevel(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local)
+TwoLevel::TwoLevel(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local, gloo::Mesh* parent)
     : Networked(std::move(setup)), layout_(std::move(layout)), local_(std::move(local)) {
   for (const auto& members : layout_.hosts) {
     bases_.push_back(order_.size());
     order_.insert(order_.end(), members.begin(), members.end());
   }
-  connect();
+  connect(parent);
 }
 
 std::vector<std::size_t> TwoLevel::per_host(std::size_t unit) const {
@@ -72,12 +73,13 @@ std::vector<std::size_t> TwoLevel::per_host(std::size_t unit) const {
 }
 
 // What keeps a leader from connecting it tells its host, in the words in which it was told.
-void TwoLevel::connect() {
-  const auto deadline = base::Deadline::in_seconds(setup().connect_timeout_s);
+void TwoLevel::connect(gloo::Mesh* parent) {
+  const auto deadline = setup().connect_by;
   std::string text;
   Verdict verdict{};
   if (leads()) {
-    gloo::Mesh::Place place{setup().name + "/leaders", static_cast<int>(layout_.host), {}, setup().address};
+    gloo::Mesh::Place place{
+        leaders_of(setup().name), static_cast<int>(layout_.host), {}, setup().address, parent};
     for (const auto& members : layout_.hosts) place.ranks.push_back(setup().ranks[index(members[0])]);
     try {
       mesh_.emplace(*setup().store, std::move(place), setup().connect_timeout_s, deadline);
@@ -98,6 +100,7 @@ void TwoLevel::connect() {
 
 void TwoLevel::leave(const gloo::Failure& why) noexcept {
   if (mesh_) mesh_->abandon(why);
+  shm::give_up(*local_);
 }
 
 TwoLevel::Verdict TwoLevel::verdict_of(const gloo::Failure& failure) {
@@ -151,7 +154,7 @@ void TwoLevel::agree(const Call& call) {
     return !std::ranges::all_of(summaries,
                                 [&](const Summary& one) { return one.all_same != 0 && one == summaries[0]; });
   });
-  if (differ) check_same(all_signatures(call, own), ranks());
+  if (differ) check_agreement(call, all_signatures(call, own));
 }
 
 std::vector<Signature> TwoLevel::all_signatures(const Call& call, const std::vector<Signature>& own) {
@@ -233,9 +236,14 @@ std::shared_ptr<Communicator> TwoLevel::group(std::span<const int> ranks, const 
   std::erase_if(members, [](const auto& of_host) { return of_host.empty(); });
   std::ranges::sort(members);
   if (members.size() == 1) return local_->group(neighbours, options);
-  auto local = neighbours.size() == 1 ? make_serial() : local_->group(neighbours, options);
+  // The other hosts wait for nobody whose own does not come together.
+  Gathering leaders(*setup.store, leaders_of(setup.name), setup.connect_timeout_s, setup.connect_by);
+  auto local = neighbours.size() == 1
+                   ? make_serial()
+                   : leaders.attempt([&] { return local_->group(neighbours, until(setup.connect_by, 0)); });
   const int rank = setup.rank;
-  return std::make_shared<TwoLevel>(std::move(setup), HostLayout(std::move(members), rank), std::move(local));
+  return std::make_shared<TwoLevel>(std::move(setup), HostLayout(std::move(members), rank), std::move(local),
+                                    mesh_ ? &*mesh_ : nullptr);
 }
 
 }  // namespace accelmgr::collective

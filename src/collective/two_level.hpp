@@ -39,7 +39,11 @@ struct HostLayout {
 class TwoLevel final : public Networked {
  public:
   /// `local`: the communicator of this host's members, in their order. Blocks until all hosts are connected.
-  TwoLevel(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local);
+  /// `parent`: of a group, the mesh of which its leaders are.
+  TwoLevel(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local, gloo::Mesh* parent = nullptr);
+
+  /// Where the leaders come together, in the store.
+  static std::string leaders_of(const std::string& name) { return name + "/leaders"; }
 
   void all_reduce(const void* in, void* out, std::size_t count, DType dtype, ReduceOp op,
                   const CallOptions& options) override;
@@ -71,7 +75,7 @@ class TwoLevel final : public Networked {
   /// For each host: its members times `unit`.
   std::vector<std::size_t> per_host(std::size_t unit) const;
 
-  void connect();
+  void connect(gloo::Mesh* parent);
   void leave(const gloo::Failure& why) noexcept override;
 
   /// Returns when all members have made the same call; throws when they have not.

@@ -244,6 +244,32 @@ SCENARIO(KilledInTheMiddle, 0) {
   EXPECT_LT(self.seconds_since_death_of(0), 5) << "200 ms on an idle machine; a part of the data at most";
 }
 
+SCENARIO(KilledBeforeAGroup, 1) {
+  const auto world = self.meet(patient_s);
+  world->barrier();
+  if (self.rank() == 1) self.die();
+  const std::vector<int> all{0, 1, 2, 3};
+  expect_failure(Cause::lost, {1}, [&] { world->group(all); });
+  EXPECT_LT(self.seconds_since_death_of(1), 5);
+}
+
+/// Its receive() has failed: that breaks the world, and the others hear of it when they come.
+SCENARIO(OneGivesUpAlone) {
+  const auto world = self.meet(patient_s);
+  world->barrier();
+  if (self.rank() == 1) {
+    expect_failure(Cause::timeout, {2}, [&] { world->receive(2, {.shape = {}, .timeout_s = 0.3}); });
+    self.store().set("gave up", "");
+    self.store().get("told", base::Deadline::in_seconds(patient_s));
+    return;
+  }
+  self.store().get("gave up", base::Deadline::in_seconds(patient_s));
+  const auto begin = base::now_ns();
+  expect_failure(Cause::lost, {1}, [&] { world->barrier(); });
+  EXPECT_LT(static_cast<double>(base::now_ns() - begin) / 1e9, 10);
+  if (self.store().add("heard", 1) == 3) self.store().set("told", "");
+}
+
 SCENARIO(LateRank) {
   const auto world = self.meet(patient_s);
   world->barrier();
@@ -325,6 +351,10 @@ TEST_F(TwoHosts, DeathOfALeaderEndsTheCallEverywhereAndTheRestFormsAgain) {
 TEST_F(TwoHosts, DeathInTheMiddleOfACollectiveEndsIt) {
   run_on_two_hosts("KilledInTheMiddle", {0, 1}, {2, 3});
 }
+TEST_F(TwoHosts, DeathBeforeAGroupIsToldOnBothHosts) {
+  run_on_two_hosts("KilledBeforeAGroup", {0, 1}, {2, 3});
+}
+TEST_F(TwoHosts, WhoGivesUpAloneIsNamedOnBothHosts) { run_on_two_hosts("OneGivesUpAlone", {0, 1}, {2, 3}); }
 TEST_F(TwoHosts, ALateRankIsNamedOnBothHosts) { run_on_two_hosts("LateRank", {0, 1}, {2, 3}); }
 TEST_F(TwoHosts, LinkTakenDownInTheMiddleEndsTheCallByItsDeadline) {
   run_on_two_hosts("LinkDown", {0, 1}, {2, 3});

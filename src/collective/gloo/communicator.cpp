@@ -14,15 +14,15 @@
 namespace accelmgr::collective::gloo {
 namespace {
 
-std::shared_ptr<Communicator> make(Networked::Setup setup);
+std::shared_ptr<Communicator> make(Networked::Setup setup, Mesh* parent);
 
 class Flat final : public Networked {
  public:
-  explicit Flat(Setup setup)
+  Flat(Setup setup, Mesh* parent)
       : Networked(std::move(setup)),
         mesh_(*this->setup().store,
-              {this->setup().name, this->setup().rank, this->setup().ranks, this->setup().address},
-              this->setup().connect_timeout_s, base::Deadline::in_seconds(this->setup().connect_timeout_s)) {}
+              {this->setup().name, this->setup().rank, this->setup().ranks, this->setup().address, parent},
+              this->setup().connect_timeout_s, this->setup().connect_by) {}
 
   void all_reduce(const void* in, void* out, std::size_t count, DType dtype, ReduceOp op,
                   const CallOptions& options) override {
@@ -99,7 +99,7 @@ class Flat final : public Networked {
   }
 
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const CallOptions& options) override {
-    return make(setup_of_group(ranks, options));
+    return make(setup_of_group(ranks, options), &mesh_);
   }
 
  private:
@@ -112,7 +112,7 @@ class Flat final : public Networked {
       std::vector<Signature> signatures(world());
       signatures[static_cast<std::size_t>(rank())] = call.signature;
       gloo::all_gather(mesh_, signatures.data(), std::vector(world(), sizeof(Signature)), call.deadline);
-      check_same(signatures, ranks());
+      check_agreement(call, signatures);
       return body(call.deadline);
     } catch (const ExchangeError& error) {
       fail(call, error.failure());
@@ -122,8 +122,8 @@ class Flat final : public Networked {
   Mesh mesh_;
 };
 
-std::shared_ptr<Communicator> make(Networked::Setup setup) {
-  return std::make_shared<Flat>(std::move(setup));
+std::shared_ptr<Communicator> make(Networked::Setup setup, Mesh* parent) {
+  return std::make_shared<Flat>(std::move(setup), parent);
 }
 
 }  // namespace
@@ -140,9 +140,10 @@ std::shared_ptr<Communicator> connect(Store& store, const std::string& name, int
                          local_address(options.interface),
                          options.timeout_s,
                          options.timeout_s,
+                         base::Deadline::in_seconds(options.timeout_s),
                          name};
   for (int i = 0; i < size; ++i) setup.ranks.push_back(i);
-  return make(std::move(setup));
+  return make(std::move(setup), nullptr);
 }
 
 }  // namespace accelmgr::collective::gloo

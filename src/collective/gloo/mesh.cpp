@@ -19,15 +19,15 @@ using Cause = CollectiveError::Cause;
 constexpr std::size_t most_message_bytes = std::size_t{1} << 28;
 /// How often who waits for one looks at the others.
 constexpr std::int64_t look_ns = 10'000'000;
-/// How long who has given up waits for what the others know.
+/// How long who has given up waits until the others know, one of which may not read for a moment.
+constexpr std::int64_t telling_ns = 1'000'000'000;
+/// How long it then waits for what they know.
 constexpr std::int64_t farewell_ns = 100'000'000;
 constexpr std::uint64_t note_slot = ~std::uint64_t{0};
 
 /// The store as the plug-in sees it. What it throws waits here until the plug-in has returned.
 struct StoreBorder {
-  SharedStore& store;
-  std::string prefix;
-  base::Deadline deadline;
+  Gathering& store;
   std::exception_ptr thrown;
 
   template <class Call>
@@ -45,12 +45,13 @@ struct StoreBorder {
     return {this,
             [](void* self, const char* key, const char* data, std::size_t bytes) {
               auto& border = *static_cast<StoreBorder*>(self);
-              return border.guarded([&] { border.store.set(border.prefix + key, std::string(data, bytes)); });
+              return border.guarded(
+                  [&] { border.store.set(std::string("gloo/") + key, std::string(data, bytes)); });
             },
             [](void* self, const char* key, void* sink, void (*take)(void*, const char*, std::size_t)) {
               auto& border = *static_cast<StoreBorder*>(self);
               return border.guarded([&] {
-                const auto value = border.store.get(border.prefix + key, border.deadline);
+                const auto value = border.store.get(std::string("gloo/") + key);
                 take(sink, value.data(), value.size());
               });
             }};
@@ -73,9 +74,16 @@ Mesh::Mesh(SharedStore& store, Place place, double timeout_s, base::Deadline dea
     peers_.resize(1);
     return;
   }
-  exchange_values(store, place_.name + "/came", place_.rank, place_.ranks, place_.address, timeout_s,
-                  deadline);
-  StoreBorder border{store, place_.name + "/gloo/", deadline, nullptr};
+  Gathering gathering(store, place_.name, timeout_s, deadline, [this] {
+    return place_.parent != nullptr ? place_.parent->gone(place_.ranks) : std::vector<int>();
+  });
+  gathering.attempt([&] { connect(gathering, deadline, timeout_s); });
+  place_.parent = nullptr;
+}
+
+void Mesh::connect(Gathering& gathering, base::Deadline deadline, double timeout_s) {
+  gathering.exchange(place_.rank, place_.ranks, place_.address);
+  StoreBorder border{gathering, nullptr};
   const auto functions = border.functions();
   PluginError error{};
   mesh_.reset(plugin_->connect(&functions, place_.address.c_str(), place_.rank, size(),
@@ -200,12 +208,23 @@ void Mesh::tell(const Failure& failure) noexcept {
   for (auto& peer : peers_)
     if (peer && wait(peer->noted, 0) != plugin_failed)
       told.push_back(begin(peer->noted.peer, note_slot, &note, sizeof note, true));
-  // The others have asked for it from the beginning: it leaves at once. Nobody closes before it has come.
+  // The others have asked for it from the beginning: it leaves as soon as what was sent before. Nobody closes
+  // before it has come: who does without a word is taken for dead.
+  const auto told_by = base::Deadline::at_ns(base::now_ns() + telling_ns);
+  for (auto& message : told) wait(message, told_by.remaining_ns());
   const auto deadline = base::Deadline::at_ns(base::now_ns() + farewell_ns);
-  for (auto& message : told) wait(message, deadline.remaining_ns());
   for (auto& peer : peers_)
     if (peer) wait(peer->noted, deadline.remaining_ns());
   if (mesh_) plugin_->close(mesh_.get());
+}
+
+std::vector<int> Mesh::gone(const std::vector<int>& ranks) noexcept {
+  std::vector<int> result;
+  for (auto& peer : peers_)
+    if (!closed_ && peer && wait(peer->noted, 0) == plugin_failed &&
+        std::ranges::find(ranks, world_rank(peer->noted.peer)) != ranks.end())
+      result.push_back(world_rank(peer->noted.peer));
+  return result;
 }
 
 Failure Mesh::abandon(Failure failure) noexcept {
@@ -244,6 +263,12 @@ bool Mesh::has_noted(int world_rank) const noexcept {
 
 void Mesh::close() noexcept {
   if (!mesh_) return;
+  if (fork_mark_.inherited()) {  // Its thread is the parent's; what it watches would be forgotten there too.
+    for (auto& peer : peers_)
+      if (peer) peer->noted.handle.release();
+    mesh_.release();
+    return;
+  }
   plugin_->close(mesh_.get());
   closed_ = true;
   peers_.clear();

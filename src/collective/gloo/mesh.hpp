@@ -13,8 +13,9 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
+#include "collective/fork_mark.hpp"
+#include "collective/gathering.hpp"
 #include "collective/gloo/plugin.hpp"
-#include "collective/shared_store.hpp"
 
 namespace accelmgr::collective::gloo {
 
@@ -42,6 +43,7 @@ class Mesh {
     int rank;                ///< Of this process in the mesh.
     std::vector<int> ranks;  ///< In the world, of each member.
     std::string address;     ///< This host's, numeric.
+    Mesh* parent = nullptr;  ///< Of which this is a group, while it is made: it tells of members that died.
   };
 
   /// Blocks until all are connected. Throws CollectiveError{timeout, lost}, UsageError without the plug-in,
@@ -68,6 +70,9 @@ class Mesh {
   /// Sends and receives all that; none to or from itself. For each message there is one of the same length at
   /// its other end, in the same call. Throws ExchangeError; afterwards all connections are closed.
   void exchange(std::span<const Send> sends, std::span<const Receive> receives, base::Deadline deadline);
+
+  /// Of `ranks`, in the world: whose processes have died, or have let go of this mesh.
+  std::vector<int> gone(const std::vector<int>& ranks) noexcept;
 
   /// Tells the others why this rank goes on no more, and closes. Returns what all of them know by then.
   Failure abandon(Failure failure) noexcept;
@@ -100,6 +105,7 @@ class Mesh {
 
   Message begin(int peer, std::uint64_t slot, void* data, std::size_t bytes, bool sends) noexcept;
   PluginState wait(Message& message, std::int64_t ns) noexcept;
+  void connect(Gathering& gathering, base::Deadline deadline, double timeout_s);
   void meet(base::Deadline deadline, double timeout_s);
   void wait_for_all(std::vector<Message>& messages, base::Deadline deadline);
   bool has_failed(Message& message) noexcept;
@@ -115,6 +121,7 @@ class Mesh {
   const Plugin* plugin_;
   std::unique_ptr<PluginMesh, FreeMesh> mesh_;
   std::vector<std::unique_ptr<Peer>> peers_;  ///< Null: this rank.
+  ForkMark fork_mark_;
   std::uint64_t exchanges_ = 0;
   bool closed_ = false;
 };

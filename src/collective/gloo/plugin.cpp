@@ -22,6 +22,8 @@
 #include <mutex>
 #include <thread>
 
+#include "collective/not_inherited.hpp"
+
 namespace accelmgr::collective::gloo {
 namespace {
 
@@ -221,10 +223,10 @@ constexpr Plugin entries{plugin_version, connect, close, free_mesh, send, receiv
 
 }  // namespace
 
-// The plug-in's symbols are looked at before all others, so gloo calls these two instead of the C library's.
-// In both it would end the process because a peer has died.
+// The plug-in's symbols are looked at before all others, so gloo calls these instead of the C library's.
 
-// gloo writes without asking for no SIGPIPE.
+// In the next two it would end the process because a peer has died. gloo writes without asking for no
+// SIGPIPE.
 extern "C" __attribute__((visibility("default"))) ssize_t writev(int fd, const iovec* parts,
                                                                  int count) noexcept {
   msghdr message{};
@@ -240,6 +242,22 @@ extern "C" __attribute__((visibility("default"))) int getpeername(int socket, so
                                                                   socklen_t* length) noexcept {
   const auto result = static_cast<int>(syscall(SYS_getpeername, socket, name, length));
   return result == 0 || errno != ENOTCONN ? result : getsockname(socket, name, length);
+}
+
+// Its sockets stay with this process.
+extern "C" __attribute__((visibility("default"))) int socket(int domain, int type, int protocol) noexcept {
+  return NotInherited::sockets().add(
+      static_cast<int>(syscall(SYS_socket, domain, type | SOCK_CLOEXEC, protocol)));
+}
+
+extern "C" __attribute__((visibility("default"))) int accept(int listener, sockaddr* name,
+                                                             socklen_t* length) {
+  return NotInherited::sockets().add(accept4(listener, name, length, SOCK_CLOEXEC));
+}
+
+extern "C" __attribute__((visibility("default"))) int close(int fd) {
+  NotInherited::sockets().remove(fd);
+  return static_cast<int>(syscall(SYS_close, fd));
 }
 
 extern "C" __attribute__((visibility("default"))) const Plugin* accelmgr_gloo_plugin() { return &entries; }

@@ -344,6 +344,10 @@ std::shared_ptr<Communicator> ShmCommunicator::group(std::span<const int> ranks,
   return std::make_shared<ShmCommunicator>(std::move(group));
 }
 
+void give_up(Communicator& communicator) noexcept {
+  if (auto* shared = dynamic_cast<ShmCommunicator*>(&communicator)) shared->give_up();
+}
+
 std::shared_ptr<Communicator> join_world(int fd, int rank, const JoinOptions& options) {
   auto world = std::make_shared<World>(fd, rank, options.timeout_s, options.world_ranks);
   const auto deadline = base::Deadline::in_seconds(options.timeout_s);

@@ -37,6 +37,8 @@ class ShmCommunicator final : public Communicator {
   std::string receive(int from, const CallOptions& options) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const CallOptions& options) override;
 
+  void give_up() noexcept { group_->give_up(); }
+
  private:
   class Call;
   struct Reduction {

@@ -32,4 +32,8 @@ struct JoinOptions {
 /// all_reduce(). Throws SessionError when the memory is no world, or of another build, or the rank is taken.
 std::shared_ptr<Communicator> join_world(int fd, int rank, const JoinOptions& options = {});
 
+/// Ends what the other members of a communicator wait for, now and later: this member goes on no more. One
+/// that is not of shared memory stays as it is.
+void give_up(Communicator& communicator) noexcept;
+
 }  // namespace accelmgr::collective::shm

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "collective/shm/fork_mark.hpp"
+#include "collective/fork_mark.hpp"
 #include "collective/shm/liveness.hpp"
 #include "collective/shm/memory.hpp"
 

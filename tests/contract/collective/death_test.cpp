@@ -1,6 +1,10 @@
 // A member that is killed: the others are told who, at once, and go on without it.
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <functional>
 #include <numeric>
 #include <thread>
@@ -45,14 +49,24 @@ void expect_lost(int victim, Communicator& group, const Use& call, Rank& self) {
   }
 }
 
-void expect_broken(int victim, Communicator& group) {
+void expect_error(Cause cause, int rank, const std::function<void()>& call) {
   try {
-    group.barrier();
+    call();
     ADD_FAILURE() << "no error";
   } catch (const CollectiveError& error) {
-    EXPECT_EQ(error.cause(), Cause::broken) << error.what();
-    EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.what();
+    EXPECT_EQ(error.cause(), cause) << error.what();
+    EXPECT_EQ(error.ranks(), std::vector<int>{rank}) << error.what();
   }
+}
+
+void expect_broken(int victim, Communicator& group) {
+  expect_error(Cause::broken, victim, [&] { group.barrier(); });
+}
+
+std::size_t address_space_bytes() {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
 std::byte memory[1 << 20];  // A rank is a process here.
@@ -150,6 +164,53 @@ CONTRACT(Death, InTheMiddleOfAMessageToItEndsTheCall, .fewest_ranks = 2, .starts
   });
   expect_lost(
       victim, *broadcast.group, [&](Communicator&) { broadcast.repeat(); }, self);
+}
+
+CONTRACT(Death, WhileAGroupIsMadeIsTold, .fewest_ranks = 2, .starts = processes) {
+  const int size = self.world.size();
+  const int victim = size - 1;
+  self.meeting.meet(size);
+  if (self.world.rank() == victim) self.meeting.die(victim);
+  expect_lost(
+      victim, self.world, [&](Communicator& world) { world.group(first(size)); }, self);
+  if (victim > 0) expect_works(*self.world.group(first(victim)), self);
+}
+
+// A worker of a data loader, for instance: what it has from the dead one must not look like life.
+CONTRACT(Death, IsSeenWhileAForkedChildLivesOn, .fewest_ranks = 2, .starts = processes) {
+  const int victim = self.world.size() - 1;
+  self.world.barrier();
+  if (self.world.rank() == victim) {
+    const auto others = static_cast<std::uint64_t>(victim);
+    if (fork() == 0) {
+      alarm(60);
+      while (self.meeting.counted() < others) std::this_thread::yield();
+      _exit(0);
+    }
+    self.meeting.die(victim);
+  }
+  expect_lost(victim, self.world, uses[0], self);
+  self.meeting.count();
+}
+
+// It lives, but has no memory for what the last one sends it.
+CONTRACT(Failure, OfOneInTheMiddleOfACallIsToldToAll, .fewest_ranks = 2, .starts = processes) {
+  if (sanitized) GTEST_SKIP() << "sanitizers need the address space";
+  const std::string object(self.world.rank() == self.world.size() - 1 ? std::size_t{64} << 20 : 1, 'x');
+  self.world.barrier();
+  if (self.world.rank() != 0) {
+    const auto begin = base::now_ns();
+    expect_error(Cause::lost, 0, [&] { self.world.all_gather_objects(object); });
+    EXPECT_LT(static_cast<double>(base::now_ns() - begin) * 1e-9, 10);
+    return;
+  }
+  rlimit before{};
+  getrlimit(RLIMIT_AS, &before);
+  const rlimit little{address_space_bytes() + (std::size_t{16} << 20), before.rlim_max};
+  setrlimit(RLIMIT_AS, &little);
+  EXPECT_THROW(self.world.all_gather_objects(object), std::bad_alloc);
+  setrlimit(RLIMIT_AS, &before);
+  EXPECT_THROW(self.world.barrier(), CollectiveError);
 }
 
 CONTRACT(Death, OfAnyRankBreaksWhatItWasIn, .fewest_ranks = 3, .starts = processes) {

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "call.hpp"
 #include "contract.hpp"
 #include "message_of.hpp"
@@ -50,6 +51,31 @@ void expect_works(Communicator& group, Rank& self, int rounds = 3) {
 }
 
 }  // namespace
+
+// The first attempt of who comes too late ends at once, and its second is the second of all.
+CONTRACT(Group, ThatOneCameTooLateForIsMadeWhenAllTryAgain, .fewest_ranks = 2) {
+  const int late = self.world.size() - 1;
+  const auto attempt = [&](double timeout_s) {
+    try {
+      self.world.group(all_of(self.world), {.timeout_s = timeout_s});
+      ADD_FAILURE() << "no error";
+    } catch (const CollectiveError& error) {
+      EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout) << error.what();
+      EXPECT_EQ(error.ranks(), Ranks{late}) << error.what();
+    }
+  };
+  self.meeting.meet(self.world.size());
+  if (self.world.rank() == late) {
+    while (self.meeting.counted() < static_cast<std::uint64_t>(late)) std::this_thread::yield();
+    const auto begin = base::now_ns();
+    attempt(15);
+    EXPECT_LT(static_cast<double>(base::now_ns() - begin) * 1e-9, 10);
+  } else {
+    attempt(0.5);
+    self.meeting.count();
+  }
+  expect_works(*self.world.group(all_of(self.world)), self);
+}
 
 CONTRACT(Group, OfAllIsAnotherWorld) {
   const auto group = self.world.group(all_of(self.world));

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace accelmgr::collective::shm {
+namespace accelmgr::collective {
 
 class ForkMark {
  public:
@@ -33,4 +33,4 @@ class ForkMark {
   pid_t pid_ = getpid();  ///< Where the kernel does not wipe.
 };
 
-}  // namespace accelmgr::collective::shm
+}  // namespace accelmgr::collective
