@@ -1,4 +1,7 @@
 // Groups: communicators of some members, made from any communicator, used at the same time.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <numeric>
 #include <thread>
@@ -75,6 +78,23 @@ CONTRACT(Group, ThatOneCameTooLateForIsMadeWhenAllTryAgain, .fewest_ranks = 2) {
     self.meeting.count();
   }
   expect_works(*self.world.group(all_of(self.world)), self);
+}
+
+// As a child does that returns from main(), or is a data loader's worker.
+CONTRACT(Group, WhoseCopyAForkedChildDestroysWorksOn, .fewest_ranks = 2,
+         .starts = {Start::forked, Start::executed}) {
+  auto group = self.world.group(all_of(self.world));
+  const auto child = fork();
+  if (child == 0) {
+    alarm(60);
+    EXPECT_THROW(group->barrier(), UsageError);
+    group.reset();
+    _exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  expect_works(*group, self);
 }
 
 CONTRACT(Group, OfAllIsAnotherWorld) {
