@@ -28,7 +28,8 @@ class Mailbox {
 
   enum class Result { done, timeout, lost };
 
-  /// Once it was not done, the connection is of no use any more.
+  /// Once it was not done, the connection is of no use any more. An interruption (base::interrupted()) is a
+  /// timeout.
   Result send(std::string_view object, int to, base::Deadline deadline);
   Result receive(std::string& object, int from, base::Deadline deadline);
 

@@ -7,10 +7,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <functional>
 #include <optional>
 #include <sstream>
 #include <thread>
 
+#include "base/interruption.hpp"
 #include "base/unique_fd.hpp"
 #include "contract/collective/file_store.hpp"
 
@@ -104,6 +106,18 @@ TEST_F(MailboxTest, StrangersAreSentAway) {
   ASSERT_EQ(write(stranger.get(), noise.data(), noise.size()), static_cast<ssize_t>(noise.size()));
   ASSERT_EQ(sender->send("true", 1, soon()), Result::done);
   EXPECT_EQ(received(*receiver, 0), "true");
+}
+
+TEST_F(MailboxTest, AnInterruptionEndsTheWait) {
+  auto sender = open(0);
+  auto receiver = open(1);
+  const std::function<bool()> hook = [] { return true; };
+  const base::InterruptionScope scope(hook);
+  const auto deadline = soon();
+  std::string none;
+  EXPECT_EQ(receiver->receive(none, 0, deadline), Result::timeout);
+  EXPECT_EQ(sender->send(std::string(100'000'000, 'x'), 1, deadline), Result::timeout);
+  EXPECT_FALSE(deadline.passed());
 }
 
 }  // namespace
