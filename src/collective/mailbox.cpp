@@ -182,11 +182,18 @@ Result Mailbox::send(std::string_view object, int to, base::Deadline deadline) {
 }
 
 // Strangers, who know no token, are sent away; one that says nothing is waited for only this long.
-void Mailbox::accept_one() {
+void Mailbox::accept_one(base::Deadline deadline) {
   base::UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket) return;
+  if (!socket) {
+    // It stays, for a later call. All other errors are of one that has gone again.
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+      throw SystemError("accepting a connection", errno);
+    return;
+  }
   Hello hello{};
-  if (read_all(socket.get(), bytes_of(hello), base::Deadline::in_seconds(1)) != Result::done) return;
+  if (read_all(socket.get(), bytes_of(hello), earlier(deadline, base::Deadline::in_seconds(1))) !=
+      Result::done)
+    return;
   if (hello.token != token_) return;
   keep_alive(socket.get());
   if (hello.sends != 0)
@@ -209,12 +216,9 @@ Result Mailbox::wait_for_connection(int from, base::Deadline deadline) {
         pollfd{.fd = watched.get(), .events = POLLIN, .revents = 0},
     };
     const bool ready = poll_until(entries, watched ? deadline : base::Deadline::at_ns(0));
-    if (entries[0].revents != 0)
-      accept_one();
-    else if (!ready && watched)
-      return Result::timeout;
-    else
-      return Result::lost;
+    if (entries[0].revents == 0) return !ready && watched ? Result::timeout : Result::lost;
+    accept_one(deadline);
+    if (deadline.passed() && !incoming_.contains(from)) return Result::timeout;
   }
   return Result::done;
 }

@@ -29,7 +29,7 @@ class Mailbox {
   enum class Result { done, timeout, lost };
 
   /// Once it was not done, the connection is of no use any more. An interruption (base::interrupted()) is a
-  /// timeout.
+  /// timeout. Throws SystemError when there are no descriptors: what waits to be received stays.
   Result send(std::string_view object, int to, base::Deadline deadline);
   Result receive(std::string& object, int from, base::Deadline deadline);
 
@@ -41,7 +41,7 @@ class Mailbox {
   };
   Result connect(int to, bool sends, base::Deadline deadline, base::UniqueFd& socket);
   Result wait_for_connection(int from, base::Deadline deadline);
-  void accept_one();
+  void accept_one(base::Deadline deadline);
 
   SharedStore& store_;
   std::string name_;
