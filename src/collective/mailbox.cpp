@@ -197,7 +197,7 @@ void Mailbox::accept_one(base::Deadline deadline) {
   if (hello.token != token_) return;
   keep_alive(socket.get());
   if (hello.sends != 0)
-    incoming_[hello.rank] = std::move(socket);
+    incoming_[hello.rank] = {std::move(socket), std::nullopt};
   else
     watchers_.push_back(std::move(socket));
 }
@@ -226,11 +226,16 @@ Result Mailbox::wait_for_connection(int from, base::Deadline deadline) {
 Result Mailbox::receive(std::string& object, int from, base::Deadline deadline) {
   if (!incoming_.contains(from))
     if (const auto result = wait_for_connection(from, deadline); result != Result::done) return result;
-  const int socket = incoming_[from].get();
-  std::uint64_t length = 0;
-  if (const auto result = read_all(socket, bytes_of(length), deadline); result != Result::done) return result;
-  object.resize(length);
-  return read_all(socket, object, deadline);
+  auto& [socket, length] = incoming_[from];
+  if (!length) {
+    std::uint64_t announced = 0;
+    if (const auto result = read_all(socket.get(), bytes_of(announced), deadline); result != Result::done)
+      return result;
+    length = announced;
+  }
+  object.resize(*length);
+  length.reset();
+  return read_all(socket.get(), object, deadline);
 }
 
 }  // namespace accelmgr::collective
