@@ -19,6 +19,7 @@
 #include "distributed/tcp_store.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
+#include "reserved_port.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -26,6 +27,7 @@ namespace {
 using test::expect_on_ranks;
 using test::message_of;
 using test::on_strangers;
+using test::ReservedPort;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::EndsWith;
@@ -59,9 +61,6 @@ class Agent {
   base::UniqueFd socket_;
   int port_;
 };
-
-/// A port that was free a moment ago.
-int free_port() { return port_of(bind_tcp("127.0.0.1", 0).get()); }
 
 std::string scratch_file(const char* name) {
   return (std::filesystem::temp_directory_path() / fmt::format("accelmgr_{}_{}", name, getpid())).string();
@@ -113,10 +112,11 @@ TEST(ContextOfTorchrun, IsLeftAndJoinedAgain) {
 }
 
 TEST(ContextByHand, NeedsNoMoreThanRanksAndAnAddress) {
+  const ReservedPort port;
   const Variables variables{{"RANK", "{rank}"},
                             {"WORLD_SIZE", "2"},
                             {"MASTER_ADDR", "127.0.0.1"},
-                            {"MASTER_PORT", std::to_string(free_port())}};
+                            {"MASTER_PORT", std::to_string(port.number())}};
   on_strangers(2, variables, [](int rank) {
     // Rank 0 serves the store itself.
     EXPECT_EQ(get_local_rank(), rank);
@@ -177,7 +177,8 @@ TEST(ContextByHand, WithoutAnAddressIsNamedByTheFirstCollective) {
 }
 
 TEST(Initialize, ByAnAddress) {
-  const auto method = fmt::format("tcp://127.0.0.1:{}", free_port());
+  const ReservedPort port;
+  const auto method = fmt::format("tcp://127.0.0.1:{}", port.number());
   on_strangers(3, {}, [&](int rank) {
     EXPECT_EQ(get_world_size(), 1);
     initialize("shm", {.timeout_s = 20, .init_method = method, .rank = rank, .world_size = 3});
@@ -234,19 +235,20 @@ TEST(Initialize, RanksThatContradictTheEnvironmentAreNamed) {
 }
 
 TEST(Initialize, NamesTheRanksThatDidNotComeAndWhereTheOthersWait) {
-  const auto port = free_port();
+  const ReservedPort port;
   on_strangers(2, {}, [&](int rank) {
     if (rank == 1) return Value();
     try {
       initialize("shm", {.timeout_s = short_s,
-                         .init_method = fmt::format("tcp://127.0.0.1:{}", port),
+                         .init_method = fmt::format("tcp://127.0.0.1:{}", port.number()),
                          .rank = 0,
                          .world_size = 2});
       ADD_FAILURE() << "rank 1 never came";
     } catch (const CollectiveError& error) {
       EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
       EXPECT_THAT(error.ranks(), ElementsAre(1));
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr(fmt::format("127.0.0.1:{}", port))));
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("rank 1"), HasSubstr(fmt::format("127.0.0.1:{}", port.number()))));
     }
     EXPECT_EQ(model_name(), "serial");
     return Value();
@@ -254,17 +256,18 @@ TEST(Initialize, NamesTheRanksThatDidNotComeAndWhereTheOthersWait) {
 }
 
 TEST(Initialize, AStoreThatNobodyServesIsNamed) {
-  const auto port = free_port();
+  const ReservedPort port;
   try {
     initialize("shm", {.timeout_s = short_s,
-                       .init_method = fmt::format("tcp://127.0.0.1:{}", port),
+                       .init_method = fmt::format("tcp://127.0.0.1:{}", port.number()),
                        .rank = 1,
                        .world_size = 2});
     ADD_FAILURE() << "nobody serves";
   } catch (const CollectiveError& error) {
     EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
     EXPECT_THAT(error.ranks(), ElementsAre(0));
-    EXPECT_THAT(error.what(), AllOf(HasSubstr(fmt::format("127.0.0.1:{}", port)), HasSubstr("rank 0")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr(fmt::format("127.0.0.1:{}", port.number())), HasSubstr("rank 0")));
   }
 }
 
