@@ -6,10 +6,13 @@
 
 #include <cerrno>
 #include <cstring>
+#include <random>
+#include <set>
 
 #include "accelmgr/errors.hpp"
 #include "collective/hosts.hpp"
 #include "collective/serial.hpp"
+#include "collective/shared_store.hpp"
 #include "collective/shm/factory.hpp"
 #include "distributed/file_store.hpp"
 #include "distributed/tcp_store.hpp"
@@ -19,10 +22,6 @@ namespace accelmgr::distributed {
 namespace {
 
 constexpr std::string_view env_method = "env://", tcp_method = "tcp://", file_method = "file://";
-
-// Worlds that this process has joined through a store. One that is told apart by it (the agent of torchrun
-// outlives its contexts) needs other keys for each; all ranks count alike.
-int joined_before = 0;
 
 bool is_by_environment(const std::string& init_method) {
   return init_method.empty() || init_method == env_method;
@@ -95,12 +94,57 @@ Joined join_memory(const JoinRequest& request) {
   return {nullptr, std::move(world), request.place, {}};
 }
 
+// A store may outlive a world, or an attempt at one that has failed, and what they have left in it (that of
+// torchrun's agent outlives all). So rank 0 gives each attempt a name of its own, and the others find it:
+//
+//   PREFIX/last  the name that was given last
+//   NAME/next    the one that was given after it
+//   NAME/over    rank 0 has given up: nobody else need try
+std::string name_world(collective::Store& store, const std::string& prefix, base::Deadline deadline) {
+  const auto last = prefix + "/last";
+  const auto before = store.has(last) ? store.get(last, deadline) : std::string();
+  std::random_device random;
+  auto name = fmt::format("{}/world_{:08x}{:08x}", prefix, random(), random());
+  store.set(last, name);
+  if (!before.empty()) store.set(before + "/next", name);
+  return name;
+}
+
+/// The first that this process has not tried yet.
+std::string find_world(collective::Store& store, const std::string& prefix, base::Deadline deadline) {
+  static std::set<std::string> tried;
+  collective::SharedStore interruptible(store);
+  auto name = interruptible.get(prefix + "/last", deadline);
+  while (!tried.insert(name).second || store.has(name + "/over"))
+    name = interruptible.get(name + "/next", deadline);
+  return name;
+}
+
+void give_up_world(collective::Store& store, const std::string& name) {
+  try {
+    store.set(name + "/over", "");
+  } catch (const SessionError&) {
+    // With the store the name is gone as well.
+  }
+}
+
 Joined join_through_store(JoinRequest request) {
   const auto where = meeting_place(request);
+  const auto deadline = base::Deadline::in_seconds(request.timeout_s);
+  const auto prefix = fmt::format("accelmgr/attempt_{}", request.environment.restart_count);
+  const bool names_it = request.place.rank == 0;
   Joined joined;
-  joined.store = open_store(request, base::Deadline::in_seconds(request.timeout_s));
-  const auto name =
-      fmt::format("accelmgr/attempt_{}/world_{}", request.environment.restart_count, joined_before++);
+  joined.store = open_store(request, deadline);
+  std::string name;
+  try {
+    name =
+        names_it ? name_world(*joined.store, prefix, deadline) : find_world(*joined.store, prefix, deadline);
+  } catch (const CollectiveError&) {
+    throw CollectiveError(
+        fmt::format("rank 0 did not come to the rendezvous within {:g} s (the ranks meet at {})",
+                    request.timeout_s, where),
+        CollectiveError::Cause::timeout, {0});
+  }
   try {
     joined.world = collective::rendezvous(*joined.store, name,
                                           {.rank = request.place.rank,
@@ -111,6 +155,7 @@ Joined join_through_store(JoinRequest request) {
     // Also: nobody leaves, and takes the store with him, before all have read what they need of it.
     joined.hosts = joined.world->all_gather_objects(collective::host_key());
   } catch (const CollectiveError& error) {
+    if (names_it) give_up_world(*joined.store, name);
     throw CollectiveError(fmt::format("{} (the ranks meet at {})", error.what(), where), error.cause(),
                           error.ranks());
   }

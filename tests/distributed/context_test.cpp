@@ -207,6 +207,68 @@ TEST(Initialize, ByAFile) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
+/// Rank `alone` tries before the other does, and fails. Then both try.
+void expect_to_meet_at_the_next_attempt(int rank, int alone, InitializeOptions options,
+                                        const std::array<int, 2>& pipe) {
+  char byte = 0;
+  if (rank == alone) {
+    options.timeout_s = short_s;
+    EXPECT_THAT(message_of<CollectiveError>([&] { initialize("shm", options); }),
+                HasSubstr(fmt::format("rank {}", 1 - alone)));
+    EXPECT_EQ(write(pipe[1], &byte, 1), 1);
+  } else {
+    EXPECT_EQ(read(pipe[0], &byte, 1), 1);
+  }
+  options.timeout_s = 20;
+  initialize("shm", options);
+  EXPECT_EQ(all_reduce(1.0), 2.0);
+  barrier();
+  finalize();
+}
+
+class AttemptThatFailed : public testing::TestWithParam<int> {
+ protected:
+  AttemptThatFailed() { EXPECT_EQ(pipe2(pipe_.data(), O_CLOEXEC), 0); }
+  ~AttemptThatFailed() override {
+    for (const int end : pipe_) close(end);
+  }
+  void expect_next_to_succeed(const std::string& init_method) {
+    on_strangers(2, {}, [&](int rank) {
+      expect_to_meet_at_the_next_attempt(rank, GetParam(),
+                                         {.init_method = init_method, .rank = rank, .world_size = 2}, pipe_);
+      return Value();
+    });
+  }
+  std::array<int, 2> pipe_{};
+};
+
+TEST_P(AttemptThatFailed, AtAnAddressIsFollowedByOneThatSucceeds) {
+  const ReservedPort port;
+  expect_next_to_succeed(fmt::format("tcp://127.0.0.1:{}", port.number()));
+}
+
+TEST_P(AttemptThatFailed, AtAFileIsFollowedByOneThatSucceeds) {
+  const auto file = scratch_file("again");
+  expect_next_to_succeed("file://" + file);
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+/// The store has the keys of them all.
+TEST_P(AttemptThatFailed, AtAnAgentIsFollowedByOneThatSucceeds) {
+  Agent agent;
+  on_strangers(2, agent.variables(2), [&](int rank) {
+    std::unique_ptr<TcpStore> store;
+    if (rank == GetParam()) store = agent.serve();
+    expect_to_meet_at_the_next_attempt(rank, GetParam(), {}, pipe_);
+    expect_to_meet_at_the_next_attempt(rank, 1 - GetParam(), {}, pipe_);
+    sync();
+    barrier();
+    return Value();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(OfRank, AttemptThatFailed, testing::Values(0, 1));
+
 TEST(Initialize, InOurLaunchUsesItsMemory) {
   expect_on_ranks(2, [](int rank) {
     EXPECT_EQ(get_rank(), rank);
