@@ -207,6 +207,33 @@ TEST(Initialize, ByAFile) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
+/// Rank 1 may find rank 0's store of the world before, which ends under its hands.
+TEST(Initialize, WorldsFollowEachOtherAtOneAddress) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
+  const ReservedPort port;
+  const auto init_method = fmt::format("tcp://127.0.0.1:{}", port.number());
+  on_strangers(2, {}, [&](int rank) {
+    for (int round = 0; round < 12; ++round) {
+      initialize("shm", {.timeout_s = 20, .init_method = init_method, .rank = rank, .world_size = 2});
+      EXPECT_EQ(all_reduce(1.0), 2.0);
+      char byte = 0;
+      if (rank == 0) {
+        EXPECT_EQ(read(ends[0], &byte, 1), 1);
+        // As long as it takes rank 1 to be there again.
+        for (int connections = 0; connections < round % 4; ++connections)
+          TcpStore::connect("127.0.0.1", port.number(), base::Deadline::in_seconds(20));
+      }
+      finalize();
+      if (rank == 1) {
+        EXPECT_EQ(write(ends[1], &byte, 1), 1);
+      }
+    }
+    return Value();
+  });
+  for (const int end : ends) close(end);
+}
+
 /// Rank `alone` tries before the other does, and fails. Then both try.
 void expect_to_meet_at_the_next_attempt(int rank, int alone, InitializeOptions options,
                                         const std::array<int, 2>& pipe) {
