@@ -10,12 +10,14 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <limits>
 
 #include "accelmgr/distributed.hpp"
 #include "accelmgr/multiprocess.hpp"
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
+#include "contract/collective/meeting.hpp"
 #include "distributed/tcp_store.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
@@ -24,6 +26,7 @@
 namespace accelmgr::distributed {
 namespace {
 
+using collective::contract::Meeting;
 using test::expect_on_ranks;
 using test::message_of;
 using test::on_strangers;
@@ -209,43 +212,34 @@ TEST(Initialize, ByAFile) {
 
 /// Rank 1 may find rank 0's store of the world before, which ends under its hands.
 TEST(Initialize, WorldsFollowEachOtherAtOneAddress) {
-  std::array<int, 2> ends{};
-  ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
+  const auto memory = Meeting::create();
   const ReservedPort port;
   const auto init_method = fmt::format("tcp://127.0.0.1:{}", port.number());
   on_strangers(2, {}, [&](int rank) {
+    Meeting meeting(memory.get());
     for (int round = 0; round < 12; ++round) {
       initialize("shm", {.timeout_s = 20, .init_method = init_method, .rank = rank, .world_size = 2});
       EXPECT_EQ(all_reduce(1.0), 2.0);
-      char byte = 0;
-      if (rank == 0) {
-        EXPECT_EQ(read(ends[0], &byte, 1), 1);
-        // As long as it takes rank 1 to be there again.
-        for (int connections = 0; connections < round % 4; ++connections)
-          TcpStore::connect("127.0.0.1", port.number(), base::Deadline::in_seconds(20));
-      }
+      if (rank == 1) finalize();
+      meeting.meet(2);
+      if (rank == 1) continue;
+      // As long as it takes rank 1 to be there again.
+      for (int connections = 0; connections < round % 4; ++connections)
+        TcpStore::connect("127.0.0.1", port.number(), base::Deadline::in_seconds(20));
       finalize();
-      if (rank == 1) {
-        EXPECT_EQ(write(ends[1], &byte, 1), 1);
-      }
     }
     return Value();
   });
-  for (const int end : ends) close(end);
 }
 
 /// Rank `alone` tries before the other does, and fails. Then both try.
-void expect_to_meet_at_the_next_attempt(int rank, int alone, InitializeOptions options,
-                                        const std::array<int, 2>& pipe) {
-  char byte = 0;
+void expect_to_meet_at_the_next_attempt(int rank, int alone, InitializeOptions options, Meeting& meeting) {
   if (rank == alone) {
     options.timeout_s = short_s;
     EXPECT_THAT(message_of<CollectiveError>([&] { initialize("shm", options); }),
                 HasSubstr(fmt::format("rank {}", 1 - alone)));
-    EXPECT_EQ(write(pipe[1], &byte, 1), 1);
-  } else {
-    EXPECT_EQ(read(pipe[0], &byte, 1), 1);
   }
+  meeting.meet(2);
   options.timeout_s = 20;
   initialize("shm", options);
   EXPECT_EQ(all_reduce(1.0), 2.0);
@@ -255,18 +249,16 @@ void expect_to_meet_at_the_next_attempt(int rank, int alone, InitializeOptions o
 
 class AttemptThatFailed : public testing::TestWithParam<int> {
  protected:
-  AttemptThatFailed() { EXPECT_EQ(pipe2(pipe_.data(), O_CLOEXEC), 0); }
-  ~AttemptThatFailed() override {
-    for (const int end : pipe_) close(end);
-  }
   void expect_next_to_succeed(const std::string& init_method) {
     on_strangers(2, {}, [&](int rank) {
-      expect_to_meet_at_the_next_attempt(rank, GetParam(),
-                                         {.init_method = init_method, .rank = rank, .world_size = 2}, pipe_);
+      Meeting meeting(memory_.get());
+      expect_to_meet_at_the_next_attempt(
+          rank, GetParam(), {.init_method = init_method, .rank = rank, .world_size = 2}, meeting);
       return Value();
     });
   }
-  std::array<int, 2> pipe_{};
+
+  const base::UniqueFd memory_ = Meeting::create();
 };
 
 TEST_P(AttemptThatFailed, AtAnAddressIsFollowedByOneThatSucceeds) {
@@ -284,10 +276,11 @@ TEST_P(AttemptThatFailed, AtAFileIsFollowedByOneThatSucceeds) {
 TEST_P(AttemptThatFailed, AtAnAgentIsFollowedByOneThatSucceeds) {
   Agent agent;
   on_strangers(2, agent.variables(2), [&](int rank) {
+    Meeting meeting(memory_.get());
     std::unique_ptr<TcpStore> store;
     if (rank == GetParam()) store = agent.serve();
-    expect_to_meet_at_the_next_attempt(rank, GetParam(), {}, pipe_);
-    expect_to_meet_at_the_next_attempt(rank, 1 - GetParam(), {}, pipe_);
+    for (const int alone : {GetParam(), 1 - GetParam()})
+      expect_to_meet_at_the_next_attempt(rank, alone, {}, meeting);
     sync();
     barrier();
     return Value();
@@ -409,12 +402,21 @@ TEST(Initialize, TheTimeoutIsThatOfEveryCollective) {
 }
 
 TEST(Initialize, InOurLaunchNamesTheRankThatDidNotCome) {
-  expect_on_ranks(3, [](int rank) {
+  const auto memory = Meeting::create();
+  expect_on_ranks(3, [&](int rank) {
     if (rank == 1) return;
-    EXPECT_THAT(message_of<CollectiveError>([] { initialize("shm", {.timeout_s = short_s}); }),
-                HasSubstr("rank 1"));
-    EXPECT_THAT(message_of<CollectiveError>([] { init_process_group_from_backend("shm", short_s); }),
-                HasSubstr("rank 1"));
+    Meeting meeting(memory.get());
+    const std::function<void()> attempts[]{[] { initialize("shm", {.timeout_s = short_s}); },
+                                           [] { init_process_group_from_backend("shm", short_s); }};
+    for (const auto& attempt : attempts) {
+      meeting.meet(2);
+      try {
+        attempt();
+        ADD_FAILURE() << "rank 1 never came";
+      } catch (const CollectiveError& error) {
+        EXPECT_THAT(error.ranks(), ElementsAre(1)) << error.what();
+      }
+    }
   });
 }
 
