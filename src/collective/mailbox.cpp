@@ -16,10 +16,12 @@
 #include <sstream>
 
 #include "accelmgr/communicator.hpp"
-#include "ipc/wait_ready.hpp"
+#include "base/interruption.hpp"
 
 namespace accelmgr::collective {
 namespace {
+
+constexpr double look_s = 0.02;  // How long an interruption may go unseen.
 
 /// A numeric address and a port.
 class Address {
@@ -72,23 +74,36 @@ void keep_alive(int socket) noexcept {
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
-/// Waits for any of them; false when the deadline has passed first.
-bool poll_until(std::span<pollfd> entries, base::Deadline deadline) noexcept {
+base::Deadline earlier(base::Deadline a, base::Deadline b) noexcept { return a.ns() < b.ns() ? a : b; }
+
+/// Waits for any of them; false when the deadline has passed or an interruption has come first.
+bool poll_until(std::span<pollfd> entries, base::Deadline deadline) {
   for (;;) {
-    const auto left = std::max<std::int64_t>(deadline.remaining_ns(), 0);
-    const timespec timeout{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
+    const auto look = earlier(deadline, base::Deadline::in_seconds(look_s));
+    const timespec timeout{.tv_sec = 0, .tv_nsec = std::max<std::int64_t>(look.remaining_ns(), 0)};
     const int ready = ppoll(entries.data(), entries.size(), &timeout, nullptr);
     if (ready > 0) return true;
-    if (ready == 0 || errno != EINTR) return false;
+    if (ready < 0 && errno != EINTR) return false;
+    if (deadline.passed() || base::interrupted()) return false;
   }
+}
+
+bool wait_ready(int socket, short event, base::Deadline deadline) {
+  pollfd entry{.fd = socket, .events = event, .revents = 0};
+  return poll_until({&entry, 1}, deadline);
 }
 
 using Result = Mailbox::Result;
 
-/// Moves all of `bytes`, with send or recv.
+/// Moves all of `bytes`, with send or recv. The deadline ends also a stream that never makes it wait.
 template <class Move, class Byte>
 Result move_all(int socket, std::span<Byte> bytes, short event, base::Deadline deadline, Move move) {
+  auto look = base::Deadline::in_seconds(look_s);
   while (!bytes.empty()) {
+    if (look.passed()) {
+      if (deadline.passed() || base::interrupted()) return Result::timeout;
+      look = base::Deadline::in_seconds(look_s);
+    }
     const auto moved = move(socket, bytes.data(), bytes.size());
     if (moved > 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(moved));
@@ -97,7 +112,7 @@ Result move_all(int socket, std::span<Byte> bytes, short event, base::Deadline d
     if (moved == 0) return Result::lost;
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) return Result::lost;
-    if (ipc::wait_ready(socket, event, deadline) == 0) return Result::timeout;
+    if (!wait_ready(socket, event, deadline)) return Result::timeout;
   }
   return Result::done;
 }
@@ -152,7 +167,7 @@ Result Mailbox::connect(int to, bool sends, base::Deadline deadline, base::Uniqu
   keep_alive(socket.get());
   if (::connect(socket.get(), address.get(), address.length()) != 0 && errno != EINPROGRESS)
     return Result::lost;
-  if (ipc::wait_ready(socket.get(), POLLOUT, deadline) == 0) return Result::timeout;
+  if (!wait_ready(socket.get(), POLLOUT, deadline)) return Result::timeout;
   return write_all(socket.get(), bytes_of(std::as_const(hello)), deadline);
 }
 
@@ -167,15 +182,22 @@ Result Mailbox::send(std::string_view object, int to, base::Deadline deadline) {
 }
 
 // Strangers, who know no token, are sent away; one that says nothing is waited for only this long.
-void Mailbox::accept_one() {
+void Mailbox::accept_one(base::Deadline deadline) {
   base::UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket) return;
+  if (!socket) {
+    // It stays, for a later call. All other errors are of one that has gone again.
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+      throw SystemError("accepting a connection", errno);
+    return;
+  }
   Hello hello{};
-  if (read_all(socket.get(), bytes_of(hello), base::Deadline::in_seconds(1)) != Result::done) return;
+  if (read_all(socket.get(), bytes_of(hello), earlier(deadline, base::Deadline::in_seconds(1))) !=
+      Result::done)
+    return;
   if (hello.token != token_) return;
   keep_alive(socket.get());
   if (hello.sends != 0)
-    incoming_[hello.rank] = std::move(socket);
+    incoming_[hello.rank] = {std::move(socket), std::nullopt};
   else
     watchers_.push_back(std::move(socket));
 }
@@ -194,12 +216,9 @@ Result Mailbox::wait_for_connection(int from, base::Deadline deadline) {
         pollfd{.fd = watched.get(), .events = POLLIN, .revents = 0},
     };
     const bool ready = poll_until(entries, watched ? deadline : base::Deadline::at_ns(0));
-    if (entries[0].revents != 0)
-      accept_one();
-    else if (!ready && watched)
-      return Result::timeout;
-    else
-      return Result::lost;
+    if (entries[0].revents == 0) return !ready && watched ? Result::timeout : Result::lost;
+    accept_one(deadline);
+    if (deadline.passed() && !incoming_.contains(from)) return Result::timeout;
   }
   return Result::done;
 }
@@ -207,11 +226,16 @@ Result Mailbox::wait_for_connection(int from, base::Deadline deadline) {
 Result Mailbox::receive(std::string& object, int from, base::Deadline deadline) {
   if (!incoming_.contains(from))
     if (const auto result = wait_for_connection(from, deadline); result != Result::done) return result;
-  const int socket = incoming_[from].get();
-  std::uint64_t length = 0;
-  if (const auto result = read_all(socket, bytes_of(length), deadline); result != Result::done) return result;
-  object.resize(length);
-  return read_all(socket, object, deadline);
+  auto& [socket, length] = incoming_[from];
+  if (!length) {
+    std::uint64_t announced = 0;
+    if (const auto result = read_all(socket.get(), bytes_of(announced), deadline); result != Result::done)
+      return result;
+    length = announced;
+  }
+  object.resize(*length);
+  length.reset();
+  return read_all(socket.get(), object, deadline);
 }
 
 }  // namespace accelmgr::collective

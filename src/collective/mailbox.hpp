@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +29,9 @@ class Mailbox {
 
   enum class Result { done, timeout, lost };
 
-  /// Once it was not done, the connection is of no use any more.
+  /// Once it was not done, the connection is of no use any more. An interruption (base::interrupted()) is a
+  /// timeout. What receive() has no descriptor or no memory for (SystemError, std::bad_alloc) is received by
+  /// the next call.
   Result send(std::string_view object, int to, base::Deadline deadline);
   Result receive(std::string& object, int from, base::Deadline deadline);
 
@@ -38,9 +41,13 @@ class Mailbox {
     std::int32_t rank;
     std::int32_t sends;  ///< 0: it only wants to know when we are gone.
   };
+  struct Incoming {
+    base::UniqueFd socket;
+    std::optional<std::uint64_t> length;  ///< Of the next object, once it has come.
+  };
   Result connect(int to, bool sends, base::Deadline deadline, base::UniqueFd& socket);
   Result wait_for_connection(int from, base::Deadline deadline);
-  void accept_one();
+  void accept_one(base::Deadline deadline);
 
   SharedStore& store_;
   std::string name_;
@@ -48,7 +55,7 @@ class Mailbox {
   std::uint64_t token_ = 0;
   base::UniqueFd listener_;
   std::map<int, base::UniqueFd> outgoing_;
-  std::map<int, base::UniqueFd> incoming_;
+  std::map<int, Incoming> incoming_;
   std::map<int, base::UniqueFd> watched_;  ///< To those that we wait for.
   std::vector<base::UniqueFd> watchers_;   ///< Of those that wait for us.
 };

@@ -6,10 +6,16 @@
 
 #include <cerrno>
 #include <cstring>
+#include <random>
+#include <set>
+#include <tuple>
+#include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/interruption.hpp"
 #include "collective/hosts.hpp"
 #include "collective/serial.hpp"
+#include "collective/shared_store.hpp"
 #include "collective/shm/factory.hpp"
 #include "distributed/file_store.hpp"
 #include "distributed/tcp_store.hpp"
@@ -19,10 +25,6 @@ namespace accelmgr::distributed {
 namespace {
 
 constexpr std::string_view env_method = "env://", tcp_method = "tcp://", file_method = "file://";
-
-// Worlds that this process has joined through a store. One that is told apart by it (the agent of torchrun
-// outlives its contexts) needs other keys for each; all ranks count alike.
-int joined_before = 0;
 
 bool is_by_environment(const std::string& init_method) {
   return init_method.empty() || init_method == env_method;
@@ -60,21 +62,26 @@ HostPort address_of_master(const JoinRequest& request) {
 
 std::string path_in(const std::string& file) { return file.substr(file_method.size()); }
 
+/// As long as it is in the world. Else the store is a file, or that of whoever launched the ranks.
+bool rank_0_serves(const JoinRequest& request) {
+  const bool launched = meets_by_environment(request) && request.environment.agent_store;
+  return !launched && !request.init_method.starts_with(file_method);
+}
+
 std::shared_ptr<collective::Store> open_store(JoinRequest& request, base::Deadline deadline) {
   if (request.init_method.starts_with(file_method))
     return std::make_shared<FileStore>(path_in(request.init_method), deadline);
   const auto address = address_of_master(request);
-  const bool served_for_us = meets_by_environment(request) && request.environment.agent_store;
-  if (request.place.rank == 0 && !served_for_us)
+  const bool by_rank_0 = rank_0_serves(request);
+  if (request.place.rank == 0 && by_rank_0)
     return TcpStore::serve(request.socket ? std::move(request.socket) : bind_tcp(address.host, address.port));
   try {
     return TcpStore::connect(address.host, address.port, deadline);
   } catch (const SessionError& error) {
     throw CollectiveError(fmt::format("{} ({})", error.what(),
-                                      served_for_us ? "it is served by whoever launched the ranks"
-                                                    : "it is served by rank 0, which is missing"),
-                          CollectiveError::Cause::timeout,
-                          served_for_us ? std::vector<int>{} : std::vector{0});
+                                      by_rank_0 ? "it is served by rank 0, which is missing"
+                                                : "it is served by whoever launched the ranks"),
+                          CollectiveError::Cause::timeout, by_rank_0 ? std::vector{0} : std::vector<int>{});
   }
 }
 
@@ -95,12 +102,67 @@ Joined join_memory(const JoinRequest& request) {
   return {nullptr, std::move(world), request.place, {}};
 }
 
+// A store may outlive a world, or an attempt at one that has failed, and what they have left in it (that of
+// torchrun's agent outlives all). So rank 0 gives each attempt a name of its own, and the others find it:
+//
+//   PREFIX/last  the name that was given last
+//   NAME/next    the one that was given after it
+//   NAME/over    rank 0 has given up: nobody else need try
+std::string name_world(collective::Store& store, const std::string& prefix, base::Deadline deadline) {
+  const auto last = prefix + "/last";
+  const auto before = store.has(last) ? store.get(last, deadline) : std::string();
+  std::random_device random;
+  auto name = fmt::format("{}/world_{:08x}{:08x}", prefix, random(), random());
+  store.set(last, name);
+  if (!before.empty()) store.set(before + "/next", name);
+  return name;
+}
+
+/// The first that this process has not tried yet.
+std::string find_world(collective::Store& store, const std::string& prefix, base::Deadline deadline) {
+  static std::set<std::string> tried;
+  collective::SharedStore interruptible(store);
+  auto name = interruptible.get(prefix + "/last", deadline);
+  while (!tried.insert(name).second || store.has(name + "/over"))
+    name = interruptible.get(name + "/next", deadline);
+  return name;
+}
+
+void give_up_world(collective::Store& store, const std::string& name) {
+  try {
+    store.set(name + "/over", "");
+  } catch (const SessionError&) {
+    // With the store the name is gone as well.
+  }
+}
+
+/// The store, and the name in it.
+std::pair<std::shared_ptr<collective::Store>, std::string> find_store_and_world(JoinRequest& request) {
+  const auto prefix = fmt::format("accelmgr/attempt_{}", request.environment.restart_count);
+  const auto deadline = base::Deadline::in_seconds(request.timeout_s);
+  for (;;) {
+    auto store = open_store(request, deadline);
+    try {
+      if (request.place.rank == 0) return {store, name_world(*store, prefix, deadline)};
+      return {store, find_world(*store, prefix, deadline)};
+    } catch (const SessionError&) {
+      // One that rank 0 served in the world before has ended with it.
+      if (request.place.rank == 0 || !rank_0_serves(request) || deadline.passed() || base::interrupted())
+        throw;
+    } catch (const CollectiveError&) {
+      throw CollectiveError(
+          fmt::format("rank 0 did not come to the rendezvous within {:g} s (the ranks meet at {})",
+                      request.timeout_s, meeting_place(request)),
+          CollectiveError::Cause::timeout, {0});
+    }
+  }
+}
+
 Joined join_through_store(JoinRequest request) {
   const auto where = meeting_place(request);
   Joined joined;
-  joined.store = open_store(request, base::Deadline::in_seconds(request.timeout_s));
-  const auto name =
-      fmt::format("accelmgr/attempt_{}/world_{}", request.environment.restart_count, joined_before++);
+  std::string name;
+  std::tie(joined.store, name) = find_store_and_world(request);
   try {
     joined.world = collective::rendezvous(*joined.store, name,
                                           {.rank = request.place.rank,
@@ -111,6 +173,7 @@ Joined join_through_store(JoinRequest request) {
     // Also: nobody leaves, and takes the store with him, before all have read what they need of it.
     joined.hosts = joined.world->all_gather_objects(collective::host_key());
   } catch (const CollectiveError& error) {
+    if (request.place.rank == 0) give_up_world(*joined.store, name);
     throw CollectiveError(fmt::format("{} (the ranks meet at {})", error.what(), where), error.cause(),
                           error.ranks());
   }

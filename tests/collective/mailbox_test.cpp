@@ -4,13 +4,18 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <functional>
 #include <optional>
 #include <sstream>
 #include <thread>
+#include <vector>
 
+#include "accelmgr/errors.hpp"
+#include "base/interruption.hpp"
 #include "base/unique_fd.hpp"
 #include "contract/collective/file_store.hpp"
 
@@ -29,6 +34,20 @@ class MailboxTest : public testing::Test {
     std::string object;
     EXPECT_EQ(mailbox.receive(object, from, soon()), Result::done);
     return object;
+  }
+  /// A connection to where `rank` listens.
+  base::UniqueFd stranger(int rank) {
+    std::istringstream words(store_.get("mail/" + std::to_string(rank), soon()));
+    std::string host;
+    std::uint16_t port = 0;
+    words >> host >> port;
+    base::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return socket;
   }
 
   contract::TemporaryFolder folder_;
@@ -90,20 +109,50 @@ TEST_F(MailboxTest, ALongObjectThatNobodyTakesIsATimeout) {
 TEST_F(MailboxTest, StrangersAreSentAway) {
   auto sender = open(0);
   auto receiver = open(1);
-  std::istringstream words(store_.get("mail/1", soon()));
-  std::string host;
-  std::uint16_t port = 0;
-  words >> host >> port;
-  const base::UniqueFd stranger(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  ASSERT_EQ(connect(stranger.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const auto noisy = stranger(1);
   const std::string noise(64, '\1');
-  ASSERT_EQ(write(stranger.get(), noise.data(), noise.size()), static_cast<ssize_t>(noise.size()));
+  ASSERT_EQ(write(noisy.get(), noise.data(), noise.size()), static_cast<ssize_t>(noise.size()));
   ASSERT_EQ(sender->send("true", 1, soon()), Result::done);
   EXPECT_EQ(received(*receiver, 0), "true");
+}
+
+TEST_F(MailboxTest, StrangersThatSayNothingDoNotMoveTheDeadline) {
+  auto sender = open(0);
+  auto receiver = open(1);
+  std::vector<base::UniqueFd> silent;
+  while (silent.size() < 30) silent.push_back(stranger(1));
+  const auto bound = soon();
+  std::string none;
+  EXPECT_EQ(receiver->receive(none, 0, base::Deadline::in_seconds(0.1)), Result::timeout);
+  EXPECT_FALSE(bound.passed());
+}
+
+TEST_F(MailboxTest, WithoutADescriptorForTheConnectionTheObjectIsReceivedLater) {
+  auto sender = open(0);
+  auto receiver = open(1);
+  std::string object;
+  ASSERT_EQ(receiver->receive(object, 0, base::Deadline::in_seconds(0.01)), Result::timeout);
+  ASSERT_EQ(sender->send("patient", 1, soon()), Result::done);
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const auto next = static_cast<rlim_t>(base::UniqueFd(dup(STDOUT_FILENO)).get());
+  const rlimit none{.rlim_cur = next, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_THROW(receiver->receive(object, 0, soon()), SystemError);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(received(*receiver, 0), "patient");
+}
+
+TEST_F(MailboxTest, AnInterruptionEndsTheWait) {
+  auto sender = open(0);
+  auto receiver = open(1);
+  const std::function<bool()> hook = [] { return true; };
+  const base::InterruptionScope scope(hook);
+  const auto deadline = soon();
+  std::string none;
+  EXPECT_EQ(receiver->receive(none, 0, deadline), Result::timeout);
+  EXPECT_EQ(sender->send(std::string(100'000'000, 'x'), 1, deadline), Result::timeout);
+  EXPECT_FALSE(deadline.passed());
 }
 
 }  // namespace

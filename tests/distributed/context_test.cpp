@@ -10,22 +10,27 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <limits>
 
 #include "accelmgr/distributed.hpp"
 #include "accelmgr/multiprocess.hpp"
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
+#include "contract/collective/meeting.hpp"
 #include "distributed/tcp_store.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
+#include "reserved_port.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
+using collective::contract::Meeting;
 using test::expect_on_ranks;
 using test::message_of;
 using test::on_strangers;
+using test::ReservedPort;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::EndsWith;
@@ -59,9 +64,6 @@ class Agent {
   base::UniqueFd socket_;
   int port_;
 };
-
-/// A port that was free a moment ago.
-int free_port() { return port_of(bind_tcp("127.0.0.1", 0).get()); }
 
 std::string scratch_file(const char* name) {
   return (std::filesystem::temp_directory_path() / fmt::format("accelmgr_{}_{}", name, getpid())).string();
@@ -113,10 +115,11 @@ TEST(ContextOfTorchrun, IsLeftAndJoinedAgain) {
 }
 
 TEST(ContextByHand, NeedsNoMoreThanRanksAndAnAddress) {
+  const ReservedPort port;
   const Variables variables{{"RANK", "{rank}"},
                             {"WORLD_SIZE", "2"},
                             {"MASTER_ADDR", "127.0.0.1"},
-                            {"MASTER_PORT", std::to_string(free_port())}};
+                            {"MASTER_PORT", std::to_string(port.number())}};
   on_strangers(2, variables, [](int rank) {
     // Rank 0 serves the store itself.
     EXPECT_EQ(get_local_rank(), rank);
@@ -177,7 +180,8 @@ TEST(ContextByHand, WithoutAnAddressIsNamedByTheFirstCollective) {
 }
 
 TEST(Initialize, ByAnAddress) {
-  const auto method = fmt::format("tcp://127.0.0.1:{}", free_port());
+  const ReservedPort port;
+  const auto method = fmt::format("tcp://127.0.0.1:{}", port.number());
   on_strangers(3, {}, [&](int rank) {
     EXPECT_EQ(get_world_size(), 1);
     initialize("shm", {.timeout_s = 20, .init_method = method, .rank = rank, .world_size = 3});
@@ -205,6 +209,85 @@ TEST(Initialize, ByAFile) {
   });
   EXPECT_FALSE(std::filesystem::exists(file));
 }
+
+/// Rank 1 may find rank 0's store of the world before, which ends under its hands.
+TEST(Initialize, WorldsFollowEachOtherAtOneAddress) {
+  const auto memory = Meeting::create();
+  const ReservedPort port;
+  const auto init_method = fmt::format("tcp://127.0.0.1:{}", port.number());
+  on_strangers(2, {}, [&](int rank) {
+    Meeting meeting(memory.get());
+    for (int round = 0; round < 12; ++round) {
+      initialize("shm", {.timeout_s = 20, .init_method = init_method, .rank = rank, .world_size = 2});
+      EXPECT_EQ(all_reduce(1.0), 2.0);
+      if (rank == 1) finalize();
+      meeting.meet(2);
+      if (rank == 1) continue;
+      // As long as it takes rank 1 to be there again.
+      for (int connections = 0; connections < round % 4; ++connections)
+        TcpStore::connect("127.0.0.1", port.number(), base::Deadline::in_seconds(20));
+      finalize();
+    }
+    return Value();
+  });
+}
+
+/// Rank `alone` tries before the other does, and fails. Then both try.
+void expect_to_meet_at_the_next_attempt(int rank, int alone, InitializeOptions options, Meeting& meeting) {
+  if (rank == alone) {
+    options.timeout_s = short_s;
+    EXPECT_THAT(message_of<CollectiveError>([&] { initialize("shm", options); }),
+                HasSubstr(fmt::format("rank {}", 1 - alone)));
+  }
+  meeting.meet(2);
+  options.timeout_s = 20;
+  initialize("shm", options);
+  EXPECT_EQ(all_reduce(1.0), 2.0);
+  barrier();
+  finalize();
+}
+
+class AttemptThatFailed : public testing::TestWithParam<int> {
+ protected:
+  void expect_next_to_succeed(const std::string& init_method) {
+    on_strangers(2, {}, [&](int rank) {
+      Meeting meeting(memory_.get());
+      expect_to_meet_at_the_next_attempt(
+          rank, GetParam(), {.init_method = init_method, .rank = rank, .world_size = 2}, meeting);
+      return Value();
+    });
+  }
+
+  const base::UniqueFd memory_ = Meeting::create();
+};
+
+TEST_P(AttemptThatFailed, AtAnAddressIsFollowedByOneThatSucceeds) {
+  const ReservedPort port;
+  expect_next_to_succeed(fmt::format("tcp://127.0.0.1:{}", port.number()));
+}
+
+TEST_P(AttemptThatFailed, AtAFileIsFollowedByOneThatSucceeds) {
+  const auto file = scratch_file("again");
+  expect_next_to_succeed("file://" + file);
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+/// The store has the keys of them all.
+TEST_P(AttemptThatFailed, AtAnAgentIsFollowedByOneThatSucceeds) {
+  Agent agent;
+  on_strangers(2, agent.variables(2), [&](int rank) {
+    Meeting meeting(memory_.get());
+    std::unique_ptr<TcpStore> store;
+    if (rank == GetParam()) store = agent.serve();
+    for (const int alone : {GetParam(), 1 - GetParam()})
+      expect_to_meet_at_the_next_attempt(rank, alone, {}, meeting);
+    sync();
+    barrier();
+    return Value();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(OfRank, AttemptThatFailed, testing::Values(0, 1));
 
 TEST(Initialize, InOurLaunchUsesItsMemory) {
   expect_on_ranks(2, [](int rank) {
@@ -234,19 +317,20 @@ TEST(Initialize, RanksThatContradictTheEnvironmentAreNamed) {
 }
 
 TEST(Initialize, NamesTheRanksThatDidNotComeAndWhereTheOthersWait) {
-  const auto port = free_port();
+  const ReservedPort port;
   on_strangers(2, {}, [&](int rank) {
     if (rank == 1) return Value();
     try {
       initialize("shm", {.timeout_s = short_s,
-                         .init_method = fmt::format("tcp://127.0.0.1:{}", port),
+                         .init_method = fmt::format("tcp://127.0.0.1:{}", port.number()),
                          .rank = 0,
                          .world_size = 2});
       ADD_FAILURE() << "rank 1 never came";
     } catch (const CollectiveError& error) {
       EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
       EXPECT_THAT(error.ranks(), ElementsAre(1));
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr(fmt::format("127.0.0.1:{}", port))));
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("rank 1"), HasSubstr(fmt::format("127.0.0.1:{}", port.number()))));
     }
     EXPECT_EQ(model_name(), "serial");
     return Value();
@@ -254,17 +338,18 @@ TEST(Initialize, NamesTheRanksThatDidNotComeAndWhereTheOthersWait) {
 }
 
 TEST(Initialize, AStoreThatNobodyServesIsNamed) {
-  const auto port = free_port();
+  const ReservedPort port;
   try {
     initialize("shm", {.timeout_s = short_s,
-                       .init_method = fmt::format("tcp://127.0.0.1:{}", port),
+                       .init_method = fmt::format("tcp://127.0.0.1:{}", port.number()),
                        .rank = 1,
                        .world_size = 2});
     ADD_FAILURE() << "nobody serves";
   } catch (const CollectiveError& error) {
     EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
     EXPECT_THAT(error.ranks(), ElementsAre(0));
-    EXPECT_THAT(error.what(), AllOf(HasSubstr(fmt::format("127.0.0.1:{}", port)), HasSubstr("rank 0")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr(fmt::format("127.0.0.1:{}", port.number())), HasSubstr("rank 0")));
   }
 }
 
@@ -317,12 +402,21 @@ TEST(Initialize, TheTimeoutIsThatOfEveryCollective) {
 }
 
 TEST(Initialize, InOurLaunchNamesTheRankThatDidNotCome) {
-  expect_on_ranks(3, [](int rank) {
+  const auto memory = Meeting::create();
+  expect_on_ranks(3, [&](int rank) {
     if (rank == 1) return;
-    EXPECT_THAT(message_of<CollectiveError>([] { initialize("shm", {.timeout_s = short_s}); }),
-                HasSubstr("rank 1"));
-    EXPECT_THAT(message_of<CollectiveError>([] { init_process_group_from_backend("shm", short_s); }),
-                HasSubstr("rank 1"));
+    Meeting meeting(memory.get());
+    const std::function<void()> attempts[]{[] { initialize("shm", {.timeout_s = short_s}); },
+                                           [] { init_process_group_from_backend("shm", short_s); }};
+    for (const auto& attempt : attempts) {
+      meeting.meet(2);
+      try {
+        attempt();
+        ADD_FAILURE() << "rank 1 never came";
+      } catch (const CollectiveError& error) {
+        EXPECT_THAT(error.ranks(), ElementsAre(1)) << error.what();
+      }
+    }
   });
 }
 

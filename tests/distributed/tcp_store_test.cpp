@@ -9,6 +9,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "message_of.hpp"
+#include "reserved_port.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -90,9 +91,8 @@ TEST(TcpStore, AServerThatIsGoneIsAnErrorThatNamesTheAddressEveryTime) {
 }
 
 TEST(TcpStore, ConnectingWaitsUntilItIsServed) {
-  auto socket = bind_tcp("127.0.0.1", 0);
-  const int port = port_of(socket.get());
-  socket.reset();
+  const test::ReservedPort reserved;
+  const int port = reserved.number();
   auto connecting = std::async(std::launch::async, [port] {
     return TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(plenty_s));
   });
@@ -102,9 +102,8 @@ TEST(TcpStore, ConnectingWaitsUntilItIsServed) {
 }
 
 TEST(TcpStore, ConnectingToNobodyNamesTheAddress) {
-  auto socket = bind_tcp("127.0.0.1", 0);
-  const int port = port_of(socket.get());
-  socket.reset();
+  const test::ReservedPort reserved;
+  const int port = reserved.number();
   const auto message =
       message_of<SessionError>([port] { TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(0.2)); });
   EXPECT_NE(message.find(fmt::format("127.0.0.1:{}", port)), std::string::npos) << message;

@@ -86,6 +86,18 @@ class Receiver {
     group.check_process(call_);
   }
 
+  /// As read(), but leaves them to be read again. No more than the ring holds.
+  void peek(void* bytes, std::size_t count) {
+    const auto read = box_.read.load(std::memory_order_relaxed);
+    wait(group_, box_.filled, from_, call_, patience_,
+         [&] { return std::size_t{box_.written.load(std::memory_order_seq_cst) - read >= count}; });
+    const auto at = read % Mailbox::ring_bytes;
+    const auto part = std::min(count, Mailbox::ring_bytes - at);
+    auto* to = static_cast<std::byte*>(bytes);
+    std::memcpy(to, box_.ring + at, part);
+    std::memcpy(to + part, box_.ring, count - part);
+  }
+
   void read(void* bytes, std::size_t count) {
     auto* to = static_cast<std::byte*>(bytes);
     while (count > 0) {
@@ -123,8 +135,9 @@ void send(Group& group, std::string_view object, int to, Patience& patience) {
 std::string receive(Group& group, int from, Patience& patience) {
   Receiver receiver(group, from, patience);
   std::uint64_t length = 0;
-  receiver.read(&length, sizeof length);
+  receiver.peek(&length, sizeof length);
   std::string object(length, '\0');
+  receiver.read(&length, sizeof length);
   receiver.read(object.data(), object.size());
   return object;
 }

@@ -12,7 +12,7 @@ namespace {
 
 using Cause = CollectiveError::Cause;
 
-// Long enough for those who come to come on a busy machine.
+// Of calls that those who come begin together; long enough for them to do so on a busy machine.
 constexpr CallOptions hurried{.timeout_s = 0.3};
 constexpr double late_s = 5;
 constexpr std::size_t most_bytes = sanitized ? 1 << 19 : 2 << 20;
@@ -21,6 +21,12 @@ std::vector<int> all_of(const Communicator& communicator) {
   std::vector<int> ranks(static_cast<std::size_t>(communicator.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
+}
+
+std::shared_ptr<Communicator> group_of_all(Rank& self) {
+  auto group = self.world.group(all_of(self.world));
+  self.meeting.meet(self.world.size());
+  return group;
 }
 
 double seconds_of(const std::function<void()>& call) {
@@ -118,8 +124,8 @@ CONTRACT(Absent, EndsEveryKindOfCallAtItsDeadline, .sizes = {3}, .starts = {Star
   const int absent = self.world.size() - 1;
   for (const auto& kind : kinds) {
     SCOPED_TRACE(kind.name);
-    const auto group = self.world.group(all_of(self.world));
     std::vector<std::byte> memory(most_bytes, std::byte{6});
+    const auto group = group_of_all(self);
     if (self.world.rank() != absent) {
       expect_timeout({absent}, [&] { kind.call(*group, memory.data()); });
       EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{6}),
@@ -131,7 +137,7 @@ CONTRACT(Absent, EndsEveryKindOfCallAtItsDeadline, .sizes = {3}, .starts = {Star
 
 CONTRACT(Absent, BreaksTheCommunicatorAndNoOther, .fewest_ranks = 2) {
   const int absent = self.world.size() - 1;
-  const auto group = self.world.group(all_of(self.world));
+  const auto group = group_of_all(self);
   if (self.world.rank() != absent) {
     expect_timeout({absent}, [&] { group->barrier(hurried); });
     expect_broken({absent}, *group);
@@ -143,7 +149,7 @@ CONTRACT(Absent, BreaksTheCommunicatorAndNoOther, .fewest_ranks = 2) {
 }
 
 CONTRACT(Absent, AreAllNamed, .fewest_ranks = 3) {
-  const auto group = self.world.group(all_of(self.world));
+  const auto group = group_of_all(self);
   std::vector<int> absent = all_of(self.world);
   absent.erase(absent.begin());
   if (self.world.rank() == 0)
@@ -153,7 +159,7 @@ CONTRACT(Absent, AreAllNamed, .fewest_ranks = 3) {
 
 CONTRACT(Absent, ThatComesLateIsToldToo, .fewest_ranks = 2, .sizes = {2, 4}) {
   const int late = self.world.size() - 1;
-  const auto group = self.world.group(all_of(self.world));
+  const auto group = group_of_all(self);
   if (self.world.rank() != late) expect_timeout({late}, [&] { group->barrier(hurried); });
   self.meeting.meet(self.world.size());
   if (self.world.rank() == late) expect_told([&] { group->barrier(hurried); });
@@ -173,6 +179,7 @@ CONTRACT(Absent, InAGroupIsNamedByItsRankInTheWorld, .fewest_ranks = 3, .sizes =
 CONTRACT(Absent, FromGroupIsATimeoutOfAllAndTheNextOneWorks, .fewest_ranks = 2, .sizes = {2, 4}) {
   const int late = self.world.size() - 1;
   const auto all = all_of(self.world);
+  self.meeting.meet(self.world.size());
   if (self.world.rank() != late) expect_timeout({late}, [&] { self.world.group(all, hurried); });
   self.meeting.meet(self.world.size());
   if (self.world.rank() == late) expect_told([&] { self.world.group(all, hurried); });
@@ -181,14 +188,14 @@ CONTRACT(Absent, FromGroupIsATimeoutOfAllAndTheNextOneWorks, .fewest_ranks = 2, 
 
 CONTRACT(Absent, SenderIsATimeoutOfReceive, .fewest_ranks = 2, .sizes = {2, 4}) {
   const int silent = self.world.size() - 1;
-  const auto group = self.world.group(all_of(self.world));
+  const auto group = group_of_all(self);
   if (self.world.rank() == 0) expect_timeout_of_one({silent}, [&] { group->receive(silent, hurried); });
   self.meeting.meet(self.world.size());
 }
 
 CONTRACT(Absent, ReceiverIsATimeoutOfALargeSend, .fewest_ranks = 2, .sizes = {2, 4}) {
   const int deaf = self.world.size() - 1;
-  const auto group = self.world.group(all_of(self.world));
+  const auto group = group_of_all(self);
   if (self.world.rank() == 0)
     expect_timeout_of_one({deaf}, [&] { group->send(std::string(16 << 20, 'x'), deaf, hurried); });
   self.meeting.meet(self.world.size());

@@ -1,0 +1,35 @@
+// A port of this host for a server that is started later.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+
+#include "accelmgr/errors.hpp"
+#include "base/unique_fd.hpp"
+#include "distributed/tcp.hpp"
+
+namespace accelmgr::test {
+
+/// While it exists nobody is given this port as a free one. bind_tcp() can have it: none of the two listens
+/// yet. Until then connections are refused.
+class ReservedPort {
+ public:
+  ReservedPort() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+      throw SystemError("reserving a port", errno);
+  }
+  int number() const { return distributed::port_of(socket_.get()); }
+
+ private:
+  base::UniqueFd socket_;
+};
+
+}  // namespace accelmgr::test
