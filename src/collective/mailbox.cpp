@@ -40,9 +40,8 @@ class Address {
   }
   const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&storage_); }
   socklen_t length() const noexcept { return length_; }
-  base::UniqueFd open_socket() const {
-    base::UniqueFd socket(
-        ::socket(storage_.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
+  OwnSocket open_socket() const {
+    OwnSocket socket(::socket(storage_.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
     if (!socket) throw SystemError("socket", errno);
     return socket;
   }
@@ -150,7 +149,7 @@ Mailbox::Mailbox(SharedStore& store, std::string name, int rank, const std::stri
              fmt::format("{} {} {}", address, port_of(listener_.get()), token_));
 }
 
-Result Mailbox::connect(int to, bool sends, base::Deadline deadline, base::UniqueFd& socket) {
+Result Mailbox::connect(int to, bool sends, base::Deadline deadline, OwnSocket& socket) {
   std::string text;
   try {
     text = store_.get(fmt::format("{}/{}", name_, to), deadline);
@@ -183,7 +182,7 @@ Result Mailbox::send(std::string_view object, int to, base::Deadline deadline) {
 
 // Strangers, who know no token, are sent away; one that says nothing is waited for only this long.
 void Mailbox::accept_one(base::Deadline deadline) {
-  base::UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  OwnSocket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket) {
     // It stays, for a later call. All other errors are of one that has gone again.
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
@@ -208,7 +207,7 @@ Result Mailbox::wait_for_connection(int from, base::Deadline deadline) {
   if (!watched) {
     const auto result = connect(from, false, deadline, watched);
     if (result == Result::timeout) return result;
-    if (result == Result::lost) watched.reset();
+    if (result == Result::lost) watched = {};
   }
   while (!incoming_.contains(from)) {
     std::array<pollfd, 2> entries{

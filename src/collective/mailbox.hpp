@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "base/unique_fd.hpp"
+#include "collective/not_inherited.hpp"
 #include "collective/shared_store.hpp"
 
 namespace accelmgr::collective {
@@ -42,10 +42,10 @@ class Mailbox {
     std::int32_t sends;  ///< 0: it only wants to know when we are gone.
   };
   struct Incoming {
-    base::UniqueFd socket;
+    OwnSocket socket;
     std::optional<std::uint64_t> length;  ///< Of the next object, once it has come.
   };
-  Result connect(int to, bool sends, base::Deadline deadline, base::UniqueFd& socket);
+  Result connect(int to, bool sends, base::Deadline deadline, OwnSocket& socket);
   Result wait_for_connection(int from, base::Deadline deadline);
   void accept_one(base::Deadline deadline);
 
@@ -53,11 +53,11 @@ class Mailbox {
   std::string name_;
   int rank_;
   std::uint64_t token_ = 0;
-  base::UniqueFd listener_;
-  std::map<int, base::UniqueFd> outgoing_;
+  OwnSocket listener_;
+  std::map<int, OwnSocket> outgoing_;
   std::map<int, Incoming> incoming_;
-  std::map<int, base::UniqueFd> watched_;  ///< To those that we wait for.
-  std::vector<base::UniqueFd> watchers_;   ///< Of those that wait for us.
+  std::map<int, OwnSocket> watched_;  ///< To those that we wait for.
+  std::vector<OwnSocket> watchers_;   ///< Of those that wait for us.
 };
 
 }  // namespace accelmgr::collective

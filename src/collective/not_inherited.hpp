@@ -8,6 +8,7 @@
 
 #include <mutex>
 #include <set>
+#include <utility>
 
 namespace accelmgr::collective {
 
@@ -23,10 +24,11 @@ class NotInherited {
     if (fd >= 0) fds_.insert(fd);
     return fd;
   }
-  /// Before it is closed: its number may be another's then.
-  void remove(int fd) {
+  /// Before it is closed: its number may be another's then, as it is in a forked child already. Returns
+  /// whether it is still the one that was added.
+  bool remove(int fd) {
     const std::lock_guard lock(mutex_);
-    fds_.erase(fd);
+    return fds_.erase(fd) != 0;
   }
 
  private:
@@ -42,6 +44,26 @@ class NotInherited {
 
   std::mutex mutex_;
   std::set<int> fds_;
+};
+
+/// Owns one of them; in a forked child, nothing.
+class OwnSocket {
+ public:
+  OwnSocket() = default;
+  explicit OwnSocket(int fd) : fd_(NotInherited::sockets().add(fd)) {}
+  OwnSocket(OwnSocket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  OwnSocket& operator=(OwnSocket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~OwnSocket() {
+    if (fd_ >= 0 && NotInherited::sockets().remove(fd_)) ::close(fd_);
+  }
+  int get() const noexcept { return fd_; }
+  explicit operator bool() const noexcept { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
 };
 
 }  // namespace accelmgr::collective

@@ -2,10 +2,13 @@
 #include "collective/mailbox.hpp"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <functional>
@@ -70,6 +73,26 @@ TEST_F(MailboxTest, ObjectsOfSeveralSendersAreToldApart) {
   ASSERT_EQ(b->send("from 1", 2, soon()), Result::done);
   EXPECT_EQ(received(*receiver, 1), "from 1");
   EXPECT_EQ(received(*receiver, 0), "from 0");
+}
+
+TEST_F(MailboxTest, DeathOfTheSenderIsSeenWhileItsForkedChildLivesOn) {
+  int pipe_of_child[2];
+  ASSERT_EQ(pipe2(pipe_of_child, O_CLOEXEC), 0);
+  base::UniqueFd until(pipe_of_child[0]), lives(pipe_of_child[1]);
+  const auto sender = fork();
+  if (sender == 0) {
+    auto mailbox = open(0);
+    if (fork() == 0) {
+      lives.reset();
+      char none = 0;
+      _exit(static_cast<int>(read(until.get(), &none, 1)));  // It ends with the test.
+    }
+    raise(SIGKILL);
+  }
+  waitpid(sender, nullptr, 0);
+  auto receiver = open(1);
+  std::string object;
+  EXPECT_EQ(receiver->receive(object, 0, soon()), Result::lost);
 }
 
 TEST_F(MailboxTest, LongObjectsArriveWhole) {
