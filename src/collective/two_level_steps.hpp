@@ -12,8 +12,8 @@
 
 namespace accelmgr::collective {
 
-/// How much longer the others wait for their leader.
-inline constexpr std::int64_t leader_margin_ns = 1'000'000'000;
+/// How much longer the others wait for their leader, who may be telling other hosts (Mesh::abandon()).
+inline constexpr std::int64_t leader_margin_ns = 2'000'000'000;
 
 inline std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
