@@ -53,15 +53,16 @@ def elements_of(dataset: Any, position: int = 0) -> Iterator[list[Any]]:
         for element in dataset:
             yield [element]
         return
-    while True:
+    has_length = hasattr(dataset, "__len__")
+    while not has_length or position < len(dataset):
         try:
             element = dataset[position]
         except (IndexError, StopIteration):
+            if has_length:  # Which says where it ends: this is an error of its own.
+                raise
             return
         yield [element]
         position += 1
-        if hasattr(dataset, "__len__") and position >= len(dataset):
-            return
 
 
 # Elements as bytes
