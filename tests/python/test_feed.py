@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import pathlib
 import signal
 import socket
 import threading
@@ -240,6 +241,44 @@ def test_a_manager_killed_before_its_first_step_is_followed_by_one_with_the_same
         manager.recover()
         manager.step(accumulate=False).raise_for_status()
         torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
+
+
+class Late:
+    """A collate_fn that one process can have from its pickle; the next ones, the runners, when `ready` is there."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.ready, self.taken = folder / "ready", folder / "taken"
+
+    def __call__(self, elements: list[Any]) -> Any:
+        return torch.utils.data.default_collate(elements)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.taken.exists() and not self.ready.exists():
+            raise LookupError("not ready")
+        self.taken.touch()
+
+
+def make_and_fail_to_start(collate: Late) -> accelmgr.Manager:
+    manager = make(numbers(), collate_fn=collate, start=False, runners__on_loss="fail")
+    with pytest.raises(accelmgr.RunnerError, match="LookupError: not ready"):
+        manager.start()
+    return manager
+
+
+def test_a_start_after_one_that_failed_trains_on_the_same_elements(tmp_path: pathlib.Path) -> None:
+    collate = Late(tmp_path)
+    manager = make_and_fail_to_start(collate)
+    collate.ready.touch()
+    with manager:
+        manager.step(accumulate=False).raise_for_status()
+        torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(0))
+
+
+def test_a_manager_that_did_not_start_takes_its_feed_along(tmp_path: pathlib.Path) -> None:
+    manager = make_and_fail_to_start(Late(tmp_path))
+    manager.stop()
+    wait_until(lambda: not feed_threads(), "the threads end")
 
 
 def test_a_forked_child_serves_nothing_and_keeps_nothing_open() -> None:
