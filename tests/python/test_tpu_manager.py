@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import pickle
 import signal
 import textwrap
 import threading
@@ -116,6 +117,49 @@ def test_a_step_that_is_triggered_by_hand(zeroed):
     assert manager.loss_accumulated.value == pytest.approx(oracle.step(), rel=1e-5)
     assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
     assert manager.step_triggered.wait(0) is False
+
+
+def wait_and_be_killed(event):
+    """A child is killed inside event.wait(); returns when it has ended."""
+    child = os.fork()
+    if child == 0:
+
+        def kill(number, frame):
+            if frame.f_code.co_name == "wait":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        signal.signal(signal.SIGALRM, kill)
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        event.wait(60)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_child_that_was_killed_while_it_waited_for_a_step_holds_up_none(tmp_path):
+    manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
+    wait_and_be_killed(manager.step_finished)
+    assert manager.step().ok
+    assert manager.step_finished.is_set() and manager.step_finished.wait(60)
+    manager.terminate()
+
+
+def test_a_forked_child_sees_that_a_step_was_made(tmp_path):
+    manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
+    begun, begins = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(begins, b"1")
+        samples = manager.gradients_accumulated.value if manager.step_finished.wait(60) else -1
+        os._exit(samples)
+    os.read(begun, 1)
+    assert manager.step().samples == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    os.close(begun), os.close(begins)
+    manager.step_finished.clear()
+    assert not manager.step_finished.is_set() and not manager.step_finished.wait(-1)
+    with pytest.raises(accelmgr.UsageError, match="by fork"):
+        pickle.dumps(manager.step_finished)
+    manager.terminate()
 
 
 def test_parameters_are_to_be_loaded_until_a_step_has_them(zeroed):
