@@ -463,8 +463,8 @@ class Manager:
 
     def stop(self) -> None:
         """Ends runners, launcher and manager; bounded. Parameters and gradients stay readable. Idempotent."""
-        self._stopped = True
         self._handle.stop()
+        self._stopped = True
         if self._feed is not None:
             self._feed.close()
         self._close_payload()
