@@ -304,12 +304,18 @@ def test_a_forked_child_serves_nothing_and_keeps_nothing_open() -> None:
                 os.close(fd)
 
 
-def test_a_manager_that_is_dropped_takes_its_feed_along() -> None:
+def test_a_manager_that_is_dropped_takes_its_feed_along_and_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_feed, "JOIN_S", 60.0)
     manager = make(numbers())
     manager.step().raise_for_status()
     assert feed_threads()
+    begin = time.monotonic()
     del manager
     gc.collect()
+    assert time.monotonic() - begin < 30
+    assert "error" not in capfd.readouterr().err
     wait_until(lambda: not feed_threads(), "the threads end")
 
 

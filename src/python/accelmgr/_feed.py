@@ -220,7 +220,18 @@ class Feed:
             return self._next
 
     def close(self) -> None:
-        """Reads and serves no more. A thread that is inside the dataset ends when that returns. Idempotent."""
+        """As end(), after the manager process has ended; waits for the threads but one inside the dataset."""
+        self.end()
+        for thread in list(self._threads):
+            if thread is not threading.current_thread() and thread.ident != self._reader:
+                thread.join(JOIN_S)
+
+    def end(self) -> None:
+        """Reads and serves no more; returns at once. Idempotent.
+
+        A connection ends when the manager process does; whoever asks until then is not answered. A thread that is
+        inside the dataset ends when that returns.
+        """
         if os.getpid() != self._owner:
             return
         self._closed = True
@@ -229,10 +240,6 @@ class Feed:
         except OSError:
             pass
         self._listener.close()
-        # A connection ends when the manager process does; whoever asks until then is not answered.
-        for thread in list(self._threads):
-            if thread is not threading.current_thread() and thread.ident != self._reader:
-                thread.join(JOIN_S)
 
     def _start(self, target: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=target, args=arguments, name="accelmgr-feed", daemon=True)

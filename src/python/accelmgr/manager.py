@@ -264,7 +264,7 @@ class Manager:
                 reason = str(error)
         logger.info("the dataset is read in this process and served from it: %s", reason)
         self._feed = Feed(dataset)
-        weakref.finalize(self, self._feed.close)
+        weakref.finalize(self, self._feed.end)  # Before the manager process: its connection has not ended yet.
         return pickled("dataset", self._feed.address)
 
     # Steps
