@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -337,6 +338,29 @@ def test_a_stranger_without_the_token_gets_nothing() -> None:
         assert not given
     finally:
         feed.close()
+
+
+def test_it_serves_on_after_it_had_no_descriptor_for_a_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)) for _ in range(2)]
+    accept = socket.socket.accept
+
+    def accept_later(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    feed = Feed(numbers())
+    client = Client(feed.address)
+    client._connection.settimeout(PATIENCE_S)
+    try:
+        assert client.example() == _feed.dump(element(0))
+    finally:
+        client._connection.close()
+        feed.close()
+    assert caplog.text.count("Too many open files") == 2
 
 
 def test_a_generator_without_elements_is_refused() -> None:

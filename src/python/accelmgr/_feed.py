@@ -21,6 +21,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,6 +41,7 @@ ELEMENT, CONSUMED, END, FAILED = range(4)
 TOKEN_BYTES = 32
 GREETING_S = 5.0  # For the token to arrive.
 JOIN_S = 2.0  # For a thread that is not inside the dataset to end.
+RETRY_S = 0.5  # Until a connection is accepted for which there was no descriptor or no memory.
 
 
 def is_indexed(dataset: Any) -> bool:
@@ -346,8 +348,14 @@ def _accept(reference: weakref.ref[Feed], listener: socket.socket) -> None:
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:
-            return  # Closed.
+        except OSError as error:
+            feed = reference()
+            if feed is None or feed._closed:
+                return
+            del feed
+            logger.warning("the manager process waits for a connection to the dataset: %s", error)
+            time.sleep(RETRY_S)
+            continue
         feed = reference()
         if feed is None or feed._closed:
             connection.close()
