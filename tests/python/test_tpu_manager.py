@@ -303,21 +303,59 @@ def test_a_data_manager_by_itself_deals_in_turn_and_its_end_is_no_hang():
 
 def test_a_queue_that_nobody_empties_keeps_the_others_from_nothing_they_hold():
     data = TPUDataManager(range(100), 2, master_prefetch=3)
-    own = iter(QueueDataset(data.device_queues[1], timeout=0.5))
+    own = iter(QueueDataset(data.device_queues[1], timeout=60))
     assert [next(own) for _ in range(3)] == [1, 3, 5]
-    with pytest.raises(accelmgr.DataError, match="no element came within 0.5 s"):
-        next(own)
+    with pytest.raises(accelmgr.DataError, match="no element came within 0.01 s"):
+        next(iter(QueueDataset(data.device_queues[1], timeout=0.01)))
     data.close()
 
 
-def test_a_dataset_that_fails_in_the_host_is_an_error_of_every_queue():
+class Stuck:
+    """Gives `count` elements and then stands still."""
+
+    def __init__(self, count):
+        self.count, self.asked, self.go_on = count, threading.Event(), threading.Event()
+
+    def __iter__(self):
+        yield from range(self.count)
+        self.asked.set()
+        self.go_on.wait(60)
+
+
+def test_a_data_manager_that_is_closed_ends_who_waits_for_an_element():
+    dataset, elements = Stuck(1), []
+    data = TPUDataManager(dataset, 1)
+    queue = iter(QueueDataset(data.device_queues[0]))
+    reading = threading.Thread(target=lambda: elements.extend(queue), daemon=True)
+    reading.start()
+    assert dataset.asked.wait(60)
+    data.close()
+    reading.join(60)
+    assert not reading.is_alive() and elements in ([0], [])
+    data.close()
+    dataset.go_on.set()
+    data._loader_thread.join(60)
+    assert not data._loader_thread.is_alive()
+
+
+def test_a_data_manager_that_is_closed_ends_a_full_queue():
+    dataset = Stuck(2)
+    data = TPUDataManager(dataset, 1, master_prefetch=2)
+    assert dataset.asked.wait(60)
+    data.close()
+    assert list(iter(QueueDataset(data.device_queues[0], timeout=60))) == [1]
+    dataset.go_on.set()
+
+
+@pytest.mark.parametrize("error", [LookupError, SystemExit])
+def test_a_dataset_that_fails_in_the_host_is_an_error_of_every_queue(error):
     def broken():
         yield 1
-        raise LookupError("no more of them")
+        raise error("no more of them")
 
     data = TPUDataManager(broken(), 2)
     for device in range(2):
-        with pytest.raises(accelmgr.DataError, match="LookupError: no more of them"):
+        with pytest.raises(accelmgr.DataError, match=f"{error.__name__}: no more of them"):
             for element in QueueDataset(data.device_queues[device]):
                 assert element == 1
     assert len(QueueDataset(data.device_queues[0])) == 10**12
