@@ -160,9 +160,14 @@ def test_a_step_without_data_ends_at_its_deadline_and_says_so() -> None:
 
     with make(slow()) as manager:
         manager.step().raise_for_status()
-        result = manager.step(timeout=0.2)
-        assert result.status == "timeout"
-        assert "data" in result.error
+
+        def lacks_data() -> bool:
+            """On a loaded machine the step may not begin in time, and says that."""
+            result = manager.step(timeout=0.2)
+            assert result.status == "timeout"
+            return "data" in result.error
+
+        wait_until(lacks_data, "a step ends for want of data")
         go_on.set()
         manager.step().raise_for_status()
 
@@ -172,14 +177,14 @@ def test_a_generator_that_is_stuck_does_not_hold_up_stop() -> None:
 
     def stuck() -> Iterator[Any]:
         yield from numbers(STEP)
-        assert go_on.wait(PATIENCE_S)
+        assert go_on.wait(60)
 
     manager = make(stuck())
     manager.step().raise_for_status()
     wait_until(lambda: manager._feed is not None and manager._feed._reader != 0, "it is stuck")
     begin = time.monotonic()
     manager.stop()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     assert len(feed_threads()) == 1
     go_on.set()
 
