@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import time
 from typing import Any
 
 import pytest
@@ -60,6 +62,35 @@ def test_a_process_that_is_terminated_ends_the_others() -> None:
         context.join()
     assert (caught.value.rank, caught.value.signal) == (1, signal.SIGTERM)
     assert [process.exitcode for process in context.processes] == [-signal.SIGTERM] * 2
+
+
+def _wait_in_rank_1() -> None:
+    if distributed.get_rank() == 1:
+        signal.pause()
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_terminate_reaches_no_other_process_that_has_the_number_by_now(method: str) -> None:
+    context = spawn(_wait_in_rank_1, nprocs=2, join=False, daemon=True, start_method=method)
+    ended = context.processes[0]
+    deadline = time.monotonic() + 60
+    while not _is_gone(ended.pid):
+        assert not context.join(0.01) and time.monotonic() < deadline
+    ended.terminate()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
+        ended.pid = other.pid
+        ended.terminate()
+        other.communicate()
+        assert other.returncode == 0
+    context.terminate()
 
 
 def _fail(how: str) -> None:

@@ -138,6 +138,33 @@ def test_a_dataset_that_raises_arrives_with_its_traceback_after_what_it_gave():
             list(manager.steps(1))
 
 
+class Misses:
+    """A map-style dataset whose table is shorter than its length."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        if index == 4:
+            self.look_up(index)
+        return {"x": row(index)}
+
+    def look_up(self, index):
+        raise self.error(f"no row {index} in the table")
+
+
+@pytest.mark.parametrize("error", [IndexError, StopIteration])
+def test_an_indexed_dataset_that_raises_before_its_length_has_failed_and_not_ended(error):
+    with accelmgr.Manager(Line(), Misses(error), nprocs=2, batch_size_per_device=1) as manager:
+        with pytest.raises(accelmgr.DataEnd, match=f"{error.__name__}: no row 4 in the table") as caught:
+            list(manager.steps())
+        assert "in look_up" in str(caught.value)
+        assert manager.statistics().steps == 2
+
+
 class Changes:
     def __init__(self, later):
         self.later = later

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -375,6 +376,24 @@ def test_an_exception_arrives_with_rank_and_traceback(method: str) -> None:
     assert "_rank.py" not in error.trace
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.rank, copy.trace) == (str(error), 1, error.trace)
+
+
+def _fail_beside_a_thread(rank: int) -> None:
+    threading.Thread(target=threading.Event().wait).start()  # The end of a program would wait for it.
+    if rank == 1:
+        raise ValueError("no data")
+    signal.pause()
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_an_exception_arrives_while_threads_of_its_rank_run(method: str) -> None:
+    context = distributed.spawn("shm", _fail_beside_a_thread, (), nproc_per_node=2, start_method=method, join=False)
+    assert context is not None
+    try:
+        with pytest.raises(SpawnError, match="rank 1 failed: ValueError: no data"):
+            context.join(60)
+    finally:
+        context.terminate()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import time
 import warnings
 
 import pytest
@@ -115,15 +116,24 @@ def test_the_manager_is_killed_and_recovered(tmp_path):
         assert elements_of(model, 2) == 2 + 3, "a dataset that cannot be restored is read again up to where it was"
 
 
+def wait_until_settled(manager):
+    """step() returns when a step is over, which runners may see a moment later; the next begins when they have."""
+    deadline = time.monotonic() + 60
+    while any(runner.phase != "waiting" for runner in manager.statistics().runners):
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
 def test_a_stopped_runner_is_a_timeout_and_the_same_elements_come_again(tmp_path):
     model = Told(tmp_path)
     with start(model, abort_grace=0.2) as manager:
         assert manager.step(accumulate=False).ok
+        wait_until_settled(manager)
         stopped = manager.statistics().runners[1].pid
         os.kill(stopped, signal.SIGSTOP)
         result = manager.step(timeout=0.3, accumulate=False)
         assert (result.status, result.counted) == ("timeout", False)
-        assert 300 <= result.step_ms < 5000
+        assert 300 <= result.step_ms < 30_000
         assert elements_of(model, 2) == 0 + 1
         with pytest.raises(accelmgr.StepTimeout, match="no result within 0.3 s: .*rank 1") as caught:
             result.raise_for_status()

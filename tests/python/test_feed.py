@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
+import pathlib
 import signal
 import socket
 import threading
@@ -158,9 +160,14 @@ def test_a_step_without_data_ends_at_its_deadline_and_says_so() -> None:
 
     with make(slow()) as manager:
         manager.step().raise_for_status()
-        result = manager.step(timeout=0.2)
-        assert result.status == "timeout"
-        assert "data" in result.error
+
+        def lacks_data() -> bool:
+            """On a loaded machine the step may not begin in time, and says that."""
+            result = manager.step(timeout=0.2)
+            assert result.status == "timeout"
+            return "data" in result.error
+
+        wait_until(lacks_data, "a step ends for want of data")
         go_on.set()
         manager.step().raise_for_status()
 
@@ -170,14 +177,14 @@ def test_a_generator_that_is_stuck_does_not_hold_up_stop() -> None:
 
     def stuck() -> Iterator[Any]:
         yield from numbers(STEP)
-        assert go_on.wait(PATIENCE_S)
+        assert go_on.wait(60)
 
     manager = make(stuck())
     manager.step().raise_for_status()
     wait_until(lambda: manager._feed is not None and manager._feed._reader != 0, "it is stuck")
     begin = time.monotonic()
     manager.stop()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     assert len(feed_threads()) == 1
     go_on.set()
 
@@ -242,6 +249,44 @@ def test_a_manager_killed_before_its_first_step_is_followed_by_one_with_the_same
         torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
 
 
+class Late:
+    """A collate_fn that one process can have from its pickle; the next ones, the runners, when `ready` is there."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.ready, self.taken = folder / "ready", folder / "taken"
+
+    def __call__(self, elements: list[Any]) -> Any:
+        return torch.utils.data.default_collate(elements)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.taken.exists() and not self.ready.exists():
+            raise LookupError("not ready")
+        self.taken.touch()
+
+
+def make_and_fail_to_start(collate: Late) -> accelmgr.Manager:
+    manager = make(numbers(), collate_fn=collate, start=False, runners__on_loss="fail")
+    with pytest.raises(accelmgr.RunnerError, match="LookupError: not ready"):
+        manager.start()
+    return manager
+
+
+def test_a_start_after_one_that_failed_trains_on_the_same_elements(tmp_path: pathlib.Path) -> None:
+    collate = Late(tmp_path)
+    manager = make_and_fail_to_start(collate)
+    collate.ready.touch()
+    with manager:
+        manager.step(accumulate=False).raise_for_status()
+        torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(0))
+
+
+def test_a_manager_that_did_not_start_takes_its_feed_along(tmp_path: pathlib.Path) -> None:
+    manager = make_and_fail_to_start(Late(tmp_path))
+    manager.stop()
+    wait_until(lambda: not feed_threads(), "the threads end")
+
+
 def test_a_forked_child_serves_nothing_and_keeps_nothing_open() -> None:
     with make(numbers()) as manager:
         manager.step().raise_for_status()
@@ -265,12 +310,18 @@ def test_a_forked_child_serves_nothing_and_keeps_nothing_open() -> None:
                 os.close(fd)
 
 
-def test_a_manager_that_is_dropped_takes_its_feed_along() -> None:
+def test_a_manager_that_is_dropped_takes_its_feed_along_and_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_feed, "JOIN_S", 60.0)
     manager = make(numbers())
     manager.step().raise_for_status()
     assert feed_threads()
+    begin = time.monotonic()
     del manager
     gc.collect()
+    assert time.monotonic() - begin < 30
+    assert "error" not in capfd.readouterr().err
     wait_until(lambda: not feed_threads(), "the threads end")
 
 
@@ -292,6 +343,29 @@ def test_a_stranger_without_the_token_gets_nothing() -> None:
         assert not given
     finally:
         feed.close()
+
+
+def test_it_serves_on_after_it_had_no_descriptor_for_a_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)) for _ in range(2)]
+    accept = socket.socket.accept
+
+    def accept_later(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    feed = Feed(numbers())
+    client = Client(feed.address)
+    client._connection.settimeout(PATIENCE_S)
+    try:
+        assert client.example() == _feed.dump(element(0))
+    finally:
+        client._connection.close()
+        feed.close()
+    assert caplog.text.count("Too many open files") == 2
 
 
 def test_a_generator_without_elements_is_refused() -> None:

@@ -30,6 +30,10 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(shared):
         for call in (shared.step, shared.zero_grad, shared.buffers, lambda: shared.update_model_parameters(own)):
             with pytest.raises(accelmgr.UsageError, match="another thread is inside this manager"):
                 call()
+        with pytest.raises(accelmgr.UsageError, match="another thread is inside this manager"):
+            shared.stop()
+        with pytest.raises(accelmgr.UsageError, match="belongs to another manager"):  # It was not stopped.
+            accelmgr.Manager(model, Count(), nprocs=1, start=False)
         counted = sum(1 for _ in range(1000))  # The interpreter's lock is free while the other waits.
     stepping.join()
     assert counted == 1000 and results[0].ok

@@ -8,6 +8,8 @@ import pytest
 from gate import Gate
 from programs import BOUND_S, read_until, started
 
+AT_ONCE_S = 30  # Of a loaded machine; every deadline that would end these waits is 60 s or more.
+
 PROGRAM = """\
 import pathlib, sys, torch, accelmgr
 from gate import Count, Gate, Told
@@ -55,7 +57,7 @@ def test_in_a_step_nothing_is_added_and_the_next_one_works(tmp_path):
         with gate.held():
             begin = interrupt(process)
             assert read_until(process, "\n") == "interrupted after 0 [0.0, 0.0]\n"
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < AT_ONCE_S
         proceed(process)
         assert read_until(process, "\n").startswith("then StepResult(ok, step 1, ")
         assert process.wait(timeout=BOUND_S) == 0
@@ -69,7 +71,7 @@ def test_in_start_nothing_is_left(tmp_path):
         with gate.held():
             begin = interrupt(process)
             assert read_until(process, "\n") == "interrupted in start, nothing of [1.0, 2.0]\n"
-            assert time.monotonic() - begin < 10
+            assert time.monotonic() - begin < AT_ONCE_S
         assert process.wait(timeout=BOUND_S) == 3
         assert process.stderr.read() == ""
 
@@ -142,7 +144,7 @@ def test_while_the_team_changes_it_can_be_asked_for_again(tmp_path, what):
         with gate.held():
             begin = interrupt(process)
             assert read_until(process, "\n") == "interrupted\n"
-            assert time.monotonic() - begin < 10
+            assert time.monotonic() - begin < AT_ONCE_S
         proceed(process)
         assert read_until(process, "\n") == ("then 2\n" if what == "resize" else "then 1\n")
         assert process.wait(timeout=BOUND_S) == 0
@@ -178,7 +180,7 @@ def test_while_a_checkpoint_is_written_it_is_not_lost(tmp_path, what):
         read_until(process, "ready\n")
         begin = interrupt(process)
         assert read_until(process, "\n") == "interrupted\n"
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < AT_ONCE_S
         proceed(process)
         assert read_until(process, "\n") == "then 1\n"
         assert process.wait(timeout=BOUND_S) == 0
@@ -199,7 +201,7 @@ def test_where_nobody_serves_the_rendezvous(tmp_path):
         read_until(process, "ready\n")
         begin = interrupt(process)
         assert read_until(process, "\n") == "interrupted\n"
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < AT_ONCE_S
         assert process.wait(timeout=BOUND_S) == 0
 
 
@@ -232,5 +234,5 @@ def test_outside_of_a_serial_executor(tmp_path):
         begin = time.monotonic()
         os.kill(process.pid, signal.SIGINT)
         assert read_until(process, "free\n") == "interrupted\nfree\n"
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < AT_ONCE_S
         assert process.wait(timeout=BOUND_S) == 0

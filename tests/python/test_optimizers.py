@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -262,6 +263,21 @@ def test_optimizers_of_other_models_are_nobodys_business(manager: accelmgr.Manag
     before_any_step = torch.optim.SGD(reference.parameters(), lr=0.1)
     for _ in range(3):
         before_any_step.step()
+
+
+def test_in_a_forked_child_an_optimizer_is_nobodys_business() -> None:
+    model = Net()
+    with accelmgr.Manager(model, Elements(), nprocs=1, runners__threads=1):
+        optimizer = torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1)
+        optimizer.step()  # Looked at, and to be looked at again.
+        child = os.fork()
+        if child == 0:
+            try:
+                optimizer.step()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_parameters_of_a_built_in_model_are_what_an_optimizer_takes() -> None:

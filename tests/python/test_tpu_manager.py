@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import pickle
 import signal
 import textwrap
 import threading
@@ -116,6 +117,49 @@ def test_a_step_that_is_triggered_by_hand(zeroed):
     assert manager.loss_accumulated.value == pytest.approx(oracle.step(), rel=1e-5)
     assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
     assert manager.step_triggered.wait(0) is False
+
+
+def wait_and_be_killed(event):
+    """A child is killed inside event.wait(); returns when it has ended."""
+    child = os.fork()
+    if child == 0:
+
+        def kill(number, frame):
+            if frame.f_code.co_name == "wait":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        signal.signal(signal.SIGALRM, kill)
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        event.wait(60)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_child_that_was_killed_while_it_waited_for_a_step_holds_up_none(tmp_path):
+    manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
+    wait_and_be_killed(manager.step_finished)
+    assert manager.step().ok
+    assert manager.step_finished.is_set() and manager.step_finished.wait(60)
+    manager.terminate()
+
+
+def test_a_forked_child_sees_that_a_step_was_made(tmp_path):
+    manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
+    begun, begins = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(begins, b"1")
+        samples = manager.gradients_accumulated.value if manager.step_finished.wait(60) else -1
+        os._exit(samples)
+    os.read(begun, 1)
+    assert manager.step().samples == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    os.close(begun), os.close(begins)
+    manager.step_finished.clear()
+    assert not manager.step_finished.is_set() and not manager.step_finished.wait(-1)
+    with pytest.raises(accelmgr.UsageError, match="by fork"):
+        pickle.dumps(manager.step_finished)
+    manager.terminate()
 
 
 def test_parameters_are_to_be_loaded_until_a_step_has_them(zeroed):
@@ -259,21 +303,59 @@ def test_a_data_manager_by_itself_deals_in_turn_and_its_end_is_no_hang():
 
 def test_a_queue_that_nobody_empties_keeps_the_others_from_nothing_they_hold():
     data = TPUDataManager(range(100), 2, master_prefetch=3)
-    own = iter(QueueDataset(data.device_queues[1], timeout=0.5))
+    own = iter(QueueDataset(data.device_queues[1], timeout=60))
     assert [next(own) for _ in range(3)] == [1, 3, 5]
-    with pytest.raises(accelmgr.DataError, match="no element came within 0.5 s"):
-        next(own)
+    with pytest.raises(accelmgr.DataError, match="no element came within 0.01 s"):
+        next(iter(QueueDataset(data.device_queues[1], timeout=0.01)))
     data.close()
 
 
-def test_a_dataset_that_fails_in_the_host_is_an_error_of_every_queue():
+class Stuck:
+    """Gives `count` elements and then stands still."""
+
+    def __init__(self, count):
+        self.count, self.asked, self.go_on = count, threading.Event(), threading.Event()
+
+    def __iter__(self):
+        yield from range(self.count)
+        self.asked.set()
+        self.go_on.wait(60)
+
+
+def test_a_data_manager_that_is_closed_ends_who_waits_for_an_element():
+    dataset, elements = Stuck(1), []
+    data = TPUDataManager(dataset, 1)
+    queue = iter(QueueDataset(data.device_queues[0]))
+    reading = threading.Thread(target=lambda: elements.extend(queue), daemon=True)
+    reading.start()
+    assert dataset.asked.wait(60)
+    data.close()
+    reading.join(60)
+    assert not reading.is_alive() and elements in ([0], [])
+    data.close()
+    dataset.go_on.set()
+    data._loader_thread.join(60)
+    assert not data._loader_thread.is_alive()
+
+
+def test_a_data_manager_that_is_closed_ends_a_full_queue():
+    dataset = Stuck(2)
+    data = TPUDataManager(dataset, 1, master_prefetch=2)
+    assert dataset.asked.wait(60)
+    data.close()
+    assert list(iter(QueueDataset(data.device_queues[0], timeout=60))) == [1]
+    dataset.go_on.set()
+
+
+@pytest.mark.parametrize("error", [LookupError, SystemExit])
+def test_a_dataset_that_fails_in_the_host_is_an_error_of_every_queue(error):
     def broken():
         yield 1
-        raise LookupError("no more of them")
+        raise error("no more of them")
 
     data = TPUDataManager(broken(), 2)
     for device in range(2):
-        with pytest.raises(accelmgr.DataError, match="LookupError: no more of them"):
+        with pytest.raises(accelmgr.DataError, match=f"{error.__name__}: no more of them"):
             for element in QueueDataset(data.device_queues[device]):
                 assert element == 1
     assert len(QueueDataset(data.device_queues[0])) == 10**12

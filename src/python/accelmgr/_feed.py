@@ -21,6 +21,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,6 +41,7 @@ ELEMENT, CONSUMED, END, FAILED = range(4)
 TOKEN_BYTES = 32
 GREETING_S = 5.0  # For the token to arrive.
 JOIN_S = 2.0  # For a thread that is not inside the dataset to end.
+RETRY_S = 0.5  # Until a connection is accepted for which there was no descriptor or no memory.
 
 
 def is_indexed(dataset: Any) -> bool:
@@ -53,15 +55,16 @@ def elements_of(dataset: Any, position: int = 0) -> Iterator[list[Any]]:
         for element in dataset:
             yield [element]
         return
-    while True:
+    has_length = hasattr(dataset, "__len__")
+    while not has_length or position < len(dataset):
         try:
             element = dataset[position]
         except (IndexError, StopIteration):
+            if has_length:  # Which says where it ends: this is an error of its own.
+                raise
             return
         yield [element]
         position += 1
-        if hasattr(dataset, "__len__") and position >= len(dataset):
-            return
 
 
 # Elements as bytes
@@ -219,7 +222,18 @@ class Feed:
             return self._next
 
     def close(self) -> None:
-        """Reads and serves no more. A thread that is inside the dataset ends when that returns. Idempotent."""
+        """As end(), after the manager process has ended; waits for the threads but one inside the dataset."""
+        self.end()
+        for thread in list(self._threads):
+            if thread is not threading.current_thread() and thread.ident != self._reader:
+                thread.join(JOIN_S)
+
+    def end(self) -> None:
+        """Reads and serves no more; returns at once. Idempotent.
+
+        A connection ends when the manager process does; whoever asks until then is not answered. A thread that is
+        inside the dataset ends when that returns.
+        """
         if os.getpid() != self._owner:
             return
         self._closed = True
@@ -228,10 +242,6 @@ class Feed:
         except OSError:
             pass
         self._listener.close()
-        # A connection ends when the manager process does; whoever asks until then is not answered.
-        for thread in list(self._threads):
-            if thread is not threading.current_thread() and thread.ident != self._reader:
-                thread.join(JOIN_S)
 
     def _start(self, target: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=target, args=arguments, name="accelmgr-feed", daemon=True)
@@ -338,8 +348,14 @@ def _accept(reference: weakref.ref[Feed], listener: socket.socket) -> None:
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:
-            return  # Closed.
+        except OSError as error:
+            feed = reference()
+            if feed is None or feed._closed:
+                return
+            del feed
+            logger.warning("the manager process waits for a connection to the dataset: %s", error)
+            time.sleep(RETRY_S)
+            continue
         feed = reference()
         if feed is None or feed._closed:
             connection.close()

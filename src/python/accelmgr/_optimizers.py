@@ -68,7 +68,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         for manager in managers:
             if manager not in _served and [parameter.shape for parameter in manager.parameters()] == shapes:
                 _looked_at[optimizer] = _state_of(manager)
-    elif (manager_or_none := before.manager()) is not None:
+    elif (manager_or_none := before.manager()) is not None and manager_or_none in managers:
         now = _state_of(manager_or_none)
         if manager_or_none in _served:
             _looked_at[optimizer] = None

@@ -73,6 +73,15 @@ def run(target: Target, rank: int, in_place: bool) -> bytes | None:
         return None
     _begin(target)
     try:
+        result = _result(target, rank)
+        threading._shutdown()  # type: ignore[attr-defined]  # Waits for its threads; a failure is told at once.
+        return result
+    finally:
+        _flush()
+
+
+def _result(target: Target, rank: int) -> bytes | None:
+    try:
         result = target.call(rank)
         return None if result is None else cloudpickle.dumps(result)
     except KeyboardInterrupt:
@@ -83,9 +92,6 @@ def run(target: Target, rank: int, in_place: bool) -> bytes | None:
             _flush()
             os._exit(code)
         return None
-    finally:
-        threading._shutdown()  # type: ignore[attr-defined]  # Waits for its threads, as the end of a program does.
-        _flush()
 
 
 def _exit_code(exit: SystemExit) -> int:

@@ -223,7 +223,7 @@ class Manager:
         except BaseException:
             self._unbind()
             self._handle = unstarted
-            self._close_sent()
+            self._close_payload()
             raise
         self._former_gradients = []
         if self._feed is not None:
@@ -254,6 +254,8 @@ class Manager:
 
     def _sent(self, dataset: Any) -> bytes:
         """The dataset for the manager process: itself, or, where it cannot be pickled, the address of its feed."""
+        if self._feed is not None:  # Of a start that failed: it has elements that the dataset will not give again.
+            return pickled("dataset", self._feed.address)
         reason = "a generator"
         if not isinstance(dataset, GeneratorType):
             try:
@@ -262,7 +264,7 @@ class Manager:
                 reason = str(error)
         logger.info("the dataset is read in this process and served from it: %s", reason)
         self._feed = Feed(dataset)
-        weakref.finalize(self, self._feed.close)
+        weakref.finalize(self, self._feed.end)  # Before the manager process: its connection has not ended yet.
         return pickled("dataset", self._feed.address)
 
     # Steps
@@ -461,13 +463,13 @@ class Manager:
 
     def stop(self) -> None:
         """Ends runners, launcher and manager; bounded. Parameters and gradients stay readable. Idempotent."""
-        self._stopped = True
         self._handle.stop()
-        self._close_sent()
-
-    def _close_sent(self) -> None:
+        self._stopped = True
         if self._feed is not None:
             self._feed.close()
+        self._close_payload()
+
+    def _close_payload(self) -> None:
         if self._payload is not None:
             self._payload.close()
 

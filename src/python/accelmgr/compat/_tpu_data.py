@@ -76,7 +76,7 @@ class TPUDataManager:
             for i, element in enumerate(self.dataset):
                 if not self._put(i % self.nprocs, element):
                     return
-        except Exception as error:
+        except BaseException as error:  # A SystemExit of the dataset, too.
             end = _End(error)
         finally:
             logger.warning("Minibatch generator finished.")
@@ -107,9 +107,20 @@ class TPUDataManager:
         return torch.utils.data.DataLoader(QueueDataset(self.device_queues[device]), **kwargs)
 
     def close(self) -> None:
-        """Ends the thread, as soon as the dataset has given its element. Idempotent."""
+        """Ends the data: of who reads a queue, and the thread, as soon as the dataset has given its element. Idempotent."""
         self._closed.set()
+        for device_queue in self.device_queues:
+            self._end_now(device_queue)
         self._loader_thread.join(_SLICE_S)
+
+    @staticmethod
+    def _end_now(device_queue: Any) -> None:
+        while True:
+            with contextlib.suppress(queue.Full):
+                device_queue.put_nowait(_End(None))
+                return
+            with contextlib.suppress(queue.Empty):
+                device_queue.get_nowait()  # In its place.
 
 
 _ELSEWHERE = (

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +31,10 @@ class Process:
         self.pid = pid
         self.name = f"SpawnProcess-{index}"
         self.daemon = daemon
+        self._pidfd = -1
+        with contextlib.suppress(ProcessLookupError):  # It has ended already.
+            self._pidfd = os.pidfd_open(pid)
+            weakref.finalize(self, os.close, self._pidfd)
 
     @property
     def exitcode(self) -> int | None:
@@ -41,8 +47,9 @@ class Process:
 
     def terminate(self) -> None:
         """Asks this process to end; join() raises what comes of it."""
-        if self.is_alive() and self.pid != os.getpid():
-            os.kill(self.pid, signal.SIGTERM)
+        if self.is_alive() and self.pid != os.getpid() and self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):  # It has ended, and join() has not seen it.
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
 
 class Results:

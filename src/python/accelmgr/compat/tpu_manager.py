@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from accelmgr import _native
+from accelmgr.compat._event import Event
 from accelmgr.compat._tpu_data import DeviceQueue, QueueDataset, SessionData, TPUDataManager
 from accelmgr.compat._tpu_synchronizer import SessionSynchronizer, TPUSynchronizer, detached
 from accelmgr.errors import UsageError
@@ -41,7 +42,8 @@ from accelmgr.manager import Manager
 
 logger = logging.getLogger("accelmgr.tpu_manager")
 
-# Locks, events and values as the original had them; of the context that needs no resource tracker.
+# Lock and values as the original had them; of the context that needs no resource tracker. Values have no locks: a
+# process that is killed would hold them for ever.
 _context = multiprocessing.get_context("fork")
 _numbers = itertools.count(1)
 _SLICE_S = 0.2  # Within which a wait sees what cannot wake it.
@@ -93,10 +95,10 @@ class TPUManager(Manager):
         self.batch_size_per_device, self.grad_accumulation_steps = batch_size_per_device, grad_accumulation_steps
         self.name = f"TPUManager-{next(_numbers)}"
         self.lock = _context.Lock()
-        self.step_triggered, self.step_finished = StepTrigger(self), _context.Event()
-        self.should_load_parameters = _context.Value(ctypes.c_bool, False)
-        self.gradients_accumulated = _context.Value(ctypes.c_long, 0)
-        self.loss_accumulated = _context.Value(ctypes.c_double, 0.0)
+        self.step_triggered, self.step_finished = StepTrigger(self), Event()
+        self.should_load_parameters = _context.RawValue(ctypes.c_bool, False)
+        self.gradients_accumulated = _context.RawValue(ctypes.c_long, 0)
+        self.loss_accumulated = _context.RawValue(ctypes.c_double, 0.0)
         self.last_result: _native.StepResult | None = None
         self._synchronizer: TPUSynchronizer = SessionSynchronizer(model, self)
         self._data_manager: TPUDataManager = SessionData(dataset, nprocs, prefetch)
