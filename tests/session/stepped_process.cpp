@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/auxv.h>
 #include <sys/ptrace.h>
+#include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -48,14 +50,53 @@ int SteppedProcess::wait() {
 }
 
 bool SteppedProcess::step() {
-  if (pid_ == 0) return false;
-  if (ptrace(PTRACE_SINGLESTEP, pid_, nullptr, nullptr) != 0) throw SystemError("ptrace of a step", errno);
+  if (pid_ == 0 || !resume(PTRACE_SINGLESTEP)) return false;
+#ifdef __x86_64__
+  return !reads_the_clock() || finish_reading();
+#else
+  return true;
+#endif
+}
+
+/// Until it stops; false when it has ended.
+bool SteppedProcess::resume(int request) {
+  if (ptrace(static_cast<__ptrace_request>(request), pid_, nullptr, nullptr) != 0)
+    throw SystemError("ptrace of a step", errno);
   const int status = wait();
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return false;
   if (!WIFSTOPPED(status) || WSTOPSIG(status) != SIGTRAP)
     throw std::runtime_error(fmt::format("the stepped process has the wait status {:#x}", status));
   return true;
 }
+
+#ifdef __x86_64__
+
+// In the kernel's code that every process has mapped.
+bool SteppedProcess::reads_the_clock() {
+  static const auto vdso = getauxval(AT_SYSINFO_EHDR);
+  constexpr std::uint64_t vdso_bytes = 8192;
+  user_regs_struct registers{};
+  ptrace(PTRACE_GETREGS, pid_, nullptr, &registers);
+  return registers.rip >= vdso && registers.rip < vdso + vdso_bytes;
+}
+
+/// With a breakpoint where it was called.
+bool SteppedProcess::finish_reading() {
+  user_regs_struct registers{};
+  ptrace(PTRACE_GETREGS, pid_, nullptr, &registers);
+  const auto caller = ptrace(PTRACE_PEEKDATA, pid_, registers.rsp, nullptr);
+  const auto code = ptrace(PTRACE_PEEKDATA, pid_, caller, nullptr);
+  constexpr long breakpoint = 0xcc;
+  ptrace(PTRACE_POKEDATA, pid_, caller, (code & ~0xffL) | breakpoint);
+  if (!resume(PTRACE_CONT)) return false;
+  ptrace(PTRACE_POKEDATA, pid_, caller, code);
+  ptrace(PTRACE_GETREGS, pid_, nullptr, &registers);
+  registers.rip = static_cast<std::uint64_t>(caller);
+  ptrace(PTRACE_SETREGS, pid_, nullptr, &registers);
+  return true;
+}
+
+#endif
 
 bool SteppedProcess::step(std::uint64_t count) {
   while (count-- > 0)

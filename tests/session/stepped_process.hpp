@@ -21,8 +21,9 @@ class SteppedProcess {
   SteppedProcess(const SteppedProcess&) = delete;
   SteppedProcess& operator=(const SteppedProcess&) = delete;
 
-  /// One instruction; false when the child has ended, with status 0. Throws std::runtime_error when it ends
-  /// otherwise, or meets a signal.
+  /// One instruction, or a reading of the clock: that begins again when the kernel sets the clock meanwhile,
+  /// so one instruction at a time it may never come to its end. False when the child has ended, with status
+  /// 0. Throws std::runtime_error when it ends otherwise, or meets a signal.
   bool step();
   /// Up to `count` instructions.
   bool step(std::uint64_t count);
@@ -31,6 +32,9 @@ class SteppedProcess {
 
  private:
   int wait();
+  bool resume(int request);
+  bool reads_the_clock();
+  bool finish_reading();
 
   pid_t pid_ = 0;
 };

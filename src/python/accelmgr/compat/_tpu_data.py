@@ -107,7 +107,7 @@ class TPUDataManager:
         return torch.utils.data.DataLoader(QueueDataset(self.device_queues[device]), **kwargs)
 
     def close(self) -> None:
-        """Ends the data: of who reads a queue, and the thread, as soon as the dataset has given its element. Idempotent."""
+        """Ends the data for who reads a queue; and the thread, once the dataset has given its element. Idempotent."""
         self._closed.set()
         for device_queue in self.device_queues:
             self._end_now(device_queue)
