@@ -311,8 +311,8 @@ std::string Stepper::phases(session::RankMask ranks) const {
     const auto& record = session_.record(rank);
     const auto life = record.life.load();
     text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
-                        life == Life::lost     ? std::string("is being replaced")
-                        : life == Life::absent ? std::string("is yet to be started")
+                        life == Life::lost || life == Life::retiring ? std::string("is being replaced")
+                        : life == Life::absent                       ? std::string("is yet to be started")
                                                : fmt::format("in phase {}", to_string(record.phase.load())));
   }
   return text;

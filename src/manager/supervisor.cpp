@@ -223,17 +223,27 @@ void Supervisor::resize(int ranks) {
   control.team.store(after);
   for (int rank = 0; rank < session_.ranks(); ++rank) {
     const bool was = (before >> rank & 1) != 0, is = (after >> rank & 1) != 0;
-    if (is && !was) want(rank, 0);
+    if (is && !was && has_no_process(rank)) want(rank, 0);  // lost() does for one that is on its way out.
     if (was && !is) {
       std::erase_if(wanted_, [rank](const Wanted& w) { return w.rank == rank; });
-      runner(rank).retiring = true;
-      runner(rank).killed_ns = base::now_ns();
-      runner(rank).said_ready.reset();
-      runner(rank).lifeline.reset();  // It ends when it sees that.
+      if (!has_no_process(rank)) retire(rank);
     }
   }
   start_next();
   tell_host(protocol::Resized{});
+}
+
+bool Supervisor::has_no_process(int rank) const noexcept {
+  const auto life = session_.record(rank).life.load();
+  return life == Life::absent || life == Life::lost;
+}
+
+void Supervisor::retire(int rank) {
+  session_.record(rank).life.store(Life::retiring);
+  runner(rank).retiring = true;
+  runner(rank).killed_ns = base::now_ns();
+  runner(rank).said_ready.reset();
+  runner(rank).lifeline.reset();  // It ends when it sees that.
 }
 
 void Supervisor::tick() {

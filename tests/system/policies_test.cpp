@@ -208,6 +208,23 @@ TEST(Resize, GoesUpAndDownAndDealsEveryElementOnce) {
   EXPECT_THROW(run.manager().resize(4), UsageError);
 }
 
+TEST(Resize, DownAndUpAgainStartsNobodyBesideTheRunnerThatWasLetGo) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  stage.tell(1, Act::block);
+  expect_failed(run.manager().step({.interrupted = [&] { return stage.blocks(1); }}), StepStatus::timeout,
+                {});
+  run.manager().resize(1);
+  run.manager().resize(2);
+  EXPECT_EQ(run.manager().statistics().runners.at(1).generation, 2u);
+  EXPECT_TRUE(ipc::has_ended(run.runner(1)));
+  stage.tell(1, Act::compute);
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
 TEST(Recover, TrainingGoesOnOverTheSameSession) {
   const auto expected = undisturbed(3);
   Stage stage;

@@ -55,6 +55,8 @@ class Stage {
   /// Returns when the rank blocks in forward(). Fails the test after a bound.
   void wait_until_blocked(int rank);
   /// The source waits before it gives element `number`, until the others are released.
+  /// Whether it does by now.
+  bool blocks(int rank) const { return script_.blocked[rank].load(); }
   void withhold_elements_from(std::int64_t number);
   void release_elements();
 
