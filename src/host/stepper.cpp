@@ -112,15 +112,16 @@ Stepper::Outcome Stepper::assemble(const Patience& patience) {
     if (manager_loss_ || processes_.manager_ended()) return manager_lost(session_.word().attempt);
     const auto team = control.team.load();
     if (control.given_up.load() != 0) return lost();
-    if (team_ready(team)) {
-      if (dealt_to(team)) {
+    // What the loader was asked for it deals whenever it comes back from the source: until then nobody may
+    // read, and nothing else be asked for.
+    const auto asked = control.deal_to.load();
+    if (team_ready(team) && dealt_to(asked)) {
+      if (asked == team) {
         participants_ = team;
         return {};
       }
-      if (control.deal_to.load() != team) {
-        control.deal_to.store(team);
-        ipc::wake_all(control.finish);
-      }
+      control.deal_to.store(team);
+      ipc::wake_all(control.finish);
     }
     if (patience.over())
       return {StepStatus::timeout,

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 
+#include "base/interruption.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
 
@@ -221,6 +222,37 @@ TEST(Resize, DownAndUpAgainStartsNobodyBesideTheRunnerThatWasLetGo) {
   EXPECT_EQ(run.manager().statistics().runners.at(1).generation, 2u);
   EXPECT_TRUE(ipc::has_ended(run.runner(1)));
   stage.tell(1, Act::compute);
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+// The source keeps the loader from dealing to the one that is left, which it does when it comes back.
+TEST(Resize, ATeamThatGrowsBackWaitsForTheDealingThatTheSmallerOneAskedFor) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  stage.withhold_elements_from(2 * staged_ranks * staged_batch_size);
+  auto config = staged_config(stage);
+  config.runners.on_loss = LossPolicy::shrink;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  stage.wait_until_withheld();
+  run.wait_until_waiting(0);
+  run.kill_and_wait(run.runner(1));
+  const auto deadline = soon();
+  while (run.manager().statistics().runners.size() == 2 && !deadline.passed()) sched_yield();
+  int asked = 0;
+  expect_failed(run.manager().step({.interrupted = [&] { return ++asked > 1; }}), StepStatus::timeout,
+                {"no attempt could begin"});
+
+  const std::function<bool()> ready_for_long = [&, looks = 0]() mutable {
+    const auto runners = run.manager().statistics().runners;
+    return runners.size() == 2 && runners[1].phase == "waiting" && ++looks > 25;
+  };
+  {
+    const base::InterruptionScope scope(ready_for_long);
+    EXPECT_THROW(run.manager().resize(2), RunnerError) << "nothing has come of the dealing";
+  }
+  stage.release_elements();
   expect_ok(run.manager());
   expect_same(outcome_of(run), expected);
 }
