@@ -125,11 +125,12 @@ Processes Processes::start_over(const Config& config, StartMethod method, const 
   return processes;
 }
 
-bool Processes::manager_ended() const noexcept { return ipc::has_ended(manager_.pidfd.get()); }
+bool Processes::manager_ended() const noexcept {
+  return !manager_.pidfd || ipc::has_ended(manager_.pidfd.get());
+}
 
 void Processes::send(const protocol::Request& request) const {
-  if (!manager_.pidfd || manager_ended())
-    throw SessionError("the manager process is gone; recover() starts a new one");
+  if (manager_ended()) throw SessionError("the manager process is gone; recover() starts a new one");
   protocol::send_request(socket_.get(), request);
 }
 
