@@ -305,6 +305,11 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
   return {StepStatus::manager_lost, "the manager process is gone: " + manager_loss_->exit, -1};
 }
 
+bool Stepper::manager_is_lost() {
+  if (!manager_loss_ && processes_.manager_ended()) manager_lost(session_.word().attempt);
+  return manager_loss_.has_value();
+}
+
 std::string Stepper::phases(session::RankMask ranks) const {
   std::string text;
   for (int rank = 0; rank < session_.ranks(); ++rank) {

@@ -278,6 +278,18 @@ TEST(Recover, TrainingGoesOnOverTheSameSession) {
   expect_same(outcome_of(run), expected);
 }
 
+TEST(Recover, IsForAManagerThatEndedBetweenStepsToo) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  run.kill_and_wait(run.processes().manager.get());
+  EXPECT_NE(message_of<SessionError>([&] { run.manager().resize(1); }).find("recover()"), std::string::npos);
+  run.manager().recover();
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
 Config with_nonfinite(const Stage& stage, NonfinitePolicy policy, int limit) {
   auto config = staged_config(stage);
   config.on_nonfinite = policy;
