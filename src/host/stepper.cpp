@@ -71,7 +71,6 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
     if (outcome.status == StepStatus::runner_lost) continue;  // The supervisor repairs it, or gives up.
     if (outcome.status == StepStatus::ok && purpose == Purpose::skip) {
       purpose = Purpose::compute;
-      result.counted = false;
       ++result.skipped;
       continue;
     }
@@ -171,7 +170,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, const Patien
   result.tries += skip ? 0 : 1;
   auto outcome = wait(attempt, patience);
   const auto word = session_.word();
-  result.counted = word.attempt == attempt && word.closed && !word.abort;
+  result.counted = !skip && word.attempt == attempt && word.closed && !word.abort;
   return outcome;
 }
 

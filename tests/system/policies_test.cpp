@@ -337,6 +337,26 @@ TEST(Nonfinite, SkipBatchHasALimitInARow) {
   EXPECT_TRUE(same_bits(run.gradients(), gradients));
 }
 
+// Only its gradients could have counted, and there are none.
+TEST(Nonfinite, ASkipThatTheManagersEndLeftToTheHostDoesNotCount) {
+  constexpr int elements = 2 * staged_ranks * staged_batch_size;
+  Stage stage;
+  stage.withhold_elements_from(elements);
+  auto config = with_nonfinite(stage, NonfinitePolicy::skip_batch, 10);
+  config.faults = {"rank=1 step=2 phase=forward fault=nan", "rank=1 step=2 phase=publish fault=hang"};
+  StagedRun run(config);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.wait_until_withheld();
+  ipc::send_signal(run.processes().manager.get(), SIGSTOP);  // Nobody but the host finishes for rank 1.
+  auto step = run.step_in_background();
+  run.wait_until_in(1, "reduce");
+  run.kill_and_wait(run.processes().manager.get());
+  expect_failed(step.get(), StepStatus::manager_lost, {});
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+  EXPECT_EQ(run.manager().statistics().elements, std::uint64_t{elements}) << "nothing was skipped";
+}
+
 TEST(Nonfinite, KeepHasALimitInARow) {
   Stage stage;
   StagedRun run(with_nonfinite(stage, NonfinitePolicy::keep, 2));
