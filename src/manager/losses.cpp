@@ -69,7 +69,7 @@ void Supervisor::lost(int rank, int wait_status) {
   session_.wake_everyone();
   if (starting_ == rank) starting_.reset();
   if (retired && (session_.control().team.load() >> rank & 1) != 0) want(rank, 0);  // It grew back meanwhile.
-  if (session_.control().stopping.load() != 0 || retired) return start_next();
+  if (session_.control().stopping.load() != 0 || (retired && !launcher_lost_)) return start_next();
 
   const auto verdict = runner(rank).verdict;
   const auto reason = record.reason.load();

@@ -117,6 +117,17 @@ TEST(Restart, AKilledLauncherIsReplacedWithAllItsRunners) {
   EXPECT_EQ(run.manager().statistics().losses, 1u);
 }
 
+TEST(Restart, AKilledLauncherIsReplacedWhereARunnerThatWasLetGoIsTheLastToEnd) {
+  Stage stage;
+  StagedRun run(restarting(stage));
+  stage.tell_once(1, Act::outlive_launcher);
+  expect_ok(run.manager());
+  run.stop_and_wait(1);
+  run.manager().resize(1);
+  run.kill_and_wait(run.processes().launcher.get());
+  EXPECT_EQ(expect_ok(run.manager()).participants, 1u);
+}
+
 TEST(Restart, AStoppedRunnerIsEndedAndReplaced) {
   const auto expected = undisturbed(2);
   Stage stage;

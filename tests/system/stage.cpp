@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -97,6 +98,9 @@ class StagedModel final : public Model {
       }
       case Act::replace_parameter:
         hidden_weight_.set_data(hidden_weight_.detach().clone());
+        break;
+      case Act::outlive_launcher:
+        prctl(PR_SET_PDEATHSIG, 0);
         break;
       default:
         break;

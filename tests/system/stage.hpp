@@ -23,6 +23,7 @@ enum class Act : std::uint32_t {
   vector_loss,
   write_parameter,    ///< output.bias
   replace_parameter,  ///< hidden.weight
+  outlive_launcher,   ///< Its end does not end this process from now on.
 };
 
 /// The registered name of the model, and of the source.
