@@ -53,9 +53,9 @@ void Supervisor::runner_ended(int rank) {
   while (!known() && take_launcher_event(patience)) {
   }
   if (known()) return;
-  // No report: the launcher is dead, and its runners were killed with it.
+  // No report: the launcher is dead, and its runners were killed with it; or it is stopped.
   if (ipc::wait_ended(launcher_->pidfd(), patience)) launcher_ended();
-  if (!known()) lost(rank, SIGKILL);
+  if (!known()) lost(rank, ipc::unknown_exit);
 }
 
 // Called once the process is known to have ended: only now are its slab and slice used by others.

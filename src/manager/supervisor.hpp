@@ -102,6 +102,7 @@ class Supervisor {
   bool has_no_process(int rank) const noexcept;
   void retire(int rank);
   void tick();
+  void end_late_start(int rank);
   void send_notices();
   void stop_runners();
 

@@ -128,6 +128,21 @@ TEST(Restart, AKilledLauncherIsReplacedWhereARunnerThatWasLetGoIsTheLastToEnd) {
   EXPECT_EQ(expect_ok(run.manager()).participants, 1u);
 }
 
+TEST(Restart, ALauncherThatStartsNobodyIsReplaced) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  auto config = restarting(stage);
+  config.start_timeout = 5;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  run.wait_until_waiting(1);
+  ipc::send_signal(run.processes().launcher.get(), SIGSTOP);
+  run.kill_and_wait(run.runner(1));
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+  EXPECT_EQ(run.manager().statistics().losses, 2u);
+}
+
 TEST(Restart, AStoppedRunnerIsEndedAndReplaced) {
   const auto expected = undisturbed(2);
   Stage stage;
