@@ -321,7 +321,7 @@ void Manager::recover() {
   const State::Use use(*state_, "recover");
   state_->check_open("recover");
   if (!state_->stepper->manager_is_lost())
-    throw UsageError("recover() while there is a manager; it is for after a step returned manager_lost");
+    throw UsageError("recover() while there is a manager; it is for when the manager process is gone");
   state_->checkpoints->manager_lost();
   *state_->processes = host::Processes::start_over(state_->config, state_->method, state_->session->fds());
   state_->stepper->manager_recovered();

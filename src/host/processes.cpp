@@ -125,11 +125,12 @@ Processes Processes::start_over(const Config& config, StartMethod method, const 
   return processes;
 }
 
-bool Processes::manager_ended() const noexcept { return ipc::has_ended(manager_.pidfd.get()); }
+bool Processes::manager_ended() const noexcept {
+  return !manager_.pidfd || ipc::has_ended(manager_.pidfd.get());
+}
 
 void Processes::send(const protocol::Request& request) const {
-  if (!manager_.pidfd || manager_ended())
-    throw SessionError("the manager process is gone; recover() starts a new one");
+  if (manager_ended()) throw SessionError("the manager process is gone; recover() starts a new one");
   protocol::send_request(socket_.get(), request);
 }
 
@@ -216,7 +217,9 @@ std::string Processes::end() noexcept {
   if (!all) kill();
   for (const auto& runner : runners_)
     if (runner.pidfd) ipc::wait_ended(runner.pidfd.get(), base::Deadline::in_seconds(stop_s));
+  const bool manager_ended = ipc::wait_ended(manager_.pidfd.get(), base::Deadline::in_seconds(stop_s));
   manager_.pidfd.reset();
+  if (!manager_ended) return "it was killed and does not end: it sits in the kernel";
   const auto status = manager_status_ ? told_status(manager_status_.get()) : reaped_status(manager_.pid);
   return status ? ipc::describe_exit(*status) : "how it ended is not known";
 }

@@ -71,7 +71,6 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
     if (outcome.status == StepStatus::runner_lost) continue;  // The supervisor repairs it, or gives up.
     if (outcome.status == StepStatus::ok && purpose == Purpose::skip) {
       purpose = Purpose::compute;
-      result.counted = false;
       ++result.skipped;
       continue;
     }
@@ -112,15 +111,16 @@ Stepper::Outcome Stepper::assemble(const Patience& patience) {
     if (manager_loss_ || processes_.manager_ended()) return manager_lost(session_.word().attempt);
     const auto team = control.team.load();
     if (control.given_up.load() != 0) return lost();
-    if (team_ready(team)) {
-      if (dealt_to(team)) {
+    // What the loader was asked for it deals whenever it comes back from the source: until then nobody may
+    // read, and nothing else be asked for.
+    const auto asked = control.deal_to.load();
+    if (team_ready(team) && dealt_to(asked)) {
+      if (asked == team) {
         participants_ = team;
         return {};
       }
-      if (control.deal_to.load() != team) {
-        control.deal_to.store(team);
-        ipc::wake_all(control.finish);
-      }
+      control.deal_to.store(team);
+      ipc::wake_all(control.finish);
     }
     if (patience.over())
       return {StepStatus::timeout,
@@ -170,7 +170,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, const Patien
   result.tries += skip ? 0 : 1;
   auto outcome = wait(attempt, patience);
   const auto word = session_.word();
-  result.counted = word.attempt == attempt && word.closed && !word.abort;
+  result.counted = !skip && word.attempt == attempt && word.closed && !word.abort;
   return outcome;
 }
 
@@ -304,6 +304,11 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
   return {StepStatus::manager_lost, "the manager process is gone: " + manager_loss_->exit, -1};
 }
 
+bool Stepper::manager_is_lost() {
+  if (!manager_loss_ && processes_.manager_ended()) manager_lost(session_.word().attempt);
+  return manager_loss_.has_value();
+}
+
 std::string Stepper::phases(session::RankMask ranks) const {
   std::string text;
   for (int rank = 0; rank < session_.ranks(); ++rank) {
@@ -311,8 +316,8 @@ std::string Stepper::phases(session::RankMask ranks) const {
     const auto& record = session_.record(rank);
     const auto life = record.life.load();
     text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
-                        life == Life::lost     ? std::string("is being replaced")
-                        : life == Life::absent ? std::string("is yet to be started")
+                        life == Life::lost || life == Life::retiring ? std::string("is being replaced")
+                        : life == Life::absent                       ? std::string("is yet to be started")
                                                : fmt::format("in phase {}", to_string(record.phase.load())));
   }
   return text;

@@ -42,8 +42,8 @@ class Stepper {
   };
   Outcome assemble(const Patience& patience);
 
-  /// Whether a step found the manager gone.
-  bool manager_is_lost() const noexcept { return manager_loss_.has_value(); }
+  /// Whether the manager is gone. Then nothing is left of its processes, nor of an attempt.
+  bool manager_is_lost();
   /// There is a new one.
   void manager_recovered() noexcept { manager_loss_.reset(); }
 

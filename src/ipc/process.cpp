@@ -220,6 +220,7 @@ Child fork_self(const std::function<void()>& body) {
 }
 
 std::string describe_exit(int wait_status) {
+  if (wait_status == unknown_exit) return "ended in an unknown way";
   if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
   if (!WIFSIGNALED(wait_status)) return fmt::format("wait status {:#x}", wait_status);
   const int signal = WTERMSIG(wait_status);

@@ -81,7 +81,10 @@ Child execute_self(std::vector<std::string> args,
 /// child has what they held locked. Throws SystemError.
 Child fork_self(const std::function<void()>& body);
 
-/// "killed by signal 9 (KILL)", "exit code 3": of a status as waitpid() gives it.
+/// Instead of a status as waitpid() gives it, where nobody has told it.
+inline constexpr int unknown_exit = -1;
+
+/// "killed by signal 9 (KILL)", "exit code 3": of a status as waitpid() gives it, or unknown_exit.
 std::string describe_exit(int wait_status);
 
 /// Ends the process group that `child` leads: TERM, and when the child has ended or `term_until` has passed

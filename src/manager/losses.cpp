@@ -49,29 +49,27 @@ void Supervisor::runner_ended(int rank) {
   const auto patience = base::Deadline::in_seconds(launcher_report_s);
   // Until it counts as lost, and perhaps as started anew by then.
   const auto* watch = runner(rank).end.get();
-  const auto known = [&] {
-    const auto life = session_.record(rank).life.load();
-    return runner(rank).end.get() != watch || life == Life::lost || life == Life::absent;
-  };
+  const auto known = [&] { return runner(rank).end.get() != watch || has_no_process(rank); };
   while (!known() && take_launcher_event(patience)) {
   }
   if (known()) return;
-  // No report: the launcher is dead, and its runners were killed with it.
+  // No report: the launcher is dead, and its runners were killed with it; or it is stopped.
   if (ipc::wait_ended(launcher_->pidfd(), patience)) launcher_ended();
-  if (!known()) lost(rank, SIGKILL);
+  if (!known()) lost(rank, ipc::unknown_exit);
 }
 
 // Called once the process is known to have ended: only now are its slab and slice used by others.
 void Supervisor::lost(int rank, int wait_status) {
   auto& record = session_.record(rank);
-  if (record.life.load() == Life::lost || record.life.load() == Life::absent) return;
+  if (has_no_process(rank)) return;
   record.exit_status.store(wait_status);
   const bool retired = runner(rank).retiring;
   record.life.store(retired ? Life::absent : Life::lost);
   finish_for(rank);
   session_.wake_everyone();
   if (starting_ == rank) starting_.reset();
-  if (session_.control().stopping.load() != 0 || retired) return start_next();
+  if (retired && (session_.control().team.load() >> rank & 1) != 0) want(rank, 0);  // It grew back meanwhile.
+  if (session_.control().stopping.load() != 0 || (retired && !launcher_lost_)) return start_next();
 
   const auto verdict = runner(rank).verdict;
   const auto reason = record.reason.load();
@@ -141,8 +139,7 @@ void Supervisor::relaunch_when_all_are_gone() {
   for (auto& other : runners_)
     if (other.pidfd && !ipc::has_ended(other.pidfd.get())) return;
   for (int rank = 0; rank < session_.ranks(); ++rank) {
-    const auto life = session_.record(rank).life.load();
-    if (life != Life::absent && life != Life::lost) lost(rank, SIGKILL);
+    if (!has_no_process(rank)) lost(rank, SIGKILL);
     if (!launcher_lost_) return;  // That was the last, and has done the rest.
   }
   if (control.given_up.load() != 0) return;

@@ -223,17 +223,27 @@ void Supervisor::resize(int ranks) {
   control.team.store(after);
   for (int rank = 0; rank < session_.ranks(); ++rank) {
     const bool was = (before >> rank & 1) != 0, is = (after >> rank & 1) != 0;
-    if (is && !was) want(rank, 0);
+    if (is && !was && has_no_process(rank)) want(rank, 0);  // lost() does for one that is on its way out.
     if (was && !is) {
       std::erase_if(wanted_, [rank](const Wanted& w) { return w.rank == rank; });
-      runner(rank).retiring = true;
-      runner(rank).killed_ns = base::now_ns();
-      runner(rank).said_ready.reset();
-      runner(rank).lifeline.reset();  // It ends when it sees that.
+      if (!has_no_process(rank)) retire(rank);
     }
   }
   start_next();
   tell_host(protocol::Resized{});
+}
+
+bool Supervisor::has_no_process(int rank) const noexcept {
+  const auto life = session_.record(rank).life.load();
+  return life == Life::absent || life == Life::lost;
+}
+
+void Supervisor::retire(int rank) {
+  session_.record(rank).life.store(Life::retiring);
+  runner(rank).retiring = true;
+  runner(rank).killed_ns = base::now_ns();
+  runner(rank).said_ready.reset();
+  runner(rank).lifeline.reset();  // It ends when it sees that.
 }
 
 void Supervisor::tick() {
@@ -248,10 +258,8 @@ void Supervisor::tick() {
       give_up(fmt::format("runner {} was killed and does not end: it sits in the kernel ({})", i,
                           ipc::wait_channel(session_.record(static_cast<int>(i)).pid.load())));
   }
-  const bool late = starting_ && double(now - starting_ns_) / 1e9 > config_.start_timeout;
-  if (answered_ && late && runner(*starting_).pidfd)
-    end_runner(*starting_, fmt::format("runner {} was not ready within start_timeout ({} s)", *starting_,
-                                       config_.start_timeout));
+  if (answered_ && starting_ && double(now - starting_ns_) / 1e9 > config_.start_timeout)
+    end_late_start(*starting_);
   if (!answered_ && start_deadline_.passed() && starting_) {
     const auto* phase = to_string(session_.record(*starting_).phase.load());
     throw RunnerError(fmt::format("runner {} was not ready within start_timeout ({} s); it is in phase {}",
@@ -263,6 +271,15 @@ void Supervisor::tick() {
   ticker_.async_wait([this](const boost::system::error_code& error) {
     if (!error) tick();
   });
+}
+
+void Supervisor::end_late_start(int rank) {
+  if (runner(rank).pidfd)
+    return end_runner(rank, fmt::format("runner {} was not ready within start_timeout ({} s)", rank,
+                                        config_.start_timeout));
+  base::log().info("the launcher did not start runner {} within start_timeout ({} s); it is ended", rank,
+                   config_.start_timeout);
+  ipc::send_signal(launcher_->pidfd(), SIGKILL);
 }
 
 void Supervisor::tell_host(protocol::Notice notice) {

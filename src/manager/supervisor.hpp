@@ -9,7 +9,7 @@
 //   | starting       | starting | ready: it said so;  lost: its process has ended                                       |
 //   | ready          | ready    | lost: its process has ended, by itself or ended by the watchdog                       |
 //   | lost           | lost     | wanted again (restart), left out of the team (shrink), or the end (fail, limits)      |
-//   | retiring       | ready    | absent: the team got smaller, its process has ended                                   |
+//   | retiring       | retiring | absent: the team got smaller, its process has ended; wanted where the team grew again |
 // clang-format on
 #pragma once
 
@@ -99,7 +99,10 @@ class Supervisor {
   void take_launcher_events();
   void host_request();
   void resize(int ranks);
+  bool has_no_process(int rank) const noexcept;
+  void retire(int rank);
   void tick();
+  void end_late_start(int rank);
   void send_notices();
   void stop_runners();
 

@@ -88,13 +88,20 @@ std::optional<std::string> Watchdog::judge(int rank, std::int64_t now_ns) {
     seen.cpu_at_ns = now_ns;
     seen.cpu_ns = usage->cpu_ns;
   }
+  const auto observed_ns = now_ns - seen.cpu_at_ns;
+  const bool computes =
+      static_cast<double>(usage->cpu_ns - seen.cpu_ns) >= least_cpu_share * double(observed_ns);
+  if (usage->state == 'R' && !computes) {
+    // It waits for a processor: that others have them all proves nothing about it.
+    seen.cpu_at_ns = now_ns;
+    seen.cpu_ns = usage->cpu_ns;
+    return std::nullopt;
+  }
   if (silent_ns < timeout_ns) return std::nullopt;
   if (usage->state == 'T' || usage->state == 't') return standing(rank, "is stopped", silent_ns, usage);
   // As long as half of the silence, even where the first look came late: the kernel counts in ticks of 10 ms.
-  const auto observed_ns = now_ns - seen.cpu_at_ns;
   if (observed_ns < timeout_ns / 2) return std::nullopt;
-  if (static_cast<double>(usage->cpu_ns - seen.cpu_ns) < least_cpu_share * double(observed_ns))
-    return standing(rank, "hangs", silent_ns, usage);
+  if (!computes) return standing(rank, "hangs", silent_ns, usage);
   if (!seen.called_slow)
     base::log().warn("{}; it computes, and may go on until step_timeout",
                      standing(rank, "is slow", silent_ns, usage));

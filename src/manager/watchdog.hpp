@@ -6,6 +6,7 @@
 //   |---------------------|------------------------------|-------------------|--------------------------------------------|
 //   | computing           | runners.hang_timeout         | it was stopped    | stopped                                    |
 //   |                     |                              | it used no CPU    | hangs                                      |
+//   |                     |                              | ... but wants one | starved: its CPU time counts from then on  |
 //   |                     |                              | it uses CPU       | slow: is said once, and step_timeout holds |
 //   | committed           | recovery_timeout_s           |                   | does not finish                            |
 //   | over, and it is not | abort_grace, silent or not   |                   | has not left                               |
@@ -51,7 +52,7 @@ class Watchdog {
     std::uint32_t generation = 0;
     std::int64_t since_ns = 0;   ///< When anything of that was another.
     std::int64_t over_ns = 0;    ///< When the attempt was found aborted; 0: it is not.
-    std::int64_t cpu_at_ns = 0;  ///< When its CPU time was looked at, past half of the silence; 0: not yet.
+    std::int64_t cpu_at_ns = 0;  ///< From when its CPU time counts, past half of the silence; 0: not yet.
     std::uint64_t cpu_ns = 0;    ///< Then.
     bool called_slow = false;
   };

@@ -178,6 +178,8 @@ void Runner::serve() {
     if (word.attempt > record_.settled.load(std::memory_order_relaxed) && mine) {
       if (!word.closed) {
         attempt(word.attempt);
+        // It was left open, to stop. Begun again, it would add to a slab that may have been voted for.
+        if (record_.settled.load(std::memory_order_relaxed) < word.attempt) break;
         continue;
       }
       settle(word.attempt, !word.abort);  // Another rank ended it before this one woke.

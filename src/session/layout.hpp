@@ -113,7 +113,7 @@ struct Control {
 enum class Phase : std::uint32_t { none, init, waiting, data, forward, backward, vote, reduce, stopping };
 const char* to_string(Phase phase) noexcept;
 
-enum class Life : std::uint32_t { absent, starting, ready, lost };
+enum class Life : std::uint32_t { absent, starting, ready, retiring, lost };
 
 struct Scalar {
   char name[scalar_name_bytes];

@@ -86,6 +86,14 @@ TEST_F(WatchdogTest, WhoIsSilentButComputesIsSlowAndGoesOn) {
               }).empty());
 }
 
+TEST_F(WatchdogTest, WhoWaitsForAProcessorDoesNotHang) {
+  usage_->state = 'R';
+  EXPECT_TRUE(watch(100, [this] { beat(0); }).empty());
+  usage_->state = 'S';
+  EXPECT_TRUE(watch(4, [this] { beat(0); }).empty());
+  EXPECT_EQ(watch(2, [this] { beat(0); }).size(), 1u);
+}
+
 TEST_F(WatchdogTest, WhoComputesIsNotTakenForOneThatHangsBecauseOfALateLook) {
   auto hasty = config();
   hasty.runners.hang_timeout = 0.5;

@@ -73,6 +73,19 @@ TEST(LostRunner, AnExceptionOfTheModelArrives) {
   expect_failed(run.manager().step(), StepStatus::runner_lost, {"exit code 17", "the stage collapsed"});
 }
 
+TEST(LostRunner, OfWhichTheLauncherSaysNothingEndedInAnUnknownWay) {
+  Stage stage;
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  run.wait_until_waiting(1);
+  const int launcher = run.processes().launcher.get();
+  ipc::send_signal(launcher, SIGSTOP);
+  run.kill_and_wait(run.runner(1));
+  const auto result = run.manager().step();
+  expect_failed(result, StepStatus::runner_lost, {"runner 1", "ended in an unknown way"});
+  ipc::send_signal(launcher, SIGCONT);
+}
+
 TEST(LostLauncher, TakesTheRunnersWithIt) {
   Stage stage;
   StagedRun run(stage);

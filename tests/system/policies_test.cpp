@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 
+#include "base/interruption.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
 
@@ -116,6 +117,32 @@ TEST(Restart, AKilledLauncherIsReplacedWithAllItsRunners) {
   EXPECT_EQ(run.manager().statistics().losses, 1u);
 }
 
+TEST(Restart, AKilledLauncherIsReplacedWhereARunnerThatWasLetGoIsTheLastToEnd) {
+  Stage stage;
+  StagedRun run(restarting(stage));
+  stage.tell_once(1, Act::outlive_launcher);
+  expect_ok(run.manager());
+  run.stop_and_wait(1);
+  run.manager().resize(1);
+  run.kill_and_wait(run.processes().launcher.get());
+  EXPECT_EQ(expect_ok(run.manager()).participants, 1u);
+}
+
+TEST(Restart, ALauncherThatStartsNobodyIsReplaced) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  auto config = restarting(stage);
+  config.start_timeout = 5;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  run.wait_until_waiting(1);
+  ipc::send_signal(run.processes().launcher.get(), SIGSTOP);
+  run.kill_and_wait(run.runner(1));
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+  EXPECT_EQ(run.manager().statistics().losses, 2u);
+}
+
 TEST(Restart, AStoppedRunnerIsEndedAndReplaced) {
   const auto expected = undisturbed(2);
   Stage stage;
@@ -208,6 +235,54 @@ TEST(Resize, GoesUpAndDownAndDealsEveryElementOnce) {
   EXPECT_THROW(run.manager().resize(4), UsageError);
 }
 
+TEST(Resize, DownAndUpAgainStartsNobodyBesideTheRunnerThatWasLetGo) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  stage.tell(1, Act::block);
+  expect_failed(run.manager().step({.interrupted = [&] { return stage.blocks(1); }}), StepStatus::timeout,
+                {});
+  run.manager().resize(1);
+  run.manager().resize(2);
+  EXPECT_EQ(run.manager().statistics().runners.at(1).generation, 2u);
+  EXPECT_TRUE(ipc::has_ended(run.runner(1)));
+  stage.tell(1, Act::compute);
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+// The source keeps the loader from dealing to the one that is left, which it does when it comes back.
+TEST(Resize, ATeamThatGrowsBackWaitsForTheDealingThatTheSmallerOneAskedFor) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  stage.withhold_elements_from(2 * staged_ranks * staged_batch_size);
+  auto config = staged_config(stage);
+  config.runners.on_loss = LossPolicy::shrink;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  stage.wait_until_withheld();
+  run.wait_until_waiting(0);
+  run.kill_and_wait(run.runner(1));
+  const auto deadline = soon();
+  while (run.manager().statistics().runners.size() == 2 && !deadline.passed()) sched_yield();
+  int asked = 0;
+  expect_failed(run.manager().step({.interrupted = [&] { return ++asked > 1; }}), StepStatus::timeout,
+                {"no attempt could begin"});
+
+  const std::function<bool()> ready_for_long = [&, looks = 0]() mutable {
+    const auto runners = run.manager().statistics().runners;
+    return runners.size() == 2 && runners[1].phase == "waiting" && ++looks > 25;
+  };
+  {
+    const base::InterruptionScope scope(ready_for_long);
+    EXPECT_THROW(run.manager().resize(2), RunnerError) << "nothing has come of the dealing";
+  }
+  stage.release_elements();
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
 TEST(Recover, TrainingGoesOnOverTheSameSession) {
   const auto expected = undisturbed(3);
   Stage stage;
@@ -225,6 +300,18 @@ TEST(Recover, TrainingGoesOnOverTheSameSession) {
   EXPECT_EQ(result.causes[0].exit, "killed by signal 9 (KILL)");
   run.manager().recover();
   expect_ok(run.manager());
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+TEST(Recover, IsForAManagerThatEndedBetweenStepsToo) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  run.kill_and_wait(run.processes().manager.get());
+  EXPECT_NE(message_of<SessionError>([&] { run.manager().resize(1); }).find("recover()"), std::string::npos);
+  run.manager().recover();
   expect_ok(run.manager());
   expect_same(outcome_of(run), expected);
 }
@@ -274,6 +361,26 @@ TEST(Nonfinite, SkipBatchHasALimitInARow) {
   expect_failed(result, StepStatus::nonfinite, {"rank 0", "the loss is inf"});
   EXPECT_EQ(result.skipped, 3u);
   EXPECT_TRUE(same_bits(run.gradients(), gradients));
+}
+
+// Only its gradients could have counted, and there are none.
+TEST(Nonfinite, ASkipThatTheManagersEndLeftToTheHostDoesNotCount) {
+  constexpr int elements = 2 * staged_ranks * staged_batch_size;
+  Stage stage;
+  stage.withhold_elements_from(elements);
+  auto config = with_nonfinite(stage, NonfinitePolicy::skip_batch, 10);
+  config.faults = {"rank=1 step=2 phase=forward fault=nan", "rank=1 step=2 phase=publish fault=hang"};
+  StagedRun run(config);
+  expect_ok(run.manager());
+  const auto gradients = run.gradients();
+  stage.wait_until_withheld();
+  ipc::send_signal(run.processes().manager.get(), SIGSTOP);  // Nobody but the host finishes for rank 1.
+  auto step = run.step_in_background();
+  run.wait_until_in(1, "reduce");
+  run.kill_and_wait(run.processes().manager.get());
+  expect_failed(step.get(), StepStatus::manager_lost, {});
+  EXPECT_TRUE(same_bits(run.gradients(), gradients));
+  EXPECT_EQ(run.manager().statistics().elements, std::uint64_t{elements}) << "nothing was skipped";
 }
 
 TEST(Nonfinite, KeepHasALimitInARow) {

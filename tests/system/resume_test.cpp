@@ -106,6 +106,19 @@ class Resume : public testing::Test {
   Stage stage_;
 };
 
+TEST_F(Resume, ACheckpointUnderWayEndsWithTheManagerThatWroteIt) {
+  StagedRun run(config());
+  expect_ok(run.manager());
+  ipc::send_signal(run.processes().manager.get(), SIGSTOP);
+  run.manager().save_checkpoint();
+  run.kill_and_wait(run.processes().manager.get());
+  EXPECT_EQ(run.manager().step().status, StepStatus::manager_lost);
+  const auto written = run.manager().checkpoints_written(30);
+  ASSERT_EQ(written.size(), 1u);
+  expect_contains(written[0].error, {"the manager process ended before the checkpoint was written"});
+  EXPECT_THROW(run.manager().save_checkpoint(), SessionError);
+}
+
 TEST_F(Resume, EndsAsOneRunWithMomentum) { expect_goes_on(config()); }
 
 TEST_F(Resume, EndsAsOneRunWithAdamwAcrossEpochsOfAShuffledSource) {

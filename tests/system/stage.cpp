@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -98,6 +99,9 @@ class StagedModel final : public Model {
       case Act::replace_parameter:
         hidden_weight_.set_data(hidden_weight_.detach().clone());
         break;
+      case Act::outlive_launcher:
+        prctl(PR_SET_PDEATHSIG, 0);
+        break;
       default:
         break;
     }
@@ -164,9 +168,11 @@ class StagedSource final : public BatchSource {
     for (;;) {
       const auto seen = ipc::load(script.told);
       const auto from = script.withheld_from.load();
-      if (from == 0 || index_ < from) return;
+      if (from == 0 || index_ < from) break;
+      if (!script.withheld.exchange(true)) ipc::advance(script.heard);
       ipc::wait_changed(script.told, seen, wait_slice_ns, 0);
     }
+    script.withheld.store(false);
   }
 
   ipc::Mapping map_;
@@ -200,17 +206,25 @@ void Stage::tell(int rank, Act act) {
 
 void Stage::tell_once(int rank, Act act) { script_.once[rank].store(act); }
 
-void Stage::wait_until_blocked(int rank) {
+void Stage::wait_until(const std::atomic<bool>& heard, const std::string& what) {
   const auto deadline = base::Deadline::in_seconds(patience_s);
   for (;;) {
     const auto seen = ipc::load(script_.heard);
-    if (script_.blocked[rank].load()) return;
+    if (heard.load()) return;
     if (deadline.passed()) {
-      ADD_FAILURE() << "rank " << rank << " did not come to its forward()";
+      ADD_FAILURE() << what;
       return;
     }
     ipc::wait_changed(script_.heard, seen, wait_slice_ns, 0);
   }
+}
+
+void Stage::wait_until_blocked(int rank) {
+  wait_until(script_.blocked[rank], fmt::format("rank {} did not come to its forward()", rank));
+}
+
+void Stage::wait_until_withheld() {
+  wait_until(script_.withheld, "the source did not come to the element that is withheld");
 }
 
 void Stage::withhold_elements_from(std::int64_t number) { script_.withheld_from.store(number); }

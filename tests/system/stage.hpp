@@ -23,6 +23,7 @@ enum class Act : std::uint32_t {
   vector_loss,
   write_parameter,    ///< output.bias
   replace_parameter,  ///< hidden.weight
+  outlive_launcher,   ///< Its end does not end this process from now on.
 };
 
 /// The registered name of the model, and of the source.
@@ -40,6 +41,7 @@ struct Script {
   std::atomic<bool> blocked[most_staged_ranks];  ///< The rank's model: it sits in forward().
   ipc::Epoch heard;                              ///< ... advanced with that.
   std::atomic<std::int64_t> withheld_from;       ///< test: the source waits before this element; 0: nowhere.
+  std::atomic<bool> withheld;  ///< The source: it waits there; `heard` is advanced with that.
 };
 
 /// The test's end. The memory has no name; others reach it through this process's entry in /proc.
@@ -54,11 +56,17 @@ class Stage {
   void tell_once(int rank, Act act);
   /// Returns when the rank blocks in forward(). Fails the test after a bound.
   void wait_until_blocked(int rank);
+  /// Whether it does by now.
+  bool blocks(int rank) const { return script_.blocked[rank].load(); }
   /// The source waits before it gives element `number`, until the others are released.
   void withhold_elements_from(std::int64_t number);
+  /// Returns when the source waits there: all elements before are dealt. Fails the test after a bound.
+  void wait_until_withheld();
   void release_elements();
 
  private:
+  void wait_until(const std::atomic<bool>& heard, const std::string& what);
+
   base::UniqueFd fd_;
   ipc::Mapping map_;
   Script& script_;

@@ -106,8 +106,8 @@ std::future<StepResult> StagedRun::step_in_background(const StepOptions& options
   return std::async(std::launch::async, [this, options] { return manager_->step(options); });
 }
 
-void StagedRun::wait_until_waiting(int rank) const {
-  wait_until([&] { return statistics_of(rank).phase == "waiting"; });
+void StagedRun::wait_until_in(int rank, const std::string& phase) const {
+  wait_until([&] { return statistics_of(rank).phase == phase; });
 }
 
 void StagedRun::stop_and_wait(int rank) const {

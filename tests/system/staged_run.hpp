@@ -56,7 +56,9 @@ class StagedRun {
   /// On a thread of its own, so that the test can intervene.
   std::future<StepResult> step_in_background(const StepOptions& options = {});
   /// Returns when a runner waits for the next step.
-  void wait_until_waiting(int rank) const;
+  void wait_until_waiting(int rank) const { wait_until_in(rank, "waiting"); }
+  /// Returns when a runner is in that phase.
+  void wait_until_in(int rank, const std::string& phase) const;
   /// SIGSTOP to a runner; returns when it has stopped.
   void stop_and_wait(int rank) const;
   /// SIGKILL; returns when it is gone: the time of that.

@@ -104,9 +104,10 @@ TEST(Status, AHangingModelIsTimedOutAndItsPhaseTold) {
   expect_ok(run.manager());
   const auto gradients = run.gradients();
   stage.tell(1, Act::block);
-  const auto result = run.manager().step({.timeout_s = short_timeout_s});
-  expect_failed(result, StepStatus::timeout, {"no result within 0.3 s", "rank 1 in phase forward"});
-  EXPECT_GE(result.step_ms, short_timeout_s * 1e3);
+  constexpr double timeout_s = 2;  // In which a rank comes to its forward() on a loaded machine too.
+  const auto result = run.manager().step({.timeout_s = timeout_s});
+  expect_failed(result, StepStatus::timeout, {"no result within 2 s", "rank 1 in phase forward"});
+  EXPECT_GE(result.step_ms, timeout_s * 1e3);
   EXPECT_TRUE(same_bits(run.gradients(), gradients));
   stage.tell(1, Act::compute);
 }
@@ -117,8 +118,7 @@ TEST(Status, AStepThatIsInterruptedEndsAsOneThatTimesOut) {
   expect_ok(run.manager());
   const auto gradients = run.gradients();
   stage.tell(1, Act::block);
-  int asked = 0;
-  const auto result = run.manager().step({.interrupted = [&] { return ++asked > 3; }});
+  const auto result = run.manager().step({.interrupted = [&] { return stage.blocks(1); }});
   expect_failed(result, StepStatus::timeout,
                 {"no result before it was interrupted", "rank 1 in phase forward"});
   EXPECT_TRUE(same_bits(run.gradients(), gradients));
