@@ -333,6 +333,7 @@ void bind_manager(nb::module_& module) {
            [](Handle& self) {
              if (self.started()) self.manager().kill();
            })
+      .def_prop_ro("step_timeout", [](const Handle& self) { return self.loaded().config.step_timeout; })
       .def("config", [](Handle& self) { return config::to_yaml(self.loaded().config); })
       .def("show_config", [](Handle& self) { return config::show(self.loaded()); });
   module.def("warnings",

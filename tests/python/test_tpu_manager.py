@@ -145,6 +145,13 @@ def test_the_lock_is_held_by_the_methods_that_say_so(zeroed, monkeypatch):
     manager.zero_grad()
 
 
+def test_who_holds_the_lock_and_calls_waits_as_long_as_a_step_may_take(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELMGR_STEP_TIMEOUT", "0.25")
+    manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=False)
+    with manager.lock, pytest.raises(accelmgr.UsageError, match=r"waited 0\.25 s for the manager's lock"):
+        manager.step()
+
+
 def test_it_is_a_process(pair):
     manager, _ = pair
     assert manager.is_alive() and manager.exitcode is None and manager.daemon

@@ -322,6 +322,8 @@ class Handle:
     def kill(self) -> None:
         """Kills runners, launcher and manager at once."""
 
+    @property
+    def step_timeout(self) -> float: ...
     def config(self) -> str:
         """As YAML."""
 

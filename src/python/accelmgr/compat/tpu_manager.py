@@ -103,8 +103,7 @@ class TPUManager(Manager):
         self._pid: int | None = None
         self._pidfd = -1
         self._exitcode: int | None = None
-        found = re.search(r"^step_timeout: *([0-9.e+]+)", self.config, re.MULTILINE)
-        self._patience_s = float(found.group(1)) if found else 300.0
+        self._patience_s = self._handle.step_timeout
         if start:
             self.start()
 
