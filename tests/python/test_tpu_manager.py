@@ -10,7 +10,7 @@ import pytest
 import torch
 from gate import Count, Told
 from oracle import Oracle, assert_equal
-from programs import run
+from programs import BOUND_S, run
 from torch import nn
 
 import accelmgr
@@ -319,6 +319,46 @@ def test_its_life(tmp_path):
     assert results[0].status == "manager_lost" and manager.gradients_accumulated.value == 0
     manager.join()
     manager.terminate()
+    assert not manager.is_alive() and manager.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
+    with pytest.raises(accelmgr.UsageError, match=r"after stop\(\)"):
+        manager.step()
+
+
+class Leaves(Exception):
+    pass
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("call", ["terminate", "kill"])
+def test_a_signal_handler_ends_it_under_the_step_that_it_interrupts(tmp_path, monkeypatch, call, leaves):
+    monkeypatch.setenv("ACCELMGR_STEP_TIMEOUT", "60")
+    model, handled = Told(tmp_path), threading.Event()
+    manager = TPUManager(model, Count(), nprocs=1, start=True)
+
+    def handler(number, frame):
+        getattr(manager, call)()
+        handled.set()
+        if leaves:
+            raise Leaves
+
+    def interrupt():
+        with model.gate.held():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            handled.wait(BOUND_S)
+
+    model.gate.shut()
+    previous = signal.signal(signal.SIGUSR1, handler)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        if leaves:
+            with pytest.raises(Leaves):
+                manager.step()
+        else:
+            assert manager.step().status == "manager_lost"
+    finally:
+        interrupting.join()
+        signal.signal(signal.SIGUSR1, previous)
     assert not manager.is_alive() and manager.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
     with pytest.raises(accelmgr.UsageError, match=r"after stop\(\)"):
         manager.step()

@@ -104,19 +104,28 @@ class TPUManager(Manager):
         self._pidfd = -1
         self._exitcode: int | None = None
         self._patience_s = self._handle.step_timeout
+        self._callers: set[int] = set()  # Threads in a call that holds the lock, or waits for it.
+        self._ending: int | None = None  # Its exit code, where a call is to end it as it returns.
         if start:
             self.start()
 
     @contextlib.contextmanager
     def _held(self, call: str) -> Iterator[None]:
-        if not self.lock.acquire(timeout=self._patience_s):
-            raise UsageError(
-                f"{call}() waited {self._patience_s:g} s for the manager's lock; do not call it while you hold the lock"
-            )
+        self._callers.add(threading.get_ident())
         try:
-            yield
+            if not self.lock.acquire(timeout=self._patience_s):
+                raise UsageError(
+                    f"{call}() waited {self._patience_s:g} s for the manager's lock; "
+                    "do not call it while you hold the lock"
+                )
+            try:
+                yield
+            finally:
+                self.lock.release()
         finally:
-            self.lock.release()
+            self._callers.discard(threading.get_ident())
+            if self._ending is not None:
+                self._end(self._ending)
 
     # Steps and tensors
 
@@ -252,12 +261,13 @@ class TPUManager(Manager):
         self._end(0)
 
     def terminate(self) -> None:
-        """As stop(); a step of another thread ends with ManagerLost."""
+        """As stop(); a step of another thread ends with ManagerLost, and so does one that a signal handler which calls
+        this has interrupted: what was started has ended when that returns."""
         if self._pid is not None:
             self._end(-signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kills manager and runners at once, and returns when they have ended."""
+        """Kills manager and runners at once, and returns when they have ended; in a signal handler as terminate()."""
         if self._pid is not None:
             self._handle.kill()
             self._end(-signal.SIGKILL)
@@ -268,8 +278,11 @@ class TPUManager(Manager):
 
     def _end(self, code: int) -> None:
         held = self.lock.acquire(block=False)
-        if not held and code != 0:  # A step of another thread returns at once when nobody is left to make it.
+        if not held and code != 0:  # A step returns at once when nobody is left to make it.
             self._handle.kill()
+            if threading.get_ident() in self._callers:  # Of which this is a signal handler: it returns only after this.
+                self._ending = code
+                return
             held = self.lock.acquire(timeout=self._patience_s)
         try:
             ended = self.exitcode
@@ -277,6 +290,7 @@ class TPUManager(Manager):
             if self._pid is not None and self._exitcode is None:
                 self._exitcode = code if ended is None else ended
             self._close_pidfd()
+            self._ending = None
         finally:
             if held:
                 self.lock.release()
