@@ -60,11 +60,11 @@ class Handle {
       for (const auto& [name, tensor] : gradients) gradients_.emplace_back(name, alone(tensor));
       for (std::size_t i = 0; i < parameters.size(); ++i)
         places_.push_back({parameters[i].tensor.const_data_ptr(), gradients[i].tensor.const_data_ptr()});
-      const nb::gil_scoped_acquire lock;
+      const Locked lock;
       prepared();
     };
     try {
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       manager_.emplace(Manager::start(
           loaded_.config, {.interrupted = interruption.hook(), .method = method, .prepared = take}));
     } catch (...) {
@@ -132,7 +132,7 @@ class Handle {
     Interruption interruption;
     StepResult result;
     {
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       result = manager.step({.timeout_s = timeout_s,
                              .accumulate = accumulate,
                              .parameters_changed = parameters_changed,
@@ -163,7 +163,7 @@ class Handle {
 /// What a call of the C++ handle does while other threads of Python run.
 template <class Body>
 auto unlocked(Body&& body) {
-  const nb::gil_scoped_release release;
+  const Unlocked release;
   return body();
 }
 
