@@ -127,18 +127,27 @@ class Handle {
     return restored;
   }
 
+  /// What a signal handler raised has the result as `step_result`: the runners may have been done before.
   StepResult step(std::optional<double> timeout_s, bool accumulate, bool parameters_changed) {
     auto& manager = this->manager();
     Interruption interruption;
     StepResult result;
-    {
+    try {
       const Unlocked unlocked;
       result = manager.step({.timeout_s = timeout_s,
                              .accumulate = accumulate,
                              .parameters_changed = parameters_changed,
                              .interrupted = interruption.hook()});
+    } catch (...) {
+      interruption.rethrow();
+      throw;
     }
-    interruption.rethrow();
+    try {
+      interruption.rethrow();
+    } catch (nb::python_error& raised) {
+      nb::setattr(raised.value(), "step_result", nb::cast(std::move(result)));
+      throw;
+    }
     return result;
   }
 

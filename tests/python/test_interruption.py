@@ -28,8 +28,9 @@ print("ready", flush=True)
 sys.stdin.readline()
 try:
     manager.step()
-except KeyboardInterrupt:
-    print("interrupted after", manager.statistics().steps, model.weight.grad.tolist(), flush=True)
+except KeyboardInterrupt as error:
+    counted = error.step_result.counted
+    print("interrupted after", manager.statistics().steps, counted, model.weight.grad.tolist(), flush=True)
 sys.stdin.readline()
 print("then", manager.step(), flush=True)
 manager.stop()
@@ -54,7 +55,7 @@ def test_in_a_step_nothing_is_added_and_the_next_one_works(tmp_path):
         proceed(process)
         with gate.held():
             begin = interrupt(process)
-            assert read_until(process, "\n") == "interrupted after 0 [0.0, 0.0]\n"
+            assert read_until(process, "\n") == "interrupted after 0 False [0.0, 0.0]\n"
             assert time.monotonic() - begin < 5
         proceed(process)
         assert read_until(process, "\n").startswith("then StepResult(ok, step 1, ")

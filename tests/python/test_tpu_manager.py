@@ -1,10 +1,12 @@
 """The names of the original, with the meaning they had."""
 
+import contextlib
 import inspect
 import os
 import signal
 import textwrap
 import threading
+import time
 
 import pytest
 import torch
@@ -324,6 +326,28 @@ def test_its_life(tmp_path):
         manager.step()
 
 
+@contextlib.contextmanager
+def interrupted(model, handle):
+    """Where a runner stands at the gate, `handle` is called as a signal handler; what it is passed opens the gate."""
+    opened = threading.Event()
+
+    def interrupt():
+        with model.gate.held():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            opened.wait(BOUND_S)
+
+    model.gate.shut()
+    previous = signal.signal(signal.SIGUSR1, lambda number, frame: handle(opened.set))
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        yield
+    finally:
+        opened.set()
+        interrupting.join()
+        signal.signal(signal.SIGUSR1, previous)
+
+
 class Leaves(Exception):
     pass
 
@@ -332,36 +356,41 @@ class Leaves(Exception):
 @pytest.mark.parametrize("call", ["terminate", "kill"])
 def test_a_signal_handler_ends_it_under_the_step_that_it_interrupts(tmp_path, monkeypatch, call, leaves):
     monkeypatch.setenv("ACCELMGR_STEP_TIMEOUT", "60")
-    model, handled = Told(tmp_path), threading.Event()
-    manager = TPUManager(model, Count(), nprocs=1, start=True)
+    manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
 
-    def handler(number, frame):
+    def handle(open_gate):
         getattr(manager, call)()
-        handled.set()
         if leaves:
             raise Leaves
 
-    def interrupt():
-        with model.gate.held():
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-            handled.wait(BOUND_S)
-
-    model.gate.shut()
-    previous = signal.signal(signal.SIGUSR1, handler)
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-    try:
+    with interrupted(manager.model, handle):
         if leaves:
             with pytest.raises(Leaves):
                 manager.step()
         else:
             assert manager.step().status == "manager_lost"
-    finally:
-        interrupting.join()
-        signal.signal(signal.SIGUSR1, previous)
     assert not manager.is_alive() and manager.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
     with pytest.raises(accelmgr.UsageError, match=r"after stop\(\)"):
         manager.step()
+
+
+def test_a_step_that_was_made_before_it_could_be_interrupted_is_in_the_exception(tmp_path):
+    with TPUManager(Told(tmp_path), Count(), nprocs=1, start=True) as manager:
+
+        def handle(open_gate):
+            open_gate()
+            deadline = time.monotonic() + BOUND_S
+            while manager.statistics().steps == 0 and time.monotonic() < deadline:
+                os.sched_yield()
+            raise Leaves
+
+        with interrupted(manager.model, handle), pytest.raises(Leaves) as caught:
+            manager.step()
+        result = caught.value.step_result
+        assert (result.ok, result.counted, result.samples) == (True, True, 1)
+        assert manager.model.weight.grad.tolist() == [0.0, 0.5]
+        assert manager.last_result is result and manager.loss_accumulated.value == result.loss
+        assert manager.gradients_accumulated.value == 1 and manager.step_finished.is_set()
 
 
 def test_the_exit_code_of_a_manager_that_was_killed(tmp_path):

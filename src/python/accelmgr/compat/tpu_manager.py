@@ -140,15 +140,22 @@ class TPUManager(Manager):
             self.step_triggered._begin()
             try:
                 result = super().step(timeout, accumulate, parameters_changed)
-                self.last_result = result
-                if result.counted:
-                    self.should_load_parameters.value = False
-                    self.loss_accumulated.value = result.loss
-                    self.gradients_accumulated.value = result.samples
+                self._take_note(result)
                 return result
+            except BaseException as error:
+                if hasattr(error, "step_result"):
+                    self._take_note(error.step_result)
+                raise
             finally:
                 self.step_triggered._end()
                 self.step_finished.set()
+
+    def _take_note(self, result: _native.StepResult) -> None:
+        self.last_result = result
+        if result.counted:
+            self.should_load_parameters.value = False
+            self.loss_accumulated.value = result.loss
+            self.gradients_accumulated.value = result.samples
 
     def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Replaces the master's parameters, in the order of `model.parameters()`, before the next step.
