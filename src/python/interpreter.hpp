@@ -99,6 +99,12 @@ auto waiting(Call&& call) {
   }
 }
 
+/// `function`, to be called as waiting() does.
+template <class Result, class... Arguments>
+auto interruptible(Result (*function)(Arguments...)) {
+  return [function](Arguments... arguments) { return waiting([&] { return function(arguments...); }); };
+}
+
 void bind_errors(nanobind::module_& module);
 void bind_roles(nanobind::module_& module);
 void bind_manager(nanobind::module_& module);

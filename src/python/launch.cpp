@@ -204,9 +204,10 @@ std::unique_ptr<Running> start_multiprocess(const nb::object& target, const nb::
 }
 
 void run_multiprocess(const nb::object& target, const MultiprocessConfig& config) {
-  starting(target, launch::StartMethod::spawn, [&] {
-    init_and_run([](int rank, const Value& args) { return call("run", rank, args); }, config);
-  });
+  const CurrentScope scope(target);
+  int joined_as = -1;
+  waiting([&] { init_and_run([&](int rank, const Value&) { return joined_as = rank; }, config); });
+  call("run", joined_as, Value::array());
 }
 
 nb::object run_serially(launch::SerialExecutor& executor, const nb::callable& function) {
@@ -255,12 +256,11 @@ void bind_multiprocess(nb::module_& module) {
   module.def("default_backend", &default_backend);
   module.def("get_distributed_backend", &get_distributed_backend);
   module.def("set_distributed_backend", &set_distributed_backend, nb::arg("backend"));
-  module.def("init_process_group_from_backend", &init_process_group_from_backend,
-             nb::arg("backend").none() = nb::none(), nb::arg("timeout").none() = nb::none(),
-             nb::call_guard<Unlocked>());
-  module.def("init_dist", &init_dist, nb::arg("rank"), nb::arg("local_rank"), nb::arg("world_size"),
-             nb::arg("local_world_size"), nb::arg("master_addr"), nb::arg("master_port"),
-             nb::arg("init_method"), nb::arg("backend").none() = nb::none(), nb::call_guard<Unlocked>());
+  module.def("init_process_group_from_backend", interruptible(&init_process_group_from_backend),
+             nb::arg("backend").none() = nb::none(), nb::arg("timeout").none() = nb::none());
+  module.def("init_dist", interruptible(&init_dist), nb::arg("rank"), nb::arg("local_rank"),
+             nb::arg("world_size"), nb::arg("local_world_size"), nb::arg("master_addr"),
+             nb::arg("master_port"), nb::arg("init_method"), nb::arg("backend").none() = nb::none());
 }
 
 /// The environment as it is; os.environ is a copy from the interpreter's start.
