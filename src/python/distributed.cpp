@@ -18,7 +18,6 @@ namespace {
 using distributed::Group;
 using distributed::GroupArgument;
 using distributed::Value;
-using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 std::string binary_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
@@ -77,7 +76,7 @@ void bind_context(nb::module_& module) {
   module.def("dist_sync", &distributed::sync, nb::arg("temporary"));
   module.def("dist_initialize", &initialize, nb::arg("backend"), nb::arg("timeout").none(),
              nb::arg("init_method"), nb::arg("rank").none(), nb::arg("world_size").none());
-  module.def("dist_finalize", &distributed::finalize, Unlocked());
+  module.def("dist_finalize", interruptible(&distributed::finalize));
 }
 
 void bind_groups(nb::module_& module) {
@@ -86,17 +85,18 @@ void bind_groups(nb::module_& module) {
       .def_prop_ro("rank", &Group::rank, "Of this process within; -1 outside.")
       .def_prop_ro("size", &Group::size)
       .def("contains", &Group::contains, nb::arg("rank"));
-  module.def("dist_new_group", &distributed::new_group, nb::arg("ranks"), nb::arg("backend").none(),
-             Unlocked());
+  module.def("dist_new_group", interruptible(&distributed::new_group), nb::arg("ranks"),
+             nb::arg("backend").none());
   module.def(
       "init_parallelism",
       [](int model, int pipeline, const std::optional<std::string>& model_backend,
          const std::optional<std::string>& pipeline_backend, const std::optional<std::string>& data_backend) {
-        const auto groups = init_parallelism(model, pipeline, model_backend, pipeline_backend, data_backend);
+        const auto groups = waiting(
+            [&] { return init_parallelism(model, pipeline, model_backend, pipeline_backend, data_backend); });
         return std::vector<Group>{groups.model, groups.pipeline, groups.data};
       },
       nb::arg("model_parallelism"), nb::arg("pipeline_parallelism"), nb::arg("model_backend").none(),
-      nb::arg("pipeline_backend").none(), nb::arg("data_backend").none(), Unlocked());
+      nb::arg("pipeline_backend").none(), nb::arg("data_backend").none());
   module.def("parallel_groups", [] {
     const auto& groups = parallel_groups();
     return std::vector<Group>{groups.model, groups.pipeline, groups.data};

@@ -75,8 +75,9 @@ void translate(const std::exception_ptr& thrown, void*) {
 std::string describe(const nb::python_error& error) {
   try {
     return nb::cast<std::string>(nb::module_::import_("accelmgr._child").attr("describe")(error.value()));
-  } catch (const std::exception&) {  // Its own text cannot be had.
-    return error.what();
+  } catch (const std::exception&) {
+    const auto* type = reinterpret_cast<PyTypeObject*>(error.type().ptr());
+    return std::string(type->tp_name) + ", whose text cannot be had";
   }
 }
 

@@ -11,6 +11,33 @@
 
 namespace accelmgr::python {
 
+// nanobind's gil_scoped_acquire and gil_scoped_release for threads that are here when the program ends: who
+// asks for the lock from then on waits for ever. Python does so from 3.14 on; before, it calls
+// pthread_exit(), which unwinds through destructors that ask for the lock again, and that is the end of the
+// process (SIGABRT).
+
+class Locked {
+ public:
+  Locked() noexcept;
+  ~Locked();
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  PyGILState_STATE before_;
+};
+
+class Unlocked {
+ public:
+  Unlocked() noexcept : thread_(PyEval_SaveThread()) {}
+  ~Unlocked();
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* thread_;
+};
+
 /// What the package's Python says of an exception: its type and message, and where it was raised. Needs the
 /// interpreter's lock.
 std::string describe(const nanobind::python_error& error);
@@ -19,7 +46,7 @@ std::string describe(const nanobind::python_error& error);
 /// describe() says.
 template <class Exception, class Body>
 auto in_python(Body&& body) {
-  const nanobind::gil_scoped_acquire lock;
+  const Locked lock;
   try {
     return body();
   } catch (const nanobind::python_error& error) {
@@ -40,7 +67,7 @@ class Interruption {
 
  private:
   static bool check() {
-    const nanobind::gil_scoped_acquire lock;
+    const Locked lock;
     return PyErr_CheckSignals() != 0;
   }
   bool raised_ = false;
@@ -53,7 +80,7 @@ auto waiting(Call&& call) {
   Interruption interruption;
   const auto hook = interruption.hook();
   const auto run = [&] {
-    const nanobind::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     const base::InterruptionScope scope(hook);
     return call();
   };
@@ -70,6 +97,12 @@ auto waiting(Call&& call) {
     interruption.rethrow();
     throw;
   }
+}
+
+/// `function`, to be called as waiting() does.
+template <class Result, class... Arguments>
+auto interruptible(Result (*function)(Arguments...)) {
+  return [function](Arguments... arguments) { return waiting([&] { return function(arguments...); }); };
 }
 
 void bind_errors(nanobind::module_& module);

@@ -82,7 +82,7 @@ launch::ForeignException foreign(const nb::object& module, const nb::python_erro
 Value call(const char* what, int rank, const Value& args) {
   const bool in_place = current.target != nullptr && current.owner == getpid();
   if (!in_place) see_fork();
-  const nb::gil_scoped_acquire lock;
+  const Locked lock;
   const nb::object module = nb::module_::import_("accelmgr._rank");
   try {
     const nb::object target =
@@ -123,7 +123,7 @@ class Running {
 
   void keep() noexcept { kept_ = true; }
   void terminate() {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     const std::lock_guard turn(mutex_);
     context_.terminate();
   }
@@ -137,7 +137,7 @@ class Running {
 
  private:
   bool join_for(double timeout_s) {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     const std::lock_guard turn(mutex_);
     return context_.join(timeout_s);
   }
@@ -153,7 +153,7 @@ class Running {
 template <class Start>
 auto starting(nb::handle target, launch::StartMethod method, Start start) {
   const CurrentScope scope(target);
-  std::optional<nb::gil_scoped_release> unlocked;
+  std::optional<Unlocked> unlocked;
   if (method != launch::StartMethod::fork) unlocked.emplace();
   return start();
 }
@@ -204,15 +204,16 @@ std::unique_ptr<Running> start_multiprocess(const nb::object& target, const nb::
 }
 
 void run_multiprocess(const nb::object& target, const MultiprocessConfig& config) {
-  starting(target, launch::StartMethod::spawn, [&] {
-    init_and_run([](int rank, const Value& args) { return call("run", rank, args); }, config);
-  });
+  const CurrentScope scope(target);
+  int joined_as = -1;
+  waiting([&] { init_and_run([&](int rank, const Value&) { return joined_as = rank; }, config); });
+  call("run", joined_as, Value::array());
 }
 
 nb::object run_serially(launch::SerialExecutor& executor, const nb::callable& function) {
   return waiting([&] {
     return executor.run([&] {
-      const nb::gil_scoped_acquire lock;
+      const Locked lock;
       return nb::object(function());
     });
   });
@@ -255,13 +256,11 @@ void bind_multiprocess(nb::module_& module) {
   module.def("default_backend", &default_backend);
   module.def("get_distributed_backend", &get_distributed_backend);
   module.def("set_distributed_backend", &set_distributed_backend, nb::arg("backend"));
-  module.def("init_process_group_from_backend", &init_process_group_from_backend,
-             nb::arg("backend").none() = nb::none(), nb::arg("timeout").none() = nb::none(),
-             nb::call_guard<nb::gil_scoped_release>());
-  module.def("init_dist", &init_dist, nb::arg("rank"), nb::arg("local_rank"), nb::arg("world_size"),
-             nb::arg("local_world_size"), nb::arg("master_addr"), nb::arg("master_port"),
-             nb::arg("init_method"), nb::arg("backend").none() = nb::none(),
-             nb::call_guard<nb::gil_scoped_release>());
+  module.def("init_process_group_from_backend", interruptible(&init_process_group_from_backend),
+             nb::arg("backend").none() = nb::none(), nb::arg("timeout").none() = nb::none());
+  module.def("init_dist", interruptible(&init_dist), nb::arg("rank"), nb::arg("local_rank"),
+             nb::arg("world_size"), nb::arg("local_world_size"), nb::arg("master_addr"),
+             nb::arg("master_port"), nb::arg("init_method"), nb::arg("backend").none() = nb::none());
 }
 
 /// The environment as it is; os.environ is a copy from the interpreter's start.
@@ -303,7 +302,7 @@ void bind_launch(nb::module_& module) {
       .def("results", &Running::results, nb::sig("def results(self) -> list[bytes | None]"),
            "What they returned, pickled; None of those that returned none.");
   module.def("environment", &environment, nb::sig("def environment() -> list[tuple[bytes, bytes]]"));
-  module.def("end_forkserver", &launch::end_forkserver, nb::call_guard<nb::gil_scoped_release>(),
+  module.def("end_forkserver", &launch::end_forkserver, nb::call_guard<Unlocked>(),
              "Ends the process that the start method forkserver forks from; the next launch starts another.");
   module.def("spawn", &spawn, nb::arg("target"), nb::arg("payload"), nb::arg("options"),
              nb::arg("has_setup") = false);

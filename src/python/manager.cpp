@@ -60,11 +60,11 @@ class Handle {
       for (const auto& [name, tensor] : gradients) gradients_.emplace_back(name, alone(tensor));
       for (std::size_t i = 0; i < parameters.size(); ++i)
         places_.push_back({parameters[i].tensor.const_data_ptr(), gradients[i].tensor.const_data_ptr()});
-      const nb::gil_scoped_acquire lock;
+      const Locked lock;
       prepared();
     };
     try {
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       manager_.emplace(Manager::start(
           loaded_.config, {.interrupted = interruption.hook(), .method = method, .prepared = take}));
     } catch (...) {
@@ -127,18 +127,27 @@ class Handle {
     return restored;
   }
 
+  /// What a signal handler raised has the result as `step_result`: the runners may have been done before.
   StepResult step(std::optional<double> timeout_s, bool accumulate, bool parameters_changed) {
     auto& manager = this->manager();
     Interruption interruption;
     StepResult result;
-    {
-      const nb::gil_scoped_release unlocked;
+    try {
+      const Unlocked unlocked;
       result = manager.step({.timeout_s = timeout_s,
                              .accumulate = accumulate,
                              .parameters_changed = parameters_changed,
                              .interrupted = interruption.hook()});
+    } catch (...) {
+      interruption.rethrow();
+      throw;
     }
-    interruption.rethrow();
+    try {
+      interruption.rethrow();
+    } catch (nb::python_error& raised) {
+      nb::setattr(raised.value(), "step_result", nb::cast(std::move(result)));
+      throw;
+    }
     return result;
   }
 
@@ -163,7 +172,7 @@ class Handle {
 /// What a call of the C++ handle does while other threads of Python run.
 template <class Body>
 auto unlocked(Body&& body) {
-  const nb::gil_scoped_release release;
+  const Unlocked release;
   return body();
 }
 
@@ -333,6 +342,7 @@ void bind_manager(nb::module_& module) {
            [](Handle& self) {
              if (self.started()) self.manager().kill();
            })
+      .def_prop_ro("step_timeout", [](const Handle& self) { return self.loaded().config.step_timeout; })
       .def("config", [](Handle& self) { return config::to_yaml(self.loaded().config); })
       .def("show_config", [](Handle& self) { return config::show(self.loaded()); });
   module.def("warnings",

@@ -22,7 +22,7 @@ class Kept {
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
   ~Kept() {
-    const nb::gil_scoped_acquire lock;
+    const Locked lock;
     object_.reset();
   }
   nb::object& operator*() noexcept { return object_; }

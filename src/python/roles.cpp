@@ -21,7 +21,7 @@ void begin_runner() {
 void begin_manager() { PyEval_SaveThread(); }
 
 void fork_in_python(const std::function<void()>& fork) {
-  const nb::gil_scoped_acquire lock;
+  const Locked lock;
   PyOS_BeforeFork();
   try {
     fork();

@@ -25,6 +25,17 @@ def _say(index: int, path: str, word: str) -> str:
     return word
 
 
+def _cannot_read(index: int) -> None:
+    raise OSError("cannot read \udcff.jpg")
+
+
+def test_an_exception_with_a_name_that_cannot_be_decoded_says_it_with_escapes() -> None:
+    context = xmp.spawn(_cannot_read, nprocs=2, join=False, start_method="fork")
+    assert context is not None
+    with pytest.raises(accelmgr.SpawnError, match=r"OSError: cannot read \\udcff\.jpg"):
+        context.join(100)
+
+
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_spawn_passes_the_index_and_returns_nothing(tmp_path: Any, method: str) -> None:
     assert xmp.spawn(_say, (str(tmp_path), "yes"), nprocs=2, start_method=method) is None

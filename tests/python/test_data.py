@@ -165,6 +165,20 @@ def test_an_indexed_dataset_that_raises_before_its_length_has_failed_and_not_end
         assert manager.statistics().steps == 2
 
 
+class BreaksAtAName(Breaks):
+    def give_up(self, i):
+        raise LookupError(f"cannot read {i}\udcff.jpg")
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["pickled", "served"])
+def test_a_dataset_that_raises_with_a_name_that_cannot_be_decoded_says_it_with_escapes(served):
+    dataset = BreaksAtAName(1)
+    with accelmgr.Manager(Line(), iter(dataset) if served else dataset, nprocs=1, runners__threads=1) as manager:
+        assert manager.step().ok
+        with pytest.raises(accelmgr.DataEnd, match=r"LookupError: cannot read 1\\udcff\.jpg"):
+            manager.step().raise_for_status()
+
+
 class Changes:
     def __init__(self, later):
         self.later = later

@@ -43,6 +43,36 @@ def test_an_exception_in_forward_arrives_with_rank_step_and_traceback(tmp_path):
         assert manager.step().status == "runner_lost", "and every later step says so"
 
 
+class Mute(accelmgr.ModelError):
+    def __str__(self):
+        raise LookupError("no text")
+
+
+class Raises(Told):
+    def __init__(self, folder, error):
+        super().__init__(folder)
+        self._error = error
+
+    def forward(self, x):
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("cannot read \udcff.jpg"), r"ValueError: cannot read \udcff.jpg"),
+        (accelmgr.ModelError("cannot read \udcff.jpg"), r"cannot read \udcff.jpg"),
+        (Mute(), "Mute, whose text cannot be had"),
+    ],
+    ids=["undecodable", "own", "none"],
+)
+def test_an_exception_in_forward_whose_text_is_no_text_is_the_cause(tmp_path, error, text):
+    with start(Raises(tmp_path, error), nprocs=1, runners__on_loss="fail") as manager:
+        result = manager.step()
+        assert (result.status, result.error_type) == ("runner_lost", "ModelError")
+        assert text in result.error, result.error
+
+
 @pytest.mark.parametrize("policy", ["abort", "skip_batch", "keep"])
 def test_a_number_that_is_not_finite(tmp_path, policy):
     model = Told(tmp_path)

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from gate import Count, Told
+from programs import run
 from torch import nn
 
 import accelmgr
@@ -37,6 +38,28 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(shared):
         counted = sum(1 for _ in range(1000))  # The interpreter's lock is free while the other waits.
     stepping.join()
     assert counted == 1000 and results[0].ok
+
+
+ENDS = """\
+import os, pathlib, sys, threading, accelmgr
+from gate import Count, Told
+
+folder = pathlib.Path(sys.argv[1])
+model = Told(folder)
+manager = accelmgr.TPUManager(model, Count(), nprocs=1, start=True)
+model.gate.shut()
+if sys.argv[2] == "step":
+    threading.Thread(target=manager.step, daemon=True).start()
+else:
+    manager.step_triggered.set()
+os.open(folder / "gate", os.O_WRONLY)  # The runner stands there.
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("what", ["step", "trigger"])
+def test_a_program_ends_whose_daemon_thread_is_inside_a_step(tmp_path, what):
+    assert run("-c", ENDS, str(tmp_path), what, cwd=tmp_path) == (7, "", "")
 
 
 def test_in_a_forked_child_the_handle_is_dead_and_the_parent_unharmed(shared):

@@ -1,7 +1,9 @@
 """Ctrl-C in the waits, as a terminal sends it: to all of the process group."""
 
+import contextlib
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -30,8 +32,9 @@ print("ready", flush=True)
 sys.stdin.readline()
 try:
     manager.step()
-except KeyboardInterrupt:
-    print("interrupted after", manager.statistics().steps, model.weight.grad.tolist(), flush=True)
+except KeyboardInterrupt as error:
+    counted = error.step_result.counted
+    print("interrupted after", manager.statistics().steps, counted, model.weight.grad.tolist(), flush=True)
 sys.stdin.readline()
 print("then", manager.step(), flush=True)
 manager.stop()
@@ -56,7 +59,7 @@ def test_in_a_step_nothing_is_added_and_the_next_one_works(tmp_path):
         proceed(process)
         with gate.held():
             begin = interrupt(process)
-            assert read_until(process, "\n") == "interrupted after 0 [0.0, 0.0]\n"
+            assert read_until(process, "\n") == "interrupted after 0 False [0.0, 0.0]\n"
             assert time.monotonic() - begin < AT_ONCE_S
         proceed(process)
         assert read_until(process, "\n").startswith("then StepResult(ok, step 1, ")
@@ -187,21 +190,115 @@ def test_while_a_checkpoint_is_written_it_is_not_lost(tmp_path, what):
 
 
 ALONE = """\
-import sys, accelmgr.distributed as dist
+import os, sys, accelmgr.distributed as dist
+from accelmgr.compat import ml_mp
+
+call, port = sys.argv[1], int(sys.argv[2])
+world = {"rank": 0, "local_rank": 0, "world_size": 2, "local_world_size": 2, "master_addr": "127.0.0.1",
+         "master_port": port, "init_method": "env://", "backend": "gloo"}
+os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+calls = {
+    "initialize": lambda: dist.initialize("gloo"),
+    "init_process_group_from_backend": lambda: ml_mp.init_process_group_from_backend("gloo"),
+    "init_dist": lambda: ml_mp.init_dist(**world),
+    "init_and_run": lambda: ml_mp.init_and_run(print, ml_mp.MultiprocessConfig(**world)),
+}
+try:
+    calls[call]()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def wait_until_served(port):
+    deadline = time.monotonic() + BOUND_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+        os.sched_yield()
+    raise TimeoutError(f"nobody listens at port {port}")
+
+
+@pytest.mark.parametrize("call", ["initialize", "init_process_group_from_backend", "init_dist", "init_and_run"])
+def test_where_nobody_else_comes_to_the_rendezvous(tmp_path, call):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with started("-c", ALONE, call, str(port), cwd=tmp_path) as process:
+        wait_until_served(port)
+        interrupt(process)
+        assert read_until(process, "\n") == "interrupted\n"
+        assert process.wait(timeout=BOUND_S) == 0
+
+
+NOBODY = """\
+import accelmgr.distributed as dist
 try:
     print("ready", flush=True)
-    dist.initialize("gloo", init_method=sys.argv[1], rank=1, world_size=2, timeout=60)
+    dist.initialize("gloo", init_method="tcp://127.0.0.1:9", rank=1, world_size=2)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
 
 
 def test_where_nobody_serves_the_rendezvous(tmp_path):
-    with started("-c", ALONE, "tcp://127.0.0.1:9", cwd=tmp_path) as process:  # Discard: nobody listens.
+    with started("-c", NOBODY, cwd=tmp_path) as process:  # Discard: nobody listens.
         read_until(process, "ready\n")
-        begin = interrupt(process)
+        interrupt(process)
         assert read_until(process, "\n") == "interrupted\n"
-        assert time.monotonic() - begin < AT_ONCE_S
+        assert process.wait(timeout=BOUND_S) == 0
+
+
+RUNS = """\
+import sys, accelmgr.distributed as dist
+from accelmgr.compat import ml_mp
+
+def stand():
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+try:
+    ml_mp.init_and_run(stand, ml_mp.MultiprocessConfig(rank=0, local_rank=0, world_size=1))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_in_what_runs_after_the_rendezvous(tmp_path):
+    with started("-c", RUNS, cwd=tmp_path) as process:
+        read_until(process, "ready\n")
+        interrupt(process)
+        assert read_until(process, "\n") == "interrupted\n"
+        assert process.wait(timeout=BOUND_S) == 0
+
+
+GROUPS = """\
+import sys, accelmgr.distributed as dist
+from accelmgr.compat import ml_mp
+
+rank, method, call = int(sys.argv[1]), *sys.argv[2:]
+dist.initialize("gloo", init_method=method, rank=rank, world_size=2)
+try:
+    print("ready", flush=True)
+    if rank == 1:
+        sys.stdin.readline()
+    dist.new_group([0, 1]) if call == "new_group" else ml_mp.init_parallelism(2)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("call", ["new_group", "init_parallelism"])
+def test_where_another_rank_does_not_come_to_a_new_group(tmp_path, call):
+    method = f"file://{tmp_path}/meet"
+    with (
+        started("-c", GROUPS, "1", method, call, cwd=tmp_path) as other,
+        started("-c", GROUPS, "0", method, call, cwd=tmp_path) as process,
+    ):
+        read_until(other, "ready\n")
+        read_until(process, "ready\n")
+        interrupt(process)
+        assert read_until(process, "\n") == "interrupted\n"
         assert process.wait(timeout=BOUND_S) == 0
 
 

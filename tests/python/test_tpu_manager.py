@@ -1,17 +1,19 @@
 """The names of the original, with the meaning they had."""
 
+import contextlib
 import inspect
 import os
 import pickle
 import signal
 import textwrap
 import threading
+import time
 
 import pytest
 import torch
 from gate import Count, Told
 from oracle import Oracle, assert_equal
-from programs import run
+from programs import BOUND_S, run
 from torch import nn
 
 import accelmgr
@@ -187,6 +189,13 @@ def test_the_lock_is_held_by_the_methods_that_say_so(zeroed, monkeypatch):
             with pytest.raises(accelmgr.UsageError, match="waited 0.01 s for the manager's lock"):
                 call()
     manager.zero_grad()
+
+
+def test_who_holds_the_lock_and_calls_waits_as_long_as_a_step_may_take(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELMGR_STEP_TIMEOUT", "0.25")
+    manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=False)
+    with manager.lock, pytest.raises(accelmgr.UsageError, match=r"waited 0\.25 s for the manager's lock"):
+        manager.step()
 
 
 def test_it_is_a_process(pair):
@@ -399,6 +408,73 @@ def test_its_life(tmp_path):
         manager.step()
 
 
+@contextlib.contextmanager
+def interrupted(model, handle):
+    """Where a runner stands at the gate, `handle` is called as a signal handler; what it is passed opens the gate."""
+    opened = threading.Event()
+
+    def interrupt():
+        with model.gate.held():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            opened.wait(BOUND_S)
+
+    model.gate.shut()
+    previous = signal.signal(signal.SIGUSR1, lambda number, frame: handle(opened.set))
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        yield
+    finally:
+        opened.set()
+        interrupting.join()
+        signal.signal(signal.SIGUSR1, previous)
+
+
+class Leaves(Exception):
+    pass
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("call", ["terminate", "kill"])
+def test_a_signal_handler_ends_it_under_the_step_that_it_interrupts(tmp_path, monkeypatch, call, leaves):
+    monkeypatch.setenv("ACCELMGR_STEP_TIMEOUT", "60")
+    manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
+
+    def handle(open_gate):
+        getattr(manager, call)()
+        if leaves:
+            raise Leaves
+
+    with interrupted(manager.model, handle):
+        if leaves:
+            with pytest.raises(Leaves):
+                manager.step()
+        else:
+            assert manager.step().status == "manager_lost"
+    assert not manager.is_alive() and manager.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
+    with pytest.raises(accelmgr.UsageError, match=r"after stop\(\)"):
+        manager.step()
+
+
+def test_a_step_that_was_made_before_it_could_be_interrupted_is_in_the_exception(tmp_path):
+    with TPUManager(Told(tmp_path), Count(), nprocs=1, start=True) as manager:
+
+        def handle(open_gate):
+            open_gate()
+            deadline = time.monotonic() + BOUND_S
+            while manager.statistics().steps == 0 and time.monotonic() < deadline:
+                os.sched_yield()
+            raise Leaves
+
+        with interrupted(manager.model, handle), pytest.raises(Leaves) as caught:
+            manager.step()
+        result = caught.value.step_result
+        assert (result.ok, result.counted, result.samples) == (True, True, 1)
+        assert manager.model.weight.grad.tolist() == [0.0, 0.5]
+        assert manager.last_result is result and manager.loss_accumulated.value == result.loss
+        assert manager.gradients_accumulated.value == 1 and manager.step_finished.is_set()
+
+
 def test_the_exit_code_of_a_manager_that_was_killed(tmp_path):
     manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
     first = manager.pid
@@ -447,6 +523,7 @@ def test_a_script_for_the_original_runs_with_another_import(tmp_path):
             def collate(elements):
                 return {name: torch.stack([one[name] for one in elements]) for name in elements[0]}
 
+            torch.manual_seed(0)
             model = Net()
             own = [p.detach().clone().requires_grad_() for p in model.parameters()]
             optimizer = torch.optim.Adam(own, lr=0.1)

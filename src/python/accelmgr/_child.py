@@ -57,11 +57,16 @@ def command_line() -> list[str]:
     return [sys.executable, *flags, "-c", program.format(path=path, launched=LAUNCHED)]
 
 
+def encodable(text: str) -> str:
+    """With escapes for what the name of a file has that is no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def describe(error: BaseException) -> str:
     """Its last line first, then where it was raised; the innermost frames when it is long."""
     if isinstance(error, Error):
-        return str(error)
-    lines = traceback.format_exception(error)
+        return encodable(str(error))
+    lines = [encodable(line) for line in traceback.format_exception(error)]
     text = f"{lines[-1].strip()}\n{''.join(lines[:-1]).rstrip()}"
     if len(text) <= MOST_TEXT:
         return text

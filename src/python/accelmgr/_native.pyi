@@ -287,7 +287,9 @@ class Handle:
 
     def step(
         self, timeout: float | None = None, accumulate: bool = True, parameters_changed: bool = True
-    ) -> StepResult: ...
+    ) -> StepResult:
+        """What a signal handler raises has the result as `step_result`."""
+
     def zero_grad(self) -> None: ...
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Views, each parameter once."""
@@ -322,6 +324,8 @@ class Handle:
     def kill(self) -> None:
         """Kills runners, launcher and manager at once."""
 
+    @property
+    def step_timeout(self) -> float: ...
     def config(self) -> str:
         """As YAML."""
 

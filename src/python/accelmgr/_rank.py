@@ -11,6 +11,7 @@ import traceback
 import cloudpickle
 import torch
 
+from accelmgr._child import encodable
 from accelmgr._launch import Target, refresh_environment
 from accelmgr._payload import _open
 from accelmgr.errors import UsageError
@@ -47,7 +48,7 @@ def describe(error: BaseException) -> tuple[str, str, str]:
         trace = "".join(traceback.format_exception(kind, error, frames, limit=-MOST_FRAMES))
     except Exception as second:  # Its own text cannot be had.
         what, trace = f"(its message cannot be had: {type(second).__name__})", ""
-    return name, what, trace
+    return name, encodable(what), encodable(trace)
 
 
 def _begin(target: Target) -> None:

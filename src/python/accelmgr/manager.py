@@ -274,8 +274,9 @@ class Manager:
     ) -> _native.StepResult:
         """One step of all runners: adds one mean gradient to the master's, or, with accumulate=False, overwrites it.
 
-        Blocks until it is done, or for `timeout` seconds (default: step_timeout); Ctrl-C ends it, and nothing is added
-        then. `loss, samples = manager.step()` raises the typed error of a result that is not `ok`; the result itself
+        Blocks until it is done, or for `timeout` seconds (default: step_timeout). Ctrl-C ends it: KeyboardInterrupt, or
+        what a signal handler raises, has the result as `step_result`, and nothing was added unless that has `counted`.
+        `loss, samples = manager.step()` raises the typed error of a result that is not `ok`; the result itself
         never raises. parameters_changed=False: no parameter was written since the last step.
 
         Raises UsageError (stopped, another thread), ModelError (a parameter's memory is no longer the session's).

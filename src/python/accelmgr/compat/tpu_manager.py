@@ -105,21 +105,29 @@ class TPUManager(Manager):
         self._pid: int | None = None
         self._pidfd = -1
         self._exitcode: int | None = None
-        found = re.search(r"^step_timeout: *([0-9.e+]+)", self.config, re.MULTILINE)
-        self._patience_s = float(found.group(1)) if found else 300.0
+        self._patience_s = self._handle.step_timeout
+        self._callers: set[int] = set()  # Threads in a call that holds the lock, or waits for it.
+        self._ending: int | None = None  # Its exit code, where a call is to end it as it returns.
         if start:
             self.start()
 
     @contextlib.contextmanager
     def _held(self, call: str) -> Iterator[None]:
-        if not self.lock.acquire(timeout=self._patience_s):
-            raise UsageError(
-                f"{call}() waited {self._patience_s:g} s for the manager's lock; do not call it while you hold the lock"
-            )
+        self._callers.add(threading.get_ident())
         try:
-            yield
+            if not self.lock.acquire(timeout=self._patience_s):
+                raise UsageError(
+                    f"{call}() waited {self._patience_s:g} s for the manager's lock; "
+                    "do not call it while you hold the lock"
+                )
+            try:
+                yield
+            finally:
+                self.lock.release()
         finally:
-            self.lock.release()
+            self._callers.discard(threading.get_ident())
+            if self._ending is not None:
+                self._end(self._ending)
 
     # Steps and tensors
 
@@ -134,15 +142,22 @@ class TPUManager(Manager):
             self.step_triggered._begin()
             try:
                 result = super().step(timeout, accumulate, parameters_changed)
-                self.last_result = result
-                if result.counted:
-                    self.should_load_parameters.value = False
-                    self.loss_accumulated.value = result.loss
-                    self.gradients_accumulated.value = result.samples
+                self._take_note(result)
                 return result
+            except BaseException as error:
+                if hasattr(error, "step_result"):
+                    self._take_note(error.step_result)
+                raise
             finally:
                 self.step_triggered._end()
                 self.step_finished.set()
+
+    def _take_note(self, result: _native.StepResult) -> None:
+        self.last_result = result
+        if result.counted:
+            self.should_load_parameters.value = False
+            self.loss_accumulated.value = result.loss
+            self.gradients_accumulated.value = result.samples
 
     def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Replaces the master's parameters, in the order of `model.parameters()`, before the next step.
@@ -255,12 +270,13 @@ class TPUManager(Manager):
         self._end(0)
 
     def terminate(self) -> None:
-        """As stop(); a step of another thread ends with ManagerLost."""
+        """As stop(); a step of another thread ends with ManagerLost, and so does one that a signal handler which calls
+        this has interrupted: what was started has ended when that returns."""
         if self._pid is not None:
             self._end(-signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kills manager and runners at once, and returns when they have ended."""
+        """Kills manager and runners at once, and returns when they have ended; in a signal handler as terminate()."""
         if self._pid is not None:
             self._handle.kill()
             self._end(-signal.SIGKILL)
@@ -271,8 +287,11 @@ class TPUManager(Manager):
 
     def _end(self, code: int) -> None:
         held = self.lock.acquire(block=False)
-        if not held and code != 0:  # A step of another thread returns at once when nobody is left to make it.
+        if not held and code != 0:  # A step returns at once when nobody is left to make it.
             self._handle.kill()
+            if threading.get_ident() in self._callers:  # Of which this is a signal handler: it returns only after this.
+                self._ending = code
+                return
             held = self.lock.acquire(timeout=self._patience_s)
         try:
             ended = self.exitcode
@@ -280,6 +299,7 @@ class TPUManager(Manager):
             if self._pid is not None and self._exitcode is None:
                 self._exitcode = code if ended is None else ended
             self._close_pidfd()
+            self._ending = None
         finally:
             if held:
                 self.lock.release()
