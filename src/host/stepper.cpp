@@ -124,7 +124,10 @@ Stepper::Outcome Stepper::assemble(const Patience& patience) {
     }
     if (patience.over())
       return {StepStatus::timeout,
-              fmt::format("no attempt could begin {}: {}", patience.bound(), phases(team))};
+              fmt::format("no attempt could begin {}: {}{}", patience.bound(), phases(team),
+                          dealt_to(control.deal_to.load())
+                              ? ""
+                              : "; elements cannot be dealt while the data source reads")};
     ipc::wait_changed(control.life, seen,
                       std::clamp<std::int64_t>(patience.deadline.remaining_ns(), 0, wait_slice_ns), 0);
   }

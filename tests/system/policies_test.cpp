@@ -268,7 +268,7 @@ TEST(Resize, ATeamThatGrowsBackWaitsForTheDealingThatTheSmallerOneAskedFor) {
   while (run.manager().statistics().runners.size() == 2 && !deadline.passed()) sched_yield();
   int asked = 0;
   expect_failed(run.manager().step({.interrupted = [&] { return ++asked > 1; }}), StepStatus::timeout,
-                {"no attempt could begin"});
+                {"no attempt could begin", "while the data source reads"});
 
   const std::function<bool()> ready_for_long = [&, looks = 0]() mutable {
     const auto runners = run.manager().statistics().runners;
@@ -276,7 +276,7 @@ TEST(Resize, ATeamThatGrowsBackWaitsForTheDealingThatTheSmallerOneAskedFor) {
   };
   {
     const base::InterruptionScope scope(ready_for_long);
-    EXPECT_THROW(run.manager().resize(2), RunnerError) << "nothing has come of the dealing";
+    EXPECT_THROW(run.manager().resize(2), Error) << "nothing has come of the dealing";
   }
   stage.release_elements();
   expect_ok(run.manager());
@@ -374,6 +374,7 @@ TEST(Nonfinite, ASkipThatTheManagersEndLeftToTheHostDoesNotCount) {
   expect_ok(run.manager());
   const auto gradients = run.gradients();
   stage.wait_until_withheld();
+  run.wait_until_waiting(1);
   ipc::send_signal(run.processes().manager.get(), SIGSTOP);  // Nobody but the host finishes for rank 1.
   auto step = run.step_in_background();
   run.wait_until_in(1, "reduce");
