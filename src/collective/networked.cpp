@@ -27,7 +27,7 @@ Networked::Call Networked::begin(CallKind kind, std::size_t count, DType dtype, 
                                  const CallOptions& options) {
   const auto timeout_s = timeout_of(options);
   const auto signature = make_signature(kind, count, dtype, op, root, ++calls_, options);
-  check_process(describe(signature));
+  if (fork_mark_.inherited()) check_process(describe(signature));
   if (broken_) throw missing_ranks(Cause::broken, signature, broken_->ranks, timeout_s);
   return {*this, signature, timeout_s};
 }
