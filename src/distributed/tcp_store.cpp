@@ -203,4 +203,11 @@ std::int64_t TcpStore::add(const std::string& key, std::int64_t amount) {
   return ask([&](c10d::TCPStore& store) { return store.add(key, amount); });
 }
 
+void TcpStore::erase_all_but(const std::string& prefix) {
+  ask([&](c10d::TCPStore& store) {
+    for (const auto& key : store.listKeys())
+      if (!key.starts_with(prefix)) store.deleteKey(key);
+  });
+}
+
 }  // namespace accelmgr::distributed

@@ -35,6 +35,9 @@ class TcpStore : public collective::Store {
   bool has(const std::string& key) override;
   std::int64_t add(const std::string& key, std::int64_t amount) override;
 
+  /// All keys but those that begin with `prefix`, whoever has set them.
+  void erase_all_but(const std::string& prefix);
+
   const std::string& address() const noexcept { return address_; }  ///< HOST:PORT.
 
  private:

@@ -70,6 +70,16 @@ TEST(TcpStore, AKeyThatNobodySetsIsATimeoutThatNamesItAndTheStoreIsStillOfUse) {
   EXPECT_EQ(stores.client->get("now", Deadline::in_seconds(plenty_s)), "1");
 }
 
+TEST(TcpStore, ErasesAllKeysButThoseOfAPrefix) {
+  const auto stores = make_pair_of_stores();
+  for (const auto* key : {"a", "kept/a", "b/kept/c"}) stores.client->set(key, "1");
+  stores.client->add("sum", 4);
+  stores.server->erase_all_but("kept/");
+  EXPECT_TRUE(stores.client->has("kept/a"));
+  for (const auto* key : {"a", "b/kept/c", "sum"}) EXPECT_FALSE(stores.client->has(key)) << key;
+  EXPECT_EQ(stores.client->add("sum", 1), 1);
+}
+
 TEST(TcpStore, AServerThatIsGoneIsAnErrorThatNamesTheAddressEveryTime) {
   auto stores = make_pair_of_stores();
   const auto address = stores.client->address();
