@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -23,3 +24,11 @@ def forkserver() -> Iterator[None]:
     assert context is not None and context.join(100)
     yield
     _native.end_forkserver()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False

@@ -13,7 +13,7 @@ import pytest
 import accelmgr
 from accelmgr import distributed
 from accelmgr.compat.paddle_spawn import MultiprocessContext, spawn
-from launching import forkserver  # noqa: F401
+from launching import forkserver, is_gone  # noqa: F401
 
 
 def _train(word: str = "none") -> tuple[Any, ...]:
@@ -69,20 +69,12 @@ def _wait_in_rank_1() -> None:
         signal.pause()
 
 
-def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_terminate_reaches_no_other_process_that_has_the_number_by_now(method: str) -> None:
     context = spawn(_wait_in_rank_1, nprocs=2, join=False, daemon=True, start_method=method)
     ended = context.processes[0]
     deadline = time.monotonic() + 60
-    while not _is_gone(ended.pid):
+    while not is_gone(ended.pid):
         assert not context.join(0.01) and time.monotonic() < deadline
     ended.terminate()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:

@@ -19,7 +19,7 @@ import torch
 
 import accelmgr
 from accelmgr import SpawnError, distributed
-from launching import forkserver  # noqa: F401
+from launching import forkserver, is_gone  # noqa: F401
 
 START_METHODS = ["spawn", "fork", "forkserver"]
 
@@ -432,14 +432,6 @@ def _wait_for(condition: Any, what: str, seconds: float = 60) -> None:
         os.sched_yield()
 
 
-def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 def test_terminate_ends_all_of_them(tmp_path: Any) -> None:
     context = distributed.spawn(
         "shm", _wait_for_ever, (str(tmp_path),), nproc_per_node=2, start_method="fork", join=False
@@ -448,7 +440,7 @@ def test_terminate_ends_all_of_them(tmp_path: Any) -> None:
     _wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "the ranks have begun")
     assert not context.join(0.01)
     context.terminate()
-    assert all(map(_is_gone, context.pids()))
+    assert all(map(is_gone, context.pids()))
     assert context.join()
     assert context.results == [None, None]
 
@@ -487,7 +479,7 @@ def test_ctrl_c_in_join_ends_the_ranks_of_a_script(tmp_path: Any, method: str) -
         program.kill()
         program.wait()
     assert output == "interrupted\n"
-    assert len(pids) == 2 and all(map(_is_gone, pids))
+    assert len(pids) == 2 and all(map(is_gone, pids))
 
 
 def _interrupted(rank: int) -> str:

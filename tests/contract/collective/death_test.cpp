@@ -195,7 +195,8 @@ CONTRACT(Death, IsSeenWhileAForkedChildLivesOn, .fewest_ranks = 2, .starts = pro
 
 // It lives, but has no memory for what the last one sends it.
 CONTRACT(Failure, OfOneInTheMiddleOfACallIsToldToAll, .fewest_ranks = 2, .starts = processes) {
-  if (sanitized) GTEST_SKIP() << "sanitizers need the address space";
+  if (sanitized)
+    GTEST_SKIP() << "under RLIMIT_AS a sanitizer cannot map its own memory, and ends the process";
   const std::string object(self.world.rank() == self.world.size() - 1 ? std::size_t{64} << 20 : 1, 'x');
   self.world.barrier();
   if (self.world.rank() != 0) {
