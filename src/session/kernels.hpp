@@ -67,11 +67,6 @@ class Kernels {
     return take_over(slab, gradient, count, types, TakeOver::add);
   }
 
-  /// Whether `count` elements are all finite.
-  bool all_finite(const void* gradient, std::size_t count, Element element) const noexcept {
-    return table_->all_finite[index(element)](gradient, count);
-  }
-
   /// Writes zeros, non-temporal from `non_temporal_from_bytes` on.
   void zero(void* begin, std::size_t bytes) const noexcept;
 

@@ -173,22 +173,6 @@ bool take_over(void* slab, const void* gradient, std::size_t count, TakeOver how
   return false;
 }
 
-template <class Master>
-bool all_finite(const void* gradient, std::size_t count) noexcept {
-  constexpr std::size_t lanes = lanes_of<Master>;
-  const auto* from = static_cast<const Master*>(gradient);
-  Vector<WordOf<Master>, lanes> nonfinite{};
-  walk<sizeof(Master), lanes, false>(
-      from, count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
-        for (std::size_t v = 0; v < vectors; ++v)
-          nonfinite |= carry_of_nonfinite<Master, lanes>(
-              access.template load<Vector<Master, lanes>>(from + at + v * lanes));
-      });
-  bool finite = true;
-  for (std::size_t lane = 0; lane < lanes; ++lane) finite &= nonfinite[lane] >> (8 * sizeof(Master) - 1) == 0;
-  return finite;
-}
-
 void save(void* image, const void* chunk, std::size_t bytes) noexcept {
   auto* to = static_cast<char*>(image);
   const auto* from = static_cast<const char*>(chunk);
@@ -205,7 +189,6 @@ constexpr KernelTable table = {
     .reduce = {{reduce<float, float>, reduce<float, bf16>}, {reduce<double, double>, reduce<double, bf16>}},
     .take_over = {{take_over<float, float>, take_over<float, bf16>},
                   {take_over<double, double>, take_over<double, bf16>}},
-    .all_finite = {all_finite<float>, all_finite<double>},
     .save = save,
     .zero_non_temporal = zero_non_temporal,
 };

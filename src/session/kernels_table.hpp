@@ -18,7 +18,6 @@ struct KernelTable {
   // [master: f32, f64][slab: same, bf16]
   Reduce reduce[2][2];
   TakeOverGradient take_over[2][2];
-  bool (*all_finite[2])(const void* gradient, std::size_t count) noexcept;  // [master]
   void (*save)(void* image, const void* chunk, std::size_t bytes) noexcept;
   void (*zero_non_temporal)(void* begin, std::size_t bytes) noexcept;
 };

@@ -8,7 +8,6 @@
 
 #include "base/fault_point.hpp"
 #include "session/kernels.hpp"
-#include "tensor/slab_allocator.hpp"
 
 namespace accelmgr::tensor {
 
@@ -18,12 +17,9 @@ struct TakeOver::State {
   int rank;
   std::uint64_t attempt = 0;
   std::vector<std::size_t> nonfinite;
-  SlabAllocator* allocator = nullptr;  ///< Null when slabs have another dtype than gradients.
-  std::vector<std::pair<std::size_t, at::Tensor>>
-      waiting;  ///< Gradients in whose place another tensor lives.
+  std::vector<at::Tensor> parameters;
 
-  void take(std::size_t index, const at::Tensor& gradient);
-  void store(std::size_t index, const at::Tensor& dense);
+  void take(std::size_t index);
   std::byte* place_of(std::size_t index) const;
 };
 
@@ -34,21 +30,11 @@ constexpr std::uint64_t non_temporal_bytes = std::uint64_t{1} << 20;
 
 }  // namespace
 
-void TakeOver::State::take(std::size_t index, const at::Tensor& gradient) {
-  at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
+void TakeOver::State::take(std::size_t index) {
+  const auto& parameter = parameters[index];
+  at::Tensor dense = parameter.grad().is_sparse() ? parameter.grad().to_dense() : parameter.grad();
+  parameter.mutable_grad().reset();
   if (!dense.is_contiguous()) dense = dense.contiguous();
-  if (allocator != nullptr) {
-    allocator->withdraw(index);
-    const bool taken = allocator->in_use(index) && dense.const_data_ptr() != place_of(index);
-    if (taken) {
-      waiting.emplace_back(index, dense);
-      return;
-    }
-  }
-  store(index, dense);
-}
-
-void TakeOver::State::store(std::size_t index, const at::Tensor& dense) {
   const auto& header = session->header();
   const session::ElementTypes types{header.element, header.slab_element};
   const auto& kernels = session::best_kernels();
@@ -56,9 +42,7 @@ void TakeOver::State::store(std::size_t index, const at::Tensor& dense) {
   auto* place = place_of(index);
   auto& tag = session->tags(rank)[index];
   bool finite = false;
-  if (dense.const_data_ptr() == place) {
-    finite = kernels.all_finite(place, count, types.master);
-  } else if (tag.load(std::memory_order_relaxed) != attempt) {
+  if (tag.load(std::memory_order_relaxed) != attempt) {
     finite = kernels.take_over_copy(place, dense.const_data_ptr(), count, types, non_temporal_bytes);
   } else {
     finite = kernels.take_over_add(place, dense.const_data_ptr(), count, types);
@@ -81,30 +65,31 @@ TakeOver::TakeOver(const session::Session& session, const session::Manifest& man
   state_->session = &session;
   state_->entries = manifest.tensors;
   state_->rank = rank;
-  if (session.header().slab_element == session::SlabElement::same) {
-    std::vector<SlabAllocator::Place> places;
-    for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
-      places.push_back(
-          {state_->place_of(i), manifest.tensors[i].count * session::bytes_of(session.header().element)});
-    state_->allocator = &SlabAllocator::install(places);
-  }
+  for (const auto& parameter : model.parameters) state_->parameters.push_back(parameter.tensor);
 
+  // After a hook of the model's own, which may still change the gradient. The state holds the parameters, and
+  // they their hooks: so these do not hold the state.
   class Hook : public torch::autograd::PostAccumulateGradHook {
    public:
-    Hook(std::shared_ptr<State> state, std::size_t index) : state_(std::move(state)), index_(index) {}
+    Hook(const std::shared_ptr<State>& state, std::size_t index,
+         std::unique_ptr<PostAccumulateGradHook> before)
+        : state_(state), index_(index), before_(std::move(before)) {}
     void operator()(const torch::autograd::Variable& parameter) override {
-      state_->take(index_, parameter.grad());
-      parameter.mutable_grad().reset();
+      if (before_) (*before_)(parameter);
+      if (const auto state = state_.lock(); state && parameter.grad().defined()) state->take(index_);
     }
 
    private:
-    std::shared_ptr<State> state_;
+    std::weak_ptr<State> state_;
     std::size_t index_;
+    std::unique_ptr<PostAccumulateGradHook> before_;
   };
+  namespace autograd = torch::autograd::impl;
   for (std::size_t i = 0; i < model.parameters.size(); ++i) {
     const auto& parameter = model.parameters[i].tensor;
-    if (parameter.requires_grad())
-      torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Hook>(state_, i));
+    autograd::materialize_autograd_meta(parameter);
+    auto before = std::move(autograd::post_acc_grad_hooks(parameter));
+    autograd::set_post_acc_grad_hooks(parameter, std::make_unique<Hook>(state_, i, std::move(before)));
   }
 }
 
@@ -113,17 +98,12 @@ TakeOver::~TakeOver() = default;
 void TakeOver::begin(std::uint64_t attempt) noexcept {
   state_->attempt = attempt;
   state_->nonfinite.clear();
-  state_->waiting.clear();
-  if (state_->allocator != nullptr) state_->allocator->offer_all();
 }
 
 void TakeOver::backward(const at::Tensor& loss) {
-  {
-    const SlabAllocator::Scope scope(state_->allocator);
-    loss.backward();
-  }
-  for (const auto& [index, gradient] : state_->waiting) state_->store(index, gradient);
-  state_->waiting.clear();
+  loss.backward();
+  for (std::size_t i = 0; i < state_->parameters.size(); ++i)
+    if (state_->parameters[i].grad().defined()) state_->take(i);
 }
 
 std::vector<std::string> TakeOver::nonfinite() const {

@@ -1,6 +1,10 @@
 // How gradients leave autograd: a hook on each parameter copies its fresh gradient into the slab the first
 // time in an attempt, adds it later, looks for Inf and NaN while it is hot, and leaves `.grad` undefined, so
 // that autograd never adds.
+//
+// Until then a gradient's memory belongs to autograd and to the user's hooks, who may keep it: the slab is
+// never lent to them. (An allocator that did lend it saved the copy, and gave wrong gradients wherever one
+// autograd node makes two of the same size.)
 #pragma once
 
 #include <cstdint>
@@ -25,7 +29,8 @@ class TakeOver {
 
   /// Gradients of backward() belong to `attempt` from now on.
   void begin(std::uint64_t attempt) noexcept;
-  /// loss.backward(), with gradients born in the slab where that is possible.
+  /// loss.backward(). Afterwards no parameter has a gradient: what a hook of the model itself left in `.grad`
+  /// is taken over too.
   void backward(const at::Tensor& loss);
   /// The parameters of this attempt whose gradient was not finite, in the order in which they came.
   std::vector<std::string> nonfinite() const;

@@ -1,22 +1,25 @@
 #include "tensor/take_over.hpp"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
 #include <gtest/gtest.h>
 
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "session/manifest.hpp"
-#include "tensor/slab_allocator.hpp"
 
 namespace accelmgr::tensor {
 namespace {
 
-constexpr std::int64_t width = 256;  // A weight is 256 KiB: large enough to be born in its place.
+constexpr std::int64_t width = 256;
 
 // y = W2 relu(W1 x + b1): with a batch of `width` rows, the gradients of activations are as large as the
 // weights'.
@@ -102,8 +105,6 @@ TEST_F(TakeOverTest, AParameterFirstUsedInTheSecondMicroBatchIsCopiedNotAdded) {
   EXPECT_TRUE(taken().slab(0).equal(expected({x})[0]));
 }
 
-// Activations' gradients of the weights' size are given the weights' places, and must not be overwritten
-// while they are needed.
 TEST_F(TakeOverTest, OtherTensorsOfAGradientsSizeDoNoHarm) {
   const auto x = at::randn({width, width});
   for (int repetition = 0; repetition < 3; ++repetition) {
@@ -123,7 +124,7 @@ TEST_F(TakeOverTest, TheFirstParameterThatIsNotFiniteIsNamed) {
   EXPECT_EQ(taken().take_over.nonfinite(), std::vector<std::string>{});
 }
 
-TEST_F(TakeOverTest, AGradientSomebodyKeepsIsNotHandedOutAgain) {
+TEST_F(TakeOverTest, AGradientThatAHookKeepsStaysAsItWas) {
   const auto x = at::randn({3, width});
   at::Tensor kept;
   const auto hook = taken().network.w2.register_hook([&](const at::Tensor& gradient) { kept = gradient; });
@@ -135,28 +136,34 @@ TEST_F(TakeOverTest, AGradientSomebodyKeepsIsNotHandedOutAgain) {
   taken().take_over.begin(++taken().attempt);
   taken().take_over.backward(taken().network.loss(y));
   EXPECT_TRUE(taken().slab(2).equal(expected({y})[2]));
+  EXPECT_TRUE(kept.equal(before));
 }
 
-class SlabAllocatorTest : public TakeOverTest {};
-
-TEST_F(SlabAllocatorTest, LargeGradientsAreBornInTheirPlace) {
+// The node of a product makes both gradients at once: here they have one size, as in LoRA's B A.
+TEST_F(TakeOverTest, OneNodeMayMakeTwoGradientsOfOneSize) {
   const auto x = at::randn({3, width});
-  std::vector<const void*> born(3);
-  const auto& n = taken().network;
-  const auto note = [&born](std::size_t i) {
-    return [&born, i](const at::Tensor& gradient) { born[i] = gradient.const_data_ptr(); };
+  const auto loss = [&x](const at::Tensor& a, const at::Tensor& b) {
+    return at::linear(x, at::matmul(a, b)).pow(2).mean();
   };
-  const auto first = n.w1.register_hook(note(0)), last = n.w2.register_hook(note(2));
-  taken().take_over.backward(n.loss(x));
-  n.w1.remove_hook(first);
-  n.w2.remove_hook(last);
-  EXPECT_EQ(born[0], taken().slab(0).const_data_ptr());
-  EXPECT_EQ(born[2], taken().slab(2).const_data_ptr());
+  const auto& n = taken().network;
+  taken().take_over.backward(loss(n.w2, n.w1));
+  const auto a = n.w2.detach().clone().requires_grad_(), b = n.w1.detach().clone().requires_grad_();
+  loss(a, b).backward();
+  EXPECT_TRUE(taken().slab(2).equal(a.grad()));
+  EXPECT_TRUE(taken().slab(0).equal(b.grad()));
 }
 
-TEST_F(SlabAllocatorTest, OutsideOfBackwardMemoryIsTheUsual) {
-  const auto tensor = at::empty({width, width});
-  for (std::size_t i : {0u, 2u}) EXPECT_NE(tensor.const_data_ptr(), taken().slab(i).const_data_ptr());
+TEST_F(TakeOverTest, AHookThatTheModelSetsInPlaceOfOursLosesNothing) {
+  class Scale : public torch::autograd::PostAccumulateGradHook {
+    void operator()(const at::Tensor& parameter) override { parameter.mutable_grad().mul_(2); }
+  };
+  const auto x = at::randn({3, width});
+  auto& hook = torch::autograd::impl::post_acc_grad_hooks(taken().network.w1);
+  auto ours = std::exchange(hook, std::make_unique<Scale>());
+  taken().take_over.backward(taken().network.loss(x));
+  hook = std::move(ours);
+  EXPECT_TRUE(taken().slab(0).equal(expected({x})[0] * 2));
+  EXPECT_FALSE(taken().network.w1.grad().defined());
 }
 
 }  // namespace
