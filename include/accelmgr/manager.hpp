@@ -112,7 +112,8 @@ class Manager {
   ~Manager();
 
   /// One step of all runners. Blocks until it is done, or its deadline has passed. Failures of a training
-  /// loop are in the result; throws only UsageError and SessionError (closed).
+  /// loop are in the result; throws only UsageError (also for requires_grad of a parameter that was changed
+  /// after the start) and SessionError (closed).
   StepResult step(const StepOptions& options = {});
 
   /// Zeroes the master gradients.
@@ -124,11 +125,12 @@ class Manager {
   /// The master gradients, in the order of parameters(). Views; never undefined, zero for frozen or unused
   /// parameters.
   const std::vector<NamedTensor>& gradients() const;
-  /// The same memory as flat, contiguous tensors, by how an optimizer treats them.
+  /// The same memory as flat, contiguous tensors, by how an optimizer treats them. Throws ModelError for
+  /// parameters that share memory without being one parameter.
   const std::vector<FlatGroup>& groups() const;
   /// Buffers of the last committed step, by `buffers.policy`. Copies.
   std::vector<NamedTensor> buffers() const;
-  /// Parameters and buffers by name; tied weights under each of their names. Copies.
+  /// Parameters and persistent buffers by name; what has several names under each of them. Copies.
   std::vector<NamedTensor> state_dict() const;
 
   /// Brackets writes in place: a host that dies inside leaves a version that says so, and no runner computes
@@ -148,6 +150,11 @@ class Manager {
   /// Replaces all parameters, in the order of parameters(). Count, shapes and dtypes are checked before
   /// anything is written; throws ModelError, and nothing has changed then.
   void update_model_parameters(std::span<const at::Tensor> values);
+
+  /// Replaces some of buffers(), by name, in all runners from the next step on. Names, shapes and dtypes are
+  /// checked before anything is written; throws ModelError, and nothing has changed then; UsageError during a
+  /// step.
+  void update_buffers(const std::vector<NamedTensor>& values);
 
   /// Makes the ranks 0 to `runners` - 1 the team, from the next step on. Blocks until they are ready, at most
   /// `start_timeout`. What was dealt and not consumed is dealt anew, in order. Throws UsageError (not 1 to

@@ -18,7 +18,7 @@
 namespace accelmgr {
 
 /// One micro-batch: its fields in the order in which the data source declared them; dimension 0 is the batch.
-/// The tensors are views of shared memory, valid until forward() and backward() of this micro-batch are done.
+/// The tensors are the model's own: it may change and keep them.
 class Batch {
  public:
   explicit Batch(std::vector<NamedTensor> fields) : fields_(std::move(fields)) {}
@@ -39,8 +39,8 @@ struct Outputs {
 };
 
 /// One replica of a model. Used by one thread. parameters() and buffers() return the same tensor objects at
-/// every call: accelmgr points their storage at the master's memory (`set_data`), so a model must not replace
-/// them.
+/// every call: accelmgr points the parameters' storage at the master's memory (`set_data`), so a model must
+/// not replace them; a step in which it did fails with ModelError.
 class Model {
  public:
   virtual ~Model() = default;
@@ -49,6 +49,8 @@ class Model {
   virtual std::vector<NamedTensor> parameters() = 0;
   /// State that forward() changes and that is no parameter (BatchNorm statistics). May be empty.
   virtual std::vector<NamedTensor> buffers() = 0;
+  /// Names of those that are not part of the state dict; checkpoints keep them for each runner alone.
+  virtual std::vector<std::string> non_persistent_buffers() const { return {}; }
   virtual Outputs forward(const Batch& batch) = 0;
   /// Switches dropout and BatchNorm between training and evaluation.
   virtual void train(bool on) = 0;

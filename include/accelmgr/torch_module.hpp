@@ -25,7 +25,7 @@ concept TorchModuleLike = requires(Module& module, const Batch& batch) {
 };
 
 /// Wraps a module, which must register every parameter and buffer that forward() uses, and must not replace
-/// them. Parameters that are registered under several names (tied weights) are listed under each. Used by one
+/// them: of parameters that is noticed, and fails the step. Parameters that are registered under several names (tied weights) are listed under each. Used by one
 /// thread, as every Model.
 template <TorchModuleLike Module>
 class TorchModule : public Model {
@@ -33,12 +33,14 @@ class TorchModule : public Model {
   /// Throws ModelError when `module` is null.
   explicit TorchModule(std::shared_ptr<Module> module) : module_(std::move(module)) {
     if (!module_) throw ModelError("TorchModule: the module is null");
-    for (const auto& item : module_->named_parameters(true))
-      parameters_.push_back({item.key(), item.value()});
     for (const auto& item : module_->named_buffers(true)) buffers_.push_back({item.key(), item.value()});
   }
 
-  std::vector<NamedTensor> parameters() override { return parameters_; }
+  std::vector<NamedTensor> parameters() override {
+    std::vector<NamedTensor> parameters;
+    for (const auto& item : module_->named_parameters(true)) parameters.push_back({item.key(), item.value()});
+    return parameters;
+  }
   std::vector<NamedTensor> buffers() override { return buffers_; }
   Outputs forward(const Batch& batch) override { return module_->forward(batch); }
   void train(bool on) override { module_->train(on); }
@@ -47,7 +49,6 @@ class TorchModule : public Model {
 
  private:
   std::shared_ptr<Module> module_;
-  std::vector<NamedTensor> parameters_;
   std::vector<NamedTensor> buffers_;
 };
 

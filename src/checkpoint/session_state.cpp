@@ -41,8 +41,11 @@ TensorBytes tensor(const std::string& prefix, const session::TensorEntry& entry,
           master + entry.first * bytes};
 }
 
-TensorBytes tensor(const std::string& prefix, const session::BufferEntry& entry, const std::byte* copy) {
-  return {{prefix + entry.name, dtype_of(entry), entry.shape, entry.bytes, {}}, copy + entry.offset};
+TensorBytes tensor(const std::string& prefix, const session::BufferEntry& entry, const std::byte* copy,
+                   bool aliases) {
+  return {{prefix + entry.name, dtype_of(entry), entry.shape, entry.bytes,
+           aliases ? entry.aliases : std::vector<std::string>{}},
+          copy + entry.offset};
 }
 
 std::string rank_prefix(int rank) { return fmt::format("rank{}/buffers/", rank); }
@@ -68,7 +71,9 @@ std::vector<TensorBytes> buffers_of_rank(const session::Session& session, const 
                                          int rank) {
   std::vector<TensorBytes> out;
   const auto* copy = session.buffers(session.word().index, rank);
-  for (const auto& buffer : manifest.buffers) out.push_back(tensor(rank_prefix(rank), buffer, copy));
+  for (const auto& buffer : manifest.buffers)
+    if (buffer.name != session::modes_buffer)
+      out.push_back(tensor(rank_prefix(rank), buffer, copy, /*aliases=*/false));
   return out;
 }
 
@@ -115,7 +120,8 @@ std::vector<TensorBytes> model_tensors(const session::Session& session, const se
   for (const auto& entry : manifest.tensors)
     out.push_back(tensor("", entry, element, session.parameters(), true));
   for (const auto& buffer : manifest.buffers)
-    out.push_back(tensor("", buffer, session.result_buffers(session.word().index)));
+    if (buffer.persistent)
+      out.push_back(tensor("", buffer, session.result_buffers(session.word().index), /*aliases=*/true));
   return out;
 }
 
@@ -174,6 +180,10 @@ void restore(const Checkpoint& checkpoint, const session::Session& session,
     for (const auto& to : buffers_of_rank(session, manifest, rank))
       if (checkpoint.training.contains(to.description.name)) load(checkpoint.training, training_path, to);
   }
+  for (const auto& buffer : manifest.buffers)  // What the state dict has not: as rank 0 has it.
+    if (!buffer.persistent)
+      std::memcpy(session.result_buffers(index) + buffer.offset, session.buffers(index, 0) + buffer.offset,
+                  buffer.bytes);
   try {
     const auto& run = checkpoint.state.at("session");
     restore_counters(run, session);

@@ -13,6 +13,7 @@
 #include "base/interruption.hpp"
 #include "base/log.hpp"
 #include "config/loader.hpp"
+#include "tensor/master.hpp"
 
 namespace accelmgr::host {
 namespace {
@@ -131,6 +132,7 @@ double Checkpoints::save(const CheckpointExtras& extras) {
   const auto host = parsed(extras.json);
   auto training = checkpoint::training_tensors(session_, manifest_);
   for (const auto& extra : extras.tensors) training.push_back(bytes_of(extra));
+  tensor::gather_shared_parameters(session_, manifest_);
   const auto model_bytes = model_.fill(checkpoint::model_tensors(session_, manifest_));
   const auto training_bytes = training_.fill(training);
 

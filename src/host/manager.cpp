@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/interruption.hpp"
@@ -36,26 +37,40 @@ at::Tensor view_of(const at::Tensor& flat, const session::TensorEntry& entry) {
       .detach();
 }
 
+/// The values of a parameter: its own, or those that it shares.
+at::Tensor values_of(const at::Tensor& flat, const session::Manifest& manifest,
+                     const session::TensorEntry& entry) {
+  if (entry.shares < 0) return view_of(flat, entry);
+  const auto first = manifest.tensors[static_cast<std::size_t>(entry.shares)].first + entry.shared_offset;
+  return flat.as_strided(entry.shape, entry.strides, static_cast<std::int64_t>(first)).detach();
+}
+
 std::string shape_text(at::IntArrayRef shape) {
   return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", "));
 }
 
-/// Throws ModelError unless copying `value` into the parameter cannot fail.
-void check_replacement(const NamedTensor& parameter, const at::Tensor& value) {
-  const auto& [name, current] = parameter;
+/// Throws ModelError unless copying `value` over what has this name, shape and dtype cannot fail.
+void check_replacement(const char* call, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
+                       const at::Tensor& value) {
   if (!value.defined())
-    throw ModelError(
-        fmt::format("update_model_parameters: the tensor for '{}' is undefined; nothing was changed", name));
-  if (value.sizes() != current.sizes() || value.scalar_type() != current.scalar_type())
-    throw ModelError(fmt::format(
-        "update_model_parameters: '{}' is {} {}, the tensor passed for it {} {}; nothing was changed", name,
-        at::toString(current.scalar_type()), shape_text(current.sizes()), at::toString(value.scalar_type()),
-        shape_text(value.sizes())));
+    throw ModelError(fmt::format("{}: the tensor for '{}' is undefined; nothing was changed", call, name));
+  if (value.sizes() != shape || value.scalar_type() != dtype)
+    throw ModelError(fmt::format("{}: '{}' is {} {}, the tensor passed for it {} {}; nothing was changed",
+                                 call, name, at::toString(dtype), shape_text(shape),
+                                 at::toString(value.scalar_type()), shape_text(value.sizes())));
   if (!value.is_cpu() || value.layout() != at::kStrided)
     throw ModelError(fmt::format(
-        "update_model_parameters: the tensor for '{}' is a {}; it must be dense and on the CPU; nothing was "
-        "changed",
-        name, value.toString()));
+        "{}: the tensor for '{}' is a {}; it must be dense and on the CPU; nothing was changed", call, name,
+        value.toString()));
+}
+
+/// The buffer of that name, also by another name of it; null when there is none.
+const session::BufferEntry* find_buffer(const session::Manifest& manifest, const std::string& name) {
+  for (const auto& entry : manifest.buffers)
+    if (entry.name == name ||
+        std::find(entry.aliases.begin(), entry.aliases.end(), name) != entry.aliases.end())
+      return &entry;
+  return nullptr;
 }
 
 std::uint64_t peak_memory(pid_t pid) {
@@ -92,6 +107,7 @@ struct Manager::State {
   void check_open(const char* call) const {
     if (stopped) throw UsageError(fmt::format("{}() after stop()", call));
   }
+  void check_frozen() const;
   void take(std::vector<base::UniqueFd> session_fds);
   void make_views();
   void begin_writing();
@@ -114,6 +130,18 @@ struct Manager::State {
   std::vector<FlatGroup> groups;
 };
 
+// What an optimizer does with a parameter is decided at the start, by where it lies.
+void Manager::State::check_frozen() const {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const bool frozen = manifest.tensors[i].group == session::Group::frozen;
+    if (parameters[i].tensor.requires_grad() == frozen)
+      throw UsageError(fmt::format(
+          "requires_grad of parameter '{}' was changed after the start, which runners do not see; stop this "
+          "manager and start one whose model is made so",
+          parameters[i].name));
+  }
+}
+
 void Manager::State::take(std::vector<base::UniqueFd> session_fds) {
   session = std::make_shared<session::Session>(session::Session::attach(std::move(session_fds)));
   ipc::populate(session->parameters(), 2 * session->master_bytes(), 1);
@@ -126,7 +154,7 @@ void Manager::State::make_views() {
   const auto flat_parameters = owning_view(session, session->parameters());
   const auto flat_gradients = owning_view(session, session->gradients());
   for (const auto& entry : manifest.tensors) {
-    auto parameter = view_of(flat_parameters, entry);
+    auto parameter = values_of(flat_parameters, manifest, entry);
     auto gradient = view_of(flat_gradients, entry);
     if (entry.group != session::Group::frozen) {
       parameter.set_requires_grad(true);
@@ -206,6 +234,7 @@ Manager Manager::start(const Config& config, const StartOptions& options) {
 StepResult Manager::step(const StepOptions& options) {
   const State::Use use(*state_, "step");
   state_->check_open("step");
+  state_->check_frozen();
   return state_->stepper->step(options, options.timeout_s.value_or(state_->config.step_timeout));
 }
 
@@ -227,6 +256,12 @@ const std::vector<NamedTensor>& Manager::gradients() const {
 
 const std::vector<FlatGroup>& Manager::groups() const {
   state_->check_owner("groups");
+  for (const auto& entry : state_->manifest.tensors)
+    if (entry.shares >= 0)
+      throw ModelError(fmt::format(
+          "parameter '{}' shares the memory of '{}' without being the same parameter: flat groups would update "
+          "a copy of it. Register one parameter under both names, or step on parameters()",
+          entry.name, state_->manifest.tensors[static_cast<std::size_t>(entry.shares)].name));
   return state_->groups;
 }
 
@@ -235,12 +270,19 @@ std::vector<NamedTensor> Manager::buffers() const {
   std::vector<NamedTensor> out;
   auto* copy = state_->session->result_buffers(state_->session->word().index);
   for (const auto& entry : state_->manifest.buffers)
-    out.push_back({entry.name, tensor::buffer_view(copy, entry).clone()});
+    if (entry.name != session::modes_buffer)
+      out.push_back({entry.name, tensor::buffer_view(copy, entry).clone()});
   return out;
 }
 
 std::vector<NamedTensor> Manager::state_dict() const {
-  auto out = buffers();
+  std::vector<NamedTensor> out;
+  for (const auto& [name, copy] : buffers()) {
+    const auto* entry = find_buffer(state_->manifest, name);
+    if (!entry->persistent) continue;
+    out.push_back({name, copy});
+    for (const auto& alias : entry->aliases) out.push_back({alias, copy});
+  }
   for (std::size_t i = 0; i < state_->parameters.size(); ++i) {
     const auto copy = state_->parameters[i].tensor.detach().clone();
     out.push_back({state_->parameters[i].name, copy});
@@ -262,11 +304,36 @@ void Manager::update_model_parameters(std::span<const at::Tensor> values) {
   if (values.size() != parameters.size())
     throw ModelError(fmt::format("update_model_parameters: {} tensors for {} parameters; nothing was changed",
                                  values.size(), parameters.size()));
-  for (std::size_t i = 0; i < values.size(); ++i) check_replacement(parameters[i], values[i]);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto& [name, current] = parameters[i];
+    check_replacement("update_model_parameters", name, current.sizes(), current.scalar_type(), values[i]);
+  }
   const at::NoGradGuard no_grad;
   state_->begin_writing();
   for (std::size_t i = 0; i < values.size(); ++i) parameters[i].tensor.copy_(values[i]);
   state_->end_writing();
+}
+
+void Manager::update_buffers(const std::vector<NamedTensor>& values) {
+  const State::Use use(*state_, "update_buffers");
+  const auto& session = *state_->session;
+  if (!session.word().closed) throw UsageError("buffers may only be written between steps");
+  std::vector<const session::BufferEntry*> entries;
+  for (const auto& [name, value] : values) {
+    const auto* entry = find_buffer(state_->manifest, name);
+    if (entry == nullptr)
+      throw ModelError(fmt::format("update_buffers: the model has no buffer '{}'; nothing was changed", name));
+    check_replacement("update_buffers", name, entry->shape, static_cast<at::ScalarType>(entry->dtype), value);
+    entries.push_back(entry);
+  }
+  const at::NoGradGuard no_grad;
+  const auto valid = session.word().index;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    tensor::buffer_view(session.result_buffers(valid), *entries[i]).copy_(values[i].tensor);
+    for (int rank = 0; rank < session.ranks(); ++rank)
+      tensor::buffer_view(session.buffers(valid, rank), *entries[i]).copy_(values[i].tensor);
+  }
+  session.control().buffer_version.fetch_add(1);  // Runners load them when they begin the next attempt.
 }
 
 Statistics Manager::statistics() const {

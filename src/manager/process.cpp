@@ -60,7 +60,8 @@ session::Session make_session(const Config& config, int socket, std::unique_ptr<
   tensor::seed_generator(config.seed_base);
   const auto model = make_model(config);
   source = make_data(config);
-  auto tensors = tensor::describe(model->parameters(), model->buffers());
+  auto tensors =
+      tensor::describe(model->parameters(), model->buffers(), model->non_persistent_buffers());
   manifest = tensors.manifest;
   manifest.fields = data::field_entries(source->fields());
   const auto extent = extent_of(config, manifest, tensors.element);
@@ -73,16 +74,17 @@ session::Session make_session(const Config& config, int socket, std::unique_ptr<
   auto session = session::Session::create(extent, 0, threads);
   session::write_manifest(manifest, session.manifest());
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i)
-    tensor::master_view(session.parameters(), tensors.element, manifest.tensors[i])
-        .copy_(tensors.parameters[i].tensor.detach());
+    tensor::parameter_view(session, manifest, i).copy_(tensors.parameters[i].tensor.detach());
   for (int rank = 0; rank < session.ranks(); ++rank)
     tensor::store_buffers(tensors, manifest, session.buffers(0, rank));
   tensor::store_buffers(tensors, manifest, session.result_buffers(0));
   const auto team = session::all_ranks(config.nprocs);
   session.control().team.store(team);
   session.control().deal_to.store(team);
-  if (!config.checkpoint.resume.empty())
+  if (!config.checkpoint.resume.empty()) {
     checkpoint::restore(checkpoint::open(config.checkpoint.resume), session, manifest);
+    tensor::scatter_shared_parameters(session, manifest);
+  }
   session.publish();
   protocol::send_prepared(socket, session.fds(), base::Deadline::in_seconds(config.start_timeout));
   for (int rank = 0; rank < config.nprocs; ++rank) session.allocate_slab(rank, threads);

@@ -37,7 +37,8 @@ std::vector<NamedTensor> named(Pairs pairs) {
 /// The same memory with a storage of its own: whoever copies or pickles it takes no more than this tensor.
 at::Tensor alone(const at::Tensor& view) {
   return at::from_blob(
-      view.mutable_data_ptr(), view.sizes(), [view](void*) {}, view.options().requires_grad(false));
+      view.mutable_data_ptr(), view.sizes(), view.strides(), [view](void*) {},
+      view.options().requires_grad(false));
 }
 
 /// The handle. A parameter of the host is bound to the master: its data and its gradient are views.
@@ -99,13 +100,13 @@ class Handle {
     bound_ = std::move(tensors);
   }
 
-  /// Puts the gradients back that somebody has set to None, as zeros: `zero_grad(set_to_none=True)` says so.
-  /// Returns how many. Throws ModelError for a parameter that is no view of the master any more, and for a
-  /// gradient that is another tensor.
-  std::size_t look_after_bound() {
-    std::size_t restored = 0;
+  /// Puts the gradients back that somebody has set to None, as zeros: `zero_grad(set_to_none=True)` says so;
+  /// and takes that of a frozen parameter away, as plain torch has none. Throws ModelError for a parameter
+  /// that is no view of the master any more, and for a gradient that is another tensor.
+  void look_after_bound() {
     for (std::size_t i = 0; i < bound_.size(); ++i) {
       const auto& tensor = bound_[i];
+      if (tensor.numel() == 0) continue;  // It has no address.
       const auto& name = parameters_[i].first;
       if (tensor.const_data_ptr() != places_[i].parameter)
         throw ModelError(fmt::format(
@@ -114,17 +115,16 @@ class Handle {
             "or tie_weights(), for instance): what is written there reaches no runner. Change parameters in "
             "place, or with update_model_parameters()",
             name));
-      if (!tensor.requires_grad()) continue;
       const auto& gradient = tensor.grad();
-      if (gradient.defined() && gradient.const_data_ptr() == places_[i].gradient) continue;
-      if (gradient.defined())
+      const bool own = gradient.defined() && gradient.const_data_ptr() == places_[i].gradient;
+      if (own && tensor.requires_grad()) continue;
+      if (gradient.defined() && !own)
         throw ModelError(fmt::format(
             "the gradient of parameter '{}' is another tensor than the manager's; change it in place", name));
+      if (!own && !tensor.requires_grad()) continue;
       gradients_[i].second.zero_();
-      tensor.mutable_grad() = gradients_[i].second;
-      ++restored;
+      tensor.mutable_grad() = own ? at::Tensor() : gradients_[i].second;
     }
-    return restored;
   }
 
   /// What a signal handler raised has the result as `step_result`: the runners may have been done before.
@@ -314,6 +314,10 @@ void bind_manager(nb::module_& module) {
       .def("update_model_parameters",
            [](Handle& self, const std::vector<at::Tensor>& values) {
              unlocked([&, &m = self.manager()] { m.update_model_parameters(values); });
+           })
+      .def("update_buffers",
+           [](Handle& self, Pairs values) {
+             unlocked([&, &m = self.manager()] { m.update_buffers(named(std::move(values))); });
            })
       .def(
           "writing", [](Handle& self) { return new Manager::Writing(self.manager()); },

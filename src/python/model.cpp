@@ -56,8 +56,18 @@ class PythonModel final : public Model {
         buffers_(named(replica.attr("buffers"))),
         replica_(std::move(replica)) {}
 
-  std::vector<NamedTensor> parameters() override { return parameters_; }
-  std::vector<NamedTensor> buffers() override { return buffers_; }
+  std::vector<NamedTensor> parameters() override {
+    in_python<ModelError>([&] { (*replica_).attr("check_parameters")(); });
+    return parameters_;
+  }
+  std::vector<NamedTensor> buffers() override {
+    in_python<ModelError>([&] { (*replica_).attr("settle_buffers")(); });
+    return buffers_;
+  }
+  std::vector<std::string> non_persistent_buffers() const override {
+    return in_python<ModelError>(
+        [&] { return nb::cast<std::vector<std::string>>((*replica_).attr("non_persistent")); });
+  }
 
   Outputs forward(const Batch& batch) override {
     return in_python<ModelError>([&] {
@@ -69,14 +79,13 @@ class PythonModel final : public Model {
     });
   }
 
-  void train(bool on) override {
-    in_python<ModelError>([&] { (*replica_).attr("train")(on); });
-  }
+  /// The modes of its modules are the user's: they come with the model, and follow the host's.
+  void train(bool) override {}
 
  private:
   std::vector<NamedTensor> parameters_;
   std::vector<NamedTensor> buffers_;
-  Kept replica_;
+  mutable Kept replica_;
 };
 
 /// `elements` is an Elements of accelmgr._child: fields by an example of each, next() and state().

@@ -80,6 +80,7 @@ class Runner {
   void compute(std::uint64_t number);
   void skip(std::uint64_t number);
   void load_committed_state();
+  void load_buffers();
   void micro_batch(session::BatchQueue::Filled filled);
   session::BatchQueue::Filled next_batch(std::uint64_t number);
   std::optional<session::BatchQueue::Filled> next_or_end(std::uint64_t number);
@@ -103,6 +104,7 @@ class Runner {
   std::unique_ptr<tensor::TakeOver> take_over_;
   session::Reduction reduction_;
   session::Ballot ballot_{};
+  std::uint64_t buffer_version_ = 0;  ///< Of the host's writes, those that are in the working buffers.
 };
 
 Runner::Runner(const Config& config, const session::Session& session, int rank, int lifeline)
@@ -141,6 +143,7 @@ void Runner::load_committed_state() {
     const auto seen = ipc::load(session_.control().finish);
     if (!session_.word().closed) ipc::wait_changed(session_.control().finish, seen, wait_slice_ns, 0);
   }
+  buffer_version_ = session_.control().buffer_version.load();  // If they are written just now, again.
   const auto valid = session_.word().index;
   const auto& counters = session_.counters(valid);
   auto* own = session_.buffers(valid, rank_);
@@ -151,6 +154,13 @@ void Runner::load_committed_state() {
   tensor::load_buffers(tensors_, manifest_, own);
   tensor::store_generator(session_.generator(valid, rank_));
   record_.settled.store(session_.word().attempt);
+}
+
+// buffers() first: what the model has put in the place of one gives way to the tensor that is loaded into.
+void Runner::load_buffers() {
+  buffer_version_ = session_.control().buffer_version.load();
+  model_->buffers();
+  tensor::load_buffers(tensors_, manifest_, session_.buffers(session_.word().index, rank_));
 }
 
 void Runner::enter(Phase phase) noexcept {
@@ -198,6 +208,7 @@ void Runner::attempt(std::uint64_t number) {
   take_over_->begin(number);
   ballot_ = {};
   try {
+    if (buffer_version_ != session_.control().buffer_version.load()) load_buffers();  // The host wrote them.
     if (session_.control().request.skip != 0) {
       skip(number);
     } else {
@@ -234,7 +245,7 @@ void Runner::attempt(std::uint64_t number) {
 void Runner::settle(std::uint64_t number, bool committed) {
   if (!committed) {
     const auto valid = session_.word().index;
-    tensor::load_buffers(tensors_, manifest_, session_.buffers(valid, rank_));
+    load_buffers();
     tensor::load_generator(session_.generator(valid, rank_));
   }
   record_.settled.store(number);
@@ -279,6 +290,7 @@ std::optional<session::BatchQueue::Filled> Runner::next_or_end(std::uint64_t num
   }
 }
 
+// A copy: a model may write into its batch, or keep it, and a step that is repeated begins with the same.
 Batch Runner::batch_of(session::BatchQueue::Filled filled) const {
   std::vector<NamedTensor> fields;
   fields.reserve(manifest_.fields.size());
@@ -286,9 +298,8 @@ Batch Runner::batch_of(session::BatchQueue::Filled filled) const {
     std::vector<std::int64_t> shape{static_cast<std::int64_t>(filled.elements)};
     shape.insert(shape.end(), field.shape.begin(), field.shape.end());
     auto* data = const_cast<std::byte*>(filled.slot) + field.offset;
-    fields.push_back(
-        {field.name,
-         at::from_blob(data, shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(field.dtype)))});
+    const auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(field.dtype));
+    fields.push_back({field.name, at::from_blob(data, shape, options).clone()});
   }
   return Batch(std::move(fields));
 }
@@ -351,7 +362,7 @@ void Runner::compute(std::uint64_t number) {
     micro_batch(*filled);
     if (filled->elements < control.request.batch_size) break;
   }
-  tensor::check_aliases(tensors_, session_, manifest_);
+  tensor::check_aliases(tensors_, model_->parameters(), session_, manifest_);
   ballot_.compute_ns = static_cast<std::uint64_t>(base::now_ns() - begin) - ballot_.data_ns;
   if (const auto names = take_over_->nonfinite(); !names.empty() || ballot_.nonfinite != 0) {
     ballot_.nonfinite = 1;
@@ -379,6 +390,7 @@ void Runner::vote(std::uint64_t number) {
   enter(Phase::vote);
   if (over(number)) return;
   const auto other = session_.word().index ^ 1;
+  model_->buffers();
   tensor::store_buffers(tensors_, manifest_, session_.buffers(other, rank_));
   tensor::store_generator(session_.generator(other, rank_));
   record_.ballot = ballot_;

@@ -28,7 +28,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 2;
+constexpr std::uint32_t layout_version = 3;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Of master gradients: the unit of the undo image.
@@ -95,6 +95,7 @@ struct Control {
   alignas(64) Request request;                  ///< host
   alignas(
       64) std::atomic<std::uint64_t> parameter_version;  ///< host; odd while parameters are being written.
+  std::atomic<std::uint64_t> buffer_version;  ///< host: how often it wrote the valid copies of all buffers.
   ipc::Epoch trigger;                                    ///< Advanced when an attempt opens. Runners wait.
   ipc::Epoch votes;   ///< ... when it is committed or aborted. Runners wait.
   ipc::Epoch finish;  ///< ... when it is closed or aborted. Host and loader wait.

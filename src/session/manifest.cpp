@@ -25,20 +25,25 @@ using String = bip::basic_string<char, std::char_traits<char>, Allocator<char>>;
 
 // One shape for all three kinds of entries: those differ in their numbers alone.
 struct StoredEntry {
-  explicit StoredEntry(Buffer::segment_manager* memory) : names(memory), shape(memory) {}
+  explicit StoredEntry(Buffer::segment_manager* memory) : names(memory), shape(memory), strides(memory) {}
   Vector<String> names;
   Vector<std::int64_t> shape;
+  Vector<std::int64_t> strides;
   std::uint64_t kind = 0;  // Group or dtype
   std::uint64_t first = 0;
   std::uint64_t count = 0;
+  std::int64_t shares = -1;
+  std::uint64_t shared_offset = 0;
+  bool persistent = true;
 };
 using StoredEntries = Vector<StoredEntry>;
 
-StoredEntry store(Buffer& buffer, std::span<const std::string> names, const std::vector<std::int64_t>& shape,
+StoredEntry store(Buffer& buffer, const std::string& name, std::span<const std::string> aliases, const std::vector<std::int64_t>& shape,
                   std::uint64_t kind, std::uint64_t first, std::uint64_t count) {
   auto* memory = buffer.get_segment_manager();
   StoredEntry entry(memory);
-  for (const auto& name : names) entry.names.push_back(String(name.c_str(), memory));
+  entry.names.push_back(String(name.c_str(), memory));
+  for (const auto& alias : aliases) entry.names.push_back(String(alias.c_str(), memory));
   entry.shape.assign(shape.begin(), shape.end());
   entry.kind = kind;
   entry.first = first;
@@ -51,6 +56,11 @@ std::vector<std::int64_t> shape_of(const StoredEntry& entry) {
 }
 std::string name_of(const StoredEntry& entry, std::size_t i = 0) {
   return {entry.names[i].begin(), entry.names[i].end()};
+}
+std::vector<std::string> aliases_of(const StoredEntry& entry) {
+  std::vector<std::string> aliases;
+  for (std::size_t i = 1; i < entry.names.size(); ++i) aliases.push_back(name_of(entry, i));
+  return aliases;
 }
 
 const StoredEntries& find(Buffer& buffer, const char* what) {
@@ -95,17 +105,16 @@ std::uint64_t Manifest::place_fields(std::uint64_t batch_size) {
 std::uint64_t manifest_bytes(const Manifest& manifest) {
   // Each allocation costs a 64-byte aligned block and its header; an entry makes two and one per name.
   std::uint64_t bytes = 16384;
-  auto add = [&bytes](std::size_t names, std::size_t text, std::size_t dimensions) {
+  auto add = [&bytes](const std::string& name, std::span<const std::string> aliases, std::size_t dimensions) {
+    const auto names = 1 + aliases.size();
+    std::size_t text = name.size();
+    for (const auto& alias : aliases) text += alias.size();
     bytes +=
-        2 * sizeof(StoredEntry) + (names + 3) * 256 + names * sizeof(String) + text * 2 + dimensions * 16;
+        2 * sizeof(StoredEntry) + (names + 4) * 256 + names * sizeof(String) + text * 2 + dimensions * 32;
   };
-  for (const auto& t : manifest.tensors) {
-    std::size_t text = t.name.size();
-    for (const auto& alias : t.aliases) text += alias.size();
-    add(1 + t.aliases.size(), text, t.shape.size());
-  }
-  for (const auto& b : manifest.buffers) add(1, b.name.size(), b.shape.size());
-  for (const auto& f : manifest.fields) add(1, f.name.size(), f.shape.size());
+  for (const auto& t : manifest.tensors) add(t.name, t.aliases, t.shape.size());
+  for (const auto& b : manifest.buffers) add(b.name, b.aliases, b.shape.size());
+  for (const auto& f : manifest.fields) add(f.name, {}, f.shape.size());
   return align_up(bytes, 4096);
 }
 
@@ -118,37 +127,48 @@ void write_manifest(const Manifest& manifest, std::span<std::byte> region) {
   };
   auto* tensors = make("tensors", manifest.tensors.size());
   for (const auto& t : manifest.tensors) {
-    std::vector<std::string> names{t.name};
-    names.insert(names.end(), t.aliases.begin(), t.aliases.end());
-    tensors->push_back(store(buffer, names, t.shape, static_cast<std::uint64_t>(t.group), t.first, t.count));
+    auto entry =
+        store(buffer, t.name, t.aliases, t.shape, static_cast<std::uint64_t>(t.group), t.first, t.count);
+    entry.shares = t.shares;
+    entry.shared_offset = t.shared_offset;
+    entry.strides.assign(t.strides.begin(), t.strides.end());
+    tensors->push_back(std::move(entry));
   }
   auto* buffers = make("buffers", manifest.buffers.size());
-  for (const auto& b : manifest.buffers)
-    buffers->push_back(
-        store(buffer, {&b.name, 1}, b.shape, static_cast<std::uint64_t>(b.dtype), b.offset, b.bytes));
+  for (const auto& b : manifest.buffers) {
+    auto entry =
+        store(buffer, b.name, b.aliases, b.shape, static_cast<std::uint64_t>(b.dtype), b.offset, b.bytes);
+    entry.persistent = b.persistent;
+    buffers->push_back(std::move(entry));
+  }
   auto* fields = make("fields", manifest.fields.size());
   for (const auto& f : manifest.fields)
     fields->push_back(
-        store(buffer, {&f.name, 1}, f.shape, static_cast<std::uint64_t>(f.dtype), f.offset, f.element_bytes));
+        store(buffer, f.name, {}, f.shape, static_cast<std::uint64_t>(f.dtype), f.offset, f.element_bytes));
 }
 
 Manifest read_manifest(std::span<const std::byte> region) {
   // Opening writes nothing; the library has no constructor for const memory.
   Buffer buffer(bip::open_only, const_cast<std::byte*>(region.data()), region.size());
   Manifest manifest;
-  for (const auto& e : find(buffer, "tensors")) {
-    TensorEntry t{.name = name_of(e),
-                  .aliases = {},
-                  .shape = shape_of(e),
-                  .first = e.first,
-                  .count = e.count,
-                  .group = static_cast<Group>(e.kind)};
-    for (std::size_t i = 1; i < e.names.size(); ++i) t.aliases.push_back(name_of(e, i));
-    manifest.tensors.push_back(std::move(t));
-  }
+  for (const auto& e : find(buffer, "tensors"))
+    manifest.tensors.push_back({.name = name_of(e),
+                                .aliases = aliases_of(e),
+                                .shape = shape_of(e),
+                                .first = e.first,
+                                .count = e.count,
+                                .group = static_cast<Group>(e.kind),
+                                .shares = e.shares,
+                                .shared_offset = e.shared_offset,
+                                .strides = {e.strides.begin(), e.strides.end()}});
   for (const auto& e : find(buffer, "buffers"))
-    manifest.buffers.push_back(
-        {name_of(e), shape_of(e), static_cast<std::int32_t>(e.kind), e.first, e.count});
+    manifest.buffers.push_back({.name = name_of(e),
+                                .aliases = aliases_of(e),
+                                .shape = shape_of(e),
+                                .dtype = static_cast<std::int32_t>(e.kind),
+                                .offset = e.first,
+                                .bytes = e.count,
+                                .persistent = e.persistent});
   for (const auto& e : find(buffer, "fields"))
     manifest.fields.push_back({name_of(e), shape_of(e), static_cast<std::int32_t>(e.kind), e.first, e.count});
   return manifest;

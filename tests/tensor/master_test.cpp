@@ -49,6 +49,35 @@ TEST(Describe, ListsTiedWeightsOnceWithAllTheirNames) {
   EXPECT_EQ(model.manifest.tensors[0].aliases, std::vector<std::string>{"head"});
 }
 
+TEST(Describe, ParametersWithinAnotherShareItsValues) {
+  const auto matrix = parameter({3, 4});
+  const auto transposed = matrix.detach().t().requires_grad_(), row = matrix.detach()[1].requires_grad_();
+  const auto model = describe({{"row", row}, {"transposed", transposed}, {"matrix", matrix}}, {});
+  const auto& tensors = model.manifest.tensors;
+  EXPECT_EQ(tensors[0].shares, 2);
+  EXPECT_EQ(tensors[0].shared_offset, 4u);
+  EXPECT_EQ(tensors[1].shares, 2);
+  EXPECT_EQ(tensors[1].strides, (std::vector<std::int64_t>{1, 4}));
+  EXPECT_EQ(tensors[2].shares, -1);
+}
+
+TEST(Describe, ParametersThatOverlapInPartAreRefused) {
+  const auto memory = at::ones({6});
+  const auto one = memory.narrow(0, 0, 4).detach().requires_grad_(),
+             other = memory.narrow(0, 2, 4).detach().requires_grad_();
+  EXPECT_NE(message_of({{"one", one}, {"other", other}}).find("'one' and 'other' overlap"), std::string::npos);
+}
+
+TEST(Describe, BuffersHaveAllTheirNamesAndSayWhetherTheyAreKept) {
+  const auto shared = at::ones({2});
+  const auto model = describe({{"weight", parameter({2})}},
+                              {{"one", shared}, {"scratch", at::ones({3})}, {"two", shared}}, {"scratch"});
+  ASSERT_EQ(model.manifest.buffers.size(), 2u);
+  EXPECT_EQ(model.manifest.buffers[0].aliases, std::vector<std::string>{"two"});
+  EXPECT_TRUE(model.manifest.buffers[0].persistent);
+  EXPECT_FALSE(model.manifest.buffers[1].persistent);
+}
+
 TEST(Describe, GroupsByWhatAnOptimizerDoes) {
   const auto frozen = parameter({2, 2}).requires_grad_(false);
   const auto model =
@@ -78,7 +107,7 @@ TEST(Bind, TheMasterIsTheModelsMemoryAndTheLeafStaysItself) {
   EXPECT_EQ(weight.const_data_ptr(), bound.session.parameters());
   EXPECT_TRUE(weight.is_leaf() && weight.requires_grad());
   EXPECT_EQ(weight.sum().item().toFloat(), 7 * 15);
-  EXPECT_NO_THROW(check_aliases(bound.model, bound.session, bound.manifest));
+  EXPECT_NO_THROW(check_aliases(bound.model, bound.model.parameters, bound.session, bound.manifest));
 }
 
 TEST(Bind, AModelThatReplacesAParameterIsNamed) {
@@ -86,7 +115,40 @@ TEST(Bind, AModelThatReplacesAParameterIsNamed) {
   Bound bound({{"weight", weight}});
   bind_parameters(bound.model, bound.session, bound.manifest);
   weight.set_data(at::zeros({3}));
-  EXPECT_THROW(check_aliases(bound.model, bound.session, bound.manifest), ModelError);
+  EXPECT_THROW(check_aliases(bound.model, bound.model.parameters, bound.session, bound.manifest), ModelError);
+}
+
+TEST(Bind, AParameterThatTheModelReplacedIsNamed) {
+  Bound bound({{"one", parameter({3})}, {"weight", parameter({3})}});
+  bind_parameters(bound.model, bound.session, bound.manifest);
+  auto current = bound.model.parameters;
+  current[1].tensor = parameter({3});
+  try {
+    check_aliases(bound.model, current, bound.session, bound.manifest);
+    FAIL();
+  } catch (const ModelError& error) {
+    EXPECT_NE(std::string(error.what()).find("'weight' was replaced"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Bind, AParameterWithoutElementsIsNotMissed) {
+  Bound bound({{"empty", parameter({0, 3})}, {"weight", parameter({3})}});
+  bind_parameters(bound.model, bound.session, bound.manifest);
+  EXPECT_NO_THROW(check_aliases(bound.model, bound.model.parameters, bound.session, bound.manifest));
+}
+
+TEST(Bind, ParametersThatShareMemoryDoSoInTheMaster) {
+  const auto matrix = parameter({3, 4});
+  const auto transposed = matrix.detach().t().requires_grad_();
+  Bound bound({{"transposed", transposed}, {"matrix", matrix}});
+  bind_parameters(bound.model, bound.session, bound.manifest);
+  matrix.detach().fill_(1)[0][2] = 7;
+  EXPECT_EQ(transposed[2][0].item().toFloat(), 7);
+  EXPECT_NO_THROW(check_aliases(bound.model, bound.model.parameters, bound.session, bound.manifest));
+  gather_shared_parameters(bound.session, bound.manifest);
+  matrix.detach().zero_();
+  scatter_shared_parameters(bound.session, bound.manifest);
+  EXPECT_EQ(matrix[0][2].item().toFloat(), 7);
 }
 
 TEST(Bind, AnotherModelThanTheMastersIsRefused) {

@@ -162,7 +162,7 @@ TEST_F(TakeOverTest, AHookThatTheModelSetsInPlaceOfOursLosesNothing) {
   auto ours = std::exchange(hook, std::make_unique<Scale>());
   taken().take_over.backward(taken().network.loss(x));
   hook = std::move(ours);
-  EXPECT_TRUE(taken().slab(0).equal(expected({x})[0] * 2));
+  EXPECT_TRUE(taken().slab(0).equal(expected({x})[0].mul(2)));
   EXPECT_FALSE(taken().network.w1.grad().defined());
 }
 

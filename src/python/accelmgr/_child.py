@@ -16,6 +16,7 @@ import torch
 from accelmgr import _native
 from accelmgr._feed import Client, FeedAddress, elements_of, is_indexed
 from accelmgr._payload import Received
+from accelmgr._structure import MODES, Buffers, Structure
 from accelmgr.errors import DataError, Error, ModelError
 
 MOST_TEXT = 3500  # Of an exception; the session has 4 KiB for it.
@@ -222,9 +223,16 @@ class Replica:
     def __init__(self, model: torch.nn.Module, collate_fn: Any) -> None:
         self._model = model
         self._collate_fn = collate_fn or torch.utils.data.default_collate
-        # Tied weights under each of their names.
+        structure, buffers = Structure(model), Buffers(model)
+        self._structure = structure
+        self._followed = structure.modes
+        self._modes = torch.frombuffer(bytearray(self._followed), dtype=torch.uint8)
+        # What is tied under each of its names.
         self.parameters = list(model.named_parameters(remove_duplicate=False))
-        self.buffers = list(model.named_buffers(remove_duplicate=False))
+        self.buffers = [*buffers.named, (MODES, self._modes)]
+        self.non_persistent = [*buffers.non_persistent, MODES]
+        self.check_parameters = structure.check
+        self.settle_buffers = buffers.settle
         self._seeded = False
 
     def _seed(self) -> None:
@@ -235,12 +243,12 @@ class Replica:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
 
-    def train(self, on: bool) -> None:
-        self._model.train(on)
-
     def forward(self, fields: list[tuple[str, torch.Tensor]]) -> tuple[torch.Tensor, list[tuple[str, float]]]:
         if not self._seeded:
             self._seed()
+        if (modes := self._modes.numpy().tobytes()) != self._followed:
+            self._structure.follow(modes, self._followed)
+            self._followed = modes
         return self._read(self._call(self._inputs(fields)))
 
     def _inputs(self, fields: list[tuple[str, torch.Tensor]]) -> Any:
@@ -289,4 +297,4 @@ class Replica:
 
 def make_replica(path: str) -> Replica:
     received = Received(path)
-    return Replica(received.load("model"), received.load("collate_fn"))
+    return Replica(received.model(), received.load("collate_fn"))

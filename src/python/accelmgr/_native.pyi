@@ -282,8 +282,8 @@ class Handle:
     def bind(self, tensors: Sequence[torch.Tensor], /) -> None:
         """From now on these are the master's parameters, in the order of parameters()."""
 
-    def look_after_bound(self) -> int:
-        """Puts gradients back that were set to None, as zeros; returns how many. ModelError where memory changed."""
+    def look_after_bound(self) -> None:
+        """Puts gradients back that are None, as zeros, and takes that of a frozen parameter away. Raises ModelError."""
 
     def step(
         self, timeout: float | None = None, accumulate: bool = True, parameters_changed: bool = True
@@ -306,6 +306,7 @@ class Handle:
     def update_model_parameters(self, values: Sequence[torch.Tensor], /) -> None:
         """In the order of parameters(); raises ModelError before anything is written."""
 
+    def update_buffers(self, values: Sequence[tuple[str, torch.Tensor]]) -> None: ...
     def writing(self) -> Writing: ...
     def resize(self, runners: int, /) -> None: ...
     def recover(self) -> None: ...

@@ -1,13 +1,16 @@
 """How a model and a dataset get from the host to the manager and its runners.
 
-Two memfds, found by the others through /proc. One holds what cloudpickle makes of model, dataset and collate_fn, in
-which the model's parameters and buffers are mere numbers; it lasts as long as runners may be started. The other holds
-the initial values of these tensors; the host's own tensors are moved there meanwhile, so that they exist once, and it
-gives its memory back when the session has them. A manager that is a fork of the host needs the second one only.
+Two memfds, found by the others through /proc. One holds what cloudpickle makes of model (or of the function that makes
+it), dataset and collate_fn, in which the model's parameters and buffers are mere numbers; it lasts as long as runners
+may be started, and each process reads of it what it needs. The other holds the initial values of these tensors; the
+host's own tensors are moved there meanwhile, so that they exist once, and it gives its memory back when the session has
+them. A manager that is a fork of the host needs the second one only, and there for parameters alone: buffers are memory
+of its own in each fork.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import io
 import mmap
@@ -15,7 +18,7 @@ import os
 import pickle
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
@@ -31,15 +34,26 @@ ALIGNMENT = 64
 class Slot:
     """Where a tensor of the model lies among the values."""
 
+    name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     offset: int
     requires_grad: bool
-    is_parameter: bool
+    kind: type[torch.nn.Parameter] | None  # None: a buffer.
 
     @property
-    def elements(self) -> int:
-        return int(torch.Size(self.shape).numel())
+    def extent(self) -> int:
+        """Elements from its first to its last one."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    def view(self, memory: Any) -> torch.Tensor:
+        if self.extent == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        flat = torch.frombuffer(memory, dtype=self.dtype, count=self.extent, offset=self.offset)
+        return flat.as_strided(self.shape, self.strides)
 
 
 def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -48,6 +62,97 @@ def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise ModelError(f"parameter '{name}' of the model is not initialized; call the model once first")
     return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of its first byte and behind its last one."""
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def overlapping(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Their indexes, in groups that share memory; most are alone."""
+    groups: list[list[int]] = []
+    reached = 0
+    for (begin, end), index in sorted((_extent(tensor), index) for index, tensor in enumerate(tensors)):
+        if begin == end:
+            groups.insert(0, [index])
+        elif begin < reached:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+        reached = max(reached, end)
+    return groups
+
+
+def slots_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Slot], int]:
+    """Where each of them is to lie, and the bytes of all: dense, but for those that share memory, which still do."""
+    slots: dict[int, Slot] = {}
+    end = 0
+    values = [tensor for _, tensor in tensors]
+    for group in overlapping(values):
+        first = min(values[index].data_ptr() for index in group)
+        last = max(_extent(values[index])[1] for index in group)
+        for index in group:
+            name, tensor = tensors[index]
+            alone = len(group) == 1
+            kind = type(tensor) if isinstance(tensor, torch.nn.Parameter) else None
+            strides = torch.empty(tensor.shape, device="meta").stride() if alone else tensor.stride()
+            offset = end if alone else end + tensor.data_ptr() - first
+            slots[index] = Slot(
+                name, tensor.dtype, tuple(tensor.shape), tuple(strides), offset, tensor.requires_grad, kind
+            )
+        size = values[group[0]].nbytes if len(group) == 1 else last - first
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return [slots[index] for index in range(len(tensors))], end
+
+
+def copy_values(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], memory: Any) -> list[torch.Tensor]:
+    """Views of `memory`, by slots, that hold what the tensors do."""
+    views = [slot.view(memory) for slot in slots]
+    for group in overlapping(tensors):
+        if len(group) == 1:
+            views[group[0]].copy_(tensors[group[0]])
+            continue
+        begin = min(tensors[index].data_ptr() for index in group)
+        size = max(_extent(tensors[index])[1] for index in group) - begin
+        ctypes.memmove(min(views[index].data_ptr() for index in group), begin, size)
+    return views
+
+
+def private_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of the same values in memory of this process; what shared memory still does."""
+    slots, size = slots_of([("", tensor) for tensor in tensors])
+    return copy_values(tensors, slots, bytearray(size)) if size else [tensor.clone() for tensor in tensors]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attached:
+    """What hangs on a tensor of the model, by its number: it is made anew in a runner."""
+
+    number: int
+    attributes: dict[str, Any]
+    hooks: list[Callable[..., Any]]
+    hooks_after: list[Callable[..., Any]]
+
+    @staticmethod
+    def of(number: int, tensor: torch.Tensor) -> _Attached:
+        after = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+        hooks = list((tensor._backward_hooks or {}).values())
+        return _Attached(number, dict(tensor.__dict__), hooks, list(after.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self.attributes or self.hooks or self.hooks_after)
+
+    def attach(self, tensor: torch.Tensor) -> None:
+        tensor.__dict__.update(self.attributes)
+        for hook in self.hooks:
+            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        for hook in self.hooks_after:
+            tensor.register_post_accumulate_grad_hook(hook)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -93,8 +198,9 @@ def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType
         _Pickler(file, numbers).dump(value)
     except Exception as error:
         kind = ModelError if what == "model" else DataError
+        other = "; pass a function that makes the model, as in Manager(make_model, ...)" if what == "model" else ""
         raise kind(
-            f"{_culprit(value, what)} cannot be pickled, as every start method but 'fork' needs: "
+            f"{_culprit(value, what)} cannot be pickled, as every start method but 'fork' needs{other}: "
             f"{type(error).__name__}: {error}"
         ) from error
     return file.getvalue()
@@ -106,41 +212,27 @@ def _memfd(name: str, size: int) -> int:
     return fd
 
 
-def _views(values: mmap.mmap, slots: list[Slot]) -> list[torch.Tensor]:
-    return [
-        torch.frombuffer(values, dtype=slot.dtype, count=slot.elements, offset=slot.offset).view(slot.shape)
-        if slot.elements
-        else torch.empty(slot.shape, dtype=slot.dtype)
-        for slot in slots
-    ]
-
-
 class Values:
     """The tensors of a model, in memory that all processes may map. They are moved there by move()."""
 
-    def __init__(self, model: torch.nn.Module | None) -> None:
-        tensors = tensors_of(model) if model is not None else []
-        self.slots: list[Slot] = []
-        end = 0
+    def __init__(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:
             if tensor.device.type != "cpu" or tensor.layout != torch.strided:
                 raise ModelError(
                     f"'{name}' of the model is on {tensor.device}, {tensor.layout}; pass the model on the CPU, dense: "
                     "the runners have replicas of their own"
                 )
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            self.slots.append(Slot(tensor.dtype, tuple(tensor.shape), end, tensor.requires_grad, is_parameter))
-            end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        self.slots, self._bytes = slots_of(tensors)
         self.tensors = [tensor for _, tensor in tensors]
-        self._bytes = max(end, 1)
         self.fd = -1
 
     def move(self) -> None:
+        self._bytes = max(self._bytes, 1)
         self.fd = _memfd("accelmgr-values", self._bytes)
         self._memory = mmap.mmap(self.fd, self._bytes)
         with torch.no_grad():
-            for tensor, view in zip(self.tensors, _views(self._memory, self.slots), strict=True):
-                view.copy_(tensor)
+            views = copy_values(self.tensors, self.slots, self._memory)
+            for tensor, view in zip(self.tensors, views, strict=True):
                 tensor.data = view
 
     def release(self) -> None:
@@ -148,35 +240,49 @@ class Values:
         if self.fd < 0:
             return
         first = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
-        for tensor in self.tensors:
-            if first <= tensor.data_ptr() < first + self._bytes:
-                tensor.data = tensor.data.clone()
+        here = [tensor for tensor in self.tensors if first <= tensor.data_ptr() < first + self._bytes]
+        for tensor, copy in zip(here, private_copies(here), strict=True):
+            tensor.data = copy
         self._memory.madvise(mmap.MADV_REMOVE)
         os.close(self.fd)
         self.fd, self.tensors = -1, []
         del self._memory
 
 
-class Payload:
-    """Of the host. `dataset` is what pickled() made."""
+Factory = Callable[[], torch.nn.Module]
 
-    def __init__(self, model: torch.nn.Module | None, dataset: bytes, collate_fn: Any, options: dict[str, Any]) -> None:
-        self._values = Values(model)
+
+class Payload:
+    """Of the host. `dataset` is what pickled() made; with a factory, it is sent instead of the model."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        factory: Factory | None,
+        dataset: bytes,
+        collate_fn: Any,
+        options: dict[str, Any],
+    ) -> None:
+        self._values = Values(tensors_of(model) if model is not None else [])
         numbers = {id(tensor): number for number, tensor in enumerate(self._values.tensors)}
-        parts = {
-            "path": list(sys.path),
-            "options": options,
-            "slots": self._values.slots,
-            "model": pickled("model", model, numbers),
-            "dataset": dataset,
-            "collate_fn": pickled("collate_fn", collate_fn),
-        }
+        attached = [found for number, tensor in enumerate(self._values.tensors) if (found := _Attached.of(number, tensor))]
+        made = pickled("model", factory) if factory is not None else pickled("model", (model, attached), numbers)
+        sections = {"model": made, "dataset": dataset, "collate_fn": pickled("collate_fn", collate_fn)}
         # By value where the class is: what is defined in __main__ travels too.
-        data = pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL)
-        self._objects = _memfd("accelmgr-objects", len(data))
+        header = cloudpickle.dumps(
+            {
+                "path": list(sys.path),
+                "options": options,
+                "slots": self._values.slots,
+                "factory": factory is not None,
+                "sizes": {name: len(section) for name, section in sections.items()},
+            }
+        )
+        parts = [len(header).to_bytes(8, "little"), header, *sections.values()]
+        self._objects = _memfd("accelmgr-objects", sum(map(len, parts)))
         self._closing = weakref.finalize(self, os.close, self._objects)  # Also for who drops its manager.
         with os.fdopen(os.dup(self._objects), "wb") as file:
-            file.write(data)
+            file.writelines(parts)
         self._values.move()
 
     @property
@@ -199,7 +305,9 @@ class ForkedPayload:
     objects: dict[str, dict[str, Any]] = {}
 
     def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
-        self._values = Values(model)
+        if model is not None:
+            tensors_of(model)  # Says what cannot be used.
+        self._values = Values(list(model.named_parameters()) if model is not None else [])
         self._values.move()
         self.path = f"forked:{id(self)}"
         self.objects[self.path] = {"model": model, "dataset": dataset, "collate_fn": collate_fn, "options": options}
@@ -239,8 +347,11 @@ class Received:
         fd = _open(pid, objects, "accelmgr-objects")
         if fd is None:
             raise UsageError(f"the host, process {pid}, has ended or closed its manager")
-        with os.fdopen(fd, "rb") as file:
-            self._parts = pickle.load(file)
+        self._objects = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        os.close(fd)
+        self._begin = 8 + int.from_bytes(self._objects[:8], "little")
+        self._objects.seek(8)
+        self._parts = pickle.load(self._objects)
         self._values = (pid, values)
         sys.path[:] = self._parts["path"]
 
@@ -249,25 +360,82 @@ class Received:
         options: dict[str, Any] = (self._forked or self._parts)["options"]
         return options
 
+    def _initial(self) -> list[torch.Tensor] | None:
+        """The values of the host's tensors, to be changed at will; None when the session has them."""
+        fd = _open(*self._values, "accelmgr-values")
+        if fd is None:
+            return None
+        memory = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+        os.close(fd)
+        return [slot.view(memory) for slot in self._parts["slots"]]
+
     def _tensors(self) -> list[torch.Tensor]:
         slots = self._parts["slots"]
-        fd = _open(*self._values, "accelmgr-values")
-        if fd is None:  # What a later runner needs of them is in the session.
-            tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
-        else:
-            tensors = _views(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY), slots)
-            os.close(fd)
+        tensors = self._initial()
+        if tensors is None:
+            memory = bytearray(max((slot.offset + slot.extent * slot.dtype.itemsize for slot in slots), default=0))
+            tensors = [slot.view(memory) for slot in slots]
         return [
-            torch.nn.Parameter(tensor, requires_grad=slot.requires_grad) if slot.is_parameter else tensor
+            tensor if slot.kind is None else _parameter(slot.kind, tensor, slot.requires_grad)
             for tensor, slot in zip(tensors, slots, strict=True)
         ]
 
     def load(self, what: str) -> Any:
-        """`model`, `dataset` or `collate_fn`."""
+        """`dataset` or `collate_fn`."""
         if self._forked is not None:
-            if what == "model":  # Gradients of the host are no business of a replica's; they may be the master's.
-                for parameter in self._forked[what].parameters():
-                    parameter.grad = None
             return self._forked[what]
-        tensors = self._tensors() if what == "model" else []
-        return _Unpickler(io.BytesIO(self._parts[what]), tensors).load()
+        return self._unpickle(what, [])
+
+    def _unpickle(self, what: str, tensors: list[torch.Tensor]) -> Any:
+        begin = self._begin
+        for name, size in self._parts["sizes"].items():
+            if name == what:
+                break
+            begin += size
+        self._objects.seek(begin)
+        return _Unpickler(self._objects, tensors).load()
+
+    def model(self) -> torch.nn.Module:
+        """With the host's values as long as the session has not got them."""
+        if self._forked is not None:
+            model: torch.nn.Module = self._forked["model"]
+            for parameter in model.parameters():  # Gradients of the host are no business of a replica's.
+                parameter.grad = None
+            buffers = list(model.buffers())  # Of its own, also where the host has them in shared memory.
+            for buffer, copy in zip(buffers, private_copies(buffers), strict=True):
+                buffer.data = copy
+            return model
+        if self._parts["factory"]:
+            return self._made(self._unpickle("model", []))
+        tensors = self._tensors()
+        model, attached = self._unpickle("model", tensors)
+        for found in attached:
+            found.attach(tensors[found.number])
+        return model
+
+    def _made(self, factory: Factory) -> torch.nn.Module:
+        model = factory()
+        tensors = tensors_of(model)
+        slots = self._parts["slots"]
+        found, expected = [
+            [(entry.name, tuple(entry.shape), entry.dtype) for entry in entries]
+            for entries in (slots_of(tensors)[0], slots)
+        ]
+        if found != expected:
+            other = next(
+                (f"{one} here and {two} there" for one, two in zip(found, expected, strict=False) if one != two),
+                f"{len(found)} tensors here and {len(expected)} there",
+            )
+            raise ModelError(f"the function that makes the model made another one in the host: {other}")
+        initial = self._initial()
+        with torch.no_grad():
+            for (_, tensor), value in zip(tensors, initial, strict=True) if initial is not None else ():
+                tensor.copy_(value)
+        return model
+
+
+def _parameter(kind: type[torch.nn.Parameter], tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    made: torch.nn.Parameter = torch.Tensor._make_subclass(kind, tensor, requires_grad)
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import os
@@ -14,14 +15,16 @@ from typing import Any
 
 import torch
 
-from accelmgr import _native, _optimizers, _sharing
+from accelmgr import _native, _optimizers, _sharing, _state
 from accelmgr._child import embed
 from accelmgr._feed import Feed
-from accelmgr._payload import ForkedPayload, Payload, pickled
-from accelmgr.errors import ConfigError, DataError, ModelError, UsageError
+from accelmgr._payload import ForkedPayload, Payload, pickled, private_copies
+from accelmgr._structure import Changes, Structure
+from accelmgr.errors import CheckpointError, ConfigError, DataError, ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
 
+_STATES = "accelmgr"  # In the JSON of a checkpoint, beside what the user put there.
 START_METHODS = ("spawn", "forkserver", "fork")
 
 _bound: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Manager]] = weakref.WeakKeyDictionary()
@@ -82,6 +85,10 @@ class Manager:
         parameters and their `.grad` become the session's memory: an optimizer steps on them in place. All parameters
         have one dtype, float32 or float64. The model's output is a mapping with "loss", a tuple that begins with the
         loss, or the loss; further 0-d numbers of a mapping arrive in `StepResult.scalars`, averaged like the loss.
+        Instead of a module, a function without arguments that makes it: called once here and once in each other
+        process, for modules that cannot be pickled (parametrizations); `manager.model` is the one made here.
+        Between steps the host may change what it likes in place: parameters, buffers, `train()` and `eval()` of any
+        module, `requires_grad`. Runners compute the next step with it. Modules and parameters themselves stay.
     dataset: any iterable, or a sequence (torch.utils.data.Dataset), of elements: mappings, tuples, or single tensors
         and numbers; or the name of a built-in source (`"text"`). Element i goes to runner i % nprocs, which makes
         batches of `batch_size_per_device` of them. A mapping becomes the keyword arguments of the model, a tuple the
@@ -110,7 +117,7 @@ class Manager:
 
     def __init__(
         self,
-        model: torch.nn.Module | str,
+        model: torch.nn.Module | Callable[[], torch.nn.Module] | str,
         dataset: Iterable[Any] | str,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -129,6 +136,9 @@ class Manager:
             text = f"start_method is '{start_method}'; it is one of {', '.join(START_METHODS)}"
             raise ConfigError(text, "start_method")
         self._start_method = start_method
+        self._factory = model if callable(model) and not isinstance(model, torch.nn.Module) else None
+        if self._factory is not None:
+            model = self._factory()
         self._check(model, dataset, collate_fn)
         self._owner = os.getpid()
         self.collate_fn = collate_fn
@@ -136,6 +146,8 @@ class Manager:
         self._dataset = dataset
         self._payload: Payload | ForkedPayload | None = None
         self._feed: Feed | None = None
+        self._structure: Structure | None = None
+        self._changes: Changes | None = None
         self._leaves: list[torch.nn.Parameter] = []
         self._former_gradients: list[torch.Tensor | None] = []
         self._options = {"as_bytes": collate_fn is not None, "max_element_bytes": max_element_bytes or 0}
@@ -172,7 +184,10 @@ class Manager:
     @staticmethod
     def _check(model: Any, dataset: Any, collate_fn: Any) -> None:
         if not isinstance(model, (torch.nn.Module, str)):
-            raise ModelError(f"model is a {type(model).__name__}; it must be a torch.nn.Module or a built-in one's name")
+            raise ModelError(
+                f"model is a {type(model).__name__}; it must be a torch.nn.Module, a function that makes one, or a "
+                "built-in one's name"
+            )
         if not isinstance(dataset, str) and not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
             raise DataError(f"dataset is a {type(dataset).__name__}, which is neither iterable nor indexed")
         if collate_fn is not None and not callable(collate_fn):
@@ -186,11 +201,14 @@ class Manager:
             raise ModelError("the model has no parameters; there is nothing to train")
         for name, parameter in parameters:
             if parameter.dtype not in (torch.float32, torch.float64):
-                raise ModelError(f"parameter '{name}' is {parameter.dtype}; parameters are float32 or float64")
+                raise ModelError(
+                    f"parameter '{name}' is {parameter.dtype}; the master's are float32 or float64, as mixed precision "
+                    "needs them: pass model.float(), and runners__autocast=\"bf16\" to compute in bfloat16"
+                )
             if parameter.dtype != parameters[0][1].dtype:
                 raise ModelError(
                     f"parameter '{name}' is {parameter.dtype}, '{parameters[0][0]}' {parameters[0][1].dtype}; all have "
-                    "one dtype"
+                    "one dtype: pass model.float() or model.double()"
                 )
 
     def _load(self, settings: list[str]) -> _native.Handle:
@@ -211,7 +229,9 @@ class Manager:
                 _warn_of_threads()
                 self._payload = ForkedPayload(self._model, dataset, self.collate_fn, self._options)
             else:
-                self._payload = Payload(self._model, self._sent(dataset), self.collate_fn, self._options)
+                self._payload = Payload(
+                    self._model, self._factory, self._sent(dataset), self.collate_fn, self._options
+                )
             where = self._payload.path
             settings: list[str] = []
             if self._model is not None:
@@ -228,14 +248,23 @@ class Manager:
         self._former_gradients = []
         if self._feed is not None:
             self._feed.follow(_consumed_of(weakref.ref(self)))
-        if self._model is not None:
+        if self._model is not None and self._structure is not None:
             _bound[self._model] = weakref.ref(self)
+            self._changes = Changes(self._model, self._structure)
+            if self.resumed is not None:
+                self.sync_buffers()
+            if not self._model.training:
+                logger.warning(
+                    "the model is in evaluation mode (model.training is False), and so runners compute; model.train() "
+                    "switches dropout and batch statistics on"
+                )
         _optimizers.look_after(self)
         _sharing.stay(self, [tensor for _, tensor in self._handle.parameters() + self._handle.gradients()])
 
     def _bind(self) -> None:
         """The session has the initial parameters, and no memory for gradients of runners yet: now they exist once."""
         if self._model is not None:
+            self._structure = Structure(self._model)
             by_name = dict(self._model.named_parameters(remove_duplicate=False))
             self._leaves = [by_name[name] for name, _ in self._handle.parameters()]
         else:
@@ -247,8 +276,9 @@ class Manager:
 
     def _unbind(self) -> None:
         """A model whose manager did not start is what it was."""
-        for leaf, gradient in zip(self._leaves, self._former_gradients, strict=True):
-            leaf.data = leaf.data.clone()
+        copies = private_copies([leaf.data for leaf in self._leaves])
+        for leaf, copy, gradient in zip(self._leaves, copies, self._former_gradients, strict=True):
+            leaf.data = copy
             leaf.grad = gradient
         self._leaves, self._former_gradients = [], []
 
@@ -279,12 +309,22 @@ class Manager:
         `loss, samples = manager.step()` raises the typed error of a result that is not `ok`; the result itself
         never raises. parameters_changed=False: no parameter was written since the last step.
 
-        Raises UsageError (stopped, another thread), ModelError (a parameter's memory is no longer the session's).
+        Raises UsageError (stopped, another thread), ModelError (a parameter was replaced, or its memory is no longer the
+        session's).
         """
         self._restore_gradients()
+        if self._changes is not None:
+            self._tell(self._changes.take())
         return self._handle.step(timeout, accumulate, parameters_changed)
 
+    def _tell(self, changes: list[tuple[str, torch.Tensor]]) -> None:
+        if changes and self._changes is not None:
+            self._handle.update_buffers(changes)
+            self._changes.told()
+
     def _restore_gradients(self) -> None:
+        if self._structure is not None:
+            self._structure.check()
         if self._handle.look_after_bound() and not self._warned_of_none:
             self._warned_of_none = True
             warnings.warn(
@@ -329,7 +369,10 @@ class Manager:
 
         Those of `model`; of a built-in one, whose parameters no module of this process has, in the master's order.
         """
-        return self._leaves if self._model is None else list(self._model.parameters())
+        if self._model is None or self._structure is None:
+            return self._leaves if self._model is None else list(self._model.parameters())
+        self._structure.check()
+        return list(self._structure.parameters)
 
     def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The master's gradients, in the order of named_parameters(). Views."""
@@ -340,21 +383,15 @@ class Manager:
         if os.getpid() != self._owner:
             raise UsageError(f"{call}() in a forked child; the manager belongs to process {self._owner}")
 
-    def _ordered(self) -> list[tuple[str, torch.Tensor]]:
-        if self._model is None:
-            return self._handle.parameters()
-        return list(self._model.named_parameters())
-
     def get_aggregated_gradients(self) -> list[torch.Tensor]:
         """The master's gradients in the order of `model.parameters()`; views of shared memory, no copies."""
         self._check_owner("get_aggregated_gradients")
-        gradients = dict(self._handle.gradients())
-        if self._model is None:
-            return list(gradients.values())
+        gradients = [gradient for _, gradient in self._handle.gradients()]
+        if self._structure is None:
+            return gradients
         self._restore_gradients()
-        by_parameter = {id(parameter): name for name, parameter in self._model.named_parameters(remove_duplicate=False)
-                        if name in gradients}
-        return [gradients[by_parameter[id(parameter)]] for parameter in self._model.parameters()]
+        by_leaf = dict(zip(map(id, self._leaves), gradients, strict=True))
+        return [by_leaf[id(parameter)] for parameter in self._structure.parameters]
 
     def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Replaces all parameters, in the order of `model.parameters()`; runners compute with all of them or with none.
@@ -363,21 +400,27 @@ class Manager:
         be called from a background thread between steps: see writing().
         """
         values = [value.detach() for value in parameters]
-        names = [name for name, _ in self._ordered()]
-        if len(values) != len(names):
+        ordered = self.parameters()
+        if len(values) != len(ordered):
             raise ModelError(
-                f"update_model_parameters: {len(values)} tensors for {len(names)} parameters; nothing was changed"
+                f"update_model_parameters: {len(values)} tensors for {len(ordered)} parameters; nothing was changed"
             )
-        by_id: dict[str, torch.Tensor] = dict(zip(names, values, strict=True))
-        if self._model is not None:
-            aliases = {id(p): value for (_, p), value in zip(self._ordered(), values, strict=True)}
-            every = dict(self._model.named_parameters(remove_duplicate=False))
-            by_id = {name: aliases[id(every[name])] for name, _ in self._handle.parameters()}
-        self._handle.update_model_parameters([by_id[name] for name, _ in self._handle.parameters()])
+        by_parameter = dict(zip(map(id, ordered), values, strict=True))
+        self._handle.update_model_parameters([by_parameter[id(leaf)] for leaf in self._leaves])
+
+    def update_buffers(self) -> None:
+        """Tells the runners all buffers of the model as the host has them; they compute the next step with them.
+
+        step() does so for those that were written in place or assigned. This is for writes that leave no trace in a
+        tensor (`.data`, numpy()). Raises ModelError for one whose shape or dtype has changed.
+        """
+        if self._changes is not None:
+            self._tell(self._changes.take(everything=True))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """`with manager.writing():` around writes in place from elsewhere: no runner computes with half of them.
+        """`with manager.writing():` around writes in place from elsewhere: no runner computes with half of them. Buffers
+        that are written inside reach the runners with the next step, as always.
 
         Raises UsageError inside another one, and during a step; step() inside raises it.
         """
@@ -388,8 +431,15 @@ class Manager:
             del bracket  # Its last reference: here the writes end.
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of the last committed step, by name; tied weights under each. Copies."""
-        return dict(self._handle.state_dict())
+        """Parameters and persistent buffers of the last committed step, by name; what is tied, under each name. Copies.
+
+        `model.load_state_dict(manager.state_dict())` takes it.
+        """
+        saved = dict(self._handle.state_dict())
+        if self._model is None:
+            return saved
+        own = self._model.state_dict()  # Its order, and what else it has (get_extra_state()).
+        return {name: saved[name] if name in saved else copy.deepcopy(value) for name, value in own.items()}
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Buffers of the last committed step, by `buffers.policy`. Copies."""
@@ -404,6 +454,8 @@ class Manager:
             for name, buffer in self._model.named_buffers():
                 if name in buffers:
                     buffer.copy_(buffers[name])
+        if self._changes is not None:
+            self._changes.note()
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises UsageError for an optimizer that would not, or not rightly, train this model; names why.
@@ -413,6 +465,8 @@ class Manager:
         """
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(_optimizers.LBFGS)
+        if self._structure is not None:
+            self._structure.check()
         own = {tensor.data_ptr() for _, tensor in self._handle.parameters()}
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
@@ -437,12 +491,45 @@ class Manager:
         metric: float | None = None,
         tensors: Mapping[str, torch.Tensor] | None = None,
         extra: Mapping[str, Any] | None = None,
+        *,
+        optimizer: Any = None,
+        scheduler: Any = None,
     ) -> float:
         """Copies all that training goes on from; the manager writes it to `checkpoint.directory`. Returns ms it took.
 
-        metric: of which the lowest is the best checkpoint. tensors: the optimizer's, for instance. extra: JSON values.
+        metric: lower is better; the checkpoint with the lowest is kept. optimizer, scheduler: their state_dict() is saved,
+        and restore() loads it. extra: JSON values. tensors: further ones, by names of the caller's.
         """
-        return self._handle.save_checkpoint(metric, list((tensors or {}).items()), json.dumps(dict(extra or {})))
+        every = dict(tensors or {})
+        values = dict(extra or {})
+        states = {"optimizer": optimizer, "scheduler": scheduler}
+        saved = {
+            what: _state.encode(owner.state_dict(), what, every) for what, owner in states.items() if owner is not None
+        }
+        if saved:
+            values[_STATES] = saved
+        return self._handle.save_checkpoint(metric, list(every.items()), json.dumps(values))
+
+    def restore(self, optimizer: Any = None, scheduler: Any = None) -> dict[str, Any] | None:
+        """Loads what save_checkpoint() had of optimizer and scheduler, if start() went on from a checkpoint.
+
+        Returns `extra` of that checkpoint; None for a new run, and then nothing was changed. Raises CheckpointError when
+        the checkpoint has no state of what is asked for.
+        """
+        if (resumed := self.resumed) is None:
+            return None
+        values: dict[str, Any] = json.loads(resumed.json)
+        saved = values.pop(_STATES, {})
+        tensors = dict(resumed.tensors)
+        wanted = {w: owner for w, owner in {"optimizer": optimizer, "scheduler": scheduler}.items() if owner is not None}
+        for what in wanted:
+            if what not in saved:
+                raise CheckpointError(
+                    f"{resumed.path} has no state of the {what}; save_checkpoint({what}=...) puts it there"
+                )
+        for what, owner in wanted.items():
+            owner.load_state_dict(_state.decode(saved[what], tensors))
+        return values
 
     def checkpoints_written(self, wait: float = 0.0) -> list[_native.CheckpointWritten]:
         """Those that were written, or could not be, since the last call; waits at most so many seconds for others."""

@@ -1,0 +1,556 @@
+"""A model stays the user's: its buffers, modes, hooks, ties and batches are in the runners what they are in plain torch."""
+
+import copy
+import os
+import signal
+
+import pytest
+import safetensors.torch
+import torch
+from launching import forkserver  # noqa: F401
+from torch import nn
+
+import accelmgr
+
+METHODS = ["spawn", "forkserver", "fork"]
+ONE = {"nprocs": 1, "runners__threads": 1}
+
+
+class Numbers:
+    """Rows that are never alike."""
+
+    def __init__(self, width=4):
+        self.width = width
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(3)
+        while True:
+            yield torch.randn(self.width, generator=generator)
+
+
+def rows(count, width=4):
+    iterator = iter(Numbers(width))
+    return torch.stack([next(iterator) for _ in range(count)])
+
+
+def plain_gradients(model, batches, divisor=1):
+    plain = copy.deepcopy(model)
+    for batch in batches:
+        (plain(batch) / divisor).backward()
+    return {name: parameter.grad for name, parameter in plain.named_parameters()}
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-7)
+
+
+# Buffers
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.norm(self.linear(x)).pow(2).mean()
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_each_runner_has_buffers_of_its_own(start_method):
+    with accelmgr.Manager(Normed(), Numbers(), nprocs=2, batch_size_per_device=3, start_method=start_method) as manager:
+        for _ in range(5):
+            manager.step().raise_for_status()
+        assert manager.buffers()["norm.num_batches_tracked"] == 5
+
+
+class Assigning(nn.Module):
+    """Puts new tensors in the place of its buffers, as many models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("table", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
+        if len(self.table) < 8:
+            self.table = torch.zeros(8)
+        return ((x - self.mean) * self.weight).pow(2).mean()
+
+
+def test_a_buffer_that_is_assigned_is_the_sessions():
+    model = Assigning()
+    plain = copy.deepcopy(model)
+    with accelmgr.Manager(model, Numbers(), batch_size_per_device=2, **ONE) as manager:
+        for batch in rows(6).split(2):
+            plain(batch)
+            manager.step().raise_for_status()
+            close(manager.buffers()["mean"], plain.mean)
+
+
+class Growing(Assigning):
+    def forward(self, x):
+        self.mean = torch.zeros(5)
+        return self.weight.sum() + 0 * x.sum()
+
+
+def test_a_buffer_that_changes_its_shape_is_named():
+    with accelmgr.Manager(Growing(), Numbers(), runners__on_loss="fail", **ONE) as manager:
+        with pytest.raises(accelmgr.RunnerLost, match=r"replaced its buffer 'mean', torch.float32 \[4\], by torch.float"):
+            manager.step().raise_for_status()
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        return self.scale * (self.weight * x.abs()).sum()
+
+
+def test_buffers_that_the_host_writes_reach_the_runners():
+    model = Weighted()
+    with accelmgr.Manager(model, Numbers(), nprocs=2, runners__threads=1, start_method="forkserver") as manager:
+        def step():
+            loss = manager.step(accumulate=False).loss
+            return loss / model.scale.item()
+
+        def expected(number):
+            return rows(2 * number)[-2:].abs().sum().item() / 2
+
+        assert step() == pytest.approx(expected(1))
+        model.scale.fill_(10)
+        assert step() == pytest.approx(expected(2))
+        model.scale = torch.tensor(3.0)
+        assert step() == pytest.approx(expected(3))
+        model.load_state_dict({"weight": torch.ones(4), "scale": torch.tensor(7.0)})
+        assert step() == pytest.approx(expected(4))
+        model.scale.numpy()[()] = 5  # Which leaves no trace.
+        manager.update_buffers()
+        assert step() == pytest.approx(expected(5))
+        assert manager.buffers()["scale"] == 5
+        model.scale = torch.ones(2)
+        with pytest.raises(accelmgr.ModelError, match=r"'scale' is Float \[\], .* Float \[2\]; nothing was changed"):
+            manager.step()
+
+
+# Modes and what requires gradients
+
+
+class Moded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)
+
+    def forward(self, x):
+        modes = [float(module.training) for module in (self, self.norm, self.drop)]
+        loss = self.drop(self.norm(self.linear(x))).pow(2).mean()
+        return {"loss": loss, "self": modes[0], "norm": modes[1], "drop": modes[2]}
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_modes_of_modules_are_the_hosts(start_method):
+    model = Moded()
+    model.norm.eval()
+    with accelmgr.Manager(model, Numbers(), batch_size_per_device=2, start_method=start_method, **ONE) as manager:
+        assert manager.step().scalars == {"self": 1, "norm": 0, "drop": 1}
+        model.train()
+        assert manager.step().scalars == {"self": 1, "norm": 1, "drop": 1}
+        model.eval()
+        assert manager.step().scalars == {"self": 0, "norm": 0, "drop": 0}
+
+
+def test_requires_grad_may_change_between_steps():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].weight.requires_grad_(False)
+    summed = Summed(model)
+    with accelmgr.Manager(summed, Numbers(), start_method="forkserver", **ONE) as manager:
+        for number, frozen in enumerate(["0.weight", "1.bias", "0.weight", None], 1):
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name != frozen)
+            manager.step(accumulate=False).raise_for_status()
+            expected = plain_gradients(summed, [rows(number)[-1:]])
+            for name, parameter in summed.named_parameters():
+                assert (parameter.grad is None) == (name == f"layers.{frozen}"), (number, name)
+                if parameter.grad is not None:
+                    close(parameter.grad, expected[name])
+
+
+class Summed(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return self.layers(x).pow(2).sum()
+
+
+# Batches
+
+
+class Spoiling(nn.Module):
+    """Changes its batch in place, and keeps it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.kept = nn.Parameter(torch.ones(4)), []
+
+    def forward(self, x):
+        x.mul_(10)
+        self.kept.append((x, x.clone()))
+        if not all(torch.equal(batch, copy) for batch, copy in self.kept):
+            raise RuntimeError("a batch that was kept has changed")
+        return (self.weight * x).sum()
+
+
+def test_a_model_may_change_and_keep_its_batch():
+    with accelmgr.Manager(Spoiling(), Numbers(), nprocs=2, runners__threads=1, start_method="forkserver") as manager:
+        for number in range(1, 8):
+            manager.step(accumulate=False).raise_for_status()
+            close(manager.model.weight.grad, 10 * rows(2 * number)[-2:].mean(0))
+
+
+class SpoiltOnce(nn.Module):
+    def __init__(self, marker):
+        super().__init__()
+        self.weight, self.marker = nn.Parameter(torch.ones(4)), marker
+
+    def forward(self, x):
+        x.mul_(10)
+        if not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (self.weight * x).sum()
+
+
+def test_a_step_that_is_repeated_has_the_same_batch(tmp_path):
+    model = SpoiltOnce(tmp_path / "failed")
+    with accelmgr.Manager(model, Numbers(), runners__on_loss="restart", start_method="forkserver", **ONE) as manager:
+        result = manager.step()
+        assert result.ok and result.tries == 2
+        close(model.weight.grad, 10 * rows(1)[0])
+
+
+# What makes up a model
+
+
+def clip(parameter):
+    parameter.grad.clamp_(-0.1, 0.1)
+
+
+class Hooked(nn.Module):
+    """A hook on a parameter, one after accumulation, and what a parameter of a class of its own carries."""
+
+    def __init__(self):
+        super().__init__()
+        self.scaled, self.clipped = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        self.kind = Kind(torch.ones(4))
+        self.kind.note = "carried"
+        self.scaled.register_hook(lambda gradient: gradient * 3)
+        self.clipped.register_post_accumulate_grad_hook(clip)
+
+    def forward(self, x):
+        if type(self.kind) is not Kind or self.kind.note != "carried":
+            raise RuntimeError(f"{type(self.kind)}")
+        return ((self.scaled + self.clipped + self.kind) * x).sum()
+
+
+class Kind(nn.Parameter):
+    pass
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_hooks_and_classes_of_parameters_go_along(start_method):
+    with accelmgr.Manager(Hooked(), Numbers(), start_method=start_method, **ONE) as manager:
+        manager.step().raise_for_status()
+        x = rows(1)[0]
+        close(manager.model.scaled.grad, 3 * x)
+        close(manager.model.clipped.grad, x.clamp(-0.1, 0.1))
+        close(manager.model.kind.grad, x)
+
+
+class TiedByStorage(nn.Module):
+    """Two parameters over one memory, one of them transposed: plain torch gives each a gradient of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(4, 3, bias=False)
+        self.decoder = nn.Linear(3, 4, bias=False)
+        self.decoder.weight = nn.Parameter(self.encoder.weight.data.t())
+        self.row = nn.Parameter(self.encoder.weight.data[1])
+
+    def forward(self, x):
+        return (self.decoder(torch.tanh(self.encoder(x))) - x).pow(2).sum() + self.row.pow(3).sum()
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_parameters_over_one_memory_stay_so_and_have_a_gradient_each(start_method, tmp_path):
+    torch.manual_seed(2)
+    model = TiedByStorage()
+    plain = copy.deepcopy(model)
+    plain.decoder.weight = nn.Parameter(plain.encoder.weight.data.t())
+    plain.row = nn.Parameter(plain.encoder.weight.data[1])
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    with accelmgr.Manager(
+        model, Numbers(), nprocs=1, runners__threads=1, start_method=start_method, checkpoint__directory=str(tmp_path)
+    ) as manager:
+        ours = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert model.decoder.weight.data_ptr() == model.encoder.weight.data_ptr()
+        for batch in rows(3).split(1):
+            manager.step(accumulate=False).raise_for_status()
+            optimizer.zero_grad()
+            plain(batch).backward()
+            for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+                assert one.grad.shape == other.grad.shape, name
+                close(one.grad, other.grad)
+            ours.step()
+            optimizer.step()
+        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+            close(one.detach(), other.detach())
+        manager.save_checkpoint()
+        (written,) = manager.checkpoints_written(30)
+        assert written.error == ""
+        expected = {name: value.clone() for name, value in model.state_dict().items()}
+    found = safetensors.torch.load_file(f"{written.path}/model.safetensors")
+    assert {name: value.tolist() for name, value in found.items()} == {n: v.tolist() for n, v in expected.items()}
+    again = TiedByStorage()
+    with accelmgr.Manager(
+        again, Numbers(), nprocs=1, start_method=start_method, checkpoint__resume=written.path
+    ) as manager:
+        assert all(torch.equal(again.state_dict()[name], value) for name, value in expected.items())
+    assert again.decoder.weight.data_ptr() == again.encoder.weight.data_ptr()
+
+
+def test_parameters_that_overlap_in_part_are_refused():
+    class Overlapping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            memory = torch.ones(6)
+            self.one, self.other = nn.Parameter(memory[:4]), nn.Parameter(memory[2:])
+
+        def forward(self, x):
+            return (self.one * x + self.other * x).sum()
+
+    with pytest.raises(accelmgr.ModelError, match="'one' and 'other' overlap in memory"):
+        accelmgr.Manager(Overlapping(), Numbers(), start_method="forkserver", **ONE)
+
+
+class Saved(nn.Module):
+    """Everything that a state dict has its own way with."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("kept", torch.ones(2))
+        self.register_buffer("scratch", torch.ones(2), persistent=False)
+        self.other = nn.Module()
+        self.other.register_buffer("shared", self.kept)
+        self.other.linear = self.linear
+        self.calls = 5
+
+    def forward(self, x):
+        self.scratch.add_(1)
+        self.kept.mul_(2)
+        return self.linear(x).sum()
+
+    def get_extra_state(self):
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state):
+        self.calls = state["calls"]
+
+
+def test_the_state_dict_loads_back(tmp_path):
+    model = Saved()
+    with accelmgr.Manager(model, Numbers(), start_method="forkserver", checkpoint__directory=str(tmp_path), **ONE) as m:
+        m.step().raise_for_status()
+        state = m.state_dict()
+        assert list(state) == list(model.state_dict())
+        assert "scratch" not in state and torch.equal(state["other.shared"], torch.full((2,), 2.0))
+        model.load_state_dict(state)
+        assert model.kept.tolist() == [2, 2]
+        m.save_checkpoint()
+        (written,) = m.checkpoints_written(30)
+    fresh = Saved()
+    found = fresh.load_state_dict(safetensors.torch.load_file(f"{written.path}/model.safetensors"), strict=False)
+    tied = {"other.shared", "other.linear.weight", "other.linear.bias"}  # Named in the file's metadata.
+    assert set(found.missing_keys) == tied | {"_extra_state"} and not found.unexpected_keys
+    assert fresh.kept.tolist() == [2, 2]
+    with accelmgr.Manager(Saved(), Numbers(), nprocs=1, checkpoint__resume=written.path) as manager:
+        assert manager.model.kept.tolist() == [2, 2] and manager.buffers()["scratch"].tolist() == [2, 2]
+
+
+def parametrized():
+    torch.manual_seed(4)
+    layers = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)),
+        nn.utils.parametrizations.orthogonal(nn.Linear(5, 4)),
+    )
+    return Summed(layers)
+
+
+def test_a_function_that_makes_the_model_serves_where_it_cannot_be_pickled():
+    with pytest.raises(accelmgr.ModelError, match=r"cannot be pickled.*Manager\(make_model, \.\.\.\)"):
+        accelmgr.Manager(parametrized(), Numbers(), **ONE)
+    plain = parametrized()
+    with accelmgr.Manager(parametrized, Numbers(), **ONE) as manager:
+        model = manager.model
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.01)
+            for parameter in plain.parameters():
+                parameter.add_(0.01)
+        manager.step().raise_for_status()
+        plain(rows(1)).backward()
+        for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_function_that_makes_another_model_elsewhere_is_named():
+    host = os.getpid()
+
+    def grows():
+        return nn.Linear(4, 2 + (os.getpid() != host))
+
+    with pytest.raises(accelmgr.ModelError, match=r"made another one in the host: \('weight', \(3, 4\)"):
+        accelmgr.Manager(grows, Numbers(), **ONE)
+
+
+# A model that leaves the session
+
+
+def replace_by_assignment(model):
+    model.linear.weight = nn.Parameter(torch.zeros(3, 4))
+
+
+def replace_by_loading(model):
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+def replace_by_a_new_head(model):
+    model.linear = nn.Linear(4, 3)
+
+
+def add_a_layer(model):
+    model.more = nn.Linear(2, 2)
+
+
+def remove_a_layer(model):
+    del model.norm
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (replace_by_assignment, "'linear.weight' of the model was replaced"),
+        (replace_by_loading, "of the model were replaced"),
+        (replace_by_a_new_head, "'linear.weight', 'linear.bias' of the model were replaced"),
+        (add_a_layer, "'more.weight', 'more.bias' of the model were added"),
+        (remove_a_layer, "'norm.weight', 'norm.bias' of the model were removed"),
+    ],
+)
+def test_a_parameter_that_is_no_longer_the_sessions_is_an_error_of_the_next_call(change, what, normed):
+    normed.step().raise_for_status()
+    model, before = normed.model, list(normed.model.parameters())
+    modules, buffers = dict(model._modules), {m: dict(m._buffers) for m in model.modules()}
+    owned = {m: dict(m._parameters) for m in model.modules()}
+    change(model)
+    for call in (
+        normed.step,
+        normed.zero_grad,
+        normed.parameters,
+        normed.get_aggregated_gradients,
+        lambda: normed.update_model_parameters(before),
+        lambda: normed.check_optimizer(torch.optim.SGD(model.parameters())),
+    ):
+        with pytest.raises(accelmgr.ModelError, match=f"after the start .*{what}.*in place"):
+            call()
+    model._modules.update(modules)
+    for name in set(model._modules) - set(modules):
+        del model._modules[name]
+    for module, parameters in owned.items():
+        module._parameters.update(parameters)
+        module._buffers.update(buffers[module])
+    normed.step().raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def normed():
+    with accelmgr.Manager(Normed(), Numbers(), batch_size_per_device=2, start_method="forkserver", **ONE) as manager:
+        yield manager
+
+
+class Replacing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        self.weight = nn.Parameter(self.weight.detach() * 2)
+        return (self.weight * x).sum()
+
+
+def test_a_model_that_replaces_its_parameter_is_told():
+    with accelmgr.Manager(Replacing(), Numbers(), runners__on_loss="fail", start_method="forkserver", **ONE) as manager:
+        with pytest.raises(accelmgr.RunnerLost, match="'weight' of the model was replaced"):
+            manager.step().raise_for_status()
+
+
+def test_a_layer_without_parameters_may_come_later(normed):
+    normed.model.activation = nn.ReLU()
+    normed.step().raise_for_status()
+    del normed.model.activation
+    normed.step().raise_for_status()
+
+
+def test_a_parameter_without_elements_is_none_that_was_replaced():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.empty, self.head = nn.Linear(4, 0), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.head(x).sum() + self.empty(x).sum()
+
+    with accelmgr.Manager(Both(), Numbers(), **ONE) as manager:
+        for _ in range(2):
+            manager.step().raise_for_status()
+        close(manager.model.head.weight.grad, rows(2).sum(0, keepdim=True))
+
+
+def test_half_precision_is_refused_with_what_to_do():
+    with pytest.raises(accelmgr.ModelError, match=r"'weight' is torch.bfloat16.*model.float\(\).*runners__autocast"):
+        accelmgr.Manager(nn.Linear(2, 1).bfloat16(), Numbers(), **ONE)
+    mixed = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1).double())
+    with pytest.raises(accelmgr.ModelError, match=r"'1.weight' is torch.float64, '0.weight' torch.float32.*model.float"):
+        accelmgr.Manager(mixed, Numbers(), **ONE)
+
+
+class Reading:
+    """Says which processes have read it."""
+
+    def __init__(self, folder):
+        self.folder, self.large = folder, b"x" * (1 << 20)
+
+    def __iter__(self):
+        yield from rows(8)
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        with open(f"/proc/{os.getpid()}/comm") as comm:
+            (self.folder / f"{comm.read().strip()}-{os.getpid()}").touch()
+
+
+def test_the_dataset_is_unpickled_in_the_manager_alone(tmp_path):
+    with accelmgr.Manager(Weighted(), Reading(tmp_path), nprocs=2, runners__threads=1) as manager:
+        manager.step().raise_for_status()
+        assert [path.name for path in tmp_path.iterdir()] == [f"accelmgr:mgr-{manager.statistics().manager_pid}"]
+        for runner in manager.statistics().runners:
+            with open(f"/proc/{runner.pid}/maps") as maps:
+                assert "accelmgr-objects" not in maps.read()  # Nor do they keep its bytes.
