@@ -25,8 +25,8 @@ concept TorchModuleLike = requires(Module& module, const Batch& batch) {
 };
 
 /// Wraps a module, which must register every parameter and buffer that forward() uses, and must not replace
-/// them: of parameters that is noticed, and fails the step. Parameters that are registered under several names (tied weights) are listed under each. Used by one
-/// thread, as every Model.
+/// them: of parameters that is noticed, and fails the step. Parameters that are registered under several
+/// names (tied weights) are listed under each. Used by one thread, as every Model.
 template <TorchModuleLike Module>
 class TorchModule : public Model {
  public:

@@ -59,9 +59,9 @@ void check_replacement(const char* call, const std::string& name, at::IntArrayRe
                                  call, name, at::toString(dtype), shape_text(shape),
                                  at::toString(value.scalar_type()), shape_text(value.sizes())));
   if (!value.is_cpu() || value.layout() != at::kStrided)
-    throw ModelError(fmt::format(
-        "{}: the tensor for '{}' is a {}; it must be dense and on the CPU; nothing was changed", call, name,
-        value.toString()));
+    throw ModelError(
+        fmt::format("{}: the tensor for '{}' is a {}; it must be dense and on the CPU; nothing was changed",
+                    call, name, value.toString()));
 }
 
 /// The buffer of that name, also by another name of it; null when there is none.
@@ -258,10 +258,11 @@ const std::vector<FlatGroup>& Manager::groups() const {
   state_->check_owner("groups");
   for (const auto& entry : state_->manifest.tensors)
     if (entry.shares >= 0)
-      throw ModelError(fmt::format(
-          "parameter '{}' shares the memory of '{}' without being the same parameter: flat groups would update "
-          "a copy of it. Register one parameter under both names, or step on parameters()",
-          entry.name, state_->manifest.tensors[static_cast<std::size_t>(entry.shares)].name));
+      throw ModelError(
+          fmt::format("parameter '{}' shares the memory of '{}' without being the same parameter: flat "
+                      "groups would update "
+                      "a copy of it. Register one parameter under both names, or step on parameters()",
+                      entry.name, state_->manifest.tensors[static_cast<std::size_t>(entry.shares)].name));
   return state_->groups;
 }
 
@@ -322,7 +323,8 @@ void Manager::update_buffers(const std::vector<NamedTensor>& values) {
   for (const auto& [name, value] : values) {
     const auto* entry = find_buffer(state_->manifest, name);
     if (entry == nullptr)
-      throw ModelError(fmt::format("update_buffers: the model has no buffer '{}'; nothing was changed", name));
+      throw ModelError(
+          fmt::format("update_buffers: the model has no buffer '{}'; nothing was changed", name));
     check_replacement("update_buffers", name, entry->shape, static_cast<at::ScalarType>(entry->dtype), value);
     entries.push_back(entry);
   }

@@ -60,8 +60,7 @@ session::Session make_session(const Config& config, int socket, std::unique_ptr<
   tensor::seed_generator(config.seed_base);
   const auto model = make_model(config);
   source = make_data(config);
-  auto tensors =
-      tensor::describe(model->parameters(), model->buffers(), model->non_persistent_buffers());
+  auto tensors = tensor::describe(model->parameters(), model->buffers(), model->non_persistent_buffers());
   manifest = tensors.manifest;
   manifest.fields = data::field_entries(source->fields());
   const auto extent = extent_of(config, manifest, tensors.element);

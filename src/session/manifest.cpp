@@ -38,8 +38,9 @@ struct StoredEntry {
 };
 using StoredEntries = Vector<StoredEntry>;
 
-StoredEntry store(Buffer& buffer, const std::string& name, std::span<const std::string> aliases, const std::vector<std::int64_t>& shape,
-                  std::uint64_t kind, std::uint64_t first, std::uint64_t count) {
+StoredEntry store(Buffer& buffer, const std::string& name, std::span<const std::string> aliases,
+                  const std::vector<std::int64_t>& shape, std::uint64_t kind, std::uint64_t first,
+                  std::uint64_t count) {
   auto* memory = buffer.get_segment_manager();
   StoredEntry entry(memory);
   entry.names.push_back(String(name.c_str(), memory));

@@ -31,10 +31,10 @@ void check_parameter(const NamedTensor& p) {
     throw ModelError(
         fmt::format("parameter '{}' is computed from others; parameters must be leaves", p.name));
   if (p.tensor.scalar_type() != at::kFloat && p.tensor.scalar_type() != at::kDouble)
-    throw ModelError(
-        fmt::format("parameter '{}' is {}; the master's are float32 or float64, as mixed precision needs them: "
-                    "convert the model to float32, and set runners.autocast to bf16 to compute in bfloat16",
-                    p.name, at::toString(p.tensor.scalar_type())));
+    throw ModelError(fmt::format(
+        "parameter '{}' is {}; the master's are float32 or float64, as mixed precision needs them: "
+        "convert the model to float32, and set runners.autocast to bf16 to compute in bfloat16",
+        p.name, at::toString(p.tensor.scalar_type())));
 }
 
 session::Group group_of(const at::Tensor& tensor) {
@@ -55,9 +55,8 @@ std::pair<const std::byte*, const std::byte*> range_of(const at::Tensor& tensor)
 std::byte* values_of(const session::Session& session, const session::Manifest& manifest, std::size_t index) {
   const auto& entry = manifest.tensors[index];
   const auto first =
-      entry.shares < 0
-          ? entry.first
-          : manifest.tensors[static_cast<std::size_t>(entry.shares)].first + entry.shared_offset;
+      entry.shares < 0 ? entry.first
+                       : manifest.tensors[static_cast<std::size_t>(entry.shares)].first + entry.shared_offset;
   return session.parameters() + first * session::bytes_of(session.header().element);
 }
 
@@ -116,8 +115,8 @@ ModelTensors describe(const std::vector<NamedTensor>& parameters, const std::vec
     }
     if (p.tensor.scalar_type() != parameters.front().tensor.scalar_type())
       throw ModelError(fmt::format(
-          "parameter '{}' is {}, but '{}' is {}; all must have one dtype: convert the model to one of them", p.name,
-          at::toString(p.tensor.scalar_type()), parameters.front().name,
+          "parameter '{}' is {}, but '{}' is {}; all must have one dtype: convert the model to one of them",
+          p.name, at::toString(p.tensor.scalar_type()), parameters.front().name,
           at::toString(parameters.front().tensor.scalar_type())));
     out.parameters.push_back(p);
     out.manifest.tensors.push_back({.name = p.name,
@@ -142,13 +141,14 @@ ModelTensors describe(const std::vector<NamedTensor>& parameters, const std::vec
       continue;
     }
     out.buffers.push_back(b);
-    out.manifest.buffers.push_back({.name = b.name,
-                                    .aliases = {},
-                                    .shape = b.tensor.sizes().vec(),
-                                    .dtype = static_cast<std::int32_t>(b.tensor.scalar_type()),
-                                    .offset = 0,
-                                    .bytes = static_cast<std::uint64_t>(b.tensor.numel()) * b.tensor.element_size(),
-                                    .persistent = persistent});
+    out.manifest.buffers.push_back(
+        {.name = b.name,
+         .aliases = {},
+         .shape = b.tensor.sizes().vec(),
+         .dtype = static_cast<std::int32_t>(b.tensor.scalar_type()),
+         .offset = 0,
+         .bytes = static_cast<std::uint64_t>(b.tensor.numel()) * b.tensor.element_size(),
+         .persistent = persistent});
   }
   return out;
 }
@@ -211,10 +211,11 @@ void bind_parameters(const ModelTensors& model, const session::Session& session,
 void check_aliases(const ModelTensors& model, const std::vector<NamedTensor>& current,
                    const session::Session& session, const session::Manifest& manifest) {
   const auto refuse = [](const std::string& name, const char* what) {
-    throw ModelError(fmt::format(
-        "parameter '{}' {}: gradients of what stands in its place reach nobody. Change parameters in place, or "
-        "make what forward() assigns no parameter",
-        name, what));
+    throw ModelError(
+        fmt::format("parameter '{}' {}: gradients of what stands in its place reach nobody. Change "
+                    "parameters in place, or "
+                    "make what forward() assigns no parameter",
+                    name, what));
   };
   std::size_t next = 0;
   for (const auto& [name, tensor] : current) {

@@ -36,7 +36,7 @@ def lazy():
 
 REFUSED = {
     "no_module": (lambda: "a string of no kind", {}, accelmgr.ConfigError, "model.kind"),
-    "a_function": (lambda: print, {}, accelmgr.ModelError, "model is a builtin_function_or_method"),
+    "a_function": (lambda: print, {}, accelmgr.ModelError, "print, which is to make the model, returned a NoneType"),
     "no_parameters": (nn.ReLU, {}, accelmgr.ModelError, "no parameters; there is nothing to train"),
     "integers": (Integers, {}, accelmgr.ModelError, "parameter 'counts' is torch.int64.*float32 or float64"),
     "half": (lambda: nn.Linear(2, 2).half(), {}, accelmgr.ModelError, "'weight' is torch.float16.*float32 or float64"),

@@ -1,4 +1,5 @@
 // Who may write the master parameters and when; what runners compute with; what becomes of buffers; training.
+#include <ATen/ops/ones.h>
 #include <ATen/ops/rand_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -8,6 +9,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "accelmgr/batch_source.hpp"
+#include "accelmgr/model.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {
@@ -148,6 +151,89 @@ TEST_P(Buffers, AreThoseOfRanksThatKeepTheirOwnByPolicy) {
 
 INSTANTIATE_TEST_SUITE_P(Policy, Buffers, testing::Bool(),
                          [](const auto& info) { return std::string(info.param ? "Mean" : "Rank0"); });
+
+TEST(BufferUpdates, ThatTheHostReplacesAreThoseOfTheNextStepInEveryRunner) {
+  const auto config = small_config("convnet");
+  auto manager = Manager::start(config);
+  expect_ok(manager);
+  auto wanted = manager.buffers();
+  for (auto& [name, tensor] : wanted)  // As if each had seen so many batches that one more changes little.
+    tensor = name.ends_with("num_batches_tracked") ? tensor.mul(0).add(1000) : tensor.mul(0).add(0.5);
+  manager.update_buffers({wanted[0], wanted[1]});
+  manager.update_buffers({wanted.begin() + 2, wanted.end()});
+  EXPECT_TRUE(same_bits(copies(manager.buffers()), copies(wanted)));
+  expect_ok(manager);
+  for (const auto& [name, tensor] : manager.buffers()) {
+    if (!name.ends_with("num_batches_tracked")) continue;
+    EXPECT_EQ(tensor.item().toLong(), 1001) << name;
+  }
+}
+
+TEST(BufferUpdates, OfAnotherNameShapeOrDtypeAreRefusedAndNothingChanges) {
+  auto manager = Manager::start(small_config("convnet"));
+  const auto before = manager.buffers();
+  const auto message = [&](NamedTensor last) {
+    std::vector<NamedTensor> values = before;
+    for (auto& [name, tensor] : values) tensor = tensor.add(1);
+    values.push_back(std::move(last));
+    const auto text = message_of<ModelError>([&] { manager.update_buffers(values); });
+    EXPECT_TRUE(same_bits(copies(manager.buffers()), copies(before))) << text;
+    return text;
+  };
+  const auto& [name, tensor] = before[0];
+  EXPECT_THAT(message({"nobody's", tensor}), testing::HasSubstr("no buffer 'nobody's'"));
+  EXPECT_THAT(message({name, at::zeros({3, 7})}),
+              testing::AllOf(testing::HasSubstr(name), testing::HasSubstr("[3, 7]")));
+  EXPECT_THAT(message({name, tensor.to(at::kDouble)}), testing::HasSubstr("Double"));
+}
+
+TEST(Parameters, WhoseRequiresGradWasChangedAreToldApart) {
+  auto manager = Manager::start(small_config("mlp"));
+  const auto& [name, tensor] = manager.parameters()[1];
+  tensor.set_requires_grad(false);
+  EXPECT_THAT(message_of<UsageError>([&] { manager.step(); }),
+              testing::HasSubstr("'" + name + "' was changed"));
+  tensor.set_requires_grad(true);
+  expect_ok(manager);
+}
+
+/// Assigns its weight, as a module does that computes it anew.
+struct Replacing final : Model {
+  at::Tensor weight = at::ones({4}).requires_grad_();
+  std::vector<NamedTensor> parameters() override { return {{"weight", weight}}; }
+  std::vector<NamedTensor> buffers() override { return {}; }
+  Outputs forward(const Batch&) override {
+    weight = weight.detach().mul(2).requires_grad_();
+    return {weight.sum(), {}};
+  }
+  void train(bool) override {}
+};
+struct Ones final : BatchSource {
+  std::vector<FieldSpec> field{{"one", at::kFloat, {1}}};
+  std::span<const FieldSpec> fields() const override { return field; }
+  bool next(ElementWriter& element) override {
+    element.set(0, at::ones({1}));
+    return true;
+  }
+};
+const bool replacing_is_registered = [] {
+  register_model("replacing", [](const Config&) { return std::make_unique<Replacing>(); });
+  register_data("ones", [](const Config&) { return std::make_unique<Ones>(); });
+  return true;
+}();
+
+TEST(Parameters, ThatTheModelReplacesAreAnErrorOfTheStep) {
+  ASSERT_TRUE(replacing_is_registered);
+  auto config = small_config("mlp");
+  config.model.kind = "replacing";
+  config.data.kind = "ones";
+  config.runners.on_loss = LossPolicy::fail;
+  auto manager = Manager::start(config);
+  const auto result = manager.step();
+  EXPECT_EQ(result.status, StepStatus::runner_lost);
+  EXPECT_EQ(result.error_type, "ModelError");
+  EXPECT_THAT(result.error, testing::HasSubstr("parameter 'weight' was replaced by the model"));
+}
 
 TEST(StateDict, HoldsCopiesOfAllParametersAndBuffers) {
   auto manager = Manager::start(small_config("convnet"));

@@ -65,7 +65,8 @@ TEST(Describe, ParametersThatOverlapInPartAreRefused) {
   const auto memory = at::ones({6});
   const auto one = memory.narrow(0, 0, 4).detach().requires_grad_(),
              other = memory.narrow(0, 2, 4).detach().requires_grad_();
-  EXPECT_NE(message_of({{"one", one}, {"other", other}}).find("'one' and 'other' overlap"), std::string::npos);
+  EXPECT_NE(message_of({{"one", one}, {"other", other}}).find("'one' and 'other' overlap"),
+            std::string::npos);
 }
 
 TEST(Describe, BuffersHaveAllTheirNamesAndSayWhetherTheyAreKept) {

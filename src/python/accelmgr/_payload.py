@@ -200,7 +200,7 @@ def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType
         kind = ModelError if what == "model" else DataError
         other = "; pass a function that makes the model, as in Manager(make_model, ...)" if what == "model" else ""
         raise kind(
-            f"{_culprit(value, what)} cannot be pickled, as every start method but 'fork' needs{other}: "
+            f"{_culprit(value[0] if isinstance(value, tuple) else value, what)} cannot be pickled, as every start method but 'fork' needs{other}: "
             f"{type(error).__name__}: {error}"
         ) from error
     return file.getvalue()

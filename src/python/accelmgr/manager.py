@@ -139,6 +139,9 @@ class Manager:
         self._factory = model if callable(model) and not isinstance(model, torch.nn.Module) else None
         if self._factory is not None:
             model = self._factory()
+            if not isinstance(model, torch.nn.Module):
+                name = getattr(self._factory, "__qualname__", repr(self._factory))
+                raise ModelError(f"{name}, which is to make the model, returned a {type(model).__name__}")
         self._check(model, dataset, collate_fn)
         self._owner = os.getpid()
         self.collate_fn = collate_fn
