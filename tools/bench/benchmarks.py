@@ -54,6 +54,10 @@ def trigger_groups(quick):
     return [[ours, peer("multiprocessing", "mp_trigger.py", *quick_flag(quick))]]
 
 
+def capture_groups(quick):
+    return [[program("ours", "bench_capture", *quick_flag(quick))]]
+
+
 def queue_groups(quick):
     ours = program("ours", "bench_queue", *quick_flag(quick))
     return [[ours, peer("multiprocessing", "mp_queue.py", *quick_flag(quick))]]
@@ -221,6 +225,10 @@ ALL = {
         futex and multiprocessing's Event and Semaphore. 1.2 of the futex is a fifth on top of what the kernel
         takes.""",
         5, ["bench_trigger"], trigger_groups, reports.trigger),
+    "capture": Benchmark(
+        """Backward of 128 MiB of weights, by their size: with the capture of a runner (a copy into the slab from a
+        hook, looking for Inf and NaN), plain (gradients are dropped), and with one copy of all at the end.""",
+        3, ["bench_capture"], capture_groups, reports.capture),
     "queue": Benchmark(
         """Handing 1 KiB to 1 MiB to another process, from the sender's call to the receiver's return. Against
         multiprocessing.Queue (bytes) and torch's (new tensors, and tensors that are in shared memory already).

@@ -72,6 +72,22 @@ def trigger(lines):
     return Report([table], targets)
 
 
+def capture(lines):
+    measured = Measured(lines)
+    names = ["ours", "plain", "at_end"]
+    table = Table(
+        "Backward of 128 MiB of weights, ms; x: ours over plain backward",
+        ["of a weight", *names, "x"],
+    )
+    targets = []
+    for size in measured.values_of("bytes"):
+        times = [measured.get(name, "time", bytes=size) for name in names]
+        factor = ratio(times[0], times[1])
+        table.rows.append([size_text(size), *times, factor])
+        targets.append(at_most(1.2, f"{size_text(size)}, time over plain backward", factor))
+    return Report([table], targets)
+
+
 def queue(lines):
     measured = Measured(lines)
     peers = [name for name in measured.values_of("name") if name != "ours"]
