@@ -115,7 +115,7 @@ def test_an_optimizer_steps_on_the_parameters_that_runners_compute_with(zeroed):
         other.data.copy_(one)  # The tests after this one compare gradients, not the drift of two optimizers.
 
 
-def test_gradients_that_were_set_to_none_are_zeros_again_and_it_is_said_once(zeroed):
+def test_gradients_that_were_set_to_none_are_zeros_again_without_a_word(zeroed):
     manager, oracle = zeroed
     addresses = [p.grad.data_ptr() for p in manager.model.parameters()]
     manager.step()
@@ -131,7 +131,7 @@ def test_gradients_that_were_set_to_none_are_zeros_again_and_it_is_said_once(zer
             assert_equal([p.grad for p in manager.model.parameters()], oracle.gradients())
         manager.model.zero_grad(set_to_none=True)
         assert not any(gradient.any() for gradient in manager.get_aggregated_gradients())
-    assert [str(one.message).partition(" took")[0] for one in said] == ["zero_grad(set_to_none=True)"]
+    assert not said
 
 
 def test_new_parameters_are_what_the_next_step_computes_with(zeroed):

@@ -1,4 +1,4 @@
-"""Peers of hivemind whose gradients accelmgr computes: tools/examples/run_swarm.py with a small model."""
+"""Peers of hivemind whose gradients accelmgr computes end where plain PyTorch ends; the example with several peers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,33 @@ from typing import Any
 import pytest
 
 pytest.importorskip("hivemind", reason="the optional extra accelmgr[hivemind] is not installed")
+import hivemind_modes  # noqa: E402
 
+MODES = ["default", "reuse_grad_buffers", "use_local_updates", "delay_optimizer_step"]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SWARM = ROOT / "tools" / "examples" / "run_swarm.py"
 SMALL = ["--layers", "2", "--width", "32", "--context", "32", "--runners", "1", "--batch-size", "16"]
-# An epoch of fewer steps is over before a peer has seen that there is another.
-SMALL += ["--target-batch-size", "2048", "--averaging-timeout", "3"]
-SECONDS = 85  # For a swarm; twice of what one takes on a loaded machine.
-LONGEST_STEP_S = 10.0  # of manager.step(), which has to do with no other peer
-LONGEST_UPDATE_S = 20.0  # of optimizer.step(): rounds that failed included, each of which is bounded
+SECONDS = 200  # For a swarm, which takes a quarter of that: against hangs.
 FIRST_LOSS = 5.5  # ln 256: no byte is likelier than another
 TRAINED_LOSS = 3.0  # After hundreds of updates; 2.1 to 2.5 were seen.
 
 
-def swarm(*arguments: str) -> tuple[list[dict[str, Any]], str]:
+@pytest.mark.parametrize("optimizer", hivemind_modes.OPTIMIZERS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("peers", [1, 2], ids=["one peer", "two peers"])
+def test_peers_end_where_plain_torch_ends(peers: int, mode: str, optimizer: str) -> None:
+    hivemind_modes.assert_equals_plain_torch(mode, optimizer, peers)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in hivemind_modes.MODES if mode not in MODES])
+def test_other_ways_to_zero_gradients_and_to_make_the_optimizer_come_to_the_same(mode: str) -> None:
+    hivemind_modes.assert_equals_plain_torch(mode, "SGD", 2)
+
+
+def swarm(target_batch_size: int, *arguments: str) -> tuple[list[dict[str, Any]], str]:
     """Lines of all peers, and what is said at the end. It has killed all of its peers when it ends, however it ends."""
     command = [sys.executable, str(SWARM), f"--seconds={SECONDS}", *arguments, "--", *SMALL]
+    command += ["--target-batch-size", str(target_batch_size), "--averaging-timeout", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 25)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     lines = done.stdout.splitlines()
@@ -38,36 +49,22 @@ def of(lines: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event]
 
 
-def check_steps(lines: list[dict[str, Any]]) -> None:
-    """None hung because averaging did."""
-    assert max(line["slowest_step_s"] for line in of(lines, "epoch")) < LONGEST_STEP_S
-    assert max(line["slowest_update_s"] for line in of(lines, "epoch")) < LONGEST_UPDATE_S
-
-
-def test_two_peers_average_their_gradients() -> None:
-    lines, _ = swarm("--epochs", "6")
+def test_the_example_trains_with_two_peers_that_average_gradients() -> None:
+    lines, _ = swarm(256, "--epochs", "3")
     ends = of(lines, "end")
     assert {end["peer"] for end in ends} == {0, 1}
-    assert max(end["held_out_loss"] for end in ends) - min(end["held_out_loss"] for end in ends) <= 0.05
-    assert all(end["epoch"] >= 6 and end["held_out_loss"] < FIRST_LOSS - 0.3 for end in ends)
-    check_steps(lines)
-    # Each had batches of its own; after epochs that they had together their parameters are the same ones. Not after
-    # every epoch: hivemind lets one go on alone when it sees the other too late.
-    assert any(line["peers"] == 2 for line in of(lines, "epoch"))
-    epochs = of(lines, "epoch")
-    after = [{line["epoch"]: line["parameters"] for line in epochs if line["peer"] == peer} for peer in (0, 1)]
-    assert len([epoch for epoch in after[0] if epoch > 0 and after[1].get(epoch) == after[0][epoch]]) >= 2, lines
+    assert all(end["epoch"] >= 3 and end["held_out_loss"] < FIRST_LOSS - 0.2 for end in ends), ends
 
 
 def test_parameters_are_averaged_though_a_peer_is_killed_and_one_joins_late() -> None:
-    lines, report = swarm("--peers", "3", "--kill", "--late", "--average", "parameters", "--epochs", "4")
+    # An epoch of fewer steps is over before a peer has seen that there is another.
+    lines, report = swarm(2048, "--peers", "3", "--kill", "--late", "--average", "parameters", "--epochs", "4")
     ends = of(lines, "end")
     assert {end["peer"] for end in ends} == {0, 2}, report
     assert "peer 1: killed" in report
     assert max(end["held_out_loss"] for end in ends) - min(end["held_out_loss"] for end in ends) <= 0.05
     # Peer 0 has sent its state to the late one meanwhile: what it writes must still reach its runners.
     assert all(end["held_out_loss"] < TRAINED_LOSS for end in ends), lines
-    check_steps(lines)
-    # The late one began where the others were, and the swarm went on with it.
+    # The late one went on where the others were, and the swarm with it.
     late = [line["epoch"] for line in of(lines, "epoch") if line["peer"] == 2]
-    assert late[0] >= 1 and late[-1] > late[0]
+    assert late[1] >= 1 and late[-1] > late[1]

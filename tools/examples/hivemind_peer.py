@@ -8,11 +8,15 @@
 How the two fit together. `model.parameters()` are the session's memory: manager.step() adds a mean gradient to their
 `.grad`, and what optimizer.step() writes into them is what runners compute with next.
 
-- Averaging gradients (the default): `reuse_grad_buffers=True`. Then `.grad` is hivemind's accumulator: manager.step()
-  adds to it, hivemind divides it by the number of its own steps and zeroes it in place when an epoch is over. Never
-  call zero_grad(), and never step(accumulate=False). Saves a copy of the gradients.
-- Averaging parameters (`--average parameters`): `use_local_updates=True`; each step is a local update, so that the
-  gradient is overwritten, not accumulated: manager.step(accumulate=False).
+- hivemind's default (`params=`, and a factory as `optimizer=`: offloaded): each optimizer.step() adds `.grad` to
+  accumulators of its own. So `.grad` has one step only: manager.step(accumulate=False), or manager.step() with
+  optimizer.zero_grad() or manager.zero_grad() after each optimizer.step(). The same with `delay_optimizer_step=True`
+  and `delay_grad_averaging=True`. The optimizer has parameters of its own, which hivemind copies into the model's.
+- `reuse_grad_buffers=True` (here, unless `--overlap`): `.grad` is hivemind's accumulator. manager.step() adds to it,
+  hivemind divides it by the number of its own steps and zeroes it in place when an epoch is over. Never call
+  zero_grad(), and never step(accumulate=False). Saves a copy of the gradients.
+- `use_local_updates=True` (`--average parameters`): each optimizer.step() updates the parameters with `.grad`, and
+  leaves it as it is: manager.step(accumulate=False), or zero_grad().
 - A peer that joins downloads the state of another: hivemind sends the parameters through a pipe of multiprocessing.
   They are sent as copies, one of the parameters for the moment, and stay in the session.
 - Never `reuse_tensors=True` in averager_opts: hivemind would move the parameters into memory of its own. manager.step()
@@ -156,6 +160,9 @@ def make_optimizer(arguments: argparse.Namespace, dht: Any, parameters: list[tor
         delay_state_averaging=arguments.overlap,  # Otherwise parameters are equal after each epoch.
         load_state_timeout=30,
         matchmaking_time=arguments.matchmaking_time,
+        # hivemind's default is matchmaking_time: a peer that begins a round so much later than another is left out of
+        # it without a word. Below averaging_timeout: when a peer dies in a round, the others still have a result.
+        next_chunk_timeout=0.5 * arguments.averaging_timeout,
         averaging_timeout=arguments.averaging_timeout,
         # Otherwise peers look at each other's progress every few seconds, which is more than an epoch takes here.
         tracker_opts={"min_refresh_period": 0.1, "default_refresh_period": 0.2, "max_refresh_period": 0.5},

@@ -152,7 +152,7 @@ class _Attached:
         for hook in self.hooks:
             tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         for hook in self.hooks_after:
-            tensor.register_post_accumulate_grad_hook(hook)
+            tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -165,8 +165,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: BinaryIO, tensors: list[torch.Tensor]) -> None:
-        super().__init__(file)
+    def __init__(self, file: BinaryIO | mmap.mmap, tensors: list[torch.Tensor]) -> None:
+        super().__init__(file)  # type: ignore[arg-type]  # A mapping reads as a file does.
         self._tensors = tensors
 
     def persistent_load(self, pid: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     )
 
 
-_MADE = {
+_MADE: dict[str, Callable[[Any], Any]] = {
     "<float>": float,
     "<int>": int,
     "<tuple>": tuple,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -23,7 +23,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _alike(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+def _alike(one: torch.Tensor | None, other: torch.Tensor) -> TypeGuard[torch.Tensor]:
     return one is not None and one.shape == other.shape and one.dtype == other.dtype
 
 
@@ -39,7 +39,7 @@ class Structure:
 
     def _look(self) -> None:
         # Dictionaries that the module keeps for good: to compare what they hold takes some 20 ns an entry.
-        self._dictionaries = [
+        self._dictionaries: list[dict[str, Any]] = [
             entries
             for module in self._model.modules()
             for entries in (module._modules, module._parameters)

@@ -7,7 +7,6 @@ import copy
 import json
 import logging
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import GeneratorType, TracebackType
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from accelmgr import _native, _optimizers, _sharing, _state
+from accelmgr import _native, _sharing, _state
 from accelmgr._child import embed
 from accelmgr._feed import Feed
 from accelmgr._payload import ForkedPayload, Payload, pickled, private_copies
@@ -154,7 +153,6 @@ class Manager:
         self._leaves: list[torch.nn.Parameter] = []
         self._former_gradients: list[torch.Tensor | None] = []
         self._options = {"as_bytes": collate_fn is not None, "max_element_bytes": max_element_bytes or 0}
-        self._warned_of_none = False
         self._stopped = False
         settings: list[str] = []
         file = ""
@@ -261,7 +259,6 @@ class Manager:
                     "the model is in evaluation mode (model.training is False), and so runners compute; model.train() "
                     "switches dropout and batch statistics on"
                 )
-        _optimizers.look_after(self)
         _sharing.stay(self, [tensor for _, tensor in self._handle.parameters() + self._handle.gradients()])
 
     def _bind(self) -> None:
@@ -315,7 +312,7 @@ class Manager:
         Raises UsageError (stopped, another thread), ModelError (a parameter was replaced, or its memory is no longer the
         session's).
         """
-        self._restore_gradients()
+        self._check_model()
         if self._changes is not None:
             self._tell(self._changes.take())
         return self._handle.step(timeout, accumulate, parameters_changed)
@@ -325,16 +322,11 @@ class Manager:
             self._handle.update_buffers(changes)
             self._changes.told()
 
-    def _restore_gradients(self) -> None:
+    def _check_model(self) -> None:
+        """Raises ModelError unless the parameters are the session's; puts gradients back that were set to None."""
         if self._structure is not None:
             self._structure.check()
-        if self._handle.look_after_bound() and not self._warned_of_none:
-            self._warned_of_none = True
-            warnings.warn(
-                "zero_grad(set_to_none=True) took the gradients away; they are back, as zeros. "
-                "manager.zero_grad(), or optimizer.zero_grad(set_to_none=False), zeroes them in place",
-                stacklevel=3,
-            )
+        self._handle.look_after_bound()
 
     def steps(self, count: int | None = None, **options: Any) -> Iterator[_native.StepResult]:
         """`count` steps, or as many as the data has, one after the other, as step(**options) does them.
@@ -352,7 +344,7 @@ class Manager:
 
     def zero_grad(self) -> None:
         """Zeroes the master's gradients, in place."""
-        self._restore_gradients()
+        self._check_model()
         self._handle.zero_grad()
 
     # Parameters
@@ -392,7 +384,7 @@ class Manager:
         gradients = [gradient for _, gradient in self._handle.gradients()]
         if self._structure is None:
             return gradients
-        self._restore_gradients()
+        self._check_model()
         by_leaf = dict(zip(map(id, self._leaves), gradients, strict=True))
         return [by_leaf[id(parameter)] for parameter in self._structure.parameters]
 
@@ -461,17 +453,26 @@ class Manager:
             self._changes.note()
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises UsageError for an optimizer that would not, or not rightly, train this model; names why.
+        """Raises UsageError for an optimizer that would not, or not rightly, train this model, and says why.
 
-        To be called once, after the optimizer was made. Not for one that keeps copies on purpose (hivemind's offloaded
-        optimizer). Without it, LBFGS is refused at its step, and an optimizer over a copy of the model at its second.
+        Call it once, after the optimizer was made. It takes every optimizer of torch.optim, and hivemind.Optimizer: not
+        the one inside it (`.opt`), which may have parameters of its own that hivemind copies into the model's. Without
+        this call nothing is checked: an optimizer over other tensors changes them, and the model stays as it is.
         """
+        groups = getattr(optimizer, "param_groups", None)
+        if groups is None:
+            raise UsageError(
+                f"check_optimizer: a {type(optimizer).__name__} has no param_groups; pass an optimizer of torch.optim, "
+                "or a hivemind.Optimizer"
+            )
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UsageError(_optimizers.LBFGS)
-        if self._structure is not None:
-            self._structure.check()
+            raise UsageError(
+                "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure. "
+                "Use an optimizer that steps once for a gradient"
+            )
+        self._check_model()
         own = {tensor.data_ptr() for _, tensor in self._handle.parameters()}
-        for index, group in enumerate(optimizer.param_groups):
+        for index, group in enumerate(groups):
             for parameter in group["params"]:
                 if parameter.numel() and parameter.data_ptr() not in own:
                     raise UsageError(
