@@ -8,7 +8,10 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+
+#include <tuple>
 
 #include "accelmgr/launch.hpp"
 #include "config/loader.hpp"
@@ -344,6 +347,20 @@ void bind_manager(nb::module_& module) {
            })
       .def_prop_ro("step_timeout", [](const Handle& self) { return self.loaded().config.step_timeout; })
       .def("config", [](Handle& self) { return config::to_yaml(self.loaded().config); })
+      .def_prop_ro("epochs",
+                   [](const Handle& self) -> std::optional<int> {
+                     if (self.loaded().sources.at("data.epochs") == "default") return std::nullopt;
+                     return self.loaded().config.data.epochs;
+                   })
+      .def(
+          "unread",
+          [](const Handle& self, bool own_model, bool own_data) {
+            std::vector<std::tuple<std::string, std::string, std::string>> found;
+            for (auto& [key, source, why] : config::unread(self.loaded(), {own_model, own_data}))
+              found.emplace_back(key, source, why);
+            return found;
+          },
+          nb::arg("own_model"), nb::arg("own_data"))
       .def("show_config", [](Handle& self) { return config::show(self.loaded()); });
   module.def("warnings",
              [](const Handle& handle, int cores) { return config::warnings(handle.loaded().config, cores); });

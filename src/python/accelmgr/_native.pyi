@@ -326,6 +326,13 @@ class Handle:
 
     @property
     def step_timeout(self) -> float: ...
+    @property
+    def epochs(self) -> int | None:
+        """`data.epochs`; None where nothing set it."""
+
+    def unread(self, own_model: bool, own_data: bool) -> list[tuple[str, str, str]]:
+        """Keys that were set and that nothing reads here: each with its source ("flag": `settings`), and why."""
+
     def config(self) -> str:
         """As YAML."""
 
