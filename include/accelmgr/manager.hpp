@@ -20,7 +20,7 @@
 namespace accelmgr {
 
 struct StepOptions {
-  std::optional<double> timeout_s{};  ///< Default: `step_timeout` of the configuration.
+  std::optional<double> timeout_s{};  ///< 0 or more; default: `step_timeout` of the configuration.
   bool accumulate = true;             ///< false: the master gradients are overwritten; nothing needs zeroing.
   bool parameters_changed = true;  ///< false: the host knows that it wrote no parameter since the last step.
   /// Asked every 20 ms while the step is not committed, and after a signal: true ends it as a timeout does.
@@ -164,7 +164,8 @@ class Manager {
 
   /// After a step returned `manager_lost`: starts a new manager over the same session. Gradients, parameters,
   /// buffers, generators and the data cursor are those of the last committed step, and training goes on as if
-  /// nothing had happened. Blocks and throws as start() does; UsageError when no manager was lost.
+  /// nothing had happened. Blocks and throws as start() does; UsageError when no manager was lost: a manager
+  /// that was killed just now is given 2 s to end.
   void recover();
 
   /// Copies all that training goes on from (parameters, gradients, buffers, generators, counters, data

@@ -39,6 +39,19 @@ void validate(const Config& config);
 /// reads.
 std::vector<std::string> warnings(const Config& config, int cores);
 
+/// What a program that makes the steps itself passes as objects, not by name.
+struct Own {
+  bool model = false;
+  bool data = false;
+};
+/// A key that was set, and that nothing reads in such a program.
+struct Unread {
+  std::string key;
+  std::string source;  ///< As in LoadedConfig.
+  std::string why;     ///< "the program makes its optimizer itself, over the manager's parameters"
+};
+std::vector<Unread> unread(const LoadedConfig& loaded, const Own& own);
+
 /// Every key, value and source, aligned, one a line.
 std::string show(const LoadedConfig& loaded);
 

@@ -148,7 +148,8 @@ std::vector<Option> data_options() {
       number(KEY(data.held_out), {.min = 0, .max = 0.9},
              "text: share of the text, in whole documents, that is never trained on."),
       number(KEY(data.elements), {.min = 0}, "synthetic: elements in an epoch; 0: endless."),
-      number(KEY(data.epochs), {.min = 0}, "Passes over the data; 0: endless."),
+      number(KEY(data.epochs), {.min = 0},
+             "Passes over the data; 0: endless. Over a dataset of Python: one, where this is not set."),
       number(KEY(data.seed), {}, "Of the order of the elements."),
       plain<Boolean>(KEY(data.drop_last),
                      "An uneven end is left out; otherwise it makes a last, shorter step."),
@@ -273,6 +274,40 @@ std::string section_of(const std::string& key) {
   return dot == std::string::npos ? std::string() : key.substr(0, dot);
 }
 
+// What other libraries call it. Names that are near enough, or that one section alone has, are found without.
+struct Alias {
+  std::string_view name;
+  std::string_view key;
+};
+constexpr Alias aliases[]{
+    {"batch_size", "batch_size_per_device"},
+    {"per_device_train_batch_size", "batch_size_per_device"},
+    {"micro_batch_size", "batch_size_per_device"},
+    {"train_batch_size", "batch_size_per_device"},
+    {"num_workers", "nprocs"},
+    {"workers", "nprocs"},
+    {"num_processes", "nprocs"},
+    {"num_runners", "nprocs"},
+    {"devices", "nprocs"},
+    {"world_size", "nprocs"},
+    {"nproc_per_node", "nprocs"},
+    {"accumulation", "grad_accumulation_steps"},
+    {"accumulation_steps", "grad_accumulation_steps"},
+    {"accumulate_grad_batches", "grad_accumulation_steps"},
+    {"gradient_accumulation", "grad_accumulation_steps"},
+    {"gradient_accumulation_steps", "grad_accumulation_steps"},
+    {"prefetch_factor", "prefetch"},
+    {"seed", "seed_base"},
+    {"timeout", "step_timeout"},
+    {"num_threads", "runners.threads"},
+    {"amp", "runners.autocast"},
+    {"precision", "runners.autocast"},
+    {"mixed_precision", "runners.autocast"},
+    {"num_epochs", "data.epochs"},
+    {"lr", "optimizer.learning_rate"},
+    {"max_grad_norm", "optimizer.clip_norm"},
+};
+
 std::string_view last_name(std::string_view key) { return key.substr(key.rfind('.') + 1); }
 
 }  // namespace
@@ -310,6 +345,8 @@ std::vector<std::string> names_in(std::string_view section) {
 std::string meant_key(const std::string& spelt) {
   std::string key = spelt;
   for (char& c : key) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const auto* alias = std::ranges::find(aliases, key, &Alias::name);
+  if (alias != std::end(aliases)) return std::string(alias->key);
   const auto section = section_of(key);
   const bool known_section = section.empty() || is_section(section);
   if (known_section)

@@ -73,6 +73,9 @@ const session::BufferEntry* find_buffer(const session::Manifest& manifest, const
   return nullptr;
 }
 
+/// A process that was killed ends a moment later: recover() waits so long for that.
+constexpr double killed_manager_ends_s = 2.0;
+
 std::uint64_t peak_memory(pid_t pid) {
   const auto usage = ipc::usage(pid);
   return usage && pid != 0 ? usage->peak_rss_bytes : 0;
@@ -235,7 +238,11 @@ StepResult Manager::step(const StepOptions& options) {
   const State::Use use(*state_, "step");
   state_->check_open("step");
   state_->check_frozen();
-  return state_->stepper->step(options, options.timeout_s.value_or(state_->config.step_timeout));
+  const double timeout_s = options.timeout_s.value_or(state_->config.step_timeout);
+  if (!(timeout_s >= 0))  // Nor is a NaN.
+    throw UsageError(
+        fmt::format("step(): timeout is {}; it must be a number of seconds, 0 or more", timeout_s));
+  return state_->stepper->step(options, timeout_s);
 }
 
 void Manager::zero_grad() {
@@ -389,8 +396,11 @@ void Manager::resize(int runners) {
 void Manager::recover() {
   const State::Use use(*state_, "recover");
   state_->check_open("recover");
+  state_->processes->wait_until_manager_ended(base::Deadline::in_seconds(killed_manager_ends_s));
   if (!state_->stepper->manager_is_lost())
-    throw UsageError("recover() while there is a manager; it is for when the manager process is gone");
+    throw UsageError(
+        fmt::format("recover() while there is a manager (pid {}); it is for when the manager process is gone",
+                    state_->processes->manager_pid()));
   state_->checkpoints->manager_lost();
   *state_->processes = host::Processes::start_over(state_->config, state_->method, state_->session->fds());
   state_->stepper->manager_recovered();

@@ -129,6 +129,13 @@ bool Processes::manager_ended() const noexcept {
   return !manager_.pidfd || ipc::has_ended(manager_.pidfd.get());
 }
 
+void Processes::wait_until_manager_ended(base::Deadline deadline) const noexcept {
+  while (!manager_ended() && !deadline.passed() && !base::interrupted()) {
+    const auto look = base::Deadline::in_seconds(look_s);
+    ipc::wait_ended(manager_.pidfd.get(), look.ns() < deadline.ns() ? look : deadline);
+  }
+}
+
 void Processes::send(const protocol::Request& request) const {
   if (manager_ended()) throw SessionError("the manager process is gone; recover() starts a new one");
   protocol::send_request(socket_.get(), request);

@@ -33,6 +33,8 @@ class Processes {
   Processes& operator=(Processes&&) = default;
 
   bool manager_ended() const noexcept;
+  /// Returns sooner when it has ended, or is interrupted (base::interrupted()).
+  void wait_until_manager_ended(base::Deadline deadline) const noexcept;
   bool runner_ended(int rank) const noexcept;
   /// Whether this process holds the pidfd of that generation of a rank: only then its end can be seen.
   bool holds(int rank, std::uint32_t generation) const noexcept;

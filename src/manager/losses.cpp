@@ -81,8 +81,8 @@ void Supervisor::lost(int rank, int wait_status) {
                       rank, phase);
   }
   if (launcher_lost_) return relaunch_when_all_are_gone();  // The launcher's incident stands for theirs.
-  record_incident(rank, record.pid.load(), wait_status, what);
-  repair(rank, reason);
+  const auto incident = record_incident(rank, record.pid.load(), wait_status, what);
+  repair(rank, reason, incident);
   session_.wake_everyone();
 }
 
@@ -97,13 +97,16 @@ void Supervisor::finish_for(int rank) {
   session::close_if_over(session_, word.attempt);
 }
 
-void Supervisor::repair(int rank, Reason reason) {
+// What is repaired nobody else tells; the rest is reported by the step that meets it.
+void Supervisor::repair(int rank, Reason reason, const std::string& incident) {
   auto& control = session_.control();
-  if (control.given_up.load() != 0) return;
+  if (control.given_up.load() != 0) return base::log().info("{}", incident);
   const auto team = control.team.load();
   const auto rest = team & ~(session::RankMask{1} << rank);
   const auto decision =
       policy_.runner_lost(base::now_ns(), __builtin_popcount(rest), reason != Reason::model_error);
+  base::log().log(decision.kind == Decision::Kind::give_up ? spdlog::level::info : spdlog::level::warn, "{}",
+                  incident);
   switch (decision.kind) {
     case Decision::Kind::replace:
       control.replacements.fetch_add(1);
@@ -129,7 +132,9 @@ void Supervisor::launcher_ended() {
   if (!answered_)
     throw RunnerError(fmt::format("the launcher {} while it started the runners", ipc::describe_exit(status)),
                       -1, "init");
-  record_incident(-1, pid, status, "the launcher ended, and all runners with it");
+  const auto incident = record_incident(-1, pid, status, "the launcher ended, and all runners with it");
+  base::log().log(config_.runners.on_loss == LossPolicy::fail ? spdlog::level::info : spdlog::level::warn,
+                  "{}", incident);
   starting_.reset();
   relaunch_when_all_are_gone();
 }
@@ -162,7 +167,7 @@ void Supervisor::relaunch_when_all_are_gone() {
   start_next();
 }
 
-void Supervisor::record_incident(int rank, int pid, int wait_status, const std::string& what) {
+std::string Supervisor::record_incident(int rank, int pid, int wait_status, const std::string& what) {
   auto& control = session_.control();
   const auto number = control.incidents.load() + 1;
   auto& incident = session_.incident(number);
@@ -188,12 +193,10 @@ void Supervisor::record_incident(int rank, int pid, int wait_status, const std::
   }
   control.incidents.store(number);
   base::set_log_step(incident.step);
-  // What is repaired nobody else tells; the rest is reported by the step that meets it.
-  const auto level = config_.runners.on_loss == LossPolicy::fail ? spdlog::level::info : spdlog::level::warn;
-  base::log().log(level, "{} (pid {}) {}{}{}{}", rank < 0 ? "the launcher" : fmt::format("runner {}", rank),
-                  pid, ipc::describe_exit(wait_status),
-                  rank < 0 ? "" : fmt::format(" in phase {}", to_string(incident.phase)),
-                  what.empty() ? "" : ": ", what);
+  return fmt::format("{} (pid {}) {}{}{}{}", rank < 0 ? "the launcher" : fmt::format("runner {}", rank), pid,
+                     ipc::describe_exit(wait_status),
+                     rank < 0 ? "" : fmt::format(" in phase {}", to_string(incident.phase)),
+                     what.empty() ? "" : ": ", what);
 }
 
 void Supervisor::give_up(const std::string& why) {

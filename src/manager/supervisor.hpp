@@ -87,8 +87,9 @@ class Supervisor {
   void finish_for(int rank);
   void launcher_ended();
   void relaunch_when_all_are_gone();
-  void repair(int rank, session::Reason reason);
-  void record_incident(int rank, int pid, int wait_status, const std::string& what);
+  void repair(int rank, session::Reason reason, const std::string& incident);
+  /// Returns it in words.
+  std::string record_incident(int rank, int pid, int wait_status, const std::string& what);
   void give_up(const std::string& why);
   void end_runner(int rank, const std::string& why);
 

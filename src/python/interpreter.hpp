@@ -108,6 +108,7 @@ auto interruptible(Result (*function)(Arguments...)) {
 void bind_errors(nanobind::module_& module);
 void bind_roles(nanobind::module_& module);
 void bind_manager(nanobind::module_& module);
+void bind_results(nanobind::module_& module);
 void bind_launch(nanobind::module_& module);
 void bind_distributed(nanobind::module_& module);
 

@@ -8,7 +8,10 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+
+#include <tuple>
 
 #include "accelmgr/launch.hpp"
 #include "config/loader.hpp"
@@ -202,76 +205,6 @@ void bind_statistics(nb::module_& module) {
       .def_ro("runners", &Statistics::runners);
 }
 
-/// (loss, samples). Raises the typed error of a result that is not ok.
-nb::tuple pair_of(const nb::object& self) {
-  const auto& result = nb::cast<const StepResult&>(self);
-  if (result.status != StepStatus::ok) nb::module_::import_("accelmgr.errors").attr("raise_for")(self);
-  return nb::make_tuple(result.loss, result.samples);
-}
-
-void bind_results(nb::module_& module) {
-  nb::class_<FailureCause>(module, "FailureCause")
-      .def_ro("time_s", &FailureCause::time_s)
-      .def_ro("rank", &FailureCause::rank)
-      .def_ro("pid", &FailureCause::pid)
-      .def_ro("phase", &FailureCause::phase)
-      .def_ro("step", &FailureCause::step)
-      .def_ro("attempt", &FailureCause::attempt)
-      .def_ro("exit", &FailureCause::exit)
-      .def_ro("what", &FailureCause::what)
-      .def_ro("log", &FailureCause::log);
-  nb::class_<StepResult>(module, "StepResult")
-      .def_prop_ro("status", [](const StepResult& self) { return to_string(self.status); })
-      .def_prop_ro("ok", [](const StepResult& self) { return self.status == StepStatus::ok; })
-      .def_ro("counted", &StepResult::counted)
-      .def_ro("step", &StepResult::step)
-      .def_ro("attempt", &StepResult::attempt)
-      .def_ro("loss", &StepResult::loss)
-      .def_ro("samples", &StepResult::samples)
-      .def_prop_ro("scalars",
-                   [](const StepResult& self) {
-                     nb::dict scalars;
-                     for (const auto& [name, value] : self.scalars) scalars[name.c_str()] = value;
-                     return scalars;
-                   })
-      .def_ro("parameter_version", &StepResult::parameter_version)
-      .def_ro("nonfinite", &StepResult::nonfinite)
-      .def_ro("step_ms", &StepResult::step_ms)
-      .def_ro("compute_ms", &StepResult::compute_ms)
-      .def_ro("reduce_ms", &StepResult::reduce_ms)
-      .def_ro("wait_ms", &StepResult::wait_ms)
-      .def_ro("error", &StepResult::error)
-      .def_ro("error_type", &StepResult::error_type)
-      .def_ro("rank", &StepResult::rank)
-      .def_ro("participants", &StepResult::participants)
-      .def_ro("tries", &StepResult::tries)
-      .def_ro("skipped", &StepResult::skipped)
-      .def_ro("causes", &StepResult::causes)
-      .def("__bool__", [](const StepResult& self) { return self.status == StepStatus::ok; })
-      .def(
-          "raise_for_status",
-          [](nb::object self) {
-            if (nb::cast<const StepResult&>(self).status != StepStatus::ok)
-              nb::module_::import_("accelmgr.errors").attr("raise_for")(self);
-          },
-          "Raises the typed error of a result that is not ok.")
-      .def(
-          "__iter__", [](nb::object self) { return nb::iter(pair_of(self)); },
-          "loss, samples; raises the typed error of a result that is not ok.")
-      .def("__getitem__",
-           [](nb::object self, nb::object index) {
-             const nb::object pair = pair_of(self);
-             return nb::object(pair[index]);
-           })
-      .def("__len__", [](const StepResult&) { return 2; })
-      .def("__repr__", [](const StepResult& self) {
-        if (self.status == StepStatus::ok)
-          return fmt::format("StepResult(ok, step {}, loss {:.6g}, {} samples)", self.step, self.loss,
-                             self.samples);
-        return fmt::format("StepResult({}, step {}: {})", to_string(self.status), self.step, self.error);
-      });
-}
-
 void bind_checkpoints(nb::module_& module) {
   nb::class_<CheckpointWritten>(module, "CheckpointWritten")
       .def_ro("step", &CheckpointWritten::step)
@@ -293,7 +226,6 @@ void bind_checkpoints(nb::module_& module) {
 
 void bind_manager(nb::module_& module) {
   bind_statistics(module);
-  bind_results(module);
   bind_checkpoints(module);
   nb::class_<Manager::Writing>(module, "Writing");
   nb::class_<Handle>(module, "Handle")
@@ -348,6 +280,20 @@ void bind_manager(nb::module_& module) {
            })
       .def_prop_ro("step_timeout", [](const Handle& self) { return self.loaded().config.step_timeout; })
       .def("config", [](Handle& self) { return config::to_yaml(self.loaded().config); })
+      .def_prop_ro("epochs",
+                   [](const Handle& self) -> std::optional<int> {
+                     if (self.loaded().sources.at("data.epochs") == "default") return std::nullopt;
+                     return self.loaded().config.data.epochs;
+                   })
+      .def(
+          "unread",
+          [](const Handle& self, bool own_model, bool own_data) {
+            std::vector<std::tuple<std::string, std::string, std::string>> found;
+            for (auto& [key, source, why] : config::unread(self.loaded(), {own_model, own_data}))
+              found.emplace_back(key, source, why);
+            return found;
+          },
+          nb::arg("own_model"), nb::arg("own_data"))
       .def("show_config", [](Handle& self) { return config::show(self.loaded()); });
   module.def("warnings",
              [](const Handle& handle, int cores) { return config::warnings(handle.loaded().config, cores); });

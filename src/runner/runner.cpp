@@ -86,6 +86,7 @@ class Runner {
   std::optional<session::BatchQueue::Filled> next_or_end(std::uint64_t number);
   Batch batch_of(session::BatchQueue::Filled filled) const;
   void keep_scalars(const Outputs& outputs, double weight);
+  void tell_of_scalars(const std::vector<std::string>& left_out);
   void vote(std::uint64_t number);
   void settle(std::uint64_t number, bool committed);
   bool over(std::uint64_t number) const;
@@ -105,6 +106,7 @@ class Runner {
   session::Reduction reduction_;
   session::Ballot ballot_{};
   std::uint64_t buffer_version_ = 0;  ///< Of the host's writes, those that are in the working buffers.
+  bool told_of_scalars_ = false;
 };
 
 Runner::Runner(const Config& config, const session::Session& session, int rank, int lifeline)
@@ -305,19 +307,32 @@ Batch Runner::batch_of(session::BatchQueue::Filled filled) const {
 }
 
 void Runner::keep_scalars(const Outputs& outputs, double weight) {
+  std::vector<std::string> left_out;
   for (const auto& [name, value] : outputs.scalars) {
     std::uint32_t i = 0;
     while (i < ballot_.scalars && name != ballot_.scalar[i].name) ++i;
     if (i == ballot_.scalars) {
-      if (i == session::max_scalars || name.size() >= session::scalar_name_bytes)
-        throw ModelError(
-            fmt::format("the model returned the number '{}': at most {} are carried, of names below {} bytes",
-                        name, session::max_scalars, session::scalar_name_bytes));
+      if (i == session::max_scalars || name.size() >= session::scalar_name_bytes) {
+        left_out.push_back(name);
+        continue;
+      }
       name.copy(ballot_.scalar[i].name, name.size());
       ++ballot_.scalars;
     }
     ballot_.scalar[i].sum += value * weight;
   }
+  if (!left_out.empty() && !told_of_scalars_) tell_of_scalars(left_out);
+}
+
+// Once, and aloud by one rank of them all: the others have the same model.
+void Runner::tell_of_scalars(const std::vector<std::string>& left_out) {
+  told_of_scalars_ = true;
+  const auto participants = session_.control().request.participants;
+  const bool first = (participants & ((session::RankMask{1} << rank_) - 1)) == 0;
+  base::log().log(first ? spdlog::level::warn : spdlog::level::info,
+                  "the numbers {} of the model's output are left out of the results: at most {} are carried, "
+                  "of names below {} bytes",
+                  listed(left_out), session::max_scalars, session::scalar_name_bytes);
 }
 
 void Runner::micro_batch(session::BatchQueue::Filled filled) {

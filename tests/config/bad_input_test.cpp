@@ -172,5 +172,16 @@ TEST(Config, NamesTheFlagThatIsWrong) {
   EXPECT_TRUE(says(flag_refusal("model.options=1"), {"model.options is a section"}));
 }
 
+TEST(Config, KnowsWhatOtherLibrariesCallAKey) {
+  for (const auto& [name, key] :
+       std::map<std::string, std::string>{{"batch_size", "batch_size_per_device"},
+                                          {"num_workers", "nprocs"},
+                                          {"WORLD_SIZE", "nprocs"},
+                                          {"accumulation", "grad_accumulation_steps"},
+                                          {"timeout", "step_timeout"},
+                                          {"seed", "seed_base"}})
+    EXPECT_TRUE(says(flag_refusal(name + "=1"), {"unknown key '" + name + "'; did you mean '" + key + "'?"}));
+}
+
 }  // namespace
 }  // namespace accelmgr::config

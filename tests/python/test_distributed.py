@@ -69,6 +69,8 @@ def test_alone_collectives_return_their_input() -> None:
     assert distributed.all_gather({"a": 1}) == [{"a": 1}]
     assert distributed.broadcast(tensor) is tensor
     assert distributed.broadcast(2.5) == 2.5 and distributed.broadcast("text") == "text"
+    assert distributed.broadcast(2**70) == distributed.all_reduce(2**70) == 2**70
+    assert torch.equal(distributed.all_gather(7), torch.tensor([7]))
     assert distributed.broadcast("text", safe_mode=True) == "text"
     assert distributed.reduce_scatter(tensor) is tensor
     assert distributed.all_to_all(tensor) is tensor
@@ -289,6 +291,10 @@ def _error_in_a_rank(rank: int, what: str) -> tuple[str, str]:
         "first": lambda: d.one_rank_first(rank=2).__enter__(),
         "group": lambda: d.new_group([0, 0]),
         "op": lambda: d.all_reduce(torch.ones(2), "AND"),
+        "number kinds": lambda: d.broadcast(1 if rank == 0 else 0.5),
+        "number and text": lambda: d.broadcast(1 if rank == 0 else "1"),
+        "number and object": lambda: d.all_gather(1 if rank == 0 else [1]),
+        "number and number": lambda: d.all_reduce(1, "MIN" if rank == 0 else "MAX"),
     }
     return error_of(calls[what])
 
@@ -308,6 +314,10 @@ def _error_in_a_rank(rank: int, what: str) -> tuple[str, str]:
         ("first", "ConfigError", ["rank should be between 0 and 1, but given 2"]),
         ("group", "ConfigError", ["a group has each rank once, not [0, 0]"]),
         ("op", "UsageError", ["AND"]),
+        ("number kinds", "CollectiveError", ["broadcast"]),
+        ("number and text", "CollectiveError", ["broadcast"]),
+        ("number and object", "CollectiveError", ["all_gather of whole numbers in place 0, all_gather of objects"]),
+        ("number and number", "CollectiveError", ["all_reduce MIN of whole numbers in place 0, all_reduce MAX"]),
     ],
 )
 def test_every_rank_is_told_what_is_wrong(what: str, kind: str, messages: list[str]) -> None:
@@ -315,6 +325,42 @@ def test_every_rank_is_told_what_is_wrong(what: str, kind: str, messages: list[s
         assert found_kind == kind, found
         for message in messages:
             assert message in found
+
+
+BEYOND = 2**70  # No 64 bits hold it.
+
+
+def _whole_numbers(rank: int) -> dict[str, Any]:
+    d = distributed
+    return {
+        "sum": d.all_reduce(2**62),
+        "product": d.all_reduce(2**40, "PRODUCT"),
+        "extremes": (d.all_reduce(BEYOND * (rank + 1), "MIN"), d.all_reduce(-BEYOND * (rank + 1), "MIN")),
+        "bits": (d.all_reduce(0b110 if rank == 0 else 0b011, "AND"), d.all_reduce(0b100 if rank == 0 else 0b001, "OR")),
+        "beyond on one": d.all_reduce(BEYOND if rank == 0 else 1),
+        "broadcast": d.broadcast(BEYOND if rank == 1 else 0, src=1),
+        "broadcast safely": d.broadcast(BEYOND if rank == 0 else None, safe_mode=True),
+        "gather": error_of(lambda: d.all_gather(BEYOND if rank == 1 else 1)),
+        "mean": error_of(lambda: d.all_reduce(1, "AVG")),
+        "after": d.all_gather(rank),
+    }
+
+
+def _check_whole_numbers(all_found: list[dict[str, Any]]) -> None:
+    for found in all_found:
+        assert found["sum"] == 2**63 and found["product"] == 2**80
+        assert found["extremes"] == (BEYOND, -2 * BEYOND)
+        assert found["bits"] == (0b010, 0b101)
+        assert found["beyond on one"] == BEYOND + 1
+        assert found["broadcast"] == found["broadcast safely"] == BEYOND
+        kind, message = found["gather"]
+        assert kind == "UsageError" and f"the number in place 1, {BEYOND}" in message
+        assert found["mean"][0] == "UsageError"
+        assert torch.equal(found["after"], torch.tensor([0, 1])), "the ranks are in the same call still"
+
+
+def test_whole_numbers_are_exact_or_fail_on_every_rank() -> None:
+    _check_whole_numbers(ranks(_whole_numbers))
 
 
 def _late(rank: int) -> tuple[str, str, list[int]]:
@@ -529,6 +575,8 @@ def _over_torch(rank: int, path: str, what: str) -> Any:
             ]
         if what == "gradient":
             return _gradient(rank)
+        if what == "whole numbers":
+            return _whole_numbers(rank)
         return _collectives_of_torch(rank)
     finally:
         distributed.finalize()
@@ -575,6 +623,10 @@ def test_over_torch_distributed_the_same_calls_give_the_same(tmp_path: Any) -> N
 def test_over_torch_distributed_gradients_take_the_way_back(tmp_path: Any) -> None:
     for gradient in launched(_over_torch, str(tmp_path), "gradient", count=2):
         torch.testing.assert_close(gradient, torch.tensor([1.0, 1.0, 2.0, 2.0]))
+
+
+def test_over_torch_distributed_whole_numbers_are_exact_or_fail_on_every_rank(tmp_path: Any) -> None:
+    _check_whole_numbers(launched(_over_torch, str(tmp_path), "whole numbers", count=2))
 
 
 def test_over_torch_distributed_errors_are_clear(tmp_path: Any) -> None:

@@ -43,6 +43,16 @@ def test_an_exception_in_forward_arrives_with_rank_step_and_traceback(tmp_path):
         assert manager.step().status == "runner_lost", "and every later step says so"
 
 
+@pytest.mark.parametrize("policy", ["restart", "fail"])
+def test_a_model_that_fails_prints_its_traceback_once(tmp_path, capfd, policy):
+    """In the error of the step: what no replacement mends the manager does not tell as well."""
+    with start(Raises(tmp_path, ArithmeticError("bad model")), runners__on_loss=policy) as manager:
+        result = manager.step()
+        assert (result.status, result.error_type) == ("runner_lost", "ModelError")
+        assert result.error.count("Traceback") == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+
 class Mute(accelmgr.ModelError):
     def __str__(self):
         raise LookupError("no text")
@@ -144,6 +154,15 @@ def test_the_manager_is_killed_and_recovered(tmp_path):
         result = manager.step(accumulate=False)
         assert result.ok and result.step == 2
         assert elements_of(model, 2) == 2 + 3, "a dataset that cannot be restored is read again up to where it was"
+
+
+def test_a_manager_is_recovered_at_once_after_it_was_killed(tmp_path):
+    """Nobody waits until it has ended, nor makes a step that finds it gone."""
+    with start(Told(tmp_path)) as manager:
+        pid = manager.statistics().manager_pid
+        os.kill(pid, signal.SIGKILL)
+        manager.recover()
+        assert manager.statistics().manager_pid != pid and manager.step().ok
 
 
 def wait_until_settled(manager):

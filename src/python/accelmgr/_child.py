@@ -129,6 +129,7 @@ class Elements:
         self._items = 0  # Of a tuple or list.
         self._as_bytes = bool(options["as_bytes"])
         self._limit = int(options["max_element_bytes"])
+        self._epochs = int(options.get("epochs", 1))
         self._iterator = self._iterate(0)
         self._first: list[Any] | None = None
         data = self._dataset.example() if self._fed else None
@@ -153,7 +154,7 @@ class Elements:
     def _iterate(self, position: int) -> Iterator[list[Any]]:
         """Elements from `position` on, each in a list; of a fed dataset, where they are bytes, as it sends them."""
         if not self._fed:
-            yield from elements_of(self._dataset, position)
+            yield from elements_of(self._dataset, position, self._epochs)
             return
         while (data := self._dataset.get(position)) is not None:
             yield [data if self._as_bytes else pickle.loads(data)]

@@ -49,8 +49,7 @@ def is_indexed(dataset: Any) -> bool:
     return not hasattr(dataset, "__iter__")
 
 
-def elements_of(dataset: Any, position: int = 0) -> Iterator[list[Any]]:
-    """Its elements in order, each in a list of its own; of an indexed dataset from `position` on."""
+def _once(dataset: Any, position: int) -> Iterator[list[Any]]:
     if not is_indexed(dataset):
         for element in dataset:
             yield [element]
@@ -65,6 +64,28 @@ def elements_of(dataset: Any, position: int = 0) -> Iterator[list[Any]]:
             return
         yield [element]
         position += 1
+
+
+def elements_of(dataset: Any, position: int = 0, epochs: int = 1) -> Iterator[list[Any]]:
+    """Its elements in order, each in a list of its own, `epochs` times (0: without end).
+
+    Of an indexed dataset from `position` on, which counts those of all epochs; its length is known if epochs is not 1.
+    """
+    epoch = 0
+    if epochs != 1 and is_indexed(dataset) and len(dataset):
+        epoch, position = divmod(position, len(dataset))
+    while epochs == 0 or epoch < epochs:
+        empty = True
+        for boxed in _once(dataset, position):
+            empty = False
+            yield boxed
+        if empty and epoch == 0:
+            return
+        if empty:
+            raise DataError(
+                f"the dataset gave no element when it was iterated again, in epoch {epoch + 1} (data.epochs = {epochs})"
+            )
+        epoch, position = epoch + 1, 0
 
 
 # Elements as bytes
@@ -181,8 +202,8 @@ class Feed:
     has one. A generator that reads torch's global random numbers shares them with the host's own thread.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self._elements = elements_of(dataset)
+    def __init__(self, dataset: Any, epochs: int = 1) -> None:
+        self._elements = elements_of(dataset, epochs=epochs)
         self._owner = os.getpid()
         self._closed = False
         self._turn = threading.Lock()  # Held by who reads the dataset.

@@ -131,6 +131,12 @@ class FailureCause:
     def log(self) -> list[str]:
         """Its last log lines."""
 
+    def to_dict(self) -> dict[str, object]:
+        """All of it as numbers, texts and lists, for json.dumps()."""
+
+    def __getstate__(self) -> dict[str, object]: ...
+    def __setstate__(self, state: dict[str, object], /) -> None: ...
+
 class StepResult:
     """What one step did. True when it is `ok`; `loss, samples = result` raises the typed error of one that is not."""
 
@@ -160,7 +166,7 @@ class StepResult:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """Other numbers of the model, averaged like the loss."""
+        """Other numbers of the model, averaged like the loss; at most 16: a warning names those beyond, once."""
 
     @property
     def parameter_version(self) -> int:
@@ -214,6 +220,11 @@ class StepResult:
     def causes(self) -> list[FailureCause]:
         """Losses behind a runner_lost or manager_lost, first cause first, at most 3."""
 
+    def to_dict(self) -> dict[str, object]:
+        """All of it as numbers, texts, lists and dictionaries, for json.dumps()."""
+
+    def __getstate__(self) -> dict[str, object]: ...
+    def __setstate__(self, state: dict[str, object], /) -> None: ...
     def __bool__(self) -> bool: ...
     def raise_for_status(self) -> None:
         """Raises the StepError of a result that is not `ok`."""
@@ -327,6 +338,13 @@ class Handle:
 
     @property
     def step_timeout(self) -> float: ...
+    @property
+    def epochs(self) -> int | None:
+        """`data.epochs`; None where nothing set it."""
+
+    def unread(self, own_model: bool, own_data: bool) -> list[tuple[str, str, str]]:
+        """Keys that were set and that nothing reads here: each with its source ("flag": `settings`), and why."""
+
     def config(self) -> str:
         """As YAML."""
 

@@ -166,7 +166,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: BinaryIO | mmap.mmap, tensors: list[torch.Tensor]) -> None:
-        super().__init__(file)  # type: ignore[arg-type]  # A mapping reads as a file does.
+        super().__init__(file)
         self._tensors = tensors
 
     def persistent_load(self, pid: int) -> torch.Tensor:

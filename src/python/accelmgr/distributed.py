@@ -13,22 +13,26 @@ context's timeout, and raise CollectiveError; with one process they return their
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
+import operator
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import cloudpickle
 import torch
 
 from accelmgr import _engine_context, _launch, _native, _torch_context
 from accelmgr._launch import SpawnContext
-from accelmgr.errors import ConfigError, UsageError
+from accelmgr.errors import CollectiveError, ConfigError, UsageError
 
 Group = _native.Group
 Number = Union[int, float, bool]
+Context = Union[_engine_context.EngineContext, _torch_context.TorchContext]
 
 __all__ = [
     "Group",
@@ -84,7 +88,7 @@ _initialized = False
 """By initialize(): a process group of torch beside it is not what is asked for."""
 
 
-def _context() -> _engine_context.EngineContext | _torch_context.TorchContext:
+def _context() -> Context:
     return _torch if not _initialized and _torch_context.is_present() else _engine
 
 
@@ -316,14 +320,71 @@ def _check_op(op: str) -> None:
         raise ConfigError(f"unknown reduction '{op}'; there are: {', '.join(REDUCTIONS)}", "op")
 
 
-def _tensor_of(number: Number) -> torch.Tensor:
-    """Whole numbers stay whole; others have 64 bits, as Python's."""
-    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
+def _tensor_of(number: float) -> torch.Tensor:
+    """Of a number or a bool; numbers have 64 bits, as Python's."""
+    return torch.tensor(number, dtype=torch.bool if isinstance(number, bool) else torch.float64)
+
+
+# Whole numbers of Python have no bound, those of tensors have 64 bits. So they travel as objects: each member has those
+# of all others, and what is made of them is exact, or an error on every member alike.
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class _Whole(NamedTuple):
+    """What a member contributes to `call`."""
+
+    call: str
+    number: int
+
+
+def _check_calls(gathered: list[Any]) -> None:
+    """Members that exchange objects may be in different calls: the backend sees no difference between these."""
+    calls = [item.call if isinstance(item, _Whole) else "all_gather of objects" for item in gathered]
+    if len(set(calls)) > 1:
+        each = ", ".join(f"{call} in place {place}" for place, call in enumerate(calls))
+        raise CollectiveError(f"the members made different calls: {each}", "mismatch")
+
+
+def _whole_of_all(context: Context, call: str, number: int, members: Any) -> list[int]:
+    gathered = context.all_gather_objects(_Whole(f"{call} of whole numbers", int(number)), members)
+    _check_calls(gathered)
+    return [item.number for item in gathered]
+
+
+_WHOLE_REDUCTIONS: dict[str, Callable[[list[int]], int]] = {
+    "SUM": sum,
+    "PRODUCT": math.prod,
+    "MIN": min,
+    "MAX": max,
+    "AND": functools.partial(functools.reduce, operator.and_),
+    "OR": functools.partial(functools.reduce, operator.or_),
+}
+
+
+def _all_reduce_whole(context: Context, number: int, op: str, members: Any) -> int:
+    if op not in _WHOLE_REDUCTIONS:
+        raise UsageError(f"all_reduce: {op} of whole numbers makes no sense; pass a float")
+    return _WHOLE_REDUCTIONS[op](_whole_of_all(context, f"all_reduce {op}", number, members))
+
+
+def _all_gather_whole(context: Context, number: int, members: Any) -> torch.Tensor:
+    numbers = _whole_of_all(context, "all_gather", number, members)
+    for place, value in enumerate(numbers):
+        if not -(2**63) <= value < 2**63:
+            raise UsageError(
+                f"all_gather: the number in place {place}, {value}, does not fit the 64 bits of the tensor that is "
+                "returned; lists of numbers are gathered as objects"
+            )
+    return torch.tensor(numbers)
 
 
 def all_reduce(tensor: torch.Tensor | Number, op: str = "SUM", group: Any = None) -> torch.Tensor | Number:
     """Of tensors of one shape and dtype, or numbers: SUM, AVG, PRODUCT, MIN, MAX, and AND and OR.
 
+    Of whole numbers the result is exact, however large it is; a tensor's wraps as torch's does.
     group: a list of ranks, what new_group() returned, or None: all. A rank outside gets its own input back. Returns
     a new tensor of the input's shape, dtype and device, or a number of the input's kind.
     """
@@ -333,6 +394,8 @@ def all_reduce(tensor: torch.Tensor | Number, op: str = "SUM", group: Any = None
     if isinstance(tensor, (bool, int, float)):
         if not context.contains(members) or context.world_size() == 1:
             return tensor
+        if _is_whole(tensor):
+            return _all_reduce_whole(context, int(tensor), op, members)
         reduced: Number = context.all_reduce(_on(context, _tensor_of(tensor)), op, members).item()
         return reduced
     if not isinstance(tensor, torch.Tensor):
@@ -340,7 +403,7 @@ def all_reduce(tensor: torch.Tensor | Number, op: str = "SUM", group: Any = None
     return context.all_reduce(tensor, op, members) if context.contains(members) else tensor
 
 
-def _on(context: _engine_context.EngineContext | _torch_context.TorchContext, tensor: torch.Tensor) -> torch.Tensor:
+def _on(context: Context, tensor: torch.Tensor) -> torch.Tensor:
     """Of a number: nccl reaches what is on its device only."""
     return tensor.to(context.device()) if isinstance(context, _torch_context.TorchContext) else tensor
 
@@ -350,7 +413,7 @@ def all_gather(tensor: Any, group: Any = None) -> Any:
 
     Of numbers: a tensor of shape (ranks,), int64, bool or float64. Of strings and of any other objects: a list, in the
     order of ranks; they travel by pickle. group: as in all_reduce(). Raises CollectiveError on every rank when
-    shapes or kinds differ: it names them.
+    shapes or kinds differ: it names them; UsageError on every rank when a whole number does not fit 64 bits.
     """
     context = _context()
     members = context.group_of(group)
@@ -358,16 +421,20 @@ def all_gather(tensor: Any, group: Any = None) -> Any:
         return tensor
     if isinstance(tensor, torch.Tensor):
         return context.all_gather(tensor, members)
-    if isinstance(tensor, (bool, int, float)):
+    if _is_whole(tensor):
+        return _all_gather_whole(context, tensor, members)
+    if isinstance(tensor, (bool, float)):
         return context.all_gather(_on(context, _tensor_of(tensor).reshape(1)), members)
-    return context.all_gather_objects(tensor, members)
+    gathered = context.all_gather_objects(tensor, members)
+    _check_calls(gathered)
+    return gathered
 
 
 def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:
     """The tensor, number or string of rank `src`.
 
     The others pass a tensor of the same shape and dtype, or a number or string of the same kind; with safe_mode
-    anything, None included, at the price of another collective.
+    anything, None included, at the price of another collective. Whole numbers may be of any size.
     """
     context = _context()
     if not 0 <= src < context.world_size():
@@ -378,7 +445,9 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:
         return context.broadcast(tensor, src)
     if isinstance(tensor, str):
         return context.broadcast_object(tensor, src)
-    if isinstance(tensor, (bool, int, float)):
+    if _is_whole(tensor):
+        return _whole_of_all(context, f"broadcast from rank {src}", tensor, context.group_of(None))[src]
+    if isinstance(tensor, (bool, float)):
         return context.broadcast(_on(context, _tensor_of(tensor)), src).item()
     raise TypeError(
         f"broadcast: a {type(tensor).__name__} cannot be sent; tensors, numbers and strings can"
@@ -386,7 +455,7 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:
     )
 
 
-def _broadcast_safely(context: _engine_context.EngineContext | _torch_context.TorchContext, tensor: Any, src: int) -> Any:
+def _broadcast_safely(context: Context, tensor: Any, src: int) -> Any:
     # The source tells first what will come, or that nothing can: nobody waits for what it cannot send then.
     header: tuple[str, Any] = ("nothing", None)
     if context.rank() == src:

@@ -16,7 +16,7 @@ import torch
 
 from accelmgr import _native, _sharing, _state
 from accelmgr._child import embed
-from accelmgr._feed import Feed
+from accelmgr._feed import Feed, is_indexed
 from accelmgr._payload import ForkedPayload, Payload, pickled, private_copies
 from accelmgr._structure import Changes, Structure
 from accelmgr.errors import CheckpointError, ConfigError, DataError, ModelError, UsageError
@@ -76,11 +76,18 @@ def settings_of(options: Mapping[str, Any], prefix: str = "") -> list[str]:
     return settings
 
 
+def _batches_of(dataset: Any) -> str:
+    """How a DataLoader makes batches; empty for any other dataset, and for one that gives single elements."""
+    if not isinstance(dataset, torch.utils.data.DataLoader) or dataset.batch_sampler is None:
+        return ""
+    return f"batch_size={dataset.batch_size}" if dataset.batch_size is not None else "a batch_sampler"
+
+
 class Manager:
     """Starts a manager process and its runners for `model` and `dataset`; steps them; holds the master's parameters.
 
     model: any torch.nn.Module on the CPU (forward and backward run in Python in the runners), or the name of a built-in
-        one (`"gpt"`, `"torchscript"`, ...), which `config` or `model={...}` describes and which needs no Python. Its
+        one (`"gpt"`, `"torchscript"`, ...), which `config` or `model__gpt={}` describes and which needs no Python. Its
         parameters and their `.grad` become the session's memory: an optimizer steps on them in place. All parameters
         have one dtype, float32 or float64. The model's output is a mapping with "loss", a tuple that begins with the
         loss, or the loss; further 0-d numbers of a mapping arrive in `StepResult.scalars`, averaged like the loss.
@@ -91,14 +98,16 @@ class Manager:
     dataset: any iterable, or a sequence (torch.utils.data.Dataset), of elements: mappings, tuples, or single tensors
         and numbers; or the name of a built-in source (`"text"`). Element i goes to runner i % nprocs, which makes
         batches of `batch_size_per_device` of them. A mapping becomes the keyword arguments of the model, a tuple the
-        positional ones. One that can be pickled is read in the manager process; another, a generator for instance, in a
-        thread of this one, from which the elements are sent over.
+        positional ones. It is read once, or `data.epochs` times. A DataLoader gives elements (batch_size=None); one of
+        batches is refused, unless a collate_fn takes lists of these. What can be pickled is read in the manager
+        process; another dataset, a generator for instance, in a thread of this one, from which elements are sent over.
     collate_fn: makes a batch of a list of elements, in the runner. Without one, elements of tensors are stacked as they
         are written to shared memory, at no further cost.
     nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base: as in the configuration.
     start: False leaves that to start().
     config: a YAML file, or a mapping of configuration keys. Strongest first: `options`, environment (ACCELMGR_...),
-        `config`, defaults.
+        `config`, defaults. A key that nothing reads here (`optimizer.*`, `train.*`, `model.*` beside a module) is an
+        error in a call, and a warning in a file or in the environment, which may serve `accelmgr train` as well.
     start_method: `spawn`: models and datasets are pickled with cloudpickle, what is defined in `__main__` included.
         `forkserver`: the same, but the interpreter with torch is started once, and forked for this manager and all
         later ones, which start in a fraction of the time.
@@ -142,6 +151,8 @@ class Manager:
                 name = getattr(self._factory, "__qualname__", repr(self._factory))
                 raise ModelError(f"{name}, which is to make the model, returned a {type(model).__name__}")
         self._check(model, dataset, collate_fn)
+        if max_element_bytes is not None and isinstance(dataset, str):
+            raise ConfigError("max_element_bytes has no effect with a built-in dataset", "max_element_bytes")
         self._owner = os.getpid()
         self.collate_fn = collate_fn
         self._model = model if isinstance(model, torch.nn.Module) else None
@@ -170,6 +181,8 @@ class Manager:
             }
         )
         settings += settings_of(options)
+        self._check_kind(settings, "model", model)
+        self._check_kind(settings, "data", dataset)
         if isinstance(model, str):
             settings.append(f"model.kind={model}")
         if isinstance(dataset, str):
@@ -179,6 +192,8 @@ class Manager:
         kinds = ["model.kind=python"] if self._model is not None else []
         kinds += ["data.kind=python"] if not isinstance(dataset, str) else []
         self._handle = self._load(kinds)  # What is wrong with the configuration is said before anything is moved.
+        self._check_read()
+        self._options["epochs"] = self._epochs()
         if start:
             self.start()
 
@@ -193,6 +208,18 @@ class Manager:
             raise DataError(f"dataset is a {type(dataset).__name__}, which is neither iterable nor indexed")
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn is a {type(collate_fn).__name__}, which cannot be called", "collate_fn")
+        if collate_fn is not None and (isinstance(model, str) or isinstance(dataset, str)):
+            raise ConfigError(
+                "collate_fn has no effect with a built-in model or dataset: it makes batches of a dataset of Python "
+                "for a model of Python",
+                "collate_fn",
+            )
+        if collate_fn is None and (batches := _batches_of(dataset)):
+            raise DataError(
+                f"dataset is a DataLoader that makes batches ({batches}), and a manager makes batches of its elements "
+                "itself: pass loader.dataset, or a DataLoader of batch_size=None, and batch_size_per_device; or a "
+                "collate_fn that takes a list of the loader's batches"
+            )
         if isinstance(model, str):
             return
         if (bound := _bound.get(model)) is not None and (other := bound()) is not None and not other._stopped:
@@ -211,6 +238,38 @@ class Manager:
                     f"parameter '{name}' is {parameter.dtype}, '{parameters[0][0]}' {parameters[0][1].dtype}; all have "
                     "one dtype: pass model.float() or model.double()"
                 )
+
+    @staticmethod
+    def _check_kind(settings: list[str], section: str, passed: Any) -> None:
+        """A model or dataset that is passed is the kind."""
+        for setting in settings:
+            key, _, kind = setting.partition("=")
+            name = passed if isinstance(passed, str) else type(passed).__name__
+            if key == f"{section}.kind" and (not isinstance(passed, str) or kind != name):
+                raise ConfigError(f"{key} is '{kind}', but what was passed is '{name}'; leave the key out", key)
+
+    def _check_read(self) -> None:
+        """A file and the environment may serve other programs too: what nothing reads of them is no error."""
+        unread = self._handle.unread(self._model is not None, not isinstance(self._dataset, str))
+        for key, source, why in unread:
+            if source == "flag":
+                raise ConfigError(f"{key} has no effect on a Manager: {why}", key)
+        others = [key for key, _, _ in unread if not key.startswith("launch.")]  # Those are for whoever launched this.
+        if others:
+            logger.warning("the configuration sets keys that a Manager does not read: %s", ", ".join(others))
+
+    def _epochs(self) -> int:
+        """How often the dataset is read."""
+        epochs = self._handle.epochs
+        if epochs is None or epochs == 1 or isinstance(self._dataset, str):
+            return 1
+        if isinstance(self._dataset, Iterator):
+            again = f"the dataset is a {type(self._dataset).__name__}, which can be iterated once"
+        elif is_indexed(self._dataset) and not hasattr(self._dataset, "__len__"):
+            again = f"the dataset, a {type(self._dataset).__name__}, has no length, after which it would begin again"
+        else:
+            return epochs
+        raise ConfigError(f"data.epochs is {epochs}, but {again}; pass a list or another iterable", "data.epochs")
 
     def _load(self, settings: list[str]) -> _native.Handle:
         environment = {name: value for name, value in os.environ.items() if name.startswith("ACCELMGR_")}
@@ -293,7 +352,7 @@ class Manager:
             except DataError as error:
                 reason = str(error)
         logger.info("the dataset is read in this process and served from it: %s", reason)
-        self._feed = Feed(dataset)
+        self._feed = Feed(dataset, self._epochs())
         weakref.finalize(self, self._feed.end)  # Before the manager process: its connection has not ended yet.
         return pickled("dataset", self._feed.address)
 
