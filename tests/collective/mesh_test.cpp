@@ -34,7 +34,9 @@ class MeshTest : public testing::Test {
   std::unique_ptr<Mesh> join(int rank, int size) {
     std::vector<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
-    return std::make_unique<Mesh>(shared_, Mesh::Place{"mesh", rank, ranks, address}, patience_s, soon());
+    contract::FileStore store(folder_.path());
+    SharedStore shared(store);
+    return std::make_unique<Mesh>(shared, Mesh::Place{"mesh", rank, ranks, address}, patience_s, soon());
   }
   template <std::size_t size>
   std::array<std::unique_ptr<Mesh>, size> join_all() {
@@ -47,8 +49,6 @@ class MeshTest : public testing::Test {
   }
 
   contract::TemporaryFolder folder_;
-  contract::FileStore store_{folder_.path()};
-  SharedStore shared_{store_};
 };
 
 /// More than the kernel takes in for a process that does not read, and less than it keeps for the sender.
@@ -124,23 +124,24 @@ TEST_F(MeshTest, WhoHasLeftIsMissedByThoseWhoGoOn) {
 /// Two ends of a connection, without a Mesh around them.
 class Ends {
  public:
-  explicit Ends(SharedStore& store) {
-    const PluginStore functions{
-        &store,
-        [](void* self, const char* key, const char* data, std::size_t bytes) {
-          static_cast<SharedStore*>(self)->set(key, std::string(data, bytes));
-          return true;
-        },
-        [](void* self, const char* key, void* sink, void (*take)(void*, const char*, std::size_t)) {
-          const auto value = static_cast<SharedStore*>(self)->get(key, soon());
-          take(sink, value.data(), value.size());
-          return true;
-        }};
+  explicit Ends(const std::filesystem::path& folder) {
     const auto connect = [&](int rank) {
+      contract::FileStore store(folder);
+      const PluginStore functions{
+          &store,
+          [](void* self, const char* key, const char* data, std::size_t bytes) {
+            static_cast<Store*>(self)->set(key, std::string(data, bytes));
+            return true;
+          },
+          [](void* self, const char* key, void* sink, void (*take)(void*, const char*, std::size_t)) {
+            const auto value = static_cast<Store*>(self)->get(key, soon());
+            take(sink, value.data(), value.size());
+            return true;
+          }};
       PluginError error;
-      meshes_[static_cast<std::size_t>(rank)] =
-          plugin().connect(&functions, address, rank, 2, patience_s, &error);
-      if (meshes_[static_cast<std::size_t>(rank)] == nullptr) ADD_FAILURE() << rank << ": " << error.text;
+      auto* mesh = plugin().connect(&functions, address, rank, 2, patience_s, &error);
+      EXPECT_NE(mesh, nullptr) << error.text;
+      meshes_[static_cast<std::size_t>(rank)] = mesh;
     };
     std::jthread other(connect, 1);
     connect(0);
@@ -195,9 +196,8 @@ class Stops {
 };
 
 TEST_F(MeshTest, AMessageThatIsThereIsSeenByAThreadThatIsStoppedNowAndThen) {
-  const Ends ends(shared_);
-  ASSERT_NE(ends.sender(), nullptr);
-  ASSERT_NE(ends.receiver(), nullptr);
+  const Ends ends(folder_.path());
+  ASSERT_FALSE(HasFailure());
   const Stops stops;
   std::array<char, 500> bytes{};
   for (std::uint64_t slot = 0; slot < 20; ++slot) {
