@@ -2,10 +2,12 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 
@@ -21,7 +23,8 @@
 namespace accelmgr::collective {
 namespace {
 
-constexpr double look_s = 0.02;  // How long an interruption may go unseen.
+constexpr double look_s = 0.02;                // How long an interruption may go unseen.
+constexpr double acknowledged_look_s = 0.001;  // Nothing else tells of it.
 
 /// A numeric address and a port.
 class Address {
@@ -126,6 +129,18 @@ Result read_all(int socket, std::span<char> bytes, base::Deadline deadline) {
                   [](int fd, char* data, std::size_t n) { return ::recv(fd, data, n, 0); });
 }
 
+/// Waits until the other end's kernel has all that was written.
+Result wait_acknowledged(int socket, base::Deadline deadline) {
+  for (;;) {
+    int bytes = 0;
+    if (ioctl(socket, SIOCOUTQ, &bytes) != 0) return Result::lost;
+    if (bytes == 0) return Result::done;
+    if (wait_ready(socket, 0, earlier(deadline, base::Deadline::in_seconds(acknowledged_look_s))))
+      return Result::lost;
+    if (deadline.passed() || base::interrupted()) return Result::timeout;
+  }
+}
+
 template <class Plain>
 std::string_view bytes_of(const Plain& plain) noexcept {
   return {reinterpret_cast<const char*>(&plain), sizeof plain};
@@ -172,8 +187,12 @@ Result Mailbox::connect(int to, bool sends, base::Deadline deadline, OwnSocket& 
 
 Result Mailbox::send(std::string_view object, int to, base::Deadline deadline) {
   auto& socket = outgoing_[to];
-  if (!socket)
+  if (!socket) {
     if (const auto result = connect(to, true, deadline, socket); result != Result::done) return result;
+    // When this process ends the receiver must know of the connection: it reads that to its end, but takes a
+    // sender for lost that is gone and has none.
+    if (const auto result = wait_acknowledged(socket.get(), deadline); result != Result::done) return result;
+  }
   const std::uint64_t length = object.size();
   if (const auto result = write_all(socket.get(), bytes_of(length), deadline); result != Result::done)
     return result;

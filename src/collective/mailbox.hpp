@@ -3,6 +3,7 @@
 //
 //   sender                                    receiver
 //     hello {token of the receiver, rank}  ->   (the kernel accepts; the receiver does when it receives)
+//     (waits until the kernel has it)
 //     length, bytes, length, bytes, ...    ->
 //
 // Who waits for an object holds a connection to its sender, on which nothing comes but its end.

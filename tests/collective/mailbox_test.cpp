@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -63,6 +64,33 @@ TEST_F(MailboxTest, TheSenderOfShortObjectsNeedsNobodyAtTheOtherEnd) {
   auto receiver = open(1);
   for (const char* object : {"first", "", "third"}) EXPECT_EQ(sender->send(object, 1, soon()), Result::done);
   for (const char* object : {"first", "", "third"}) EXPECT_EQ(received(*receiver, 0), object);
+}
+
+// Its last packets are lost, and when it has ended they are sent again by its kernel: the receiver must have
+// heard of it by then.
+TEST_F(MailboxTest, SendReturnsWhenTheReceiversHostKnowsOfTheConnection) {
+  const base::UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(listen(listener.get(), 1), 0);
+  ASSERT_EQ(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  store_.set("mail/1", "127.0.0.1 " + std::to_string(ntohs(address.sin_port)) + " 1234");
+  // Of TCP's packets only those with the flag SYN come through: nothing behind the answer to the first one
+  // does.
+  sock_filter only_syn[] = {{BPF_LD | BPF_B | BPF_ABS, 0, 0, 13},
+                            {BPF_JMP | BPF_JSET | BPF_K, 0, 1, 2},
+                            {BPF_RET | BPF_K, 0, 0, 0xffff},
+                            {BPF_RET | BPF_K, 0, 0, 0}};
+  const sock_fprog program{.len = 4, .filter = only_syn};
+  ASSERT_EQ(setsockopt(listener.get(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+  EXPECT_EQ(open(0)->send("last words", 1, base::Deadline::in_seconds(0.1)), Result::timeout);
+
+  const int none = 0;
+  setsockopt(listener.get(), SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
+  EXPECT_EQ(open(2)->send("last words", 1, soon()), Result::done);
 }
 
 TEST_F(MailboxTest, ObjectsOfSeveralSendersAreToldApart) {

@@ -184,11 +184,18 @@ bool Mesh::somebody_gave_up() noexcept {
 }
 
 void Mesh::give_up(std::vector<Message>& messages) {
-  for (auto& message : messages)
-    if (wait(message, 0) == plugin_failed)  // The same will be known of its note, in a moment.
-      wait(peers_[static_cast<std::size_t>(message.peer)]->noted, farewell_ns);
-  // Whoever owes a message is late. Who has not taken one in is late only if nobody owes one.
   Failure failure{Cause::timeout, {}};
+  // Who is gone and owes nothing has done its part.
+  for (auto& message : messages) {
+    const auto state = wait(message, 0);
+    if (state == plugin_done) continue;
+    // When the message has failed the same will be known of the note, in a moment.
+    auto& noted = peers_[static_cast<std::size_t>(message.peer)]->noted;
+    if (wait(noted, state == plugin_failed ? farewell_ns : 0) != plugin_failed) continue;
+    failure.cause = Cause::lost;
+    add(failure.ranks, world_rank(message.peer));
+  }
+  // Whoever owes a message is late. Who has not taken one in is late only if nobody owes one.
   for (const bool sends : {false, true}) {
     if (!failure.ranks.empty()) break;
     for (const auto& message : messages)
@@ -229,11 +236,6 @@ std::vector<int> Mesh::gone(const std::vector<int>& ranks) noexcept {
 
 Failure Mesh::abandon(Failure failure) noexcept {
   if (closed_) return {Cause::broken, {}};
-  for (auto& peer : peers_)
-    if (peer && wait(peer->noted, 0) == plugin_failed) {
-      if (failure.cause == Cause::timeout) failure = {Cause::lost, {}};
-      add(failure.ranks, world_rank(peer->noted.peer));
-    }
   tell(failure);
   closed_ = true;
   for (auto& peer : peers_)

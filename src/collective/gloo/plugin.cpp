@@ -6,7 +6,7 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
-#include <gloo/transport/unbound_buffer.h>
+#include <gloo/transport/tcp/unbound_buffer.h>
 
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -20,7 +20,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "collective/not_inherited.hpp"
 
@@ -29,11 +28,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-using Buffer = ::gloo::transport::UnboundBuffer;
-
-constexpr std::chrono::hours gloo_never{24 * 365};
-/// An alarm that rings before gloo has looked hides that a message is there.
-constexpr std::chrono::microseconds shortest_wait{50};
+using Buffer = ::gloo::transport::tcp::UnboundBuffer;
 
 void fill(PluginError* error, const char* text) noexcept {
   std::strncpy(error->text, text, sizeof error->text - 1);
@@ -77,61 +72,21 @@ class Store final : public ::gloo::rendezvous::Store {
   PluginStore store_;
 };
 
-/// Ends the wait for a message when its time has come: gloo, given a timeout, would close all connections.
-/// While waits follow each other, its thread wakes once in the time of one of them.
-class Alarm {
+/// What gloo's thread notes of a message. Its own waits are of no use here: when the time that they are given
+/// is over they close all connections, and what ends one earlier (abortWaitRecv()) also ends it when the
+/// message is there and the waiting thread, on a busy machine, has not looked yet.
+class Completion final : public Buffer {
  public:
-  Alarm() : thread_([this] { run(); }) {}
-  Alarm(const Alarm&) = delete;
-  Alarm& operator=(const Alarm&) = delete;
-  ~Alarm() {
-    {
-      const std::lock_guard lock(mutex_);
-      ends_ = true;
-    }
-    changed_.notify_one();
-    thread_.join();
+  static PluginState wait(Buffer& buffer, bool sends, Clock::time_point until) {
+    const auto& completions = buffer.*(sends ? &Completion::sendCompletions_ : &Completion::recvCompletions_);
+    auto& changed = buffer.*(sends ? &Completion::sendCv_ : &Completion::recvCv_);
+    const auto& failure = buffer.*&Completion::ex_;
+    std::unique_lock lock(buffer.*&Completion::m_);
+    changed.wait_until(lock, until, [&] { return completions > 0 || failure; });
+    if (completions > 0) return plugin_done;
+    if (failure) std::rethrow_exception(failure);
+    return plugin_pending;
   }
-
-  void arm(Buffer* buffer, bool sends, Clock::time_point at) {
-    const std::lock_guard lock(mutex_);
-    buffer_ = buffer;
-    sends_ = sends;
-    at_ = at;
-    if (at < sleeps_until_) changed_.notify_one();
-  }
-
-  void disarm() {
-    const std::lock_guard lock(mutex_);
-    buffer_ = nullptr;
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (!ends_) {
-      if (buffer_ != nullptr && Clock::now() >= at_) ring();
-      sleeps_until_ = buffer_ != nullptr ? at_ : Clock::time_point::max();
-      if (buffer_ == nullptr)
-        changed_.wait(lock);
-      else
-        changed_.wait_until(lock, at_);
-    }
-  }
-
-  void ring() {
-    sends_ ? buffer_->abortWaitSend() : buffer_->abortWaitRecv();
-    buffer_ = nullptr;
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  Buffer* buffer_ = nullptr;
-  bool sends_ = false;
-  bool ends_ = false;
-  Clock::time_point at_;
-  Clock::time_point sleeps_until_ = Clock::time_point::max();
-  std::thread thread_;
 };
 
 }  // namespace
@@ -141,12 +96,10 @@ extern "C" {
 struct PluginMesh {
   std::shared_ptr<::gloo::transport::Device> device;
   std::shared_ptr<::gloo::rendezvous::Context> context;
-  Alarm alarm;
 };
 
 struct PluginMessage {
-  PluginMesh* mesh;
-  std::unique_ptr<Buffer> buffer;
+  std::unique_ptr<::gloo::transport::UnboundBuffer> buffer;
   bool sends;
 };
 
@@ -184,8 +137,7 @@ void free_mesh(PluginMesh* mesh) noexcept {
 PluginMessage* begin(PluginMesh* mesh, int peer, std::uint64_t slot, void* data, std::size_t bytes,
                      bool sends, PluginError* error) noexcept {
   return guarded<PluginMessage*>(error, nullptr, [&] {
-    auto message =
-        std::make_unique<PluginMessage>(mesh, mesh->context->createUnboundBuffer(data, bytes), sends);
+    auto message = std::make_unique<PluginMessage>(mesh->context->createUnboundBuffer(data, bytes), sends);
     sends ? message->buffer->send(peer, slot, 0, bytes) : message->buffer->recv(peer, slot, 0, bytes);
     return message.release();
   });
@@ -203,17 +155,9 @@ PluginMessage* receive(PluginMesh* mesh, int from, std::uint64_t slot, void* dat
 
 PluginState wait(PluginMessage* message, double timeout_s, PluginError* error) noexcept {
   return guarded(error, plugin_failed, [&] {
-    struct Armed {
-      Alarm& alarm;
-      ~Armed() { alarm.disarm(); }
-    } const armed{message->mesh->alarm};
     const auto patience =
         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
-    const auto at = Clock::now() + std::max<Clock::duration>(patience, shortest_wait);
-    armed.alarm.arm(message->buffer.get(), message->sends, at);
-    const bool done =
-        message->sends ? message->buffer->waitSend(gloo_never) : message->buffer->waitRecv(gloo_never);
-    return done ? plugin_done : plugin_pending;
+    return Completion::wait(static_cast<Buffer&>(*message->buffer), message->sends, Clock::now() + patience);
   });
 }
 
@@ -234,6 +178,15 @@ extern "C" __attribute__((visibility("default"))) ssize_t writev(int fd, const i
   message.msg_iovlen = static_cast<std::size_t>(count);
   const auto sent = sendmsg(fd, &message, MSG_NOSIGNAL);
   return sent >= 0 || errno != ENOTSOCK ? sent : syscall(SYS_writev, fd, parts, count);
+}
+
+// gloo resets a connection that it closes. What it has sent and the peer has not taken in by then would be
+// lost, and with it the peer's last call.
+extern "C" __attribute__((visibility("default"))) int setsockopt(int fd, int level, int option,
+                                                                 const void* value,
+                                                                 socklen_t length) noexcept {
+  if (level == SOL_SOCKET && option == SO_LINGER) return 0;
+  return static_cast<int>(syscall(SYS_setsockopt, fd, level, option, value, length));
 }
 
 // gloo asks, in its own thread, for the name of a peer that has connected, and throws when it is gone by
