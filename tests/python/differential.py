@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -107,13 +108,14 @@ def assert_gradients(ours: Gradients, plain: Gradients, exact: bool, where: str)
     assert not wrong, f"{where}: {len(wrong)} of {len(plain)} gradients are wrong:\n  " + "\n  ".join(wrong[:20])
 
 
-def gradients_of(manager: accelmgr.Manager, model: nn.Module) -> Gradients:
-    names = [name for name, _ in model.named_parameters()]
+def gradients_of(manager: accelmgr.Manager) -> Gradients:
+    assert manager.model is not None
+    names = [name for name, _ in manager.model.named_parameters()]
     return dict(zip(names, manager.get_aggregated_gradients(), strict=True))
 
 
 @contextlib.contextmanager
-def started(model: nn.Module, elements: Any, shape: Shape, start_method: str, **options: Any) -> Iterator[Any]:
+def started(model: Any, elements: Any, shape: Shape, start_method: str, **options: Any) -> Iterator[Any]:
     """A manager that computes as Plain does. No forkserver is left."""
     fixed: dict[str, Any] = {
         "nprocs": shape.runners,
@@ -131,35 +133,37 @@ def started(model: nn.Module, elements: Any, shape: Shape, start_method: str, **
             _native.end_forkserver()
 
 
+Factory = Callable[[], nn.Module]
+
+
 def compare(
-    model: nn.Module,
+    model: nn.Module | Factory,
     *,
     shape: Shape = Shape(),
     start_method: str = "spawn",
     accumulate: Sequence[bool] = (True, True, False),
     exact: bool = True,
     make_element: Callable[[int], Any] = torch.tensor,
-    replicate: Callable[[nn.Module], nn.Module] = copy.deepcopy,
     **options: Any,
 ) -> None:
     """Steps a manager and plain autograd side by side, as `accumulate` says for each step; parameters move between.
 
-    Of copies: the model itself is what it was.
+    Of copies of a module, which is then what it was; of what a factory makes again and again.
     """
-    plain = Plain([replicate(model) for _ in range(shape.runners)], shape)
-    model = replicate(model)
+    make: Factory = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
+    plain = Plain([make() for _ in range(shape.runners)], shape)
     elements = [make_element(i) for i in range(shape.elements * len(accumulate))]
-    with started(model, elements, shape, start_method, **options) as manager:
+    own = make() if isinstance(model, nn.Module) else make
+    with started(own, elements, shape, start_method, **options) as manager:
         for step, adds in enumerate(accumulate):
             result = manager.step(accumulate=adds)
             result.raise_for_status()
-            own = elements[step * shape.elements : (step + 1) * shape.elements]
-            loss = plain.step(own, adds)
+            loss = plain.step(elements[step * shape.elements : (step + 1) * shape.elements], adds)
             where = f"{start_method}, {shape}, step {step}"
-            assert_gradients(gradients_of(manager, model), plain.gradients, exact, where)
+            assert_gradients(gradients_of(manager), plain.gradients, exact, where)
             assert abs(result.loss - loss) <= 1e-5 * max(1.0, abs(loss)), where
-            move(model)
-            plain.take_parameters(model)
+            move(manager.model)
+            plain.take_parameters(manager.model)
 
 
 def move(model: nn.Module) -> None:
