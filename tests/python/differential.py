@@ -141,6 +141,7 @@ def compare(
     *,
     shape: Shape = Shape(),
     start_method: str = "spawn",
+    factory: bool = False,
     accumulate: Sequence[bool] = (True, True, False),
     exact: bool = True,
     make_element: Callable[[int], Any] = torch.tensor,
@@ -148,13 +149,13 @@ def compare(
 ) -> None:
     """Steps a manager and plain autograd side by side, as `accumulate` says for each step; parameters move between.
 
-    Of copies of a module, which is then what it was; of what a factory makes again and again.
+    Of copies of a module, or of what a function makes: that is for what is lost in a copy, as hooks on parameters are,
+    and what a manager takes is one of these, or, with `factory`, the function.
     """
     make: Factory = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     plain = Plain([make() for _ in range(shape.runners)], shape)
     elements = [make_element(i) for i in range(shape.elements * len(accumulate))]
-    own = make() if isinstance(model, nn.Module) else make
-    with started(own, elements, shape, start_method, **options) as manager:
+    with started(make if factory else make(), elements, shape, start_method, **options) as manager:
         for step, adds in enumerate(accumulate):
             result = manager.step(accumulate=adds)
             result.raise_for_status()
@@ -180,6 +181,11 @@ def move(model: nn.Module) -> None:
 def factor_of(index: int) -> float:
     """Another number for each element, near to 1 and not above it: inputs that must lie in [0, 1] stay there."""
     return 1.0 - 0.03 * (index % 7)
+
+
+def noise(index: int, *shape: int) -> torch.Tensor:
+    """Of element `index`, from no global generator."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(index))
 
 
 def scalar_of(outputs: Any) -> torch.Tensor:

@@ -50,7 +50,7 @@ def make_wav2vec2() -> nn.Module:
 
 def test_one_with_a_parametrization_is_made_by_a_factory():
     assert is_parametrized(make_wav2vec2())
-    compare(make_wav2vec2, shape=Shape(runners=2))
+    compare(make_wav2vec2, shape=Shape(runners=2), factory=True, accumulate=(True, False))
 
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(runners=2, accumulation=2)], ids=str)
