@@ -1,0 +1,285 @@
+"""Runners against plain autograd in this process: the same elements, the same order of sums, the same seeds.
+
+One rank computes as one process does: its loss is divided by all that the step averages over, its gradients of several
+micro-batches are added in their order, those of the ranks in theirs. So the bits must be the same, with one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from oracle import call, loss_of
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+import accelmgr
+from accelmgr import _native
+
+TOLERANCE = 2e-4  # Of a gradient's norm.
+SEED = 7
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True, warn_only=True)  # As runners do.
+
+Gradients = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Of a team and its step."""
+
+    runners: int = 1
+    accumulation: int = 1
+
+    @property
+    def elements(self) -> int:
+        return self.runners * self.accumulation
+
+
+class Plain:
+    """Plain PyTorch: for each rank a replica and a generator's state, stepped one after the other."""
+
+    def __init__(self, replicas: Sequence[nn.Module], shape: Shape) -> None:
+        assert len(replicas) == shape.runners
+        self.replicas, self._shape = list(replicas), shape
+        self._states = []
+        with torch.random.fork_rng(devices=[]):
+            for rank in range(shape.runners):
+                torch.manual_seed(SEED + rank)
+                self._states.append(torch.get_rng_state())
+        self.gradients: Gradients = {}
+
+    def step(self, elements: Sequence[Any], accumulate: bool) -> float:
+        """Element i is of rank i % runners. Returns the loss."""
+        mean: Gradients = {}
+        loss = 0.0
+        for rank, replica in enumerate(self.replicas):
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(self._states[rank])
+                own, own_loss = self._rank(replica, elements[rank :: self._shape.runners])
+                self._states[rank] = torch.get_rng_state()
+            loss += own_loss
+            for name, gradient in own.items():
+                mean[name] = mean[name] + gradient if name in mean else gradient
+        for name, parameter in self.replicas[0].named_parameters():
+            gradient = mean.get(name, torch.zeros_like(parameter))
+            before = self.gradients.get(name, torch.zeros_like(parameter))
+            self.gradients[name] = before + gradient if accumulate else gradient
+        return loss
+
+    def _rank(self, replica: nn.Module, elements: Sequence[Any]) -> tuple[Gradients, float]:
+        gradients: Gradients = {}
+        total = 0.0
+        for element in elements:
+            replica.zero_grad()
+            loss = loss_of(call(replica, torch.utils.data.default_collate([element]))) / self._shape.elements
+            loss.backward()
+            total += loss.item()
+            for name, parameter in replica.named_parameters():
+                if parameter.grad is not None:
+                    gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+                    gradients[name] = gradients[name] + gradient if name in gradients else gradient.clone()
+        return gradients, total
+
+    def take_parameters(self, model: nn.Module) -> None:
+        """The values that the model has now."""
+        with torch.no_grad():
+            for replica in self.replicas:
+                for own, value in zip(replica.parameters(), model.parameters(), strict=True):
+                    own.copy_(value)
+
+
+def assert_gradients(ours: Gradients, plain: Gradients, exact: bool, where: str) -> None:
+    assert ours.keys() == plain.keys()
+    wrong = []
+    for name, expected in plain.items():
+        found, norm = ours[name], expected.norm().item()
+        distance = (found - expected).norm().item()
+        if not distance <= TOLERANCE * norm:
+            wrong.append(f"{name} {list(expected.shape)} is off by {distance:.3g}; its norm is {norm:.3g}")
+        elif exact and not torch.equal(found, expected):
+            wrong.append(f"{name} {list(expected.shape)} has other bits; off by {distance:.3g} of {norm:.3g}")
+    assert not wrong, f"{where}: {len(wrong)} of {len(plain)} gradients are wrong:\n  " + "\n  ".join(wrong[:20])
+
+
+def gradients_of(manager: accelmgr.Manager) -> Gradients:
+    assert manager.model is not None
+    names = [name for name, _ in manager.model.named_parameters()]
+    return dict(zip(names, manager.get_aggregated_gradients(), strict=True))
+
+
+@contextlib.contextmanager
+def started(model: Any, elements: Any, shape: Shape, start_method: str, **options: Any) -> Iterator[Any]:
+    """A manager that computes as Plain does. No forkserver is left."""
+    fixed: dict[str, Any] = {
+        "nprocs": shape.runners,
+        "batch_size_per_device": 1,
+        "grad_accumulation_steps": shape.accumulation,
+        "seed_base": SEED,
+        "runners__threads": 1,
+        "runners__on_loss": "fail",
+    }
+    try:
+        with accelmgr.Manager(model, elements, start_method=start_method, **{**fixed, **options}) as manager:
+            yield manager
+    finally:
+        if start_method == "forkserver":
+            _native.end_forkserver()
+
+
+Factory = Callable[[], nn.Module]
+
+
+def compare(
+    model: nn.Module | Factory,
+    *,
+    shape: Shape = Shape(),
+    start_method: str = "spawn",
+    factory: bool = False,
+    accumulate: Sequence[bool] = (True, True, False),
+    exact: bool = True,
+    make_element: Callable[[int], Any] = torch.tensor,
+    **options: Any,
+) -> None:
+    """Steps a manager and plain autograd side by side, as `accumulate` says for each step; parameters move between.
+
+    Of copies of a module, or of what a function makes: that is for what is lost in a copy, as hooks on parameters are,
+    and what a manager takes is one of these, or, with `factory`, the function.
+    """
+    make: Factory = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
+    plain = Plain([make() for _ in range(shape.runners)], shape)
+    elements = [make_element(i) for i in range(shape.elements * len(accumulate))]
+    with started(make if factory else make(), elements, shape, start_method, **options) as manager:
+        for step, adds in enumerate(accumulate):
+            result = manager.step(accumulate=adds)
+            result.raise_for_status()
+            loss = plain.step(elements[step * shape.elements : (step + 1) * shape.elements], adds)
+            where = f"{start_method}, {shape}, step {step}"
+            assert_gradients(gradients_of(manager), plain.gradients, exact, where)
+            assert abs(result.loss - loss) <= 1e-5 * max(1.0, abs(loss)), where
+            move(manager.model)
+            plain.take_parameters(manager.model)
+
+
+def move(model: nn.Module) -> None:
+    """A small step of plain descent, in place."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.grad is not None:
+                parameter.add_(parameter.grad.clamp(-1, 1), alpha=-1e-3)
+
+
+# What makes models of modules that return whatever they like
+
+
+def factor_of(index: int) -> float:
+    """Another number for each element, near to 1 and not above it: inputs that must lie in [0, 1] stay there."""
+    return 1.0 - 0.03 * (index % 7)
+
+
+def noise(index: int, *shape: int) -> torch.Tensor:
+    """Of element `index`, from no global generator."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(index))
+
+
+def scalar_of(outputs: Any) -> torch.Tensor:
+    """A sum in which every element of every differentiable output has another weight."""
+    total = torch.zeros(())
+    for leaf in tree_leaves(outputs):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            values = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+            weights = torch.arange(1, values.numel() + 1, dtype=torch.float32).cos()
+            total = total + (values.reshape(-1).float() * weights).sum()
+    return total
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """In the place of an input that is a parameter."""
+
+    name: str
+
+
+class Case(nn.Module):
+    """A module and what it is called with. Inputs that ask for gradients are parameters: theirs are compared too."""
+
+    def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.inputs = nn.ParameterDict()
+        self._called_with = tree_map(self._learn, (tuple(args), kwargs))
+
+    def _learn(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            return leaf
+        name = str(len(self.inputs))
+        self.inputs[name] = nn.Parameter(leaf.detach().clone())
+        return Learned(name)
+
+    def forward(self, index: int) -> torch.Tensor:
+        factor = factor_of(index)
+        args, kwargs = tree_map(
+            lambda leaf: self.inputs[leaf.name] * factor if isinstance(leaf, Learned) else leaf, self._called_with
+        )
+        return scalar_of(self.module(*args, **kwargs))
+
+
+class Bundle(nn.Module):
+    """Many cases as one model: one manager for all of them. Their losses are added; no gradient knows of another."""
+
+    def __init__(self, cases: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.cases = nn.ModuleDict(cases)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        losses = [case(int(index)) for case in self.cases.values()]
+        return torch.stack(losses).sum()
+
+
+def why_unfit(case: nn.Module) -> str | None:
+    """None: it runs here, and its gradients are finite."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        case = copy.deepcopy(case)
+        try:
+            loss = case(0)
+            if not loss.requires_grad:
+                return "its output has no gradient"
+            loss.backward()
+        except Exception as error:  # Whatever it raises on this torch.
+            return f"it raises {type(error).__name__}: {str(error).splitlines()[0]}"
+    if not all(parameter.numel() for parameter in case.parameters()):
+        return "a parameter has no elements"
+    gradients = [parameter.grad for parameter in case.parameters() if parameter.grad is not None]
+    if not gradients:
+        return "no parameter takes part"
+    if not all(bool(torch.isfinite(gradient).all()) for gradient in (loss, *gradients)):
+        return "its gradients are not finite"
+    return None
+
+
+def bundle_of(cases: Iterable[tuple[str, nn.Module]]) -> tuple[Bundle, list[str]]:
+    """Those that can run, and for each other one a line that says why not."""
+    fit: dict[str, nn.Module] = {}
+    left_out = []
+    for name, case in cases:
+        reason = why_unfit(case)
+        if reason is None:
+            fit[name] = case
+        else:
+            left_out.append(f"{name}: {reason}")
+    return Bundle(fit), left_out
+
+
+def spread(values: Sequence[Any], most: int) -> Iterator[Any]:
+    """At most so many, evenly from the first to the last."""
+    if len(values) <= most:
+        yield from values
+    else:
+        yield from (values[i * (len(values) - 1) // (most - 1)] for i in range(most))

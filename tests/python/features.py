@@ -1,0 +1,263 @@
+"""What autograd can do, as users write it: small models, each called with the number of an element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from differential import Case, noise, scalar_of
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+SIDE = 132  # Squares of 68 KiB: beyond what small tensors of an allocator are.
+
+
+class Feature(nn.Module):
+    """Without a forward of its own: a layer over noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(SIDE, SIDE), nn.Linear(SIDE, SIDE)
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+    def forward(self, index: int) -> torch.Tensor:
+        return scalar_of(self.hidden(noise(index, 3, SIDE)))
+
+
+class LoRA(Feature):
+    """weight + B @ A, where A and B have one size and the weight is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(False)
+        self.down, self.up = nn.Parameter(noise(1, SIDE, SIDE) / 12), nn.Parameter(noise(2, SIDE, SIDE) / 12)
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.first.weight + self.up @ self.down
+        return self.second(nn.functional.linear(x, weight, self.first.bias))
+
+
+class Adapter(Feature):
+    """A bottleneck beside frozen layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        self.down, self.up = nn.Linear(SIDE, 8), nn.Linear(8, SIDE)
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return super().hidden(x) + self.up(torch.relu(self.down(x)))
+
+
+class TiedByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(40, SIDE), nn.Linear(SIDE, 40, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, index: int) -> torch.Tensor:
+        tokens = (torch.arange(9) * (index + 3)) % 40
+        return nn.functional.cross_entropy(self.head(self.embedding(tokens)), tokens.roll(1))
+
+
+class TiedByStorage(Feature):
+    """Two parameters over one memory: each has a gradient of its own, and a write to one is a write to both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second.weight = nn.Parameter(self.first.weight.data)
+
+
+class Parts(nn.Module):
+    """Two weights that are parts of one tensor, and do not overlap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        packed = torch.randn(2, SIDE, SIDE) / 12
+        self.query, self.key = (nn.Parameter(part) for part in packed)
+
+    def forward(self, index: int) -> torch.Tensor:
+        return scalar_of(noise(index, 3, SIDE) @ self.query @ self.key)
+
+
+class Checkpointed(Feature):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self._reentrant = reentrant
+        self.before = nn.Linear(SIDE, SIDE)
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = checkpoint(super().hidden, self.before(x), use_reentrant=self._reentrant)
+        return checkpoint(super().hidden, hidden, use_reentrant=self._reentrant) + hidden  # The same weights again.
+
+
+class HooksOnActivations(Feature):
+    """One keeps every gradient that it sees, one makes another of it, one writes into it."""
+
+    kept: list[torch.Tensor]
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = []
+        first = self.first(x)
+        first.register_hook(self.kept.append)
+        activation = torch.tanh(first)
+        activation.register_hook(lambda gradient: 0.5 * gradient)
+        activation.retain_grad()
+        second = self.second(activation)
+        second.register_hook(lambda gradient: gradient.clone().mul_(3))
+        return second
+
+
+def scaled(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * 0.25
+
+
+def scale_afterwards(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(2)
+
+
+class HooksOnParameters(Feature):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.weight.register_hook(scaled)
+        self.second.weight.register_hook(lambda gradient: gradient.clamp(-0.5, 0.5))
+        self.second.bias.register_post_accumulate_grad_hook(scale_afterwards)
+
+
+class KeepsGradients(Feature):
+    """What a hook has kept of the last steps is added to the loss: it must be what it was when it was kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+        self.seen: list[float] = []
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        changed = sum(gradient.sum().item() != seen for gradient, seen in zip(self.kept, self.seen, strict=True))
+        weight = self.first.weight * 1.0
+        weight.register_hook(self._keep)
+        return nn.functional.linear(x, weight) * (1.0 + changed)
+
+    def _keep(self, gradient: torch.Tensor) -> None:
+        self.kept.append(gradient)
+        self.seen.append(gradient.sum().item())
+
+
+class DoubleBackward(Feature):
+    """A penalty on the gradient, as of a critic."""
+
+    def forward(self, index: int) -> torch.Tensor:
+        x = noise(index, 3, SIDE).requires_grad_()
+        out = self.hidden(x).square().mean()
+        (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+        weights = torch.autograd.grad(out, [self.first.weight, self.second.weight], create_graph=True)
+        return out + (gradient.norm() - 1) ** 2 + sum(weight.square().sum() for weight in weights)
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(8, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3))
+        self.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, index: int) -> torch.Tensor:
+        return scalar_of(self.layers(noise(index, 2, 8, 7, 7).to(memory_format=torch.channels_last)))
+
+
+class ComplexBuffer(Feature):
+    """Rotary positions, kept as complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(3.0), torch.arange(SIDE // 2) / SIDE)
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.complex64))
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.view_as_complex(super().hidden(x).view(3, SIDE // 2, 2)) * self.turns
+        self.seen += hidden.detach().mean()
+        return torch.view_as_real(hidden * (1 + self.seen[0])).flatten(1)
+
+
+class Unused(Feature):
+    """Outputs that nothing follows from, a parameter that none uses, and one that takes part now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never, self.sometimes = nn.Linear(SIDE, SIDE), nn.Parameter(torch.ones(SIDE))
+
+    def forward(self, index: int) -> torch.Tensor:
+        x = noise(index, 4, SIDE)
+        used, _ = self.hidden(x).split([2, 2])
+        _, other = torch.stack([self.first(x), self.second(x)])
+        if index % 3 == 1:
+            used = used * self.sometimes
+        return scalar_of(used) + scalar_of(other[0])
+
+
+class Sparse(nn.Module):
+    """Its gradient is sparse, of another number of rows each time, with rows that come twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.bag = nn.Embedding(300, 64, sparse=True), nn.EmbeddingBag(50, 8, sparse=True, mode="sum")
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, index: int) -> torch.Tensor:
+        tokens = (torch.arange(12 + index) ** 2) % 31
+        return scalar_of((self.head(self.embedding(tokens)), self.bag(tokens.view(1, -1) % 50)))
+
+
+class Lent(Feature):
+    """Weights that are used as parts, in other shapes, and several times."""
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        query, key = self.first.weight.chunk(2, dim=0)
+        both = torch.nn.functional.linear(x, query) * torch.nn.functional.linear(x, key)
+        return (both @ query + x @ self.second.weight.T) @ self.second.weight + self.first.bias.expand(3, -1)
+
+
+class Parametrized(Feature):
+    def __init__(self, parametrize: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        parametrize(self.first)
+        parametrize(self.second)
+
+
+PARAMETRIZATIONS = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+}
+
+
+def recurrent(kind: type[nn.RNNBase], *args: int, **kwargs: Any) -> Case:
+    return Case(kind(*args, **kwargs), (noise(0, 5, 2, args[0]).requires_grad_(),), {})
+
+
+def features() -> dict[str, nn.Module]:
+    """Those that can be pickled."""
+    torch.manual_seed(4)
+    return {
+        "lstm": recurrent(nn.LSTM, 128, 128),
+        "gru": recurrent(nn.GRU, 128, 128),
+        "rnn": recurrent(nn.RNN, 128, 128, 2),
+        "bidirectional": recurrent(nn.LSTM, 128, 128, bidirectional=True),
+        "lora": LoRA(),
+        "adapter": Adapter(),
+        "tied_by_name": TiedByName(),
+        "checkpointed": Checkpointed(False),
+        "checkpointed_reentrant": Checkpointed(True),
+        "hooks_on_activations": HooksOnActivations(),
+        "keeps_gradients": KeepsGradients(),
+        "double_backward": DoubleBackward(),
+        "complex_buffer": ComplexBuffer(),
+        "unused": Unused(),
+        "sparse": Sparse(),
+        "lent": Lent(),
+    }

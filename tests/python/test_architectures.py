@@ -1,0 +1,70 @@
+"""Architectures of transformers: gradients are those of plain autograd."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from torch import nn
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from architectures import KINDS, TEXT, architectures, build  # noqa: E402
+from differential import Bundle, Shape, bundle_of, compare  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    made, left_out = bundle_of(architectures())
+    print(f"{len(made.cases)} architectures, {len(list(made.parameters()))} parameters", *left_out, sep="\n")
+    return made
+
+
+def test_architectures_of_every_kind_take_part(bundle):
+    """Every one that is listed can be built and run; there are more than 40."""
+    assert len(bundle.cases) == sum(len(own) for _, _, own in KINDS.values()) > 80
+
+
+def is_parametrized(module: nn.Module) -> bool:
+    return any(nn.utils.parametrize.is_parametrized(part) for part in module.modules())
+
+
+def test_every_architecture_that_can_be_pickled(bundle):
+    kept = {name: case for name, case in bundle.cases.items() if not is_parametrized(case)}
+    assert len(kept) > 80
+    compare(Bundle(kept), accumulate=(True, True), step_timeout=100)
+
+
+def test_some_of_each_kind_with_three_runners_of_a_manager_that_is_a_fork(bundle):
+    """Every fifth, and what cannot be pickled."""
+    cases = list(bundle.cases.items())
+    kept = {name: case for i, (name, case) in enumerate(cases) if i % 5 == 0 or is_parametrized(case)}
+    compare(Bundle(kept), shape=Shape(runners=3), start_method="fork", accumulate=(True, False), step_timeout=100)
+
+
+def make_wav2vec2() -> nn.Module:
+    _, common, own = KINDS["audio"]
+    return build("wav2vec2", "audio", {**common, **own["wav2vec2"]})
+
+
+def test_one_with_a_parametrization_is_made_by_a_factory():
+    assert is_parametrized(make_wav2vec2())
+    compare(make_wav2vec2, shape=Shape(runners=2), factory=True, accumulate=(True, False))
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(runners=2, accumulation=2)], ids=str)
+def test_albert_as_hivemind_s_example_trains_it(shape):
+    """Its gradients of keys and values, and of several biases, have one size, and one node makes two of them."""
+    configuration = {
+        **TEXT,
+        "vocab_size": 1000,
+        "embedding_size": 128,
+        "hidden_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "intermediate_size": 1024,
+    }
+    albert = build("albert", "encoder", configuration)
+    assert {parameter.numel() for parameter in albert.parameters()} >= {512 * 512, 512 * 1024, 512}
+    compare(albert, shape=shape, accumulate=(True, True))

@@ -1,0 +1,72 @@
+"""What autograd can do, with 1, 2 and 3 runners, each start method, accumulation and overwrite: as in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from differential import Bundle, Shape, compare
+from features import (
+    PARAMETRIZATIONS,
+    ChannelsLast,
+    HooksOnParameters,
+    Parametrized,
+    Parts,
+    TiedByStorage,
+    features,
+)
+from torch import nn
+
+from accelmgr.manager import START_METHODS
+
+SHAPES = [
+    (Shape(1, 1), "spawn"),
+    (Shape(2, 2), "spawn"),
+    (Shape(3, 1), "forkserver"),
+    (Shape(1, 2), "forkserver"),
+    (Shape(2, 1), "fork"),
+    (Shape(3, 2), "fork"),
+]
+
+
+@pytest.mark.parametrize(("shape", "start_method"), SHAPES, ids=str)
+def test_features(shape, start_method):
+    compare(Bundle(features()), shape=shape, start_method=start_method, accumulate=(True, True, False, True))
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(4)
+    return Bundle({"feature": make()})
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_hooks_on_parameters(start_method):
+    compare(partial(seeded, HooksOnParameters), shape=Shape(2), start_method=start_method)
+
+
+@pytest.mark.parametrize(("start_method", "factory"), [("spawn", False), ("spawn", True), ("fork", False)])
+def test_weights_tied_by_storage(start_method, factory):
+    compare(partial(seeded, TiedByStorage), shape=Shape(2), start_method=start_method, factory=factory)
+
+
+def test_weights_that_are_parts_of_one_storage():
+    compare(partial(seeded, Parts), shape=Shape(2))
+
+
+def parametrized() -> nn.Module:
+    torch.manual_seed(4)
+    return Bundle({name: Parametrized(wrap) for name, wrap in PARAMETRIZATIONS.items()})
+
+
+@pytest.mark.parametrize(
+    ("shape", "start_method", "factory"), [(Shape(2, 2), "spawn", True), (Shape(3), "fork", False)], ids=str
+)
+def test_parametrizations(shape, start_method, factory):
+    compare(parametrized, shape=shape, start_method=start_method, factory=factory)
+
+
+def test_channels_last():
+    """Other kernels may add in another order."""
+    compare(partial(seeded, ChannelsLast), shape=Shape(2), exact=False)

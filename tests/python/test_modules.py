@@ -1,0 +1,163 @@
+"""Every module that torch's own tests know of, with the inputs of these tests: gradients are those of plain autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from differential import Bundle, Case, Shape, bundle_of, compare, spread
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+pytest.importorskip("expecttest", reason="torch.testing's own tests need expecttest")
+from torch.testing._internal.common_modules import ModuleInfo, module_db  # noqa: E402
+
+INPUTS = 4  # Of each module, of up to 105 that there are.
+
+
+def inputs_of(info: ModuleInfo) -> list[Any]:
+    torch.manual_seed(0)
+    made = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=True)
+    return [one for one in made if one.forward_input is not None]
+
+
+def case_of(info: ModuleInfo, one: Any, repeat: int = 1) -> Case:
+    torch.manual_seed(1)
+    module = info.module_cls(*one.constructor_input.args, **one.constructor_input.kwargs)
+    if info.is_lazy:
+        module(*one.forward_input.args, **one.forward_input.kwargs)
+    module = module.to(torch.float32).train()  # Some have buffers of the default dtype of torch's tests.
+    return Case(module, one.forward_input.args, one.forward_input.kwargs)
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    for info in module_db:
+        for number, one in enumerate(spread(inputs_of(info), INPUTS)):
+            yield f"{info.formatted_name}_{number}", case_of(info, one)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    made, left_out = bundle_of(cases())
+    print(f"{len(made.cases)} cases with {len(list(made.parameters()))} parameters", *left_out, sep="\n")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("shape", "start_method"),
+    [(Shape(), "spawn"), (Shape(runners=2, accumulation=2), "forkserver"), (Shape(runners=3), "fork")],
+    ids=str,
+)
+def test_every_module_of_torch(bundle, shape, start_method):
+    compare(bundle, shape=shape, start_method=start_method)
+
+
+def tests_of(bundle: Bundle) -> set[str]:
+    return {name.rpartition("_")[0] for name in bundle.cases}
+
+
+def test_nearly_all_modules_take_part(bundle):
+    missing = {info.formatted_name for info in module_db} - tests_of(bundle)
+    assert not missing and len(bundle.cases) >= 320, missing
+
+
+# Large ones: a copy beyond 1 MiB goes past the caches, and one beyond 64 KiB takes memory of its own.
+
+KIB = 2**10 // 4  # Elements.
+MIB = 2**20 // 4
+
+
+def repeated(leaf: Any, times: int) -> Any:
+    """Along the first dimension, of batches in most."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.dim():
+        return leaf
+    return leaf.detach().repeat(times, *[1] * (leaf.dim() - 1)).requires_grad_(leaf.requires_grad)
+
+
+def wide_inputs() -> Iterator[tuple[str, nn.Module]]:
+    """Each module with the input of most dimensions, so often that it exceeds 1 MiB; sequences would be too long."""
+    for info in module_db:
+        if any(kind in info.name for kind in ("Transformer", "Attention", "RNN", "GRU", "LSTM")):
+            continue
+        one = max(inputs_of(info), key=lambda one: max(leaf.dim() for leaf in tensors_of(one)))
+        numbers = [leaf.numel() for leaf in tensors_of(one) if leaf.requires_grad]
+        case = case_of(info, one)
+        if numbers and min(numbers):
+            times = MIB // min(numbers) + 1
+            called_with = (one.forward_input.args, one.forward_input.kwargs)
+            args, kwargs = tree_map(lambda leaf: repeated(leaf, times), called_with)  # noqa: B023
+            yield info.formatted_name, Case(case.module, args, kwargs)
+
+
+def tensors_of(one: Any) -> list[torch.Tensor]:
+    leaves = tree_leaves((one.forward_input.args, one.forward_input.kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def wide_parameters() -> Iterator[tuple[str, nn.Module]]:
+    """What has parameters, with some above 64 KiB and some above 1 MiB, of one size where it makes two at once."""
+    torch.manual_seed(2)
+    made: list[tuple[nn.Module, tuple[Any, ...]]] = [
+        (nn.Linear(512, 520), (noise(3, 512),)),
+        (nn.Linear(128, 130), (noise(3, 128),)),
+        (nn.Bilinear(64, 66, 64), (noise(2, 64), noise(2, 66))),
+        (nn.Embedding(4100, 64), (torch.arange(0, 4100, 7),)),
+        (nn.Embedding(4100, 64, scale_grad_by_freq=True, padding_idx=1), (torch.arange(50) % 9,)),
+        (nn.EmbeddingBag(300, 64, mode="max"), (torch.arange(48).reshape(6, 8) * 5,)),
+        (nn.Conv1d(256, 256, 5), (noise(1, 256, 8),)),
+        (nn.Conv2d(176, 180, 3, padding=1), (noise(1, 176, 4, 4),)),
+        (nn.Conv2d(64, 64, 3, groups=2), (noise(1, 64, 5, 5),)),
+        (nn.Conv3d(32, 36, 3), (noise(1, 32, 3, 4, 4),)),
+        (nn.ConvTranspose1d(256, 256, 5), (noise(1, 256, 4),)),
+        (nn.ConvTranspose2d(96, 98, 3), (noise(1, 96, 3, 3),)),
+        (nn.ConvTranspose3d(32, 36, 3), (noise(1, 32, 2, 2, 2),)),
+        (nn.BatchNorm1d(17_000), (noise(3, 17_000),)),
+        (nn.BatchNorm2d(17_000), (noise(1, 17_000, 2, 2),)),
+        (nn.BatchNorm3d(17_000), (noise(1, 17_000, 1, 2, 2),)),
+        (nn.InstanceNorm1d(17_000, affine=True), (noise(1, 17_000, 3),)),
+        (nn.GroupNorm(4, 17_000), (noise(2, 17_000, 2),)),
+        (nn.LayerNorm(MIB + 64), (noise(2, MIB + 64),)),
+        (nn.LayerNorm((130, 130)), (noise(2, 130, 130),)),
+        (nn.RMSNorm(MIB + 64), (noise(1, MIB + 64),)),
+        (nn.PReLU(17_000), (noise(2, 17_000),)),
+        (nn.RNNCell(520, 520), (noise(2, 520), noise(2, 520))),
+        (nn.GRUCell(300, 300), (noise(2, 300), noise(2, 300))),
+        (nn.LSTMCell(260, 260), (noise(2, 260), (noise(2, 260), noise(2, 260)))),
+        (nn.RNN(520, 520, bidirectional=True), (noise(3, 2, 520),)),
+        (nn.GRU(300, 300, num_layers=2, dropout=0.1), (noise(3, 2, 300),)),
+        (nn.LSTM(128, 128), (noise(3, 2, 128),)),
+        (nn.LSTM(260, 260, num_layers=2, batch_first=True), (noise(2, 3, 260),)),
+        (nn.LSTM(128, 128, proj_size=64), (noise(3, 2, 128),)),
+        (nn.MultiheadAttention(304, 4), (noise(3, 2, 304), noise(4, 2, 304), noise(4, 2, 304))),
+        (nn.MultiheadAttention(512, 4, kdim=512, vdim=512, bias=False), (noise(2, 512), noise(3, 512), noise(3, 512))),
+        (nn.TransformerEncoderLayer(256, 4, 1030), (noise(3, 2, 256),)),
+        (nn.TransformerEncoder(nn.TransformerEncoderLayer(128, 2, 160, 0.0), 2), (noise(3, 2, 128),)),
+        (nn.TransformerDecoderLayer(304, 2, 864), (noise(3, 2, 304), noise(2, 2, 304))),
+        (nn.Transformer(128, 2, 1, 1, 160), (noise(3, 2, 128), noise(2, 2, 128))),
+    ]
+    for number, (module, args) in enumerate(made):
+        yield f"{type(module).__name__}_{number}", Case(module, args, {})
+
+
+@pytest.mark.parametrize(
+    ("cases", "fewest", "between", "beyond", "shape"),
+    [
+        (wide_inputs, 90, 0, 100, Shape()),
+        (wide_parameters, 36, 40, 15, Shape(runners=2, accumulation=2)),
+    ],
+    ids=["inputs", "parameters"],
+)
+def test_large_ones(cases, fewest, between, beyond, shape):
+    bundle, left_out = bundle_of(cases())
+    print(f"{len(bundle.cases)} cases", *left_out, sep="\n")
+    sizes = [parameter.numel() for parameter in bundle.parameters()]
+    assert len(bundle.cases) >= fewest, left_out
+    assert sum(64 * KIB < size <= MIB for size in sizes) >= between
+    assert sum(size > MIB for size in sizes) >= beyond
+    compare(bundle, shape=shape, accumulate=(True, True))
