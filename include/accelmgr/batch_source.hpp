@@ -34,8 +34,9 @@ class ElementWriter {
   ElementWriter(std::span<const FieldSpec> fields, std::vector<std::span<std::byte>> rows)
       : fields_(fields), rows_(std::move(rows)) {}
 
-  /// Memory of field `index` (contiguous, FieldSpec::bytes() long).
-  std::span<std::byte> bytes(std::size_t index) { return rows_.at(index); }
+  /// Memory of field `index` (contiguous, FieldSpec::bytes() long). Throws DataError when there is no such
+  /// field. Who writes behind it ends the data with an error.
+  std::span<std::byte> bytes(std::size_t index);
   /// Copies `value` into field `index`. Throws DataError (field, expected and actual dtype and shape) if they
   /// differ.
   void set(std::size_t index, const at::Tensor& value);

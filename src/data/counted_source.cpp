@@ -2,12 +2,37 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "accelmgr/errors.hpp"
 #include "base/fault_point.hpp"
 
 namespace accelmgr::data {
+
+namespace {
+
+constexpr auto guard_byte = std::byte{0xa5};
+
+void mark_guards(const std::vector<std::span<std::byte>>& rows) {
+  for (const auto& row : rows) std::fill_n(row.data() + row.size(), session::row_guard_bytes, guard_byte);
+}
+
+void check_guards(const std::vector<std::span<std::byte>>& rows, std::span<const FieldSpec> fields,
+                  std::uint64_t number) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto* guard = rows[i].data() + rows[i].size();
+    if (std::all_of(guard, guard + session::row_guard_bytes, [](std::byte b) { return b == guard_byte; }))
+      continue;
+    throw DataError(
+        fmt::format("the data source wrote behind the row of field '{}', of {} bytes, in element {}: batches "
+                    "may be damaged; it "
+                    "may write what ElementWriter::bytes() gives, no more",
+                    fields[i].name, rows[i].size(), number));
+  }
+}
+
+}  // namespace
 
 static_assert(BatchSource::max_state_bytes == session::source_state_bytes);
 
@@ -25,18 +50,22 @@ CountedSource::CountedSource(std::unique_ptr<BatchSource> source, const session:
   number_ = left.element;
 }
 
-bool CountedSource::next(std::vector<std::span<std::byte>> rows) {
+bool CountedSource::next(const std::vector<std::span<std::byte>>& rows) {
   base::fault_point(base::FaultPhase::data);
-  ElementWriter element(source_->fields(), std::move(rows));
-  if (!source_->next(element)) return false;
-  ++number_;
-  return true;
+  mark_guards(rows);
+  ElementWriter element(source_->fields(), rows);
+  const bool read = source_->next(element);
+  check_guards(rows, source_->fields(), number_);
+  if (read) ++number_;
+  return read;
 }
 
 bool CountedSource::discard() {
   if (discarded_.empty())
-    for (const auto& field : fields()) discarded_.emplace_back(field.bytes());
-  return next({discarded_.begin(), discarded_.end()});
+    for (const auto& field : fields()) discarded_.emplace_back(field.bytes() + session::row_guard_bytes);
+  std::vector<std::span<std::byte>> rows;
+  for (auto& row : discarded_) rows.push_back(std::span(row).first(row.size() - session::row_guard_bytes));
+  return next(rows);
 }
 
 void CountedSource::remember() {

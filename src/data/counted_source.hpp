@@ -23,8 +23,9 @@ class CountedSource {
   std::span<const FieldSpec> fields() const { return source_->fields(); }
   /// Of the element that is read next, counted from the source's beginning over all restarts.
   std::uint64_t number() const noexcept { return number_; }
-  /// Reads an element; false at the end of the data. Throws what the source throws, and may block as it does.
-  bool next(std::vector<std::span<std::byte>> rows);
+  /// Reads an element; false at the end of the data. Throws what the source throws, and may block as it does;
+  /// DataError when it wrote behind a row. Behind each there are row_guard_bytes, which are overwritten.
+  bool next(const std::vector<std::span<std::byte>>& rows);
   /// Likewise, for an element that nobody needs.
   bool discard();
 

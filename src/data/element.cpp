@@ -21,10 +21,14 @@ std::size_t FieldSpec::bytes() const {
   return bytes;
 }
 
+std::span<std::byte> ElementWriter::bytes(std::size_t index) {
+  if (index >= rows_.size())
+    throw DataError(fmt::format("field {} is written, but an element has {} fields", index, rows_.size()));
+  return rows_[index];
+}
+
 void ElementWriter::set(std::size_t index, const at::Tensor& value) {
-  if (index >= fields_.size()) {
-    throw DataError(fmt::format("field {} is set, but an element has {} fields", index, fields_.size()));
-  }
+  const std::span<std::byte> row = bytes(index);
   const FieldSpec& field = fields_[index];
   const auto expected = [&] {
     return fmt::format("field '{}': expected {}", field.name, data::describe(field.dtype, field.shape));
@@ -39,7 +43,6 @@ void ElementWriter::set(std::size_t index, const at::Tensor& value) {
   }
   // A conjugated or negated view carries a flag in place of the values that it stands for.
   const at::Tensor dense = value.resolve_conj().resolve_neg().contiguous();
-  const std::span<std::byte> row = bytes(index);
   std::memcpy(row.data(), dense.const_data_ptr(), row.size());
 }
 

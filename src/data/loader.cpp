@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <exception>
 #include <iterator>
 
 #include "accelmgr/errors.hpp"
+#include "base/exception_text.hpp"
 #include "base/log.hpp"
 #include "ipc/epoch.hpp"
 
@@ -142,9 +142,10 @@ bool Loader::do_work() {
   if (finished_) return false;
   try {
     return deal();
-  } catch (const std::exception& error) {
-    over_ = error.what();
-    base::log().error("the data source failed after {} elements: {}", source_.number(), *over_);
+  } catch (...) {  // Of the source, which is the user's.
+    over_ = base::current_exception_text();
+    if (session_->control().stopping.load() == 0)  // Its helpers are ended before this process is.
+      base::log().error("the data source failed after {} elements: {}", source_.number(), *over_);
     return true;
   }
 }
@@ -174,11 +175,11 @@ bool Loader::deal() {
   return true;
 }
 
-bool Loader::write(std::vector<std::span<std::byte>> rows) {
+bool Loader::write(const std::vector<std::span<std::byte>>& rows) {
   if (backlog_.empty()) {
     const auto index = next_ - session_->dealing().first_element;
     if (index % round_elements(team(), batch_size_) == 0) source_.remember();
-    return is_element(source_.next(std::move(rows)));
+    return is_element(source_.next(rows));
   }
   const auto* bytes = backlog_.front().data();
   for (const auto& row : rows) {

@@ -65,7 +65,7 @@ class Loader {
   void deal_anew(session::RankMask team);
 
   bool deal();
-  bool write(std::vector<std::span<std::byte>> rows);
+  bool write(const std::vector<std::span<std::byte>>& rows);
   /// Of a read of the source: whether it gave an element. Throws DataError when it ended sooner than before.
   bool is_element(bool read);
   void finish();

@@ -1,7 +1,9 @@
 #include "ipc/socket.hpp"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -40,6 +42,27 @@ std::vector<base::UniqueFd> take_fds(msghdr& header) {
   return fds;
 }
 
+[[noreturn]] void no_room_for_fds(int socket) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  throw SystemError(
+      fmt::format(
+          "the descriptors of a message on socket {} find no room in process {}; let it open fewer files, or "
+          "raise its limit (ulimit -n, now {})",
+          socket, getpid(), limit.rlim_cur),
+      EMFILE);
+}
+
+/// Takes the packet that is there, and drops its descriptors. Returns its size.
+ssize_t take_packet(int socket, char* data, std::size_t bytes) {
+  ssize_t received = 0;
+  do {
+    received = recv(socket, data, bytes, MSG_DONTWAIT);
+  } while (received < 0 && (errno == EINTR || errno == ECONNRESET));
+  if (received < 0) throw SystemError(fmt::format("receiving from socket {}", socket), errno);
+  return received;
+}
+
 }  // namespace
 
 std::pair<base::UniqueFd, base::UniqueFd> socket_pair() {
@@ -76,6 +99,10 @@ void send(int socket, std::string_view bytes, std::span<const int> fds, base::De
   }
 }
 
+bool peer_is_gone(const SystemError& error) noexcept {
+  return error.code() == EPIPE || error.code() == ECONNRESET;
+}
+
 std::optional<Message> receive(int socket, base::Deadline deadline) {
   Message message;
   message.bytes.resize(max_packet_bytes);
@@ -87,15 +114,13 @@ std::optional<Message> receive(int socket, base::Deadline deadline) {
     header.msg_iovlen = 1;
     header.msg_control = control.bytes;
     header.msg_controllen = sizeof control.bytes;
-    const auto received = recvmsg(socket, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    // A look first, which takes in the descriptors: where they find no room, the packet is not lost.
+    const auto received = recvmsg(socket, &header, MSG_PEEK | MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (received == 0) return std::nullopt;
     if (received > 0) {
       message.fds = take_fds(header);
-      if ((header.msg_flags & MSG_CTRUNC) != 0)
-        throw SessionError(
-            fmt::format("descriptors passed over socket {} could not be taken in: only {} were; is "
-                        "RLIMIT_NOFILE too low?",
-                        socket, message.fds.size()));
+      if ((header.msg_flags & MSG_CTRUNC) != 0) no_room_for_fds(socket);
+      take_packet(socket, nullptr, 0);
       if ((header.msg_flags & MSG_TRUNC) != 0)
         throw SessionError(
             fmt::format("a packet on socket {} is larger than {} bytes", socket, max_packet_bytes));
@@ -108,6 +133,12 @@ std::optional<Message> receive(int socket, base::Deadline deadline) {
     if (wait_ready(socket, POLLIN, deadline) == 0)
       throw SessionError(fmt::format("no message came over socket {} in time", socket));
   }
+}
+
+std::string receive_bytes(int socket) {
+  std::string bytes(max_packet_bytes, 0);
+  bytes.resize(static_cast<std::size_t>(take_packet(socket, bytes.data(), bytes.size())));
+  return bytes;
 }
 
 bool is_readable(int socket) noexcept { return wait_ready(socket, POLLIN, base::Deadline::at_ns(0)) != 0; }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
 
@@ -28,14 +29,22 @@ std::pair<base::UniqueFd, base::UniqueFd> socket_pair();
 void send(int socket, std::string_view bytes, std::span<const int> fds = {},
           base::Deadline deadline = base::Deadline::in_seconds(send_timeout_s));
 
+/// Whether an error of send() says that the peer is gone. Any other is of this process: want of memory, or
+/// too many descriptors under way.
+bool peer_is_gone(const SystemError& error) noexcept;
+
 struct Message {
   std::string bytes;
   std::vector<base::UniqueFd> fds;  ///< In the sender's order, close-on-exec.
 };
 
 /// The next packet; nullopt when the peer is gone and everything it sent has been read. Throws SessionError
-/// when the deadline passes, or when descriptors could not be taken in (RLIMIT_NOFILE). One thread per end.
+/// when the deadline passes; SystemError (EMFILE) when this process has no room for the packet's descriptors:
+/// the packet is still there then. One thread per end.
 std::optional<Message> receive(int socket, base::Deadline deadline);
+
+/// The next packet, which is there, without its descriptors: for who has no room for them.
+std::string receive_bytes(int socket);
 
 /// Whether receive() would return at once: there is a packet, or the peer is gone.
 bool is_readable(int socket) noexcept;

@@ -59,7 +59,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.undo = region(ranks * chunk_bytes, 4096);
   // A slot is preceded by its number of elements; the counts of all slots come first.
   header.queue_bytes = sizeof(Queue) + align_up(header.slots * sizeof(std::uint64_t), region_alignment) +
-                       header.slots * header.slot_bytes;
+                       header.slots * header.slot_bytes + queue_guard_bytes;
   header.queues = region(ranks * header.queue_bytes, 4096);
   header.parameters = region(master_bytes, big_region_alignment);
   header.gradients = region(master_bytes, big_region_alignment);

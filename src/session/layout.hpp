@@ -15,7 +15,8 @@
 //
 // Parameters, gradients and slabs have the same order of elements: tensors one after the other, each
 // beginning at a multiple of 64 bytes of the master's dtype, the gaps zero for ever. Every field names its
-// one writer.
+// one writer; the manager's main thread, which is the supervisor's, sets all of them once, before others
+// live.
 #pragma once
 
 #include <atomic>
@@ -36,7 +37,9 @@ constexpr std::size_t generator_bytes = 5120;  ///< Holds the state of torch's C
 constexpr std::size_t text_bytes = 4096;
 constexpr std::size_t log_tail_bytes = 2048;
 constexpr std::size_t source_state_bytes = 4000;
-constexpr std::uint64_t max_incidents = 4;  ///< The last so many are remembered.
+constexpr std::size_t row_guard_bytes = 64;      ///< Behind each row of a slot: of nobody, or of a later row.
+constexpr std::size_t queue_guard_bytes = 4096;  ///< Behind the slots of a queue: of nobody.
+constexpr std::uint64_t max_incidents = 4;       ///< The last so many are remembered.
 constexpr int max_scalars = 16;
 constexpr std::size_t scalar_name_bytes = 48;
 
@@ -142,7 +145,8 @@ struct LogTail {
 };
 
 struct RankRecord {
-  // The runner's.
+  // The runner's. Before there is one, the supervisor sets `phase` and `log` back: what it finds there after
+  // the end of a runner is that one's own.
   alignas(64) std::atomic<std::uint64_t> cursor;  ///< Of the reduction. After the runner's death: of who
                                                   ///< finishes its slice.
   alignas(64) std::atomic<Phase> phase;

@@ -98,7 +98,7 @@ std::uint64_t Manifest::place_fields(std::uint64_t batch_size) {
   std::uint64_t at = 0;
   for (auto& field : fields) {
     field.offset = at;
-    at = align_up(at + field.element_bytes * batch_size, region_alignment);
+    at = align_up(at + field.element_bytes * batch_size + row_guard_bytes, region_alignment);
   }
   return at;
 }

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <functional>
+#include <stdexcept>
 #include <thread>
 
+#include "data/fixtures.hpp"
 #include "data/training.hpp"
 #include "ipc/epoch.hpp"
 #include "message_of.hpp"
@@ -67,6 +71,46 @@ TEST(Loader, AnErrorOfTheSourceReachesEveryDevice) {
   EXPECT_EQ(t.state(1, 1), BatchQueue::State::failed);
   EXPECT_EQ(t.state(0, 2), BatchQueue::State::failed);
   EXPECT_EQ(BatchQueue(t.session(), 0).error(), "number 3 is missing");
+}
+
+/// What the devices are told when a source does `act` where it is to give number 3.
+std::string error_of(const std::function<void(ElementWriter&)>& act) {
+  const auto interfere = [&](std::int64_t number, ElementWriter& element) {
+    if (number == 3) act(element);
+  };
+  Training t({}, {.count = 100, .interfere = interfere});
+  t.work();
+  EXPECT_EQ(t.state(1, 0), BatchQueue::State::filled);
+  EXPECT_EQ(t.state(1, 1), BatchQueue::State::failed);
+  EXPECT_EQ(t.state(0, 2), BatchQueue::State::failed);
+  return BatchQueue(t.session(), 0).error();
+}
+
+TEST(Loader, AnErrorThatSaysNothingIsOneAllTheSame) {
+  EXPECT_EQ(error_of([](ElementWriter&) { throw std::runtime_error(""); }),
+            "an exception of type std::runtime_error that says nothing");
+}
+
+TEST(Loader, AnErrorOfAnyTypeIsOne) {
+  EXPECT_EQ(error_of([](ElementWriter&) { throw 42; }), "an exception of type int that says nothing");
+}
+
+TEST(Loader, AFieldThatThereIsNotIsAnError) {
+  EXPECT_EQ(error_of([](ElementWriter& element) { element.bytes(2); }),
+            "field 2 is written, but an element has 2 fields");
+}
+
+// Number 3 lies in the second slot of the last device; a page behind it is the first thing that matters.
+TEST(Loader, WhatIsWrittenBehindARowIsAnErrorWhateverWasThere) {
+  for (const std::size_t field : {0, 1})
+    for (const std::size_t count : {1, 16, 64, 1000}) {
+      const auto overrun = [&](ElementWriter& element) {
+        const auto row = element.bytes(field);
+        std::memset(row.data(), 0, row.size() + count);
+      };
+      test::expect_contains(error_of(overrun),
+                            {field == 0 ? "'number', of 8 bytes" : "'tag', of 3 bytes", "element 3"});
+    }
 }
 
 TEST(Loader, EveryElementIsTrainedOnceAndInOrderAbortsOrNot) {

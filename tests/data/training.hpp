@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,6 +25,7 @@ struct NumbersPlan {
   std::int64_t fails_at = -1;   ///< Throws instead of giving this number.
   bool states = false;          ///< It says where it stands.
   std::size_t state_bytes = 0;  ///< If more than needed.
+  std::function<void(std::int64_t, ElementWriter&)> interfere = {};  ///< Before it gives a number.
   // By all sources of this plan.
   std::shared_ptr<std::uint64_t> reads = std::make_shared<std::uint64_t>(0);
   std::shared_ptr<std::uint64_t> asked = std::make_shared<std::uint64_t>(0);  ///< For its state.
@@ -38,6 +40,7 @@ class Numbers final : public BatchSource {
   bool next(ElementWriter& element) override {
     if (next_ == plan_.fails_at) throw DataError("number " + std::to_string(next_) + " is missing");
     if (next_ == plan_.count) return false;
+    if (plan_.interfere) plan_.interfere(next_, element);
     ++*plan_.reads;
     std::memcpy(element.bytes(0).data(), &next_, sizeof next_);
     std::memset(element.bytes(1).data(), tag_of(next_), element.bytes(1).size());
