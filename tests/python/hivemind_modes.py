@@ -250,7 +250,7 @@ class Peer:
         # What is done in the background is applied by the next optimizer.step(), if it is done by then.
         pending = list(self.optimizer.state_averager.pending_updates)
         concurrent.futures.wait(pending, BOUND_S)
-        assert all(update.done() and update.exception() is None for update in pending)
+        assert all(update.done() and update.exception() is None for update in pending), "a round was not averaged"
 
     def see_all(self, peers: int) -> None:
         """Looks at the progress of all peers until there are so many, this one included."""
@@ -285,6 +285,7 @@ def train(peer: Peer, peers: list[Peer], barrier: threading.Barrier) -> None:
                 if steps == 1 and epoch == 0:  # No peer is seen before it has made a step; later ones need not look.
                     barrier.wait(BOUND_S)
                     peer.see_all(len(peers))
+                    barrier.wait(BOUND_S)  # A peer that sees another an epoch ahead drops what it has.
             assert peer.optimizer.local_epoch == epoch + 1
             barrier.wait(BOUND_S)
             write = peer.plain.end_epoch([other.plain for other in peers])
