@@ -33,6 +33,7 @@ RUNNERS = (2, 1)  # of each peer: one contributes twice as many samples in a ste
 BATCH = 4
 TARGET = 16  # samples of all peers: an epoch is 2 steps of the first peer alone
 BOUND_S = 60  # For everything that waits for another process; reached only by what fails.
+REQUEST_S = 10.0  # A peer that has not heard from another for so long asks again, though it may be in a group by then.
 NEVER_S = 1e6
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -207,8 +208,10 @@ class Peer:
             use_auto_relay=False,
             auto_nat=False,
             nat_port_map=False,
+            startup_timeout=BOUND_S,
+            wait_timeout=BOUND_S / 2,
         )
-        averager = {"target_group_size": peers, "request_timeout": 2.0}
+        averager = {"target_group_size": peers, "request_timeout": REQUEST_S}
         options = dict(self.mode.options)
         if not self.mode.is_local:
             options["grad_averager_factory"] = functools.partial(
@@ -222,7 +225,7 @@ class Peer:
             scheduler=SCHEDULER,
             target_batch_size=TARGET,
             batch_size_per_step=self.samples_per_step,
-            matchmaking_time=5.0,
+            matchmaking_time=1.5 * REQUEST_S,
             averaging_timeout=BOUND_S,
             # By default matchmaking_time: a peer that is later than that is left out, without a word.
             next_chunk_timeout=BOUND_S,
@@ -247,7 +250,7 @@ class Peer:
         # What is done in the background is applied by the next optimizer.step(), if it is done by then.
         pending = list(self.optimizer.state_averager.pending_updates)
         concurrent.futures.wait(pending, BOUND_S)
-        assert all(update.done() and update.exception() is None for update in pending)
+        assert all(update.done() and update.exception() is None for update in pending), "a round was not averaged"
 
     def see_all(self, peers: int) -> None:
         """Looks at the progress of all peers until there are so many, this one included."""
@@ -282,6 +285,7 @@ def train(peer: Peer, peers: list[Peer], barrier: threading.Barrier) -> None:
                 if steps == 1 and epoch == 0:  # No peer is seen before it has made a step; later ones need not look.
                     barrier.wait(BOUND_S)
                     peer.see_all(len(peers))
+                    barrier.wait(BOUND_S)  # A peer that sees another an epoch ahead drops what it has.
             assert peer.optimizer.local_epoch == epoch + 1
             barrier.wait(BOUND_S)
             write = peer.plain.end_epoch([other.plain for other in peers])
