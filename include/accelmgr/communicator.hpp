@@ -91,7 +91,7 @@ struct CallOptions {
 
 class Communicator {
  public:
-  virtual ~Communicator() = default;
+  virtual ~Communicator() = default;  ///< A member may leave when its last call has returned.
 
   virtual std::string_view backend() const noexcept = 0;
   virtual int rank() const noexcept = 0;  ///< Of this process among the members, 0 to size() - 1.

@@ -326,6 +326,14 @@ SCENARIO(FlatOverHosts) {
   }
 }
 
+/// Rank 0 leaves as soon as it has sent: most of that is in its kernel then.
+SCENARIO(LastCalls) {
+  const Call call{.kind = CallKind::broadcast, .dtype = DType::uint8, .count = std::size_t{1} << 20};
+  expect_right(call, *gloo::connect(self.store(), "flat", self.rank(), self.size(),
+                                    {.timeout_s = patient_s, .interface = ""}));
+  expect_right(call, *self.meet(patient_s));
+}
+
 class TwoHosts : public testing::Test {
  protected:
   void SetUp() override {
@@ -361,6 +369,9 @@ TEST_F(TwoHosts, WhoGivesUpAloneIsNamedOnBothHosts) { run_on_two_hosts("OneGives
 TEST_F(TwoHosts, ALateRankIsNamedOnBothHosts) { run_on_two_hosts("LateRank", {0, 1}, {2, 3}); }
 TEST_F(TwoHosts, LinkTakenDownInTheMiddleEndsTheCallByItsDeadline) {
   run_on_two_hosts("LinkDown", {0, 1}, {2, 3});
+}
+TEST_F(TwoHosts, WhoLeavesAfterItsPartFailsNobodysLastCallOverASlowCable) {
+  run_on_two_hosts("LastCalls", {0, 1}, {2, 3}, 100);
 }
 TEST_F(TwoHosts, BackendShmIsRefusedWithTheRanksOfEachHost) {
   run_on_two_hosts("NoSharedMemoryBetweenHosts", {0, 1}, {2, 3});

@@ -117,14 +117,16 @@ double RankOnHost::seconds_since_death_of(int rank) {
   return static_cast<double>(now - std::stoll(died)) / 1e9;
 }
 
-void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b) {
+void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b,
+                      int cable_mbit) {
   const contract::TemporaryFolder folder;
   const auto command = [&](const std::vector<int>& ranks) {
     return fmt::format("'{}' {} {} '{}' {} {}", program(), role, scenario, folder.path().string(),
                        a.size() + b.size(), fmt::join(ranks, ","));
   };
-  const auto [status, text] = output_of(fmt::format("'{}' --timeout {} --host A {} --host B {}", TWO_HOSTS,
-                                                    seconds_of_a_scenario, command(a), command(b)));
+  const auto [status, text] =
+      output_of(fmt::format("'{}' --timeout {} --cable {} --host A {} --host B {}", TWO_HOSTS,
+                            seconds_of_a_scenario, cable_mbit, command(a), command(b)));
   if (status == skipped) GTEST_SKIP() << text;
   EXPECT_EQ(status, 0) << text;
 }

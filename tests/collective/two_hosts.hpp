@@ -49,8 +49,9 @@ struct Registered {
 };
 
 /// Ranks of host A and of host B. Skips the test where there are no two hosts; fails it with all that was
-/// said.
-void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b);
+/// said. `cable_mbit`: how much the cable carries in a second; 0: as much as comes.
+void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b,
+                      int cable_mbit = 0);
 
 /// Takes the cable out.
 void take_link_down();

@@ -40,7 +40,7 @@ struct Plugin {
   /// Waits for all others; null when it failed. `address`: a numeric one of this host.
   PluginMesh* (*connect)(const PluginStore* store, const char* address, int rank, int size, double timeout_s,
                          PluginError* error);
-  /// Closes all connections, at once. Messages under way fail.
+  /// Closes all connections, at once. Messages under way fail; those that are done still arrive.
   void (*close)(PluginMesh* mesh);
   /// Closes, and frees. All messages must have been freed.
   void (*free_mesh)(PluginMesh* mesh);
