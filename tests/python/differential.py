@@ -256,8 +256,6 @@ def why_unfit(case: nn.Module) -> str | None:
             loss.backward()
         except Exception as error:  # Whatever it raises on this torch.
             return f"it raises {type(error).__name__}: {str(error).splitlines()[0]}"
-    if not all(parameter.numel() for parameter in case.parameters()):
-        return "a parameter has no elements"
     gradients = [parameter.grad for parameter in case.parameters() if parameter.grad is not None]
     if not gradients:
         return "no parameter takes part"
