@@ -74,18 +74,20 @@ class Plain:
         return loss
 
     def _rank(self, replica: nn.Module, elements: Sequence[Any]) -> tuple[Gradients, float]:
-        gradients: Gradients = {}
+        sparse: Gradients = {}  # Summed dense, as runners do.
         total = 0.0
+        replica.zero_grad()
         for element in elements:
-            replica.zero_grad()
             loss = loss_of(call(replica, torch.utils.data.default_collate([element]))) / self._shape.elements
             loss.backward()
             total += loss.item()
             for name, parameter in replica.named_parameters():
-                if parameter.grad is not None:
-                    gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-                    gradients[name] = gradients[name] + gradient if name in gradients else gradient.clone()
-        return gradients, total
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    gradient = parameter.grad.to_dense()
+                    sparse[name] = sparse[name] + gradient if name in sparse else gradient
+                    parameter.grad = None
+        dense = {name: parameter.grad for name, parameter in replica.named_parameters() if parameter.grad is not None}
+        return {**dense, **sparse}, total
 
     def take_parameters(self, model: nn.Module) -> None:
         """The values that the model has now."""
@@ -254,8 +256,6 @@ def why_unfit(case: nn.Module) -> str | None:
             loss.backward()
         except Exception as error:  # Whatever it raises on this torch.
             return f"it raises {type(error).__name__}: {str(error).splitlines()[0]}"
-    if not all(parameter.numel() for parameter in case.parameters()):
-        return "a parameter has no elements"
     gradients = [parameter.grad for parameter in case.parameters() if parameter.grad is not None]
     if not gradients:
         return "no parameter takes part"

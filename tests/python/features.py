@@ -84,6 +84,17 @@ class Parts(nn.Module):
         return scalar_of(noise(index, 3, SIDE) @ self.query @ self.key)
 
 
+class Empty(Feature):
+    """A layer without outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Linear(SIDE, 0)
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([super().hidden(x), self.nothing(x)], dim=-1)
+
+
 class Checkpointed(Feature):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -127,6 +138,14 @@ class HooksOnParameters(Feature):
         self.first.weight.register_hook(scaled)
         self.second.weight.register_hook(lambda gradient: gradient.clamp(-0.5, 0.5))
         self.second.bias.register_post_accumulate_grad_hook(scale_afterwards)
+
+
+class HookOnWhatIsAccumulated(Feature):
+    """In PyTorch it sees the sum of all micro-batches so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.weight.register_post_accumulate_grad_hook(scale_afterwards)
 
 
 class KeepsGradients(Feature):
@@ -260,4 +279,5 @@ def features() -> dict[str, nn.Module]:
         "unused": Unused(),
         "sparse": Sparse(),
         "lent": Lent(),
+        "empty": Empty(),
     }

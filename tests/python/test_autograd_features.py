@@ -11,6 +11,7 @@ from differential import Bundle, Shape, compare
 from features import (
     PARAMETRIZATIONS,
     ChannelsLast,
+    HookOnWhatIsAccumulated,
     HooksOnParameters,
     Parametrized,
     Parts,
@@ -44,6 +45,15 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_hooks_on_parameters(start_method):
     compare(partial(seeded, HooksOnParameters), shape=Shape(2), start_method=start_method)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a runner takes each micro-batch's gradient away, so the hook sees that one alone, not the sum so far",
+)
+def test_a_hook_after_accumulation_sees_what_is_accumulated():
+    compare(partial(seeded, HookOnWhatIsAccumulated), shape=Shape(1, 2))
 
 
 @pytest.mark.parametrize(("start_method", "factory"), [("spawn", False), ("spawn", True), ("fork", False)])
