@@ -26,13 +26,13 @@ struct TensorEntry {
   /// there: from element `shared_offset` of tensors[shares] on, with these strides. -1: it has its own.
   std::int64_t shares = -1;
   std::uint64_t shared_offset = 0;
-  std::vector<std::int64_t> strides;
+  std::vector<std::int64_t> strides{};
 };
 
 /// A buffer; `offset` and `bytes` lie in one copy of all buffers. `dtype` is torch's scalar type number.
 struct BufferEntry {
   std::string name;
-  std::vector<std::string> aliases;  ///< Further names of the same buffer.
+  std::vector<std::string> aliases{};  ///< Further names of the same buffer.
   std::vector<std::int64_t> shape;
   std::int32_t dtype = 0;
   std::uint64_t offset = 0;

@@ -124,8 +124,7 @@ ModelTensors describe(const std::vector<NamedTensor>& parameters, const std::vec
                                     .shape = p.tensor.sizes().vec(),
                                     .first = 0,
                                     .count = static_cast<std::uint64_t>(p.tensor.numel()),
-                                    .group = group_of(p.tensor),
-                                    .strides = {}});
+                                    .group = group_of(p.tensor)});
   }
   out.element =
       parameters.front().tensor.scalar_type() == at::kFloat ? session::Element::f32 : session::Element::f64;
