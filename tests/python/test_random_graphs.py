@@ -30,7 +30,8 @@ class Side:
         result = self.manager.step(accumulate=accumulate)
         result.raise_for_status()
         loss = self.plain.step(elements, accumulate)
-        assert_gradients(gradients_of(self.manager), self.plain.gradients, exact=True, where=str([element.tolist() for element in elements]))
+        graphs = [[row for row in element.tolist() if row[0] >= 0] for element in elements]
+        assert_gradients(gradients_of(self.manager), self.plain.gradients, exact=True, where=f"graphs {graphs}")
         assert result.loss == pytest.approx(loss, rel=1e-6)
 
 
