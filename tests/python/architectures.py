@@ -83,56 +83,51 @@ SPEECH = {
     "intermediate_size": 48,
 }
 
+
+def named(*lines: str) -> dict[str, dict[str, Any]]:
+    """Architectures with nothing of their own."""
+    return {name: {} for line in lines for name in line.split()}
+
+
 # Kind: what makes the model, the configuration of all, and the architectures with what is their own.
 KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "decoder": (
         transformers.AutoModelForCausalLM,
         TEXT,
-        {
-            name: {}
-            for name in (
-                "gpt2 llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3 gpt_neox opt bloom falcon mpt stablelm "
-                "starcoder2 olmo2 cohere granite glm4 nemotron biogpt modernbert-decoder diffllama doge"
-            ).split()
-        },
+        named(
+            "gpt2 llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3 gpt_neox opt bloom falcon mpt stablelm",
+            "starcoder2 olmo2 cohere granite glm4 nemotron biogpt modernbert-decoder diffllama doge",
+        ),
     ),
     "mixture": (
         transformers.AutoModelForCausalLM,
         {**TEXT, **FEW_EXPERTS},
-        {name: {} for name in "mixtral qwen2_moe qwen3_moe olmoe granitemoe phimoe jetmoe glm4_moe".split()}
+        named("mixtral qwen2_moe qwen3_moe olmoe granitemoe phimoe jetmoe glm4_moe")
         | {"deepseek_v3": {"kv_lora_rank": 8, "q_lora_rank": 8, "first_k_dense_replace": 1}},
     ),
     "state_space": (
         transformers.AutoModelForCausalLM,
         TEXT,
-        {"mamba": {}, "falcon_mamba": {}, "rwkv": {}, "lfm2": {}, "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1}},
+        named("mamba falcon_mamba rwkv lfm2") | {"mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1}},
     ),
     "encoder": (
         transformers.AutoModelForMaskedLM,
         TEXT,
-        {
-            name: {}
-            for name in (
-                "albert bert roberta electra deberta deberta-v2 mpnet fnet convbert nystromformer modernbert rembert "
-                "roformer esm ibert megatron-bert yoso xlm flaubert roberta-prelayernorm"
-            ).split()
-        },
+        named(
+            "albert bert roberta electra deberta deberta-v2 mpnet fnet convbert nystromformer modernbert rembert",
+            "roformer esm ibert megatron-bert yoso xlm flaubert roberta-prelayernorm",
+        ),
     ),
     "encoder_decoder": (
         transformers.AutoModelForSeq2SeqLM,
         TRANSLATION,
-        {
-            name: {}
-            for name in "bart mbart marian pegasus m2m_100 longt5 t5 umt5 switch_transformers nllb-moe pegasus_x".split()
-        },
+        named("bart mbart marian pegasus m2m_100 longt5 t5 umt5 switch_transformers nllb-moe pegasus_x"),
     ),
     "vision": (
         transformers.AutoModelForImageClassification,
         VISION,
-        {
-            "vit": {},
-            "beit": {},
-            "dinov2": {},
+        named("vit beit dinov2")
+        | {
             "convnextv2": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
             "resnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
             "poolformer": DEPTHS,
@@ -144,17 +139,10 @@ KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "audio": (
         transformers.AutoModelForAudioClassification,
         AUDIO,
-        {
-            "wav2vec2": {},
-            "hubert": {},
-            "wavlm": {},
-            "sew": {},
-            "unispeech-sat": {},
-            "wav2vec2-conformer": {},
-            "audio-spectrogram-transformer": {"max_length": 32, "num_mel_bins": 16, "patch_size": 8},
-        },
+        named("wav2vec2 hubert wavlm sew unispeech-sat wav2vec2-conformer")
+        | {"audio-spectrogram-transformer": {"max_length": 32, "num_mel_bins": 16, "patch_size": 8}},
     ),
-    "speech": (transformers.AutoModelForSpeechSeq2Seq, SPEECH, {"whisper": {}, "speech_to_text": {}, "moonshine": {}}),
+    "speech": (transformers.AutoModelForSpeechSeq2Seq, SPEECH, named("whisper speech_to_text moonshine")),
 }
 
 

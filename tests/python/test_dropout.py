@@ -38,7 +38,7 @@ def model() -> Dropping:
 
 @pytest.mark.parametrize(
     ("shape", "start_method"),
-    [(Shape(1), "spawn"), (Shape(2), "spawn"), (Shape(2, 2), "forkserver"), (Shape(3), "fork")],
+    [(Shape(2), "spawn"), (Shape(3, 2), "fork")],
     ids=str,
 )
 def test_the_mean_of_processes_that_are_seeded_alike(shape, start_method):
@@ -48,6 +48,8 @@ def test_the_mean_of_processes_that_are_seeded_alike(shape, start_method):
 def test_one_runner_trains_as_a_plain_loop_that_is_seeded():
     """As it would be written without a manager."""
     ours, plain = model(), model()
+    assert plain(torch.tensor(0)) != plain(torch.tensor(0)), "nothing is random"
+    plain = model()
     elements = [torch.tensor(0)] * STEPS
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
     losses = []
@@ -66,10 +68,3 @@ def test_one_runner_trains_as_a_plain_loop_that_is_seeded():
             optimizer.step()
         for (name, own), expected in zip(ours.named_parameters(), plain.parameters(), strict=True):
             assert torch.equal(own, expected), name
-
-
-def test_each_step_draws_other_numbers():
-    """Of one element over and over, with the same weights."""
-    with started(model(), [torch.tensor(0)] * 8, Shape(2), "spawn") as manager:
-        losses = {manager.step(accumulate=False).loss for _ in range(4)}
-    assert len(losses) == 4

@@ -30,7 +30,8 @@ class Side:
         result = self.manager.step(accumulate=accumulate)
         result.raise_for_status()
         loss = self.plain.step(elements, accumulate)
-        assert_gradients(gradients_of(self.manager), self.plain.gradients, exact=True, where=str([element.tolist() for element in elements]))
+        graphs = [[row for row in element.tolist() if row[0] >= 0] for element in elements]
+        assert_gradients(gradients_of(self.manager), self.plain.gradients, exact=True, where=f"graphs {graphs}")
         assert result.loss == pytest.approx(loss, rel=1e-6)
 
 
@@ -72,7 +73,7 @@ def test_each_operation_has_finite_gradients_of_two_parameters():
     """Or the tests above would prove little."""
     for operation in range(OPERATIONS):
         model = Interpreter()
-        model(program_of([(operation, 0, 3)])[None]).backward()
+        model(program_of([(operation, 0, 2)])[None]).backward()  # The last square has a gradient in any case.
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        assert sum(bool(gradient.any()) for gradient in gradients) >= 2, operation
+        assert sum(bool(gradient.any()) for gradient in gradients) >= 3, operation
         assert all(bool(gradient.isfinite().all()) for gradient in gradients), operation
