@@ -147,7 +147,8 @@ void Manager::State::check_frozen() const {
 
 void Manager::State::take(std::vector<base::UniqueFd> session_fds) {
   session = std::make_shared<session::Session>(session::Session::attach(std::move(session_fds)));
-  ipc::populate(session->parameters(), 2 * session->master_bytes(), 1);
+  for (auto* region : {session->parameters(), session->gradients()})
+    ipc::populate(region, session->master_bytes(), 1);
   manifest = session::read_manifest(session->manifest());
   make_views();
 }

@@ -6,11 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <optional>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
 #include "base/interruption.hpp"
+#include "base/log.hpp"
 #include "config/loader.hpp"
 #include "ipc/socket.hpp"
 #include "ipc/wait_ready.hpp"
@@ -157,25 +159,35 @@ void Processes::take_in(protocol::Joined joined) {
 }
 
 void Processes::take_notices() {
-  while (auto notice = protocol::next_notice(socket_.get())) {
-    if (auto* joined = std::get_if<protocol::Joined>(&*notice)) {
-      take_in(std::move(*joined));
-    } else if (auto* relaunched = std::get_if<protocol::Relaunched>(&*notice)) {
-      launcher_pidfd_ = std::move(relaunched->pidfd);
-    } else if (auto* resized = std::get_if<protocol::Resized>(&*notice)) {
-      if (late_resized_ > 0)
-        --late_resized_;
-      else
-        resized_.push_back(std::move(*resized));
-    } else {
-      saved_.push_back(std::move(std::get<protocol::Saved>(*notice)));
-    }
+  try {
+    while (auto notice = protocol::next_notice(socket_.get())) take_in(std::move(*notice));
+    unread_.clear();
+  } catch (const SystemError& error) {
+    if (error.code() != EMFILE) throw;
+    if (unread_.empty()) base::log().warn("what the manager says cannot be taken in: {}", error.what());
+    unread_ = error.what();
+  }
+}
+
+void Processes::take_in(protocol::Notice notice) {
+  if (auto* joined = std::get_if<protocol::Joined>(&notice)) {
+    take_in(std::move(*joined));
+  } else if (auto* relaunched = std::get_if<protocol::Relaunched>(&notice)) {
+    launcher_pidfd_ = std::move(relaunched->pidfd);
+  } else if (auto* resized = std::get_if<protocol::Resized>(&notice)) {
+    if (late_resized_ > 0)
+      --late_resized_;
+    else
+      resized_.push_back(std::move(*resized));
+  } else {
+    saved_.push_back(std::move(std::get<protocol::Saved>(notice)));
   }
 }
 
 bool Processes::hears_within(base::Deadline deadline) const noexcept {
   const auto look = base::Deadline::in_seconds(look_s);
-  return ipc::wait_ready(socket_.get(), POLLIN, look.ns() < deadline.ns() ? look : deadline) != 0;
+  const int socket = unread_.empty() ? socket_.get() : -1;  // It has something to say all the time.
+  return ipc::wait_ready(socket, POLLIN, look.ns() < deadline.ns() ? look : deadline) != 0;
 }
 
 protocol::Resized Processes::take_resized(base::Deadline deadline) {
@@ -189,7 +201,7 @@ protocol::Resized Processes::take_resized(base::Deadline deadline) {
     if (manager_ended()) throw SessionError("the manager process ended before it answered");
     if (deadline.passed() || base::interrupted()) {
       ++late_resized_;
-      throw SessionError("the manager process did not answer in time");
+      throw SessionError(unread_.empty() ? "the manager process did not answer in time" : unread_);
     }
     hears_within(deadline);
   }
@@ -210,8 +222,7 @@ void Processes::ask_to_stop() const noexcept {
 
 void Processes::kill() const noexcept {
   for (const auto& runner : runners_) ipc::send_signal(runner.pidfd.get(), SIGKILL);
-  if (launcher_pidfd_) ipc::send_signal(launcher_pidfd_.get(), SIGKILL);
-  if (manager_.pidfd) ipc::send_signal(manager_.pidfd.get(), SIGKILL);
+  ipc::send_signal(manager_.pidfd.get(), SIGKILL);
 }
 
 std::string Processes::end() noexcept {
@@ -221,7 +232,10 @@ std::string Processes::end() noexcept {
   if (launcher_pidfd_) all = ipc::wait_ended(launcher_pidfd_.get(), deadline) && all;
   for (const auto& runner : runners_)
     if (runner.pidfd) all = ipc::wait_ended(runner.pidfd.get(), deadline) && all;
-  if (!all) kill();
+  if (!all) {
+    kill();
+    ipc::send_signal(launcher_pidfd_.get(), SIGKILL);
+  }
   for (const auto& runner : runners_)
     if (runner.pidfd) ipc::wait_ended(runner.pidfd.get(), base::Deadline::in_seconds(stop_s));
   const bool manager_ended = ipc::wait_ended(manager_.pidfd.get(), base::Deadline::in_seconds(stop_s));

@@ -42,8 +42,11 @@ class Processes {
 
   /// Throws SessionError when the manager is gone.
   void send(const protocol::Request& request) const;
-  /// Takes in what the manager has said. Does not block.
+  /// Takes in what the manager has said. Does not block. What this process has no descriptors for is left
+  /// for a later call.
   void take_notices();
+  /// Why something was left; empty: nothing was.
+  const std::string& unread() const noexcept { return unread_; }
   /// Waits for the answer to Resize. Throws SessionError at the deadline, or when the manager is gone.
   protocol::Resized take_resized(base::Deadline deadline);
   /// The checkpoints that were written or failed since the last call, in order. Does not block.
@@ -52,7 +55,8 @@ class Processes {
   /// is time to ask whether the wait is to be given up.
   bool hears_within(base::Deadline deadline) const noexcept;
 
-  /// SIGKILL to all of them; does not wait. Async-signal-safe.
+  /// SIGKILL to manager and runners; does not wait. The launcher ends by itself then, and with it what this
+  /// process does not know of. Async-signal-safe.
   void kill() const noexcept;
   /// Waits until all have ended; what does not end by itself within the bound is killed. Returns how the
   /// manager ended.
@@ -70,6 +74,7 @@ class Processes {
                 const Prepared& prepared);
   protocol::Started receive_started(base::Deadline deadline, const std::function<bool()>& interrupted,
                                     const Prepared& prepared);
+  void take_in(protocol::Notice notice);
   void take_in(protocol::Joined joined);
 
   base::UniqueFd socket_;
@@ -77,6 +82,7 @@ class Processes {
   base::UniqueFd manager_status_;  ///< From which its wait status is read, where another process reaps it.
   base::UniqueFd launcher_pidfd_;
   std::vector<Runner> runners_;  ///< By rank; never resized: kill() may interrupt anything.
+  std::string unread_;
   std::deque<protocol::Resized> resized_;
   int late_resized_ = 0;  ///< Answers that nobody waits for any more.
   std::deque<protocol::Saved> saved_;

@@ -10,6 +10,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
 #include "host/openmp.hpp"
+#include "host/standstill.hpp"
 #include "ipc/epoch.hpp"
 #include "ipc/process.hpp"
 #include "session/attempt.hpp"
@@ -83,6 +84,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
     }
     break;
   }
+  if (patience.thrown) std::rethrow_exception(patience.thrown);
   result.status = outcome.status;
   result.error = std::move(outcome.error);
   result.error_type = std::move(outcome.error_type);
@@ -95,6 +97,16 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   result.wait_ms = std::max(0.0, result.step_ms - result.compute_ms - result.reduce_ms);
   base::set_log_step(result.step + 1);
   return result;
+}
+
+bool Stepper::Patience::over() const {
+  if (deadline.passed() || thrown) return true;
+  try {
+    return interrupted && interrupted();
+  } catch (...) {
+    thrown = std::current_exception();
+    return true;
+  }
 }
 
 std::string Stepper::Patience::bound() const {
@@ -124,10 +136,11 @@ Stepper::Outcome Stepper::assemble(const Patience& patience) {
     }
     if (patience.over())
       return {StepStatus::timeout,
-              fmt::format("no attempt could begin {}: {}{}", patience.bound(), phases(team),
+              fmt::format("no attempt could begin {}: {}{}{}{}", patience.bound(), phases(team),
                           dealt_to(control.deal_to.load())
                               ? ""
-                              : "; elements cannot be dealt while the data source reads")};
+                              : "; elements cannot be dealt while the data source reads",
+                          processes_.unread().empty() ? "" : "; ", processes_.unread())};
     ipc::wait_changed(control.life, seen,
                       std::clamp<std::int64_t>(patience.deadline.remaining_ns(), 0, wait_slice_ns), 0);
   }
@@ -188,8 +201,7 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) 
   // Not more spinners than cores: the runners compute meanwhile.
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const int spin_us = cores > __builtin_popcount(participants_) ? config_.runners.spin_us : 0;
-  std::int64_t moved_ns = 0;
-  std::uint64_t cursors = 0;
+  Standstill standstill;
   for (;;) {
     const auto seen = ipc::load(control.finish);
     const auto word = session_.word();
@@ -201,14 +213,13 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) 
     const bool committed = word.committed(participants_);
     // Who finished its slice last was to close the attempt, but may have been stopped just before that.
     if (committed && session::close_if_over(session_, attempt)) continue;
+    std::int64_t stood_ns = 0;
     if (committed) {
-      std::uint64_t now = 0;
-      for (int rank = 0; rank < session_.ranks(); ++rank) now += session_.record(rank).cursor.load();
-      if (moved_ns == 0 || now != cursors) moved_ns = base::now_ns();
-      cursors = now;
+      std::uint64_t cursors = 0;
+      for (int rank = 0; rank < session_.ranks(); ++rank) cursors += session_.record(rank).cursor.load();
+      stood_ns = standstill.look(cursors, base::now_ns());
     }
-    if (processes_.manager_ended() ||
-        (committed && base::now_ns() - moved_ns > static_cast<std::int64_t>(recovery_timeout_s * 1e9)))
+    if (processes_.manager_ended() || stood_ns > static_cast<std::int64_t>(recovery_timeout_s * 1e9))
       return manager_lost(attempt);
     if (!committed) {
       if (lost_rank() >= 0) {

@@ -2,6 +2,7 @@
 // configuration wants repeated, and says what became of it.
 #pragma once
 
+#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,7 +23,8 @@ class Stepper {
   Stepper(const Config& config, const session::Session& session, const session::Manifest& manifest,
           Processes& processes);
 
-  /// Returns by `timeout_s`. Throws UsageError when parameters are being written.
+  /// Returns by `timeout_s`. Throws UsageError when parameters are being written, and what
+  /// `options.interrupted` throws.
   StepResult step(const StepOptions& options, double timeout_s);
 
   /// Blocks until the team that the supervisor wants is ready for an attempt, or patience is at its end.
@@ -37,7 +39,9 @@ class Stepper {
     base::Deadline deadline;
     double timeout_s;
     const std::function<bool()>& interrupted;
-    bool over() const { return deadline.passed() || (interrupted && interrupted()); }
+    /// What `interrupted` throws ends patience: it is kept until nothing is left half done.
+    mutable std::exception_ptr thrown{};
+    bool over() const;
     std::string bound() const;  ///< "within 5 s", "before it was interrupted"
   };
   Outcome assemble(const Patience& patience);

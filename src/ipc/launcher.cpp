@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <optional>
 
 #include "accelmgr/errors.hpp"
@@ -28,10 +29,13 @@ namespace accelmgr::ipc {
 namespace {
 
 constexpr double kill_bound_s = 2;
+constexpr double creator_bound_s = 1;  // For the creator to end by itself.
+constexpr double term_bound_s = 0.3;   // For the rest of its group.
+constexpr int starved_ms = 50;         // Until a report is sent again for which there was no memory.
 
 // Both ends are the same image: the messages are these bytes.
 struct Request {
-  enum class Kind : int { spawn, signal };
+  enum class Kind : int { spawn, signal, stop };
   Kind kind;
   int rank;  ///< signal: its number.
   std::uint32_t generation;
@@ -48,10 +52,17 @@ struct Report {
   std::int64_t time_ns;
 };
 
-/// A report that the client was not ready to read.
+struct Running {
+  int rank;
+  std::uint32_t generation;
+  pid_t pid;
+  std::shared_ptr<const base::UniqueFd> pidfd;
+};
+
+/// A report that the client was not ready to read; with the pidfd of a child that has started.
 struct Unsent {
   Report report;
-  std::vector<base::UniqueFd> fds;
+  std::shared_ptr<const base::UniqueFd> pidfd;
 };
 
 std::int64_t real_time_ns() noexcept {
@@ -66,13 +77,25 @@ std::string_view bytes_of(const Packet& packet) noexcept {
 }
 
 template <class Packet>
-Packet packet_of(const Message& message) {
-  if (message.bytes.size() != sizeof(Packet))
+Packet packet_of(const std::string& bytes) {
+  if (bytes.size() != sizeof(Packet))
     throw SessionError(fmt::format("launcher: a packet of {} bytes was expected, one of {} came",
-                                   sizeof(Packet), message.bytes.size()));
+                                   sizeof(Packet), bytes.size()));
   Packet packet;
-  std::memcpy(&packet, message.bytes.data(), sizeof packet);
+  std::memcpy(&packet, bytes.data(), sizeof packet);
   return packet;
+}
+
+/// As receive(); of a packet whose descriptors find no room, `no_room` is set and there are the bytes alone.
+std::optional<Message> receive_what_fits(int socket, bool& no_room) {
+  no_room = false;
+  try {
+    return receive(socket, base::Deadline::at_ns(0));
+  } catch (const SystemError& error) {
+    if (error.code() != EMFILE) throw;
+    no_room = true;
+    return Message{receive_bytes(socket), {}};
+  }
 }
 
 void switch_off_core_dumps() noexcept {
@@ -110,42 +133,81 @@ class Launcher {
   }
 
   void run() {
-    while (!client_gone_) {
+    while (!client_gone_ && !stopped_ && !has_ended(options_.creator) && !creator_is_late()) {
       wait_for_work();
-      if (options_.creator >= 0 && has_ended(options_.creator)) break;
       reap_ended();
       if (options_.adopt_orphans) reap_orphans();
       send_unsent();
       serve_request();
     }
+    const bool ends_creator = options_.creator_group != 0 && !was_asked_to_stop();
+    if (ends_creator) end_creator();
     end_children();
+    if (ends_creator) end_group_members(options_.creator_group, base::Deadline::in_seconds(term_bound_s));
   }
 
   void end_children() noexcept {
     for (const auto& running : running_) kill(-running.pid, SIGKILL);
     const auto deadline = base::Deadline::in_seconds(kill_bound_s);
     for (const auto& running : running_)
-      if (wait_ended(running.pidfd.get(), deadline)) waitpid(running.pid, nullptr, 0);
+      if (wait_ended(running.pidfd->get(), deadline)) waitpid(running.pid, nullptr, 0);
     running_.clear();
     if (options_.adopt_orphans) end_all_children(deadline);
   }
 
  private:
+  bool creator_is_late() {
+    if (!creator_until_ && has_ended(options_.host))
+      creator_until_ = base::Deadline::in_seconds(creator_bound_s);
+    return creator_until_ && creator_until_->passed();
+  }
+
+  /// Also by what is still to be read: a report may have found the socket closed before that.
+  bool was_asked_to_stop() noexcept {
+    try {
+      for (bool no_room = false; !stopped_;) {
+        const auto message = receive_what_fits(socket_.get(), no_room);
+        if (!message) break;
+        stopped_ = packet_of<Request>(message->bytes).kind == Request::Kind::stop;
+      }
+    } catch (const Error&) {
+      // There is nothing more.
+    }
+    return stopped_;
+  }
+
+  void end_creator() noexcept {
+    // It closes its socket a moment before it has ended.
+    const auto until = creator_until_.value_or(base::Deadline::in_seconds(creator_bound_s));
+    if (wait_ended(options_.creator, until)) return;
+    send_signal(options_.creator, SIGKILL);
+    wait_ended(options_.creator, base::Deadline::in_seconds(kill_bound_s));
+  }
+
+  /// Until there is something to do; -1: for ever.
+  int bound_ms() const noexcept {
+    if (starved_) return starved_ms;
+    return creator_until_
+               ? static_cast<int>(std::max<std::int64_t>(creator_until_->remaining_ns(), 0) / 1'000'000) + 1
+               : -1;
+  }
+
   void wait_for_work() {
-    const auto to_client = static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT);
+    const auto to_client = static_cast<short>(unsent_.empty() || starved_ ? POLLIN : POLLIN | POLLOUT);
     std::vector<pollfd> entries{{.fd = socket_.get(), .events = to_client, .revents = 0},
                                 {.fd = options_.creator, .events = POLLIN, .revents = 0},
+                                {.fd = creator_until_ ? -1 : options_.host, .events = POLLIN, .revents = 0},
                                 {.fd = child_ended_.get(), .events = POLLIN, .revents = 0}};
     for (const auto& running : running_)
-      entries.push_back({.fd = running.pidfd.get(), .events = POLLIN, .revents = 0});
-    while (poll(entries.data(), entries.size(), -1) < 0)
+      entries.push_back({.fd = running.pidfd->get(), .events = POLLIN, .revents = 0});
+    while (poll(entries.data(), entries.size(), bound_ms()) < 0)
       if (errno != EINTR) throw SystemError("launcher: poll", errno);
   }
 
   void reap_ended() {
     std::vector<Report> ended;
     for (auto running = running_.begin(); running != running_.end();) {
-      if (!has_ended(running->pidfd.get())) {
+      if (!has_ended(running->pidfd->get())) {
         ++running;
         continue;
       }
@@ -170,7 +232,7 @@ class Launcher {
     for (;;) {
       siginfo_t info{};
       if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
-      const auto is_it = [&](const Started& running) { return running.pid == info.si_pid; };
+      const auto is_it = [&](const Running& running) { return running.pid == info.si_pid; };
       if (std::any_of(running_.begin(), running_.end(), is_it)) return;  // It ended just now: reap_ended().
       waitpid(info.si_pid, nullptr, 0);
     }
@@ -178,14 +240,19 @@ class Launcher {
 
   void serve_request() {
     if (client_gone_ || wait_ready(socket_.get(), POLLIN, base::Deadline::at_ns(0)) == 0) return;
-    auto message = receive(socket_.get(), base::Deadline::at_ns(0));
+    bool no_room = false;
+    auto message = receive_what_fits(socket_.get(), no_room);
     if (!message) {
       client_gone_ = true;
       return;
     }
-    const auto request = packet_of<Request>(*message);
-    if (request.kind == Request::Kind::signal)
+    const auto request = packet_of<Request>(message->bytes);
+    if (request.kind == Request::Kind::stop)
+      stopped_ = true;
+    else if (request.kind == Request::Kind::signal)
       signal_children(request.rank);
+    else if (no_room)
+      not_started(request.rank, request.generation, EMFILE);
     else
       spawn({request.rank, request.generation, std::move(message->fds)});
   }
@@ -203,15 +270,17 @@ class Launcher {
     try {
       start_child(std::move(request));
     } catch (const SystemError& error) {
-      if (!options_.adopt_orphans)  // Otherwise the client tells.
-        base::log().error("launcher: runner {} could not be started: {}", rank, error.what());
-      send_report({Report::Kind::ended, rank, generation, 0, W_EXITCODE(exit_not_forked, 0), error.code(),
-                   real_time_ns()});
+      not_started(rank, generation, error.code());
     }
   }
 
+  /// The client says so.
+  void not_started(int rank, std::uint32_t generation, int error) {
+    send_report(
+        {Report::Kind::ended, rank, generation, 0, W_EXITCODE(exit_not_forked, 0), error, real_time_ns()});
+  }
+
   void start_child(SpawnRequest request) {
-    Started started{request.rank, request.generation, 0, {}};
     const pid_t launcher = getpid();
     // What is buffered would be written by the child too. Beside threads: all of it is the creator's, see
     // become_launcher_beside_threads().
@@ -226,18 +295,17 @@ class Launcher {
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (pid < 0) throw SystemError("fork", error);
     setpgid(pid, pid);  // In the child too: whoever comes first, the group exists for both.
-    started.pid = pid;
+    std::shared_ptr<const base::UniqueFd> pidfd;
     try {
-      started.pidfd = open_pidfd(pid);
+      pidfd = std::make_shared<base::UniqueFd>(open_pidfd(pid));
     } catch (const SystemError&) {
       kill(pid, SIGKILL);
       waitpid(pid, nullptr, 0);
       throw;
     }
-    const int pidfd = started.pidfd.get();
-    running_.push_back(std::move(started));
+    running_.push_back({request.rank, request.generation, pid, pidfd});
     send_report({Report::Kind::started, request.rank, request.generation, pid, 0, 0, real_time_ns()},
-                {&pidfd, 1});
+                std::move(pidfd));
   }
 
   [[noreturn]] void become_child(pid_t launcher, const sigset_t& mask, SpawnRequest request) noexcept {
@@ -251,7 +319,8 @@ class Launcher {
     if (!options_.core_dumps) switch_off_core_dumps();
     socket_.reset();
     child_ended_.reset();
-    if (options_.creator >= 0) close(options_.creator);
+    for (const int pidfd : {options_.creator, options_.host})
+      if (pidfd >= 0) close(pidfd);
     running_.clear();
     unsent_.clear();
     const int code = run_child_main(child_main_, std::move(request));
@@ -260,41 +329,42 @@ class Launcher {
   }
 
   /// The client may be busy for long, with hundreds of children: reports wait for it here.
-  void send_report(const Report& report, std::span<const int> fds = {}) {
-    if (client_gone_) return;
-    if (unsent_.empty() && try_send(report, fds)) return;
-    if (client_gone_) return;
-    Unsent unsent{report, {}};
-    for (const int fd : fds) unsent.fds.push_back(base::duplicate(fd));
-    unsent_.push_back(std::move(unsent));
+  void send_report(const Report& report, std::shared_ptr<const base::UniqueFd> pidfd = {}) {
+    unsent_.push_back({report, std::move(pidfd)});
+    send_unsent();
   }
 
   void send_unsent() {
-    for (; !unsent_.empty() && !client_gone_; unsent_.pop_front()) {
-      std::vector<int> fds;
-      for (const auto& fd : unsent_.front().fds) fds.push_back(fd.get());
-      if (!try_send(unsent_.front().report, fds)) return;
-    }
+    for (; !unsent_.empty() && !client_gone_; unsent_.pop_front())
+      if (!try_send(unsent_.front())) return;
   }
 
-  bool try_send(const Report& report, std::span<const int> fds) {
-    if (wait_ready(socket_.get(), POLLOUT, base::Deadline::at_ns(0)) == 0) return false;
+  bool try_send(const Unsent& unsent) {
+    const int pidfd = unsent.pidfd ? unsent.pidfd->get() : -1;
+    starved_ = false;
     try {
-      send(socket_.get(), bytes_of(report), fds);
+      send(socket_.get(), bytes_of(unsent.report), {&pidfd, unsent.pidfd ? 1U : 0U},
+           base::Deadline::at_ns(0));
       return true;
-    } catch (const Error&) {
-      client_gone_ = true;
-      return false;
+    } catch (const SystemError& error) {
+      client_gone_ = peer_is_gone(error);
+      starved_ = !client_gone_;
+    } catch (const SessionError&) {
+      // It reads nothing at the moment.
     }
+    return false;
   }
 
   base::UniqueFd socket_;
   base::UniqueFd child_ended_;  ///< A signalfd; only where orphans are adopted.
   const ChildMain& child_main_;
   const LauncherOptions options_;
-  std::vector<Started> running_;
+  std::vector<Running> running_;
   std::deque<Unsent> unsent_;
   bool client_gone_ = false;
+  bool stopped_ = false;  ///< As the client asked it to.
+  bool starved_ = false;  ///< The first of `unsent_` could not be sent for want of memory.
+  std::optional<base::Deadline> creator_until_;  ///< The host has ended.
 };
 
 void check_one_thread() {
@@ -303,24 +373,26 @@ void check_one_thread() {
                                fmt::join(thread_names(), ", ")));
 }
 
-[[noreturn]] void become_launcher(pid_t parent, base::UniqueFd socket, const ChildMain& child_main) noexcept {
-  die_with(parent);
+[[noreturn]] void become_launcher(base::UniqueFd socket, const ChildMain& child_main,
+                                  const LauncherOptions& options) noexcept {
   setpgid(0, 0);
   name_process("accelmgr:launch");
-  _exit(run_launcher(std::move(socket), child_main));
+  _exit(run_launcher(std::move(socket), child_main, options));
 }
 
 }  // namespace
 
 int run_launcher(base::UniqueFd socket, const ChildMain& child_main, const LauncherOptions& options) {
+  // Stopped, it would not see the creator's end.
+  if (options.creator >= 0) prctl(PR_SET_PDEATHSIG, SIGCONT);
   std::optional<Launcher> launcher;
   try {
     launcher.emplace(std::move(socket), child_main, options);
     launcher->run();
     return 0;
   } catch (const std::exception& error) {
-    base::log().error("launcher: {}; its children end with it", error.what());
-    if (launcher) launcher->end_children();
+    if (launcher) launcher->end_children();  // First: who reads what is logged may not.
+    base::log().error("launcher: {}; its children have ended with it", error.what());
     return 1;
   }
 }
@@ -334,22 +406,23 @@ void become_launcher_beside_threads(base::UniqueFd socket, const ChildMain& chil
   // The creator did not flush: one of its threads may hold the lock of a stream for long (it reads).
   __fpurge(stdout);
   __fpurge(stderr);
-  prctl(PR_SET_PDEATHSIG, SIGCONT);  // Stopped, it would not see the creator's end.
   name_process("accelmgr:launch");
   _exit(run_launcher(std::move(socket), child_main, options));
 }
 
-LauncherClient LauncherClient::start(const ChildMain& child_main, std::span<const int> close_in_launcher) {
+LauncherClient LauncherClient::start(const ChildMain& child_main, LauncherOptions options,
+                                     std::span<const int> close_in_launcher) {
   check_one_thread();
   auto [ours, theirs] = socket_pair();
-  const pid_t parent = getpid();
+  const auto creator = open_pidfd(getpid());
+  options.creator = creator.get();
   std::fflush(nullptr);
   const pid_t pid = fork();
   if (pid < 0) throw SystemError("fork of the launcher", errno);
   if (pid == 0) {
     ours.reset();
     for (const int fd : close_in_launcher) close(fd);
-    become_launcher(parent, std::move(theirs), child_main);
+    become_launcher(std::move(theirs), child_main, options);
   }
   setpgid(pid, pid);
   try {
@@ -392,12 +465,17 @@ void LauncherClient::signal(int number) {
 
 std::optional<Event> LauncherClient::next(base::Deadline deadline) {
   if (!socket_ || wait_ready(socket_.get(), POLLIN, deadline) == 0) return std::nullopt;
-  auto message = receive(socket_.get(), base::Deadline::at_ns(0));
+  bool no_room = false;
+  auto message = receive_what_fits(socket_.get(), no_room);
   if (!message) return std::nullopt;
-  const auto report = packet_of<Report>(*message);
+  const auto report = packet_of<Report>(message->bytes);
   if (report.kind == Report::Kind::ended)
     return Ended{report.rank,        report.generation, report.pid,
                  report.wait_status, report.error,      report.time_ns};
+  if (no_room) {
+    kill(-report.pid, SIGKILL);  // Without its pidfd nobody here would see its end.
+    return Ended{report.rank, report.generation, 0, W_EXITCODE(exit_not_forked, 0), EMFILE, report.time_ns};
+  }
   if (message->fds.size() != 1)
     throw SessionError(
         fmt::format("launcher: runner {} came with {} pidfds", report.rank, message->fds.size()));
@@ -410,6 +488,11 @@ void LauncherClient::stop(base::Deadline deadline) noexcept {
     socket_.reset();
     process_.pidfd.reset();
     return;
+  }
+  try {
+    send(socket_.get(), bytes_of(Request{Request::Kind::stop, 0, 0}), {}, base::Deadline::at_ns(0));
+  } catch (const Error&) {
+    // It is gone, or reads nothing: the end of the socket tells it.
   }
   // Not only closed: a process forked meanwhile may hold a copy of our end.
   shutdown(socket_.get(), SHUT_RDWR);

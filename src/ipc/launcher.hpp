@@ -5,11 +5,12 @@
 //     Started {.., pid} pidfd      <-  open its pidfd
 //     signal {number}              ->  to the groups of all children
 //     Ended {.., pid, status}      <-  its pidfd is readable: kill its group, reap
-//     end of the socket            ->  kill the groups of all children, reap, exit
+//     stop, or end of the socket   ->  kill the groups of all children, reap, exit
 //
-// Its children die with the launcher (PR_SET_PDEATHSIG). That of a manager, forked while its image has one
-// thread and no device context, dies with the thread that started it. That of a launch outlives the thread,
-// sees the end of the process by a pidfd, and takes in what its children leave behind: LauncherOptions.
+// Its children die with the launcher (PR_SET_PDEATHSIG), which sees the end of the process that made it by a
+// pidfd. That of a manager is forked while its image has one thread and no device context; when the manager
+// has ended without asking it to stop, it ends what user code has forked there. That of a launch takes in
+// what its children leave behind: LauncherOptions.
 #pragma once
 
 #include <sys/types.h>
@@ -47,6 +48,12 @@ struct LauncherOptions {
   /// A pidfd: the launcher ends with that process, whoever else holds a copy of the client's socket. -1: with
   /// the socket alone.
   int creator = -1;
+  /// The process group that the creator leads. If not 0, the launcher ends what is left of it when the
+  /// creator has ended. One that has closed the socket without LauncherClient::stop() has a second for that.
+  pid_t creator_group = 0;
+  /// A pidfd: the process that the creator works for. When it has ended, the creator has a second to end by
+  /// itself: it may be inside code of the user that does not return.
+  int host = -1;
   /// Orphans of the children become the launcher's own (PR_SET_CHILD_SUBREAPER), whatever group and session
   /// they are in. They are killed when no child is left, and at the end.
   bool adopt_orphans = false;
@@ -87,8 +94,9 @@ class LauncherClient {
  public:
   /// Forks this process, which must have one thread: UsageError lists the threads if not. The launcher and
   /// its children inherit all that is open here, but `close_in_launcher`: descriptors whose end somebody
-  /// waits for.
-  static LauncherClient start(const ChildMain& child_main, std::span<const int> close_in_launcher = {});
+  /// waits for. `options.creator` is filled in.
+  static LauncherClient start(const ChildMain& child_main, LauncherOptions options = {},
+                              std::span<const int> close_in_launcher = {});
 
   /// Forks this process, which may have threads: until it forks children the launcher makes system calls and
   /// allocates, nothing else. `options.creator` is filled in.
@@ -102,8 +110,9 @@ class LauncherClient {
   /// As stop() with a bound of one second.
   ~LauncherClient();
 
-  /// Asks for a child, which gets duplicates of `fds`. Started follows, unless it cannot be forked: Ended.
-  /// Throws SystemError (EPIPE) when the launcher is gone.
+  /// Asks for a child, which gets duplicates of `fds`. Started follows, unless it cannot be forked, or there
+  /// is no room for descriptors in the launcher or here: Ended. Throws SystemError; peer_is_gone() says
+  /// whether the launcher is.
   void spawn(int rank, std::uint32_t generation, std::span<const int> fds);
 
   /// Sends a signal to the process groups of all children; stopped ones go on. Throws as spawn() does.

@@ -138,6 +138,11 @@ void Mapping::protect(Access access) {
     throw SystemError(fmt::format("mprotect of {} bytes", size_), errno);
 }
 
+void Mapping::keep_from_children() const {
+  if (data_ != nullptr && madvise(data_, size_, MADV_DONTFORK) != 0)
+    throw SystemError(fmt::format("madvise of {} bytes, to keep them from children", size_), errno);
+}
+
 void populate(std::byte* p, std::size_t bytes, int threads) {
   const auto pages = Pages::around(p, bytes);
   const auto share = round_up((pages.end - pages.begin) / static_cast<std::size_t>(std::max(threads, 1)) + 1,

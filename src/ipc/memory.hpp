@@ -23,7 +23,8 @@ void allocate(int memfd, std::size_t bytes, const std::string& name);
 
 enum class Access { read, read_write };
 
-/// Owns a shared mapping. A forked child has a copy of the mapping at the same address.
+/// Owns a shared mapping. A forked child has a copy of the mapping at the same address, unless
+/// keep_from_children() was called.
 class Mapping {
  public:
   Mapping() = default;
@@ -40,6 +41,10 @@ class Mapping {
 
   /// What this process may do with the mapping from now on. Throws SystemError.
   void protect(Access access);
+
+  /// Children that are forked from now on do not have the mapping: what they do at its addresses ends them.
+  /// Throws SystemError.
+  void keep_from_children() const;
 
  private:
   void unmap() noexcept;

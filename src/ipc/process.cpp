@@ -15,6 +15,7 @@
 #include <filesystem>
 
 #include "accelmgr/errors.hpp"
+#include "ipc/proc_file.hpp"
 #include "ipc/wait_ready.hpp"
 
 namespace accelmgr::ipc {
@@ -152,6 +153,45 @@ bool end_all_children(base::Deadline deadline) noexcept {
   }
   sigprocmask(SIG_SETMASK, &before, nullptr);
   return !left;
+}
+
+namespace {
+
+/// Those of a group but its leader that have not ended.
+std::vector<base::UniqueFd> members_of(pid_t group) {
+  std::vector<base::UniqueFd> members;
+  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
+    const auto pid = static_cast<pid_t>(leading_number(process.path().filename().string()).value_or(0));
+    if (pid == 0 || pid == group || getpgid(pid) != group) continue;
+    base::UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+    if (pidfd && !has_ended(pidfd.get()) && getpgid(pid) == group) members.push_back(std::move(pidfd));
+  }
+  return members;
+}
+
+void signal_and_wait(const std::vector<base::UniqueFd>& processes, int signal,
+                     base::Deadline deadline) noexcept {
+  for (const auto& process : processes) {
+    send_signal(process.get(), signal);
+    send_signal(process.get(), SIGCONT);
+  }
+  for (const auto& process : processes) wait_ended(process.get(), deadline);
+}
+
+}  // namespace
+
+bool end_group_members(pid_t group, base::Deadline term_until) noexcept {
+  try {
+    auto members = members_of(group);
+    if (members.empty()) return true;
+    signal_and_wait(members, SIGTERM, term_until);
+    const auto bound = base::Deadline::in_seconds(kill_bound_s);
+    for (members = members_of(group); !members.empty() && !bound.passed(); members = members_of(group))
+      signal_and_wait(members, SIGKILL, bound);
+    return members.empty();
+  } catch (const std::exception&) {
+    return false;  // /proc cannot be read.
+  }
 }
 
 void default_signals() noexcept {

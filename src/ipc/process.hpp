@@ -39,6 +39,11 @@ void send_group_signal(int pidfd, pid_t pid, int signal) noexcept;
 /// until none is left; false when one still is at the deadline. The process has one thread.
 bool end_all_children(base::Deadline deadline) noexcept;
 
+/// Ends all processes of a group but its leader, if there is one: TERM, so that trackers of resources which
+/// heed the end of their clients can clean up, and when the bound has passed KILL. False when one cannot be
+/// killed within a second more, or /proc cannot be read.
+bool end_group_members(pid_t group, base::Deadline term_until) noexcept;
+
 /// All signals get their default disposition, and none is blocked any more.
 void default_signals() noexcept;
 

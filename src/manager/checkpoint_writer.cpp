@@ -27,6 +27,7 @@ std::span<const std::byte> bytes_of(const ipc::Mapping& mapping) { return {mappi
 
 /// Each image is what its memfd begins with; the description says how long they are.
 checkpoint::Written write_files(const CheckpointConfig& config, const protocol::Save& save) {
+  if (!save.missing.empty()) throw CheckpointError(save.missing);
   const auto model = map(save.model), training = map(save.training), text = map(save.description);
   const auto description = nlohmann::json::parse(reinterpret_cast<const char*>(text.data()),
                                                  reinterpret_cast<const char*>(text.data()) + text.size());

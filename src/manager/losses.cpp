@@ -63,6 +63,9 @@ void Supervisor::lost(int rank, int wait_status) {
   auto& record = session_.record(rank);
   if (has_no_process(rank)) return;
   record.exit_status.store(wait_status);
+  // What user code has forked there. Otherwise the launcher has ended it.
+  if (launcher_lost_ && runner(rank).pidfd)
+    ipc::send_group_signal(runner(rank).pidfd.get(), record.pid.load(), SIGKILL);
   const bool retired = runner(rank).retiring;
   record.life.store(retired ? Life::absent : Life::lost);
   finish_for(rank);
@@ -152,10 +155,14 @@ void Supervisor::relaunch_when_all_are_gone() {
   if (decision.kind == Decision::Kind::give_up) return give_up(decision.why);
   launcher_end_.reset();
   launcher_watch_.reset();
-  launcher_.emplace(relaunch_());
-  watch_launcher();
+  try {
+    launcher_.emplace(relaunch_());
+    watch_launcher();
+    notices_.emplace_back(std::in_place_type<protocol::Relaunched>, base::duplicate(launcher_->pidfd()));
+  } catch (const SystemError& error) {
+    return give_up(fmt::format("the launcher cannot be started again: {}", error.what()));
+  }
   launcher_lost_ = false;
-  notices_.emplace_back(std::in_place_type<protocol::Relaunched>, base::duplicate(launcher_->pidfd()));
   send_notices();
   wanted_.clear();
   const auto team = control.team.load();

@@ -12,6 +12,7 @@
 #include "accelmgr/errors.hpp"
 #include "accelmgr/model.hpp"
 #include "base/clock.hpp"
+#include "base/exception_text.hpp"
 #include "base/log.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/session_state.hpp"
@@ -117,13 +118,18 @@ session::Session take_over_session(std::vector<base::UniqueFd> fds, session::Man
 }
 
 /// A launcher by exec: forking one from here would copy this process's threads' locks.
-ipc::LauncherClient execute_launcher(const Config& config) {
+ipc::LauncherClient execute_launcher(const Config& config, int host_pidfd) {
   auto [ours, theirs] = ipc::socket_pair();
-  const std::pair<int, int> inherited[] = {{theirs.get(), role_socket}};
+  const std::pair<int, int> inherited[] = {{theirs.get(), role_socket}, {host_pidfd, role_host}};
   auto process = ipc::execute_self({launcher_argument}, inherited);
   theirs.reset();
   protocol::send_configuration(ours.get(), config::to_yaml(config));
   return {std::move(ours), std::move(process)};
+}
+
+/// The manager's group holds what user code forks there: workers of a data loader, for instance.
+ipc::LauncherOptions launcher_options(int creator, pid_t manager, int host_pidfd) {
+  return {.creator = creator, .creator_group = getpgid(manager) == manager ? manager : 0, .host = host_pidfd};
 }
 
 ipc::ChildMain runner_main(const Config& config) {
@@ -131,6 +137,13 @@ ipc::ChildMain runner_main(const Config& config) {
     embedding().runner_began();
     return runner::run(config, std::move(request));
   };
+}
+
+/// With what user code has forked here.
+[[noreturn]] void leave(int code) {
+  constexpr double term_s = 0.3;
+  if (getpgrp() == getpid()) ipc::end_group_members(getpid(), base::Deadline::in_seconds(term_s));
+  _exit(code);
 }
 
 /// Told to the host, or to nobody: then it is gone. The launcher sees its socket end, and ends what is left
@@ -141,7 +154,7 @@ ipc::ChildMain runner_main(const Config& config) {
   } catch (const Error&) {
     base::log().error("{}", error.what());
   }
-  _exit(1);
+  leave(1);
 }
 
 /// Ends the process, while all that its threads look at is there. Throws before it has threads of its own.
@@ -152,7 +165,7 @@ ipc::ChildMain runner_main(const Config& config) {
   CheckpointWriter writer(config.checkpoint,
                           [&](protocol::Saved saved) { told->tell_host(std::move(saved)); });
   Supervisor supervisor(
-      config, session, manifest, std::move(launcher), [&config] { return execute_launcher(config); },
+      config, session, manifest, std::move(launcher), [&] { return execute_launcher(config, host_pidfd); },
       [&](protocol::Save save) { writer.write(std::move(save)); }, socket, host_pidfd);
   told = &supervisor;
   try {
@@ -163,7 +176,7 @@ ipc::ChildMain runner_main(const Config& config) {
   // How long a stop may take is the host's business; without one, a disk that hangs keeps nobody.
   while (!writer.finish(base::Deadline::in_seconds(0.2)) && !supervisor.host_gone()) {
   }
-  _exit(0);
+  leave(0);
 }
 
 [[noreturn]] void serve_host(int socket, base::UniqueFd host_pidfd) {
@@ -175,13 +188,15 @@ ipc::ChildMain runner_main(const Config& config) {
   // From here on the runners can be forked: nothing of torch has run, and there is no second thread.
   const int host_socket[] = {socket};
   const auto child_main = runner_main(config);
-  auto launcher = ipc::LauncherClient::start(child_main, host_socket);
+  auto launcher =
+      ipc::LauncherClient::start(child_main, launcher_options(-1, getpid(), host_pidfd.get()), host_socket);
   embedding().manager_began();
   at::set_num_threads(1);
   session::Manifest manifest;
   std::unique_ptr<BatchSource> source;
   auto session = offered.empty() ? make_session(config, socket, source, manifest)
                                  : take_over_session(std::move(offered), manifest);
+  session.keep_from_children();
   config::arm_faults(config, -1, session.control().managers.load());
   if (!source) source = make_data(config);
   data::Loader loader(std::move(source), session, manifest, config.batch_size_per_device,
@@ -205,6 +220,8 @@ void run(base::UniqueFd socket, base::UniqueFd host_pidfd) {
     serve_host(socket.get(), std::move(host_pidfd));
   } catch (const std::exception& error) {
     fail(socket.get(), error);
+  } catch (...) {  // Of a factory, which is the user's.
+    fail(socket.get(), Error(base::current_exception_text()));
   }
 }
 
@@ -217,12 +234,15 @@ void run_launcher(base::UniqueFd socket) {
     socklen_t size = sizeof manager;
     if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &manager, &size) != 0)
       throw SystemError("asking the socket for the manager's pid", errno);
-    ipc::die_with(manager.pid);
+    const auto manager_pidfd = ipc::open_pidfd(manager.pid);
+    if (getppid() != manager.pid) throw SessionError("the manager ended before the launcher began");
+    const base::UniqueFd host_pidfd(role_host);
     base::start_logging("launcher");
     const auto config =
         config::from_yaml(protocol::receive_configuration(socket.get(), base::Deadline::in_seconds(30)));
     const auto child_main = runner_main(config);
-    code = ipc::run_launcher(std::move(socket), child_main);
+    code = ipc::run_launcher(std::move(socket), child_main,
+                             launcher_options(manager_pidfd.get(), manager.pid, host_pidfd.get()));
   } catch (const std::exception& error) {
     base::log().error("the launcher could not begin: {}", error.what());
   }

@@ -9,6 +9,7 @@ namespace accelmgr::manager {
 inline constexpr const char* role_argument = "--accelmgr-manager";
 inline constexpr const char* launcher_argument = "--accelmgr-launcher";
 inline constexpr int role_socket = 3;
+inline constexpr int role_host = 4;  ///< The launcher's: the host's pidfd.
 
 /// What the forkserver forks managers as.
 inline constexpr const char* server_role = "manager";

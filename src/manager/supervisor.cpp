@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -115,27 +116,40 @@ void Supervisor::start_next() {
 
 void Supervisor::start_runner(int rank) {
   auto& record = session_.record(rank);
-  auto [ours, theirs] = ipc::socket_pair();
   runner(rank) = {};
-  runner(rank).lifeline = std::move(ours);
-  runner(rank).said_ready = std::make_unique<Watch>(context_, runner(rank).lifeline.get(), [this, rank] {
-    // Its end without a word is told by its pidfd.
-    if (!ipc::is_closed(runner(rank).lifeline.get())) runner_ready(rank);
-    return false;
-  });
   starting_ = rank;
   starting_ns_ = base::now_ns();
   record.pid.store(0);
   record.log.written.store(0);  // Its predecessor's lines are in the incident.
   record.phase.store(session::Phase::init);
   record.life.store(Life::starting);
+  try {
+    spawn(rank);
+  } catch (const SystemError& error) {
+    if (!ipc::peer_is_gone(error)) return not_started(rank, error.what());
+    starting_.reset();  // The launcher is gone: its pidfd tells, and all are started by the next.
+  } catch (const SessionError& error) {
+    not_started(rank, error.what());
+  }
+}
+
+void Supervisor::spawn(int rank) {
+  auto [ours, theirs] = ipc::socket_pair();
+  runner(rank).lifeline = std::move(ours);
+  runner(rank).said_ready = std::make_unique<Watch>(context_, runner(rank).lifeline.get(), [this, rank] {
+    // Its end without a word is told by its pidfd.
+    if (!ipc::is_closed(runner(rank).lifeline.get())) runner_ready(rank);
+    return false;
+  });
   auto fds = session_.fds();
   fds.push_back(theirs.get());
-  try {
-    launcher_->spawn(rank, record.generation.load() + 1, fds);
-  } catch (const SystemError&) {
-    starting_.reset();  // The launcher is gone: its pidfd tells, and all are started by the next.
-  }
+  launcher_->spawn(rank, session_.record(rank).generation.load() + 1, fds);
+}
+
+// There is no process: for the policy it is one that was lost while it started.
+void Supervisor::not_started(int rank, const std::string& why) {
+  runner(rank).verdict = fmt::format("it could not be started: {}", why);
+  lost(rank, W_EXITCODE(ipc::exit_not_forked, 0));
 }
 
 bool Supervisor::take_launcher_event(base::Deadline deadline) {
@@ -145,19 +159,32 @@ bool Supervisor::take_launcher_event(base::Deadline deadline) {
     auto& record = session_.record(started->rank);
     record.generation.store(started->generation);
     record.pid.store(started->pid);
-    runner(started->rank).pidfd = std::move(started->pidfd);
     const int rank = started->rank;
-    runner(rank).end = std::make_unique<Watch>(context_, runner(rank).pidfd.get(), [this, rank] {
-      runner_ended(rank);
-      return false;
-    });
+    runner(rank).pidfd = std::move(started->pidfd);
+    watch_runner(rank);
   } else if (const auto* ended = std::get_if<ipc::Ended>(&*event)) {
     // A late one tells of a process that counts as lost already, while the next of its rank is on its way.
     const auto& record = session_.record(ended->rank);
     const bool not_forked = ended->pid == 0 && ended->generation == record.generation.load() + 1;
-    if (not_forked || ended->pid == record.pid.load()) lost(ended->rank, ended->wait_status);
+    if (not_forked)
+      not_started(ended->rank, SystemError("forking it", ended->error).what());
+    else if (ended->pid == record.pid.load())
+      lost(ended->rank, ended->wait_status);
   }
   return true;
+}
+
+void Supervisor::watch_runner(int rank) {
+  try {
+    runner(rank).end = std::make_unique<Watch>(context_, runner(rank).pidfd.get(), [this, rank] {
+      runner_ended(rank);
+      return false;
+    });
+  } catch (const SystemError& error) {
+    ipc::send_signal(runner(rank).pidfd.get(), SIGKILL);
+    ipc::wait_ended(runner(rank).pidfd.get(), base::Deadline::in_seconds(launcher_report_s));
+    not_started(rank, error.what());
+  }
 }
 
 void Supervisor::take_launcher_events() {
@@ -168,21 +195,33 @@ void Supervisor::take_launcher_events() {
 void Supervisor::runner_ready(int rank) {
   // The launcher told of it before it could say anything; that may still be on its way.
   const auto patience = base::Deadline::in_seconds(launcher_report_s);
-  while (!runner(rank).pidfd && take_launcher_event(patience)) {
+  const auto begun_ns = starting_ns_;
+  while (begun_ns == starting_ns_ && !runner(rank).pidfd && take_launcher_event(patience)) {
   }
-  if (starting_ != rank || !runner(rank).pidfd) return;
+  if (begun_ns != starting_ns_ || starting_ != rank || !runner(rank).pidfd) return;
   starting_.reset();
-  const auto& record = session_.record(rank);
+  auto& record = session_.record(rank);
+  record.life.store(Life::ready);
+  ipc::advance(session_.control().life);
   if (answered_) {
     base::set_log_step(step_under_way());
     base::log().info("runner {} (pid {}) is ready", rank, record.pid.load());
-    notices_.push_back(protocol::Joined{rank, record.generation.load(), record.pid.load(),
-                                        base::duplicate(runner(rank).pidfd.get())});
-    send_notices();
+    tell_of_ready(rank);
   } else if (wanted_.empty()) {
     answer_host();
   }
   start_next();
+}
+
+void Supervisor::tell_of_ready(int rank) {
+  const auto& record = session_.record(rank);
+  try {
+    notices_.push_back(protocol::Joined{rank, record.generation.load(), record.pid.load(),
+                                        base::duplicate(runner(rank).pidfd.get())});
+  } catch (const SystemError& error) {
+    return end_runner(rank, fmt::format("the host cannot be told of runner {}: {}", rank, error.what()));
+  }
+  send_notices();
 }
 
 void Supervisor::answer_host() {
@@ -215,7 +254,9 @@ void Supervisor::resize(int ranks) {
   try {
     if (control.given_up.load() != 0) throw SessionError(control.given_up_why);
     const auto more = std::max(0, ranks - __builtin_popcount(before));
-    session::check_memory(static_cast<std::uint64_t>(more) * session_.header().slab_bytes, 0);
+    session::check_memory(session::session_bytes(session_.header(), ranks),
+                          static_cast<std::uint64_t>(config_.memory.limit_bytes),
+                          static_cast<std::uint64_t>(more) * session_.header().slab_bytes);
     for (int rank = 0; rank < ranks; ++rank) session_.allocate_slab(rank);
   } catch (const Error& error) {
     return tell_host(protocol::Resized{error.what()});
@@ -296,8 +337,9 @@ void Supervisor::send_notices() {
       notices_.pop_front();
       ipc::wake_all(session_.control().life);
     }
-  } catch (const SystemError&) {
-    notices_.clear();  // The host is gone: its socket and its pidfd tell.
+  } catch (const SystemError& error) {
+    // The host is gone: its socket and its pidfd tell. Anything else passes: tick() tries again.
+    if (ipc::peer_is_gone(error)) notices_.clear();
   }
   // A host that reads nothing needs only the last of each rank.
   for (auto n = notices_.begin(); n != notices_.end();) {

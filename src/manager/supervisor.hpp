@@ -78,7 +78,11 @@ class Supervisor {
   void want(int rank, std::int64_t delay_ns);
   void start_next();
   void start_runner(int rank);
+  void spawn(int rank);
+  void not_started(int rank, const std::string& why);
+  void watch_runner(int rank);
   void runner_ready(int rank);
+  void tell_of_ready(int rank);
   void answer_host();
 
   // Losing (losses.cpp).

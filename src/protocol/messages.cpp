@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <nlohmann/json.hpp>
 
 #include "accelmgr/errors.hpp"
@@ -171,7 +172,17 @@ void send_request(int socket, const Request& request) {
 
 std::optional<Request> next_request(int socket) {
   bool gone = false;
-  auto message = next(socket, gone);
+  std::optional<ipc::Message> message;
+  try {
+    message = next(socket, gone);
+  } catch (const SystemError& error) {
+    if (error.code() != EMFILE) throw;
+    return Save{.step = json::parse(ipc::receive_bytes(socket)).at("step"),
+                .model = {},
+                .training = {},
+                .description = {},
+                .missing = error.what()};
+  }
   if (gone) return Stop{};
   if (!message) return std::nullopt;
   const auto text = json::parse(message->bytes);
@@ -180,7 +191,7 @@ std::optional<Request> next_request(int socket) {
   if (type != "Save") return Stop{};
   check_fds(*message, 3);
   auto& fds = message->fds;
-  return Save{text.at("step"), std::move(fds[0]), std::move(fds[1]), std::move(fds[2])};
+  return Save{text.at("step"), std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), {}};
 }
 
 bool send_notice(int socket, const Notice& notice) {

@@ -423,7 +423,7 @@ int run(const Config& config, ipc::SpawnRequest request) {
   request.fds.pop_back();
   const auto session =
       session::Session::attach(std::move(request.fds), request.rank, config.runners.protect_parameters);
-  auto& control = session.control();
+  session.keep_from_children();
   auto& record = session.record(request.rank);
   base::keep_log_tail(record.log.text, record.log.written);
   try {
@@ -432,9 +432,7 @@ int run(const Config& config, ipc::SpawnRequest request) {
     config::arm_faults(config, request.rank, request.generation);
     Runner runner(config, session, request.rank, lifeline.get());
     record.start_ns.store(static_cast<std::uint64_t>(base::now_ns() - begin));
-    record.life.store(session::Life::ready);
     ipc::send(lifeline.get(), "ready");
-    ipc::advance(control.life);
     runner.serve();
     std::fflush(nullptr);
     _exit(0);  // Nothing here needs a destructor, and torch's take long.

@@ -10,17 +10,16 @@
 
 namespace accelmgr::session {
 
-void check_memory(std::uint64_t needed_bytes, std::uint64_t limit_bytes) {
-  if (limit_bytes > 0 && needed_bytes > limit_bytes)
-    throw SessionError(
-        fmt::format("the session needs {} bytes of shared memory, memory.limit_bytes allows {}", needed_bytes,
-                    limit_bytes));
-  const auto available = ipc::memory_available();
-  if (needed_bytes > available.bytes)
+void check_memory(std::uint64_t bytes, std::uint64_t limit_bytes, std::uint64_t more_bytes) {
+  if (limit_bytes > 0 && bytes > limit_bytes)
     throw SessionError(fmt::format(
-        "the session needs {} bytes of shared memory, {} are available ({}); a smaller model, fewer "
+        "the session needs {} bytes of shared memory, memory.limit_bytes allows {}", bytes, limit_bytes));
+  const auto available = ipc::memory_available();
+  if (more_bytes > available.bytes)
+    throw SessionError(fmt::format(
+        "the session needs {} {}bytes of shared memory, {} are available ({}); a smaller model, fewer "
         "runners or gradients.slab_dtype=bf16 need less",
-        needed_bytes, available.bytes, available.limited_by));
+        more_bytes, more_bytes < bytes ? "more " : "", available.bytes, available.limited_by));
 }
 
 Session::Session(std::vector<base::UniqueFd> fds, ipc::Mapping map, std::vector<ipc::Mapping> slabs)
@@ -98,6 +97,11 @@ void Session::populate_for(int rank, RankMask team) const {
       ipc::populate_read(slab_map.data(), slab_map.size());
     }
   }
+}
+
+void Session::keep_from_children() const {
+  map_.keep_from_children();
+  for (const auto& slab : slabs_) slab.keep_from_children();
 }
 
 void Session::publish() noexcept { header_->magic.store(magic); }

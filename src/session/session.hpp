@@ -13,9 +13,13 @@
 
 namespace accelmgr::session {
 
-/// Bounds on what a session may take: the stricter of `limit_bytes` (0: none) and what the machine has
-/// available. Throws SessionError with the bytes needed and available.
-void check_memory(std::uint64_t needed_bytes, std::uint64_t limit_bytes);
+/// Bounds on what a session may take: `bytes`, all of it, by `limit_bytes` (0: none), and `more_bytes`, those
+/// that it has not yet, by what the machine has available. Throws SessionError with the bytes needed and
+/// available.
+void check_memory(std::uint64_t bytes, std::uint64_t limit_bytes, std::uint64_t more_bytes);
+inline void check_memory(std::uint64_t bytes, std::uint64_t limit_bytes) {
+  check_memory(bytes, limit_bytes, bytes);
+}
 
 class Session {
  public:
@@ -35,6 +39,9 @@ class Session {
   /// Makes every page that `rank` touches in a step of `team` present in this process: no step waits for page
   /// faults.
   void populate_for(int rank, RankMask team) const;
+  /// From now on a forked child has none of the mappings, and ends where it uses them. For processes in which
+  /// code of the user forks.
+  void keep_from_children() const;
   /// The session memfd, then the slab of each rank.
   std::vector<int> fds() const;
 

@@ -16,6 +16,7 @@
 #include "accelmgr/errors.hpp"
 #include "ipc/proc_file.hpp"
 #include "ipc/socket.hpp"
+#include "ipc/wait_ready.hpp"
 #include "processes.hpp"
 #include "roles.hpp"
 #include "system_call.hpp"
@@ -335,9 +336,147 @@ TEST_F(LauncherTest, ClosesWhatItIsToldTo) {
   launcher_.reset();
   auto [ours, theirs] = socket_pair();
   const int closed[] = {theirs.get()};
-  launcher_.emplace(LauncherClient::start(obey, closed));
+  launcher_.emplace(LauncherClient::start(obey, {}, closed));
   theirs.reset();
   EXPECT_FALSE(receive(ours.get(), soon()));
+}
+
+// As long as its sender lives, or a child that user code has forked there.
+struct Alive {
+  base::UniqueFd ours;
+  bool ended() const { return wait_ready(ours.get(), POLLIN, soon()) != 0; }
+};
+
+/// A client that leads a group and has a child that nobody asked for; both do nothing. The child holds
+/// `alive`.
+Child client_with_a_child(base::UniqueFd& alive, const base::UniqueFd& told, int host) {
+  return fork_child([&alive, &told, host] {
+    setpgid(0, 0);
+    auto launcher = LauncherClient::start(obey, {.creator_group = getpid(), .host = host});
+    if (fork() == 0) hang();
+    alive.reset();
+    const int pidfd[] = {launcher.pidfd()};
+    send(told.get(), "started", pidfd);
+    if (receive(told.get(), soon())->bytes == "stop") {
+      // Whose end the launcher cannot report any more.
+      launcher.spawn(0, 1, {});
+      launcher.stop(soon());
+      send(told.get(), "stopped");
+    }
+    hang();
+    return 0;
+  });
+}
+
+TEST_F(LauncherTest, WhatWasForkedInAClientThatIsKilledEndsWithIt) {
+  launcher_.reset();
+  auto [told, tells] = socket_pair();
+  auto [ours, theirs] = socket_pair();
+  Alive child{std::move(ours)};
+  const auto client = client_with_a_child(theirs, tells, -1);
+  theirs.reset();
+  const auto started = receive(told.get(), soon()).value();
+  send_signal(client.pidfd.get(), SIGKILL);
+  EXPECT_TRUE(child.ended()) << "what it had forked is left";
+  EXPECT_TRUE(wait_ended(started.fds.at(0).get(), soon())) << "the launcher is left";
+  EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
+}
+
+TEST_F(LauncherTest, AClientThatOutlivesItsHostIsEndedWithWhatItForked) {
+  launcher_.reset();
+  const auto host = fork_child([] {
+    hang();
+    return 0;
+  });
+  auto [told, tells] = socket_pair();
+  auto [ours, theirs] = socket_pair();
+  Alive child{std::move(ours)};
+  const auto client = client_with_a_child(theirs, tells, host.pidfd.get());
+  theirs.reset();
+  const auto started = receive(told.get(), soon()).value();
+  send_signal(host.pidfd.get(), SIGKILL);
+  EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
+  EXPECT_TRUE(child.ended()) << "what it had forked is left";
+  EXPECT_TRUE(wait_ended(started.fds.at(0).get(), soon())) << "the launcher is left";
+  EXPECT_EQ(end_of(host), "killed by signal 9 (KILL)");
+}
+
+TEST_F(LauncherTest, AClientThatStopsItIsLeftAlone) {
+  launcher_.reset();
+  auto [told, tells] = socket_pair();
+  auto [ours, theirs] = socket_pair();
+  Alive child{std::move(ours)};
+  const auto client = client_with_a_child(theirs, tells, -1);
+  theirs.reset();
+  const auto started = receive(told.get(), soon()).value();
+  send(told.get(), "stop");
+  EXPECT_EQ(receive(told.get(), soon()).value().bytes, "stopped");
+  EXPECT_TRUE(has_ended(started.fds.at(0).get()));
+  EXPECT_FALSE(has_ended(client.pidfd.get()));
+  EXPECT_FALSE(is_readable(child.ours.get()));
+  kill(-client.pid, SIGKILL);
+  EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
+}
+
+TEST_F(LauncherTest, AChildWhoseDescriptorsFindNoRoomInTheLauncherIsReported) {
+  launcher_.reset();
+  auto [ours, theirs] = socket_pair();
+  auto launcher = fork_child([&ours = ours, &theirs = theirs] {
+    ours.reset();
+    const rlimit limit{.rlim_cur = static_cast<rlim_t>(theirs.get()) + 1, .rlim_max = 1024};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    return run_launcher(std::move(theirs), obey);
+  });
+  theirs.reset();
+  LauncherClient client(std::move(ours), std::move(launcher));
+  const int passed[] = {0, 1, 2, 0, 1, 2};
+  for (std::uint32_t generation = 1; generation <= 2; ++generation) {
+    client.spawn(5, generation, passed);
+    const auto ended = std::get<Ended>(client.next(soon()).value());
+    EXPECT_EQ(ended.generation, generation);
+    EXPECT_EQ(ended.pid, 0);
+    EXPECT_EQ(ended.error, EMFILE);
+  }
+}
+
+TEST_F(LauncherTest, AChildWhosePidfdFindsNoRoomInTheClientIsEndedAndReported) {
+  launcher_.reset();
+  const auto client = fork_child([] {
+    auto launcher = LauncherClient::start(obey);
+    auto [ours, theirs] = socket_pair();
+    const int passed[] = {theirs.get()};
+    launcher.spawn(5, 1, passed);
+    theirs.reset();
+    const rlimit limit{.rlim_cur = 3, .rlim_max = 1024};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    const auto ended = std::get<Ended>(launcher.next(soon()).value());
+    if (ended.rank != 5 || ended.pid != 0 || ended.error != EMFILE) return 1;
+    return receive(ours.get(), soon()) ? 2 : 0;  // Its end.
+  });
+  EXPECT_EQ(end_of(client), "exit code 0");
+}
+
+TEST_F(LauncherTest, WantOfMemoryForAReportIsNotTheEndOfTheClient) {
+  launcher_.reset();
+  auto [ours, theirs] = socket_pair();
+  auto launcher = fork_child([&ours = ours, &theirs = theirs] {
+    ours.reset();
+    fail_system_call(SYS_sendmsg, ENOBUFS);
+    return run_launcher(std::move(theirs), [](const SpawnRequest& request) -> int {
+      if (write(request.fds.at(0).get(), "x", 1) == 1) hang();
+      return 1;
+    });
+  });
+  theirs.reset();
+  LauncherClient client(std::move(ours), std::move(launcher));
+  for (int rank = 0; rank < 2; ++rank) {
+    auto [child, passed] = socket_pair();
+    const int fd[] = {passed.get()};
+    client.spawn(rank, 1, fd);
+    passed.reset();
+    EXPECT_EQ(receive(child.get(), soon()).value_or(Message{}).bytes, "x") << "child " << rank;
+  }
+  client.stop(soon());
 }
 
 TEST_F(LauncherTest, IsRefusedBesideThreadsWhichAreNamed) {

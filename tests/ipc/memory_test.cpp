@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -224,6 +225,20 @@ TEST(Populate, OfAPartTouchesItsPagesOnly) {
   populate(map.data() + bytes / 2 + page / 2, bytes / 4, 1);
   populate(map.data(), 0, 4);
   EXPECT_NEAR(static_cast<double>(pages_populated()), bytes / page / 4., 100);
+}
+
+TEST(Mapping, ThatIsKeptFromChildrenIsNotInThem) {
+  const auto fd = create_memfd("kept", 8192);
+  const Mapping kept(fd.get(), 0, 4096, Access::read_write), given(fd.get(), 4096, 4096, Access::read_write);
+  kept.keep_from_children();
+  kept.data()[0] = given.data()[0] = std::byte{7};
+  const auto mapped = [](const Mapping& mapping) {
+    unsigned char resident;
+    return mincore(mapping.data(), mapping.size(), &resident) == 0;
+  };
+  ASSERT_TRUE(mapped(kept));
+  const auto child = fork_child([&] { return (mapped(kept) ? 1 : 0) + (mapped(given) ? 2 : 0); });
+  EXPECT_EQ(end_of(child), "exit code 2");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <thread>
@@ -108,6 +109,25 @@ TEST_F(MessagesTest, RequestsArriveInTheirOrderAndTheEndOfTheHostIsAStop) {
   host.reset();
   request = next_request(manager.get());
   EXPECT_TRUE(std::holds_alternative<Stop>(*request));
+}
+
+TEST_F(MessagesTest, ASaveWhoseMemoryFindsNoRoomSaysSo) {
+  Save save;
+  save.step = 17;
+  save.model = null();
+  save.training = null();
+  save.description = null();
+  send_request(host.get(), std::move(save));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto lowest_free = static_cast<rlim_t>(null().get());
+  const rlimit none{.rlim_cur = lowest_free, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto request = next_request(manager.get());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(std::get<Save>(*request).step, 17u);
+  EXPECT_NE(std::get<Save>(*request).missing.find("ulimit -n"), std::string::npos);
+  EXPECT_FALSE(next_request(manager.get()));
 }
 
 TEST_F(MessagesTest, NoticesArriveInTheirOrder) {

@@ -1,7 +1,9 @@
 """What goes wrong in a training loop: every step returns, says what it was, and counts in full or not at all."""
 
 import os
+import pathlib
 import pickle
+import select
 import signal
 import time
 import warnings
@@ -246,3 +248,36 @@ def test_warnings_are_no_noise(tmp_path):
         warnings.simplefilter("error")
         with start(Told(tmp_path), nprocs=1) as manager:
             assert manager.step().ok
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(Count())
+
+
+def workers_of(pid):
+    """The children of a manager process but its launcher, as pidfds; stopped, so that they notice nothing."""
+    workers = []
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            if pathlib.Path(f"/proc/{child}/comm").read_text().strip() != "accelmgr:launch":
+                os.kill(int(child), signal.SIGSTOP)
+                workers.append(os.pidfd_open(int(child)))
+    return workers
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_workers_of_a_data_loader_end_with_their_manager_process(tmp_path, how):
+    loader = torch.utils.data.DataLoader(Endless(), batch_size=None, num_workers=1)
+    with accelmgr.Manager(Told(tmp_path), loader, nprocs=1, runners__threads=1) as manager:
+        assert manager.step().ok
+        pid = manager.statistics().manager_pid
+        workers = workers_of(pid)
+        assert workers
+        if how == "killed":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            manager.stop()
+        for worker in workers:
+            assert select.select([worker], [], [], 30)[0], "a worker is left"
+            os.close(worker)

@@ -123,6 +123,8 @@ TEST(Session, MemoryBeyondTheLimitIsRefusedWithBothNumbers) {
   }
   EXPECT_THROW(check_memory(std::uint64_t{1} << 60, 0), SessionError);
   EXPECT_NO_THROW(check_memory(4096, 4096));
+  EXPECT_NO_THROW(check_memory(std::uint64_t{1} << 60, 0, 4096)) << "what it has already";
+  EXPECT_THROW(check_memory(5000, 4000, 1), SessionError);
 }
 
 TEST(SessionDeathTest, ProtectedParametersCannotBeWritten) {

@@ -6,8 +6,12 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <optional>
 #include <sstream>
 
+#include "config/start_method.hpp"
 #include "ipc/process.hpp"
 #include "roles.hpp"
 #include "staged_run.hpp"
@@ -152,17 +156,21 @@ TEST(LostManager, KilledAfterAnAbortedStepAddsNothingOfIt) {
   expect_readable_after_lost_manager(run, gradients);
 }
 
+pid_t only_child_of(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/task/{}/children", pid, pid));
+  const std::vector<pid_t> pids{std::istream_iterator<pid_t>(file), {}};
+  EXPECT_EQ(pids.size(), 1u);
+  return pids.at(0);
+}
+
 /// A host in a process of its own.
 class Host {
  public:
-  Host(const Stage& stage, const std::string& forks, const std::string& steps) {
-    auto [says_out, says_in] = make_pipe();
-    auto [waits_out, waits_in] = make_pipe();
-    const std::pair<int, int> fds[] = {{says_in.get(), role_says}, {waits_out.get(), role_waits}};
-    host_ = ipc::execute_self({role_argument, hosts, stage.path(), forks, steps}, fds);
-    test_end_ = std::move(waits_in);
-    says_in.reset();
-    read_pids(says_out.get(), forks == "forks");
+  /// One that is left inside Manager::start().
+  Host(const Stage& stage, StartMethod method) : Host(stage, "alone", "idles", method) {}
+  Host(const Stage& stage, const std::string& forks, const std::string& steps)
+      : Host(stage, forks, steps, StartMethod::spawn) {
+    read_pids(forks == "forks");
   }
 
   void kill_and_wait() {
@@ -176,16 +184,26 @@ class Host {
   void let_go() { test_end_.reset(); }
 
  private:
+  Host(const Stage& stage, const std::string& forks, const std::string& steps, StartMethod method) {
+    auto [says_out, says_in] = make_pipe();
+    auto [waits_out, waits_in] = make_pipe();
+    const std::pair<int, int> fds[] = {{says_in.get(), role_says}, {waits_out.get(), role_waits}};
+    host_ =
+        ipc::execute_self({role_argument, hosts, stage.path(), forks, steps, config::name_of(method)}, fds);
+    test_end_ = std::move(waits_in);
+    says_ = std::move(says_out);
+  }
+
   static std::pair<base::UniqueFd, base::UniqueFd> make_pipe() {
     int ends[2];
     EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
     return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
   }
 
-  void read_pids(int from, bool forks) {
+  void read_pids(bool forks) {
     std::string line;
     for (char c = 0; c != '\n';) {
-      ASSERT_EQ(read(from, &c, 1), 1) << "the host ended before it had a manager";
+      ASSERT_EQ(read(says_.get(), &c, 1), 1) << "the host ended before it had a manager";
       line += c;
     }
     std::istringstream words(line);
@@ -201,6 +219,7 @@ class Host {
   Processes processes_;
   base::UniqueFd child_;
   base::UniqueFd test_end_;
+  base::UniqueFd says_;
 };
 
 TEST(LostHost, TakesAllWithIt) {
@@ -233,6 +252,116 @@ TEST(LostHost, TakesRunnersWithItThatHangInTheModel) {
   Host host(stage, "alone", "steps");
   stage.wait_until_blocked(1);
   host.kill_and_wait();
+  expect_ended(host.processes());
+  expect_nothing_left();
+}
+
+class LostHostThatStarts : public testing::TestWithParam<StartMethod> {};
+
+// Whatever the user's factory waits for does not come any more.
+TEST_P(LostHostThatStarts, TakesAManagerWithItThatIsInsideAFactory) {
+  Stage stage;
+  stage.hold_factories();
+  Host host(stage, GetParam());
+  const auto pid = stage.wait_until_in_factory();
+  const auto manager = ipc::open_pidfd(pid);
+  const auto launcher = ipc::open_pidfd(only_child_of(pid));
+  host.kill_and_wait();
+  const auto dead_ns = base::now_ns();
+  EXPECT_TRUE(ipc::wait_ended(manager.get(), soon()));
+  EXPECT_TRUE(ipc::wait_ended(launcher.get(), soon()));
+  report_ms("from the host's end to that of manager and launcher", dead_ns);
+  stage.release_factories();
+  expect_nothing_left();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LostHostThatStarts,
+                         testing::Values(StartMethod::spawn, StartMethod::fork, StartMethod::forkserver),
+                         [](const auto& method) { return config::name_of(method.param); });
+
+/// What user code has forked in a runner and in the manager.
+class ForkedChildren {
+ public:
+  explicit ForkedChildren(Stage& stage)
+      : of_runner_(ipc::open_pidfd(stage.child_of_model())),
+        of_manager_(ipc::open_pidfd(stage.child_of_source())) {}
+  void expect_runners_ended() const { EXPECT_TRUE(ipc::wait_ended(of_runner_.get(), soon())); }
+  void expect_ended() const {
+    expect_runners_ended();
+    EXPECT_TRUE(ipc::wait_ended(of_manager_.get(), soon()));
+  }
+  bool manager_has_its() const { return !ipc::has_ended(of_manager_.get()); }
+
+ private:
+  base::UniqueFd of_runner_, of_manager_;
+};
+
+/// A run in which a child has been forked in runner 1 and in the manager.
+class ForkedChildrenTest : public testing::Test {
+ protected:
+  ForkedChildrenTest() {
+    auto config = staged_config(stage_);
+    config.data.options["fork_at"] = "0";
+    stage_.tell_once(1, Act::fork_child);
+    run_.emplace(config);
+    expect_ok(run_->manager());
+  }
+
+  Stage stage_;
+  std::optional<StagedRun> run_;
+};
+
+TEST_F(ForkedChildrenTest, HaveNothingOfTheSession) {
+  for (const pid_t child : {stage_.child_of_model(), stage_.child_of_source()}) {
+    std::ifstream maps(fmt::format("/proc/{}/maps", child));
+    int lines = 0;
+    for (std::string line; std::getline(maps, line); ++lines)
+      EXPECT_EQ(line.find("/memfd:accelmgr"), std::string::npos) << line;
+    EXPECT_GT(lines, 0);
+  }
+}
+
+TEST_F(ForkedChildrenTest, EndWithTheirRunner) {
+  const ForkedChildren children(stage_);
+  run_->kill_and_wait(run_->runner(1));
+  children.expect_runners_ended();
+  EXPECT_TRUE(children.manager_has_its());
+}
+
+TEST_F(ForkedChildrenTest, EndWithTheirRunnerWhereTheLauncherIsKilled) {
+  const ForkedChildren children(stage_);
+  run_->kill_and_wait(run_->processes().launcher.get());
+  children.expect_runners_ended();
+  EXPECT_TRUE(children.manager_has_its());
+}
+
+TEST_F(ForkedChildrenTest, EndWithTheManagerThatIsKilled) {
+  const ForkedChildren children(stage_);
+  run_->kill_and_wait(run_->processes().manager.get());
+  children.expect_ended();
+}
+
+TEST_F(ForkedChildrenTest, EndWithTheManagerThatStops) {
+  const ForkedChildren children(stage_);
+  run_->manager().stop();
+  children.expect_ended();
+}
+
+TEST_F(ForkedChildrenTest, EndWhenAllIsKilledAtOnce) {
+  const ForkedChildren children(stage_);
+  run_->manager().kill();
+  children.expect_ended();
+}
+
+TEST(ForkedChildrenOfAHost, EndWithIt) {
+  Stage stage;
+  stage.tell_once(1, Act::fork_child);
+  Host host(stage, "alone", "steps");
+  const ForkedChildren children(stage);
+  host.kill_and_wait();
+  const auto dead_ns = base::now_ns();
+  children.expect_ended();
+  report_ms("from the host's end to that of what was forked", dead_ns);
   expect_ended(host.processes());
   expect_nothing_left();
 }

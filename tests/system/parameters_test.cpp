@@ -5,8 +5,10 @@
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <torch/optim/adamw.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
 
 #include "accelmgr/batch_source.hpp"
@@ -45,6 +47,31 @@ TEST(Parameters, AndGradientsNeverChangeTheirAddresses) {
   expect_in_place("zero_grad()");
   manager.stop();
   expect_in_place("stop()");
+}
+
+/// Of the pages that hold the tensor, those that this process does not have.
+std::size_t missing_pages(const at::Tensor& tensor) {
+  constexpr std::uint64_t present = std::uint64_t{1} << 63;
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  std::ifstream pages("/proc/self/pagemap", std::ios::binary);
+  std::size_t missing = 0;
+  for (auto number = first / page; number * page < first + tensor.nbytes(); ++number) {
+    std::uint64_t entry = 0;
+    pages.seekg(static_cast<std::streamoff>(number * sizeof entry));
+    EXPECT_TRUE(pages.read(reinterpret_cast<char*>(&entry), sizeof entry));
+    if ((entry & present) == 0) ++missing;
+  }
+  return missing;
+}
+
+// No step waits for page faults.
+TEST(Parameters, AndGradientsAreInTheHostsPageTableFromTheStart) {
+  auto config = small_config("mlp");
+  config.model.mlp.hidden_size = 600;  // Less than the 2 MiB at multiples of which both begin.
+  const auto manager = Manager::start(config);
+  for (const auto* tensors : {&manager.parameters(), &manager.gradients()})
+    for (const auto& [name, tensor] : *tensors) EXPECT_EQ(missing_pages(tensor), 0u) << name;
 }
 
 TEST(Parameters, OfAnUpdateAreThoseOfTheNextStep) {

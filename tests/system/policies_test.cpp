@@ -3,6 +3,11 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <stdexcept>
 
 #include "base/interruption.hpp"
 #include "staged_run.hpp"
@@ -179,6 +184,101 @@ TEST(Restart, ALauncherThatReportsALossLateDoesNotTakeTheReplacementForLost) {
   expect_same(outcome_of(run), expected);
 }
 
+/// As long as this lives the process can open nothing more; below `lowest` it may have room for some.
+class NoDescriptors {
+ public:
+  explicit NoDescriptors(pid_t pid = getpid(), rlim_t lowest = 0) : pid_(pid) {
+    while (std::filesystem::is_symlink(fmt::format("/proc/{}/fd/{}", pid, lowest))) ++lowest;
+    set({.rlim_cur = lowest, .rlim_max = before_.rlim_max});
+  }
+  ~NoDescriptors() { set(before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  static rlimit current() {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    return limit;
+  }
+  void set(const rlimit& limit) const { EXPECT_EQ(prlimit(pid_, RLIMIT_NOFILE, &limit, nullptr), 0); }
+
+  pid_t pid_;
+  rlimit before_ = current();
+};
+
+TEST(NoDescriptors, InTheHostForAReplacementAreToldAndItTakesPartWhenThereAre) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  {
+    const NoDescriptors none;
+    run.kill_and_wait(run.runner(1));
+    for (int i = 0; i < 2; ++i)
+      expect_failed(run.manager().step({.timeout_s = 1}), StepStatus::timeout,
+                    {"no attempt could begin within 1 s", "ulimit -n", "Too many open files"});
+  }
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+TEST(NoDescriptors, InTheHostForAReplacementEndAResizeAtItsDeadline) {
+  Stage stage;
+  auto config = restarting(stage);
+  config.start_timeout = 5;
+  StagedRun run(config);
+  const NoDescriptors none;
+  run.kill_and_wait(run.runner(1));
+  expect_failed(run.manager().step({.timeout_s = 1}), StepStatus::timeout, {"ulimit -n"});
+  expect_contains(message_of<SessionError>([&] { run.manager().resize(1); }), {"ulimit -n"});
+}
+
+TEST(NoDescriptors, InTheManagerForAReplacementAreACauseLikeOthers) {
+  Stage stage;
+  auto config = restarting(stage);
+  config.runners.restarts_per_window = 2;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  const NoDescriptors none(run.manager().statistics().manager_pid);
+  run.kill_and_wait(run.runner(1));
+  const auto result = run.manager().step();
+  expect_failed(result, StepStatus::runner_lost, {"2 restarts within 60 s", "Too many open files"});
+  EXPECT_EQ(result.causes.size(), 3u);
+}
+
+TEST(NoDescriptors, InTheLauncherForAReplacementAreACauseLikeOthers) {
+  Stage stage;
+  auto config = restarting(stage);
+  config.runners.restarts_per_window = 2;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  run.wait_until_waiting(1);
+  // It polls eight at most, and has no room for the four that a runner gets.
+  const NoDescriptors none(parent_of(run.manager().statistics().runners.at(1).pid), 8);
+  run.kill_and_wait(run.runner(1));
+  const auto result = run.manager().step();
+  expect_failed(result, StepStatus::runner_lost,
+                {"2 restarts within 60 s", "could not be started", "Too many open files"});
+}
+
+TEST(Interruption, ThatThrowsLeavesNoStepOpen) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  stage.tell(1, Act::block);
+  const auto interrupted = [&] {
+    if (stage.blocks(1)) throw std::runtime_error("enough");
+    return false;
+  };
+  EXPECT_EQ(message_of<std::runtime_error>([&] { run.manager().step({.interrupted = interrupted}); }),
+            "enough");
+  stage.tell(1, Act::compute);
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
 TEST(Hang, IsToldFromAStopAndSaysWhereItStood) {
   Stage stage;
   auto config = staged_config(stage);
@@ -233,6 +333,22 @@ TEST(Resize, GoesUpAndDownAndDealsEveryElementOnce) {
   EXPECT_EQ(run.manager().statistics().elements, std::uint64_t{8 * staged_batch_size});
   EXPECT_THROW(run.manager().resize(0), UsageError);
   EXPECT_THROW(run.manager().resize(4), UsageError);
+}
+
+TEST(Resize, BeyondTheLimitOfMemoryIsRefusedAndNothingHasChanged) {
+  Stage stage;
+  auto config = staged_config(stage);
+  config.runners.max_runners = 3;
+  {
+    StagedRun run(config);
+    config.memory.limit_bytes = static_cast<std::int64_t>(run.manager().statistics().session_bytes);
+  }
+  StagedRun run(config);
+  expect_contains(message_of<SessionError>([&] { run.manager().resize(3); }), {"memory.limit_bytes"});
+  EXPECT_EQ(expect_ok(run.manager()).participants, 2u);
+  run.manager().resize(1);
+  run.manager().resize(2);
+  EXPECT_EQ(expect_ok(run.manager()).participants, 2u);
 }
 
 TEST(Resize, DownAndUpAgainStartsNobodyBesideTheRunnerThatWasLetGo) {

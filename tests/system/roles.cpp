@@ -5,6 +5,7 @@
 
 #include "accelmgr/init.hpp"
 #include "accelmgr/manager.hpp"
+#include "config/start_method.hpp"
 #include "stage.hpp"
 
 namespace accelmgr::test {
@@ -19,6 +20,12 @@ void wait_for_test() {
   if (read(role_waits, &byte, 1) != 0) _exit(3);
 }
 
+StartMethod method_of(const std::string& name) {
+  for (const auto method : {StartMethod::fork, StartMethod::forkserver})
+    if (name == config::name_of(method)) return method;
+  return StartMethod::spawn;
+}
+
 int start_without_init() {
   try {
     Manager::start(Config{});
@@ -31,7 +38,9 @@ int start_without_init() {
 
 int host(const std::vector<std::string>& arguments, int argc, char** argv) {
   init(argc, argv);
-  auto manager = Manager::start(staged_config(arguments.at(0)));
+  auto config = staged_config(arguments.at(0));
+  config.data.options["fork_at"] = "0";
+  auto manager = Manager::start(config, {.method = method_of(arguments.at(3))});
   const auto statistics = manager.statistics();
   std::string pids = fmt::format("{}", statistics.manager_pid);
   for (const auto& runner : statistics.runners) pids += fmt::format(" {}", runner.pid);

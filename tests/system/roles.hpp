@@ -14,7 +14,8 @@ inline constexpr int role_waits = 6;
 /// Starts a manager without init(); says what that throws.
 inline constexpr const char* starts_without_init = "starts_without_init";
 /// Starts a manager with the stage of arguments[0] and says the pids of manager and runners, and of a child
-/// that it forks if arguments[1] is "forks". Then it takes a step if arguments[2] is "steps", and waits.
+/// that it forks if arguments[1] is "forks". Then it takes a step if arguments[2] is "steps", and waits. The
+/// start method is arguments[3].
 inline constexpr const char* hosts = "hosts";
 
 /// Returns the exit code. `arguments`: after the role's name.

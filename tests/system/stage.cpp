@@ -52,6 +52,17 @@ std::int64_t number(const std::map<std::string, std::string>& options, const std
   return found == options.end() ? otherwise : std::stoll(found->second);
 }
 
+/// Children of user code: they do nothing until they are killed, and not for ever, should that fail.
+void fork_child(Script& script, std::atomic<pid_t>& child) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    alarm(120);
+    for (;;) pause();
+  }
+  child.store(pid);
+  ipc::advance(script.heard);
+}
+
 /// Regression with all that an aborted step must leave no trace in: BatchNorm's buffers, and dropout's draws
 /// from the generator.
 class StagedModel final : public Model {
@@ -59,7 +70,14 @@ class StagedModel final : public Model {
   explicit StagedModel(const Config& config)
       : map_(open_script(config.model.options.at("stage"))),
         nprocs_(config.nprocs),
-        hidden_(number(config.model.options, "hidden", usual_width)) {}
+        hidden_(number(config.model.options, "hidden", usual_width)) {
+    auto& script = script_in(map_);
+    for (auto seen = ipc::load(script.told); script.factories_held.load(); seen = ipc::load(script.told)) {
+      script.in_factory.store(getpid());
+      ipc::advance(script.heard);
+      ipc::wait_changed(script.told, seen, wait_slice_ns, 0);
+    }
+  }
 
   std::vector<NamedTensor> parameters() override {
     return {{"hidden.weight", hidden_weight_},
@@ -101,6 +119,9 @@ class StagedModel final : public Model {
         break;
       case Act::outlive_launcher:
         prctl(PR_SET_PDEATHSIG, 0);
+        break;
+      case Act::fork_child:
+        fork_child(script_in(map_), script_in(map_).child_of_model);
         break;
       default:
         break;
@@ -144,13 +165,15 @@ class StagedSource final : public BatchSource {
         elements_(config.data.elements),
         throw_at_(number(config.data.options, "throw_at", -1)),
         double_at_(number(config.data.options, "double_at", -1)),
-        longer_at_(number(config.data.options, "longer_at", -1)) {}
+        longer_at_(number(config.data.options, "longer_at", -1)),
+        fork_at_(number(config.data.options, "fork_at", -1)) {}
 
   std::span<const FieldSpec> fields() const override { return fields_; }
 
   bool next(ElementWriter& element) override {
     if (elements_ > 0 && index_ == elements_) return false;
     wait_until_released();
+    if (index_ == fork_at_) fork_child(script_in(map_), script_in(map_).child_of_source);
     if (index_ == throw_at_) throw std::runtime_error("drawer 7 is on fire");
     const auto input = at::zeros({index_ == longer_at_ ? inputs + 1 : inputs}, at::kFloat);
     for (std::int64_t i = 0; i < input.numel(); ++i)
@@ -182,6 +205,7 @@ class StagedSource final : public BatchSource {
   std::int64_t throw_at_;
   std::int64_t double_at_;
   std::int64_t longer_at_;
+  std::int64_t fork_at_;
   std::int64_t index_ = 0;
 };
 
@@ -206,25 +230,33 @@ void Stage::tell(int rank, Act act) {
 
 void Stage::tell_once(int rank, Act act) { script_.once[rank].store(act); }
 
-void Stage::wait_until(const std::atomic<bool>& heard, const std::string& what) {
+template <class T>
+T Stage::wait_until_set(const std::atomic<T>& heard, const std::string& what) {
   const auto deadline = base::Deadline::in_seconds(patience_s);
   for (;;) {
     const auto seen = ipc::load(script_.heard);
-    if (heard.load()) return;
+    if (const T value = heard.load()) return value;
     if (deadline.passed()) {
       ADD_FAILURE() << what;
-      return;
+      return {};
     }
     ipc::wait_changed(script_.heard, seen, wait_slice_ns, 0);
   }
 }
 
+template pid_t Stage::wait_until_set(const std::atomic<pid_t>& heard, const std::string& what);
+
+void Stage::release_factories() {
+  script_.factories_held.store(false);
+  ipc::advance(script_.told);
+}
+
 void Stage::wait_until_blocked(int rank) {
-  wait_until(script_.blocked[rank], fmt::format("rank {} did not come to its forward()", rank));
+  wait_until_set(script_.blocked[rank], fmt::format("rank {} did not come to its forward()", rank));
 }
 
 void Stage::wait_until_withheld() {
-  wait_until(script_.withheld, "the source did not come to the element that is withheld");
+  wait_until_set(script_.withheld, "the source did not come to the element that is withheld");
 }
 
 void Stage::withhold_elements_from(std::int64_t number) { script_.withheld_from.store(number); }

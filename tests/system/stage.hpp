@@ -2,6 +2,8 @@
 // test shares with the runners and the manager.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -24,6 +26,7 @@ enum class Act : std::uint32_t {
   write_parameter,    ///< output.bias
   replace_parameter,  ///< hidden.weight
   outlive_launcher,   ///< Its end does not end this process from now on.
+  fork_child,         ///< Which does nothing until it is killed.
 };
 
 /// The registered name of the model, and of the source.
@@ -42,6 +45,9 @@ struct Script {
   ipc::Epoch heard;                              ///< ... advanced with that.
   std::atomic<std::int64_t> withheld_from;       ///< test: the source waits before this element; 0: nowhere.
   std::atomic<bool> withheld;  ///< The source: it waits there; `heard` is advanced with that.
+  std::atomic<pid_t> child_of_model, child_of_source;  ///< Who forks it.
+  std::atomic<bool> factories_held;                    ///< test: models are not made yet.
+  std::atomic<pid_t> in_factory;                       ///< The process in which one waits for that.
 };
 
 /// The test's end. The memory has no name; others reach it through this process's entry in /proc.
@@ -63,9 +69,17 @@ class Stage {
   /// Returns when the source waits there: all elements before are dealt. Fails the test after a bound.
   void wait_until_withheld();
   void release_elements();
+  /// Models are not made until they are released.
+  void hold_factories() { script_.factories_held.store(true); }
+  void release_factories();
+  /// The process that is to make a model, once it waits. Fails the test after a bound, as the next do.
+  pid_t wait_until_in_factory() { return wait_until_set(script_.in_factory, "no model is made"); }
+  pid_t child_of_model() { return wait_until_set(script_.child_of_model, "no model has forked a child"); }
+  pid_t child_of_source() { return wait_until_set(script_.child_of_source, "no source has forked a child"); }
 
  private:
-  void wait_until(const std::atomic<bool>& heard, const std::string& what);
+  template <class T>
+  T wait_until_set(const std::atomic<T>& heard, const std::string& what);
 
   base::UniqueFd fd_;
   ipc::Mapping map_;
@@ -74,7 +88,8 @@ class Stage {
 
 /// Two runners of one thread each that train the staged model on the staged source, endless unless
 /// `data.elements` is set. The source's `data.options` name elements by number: at `throw_at` it throws, at
-/// `double_at` and `longer_at` it gives an input of another dtype and shape than declared. The model's option
+/// `double_at` and `longer_at` it gives an input of another dtype and shape than declared, at `fork_at` it
+/// forks a child that does nothing. The model's option
 /// `hidden` is its width, 16 unless it is set.
 Config staged_config(const Stage& stage);
 Config staged_config(const std::string& stage_path);

@@ -29,15 +29,6 @@ void wait_until(Condition&& condition) {
   }
 }
 
-pid_t parent_of(pid_t pid) {
-  std::ifstream status(fmt::format("/proc/{}/status", pid));
-  const std::string label = "PPid:";
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with(label)) return std::stoi(line.substr(label.size()));
-  ADD_FAILURE() << "process " << pid << " is not there";
-  return 0;
-}
-
 void expect_no_named_shared_memory(pid_t pid) {
   std::ifstream maps(fmt::format("/proc/{}/maps", pid));
   for (std::string line; std::getline(maps, line);)
@@ -50,6 +41,15 @@ void expect_no_named_shared_memory(pid_t pid) {
 }
 
 }  // namespace
+
+pid_t parent_of(pid_t pid) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  const std::string label = "PPid:";
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with(label)) return std::stoi(line.substr(label.size()));
+  ADD_FAILURE() << "process " << pid << " is not there";
+  return 0;
+}
 
 Processes processes_of(pid_t manager, const std::vector<pid_t>& runners) {
   Processes out;

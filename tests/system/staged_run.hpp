@@ -29,6 +29,9 @@ struct Processes {
 /// Opens them, and checks that none has mapped or opened anything in /dev/shm.
 Processes processes_of(pid_t manager, const std::vector<pid_t>& runners);
 
+/// Fails the test when there is no such process.
+pid_t parent_of(pid_t pid);
+
 /// Returns when all have ended. Fails the test when one does not by itself.
 void expect_ended(const Processes& processes);
 
