@@ -236,6 +236,7 @@ def main() -> None:
                 say(event="ready", peer=arguments.peer)
                 track.wait_for_start(arguments.seconds)
                 train(arguments, manager, optimizer, track)
+                manager.sync_buffers()  # For models that have some: the runners have changed them.
                 say(
                     event="end",
                     peer=arguments.peer,
