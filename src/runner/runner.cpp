@@ -377,6 +377,7 @@ void Runner::compute(std::uint64_t number) {
     micro_batch(*filled);
     if (filled->elements < control.request.batch_size) break;
   }
+  take_over_->finish();
   tensor::check_aliases(tensors_, model_->parameters(), session_, manifest_);
   ballot_.compute_ns = static_cast<std::uint64_t>(base::now_ns() - begin) - ballot_.data_ns;
   if (const auto names = take_over_->nonfinite(); !names.empty() || ballot_.nonfinite != 0) {

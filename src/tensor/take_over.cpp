@@ -67,16 +67,17 @@ TakeOver::TakeOver(const session::Session& session, const session::Manifest& man
   state_->rank = rank;
   for (const auto& parameter : model.parameters) state_->parameters.push_back(parameter.tensor);
 
-  // After a hook of the model's own, which may still change the gradient. The state holds the parameters, and
-  // they their hooks: so these do not hold the state.
+  // The state holds the parameters, and they their hooks: so these do not hold the state.
   class Hook : public torch::autograd::PostAccumulateGradHook {
    public:
     Hook(const std::shared_ptr<State>& state, std::size_t index,
          std::unique_ptr<PostAccumulateGradHook> before)
         : state_(state), index_(index), before_(std::move(before)) {}
     void operator()(const torch::autograd::Variable& parameter) override {
-      if (before_) (*before_)(parameter);
-      if (const auto state = state_.lock(); state && parameter.grad().defined()) state->take(index_);
+      if (before_)
+        (*before_)(parameter);  // Of the model: finish() takes the sum.
+      else if (const auto state = state_.lock())
+        state->take(index_);
     }
 
    private:
@@ -95,13 +96,16 @@ TakeOver::TakeOver(const session::Session& session, const session::Manifest& man
 
 TakeOver::~TakeOver() = default;
 
-void TakeOver::begin(std::uint64_t attempt) noexcept {
+void TakeOver::begin(std::uint64_t attempt) {
   state_->attempt = attempt;
   state_->nonfinite.clear();
+  for (const auto& parameter : state_->parameters)  // Of an attempt that was given up.
+    if (parameter.grad().defined()) parameter.mutable_grad().reset();
 }
 
-void TakeOver::backward(const at::Tensor& loss) {
-  loss.backward();
+void TakeOver::backward(const at::Tensor& loss) { loss.backward(); }
+
+void TakeOver::finish() {
   for (std::size_t i = 0; i < state_->parameters.size(); ++i)
     if (state_->parameters[i].grad().defined()) state_->take(i);
 }

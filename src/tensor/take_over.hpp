@@ -28,10 +28,12 @@ class TakeOver {
   TakeOver& operator=(const TakeOver&) = delete;
 
   /// Gradients of backward() belong to `attempt` from now on.
-  void begin(std::uint64_t attempt) noexcept;
-  /// loss.backward(). Afterwards no parameter has a gradient: what a hook of the model itself left in `.grad`
-  /// is taken over too.
+  void begin(std::uint64_t attempt);
+  /// loss.backward() of a micro-batch.
   void backward(const at::Tensor& loss);
+  /// After the last backward() of an attempt: takes over what is still in `.grad`. That is the gradient of a
+  /// parameter with a hook of the model's own after accumulation, which sees the sum over micro-batches.
+  void finish();
   /// The parameters of this attempt whose gradient was not finite, in the order in which they came.
   std::vector<std::string> nonfinite() const;
 

@@ -153,17 +153,40 @@ TEST_F(TakeOverTest, OneNodeMayMakeTwoGradientsOfOneSize) {
   EXPECT_TRUE(taken().slab(0).equal(b.grad()));
 }
 
-TEST_F(TakeOverTest, AHookThatTheModelSetsInPlaceOfOursLosesNothing) {
-  class Scale : public torch::autograd::PostAccumulateGradHook {
-    void operator()(const at::Tensor& parameter) override { parameter.mutable_grad().mul_(2); }
+TEST_F(TakeOverTest, AHookOfTheModelAfterAccumulationSeesTheSumOfMicroBatches) {
+  class Note : public torch::autograd::PostAccumulateGradHook {
+   public:
+    explicit Note(std::vector<at::Tensor>& seen) : seen_(seen) {}
+    void operator()(const at::Tensor& parameter) override { seen_.push_back(parameter.grad().clone()); }
+
+   private:
+    std::vector<at::Tensor>& seen_;
   };
+  const auto x = at::randn({3, width}), y = at::randn({3, width});
+  std::vector<at::Tensor> seen;
+  auto& hook = torch::autograd::impl::post_acc_grad_hooks(taken().network.w1);
+  auto ours = std::exchange(hook, std::make_unique<Note>(seen));
+  taken().take_over.backward(taken().network.loss(x));
+  taken().take_over.backward(taken().network.loss(y));
+  taken().take_over.finish();
+  hook = std::move(ours);
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_TRUE(seen[0].equal(expected({x})[0]));
+  EXPECT_TRUE(seen[1].equal(expected({x, y})[0]));
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(taken().slab(i).equal(expected({x, y})[i])) << i;
+  EXPECT_FALSE(taken().network.w1.grad().defined());
+}
+
+TEST_F(TakeOverTest, WhatAnAttemptLeftThatWasGivenUpIsGone) {
   const auto x = at::randn({3, width});
   auto& hook = torch::autograd::impl::post_acc_grad_hooks(taken().network.w1);
-  auto ours = std::exchange(hook, std::make_unique<Scale>());
+  auto ours = std::exchange(hook, nullptr);
   taken().take_over.backward(taken().network.loss(x));
+  taken().take_over.begin(++taken().attempt);
+  taken().take_over.backward(taken().network.loss(x));
+  taken().take_over.finish();
   hook = std::move(ours);
-  EXPECT_TRUE(taken().slab(0).equal(expected({x})[0].mul(2)));
-  EXPECT_FALSE(taken().network.w1.grad().defined());
+  EXPECT_TRUE(taken().slab(0).equal(expected({x})[0]));
 }
 
 }  // namespace

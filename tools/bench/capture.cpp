@@ -68,7 +68,10 @@ void measure(std::size_t bytes, int rounds) {
     alone.push_back(backward_ms(plain.loss(), [&](const at::Tensor& loss) { loss.backward(); }));
     for (const auto& weight : plain.weights) weight.mutable_grad().reset();
     take_over.begin(static_cast<std::uint64_t>(round) + 1);
-    ours.push_back(backward_ms(captured.loss(), [&](const at::Tensor& loss) { take_over.backward(loss); }));
+    ours.push_back(backward_ms(captured.loss(), [&](const at::Tensor& loss) {
+      take_over.backward(loss);
+      take_over.finish();
+    }));
     at_end.push_back(backward_ms(plain.loss(), [&](const at::Tensor& loss) {
       loss.backward();
       for (std::size_t i = 0; i < plain.weights.size(); ++i) {

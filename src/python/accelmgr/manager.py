@@ -95,7 +95,7 @@ class Manager:
         process, for modules that cannot be pickled (parametrizations); `manager.model` is the one made here.
         Between steps the host may change what it likes in place: parameters, buffers, `train()` and `eval()` of any
         module, `requires_grad`. Runners compute the next step with it. Modules and parameters themselves stay.
-        Hooks go along; of several micro-batches, one after accumulation sees each gradient by itself.
+        Hooks go along.
     dataset: any iterable, or a sequence (torch.utils.data.Dataset), of elements: mappings, tuples, or single tensors
         and numbers; or the name of a built-in source (`"text"`). Element i goes to runner i % nprocs, which makes
         batches of `batch_size_per_device` of them. A mapping becomes the keyword arguments of the model, a tuple the
