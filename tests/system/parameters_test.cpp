@@ -3,16 +3,17 @@
 #include <ATen/ops/rand_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <torch/optim/adamw.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/model.hpp"
+#include "base/unique_fd.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {
@@ -54,12 +55,12 @@ std::size_t missing_pages(const at::Tensor& tensor) {
   constexpr std::uint64_t present = std::uint64_t{1} << 63;
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-  std::ifstream pages("/proc/self/pagemap", std::ios::binary);
+  const base::UniqueFd pages(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   std::size_t missing = 0;
   for (auto number = first / page; number * page < first + tensor.nbytes(); ++number) {
     std::uint64_t entry = 0;
-    pages.seekg(static_cast<std::streamoff>(number * sizeof entry));
-    EXPECT_TRUE(pages.read(reinterpret_cast<char*>(&entry), sizeof entry));
+    const auto read = pread(pages.get(), &entry, sizeof entry, static_cast<off_t>(number * sizeof entry));
+    EXPECT_EQ(read, static_cast<ssize_t>(sizeof entry));
     if ((entry & present) == 0) ++missing;
   }
   return missing;
