@@ -99,10 +99,10 @@ struct Control {
   alignas(
       64) std::atomic<std::uint64_t> parameter_version;  ///< host; odd while parameters are being written.
   std::atomic<std::uint64_t> buffer_version;  ///< host: how often it wrote the valid copies of all buffers.
-  ipc::Epoch trigger;                                    ///< Advanced when an attempt opens. Runners wait.
-  ipc::Epoch votes;   ///< ... when it is committed or aborted. Runners wait.
-  ipc::Epoch finish;  ///< ... when it is closed or aborted. Host and loader wait.
-  ipc::Epoch life;    ///< ... when a runner is ready or lost. Manager waits.
+  ipc::Epoch trigger;                         ///< Advanced when an attempt opens. Runners wait.
+  ipc::Epoch votes;                           ///< ... when it is committed or aborted. Runners wait.
+  ipc::Epoch finish;                          ///< ... when it is closed or aborted. Host and loader wait.
+  ipc::Epoch life;                            ///< ... when a runner is ready or lost. Manager waits.
   alignas(64) std::atomic<std::uint32_t> stopping;  ///< host, manager
   alignas(64) std::atomic<RankMask> deal_to;        ///< host: the ranks that the queues are to be dealt to.
   // The supervisor's.

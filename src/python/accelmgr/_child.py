@@ -175,8 +175,8 @@ class Elements:
             data = self._dump(element)
             if len(data) > self._limit:
                 raise DataError(
-                    f"element {self._position - 1} of the dataset takes {len(data)} bytes, more than max_element_bytes = "
-                    f"{self._limit}"
+                    f"element {self._position - 1} of the dataset takes {len(data)} bytes, more than "
+                    f"max_element_bytes = {self._limit}"
                 )
             return [data]
         if self._items and type(element) in (tuple, list) and len(element) == self._items:
@@ -290,8 +290,8 @@ class Replica:
             loss = outputs
         if not isinstance(loss, torch.Tensor):
             raise ModelError(
-                f"the model's loss is of type {type(loss).__name__}; it must be a tensor: the output, its 'loss', or its "
-                "first element"
+                f"the model's loss is of type {type(loss).__name__}; it must be a tensor: the output, its 'loss', or "
+                "its first element"
             )
         return loss, scalars
 
