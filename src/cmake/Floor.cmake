@@ -4,7 +4,9 @@ include(CheckCXXCompilerFlag)
 
 find_program(ACCELMGR_CCACHE ccache)
 if(ACCELMGR_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${ACCELMGR_CCACHE})
+  # Paths below the checkout count as relative ones: another clone finds what this one has compiled.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+                                  ${ACCELMGR_CCACHE})
 endif()
 
 set(CMAKE_CXX_STANDARD 20)

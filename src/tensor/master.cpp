@@ -227,7 +227,7 @@ void check_aliases(const ModelTensors& model, const std::vector<NamedTensor>& cu
     const auto& [name, tensor] = model.parameters[i];
     if (manifest.tensors[i].count == 0) continue;  // It has no address.
     if (tensor.const_data_ptr() != values_of(session, manifest, i))
-      refuse(name, "no longer lies in the master's memory (load() or set_data()?)");
+      refuse(name, "was replaced: it no longer lies in the master's memory (load() or set_data()?)");
   }
 }
 
