@@ -1,5 +1,6 @@
 """What goes wrong in a training loop: every step returns, says what it was, and counts in full or not at all."""
 
+import itertools
 import os
 import pathlib
 import pickle
@@ -250,25 +251,27 @@ def test_warnings_are_no_noise(tmp_path):
             assert manager.step().ok
 
 
-class Endless(torch.utils.data.IterableDataset):
+class Stuck(torch.utils.data.IterableDataset):
+    """After two elements a worker waits in here, and so does not notice the end of its parent."""
+
     def __iter__(self):
-        return iter(Count())
+        yield from itertools.islice(Count(), 2)
+        signal.pause()
 
 
 def workers_of(pid):
-    """The children of a manager process but its launcher, as pidfds; stopped, so that they notice nothing."""
+    """The children of a manager process but its launcher, as pidfds."""
     workers = []
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
             if pathlib.Path(f"/proc/{child}/comm").read_text().strip() != "accelmgr:launch":
-                os.kill(int(child), signal.SIGSTOP)
                 workers.append(os.pidfd_open(int(child)))
     return workers
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_workers_of_a_data_loader_end_with_their_manager_process(tmp_path, how):
-    loader = torch.utils.data.DataLoader(Endless(), batch_size=None, num_workers=1)
+    loader = torch.utils.data.DataLoader(Stuck(), batch_size=None, num_workers=1)
     with accelmgr.Manager(Told(tmp_path), loader, nprocs=1, runners__threads=1) as manager:
         assert manager.step().ok
         pid = manager.statistics().manager_pid
