@@ -142,9 +142,9 @@ bool Loader::do_work() {
   if (finished_) return false;
   try {
     return deal();
-  } catch (...) {  // Of the source, which is the user's.
+  } catch (...) {  // User code: a data source may throw anything.
     over_ = base::current_exception_text();
-    if (session_->control().stopping.load() == 0)  // Its helpers are ended before this process is.
+    if (session_->control().stopping.load() == 0)  // A stop kills the source's worker processes first.
       base::log().error("the data source failed after {} elements: {}", source_.number(), *over_);
     return true;
   }

@@ -105,7 +105,7 @@ class Runner {
   std::unique_ptr<tensor::TakeOver> take_over_;
   session::Reduction reduction_;
   session::Ballot ballot_{};
-  std::uint64_t buffer_version_ = 0;  ///< Of the host's writes, those that are in the working buffers.
+  std::uint64_t buffer_version_ = 0;  ///< The version of the host's buffers that was loaded last.
   bool told_of_scalars_ = false;
 };
 

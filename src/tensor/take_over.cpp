@@ -75,7 +75,7 @@ TakeOver::TakeOver(const session::Session& session, const session::Manifest& man
         : state_(state), index_(index), before_(std::move(before)) {}
     void operator()(const torch::autograd::Variable& parameter) override {
       if (before_)
-        (*before_)(parameter);  // Of the model: finish() takes the sum.
+        (*before_)(parameter);  // The model's own hook: .grad stays until finish().
       else if (const auto state = state_.lock())
         state->take(index_);
     }

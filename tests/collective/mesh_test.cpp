@@ -28,6 +28,7 @@ base::Deadline soon() { return base::Deadline::in_seconds(patience_s); }
 class MeshTest : public testing::Test {
  protected:
   void SetUp() override {
+    // Sanitizer builds have no gloo plug-in, nor do machines without libgloo: there is nothing to test then.
     if (const auto why_not = unavailable_because(); !why_not.empty()) GTEST_SKIP() << why_not;
   }
   /// Blocks until all have come.

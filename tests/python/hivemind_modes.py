@@ -339,7 +339,7 @@ def assert_equals_plain_torch(mode: str, optimizer: str, count: int) -> None:
     child = multiprocessing.get_context("fork").Process(target=run_as_group, args=(mode, optimizer, count))
     child.start()
     assert child.pid is not None
-    with contextlib.suppress(ProcessLookupError):  # Here too: whoever is first.
+    with contextlib.suppress(ProcessLookupError):  # The child calls setpgid() too; it may have ended.
         os.setpgid(child.pid, child.pid)
     try:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -50,7 +50,7 @@ TEST(Parameters, AndGradientsNeverChangeTheirAddresses) {
   expect_in_place("stop()");
 }
 
-/// Of the pages that hold the tensor, those that this process does not have.
+/// Counts the tensor's pages that are not present in this process's page table.
 std::size_t missing_pages(const at::Tensor& tensor) {
   constexpr std::uint64_t present = std::uint64_t{1} << 63;
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -69,7 +69,7 @@ std::size_t missing_pages(const at::Tensor& tensor) {
 // No step waits for page faults.
 TEST(Parameters, AndGradientsAreInTheHostsPageTableFromTheStart) {
   auto config = small_config("mlp");
-  config.model.mlp.hidden_size = 600;  // Less than the 2 MiB at multiples of which both begin.
+  config.model.mlp.hidden_size = 600;  // Below 2 MiB: a gap lies between parameters and gradients.
   const auto manager = Manager::start(config);
   for (const auto* tensors : {&manager.parameters(), &manager.gradients()})
     for (const auto& [name, tensor] : *tensors) EXPECT_EQ(missing_pages(tensor), 0u) << name;

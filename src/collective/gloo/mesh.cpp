@@ -195,7 +195,7 @@ void Mesh::give_up(std::vector<Message>& messages) {
     failure.cause = Cause::lost;
     add(failure.ranks, world_rank(message.peer));
   }
-  // Whoever owes a message is late. Who has not taken one in is late only if nobody owes one.
+  // Blame the ranks whose messages are missing; if none is, the ranks that have not received ours.
   for (const bool sends : {false, true}) {
     if (!failure.ranks.empty()) break;
     for (const auto& message : messages)

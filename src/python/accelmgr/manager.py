@@ -91,8 +91,9 @@ class Manager:
         parameters and their `.grad` become the session's memory: an optimizer steps on them in place. All parameters
         have one dtype, float32 or float64. The model's output is a mapping with "loss", a tuple that begins with the
         loss, or the loss; further 0-d numbers of a mapping arrive in `StepResult.scalars`, averaged like the loss.
-        Instead of a module, a function without arguments that makes it: called once here and once in each other
-        process, for modules that cannot be pickled (parametrizations); `manager.model` is the one made here.
+        Instead of a module, a function without arguments that makes it, for modules that cannot be pickled
+        (parametrizations). It is called once here, and once in each other process unless the start method is `fork`;
+        `manager.model` is the one made here.
         Between steps the host may change what it likes in place: parameters, buffers, `train()` and `eval()` of any
         module, `requires_grad`. Runners compute the next step with it. Modules and parameters themselves stay.
         Hooks go along.
@@ -106,8 +107,8 @@ class Manager:
         are written to shared memory, at no further cost.
     nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base: as in the configuration.
     start: False leaves that to start().
-    config: a YAML file, or a mapping of configuration keys. Strongest first: `options`, environment (ACCELMGR_...),
-        `config`, defaults. A key that nothing reads here (`optimizer.*`, `train.*`, `model.*` beside a module) is an
+    config: a YAML file, or a mapping of configuration keys. Strongest first: `options`, a mapping, environment
+        (ACCELMGR_...), a file, defaults. A key that nothing reads here (`optimizer.*`, `train.*`, `model.*` beside a module) is an
         error in a call, and a warning in a file or in the environment, which may serve `accelmgr train` as well.
     start_method: `spawn`: models and datasets are pickled with cloudpickle, what is defined in `__main__` included.
         `forkserver`: the same, but the interpreter with torch is started once, and forked for this manager and all
@@ -255,7 +256,7 @@ class Manager:
         for key, source, why in unread:
             if source == "flag":
                 raise ConfigError(f"{key} has no effect on a Manager: {why}", key)
-        others = [key for key, _, _ in unread if not key.startswith("launch.")]  # Those are for whoever launched this.
+        others = [key for key, _, _ in unread if not key.startswith("launch.")]  # The launcher reads launch.*.
         if others:
             logger.warning("the configuration sets keys that a Manager does not read: %s", ", ".join(others))
 
