@@ -200,8 +200,8 @@ def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType
         kind = ModelError if what == "model" else DataError
         other = "; pass a function that makes the model, as in Manager(make_model, ...)" if what == "model" else ""
         raise kind(
-            f"{_culprit(value[0] if isinstance(value, tuple) else value, what)} cannot be pickled, as every start method but 'fork' needs{other}: "
-            f"{type(error).__name__}: {error}"
+            f"{_culprit(value[0] if isinstance(value, tuple) else value, what)} cannot be pickled, as every start "
+            f"method but 'fork' needs{other}: {type(error).__name__}: {error}"
         ) from error
     return file.getvalue()
 
@@ -265,7 +265,8 @@ class Payload:
     ) -> None:
         self._values = Values(tensors_of(model) if model is not None else [])
         numbers = {id(tensor): number for number, tensor in enumerate(self._values.tensors)}
-        attached = [found for number, tensor in enumerate(self._values.tensors) if (found := _Attached.of(number, tensor))]
+        attached = [_Attached.of(number, tensor) for number, tensor in enumerate(self._values.tensors)]
+        attached = [found for found in attached if found]
         made = pickled("model", factory) if factory is not None else pickled("model", (model, attached), numbers)
         sections = {"model": made, "dataset": dataset, "collate_fn": pickled("collate_fn", collate_fn)}
         # By value where the class is: what is defined in __main__ travels too.

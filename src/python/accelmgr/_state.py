@@ -15,7 +15,7 @@ LARGEST = 2**63
 
 
 def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """What json.dumps() takes; tensors go to `tensors`, under their path. Raises CheckpointError that names the path."""
+    """What json.dumps() takes; tensors go to `tensors`, by path. Raises CheckpointError that names the path."""
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach().cpu().contiguous()
         return {"<tensor>": path}
