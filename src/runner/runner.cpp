@@ -79,6 +79,7 @@ class Runner {
   void attempt(std::uint64_t number);
   void compute(std::uint64_t number);
   void skip(std::uint64_t number);
+  void populate();
   void load_committed_state();
   void load_buffers();
   void micro_batch(session::BatchQueue::Filled filled);
@@ -105,6 +106,7 @@ class Runner {
   std::unique_ptr<tensor::TakeOver> take_over_;
   session::Reduction reduction_;
   session::Ballot ballot_{};
+  session::RankMask populated_ = 0;   ///< The ranks whose slabs are present in this process.
   std::uint64_t buffer_version_ = 0;  ///< The version of the host's buffers that was loaded last.
   bool told_of_scalars_ = false;
 };
@@ -121,7 +123,7 @@ Runner::Runner(const Config& config, const session::Session& session, int rank, 
   enter(Phase::init);
   base::fault_point(FaultPhase::init);
   keep_freed_pages();
-  session_.populate_for(rank, session_.control().team.load());
+  populate();
   at::set_num_threads(thread_count(config));
   at::globalContext().setDeterministicAlgorithms(config.deterministic, /*warn_only=*/true);
   const auto begin = base::now_ns();
@@ -134,6 +136,14 @@ Runner::Runner(const Config& config, const session::Session& session, int rank, 
   take_over_ = std::make_unique<tensor::TakeOver>(session_, manifest_, tensors_, rank);
 
   load_committed_state();
+}
+
+// Again when the team has grown, while there is nothing else to do.
+void Runner::populate() {
+  const auto team = session_.control().team.load();
+  if ((team & ~populated_) == 0) return;
+  session_.populate_for(rank_, team);
+  populated_ |= team;
 }
 
 // What a first runner begins with, and a replacement goes on with, are the valid copies of the last commit.
@@ -197,8 +207,9 @@ void Runner::serve() {
       settle(word.attempt, !word.abort);  // Another rank ended it before this one woke.
     }
     enter(Phase::waiting);
-    if (!ipc::wait_changed(control.trigger, seen, wait_slice_ns, config_.runners.spin_us) && stopping())
-      break;
+    if (ipc::wait_changed(control.trigger, seen, wait_slice_ns, config_.runners.spin_us)) continue;
+    if (stopping()) break;
+    populate();
   }
   enter(Phase::stopping);
 }

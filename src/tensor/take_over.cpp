@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 
 #include "base/fault_point.hpp"
 #include "session/kernels.hpp"
@@ -25,8 +26,14 @@ struct TakeOver::State {
 
 namespace {
 
-// A slab beyond this is not read again before the reduction: storing past the cache leaves it to backward.
+// A large gradient is not read again before the reduction: storing past the cache leaves that to backward.
+// But a slab that stays in the cache until the reduction is better left there.
 constexpr std::uint64_t non_temporal_bytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t cached_slab_bytes = std::uint64_t{8} << 20;
+
+std::size_t non_temporal_from(const session::Header& header) {
+  return header.slab_bytes > cached_slab_bytes ? non_temporal_bytes : std::numeric_limits<std::size_t>::max();
+}
 
 }  // namespace
 
@@ -43,7 +50,7 @@ void TakeOver::State::take(std::size_t index) {
   auto& tag = session->tags(rank)[index];
   bool finite = false;
   if (tag.load(std::memory_order_relaxed) != attempt) {
-    finite = kernels.take_over_copy(place, dense.const_data_ptr(), count, types, non_temporal_bytes);
+    finite = kernels.take_over_copy(place, dense.const_data_ptr(), count, types, non_temporal_from(header));
   } else {
     finite = kernels.take_over_add(place, dense.const_data_ptr(), count, types);
   }

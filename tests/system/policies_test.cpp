@@ -4,51 +4,20 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <stdexcept>
+#include <vector>
 
-#include "base/interruption.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {
 namespace {
-
-Config restarting(const Stage& stage) {
-  auto config = staged_config(stage);
-  config.runners.on_loss = LossPolicy::restart;
-  config.runners.restart_backoff = 0;
-  return config;
-}
-
-/// Gradients, and buffers, and where the data stands.
-struct Outcome {
-  std::vector<at::Tensor> gradients, buffers;
-  std::uint64_t elements = 0, steps = 0, samples = 0;
-};
-
-Outcome outcome_of(StagedRun& run) {
-  const auto statistics = run.manager().statistics();
-  return {run.gradients(), copies(run.manager().buffers()), statistics.elements, statistics.steps,
-          statistics.samples};
-}
-
-void expect_same(const Outcome& a, const Outcome& b) {
-  EXPECT_TRUE(same_bits(a.gradients, b.gradients));
-  EXPECT_TRUE(same_bits(a.buffers, b.buffers));
-  EXPECT_EQ(a.elements, b.elements);
-  EXPECT_EQ(a.steps, b.steps);
-  EXPECT_EQ(a.samples, b.samples);
-}
-
-Outcome undisturbed(int steps) {
-  Stage stage;
-  StagedRun run(restarting(stage));
-  for (int i = 0; i < steps; ++i) expect_ok(run.manager());
-  return outcome_of(run);
-}
 
 TEST(Restart, AStepWhoseRunnerIsKilledIsRepeatedWithTheSameElements) {
   const auto expected = undisturbed(3);
@@ -292,6 +261,42 @@ TEST(Hang, IsToldFromAStopAndSaysWhereItStood) {
   ASSERT_EQ(result.causes.size(), 1u);
 }
 
+/// Stops these processes and this one, as `docker pause` does.
+void pause_all(std::vector<pid_t> pids, std::chrono::seconds length) {
+  const pid_t self = getpid();
+  const pid_t watch = fork();
+  if (watch == 0) {
+    for (const pid_t pid : pids) kill(pid, SIGSTOP);
+    kill(self, SIGSTOP);
+    const timespec pause{.tv_sec = length.count(), .tv_nsec = 0};
+    nanosleep(&pause, nullptr);
+    kill(self, SIGCONT);
+    for (const pid_t pid : pids) kill(pid, SIGCONT);
+    _exit(0);
+  }
+  EXPECT_EQ(waitpid(watch, nullptr, 0), watch);
+}
+
+TEST(Pause, OfAllProcessesInsideACommitLosesNobody) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  auto config = restarting(stage);
+  config.faults = {"rank=1 step=2 phase=publish fault=stop"};
+  StagedRun run(config);
+  expect_ok(run.manager());
+  auto step = run.step_in_background();
+  run.wait_until_stopped(1);
+  const auto statistics = run.manager().statistics();
+  const auto runner_0 = statistics.runners.at(0).pid, runner_1 = statistics.runners.at(1).pid;
+  // Longer than the host waits for a commit that does not move.
+  pause_all({statistics.manager_pid, parent_of(runner_0), runner_0, runner_1}, std::chrono::seconds(6));
+  const auto result = step.get();
+  EXPECT_EQ(result.status, StepStatus::ok) << result.error;
+  EXPECT_EQ(result.tries, 1u);
+  EXPECT_EQ(run.manager().statistics().losses, 0u);
+  expect_same(outcome_of(run), expected);
+}
+
 TEST(Shrink, TheRestGoOnWithTrueCountsAndEveryElementIsTrainedOnce) {
   Stage stage;
   auto config = staged_config(stage);
@@ -316,120 +321,6 @@ TEST(Shrink, BelowMinRunnersItEnds) {
   expect_ok(run.manager());
   run.kill_and_wait(run.runner(1));
   expect_failed(run.manager().step(), StepStatus::runner_lost, {"runners.min_runners is 2", "runner 1"});
-}
-
-TEST(Resize, GoesUpAndDownAndDealsEveryElementOnce) {
-  Stage stage;
-  auto config = restarting(stage);
-  config.runners.max_runners = 3;
-  StagedRun run(config);
-  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{2 * staged_batch_size});
-  run.manager().resize(3);
-  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{3 * staged_batch_size});
-  run.manager().resize(1);
-  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{1 * staged_batch_size});
-  run.manager().resize(2);
-  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{2 * staged_batch_size});
-  EXPECT_EQ(run.manager().statistics().elements, std::uint64_t{8 * staged_batch_size});
-  EXPECT_THROW(run.manager().resize(0), UsageError);
-  EXPECT_THROW(run.manager().resize(4), UsageError);
-}
-
-TEST(Resize, BeyondTheLimitOfMemoryIsRefusedAndNothingHasChanged) {
-  Stage stage;
-  auto config = staged_config(stage);
-  config.runners.max_runners = 3;
-  {
-    StagedRun run(config);
-    config.memory.limit_bytes = static_cast<std::int64_t>(run.manager().statistics().session_bytes);
-  }
-  StagedRun run(config);
-  expect_contains(message_of<SessionError>([&] { run.manager().resize(3); }), {"memory.limit_bytes"});
-  EXPECT_EQ(expect_ok(run.manager()).participants, 2u);
-  run.manager().resize(1);
-  run.manager().resize(2);
-  EXPECT_EQ(expect_ok(run.manager()).participants, 2u);
-}
-
-TEST(Resize, DownAndUpAgainStartsNobodyBesideTheRunnerThatWasLetGo) {
-  const auto expected = undisturbed(2);
-  Stage stage;
-  StagedRun run(restarting(stage));
-  expect_ok(run.manager());
-  stage.tell(1, Act::block);
-  expect_failed(run.manager().step({.interrupted = [&] { return stage.blocks(1); }}), StepStatus::timeout,
-                {});
-  run.manager().resize(1);
-  run.manager().resize(2);
-  EXPECT_EQ(run.manager().statistics().runners.at(1).generation, 2u);
-  EXPECT_TRUE(ipc::has_ended(run.runner(1)));
-  stage.tell(1, Act::compute);
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
-}
-
-// The source keeps the loader from dealing to the one that is left, which it does when it comes back.
-TEST(Resize, ATeamThatGrowsBackWaitsForTheDealingThatTheSmallerOneAskedFor) {
-  const auto expected = undisturbed(2);
-  Stage stage;
-  stage.withhold_elements_from(2 * staged_ranks * staged_batch_size);
-  auto config = staged_config(stage);
-  config.runners.on_loss = LossPolicy::shrink;
-  StagedRun run(config);
-  expect_ok(run.manager());
-  stage.wait_until_withheld();
-  run.wait_until_waiting(0);
-  run.kill_and_wait(run.runner(1));
-  const auto deadline = soon();
-  while (run.manager().statistics().runners.size() == 2 && !deadline.passed()) sched_yield();
-  int asked = 0;
-  expect_failed(run.manager().step({.interrupted = [&] { return ++asked > 1; }}), StepStatus::timeout,
-                {"no attempt could begin", "while the data source reads"});
-
-  const std::function<bool()> ready_for_long = [&, looks = 0]() mutable {
-    const auto runners = run.manager().statistics().runners;
-    return runners.size() == 2 && runners[1].phase == "waiting" && ++looks > 25;
-  };
-  {
-    const base::InterruptionScope scope(ready_for_long);
-    EXPECT_THROW(run.manager().resize(2), Error) << "nothing has come of the dealing";
-  }
-  stage.release_elements();
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
-}
-
-TEST(Recover, TrainingGoesOnOverTheSameSession) {
-  const auto expected = undisturbed(3);
-  Stage stage;
-  StagedRun run(restarting(stage));
-  expect_ok(run.manager());
-  EXPECT_THROW(run.manager().recover(), UsageError) << "there is a manager";
-  stage.tell(1, Act::block);
-  auto step = run.step_in_background();
-  stage.wait_until_blocked(1);
-  run.kill_and_wait(run.processes().manager.get());
-  const auto result = step.get();
-  stage.tell(1, Act::compute);
-  expect_failed(result, StepStatus::manager_lost, {"killed by signal 9 (KILL)"});
-  ASSERT_EQ(result.causes.size(), 1u);
-  EXPECT_EQ(result.causes[0].exit, "killed by signal 9 (KILL)");
-  run.manager().recover();
-  expect_ok(run.manager());
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
-}
-
-TEST(Recover, IsForAManagerThatEndedBetweenStepsToo) {
-  const auto expected = undisturbed(2);
-  Stage stage;
-  StagedRun run(restarting(stage));
-  expect_ok(run.manager());
-  run.kill_and_wait(run.processes().manager.get());
-  EXPECT_NE(message_of<SessionError>([&] { run.manager().resize(1); }).find("recover()"), std::string::npos);
-  run.manager().recover();
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
 }
 
 Config with_nonfinite(const Stage& stage, NonfinitePolicy policy, int limit) {

@@ -112,6 +112,10 @@ void StagedRun::wait_until_in(int rank, const std::string& phase) const {
 
 void StagedRun::stop_and_wait(int rank) const {
   ipc::send_signal(runner(rank), SIGSTOP);
+  wait_until_stopped(rank);
+}
+
+void StagedRun::wait_until_stopped(int rank) const {
   wait_until([&] { return ipc::usage(statistics_of(rank).pid).value().state == 'T'; });
 }
 
@@ -123,6 +127,34 @@ std::int64_t StagedRun::kill_and_wait(int pidfd) const {
   ipc::send_signal(pidfd, SIGKILL);
   EXPECT_TRUE(ipc::wait_ended(pidfd, soon()));
   return base::now_ns();
+}
+
+Config restarting(const Stage& stage) {
+  auto config = staged_config(stage);
+  config.runners.on_loss = LossPolicy::restart;
+  config.runners.restart_backoff = 0;
+  return config;
+}
+
+StagedOutcome outcome_of(StagedRun& run) {
+  const auto statistics = run.manager().statistics();
+  return {run.gradients(), copies(run.manager().buffers()), statistics.elements, statistics.steps,
+          statistics.samples};
+}
+
+void expect_same(const StagedOutcome& a, const StagedOutcome& b) {
+  EXPECT_TRUE(same_bits(a.gradients, b.gradients));
+  EXPECT_TRUE(same_bits(a.buffers, b.buffers));
+  EXPECT_EQ(a.elements, b.elements);
+  EXPECT_EQ(a.steps, b.steps);
+  EXPECT_EQ(a.samples, b.samples);
+}
+
+StagedOutcome undisturbed(int steps) {
+  Stage stage;
+  StagedRun run(restarting(stage));
+  for (int i = 0; i < steps; ++i) expect_ok(run.manager());
+  return outcome_of(run);
 }
 
 void expect_failed(const StepResult& result, StepStatus status, std::initializer_list<std::string> parts) {

@@ -62,6 +62,8 @@ class StagedRun {
   void wait_until_waiting(int rank) const { wait_until_in(rank, "waiting"); }
   /// Returns when a runner is in that phase.
   void wait_until_in(int rank, const std::string& phase) const;
+  /// Returns when a runner is stopped by a signal.
+  void wait_until_stopped(int rank) const;
   /// SIGSTOP to a runner; returns when it has stopped.
   void stop_and_wait(int rank) const;
   /// SIGKILL; returns when it is gone: the time of that.
@@ -73,6 +75,20 @@ class StagedRun {
   std::optional<Manager> manager_;
   Processes processes_;
 };
+
+/// Of the stage, where a lost runner is replaced at once.
+Config restarting(const Stage& stage);
+
+/// Gradients, and buffers, and where the data stands.
+struct StagedOutcome {
+  std::vector<at::Tensor> gradients, buffers;
+  std::uint64_t elements = 0, steps = 0, samples = 0;
+};
+StagedOutcome outcome_of(StagedRun& run);
+/// Of so many steps in which nothing happened.
+StagedOutcome undisturbed(int steps);
+/// Fails the test where a bit differs.
+void expect_same(const StagedOutcome& a, const StagedOutcome& b);
 
 /// A step that ended with `status`, did not count, and whose error has all `parts`.
 void expect_failed(const StepResult& result, StepStatus status, std::initializer_list<std::string> parts);

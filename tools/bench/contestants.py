@@ -64,6 +64,22 @@ def peer(name, script, *arguments, case=""):
     return Contestant(name, lambda: [torch_python(), BENCH / "peers" / script, *arguments], case)
 
 
+def of_another_build(contestant, release):
+    """The same with the programs of another build; None for who uses none of ours."""
+    own = [str(part) for part in contestant.command()]
+    other = [part.replace(str(RELEASE), str(release)) for part in own]
+    return None if own == other else dataclasses.replace(contestant, command=lambda: other)
+
+
+def marked(contestant, build):
+    """Its lines say of which build they are."""
+
+    def read(output, errors):
+        return [{**line, "build": build} for line in contestant.read(output, errors)]
+
+    return dataclasses.replace(contestant, case=f"{contestant.case} {build}".strip(), read=read)
+
+
 def torch_python():
     python = os.environ.get("ACCELMGR_PYTHON") or ROOT / ".venv" / "bin" / "python"
     if shutil.which(python) is None:

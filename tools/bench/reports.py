@@ -72,6 +72,21 @@ def trigger(lines):
     return Report([table], targets)
 
 
+def before(lines):
+    """Of lines that say by `build` which of two builds they are from."""
+    measured = Measured(lines)
+    table = Table("Medians of two builds; x: now over before", ["", "metric", "before", "now", "x"])
+    seen = {}
+    for line in lines:
+        seen.setdefault(tuple((k, v) for k, v in line.items() if k not in ("value", "round", "unit", "build")), line["unit"])
+    for key, unit in seen.items():
+        where = dict(key)
+        then, now = (measured.get(**where, build=build) for build in ("before", "now"))
+        metric = f"{where.pop('metric')} ({unit})"
+        table.rows.append([" ".join(map(str, where.values())), metric, then, now, ratio(now, then)])
+    return Report([table], [])
+
+
 def capture(lines):
     measured = Measured(lines)
     names = ["ours", "plain", "at_end"]

@@ -1,0 +1,159 @@
+// A team that gets larger and smaller, and a manager that another takes over from.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/types.h>
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+#include "base/interruption.hpp"
+#include "staged_run.hpp"
+#include "support.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+TEST(Resize, GoesUpAndDownAndDealsEveryElementOnce) {
+  Stage stage;
+  auto config = restarting(stage);
+  config.runners.max_runners = 3;
+  StagedRun run(config);
+  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{2 * staged_batch_size});
+  run.manager().resize(3);
+  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{3 * staged_batch_size});
+  run.manager().resize(1);
+  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{1 * staged_batch_size});
+  run.manager().resize(2);
+  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{2 * staged_batch_size});
+  EXPECT_EQ(run.manager().statistics().elements, std::uint64_t{8 * staged_batch_size});
+  EXPECT_THROW(run.manager().resize(0), UsageError);
+  EXPECT_THROW(run.manager().resize(4), UsageError);
+}
+
+/// Of all shared memory that is mapped in a process.
+std::uint64_t present_shared_bytes(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string name; status >> name;)
+    if (std::uint64_t kib = 0; name == "RssShmem:" && status >> kib) return kib << 10;
+  ADD_FAILURE() << "process " << pid << " does not say";
+  return 0;
+}
+
+TEST(Resize, TheSlabsOfThoseWhoComeArePresentInTheOthersBeforeTheNextStep) {
+  constexpr std::uint64_t width = 1 << 20;
+  Stage stage;
+  auto config = restarting(stage);
+  config.runners.max_runners = 3;
+  config.model.options["hidden"] = std::to_string(width);
+  StagedRun run(config);
+  expect_ok(run.manager());
+  const auto pid = run.manager().statistics().runners.at(0).pid;
+  const auto before = present_shared_bytes(pid);
+  run.manager().resize(3);
+  const auto deadline = soon();
+  while (present_shared_bytes(pid) < before + 4 * width * sizeof(float)) {
+    ASSERT_FALSE(deadline.passed()) << present_shared_bytes(pid) << " bytes, " << before << " before";
+    sched_yield();
+  }
+}
+
+TEST(Resize, BeyondTheLimitOfMemoryIsRefusedAndNothingHasChanged) {
+  Stage stage;
+  auto config = staged_config(stage);
+  config.runners.max_runners = 3;
+  {
+    StagedRun run(config);
+    config.memory.limit_bytes = static_cast<std::int64_t>(run.manager().statistics().session_bytes);
+  }
+  StagedRun run(config);
+  expect_contains(message_of<SessionError>([&] { run.manager().resize(3); }), {"memory.limit_bytes"});
+  EXPECT_EQ(expect_ok(run.manager()).participants, 2u);
+  run.manager().resize(1);
+  run.manager().resize(2);
+  EXPECT_EQ(expect_ok(run.manager()).participants, 2u);
+}
+
+TEST(Resize, DownAndUpAgainStartsNobodyBesideTheRunnerThatWasLetGo) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  stage.tell(1, Act::block);
+  expect_failed(run.manager().step({.interrupted = [&] { return stage.blocks(1); }}), StepStatus::timeout,
+                {});
+  run.manager().resize(1);
+  run.manager().resize(2);
+  EXPECT_EQ(run.manager().statistics().runners.at(1).generation, 2u);
+  EXPECT_TRUE(ipc::has_ended(run.runner(1)));
+  stage.tell(1, Act::compute);
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+// The source keeps the loader from dealing to the one that is left, which it does when it comes back.
+TEST(Resize, ATeamThatGrowsBackWaitsForTheDealingThatTheSmallerOneAskedFor) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  stage.withhold_elements_from(2 * staged_ranks * staged_batch_size);
+  auto config = staged_config(stage);
+  config.runners.on_loss = LossPolicy::shrink;
+  StagedRun run(config);
+  expect_ok(run.manager());
+  stage.wait_until_withheld();
+  run.wait_until_waiting(0);
+  run.kill_and_wait(run.runner(1));
+  const auto deadline = soon();
+  while (run.manager().statistics().runners.size() == 2 && !deadline.passed()) sched_yield();
+  int asked = 0;
+  expect_failed(run.manager().step({.interrupted = [&] { return ++asked > 1; }}), StepStatus::timeout,
+                {"no attempt could begin", "while the data source reads"});
+
+  const std::function<bool()> ready_for_long = [&, looks = 0]() mutable {
+    const auto runners = run.manager().statistics().runners;
+    return runners.size() == 2 && runners[1].phase == "waiting" && ++looks > 25;
+  };
+  {
+    const base::InterruptionScope scope(ready_for_long);
+    EXPECT_THROW(run.manager().resize(2), Error) << "nothing has come of the dealing";
+  }
+  stage.release_elements();
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+TEST(Recover, TrainingGoesOnOverTheSameSession) {
+  const auto expected = undisturbed(3);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  EXPECT_THROW(run.manager().recover(), UsageError) << "there is a manager";
+  stage.tell(1, Act::block);
+  auto step = run.step_in_background();
+  stage.wait_until_blocked(1);
+  run.kill_and_wait(run.processes().manager.get());
+  const auto result = step.get();
+  stage.tell(1, Act::compute);
+  expect_failed(result, StepStatus::manager_lost, {"killed by signal 9 (KILL)"});
+  ASSERT_EQ(result.causes.size(), 1u);
+  EXPECT_EQ(result.causes[0].exit, "killed by signal 9 (KILL)");
+  run.manager().recover();
+  expect_ok(run.manager());
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+TEST(Recover, IsForAManagerThatEndedBetweenStepsToo) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  StagedRun run(restarting(stage));
+  expect_ok(run.manager());
+  run.kill_and_wait(run.processes().manager.get());
+  EXPECT_NE(message_of<SessionError>([&] { run.manager().resize(1); }).find("recover()"), std::string::npos);
+  run.manager().recover();
+  expect_ok(run.manager());
+  expect_same(outcome_of(run), expected);
+}
+
+}  // namespace
+}  // namespace accelmgr::test
