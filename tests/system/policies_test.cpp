@@ -9,8 +9,11 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "staged_run.hpp"
@@ -261,8 +264,29 @@ TEST(Hang, IsToldFromAStopAndSaysWhereItStood) {
   ASSERT_EQ(result.causes.size(), 1u);
 }
 
-/// Stops these processes and this one, as `docker pause` does.
-void pause_all(std::vector<pid_t> pids, std::chrono::seconds length) {
+/// How often the other threads of this process have waited for something.
+std::uint64_t waits_of_other_threads() {
+  std::uint64_t sum = 0;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (thread.path().filename() == std::to_string(gettid())) continue;
+    std::ifstream status(thread.path() / "status");
+    for (std::string name; status >> name;)
+      if (std::uint64_t count = 0; name == "voluntary_ctxt_switches:" && status >> count) sum += count;
+  }
+  return sum;
+}
+
+/// Returns when the thread that is in a step has looked for the others.
+void wait_until_looked() {
+  const auto before = waits_of_other_threads();
+  for (const auto deadline = soon(); waits_of_other_threads() < before + 2 && !deadline.passed();)
+    sched_yield();
+}
+
+/// Stops these processes and this one, as `docker pause` does. This one goes on first, and looks for the
+/// others before they do.
+void pause_all(const std::vector<pid_t>& pids, std::chrono::seconds length) {
+  wait_until_looked();
   const pid_t self = getpid();
   const pid_t watch = fork();
   if (watch == 0) {
@@ -271,10 +295,11 @@ void pause_all(std::vector<pid_t> pids, std::chrono::seconds length) {
     const timespec pause{.tv_sec = length.count(), .tv_nsec = 0};
     nanosleep(&pause, nullptr);
     kill(self, SIGCONT);
-    for (const pid_t pid : pids) kill(pid, SIGCONT);
     _exit(0);
   }
   EXPECT_EQ(waitpid(watch, nullptr, 0), watch);
+  wait_until_looked();
+  for (const pid_t pid : pids) kill(pid, SIGCONT);
 }
 
 TEST(Pause, OfAllProcessesInsideACommitLosesNobody) {

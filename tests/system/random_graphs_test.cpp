@@ -1,5 +1,6 @@
 // Random autograd graphs over parameters of few sizes, so that gradients of one size meet in one node: N
 // runners against one process.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/addcmul.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
@@ -200,7 +201,7 @@ Program any_program() {
   const auto rows = *rc::gen::inRange<std::size_t>(1, most_rows + 1);
   const auto operand = rc::gen::inRange<std::int64_t>(0, most_rows + squares);
   for (std::size_t i = 0; i < rows; ++i)
-    program[i] = {*rc::gen::inRange<std::int64_t>(0, operations.size()), *operand, *operand};
+    program[i] = {*rc::gen::inRange<std::int64_t>(0, std::ssize(operations)), *operand, *operand};
   return program;
 }
 

@@ -64,11 +64,12 @@ def peer(name, script, *arguments, case=""):
     return Contestant(name, lambda: [torch_python(), BENCH / "peers" / script, *arguments], case)
 
 
+OURS = ("ours", "ours_fork", "native")  # Names of those that are programs of a build of ours.
+
+
 def of_another_build(contestant, release):
-    """The same with the programs of another build; None for who uses none of ours."""
-    own = [str(part) for part in contestant.command()]
-    other = [part.replace(str(RELEASE), str(release)) for part in own]
-    return None if own == other else dataclasses.replace(contestant, command=lambda: other)
+    other = [str(part).replace(str(RELEASE), str(release)) for part in contestant.command()]
+    return dataclasses.replace(contestant, command=lambda: other)
 
 
 def marked(contestant, build):
