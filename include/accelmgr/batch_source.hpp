@@ -18,9 +18,9 @@ namespace accelmgr {
 
 /// One named tensor of an element; `shape` is without the batch dimension (empty: one number per element).
 struct FieldSpec {
-  std::string name;
-  at::ScalarType dtype;
-  std::vector<std::int64_t> shape;
+  std::string name{};
+  at::ScalarType dtype = at::kFloat;
+  std::vector<std::int64_t> shape{};
 
   /// Bytes of this field in one element.
   std::size_t bytes() const;

@@ -99,25 +99,25 @@ struct GptConfig {
 
 struct ModelConfig {
   std::string kind = "mlp";  ///< mlp, convnet, gpt, torchscript, or a name given to register_model().
-  std::string file;          ///< The TorchScript file.
-  MlpConfig mlp;
-  ConvNetConfig convnet;
-  GptConfig gpt;
-  std::map<std::string, std::string> options;  ///< For registered models; accelmgr does not look inside.
+  std::string file{};        ///< The TorchScript file.
+  MlpConfig mlp{};
+  ConvNetConfig convnet{};
+  GptConfig gpt{};
+  std::map<std::string, std::string> options{};  ///< For registered models; accelmgr does not look inside.
 
   bool operator==(const ModelConfig&) const = default;
 };
 
 struct DataConfig {
-  std::string kind = "synthetic";  ///< synthetic, text, or a name given to register_data().
-  std::vector<std::string> files;  ///< Text files; globs allowed; relative to the working directory.
-  int sequence_length = 128;       ///< Tokens (bytes) of one element of text.
-  double held_out = 0.0;           ///< Share of the text, in whole documents, that is never trained on.
-  std::int64_t elements = 0;       ///< Elements of synthetic data in an epoch; 0: endless.
-  int epochs = 0;                  ///< 0: endless.
-  std::uint64_t seed = 0;          ///< Of the order of elements.
-  bool drop_last = true;           ///< An uneven end is left out; otherwise it makes a last, shorter step.
-  std::map<std::string, std::string> options;  ///< For registered sources; accelmgr does not look inside.
+  std::string kind = "synthetic";    ///< synthetic, text, or a name given to register_data().
+  std::vector<std::string> files{};  ///< Text files; globs allowed; relative to the working directory.
+  int sequence_length = 128;         ///< Tokens (bytes) of one element of text.
+  double held_out = 0.0;             ///< Share of the text, in whole documents, that is never trained on.
+  std::int64_t elements = 0;         ///< Elements of synthetic data in an epoch; 0: endless.
+  int epochs = 0;                    ///< 0: endless.
+  std::uint64_t seed = 0;            ///< Of the order of elements.
+  bool drop_last = true;             ///< An uneven end is left out; otherwise it makes a last, shorter step.
+  std::map<std::string, std::string> options{};  ///< For registered sources; accelmgr does not look inside.
 
   bool operator==(const DataConfig&) const = default;
 };
@@ -150,10 +150,10 @@ struct TrainConfig {
 };
 
 struct CheckpointConfig {
-  std::string directory;   ///< Where checkpoints are written; empty: nowhere.
-  std::int64_t every = 0;  ///< Steps between checkpoints; 0: the last step only.
-  int keep = 3;            ///< The last so many are kept, and the best.
-  std::string resume;      ///< `latest` (of `directory`), or the path of a checkpoint; empty: a new run.
+  std::string directory{};  ///< Where checkpoints are written; empty: nowhere.
+  std::int64_t every = 0;   ///< Steps between checkpoints; 0: the last step only.
+  int keep = 3;             ///< The last so many are kept, and the best.
+  std::string resume{};     ///< `latest` (of `directory`), or the path of a checkpoint; empty: a new run.
 
   bool operator==(const CheckpointConfig&) const = default;
 };
@@ -163,22 +163,22 @@ struct LaunchConfig {
   int nprocs = -1;  ///< Processes on this host; -1: the visible GPUs, or the cores where there are none.
   int nnodes = 1;
   int node_rank = 0;
-  std::string rendezvous;        ///< HOST:PORT on the first host; empty: 127.0.0.1 and a free port.
+  std::string rendezvous{};      ///< HOST:PORT on the first host; empty: 127.0.0.1 and a free port.
   std::string backend = "auto";  ///< auto, serial, shm, gloo, nccl.
-  std::string gpus;              ///< Absolute ids, one per process: "4,5".
-  std::string workers;           ///< "name:ordinal;[grpc://]host:port|..." of all hosts.
+  std::string gpus{};            ///< Absolute ids, one per process: "4,5".
+  std::string workers{};         ///< "name:ordinal;[grpc://]host:port|..." of all hosts.
   StartMethod start_method = StartMethod::spawn;
   bool oversubscribe = false;      ///< More processes than GPUs may share them.
   int max_restarts = 0;            ///< Of all processes together, after a failure.
-  std::string log_directory;       ///< Where the output of each rank goes too; empty: nowhere.
+  std::string log_directory{};     ///< Where the output of each rank goes too; empty: nowhere.
   double timeout = 300.0;          ///< Seconds, of collectives.
   double rendezvous_timeout = 60;  ///< Seconds within which all hosts must be there.
   double terminate_timeout = 5;    ///< Seconds from asking processes to end until they are killed.
   int model_parallelism = 1;
   int pipeline_parallelism = 1;
-  std::string model_parallel_backend;  ///< Here and below, empty: `backend`.
-  std::string pipeline_parallel_backend;
-  std::string data_parallel_backend;
+  std::string model_parallel_backend{};  ///< Here and below, empty: `backend`.
+  std::string pipeline_parallel_backend{};
+  std::string data_parallel_backend{};
 
   bool operator==(const LaunchConfig&) const = default;
 };
@@ -197,19 +197,19 @@ struct Config {
   NonfinitePolicy on_nonfinite = NonfinitePolicy::abort;
   int nonfinite_limit =
       10;  ///< skip_batch, keep: non-finite attempts in a row that are let pass; one more fails.
-  RunnersConfig runners;
-  GradientsConfig gradients;
-  BuffersConfig buffers;
-  MemoryConfig memory;
-  ModelConfig model;
-  DataConfig data;
-  OptimizerConfig optimizer;
-  TrainConfig train;
-  CheckpointConfig checkpoint;
-  LaunchConfig launch;
+  RunnersConfig runners{};
+  GradientsConfig gradients{};
+  BuffersConfig buffers{};
+  MemoryConfig memory{};
+  ModelConfig model{};
+  DataConfig data{};
+  OptimizerConfig optimizer{};
+  TrainConfig train{};
+  CheckpointConfig checkpoint{};
+  LaunchConfig launch{};
 #ifdef ACCELMGR_FAULTS
   std::vector<std::string>
-      faults;  ///< What is to be broken on purpose; tests/faults/plan.hpp says how it is written.
+      faults{};  ///< What is to be broken on purpose; tests/faults/plan.hpp says how it is written.
 #endif
 
   bool operator==(const Config&) const = default;

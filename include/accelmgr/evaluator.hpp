@@ -16,7 +16,7 @@ class Evaluator {
   explicit Evaluator(Manager& manager);
   ~Evaluator();
 
-  /// Mean loss over all held-out elements.
+  /// Mean loss over all held-out elements. What the model and the source throw is ModelError and DataError.
   double loss();
 
  private:

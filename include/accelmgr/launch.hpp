@@ -74,14 +74,14 @@ Options options_from(const std::map<std::string, std::string>& texts);
 
 /// How one process failed.
 struct Failure {
-  int rank = -1;      ///< In the world.
-  int exit_code = 0;  ///< 0 when a signal killed it.
-  int signal = 0;     ///< 0 when it exited.
-  std::string phase;  ///< "setup", "function", "start"; empty when the process could not say.
-  std::string type;   ///< Of the exception, if there was one.
-  std::string what;
-  std::string trace;  ///< The exceptions nested in it, outermost first; of Python, its traceback.
-  double time_s = 0;  ///< Since 1970.
+  int rank = -1;        ///< In the world.
+  int exit_code = 0;    ///< 0 when a signal killed it.
+  int signal = 0;       ///< 0 when it exited.
+  std::string phase{};  ///< "setup", "function", "start"; empty when the process could not say.
+  std::string type{};   ///< Of the exception, if there was one.
+  std::string what{};
+  std::string trace{};  ///< The exceptions nested in it, outermost first; of Python, its traceback.
+  double time_s = 0;    ///< Since 1970.
 };
 
 /// The first failure in time; the other processes were ended because of it. what() says all of it.

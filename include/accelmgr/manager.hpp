@@ -52,28 +52,28 @@ struct CheckpointExtras {
 /// What became of a checkpoint.
 struct CheckpointWritten {
   std::uint64_t step = 0;
-  std::string path;
+  std::string path{};
   std::uint64_t bytes = 0;
   double copy_ms = 0;   ///< How long the host was held up.
   double write_ms = 0;  ///< How long the manager took meanwhile.
-  std::string error;    ///< Empty when it has reached the disk.
-  std::vector<std::string> warnings;
+  std::string error{};  ///< Empty when it has reached the disk.
+  std::vector<std::string> warnings{};
 };
 
 /// The checkpoint that a manager went on from.
 struct Resumed {
-  std::string path;
+  std::string path{};
   std::uint64_t step = 0;
-  std::vector<NamedTensor> tensors;  ///< As CheckpointExtras gave them; copies.
-  std::string json;
-  std::vector<std::string> refused;  ///< Later ones, and why they were not taken.
+  std::vector<NamedTensor> tensors{};  ///< As CheckpointExtras gave them; copies.
+  std::string json{};
+  std::vector<std::string> refused{};  ///< Later ones, and why they were not taken.
 };
 
 struct RunnerStatistics {
   int rank = 0;
   int pid = 0;                          ///< 0 while it is being replaced.
   std::uint32_t generation = 0;         ///< Processes of this rank so far.
-  std::string phase;                    ///< init, waiting, forward, backward, vote, reduce, ...
+  std::string phase{};                  ///< init, waiting, forward, backward, vote, reduce, ...
   std::uint64_t attempt = 0;            ///< The last it took part in.
   std::uint64_t samples = 0;            ///< In all committed steps.
   std::uint64_t peak_memory_bytes = 0;  ///< VmHWM.
@@ -93,7 +93,7 @@ struct Statistics {
   std::uint64_t session_bytes = 0;  ///< Shared memory of the session.
   int manager_pid = 0;
   std::uint64_t manager_peak_memory_bytes = 0;  ///< VmHWM.
-  std::vector<RunnerStatistics> runners;        ///< The team, by rank.
+  std::vector<RunnerStatistics> runners{};      ///< The team, by rank.
 };
 
 /// Thread safety: one thread at a time. A second thread that calls into a handle in use gets UsageError at

@@ -34,8 +34,8 @@ class Batch {
 /// `scalars`: any other numbers; they arrive in StepResult, averaged like the loss. At most 16, names of at
 /// most 47 bytes.
 struct Outputs {
-  at::Tensor loss;
-  std::vector<std::pair<std::string, double>> scalars;
+  at::Tensor loss{};
+  std::vector<std::pair<std::string, double>> scalars{};
 };
 
 /// One replica of a model. Used by one thread. parameters() and buffers() return the same tensor objects at
@@ -51,6 +51,8 @@ class Model {
   virtual std::vector<NamedTensor> buffers() = 0;
   /// Names of those that are not part of the state dict; checkpoints keep them for each runner alone.
   virtual std::vector<std::string> non_persistent_buffers() const { return {}; }
+  /// What it throws fails the step. An error of torch, or a ModelError, is not tried again: with the same
+  /// batch it would come again.
   virtual Outputs forward(const Batch& batch) = 0;
   /// Switches dropout and BatchNorm between training and evaluation.
   virtual void train(bool on) = 0;

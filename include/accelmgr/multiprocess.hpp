@@ -17,18 +17,18 @@ namespace accelmgr {
 struct MultiprocessConfig {
   int rank = -1;
   int local_rank = -1;
-  std::optional<int> world_size;        ///< Resolved: the GPUs, or 1.
-  std::optional<int> local_world_size;  ///< Resolved: processes of this host.
+  std::optional<int> world_size{};        ///< Resolved: the GPUs, or 1.
+  std::optional<int> local_world_size{};  ///< Resolved: processes of this host.
   std::string master_addr = "127.0.0.1";
-  std::optional<int> master_port;  ///< Resolved: the first free one from 29500 on, bound already.
+  std::optional<int> master_port{};  ///< Resolved: the first free one from 29500 on, bound already.
   std::string init_method = "env://";
   int model_parallelism = 1;
   int pipeline_parallelism = 1;
   std::optional<std::string>
-      backend;  ///< Here and below, nullopt: that of the line above, at last get_distributed_backend().
-  std::optional<std::string> model_parallel_backend;
-  std::optional<std::string> pipeline_parallel_backend;
-  std::optional<std::string> data_parallel_backend;
+      backend{};  ///< Here and below, nullopt: that of the line above, at last get_distributed_backend().
+  std::optional<std::string> model_parallel_backend{};
+  std::optional<std::string> pipeline_parallel_backend{};
+  std::optional<std::string> data_parallel_backend{};
   launch::StartMethod launch_method = launch::StartMethod::forkserver;
 
   /// Fills in what is missing. Throws ConfigError for what cannot be (nprocs 0, degrees that do not divide
@@ -39,7 +39,7 @@ struct MultiprocessConfig {
   /// Of the `launch` part of a configuration.
   static MultiprocessConfig of(const Config& config);
 
-  std::shared_ptr<void> bound_port;  ///< Keeps the resolved port bound until the store listens on it.
+  std::shared_ptr<void> bound_port{};  ///< Keeps the resolved port bound until the store listens on it.
 };
 
 std::string default_backend();  ///< nccl with a GPU, else shm.

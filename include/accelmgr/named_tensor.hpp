@@ -8,8 +8,8 @@
 namespace accelmgr {
 
 struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
+  std::string name{};
+  at::Tensor tensor{};
 };
 
 }  // namespace accelmgr

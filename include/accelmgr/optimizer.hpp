@@ -19,8 +19,8 @@ struct FlatGroup {
   enum class Kind { decay, no_decay, frozen };
   Kind kind =
       Kind::decay;  ///< no_decay: fewer than two dimensions (norms, biases). frozen: requires_grad was false.
-  at::Tensor parameters;
-  at::Tensor gradients;
+  at::Tensor parameters{};
+  at::Tensor gradients{};
 };
 
 /// sgd, adam or adamw as configured, with warm-up, schedule and clipping. Equal to libtorch's own within

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "accelmgr/errors.hpp"
+#include "base/clock.hpp"
 #include "base/fault_point.hpp"
 
 namespace accelmgr::data {
@@ -32,12 +33,29 @@ void check_guards(const std::vector<std::span<std::byte>>& rows, std::span<const
   }
 }
 
+/// Says since when something is under way, until it ends.
+class Within {
+ public:
+  explicit Within(std::atomic<std::int64_t>& since_ns) : since_ns_(since_ns) {
+    since_ns_.store(base::now_ns(), std::memory_order_release);
+  }
+  ~Within() { since_ns_.store(0, std::memory_order_release); }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+
+ private:
+  std::atomic<std::int64_t>& since_ns_;
+};
+
 }  // namespace
 
 static_assert(BatchSource::max_state_bytes == session::source_state_bytes);
 
 CountedSource::CountedSource(std::unique_ptr<BatchSource> source, const session::Session& session)
-    : source_(std::move(source)), session_(&session), left_at_(data_cursor(session)) {
+    : source_(std::move(source)),
+      session_(&session),
+      reads_as_(dynamic_cast<const ReadsAs*>(source_.get())),
+      left_at_(data_cursor(session)) {
   const auto& dealing = session.dealing();
   const auto& left = dealing.source[dealing.source_index.load(std::memory_order_acquire)];
   if (left.bytes == 0) return;
@@ -47,17 +65,27 @@ CountedSource::CountedSource(std::unique_ptr<BatchSource> source, const session:
                     "data cursor is {}, a state has at most {} bytes",
                     left.bytes, left.element, left_at_, session::source_state_bytes));
   source_->restore({left.state, left.bytes});
-  number_ = left.element;
+  number_.store(left.element);
 }
 
 bool CountedSource::next(const std::vector<std::span<std::byte>>& rows) {
   base::fault_point(base::FaultPhase::data);
   mark_guards(rows);
   ElementWriter element(source_->fields(), rows);
-  const bool read = source_->next(element);
-  check_guards(rows, source_->fields(), number_);
-  if (read) ++number_;
+  bool read = false;
+  {
+    const Within within(reading_since_ns_);
+    read = source_->next(element);
+  }
+  check_guards(rows, source_->fields(), number());
+  if (read) number_.store(number() + 1, std::memory_order_relaxed);
   return read;
+}
+
+std::optional<Reading> CountedSource::reading() const {
+  const auto since_ns = reading_since_ns_.load(std::memory_order_acquire);
+  if (since_ns == 0) return std::nullopt;
+  return Reading{reads_as_ != nullptr ? reads_as_->reading(number()) : "next()", number(), since_ns};
 }
 
 bool CountedSource::discard() {
@@ -69,13 +97,14 @@ bool CountedSource::discard() {
 }
 
 void CountedSource::remember() {
-  if (!states_.empty() && states_.back().element == number_) return;
+  const auto number = this->number();
+  if (!states_.empty() && states_.back().element == number) return;
   auto state = source_->state();
   if (!state || state->empty()) return;
   if (state->size() > BatchSource::max_state_bytes)
     throw DataError(fmt::format("the data source's state at element {} has {} bytes; at most {} can be kept",
-                                number_, state->size(), BatchSource::max_state_bytes));
-  states_.push_back({number_, std::move(*state)});
+                                number, state->size(), BatchSource::max_state_bytes));
+  states_.push_back({number, std::move(*state)});
 }
 
 void CountedSource::leave_state() {

@@ -1,14 +1,17 @@
 // A source that knows the number of its next element, and leaves in the session from where another can go on.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "accelmgr/batch_source.hpp"
+#include "data/reading.hpp"
 #include "session/session.hpp"
 
 namespace accelmgr::data {
@@ -22,12 +25,15 @@ class CountedSource {
 
   std::span<const FieldSpec> fields() const { return source_->fields(); }
   /// Of the element that is read next, counted from the source's beginning over all restarts.
-  std::uint64_t number() const noexcept { return number_; }
+  std::uint64_t number() const noexcept { return number_.load(std::memory_order_relaxed); }
   /// Reads an element; false at the end of the data. Throws what the source throws, and may block as it does;
   /// DataError when it wrote behind a row. Behind each there are row_guard_bytes, which are overwritten.
   bool next(const std::vector<std::span<std::byte>>& rows);
   /// Likewise, for an element that nobody needs.
   bool discard();
+
+  /// nullopt: the source does not read. Any thread.
+  std::optional<Reading> reading() const;
 
   /// Takes the source's state, if it gives one. Throws DataError when that is longer than a session can keep.
   void remember();
@@ -44,7 +50,9 @@ class CountedSource {
 
   std::unique_ptr<BatchSource> source_;
   const session::Session* session_;
-  std::uint64_t number_ = 0;
+  const ReadsAs* reads_as_;  ///< Of the source; null.
+  std::atomic<std::uint64_t> number_{0};
+  std::atomic<std::int64_t> reading_since_ns_{0};  ///< 0: it does not read.
   std::uint64_t left_at_;     ///< The data cursor as it was after the last state was left.
   std::deque<State> states_;  ///< In order of their elements; at most one for each round in the rings.
   std::vector<std::vector<std::byte>> discarded_;

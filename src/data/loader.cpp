@@ -6,9 +6,9 @@
 #include <iterator>
 
 #include "accelmgr/errors.hpp"
-#include "base/exception_text.hpp"
 #include "base/log.hpp"
 #include "ipc/epoch.hpp"
+#include "tensor/exception_text.hpp"
 
 namespace accelmgr::data {
 namespace {
@@ -143,9 +143,9 @@ bool Loader::do_work() {
   try {
     return deal();
   } catch (...) {  // User code: a data source may throw anything.
-    over_ = base::current_exception_text();
+    over_ = tensor::current_exception_text();
     if (session_->control().stopping.load() == 0)  // A stop kills the source's worker processes first.
-      base::log().error("the data source failed after {} elements: {}", source_.number(), *over_);
+      base::log().info("the data source failed after {} elements: {}", source_.number(), *over_);
     return true;
   }
 }

@@ -47,6 +47,8 @@ class Loader {
   bool do_work();
   /// The source has ended or failed, and every queue of the team says so.
   bool finished() const noexcept { return finished_; }
+  /// nullopt: the source does not read. Any thread.
+  std::optional<Reading> reading() const { return source_.reading(); }
   /// Works until the session stops. Sleeps while there is nothing to do.
   void run();
 

@@ -9,6 +9,7 @@
 #include "data/element.hpp"
 #include "data/synthetic_source.hpp"
 #include "data/text_source.hpp"
+#include "tensor/exception_text.hpp"
 
 namespace accelmgr {
 namespace {
@@ -29,8 +30,8 @@ std::unique_ptr<BatchSource> build(const std::string& kind, const DataFactory& f
     if (source) data::check_fields(source->fields());
   } catch (const ConfigError&) {
     throw;
-  } catch (const std::exception& error) {
-    throw DataError(fmt::format("data source '{}': {}", kind, error.what()));
+  } catch (...) {
+    throw DataError(fmt::format("data source '{}': {}", kind, tensor::current_exception_text()));
   }
   if (!source) throw DataError(fmt::format("data source '{}': its factory returned null", kind));
   return source;

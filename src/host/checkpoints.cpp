@@ -159,6 +159,8 @@ double Checkpoints::save(const CheckpointExtras& extras) {
   under_way_.emplace();
   under_way_->step = step;
   under_way_->copy_ms = double(base::now_ns() - begin) / 1e6;
+  base::log().info("a checkpoint of step {} is handed to the manager: {} bytes, copied in {:.1f} ms", step,
+                   model_bytes + training_bytes, under_way_->copy_ms);
   return under_way_->copy_ms;
 }
 

@@ -7,15 +7,30 @@
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/model.hpp"
 #include "model/autocast.hpp"
+#include "model/checked_forward.hpp"
 #include "model/checked_loss.hpp"
+#include "tensor/exception_text.hpp"
 #include "tensor/master.hpp"
 
 namespace accelmgr {
+namespace {
+
+// What errors of user code begin with: it is the host that meets them here, not a step.
+std::string model_name(const Config& config) {
+  return fmt::format("model '{}', in the evaluation", config.model.kind);
+}
+std::string source_name(const Config& config) {
+  return fmt::format("data source '{}', in the evaluation", config.data.kind);
+}
+
+}  // namespace
 
 struct Evaluator::State {
   explicit State(Manager& m) : manager(m) {}
+  std::unique_ptr<BatchSource> held_out();
   std::uint64_t fill(BatchSource& source);
   Batch batch(std::uint64_t elements) const;
+  double loss_of(const Batch& batch);
 
   Manager& manager;
   std::unique_ptr<BatchSource> source;
@@ -28,15 +43,17 @@ struct Evaluator::State {
 Evaluator::Evaluator(Manager& manager) : state_(std::make_unique<State>(manager)) {
   const auto& config = manager.config();
   state_->source = make_data(config);
-  if (!state_->source->held_out())
+  if (!state_->held_out())
     throw ConfigError(
         fmt::format(
             "train.evaluate_every is {}, but the data source '{}' holds nothing out; set data.held_out",
             config.train.evaluate_every, config.data.kind),
         "train.evaluate_every");
   state_->model = make_model(config);
-  state_->model->train(false);
-  const auto tensors = tensor::describe(state_->model->parameters(), state_->model->buffers());
+  const auto tensors = tensor::in_user_code<ModelError>(model_name(config), [&] {
+    state_->model->train(false);
+    return tensor::describe(state_->model->parameters(), state_->model->buffers());
+  });
   const auto& masters = manager.parameters();
   for (std::size_t i = 0; i < masters.size(); ++i)
     tensors.parameters.at(i).tensor.set_data(masters[i].tensor.detach());
@@ -50,6 +67,10 @@ Evaluator::Evaluator(Manager& manager) : state_(std::make_unique<State>(manager)
 }
 
 Evaluator::~Evaluator() = default;
+
+std::unique_ptr<BatchSource> Evaluator::State::held_out() {
+  return tensor::in_user_code<DataError>(source_name(manager.config()), [&] { return source->held_out(); });
+}
 
 std::uint64_t Evaluator::State::fill(BatchSource& source_) {
   std::int64_t elements = 0;
@@ -74,17 +95,25 @@ Batch Evaluator::State::batch(std::uint64_t elements) const {
   return Batch(std::move(out));
 }
 
+double Evaluator::State::loss_of(const Batch& batch) {
+  const auto& config = manager.config();
+  const model::AutocastScope autocast(config.runners.autocast == Autocast::bf16);
+  return tensor::in_user_code<ModelError>(model_name(config), [&] {
+    return model::checked_loss(model::checked_forward(*model, batch)).item().toDouble();
+  });
+}
+
 double Evaluator::loss() {
   const at::NoGradGuard no_grad;
   const auto latest = state_->manager.buffers();
   for (std::size_t i = 0; i < latest.size(); ++i) state_->buffers[i].tensor.copy_(latest[i].tensor);
-  const auto held_out = state_->source->held_out();
+  const auto held_out = state_->held_out();
   double sum = 0;
   std::uint64_t elements = 0;
-  while (const auto count = state_->fill(*held_out)) {
-    const model::AutocastScope autocast(state_->manager.config().runners.autocast == Autocast::bf16);
-    sum +=
-        model::checked_loss(state_->model->forward(state_->batch(count))).item().toDouble() * double(count);
+  const auto source = source_name(state_->manager.config());
+  while (const auto count =
+             tensor::in_user_code<DataError>(source, [&] { return state_->fill(*held_out); })) {
+    sum += state_->loss_of(state_->batch(count)) * double(count);
     elements += count;
   }
   if (elements == 0) throw DataError("the held-out data has no elements");

@@ -8,8 +8,11 @@
 #include <algorithm>
 #include <atomic>
 
+#include "base/clock.hpp"
 #include "base/interruption.hpp"
+#include "base/log.hpp"
 #include "config/loader.hpp"
+#include "config/start_method.hpp"
 #include "host/checkpoints.hpp"
 #include "host/processes.hpp"
 #include "host/stepper.hpp"
@@ -196,8 +199,10 @@ void Manager::State::stop() {
   if (stopped) return;
   stopped = true;
   if (getpid() != owner) return;  // A forked child ends nothing of its parent's.
+  base::log().info("the manager (pid {}) is asked to stop", processes->manager_pid());
   processes->ask_to_stop();
-  processes->end();
+  const auto how = processes->end();
+  base::log().info("all processes have ended; the manager: {}", how);
 }
 
 Manager::Manager(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -221,6 +226,9 @@ Manager Manager::start(const Config& config, const StartOptions& options) {
         "Manager::start() without accelmgr::init(); call accelmgr::init(argc, argv) first in main()");
   tensor::check_torch_version();
   config::validate(config);
+  const auto begin = base::now_ns();
+  base::log().info("a manager is started ({}): model '{}', data source '{}', {} runners",
+                   config::name_of(options.method), config.model.kind, config.data.kind, config.nprocs);
   auto state = std::make_unique<State>(config);
   state->method = options.method;
   state->resumed = host::find_resumed(config.checkpoint);
@@ -232,6 +240,9 @@ Manager Manager::start(const Config& config, const StartOptions& options) {
   });
   state->stepper.emplace(state->config, *state->session, state->manifest, *state->processes);
   state->checkpoints.emplace(state->config, *state->session, state->manifest, *state->processes);
+  base::set_log_step(state->session->counters(state->session->word().index).steps + 1);
+  base::log().info("the manager (pid {}) has {} runners ready, after {:.1f} ms",
+                   state->processes->manager_pid(), config.nprocs, double(base::now_ns() - begin) / 1e6);
   return Manager(std::move(state));
 }
 
@@ -392,6 +403,7 @@ void Manager::resize(int runners) {
   const auto outcome = state_->stepper->assemble(patience);
   if (outcome.status != StepStatus::ok)
     throw RunnerError(fmt::format("resize({}): {}", runners, outcome.error), outcome.rank, "init");
+  base::log().info("the team has {} runners, and they are ready", runners);
 }
 
 void Manager::recover() {
@@ -405,6 +417,7 @@ void Manager::recover() {
   state_->checkpoints->manager_lost();
   *state_->processes = host::Processes::start_over(state_->config, state_->method, state_->session->fds());
   state_->stepper->manager_recovered();
+  base::log().info("a new manager (pid {}) has taken the session over", state_->processes->manager_pid());
 }
 
 double Manager::save_checkpoint(const CheckpointExtras& extras) {

@@ -81,6 +81,10 @@ protocol::Started Processes::receive_started(base::Deadline deadline,
       kill();
       throw SessionError("the manager was interrupted while it started");
     }
+    if (ipc::wait_ready(socket_.get(), POLLIN, deadline) == 0)
+      throw SessionError(
+          "the manager process was not ready within start_timeout: it still makes the model and the data "
+          "source");
     auto answer = protocol::receive_answer(socket_.get(), deadline);
     if (const auto* failed = std::get_if<protocol::Failed>(&answer)) protocol::raise(*failed);
     if (auto* started = std::get_if<protocol::Started>(&answer)) return std::move(*started);

@@ -40,12 +40,13 @@ std::string who(const FailureCause& cause) {
   return cause.rank < 0 ? std::string("the launcher") : fmt::format("runner {}", cause.rank);
 }
 
-/// "runner 1 (pid 7) killed by signal 9 (KILL) in phase forward of attempt 2: what() said"
-std::string one_line(const FailureCause& cause) {
+/// "runner 1 (pid 7) killed by signal 9 (KILL) in phase forward of attempt 2: what() said". `again`: the one
+/// before said just that.
+std::string one_line(const FailureCause& cause, bool again) {
   return fmt::format(
       "{} (pid {}) {}{}{}{}", who(cause), cause.pid, cause.exit,
       cause.rank < 0 ? "" : fmt::format(" in phase {} of attempt {}", cause.phase, cause.attempt),
-      cause.what.empty() ? "" : ": ", cause.what);
+      cause.what.empty() ? "" : ": ", again && !cause.what.empty() ? "the same again" : cause.what);
 }
 
 }  // namespace
@@ -95,6 +96,8 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   if (result.counted) nonfinite_in_a_row_ = result.nonfinite ? nonfinite_in_a_row_ + 1 : 0;
   result.step_ms = ms(static_cast<std::uint64_t>(base::now_ns() - begin));
   result.wait_ms = std::max(0.0, result.step_ms - result.compute_ms - result.reduce_ms);
+  base::log().debug("{}: loss {}, {} samples, {} attempts, {:.3f} ms", to_string(result.status), result.loss,
+                    result.samples, result.tries, result.step_ms);
   base::set_log_step(result.step + 1);
   return result;
 }
@@ -182,11 +185,15 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, const Patien
                  .skip = skip,
                  .parameter_version = control.parameter_version.load()});
   if (attempt == 0) throw SessionError("the attempt before this one was never closed");
+  base::log().debug("attempt {} is open for the ranks of mask {:#x}", attempt, participants_);
   result.attempt = attempt;
   result.tries += skip ? 0 : 1;
   auto outcome = wait(attempt, patience);
   const auto word = session_.word();
   result.counted = !skip && word.attempt == attempt && word.closed && !word.abort;
+  if (outcome.status != StepStatus::ok)
+    base::log().info("attempt {} ended without a result: {}{}{}", attempt, to_string(outcome.status),
+                     outcome.error.empty() ? "" : ": ", outcome.error);
   return outcome;
 }
 
@@ -202,6 +209,8 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) 
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const int spin_us = cores > __builtin_popcount(participants_) ? config_.runners.spin_us : 0;
   Standstill standstill;
+  Standings standings{};
+  bool waited = false;
   for (;;) {
     const auto seen = ipc::load(control.finish);
     const auto word = session_.word();
@@ -228,16 +237,19 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) 
         session::abort_attempt(session_, attempt, session::author_supervisor);
         continue;
       }
+      if (waited) look(standings);  // A step that is done at once is not held up for it.
       if (patience.over() && session::abort_attempt(session_, attempt, session::author_host)) {
+        const auto text =
+            fmt::format("no result {}: {}", patience.bound(), phases(participants_, &standings));
         session::close_if_over(session_, attempt);
-        return {StepStatus::timeout, fmt::format("no result {}: {}", patience.bound(), phases(participants_)),
-                -1};
+        return {StepStatus::timeout, text, -1};
       }
     }
     const auto slice = committed
                            ? wait_slice_ns
                            : std::clamp<std::int64_t>(patience.deadline.remaining_ns(), 0, wait_slice_ns);
     ipc::wait_changed(control.finish, seen, slice, spin_us);
+    waited = true;
   }
 }
 
@@ -249,7 +261,8 @@ Stepper::Outcome Stepper::why_aborted(std::uint32_t author) const {
     case Reason::data_end:
       return {StepStatus::data_end, record.error, rank};
     case Reason::data_error:
-      return {StepStatus::data_end, fmt::format("the data source failed: {}", record.error), rank,
+      return {StepStatus::data_end,
+              fmt::format("the data source '{}' failed: {}", config_.data.kind, record.error), rank,
               "DataError"};
     case Reason::nonfinite:
       return {StepStatus::nonfinite, fmt::format("rank {}: {}", rank, record.error), rank};
@@ -266,8 +279,10 @@ Stepper::Outcome Stepper::lost() const {
   const auto& control = session_.control();
   Outcome outcome{StepStatus::runner_lost};
   if (config_.runners.on_loss != LossPolicy::fail) outcome.error = fmt::format("{}: ", control.given_up_why);
-  for (std::size_t i = 0; i < found.size(); ++i)
-    outcome.error += fmt::format("{}{}", i == 0 ? "" : "; then ", one_line(found[i]));
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const bool again = i > 0 && found[i].what == found[i - 1].what;
+    outcome.error += fmt::format("{}{}", i == 0 ? "" : "; then ", one_line(found[i], again));
+  }
   if (found.empty()) return outcome;
   outcome.rank = found.back().rank;
   const auto& last = session_.incident(control.incidents.load());
@@ -307,6 +322,7 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
     loss.attempt = attempt;
     loss.exit = processes_.end();
     loss.what = "the manager process is gone";
+    base::log().info("the manager (pid {}) is lost: {}", pid, loss.exit);
   }
   const auto participants = session_.control().request.participants;
   session::abort_attempt(session_, attempt, session::author_host);
@@ -323,18 +339,52 @@ bool Stepper::manager_is_lost() {
   return manager_loss_.has_value();
 }
 
-std::string Stepper::phases(session::RankMask ranks) const {
+void Stepper::look(Standings& standings) const noexcept {
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    auto& standing = standings[static_cast<std::size_t>(rank)];
+    const auto phase = session_.record(rank).phase.load();
+    if (standing.since_ns != 0 && phase == standing.phase) continue;
+    standing = {phase, base::now_ns()};
+  }
+}
+
+/// "rank 0 in phase forward for 1.9 s, rank 1 in phase data for 2.0 s (the data source 'text' has given ...)"
+std::string Stepper::phases(session::RankMask ranks, const Standings* standings) const {
   std::string text;
+  bool wait_for_data = false;
   for (int rank = 0; rank < session_.ranks(); ++rank) {
     if ((ranks >> rank & 1) == 0) continue;
     const auto& record = session_.record(rank);
     const auto life = record.life.load();
+    const auto phase = record.phase.load();
     text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
                         life == Life::lost || life == Life::retiring ? std::string("is being replaced")
                         : life == Life::absent                       ? std::string("is yet to be started")
-                                               : fmt::format("in phase {}", to_string(record.phase.load())));
+                                               : fmt::format("in phase {}", to_string(phase)));
+    if (standings == nullptr || life != Life::ready) continue;
+    const auto since_ns = (*standings)[static_cast<std::size_t>(rank)].since_ns;
+    if (since_ns != 0) text += fmt::format(" for {:.1f} s", double(base::now_ns() - since_ns) / 1e9);
+    wait_for_data = wait_for_data || phase == session::Phase::data;
   }
+  if (wait_for_data)
+    text += fmt::format(" (the data source '{}' has given {} elements so far, and is waited for)",
+                        config_.data.kind, elements_dealt());
   return text;
+}
+
+/// All that the source has given, over all restarts, that was dealt.
+std::uint64_t Stepper::elements_dealt() const noexcept {
+  const auto& dealing = session_.dealing();
+  auto elements = dealing.first_element;
+  const auto team = dealing.dealt_to.load(std::memory_order_acquire);
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if ((team >> rank & 1) == 0) continue;
+    const auto& queue = session_.queue(rank);
+    elements += (queue.published.load() - dealing.first_batch[rank]) *
+                    static_cast<std::uint64_t>(config_.batch_size_per_device) +
+                queue.filling.load();
+  }
+  return elements;
 }
 
 void Stepper::fill(StepResult& result) const {

@@ -2,6 +2,7 @@
 // configuration wants repeated, and says what became of it.
 #pragma once
 
+#include <array>
 #include <exception>
 #include <optional>
 #include <string>
@@ -53,6 +54,14 @@ class Stepper {
 
  private:
   enum class Purpose { compute, skip };
+  /// Since when each rank was seen in its phase.
+  struct Standing {
+    session::Phase phase = session::Phase::none;
+    std::int64_t since_ns = 0;
+  };
+  using Standings = std::array<Standing, session::max_ranks>;
+  void look(Standings& standings) const noexcept;
+  std::uint64_t elements_dealt() const noexcept;
   Outcome attempt(Purpose purpose, bool accumulate, const Patience& patience, StepResult& result);
   bool team_ready(session::RankMask team);
   bool dealt_to(session::RankMask team) const noexcept;
@@ -61,7 +70,7 @@ class Stepper {
   Outcome wait(std::uint64_t attempt, const Patience& patience);
   Outcome why_aborted(std::uint32_t author) const;
   Outcome manager_lost(std::uint64_t attempt);
-  std::string phases(session::RankMask ranks) const;
+  std::string phases(session::RankMask ranks, const Standings* standings = nullptr) const;
   std::vector<FailureCause> causes() const;
   void fill(StepResult& result) const;
 

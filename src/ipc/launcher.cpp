@@ -21,6 +21,7 @@
 #include <optional>
 
 #include "accelmgr/errors.hpp"
+#include "base/exception_text.hpp"
 #include "base/log.hpp"
 #include "ipc/socket.hpp"
 #include "ipc/wait_ready.hpp"
@@ -110,10 +111,9 @@ int run_child_main(const ChildMain& child_main, SpawnRequest request) noexcept {
   const int rank = request.rank;
   try {
     return child_main(std::move(request));
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "accelmgr: runner {} ended with an uncaught exception: {}\n", rank, error.what());
   } catch (...) {
-    fmt::print(stderr, "accelmgr: runner {} ended with an uncaught exception of unknown type\n", rank);
+    fmt::print(stderr, "accelmgr: runner {} ended with an uncaught exception: {}\n", rank,
+               base::current_exception_text());
   }
   return exit_uncaught;
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "base/log.hpp"
 #include "ipc/launcher.hpp"
 #include "ipc/process.hpp"
 #include "launch/variables.hpp"
@@ -30,24 +31,35 @@ std::string current_type() {
   return status == 0 ? name.get() : type->name();
 }
 
+/// What torch's errors say ends with where they were raised in C++, frame by frame. This floor knows torch by
+/// that text alone.
+std::string without_frames(std::string what) {
+  const auto frames = what.find("\nException raised from ");
+  if (frames == std::string::npos) return what;
+  base::log().debug("{}", what);
+  what.erase(frames);
+  return what;
+}
+
 /// Adds a line for `error` and one for each exception nested in it; the outermost is `failure`'s own.
 void add_trace(const std::exception_ptr& error, int depth, Failure& failure) {
   if (depth == max_trace) {
     failure.trace += fmt::format("#{} and so on\n", depth);
     return;
   }
-  std::string type, what = "(no std::exception)";
+  std::string type, what;
   std::exception_ptr nested;
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& exception) {
     type = current_type();
-    what = exception.what();
+    what = without_frames(exception.what());
     if (const auto* outer = dynamic_cast<const std::nested_exception*>(&exception))
       nested = outer->nested_ptr();
   } catch (...) {
     type = current_type();
   }
+  if (what.empty()) what = "(it says nothing)";
   if (depth == 0) {
     failure.type = type;
     failure.what = what;

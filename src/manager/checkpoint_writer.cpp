@@ -72,6 +72,8 @@ void CheckpointWriter::run() {
       saved.path = written.path.string();
       saved.bytes = written.bytes;
       saved.warnings = std::move(written.warnings);
+      base::log().info("the checkpoint of step {} is on the disk: {}, {} bytes, {:.1f} ms", save.step,
+                       saved.path, saved.bytes, double(base::now_ns() - begin) / 1e6);
     } catch (const std::exception& error) {
       saved.error = error.what();
       base::log().info("the checkpoint of step {} was not written: {}", save.step, error.what());

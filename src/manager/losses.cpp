@@ -67,6 +67,7 @@ void Supervisor::lost(int rank, int wait_status) {
   if (launcher_lost_ && runner(rank).pidfd)
     ipc::send_group_signal(runner(rank).pidfd.get(), record.pid.load(), SIGKILL);
   const bool retired = runner(rank).retiring;
+  if (retired) base::log().info("runner {}, which was let go: {}", rank, ipc::describe_exit(wait_status));
   record.life.store(retired ? Life::absent : Life::lost);
   finish_for(rank);
   session_.wake_everyone();
@@ -113,6 +114,8 @@ void Supervisor::repair(int rank, Reason reason, const std::string& incident) {
   switch (decision.kind) {
     case Decision::Kind::replace:
       control.replacements.fetch_add(1);
+      base::log().info("runner {} is replaced in {} ms (the {}. replacement)", rank,
+                       decision.delay_ns / 1'000'000, control.replacements.load());
       want(rank, decision.delay_ns);
       break;
     case Decision::Kind::leave_out:
@@ -158,6 +161,7 @@ void Supervisor::relaunch_when_all_are_gone() {
   try {
     launcher_.emplace(relaunch_());
     watch_launcher();
+    base::log().info("a new launcher (pid {}) starts all runners anew", launcher_->pid());
     notices_.emplace_back(std::in_place_type<protocol::Relaunched>, base::duplicate(launcher_->pidfd()));
   } catch (const SystemError& error) {
     return give_up(fmt::format("the launcher cannot be started again: {}", error.what()));
@@ -200,16 +204,19 @@ std::string Supervisor::record_incident(int rank, int pid, int wait_status, cons
   }
   control.incidents.store(number);
   base::set_log_step(incident.step);
+  const bool again = !what.empty() && what == last_exception_;
+  last_exception_ = what;
   return fmt::format("{} (pid {}) {}{}{}{}", rank < 0 ? "the launcher" : fmt::format("runner {}", rank), pid,
                      ipc::describe_exit(wait_status),
                      rank < 0 ? "" : fmt::format(" in phase {}", to_string(incident.phase)),
-                     what.empty() ? "" : ": ", what);
+                     what.empty() ? "" : ": ", again ? "the same again" : what);
 }
 
 void Supervisor::give_up(const std::string& why) {
   auto& control = session_.control();
   if (control.given_up.load() != 0) return;
   copy_text(control.given_up_why, why);
+  base::log().info("nothing more is done about lost runners: {}", why);
   control.given_up.store(1);
   wanted_.clear();
   session_.wake_everyone();

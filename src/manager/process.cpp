@@ -12,7 +12,6 @@
 #include "accelmgr/errors.hpp"
 #include "accelmgr/model.hpp"
 #include "base/clock.hpp"
-#include "base/exception_text.hpp"
 #include "base/log.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/session_state.hpp"
@@ -30,6 +29,7 @@
 #include "protocol/messages.hpp"
 #include "runner/runner.hpp"
 #include "session/session.hpp"
+#include "tensor/exception_text.hpp"
 #include "tensor/generator.hpp"
 #include "tensor/master.hpp"
 
@@ -61,9 +61,13 @@ session::Session make_session(const Config& config, int socket, std::unique_ptr<
   tensor::seed_generator(config.seed_base);
   const auto model = make_model(config);
   source = make_data(config);
-  auto tensors = tensor::describe(model->parameters(), model->buffers(), model->non_persistent_buffers());
+  const auto model_name = fmt::format("model '{}'", config.model.kind);
+  auto tensors = tensor::in_user_code<ModelError>(model_name, [&] {
+    return tensor::describe(model->parameters(), model->buffers(), model->non_persistent_buffers());
+  });
   manifest = tensors.manifest;
-  manifest.fields = data::field_entries(source->fields());
+  manifest.fields = tensor::in_user_code<DataError>(fmt::format("data source '{}'", config.data.kind),
+                                                    [&] { return data::field_entries(source->fields()); });
   const auto extent = extent_of(config, manifest, tensors.element);
   session::Header plan{};
   session::plan_layout(extent, plan);
@@ -86,6 +90,9 @@ session::Session make_session(const Config& config, int socket, std::unique_ptr<
     tensor::scatter_shared_parameters(session, manifest);
   }
   session.publish();
+  base::log().info("the session has {:.1f} MiB: model '{}' of {} tensors, data source '{}'",
+                   double(session::session_bytes(session.header(), config.nprocs)) / (1 << 20),
+                   config.model.kind, manifest.tensors.size(), config.data.kind);
   protocol::send_prepared(socket, session.fds(), base::Deadline::in_seconds(config.start_timeout));
   for (int rank = 0; rank < config.nprocs; ++rank) session.allocate_slab(rank, threads);
   return session;
@@ -148,7 +155,7 @@ ipc::ChildMain runner_main(const Config& config) {
 
 /// Told to the host, or to nobody: then it is gone. The launcher sees its socket end, and ends what is left
 /// of the runners.
-[[noreturn]] void fail(int socket, const std::exception& error) {
+[[noreturn]] void fail(int socket, const Error& error) {
   try {
     protocol::send_failed(socket, error);
   } catch (const Error&) {
@@ -157,21 +164,33 @@ ipc::ChildMain runner_main(const Config& config) {
   leave(1);
 }
 
+/// In a handler: with what was thrown, which may be the user's.
+[[noreturn]] void fail(int socket) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    fail(socket, error);
+  } catch (...) {
+    fail(socket, Error(tensor::current_exception_text()));
+  }
+}
+
 /// Ends the process, while all that its threads look at is there. Throws before it has threads of its own.
 [[noreturn]] void supervise(const Config& config, const session::Session& session,
-                            const session::Manifest& manifest, ipc::LauncherClient launcher, int socket,
-                            int host_pidfd) {
+                            const session::Manifest& manifest, ipc::LauncherClient launcher,
+                            const data::Loader& loader, int socket, int host_pidfd) {
   Supervisor* told = nullptr;
   CheckpointWriter writer(config.checkpoint,
                           [&](protocol::Saved saved) { told->tell_host(std::move(saved)); });
   Supervisor supervisor(
       config, session, manifest, std::move(launcher), [&] { return execute_launcher(config, host_pidfd); },
-      [&](protocol::Save save) { writer.write(std::move(save)); }, socket, host_pidfd);
+      [&](protocol::Save save) { writer.write(std::move(save)); }, [&] { return loader.reading(); }, socket,
+      host_pidfd);
   told = &supervisor;
   try {
     supervisor.run();
-  } catch (const std::exception& error) {
-    fail(socket, error);
+  } catch (...) {
+    fail(socket);
   }
   // How long a stop may take is the host's business; without one, a disk that hangs keeps nobody.
   while (!writer.finish(base::Deadline::in_seconds(0.2)) && !supervisor.host_gone()) {
@@ -190,24 +209,30 @@ ipc::ChildMain runner_main(const Config& config) {
   const auto child_main = runner_main(config);
   auto launcher =
       ipc::LauncherClient::start(child_main, launcher_options(-1, getpid(), host_pidfd.get()), host_socket);
+  base::log().info("the manager (pid {}) begins; its launcher is process {}", getpid(), launcher.pid());
   embedding().manager_began();
   at::set_num_threads(1);
   session::Manifest manifest;
   std::unique_ptr<BatchSource> source;
   auto session = offered.empty() ? make_session(config, socket, source, manifest)
                                  : take_over_session(std::move(offered), manifest);
+  if (!source)
+    base::log().info("this manager takes the session over after {} steps",
+                     session.counters(session.word().index).steps);
   session.keep_from_children();
   config::arm_faults(config, -1, session.control().managers.load());
   if (!source) source = make_data(config);
-  data::Loader loader(std::move(source), session, manifest, config.batch_size_per_device,
-                      config.data.drop_last, session.control().deal_to.load());
+  auto loader = tensor::in_user_code<DataError>(fmt::format("data source '{}'", config.data.kind), [&] {
+    return data::Loader(std::move(source), session, manifest, config.batch_size_per_device,
+                        config.data.drop_last, session.control().deal_to.load());
+  });
   std::thread([&loader] {
     loader.run();
   }).detach();  // It may sit in a source for ever; the process's end ends it.
   try {
-    supervise(config, session, manifest, std::move(launcher), socket, host_pidfd.get());
-  } catch (const std::exception& error) {
-    fail(socket, error);
+    supervise(config, session, manifest, std::move(launcher), loader, socket, host_pidfd.get());
+  } catch (...) {
+    fail(socket);
   }
 }
 
@@ -218,10 +243,8 @@ void run(base::UniqueFd socket, base::UniqueFd host_pidfd) {
     ipc::name_process("accelmgr:mgr");
     ipc::survive_failed_writes();
     serve_host(socket.get(), std::move(host_pidfd));
-  } catch (const std::exception& error) {
-    fail(socket.get(), error);
-  } catch (...) {  // Of a factory, which is the user's.
-    fail(socket.get(), Error(base::current_exception_text()));
+  } catch (...) {
+    fail(socket.get());
   }
 }
 

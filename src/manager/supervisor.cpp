@@ -27,7 +27,7 @@ constexpr double kill_s = 10.0;      // Who lives on for so long after SIGKILL s
 
 Supervisor::Supervisor(const Config& config, const session::Session& session,
                        const session::Manifest& manifest, ipc::LauncherClient launcher, MakeLauncher relaunch,
-                       Save save, int host_socket, int host_pidfd)
+                       Save save, Reading reading, int host_socket, int host_pidfd)
     : config_(config),
       session_(session),
       reduction_(session, manifest),
@@ -41,7 +41,9 @@ Supervisor::Supervisor(const Config& config, const session::Session& session,
       runners_(static_cast<std::size_t>(session.ranks())),
       start_deadline_(base::Deadline::in_seconds(config.start_timeout)),
       policy_(config.runners),
-      watchdog_(config, session) {}
+      watchdog_(config, session),
+      reading_(std::move(reading)),
+      source_watch_(session, config.data.kind) {}
 
 void Supervisor::run() {
   try {
@@ -161,6 +163,8 @@ bool Supervisor::take_launcher_event(base::Deadline deadline) {
     record.pid.store(started->pid);
     const int rank = started->rank;
     runner(rank).pidfd = std::move(started->pidfd);
+    base::log().info("runner {} (pid {}) was forked by the launcher (pid {})", rank, started->pid,
+                     launcher_->pid());
     watch_runner(rank);
   } else if (const auto* ended = std::get_if<ipc::Ended>(&*event)) {
     // A late one tells of a process that counts as lost already, while the next of its rank is on its way.
@@ -203,9 +207,10 @@ void Supervisor::runner_ready(int rank) {
   auto& record = session_.record(rank);
   record.life.store(Life::ready);
   ipc::advance(session_.control().life);
+  base::log().info("runner {} (pid {}) is ready: {:.1f} ms since its fork, {:.1f} of them for its model",
+                   rank, record.pid.load(), double(record.start_ns.load()) / 1e6,
+                   double(record.model_ns.load()) / 1e6);
   if (answered_) {
-    base::set_log_step(step_under_way());
-    base::log().info("runner {} (pid {}) is ready", rank, record.pid.load());
     tell_of_ready(rank);
   } else if (wanted_.empty()) {
     answer_host();
@@ -242,6 +247,7 @@ void Supervisor::answer_host() {
 void Supervisor::host_request() {
   auto request = protocol::next_request(host_socket_);
   if (!request) return;
+  base::set_log_step(step_under_way());
   if (std::holds_alternative<protocol::Stop>(*request)) return context_.stop();
   if (const auto* size = std::get_if<protocol::Resize>(&*request)) return resize(size->ranks);
   save_(std::move(std::get<protocol::Save>(*request)));
@@ -262,6 +268,8 @@ void Supervisor::resize(int ranks) {
     return tell_host(protocol::Resized{error.what()});
   }
   control.team.store(after);
+  base::log().info("the team has {} runners from the next step on, it had {}", ranks,
+                   __builtin_popcount(before));
   for (int rank = 0; rank < session_.ranks(); ++rank) {
     const bool was = (before >> rank & 1) != 0, is = (after >> rank & 1) != 0;
     if (is && !was && has_no_process(rank)) want(rank, 0);  // lost() does for one that is on its way out.
@@ -280,6 +288,7 @@ bool Supervisor::has_no_process(int rank) const noexcept {
 }
 
 void Supervisor::retire(int rank) {
+  base::log().info("runner {} (pid {}) is let go", rank, session_.record(rank).pid.load());
   session_.record(rank).life.store(Life::retiring);
   runner(rank).retiring = true;
   runner(rank).killed_ns = base::now_ns();
@@ -289,7 +298,9 @@ void Supervisor::retire(int rank) {
 
 void Supervisor::tick() {
   const auto now = base::now_ns();
+  base::set_log_step(step_under_way());
   for (const auto& verdict : watchdog_.look(now)) end_runner(verdict.rank, verdict.why);
+  if (const auto slow = source_watch_.look(reading_(), now)) base::log().warn("{}", *slow);
   for (std::size_t i = 0; i < runners_.size(); ++i) {
     const auto& r = runners_[i];
     if (!r.pidfd || r.killed_ns == 0 || ipc::has_ended(r.pidfd.get())) continue;
@@ -355,6 +366,7 @@ bool Supervisor::host_gone() const noexcept {
 }
 
 void Supervisor::stop_runners() {
+  base::log().info("the runners are stopped: {}", host_gone() ? "the host is gone" : "the host asked for it");
   session_.control().stopping.store(1);
   session_.wake_everyone();
   const auto deadline = base::Deadline::in_seconds(host_gone() ? host_gone_s : stop_s);
@@ -367,6 +379,7 @@ void Supervisor::stop_runners() {
   launcher_end_.reset();
   launcher_watch_.reset();
   launcher_->stop(base::Deadline::in_seconds(stop_s));
+  base::log().info("launcher and runners have ended");
 }
 
 }  // namespace accelmgr::manager

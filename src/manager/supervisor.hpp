@@ -26,8 +26,10 @@
 #include "accelmgr/config.hpp"
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
+#include "data/reading.hpp"
 #include "ipc/launcher.hpp"
 #include "manager/restart_policy.hpp"
+#include "manager/source_watch.hpp"
 #include "manager/watch.hpp"
 #include "manager/watchdog.hpp"
 #include "protocol/messages.hpp"
@@ -41,11 +43,13 @@ class Supervisor {
  public:
   using MakeLauncher = std::function<ipc::LauncherClient()>;
   using Save = std::function<void(protocol::Save)>;
+  using Reading = std::function<std::optional<data::Reading>()>;
 
   /// `relaunch` makes a new launcher after the first was lost. `save` is given the host's requests to write a
-  /// checkpoint.
+  /// checkpoint. `reading` says what the data source is doing.
   Supervisor(const Config& config, const session::Session& session, const session::Manifest& manifest,
-             ipc::LauncherClient launcher, MakeLauncher relaunch, Save save, int host_socket, int host_pidfd);
+             ipc::LauncherClient launcher, MakeLauncher relaunch, Save save, Reading reading, int host_socket,
+             int host_pidfd);
 
   /// Starts the team, answers the host when all are ready, then blocks until the host asks to stop or is
   /// gone; then ends the runners. Throws RunnerError when one fails before all are ready, SessionError on
@@ -139,6 +143,9 @@ class Supervisor {
   base::Deadline start_deadline_;
   RestartPolicy policy_;
   Watchdog watchdog_;
+  Reading reading_;
+  SourceWatch source_watch_;
+  std::string last_exception_;            ///< Of a lost runner, as it was logged.
   std::deque<protocol::Notice> notices_;  ///< For which the host's socket had no room.
 };
 

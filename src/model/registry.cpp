@@ -1,13 +1,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <exception>
 #include <map>
 
 #include "accelmgr/errors.hpp"
 #include "accelmgr/model.hpp"
 #include "base/nearest.hpp"
 #include "model/built_in.hpp"
+#include "tensor/exception_text.hpp"
 
 namespace accelmgr {
 namespace {
@@ -23,14 +23,8 @@ std::map<std::string, ModelFactory>& factories() {
 
 // What a foreign factory throws says nothing of where it came from.
 std::unique_ptr<Model> build(const std::string& kind, const ModelFactory& factory, const Config& config) {
-  std::unique_ptr<Model> built;
-  try {
-    built = factory(config);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw ModelError(fmt::format("model '{}': {}", kind, error.what()));
-  }
+  auto built =
+      tensor::in_user_code<ModelError>(fmt::format("model '{}'", kind), [&] { return factory(config); });
   if (!built) throw ModelError(fmt::format("model '{}': its factory returned null", kind));
   return built;
 }

@@ -3,10 +3,14 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include <algorithm>
+#include <cctype>
 #include <filesystem>
+#include <string_view>
 
 #include "accelmgr/errors.hpp"
 #include "model/built_in.hpp"
+#include "tensor/exception_text.hpp"
 
 namespace accelmgr::model {
 namespace {
@@ -90,15 +94,60 @@ Module load(const std::string& file) {
     throw ModelError(fmt::format("model.file: there is no file '{}'", file));
   try {
     return torch::jit::load(file, at::Device(at::kCPU));
-  } catch (const c10::Error& error) {
+  } catch (...) {
     throw ModelError(
         fmt::format("model.file: '{}' is no TorchScript that can be loaded (torch.jit.save writes it): {}",
-                    file, error.what_without_backtrace()));
-  } catch (const std::exception& error) {
-    throw ModelError(
-        fmt::format("model.file: '{}' is no TorchScript that can be loaded (torch.jit.save writes it): {}",
-                    file, error.what()));
+                    file, tensor::current_exception_text()));
   }
+}
+
+/// Whether a line is the beginning of an exception's text: "RuntimeError: ...", "builtins.ValueError: ...".
+bool names_exception(std::string_view line) {
+  const auto colon = line.find(": ");
+  const auto name = line.substr(0, colon);
+  return colon != std::string_view::npos && colon > 0 && std::all_of(name.begin(), name.end(), [](char c) {
+           return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.';
+         });
+}
+
+/// Of what TorchScript says when an operation fails, its last line ("RuntimeError: ...") first, then the
+/// innermost frame of the traceback that is not torch's own: a file that was scripted, and its line.
+///
+///   The following operation failed in the TorchScript interpreter.
+///   Traceback of TorchScript, serialized code (most recent call last):
+///     File "code/__torch__.py", line 9, in forward
+///     ...
+///   Traceback of TorchScript, original code (most recent call last):
+///     File "/home/you/model.py", line 12, in forward
+///           return self.layers(x)
+///                  ~~~~~~~~~~~ <--- HERE
+///     File ".../torch/nn/modules/linear.py", line 134, in forward
+///     ...
+///   RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x16 and 8x32)
+std::string without_interpreter(const std::string& what) {
+  constexpr std::string_view traceback = "Traceback of TorchScript", frame = "\n  File \"";
+  const auto begin = what.rfind(traceback);
+  auto end = what.rfind("<--- HERE\n");  // Of the last frame; lines of its code may follow.
+  if (begin == std::string::npos || end == std::string::npos || end < begin) return what;
+  do {
+    end = what.find('\n', end) + 1;
+    if (end == 0 || end == what.size()) return what;
+  } while (!names_exception(std::string_view(what).substr(end, what.find('\n', end) - end)));
+
+  std::string users;
+  for (auto at = what.find(frame, begin); at < end;) {
+    const auto next = std::min(what.find(frame, at + 1), end);
+    const auto text = what.substr(at, next - at);
+    if (users.empty() || text.substr(0, text.find('\n', 1)).find("/torch/nn/") == std::string::npos)
+      users = text;
+    at = next;
+  }
+  auto message = what.substr(end);
+  for (const std::string_view prefix : {"builtins.", "RuntimeError: "})
+    if (message.starts_with(prefix)) message.erase(0, prefix.size());
+  for (auto* text : {&message, &users})
+    while (text->ends_with('\n')) text->pop_back();
+  return message + users;
 }
 
 std::string type_name(const at::IValue& value) { return value.type()->repr_str(); }
@@ -121,10 +170,23 @@ class TorchScript final : public Model {
     // Its optimizing executor profiles the first runs and rewrites the graph for later ones, whose gradients
     // have other bits.
     const torch::jit::GraphOptimizerEnabledGuard as_written(false);
-    return outputs_of(module_.forward({}, arguments(batch)));
+    const auto inputs = arguments(batch);
+    return outputs_of(in_script([&] { return module_.forward({}, inputs); }));
   }
 
  private:
+  /// What is thrown in the script's code has the type of torch's errors, without what the interpreter adds.
+  template <class Body>
+  at::IValue in_script(Body&& body) const {
+    try {
+      return body();
+    } catch (const c10::Error& error) {
+      throw c10::Error(without_interpreter(error.what_without_backtrace()));
+    } catch (const std::exception& error) {
+      throw c10::Error(without_interpreter(error.what()));
+    }
+  }
+
   torch::jit::Kwargs arguments(const Batch& batch) const {
     const auto& takes = module_.get_method("forward").function().getSchema().arguments();
     torch::jit::Kwargs out;

@@ -189,7 +189,11 @@ void bind_statistics(nb::module_& module) {
       .def_ro("samples", &RunnerStatistics::samples)
       .def_ro("peak_memory_bytes", &RunnerStatistics::peak_memory_bytes)
       .def_ro("start_ms", &RunnerStatistics::start_ms)
-      .def_ro("model_ms", &RunnerStatistics::model_ms);
+      .def_ro("model_ms", &RunnerStatistics::model_ms)
+      .def("__repr__", [](const RunnerStatistics& self) {
+        return fmt::format("RunnerStatistics(rank {}, pid {}, {}, {} samples)", self.rank, self.pid,
+                           self.phase, self.samples);
+      });
   nb::class_<Statistics>(module, "Statistics")
       .def_ro("steps", &Statistics::steps)
       .def_ro("attempts", &Statistics::attempts)
@@ -202,7 +206,11 @@ void bind_statistics(nb::module_& module) {
       .def_ro("session_bytes", &Statistics::session_bytes)
       .def_ro("manager_pid", &Statistics::manager_pid)
       .def_ro("manager_peak_memory_bytes", &Statistics::manager_peak_memory_bytes)
-      .def_ro("runners", &Statistics::runners);
+      .def_ro("runners", &Statistics::runners)
+      .def("__repr__", [](const Statistics& self) {
+        return fmt::format("Statistics({} steps, {} attempts, {} samples, {} losses, {} runners)", self.steps,
+                           self.attempts, self.samples, self.losses, self.runners.size());
+      });
 }
 
 void bind_checkpoints(nb::module_& module) {
@@ -213,13 +221,19 @@ void bind_checkpoints(nb::module_& module) {
       .def_ro("copy_ms", &CheckpointWritten::copy_ms)
       .def_ro("write_ms", &CheckpointWritten::write_ms)
       .def_ro("error", &CheckpointWritten::error)
-      .def_ro("warnings", &CheckpointWritten::warnings);
+      .def_ro("warnings", &CheckpointWritten::warnings)
+      .def("__repr__", [](const CheckpointWritten& self) {
+        return fmt::format("CheckpointWritten(step {}: {})", self.step,
+                           self.error.empty() ? self.path : "not written: " + self.error);
+      });
   nb::class_<Resumed>(module, "Resumed")
       .def_ro("path", &Resumed::path)
       .def_ro("step", &Resumed::step)
       .def_prop_ro("tensors", [](const Resumed& self) { return pairs_of(self.tensors); })
       .def_ro("json", &Resumed::json)
-      .def_ro("refused", &Resumed::refused);
+      .def_ro("refused", &Resumed::refused)
+      .def("__repr__",
+           [](const Resumed& self) { return fmt::format("Resumed(step {}: {})", self.step, self.path); });
 }
 
 }  // namespace

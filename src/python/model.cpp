@@ -1,5 +1,6 @@
 #include "python/model.hpp"
 
+#include <fmt/format.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -7,6 +8,7 @@
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/errors.hpp"
 #include "accelmgr/model.hpp"
+#include "data/reading.hpp"
 #include "python/interpreter.hpp"
 #include "python/tensors.hpp"
 
@@ -89,11 +91,12 @@ class PythonModel final : public Model {
 };
 
 /// `elements` is an Elements of accelmgr._child: fields by an example of each, next() and state().
-class PythonSource final : public BatchSource {
+class PythonSource final : public BatchSource, public data::ReadsAs {
  public:
   explicit PythonSource(nb::object elements) : elements_(std::move(elements)) {
     for (const auto& [name, example] : named((*elements_).attr("examples")))
       fields_.push_back({name, example.scalar_type(), example.sizes().vec()});
+    length_ = nb::cast<std::int64_t>((*elements_).attr("length"));
   }
 
   std::span<const FieldSpec> fields() const override { return fields_; }
@@ -106,6 +109,11 @@ class PythonSource final : public BatchSource {
       for (const auto value : values) write(element, index++, value);
       return true;
     });
+  }
+
+  std::string reading(std::uint64_t element) const override {
+    if (length_ < 0) return "its next()";
+    return fmt::format("dataset[{}]", length_ > 0 ? element % static_cast<std::uint64_t>(length_) : element);
   }
 
   std::optional<std::string> state() const override {
@@ -131,6 +139,7 @@ class PythonSource final : public BatchSource {
 
   mutable Kept elements_;
   std::vector<FieldSpec> fields_;
+  std::int64_t length_ = -1;  ///< Of an indexed dataset; 0: it has none. -1: it is iterated.
 };
 
 }  // namespace

@@ -149,7 +149,11 @@ nb::tuple pair_of(const nb::object& self) {
 }  // namespace
 
 void bind_results(nb::module_& module) {
-  record<FailureCause>(module, "FailureCause");
+  record<FailureCause>(module, "FailureCause").def("__repr__", [](const FailureCause& self) {
+    const auto who = self.rank < 0 ? std::string("manager or launcher") : fmt::format("rank {}", self.rank);
+    return fmt::format("FailureCause({}, step {}{}{}: {})", who, self.step,
+                       self.phase.empty() ? "" : ", phase ", self.phase, self.exit);
+  });
   record<StepResult>(module, "StepResult")
       .def_prop_ro("ok", [](const StepResult& self) { return self.status == StepStatus::ok; })
       .def("__bool__", [](const StepResult& self) { return self.status == StepStatus::ok; })

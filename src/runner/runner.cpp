@@ -24,11 +24,13 @@
 #include "ipc/epoch.hpp"
 #include "ipc/socket.hpp"
 #include "model/autocast.hpp"
+#include "model/checked_forward.hpp"
 #include "model/checked_loss.hpp"
 #include "runner/write_guard.hpp"
 #include "session/attempt.hpp"
 #include "session/batch_queue.hpp"
 #include "session/reduction.hpp"
+#include "tensor/exception_text.hpp"
 #include "tensor/generator.hpp"
 #include "tensor/master.hpp"
 #include "tensor/take_over.hpp"
@@ -89,6 +91,7 @@ class Runner {
   void keep_scalars(const Outputs& outputs, double weight);
   void tell_of_scalars(const std::vector<std::string>& left_out);
   void vote(std::uint64_t number);
+  void refuse(std::uint64_t number);
   void settle(std::uint64_t number, bool committed);
   bool over(std::uint64_t number) const;
   bool stopping() const;
@@ -129,8 +132,10 @@ Runner::Runner(const Config& config, const session::Session& session, int rank, 
   const auto begin = base::now_ns();
   model_ = make_model(config);
   record_.model_ns.store(static_cast<std::uint64_t>(base::now_ns() - begin));
-  model_->train(true);
-  tensors_ = tensor::describe(model_->parameters(), model_->buffers());
+  tensor::in_user_code<ModelError>(fmt::format("model '{}'", config.model.kind), [&] {
+    model_->train(true);
+    tensors_ = tensor::describe(model_->parameters(), model_->buffers());
+  });
   tensor::bind_parameters(tensors_, session_, manifest_);
   if (config.runners.protect_parameters) guard_parameters(session_, manifest_, rank);
   take_over_ = std::make_unique<tensor::TakeOver>(session_, manifest_, tensors_, rank);
@@ -212,6 +217,7 @@ void Runner::serve() {
     populate();
   }
   enter(Phase::stopping);
+  base::log().debug("stops");
 }
 
 void Runner::attempt(std::uint64_t number) {
@@ -220,6 +226,7 @@ void Runner::attempt(std::uint64_t number) {
   reduction_.reset_cursor(rank_, number);
   take_over_->begin(number);
   ballot_ = {};
+  base::log().debug("attempt {} begins", number);
   try {
     if (buffer_version_ != session_.control().buffer_version.load()) load_buffers();  // The host wrote them.
     if (session_.control().request.skip != 0) {
@@ -231,11 +238,8 @@ void Runner::attempt(std::uint64_t number) {
   } catch (const NoBatch& none) {
     if (none.reason != Reason::none)
       session::refuse_attempt(session_, number, rank_, none.reason, none.what.c_str());
-  } catch (const ModelError& error) {
-    session::refuse_attempt(session_, number, rank_, Reason::model_error, error.what());
-    throw;
-  } catch (const std::exception& error) {
-    session::refuse_attempt(session_, number, rank_, Reason::exception, error.what());
+  } catch (...) {  // User code: a model, and what it is made of, may throw anything.
+    refuse(number);
     throw;
   }
   auto& control = session_.control();
@@ -254,6 +258,22 @@ void Runner::attempt(std::uint64_t number) {
   session::close_if_over(session_, number);
 }
 
+// In a handler of what the model threw.
+void Runner::refuse(std::uint64_t number) {
+  const auto text = tensor::current_exception_text();
+  auto reason = Reason::exception;
+  try {
+    throw;
+  } catch (const ModelError&) {
+    reason = Reason::model_error;
+  } catch (const c10::Error&) {  // In backward: with the same elements it comes again.
+    reason = Reason::model_error;
+  } catch (...) {
+    // The model's own business.
+  }
+  session::refuse_attempt(session_, number, rank_, reason, text.c_str());
+}
+
 // After an abort the working state is that of the last commit again: the attempt leaves no trace.
 void Runner::settle(std::uint64_t number, bool committed) {
   if (!committed) {
@@ -261,6 +281,7 @@ void Runner::settle(std::uint64_t number, bool committed) {
     load_buffers();
     tensor::load_generator(session_.generator(valid, rank_));
   }
+  base::log().debug("attempt {} is {}", number, committed ? "committed" : "over without a result");
   record_.settled.store(number);
   ipc::advance(session_.control().life);
 }
@@ -356,7 +377,7 @@ void Runner::micro_batch(session::BatchQueue::Filled filled) {
   at::Tensor loss;
   {
     const model::AutocastScope autocast(config_.runners.autocast == Autocast::bf16);
-    const auto outputs = model_->forward(batch_of(filled));
+    const auto outputs = model::checked_forward(*model_, batch_of(filled));
     loss = model::checked_loss(outputs);
     if (loss.scalar_type() != at::kDouble) loss = loss.to(at::kFloat);
     keep_scalars(outputs, share / full);
@@ -422,6 +443,9 @@ void Runner::vote(std::uint64_t number) {
   tensor::store_generator(session_.generator(other, rank_));
   record_.ballot = ballot_;
   base::fault_point(FaultPhase::vote);
+  base::log().debug(
+      "attempt {}: votes, with loss {} of {} samples, {:.3f} ms of computing, {:.3f} ms of waiting for data",
+      number, ballot_.loss, ballot_.samples, double(ballot_.compute_ns) / 1e6, double(ballot_.data_ns) / 1e6);
   session::cast_vote(session_, number, rank_);
   base::fault_point(FaultPhase::voted);
 }
@@ -447,14 +471,16 @@ int run(const Config& config, ipc::SpawnRequest request) {
     ipc::send(lifeline.get(), "ready");
     runner.serve();
     std::fflush(nullptr);
-    _exit(0);  // Nothing here needs a destructor, and torch's take long.
-  } catch (const std::exception& error) {
-    if (record.reason.load() == Reason::none) {
-      const std::string what = error.what();
+    _exit(0);      // Nothing here needs a destructor, and torch's take long.
+  } catch (...) {  // User code: a factory may throw anything.
+    if (const auto reason = record.reason.load();
+        reason != Reason::exception && reason != Reason::model_error) {
+      const auto what = tensor::current_exception_text();
       record.error[what.copy(record.error, session::text_bytes - 1)] = 0;
       record.reason.store(Reason::exception);
     }
-    base::log().info("{}", error.what());  // The supervisor reports it, with this line.
+    base::log().info("{}",
+                     static_cast<const char*>(record.error));  // The supervisor reports it, with this line.
     _exit(exit_failed);
   }
 }

@@ -21,8 +21,10 @@ alignas(16) std::byte handler_stack[64 * 1024];
 void on_fault(int signal_number, siginfo_t* info, void*) {
   const auto* address = static_cast<const std::byte*>(info->si_addr);
   const auto* begin = guarded_session->parameters();
-  if (address < begin || address >= begin + guarded_session->master_bytes()) {
+  const bool sent = info->si_code <= 0;  // By a process: no instruction has faulted.
+  if (sent || address < begin || address >= begin + guarded_session->master_bytes()) {
     signal(signal_number, SIG_DFL);  // The instruction faults again, and the process ends as it would have.
+    if (sent) raise(signal_number);
     return;
   }
   const auto element =

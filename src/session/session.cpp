@@ -9,17 +9,23 @@
 #include "accelmgr/errors.hpp"
 
 namespace accelmgr::session {
+namespace {
+
+constexpr const char* what_takes_less =
+    "a smaller model, fewer runners or gradients.slab_dtype=bf16 need less";
+
+}  // namespace
 
 void check_memory(std::uint64_t bytes, std::uint64_t limit_bytes, std::uint64_t more_bytes) {
   if (limit_bytes > 0 && bytes > limit_bytes)
-    throw SessionError(fmt::format(
-        "the session needs {} bytes of shared memory, memory.limit_bytes allows {}", bytes, limit_bytes));
+    throw SessionError(
+        fmt::format("the session needs {} bytes of shared memory, memory.limit_bytes allows {}; {}", bytes,
+                    limit_bytes, what_takes_less));
   const auto available = ipc::memory_available();
   if (more_bytes > available.bytes)
-    throw SessionError(fmt::format(
-        "the session needs {} {}bytes of shared memory, {} are available ({}); a smaller model, fewer "
-        "runners or gradients.slab_dtype=bf16 need less",
-        more_bytes, more_bytes < bytes ? "more " : "", available.bytes, available.limited_by));
+    throw SessionError(fmt::format("the session needs {} {}bytes of shared memory, {} are available ({}); {}",
+                                   more_bytes, more_bytes < bytes ? "more " : "", available.bytes,
+                                   available.limited_by, what_takes_less));
 }
 
 Session::Session(std::vector<base::UniqueFd> fds, ipc::Mapping map, std::vector<ipc::Mapping> slabs)

@@ -56,6 +56,17 @@ TEST_P(Failing, WhatIsNoExceptionOfTheLibraryIsToldByItsType) {
   EXPECT_EQ(obeyed({"throw int", "hang"}).first().type, "int");
 }
 
+TEST_P(Failing, AnExceptionThatSaysNothingIsToldByItsType) {
+  expect_says(obeyed({"throw nothing", "hang"}), {"rank 0 failed: std::runtime_error: (it says nothing)"});
+  expect_says(obeyed({"throw int", "hang"}), {"rank 0 failed: int: (it says nothing)"});
+}
+
+TEST_P(Failing, TheFramesOfAnErrorOfTorchAreLeftOut) {
+  const auto error = obeyed({"throw torch", "hang"});
+  EXPECT_EQ(error.first().what, "shapes differ");
+  EXPECT_EQ(error.first().trace, "#0 std::runtime_error: shapes differ\n");
+}
+
 TEST_P(Failing, AnExitCodeIsTold) {
   const auto error = obeyed({"hang", "hang", "exit 3"});
   EXPECT_EQ(error.rank(), 2);

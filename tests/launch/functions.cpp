@@ -45,6 +45,10 @@ int number_in(const std::string& how) { return std::stoi(how.substr(how.find(' '
 Value obey(const std::string& how) {
   if (how == "throw") throw std::runtime_error("as ordered");
   if (how == "throw int") throw 5;
+  if (how == "throw nothing") throw std::runtime_error("");
+  if (how == "throw torch")  // As c10::Error::what() says it.
+    throw std::runtime_error(
+        "shapes differ\nException raised from f at g.cpp:3 (most recent call first):\nframe #0: f");
   if (how.starts_with("throw nested")) throw_nested(number_in(how.substr(6)));
   if (how.starts_with("exit")) _exit(number_in(how));
   if (how.starts_with("kill")) raise(number_in(how));

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "model/checked_forward.hpp"
 #include "model/checked_loss.hpp"
 #include "model/support.hpp"
 
@@ -120,6 +121,24 @@ TEST(TorchScript, AnOutputWithoutALossIsRefused) {
   expect_contains(forward("DictWithoutLoss"), {"DictWithoutLoss.pt", "'loss'", "logits, target"});
   expect_contains(forward("NoTensor"), {"NoTensor.pt", "int", "there is no loss"});
   expect_contains(forward("TwoLosses"), {"Float", "[6]"});
+}
+
+TEST(TorchScript, AnOperationThatFailsIsToldWithTheLineOfTheUsersFile) {
+  const auto made = script("LoneTensor");
+  const Batch narrow({{"input", at::randn({6, 3})}, {"target", integers(3, {6})}});
+  const auto text = message_of<ModelError>([&] { model::checked_forward(*made, narrow); });
+  expect_contains(text, {"mat1 and mat2 shapes cannot be multiplied (6x3 and 4x8) (forward() was given input "
+                         "Float [6, 3], target Long [6])\n  File \"",
+                         "write_scripts.py\", line ", "in forward\n", "self.layers(input)", "<--- HERE"});
+  for (const char* part : {"Traceback", "interpreter", "torch/nn", "frame #"})
+    EXPECT_EQ(text.find(part), std::string::npos) << text;
+}
+
+TEST(TorchScript, WhatAScriptRaisesIsToldWithItsType) {
+  const auto made = script("Raises");
+  const auto text = message_of<ModelError>([&] { model::checked_forward(*made, script_batch()); });
+  expect_contains(text, {"ValueError: 6 elements are too many", "write_scripts.py\", line "});
+  EXPECT_EQ(text.find("Traceback"), std::string::npos) << text;
 }
 
 TEST(TorchScript, AFileThatIsMissingOrNoTorchScriptIsRefused) {

@@ -54,6 +54,13 @@ class NoTensor(Classifier):
         return input.size(0)
 
 
+class Raises(Classifier):
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if input.size(0) > 5:
+            raise ValueError(f"{input.size(0)} elements are too many")
+        return functional.cross_entropy(self.layers(input), target)
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -83,7 +90,7 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    for kind in (DictOutput, TupleOutput, LoneTensor, TwoLosses, DictWithoutLoss, NoTensor, Tied, Overlapping):
+    for kind in (DictOutput, TupleOutput, LoneTensor, TwoLosses, DictWithoutLoss, NoTensor, Raises, Tied, Overlapping):
         torch.jit.script(kind()).save(str(folder / f"{kind.__name__}.pt"))
 
 

@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 import torch
-from gate import Count, Told
+from gate import Count, Gate, Told
 
 import accelmgr
 
@@ -54,6 +54,40 @@ def test_a_model_that_fails_prints_its_traceback_once(tmp_path, capfd, policy):
         assert (result.status, result.error_type) == ("runner_lost", "ModelError")
         assert result.error.count("Traceback") == 1
     assert "Traceback" not in capfd.readouterr().err
+
+
+class Slow:
+    """Indexed; element 4 is there when the gate is open."""
+
+    def __init__(self, gate):
+        self._gate = gate
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        if i == 4:
+            self._gate.pass_through()
+        return torch.tensor([float(i), 1.0])
+
+
+def test_an_element_that_does_not_come_is_warned_of_once_and_told_by_the_step(tmp_path, capfd):
+    model = Told(tmp_path)
+    slow = Gate(tmp_path / "element")
+    slow.shut()
+    with accelmgr.Manager(model, Slow(slow), nprocs=1, batch_size_per_device=4, runners__threads=1) as manager:
+        assert manager.step().ok
+        result = manager.step(timeout=7)  # Longer than what is waited for without a word.
+        assert result.status == "timeout"
+        for part in ("rank 0 in phase data for ", "the data source 'python' has given 4 elements so far"):
+            assert part in result.error, result.error
+        said = capfd.readouterr().err
+        assert said.count("the data source 'python' has not returned from dataset[4] for 5 s (element 4)") == 1, said
+        assert "it is waited for by rank 0" in said
+        with slow.held():
+            pass
+        assert manager.step().ok
+        assert "has not returned" not in capfd.readouterr().err
 
 
 class Mute(accelmgr.ModelError):

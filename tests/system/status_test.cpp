@@ -106,10 +106,23 @@ TEST(Status, AHangingModelIsTimedOutAndItsPhaseTold) {
   stage.tell(1, Act::block);
   constexpr double timeout_s = 2;  // In which a rank comes to its forward() on a loaded machine too.
   const auto result = run.manager().step({.timeout_s = timeout_s});
-  expect_failed(result, StepStatus::timeout, {"no result within 2 s", "rank 1 in phase forward"});
+  expect_failed(result, StepStatus::timeout, {"no result within 2 s", "rank 1 in phase forward for "});
   EXPECT_GE(result.step_ms, timeout_s * 1e3);
   EXPECT_TRUE(same_bits(run.gradients(), gradients));
   stage.tell(1, Act::compute);
+}
+
+TEST(Status, AStepThatWaitsForTheDataSourceSaysSoWhenItsTimeIsOver) {
+  Stage stage;
+  stage.withhold_elements_from(staged_ranks * staged_batch_size);
+  StagedRun run(stage);
+  expect_ok(run.manager());
+  const auto result = run.manager().step({.timeout_s = short_timeout_s});
+  expect_failed(result, StepStatus::timeout,
+                {"no result within 0.3 s", "rank 0 in phase data for 0.", "rank 1 in phase data for 0.",
+                 "(the data source 'staged' has given 8 elements so far, and is waited for)"});
+  stage.release_elements();
+  expect_ok(run.manager());
 }
 
 TEST(Status, AStepThatIsInterruptedEndsAsOneThatTimesOut) {

@@ -21,6 +21,7 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::UnorderedElementsAre;
 
 FailureCause killed() {
@@ -104,6 +105,27 @@ TEST(FailureText, IndentsTheLinesOfAnExceptionAndReplacesTornUtf8) {
   cause.log = {"a log line\nof two"};
   EXPECT_THAT(failure_text(lost({cause})),
               testing::EndsWith("exit code 1: first\n    second \uFFFD\n      a log line\n      of two"));
+}
+
+TEST(FailureText, LeavesOutTheLinesOfTheLogThatSayWhatTheExceptionDoes) {
+  auto cause = failed();
+  cause.what += "\n  File \"model.py\", line 3";
+  cause.log = {"12:00:00.001 info [rank 0 step 17] one",
+               "12:00:00.002 info [rank 0 step 17] shapes [2] and [3] differ", "  File \"model.py\", line 3"};
+  const auto text = failure_text(lost({cause}));
+  EXPECT_THAT(text, HasSubstr("[rank 0 step 17] one"));
+  EXPECT_EQ(text.find("shapes [2]"), text.rfind("shapes [2]")) << text;
+  EXPECT_EQ(text.find("model.py"), text.rfind("model.py")) << text;
+}
+
+TEST(FailureText, SaysWhatToDoAboutARunnerThatASignalEnded) {
+  EXPECT_THAT(failure_text(lost({killed()})), testing::EndsWith("smaller model need less"));
+  auto crashed = killed();
+  crashed.exit = "killed by signal 11 (SEGV)";
+  EXPECT_THAT(failure_text(lost({crashed})), HasSubstr("\n  it crashed in native code"));
+  auto ended = killed();
+  ended.what = "runner 1 hangs: 60.0 s in phase forward";
+  EXPECT_THAT(failure_text(lost({ended})), Not(HasSubstr("dmesg"))) << "it was we who sent the signal";
 }
 
 TEST(ErrorJson, HoldsTheFailureAndItsCausesFirstCauseFirst) {

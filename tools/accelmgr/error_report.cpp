@@ -1,6 +1,7 @@
 #include "error_report.hpp"
 
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,31 @@ std::uint64_t failed_step(const StepResult& failure) {
   return failure.counted ? failure.step : failure.step + 1;
 }
 
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// Whether a line of the log says what the exception does: its first line, or a further one.
+bool repeats(const std::string& line, const FailureCause& cause) {
+  if (cause.what.empty()) return false;
+  return line.find(first_line(cause.what)) != std::string::npos || cause.what.find(line) != std::string::npos;
+}
+
+/// Of a runner that a signal ended, which nobody here sent: what to do.
+std::string advice(const FailureCause& cause) {
+  const auto by_signal = [&](int number) {
+    return cause.exit.starts_with(fmt::format("killed by signal {} ", number));
+  };
+  if (cause.rank < 0 || !cause.what.empty()) return {};
+  if (by_signal(SIGKILL))
+    return "a SIGKILL that nobody sent is the kernel's, for want of memory (dmesg says so): a smaller "
+           "batch_size_per_device, fewer nprocs or a smaller model need less";
+  for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT})
+    if (by_signal(number))
+      return "it crashed in native code, the model's own or a library's; runners.on_loss=fail ends the run "
+             "at "
+             "the first crash, and ACCELMGR_LOG_LEVEL=debug tells each step of each runner";
+  return {};
+}
+
 std::string cause_text(const FailureCause& cause, const std::string& headline) {
   const auto who = cause.rank < 0 ? "manager or launcher" : fmt::format("rank {}", cause.rank);
   const auto phase = cause.phase.empty() ? "" : fmt::format(" phase {},", cause.phase);
@@ -24,7 +50,8 @@ std::string cause_text(const FailureCause& cause, const std::string& headline) {
                           cause.pid, cause.exit);
   if (headline.find(cause.what) == std::string::npos)
     text += (cause.exit.empty() ? "" : ": ") + hanging(cause.what, 4);
-  for (const auto& line : cause.log) text += "\n      " + hanging(line, 6);
+  for (const auto& line : cause.log)
+    if (!repeats(line, cause)) text += "\n      " + hanging(line, 6);
   return text;
 }
 
@@ -40,6 +67,8 @@ std::string failure_text(const StepResult& failure) {
   auto text = fmt::format("step {} failed: {}: {}", failed_step(failure), to_string(failure.status),
                           hanging(failure.error, 2));
   for (const auto& cause : failure.causes) text += cause_text(cause, failure.error);
+  if (failure.causes.empty()) return text;
+  if (const auto todo = advice(failure.causes.back()); !todo.empty()) text += "\n  " + todo;
   return text;
 }
 

@@ -124,6 +124,9 @@ class Elements:
         self._dataset = dataset.connect() if isinstance(dataset, FeedAddress) else dataset
         self._fed = isinstance(self._dataset, Client)
         self._restorable = self._fed or is_indexed(dataset)
+        self.length = -1  # Of an indexed dataset; 0: it has none.
+        if not self._fed and is_indexed(dataset):
+            self.length = len(dataset) if hasattr(dataset, "__len__") else 0
         self._position = 0
         self._names: list[str] = []
         self._items = 0  # Of a tuple or list.

@@ -46,6 +46,15 @@ def _warn_of_threads() -> None:
         )
 
 
+def _has_ended(pid: int) -> bool:
+    """Of a child of this process, whether anybody has waited for it or not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
 def _consumed_of(reference: weakref.ref[Manager]) -> Callable[[], int]:
     """Elements that committed steps have consumed; asked from the threads of a feed, which keep no manager alive."""
 
@@ -625,6 +634,25 @@ class Manager:
     def _close_payload(self) -> None:
         if self._payload is not None:
             self._payload.close()
+
+    def __repr__(self) -> str:
+        """<accelmgr.Manager running: 2 runners, step 17>. At any time, from any thread."""
+        try:
+            state = self._state()
+        except Exception:  # Of a manager that was not made in full, or not by this process.
+            state = "of another process" if getattr(self, "_owner", os.getpid()) != os.getpid() else "not started"
+        return f"<{type(self).__module__.partition('.')[0]}.{type(self).__qualname__} {state}>"
+
+    def _state(self) -> str:
+        if not self._handle.started:
+            return "not started"
+        statistics = self._handle.statistics()
+        if self._stopped:
+            return f"stopped: step {statistics.steps}"
+        if _has_ended(statistics.manager_pid):
+            return f"lost: its manager process is gone, step {statistics.steps}"
+        count = len(statistics.runners)
+        return f"running: {count} runner{'s' if count != 1 else ''}, step {statistics.steps}"
 
     def __enter__(self) -> Manager:
         if not self._handle.started:

@@ -1,0 +1,58 @@
+#include "manager/source_watch.hpp"
+
+#include <gtest/gtest.h>
+
+#include "session/attempt.hpp"
+
+namespace accelmgr::manager {
+namespace {
+
+constexpr std::int64_t second_ns = 1'000'000'000;
+constexpr std::int64_t begin_ns = 1000 * second_ns;
+
+/// A session of two ranks in an attempt, of which rank 1 waits for data.
+class SourceWatchTest : public testing::Test {
+ protected:
+  SourceWatchTest() {
+    session::open_attempt(session_, {.participants = 3});
+    session_.record(0).phase.store(session::Phase::forward);
+    session_.record(1).phase.store(session::Phase::data);
+  }
+  /// What is said when the read that began then has taken so long.
+  std::optional<std::string> after(double seconds, std::int64_t since_ns = begin_ns) {
+    return watch_.look(data::Reading{"next()", 17, since_ns},
+                       since_ns + static_cast<std::int64_t>(seconds * double(second_ns)));
+  }
+
+  session::Session session_ = session::Session::create({.ranks = 2, .elements = 16, .tensors = 1}, 2, 1);
+  SourceWatch watch_{session_, "camera"};
+};
+
+TEST_F(SourceWatchTest, SaysWhatHasNotReturnedAndWhoWaitsForIt) {
+  EXPECT_EQ(after(4.9), std::nullopt);
+  EXPECT_EQ(after(5.1),
+            "the data source 'camera' has not returned from next() for 5 s (element 17); it is waited for by "
+            "rank 1");
+}
+
+TEST_F(SourceWatchTest, SaysItOnceOfEachWait) {
+  EXPECT_TRUE(after(5));
+  EXPECT_EQ(after(6), std::nullopt);
+  EXPECT_EQ(after(600), std::nullopt);
+  EXPECT_TRUE(after(5, begin_ns + 700 * second_ns)) << "another read";
+}
+
+TEST_F(SourceWatchTest, SaysNothingOfASourceThatDoesNotRead) {
+  EXPECT_EQ(watch_.look(std::nullopt, begin_ns + 60 * second_ns), std::nullopt);
+}
+
+TEST_F(SourceWatchTest, SaysNothingWhereNoRankWaits) {
+  session_.record(1).phase.store(session::Phase::backward);
+  EXPECT_EQ(after(60), std::nullopt);
+  session_.record(1).phase.store(session::Phase::data);
+  session::abort_attempt(session_, 1, session::author_host);
+  EXPECT_EQ(after(60), std::nullopt) << "the attempt is over";
+}
+
+}  // namespace
+}  // namespace accelmgr::manager
