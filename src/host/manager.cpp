@@ -84,7 +84,7 @@ std::uint64_t peak_memory(pid_t pid) {
 }  // namespace
 
 struct Manager::State {
-  explicit State(const Config& c) : config(c) {}
+  explicit State(const Config& c) : config(c), run(config.checkpoint) {}
 
   /// Bars a second thread, a forked child and a closed handle.
   class Use {
@@ -118,6 +118,7 @@ struct Manager::State {
   void stop();
 
   Config config;
+  host::Run run;  ///< Its lock outlives the processes that write.
   StartMethod method = StartMethod::spawn;
   pid_t owner = getpid();
   std::atomic<bool> busy{false};
@@ -127,7 +128,6 @@ struct Manager::State {
   session::Manifest manifest;
   std::optional<host::Stepper> stepper;
   std::optional<host::Checkpoints> checkpoints;
-  std::optional<Resumed> resumed;
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> gradients;
   std::vector<FlatGroup> groups;
@@ -198,6 +198,7 @@ void Manager::State::stop() {
   if (getpid() != owner) return;  // A forked child ends nothing of its parent's.
   processes->ask_to_stop();
   processes->end();
+  run.lock.reset();
 }
 
 Manager::Manager(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -223,15 +224,14 @@ Manager Manager::start(const Config& config, const StartOptions& options) {
   config::validate(config);
   auto state = std::make_unique<State>(config);
   state->method = options.method;
-  state->resumed = host::find_resumed(config.checkpoint);
   auto concrete = config;  // Which checkpoint is the latest is decided once.
-  concrete.checkpoint.resume = state->resumed ? state->resumed->path : "";
+  concrete.checkpoint.resume = state->run.resumed ? state->run.resumed->path : "";
   state->processes = host::Processes::start(concrete, options, [&](std::vector<base::UniqueFd> fds) {
     state->take(std::move(fds));
     if (options.prepared) options.prepared(state->parameters, state->gradients);
   });
   state->stepper.emplace(state->config, *state->session, state->manifest, *state->processes);
-  state->checkpoints.emplace(state->config, *state->session, state->manifest, *state->processes);
+  state->checkpoints.emplace(state->config, state->run, *state->session, state->manifest, *state->processes);
   return Manager(std::move(state));
 }
 
@@ -418,7 +418,9 @@ std::vector<CheckpointWritten> Manager::checkpoints_written(double wait_s) {
   return state_->checkpoints->written(base::Deadline::in_seconds(wait_s));
 }
 
-const std::optional<Resumed>& Manager::resumed() const { return state_->resumed; }
+const std::optional<Resumed>& Manager::resumed() const { return state_->run.resumed; }
+
+const std::string& Manager::run_id() const { return state_->run.id; }
 
 const Config& Manager::config() const { return state_->config; }
 
