@@ -47,6 +47,8 @@ struct CheckpointExtras {
   std::optional<double> metric{};      ///< Of which the lowest is the best checkpoint, which is kept.
   std::vector<NamedTensor> tensors{};  ///< Dense, on the CPU; Optimizer::state().
   std::string json = "{}";             ///< An object, for the host's own use.
+  /// Where this one is written instead of `checkpoint.directory`, when that fails; no other is removed there.
+  std::string directory{};
 };
 
 /// What became of a checkpoint.
@@ -67,6 +69,8 @@ struct Resumed {
   std::vector<NamedTensor> tensors{};  ///< As CheckpointExtras gave them; copies.
   std::string json{};
   std::vector<std::string> refused{};  ///< Later ones, and why they were not taken.
+  std::string run_id{};                ///< See Manager::run_id(); empty: an earlier version wrote it.
+  std::string configuration{};         ///< As YAML, of the run that wrote it; empty: not known.
 };
 
 struct RunnerStatistics {
@@ -102,8 +106,10 @@ struct Statistics {
 class Manager {
  public:
   /// Starts manager, launcher and runners; returns when all runners are ready. Blocks for at most
-  /// `start_timeout`. Throws UsageError (no init()), ConfigError, ModelError, DataError, SessionError
-  /// (memory), RunnerError, CheckpointError (`checkpoint.resume`).
+  /// `start_timeout`, and 10 s more where a manager of a killed run still writes a checkpoint. Throws
+  /// UsageError (no init()), ConfigError, ModelError, DataError, SessionError (memory), RunnerError,
+  /// CheckpointError (`checkpoint.resume`; `checkpoint.directory` that cannot be written, or that another
+  /// manager uses: it is locked until stop()).
   static Manager start(const Config& config, const StartOptions& options = {});
 
   Manager(Manager&&) noexcept;
@@ -171,8 +177,9 @@ class Manager {
   /// Copies all that training goes on from (parameters, gradients, buffers, generators, counters, data
   /// cursor, and the extras) to a staging area, from which the manager writes it into `checkpoint.directory`;
   /// returns how long that held up the caller, in ms. Waits for an earlier checkpoint that is still being
-  /// written. Throws CheckpointError (a dtype that a checkpoint cannot hold), SessionError (memory, manager
-  /// lost), UsageError (no directory). stop() waits for the writing a few seconds at most: before it, wait in
+  /// written. Throws CheckpointError (a dtype that a checkpoint cannot hold; `checkpoint.directory` holds
+  /// checkpoints of another run, which this one would replace), SessionError (memory, manager lost),
+  /// UsageError (no directory). stop() waits for the writing a few seconds at most: before it, wait in
   /// checkpoints_written().
   double save_checkpoint(const CheckpointExtras& extras = {});
   /// The checkpoints that were written, or could not be, since the last call. Waits for those under way at
@@ -180,6 +187,8 @@ class Manager {
   std::vector<CheckpointWritten> checkpoints_written(double wait_s = 0);
   /// What start() went on from (`checkpoint.resume`); empty for a new run.
   const std::optional<Resumed>& resumed() const;
+  /// Of this run and of all that go on from its checkpoints, which hold it; 16 hexadecimal digits.
+  const std::string& run_id() const;
 
   Statistics statistics() const;
   const Config& config() const;

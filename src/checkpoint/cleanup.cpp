@@ -14,7 +14,6 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/unique_fd.hpp"
-#include "checkpoint/folder.hpp"
 #include "checkpoint/state_file.hpp"
 
 namespace accelmgr::checkpoint {
@@ -61,15 +60,14 @@ std::optional<std::uint64_t> best_step(const std::vector<Candidate>& candidates)
   return best == nullptr ? std::nullopt : std::optional(best->folder.step);
 }
 
-// Renamed first: nobody finds half of a checkpoint under its name.
+}  // namespace
+
 bool retire(const fs::path& directory, const Folder& folder, std::vector<std::string>& warnings) {
   const auto temporary = temporary_path(directory, folder.step);
   if (!rename_or_warn(folder.path, temporary, warnings)) return false;
   remove_folder(temporary, warnings);
   return true;
 }
-
-}  // namespace
 
 void remove_folder(const fs::path& folder, std::vector<std::string>& warnings) {
   std::error_code error;

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/folder.hpp"
+
 namespace accelmgr::checkpoint {
 
 /// Removes `folder`, or appends to `warnings` why not.
@@ -21,5 +23,9 @@ void clear_leftovers(const std::filesystem::path& directory, std::vector<std::st
 /// and returns their folders. What is not known to be a checkpoint of ours is neither counted nor removed.
 std::vector<std::filesystem::path> prune(const std::filesystem::path& directory, std::uint64_t written,
                                          std::int64_t keep, std::vector<std::string>& warnings);
+
+/// Removes a checkpoint, which nobody finds by half; false, and `warnings` say why, when it cannot be
+/// renamed.
+bool retire(const std::filesystem::path& directory, const Folder& folder, std::vector<std::string>& warnings);
 
 }  // namespace accelmgr::checkpoint

@@ -28,6 +28,7 @@ if(TARGET accelmgr)
   # Named, for INSTALL_RPATH_USE_LINK_PATH leaves out what lies in the source tree, as .venv does.
   set_target_properties(accelmgr PROPERTIES INSTALL_RPATH ${LibTorch_ROOT}/lib)
   install(TARGETS accelmgr)
+  install(FILES ${PROJECT_SOURCE_DIR}/configs/gpt-licenses.yaml DESTINATION ${CMAKE_INSTALL_DATADIR}/accelmgr)
 endif()
 
 # The Python that has torch, by its full path: whoever uses the package may have another PATH.

@@ -12,6 +12,8 @@
 #include "base/clock.hpp"
 #include "base/interruption.hpp"
 #include "base/log.hpp"
+#include "checkpoint/run_id.hpp"
+#include "checkpoint/storage.hpp"
 #include "config/loader.hpp"
 #include "tensor/master.hpp"
 
@@ -66,8 +68,8 @@ json parsed(const std::string& text) {
   return value;
 }
 
-}  // namespace
-
+/// The checkpoint that `config` asks to go on from, wholly checked; none for a new run. `latest` of a
+/// directory that has none begins a new run. Throws CheckpointError.
 std::optional<Resumed> find_resumed(const CheckpointConfig& config) {
   if (config.resume.empty()) return std::nullopt;
   Resumed resumed;
@@ -90,7 +92,22 @@ std::optional<Resumed> find_resumed(const CheckpointConfig& config) {
     if (!checkpoint::is_of_session(name))
       resumed.tensors.push_back({name, copy_of(name, checkpoint.training.tensor(name))});
   resumed.json = checkpoint.state.value("host", json::object()).dump();
+  resumed.run_id = checkpoint::run_id_of(checkpoint.state);
+  resumed.configuration = checkpoint.state.value("configuration", "");
   return resumed;
+}
+
+}  // namespace
+
+Run::Run(const CheckpointConfig& config) {
+  if (!config.directory.empty()) lock.emplace(config.directory);
+  resumed = find_resumed(config);
+  if (resumed)
+    id = resumed->run_id;
+  else if (lock && !config.resume.empty())
+    id = lock->killed_run();
+  if (id.empty()) id = checkpoint::new_run_id();
+  if (lock) lock->set_run(id);
 }
 
 void Checkpoints::Staging::reserve(std::uint64_t bytes) {
@@ -116,10 +133,23 @@ std::uint64_t Checkpoints::Staging::fill(const std::vector<TensorBytes>& tensors
   return layout.total_bytes();
 }
 
-double Checkpoints::save(const CheckpointExtras& extras) {
-  if (config_.checkpoint.directory.empty())
-    throw UsageError("save_checkpoint() without checkpoint.directory: there is nowhere to write");
-  const auto begin = base::now_ns();
+// Once: nobody else writes to a directory that is locked.
+void Checkpoints::refuse_other_runs() {
+  const bool known = !run_.resumed || !run_.resumed->run_id.empty();
+  if (only_ours_ || !known) return;
+  const auto& directory = config_.checkpoint.directory;
+  if (!std::filesystem::exists(directory)) return;
+  const auto others = checkpoint::as_checkpoint_error(
+      [&] { return checkpoint::checkpoints_of_other_runs(directory, run_.id); });
+  if (!others.empty())
+    throw CheckpointError(
+        fmt::format("'{}' is of another run, whose checkpoints this one would replace: go on from it "
+                    "(checkpoint.resume), take another directory (checkpoint.directory), or remove it",
+                    others.front().path.string()));
+  only_ours_ = true;
+}
+
+void Checkpoints::wait_for_earlier() {
   const auto deadline = base::Deadline::in_seconds(write_timeout_s);
   for (take_in(); under_way_; take_in()) {
     if (processes_.manager_ended()) throw SessionError("save_checkpoint(): the manager process is gone");
@@ -129,32 +159,46 @@ double Checkpoints::save(const CheckpointExtras& extras) {
     if (base::interrupted()) throw SessionError("save_checkpoint(): interrupted; nothing was saved");
     processes_.hears_within(deadline);
   }
-  const auto host = parsed(extras.json);
-  auto training = checkpoint::training_tensors(session_, manifest_);
-  for (const auto& extra : extras.tensors) training.push_back(bytes_of(extra));
-  tensor::gather_shared_parameters(session_, manifest_);
-  const auto model_bytes = model_.fill(checkpoint::model_tensors(session_, manifest_));
-  const auto training_bytes = training_.fill(training);
+}
 
-  const auto step = session_.counters(session_.word().index).steps;
+base::UniqueFd Checkpoints::describe(const CheckpointExtras& extras, std::uint64_t model_bytes,
+                                     std::uint64_t training_bytes) const {
   json description{{"metric", nullptr},
+                   {"directory", extras.directory},
                    {"model_bytes", model_bytes},
                    {"training_bytes", training_bytes},
                    {"state",
                     {{"session", checkpoint::run_state(session_)},
                      {"seeds", {{"seed_base", config_.seed_base}, {"data.seed", config_.data.seed}}},
                      {"configuration", config::to_yaml(config_)},
-                     {"host", host}}}};
+                     {checkpoint::run_id_key, run_.id},
+                     {"host", parsed(extras.json)}}}};
   if (extras.metric && std::isfinite(*extras.metric)) description["metric"] = *extras.metric;
   const auto text = description.dump(-1, ' ', false, json::error_handler_t::replace);
-  Staging description_memory;
-  description_memory.reserve(text.size());
-  std::memcpy(description_memory.map.data(), text.data(), text.size());
+  Staging memory;
+  memory.reserve(text.size());
+  std::memcpy(memory.map.data(), text.data(), text.size());
+  return std::move(memory.fd);
+}
+
+double Checkpoints::save(const CheckpointExtras& extras) {
+  if (config_.checkpoint.directory.empty() && extras.directory.empty())
+    throw UsageError("save_checkpoint() without checkpoint.directory: there is nowhere to write");
+  const auto begin = base::now_ns();
+  if (extras.directory.empty()) refuse_other_runs();
+  wait_for_earlier();
+  auto training = checkpoint::training_tensors(session_, manifest_);
+  for (const auto& extra : extras.tensors) training.push_back(bytes_of(extra));
+  tensor::gather_shared_parameters(session_, manifest_);
+  const auto model_bytes = model_.fill(checkpoint::model_tensors(session_, manifest_));
+  const auto training_bytes = training_.fill(training);
+  const auto step = session_.counters(session_.word().index).steps;
   protocol::Save save;
   save.step = step;
   save.model = base::duplicate(model_.fd.get());
   save.training = base::duplicate(training_.fd.get());
-  save.description = std::move(description_memory.fd);
+  save.description = describe(extras, model_bytes, training_bytes);
+  if (run_.lock) save.lock = base::duplicate(run_.lock->fd());
   processes_.send(std::move(save));
   under_way_.emplace();
   under_way_->step = step;

@@ -8,6 +8,7 @@
 #include "accelmgr/config.hpp"
 #include "accelmgr/manager.hpp"
 #include "base/unique_fd.hpp"
+#include "checkpoint/lock.hpp"
 #include "checkpoint/session_state.hpp"
 #include "host/processes.hpp"
 #include "ipc/memory.hpp"
@@ -16,16 +17,23 @@
 
 namespace accelmgr::host {
 
-/// The checkpoint that `config` asks to go on from, wholly checked; none for a new run. `latest` of a
-/// directory that has none begins a new run. Throws CheckpointError.
-std::optional<Resumed> find_resumed(const CheckpointConfig& config);
+/// The run that a manager belongs to.
+struct Run {
+  std::optional<checkpoint::DirectoryLock> lock;  ///< Of `checkpoint.directory`, if there is one.
+  std::optional<Resumed> resumed;
+  std::string id;
+
+  /// Locks the directory and finds what the run goes on from. One that was killed before its first checkpoint
+  /// begins anew, with its id. Throws CheckpointError.
+  explicit Run(const CheckpointConfig& config);
+};
 
 /// Used by one thread.
 class Checkpoints {
  public:
-  Checkpoints(const Config& config, const session::Session& session, const session::Manifest& manifest,
-              Processes& processes)
-      : config_(config), session_(session), manifest_(manifest), processes_(processes) {}
+  Checkpoints(const Config& config, const Run& run, const session::Session& session,
+              const session::Manifest& manifest, Processes& processes)
+      : config_(config), run_(run), session_(session), manifest_(manifest), processes_(processes) {}
 
   /// See Manager::save_checkpoint().
   double save(const CheckpointExtras& extras);
@@ -43,12 +51,18 @@ class Checkpoints {
     void reserve(std::uint64_t bytes);
   };
   void take_in();
+  void wait_for_earlier();
+  void refuse_other_runs();
+  base::UniqueFd describe(const CheckpointExtras& extras, std::uint64_t model_bytes,
+                          std::uint64_t training_bytes) const;
 
   const Config& config_;
+  const Run& run_;
   const session::Session& session_;
   const session::Manifest& manifest_;
   Processes& processes_;
   Staging model_, training_;
+  bool only_ours_ = false;  ///< The directory holds no other run's; nobody else writes there.
   std::optional<CheckpointWritten> under_way_;
   std::vector<CheckpointWritten> done_;
 };

@@ -87,7 +87,7 @@ std::uint64_t peak_memory(pid_t pid) {
 }  // namespace
 
 struct Manager::State {
-  explicit State(const Config& c) : config(c) {}
+  explicit State(const Config& c) : config(c), run(config.checkpoint) {}
 
   /// Bars a second thread, a forked child and a closed handle.
   class Use {
@@ -121,6 +121,7 @@ struct Manager::State {
   void stop();
 
   Config config;
+  host::Run run;  ///< Its lock outlives the processes that write.
   StartMethod method = StartMethod::spawn;
   pid_t owner = getpid();
   std::atomic<bool> busy{false};
@@ -130,7 +131,6 @@ struct Manager::State {
   session::Manifest manifest;
   std::optional<host::Stepper> stepper;
   std::optional<host::Checkpoints> checkpoints;
-  std::optional<Resumed> resumed;
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> gradients;
   std::vector<FlatGroup> groups;
@@ -203,6 +203,7 @@ void Manager::State::stop() {
   processes->ask_to_stop();
   const auto how = processes->end();
   base::log().info("all processes have ended; the manager: {}", how);
+  run.lock.reset();
 }
 
 Manager::Manager(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -231,15 +232,14 @@ Manager Manager::start(const Config& config, const StartOptions& options) {
                    config::name_of(options.method), config.model.kind, config.data.kind, config.nprocs);
   auto state = std::make_unique<State>(config);
   state->method = options.method;
-  state->resumed = host::find_resumed(config.checkpoint);
   auto concrete = config;  // Which checkpoint is the latest is decided once.
-  concrete.checkpoint.resume = state->resumed ? state->resumed->path : "";
+  concrete.checkpoint.resume = state->run.resumed ? state->run.resumed->path : "";
   state->processes = host::Processes::start(concrete, options, [&](std::vector<base::UniqueFd> fds) {
     state->take(std::move(fds));
     if (options.prepared) options.prepared(state->parameters, state->gradients);
   });
   state->stepper.emplace(state->config, *state->session, state->manifest, *state->processes);
-  state->checkpoints.emplace(state->config, *state->session, state->manifest, *state->processes);
+  state->checkpoints.emplace(state->config, state->run, *state->session, state->manifest, *state->processes);
   base::set_log_step(state->session->counters(state->session->word().index).steps + 1);
   base::log().info("the manager (pid {}) has {} runners ready, after {:.1f} ms",
                    state->processes->manager_pid(), config.nprocs, double(base::now_ns() - begin) / 1e6);
@@ -431,7 +431,9 @@ std::vector<CheckpointWritten> Manager::checkpoints_written(double wait_s) {
   return state_->checkpoints->written(base::Deadline::in_seconds(wait_s));
 }
 
-const std::optional<Resumed>& Manager::resumed() const { return state_->resumed; }
+const std::optional<Resumed>& Manager::resumed() const { return state_->run.resumed; }
+
+const std::string& Manager::run_id() const { return state_->run.id; }
 
 const Config& Manager::config() const { return state_->config; }
 

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <chrono>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <thread>
@@ -38,7 +39,9 @@ checkpoint::Written write_files(const CheckpointConfig& config, const protocol::
   contents.model = bytes_of(model).first(description.at("model_bytes").get<std::size_t>());
   contents.training = bytes_of(training).first(description.at("training_bytes").get<std::size_t>());
   contents.state = description.at("state");
-  return checkpoint::write(config.directory, contents, config.keep);
+  const auto elsewhere = description.value("directory", "");
+  return elsewhere.empty() ? checkpoint::write(config.directory, contents, config.keep)
+                           : checkpoint::write(elsewhere, contents, std::numeric_limits<std::int64_t>::max());
 }
 
 }  // namespace

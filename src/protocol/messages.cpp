@@ -67,8 +67,10 @@ struct Packet {
 Packet pack(const Stop&) { return {{{"type", "Stop"}}}; }
 Packet pack(const Resize& resize) { return {{{"type", "Resize"}, {"ranks", resize.ranks}}}; }
 Packet pack(const Save& save) {
-  return {{{"type", "Save"}, {"step", save.step}},
-          {save.model.get(), save.training.get(), save.description.get()}};
+  Packet packet{{{"type", "Save"}, {"step", save.step}},
+                {save.model.get(), save.training.get(), save.description.get()}};
+  if (save.lock) packet.fds.push_back(save.lock.get());
+  return packet;
 }
 Packet pack(const Joined& runner) {
   auto text = describe(runner);
@@ -181,6 +183,7 @@ std::optional<Request> next_request(int socket) {
                 .model = {},
                 .training = {},
                 .description = {},
+                .lock = {},
                 .missing = error.what()};
   }
   if (gone) return Stop{};
@@ -189,9 +192,11 @@ std::optional<Request> next_request(int socket) {
   const auto& type = text.at("type");
   if (type == "Resize") return Resize{text.at("ranks")};
   if (type != "Save") return Stop{};
-  check_fds(*message, 3);
   auto& fds = message->fds;
-  return Save{text.at("step"), std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), {}};
+  auto lock = fds.size() == 4 ? std::move(fds.back()) : base::UniqueFd();
+  if (lock) fds.pop_back();
+  check_fds(*message, 3);
+  return Save{text.at("step"), std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), std::move(lock), {}};
 }
 
 bool send_notice(int socket, const Notice& notice) {

@@ -232,6 +232,8 @@ void bind_checkpoints(nb::module_& module) {
       .def_prop_ro("tensors", [](const Resumed& self) { return pairs_of(self.tensors); })
       .def_ro("json", &Resumed::json)
       .def_ro("refused", &Resumed::refused)
+      .def_ro("run_id", &Resumed::run_id)
+      .def_ro("configuration", &Resumed::configuration)
       .def("__repr__",
            [](const Resumed& self) { return fmt::format("Resumed(step {}: {})", self.step, self.path); });
 }
@@ -283,6 +285,7 @@ void bind_manager(nb::module_& module) {
              return waiting([&, &m = self.manager()] { return m.checkpoints_written(wait_s); });
            })
       .def_prop_ro("resumed", [](Handle& self) { return self.manager().resumed(); })
+      .def_prop_ro("run_id", [](Handle& self) { return self.manager().run_id(); })
       .def("statistics", [](Handle& self) { return self.manager().statistics(); })
       .def("stop",
            [](Handle& self) {

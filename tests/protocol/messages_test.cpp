@@ -100,12 +100,18 @@ TEST_F(MessagesTest, RequestsArriveInTheirOrderAndTheEndOfTheHostIsAStop) {
   save.model = null();
   save.training = zero();
   save.description = null();
+  send_request(host.get(), save);
+  save.lock = zero();
   send_request(host.get(), std::move(save));
   auto request = next_request(manager.get());
   EXPECT_EQ(std::get<Resize>(*request).ranks, 3);
   request = next_request(manager.get());
   EXPECT_EQ(std::get<Save>(*request).step, 17u);
   EXPECT_EQ(device(std::get<Save>(*request).training), device(zero()));
+  EXPECT_FALSE(std::get<Save>(*request).lock);
+  request = next_request(manager.get());
+  EXPECT_EQ(device(std::get<Save>(*request).description), device(null()));
+  EXPECT_EQ(device(std::get<Save>(*request).lock), device(zero()));
   host.reset();
   request = next_request(manager.get());
   EXPECT_TRUE(std::holds_alternative<Stop>(*request));

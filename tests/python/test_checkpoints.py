@@ -165,3 +165,26 @@ def test_what_is_encoded_comes_back_as_it_was():
 def test_what_a_checkpoint_cannot_hold_is_named():
     with pytest.raises(accelmgr.CheckpointError, match="optimizer/state/0/hook is of type object"):
         _state.encode({"state": {0: {"hook": object()}}}, "optimizer", {})
+
+
+def test_a_run_keeps_its_id_and_writes_to_its_own_directory_alone(tmp_path):
+    options = {"nprocs": 1, "start_method": "forkserver", "checkpoint__directory": str(tmp_path)}
+    with accelmgr.Manager(model(), Rows(), **options) as manager:
+        manager.step().raise_for_status()
+        manager.save_checkpoint()
+        (written,) = manager.checkpoints_written(30)
+        run_id = manager.run_id
+        with pytest.raises(accelmgr.CheckpointError, match="is in use by another manager of this process"):
+            accelmgr.Manager(model(), Rows(), **options)
+    with accelmgr.Manager(model(), Rows(), **options) as manager:
+        manager.step().raise_for_status()
+        assert manager.run_id != run_id
+        with pytest.raises(accelmgr.CheckpointError, match=f"{written.path}' is of another run"):
+            manager.save_checkpoint()
+    with accelmgr.Manager(model(), Rows(), checkpoint__resume="latest", **options) as manager:
+        assert manager.run_id == manager.resumed.run_id == run_id
+        assert '"nprocs": 1' in manager.resumed.configuration
+        manager.step().raise_for_status()
+        manager.save_checkpoint()
+        (written,) = manager.checkpoints_written(30)
+        assert written.error == ""

@@ -161,17 +161,20 @@ class ResumeTest(CheckpointTest):
                             "nowhere": ["'nowhere' does not exist"],
                             "ck": ["'ck' is no checkpoint, but a directory of some", folder_of(5)]}.items():
             with self.subTest(path=path):
-                self.assert_contains(self.refusal("train", "--config", "small.yaml", "--resume", path), *parts)
+                self.assert_contains(
+                    self.refusal("train", "--config", "small.yaml", "--resume", path, exits=FAILED), *parts)
         shutil.rmtree(good)
         (self.folder / "torn").rename(good)
-        self.assert_contains(self.refusal("train", "--config", "small.yaml", *IN_CK, "--resume", "latest"),
-                             "'ck' holds no good checkpoint", "is torn")
+        self.assert_contains(
+            self.refusal("train", "--config", "small.yaml", *IN_CK, "--resume", "latest", exits=FAILED),
+            "'ck' holds no good checkpoint", "is torn")
 
     def test_a_checkpoint_of_another_model_is_refused_with_the_tensor(self):
         self.train("--steps", "1", "--checkpoint-dir", "ck")
         self.assert_contains(
             self.refusal("train", "--config", "small.yaml", "--resume", f"ck/{folder_of(1)}", "--set",
-                         "model.mlp.hidden_size=16"), "'hidden.0.weight'", "[32, 16]", "[16, 16]", "another model")
+                         "model.mlp.hidden_size=16", exits=FAILED),
+            "'hidden.0.weight'", "[32, 16]", "[16, 16]", "another model")
 
     def test_latest_of_an_empty_folder_begins_a_new_run_with_a_warning(self):
         (self.folder / "ck").mkdir()
@@ -182,7 +185,7 @@ class ResumeTest(CheckpointTest):
     def test_a_run_that_was_at_its_end_is_done(self):
         self.train("--steps", "2", "--checkpoint-dir", "ck")
         out, err = self.train("--steps", "2", "--checkpoint-dir", "ck", "--resume", "latest")
-        self.assert_contains(out, "at step 2\n", "done: ")
+        self.assert_contains(out, "at step 2\n", "nothing to do: the checkpoint is at step 2, train.steps is 2\n")
         self.assertNotIn("nan", out)
         self.assertEqual((err, self.steps_in("ck")), ("", [2]))
 
@@ -224,6 +227,8 @@ class UnwritableTest(CheckpointTest):
         for step in (10, 15, 20):
             self.assertRegex(err, rf"(?m)^accelmgr: the checkpoint of step {step} was not written: "
                                   rf".*{folder_of(step)}.*No space left on device")
+        self.assertRegex(err, rf"(?m)^accelmgr: the checkpoint of step 20 is in {self.folder.resolve()}/\S+/"
+                              rf"{folder_of(20)} instead")
         self.assertEqual([entry.name for entry in (self.folder / "ck").iterdir()], [folder_of(5)])
         self.train(*IN_CK, "--resume", "latest")
         self.assert_ends_as_undisturbed("ck")
@@ -239,8 +244,8 @@ class UnwritableTest(CheckpointTest):
         for path in ("ck", "ck/new"):
             with self.subTest(path=path):
                 out, err = self.run_command(*train, path, exits=FAILED)
-                self.assert_contains(out, "done: 2 steps")
-                self.assertRegex(err, rf"(?m)^accelmgr: the checkpoint of step 2 was not written: .*'{path}.*Permission denied")
+                self.assertNotIn("step 1/", out)
+                self.assertRegex(err, rf"(?m)^accelmgr: checkpoints cannot be written to '{path}': .*Permission denied")
         self.assertEqual(list((self.folder / "ck").iterdir()), [])
 
 
@@ -292,7 +297,7 @@ class ErrorReportTest(ProgramTest):
     def test_a_later_run_removes_it(self):
         self.train(*self.FAIL, *faults("rank=1 step=1 phase=vote fault=kill"), exits=FAILED)
         self.assertEqual(self.report()["causes"][0]["exit"], "killed by signal 9 (KILL)")
-        self.train("--steps", "1", "--log", "logs/log.jsonl")
+        self.train("--steps", "1", "--log", "logs/log.jsonl", "--overwrite")
         self.assertEqual([entry.name for entry in (self.folder / "logs").iterdir()], ["log.jsonl"])
 
 

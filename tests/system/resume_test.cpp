@@ -228,6 +228,43 @@ TEST_F(Resume, GivesBackWhatTheHostAdded) {
   EXPECT_TRUE(same_bits({manager.resumed()->tensors[0].tensor}, {at::arange(3, at::kLong)}));
 }
 
+TEST_F(Resume, KeepsTheIdOfTheRunAndItsConfiguration) {
+  auto sgd = config();
+  sgd.seed_base = 5;
+  std::string id;
+  {
+    Training training(sgd);
+    id = training.manager().run_id();
+    training.train(1);
+    training.save();
+  }
+  auto manager = Manager::start(from(config(), "latest"));
+  EXPECT_EQ(manager.run_id(), id);
+  EXPECT_EQ(manager.resumed()->run_id, id);
+  expect_contains(manager.resumed()->configuration, {"seed_base\": 5"});
+}
+
+TEST_F(Resume, AnotherRunReplacesNothing) {
+  train_and_save(config(), 2);
+  auto manager = Manager::start(config());
+  expect_ok(manager);
+  expect_contains(message_of<CheckpointError>([&] { manager.save_checkpoint(); }),
+                  {"step-00000002' is of another run", "checkpoint.resume", "checkpoint.directory"});
+  const auto elsewhere = directory_ + "/elsewhere";
+  manager.save_checkpoint({.directory = elsewhere});
+  const auto written = manager.checkpoints_written(30);
+  ASSERT_EQ(written.size(), 1u);
+  EXPECT_EQ(written[0].path, elsewhere + "/step-00000001");
+}
+
+TEST_F(Resume, OneManagerAtATimeUsesADirectory) {
+  Training training(config());
+  expect_contains(message_of<CheckpointError>([&] { Manager::start(config()); }),
+                  {directory_, "in use by another manager of this process"});
+  training.manager().stop();
+  EXPECT_NO_THROW(Manager::start(config()));
+}
+
 TEST_F(Resume, WithoutADirectoryNothingCanBeSaved) {
   auto config = staged_config(stage_);
   auto manager = Manager::start(config);

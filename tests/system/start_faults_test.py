@@ -150,7 +150,7 @@ class StandardStreamsTest(StartFaultsTest):
             with self.subTest(closed=closed):
                 log = f"log{len(closed)}{closed[0]}.jsonl"
                 code, _, err = self.run_under(
-                    *TRAIN, *REPLACED, "--log", log, "--checkpoint-dir", "ck",
+                    *TRAIN, *REPLACED, "--log", log, "--checkpoint-dir", f"ck-{log}",
                     wrapper=["sh", "-c", 'exec "$@" ' + " ".join(f"{fd}>&-" for fd in closed), "sh"])
                 self.assertEqual(code, DONE, err)
                 steps, run = self.read_log(log)

@@ -64,7 +64,8 @@ int main(int argc, char** argv) {
     return run(argc, argv);
   } catch (const std::exception& error) {
     fmt::print(stderr, "accelmgr: {}\n", error.what());
-    const bool run_failed = dynamic_cast<const accelmgr::RunnerError*>(&error) != nullptr;
+    const bool run_failed = dynamic_cast<const accelmgr::RunnerError*>(&error) != nullptr ||
+                            dynamic_cast<const accelmgr::CheckpointError*>(&error) != nullptr;
     return run_failed ? accelmgr::program::exit_failed : accelmgr::program::exit_usage;
   }
 }

@@ -38,8 +38,9 @@ double Summary::samples_per_s() const {
 
 double Summary::outside_model() const { return step_ms > 0 ? std::max(0.0, 1 - compute_ms / step_ms) : 0; }
 
-Progress::Progress(std::int64_t total_steps, double every_s)
-    : terminal_(isatty(STDOUT_FILENO) == 1),
+Progress::Progress(std::FILE* stream, std::int64_t total_steps, double every_s)
+    : stream_(stream),
+      terminal_(isatty(fileno(stream)) == 1),
       total_steps_(total_steps),
       every_ns_(static_cast<std::int64_t>((terminal_ ? terminal_every_s : every_s) * 1e9)) {}
 
@@ -57,9 +58,9 @@ void Progress::step(const Summary& summary, const StepResult& result, double upd
   if (now - shown_ns_ < every_ns_ && !last) return;
   shown_ns_ = now;
   if (terminal_) {
-    fmt::print("\r\033[K{}", line(summary, result, update_ms));
+    fmt::print(stream_, "\r\033[K{}", line(summary, result, update_ms));
     line_open_ = true;
-    std::fflush(stdout);
+    std::fflush(stream_);
   } else {
     say(line(summary, result, update_ms));
   }
@@ -70,10 +71,10 @@ void Progress::held_out(const Summary& summary, double loss) {
 }
 
 void Progress::say(const std::string& line) {
-  if (line_open_) fmt::print("\n");
+  if (line_open_) fmt::print(stream_, "\n");
   line_open_ = false;
-  fmt::print("{}\n", line);
-  std::fflush(stdout);
+  fmt::print(stream_, "{}\n", line);
+  std::fflush(stream_);
 }
 
 std::string closing_summary(const Summary& s) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <optional>
 #include <string>
@@ -32,7 +33,8 @@ struct Summary {
 /// One line that is rewritten on a terminal; a line every `every_s` seconds elsewhere.
 class Progress {
  public:
-  Progress(std::int64_t total_steps, double every_s);
+  /// `stream`: standard output, or standard error where that is taken.
+  Progress(std::FILE* stream, std::int64_t total_steps, double every_s);
 
   void step(const Summary& summary, const StepResult& result, double update_ms);
   void held_out(const Summary& summary, double loss);
@@ -42,6 +44,7 @@ class Progress {
  private:
   std::string line(const Summary& summary, const StepResult& result, double update_ms) const;
 
+  std::FILE* stream_;
   bool terminal_;
   std::int64_t total_steps_;
   std::int64_t every_ns_;

@@ -1,18 +1,25 @@
 #include "run_log.hpp"
 
-#include <fmt/core.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <thread>
 
 #include "accelmgr/errors.hpp"
 #include "config/loader.hpp"
 #include "ipc/process.hpp"
+#include "log_file.hpp"
 
 namespace accelmgr::program {
 namespace {
@@ -40,38 +47,120 @@ json machine() {
 
 }  // namespace
 
-RunLog::RunLog(const std::string& file) : name_(file), file_(nullptr, &std::fclose) {
+RunLog::RunLog(LogOptions options) : options_(std::move(options)) {
+  const auto& file = options_.file;
   if (file.empty()) return;
-  file_.reset(std::fopen(file.c_str(), "we"));
-  if (!file_) throw ConfigError(fmt::format("--log {}: cannot be written: {}", file, std::strerror(errno)));
+  if (file == "-") {
+    fd_ = base::duplicate(STDOUT_FILENO);
+    return;
+  }
+  fd_.reset(open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!fd_) throw ConfigError(fmt::format("--log {}: cannot be written: {}", file, strerrordesc_np(errno)));
+  struct stat status {};
+  if (fstat(fd_.get(), &status) != 0) throw SystemError(fmt::format("fstat of {}", file), errno);
+  regular_ = S_ISREG(status.st_mode);
+  if (!regular_ || status.st_size == 0 || options_.overwrites) return;
+  if (!is_log(file))
+    throw ConfigError(fmt::format(
+        "--log {}: the file holds something else than a log of `accelmgr train`; name another, or "
+        "add --overwrite to replace it",
+        file));
+  if (!options_.resumes)
+    throw ConfigError(fmt::format(
+        "--log {}: the file holds the log of an earlier run; go on with that run (--resume latest), "
+        "name another file, or add --overwrite to replace it",
+        file));
 }
 
-void RunLog::write(const std::string& line) {
-  if (std::fprintf(file_.get(), "%s\n", line.c_str()) < 0 || std::fflush(file_.get()) != 0)
-    throw SystemError(fmt::format("writing the log {}", name_), errno);
+void RunLog::begin(const std::string& run_id, std::int64_t steps) {
+  run_id_ = run_id;
+  if (!regular_) return;
+  const auto& file = options_.file;
+  if (flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    throw ConfigError(fmt::format("--log {}: another run writes it", file));
+  if (!options_.resumes && !options_.overwrites && lseek(fd_.get(), 0, SEEK_END) > 0)
+    throw ConfigError(fmt::format("--log {}: another run has written it meanwhile", file));
+  Kept kept;
+  if (options_.resumes) try {
+      kept = kept_of_log(file, run_id, steps);
+    } catch (const ConfigError& error) {
+      if (!options_.overwrites)
+        throw ConfigError(fmt::format("--log {}: {}; name another file, or add --overwrite to replace it",
+                                      file, error.what()));
+    }
+  // One call to the kernel: whatever ends this process finds all of the lines, or those that are kept.
+  if (ftruncate(fd_.get(), kept.bytes) != 0 || fsync(fd_.get()) != 0)
+    throw SystemError(fmt::format("cutting {} to {} bytes", file, kept.bytes), errno);
+  ended_ = kept.ended;
+  if (kept.bytes > 0 && kept.last_step < steps)
+    fmt::print(
+        stderr,
+        "accelmgr: warning: --log {} lacks the steps {} to {}, which an earlier part of the run made\n", file,
+        kept.last_step + 1, steps);
+}
+
+// All of a line or nothing, where it can be cut off again.
+bool RunLog::write(std::string line) {
+  line += '\n';
+  const off_t before = regular_ ? lseek(fd_.get(), 0, SEEK_END) : 0;
+  for (std::string_view rest = line; !rest.empty();) {
+    const auto count = ::write(fd_.get(), rest.data(), rest.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      why_ = errno;
+      if (regular_ && ftruncate(fd_.get(), before) != 0) why_ = errno;
+      return false;
+    }
+    rest.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+void RunLog::miss(std::int64_t step) {
+  if (missing_steps_.empty())
+    fmt::print(stderr,
+               "accelmgr: warning: --log {} cannot be written from step {} on: {}; training goes on\n",
+               options_.file, step, strerrordesc_np(why_));
+  if (!missing_steps_.empty() && step <= missing_steps_.back().second + 1)
+    missing_steps_.back().second = step;
+  else
+    missing_steps_.emplace_back(step, step);
+}
+
+std::string RunLog::missing() const {
+  std::vector<std::string> parts;
+  for (const auto& [first, last] : missing_steps_)
+    parts.push_back(first == last ? fmt::format("step {}", first)
+                                  : fmt::format("steps {} to {}", first, last));
+  if (missing_end_) parts.push_back("the end of the run");
+  return parts.empty() ? "" : fmt::format("{}: {}", fmt::join(parts, ", "), strerrordesc_np(why_));
 }
 
 void RunLog::step(const StepResult& r, double update_ms, std::optional<double> held_out_loss) {
-  if (!file_) return;
+  if (!fd_) return;
   json line{{"step", r.step},       {"attempt", r.attempt},       {"status", to_string(r.status)},
             {"counted", r.counted}, {"loss", number(r.loss)},     {"samples", r.samples},
             {"step_ms", r.step_ms}, {"compute_ms", r.compute_ms}, {"reduce_ms", r.reduce_ms},
-            {"wait_ms", r.wait_ms}, {"update_ms", update_ms},     {"parameter_version", r.parameter_version}};
+            {"wait_ms", r.wait_ms}, {"update_ms", update_ms},     {"parameter_version", r.parameter_version},
+            {"run_id", run_id_}};
   if (held_out_loss) line["held_out_loss"] = number(*held_out_loss);
   for (const auto& [name, value] : r.scalars) line["scalars"][name] = number(value);
   if (!r.error.empty()) line["error"] = r.error;
-  write(line.dump(-1, ' ', false, json::error_handler_t::replace));
+  ended_ = false;
+  if (!write(line.dump(-1, ' ', false, json::error_handler_t::replace)))
+    miss(static_cast<std::int64_t>(r.step));
 }
 
 void RunLog::run(const Config& config, const Summary& summary, const Manager& manager,
                  const std::string& ended) {
-  if (!file_) return;
+  if (!fd_) return;
   const auto statistics = manager.statistics();
   json peak{{"manager", statistics.manager_peak_memory_bytes}, {"runners", json::array()}};
   if (const auto host = ipc::usage(getpid())) peak["host"] = host->peak_rss_bytes;
   for (const auto& runner : statistics.runners) peak["runners"].push_back(runner.peak_memory_bytes);
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   json run{{"ended", ended},
+           {"run_id", run_id_},
            {"steps", summary.steps},
            {"samples", summary.samples},
            {"seconds", summary.seconds},
@@ -89,7 +178,8 @@ void RunLog::run(const Config& config, const Summary& summary, const Manager& ma
            {"peak_memory_bytes", peak},
            {"configuration", config::to_yaml(config)}};
   if (summary.last_held_out) run["held_out_loss"] = number(*summary.last_held_out);
-  write(json{{"run", run}}.dump(-1, ' ', false, json::error_handler_t::replace));
+  ended_ = write(json{{"run", run}}.dump(-1, ' ', false, json::error_handler_t::replace));
+  missing_end_ = !ended_;
 }
 
 }  // namespace accelmgr::program

@@ -1,14 +1,21 @@
 #include "trainer.hpp"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <utility>
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
+#include "checkpoint/cleanup.hpp"
+#include "checkpoint/run_id.hpp"
 #include "commands.hpp"
+#include "config/differences.hpp"
+#include "config/loader.hpp"
+#include "config/table.hpp"
 #include "error_report.hpp"
 
 namespace accelmgr::program {
@@ -29,11 +36,37 @@ void catch_interrupts() {
   action.sa_handler = on_interrupt;
   sigemptyset(&action.sa_mask);
   for (int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &action, nullptr);
+  signal(SIGXFSZ, SIG_IGN);  // A log beyond its limit of bytes (ulimit -f) is one that cannot be written.
 }
 
 constexpr double checkpoint_patience_s = 600;  // For the last one: a disk that takes longer hangs.
 
 double ms_since(std::int64_t begin_ns) { return double(base::now_ns() - begin_ns) / 1e6; }
+
+std::string optimizer_of(const Config& config) {
+  return config::entries(*config::find_option("optimizer.kind"), config).front().second;
+}
+
+std::string used_folder(const std::filesystem::path& checkpoint) {
+  return fmt::format(
+      "the folder of checkpoints is used already: '{}' is of another run. --resume latest goes on with it, "
+      "another --checkpoint-dir leaves it alone, --overwrite removes its checkpoints and begins anew",
+      checkpoint.string());
+}
+
+/// A new run neither replaces nor rotates away what an earlier one has left.
+const Config& with_free_folder(const Config& config, const TrainOptions& options) {
+  const auto& directory = config.checkpoint.directory;
+  if (directory.empty() && !options.checkpoint_fallback.empty())
+    throw ConfigError("--checkpoint-fallback without --checkpoint-dir: there is no checkpoint to be written");
+  std::error_code none;
+  if (!config.checkpoint.resume.empty() || options.overwrites ||
+      !std::filesystem::is_directory(directory, none))
+    return config;
+  if (const auto found = checkpoint::list_folders(directory); !found.empty())
+    throw ConfigError(used_folder(found.front().path));
+  return config;
+}
 
 /// What was wrong with the input rather than with the run.
 bool bad_input(const StepResult& failure, const Summary& summary) {
@@ -42,11 +75,12 @@ bool bad_input(const StepResult& failure, const Summary& summary) {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const std::string& log_file)
-    : config_(config),
-      log_(log_file),
-      progress_(config.train.steps, config.train.progress_every_s),
-      report_folder_(std::filesystem::path(log_file).parent_path()) {}
+Trainer::Trainer(const Config& config, TrainOptions options)
+    : config_(with_free_folder(config, options)),
+      options_(std::move(options)),
+      log_({options_.log, !config.checkpoint.resume.empty(), options_.overwrites}),
+      progress_(options_.log == "-" ? stderr : stdout, config.train.steps, config.train.progress_every_s),
+      report_folder_(std::filesystem::path(options_.log).parent_path()) {}
 
 int Trainer::run() {
   catch_interrupts();
@@ -57,20 +91,70 @@ int Trainer::run() {
       (config_.train.steps + config_.optimizer.steps_per_update - 1) / config_.optimizer.steps_per_update;
   optimizer_.emplace(config_.optimizer, manager_->groups(), updates);
   if (config_.train.evaluate_every > 0) evaluator_.emplace(*manager_);
-
-  std::uint64_t parameters = 0;
-  for (const auto& p : manager_->parameters()) parameters += static_cast<std::uint64_t>(p.tensor.numel());
-  progress_.say(fmt::format("{}: {} parameters; {} runners, {} samples a step; session {:.1f} MiB",
-                            config_.model.kind, parameters, config_.nprocs,
-                            config_.nprocs * config_.batch_size_per_device * config_.grad_accumulation_steps,
-                            double(manager_->statistics().session_bytes) / (1 << 20)));
+  say_what_trains();
   if (manager_->resumed()) resume(*manager_->resumed());
+  begin_files();
+  if (manager_->resumed() && summary_.steps >= config_.train.steps) return nothing_to_do();
   const auto begin = base::now_ns();
   if (evaluator_ && summary_.steps == 0) evaluate();
   while (summary_.steps < config_.train.steps && interrupts.load() == 0 && step()) {
   }
   summary_.seconds = ms_since(begin) / 1e3;
   return finish();
+}
+
+void Trainer::say_what_trains() {
+  std::uint64_t parameters = 0;
+  for (const auto& p : manager_->parameters()) parameters += static_cast<std::uint64_t>(p.tensor.numel());
+  progress_.say(fmt::format("{}: {} parameters; {} runners, {} samples a step; session {:.1f} MiB",
+                            config_.model.kind, parameters, config_.nprocs,
+                            config_.nprocs * config_.batch_size_per_device * config_.grad_accumulation_steps,
+                            double(manager_->statistics().session_bytes) / (1 << 20)));
+}
+
+// What an earlier run has left goes only now that its successor is known to begin.
+void Trainer::begin_files() {
+  const auto& folder = config_.checkpoint.directory;
+  const bool known = !manager_->resumed() || !manager_->resumed()->run_id.empty();
+  std::vector<checkpoint::Folder> others;
+  if (!folder.empty() && known) others = checkpoint::checkpoints_of_other_runs(folder, manager_->run_id());
+  if (!others.empty() && !options_.overwrites) throw ConfigError(used_folder(others.front().path));
+  log_.begin(manager_->run_id(), summary_.steps);
+  std::vector<std::string> warnings;
+  for (const auto& other : others) checkpoint::retire(folder, other, warnings);
+  for (const auto& warning : warnings) fmt::print(stderr, "accelmgr: warning: {}\n", warning);
+}
+
+/// Throws ConfigError where the optimizer could not go on; says what else is not as it was.
+void Trainer::compare(const std::string& configuration) const {
+  Config saved;
+  try {
+    saved = config::from_yaml(configuration);
+  } catch (const ConfigError&) {
+    return;  // A version with other keys wrote it.
+  }
+  if (saved.optimizer.kind != config_.optimizer.kind)
+    throw ConfigError(fmt::format("the checkpoint is of {0}, this run uses {1} (optimizer.kind); go on with "
+                                  "--set optimizer.kind={0}, or begin anew without --resume",
+                                  optimizer_of(saved), optimizer_of(config_)),
+                      "optimizer.kind");
+  if (const auto found = config::differences(saved, config_); !found.empty())
+    fmt::print(stderr, "accelmgr: warning: differs from the checkpoint: {}\n", fmt::join(found, ", "));
+}
+
+int Trainer::nothing_to_do() {
+  if (!log_.ended()) log_.run(config_, summary_, *manager_, "done");
+  manager_->stop();
+  running.store(nullptr);
+  progress_.say(fmt::format("nothing to do: the checkpoint is at step {}, train.steps is {}", summary_.steps,
+                            config_.train.steps));
+  return say_missing() ? exit_failed : exit_done;
+}
+
+bool Trainer::say_missing() const {
+  const auto missing = log_.missing();
+  if (!missing.empty()) fmt::print(stderr, "accelmgr: --log {} lacks {}\n", options_.log, missing);
+  return !missing.empty();
 }
 
 bool Trainer::step() {
@@ -107,6 +191,7 @@ bool Trainer::step() {
 }
 
 void Trainer::resume(const Resumed& from) {
+  if (!from.configuration.empty()) compare(from.configuration);
   optimizer_->load_state(from.tensors);
   summary_.steps = summary_.resumed_at = saved_step_ = static_cast<std::int64_t>(from.step);
   for (const auto& why : from.refused) progress_.say(fmt::format("refused: {}", why));
@@ -119,14 +204,18 @@ void Trainer::recover(const StepResult& result) {
   manager_->recover();
 }
 
-void Trainer::save_checkpoint() {
-  if (config_.checkpoint.directory.empty() || saved_step_ == summary_.steps) return;
+CheckpointExtras Trainer::extras() const {
   CheckpointExtras extras;
   extras.metric = summary_.last_held_out.value_or(summary_.last_loss);
   extras.tensors = optimizer_->state();
+  return extras;
+}
+
+void Trainer::save_checkpoint() {
+  if (config_.checkpoint.directory.empty() || saved_step_ == summary_.steps) return;
   saved_step_ = summary_.steps;
   try {
-    manager_->save_checkpoint(extras);
+    manager_->save_checkpoint(extras());
   } catch (const Error& error) {  // Training goes on; the next one may succeed.
     checkpoint_failed_ = true;
     fmt::print(stderr, "accelmgr: the checkpoint of step {} was not written: {}\n", saved_step_,
@@ -136,7 +225,7 @@ void Trainer::save_checkpoint() {
 
 void Trainer::show_checkpoints(double wait_s) {
   for (const auto& done : manager_->checkpoints_written(wait_s)) {
-    checkpoint_failed_ = !done.error.empty();
+    if (std::cmp_equal(done.step, saved_step_)) checkpoint_failed_ = !done.error.empty();
     for (const auto& warning : done.warnings) fmt::print(stderr, "accelmgr: warning: {}\n", warning);
     if (!done.error.empty()) {
       fmt::print(stderr, "accelmgr: the checkpoint of step {} was not written: {}\n", done.step, done.error);
@@ -146,6 +235,39 @@ void Trainer::show_checkpoints(double wait_s) {
                       done.path, double(done.bytes) / (1 << 20), done.copy_ms, done.write_ms));
     }
   }
+}
+
+void Trainer::save_last_checkpoint() {
+  save_checkpoint();
+  show_checkpoints(checkpoint_patience_s);
+  if (!checkpoint_failed_) return;
+  const auto name = fmt::format("accelmgr-checkpoints-{}", manager_->run_id());
+  for (const auto& folder :
+       {std::filesystem::path(options_.checkpoint_fallback), report_folder_, std::filesystem::path(".")})
+    if (!folder.empty() && save_elsewhere(folder / name)) return;
+}
+
+bool Trainer::save_elsewhere(const std::filesystem::path& folder) {
+  auto why = std::string("it took too long");
+  try {
+    auto copy = extras();
+    copy.directory = std::filesystem::absolute(folder).lexically_normal().string();
+    manager_->save_checkpoint(copy);
+    for (const auto& done : manager_->checkpoints_written(checkpoint_patience_s)) {
+      why = done.error;
+      if (!done.error.empty()) continue;
+      fmt::print(
+          stderr,
+          "accelmgr: the checkpoint of step {} is in {} instead; the same command with --resume {} goes on "
+          "from it\n",
+          done.step, done.path, done.path);
+      return true;
+    }
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  fmt::print(stderr, "accelmgr: nor was it written to '{}': {}\n", folder.string(), why);
+  return false;
 }
 
 void Trainer::evaluate() {
@@ -163,8 +285,10 @@ int Trainer::finish() {
                      failure_.error_type.empty() && summary_.steps > 0;
   const bool failed = !failure_.error.empty() && !ended;
   const std::string how = failed ? "failed" : interrupted ? "interrupted" : ended ? "end of data" : "done";
-  if (failure_.status != StepStatus::manager_lost && summary_.steps > 0) save_checkpoint();
-  show_checkpoints(checkpoint_patience_s);
+  if (failure_.status != StepStatus::manager_lost && summary_.steps > 0)
+    save_last_checkpoint();
+  else
+    show_checkpoints(checkpoint_patience_s);
   log_.run(config_, summary_, *manager_, how);
   manager_->stop();
   running.store(nullptr);
@@ -173,8 +297,9 @@ int Trainer::finish() {
     write_error_report(report_folder_, failure_);
   }
   progress_.say(fmt::format("{}: {}", how, closing_summary(summary_)));
+  const bool log_failed = say_missing();
   if (failed) return bad_input(failure_, summary_) ? exit_usage : exit_failed;
-  if (checkpoint_failed_) return exit_failed;
+  if (log_failed || checkpoint_failed_) return exit_failed;
   return interrupted ? exit_interrupted : exit_done;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "accelmgr/config.hpp"
 #include "accelmgr/evaluator.hpp"
@@ -16,10 +17,18 @@
 
 namespace accelmgr::program {
 
+/// What a run is asked besides its configuration.
+struct TrainOptions {
+  std::string log;          ///< Empty: none; `-`: standard output, and progress goes to standard error.
+  bool overwrites = false;  ///< A log and checkpoints of another run may go.
+  std::string
+      checkpoint_fallback;  ///< Folder for the last checkpoint, should its own not take it; may be empty.
+};
+
 class Trainer {
  public:
-  /// `log_file` empty: no log. Throws when the log cannot be opened.
-  Trainer(const Config& config, const std::string& log_file);
+  /// Throws ConfigError when the log or the folder of checkpoints holds what may not go.
+  Trainer(const Config& config, TrainOptions options);
 
   /// Trains; returns the exit code. Throws what keeps it from starting.
   int run();
@@ -28,13 +37,22 @@ class Trainer {
   /// One step and, where it is due, one update and one evaluation. False when the run is over.
   bool step();
   void evaluate();
+  void say_what_trains();
+  void begin_files();
   void resume(const Resumed& from);
+  void compare(const std::string& configuration) const;
+  int nothing_to_do();
   void recover(const StepResult& result);
+  CheckpointExtras extras() const;
   void save_checkpoint();
   void show_checkpoints(double wait_s);
+  void save_last_checkpoint();
+  bool save_elsewhere(const std::filesystem::path& folder);
+  bool say_missing() const;
   int finish();
 
   Config config_;
+  TrainOptions options_;
   RunLog log_;
   Progress progress_;
   std::optional<Manager> manager_;

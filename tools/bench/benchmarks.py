@@ -128,6 +128,7 @@ class TrainingRun:
         return [
             *("env", "ACCELMGR_LOG_LEVEL=info", RELEASE / "tools" / "accelmgr", "train", "--config", config),
             *("--steps", self.steps, "--set", f"train.evaluate_every={self.steps}", "--log", self._log),
+            "--overwrite",  # Rounds before.
         ]
 
     def read(self, _, errors):

@@ -275,6 +275,14 @@ class Resumed:
     def refused(self) -> list[str]:
         """Later ones, and why they were not taken."""
 
+    @property
+    def run_id(self) -> str:
+        """Of the run that wrote it; empty: an earlier version did."""
+
+    @property
+    def configuration(self) -> str:
+        """As YAML, of the run that wrote it; empty: not known."""
+
 class Writing:
     """Brackets writes in place: no runner computes with half of them. They are over when it is gone."""
 
@@ -329,6 +337,8 @@ class Handle:
     def checkpoints_written(self, wait_s: float, /) -> list[CheckpointWritten]: ...
     @property
     def resumed(self) -> Resumed | None: ...
+    @property
+    def run_id(self) -> str: ...
     def statistics(self) -> Statistics:
         """From any thread."""
 

@@ -614,6 +614,11 @@ class Manager:
         """What start() went on from (`checkpoint.resume`); None for a new run."""
         return self._handle.resumed
 
+    @property
+    def run_id(self) -> str:
+        """Of this run and of all that go on from its checkpoints, which hold it."""
+        return self._handle.run_id
+
     def statistics(self) -> _native.Statistics:
         """Counts, memory, and the runners."""
         return self._handle.statistics()

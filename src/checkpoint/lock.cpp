@@ -1,0 +1,152 @@
+#include "checkpoint/lock.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "accelmgr/errors.hpp"
+#include "base/clock.hpp"
+#include "checkpoint/storage.hpp"
+#include "ipc/process.hpp"
+
+namespace accelmgr::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr double last_writer_ends_s = 10;
+constexpr std::chrono::milliseconds look{10};
+// A write of one page is whole even if this process is killed in it: the text never gets shorter.
+constexpr std::size_t text_bytes = 512;
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+struct Holder {
+  pid_t pid = 0;  ///< 0: it has not said so.
+  std::string host;
+  std::string run;
+};
+
+Holder read_holder(int fd) {
+  char text[text_bytes];
+  const auto bytes = pread(fd, text, sizeof text, 0);
+  if (bytes <= 0) return {};
+  const auto found = json::parse(text, text + bytes, nullptr, /*allow_exceptions=*/false);
+  try {
+    return {found.at("pid"), found.at("host"), found.at("run")};
+  } catch (const json::exception&) {
+    return {};
+  }
+}
+
+/// A process of another host may be anything.
+bool has_ended(const Holder& holder) {
+  if (holder.pid <= 0) return true;
+  if (holder.host != host_name()) return false;
+  try {
+    return ipc::has_ended(ipc::open_pidfd(holder.pid).get());
+  } catch (const SystemError& error) {
+    return error.code() == ESRCH;
+  }
+}
+
+std::string describe(const Holder& holder) {
+  if (holder.pid <= 0) return "another process";
+  if (holder.host != host_name()) return fmt::format("process {} on host {}", holder.pid, holder.host);
+  if (holder.pid == getpid()) return "another manager of this process, which was not stopped";
+  return has_ended(holder) ? fmt::format("what process {} has left behind", holder.pid)
+                           : fmt::format("process {}", holder.pid);
+}
+
+bool names_file(const fs::path& path, int fd) {
+  struct stat named, opened;
+  return stat(path.c_str(), &named) == 0 && fstat(fd, &opened) == 0 && named.st_dev == opened.st_dev &&
+         named.st_ino == opened.st_ino;
+}
+
+base::UniqueFd open_lock_file(const fs::path& path) {
+  base::UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!fd) throw SystemError(fmt::format("making '{}'", path.string()), errno);
+  return fd;
+}
+
+/// Text on what keeps a directory from being written, with the directory as the caller called it.
+template <typename Call>
+void for_writing(const fs::path& directory, Call&& call) {
+  try {
+    call();
+  } catch (const SystemError& error) {
+    throw CheckpointError(
+        fmt::format("checkpoints cannot be written to '{}': {}", directory.string(), error.what()));
+  }
+}
+
+}  // namespace
+
+DirectoryLock::DirectoryLock(const fs::path& directory) : owner_(getpid()) {
+  for_writing(directory, [&] {
+    make_directories(directory);
+    path_ = fs::absolute(directory) / ".lock";
+    const auto deadline = base::Deadline::in_seconds(last_writer_ends_s);
+    while (!try_to_lock()) {
+      const auto holder = read_holder(fd_.get());
+      if (!has_ended(holder) || deadline.passed())
+        throw CheckpointError(
+            fmt::format("'{}' is in use by {}: one run at a time writes checkpoints to a directory. Take "
+                        "another, or wait until it has ended",
+                        directory.string(), describe(holder)));
+      std::this_thread::sleep_for(look);
+    }
+    killed_run_ = read_holder(fd_.get()).run;
+    try {
+      write(killed_run_);
+    } catch (const SystemError&) {
+      unlink(path_.c_str());
+      throw;
+    }
+  });
+}
+
+// The name may be another file's by the time this one is locked: the last holder has removed it.
+bool DirectoryLock::try_to_lock() {
+  for (;;) {
+    fd_ = open_lock_file(path_);
+    if (flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK) return false;
+      throw SystemError(fmt::format("locking '{}'", path_.string()), errno);
+    }
+    if (names_file(path_, fd_.get())) return true;
+  }
+}
+
+DirectoryLock::~DirectoryLock() {
+  if (getpid() != owner_) return;
+  if (names_file(path_, fd_.get())) unlink(path_.c_str());
+  flock(fd_.get(), LOCK_UN);  // Forked children have duplicates.
+}
+
+void DirectoryLock::set_run(const std::string& id) {
+  for_writing(path_.parent_path(), [&] { write(id); });
+}
+
+void DirectoryLock::write(const std::string& run) const {
+  auto text = json{{"host", host_name()}, {"pid", owner_}, {"run", run}}.dump(-1, ' ', false,
+                                                                              json::error_handler_t::replace);
+  text.resize(text_bytes - 1, ' ');
+  text += '\n';
+  if (pwrite(fd_.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
+    throw SystemError(fmt::format("writing '{}'", path_.string()), errno);
+}
+
+}  // namespace accelmgr::checkpoint

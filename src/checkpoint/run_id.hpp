@@ -1,0 +1,26 @@
+// Which run a checkpoint is of. A run has one id, through all of its restarts: each goes on from a checkpoint
+// of the one before.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/folder.hpp"
+
+namespace accelmgr::checkpoint {
+
+inline constexpr const char* run_id_key = "run_id";  ///< In Contents::state.
+
+/// 16 hexadecimal digits, by chance. Throws SystemError.
+std::string new_run_id();
+
+/// Empty when the state has none: an earlier version wrote it.
+std::string run_id_of(const nlohmann::json& state);
+
+/// The checkpoints in `directory` of which it is known that they are not of the run `id`, latest first.
+/// Throws SystemError when it cannot be read.
+std::vector<Folder> checkpoints_of_other_runs(const std::filesystem::path& directory, const std::string& id);
+
+}  // namespace accelmgr::checkpoint

@@ -1,0 +1,81 @@
+"""Going on from a checkpoint: what is said of it, and one command for the first time and for every restart."""
+
+import os
+
+from conftest import DONE, FAILED, USAGE
+from records import checkpoint, checkpoints_in, contents_of, numbers_of, tensors_of
+
+TRAIN = "accelmgr train -c small.yaml --checkpoint-dir ck"
+
+
+def test_the_same_command_begins_and_goes_on(person):
+    command = f"{TRAIN} --resume latest --log l.jsonl"
+    first = person.types(command)
+    assert first.code == DONE, first.err
+    assert "there is no checkpoint in 'ck' yet; a new run begins" in first.err
+    second = person.types(f"{command} --steps 12")
+    assert second.code == DONE, second.err
+    assert second.err == "" and "at step 10" in second.out
+    assert numbers_of(person.file("l.jsonl")) == list(range(1, 13))
+
+
+def test_a_run_that_is_at_its_end_has_nothing_to_do(person):
+    assert person.types(f"{TRAIN} --log l.jsonl").code == DONE
+    before, log = contents_of(person.file("ck")), person.file("l.jsonl").read_bytes()
+    for steps in (10, 4):
+        ended = person.types(f"{TRAIN} --resume latest --steps {steps}")
+        assert ended.code == DONE, ended.err
+        assert f"nothing to do: the checkpoint is at step 10, train.steps is {steps}" in ended.out
+        assert ended.err == "" and "done:" not in ended.out
+    assert person.types(f"{TRAIN} --resume latest --log l.jsonl").code == DONE
+    assert contents_of(person.file("ck")) == before
+    assert person.file("l.jsonl").read_bytes() == log
+
+
+def test_another_optimizer_is_refused_by_name(person):
+    assert person.types(f"{TRAIN} --set optimizer.kind=adamw").code == DONE
+    ended = person.types(f"{TRAIN} --resume latest --steps 12 --set optimizer.kind=sgd")
+    assert ended.code == USAGE
+    assert "the checkpoint is of adamw, this run uses sgd (optimizer.kind)" in ended.err
+    assert checkpoints_in(person.file("ck")) == [10]
+
+
+def test_another_configuration_is_told_once(person):
+    assert person.types(f"{TRAIN} --set seed_base=1").code == DONE
+    changed = "--set seed_base=2 --set optimizer.learning_rate=0.5 --set step_timeout=99 --set model.options.depth=3"
+    ended = person.types(f"{TRAIN} --resume latest --steps 20 {changed} --checkpoint-every 2")
+    assert ended.code == DONE, ended.err
+    (line,) = ended.err.splitlines()
+    assert line.startswith("accelmgr: warning: differs from the checkpoint: seed_base 1 -> 2, ")
+    assert "optimizer.learning_rate 0.001 -> 0.5" in line and 'model.options.depth (none) -> "3"' in line
+    assert "step_timeout" not in line and "checkpoint.every" not in line and "train.steps" not in line
+
+
+def test_a_damaged_or_missing_checkpoint_ends_the_run_with_its_name(person):
+    assert person.types(TRAIN).code == DONE
+    model = checkpoint(person.file("ck"), 10) / "model.safetensors"
+    os.truncate(model, model.stat().st_size - 1)
+    told = {"ck/step-00000010": "ck/step-00000010/model.safetensors' is torn", "none": "'none' does not exist"}
+    for path, name in told.items():
+        ended = person.types(f"accelmgr train -c small.yaml --resume {path}")
+        assert ended.code == FAILED
+        assert name in ended.err and "step 1/" not in ended.out
+    ended = person.types(f"{TRAIN} --resume latest")
+    assert ended.code == FAILED
+    assert "'ck' holds no good checkpoint" in ended.err and "model.safetensors' is torn" in ended.err
+    assert checkpoints_in(person.file("ck")) == [10]
+
+
+def test_an_older_checkpoint_of_the_same_run_may_be_gone_on_from(person):
+    assert person.types(f"{TRAIN} --checkpoint-every 5").code == DONE
+    before = tensors_of(checkpoint(person.file("ck"), 10))
+    ended = person.types(f"{TRAIN} --resume ck/step-00000005")
+    assert ended.code == DONE, ended.err
+    assert tensors_of(checkpoint(person.file("ck"), 10)) == before
+
+
+def test_without_a_configuration_the_shipped_one_is_trained(person):
+    ended = person.types("accelmgr train --steps 1 --set train.evaluate_every=0")
+    assert ended.code == DONE, ended.err
+    assert "no --config: trains the shipped " in ended.out and "/gpt-licenses.yaml" in ended.out
+    assert "gpt: 842496 parameters" in ended.out and "done: 1 steps" in ended.out
