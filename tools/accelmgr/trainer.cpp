@@ -35,11 +35,6 @@ constexpr double checkpoint_patience_s = 600;  // For the last one: a disk that 
 
 double ms_since(std::int64_t begin_ns) { return double(base::now_ns() - begin_ns) / 1e6; }
 
-/// What was wrong with the input rather than with the run.
-bool bad_input(const StepResult& failure, const Summary& summary) {
-  return summary.steps == 0 && (failure.error_type == "ModelError" || failure.error_type == "DataError");
-}
-
 }  // namespace
 
 Trainer::Trainer(const Config& config, const std::string& log_file)
@@ -173,8 +168,7 @@ int Trainer::finish() {
     write_error_report(report_folder_, failure_);
   }
   progress_.say(fmt::format("{}: {}", how, closing_summary(summary_)));
-  if (failed) return bad_input(failure_, summary_) ? exit_usage : exit_failed;
-  if (checkpoint_failed_) return exit_failed;
+  if (failed || checkpoint_failed_) return exit_failed;
   return interrupted ? exit_interrupted : exit_done;
 }
 
