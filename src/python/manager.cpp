@@ -235,7 +235,7 @@ void bind_manager(nb::module_& module) {
   bind_checkpoints(module);
   nb::class_<Manager::Writing>(module, "Writing");
   nb::class_<Handle>(module, "Handle")
-      .def(nb::init<const std::string&, const std::vector<std::string>&,
+      .def(nb::init<const std::string&, const std::vector<std::pair<std::string, std::string>>&,
                     const std::map<std::string, std::string>&>(),
            nb::arg("file"), nb::arg("settings"), nb::arg("environment"))
       .def("start", &Handle::start, nb::arg("start_method"), nb::arg("prepared"))

@@ -10,7 +10,7 @@ import sys
 import unittest
 
 import cli_test
-from cli_test import DONE, FAILED, INTERRUPTED, SLOW, USAGE, ProgramTest, RunningProgram
+from cli_test import DONE, FAILED, INTERRUPTED, SLOW, ProgramTest, RunningProgram
 
 NOBODY = 65534
 

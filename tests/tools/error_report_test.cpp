@@ -109,6 +109,7 @@ TEST(FailureText, IndentsTheLinesOfAnExceptionAndReplacesTornUtf8) {
 TEST(ErrorJson, HoldsTheFailureAndItsCausesFirstCauseFirst) {
   const auto report = json::parse(error_json(lost({killed(), failed()}), 1714564805.5));
   const json expected{
+      {"accelmgr", "error report"},
       {"status", "runner_lost"},
       {"step", 17},
       {"attempt", 20},

@@ -76,7 +76,7 @@ int run(int argc, char** argv) {
 int report(const std::exception& error) {
   using namespace accelmgr;
   const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
-  fmt::print(stderr, "accelmgr: {}\n", no_memory ? "out of memory" : error.what());
+  fmt::print(stderr, "accelmgr: {}\n", no_memory ? "not enough memory" : error.what());
   // At the start the latter two are of a file that the configuration names.
   const bool usage = dynamic_cast<const ConfigError*>(&error) != nullptr ||
                      dynamic_cast<const UsageError*>(&error) != nullptr ||
