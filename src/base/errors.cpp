@@ -1,14 +1,33 @@
 #include "accelmgr/errors.hpp"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
+#include <cerrno>
 #include <cstring>
+
+#include "base/errno_text.hpp"
 
 namespace accelmgr {
 
 SystemError::SystemError(const std::string& what, int code)
-    : Error(
-          fmt::format("{}: {} (errno {})", what, strerrordesc_np(code) ? strerrordesc_np(code) : "?", code)),
-      code_(code) {}
+    : Error(fmt::format("{}: {} (errno {})", what, base::errno_text(code), code)), code_(code) {}
 
+namespace base {
+
+std::string errno_text(int code) {
+  const char* known = strerrordesc_np(code);
+  std::string text = known != nullptr ? known : "?";
+  rlimit files{};
+  if (code == EMFILE && getrlimit(RLIMIT_NOFILE, &files) == 0)
+    text += fmt::format(": raise ulimit -n (now {})", files.rlim_cur);
+  return text;
+}
+
+bool is_shortage(int code) noexcept {
+  return code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOSPC || code == EDQUOT ||
+         code == EAGAIN || code == EIO;
+}
+
+}  // namespace base
 }  // namespace accelmgr

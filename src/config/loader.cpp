@@ -68,7 +68,8 @@ RawValue from_text(const Option& option, const std::string& text) {
 }
 
 void apply(const Assignment& assignment, LoadedConfig& loaded) {
-  assign(*assignment.option, assignment.key, assignment.value, assignment.where, loaded.config);
+  assign(*assignment.option, assignment.key, assignment.value,
+         fmt::format("{}: {}", assignment.where, assignment.key), loaded.config);
   loaded.sources[assignment.key] = assignment.source;
 }
 
@@ -113,19 +114,35 @@ void apply_environment(const std::map<std::string, std::string>& environment, Lo
   }
 }
 
-void apply_flag(const std::string& set, LoadedConfig& loaded) {
-  const auto equals = set.find('=');
+std::string place_of(const Setting& setting) {
+  if (!setting.flag.empty()) return setting.flag;
+  return setting.where.empty() ? "--set " + setting.assignment : setting.where;
+}
+
+/// Returns the key.
+std::string apply_setting(const Setting& setting, LoadedConfig& loaded) {
+  const auto& text = setting.assignment;
+  const auto where = place_of(setting);
+  const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0)
-    throw ConfigError(fmt::format("--set {}: it must be key=value (nprocs=2)", set));
-  const auto key = set.substr(0, equals);
-  const auto where = "--set " + set;
+    throw ConfigError(fmt::format("{}: it must be key=value (nprocs=2)", where));
+  auto key = text.substr(0, equals);
   const auto* option = find_option(key);
   if (is_section(key))
     throw ConfigError(fmt::format("{}: {} is a section with keys of its own below it, no value", where, key),
                       key);
   if (option == nullptr) throw ConfigError(fmt::format("{}: {}", where, unknown_key(key)), key);
-  apply({option, key, from_text(*option, set.substr(equals + 1)), where, "flag"}, loaded);
+  const auto subject = setting.flag.empty() ? fmt::format("{}: {}", where, key) : setting.flag;
+  assign(*option, key, from_text(*option, text.substr(equals + 1)), subject, loaded.config);
+  loaded.sources[key] = "flag";
+  if (setting.flag.empty())
+    loaded.flags.erase(key);
+  else
+    loaded.flags[key] = setting.flag;
+  return key;
 }
+
+bool is_of_key(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.'; }
 
 }  // namespace
 
@@ -140,22 +157,48 @@ std::map<std::string, std::string> accelmgr_environment() {
   return found;
 }
 
-LoadedConfig load_config(const std::string& file, std::span<const std::string> sets,
-                         const std::map<std::string, std::string>& environment) {
+std::string LoadedConfig::name(const std::string& key) const {
+  const auto flag = flags.find(key);
+  const auto source = sources.find(key);
+  if (flag == flags.end() || source == sources.end()) return key;
+  return source->second == "flag" || source->second == "default" ? flag->second : key;
+}
+
+std::string LoadedConfig::with_names(std::string_view text) const {
+  std::string out;
+  while (!text.empty()) {
+    const auto end = std::ranges::find_if_not(text, is_of_key) - text.begin();
+    auto word = text.substr(0, std::max<std::size_t>(1, static_cast<std::size_t>(end)));
+    while (word.size() > 1 && word.ends_with('.')) word.remove_suffix(1);  // Of the sentence.
+    out += name(std::string(word));
+    text.remove_prefix(word.size());
+  }
+  return out;
+}
+
+LoadedConfig load_config(const std::string& file, std::span<const Setting> settings,
+                         const std::map<std::string, std::string>& environment,
+                         std::map<std::string, std::string> flags) {
   LoadedConfig loaded;
+  loaded.flags = std::move(flags);
   for (const auto& option : options())
     if (!option.is_map()) loaded.sources[option.key] = "default";
   if (!file.empty())
     for (const auto& assignment : read_yaml(file)) apply(assignment, loaded);
   apply_environment(environment, loaded);
-  for (const auto& set : sets) apply_flag(set, loaded);
+  std::map<std::string, std::string> places;  // Of the settings, by key.
+  for (const auto& setting : settings) places[apply_setting(setting, loaded)] = place_of(setting);
   try {
     validate(loaded.config);
   } catch (const ConfigError& error) {
-    const auto source = loaded.sources.find(error.key());
-    if (source == loaded.sources.end()) throw;
-    throw ConfigError(fmt::format("{} ({} comes from: {})", error.what(), error.key(), source->second),
-                      error.key());
+    const auto& key = error.key();
+    const auto what = loaded.with_names(error.what());
+    const auto source = loaded.sources.find(key);
+    if (source == loaded.sources.end() || loaded.name(key) != key) throw ConfigError(what, key);
+    const auto place = places.find(key);
+    throw ConfigError(fmt::format("{} ({} comes from: {})", what, key,
+                                  place == places.end() ? source->second : place->second),
+                      key);
   }
   return loaded;
 }
@@ -171,7 +214,8 @@ std::string to_yaml(const Config& config) {
 Config from_yaml(const std::string& yaml) {
   Config config;
   for (const auto& assignment : parse_yaml(yaml, "configuration"))
-    assign(*assignment.option, assignment.key, assignment.value, assignment.where, config);
+    assign(*assignment.option, assignment.key, assignment.value,
+           fmt::format("{}: {}", assignment.where, assignment.key), config);
   return config;
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "accelmgr/config.hpp"
@@ -19,17 +20,32 @@ struct LoadedConfig {
   /// Where each value came from, by dotted key: "default", "file run.yaml:7", "environment ACCELMGR_NPROCS"
   /// or "flag". Of a free map (`model.options`) the entries there are (`model.options.depth`).
   std::map<std::string, std::string> sources;
+  /// Options of the command, by key: `launch.nprocs` is `--nprocs`.
+  std::map<std::string, std::string> flags = {};
+
+  /// How an error names this key: by its option, if that set it or nothing did.
+  std::string name(const std::string& key) const;
+  /// `text` with name() for each key in it.
+  std::string with_names(std::string_view text) const;
+};
+
+/// A value that a command or a call gives.
+struct Setting {
+  std::string assignment;  ///< key=value
+  std::string where = {};  ///< How errors name it: `Manager(nprocs=0)`; empty: `--set key=value`.
+  std::string flag = {};   ///< The option that was typed, if it is one of the key's own: `--steps`.
 };
 
 /// The variables of this process that begin with ACCELMGR_.
 std::map<std::string, std::string> accelmgr_environment();
 
 /// Reads `file` (YAML; empty: none), then `environment` (ACCELMGR_ and the key in capitals, dots as two
-/// underscores; other variables are passed over unless they look like a misspelt key), then `sets`
-/// ("key=value", the last of a key counts; the items of a list are separated by commas), and validates the
-/// whole.
-LoadedConfig load_config(const std::string& file, std::span<const std::string> sets,
-                         const std::map<std::string, std::string>& environment);
+/// underscores; other variables are passed over unless they look like a misspelt key), then `settings` (the
+/// last of a key counts; the items of a list are separated by commas), and validates the whole. `flags` are
+/// those of LoadedConfig; one that was typed counts instead.
+LoadedConfig load_config(const std::string& file, std::span<const Setting> settings,
+                         const std::map<std::string, std::string>& environment,
+                         std::map<std::string, std::string> flags = {});
 
 /// Ranges of all values, and what holds between them. Whether a model or source of that name is registered is
 /// known to the floors above.

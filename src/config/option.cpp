@@ -78,6 +78,22 @@ bool store_word(const Option& option, const std::string& text, Config& config) {
                     option.kind);
 }
 
+// The bound that a number of too many digits goes beyond, where it is not said.
+std::string about_number(const Option& option, const RawValue& value) {
+  if (value.form != RawValue::Form::plain) return "";
+  const auto beyond = [&]<class T>(const Number<T>& number) {
+    const auto& text = value.items.front();
+    T parsed{};
+    const auto end = text.data() + text.size();
+    const auto result = std::from_chars(text.data(), end, parsed);
+    const bool is_open = number.interval.max == std::numeric_limits<T>::max();
+    return result.ec == std::errc::result_out_of_range && result.ptr == end && is_open
+               ? fmt::format(" and of at most {}", number.interval.max)
+               : std::string();
+  };
+  return std::visit(Overload{beyond, [](const auto&) { return std::string(); }}, option.kind);
+}
+
 // The reason why a name is refused, or the name that was meant.
 std::string about_choice(const Option& option, const RawValue& value) {
   const auto* choice = std::get_if<Choice>(&option.kind);
@@ -138,11 +154,11 @@ std::string allowed(const Option& option) {
       option.kind);
 }
 
-void assign(const Option& option, const std::string& key, const RawValue& value, const std::string& where,
+void assign(const Option& option, const std::string& key, const RawValue& value, const std::string& subject,
             Config& config) {
   if (store(option, key, value, config)) return;
-  throw ConfigError(fmt::format("{}: {} is {}; it must be {}{}", where, key, as_written(value),
-                                allowed(option), about_choice(option, value)),
+  throw ConfigError(fmt::format("{} is {}; it must be {}{}{}", subject, as_written(value), allowed(option),
+                                about_number(option, value), about_choice(option, value)),
                     key);
 }
 

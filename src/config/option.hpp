@@ -98,9 +98,9 @@ struct Option {
 /// Which values the option takes, as the end of "it must be ...".
 std::string allowed(const Option& option);
 
-/// Stores `value`. `key` is the option's, or lies below it when it is a map. Throws ConfigError that begins
-/// with `where` (a file and line, a variable, a flag), names the key and the value, and says what is allowed.
-void assign(const Option& option, const std::string& key, const RawValue& value, const std::string& where,
+/// Stores `value`. `key` is the option's, or lies below it when it is a map. Throws ConfigError: "`subject`
+/// is 'abc'; it must be ...". `subject` is a place and the key, or the option of a command that was typed.
+void assign(const Option& option, const std::string& key, const RawValue& value, const std::string& subject,
             Config& config);
 
 /// Throws ConfigError if the value in `config` is not allowed (a Config that a program built has met no

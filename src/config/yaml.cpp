@@ -1,22 +1,38 @@
 #include "config/yaml.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <map>
+#include <optional>
 #include <sstream>
-#include <system_error>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/errno_text.hpp"
+#include "base/unique_fd.hpp"
 #include "config/table.hpp"
 
 namespace accelmgr::config {
 namespace {
+
+constexpr std::size_t largest_file = 16 << 20;  // What is larger is a device, or no configuration.
+
+/// Line and column, from 1, of the first tab in the indentation of the lines up to `last_line`, from 0.
+std::optional<std::pair<int, std::size_t>> tab_in_indentation(const std::string& text, int last_line) {
+  std::istringstream lines(text);
+  int number = 0;
+  for (std::string line; number <= last_line && std::getline(lines, line);) {
+    ++number;
+    const auto tab = line.find_first_not_of(' ');
+    if (tab != std::string::npos && line[tab] == '\t') return std::pair(number, tab + 1);
+  }
+  return std::nullopt;
+}
 
 // Walks the tree of a document. It descends into known sections only, so a document that contains itself
 // ends, too.
@@ -96,22 +112,33 @@ std::vector<Assignment> parse_yaml(const std::string& text, const std::string& n
       throw ConfigError(fmt::format("{}: {} documents; a configuration is one", name, documents.size()));
     return documents.empty() ? std::vector<Assignment>() : Reader(name).read(documents.front());
   } catch (const YAML::Exception& error) {
-    throw ConfigError(fmt::format("{}:{}: no valid YAML: {}", name, error.mark.line + 1, error.msg));
+    if (const auto tab = tab_in_indentation(text, error.mark.line))
+      throw ConfigError(
+          fmt::format("{}:{}:{}: there is a tab; indent with spaces", name, tab->first, tab->second));
+    throw ConfigError(fmt::format("{}:{}:{}: no valid YAML: {}", name, error.mark.line + 1,
+                                  error.mark.column + 1, error.msg));
   }
 }
 
 std::vector<Assignment> read_yaml(const std::string& file) {
-  const auto fail = [&](const char* why) {
+  const auto fail = [&](const std::string& why) {
     throw ConfigError(fmt::format("{}: cannot be read: {}", file, why));
   };
-  std::error_code not_there;  // Said better by opening it.
-  if (std::filesystem::is_directory(file, not_there)) fail("it is a directory");
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) fail(strerrordesc_np(errno));
-  std::ostringstream text;
-  if (stream.peek() != std::ifstream::traits_type::eof() && !(text << stream.rdbuf()))
-    fail("reading it failed");
-  return parse_yaml(text.str(), file);
+  const base::UniqueFd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  ssize_t count = fd ? 1 : -1;
+  while (count > 0 && text.size() <= largest_file) {
+    const auto begin = text.size();
+    text.resize(begin + (64 << 10));
+    count = ::read(fd.get(), text.data() + begin, text.size() - begin);
+    text.resize(begin + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+    if (count < 0 && errno == EINTR) count = 1;
+  }
+  if (count < 0 && base::is_shortage(errno)) throw SystemError("reading " + file, errno);
+  if (count < 0) fail(errno == EISDIR ? "it is a directory" : base::errno_text(errno));
+  if (text.size() > largest_file)
+    fail(fmt::format("it has more than {} MiB; a configuration is a few lines of YAML", largest_file >> 20));
+  return parse_yaml(text, file);
 }
 
 }  // namespace accelmgr::config

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/errno_text.hpp"
 #include "base/log.hpp"
 #include "base/unique_fd.hpp"
 #include "data/random.hpp"
@@ -84,7 +85,10 @@ std::string real_path(const std::string& path) {
 
 std::string read_file(const std::string& path) {
   const auto fail = [&](const char* what) {
-    throw DataError(fmt::format("data.files: '{}' cannot be {}: {}", path, what, std::strerror(errno)));
+    const int code = errno;
+    if (base::is_shortage(code))
+      throw SystemError(fmt::format("data.files: '{}' cannot be {}", path, what), code);
+    throw DataError(fmt::format("data.files: '{}' cannot be {}: {}", path, what, std::strerror(code)));
   };
   const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) fail("opened");

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/errno_text.hpp"
 #include "base/interruption.hpp"
 #include "ipc/wait_ready.hpp"
 
@@ -97,6 +98,7 @@ base::UniqueFd bind_tcp(const std::string& host, int port) {
                     port, name));
   if (code == EADDRNOTAVAIL)
     throw ConfigError(fmt::format("cannot listen at {}: that is no address of this host", name));
+  if (base::is_shortage(code)) throw SystemError("listening at " + name, code);
   throw ConfigError(fmt::format("cannot listen at {}: {}", name, strerrordesc_np(code)));
 }
 

@@ -1,7 +1,6 @@
 #include "ipc/socket.hpp"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -43,13 +42,8 @@ std::vector<base::UniqueFd> take_fds(msghdr& header) {
 }
 
 [[noreturn]] void no_room_for_fds(int socket) {
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
   throw SystemError(
-      fmt::format(
-          "the descriptors of a message on socket {} find no room in process {}; let it open fewer files, or "
-          "raise its limit (ulimit -n, now {})",
-          socket, getpid(), limit.rlim_cur),
+      fmt::format("the descriptors of a message on socket {} find no room in process {}", socket, getpid()),
       EMFILE);
 }
 

@@ -37,6 +37,12 @@ std::vector<NamedTensor> named(Pairs pairs) {
   return tensors;
 }
 
+std::vector<config::Setting> settings_of(const std::vector<std::pair<std::string, std::string>>& given) {
+  std::vector<config::Setting> settings;
+  for (const auto& [assignment, where] : given) settings.push_back({assignment, where});
+  return settings;
+}
+
 /// The same memory with a storage of its own: whoever copies or pickles it takes no more than this tensor.
 at::Tensor alone(const at::Tensor& view) {
   return at::from_blob(
@@ -47,9 +53,9 @@ at::Tensor alone(const at::Tensor& view) {
 /// The handle. A parameter of the host is bound to the master: its data and its gradient are views.
 class Handle {
  public:
-  Handle(const std::string& file, const std::vector<std::string>& settings,
+  Handle(const std::string& file, const std::vector<std::pair<std::string, std::string>>& settings,
          const std::map<std::string, std::string>& environment)
-      : loaded_(config::load_config(file, settings, environment)) {}
+      : loaded_(config::load_config(file, settings_of(settings), environment)) {}
 
   /// `prepared` is called when parameters() and gradients() can be: there is a session, but no runner yet.
   void start(const std::string& start_method, const nb::callable& prepared) {
@@ -245,7 +251,7 @@ void bind_manager(nb::module_& module) {
   bind_checkpoints(module);
   nb::class_<Manager::Writing>(module, "Writing");
   nb::class_<Handle>(module, "Handle")
-      .def(nb::init<const std::string&, const std::vector<std::string>&,
+      .def(nb::init<const std::string&, const std::vector<std::pair<std::string, std::string>>&,
                     const std::map<std::string, std::string>&>(),
            nb::arg("file"), nb::arg("settings"), nb::arg("environment"))
       .def("start", &Handle::start, nb::arg("start_method"), nb::arg("prepared"))

@@ -1,6 +1,8 @@
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <limits>
@@ -88,6 +90,14 @@ TEST(SystemError, NamesTheCallAndTheReason) {
   const SystemError error("opening /nope", ENOENT);
   EXPECT_STREQ(error.what(), "opening /nope: No such file or directory (errno 2)");
   EXPECT_EQ(error.code(), ENOENT);
+}
+
+TEST(SystemError, SaysWhichLimitToRaise) {
+  rlimit files{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_EQ(
+      SystemError("opening /here", EMFILE).what(),
+      fmt::format("opening /here: Too many open files: raise ulimit -n (now {}) (errno 24)", files.rlim_cur));
 }
 
 TEST(Log, LinesCarryProcessAndStepAndTheLevelComesFromTheEnvironment) {

@@ -113,6 +113,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"KeyThatIsAList", "? [a, b]\n: 1\n", "", {"run.yaml:1: a key must be a name"}},
         Case{"NoMap", "- nprocs\n", "", {"run.yaml:1: a configuration is a map"}},
         Case{"NoYaml", "nprocs: 1\nmodel: [gpt\n", "", {"run.yaml:", "no valid YAML"}},
+        Case{"Tab", "model:\n\tkind: gpt\n", "", {"run.yaml:2:1: there is a tab; indent with spaces"}},
+        Case{"TabBehindSpaces", "a:\n  \tb: 1\n", "", {"run.yaml:2:3: there is a tab; indent with spaces"}},
         Case{"TwoDocuments", "nprocs: 1\n---\nnprocs: 2\n", "", {"run.yaml: 2 documents"}}),
     [](const auto& info) { return info.param.name; });
 
@@ -170,6 +172,45 @@ TEST(Config, NamesTheFlagThatIsWrong) {
   EXPECT_TRUE(says(flag_refusal("nproc=1"), {"--set nproc=1: unknown key 'nproc'; did you mean 'nprocs'?"}));
   EXPECT_TRUE(says(flag_refusal("model=gpt"), {"model is a section"}));
   EXPECT_TRUE(says(flag_refusal("model.options=1"), {"model.options is a section"}));
+}
+
+TEST(Config, NamesTheOptionThatWasTyped) {
+  const auto typed = [](std::vector<Setting> settings, const std::string& yaml = "{}") {
+    const YamlFile file(yaml);
+    return refusal([&] {
+      load_config(
+          file.path(), settings, {},
+          {{"launch.nnodes", "--nnodes"}, {"launch.rendezvous", "--rendezvous"}, {"nprocs", "--runners"}});
+    });
+  };
+  EXPECT_EQ(typed({{"train.steps=abc", "", "--steps"}}).text,
+            "--steps is 'abc'; it must be a whole number of at least 1");
+  EXPECT_EQ(typed({{"train.steps=abc", "", "--steps"}}).key, "train.steps");
+  EXPECT_TRUE(
+      says(typed({{"launch.nnodes=2", "", "--nnodes"}}), {"--nnodes is 2, but --rendezvous is empty"}));
+  EXPECT_TRUE(says(typed({{"launch.nnodes=2", "", "--hosts"}}), {"--hosts is 2, but --rendezvous is empty"}));
+  EXPECT_TRUE(says(typed({{"launch.nnodes=2"}}), {"launch.nnodes is 2, but --rendezvous is empty"}));
+  EXPECT_TRUE(says(typed({}, "launch.nnodes: 2\n"), {"launch.nnodes is 2, but --rendezvous is empty"}));
+  EXPECT_TRUE(says(
+      typed({{"runners.min_runners=3"}}),
+      {"there are 2 runners (--runners) (runners.min_runners comes from: --set runners.min_runners=3)"}));
+}
+
+TEST(Config, NamesTheCallThatPassedAValue) {
+  const auto passed = [](const std::string& assignment, const std::string& where) {
+    const std::vector<Setting> settings{{assignment, where}};
+    return refusal([&] { load_config("", settings, {}); });
+  };
+  EXPECT_TRUE(
+      says(passed("nprocs=0", "Manager(nprocs=0)"), {"Manager(nprocs=0): nprocs is '0'; it must be"}));
+  EXPECT_TRUE(says(passed("nproc=1", "Manager(nproc=1)"), {"Manager(nproc=1): unknown key 'nproc'"}));
+  EXPECT_TRUE(says(passed("runners.min_runners=3", "Manager(runners={'min_runners': 3})"),
+                   {"(runners.min_runners comes from: Manager(runners={'min_runners': 3}))"}));
+}
+
+TEST(Config, IsNoDevice) {
+  EXPECT_TRUE(says(refusal([] { load_config("/dev/zero", {}, {}); }), {"/dev/zero", "more than 16 MiB"}));
+  EXPECT_EQ(load_config("/dev/null", {}, {}).config, Config{});
 }
 
 TEST(Config, KnowsWhatOtherLibrariesCallAKey) {

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <vector>
@@ -37,7 +38,13 @@ class YamlFile {
   std::filesystem::path folder_;
 };
 
-using Sets = std::vector<std::string>;
+/// Of `--set`.
+struct Sets : std::vector<Setting> {
+  Sets() = default;
+  Sets(std::initializer_list<std::string> assignments) {
+    for (const auto& assignment : assignments) push_back({assignment});
+  }
+};
 using Environment = std::map<std::string, std::string>;
 
 inline LoadedConfig load_text(const std::string& yaml, const Sets& sets = {},

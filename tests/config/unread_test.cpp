@@ -6,7 +6,7 @@ namespace {
 
 std::string reason(const std::string& set, Own own, const Sets& kinds = {}) {
   auto sets = kinds;
-  sets.push_back(set);
+  sets.push_back({set});
   const auto key = set.substr(0, set.find('='));
   for (const auto& found : unread(load_config("", sets, {}), own))
     if (found.key == key) return found.why;

@@ -73,7 +73,7 @@ TEST(Socket, DescriptorsThatFindNoRoomAreAnErrorAndNoLeak) {
       return 1;
     } catch (const SystemError& error) {
       const std::string what = error.what();
-      if (error.code() != EMFILE || what.find("ulimit -n, now") == std::string::npos) return 3;
+      if (error.code() != EMFILE || what.find("ulimit -n (now") == std::string::npos) return 3;
     }
     return fcntl(b.get() + 1, F_GETFD) < 0 ? 0 : 2;
   });

@@ -10,7 +10,7 @@ import sys
 import unittest
 
 import cli_test
-from cli_test import DONE, FAILED, INTERRUPTED, SLOW, USAGE, ProgramTest, RunningProgram
+from cli_test import DONE, FAILED, INTERRUPTED, SLOW, ProgramTest, RunningProgram
 
 NOBODY = 65534
 
@@ -260,7 +260,7 @@ class ErrorReportTest(ProgramTest):
         (self.folder / "logs").mkdir()
 
     def report(self):
-        return json.loads((self.folder / "logs/error.json").read_text())
+        return json.loads((self.folder / "logs/accelmgr-error.json").read_text())
 
     def assert_lost_to_boom(self, cause):
         self.assertEqual((cause["rank"], cause["phase"], cause["step"], cause["exit"], cause["what"]),

@@ -14,7 +14,7 @@ import sys
 import unittest
 
 import cli_test
-from cli_test import DONE, INTERRUPTED, USAGE, ProgramTest, descendants, status_fields
+from cli_test import DONE, FAILED, INTERRUPTED, USAGE, ProgramTest, descendants, status_fields
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 TWO_HOSTS = TESTS / "contract" / "two_hosts"
@@ -73,7 +73,7 @@ class SpawnTest(ProgramTest):
                 os.waitpid(-1, 0)
 
     def report(self, folder="."):
-        return json.loads((self.folder / folder / "error.json").read_text())
+        return json.loads((self.folder / folder / "accelmgr-error.json").read_text())
 
 
 class EnvironmentTest(SpawnTest):
@@ -158,13 +158,14 @@ class FailureTest(SpawnTest):
         script = "[ $RANK = 0 ] && { echo my last words >&2; kill -SEGV $$; }; sleep 1000"
         _, err = self.spawn("--nprocs", "2", "--log-dir", "logs", *shell(script), exits=128 + signal.SIGSEGV)
         self.assert_contains(err, "rank 0 failed: killed by signal 11 (SEGV)", "my last words",
-                             str(self.folder / "logs/attempt_0/0"), str(self.folder / "logs/error.json"))
+                             str(self.folder / "logs/attempt_0/0"), str(self.folder / "logs/accelmgr-error.json"))
         self.assertEqual(self.report("logs")["first"]["last_lines"], ["my last words"])
 
     def test_a_run_that_succeeds_removes_the_report_of_an_earlier_one(self):
-        self.write("error.json", "{}")
+        self.spawn("--nprocs", "1", *shell("false"), exits=1)
+        self.assertTrue((self.folder / "accelmgr-error.json").exists())
         self.spawn("--nprocs", "1", *shell("true"))
-        self.assertFalse((self.folder / "error.json").exists())
+        self.assertFalse((self.folder / "accelmgr-error.json").exists())
 
     def test_all_are_started_again_as_often_as_allowed(self):
         # Rank 1 fails when what rank 0 said has arrived: it would be ended before it says it.
@@ -193,7 +194,7 @@ class SignalTest(SpawnTest):
         self.assertEqual(run.returncode, INTERRUPTED, err)
         self.assertEqual(sorted(out.splitlines()), ["[rank 0] bye", "[rank 1] bye"])
         self.assertEqual(err, "accelmgr: interrupted by SIGINT; 2 processes ended\n")
-        self.assertFalse((self.folder / "error.json").exists())
+        self.assertFalse((self.folder / "accelmgr-error.json").exists())
 
     def test_a_second_signal_kills(self):
         run = self.start("--nprocs", "2", "--terminate-timeout", "1000",
@@ -219,20 +220,20 @@ class SignalTest(SpawnTest):
 
 
 class BadInputTest(SpawnTest):
-    def refused(self, *arguments, env=None):
-        return self.spawn(*arguments, exits=USAGE, env=env)[1]
+    def refused(self, *arguments, exits=USAGE, env=None):
+        return self.spawn(*arguments, exits=exits, env=env)[1]
 
     def test_what_cannot_be_is_refused_before_anything_starts(self):
         script = shell("echo started")
         self.write("text", "")
         for arguments, parts in (
                 (["--nproc", "2", *script], ["'--nproc'", "did you mean '--nprocs'?"]),
-                (["--nprocs", "0", *script], ["launch.nprocs is 0", "at least 1"]),
+                (["--nprocs", "0", *script], ["--nprocs is 0", "at least 1"]),
                 (["--nprocs", "2"], ["PROGRAM is missing"]),
-                (["--rendezvous", "nonsense", *script], ["launch.rendezvous", "nonsense"]),
-                (["--nnodes", "2", *script], ["launch.nnodes is 2", "launch.rendezvous is empty", "HOST:PORT"]),
-                (["--nnodes", "2", "--node-rank", "2", "--rendezvous", "127.0.0.1:29500", *script], ["node_rank is 2", "nnodes is 2"]),
-                (["--nprocs", "2", "--gpus", "0", *script], ["option gpus is '0'"]),
+                (["--rendezvous", "nonsense", *script], ["--rendezvous: 'nonsense'"]),
+                (["--nnodes", "2", *script], ["--nnodes is 2", "--rendezvous is empty", "HOST:PORT"]),
+                (["--nnodes", "2", "--node-rank", "2", "--rendezvous", "127.0.0.1:29500", *script], ["--node-rank is 2", "--nnodes is 2"]),
+                (["--nprocs", "2", "--gpus", "0", *script], ["--gpus is '0'"]),
                 (["--backend", "mpi", *script], ["unknown backend 'mpi'; available are ", "shm"]),
                 (["--set", "launch.workers=b", "--nprocs", "1", *script], ["Bad worker syntax: b"]),
                 (["--start-method", "thread", *script], ["thread", "forkserver"]),
@@ -259,14 +260,14 @@ class BadInputTest(SpawnTest):
         with socket.create_server(("127.0.0.1", 0)) as free:
             address = f"127.0.0.1:{free.getsockname()[1]}"
         err = self.refused("--nprocs", "1", "--nnodes", "2", "--node-rank", "1", "--rendezvous", address,
-                           "--rendezvous-timeout", "0.3", *shell("true"))
+                           "--rendezvous-timeout", "0.3", *shell("true"), exits=FAILED)
         self.assert_contains(err, address, "refused")
 
     def test_a_host_that_does_not_come_is_named(self):
         with socket.create_server(("127.0.0.1", 0)) as free:
             address = f"127.0.0.1:{free.getsockname()[1]}"
         err = self.refused("--nprocs", "1", "--nnodes", "2", "--rendezvous", address, "--rendezvous-timeout", "0.3",
-                           *shell("true"))
+                           *shell("true"), exits=FAILED)
         self.assert_contains(err, address, "node 1 missing", "node 0 (host")
 
 

@@ -131,6 +131,7 @@ TEST(FailureText, SaysWhatToDoAboutARunnerThatASignalEnded) {
 TEST(ErrorJson, HoldsTheFailureAndItsCausesFirstCauseFirst) {
   const auto report = json::parse(error_json(lost({killed(), failed()}), 1714564805.5));
   const json expected{
+      {"accelmgr", "error report"},
       {"status", "runner_lost"},
       {"step", 17},
       {"attempt", 20},
@@ -185,7 +186,7 @@ class ErrorFile : public testing::Test {
     return testing::internal::GetCapturedStderr();
   }
   std::string content() const {
-    std::ifstream file(folder_ / "error.json");
+    std::ifstream file(folder_ / "accelmgr-error.json");
     return {std::istreambuf_iterator<char>(file), {}};
   }
   std::vector<std::string> names() const {
@@ -201,21 +202,21 @@ class ErrorFile : public testing::Test {
 };
 
 TEST_F(ErrorFile, IsWrittenWholeAndReplacesAnOlderOne) {
-  write_file("error.json", "older");
+  write_error_report(folder_, lost({}));
   EXPECT_EQ(said_by([&] { write_error_report(folder_, lost({killed()})); }), "");
   const auto report = json::parse(content());
   EXPECT_EQ(report["causes"][0]["pid"], 4711);
   EXPECT_THAT(report["time"].get<std::string>(),
               testing::MatchesRegex("20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9]\\."
                                     "[0-9]{3}Z"));
-  EXPECT_THAT(names(), UnorderedElementsAre("error.json"));
+  EXPECT_THAT(names(), UnorderedElementsAre("accelmgr-error.json"));
 }
 
 TEST_F(ErrorFile, StandsInTheWorkingDirectoryWhenTheLogDoes) {
   const auto before = fs::current_path();
   fs::current_path(folder_);
   EXPECT_EQ(said_by([&] { write_error_report("", lost({})); }), "");
-  EXPECT_THAT(names(), UnorderedElementsAre("error.json"));
+  EXPECT_THAT(names(), UnorderedElementsAre("accelmgr-error.json"));
   EXPECT_EQ(said_by([&] { remove_error_report(""); }), "");
   EXPECT_THAT(names(), IsEmpty());
   fs::current_path(before);
@@ -239,14 +240,16 @@ TEST_F(ErrorFile, ThatCannotBeMadeIsAWarning) {
   EXPECT_THAT(said_by([&] { write_error_report(missing, lost({killed()})); }),
               AllOf(testing::StartsWith("accelmgr: warning: opening " + missing.string()),
                     HasSubstr("No such file or directory")));
-  fs::create_directory(folder_ / "error.json");
+  fs::create_directory(folder_ / "accelmgr-error.json");
   EXPECT_THAT(said_by([&] { write_error_report(folder_, lost({killed()})); }),
-              AllOf(testing::StartsWith("accelmgr: warning: renaming "), HasSubstr("Is a directory")));
-  EXPECT_THAT(names(), UnorderedElementsAre("error.json"));
+              AllOf(testing::StartsWith("accelmgr: warning: " + folder_.string()),
+                    HasSubstr("is no report of accelmgr's and stays as it is")));
+  EXPECT_THAT(names(), UnorderedElementsAre("accelmgr-error.json"));
 }
 
 TEST_F(ErrorFile, ForWhichThereIsNoRoomIsAWarningAndLeavesTheOlderOne) {
-  write_file("error.json", "older");
+  write_error_report(folder_, lost({}));
+  const auto older = content();
   auto cause = killed();
   cause.log.assign(1000, "a line of the log, and there are many of them");
   rlimit before{};
@@ -258,22 +261,44 @@ TEST_F(ErrorFile, ForWhichThereIsNoRoomIsAWarningAndLeavesTheOlderOne) {
   setrlimit(RLIMIT_FSIZE, &before);
   signal(SIGXFSZ, action);
   EXPECT_THAT(said, AllOf(testing::StartsWith("accelmgr: warning: writing "), HasSubstr("File too large")));
-  EXPECT_EQ(content(), "older");
-  EXPECT_THAT(names(), UnorderedElementsAre("error.json"));
+  EXPECT_EQ(content(), older);
+  EXPECT_THAT(names(), UnorderedElementsAre("accelmgr-error.json"));
 }
 
 TEST_F(ErrorFile, OfAnEarlierRunIsRemovedAndNothingElse) {
-  for (const auto* name : {"error.json", "error.json.tmp", "run.jsonl"}) write_file(name, "earlier");
+  write_error_report(folder_, lost({killed()}));
+  for (const auto* name : {"error.json", "error.json.tmp", "accelmgr-error.json.tmp", "run.jsonl"})
+    write_file(name, "earlier");
   EXPECT_EQ(said_by([&] { remove_error_report(folder_); }), "");
-  EXPECT_THAT(names(), UnorderedElementsAre("run.jsonl"));
+  EXPECT_THAT(names(),
+              UnorderedElementsAre("error.json", "error.json.tmp", "accelmgr-error.json.tmp", "run.jsonl"));
   EXPECT_EQ(said_by([&] { remove_error_report(folder_); }), "") << "there is none";
   EXPECT_EQ(said_by([&] { remove_error_report(folder_ / "missing"); }), "");
 }
 
-TEST_F(ErrorFile, ThatCannotBeRemovedIsAWarning) {
-  fs::create_directory(folder_ / "error.json");
-  EXPECT_THAT(said_by([&] { remove_error_report(folder_); }),
-              AllOf(testing::StartsWith("accelmgr: warning: removing "), HasSubstr("earlier run")));
+TEST_F(ErrorFile, OfSomebodyElseStays) {
+  for (const auto* text : {"", "{}", "{\n  \"accelmgr\": \"error rep", "{\"status\": \"failed\"}"}) {
+    write_file("accelmgr-error.json", text);
+    EXPECT_EQ(said_by([&] { remove_error_report(folder_); }), "");
+    EXPECT_THAT(
+        said_by([&] { write_error_report(folder_, lost({killed()})); }),
+        HasSubstr("is no report of accelmgr's and stays as it is; the failure stands on standard error"));
+    EXPECT_EQ(content(), text);
+    EXPECT_THAT(names(), UnorderedElementsAre("accelmgr-error.json"));
+  }
+}
+
+TEST_F(ErrorFile, IsNoDirectory) {
+  fs::create_directory(folder_ / "accelmgr-error.json");
+  EXPECT_EQ(said_by([&] { remove_error_report(folder_); }), "");
+  EXPECT_THAT(names(), UnorderedElementsAre("accelmgr-error.json"));
+}
+
+TEST_F(ErrorFile, HasThePermissionsOfAnyFile) {
+  const auto before = umask(027);
+  write_error_report(folder_, lost({killed()}));
+  EXPECT_EQ(umask(before), 027U);
+  EXPECT_EQ(static_cast<unsigned>(fs::status(folder_ / "accelmgr-error.json").permissions()), 0640U);
 }
 
 }  // namespace

@@ -73,11 +73,11 @@ TEST(ErrorFile, AHugeMessageIsCut) {
 }
 
 TEST(FailureSummary, SaysWhoWhenHowAndTheEndOfItsStandardError) {
-  const auto text =
-      summary_text({.first = exited(), .later = {killed()}, .ended = 2, .report = "/here/error.json"});
+  const auto text = summary_text(
+      {.first = exited(), .later = {killed()}, .ended = 2, .report = "/here/accelmgr-error.json"});
   EXPECT_THAT(text, AllOf(HasSubstr("rank 3 failed: exit code 4"), HasSubstr("1970-01-01T00:00:01.500Z"),
                           HasSubstr("local rank 1 of node 1, host beta, pid 77"), HasSubstr("the last line"),
-                          HasSubstr("/logs/attempt_0/3"), HasSubstr("/here/error.json")));
+                          HasSubstr("/logs/attempt_0/3"), HasSubstr("/here/accelmgr-error.json")));
   EXPECT_THAT(text, AllOf(HasSubstr("later failures:"), HasSubstr("killed by signal 9 (KILL)"),
                           HasSubstr("2 processes ended because of it")));
   EXPECT_THAT(text, Not(HasSubstr("restarts")));

@@ -107,7 +107,7 @@ TEST_F(TwoNodes, WhoDidNotComeIsNamedAndWhoDidIsToldSo) {
   const std::string what = first.missing("alpha:29500", 60).what();
   EXPECT_THAT(what, AllOf(HasSubstr("alpha:29500"), HasSubstr("60 s"), HasSubstr("node 1 missing"),
                           HasSubstr("node 2 (host gamma")));
-  EXPECT_EQ(message_of<ConfigError>([&] { third.meet(); }), what);
+  EXPECT_EQ(message_of<SessionError>([&] { third.meet(); }), what);
 }
 
 TEST_F(TwoNodes, TheFirstFailureOfAllIsTheOneThatBothSee) {

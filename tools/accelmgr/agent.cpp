@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/errno_text.hpp"
 #include "base/log.hpp"
 #include "collective/shm/factory.hpp"
 #include "distributed/tcp_store.hpp"
@@ -73,6 +74,11 @@ Agent::Result Agent::run() {
   // Whoever reads the output may take its time, unless the end was asked for.
   signals_.clear();
   terminal_.flush(base::Deadline::in_seconds(signal_ != 0 ? interrupted_s : 1e9));
+  if (const int code = terminal_.error(); code != 0) {
+    say(fmt::format("accelmgr: standard output could not be written: {}", base::errno_text(code)));
+    terminal_.flush(base::Deadline::in_seconds(stop_s));
+    if (exit_code_ == 0) exit_code_ = exit_lost;
+  }
   return {exit_code_, clean};
 }
 
@@ -118,7 +124,7 @@ std::map<std::string, std::string> Agent::environment() const {
       {launch::variable::agent_store, "True"},
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt_)},
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
-      {"TORCHELASTIC_RUN_ID", world_->run_id},
+      {"TORCHELASTIC_RUN_ID", options_.run_id.empty() ? world_->run_id : options_.run_id},
       {launch::variable::serial_memory, launch::serial_memory_path()},
   };
   if (world_memory_)

@@ -40,6 +40,7 @@ struct AgentOptions {
   std::filesystem::path log_directory = {};  ///< May be empty.
   int max_restarts = 0;
   double rendezvous_timeout_s = 60;
+  std::string run_id = {};  ///< TORCHELASTIC_RUN_ID of the processes; empty: one that no other run has.
 };
 
 class Agent {

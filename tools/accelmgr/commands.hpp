@@ -4,9 +4,12 @@
 #include <CLI/CLI.hpp>
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "config/loader.hpp"
 
 namespace accelmgr::program {
 
@@ -28,8 +31,16 @@ void add_info(CLI::App& app, Action& action);
 /// The options that choose a configuration.
 struct ConfigArguments {
   std::string file;
-  std::vector<std::string> sets;
+  std::vector<config::Setting> settings;     ///< In the order in which they were typed: the last counts.
+  std::map<std::string, std::string> flags;  ///< Options that stand for a key, by key.
 };
 void add_config_options(CLI::App& command, ConfigArguments& arguments, bool file_required);
+/// An option that takes one text, in the order of the command line; of several the last counts.
+CLI::Option* add_text_option(CLI::App& command, const std::string& names,
+                             std::function<void(const std::string&)> take, const std::string& help);
+/// An option that stands for a key; errors name it as it was typed.
+CLI::Option* add_key_option(CLI::App& command, ConfigArguments& arguments, const std::string& name,
+                            const std::string& key, const std::string& help);
+config::LoadedConfig load(const ConfigArguments& arguments);
 
 }  // namespace accelmgr::program

@@ -80,7 +80,7 @@ std::string error_json(const StepResult& failure, double time_s) {
               {"time", utc(time_s)},
               {"causes", json::array()}};
   for (const auto& cause : failure.causes) report["causes"].push_back(cause_json(cause));
-  return report.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  return report_text(report);
 }
 
 void write_error_report(const std::filesystem::path& folder, const StepResult& failure) noexcept {

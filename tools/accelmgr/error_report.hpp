@@ -1,4 +1,5 @@
-// How a failed step is reported: a text for people, and `error.json` for programs, beside the log of the run.
+// How a failed step is reported: a text for people, and a file (report_file.hpp) for programs, beside the log
+// of the run.
 #pragma once
 
 #include <filesystem>
@@ -13,18 +14,15 @@ namespace accelmgr::program {
 /// and its last log lines, indented.
 std::string failure_text(const StepResult& failure);
 
-/// What `error.json` holds: an object of status, step (the failed one, counted from 1), attempt, error, time
+/// What the file holds: an object of status, step (the failed one, counted from 1), attempt, error, time
 /// (`time_s`, since 1970) and causes, first cause first. Times are UTC, ISO 8601 with milliseconds; a rank of
 /// -1 is the manager or the launcher.
 std::string error_json(const StepResult& failure, double time_s);
 
-/// Writes `error.json` into `folder` (empty: the working directory): all of it or nothing, whatever ends this
-/// process or the machine. The run has failed already: what keeps it from being written is a warning on
-/// standard error.
+/// As write_report().
 void write_error_report(const std::filesystem::path& folder, const StepResult& failure) noexcept;
 
-/// At the start of a run: an `error.json` there is that of an earlier one. What keeps it from being removed
-/// is a warning on standard error.
+/// As remove_report().
 void remove_error_report(const std::filesystem::path& folder) noexcept;
 
 }  // namespace accelmgr::program

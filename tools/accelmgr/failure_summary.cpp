@@ -152,7 +152,7 @@ std::string summary_json(const FailureSummary& summary) {
               {"first", readable(summary.first)},
               {"later", json::array()}};
   for (const auto& failure : summary.later) report["later"].push_back(readable(failure));
-  return report.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  return report_text(report);
 }
 
 }  // namespace accelmgr::program

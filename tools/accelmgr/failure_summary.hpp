@@ -1,5 +1,5 @@
-// How the failure of a launched program is reported: one summary for people, on standard error, and
-// `error.json` for programs.
+// How the failure of a launched program is reported: one summary for people, on standard error, and a file
+// (report_file.hpp) for programs.
 #pragma once
 
 #include <sys/types.h>
@@ -48,7 +48,7 @@ struct FailureSummary {
   int ended = 0;                        ///< Processes that were ended because of it.
   int attempt = 0;                      ///< From 0.
   int max_restarts = 0;
-  std::string report = {};  ///< Where error.json is; empty: it could not be written.
+  std::string report = {};  ///< Where the file is; empty: it could not be written.
 };
 
 /// Lines without a last end of line.

@@ -5,31 +5,40 @@
 #include <boost/version.hpp>
 
 #include <thread>
+#include <utility>
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/model.hpp"
 #include "commands.hpp"
 #include "ipc/memory.hpp"
 #include "session/kernels.hpp"
+#include "standard_output.hpp"
 
 namespace accelmgr::program {
+namespace {
+
+template <class... Values>
+void say(fmt::format_string<Values...> format, Values&&... values) {
+  print_out(fmt::format(format, std::forward<Values>(values)...));
+}
+
+}  // namespace
 
 void add_info(CLI::App& app, Action& action) {
   app.add_subcommand("info", "Prints versions, devices, and what this build contains")->callback([&action] {
     action = [] {
       const auto available = ipc::memory_available();
-      fmt::print("accelmgr     {} ({} build, g++ {})\n", ACCELMGR_VERSION, ACCELMGR_BUILD_TYPE, __VERSION__);
-      fmt::print("torch        {}\n", ACCELMGR_TORCH_VERSION);
-      fmt::print("boost        {}.{}.{}\n", BOOST_VERSION / 100000, BOOST_VERSION / 100 % 1000,
-                 BOOST_VERSION % 100);
-      fmt::print("spdlog       {}.{}.{}\n", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH);
-      fmt::print("devices      cpu ({} cores)\n", std::thread::hardware_concurrency());
-      fmt::print("kernels      {}\n", to_string(session::best_kernels().isa()));
-      fmt::print("memory       {:.1f} GiB available ({})\n", double(available.bytes) / (1 << 30),
-                 available.limited_by);
-      fmt::print("models       {}\n", fmt::join(model_kinds(), ", "));
-      fmt::print("data         {}\n", fmt::join(data_kinds(), ", "));
-      fmt::print("optimizers   sgd, adam, adamw\n");
+      say("accelmgr     {} ({} build, g++ {})\n", ACCELMGR_VERSION, ACCELMGR_BUILD_TYPE, __VERSION__);
+      say("torch        {}\n", ACCELMGR_TORCH_VERSION);
+      say("boost        {}.{}.{}\n", BOOST_VERSION / 100000, BOOST_VERSION / 100 % 1000, BOOST_VERSION % 100);
+      say("spdlog       {}.{}.{}\n", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH);
+      say("devices      cpu ({} cores)\n", std::thread::hardware_concurrency());
+      say("kernels      {}\n", to_string(session::best_kernels().isa()));
+      say("memory       {:.1f} GiB available ({})\n", double(available.bytes) / (1 << 30),
+          available.limited_by);
+      say("models       {}\n", fmt::join(model_kinds(), ", "));
+      say("data         {}\n", fmt::join(data_kinds(), ", "));
+      say("optimizers   sgd, adam, adamw\n");
       return exit_done;
     };
   });

@@ -13,10 +13,10 @@
 #include <fstream>
 
 #include "accelmgr/errors.hpp"
+#include "base/errno_text.hpp"
 #include "ipc/process.hpp"
 #include "launch/environment.hpp"
 #include "launch/variables.hpp"
-#include "report_file.hpp"
 
 namespace accelmgr::program {
 namespace {
@@ -26,9 +26,7 @@ constexpr std::chrono::milliseconds pump_again{5};
 constexpr std::size_t lines_of_a_failure = 20;
 constexpr std::size_t most_error_bytes = 1 << 20;
 
-/// A terminal cannot be read by processes that are not in its foreground group: they would be stopped.
-base::UniqueFd input_of_ranks() {
-  if (isatty(STDIN_FILENO) == 0) return {};
+base::UniqueFd no_input() {
   base::UniqueFd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!nothing) throw SystemError("opening /dev/null", errno);
   return nothing;
@@ -58,7 +56,7 @@ LocalRanks::LocalRanks(boost::asio::io_context& loop, launch::Spawner spawner, T
       terminal_(terminal),
       settings_(std::move(settings)),
       events_(std::move(events)),
-      input_(input_of_ranks()),
+      no_input_(no_input()),
       pump_timer_(loop) {
   spawner_watch_ = std::make_unique<manager::Watch>(loop_, spawner_.socket(), [this] {
     take_events();
@@ -96,14 +94,16 @@ void LocalRanks::start_rank(int local_rank, const launch::Plan& plan, const laun
   task.program = settings_.program;
   task.environment = launch::child_environment(plan, local_rank, machine);
   for (const auto& [name, value] : attempt.environment) task.environment[name] = value;
-  task.environment[launch::variable::error_file] = error_file_of(rank);
+  task.environment[launch::variable::error_file] = make_error_file(rank);
   task.environment["ROLE_RANK"] = task.environment[launch::variable::rank];
   task.environment["ROLE_WORLD_SIZE"] = task.environment[launch::variable::world_size];
   task.environment["ROLE_NAME"] = "default";
   // What Python keeps back would be lost when it is killed, and late when not.
   if (!rank.outputs.empty()) task.environment.emplace("PYTHONUNBUFFERED", "1");
   auto fds = ports.descriptors(local_rank);
-  if (input_) fds.emplace_back(input_.get(), STDIN_FILENO);
+  // One reads it, or each would get a part. Nobody reads a terminal: whoever is not in its foreground group
+  // is stopped.
+  if (rank.rank != 0 || isatty(STDIN_FILENO) == 1) fds.emplace_back(no_input_.get(), STDIN_FILENO);
   for (const auto& output : rank.outputs) fds.emplace_back(output->write_end(), output->stream());
   rank.report = spawner_.start(local_rank, task, fds);
   rank.watches.resize(rank.outputs.size());
@@ -127,12 +127,8 @@ void LocalRanks::make_outputs(Rank& rank, int attempt) {
         std::make_unique<RankOutput>(stream, prefix, rank.folder.empty() ? rank.folder : rank.folder / name));
 }
 
-/// In memory it needs no folder, and nothing of it can be left.
-std::string LocalRanks::error_file_of(Rank& rank) {
-  if (!rank.folder.empty()) {
-    remove_report(rank.folder);
-    return std::filesystem::absolute(report_of(rank.folder)).string();
-  }
+/// In memory: it needs no folder, and replaces no file.
+std::string LocalRanks::make_error_file(Rank& rank) {
   rank.error_file.reset(memfd_create("accelmgr-error-file", MFD_CLOEXEC));
   if (!rank.error_file) throw SystemError("memfd_create for an error file", errno);
   return fmt::format("/proc/{}/fd/{}", getpid(), rank.error_file.get());
@@ -207,12 +203,6 @@ bool LocalRanks::has_succeeded(int local_rank) const {
   return end && end->pid != 0 && end->wait_status == 0;
 }
 
-std::string LocalRanks::error_text(const Rank& rank) const {
-  if (rank.error_file) return read_from_start(rank.error_file.get());
-  const base::UniqueFd file(open(report_of(rank.folder).c_str(), O_RDONLY | O_CLOEXEC));
-  return file ? read_from_start(file.get()) : std::string();
-}
-
 RankFailure LocalRanks::failure_of(int local_rank) const {
   const auto& rank = ranks_.at(static_cast<std::size_t>(local_rank));
   const auto& end = rank.end.value();
@@ -226,9 +216,9 @@ RankFailure LocalRanks::failure_of(int local_rank) const {
     failure.signal = WTERMSIG(end.wait_status);
   else
     failure.exit_code = WEXITSTATUS(end.wait_status);
-  take_error_file(error_text(rank), failure);
+  take_error_file(read_from_start(rank.error_file.get()), failure);
   if (end.pid == 0)
-    failure.what = fmt::format("the process could not be started: {}", strerrordesc_np(end.error));
+    failure.what = fmt::format("the process could not be started: {}", base::errno_text(end.error));
   else if (const auto report = launch::read_report(rank.report.get()); report && report->failure)
     failure.what = report->failure->what;
   if (!rank.outputs.empty()) failure.last_lines = rank.outputs.back()->last_lines(lines_of_a_failure);

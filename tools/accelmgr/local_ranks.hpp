@@ -73,7 +73,7 @@ class LocalRanks {
     pid_t pid = 0;
     base::UniqueFd pidfd;
     base::UniqueFd report;      ///< On which a program that cannot be executed tells so.
-    base::UniqueFd error_file;  ///< In memory, unless there is a log directory.
+    base::UniqueFd error_file;  ///< In memory: what the program says of its failure.
     std::filesystem::path folder;
     std::vector<std::unique_ptr<RankOutput>> outputs;
     std::vector<std::unique_ptr<manager::Watch>> watches;  ///< Of the outputs; null: it waits, or has ended.
@@ -83,11 +83,10 @@ class LocalRanks {
   void start_rank(int local_rank, const launch::Plan& plan, const launch::Machine& machine,
                   const launch::WorkerPorts& ports, const Attempt& attempt);
   void make_outputs(Rank& rank, int attempt);
-  std::string error_file_of(Rank& rank);
+  std::string make_error_file(Rank& rank);
   void watch_output(int local_rank, std::size_t output);
   void take_event(const ipc::Event& event);
   void pump();
-  std::string error_text(const Rank& rank) const;
 
   boost::asio::io_context& loop_;
   launch::Spawner spawner_;
@@ -96,7 +95,7 @@ class LocalRanks {
   Events events_;
   std::string host_;
   int node_rank_ = 0;
-  base::UniqueFd input_;  ///< What they read from; none: what this process has.
+  base::UniqueFd no_input_;
   std::vector<Rank> ranks_;
   std::unique_ptr<manager::Watch> spawner_watch_;
   boost::asio::steady_timer pump_timer_;

@@ -4,13 +4,18 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "accelmgr/errors.hpp"
 #include "accelmgr/init.hpp"
+#include "command_line.hpp"
 #include "commands.hpp"
+#include "standard_output.hpp"
 
 namespace {
 
@@ -26,6 +31,11 @@ std::optional<std::vector<std::string>> cut_program(int& argc, char** argv) {
   return std::vector<std::string>(cut + 1, end);
 }
 
+int refused(const std::string& what) {
+  fmt::print(stderr, "{}\n", what);
+  return accelmgr::program::exit_usage;
+}
+
 int run(int argc, char** argv) {
   using namespace accelmgr::program;
   CLI::App app{
@@ -36,6 +46,8 @@ int run(int argc, char** argv) {
       "accelmgr"};
   app.set_version_flag("--version", ACCELMGR_VERSION);
   app.require_subcommand(0, 1);  // None is answered with the help, by us.
+  app.allow_extras();            // What is left over is refused by us; subcommands inherit it.
+  app.formatter(std::make_shared<Formatter>());
   app.footer("Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 130 interrupted.");
   Action action;
   const auto program = cut_program(argc, argv);
@@ -46,26 +58,42 @@ int run(int argc, char** argv) {
   add_info(app, action);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    std::ostringstream text;
+    app.exit(help, text);
+    print_out(text.str());
+    return exit_done;
   } catch (const CLI::ParseError& error) {
+    const auto better = misunderstood(app);  // A typing error is often why something is missing.
+    if (!better.empty()) return refused(better);
     return app.exit(error) == 0 ? exit_done : exit_usage;
   }
-  if (!action) {
-    fmt::print(stderr, "{}", app.help());
-    return exit_usage;
-  }
+  if (const auto what = misunderstood(app); !what.empty()) return refused(what);
+  if (!action) return refused(app.help());
   return action();
+}
+
+int report(const std::exception& error) {
+  using namespace accelmgr;
+  const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  fmt::print(stderr, "accelmgr: {}\n", no_memory ? "not enough memory" : error.what());
+  // At the start the latter two are of a file that the configuration names.
+  const bool usage = dynamic_cast<const ConfigError*>(&error) != nullptr ||
+                     dynamic_cast<const UsageError*>(&error) != nullptr ||
+                     dynamic_cast<const ModelError*>(&error) != nullptr ||
+                     dynamic_cast<const DataError*>(&error) != nullptr;
+  return usage ? program::exit_usage : program::exit_failed;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  int exit_code = 0;
   try {
     accelmgr::init(argc, argv);
-    return run(argc, argv);
+    exit_code = run(argc, argv);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "accelmgr: {}\n", error.what());
-    const bool run_failed = dynamic_cast<const accelmgr::RunnerError*>(&error) != nullptr ||
-                            dynamic_cast<const accelmgr::CheckpointError*>(&error) != nullptr;
-    return run_failed ? accelmgr::program::exit_failed : accelmgr::program::exit_usage;
+    exit_code = report(error);
   }
+  return accelmgr::program::checked_output(exit_code);
 }

@@ -119,6 +119,7 @@ void Nodes::claim_place() {
 /// With node 0 everyone compares itself: that of a node beyond its number is not looked at by it.
 void Nodes::check_contradictions() {
   if (store_.has(key("contradiction"))) throw ConfigError(read("contradiction"), "launch.nnodes");
+  if (store_.has(key("missing"))) throw SessionError(read("missing"));
   if (node_rank_ == 0 || known_.contains(0) || !store_.has(key("node", 0))) return;
   known_[0] = node_from(json::parse(read("node/0")));
   const auto what = difference(0, known_[0], node_rank_, self_);
@@ -144,7 +145,7 @@ std::optional<World> Nodes::collect() {
   return world;
 }
 
-ConfigError Nodes::missing(const std::string& address, double waited_s) {
+SessionError Nodes::missing(const std::string& address, double waited_s) {
   std::vector<std::string> came, did_not;
   for (int node = 0; node < self_.nnodes; ++node) {
     if (node == node_rank_)
@@ -157,8 +158,8 @@ ConfigError Nodes::missing(const std::string& address, double waited_s) {
   const auto what = fmt::format(
       "not all hosts came to {} within {:.3g} s (--rendezvous-timeout): {} missing; there {} {}", address,
       waited_s, fmt::join(did_not, ", "), came.size() == 1 ? "is" : "are", fmt::join(came, ", "));
-  if (node_rank_ == 0) store_.set(key("contradiction"), what);
-  return ConfigError(what, "launch.nnodes");
+  if (node_rank_ == 0) store_.set(key("missing"), what);
+  return SessionError(what);
 }
 
 // ---- An attempt ----

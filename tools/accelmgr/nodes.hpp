@@ -62,10 +62,11 @@ class Nodes {
   Nodes(collective::Store& store, int node_rank, Node self, std::int64_t (*now_ns)() = &base::now_ns);
 
   /// The world, once all are there. Throws ConfigError, on all hosts, when two agents contradict each other;
-  /// it says who. One that takes the place of another is alone with its error.
+  /// it says who; SessionError when node 0 has given up waiting. One that takes the place of another is alone
+  /// with its error.
   std::optional<World> meet();
   /// Who is there, and who is not, after meet() has waited too long. Tells the others.
-  ConfigError missing(const std::string& address, double waited_s);
+  SessionError missing(const std::string& address, double waited_s);
 
   struct Outcome {
     enum class Kind { running, failed, done, stopped } kind = Kind::running;

@@ -4,14 +4,22 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cstdlib>
+#include <string_view>
 
 #include "base/clock.hpp"
+#include "standard_output.hpp"
 
 namespace accelmgr::program {
 namespace {
 
 constexpr double terminal_every_s = 0.1;
+
+/// A terminal that says it is dumb, or says nothing, knows no escape sequences.
+bool can_rewrite_lines(std::FILE* stream) {
+  const char* kind = std::getenv("TERM");
+  return isatty(fileno(stream)) == 1 && kind != nullptr && *kind != '\0' && std::string_view(kind) != "dumb";
+}
 
 std::string clock_time(double seconds) {
   const auto s = static_cast<long>(seconds + 0.5);
@@ -40,7 +48,7 @@ double Summary::outside_model() const { return step_ms > 0 ? std::max(0.0, 1 - c
 
 Progress::Progress(std::FILE* stream, std::int64_t total_steps, double every_s)
     : stream_(stream),
-      terminal_(isatty(fileno(stream)) == 1),
+      terminal_(can_rewrite_lines(stream)),
       total_steps_(total_steps),
       every_ns_(static_cast<std::int64_t>((terminal_ ? terminal_every_s : every_s) * 1e9)) {}
 
@@ -58,9 +66,8 @@ void Progress::step(const Summary& summary, const StepResult& result, double upd
   if (now - shown_ns_ < every_ns_ && !last) return;
   shown_ns_ = now;
   if (terminal_) {
-    fmt::print(stream_, "\r\033[K{}", line(summary, result, update_ms));
+    print(fmt::format("\r\033[K{}", line(summary, result, update_ms)));
     line_open_ = true;
-    std::fflush(stream_);
   } else {
     say(line(summary, result, update_ms));
   }
@@ -71,10 +78,15 @@ void Progress::held_out(const Summary& summary, double loss) {
 }
 
 void Progress::say(const std::string& line) {
-  if (line_open_) fmt::print(stream_, "\n");
+  print(fmt::format("{}{}\n", line_open_ ? "\n" : "", line));
   line_open_ = false;
-  fmt::print(stream_, "{}\n", line);
-  std::fflush(stream_);
+}
+
+void Progress::print(const std::string& text) const {
+  if (stream_ == stdout)
+    print_out(text);
+  else
+    fmt::print(stream_, "{}", text);
 }
 
 std::string closing_summary(const Summary& s) {

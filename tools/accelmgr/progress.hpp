@@ -43,6 +43,7 @@ class Progress {
 
  private:
   std::string line(const Summary& summary, const StepResult& result, double update_ms) const;
+  void print(const std::string& text) const;
 
   std::FILE* stream_;
   bool terminal_;

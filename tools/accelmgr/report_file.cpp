@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,16 +12,19 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "accelmgr/errors.hpp"
+#include "base/errno_text.hpp"
 #include "base/unique_fd.hpp"
 #include "base/utf8.hpp"
 
 namespace accelmgr::program {
 namespace {
 
-/// The name it has until it is whole.
-std::filesystem::path unfinished(const std::filesystem::path& file) { return file.string() + ".tmp"; }
+// How every report begins.
+constexpr std::string_view signature = "{\n  \"accelmgr\": \"error report\"";
 
 void check(bool succeeded, std::string_view call, const std::filesystem::path& object) {
   if (succeeded) return;
@@ -27,16 +32,30 @@ void check(bool succeeded, std::string_view call, const std::filesystem::path& o
   throw SystemError(fmt::format("{} {}", call, object.string()), code);
 }
 
-void write_durably(const std::filesystem::path& file, std::string_view text) {
-  const base::UniqueFd fd(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  check(static_cast<bool>(fd), "opening", file);
+/// Whether it is a report of accelmgr's; nullopt: there is no such file.
+std::optional<bool> is_report(const std::filesystem::path& file) {
+  const base::UniqueFd fd(open(file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
+  check(fd || !base::is_shortage(errno), "opening", file);
+  std::string begin(signature.size(), '\0');
+  return fd && read(fd.get(), begin.data(), begin.size()) == static_cast<ssize_t>(begin.size()) &&
+         begin == signature;
+}
+
+void write_durably(int fd, const std::filesystem::path& file, std::string_view text) {
   while (!text.empty()) {
-    const auto written = write(fd.get(), text.data(), text.size());
+    const auto written = write(fd, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
     check(written >= 0, "writing", file);
     text.remove_prefix(static_cast<std::size_t>(written));
   }
-  check(fsync(fd.get()) == 0, "syncing", file);
+  check(fsync(fd) == 0, "syncing", file);
+}
+
+mode_t permissions() noexcept {
+  const auto mask = umask(0);
+  umask(mask);
+  return 0666 & ~mask;
 }
 
 /// Its entries are as they are seen now, after a loss of power too.
@@ -72,13 +91,27 @@ std::string hanging(std::string_view text, int spaces) {
   return out;
 }
 
-std::filesystem::path report_of(const std::filesystem::path& folder) { return folder / "error.json"; }
+std::string report_text(const nlohmann::ordered_json& object) {
+  nlohmann::ordered_json report{{"accelmgr", "error report"}};
+  report.update(object);
+  return report.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::filesystem::path report_of(const std::filesystem::path& folder) {
+  return folder / "accelmgr-error.json";
+}
 
 bool write_report(const std::filesystem::path& folder, std::string_view text) noexcept {
   try {
-    const auto file = report_of(folder), temporary = unfinished(file);
+    const auto file = report_of(folder);
+    if (!is_report(file).value_or(true))
+      throw Error(fmt::format("{} is no report of accelmgr's and stays as it is", file.string()));
+    auto temporary = file.string() + ".XXXXXX";  // A name that nobody has.
+    const base::UniqueFd fd(mkostemp(temporary.data(), O_CLOEXEC));
+    check(static_cast<bool>(fd), "opening", temporary);
     try {
-      write_durably(temporary, text);
+      fchmod(fd.get(), permissions());
+      write_durably(fd.get(), temporary, text);
       check(rename(temporary.c_str(), file.c_str()) == 0, "renaming", temporary);
     } catch (const std::exception&) {
       unlink(temporary.c_str());
@@ -87,15 +120,16 @@ bool write_report(const std::filesystem::path& folder, std::string_view text) no
     sync_folder(folder);
     return true;
   } catch (const std::exception& problem) {
-    warn(problem, "the failure may stand on standard error alone");
+    warn(problem, "the failure stands on standard error alone");
     return false;
   }
 }
 
 void remove_report(const std::filesystem::path& folder) noexcept {
   try {
-    for (const auto& file : {report_of(folder), unfinished(report_of(folder))})
-      check(unlink(file.c_str()) == 0 || errno == ENOENT || errno == ENOTDIR, "removing", file);
+    const auto file = report_of(folder);
+    if (is_report(file).value_or(false))
+      check(unlink(file.c_str()) == 0 || errno == ENOENT, "removing", file);
   } catch (const std::exception& problem) {
     warn(problem, "what it says is of an earlier run");
   }

@@ -1,55 +1,56 @@
 // accelmgr spawn
-#include <fmt/core.h>
+#include <fmt/format.h>
 
-#include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <optional>
+#include <regex>
 
 #include "accelmgr/errors.hpp"
 #include "agent.hpp"
-#include "base/nearest.hpp"
 #include "commands.hpp"
-#include "config/loader.hpp"
+#include "file_limit.hpp"
 #include "launch/options.hpp"
 #include "program_path.hpp"
+#include "standard_output.hpp"
+#include "torchrun_options.hpp"
 
 namespace accelmgr::program {
 namespace {
 
 struct SpawnArguments {
   ConfigArguments config;
-  std::map<std::string, std::optional<std::string>> values;  ///< By key of the configuration.
-  bool oversubscribe = false;
+  TorchrunArguments torchrun;
   bool print_config = false;
   bool no_prefix = false;
   bool no_python = false;
   std::vector<std::string> program;
 };
 
-/// What the parser left over, and the words after `--`. An option that is unknown is not the name of a
-/// program.
+/// What the parser left over, and the words after `--`.
 std::vector<std::string> program_of(const CLI::App& command,
                                     const std::optional<std::vector<std::string>>& after_dashes) {
   auto words = command.remaining();
-  if (!words.empty() && words.front().starts_with('-')) {
-    const auto name = words.front().substr(0, words.front().find('='));
-    std::vector<std::string> known;
-    for (const auto* option : command.get_options()) known.push_back(option->get_name());
-    throw CLI::ExtrasError(command.get_name(),
-                           {fmt::format("unknown option '{}'{}", name, base::did_you_mean(name, known))});
-  }
   if (!after_dashes) return words;
   if (!words.empty()) words.push_back("--");  // It was the program's own.
   words.insert(words.end(), after_dashes->begin(), after_dashes->end());
   return words;
 }
 
-config::LoadedConfig load(const SpawnArguments& arguments) {
-  auto sets = arguments.config.sets;
-  for (const auto& [key, value] : arguments.values)
-    if (value) sets.push_back(key + "=" + *value);
-  if (arguments.oversubscribe) sets.push_back("launch.oversubscribe=true");
-  return config::load_config(arguments.config.file, sets, config::accelmgr_environment());
+/// What is to be executed.
+std::vector<std::string> command_of(const SpawnArguments& arguments,
+                                    const std::map<std::string, std::string>& environment) {
+  if (arguments.torchrun.module && arguments.no_python)
+    throw ConfigError("--module is a module of Python, and --no-python means none: leave out one of them");
+  auto words = arguments.program;
+  if (arguments.torchrun.module) words.insert(words.begin(), {"python3", "-m"});
+  return resolve_program(std::move(words), environment, !arguments.no_python);
+}
+
+/// What the launch says of its options, in those of the command.
+std::string in_flags(const std::string& text, const config::LoadedConfig& loaded) {
+  static const std::regex names(R"((^|[^\w.-])(?:option (\w+)|(nprocs|nnodes|node_rank|oversubscribe)\b))");
+  return loaded.with_names(std::regex_replace(text, names, "$1launch.$2$3"));
 }
 
 /// What the configuration says of the launch, and what follows from it here.
@@ -58,15 +59,13 @@ void print_config(const config::LoadedConfig& loaded, const launch::Plan& plan) 
   for (std::size_t at = 0; at < all.size();) {
     const auto end = all.find('\n', at) + 1;
     const auto line = all.substr(at, end - at);
-    if (line.starts_with("launch.")) fmt::print("{}", line);
+    if (line.starts_with("launch.")) print_out(line);
     at = end;
   }
-  fmt::print("\n{}", launch::text(plan));
-  std::fflush(stdout);
+  print_out("\n" + launch::text(plan));
 }
 
-int spawn(const SpawnArguments& arguments) {
-  const auto loaded = load(arguments);
+int spawn(const SpawnArguments& arguments, const config::LoadedConfig& loaded) {
   const auto& config = loaded.config.launch;
   const auto machine = launch::this_machine();
   auto options = launch::options_of(loaded.config);
@@ -75,27 +74,34 @@ int spawn(const SpawnArguments& arguments) {
     if (arguments.print_config) return exit_done;
     throw ConfigError("PROGRAM is missing: accelmgr spawn [options] -- PROGRAM ARGS");
   }
+  check_file_limit(32);
   Agent agent({.launch = std::move(options),
-               .program = resolve_program(arguments.program, machine.environment, !arguments.no_python),
+               .program = command_of(arguments, machine.environment),
                .prefix = !arguments.no_prefix,
                .log_directory = config.log_directory,
                .max_restarts = config.max_restarts,
-               .rendezvous_timeout_s = config.rendezvous_timeout},
+               .rendezvous_timeout_s = config.rendezvous_timeout,
+               .run_id = arguments.torchrun.run_id},
               machine);
   const auto [exit_code, clean] = agent.run();
-  if (!clean) std::_Exit(exit_code);
+  if (!clean) std::_Exit(checked_output(exit_code));
   return exit_code;
 }
 
-}  // namespace
+int spawn(const SpawnArguments& arguments) {
+  const auto loaded = load(with_torchrun(arguments.config, arguments.torchrun));
+  check_torchrun(arguments.torchrun, loaded);
+  try {
+    return spawn(arguments, loaded);
+  } catch (const ConfigError& error) {
+    throw ConfigError(in_flags(error.what(), loaded), error.key());
+  }
+}
 
-void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<std::string>>& program) {
-  auto* command = app.add_subcommand("spawn", "Starts a program as several processes that know their ranks");
-  auto arguments = std::make_shared<SpawnArguments>();
+void add_launch_options(CLI::App& command, ConfigArguments& config) {
   const auto option = [&](const std::string& name, const std::string& key, const std::string& help) {
-    return command->add_option(name, arguments->values["launch." + key], help + " (launch." + key + ")");
+    return add_key_option(command, config, both_spellings(name), "launch." + key, help);
   };
-  add_config_options(*command, arguments->config, false);
   option("--nprocs", "nprocs", "Processes on this host; -1: one for each visible GPU, or core")
       ->type_name("N");
   option("--nnodes", "nnodes", "Hosts")->type_name("N");
@@ -107,23 +113,41 @@ void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<st
          "Who forks the processes: this one (spawn, fork), or one executed anew (forkserver)")
       ->type_name("M");
   option("--log-dir", "log_directory",
-         "Folder for the output of each rank: attempt_0/RANK/stdout.log, stderr.log; and for error.json")
+         "Folder for the output of each rank, attempt_0/RANK/stdout.log and stderr.log, and for "
+         "accelmgr-error.json")
       ->type_name("DIR");
   option("--max-restarts", "max_restarts", "How often all processes are started again after a failure")
       ->type_name("K");
-  option("--timeout", "timeout", "Seconds, of collectives")->type_name("S");
+  option("--timeout", "timeout",
+         "Seconds, of collectives of accelmgr; groups of torch.distributed have their own: "
+         "init_process_group(timeout=...)")
+      ->type_name("S");
   option("--rendezvous-timeout", "rendezvous_timeout", "Seconds within which all hosts must be there")
       ->type_name("S");
   option("--terminate-timeout", "terminate_timeout",
          "Seconds from asking processes to end until they are killed")
       ->type_name("S");
-  command->add_flag("--oversubscribe", arguments->oversubscribe,
-                    "More processes than GPUs may share them (launch.oversubscribe)");
+  const auto oversubscribe = [&config] {
+    config.settings.push_back({.assignment = "launch.oversubscribe=true", .flag = "--oversubscribe"});
+  };
+  config.flags.emplace("launch.oversubscribe", "--oversubscribe");
+  command.add_flag_callback("--oversubscribe", oversubscribe,
+                            "More processes than GPUs may share them (launch.oversubscribe)");
+}
+
+}  // namespace
+
+void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<std::string>>& program) {
+  auto* command = app.add_subcommand("spawn", "Starts a program as several processes that know their ranks");
+  auto arguments = std::make_shared<SpawnArguments>();
+  add_config_options(*command, arguments->config, false);
+  add_launch_options(*command, arguments->config);
   command->add_flag("--no-prefix", arguments->no_prefix, "Output without `[rank N] ` before each line");
-  command->add_flag("--no-python", arguments->no_python,
+  command->add_flag(both_spellings("--no-python"), arguments->no_python,
                     "Executes PROGRAM itself also when its name ends in .py; otherwise python3 does");
   command->add_flag("--print-config", arguments->print_config,
                     "Prints the resolved configuration first; without PROGRAM nothing else");
+  add_torchrun_options(*command, arguments->config, arguments->torchrun);
   command->prefix_command();  // What follows the first word that is no option is the program's.
   command->footer(
       "accelmgr spawn [OPTIONS] -- PROGRAM ARGS\n\n"
@@ -132,7 +156,9 @@ void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<st
       "and what else\ntorchrun sets; a program that uses torch.distributed with env:// runs unchanged. When "
       "one fails, on whatever host, all\nare ended: exit code of the first failure, 128 and the number of "
       "its "
-      "signal. Ctrl-C is forwarded; a second one kills.");
+      "signal. Ctrl-C is forwarded; a second one kills.\n"
+      "Standard input goes to rank 0 if it is a file or a pipe; the other ranks, and at a terminal all, read "
+      "nothing.");
   command->callback([command, arguments, program, &action] {
     arguments->program = program_of(*command, program);
     action = [arguments] { return spawn(*arguments); };

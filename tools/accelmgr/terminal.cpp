@@ -45,6 +45,7 @@ void Terminal::pump() {
     const auto piece = rest.substr(0, taken_at_once(text.stream));
     const auto count = ::write(text.stream, piece.data(), piece.size());
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (count < 0 && errno != EPIPE && text.stream == STDOUT_FILENO && error_ == 0) error_ = errno;
     const auto done = count < 0 ? rest.size() : static_cast<std::size_t>(count);  // Nobody reads any more.
     written_ += done;
     pending_ -= done;

@@ -22,6 +22,9 @@ class Terminal {
   /// pump() until all is written, or the deadline.
   void flush(base::Deadline deadline);
 
+  /// Why standard output could not be written, an errno value; 0: it could, or nobody reads it any more.
+  int error() const noexcept { return error_; }
+
  private:
   struct Text {
     int stream;
@@ -31,6 +34,7 @@ class Terminal {
   std::deque<Text> queue_;
   std::size_t written_ = 0;  ///< Of the first of the queue.
   std::size_t pending_ = 0;
+  int error_ = 0;
 };
 
 }  // namespace accelmgr::program

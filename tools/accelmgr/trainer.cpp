@@ -68,11 +68,6 @@ const Config& with_free_folder(const Config& config, const TrainOptions& options
   return config;
 }
 
-/// What was wrong with the input rather than with the run.
-bool bad_input(const StepResult& failure, const Summary& summary) {
-  return summary.steps == 0 && (failure.error_type == "ModelError" || failure.error_type == "DataError");
-}
-
 }  // namespace
 
 Trainer::Trainer(const Config& config, TrainOptions options)
@@ -298,8 +293,7 @@ int Trainer::finish() {
   }
   progress_.say(fmt::format("{}: {}", how, closing_summary(summary_)));
   const bool log_failed = say_missing();
-  if (failed) return bad_input(failure_, summary_) ? exit_usage : exit_failed;
-  if (log_failed || checkpoint_failed_) return exit_failed;
+  if (failed || log_failed || checkpoint_failed_) return exit_failed;
   return interrupted ? exit_interrupted : exit_done;
 }
 

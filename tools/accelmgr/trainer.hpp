@@ -60,7 +60,7 @@ class Trainer {
   std::optional<Evaluator> evaluator_;
   Summary summary_;
   StepResult failure_;                   ///< Of the step that ended the run, if one did.
-  std::filesystem::path report_folder_;  ///< For error.json.
+  std::filesystem::path report_folder_;  ///< For the report of a failure.
   std::int64_t saved_step_ = -1;         ///< Of the last checkpoint.
   int recoveries_ = 0;
   bool checkpoint_failed_ = false;

@@ -289,10 +289,11 @@ class Writing:
 class Handle:
     """The handle of C++, with the parameters of a module bound to the session. One thread at a time; not in a fork.
 
-    Sources of the configuration, weakest first: `file` ("": none), `environment` (ACCELMGR_...), `settings`: key=value.
+    Sources of the configuration, weakest first: `file` ("": none), `environment` (ACCELMGR_...), `settings`: key=value,
+    and how errors name it.
     """
 
-    def __init__(self, file: str, settings: Sequence[str], environment: Mapping[str, str]) -> None: ...
+    def __init__(self, file: str, settings: Sequence[tuple[str, str]], environment: Mapping[str, str]) -> None: ...
     def start(self, start_method: str, prepared: Callable[[], object]) -> None:
         """`prepared` is called when there are parameters() and gradients(), and no runner yet."""
 

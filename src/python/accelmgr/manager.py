@@ -7,6 +7,7 @@ import copy
 import json
 import logging
 import os
+import reprlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import GeneratorType, TracebackType
@@ -73,15 +74,24 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def settings_of(options: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """`key=value` for every value of a nested mapping; `a__b` is the same as `a: {b: ...}`; None: left as it is."""
-    settings: list[str] = []
+Settings = list[tuple[str, str]]  # key=value, and how errors name it: "Manager(nprocs=0)".
+
+
+def settings_of(call: str, options: Mapping[str, Any], names: tuple[str, ...] = (), prefix: str = "") -> Settings:
+    """Every value of a nested mapping; `a__b` is the same as `a: {b: ...}`; None: left as it is.
+
+    `names`: the keyword of `call` under which the mapping was passed, and the keys below it; none: it is the keywords.
+    """
+    settings: Settings = []
     for name, value in options.items():
-        key = prefix + name.replace("__", ".")
+        key, path = prefix + name.replace("__", "."), (*names, name)
         if isinstance(value, Mapping):
-            settings += settings_of(value, key + ".")
+            settings += settings_of(call, value, path, key + ".")
         elif value is not None:
-            settings.append(f"{key}={_text(value)}")
+            text = reprlib.repr(value)
+            for outer in reversed(path[1:]):
+                text = f"{{{outer!r}: {text}}}"
+            settings.append((f"{key}={_text(value)}", f"{call}({path[0]}={text})"))
     return settings
 
 
@@ -176,28 +186,30 @@ class Manager:
         self._former_gradients: list[torch.Tensor | None] = []
         self._options = {"as_bytes": collate_fn is not None, "max_element_bytes": max_element_bytes or 0}
         self._stopped = False
-        settings: list[str] = []
+        settings: Settings = []
         file = ""
+        call = type(self).__name__
         if isinstance(config, Mapping):
-            settings += settings_of(config)
+            settings += settings_of(call, config, ("config",))
         elif config is not None:
             file = os.fspath(config)
         settings += settings_of(
+            call,
             {
                 "nprocs": nprocs,
                 "prefetch": prefetch,
                 "batch_size_per_device": batch_size_per_device,
                 "grad_accumulation_steps": grad_accumulation_steps,
                 "seed_base": seed_base,
-            }
+            },
         )
-        settings += settings_of(options)
+        settings += settings_of(call, options)
         self._check_kind(settings, "model", model)
         self._check_kind(settings, "data", dataset)
         if isinstance(model, str):
-            settings.append(f"model.kind={model}")
+            settings.append((f"model.kind={model}", f"{call}(model={model!r})"))
         if isinstance(dataset, str):
-            settings.append(f"data.kind={dataset}")
+            settings.append((f"data.kind={dataset}", f"{call}(dataset={dataset!r})"))
         self._file, self._settings = file, settings
         embed()
         kinds = ["model.kind=python"] if self._model is not None else []
@@ -251,20 +263,21 @@ class Manager:
                 )
 
     @staticmethod
-    def _check_kind(settings: list[str], section: str, passed: Any) -> None:
+    def _check_kind(settings: Settings, section: str, passed: Any) -> None:
         """A model or dataset that is passed is the kind."""
-        for setting in settings:
-            key, _, kind = setting.partition("=")
+        for assignment, where in settings:
+            key, _, kind = assignment.partition("=")
             name = passed if isinstance(passed, str) else type(passed).__name__
             if key == f"{section}.kind" and (not isinstance(passed, str) or kind != name):
-                raise ConfigError(f"{key} is '{kind}', but what was passed is '{name}'; leave the key out", key)
+                raise ConfigError(f"{where}: {key} is '{kind}', but what was passed is '{name}'; leave the key out", key)
 
     def _check_read(self) -> None:
         """A file and the environment may serve other programs too: what nothing reads of them is no error."""
         unread = self._handle.unread(self._model is not None, not isinstance(self._dataset, str))
+        places = {assignment.partition("=")[0]: where for assignment, where in self._settings}
         for key, source, why in unread:
             if source == "flag":
-                raise ConfigError(f"{key} has no effect on a Manager: {why}", key)
+                raise ConfigError(f"{places[key]}: {key} has no effect on a Manager: {why}", key)
         others = [key for key, _, _ in unread if not key.startswith("launch.")]  # The launcher reads launch.*.
         if others:
             logger.warning("the configuration sets keys that a Manager does not read: %s", ", ".join(others))
@@ -282,9 +295,10 @@ class Manager:
             return epochs
         raise ConfigError(f"data.epochs is {epochs}, but {again}; pass a list or another iterable", "data.epochs")
 
-    def _load(self, settings: list[str]) -> _native.Handle:
+    def _load(self, own: list[str]) -> _native.Handle:
+        """`own`: settings that nobody typed."""
         environment = {name: value for name, value in os.environ.items() if name.startswith("ACCELMGR_")}
-        return _native.Handle(self._file, self._settings + settings, environment)
+        return _native.Handle(self._file, self._settings + [(assignment, "") for assignment in own], environment)
 
     def start(self) -> None:
         """Starts all processes; returns when all runners are ready. Blocks for at most `start_timeout`; Ctrl-C ends it.

@@ -189,5 +189,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         print(f"accelmgr plot: {error}", file=sys.stderr)
         return 1
-    print(output)
+    try:
+        print(output, flush=True)
+    except OSError as error:
+        print(f"accelmgr plot: standard output could not be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The interpreter would try again.
+        return 1
     return 0

@@ -5,7 +5,7 @@
 #include "config/loader.hpp"
 
 int main() {
-  const std::vector<std::string> sets{"faults=rank=0 phase=forward fault=kill"};
+  const std::vector<accelmgr::config::Setting> sets{{"faults=rank=0 phase=forward fault=kill"}};
   try {
     accelmgr::config::load_config("", sets, {});
   } catch (const accelmgr::ConfigError& error) {

@@ -1,0 +1,15 @@
+// What an errno value means for whoever reads it.
+#pragma once
+
+#include <string>
+
+namespace accelmgr::base {
+
+/// The text of the C library, and what to do where a limit is the cause: "Too many open files: raise ulimit
+/// -n (now 20)".
+std::string errno_text(int code);
+
+/// Whether the machine lacks something (descriptors, memory, room on a disk), whatever was asked for.
+bool is_shortage(int code) noexcept;
+
+}  // namespace accelmgr::base

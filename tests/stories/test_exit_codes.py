@@ -1,0 +1,108 @@
+"""2 says that the command or the configuration is wrong; whatever else fails is 1; what could not be printed is no 0."""
+
+import os
+import resource
+import signal
+import socket
+
+import pytest
+from conftest import DONE, FAILED, USAGE
+
+FULL = {
+    "train": "accelmgr train -c small.yaml",
+    "spawn": "accelmgr spawn --nprocs 1 -- echo hello",
+    "the plan of spawn": "accelmgr spawn --nprocs 1 --print-config",
+    "config show": "accelmgr config show",
+    "config check": "accelmgr config check -c small.yaml",
+    "config reference": "accelmgr config reference",
+    "info": "accelmgr info",
+    "help": "accelmgr --help",
+    "help of a command": "accelmgr spawn --help",
+    "version": "accelmgr --version",
+}
+
+
+@pytest.mark.parametrize("case", FULL)
+def test_a_full_standard_output_is_no_success(person, case):
+    with open("/dev/full", "w") as full:
+        ended = person.types(FULL[case], stdout=full)
+    assert ended.code == FAILED, ended.err
+    assert ended.err.count("standard output could not be written: No space left on device") == 1
+    assert ended.err.count("\n") == 1, ended.err
+
+
+def test_a_training_on_a_full_standard_output_saves_what_it_has(person):
+    with open("/dev/full", "w") as full:
+        ended = person.types("accelmgr train -c small.yaml --checkpoint-dir ck", stdout=full)
+    assert ended.code == FAILED, ended.err
+    assert person.file("ck/step-00000010/model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["accelmgr train -c small.yaml --steps 200", "accelmgr spawn --nprocs 2 -- sh -c 'yes | head -100000'",
+     "accelmgr config reference", "accelmgr --help", "accelmgr info"],
+)
+def test_a_reader_that_goes_away_is_no_crash(person, command):
+    read_end, write_end = os.pipe()
+    begun = person.begins(command, stdout=write_end)
+    os.close(write_end)
+    os.read(read_end, 1)
+    os.close(read_end)
+    _, err = begun.communicate(timeout=60)
+    assert begun.returncode in (DONE, FAILED, -signal.SIGPIPE, 128 + signal.SIGPIPE)
+    assert err == "" or "Broken pipe" in err
+    assert person.files() == set()
+
+
+def with_files(count):
+    return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))}
+
+
+@pytest.mark.parametrize("limit", [8, 11, 16, 20, 24])
+def test_too_many_open_files_say_which_limit_to_raise(person, limit):
+    ended = person.types("accelmgr train -c small.yaml", **with_files(limit))
+    assert ended.code == FAILED, ended.text
+    assert f"raise ulimit -n (now {limit})" in ended.err
+
+
+@pytest.mark.parametrize("limit", [8, 12, 16, 24, 50])
+def test_too_many_open_files_of_a_launch_say_which_limit_to_raise(person, limit):
+    ended = person.types("accelmgr spawn --nprocs 16 -- true", **with_files(limit))
+    assert ended.code == FAILED, ended.text
+    assert f"raise ulimit -n (now {limit})" in ended.err
+
+
+def test_a_session_without_memory_is_a_failure(person):
+    ended = person.types("accelmgr train -c small.yaml --set memory.limit_bytes=1000")
+    assert ended.code == FAILED, ended.err
+    assert "memory.limit_bytes" in ended.err
+
+
+def test_a_corrupt_checkpoint_is_a_failure(person):
+    assert person.types("accelmgr train -c small.yaml --checkpoint-dir ck").code == DONE
+    person.file("ck/step-00000010/state.json").write_text("{")
+    ended = person.types("accelmgr train -c small.yaml --resume ck/step-00000010")
+    assert ended.code == FAILED, ended.err
+    assert "state.json" in ended.err
+
+
+def test_a_rendezvous_that_fails_is_a_failure(person):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ended = person.types(f"accelmgr spawn --nprocs 1 --nnodes 2 --rendezvous {address} --rendezvous-timeout 0.3 -- true")
+    assert ended.code == FAILED, ended.err
+    assert "node 1 missing" in ended.err
+
+
+def test_a_model_that_fails_in_its_first_step_is_a_failure(person):
+    ended = person.types("accelmgr train -c small.yaml --set 'faults=rank=0 step=1 phase=forward fault=exception' --set "
+                         "runners.on_loss=fail")
+    assert ended.code == FAILED, ended.err
+
+
+def test_a_file_that_the_configuration_names_and_is_not_there_is_the_configuration(person):
+    person.file("text.yaml").write_text("model.kind: gpt\ndata: {kind: text, files: [none.txt]}\n")
+    ended = person.types("accelmgr train -c text.yaml")
+    assert ended.code == USAGE, ended.err
+    assert "none.txt" in ended.err
