@@ -98,9 +98,11 @@ Batch Evaluator::State::batch(std::uint64_t elements) const {
 double Evaluator::State::loss_of(const Batch& batch) {
   const auto& config = manager.config();
   const model::AutocastScope autocast(config.runners.autocast == Autocast::bf16);
-  return tensor::in_user_code<ModelError>(model_name(config), [&] {
+  try {
     return model::checked_loss(model::checked_forward(*model, batch)).item().toDouble();
-  });
+  } catch (...) {
+    throw ModelError(fmt::format("{}: {}", model_name(config), tensor::current_exception_text()));
+  }
 }
 
 double Evaluator::loss() {

@@ -238,11 +238,13 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) 
         continue;
       }
       if (waited) look(standings);  // A step that is done at once is not held up for it.
-      if (patience.over() && session::abort_attempt(session_, attempt, session::author_host)) {
-        const auto text =
-            fmt::format("no result {}: {}", patience.bound(), phases(participants_, &standings));
-        session::close_if_over(session_, attempt);
-        return {StepStatus::timeout, text, -1};
+      if (patience.over()) {
+        // Told before they are: they leave the attempt at once.
+        auto text = fmt::format("no result {}: {}", patience.bound(), phases(participants_, &standings));
+        if (session::abort_attempt(session_, attempt, session::author_host)) {
+          session::close_if_over(session_, attempt);
+          return {StepStatus::timeout, std::move(text), -1};
+        }
       }
     }
     const auto slice = committed

@@ -1,6 +1,7 @@
 """repr() of what users hold tells how it stands: at any time, and without an exception."""
 
 import os
+import select
 import signal
 
 import torch
@@ -23,7 +24,10 @@ def test_a_manager_tells_its_state_runners_and_step(tmp_path):
 def test_a_manager_whose_process_is_gone_tells_that(tmp_path):
     with accelmgr.Manager(Told(tmp_path), Count(), nprocs=1, runners__threads=1) as manager:
         assert repr(manager) == "<accelmgr.Manager running: 1 runner, step 0>"
+        process = os.pidfd_open(manager.statistics().manager_pid)
         os.kill(manager.statistics().manager_pid, signal.SIGKILL)
+        assert select.select([process], [], [], 30)[0]
+        os.close(process)
         assert manager.step().status == "manager_lost"
         assert repr(manager) == "<accelmgr.Manager lost: its manager process is gone, step 0>"
         manager.recover()

@@ -194,6 +194,7 @@ TEST_P(Thrown, ByASourceThatIsToGoOnIsTheErrorOfTheRecovery) {
   while (manager.statistics().elements < 60) expect_ok(manager);
   const auto killed = ipc::open_pidfd(manager.statistics().manager_pid);
   ipc::send_signal(killed.get(), SIGKILL);
+  EXPECT_TRUE(ipc::wait_ended(killed.get(), soon()));
   EXPECT_EQ(manager.step().status, StepStatus::manager_lost);
   expect_plain(message_of<DataError>([&] { manager.recover(); }), {"data source 'foreign'", text()});
 }
