@@ -1,4 +1,4 @@
-"""2 says that the command or the configuration is wrong; whatever else fails is 1; what could not be printed is no 0."""
+"""2: the command or the configuration is wrong; 1: whatever else fails, and what could not be printed."""
 
 import os
 import resource
@@ -29,6 +29,16 @@ def test_a_full_standard_output_is_no_success(person, case):
     assert ended.code == FAILED, ended.err
     assert ended.err.count("standard output could not be written: No space left on device") == 1
     assert ended.err.count("\n") == 1, ended.err
+
+
+def test_a_plot_on_a_full_standard_output_is_no_success(person):
+    pytest.importorskip("matplotlib")
+    assert person.types("accelmgr train -c small.yaml --log run.jsonl").code == DONE
+    with open("/dev/full", "w") as full:
+        ended = person.types("accelmgr plot run.jsonl", stdout=full)
+    assert ended.code == FAILED, ended.err
+    assert ended.err == "accelmgr plot: standard output could not be written: No space left on device\n"
+    assert person.files() == {"run.jsonl", "run.png"}
 
 
 def test_a_training_on_a_full_standard_output_saves_what_it_has(person):
@@ -90,14 +100,15 @@ def test_a_corrupt_checkpoint_is_a_failure(person):
 def test_a_rendezvous_that_fails_is_a_failure(person):
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    ended = person.types(f"accelmgr spawn --nprocs 1 --nnodes 2 --rendezvous {address} --rendezvous-timeout 0.3 -- true")
+    where = f"--nnodes 2 --rendezvous {address} --rendezvous-timeout 0.3"
+    ended = person.types(f"accelmgr spawn --nprocs 1 {where} -- true")
     assert ended.code == FAILED, ended.err
     assert "node 1 missing" in ended.err
 
 
 def test_a_model_that_fails_in_its_first_step_is_a_failure(person):
-    ended = person.types("accelmgr train -c small.yaml --set 'faults=rank=0 step=1 phase=forward fault=exception' --set "
-                         "runners.on_loss=fail")
+    fault = "--set 'faults=rank=0 step=1 phase=forward fault=exception' --set runners.on_loss=fail"
+    ended = person.types(f"accelmgr train -c small.yaml {fault}")
     assert ended.code == FAILED, ended.err
 
 

@@ -19,8 +19,8 @@ WRONG = {
     "negative": (f"{TRAIN} --steps -3", "--steps is '-3'; it must be a whole number of at least 1"),
     "a fraction": (f"{TRAIN} --runners 1.5", "--runners is '1.5'; it must be a whole number from 1 to 24"),
     "no runners": (f"{TRAIN} --runners=0", "--runners is '0'; it must be a whole number from 1 to 24"),
-    "more runners than there can be": (f"{TRAIN} --runners 25", "--runners is '25'; it must be a whole number from 1"),
-    "checkpoints": (f"{TRAIN} --checkpoint-every x", "--checkpoint-every is 'x'; it must be a whole number of at least"),
+    "too many runners": (f"{TRAIN} --runners 25", "--runners is '25'; it must be a whole number from 1"),
+    "checkpoints": (f"{TRAIN} --checkpoint-every x", "--checkpoint-every is 'x'; it must be a whole number of at"),
     "checkpoints nowhere": (
         f"{TRAIN} --checkpoint-every 5", "--checkpoint-every is 5, but --checkpoint-dir is empty",
     ),
@@ -42,7 +42,9 @@ WRONG = {
     "an option like none": (f"{TRAIN} --zzzzzzzz", "unknown option '--zzzzzzzz'; accelmgr train --help lists them"),
     "a word too many": (f"{TRAIN} 5", "'5' is one word too many"),
     "a mistyped command": ("accelmgr trian -c small.yaml", "unknown command 'trian'; did you mean 'train'?"),
-    "a command like none": ("accelmgr frobnicate", "unknown command 'frobnicate'; there are train, spawn, config, plot, info"),
+    "a command like none": (
+        "accelmgr frobnicate", "unknown command 'frobnicate'; there are train, spawn, config, plot, info",
+    ),
     "a mistyped command of config": ("accelmgr config shwo", "unknown command 'shwo'; did you mean 'show'?"),
     "no command of config": ("accelmgr config", "a command is missing: show, check, reference"),
     "a mistyped option of config": (
@@ -52,7 +54,9 @@ WRONG = {
     "processes in words": (
         f"accelmgr spawn --nprocs two {SPAWN_TRUE}", "--nprocs is 'two'; it must be a whole number from -1 to 4096",
     ),
-    "hosts in words": (f"accelmgr spawn --nnodes many {SPAWN_TRUE}", "--nnodes is 'many'; it must be a whole number from 1"),
+    "hosts in words": (
+        f"accelmgr spawn --nnodes many {SPAWN_TRUE}", "--nnodes is 'many'; it must be a whole number from 1",
+    ),
     "hosts without an address": (
         f"accelmgr spawn --nnodes 2 {SPAWN_TRUE}", "--nnodes is 2, but --rendezvous is empty",
     ),
@@ -62,9 +66,13 @@ WRONG = {
     ),
     "no address": (f"accelmgr spawn --rendezvous nonsense {SPAWN_TRUE}", "--rendezvous: 'nonsense'"),
     "a time": (f"accelmgr spawn --timeout soon {SPAWN_TRUE}", "--timeout is 'soon'; it must be a number above 0"),
-    "a start method": (f"accelmgr spawn --start-method thread {SPAWN_TRUE}", "--start-method is 'thread'; it must be spawn"),
+    "a start method": (
+        f"accelmgr spawn --start-method thread {SPAWN_TRUE}", "--start-method is 'thread'; it must be spawn",
+    ),
     "fewer GPUs than processes": (f"accelmgr spawn --nprocs 2 --gpus 0 {SPAWN_TRUE}", "--gpus is '0'"),
-    "restarts": (f"accelmgr spawn --max-restarts -1 {SPAWN_TRUE}", "--max-restarts is '-1'; it must be a whole number from 0"),
+    "restarts": (
+        f"accelmgr spawn --max-restarts -1 {SPAWN_TRUE}", "--max-restarts is '-1'; it must be a whole number from 0",
+    ),
     "a mistyped option of spawn": (
         f"accelmgr spawn --nprosc 2 {SPAWN_TRUE}", "unknown option '--nprosc'; did you mean '--nprocs'?",
     ),

@@ -43,8 +43,9 @@ def test_nothing_is_coloured(person, command, env):
 
 def test_standard_input_goes_to_rank_0(person):
     person.file("lines").write_text("one\ntwo\n")
+    script = "while read line; do echo $line; done; echo end"
     with person.file("lines").open() as lines:
-        ended = person.types("accelmgr spawn --nprocs 3 -- sh -c 'while read line; do echo $line; done; echo end'", stdin=lines)
+        ended = person.types(f"accelmgr spawn --nprocs 3 -- sh -c '{script}'", stdin=lines)
     assert ended.code == DONE, ended.err
     assert sorted(ended.out.splitlines()) == [
         "[rank 0] end", "[rank 0] one", "[rank 0] two", "[rank 1] end", "[rank 2] end",

@@ -15,10 +15,18 @@ def lines(ended):
 
 @pytest.mark.parametrize(
     "options",
-    ["--standalone --nproc-per-node 2", "--nproc_per_node=2", "--nnodes=1 --nproc-per-node=2", "--nnodes=1:1 --nproc-per-node=2",
-     "--standalone --nnodes=1 --nproc-per-node=2", "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:0 --nproc-per-node=2",
-     "--rdzv_backend=static --master-addr 127.0.0.1 --master_port 0 --nproc-per-node 2", "--max_restarts 1 --nproc-per-node 2",
-     "--nnodes 1 --node_rank 0 --nproc_per_node 2 --start_method spawn", "--nproc-per-node 2 --no_python"],
+    [
+        "--standalone --nproc-per-node 2",
+        "--nproc_per_node=2",
+        "--nnodes=1 --nproc-per-node=2",
+        "--nnodes=1:1 --nproc-per-node=2",
+        "--standalone --nnodes=1 --nproc-per-node=2",
+        "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:0 --nproc-per-node=2",
+        "--rdzv_backend=static --master-addr 127.0.0.1 --master_port 0 --nproc-per-node 2",
+        "--max_restarts 1 --nproc-per-node 2",
+        "--nnodes 1 --node_rank 0 --nproc_per_node 2 --start_method spawn",
+        "--nproc-per-node 2 --no_python",
+    ],
 )
 def test_the_options_of_torchrun_start_two_processes(person, options):
     ended = person.types(f"accelmgr spawn {options} {WORLD}")

@@ -119,7 +119,7 @@ void add_launch_options(CLI::App& command, ConfigArguments& config) {
   option("--max-restarts", "max_restarts", "How often all processes are started again after a failure")
       ->type_name("K");
   option("--timeout", "timeout",
-         "Seconds, of collectives of accelmgr; groups of torch.distributed have their own: "
+         "Seconds after which a collective of accelmgr gives up; groups of torch.distributed have their own: "
          "init_process_group(timeout=...)")
       ->type_name("S");
   option("--rendezvous-timeout", "rendezvous_timeout", "Seconds within which all hosts must be there")
