@@ -40,6 +40,10 @@ struct StartOptions {
   /// as parameters() returns them; they outlive a start() that fails later. What it throws ends start().
   std::function<void(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& gradients)>
       prepared{};
+  /// Locks `checkpoint.directory` for this run at once, not at its first save_checkpoint(): start() throws
+  /// CheckpointError when it cannot be written, or another run uses it. Blocks up to 10 s longer where the
+  /// manager of a killed run still writes to it.
+  bool lock_checkpoints = false;
 };
 
 /// What the host adds to a checkpoint.
@@ -106,10 +110,8 @@ struct Statistics {
 class Manager {
  public:
   /// Starts manager, launcher and runners; returns when all runners are ready. Blocks for at most
-  /// `start_timeout`, and 10 s more where a manager of a killed run still writes a checkpoint. Throws
-  /// UsageError (no init()), ConfigError, ModelError, DataError, SessionError (memory), RunnerError,
-  /// CheckpointError (`checkpoint.resume`; `checkpoint.directory` that cannot be written, or that another
-  /// manager uses: it is locked until stop()).
+  /// `start_timeout`. Throws UsageError (no init()), ConfigError, ModelError, DataError, SessionError
+  /// (memory), RunnerError, CheckpointError (`checkpoint.resume`; see StartOptions::lock_checkpoints).
   static Manager start(const Config& config, const StartOptions& options = {});
 
   Manager(Manager&&) noexcept;
@@ -177,10 +179,10 @@ class Manager {
   /// Copies all that training goes on from (parameters, gradients, buffers, generators, counters, data
   /// cursor, and the extras) to a staging area, from which the manager writes it into `checkpoint.directory`;
   /// returns how long that held up the caller, in ms. Waits for an earlier checkpoint that is still being
-  /// written. Throws CheckpointError (a dtype that a checkpoint cannot hold; `checkpoint.directory` holds
-  /// checkpoints of another run, which this one would replace), SessionError (memory, manager lost),
-  /// UsageError (no directory). stop() waits for the writing a few seconds at most: before it, wait in
-  /// checkpoints_written().
+  /// written. The first locks the directory until stop(). Throws CheckpointError (a dtype that a checkpoint
+  /// cannot hold; `checkpoint.directory` is locked by another run, or holds checkpoints of one, which this
+  /// one would replace), SessionError (memory, manager lost), UsageError (no directory). stop() waits for the
+  /// writing a few seconds at most: before it, wait in checkpoints_written().
   double save_checkpoint(const CheckpointExtras& extras = {});
   /// The checkpoints that were written, or could not be, since the last call. Waits for those under way at
   /// most `wait_s`.

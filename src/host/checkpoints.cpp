@@ -99,8 +99,8 @@ std::optional<Resumed> find_resumed(const CheckpointConfig& config) {
 
 }  // namespace
 
-Run::Run(const CheckpointConfig& config) {
-  if (!config.directory.empty()) lock.emplace(config.directory);
+Run::Run(const CheckpointConfig& config, bool lock_now) {
+  if (lock_now && !config.directory.empty()) lock.emplace(config.directory);
   resumed = find_resumed(config);
   if (resumed)
     id = resumed->run_id;
@@ -108,6 +108,23 @@ Run::Run(const CheckpointConfig& config) {
     id = lock->killed_run();
   if (id.empty()) id = checkpoint::new_run_id();
   if (lock) lock->set_run(id);
+}
+
+void Run::take_directory(const std::string& directory) {
+  if (!lock) {
+    lock.emplace(directory);
+    lock->set_run(id);
+  }
+  const bool known = !resumed || !resumed->run_id.empty();
+  if (alone_ || !known || !std::filesystem::exists(directory)) return;
+  const auto others =
+      checkpoint::as_checkpoint_error([&] { return checkpoint::checkpoints_of_other_runs(directory, id); });
+  if (!others.empty())
+    throw CheckpointError(
+        fmt::format("'{}' is of another run, whose checkpoints this one would replace: go on from it "
+                    "(checkpoint.resume), take another directory (checkpoint.directory), or remove it",
+                    others.front().path.string()));
+  alone_ = true;
 }
 
 void Checkpoints::Staging::reserve(std::uint64_t bytes) {
@@ -131,22 +148,6 @@ std::uint64_t Checkpoints::Staging::fill(const std::vector<TensorBytes>& tensors
   for (std::size_t i = 0; i < tensors.size(); ++i)
     std::memcpy(map.data() + layout.offset(i), tensors[i].data, tensors[i].description.bytes);
   return layout.total_bytes();
-}
-
-// Once: nobody else writes to a directory that is locked.
-void Checkpoints::refuse_other_runs() {
-  const bool known = !run_.resumed || !run_.resumed->run_id.empty();
-  if (only_ours_ || !known) return;
-  const auto& directory = config_.checkpoint.directory;
-  if (!std::filesystem::exists(directory)) return;
-  const auto others = checkpoint::as_checkpoint_error(
-      [&] { return checkpoint::checkpoints_of_other_runs(directory, run_.id); });
-  if (!others.empty())
-    throw CheckpointError(
-        fmt::format("'{}' is of another run, whose checkpoints this one would replace: go on from it "
-                    "(checkpoint.resume), take another directory (checkpoint.directory), or remove it",
-                    others.front().path.string()));
-  only_ours_ = true;
 }
 
 void Checkpoints::wait_for_earlier() {
@@ -185,7 +186,7 @@ double Checkpoints::save(const CheckpointExtras& extras) {
   if (config_.checkpoint.directory.empty() && extras.directory.empty())
     throw UsageError("save_checkpoint() without checkpoint.directory: there is nowhere to write");
   const auto begin = base::now_ns();
-  if (extras.directory.empty()) refuse_other_runs();
+  if (extras.directory.empty()) run_.take_directory(config_.checkpoint.directory);
   wait_for_earlier();
   auto training = checkpoint::training_tensors(session_, manifest_);
   for (const auto& extra : extras.tensors) training.push_back(bytes_of(extra));

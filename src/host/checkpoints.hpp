@@ -23,15 +23,20 @@ struct Run {
   std::optional<Resumed> resumed;
   std::string id;
 
-  /// Locks the directory and finds what the run goes on from. One that was killed before its first checkpoint
-  /// begins anew, with its id. Throws CheckpointError.
-  explicit Run(const CheckpointConfig& config);
+  /// Finds what the run goes on from; locks the directory first, if there is one and `lock_now`. A run that
+  /// was killed before its first checkpoint begins anew, with its id. Throws CheckpointError.
+  Run(const CheckpointConfig& config, bool lock_now);
+  /// Throws CheckpointError unless the directory is this run's alone, from now on.
+  void take_directory(const std::string& directory);
+
+ private:
+  bool alone_ = false;  ///< The directory holds no other run's.
 };
 
 /// Used by one thread.
 class Checkpoints {
  public:
-  Checkpoints(const Config& config, const Run& run, const session::Session& session,
+  Checkpoints(const Config& config, Run& run, const session::Session& session,
               const session::Manifest& manifest, Processes& processes)
       : config_(config), run_(run), session_(session), manifest_(manifest), processes_(processes) {}
 
@@ -52,17 +57,15 @@ class Checkpoints {
   };
   void take_in();
   void wait_for_earlier();
-  void refuse_other_runs();
   base::UniqueFd describe(const CheckpointExtras& extras, std::uint64_t model_bytes,
                           std::uint64_t training_bytes) const;
 
   const Config& config_;
-  const Run& run_;
+  Run& run_;
   const session::Session& session_;
   const session::Manifest& manifest_;
   Processes& processes_;
   Staging model_, training_;
-  bool only_ours_ = false;  ///< The directory holds no other run's; nobody else writes there.
   std::optional<CheckpointWritten> under_way_;
   std::vector<CheckpointWritten> done_;
 };

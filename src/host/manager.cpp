@@ -87,7 +87,7 @@ std::uint64_t peak_memory(pid_t pid) {
 }  // namespace
 
 struct Manager::State {
-  explicit State(const Config& c) : config(c), run(config.checkpoint) {}
+  State(const Config& c, bool lock_checkpoints) : config(c), run(config.checkpoint, lock_checkpoints) {}
 
   /// Bars a second thread, a forked child and a closed handle.
   class Use {
@@ -121,7 +121,7 @@ struct Manager::State {
   void stop();
 
   Config config;
-  host::Run run;  ///< Its lock outlives the processes that write.
+  host::Run run;  ///< Its lock outlives the processes of this manager.
   StartMethod method = StartMethod::spawn;
   pid_t owner = getpid();
   std::atomic<bool> busy{false};
@@ -230,7 +230,7 @@ Manager Manager::start(const Config& config, const StartOptions& options) {
   const auto begin = base::now_ns();
   base::log().info("a manager is started ({}): model '{}', data source '{}', {} runners",
                    config::name_of(options.method), config.model.kind, config.data.kind, config.nprocs);
-  auto state = std::make_unique<State>(config);
+  auto state = std::make_unique<State>(config, options.lock_checkpoints);
   state->method = options.method;
   auto concrete = config;  // Which checkpoint is the latest is decided once.
   concrete.checkpoint.resume = state->run.resumed ? state->run.resumed->path : "";

@@ -100,9 +100,13 @@ TEST_F(MessagesTest, RequestsArriveInTheirOrderAndTheEndOfTheHostIsAStop) {
   save.model = null();
   save.training = zero();
   save.description = null();
-  send_request(host.get(), save);
-  save.lock = zero();
   send_request(host.get(), std::move(save));
+  Save locked;
+  locked.model = null();
+  locked.training = null();
+  locked.description = null();
+  locked.lock = zero();
+  send_request(host.get(), std::move(locked));
   auto request = next_request(manager.get());
   EXPECT_EQ(std::get<Resize>(*request).ranks, 3);
   request = next_request(manager.get());

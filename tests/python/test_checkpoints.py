@@ -174,8 +174,9 @@ def test_a_run_keeps_its_id_and_writes_to_its_own_directory_alone(tmp_path):
         manager.save_checkpoint()
         (written,) = manager.checkpoints_written(30)
         run_id = manager.run_id
-        with pytest.raises(accelmgr.CheckpointError, match="is in use by another manager of this process"):
-            accelmgr.Manager(model(), Rows(), **options)
+        with accelmgr.Manager(model(), Rows(), checkpoint__resume="latest", **options) as other:
+            with pytest.raises(accelmgr.CheckpointError, match="is in use by another manager of this process"):
+                other.save_checkpoint()
     with accelmgr.Manager(model(), Rows(), **options) as manager:
         manager.step().raise_for_status()
         assert manager.run_id != run_id

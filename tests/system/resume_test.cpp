@@ -257,12 +257,19 @@ TEST_F(Resume, AnotherRunReplacesNothing) {
   EXPECT_EQ(written[0].path, elsewhere + "/step-00000001");
 }
 
-TEST_F(Resume, OneManagerAtATimeUsesADirectory) {
+TEST_F(Resume, OneManagerAtATimeWritesToADirectory) {
   Training training(config());
-  expect_contains(message_of<CheckpointError>([&] { Manager::start(config()); }),
-                  {directory_, "in use by another manager of this process"});
+  training.train(1);
+  training.save();
+  auto other = Manager::start(from(config(), "latest"));
+  const std::string in_use = directory_ + "' is in use by another manager of this process";
+  expect_contains(message_of<CheckpointError>([&] { other.save_checkpoint(); }), {in_use});
+  expect_contains(message_of<CheckpointError>([&] { Manager::start(config(), {.lock_checkpoints = true}); }),
+                  {in_use});
   training.manager().stop();
-  EXPECT_NO_THROW(Manager::start(config()));
+  expect_ok(other);
+  other.save_checkpoint();
+  EXPECT_EQ(other.checkpoints_written(30).at(0).error, "");
 }
 
 TEST_F(Resume, WithoutADirectoryNothingCanBeSaved) {

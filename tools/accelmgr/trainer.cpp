@@ -80,7 +80,7 @@ Trainer::Trainer(const Config& config, TrainOptions options)
 int Trainer::run() {
   catch_interrupts();
   remove_error_report(report_folder_);
-  manager_.emplace(Manager::start(config_));
+  manager_.emplace(Manager::start(config_, {.lock_checkpoints = true}));
   running.store(&*manager_);
   const auto updates =
       (config_.train.steps + config_.optimizer.steps_per_update - 1) / config_.optimizer.steps_per_update;
