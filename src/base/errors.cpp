@@ -26,7 +26,7 @@ std::string errno_text(int code) {
 
 bool is_shortage(int code) noexcept {
   return code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOSPC || code == EDQUOT ||
-         code == EAGAIN || code == EIO;
+         code == EAGAIN;
 }
 
 }  // namespace base

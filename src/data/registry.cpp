@@ -5,6 +5,7 @@
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/errors.hpp"
+#include "base/errno_text.hpp"
 #include "base/nearest.hpp"
 #include "data/element.hpp"
 #include "data/synthetic_source.hpp"
@@ -30,6 +31,9 @@ std::unique_ptr<BatchSource> build(const std::string& kind, const DataFactory& f
     if (source) data::check_fields(source->fields());
   } catch (const ConfigError&) {
     throw;
+  } catch (const SystemError& error) {
+    if (base::is_shortage(error.code())) throw;  // No fault of the data.
+    throw DataError(fmt::format("data source '{}': {}", kind, error.what()));
   } catch (...) {
     throw DataError(fmt::format("data source '{}': {}", kind, tensor::current_exception_text()));
   }

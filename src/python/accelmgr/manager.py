@@ -7,7 +7,6 @@ import copy
 import json
 import logging
 import os
-import reprlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import GeneratorType, TracebackType
@@ -15,7 +14,8 @@ from typing import Any
 
 import torch
 
-from accelmgr import _native, _sharing, _state
+from accelmgr import _arguments, _native, _sharing, _state
+from accelmgr._arguments import Settings, settings_of
 from accelmgr._child import embed
 from accelmgr._feed import Feed, is_indexed
 from accelmgr._payload import ForkedPayload, Payload, pickled, private_copies
@@ -66,42 +66,6 @@ def _consumed_of(reference: weakref.ref[Manager]) -> Callable[[], int]:
     return consumed
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
-        return ",".join(_text(item) for item in value)
-    return str(value)
-
-
-Settings = list[tuple[str, str]]  # key=value, and how errors name it: "Manager(nprocs=0)".
-
-
-def settings_of(call: str, options: Mapping[str, Any], names: tuple[str, ...] = (), prefix: str = "") -> Settings:
-    """Every value of a nested mapping; `a__b` is the same as `a: {b: ...}`; None: left as it is.
-
-    `names`: the keyword of `call` under which the mapping was passed, and the keys below it; none: it is the keywords.
-    """
-    settings: Settings = []
-    for name, value in options.items():
-        key, path = prefix + name.replace("__", "."), (*names, name)
-        if isinstance(value, Mapping):
-            settings += settings_of(call, value, path, key + ".")
-        elif value is not None:
-            text = reprlib.repr(value)
-            for outer in reversed(path[1:]):
-                text = f"{{{outer!r}: {text}}}"
-            settings.append((f"{key}={_text(value)}", f"{call}({path[0]}={text})"))
-    return settings
-
-
-def _batches_of(dataset: Any) -> str:
-    """How a DataLoader makes batches; empty for any other dataset, and for one that gives single elements."""
-    if not isinstance(dataset, torch.utils.data.DataLoader) or dataset.batch_sampler is None:
-        return ""
-    return f"batch_size={dataset.batch_size}" if dataset.batch_size is not None else "a batch_sampler"
-
-
 class Manager:
     """Starts a manager process and its runners for `model` and `dataset`; steps them; holds the master's parameters.
 
@@ -127,8 +91,9 @@ class Manager:
     nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base: as in the configuration.
     start: False leaves that to start().
     config: a YAML file, or a mapping of configuration keys. Strongest first: `options`, a mapping, environment
-        (ACCELMGR_...), a file, defaults. A key that nothing reads here (`optimizer.*`, `train.*`, `model.*` beside a module) is an
-        error in a call, and a warning in a file or in the environment, which may serve `accelmgr train` as well.
+        (ACCELMGR_...), a file, defaults. A key that nothing reads here (`optimizer.*`, `train.*`, `model.*` beside a
+        module) is an error in a call, and a warning in a file or in the environment, which may serve `accelmgr train`
+        as well.
     start_method: `spawn`: models and datasets are pickled with cloudpickle, what is defined in `__main__` included.
         `forkserver`: the same, but the interpreter with torch is started once, and forked for this manager and all
         later ones, which start in a fraction of the time.
@@ -171,7 +136,9 @@ class Manager:
             if not isinstance(model, torch.nn.Module):
                 name = getattr(self._factory, "__qualname__", repr(self._factory))
                 raise ModelError(f"{name}, which is to make the model, returned a {type(model).__name__}")
-        self._check(model, dataset, collate_fn)
+        _arguments.check(model, dataset, collate_fn)
+        if isinstance(model, torch.nn.Module):
+            self._check_unbound(model)
         if max_element_bytes is not None and isinstance(dataset, str):
             raise ConfigError("max_element_bytes has no effect with a built-in dataset", "max_element_bytes")
         self._owner = os.getpid()
@@ -204,8 +171,8 @@ class Manager:
             },
         )
         settings += settings_of(call, options)
-        self._check_kind(settings, "model", model)
-        self._check_kind(settings, "data", dataset)
+        _arguments.check_kind(settings, "model", model)
+        _arguments.check_kind(settings, "data", dataset)
         if isinstance(model, str):
             settings.append((f"model.kind={model}", f"{call}(model={model!r})"))
         if isinstance(dataset, str):
@@ -215,85 +182,16 @@ class Manager:
         kinds = ["model.kind=python"] if self._model is not None else []
         kinds += ["data.kind=python"] if not isinstance(dataset, str) else []
         self._handle = self._load(kinds)  # What is wrong with the configuration is said before anything is moved.
-        self._check_read()
-        self._options["epochs"] = self._epochs()
+        unread = self._handle.unread(self._model is not None, not isinstance(dataset, str))
+        _arguments.check_read(unread, settings)
+        self._options["epochs"] = _arguments.epochs_of(dataset, self._handle.epochs)
         if start:
             self.start()
 
     @staticmethod
-    def _check(model: Any, dataset: Any, collate_fn: Any) -> None:
-        if not isinstance(model, (torch.nn.Module, str)):
-            raise ModelError(
-                f"model is a {type(model).__name__}; it must be a torch.nn.Module, a function that makes one, or a "
-                "built-in one's name"
-            )
-        if not isinstance(dataset, str) and not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
-            raise DataError(f"dataset is a {type(dataset).__name__}, which is neither iterable nor indexed")
-        if collate_fn is not None and not callable(collate_fn):
-            raise ConfigError(f"collate_fn is a {type(collate_fn).__name__}, which cannot be called", "collate_fn")
-        if collate_fn is not None and (isinstance(model, str) or isinstance(dataset, str)):
-            raise ConfigError(
-                "collate_fn has no effect with a built-in model or dataset: it makes batches of a dataset of Python "
-                "for a model of Python",
-                "collate_fn",
-            )
-        if collate_fn is None and (batches := _batches_of(dataset)):
-            raise DataError(
-                f"dataset is a DataLoader that makes batches ({batches}), and a manager makes batches of its elements "
-                "itself: pass loader.dataset, or a DataLoader of batch_size=None, and batch_size_per_device; or a "
-                "collate_fn that takes a list of the loader's batches"
-            )
-        if isinstance(model, str):
-            return
+    def _check_unbound(model: torch.nn.Module) -> None:
         if (bound := _bound.get(model)) is not None and (other := bound()) is not None and not other._stopped:
             raise UsageError("this model belongs to another manager already; stop() that one first, or pass a copy")
-        parameters = list(model.named_parameters())
-        if not parameters:
-            raise ModelError("the model has no parameters; there is nothing to train")
-        for name, parameter in parameters:
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise ModelError(
-                    f"parameter '{name}' is {parameter.dtype}; the master's are float32 or float64, as mixed precision "
-                    "needs them: pass model.float(), and runners__autocast=\"bf16\" to compute in bfloat16"
-                )
-            if parameter.dtype != parameters[0][1].dtype:
-                raise ModelError(
-                    f"parameter '{name}' is {parameter.dtype}, '{parameters[0][0]}' {parameters[0][1].dtype}; all have "
-                    "one dtype: pass model.float() or model.double()"
-                )
-
-    @staticmethod
-    def _check_kind(settings: Settings, section: str, passed: Any) -> None:
-        """A model or dataset that is passed is the kind."""
-        for assignment, where in settings:
-            key, _, kind = assignment.partition("=")
-            name = passed if isinstance(passed, str) else type(passed).__name__
-            if key == f"{section}.kind" and (not isinstance(passed, str) or kind != name):
-                raise ConfigError(f"{where}: {key} is '{kind}', but what was passed is '{name}'; leave the key out", key)
-
-    def _check_read(self) -> None:
-        """A file and the environment may serve other programs too: what nothing reads of them is no error."""
-        unread = self._handle.unread(self._model is not None, not isinstance(self._dataset, str))
-        places = {assignment.partition("=")[0]: where for assignment, where in self._settings}
-        for key, source, why in unread:
-            if source == "flag":
-                raise ConfigError(f"{places[key]}: {key} has no effect on a Manager: {why}", key)
-        others = [key for key, _, _ in unread if not key.startswith("launch.")]  # The launcher reads launch.*.
-        if others:
-            logger.warning("the configuration sets keys that a Manager does not read: %s", ", ".join(others))
-
-    def _epochs(self) -> int:
-        """How often the dataset is read."""
-        epochs = self._handle.epochs
-        if epochs is None or epochs == 1 or isinstance(self._dataset, str):
-            return 1
-        if isinstance(self._dataset, Iterator):
-            again = f"the dataset is a {type(self._dataset).__name__}, which can be iterated once"
-        elif is_indexed(self._dataset) and not hasattr(self._dataset, "__len__"):
-            again = f"the dataset, a {type(self._dataset).__name__}, has no length, after which it would begin again"
-        else:
-            return epochs
-        raise ConfigError(f"data.epochs is {epochs}, but {again}; pass a list or another iterable", "data.epochs")
 
     def _load(self, own: list[str]) -> _native.Handle:
         """`own`: settings that nobody typed."""
@@ -377,7 +275,7 @@ class Manager:
             except DataError as error:
                 reason = str(error)
         logger.info("the dataset is read in this process and served from it: %s", reason)
-        self._feed = Feed(dataset, self._epochs())
+        self._feed = Feed(dataset, _arguments.epochs_of(dataset, self._handle.epochs))
         weakref.finalize(self, self._feed.end)  # Before the manager process: its connection has not ended yet.
         return pickled("dataset", self._feed.address)
 
@@ -393,8 +291,8 @@ class Manager:
         `loss, samples = manager.step()` raises the typed error of a result that is not `ok`; the result itself
         never raises. parameters_changed=False: no parameter was written since the last step.
 
-        Raises UsageError (stopped, another thread), ModelError (a parameter was replaced, or its memory is no longer the
-        session's).
+        Raises UsageError (stopped, another thread), ModelError (a parameter was replaced, or its memory is no longer
+        the session's).
         """
         self._check_model()
         if self._changes is not None:
@@ -498,8 +396,8 @@ class Manager:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """`with manager.writing():` around writes in place from elsewhere: no runner computes with half of them. Buffers
-        that are written inside reach the runners with the next step, as always.
+        """`with manager.writing():` around writes in place from elsewhere: no runner computes with half of them.
+        Buffers that are written inside reach the runners with the next step, as always.
 
         Raises UsageError inside another one, and during a step; step() inside raises it.
         """
@@ -585,8 +483,8 @@ class Manager:
     ) -> float:
         """Copies all that training goes on from; the manager writes it to `checkpoint.directory`. Returns ms it took.
 
-        metric: lower is better; the checkpoint with the lowest is kept. optimizer, scheduler: their state_dict() is saved,
-        and restore() loads it. extra: JSON values. tensors: further ones, by names of the caller's.
+        metric: lower is better; the checkpoint with the lowest is kept. optimizer, scheduler: their state_dict() is
+        saved, and restore() loads it. extra: JSON values. tensors: further ones, by names of the caller's.
         """
         every = dict(tensors or {})
         values = dict(extra or {})
@@ -601,15 +499,16 @@ class Manager:
     def restore(self, optimizer: Any = None, scheduler: Any = None) -> dict[str, Any] | None:
         """Loads what save_checkpoint() had of optimizer and scheduler, if start() went on from a checkpoint.
 
-        Returns `extra` of that checkpoint; None for a new run, and then nothing was changed. Raises CheckpointError when
-        the checkpoint has no state of what is asked for.
+        Returns `extra` of that checkpoint; None for a new run, and then nothing was changed. Raises CheckpointError
+        when the checkpoint has no state of what is asked for.
         """
         if (resumed := self.resumed) is None:
             return None
         values: dict[str, Any] = json.loads(resumed.json)
         saved = values.pop(_STATES, {})
         tensors = dict(resumed.tensors)
-        wanted = {w: owner for w, owner in {"optimizer": optimizer, "scheduler": scheduler}.items() if owner is not None}
+        owners = {"optimizer": optimizer, "scheduler": scheduler}
+        wanted = {what: owner for what, owner in owners.items() if owner is not None}
         for what in wanted:
             if what not in saved:
                 raise CheckpointError(
