@@ -26,7 +26,7 @@ bool Plan::Watched::is_due(base::FaultPhase at, std::uint64_t in_step) {
   if (fault.phase && *fault.phase != at) return false;
   if (fault.step && *fault.step != in_step) return false;
   if (fault.probability) return uniform(random) < *fault.probability;
-  if (in_step != step) {
+  if (in_step != step && fault.rank != manager_rank) {
     step = in_step;
     reached = 0;
   }

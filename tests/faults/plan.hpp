@@ -15,7 +15,8 @@
 //   step         as the log counts them, from 1; or `any`, the default, which takes in what is before the
 //                first
 //   occurrence   the n-th time that this process reaches the phase in that step, from 1, the default; it
-//                goes on counting when the step is repeated
+//                goes on counting when the step is repeated. In the manager, which does not work along the
+//                steps: in all steps together, unless one is named
 //   generation   of the process: a number, from 1 (the manager: from 0), or `any`; by default the first
 //                alone, so that a replacement is spared
 //   probability  instead of an occurrence: at every reach of the phase, with this probability; the draws
