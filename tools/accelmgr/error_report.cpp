@@ -37,9 +37,8 @@ std::string advice(const FailureCause& cause) {
            "batch_size_per_device, fewer nprocs or a smaller model need less";
   for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT})
     if (by_signal(number))
-      return "it crashed in native code, the model's own or a library's; runners.on_loss=fail ends the run "
-             "at "
-             "the first crash, and ACCELMGR_LOG_LEVEL=debug tells each step of each runner";
+      return "it crashed in native code, the model's own or a library's; runners.on_loss=fail ends the "
+             "run at the first crash, and ACCELMGR_LOG_LEVEL=debug tells each step of each runner";
   return {};
 }
 
