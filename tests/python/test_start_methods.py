@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import re
 import select
 import signal
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch import nn
 
 import accelmgr
 from accelmgr import _native
+from accelmgr._payload import Payload, Received, pickled
 from accelmgr.manager import START_METHODS
 
 METHODS = pytest.mark.parametrize("method", START_METHODS)
@@ -115,6 +117,24 @@ class Shouting(Told):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         os.write(1, f"in {os.getcwd()}\n".encode())
         return super().forward(x)
+
+
+def own_memory() -> int:
+    """Bytes of this process that are no file's and shared with nobody."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10
+
+
+def test_a_replica_has_no_memory_for_values_that_the_session_has():
+    model = nn.Linear(4096, 4096)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    payload = Payload(model, None, pickled("dataset", None), None, {})
+    payload.release_values()
+    before = own_memory()
+    replica = Received(payload.path).model()
+    assert own_memory() - before < size / 8
+    assert replica.weight.shape == model.weight.shape
+    payload.close()
 
 
 @METHODS

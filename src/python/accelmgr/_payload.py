@@ -374,7 +374,9 @@ class Received:
         slots = self._parts["slots"]
         tensors = self._initial()
         if tensors is None:
-            memory = bytearray(max((slot.offset + slot.extent * slot.dtype.itemsize for slot in slots), default=0))
+            # Pages that nobody touches: what they stand for is in the session.
+            size = max((slot.offset + slot.extent * slot.dtype.itemsize for slot in slots), default=0)
+            memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             tensors = [slot.view(memory) for slot in slots]
         return [
             tensor if slot.kind is None else _parameter(slot.kind, tensor, slot.requires_grad)
