@@ -115,7 +115,7 @@ struct DataConfig {
   double held_out = 0.0;             ///< Share of the text, in whole documents, that is never trained on.
   std::int64_t elements = 0;         ///< Elements of synthetic data in an epoch; 0: endless.
   int epochs = 0;                    ///< 0: endless.
-  std::uint64_t seed = 0;            ///< Of the order of elements.
+  std::uint64_t seed = 0;            ///< Seed of the order in which elements are read.
   bool drop_last = true;             ///< An uneven end is left out; otherwise it makes a last, shorter step.
   std::map<std::string, std::string> options{};  ///< For registered sources; accelmgr does not look inside.
 

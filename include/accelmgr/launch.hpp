@@ -78,7 +78,7 @@ struct Failure {
   int exit_code = 0;    ///< 0 when a signal killed it.
   int signal = 0;       ///< 0 when it exited.
   std::string phase{};  ///< "setup", "function", "start"; empty when the process could not say.
-  std::string type{};   ///< Of the exception, if there was one.
+  std::string type{};   ///< Name of the exception's type; empty if none was thrown.
   std::string what{};
   std::string trace{};  ///< The exceptions nested in it, outermost first; of Python, its traceback.
   double time_s = 0;    ///< Since 1970.

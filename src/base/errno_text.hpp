@@ -1,4 +1,4 @@
-// What an errno value means for whoever reads it.
+// Error texts for errno values, and which values mean that the machine is short of something.
 #pragma once
 
 #include <string>

@@ -16,6 +16,7 @@
 
 namespace accelmgr::checkpoint {
 
+/// Used by one thread.
 class DirectoryLock {
  public:
   /// Makes `directory` if need be, and writes to it. Blocks for up to 10 s where the process that locked it

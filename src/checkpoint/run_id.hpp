@@ -19,8 +19,8 @@ std::string new_run_id();
 /// Empty when the state has none: an earlier version wrote it.
 std::string run_id_of(const nlohmann::json& state);
 
-/// The checkpoints in `directory` of which it is known that they are not of the run `id`, latest first.
-/// Throws SystemError when it cannot be read.
+/// The checkpoints in `directory` that have another run id than `id`, or none, latest first. Damaged ones are
+/// left out. Throws SystemError when `directory` cannot be read.
 std::vector<Folder> checkpoints_of_other_runs(const std::filesystem::path& directory, const std::string& id);
 
 }  // namespace accelmgr::checkpoint

@@ -169,7 +169,8 @@ std::string LoadedConfig::with_names(std::string_view text) const {
   while (!text.empty()) {
     const auto end = std::ranges::find_if_not(text, is_of_key) - text.begin();
     auto word = text.substr(0, std::max<std::size_t>(1, static_cast<std::size_t>(end)));
-    while (word.size() > 1 && word.ends_with('.')) word.remove_suffix(1);  // Of the sentence.
+    // A full stop ends the sentence; it is no part of the key.
+    while (word.size() > 1 && word.ends_with('.')) word.remove_suffix(1);
     out += name(std::string(word));
     text.remove_prefix(word.size());
   }
@@ -186,7 +187,7 @@ LoadedConfig load_config(const std::string& file, std::span<const Setting> setti
   if (!file.empty())
     for (const auto& assignment : read_yaml(file)) apply(assignment, loaded);
   apply_environment(environment, loaded);
-  std::map<std::string, std::string> places;  // Of the settings, by key.
+  std::map<std::string, std::string> places;  // By key: the place that set it.
   for (const auto& setting : settings) places[apply_setting(setting, loaded)] = place_of(setting);
   try {
     validate(loaded.config);

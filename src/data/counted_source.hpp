@@ -50,7 +50,7 @@ class CountedSource {
 
   std::unique_ptr<BatchSource> source_;
   const session::Session* session_;
-  const ReadsAs* reads_as_;  ///< Of the source; null.
+  const ReadsAs* reads_as_;  ///< The source, if it describes its reads itself; else null.
   std::atomic<std::uint64_t> number_{0};
   std::atomic<std::int64_t> reading_since_ns_{0};  ///< 0: it does not read.
   std::uint64_t left_at_;     ///< The data cursor as it was after the last state was left.

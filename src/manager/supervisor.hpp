@@ -145,7 +145,7 @@ class Supervisor {
   Watchdog watchdog_;
   Reading reading_;
   SourceWatch source_watch_;
-  std::string last_exception_;            ///< Of a lost runner, as it was logged.
+  std::string last_exception_;            ///< What the last lost runner threw.
   std::deque<protocol::Notice> notices_;  ///< For which the host's socket had no room.
 };
 

@@ -127,7 +127,7 @@ bool names_exception(std::string_view line) {
 std::string without_interpreter(const std::string& what) {
   constexpr std::string_view traceback = "Traceback of TorchScript", frame = "\n  File \"";
   const auto begin = what.rfind(traceback);
-  auto end = what.rfind("<--- HERE\n");  // Of the last frame; lines of its code may follow.
+  auto end = what.rfind("<--- HERE\n");  // Marks the last frame; lines of its code may follow.
   if (begin == std::string::npos || end == std::string::npos || end < begin) return what;
   do {
     end = what.find('\n', end) + 1;

@@ -77,7 +77,7 @@ struct Resize {
 struct Save {
   std::uint64_t step = 0;
   base::UniqueFd model, training, description;
-  base::UniqueFd lock{};  ///< Of the directory: held as long as this is, whatever becomes of the host.
+  base::UniqueFd lock{};  ///< Keeps the directory locked while it is open, even when the host has ended.
   std::string missing{};  ///< Why there are no descriptors: the manager has no room for them.
 };
 using Request = std::variant<Stop, Resize, Save>;

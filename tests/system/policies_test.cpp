@@ -283,8 +283,8 @@ void wait_until_looked() {
     sched_yield();
 }
 
-/// Stops these processes and this one, as `docker pause` does. This one goes on first, and looks for the
-/// others before they do.
+/// Stops these processes and this one for `length`, as `docker pause` does: the pause itself is what is
+/// tested, nothing is waited for. This one goes on first, and looks for the others before they do.
 void pause_all(const std::vector<pid_t>& pids, std::chrono::seconds length) {
   wait_until_looked();
   const pid_t self = getpid();

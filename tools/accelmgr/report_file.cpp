@@ -106,7 +106,7 @@ bool write_report(const std::filesystem::path& folder, std::string_view text) no
     const auto file = report_of(folder);
     if (!is_report(file).value_or(true))
       throw Error(fmt::format("{} is no report of accelmgr's and stays as it is", file.string()));
-    auto temporary = file.string() + ".XXXXXX";  // A name that nobody has.
+    auto temporary = file.string() + "." + std::string(6, 'X');  // mkostemp() puts a name there that is free.
     const base::UniqueFd fd(mkostemp(temporary.data(), O_CLOEXEC));
     check(static_cast<bool>(fd), "opening", temporary);
     try {
