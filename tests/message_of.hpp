@@ -1,4 +1,4 @@
-// What a call said when it threw.
+// message_of(): the message of the exception that a call throws.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,8 @@
 
 namespace accelmgr::test {
 
-/// The message of the exception of just this type that `call` throws.
+/// Returns the message of the exception that `call` throws. The test fails if `call` throws nothing, or an
+/// exception whose type is not exactly `Exception`.
 template <typename Exception, typename Call>
 std::string message_of(Call&& call) {
   try {

@@ -1,8 +1,6 @@
 // Where batches come from: the interface a data source implements, and the registry of sources.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -10,35 +8,64 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accelmgr/config.hpp"
+#include "accelmgr/dtype.hpp"
+
+// Types of libtorch. The functions that use them are defined only in builds of accelmgr with libtorch; the
+// rest of this header does not need libtorch.
+namespace at {
+class Tensor;
+}
+namespace c10 {
+enum class ScalarType : std::int8_t;
+}
 
 namespace accelmgr {
 
-/// One named tensor of an element; `shape` is without the batch dimension (empty: one number per element).
+/// The dtype of a field. Converts from and to DType and, in programs with libtorch, at::ScalarType.
+class FieldDType {
+ public:
+  constexpr FieldDType(DType dtype) noexcept : dtype_(dtype) {}
+  /// Throws DataError for a dtype that DType does not have (quantized numbers, bits).
+  FieldDType(c10::ScalarType dtype);
+
+  constexpr operator DType() const noexcept { return dtype_; }
+  operator c10::ScalarType() const;
+
+  friend constexpr bool operator==(FieldDType, FieldDType) = default;
+  friend constexpr bool operator==(FieldDType a, DType b) { return a.dtype_ == b; }
+  friend bool operator==(FieldDType a, c10::ScalarType b) { return static_cast<c10::ScalarType>(a) == b; }
+
+ private:
+  DType dtype_;
+};
+
+/// One named tensor of an element. `shape` does not include the batch dimension; an empty shape means one
+/// number per element.
 struct FieldSpec {
   std::string name{};
-  at::ScalarType dtype = at::kFloat;
+  FieldDType dtype = DType::float32;
   std::vector<std::int64_t> shape{};
 
-  /// Bytes of this field in one element.
+  /// Bytes of this field in one element. Throws DataError for an invalid shape or dtype.
   std::size_t bytes() const;
 };
 
-/// Where one element is to be written: its row in a slot of shared memory, from which the model will read it.
-/// No copy follows.
+/// Writes one element in place: into its row of a slot in shared memory, from which the runner reads it.
 class ElementWriter {
  public:
-  /// `rows[f]`: memory of field f; `fields` must outlive the writer.
+  /// `rows[f]` is the memory of field f. `fields` and the rows must outlive the writer.
   ElementWriter(std::span<const FieldSpec> fields, std::vector<std::span<std::byte>> rows)
       : fields_(fields), rows_(std::move(rows)) {}
 
-  /// Memory of field `index` (contiguous, FieldSpec::bytes() long). Throws DataError when there is no such
-  /// field. Who writes behind it ends the data with an error.
+  /// Memory of field `index`: contiguous, FieldSpec::bytes() long. Throws DataError when there is no such
+  /// field. A source that writes past its end is detected; the data then ends with an error.
   std::span<std::byte> bytes(std::size_t index);
-  /// Copies `value` into field `index`. Throws DataError (field, expected and actual dtype and shape) if they
-  /// differ.
+  /// Copies `value` into field `index`. Throws DataError unless `value` is a dense CPU tensor with the dtype
+  /// and shape of the field; the error names the field and both dtypes and shapes.
   void set(std::size_t index, const at::Tensor& value);
 
  private:
@@ -46,27 +73,30 @@ class ElementWriter {
   std::vector<std::span<std::byte>> rows_;
 };
 
-/// A stream of elements, read by the manager's loader thread alone. Element i is dealt to device i mod
-/// nprocs. An exception thrown from next() ends the data; it reaches the host as the error of the step that
-/// meets it.
+/// A stream of elements. In the manager only the loader thread reads it. While all ranks take part, element i
+/// goes to rank i mod nprocs. An exception from next() ends the data; the host gets it as the error of the
+/// step that needed the element.
 class BatchSource {
  public:
   static constexpr std::size_t max_state_bytes = 4000;
 
   virtual ~BatchSource() = default;
-  /// The same at every call.
+  /// Must return the same fields at every call.
   virtual std::span<const FieldSpec> fields() const = 0;
-  /// Writes the next element; false at the end of the data. May block for as long as reading takes.
+  /// Writes the next element. Returns false at the end of the data. May block for as long as reading takes.
   virtual bool next(ElementWriter& element) = 0;
-  /// Where the source stands, as bytes from which a new source of the same configuration goes on with the
-  /// same elements; at most max_state_bytes. nullopt: it cannot say, and is then read again from its
-  /// beginning.
+  /// The position of the source, at most max_state_bytes. A new source of the same configuration that is
+  /// given these bytes continues with the same elements. nullopt: the source does not support this; a new
+  /// source is then read from its beginning up to the position.
   virtual std::optional<std::string> state() const { return std::nullopt; }
-  /// Of a source from which nothing was read yet: goes to where another stood at `state`. Throws DataError
-  /// when `state` is none of its own.
+  /// Moves a new source, from which nothing was read yet, to the position `state`. Throws DataError when this
+  /// kind of source did not write `state`.
   virtual void restore(const std::string& state);
-  /// Elements never trained on, from their beginning at each call; null when there are none.
+  /// A new source of the elements that are never trained on, at their beginning. Null when there are none.
   virtual std::unique_ptr<BatchSource> held_out() { return nullptr; }
+  /// How the source reads element `number`, for example "dataset[7]". Used in messages about slow reads. Any
+  /// thread may call it, also while next() runs.
+  virtual std::string reading(std::uint64_t /*number*/) const { return "next()"; }
 };
 
 using DataFactory = std::function<std::unique_ptr<BatchSource>(const Config&)>;
@@ -74,15 +104,15 @@ using DataFactory = std::function<std::unique_ptr<BatchSource>(const Config&)>;
 /// Throws UsageError when the name is taken. Not thread-safe; call it before init().
 void register_data(const std::string& name, DataFactory factory);
 
-/// `config.data.kind` by name. Throws ConfigError that names the nearest known kind, DataError when the data
-/// cannot be used.
+/// Makes the source that `config.data.kind` names. Throws ConfigError for an unknown kind (the error names
+/// the nearest known one), and DataError when the data cannot be used.
 std::unique_ptr<BatchSource> make_data(const Config& config);
 
 /// Names of the built-in and the registered sources, sorted.
 std::vector<std::string> data_kinds();
 
-/// Tensors in memory: element i is row i of each tensor; `epochs` 0 is endless, order by `seed` (0: as they
-/// lie). Throws DataError when there are no tensors or their first dimensions differ.
+/// A source of tensors in memory. Element i is row i of each tensor. `epochs` 0: endless. `seed` shuffles the
+/// rows; 0: in order. Throws DataError when there are no tensors or their first dimensions differ.
 std::unique_ptr<BatchSource> tensor_source(std::vector<std::pair<std::string, at::Tensor>> tensors,
                                            int epochs, std::uint64_t seed);
 

@@ -1,6 +1,6 @@
-// The typed configuration. Its sources, strongest first: flag (`--set key=value`), environment (`ACCELMGR_`
-// and the key in capitals, dots as two underscores), file (YAML), default. `accelmgr config show` prints
-// every value with its source.
+// The typed configuration. A value comes from the first of these sources that has it: flag (`--set
+// key=value`), environment (`ACCELMGR_` and the key in capitals, with two underscores for each dot), file
+// (YAML), default. `accelmgr config show` prints every value with its source.
 #pragma once
 
 #include <cstdint>
@@ -10,41 +10,76 @@
 
 namespace accelmgr {
 
-/// What the loss of a micro-batch weighs in the mean: every micro-batch alike, or by its number of samples.
+/// Weight of a micro-batch in the mean loss and gradient. runners: all micro-batches weigh the same. samples:
+/// each weighs its number of samples.
 enum class LossScaling { runners, samples };
-/// What a non-finite loss or gradient does: the step is aborted, nothing is added and the same batches come
-/// again; the batches are consumed without a trace and the next are tried; or it is kept and reported.
+/// What happens when a loss or gradient is not finite. abort: the step does not count and its batches come
+/// again. skip_batch: the batches are consumed, nothing is added, and the step continues with the next ones.
+/// keep: the step counts, and its result says nonfinite.
 enum class NonfinitePolicy { abort, skip_batch, keep };
-/// What the loss of a runner does: every later step fails; a replacement of the same rank takes over and the
-/// step is repeated with the same elements; or the rest go on, and the mean is over those that take part.
+/// What happens when a runner is lost. fail: every later step fails. restart: a replacement takes its rank
+/// and the step is repeated with the same elements. shrink: the other runners go on without it, and the mean
+/// is over the runners that take part.
 enum class LossPolicy { fail, restart, shrink };
-/// Whose buffers (BatchNorm statistics) are the master's: those of rank 0, or the mean of all ranks.
+/// Which buffers (BatchNorm statistics) a committed step keeps: those of rank 0, or the mean of all ranks.
 enum class BufferPolicy { rank0, mean };
-/// dtype in which runners publish gradients: that of the parameters, or bfloat16 (less memory traffic).
+/// dtype of the gradients that runners publish: that of the parameters, or bfloat16 (less memory traffic).
 enum class SlabDtype { parameters, bf16 };
-enum class Autocast { off, bf16 };
+/// dtype in which forward passes compute where torch considers it safe: that of the parameters, bfloat16 or
+/// float16. With float16 the loss is scaled up, so that small gradients do not become zero (LossScaleConfig).
+enum class Autocast { off, bf16, fp16 };
+/// How the micro-batches of a step are divided over the runners. even: each computes
+/// `grad_accumulation_steps`. measured: faster runners compute more of them, so that all end at the same
+/// time.
+enum class Share { even, measured };
+/// What runners compute on. automatic (`auto`): every GPU; where there is none, the chips of a TPU; else the
+/// CPU. cuda: a GPU for each. xla: a device of torch_xla for each; for models of Python.
+enum class Device { automatic, cpu, cuda, xla };
+/// Whether runners with a GPU each sum up their gradients over NCCL. automatic (`auto`): where two of them
+/// can. off: through the memory of the session.
+enum class NcclUse { automatic, off };
 enum class OptimizerKind { sgd, adam, adamw };
 enum class Schedule { constant, cosine };
-/// How a launched process comes to be. spawn: this program is executed again for each; safest, slowest.
-/// forkserver: it is executed once, and forks for this and all later launches. fork: this process is forked
-/// as it stands, which a program with other threads or a CUDA context should not do: a warning names the
-/// threads.
+/// How a process is started. spawn: this program is executed again for each process; safest and slowest.
+/// forkserver: this program is executed again once, and that process forks for this launch and all later
+/// ones. fork: this process is forked. Do not use fork in a program with other threads or a CUDA context; a
+/// warning names the threads.
 enum class StartMethod { spawn, fork, forkserver };
 
+/// `runners.autocast: fp16`: the factor of the loss in the runners. It is always a power of two. A step whose
+/// gradients are infinite is tried again with half of it; the master's gradients never contain it.
+struct LossScaleConfig {
+  double initial = 65536;   ///< Of a new run; a power of two.
+  int growth_steps = 2000;  ///< It doubles after so many steps in a row that did not lower it; 0: never.
+
+  bool operator==(const LossScaleConfig&) const = default;
+};
+
 struct RunnersConfig {
+  Device device = Device::cpu;
+  /// The device of each rank: "0" (among the visible GPUs), a GPU's UUID or its beginning, or "cpu". Empty:
+  /// the visible GPUs, in order.
+  std::vector<std::string> devices{};
+  bool oversubscribe = false;  ///< Several runners may share a GPU.
+  NcclUse nccl = NcclUse::automatic;
+  Share share = Share::even;
   int threads = 0;  ///< Intra-op threads of each runner; 0: cores / nprocs, at least 1.
   Autocast autocast = Autocast::off;
-  bool protect_parameters = true;  ///< Runners map the master parameters read-only.
+  LossScaleConfig loss_scale{};
+  bool protect_parameters = true;  ///< Runners on the CPU map the master parameters read-only.
   int spin_us = 20;                ///< How long a waiting runner spins before it parks; 0: parks at once.
   LossPolicy on_loss = LossPolicy::restart;
-  int max_restarts = 100;        ///< restart: replacements in the whole run; one more loss is an error.
-  int restarts_per_window = 5;   ///< restart: replacements in any `restart_window`; 0: no such limit.
+  int max_restarts = 100;        ///< restart: most replacements in the whole run; one more loss is an error.
+  int restarts_per_window = 5;   ///< restart: most replacements in any `restart_window`; 0: no such limit.
   double restart_window = 60.0;  ///< Seconds.
   double restart_backoff =
       0.1;              ///< Seconds before the second replacement in a window; doubled for each further.
   int min_runners = 1;  ///< shrink: fewer than these are an error.
-  int max_runners = 0;  ///< Most that Manager::resize() may ask for; 0: nprocs.
-  double hang_timeout = 60.0;  ///< Seconds without a sign of life after which a runner is ended; 0: never.
+  int max_runners = 0;  ///< Largest argument of Manager::resize(); 0: nprocs.
+  double hang_timeout = 60.0;  ///< Seconds without a sign of life until a runner is killed; 0: never.
+  /// Seconds without progress until a runner is killed that reduces gradients, which takes milliseconds. All
+  /// gradients are computed then, and the step counts: other processes finish the runner's part.
+  double reduction_timeout = 2.0;
 
   bool operator==(const RunnersConfig&) const = default;
 };
@@ -62,7 +97,7 @@ struct BuffersConfig {
 };
 
 struct MemoryConfig {
-  /// Most that the session may take; 0: what the machine and the cgroup have available.
+  /// Largest size of the session; 0: what the machine and the cgroup have available.
   std::int64_t limit_bytes = 0;
 
   bool operator==(const MemoryConfig&) const = default;
@@ -78,9 +113,9 @@ struct MlpConfig {
 };
 
 struct ConvNetConfig {
-  int image_size = 16;  ///< Pixels of a side.
+  int image_size = 16;  ///< Side of the square image, in pixels.
   int input_channels = 3;
-  int channels = 16;  ///< Of the first block; each of the two following has twice as many.
+  int channels = 16;  ///< Channels of the first block; each of the next two blocks doubles them.
   int classes = 10;
 
   bool operator==(const ConvNetConfig&) const = default;
@@ -100,6 +135,7 @@ struct GptConfig {
 struct ModelConfig {
   std::string kind = "mlp";  ///< mlp, convnet, gpt, torchscript, or a name given to register_model().
   std::string file{};        ///< The TorchScript file.
+  std::string factory{};     ///< python: package.module:function, which makes the model.
   MlpConfig mlp{};
   ConvNetConfig convnet{};
   GptConfig gpt{};
@@ -110,13 +146,14 @@ struct ModelConfig {
 
 struct DataConfig {
   std::string kind = "synthetic";    ///< synthetic, text, or a name given to register_data().
+  std::string factory{};             ///< python: package.module:function, which makes the dataset.
   std::vector<std::string> files{};  ///< Text files; globs allowed; relative to the working directory.
   int sequence_length = 128;         ///< Tokens (bytes) of one element of text.
   double held_out = 0.0;             ///< Share of the text, in whole documents, that is never trained on.
   std::int64_t elements = 0;         ///< Elements of synthetic data in an epoch; 0: endless.
   int epochs = 0;                    ///< 0: endless.
   std::uint64_t seed = 0;            ///< Seed of the order in which elements are read.
-  bool drop_last = true;             ///< An uneven end is left out; otherwise it makes a last, shorter step.
+  bool drop_last = true;             ///< Leave out an incomplete last step; false: make a shorter one.
   std::map<std::string, std::string> options{};  ///< For registered sources; accelmgr does not look inside.
 
   bool operator==(const DataConfig&) const = default;
@@ -144,7 +181,7 @@ struct OptimizerConfig {
 struct TrainConfig {
   std::int64_t steps = 100;
   std::int64_t evaluate_every = 0;  ///< Steps between evaluations of the held-out loss; 0: none.
-  double progress_every_s = 5.0;    ///< Seconds between progress lines where standard output is no terminal.
+  double progress_every_s = 5.0;    ///< Seconds between progress lines if standard output is no terminal.
 
   bool operator==(const TrainConfig&) const = default;
 };
@@ -152,42 +189,51 @@ struct TrainConfig {
 struct CheckpointConfig {
   std::string directory{};  ///< Where checkpoints are written; empty: nowhere.
   std::int64_t every = 0;   ///< Steps between checkpoints; 0: the last step only.
-  int keep = 3;             ///< The last so many are kept, and the best.
-  std::string resume{};     ///< `latest` (of `directory`), or the path of a checkpoint; empty: a new run.
+  int keep = 3;             ///< How many of the latest checkpoints to keep; the best is kept too.
+  std::string resume{};     ///< `latest` (in `directory`), or the path of a checkpoint; empty: a new run.
 
   bool operator==(const CheckpointConfig&) const = default;
 };
 
-/// What `accelmgr spawn` and MultiprocessConfig::of() read.
+/// Options of `accelmgr spawn` and MultiprocessConfig::of().
 struct LaunchConfig {
   int nprocs = -1;  ///< Processes on this host; -1: the visible GPUs, or the cores where there are none.
   int nnodes = 1;
   int node_rank = 0;
   std::string rendezvous{};      ///< HOST:PORT on the first host; empty: 127.0.0.1 and a free port.
   std::string backend = "auto";  ///< auto, serial, shm, gloo, nccl.
-  std::string gpus{};            ///< Absolute ids, one per process: "4,5".
-  std::string workers{};         ///< "name:ordinal;[grpc://]host:port|..." of all hosts.
+  /// Network interface at which ranks of several hosts connect: "eth0". Empty: that of the host's name, or of
+  /// the default route.
+  std::string interface {};
+  std::string gpus{};     ///< Absolute ids, one per process: "4,5".
+  std::string workers{};  ///< All hosts, as "name:ordinal;[grpc://]host:port|...".
   StartMethod start_method = StartMethod::spawn;
-  bool oversubscribe = false;      ///< More processes than GPUs may share them.
-  int max_restarts = 0;            ///< Of all processes together, after a failure.
-  std::string log_directory{};     ///< Where the output of each rank goes too; empty: nowhere.
-  double timeout = 300.0;          ///< Seconds, of collectives.
+  bool oversubscribe = false;      ///< Allow more processes than GPUs; they share the GPUs.
+  int max_restarts = 0;            ///< How often all processes are started again after one has failed.
+  std::string log_directory{};     ///< Also write the output of each rank here; empty: do not.
+  double timeout = 300.0;          ///< Seconds, of each collective.
   double rendezvous_timeout = 60;  ///< Seconds within which all hosts must be there.
-  double terminate_timeout = 5;    ///< Seconds from asking processes to end until they are killed.
+  double terminate_timeout = 5;    ///< Seconds between SIGTERM and SIGKILL when processes are ended.
   int model_parallelism = 1;
   int pipeline_parallelism = 1;
-  std::string model_parallel_backend{};  ///< Here and below, empty: `backend`.
+  std::string model_parallel_backend{};  ///< For this and the next two, empty: `backend`.
   std::string pipeline_parallel_backend{};
   std::string data_parallel_backend{};
 
   bool operator==(const LaunchConfig&) const = default;
 };
 
+/// A value of Config::nprocs: a runner for each device that there is, or that `runners.devices` lists.
+inline constexpr int one_per_device = -1;
+
 struct Config {
-  int nprocs = 2;  ///< Runners, one per device; 1 to 24.
+  /// Runners, one per device; 1 to 24. one_per_device needs `runners.device` automatic, cuda or xla; a
+  /// handle's configuration has the number instead.
+  int nprocs = 2;
   int batch_size_per_device = 1;
-  int grad_accumulation_steps = 1;
-  int prefetch = 16;             ///< Elements loaded ahead for each device.
+  int grad_accumulation_steps = 1;  ///< Micro-batches of each runner in a step; with `runners.share:
+                                    ///< measured` their mean over the runners.
+  int prefetch = 16;                ///< Elements loaded ahead for each runner.
   std::uint64_t seed_base = 42;  ///< Runner r is seeded with seed_base + r; the master model with seed_base.
   double step_timeout = 300.0;   ///< Seconds after which step() gives up.
   double start_timeout = 120.0;  ///< Seconds within which all runners must be ready.
@@ -196,7 +242,7 @@ struct Config {
   LossScaling loss_scaling = LossScaling::runners;
   NonfinitePolicy on_nonfinite = NonfinitePolicy::abort;
   int nonfinite_limit =
-      10;  ///< skip_batch, keep: non-finite attempts in a row that are let pass; one more fails.
+      10;  ///< skip_batch, keep: non-finite attempts in a row that are tolerated; one more fails.
   RunnersConfig runners{};
   GradientsConfig gradients{};
   BuffersConfig buffers{};
@@ -209,7 +255,7 @@ struct Config {
   LaunchConfig launch{};
 #ifdef ACCELMGR_FAULTS
   std::vector<std::string>
-      faults{};  ///< What is to be broken on purpose; tests/faults/plan.hpp says how it is written.
+      faults{};  ///< Faults to inject on purpose, for tests; tests/faults/plan.hpp describes the syntax.
 #endif
 
   bool operator==(const Config&) const = default;

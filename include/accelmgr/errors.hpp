@@ -1,5 +1,5 @@
-// What accelmgr throws. One type per cause; `what()` names what was wrong, where, and what would be right.
-// What a training loop meets in normal life (data ended, runner lost, timeout) is no exception: see
+// The exceptions of accelmgr. One type per cause; `what()` says what was wrong, where, and what would be
+// right. Events that a training loop must expect (data ended, runner lost, timeout) are not exceptions: see
 // StepResult.
 #pragma once
 
@@ -45,7 +45,7 @@ class DataError : public Error {
   using Error::Error;
 };
 
-/// The session cannot be made or used: too little memory, a stranger's layout, the manager is gone.
+/// The session cannot be made or used: too little memory, a layout of another build, the manager is gone.
 class SessionError : public Error {
  public:
   using Error::Error;

@@ -7,16 +7,17 @@
 
 namespace accelmgr {
 
-/// A replica in evaluation mode whose parameters are the master's memory. Used by the manager's thread;
-/// blocks for the arithmetic.
+/// A replica in evaluation mode whose parameters are the master's memory. Use it from the thread that uses
+/// `manager`, which must outlive it. loss() blocks while it computes.
 class Evaluator {
  public:
-  /// Throws ConfigError when the configured data source holds nothing out, DataError and ModelError as
-  /// make_data() and make_model().
+  /// Throws ConfigError when the configured data source has no held-out elements, and DataError and
+  /// ModelError as make_data() and make_model() do.
   explicit Evaluator(Manager& manager);
   ~Evaluator();
 
-  /// Mean loss over all held-out elements. What the model and the source throw is ModelError and DataError.
+  /// Mean loss over all held-out elements. An exception of the model becomes ModelError, one of the data
+  /// source DataError.
   double loss();
 
  private:

@@ -1,4 +1,4 @@
-// Starting one program, or one function, as several processes that know their ranks, and ending them.
+// Starts a function as several processes that know their ranks, and ends them.
 //
 //   accelmgr::launch::register_function("train", [](int rank, const Value& args) -> Value { ... });
 //   accelmgr::init(argc, argv);                       // first in main(), after the registrations
@@ -6,7 +6,8 @@
 //   while (!context.join(1.0)) show_progress();
 //   for (const auto& result : context.results()) ...
 //
-// However it ends, and whoever is killed, no process is left: neither the ranks nor what they have started.
+// However a launch ends, and whichever process is killed, no process is left: neither the ranks nor the
+// processes that they have started.
 #pragma once
 
 #include <sys/types.h>
@@ -25,66 +26,69 @@
 
 namespace accelmgr::launch {
 
-/// Arguments and results: whatever JSON can say, and bytes (Value::binary).
+/// Arguments and results: any JSON value, and bytes (Value::binary).
 using Value = nlohmann::json;
-/// Called with the rank in the world. What it returns arrives in SpawnContext::results().
+/// `rank` is the rank in the world. SpawnContext::results() has the returned values.
 using Function = std::function<Value(int rank, const Value& args)>;
 
-/// Before accelmgr::init(). Throws UsageError when the name is taken.
+/// Call it before accelmgr::init(). Throws UsageError when the name is taken.
 void register_function(const std::string& name, Function function);
 
 using accelmgr::StartMethod;
 
 struct Options {
-  /// Processes on this host; -1: the visible GPUs, or the cores where there are none or `backend` is one of
-  /// CPUs.
+  /// Processes on this host; -1: one per visible GPU, or one per core if there is no GPU, or one for
+  /// `backend` serial.
   int nprocs = -1;
-  bool join = true;  ///< spawn() returns when all have ended.
-  /// Whether they are ended when the context is destroyed or this program returns from main(); otherwise the
-  /// program waits for them before it ends.
+  bool join = true;  ///< spawn() blocks until all processes have ended.
+  /// true: the processes are ended when the context is destroyed or this program returns from main(). false:
+  /// this program waits for them before it ends.
   bool daemon = false;
   StartMethod start_method = StartMethod::spawn;
-  /// Of the collectives between them: auto (by device kind and hosts), serial, shm, gloo, nccl.
+  /// Backend of the processes' collectives: auto (by device kind and hosts), serial, shm, gloo, nccl.
   std::string backend = "auto";
+  /// Network interface at which ranks of several hosts connect: "eth0". Empty: $ACCELMGR_LAUNCH_INTERFACE,
+  /// else the ranks choose by $GLOO_SOCKET_IFNAME, the host's name or the default route.
+  std::string interface = {};
   std::string gpus = {};  ///< Absolute ids, one per process: "4,5". Empty: the first visible ones.
   std::string xpus = {};
-  /// Of all hosts, this one's among them: "192.168.0.16,192.168.0.17"; empty: this one.
+  /// Addresses of all hosts, including this one: "192.168.0.16,192.168.0.17"; empty: this host alone.
   std::string ips = {};
   std::string master_addr = {};  ///< Empty: the first of `ips`, or 127.0.0.1.
-  int master_port = 0;           ///< 0: none is told to the processes of one host; of several, 2222.
-  /// "name:ordinal;[grpc://]host:port|..." of all hosts; empty: $ACCELMGR_WORKERS.
+  int master_port = 0;           ///< 0: 2222 with several hosts, unset with one.
+  /// All hosts, as "name:ordinal;[grpc://]host:port|..."; empty: $ACCELMGR_WORKERS.
   std::string workers = {};
   int nnodes = 0;       ///< Hosts; 0: as many as `ips` or `workers`, or world_size / nprocs.
   int node_rank = -1;   ///< Of this host; -1: its place among `ips` or `workers`, or by rank_offset.
   int rank_offset = 0;  ///< Rank in the world of the first process here; 0: node_rank times nprocs.
   int world_size = 0;   ///< 0: nprocs times the number of hosts.
   std::function<void()> setup = {};  ///< Called in each process before the function; `fork` only.
-  std::string setup_name = {};       ///< A registered function to be called so, under any start method.
-  bool print_config = false;         ///< Prints the resolved options, with where each value came from.
-  bool oversubscribe = false;        ///< More processes than GPUs may share them.
-  double timeout_s = 300;            ///< Of the collectives between them.
-  double terminate_timeout_s = 5;    ///< From asking the others to end (TERM) until they are killed.
-  std::map<std::string, std::string> environment = {};  ///< Besides what they get anyway.
+  std::string setup_name = {};       ///< The same, as a registered function; any start method.
+  bool print_config = false;         ///< Print the resolved options and the source of each value.
+  bool oversubscribe = false;        ///< Allow more processes than GPUs; they share the GPUs.
+  double timeout_s = 300;            ///< Of each collective between the processes.
+  double terminate_timeout_s = 5;    ///< Between SIGTERM and SIGKILL when processes are ended.
+  std::map<std::string, std::string> environment = {};  ///< Variables to add to each process's environment.
 };
 
-/// The options by their names ("nprocs", "gpus", ...), as texts. An unknown one is a ConfigError that names
-/// the nearest known one; a deprecated one (selected_devices, started_port, cluster_node_ips, node_ip,
-/// use_paddlecloud) is logged as a warning, and works.
+/// Options from texts, by name ("nprocs", "gpus", ...). Throws ConfigError for an unknown name; the error
+/// names the nearest known one. A deprecated name (selected_devices, started_port, cluster_node_ips, node_ip,
+/// use_paddlecloud) works, and logs a warning.
 Options options_from(const std::map<std::string, std::string>& texts);
 
-/// How one process failed.
+/// The failure of one process.
 struct Failure {
   int rank = -1;        ///< In the world.
   int exit_code = 0;    ///< 0 when a signal killed it.
   int signal = 0;       ///< 0 when it exited.
-  std::string phase{};  ///< "setup", "function", "start"; empty when the process could not say.
+  std::string phase{};  ///< "setup", "function" or "start"; empty when the process did not report it.
   std::string type{};   ///< Name of the exception's type; empty if none was thrown.
   std::string what{};
-  std::string trace{};  ///< The exceptions nested in it, outermost first; of Python, its traceback.
+  std::string trace{};  ///< Nested exceptions, outermost first; for Python, the traceback.
   double time_s = 0;    ///< Since 1970.
 };
 
-/// The first failure in time; the other processes were ended because of it. what() says all of it.
+/// The earliest failure of a launch, after which the other processes were ended. what() has all details.
 class SpawnError : public Error {
  public:
   SpawnError(Failure first, std::vector<Failure> later);
@@ -93,7 +97,7 @@ class SpawnError : public Error {
   int exit_code() const noexcept { return first_.exit_code; }
   const std::string& trace() const noexcept { return first_.trace; }
   const Failure& first() const noexcept { return first_; }
-  /// Those that failed of themselves after it, in order of time; not those that were ended.
+  /// Later failures of other processes, by time; without the processes that the launch itself ended.
   const std::vector<Failure>& later() const noexcept { return later_; }
 
  private:
@@ -101,21 +105,37 @@ class SpawnError : public Error {
   std::vector<Failure> later_;
 };
 
-/// Processes that were started together. One thread at a time.
+/// One process of a launch.
+struct ProcessState {
+  pid_t pid = 0;
+  int pidfd = -1;                    ///< Readable when the process has ended. It belongs to the SpawnContext.
+  std::optional<int> exit_code{};    ///< nullopt: it runs. -N: signal N ended it.
+  std::optional<Failure> failure{};  ///< What the process reported.
+};
+
+/// The processes of one launch. One thread at a time may use it. The destructor acts as Options::daemon says.
 class SpawnContext {
  public:
   SpawnContext(SpawnContext&&) noexcept;
   SpawnContext& operator=(SpawnContext&&) noexcept;
   ~SpawnContext();
 
-  /// Waits until all have ended (true), or one has failed (SpawnError, after the rest have been ended), or
-  /// the time is over (false). No timeout: as long as it takes.
+  /// Blocks until all processes have ended, and returns true. Returns false when the timeout passes first;
+  /// nullopt: no timeout. When a process fails, ends the others and throws SpawnError.
   bool join(std::optional<double> timeout_s = std::nullopt);
   std::vector<pid_t> pids() const;
-  /// Ends all that still run: TERM, KILL after the bound. Returns when none is left. No failure.
+  /// All processes as they are now, by local rank.
+  std::vector<ProcessState> processes();
+  /// Blocks until one process has ended. False if the timeout passes first. join() reports its failure.
+  bool wait(int local_rank, std::optional<double> timeout_s = std::nullopt);
+  /// Ends all running processes: SIGTERM, then SIGKILL after Options::terminate_timeout_s. Blocks until none
+  /// is left. Processes ended so do not count as failed.
   void terminate() noexcept;
-  /// What the functions returned, by local rank; null of those that have not returned.
+  /// Values that the functions returned, by local rank; null for a function that has not returned.
   const std::vector<Value>& results() const noexcept;
+
+  /// Keeps an object that the processes need, until the last one has ended.
+  void hold(std::shared_ptr<void> object);
 
   class Processes;
   explicit SpawnContext(std::unique_ptr<Processes> processes) noexcept;
@@ -124,24 +144,26 @@ class SpawnContext {
   std::unique_ptr<Processes> processes_;
 };
 
-/// Starts options.nprocs processes, each of which calls the function. One process with `join`: it is called
-/// in place. Throws ConfigError for options that cannot be, SystemError, and SpawnError if `join`.
-/// `function`: a registered name (all start methods), or a callable (`fork` only; otherwise UsageError).
+/// Starts options.nprocs processes; each calls the function. A single process with `join` is this process:
+/// the function is called in place. `function` is a registered name (all start methods) or a callable (`fork`
+/// only; otherwise UsageError). Throws ConfigError for invalid options, SystemError, and with `join`
+/// SpawnError.
 SpawnContext spawn(const std::variant<std::string, Function>& function, const Value& args = Value::array(),
                    const Options& options = {});
 
-/// One process at a time, of those of one spawn() or one host's `accelmgr spawn`, runs something. The death
-/// of the process that is in it lets the next one in.
+/// Lets one process at a time run a function, among the processes of one spawn() or of `accelmgr spawn` on
+/// one host. If the process inside dies, the next one may enter.
 class SerialExecutor {
  public:
-  /// Executors of the same name are one.
+  /// Executors with the same name exclude each other. `timeout_s`: longest wait of run(). Throws UsageError
+  /// for an empty name.
   explicit SerialExecutor(std::string name = "serial", double timeout_s = 300);
   ~SerialExecutor();
   SerialExecutor(const SerialExecutor&) = delete;
   SerialExecutor& operator=(const SerialExecutor&) = delete;
 
-  /// What `function` returns or throws. Throws SessionError when it has not got in by the timeout; it names
-  /// the process that is inside.
+  /// Blocks until no other process is inside, then calls `function`, and returns or throws what it does.
+  /// Throws SessionError, which names the process inside, when that takes longer than the timeout.
   template <class Call>
   auto run(Call&& function) {
     const Turn turn(*this);

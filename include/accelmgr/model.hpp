@@ -1,7 +1,7 @@
 // The interface of a model replica, and the registry by which all processes find the same model.
 //
-// Objects and closures do not cross into the manager and the runners, names do: register a factory before
-// accelmgr::init(), which is where those processes branch off.
+// Objects and closures cannot be passed to the manager and the runners; names can. Register a factory before
+// accelmgr::init(): the manager runs this program again up to that call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,42 +17,45 @@
 
 namespace accelmgr {
 
-/// One micro-batch: its fields in the order in which the data source declared them; dimension 0 is the batch.
-/// The tensors are the model's own: it may change and keep them.
+/// One micro-batch: its fields in the order that the data source declared. Dimension 0 is the batch. The
+/// tensors are copies for the model, which may change and keep them. They are on the device that computes.
 class Batch {
  public:
   explicit Batch(std::vector<NamedTensor> fields) : fields_(std::move(fields)) {}
   const std::vector<NamedTensor>& fields() const noexcept { return fields_; }
-  /// Throws ModelError that lists the fields there are.
+  /// Throws ModelError, which lists the fields, when there is no such field.
   const at::Tensor& operator[](const std::string& name) const;
 
  private:
   std::vector<NamedTensor> fields_;
 };
 
-/// `loss`: a scalar (0-d or one element, floating point) that requires grad while training.
-/// `scalars`: any other numbers; they arrive in StepResult, averaged like the loss. At most 16, names of at
-/// most 47 bytes.
+/// `loss`: a floating-point scalar (0-d or one element) that requires grad while training.
+/// `scalars`: other numbers to report. StepResult has them, averaged like the loss. At most 16, with names of
+/// at most 47 bytes.
+/// `scalar_tensors`: more of them, as tensors of one element. They are read when the step is computed, so a
+/// device need not wait for them in forward(), as it does for item().
 struct Outputs {
   at::Tensor loss{};
   std::vector<std::pair<std::string, double>> scalars{};
+  std::vector<NamedTensor> scalar_tensors{};
 };
 
-/// One replica of a model. Used by one thread. parameters() and buffers() return the same tensor objects at
-/// every call: accelmgr points the parameters' storage at the master's memory (`set_data`), so a model must
-/// not replace them; a step in which it did fails with ModelError.
+/// One replica of a model. One thread uses it. parameters() and buffers() must return the same tensor objects
+/// at every call. accelmgr points the parameters' storage at the master's memory (`set_data`), or moves
+/// parameters and buffers to a device; a step in which the model replaced a parameter fails with ModelError.
+/// Tensors that a model makes by itself belong on the device of its batch.
 class Model {
  public:
   virtual ~Model() = default;
-  /// Leaves; floating point, all of one dtype (float32 or float64). Tied weights may be listed under each
-  /// name.
+  /// Leaf tensors, all of one dtype, float32 or float64. Tied weights may be listed under each name.
   virtual std::vector<NamedTensor> parameters() = 0;
-  /// State that forward() changes and that is no parameter (BatchNorm statistics). May be empty.
+  /// State that forward() changes and that is not a parameter (BatchNorm statistics). May be empty.
   virtual std::vector<NamedTensor> buffers() = 0;
-  /// Names of those that are not part of the state dict; checkpoints keep them for each runner alone.
+  /// Names of the buffers that are not part of the state dict. Checkpoints keep them for each rank only.
   virtual std::vector<std::string> non_persistent_buffers() const { return {}; }
-  /// What it throws fails the step. An error of torch, or a ModelError, is not tried again: with the same
-  /// batch it would come again.
+  /// An exception fails the step. The step is not repeated after an error of torch or a ModelError, because
+  /// the same batch would cause it again.
   virtual Outputs forward(const Batch& batch) = 0;
   /// Switches dropout and BatchNorm between training and evaluation.
   virtual void train(bool on) = 0;
@@ -64,8 +67,8 @@ using ModelFactory = std::function<std::unique_ptr<Model>(const Config&)>;
 /// Throws UsageError when the name is taken. Not thread-safe; call it before init().
 void register_model(const std::string& name, ModelFactory factory);
 
-/// `config.model.kind` by name: a built-in model or a registered one. Throws ConfigError that names the
-/// nearest known kind, ModelError when the factory fails.
+/// Makes the model that `config.model.kind` names, built-in or registered. Throws ConfigError for an unknown
+/// kind (the error names the nearest known one), and ModelError when the factory fails.
 std::unique_ptr<Model> make_model(const Config& config);
 
 /// Names of the built-in and the registered models, sorted.

@@ -1,4 +1,4 @@
-// Host optimizers over the flat master: ATen's fused operators, one call per group.
+// Optimizers of the host, over flat groups of the master: one call of ATen's fused operators for each group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 namespace accelmgr {
 
 /// A contiguous piece of the master whose parameters an optimizer treats alike. `parameters` and `gradients`
-/// are 1-d views of equal length, whose gaps between tensors (alignment) are zero and stay zero.
+/// are 1-d views of equal length. Alignment gaps between tensors are zero and stay zero.
 struct FlatGroup {
   enum class Kind { decay, no_decay, frozen };
   Kind kind =
@@ -23,37 +23,37 @@ struct FlatGroup {
   at::Tensor gradients{};
 };
 
-/// sgd, adam or adamw as configured, with warm-up, schedule and clipping. Equal to libtorch's own within
-/// rounding. Used by one thread; blocks for the arithmetic alone.
+/// sgd, adam or adamw as configured, with warm-up, schedule and clipping. The results equal those of
+/// libtorch's optimizers within rounding. One thread uses it; calls block only while they compute.
 class Optimizer {
  public:
-  /// `total_updates`: where the cosine schedule ends. Throws ConfigError (nesterov without momentum),
-  /// UsageError (a group whose tensors are not as FlatGroup says). Frozen groups are never read or written.
+  /// `total_updates`: the update at which the cosine schedule ends. Frozen groups are never read or written.
+  /// Throws ConfigError (nesterov without momentum, `steps_per_update` below 1), UsageError (a group that is
+  /// not as FlatGroup says).
   Optimizer(const OptimizerConfig& config, std::vector<FlatGroup> groups, std::int64_t total_updates);
   ~Optimizer();
 
-  /// One update from the gradients, which hold the sum of `config.steps_per_update` mean gradients. Clipping
-  /// and that division may change the gradients in place. Returns the L2 norm of the whole mean gradient
-  /// before clipping, or NaN when `clip_norm` is 0 (it is not computed then). A norm that is not finite clips
-  /// as torch's clip_grad_norm_ does: infinity makes every finite gradient 0, and NaN reaches every
-  /// parameter. Under `on_nonfinite: abort` no such gradient is in the master.
+  /// Makes one update. The gradients hold the sum of `config.steps_per_update` mean gradients; dividing and
+  /// clipping them may change them in place. Returns the L2 norm of the whole mean gradient before clipping,
+  /// or NaN when `clip_norm` is 0 (the norm is not computed then). A norm that is not finite clips as torch's
+  /// clip_grad_norm_ does: infinity makes every finite gradient 0, and NaN makes every parameter NaN. With
+  /// `on_nonfinite: abort` the master never has such a gradient.
   double step();
 
-  /// Updates done.
+  /// Number of updates made.
   std::int64_t updates() const noexcept;
   /// The learning rate of the next update.
   double learning_rate() const noexcept;
 
-  /// What the next updates depend on besides parameters, gradients and configuration: views of the
-  /// optimizer's own tensors, which follow its updates. `optimizer/<group>/momentum_buffer` (sgd with
-  /// momentum) or `optimizer/<group>/exp_avg` and `exp_avg_sq` (adam, adamw), of the length and dtype of the
-  /// group, and `optimizer/updates`, an int64 without dimensions. `<group>` is `decay` or `no_decay`; further
-  /// groups of the same kind are `decay.2`, `decay.3`. All are there, as zeros, before the first update.
+  /// The optimizer's own state, as views that follow its updates: `optimizer/<group>/momentum_buffer` (sgd
+  /// with momentum) or `optimizer/<group>/exp_avg` and `exp_avg_sq` (adam, adamw), of the length and dtype of
+  /// the group, and `optimizer/updates`, a 0-d int64. `<group>` is `decay` or `no_decay`; further groups of
+  /// the same kind are `decay.2`, `decay.3`. All exist, as zeros, before the first update.
   std::vector<NamedTensor> state() const;
 
-  /// Copies what state() of an optimizer with the same configuration and groups gave: updates go on as that
-  /// one's would have, bit for bit. Throws ModelError that names the tensor which is missing, unknown, given
-  /// twice or not of the shape and dtype needed; then nothing is changed.
+  /// Copies the state() of an optimizer with the same configuration and groups. Later updates equal those of
+  /// that optimizer bit for bit. Throws ModelError, which names a tensor that is missing, unknown, given
+  /// twice or of the wrong shape or dtype; nothing has changed then.
   void load_state(const std::vector<NamedTensor>& state);
 
  private:
@@ -61,9 +61,9 @@ class Optimizer {
   std::unique_ptr<State> state_;
 };
 
-/// The learning rate of update `update` (from 0) of `total_updates`. Warm-up: (update + 1) / warmup_updates
-/// of the full rate; then constant, or half a cosine from the full rate at update `warmup_updates` to
-/// `final_learning_rate_ratio` of it at the last update (and after).
+/// The learning rate of update `update`, counted from 0, of `total_updates`. During warm-up it is (update +
+/// 1) / warmup_updates of the full rate. After that it is constant, or follows half a cosine from the full
+/// rate at update `warmup_updates` to `final_learning_rate_ratio` of it at the last update and after.
 double scheduled_learning_rate(const OptimizerConfig& config, std::int64_t update,
                                std::int64_t total_updates);
 

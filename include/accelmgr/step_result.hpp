@@ -1,32 +1,43 @@
-// What one step() did.
+// The options of step(), and its result.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace accelmgr {
 
+struct StepOptions {
+  std::optional<double> timeout_s{};  ///< 0 or more; default: `step_timeout` of the configuration.
+  bool accumulate = true;             ///< false: overwrite the master gradients; no zero_grad() is needed.
+  bool parameters_changed = true;     ///< false: the host wrote no parameter since the last step.
+  /// Called every 20 ms until the step is committed, and after a signal. When it returns true, the step ends
+  /// as after a timeout.
+  std::function<bool()> interrupted{};
+};
+
 enum class StepStatus {
   ok,            ///< The mean gradient of this step is in the master.
   data_end,      ///< The data source ended before the step was complete.
-  runner_lost,   ///< A runner died or failed, and `runners.on_loss` does not, or no longer, make up for it.
-  nonfinite,     ///< A loss or gradient was not finite, and the policy is `abort`, or has let pass too many.
+  runner_lost,   ///< A runner died or failed, and `runners.on_loss` does not allow the run to go on.
+  nonfinite,     ///< A loss or gradient was not finite; policy `abort`, or beyond `nonfinite_limit`.
   timeout,       ///< The deadline passed.
-  manager_lost,  ///< The manager process is gone; the handle can be read, stopped and recover()ed.
+  manager_lost,  ///< The manager process has ended. The handle can be read, stopped and recover()ed.
 };
 
-/// How a process was lost, as the supervisor found it.
+/// How a process was lost, as the supervisor found it; for the manager, as the host found it.
 struct FailureCause {
   double time_s = 0;  ///< Since 1970, UTC.
-  int rank = -1;      ///< -1: no runner, but the launcher or the manager.
+  int rank = -1;      ///< -1: the fork server or the manager.
   int pid = 0;
   std::string phase{};
-  std::uint64_t step = 0;          ///< The one under way, counted from 1.
-  std::uint64_t attempt = 0;       ///< The last it took part in.
+  std::uint64_t step = 0;          ///< The step in progress, counted from 1.
+  std::uint64_t attempt = 0;       ///< The last attempt that the process took part in.
   std::string exit{};              ///< "killed by signal 9 (KILL)", "exit code 17".
-  std::string what{};              ///< Its exception, or why it was ended; may be empty.
+  std::string what{};              ///< Its exception, or why it was killed; may be empty.
   std::vector<std::string> log{};  ///< Its last log lines.
 };
 
@@ -35,26 +46,28 @@ const char* to_string(StepStatus status) noexcept;
 
 struct StepResult {
   StepStatus status = StepStatus::ok;
-  bool counted = false;    ///< Whether the master gradients contain this step. Either in full or not at all.
-  std::uint64_t step = 0;  ///< Committed steps of this session, this one included if it counted.
-  std::uint64_t attempt = 0;  ///< Never reused.
+  bool counted = false;       ///< True if the master gradients contain this step: in full, or not at all.
+  std::uint64_t step = 0;     ///< Committed steps of this session, including this one if it counted.
+  std::uint64_t attempt = 0;  ///< Number of the last attempt; never reused.
   double loss = 0;  ///< Mean over micro-batches (or samples, by `loss_scaling`); 0 when not counted.
   std::uint64_t samples = 0;  ///< Elements that took part; 0 when not counted.
   std::vector<std::pair<std::string, double>>
       scalars{};                        ///< Other numbers of the model, averaged like the loss.
-  std::uint64_t parameter_version = 0;  ///< The version all runners computed with.
-  bool nonfinite = false;               ///< Something was not finite, and the policy is `keep`.
+  std::uint64_t parameter_version = 0;  ///< Version of the parameters that all runners used.
+  bool nonfinite = false;               ///< A loss or gradient was not finite, and the policy is `keep`.
   double step_ms = 0;                   ///< From the call to its return.
-  double compute_ms = 0;  ///< Forward, backward and take-over of gradients; the slowest runner's.
-  double reduce_ms = 0;   ///< Reduction; the slowest runner's.
-  double wait_ms = 0;     ///< step_ms without the two: triggers, waiting for data and for each other.
-  std::string error{};    ///< Empty when ok. First cause first: rank, phase, signal or exit code, what().
+  double compute_ms = 0;                ///< Forward, backward and gradient capture of the slowest runner.
+  double reduce_ms = 0;                 ///< Reduction of the slowest runner.
+  double wait_ms = 0;   ///< The rest of step_ms: triggers, waiting for data and for other processes.
+  std::string error{};  ///< Empty when ok. First cause first: rank, phase, signal or exit code, what().
   std::string
       error_type{};  ///< Type of the exception behind it (`ModelError`, `DataError`, ...); empty if none.
   int rank = -1;     ///< The runner at fault, -1 if none.
   std::uint32_t participants = 0;  ///< Runners that took part; 0 when not counted.
-  std::uint32_t tries = 0;         ///< Attempts that were opened for this step: 1 if nothing went wrong.
-  std::uint32_t skipped = 0;  ///< Of them, those whose batches were left out (`on_nonfinite: skip_batch`).
+  std::uint32_t tries = 0;         ///< Attempts that were made for this step; 1 if nothing went wrong.
+  std::uint32_t skipped = 0;       ///< How many of `tries` had their batches left out (`skip_batch`).
+  double loss_scale = 1;           ///< The factor of the loss in the last attempt; 1 unless autocast is fp16.
+  std::uint32_t loss_scale_lowered = 0;  ///< How many of `tries` had infinite gradients, and halved it.
   std::vector<FailureCause>
       causes{};  ///< Losses behind a runner_lost or manager_lost, first cause first, at most 3.
 

@@ -1,4 +1,4 @@
-// A torch::nn::Module as a Model, for programs that include torch/torch.h themselves. Header-only.
+// Makes a Model of a torch::nn::Module. Header-only; the program includes torch/torch.h itself.
 //
 //   struct Net : torch::nn::Module { accelmgr::Outputs forward(const accelmgr::Batch& batch); ... };
 //   accelmgr::register_model("net", [](const accelmgr::Config&) {
@@ -24,9 +24,9 @@ concept TorchModuleLike = requires(Module& module, const Batch& batch) {
   { module.forward(batch) } -> std::same_as<Outputs>;
 };
 
-/// Wraps a module, which must register every parameter and buffer that forward() uses, and must not replace
-/// them: of parameters that is noticed, and fails the step. Parameters that are registered under several
-/// names (tied weights) are listed under each. Used by one thread, as every Model.
+/// Wraps a module. The module must register every parameter and buffer that forward() uses, and must not
+/// replace them; replacing a parameter fails the step. Parameters with several names (tied weights) are
+/// listed under each. One thread uses it, as every Model.
 template <TorchModuleLike Module>
 class TorchModule : public Model {
  public:

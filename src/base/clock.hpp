@@ -1,4 +1,4 @@
-// Monotonic time, one clock for all processes of a machine.
+// Monotonic time, from one clock for all processes of a machine.
 #pragma once
 
 #include <time.h>
@@ -18,7 +18,7 @@ inline std::int64_t now_ns() noexcept {
 /// A point in time after which a wait ends.
 class Deadline {
  public:
-  /// Has passed at once unless `seconds` is above 0; what is beyond any wait (infinity) lies 127 years ahead.
+  /// Has passed at once unless `seconds` is above 0 (NaN is not). Infinity becomes 127 years.
   static Deadline in_seconds(double seconds) noexcept {
     const double wait_s = seconds > 0 ? std::min(seconds, longest_wait_s) : 0;
     return Deadline(now_ns() + static_cast<std::int64_t>(wait_s * 1e9));
@@ -29,10 +29,12 @@ class Deadline {
   std::int64_t ns() const noexcept { return at_ns_; }
 
  private:
-  static constexpr double longest_wait_s = 4e9;  // 127 years: with now_ns() its nanoseconds fit 64 bits.
+  static constexpr double longest_wait_s = 4e9;  // 127 years: now_ns() plus this fits 64 bits.
 
   explicit Deadline(std::int64_t at_ns) noexcept : at_ns_(at_ns) {}
   std::int64_t at_ns_;
 };
+
+inline Deadline earlier(Deadline a, Deadline b) noexcept { return a.ns() < b.ns() ? a : b; }
 
 }  // namespace accelmgr::base

@@ -5,11 +5,11 @@
 
 namespace accelmgr::base {
 
-/// The text of the C library, and what to do where a limit is the cause: "Too many open files: raise ulimit
+/// The text of the C library and, if a limit is the cause, what to do: "Too many open files: raise ulimit
 /// -n (now 20)".
 std::string errno_text(int code);
 
-/// Whether the machine lacks something (descriptors, memory, room on a disk), whatever was asked for.
+/// Whether `code` means that the machine lacks something: descriptors, memory, room on a disk.
 bool is_shortage(int code) noexcept;
 
 }  // namespace accelmgr::base

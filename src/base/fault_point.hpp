@@ -1,5 +1,5 @@
-// Places where a test can break things on purpose. In a build without tests they are nothing at all; in one
-// with tests each is a look at a pointer, until the library of tests/faults installs a handler.
+// Fault points: places where a test can break things on purpose. In a build without tests they compile to
+// nothing. In a build with tests each reads a pointer, until the library of tests/faults installs a handler.
 #pragma once
 
 #include <atomic>
@@ -13,30 +13,30 @@ namespace accelmgr::base {
 
 enum class FaultPhase {
   init,             ///< Runner: before its model is built.
-  load_parameters,  ///< Runner: triggered, before it reads the parameters' version.
+  load_parameters,  ///< Runner: in an attempt, before it reads the version of the parameters.
   data,             ///< Runner: before it waits for a batch. Manager: before the source is read.
   forward,
   backward,
-  take_over,   ///< Runner: a gradient is in the slab, its tag not yet.
-  vote,        ///< Runner: its copies are written, its bit is not set.
-  voted,       ///< Runner: its bit is set.
-  undo_saved,  ///< Reduction: the chunk's undo image is saved, the cursor not yet in flight.
-  in_flight,   ///< Reduction: the cursor says in flight, the chunk is not reduced.
-  reduced,     ///< Reduction: the chunk is reduced, the cursor still in flight.
-  chunk,       ///< Reduction: between two chunks.
-  publish,     ///< Reduction: all chunks are done, the result's copies are not written.
-  published,   ///< Reduction: they are, the cursor is not yet at its end.
-  close,       ///< Runner: its slice is finished, the attempt perhaps not yet closed.
-  checkpoint,  ///< Manager: after each file of a checkpoint, and before its rename.
+  gradient_capture,  ///< Runner: a gradient is in the slab, its tag is not set.
+  vote,              ///< Runner: its state copy and ballot are written, its bit is not set.
+  voted,             ///< Runner: its bit is set.
+  undo_saved,        ///< Reduction: the undo image is saved, the cursor is not yet in flight.
+  in_flight,         ///< Reduction: the cursor is in flight, the chunk is not reduced.
+  reduced,           ///< Reduction: the chunk is reduced, the cursor is still in flight.
+  chunk,             ///< Reduction: between two chunks.
+  publish,           ///< Reduction: all chunks are done, counters and result buffers are not written.
+  published,         ///< Reduction: they are written, the cursor is not yet at its end.
+  close,             ///< Runner: its slice is finished, the attempt may not be closed.
+  checkpoint,        ///< Manager: after each file of a checkpoint, and before its rename.
 };
 
-/// What the caller of a fault point is to do. nan, of `forward`: its loss becomes NaN.
+/// What the caller of a fault point must do. nan, only of `forward`: make the loss NaN.
 enum class FaultEffect { none, nan };
 
 #ifdef ACCELMGR_FAULTS
 
-/// What is to happen where. `arm` takes Config::faults in a process that begins (`rank` -1: the manager);
-/// throws ConfigError. `reach` is called at every fault point, in any thread; it may not return.
+/// Decides what happens at fault points. `arm` gets Config::faults in a new process (`rank` is -1 in the
+/// manager), and throws ConfigError. Every fault point calls `reach`, on any thread; it may not return.
 struct FaultHandler {
   void (*arm)(const std::vector<std::string>& faults, int rank, std::uint32_t generation);
   FaultEffect (*reach)(FaultPhase phase);
@@ -48,9 +48,9 @@ inline FaultEffect fault_point(FaultPhase phase) {
   return handler == nullptr ? FaultEffect::none : handler->reach(phase);
 }
 
-/// In a process that begins, before it has threads: what `faults` say of it will happen in it. `rank` is -1
-/// in the manager. Without faults it forgets those that its parent had. Throws ConfigError: a fault that
-/// cannot be read, or a program that cannot inject any.
+/// Call in a new process, before it has threads. Arms the faults of this process among `faults`, and disarms
+/// those that it inherited from its parent. `rank` is -1 in the manager. Throws ConfigError when a fault
+/// cannot be read, or when the program cannot inject any.
 inline void arm_faults(const std::vector<std::string>& faults, int rank, std::uint32_t generation) {
   if (const auto* handler = fault_handler.load())
     handler->arm(faults, rank, generation);

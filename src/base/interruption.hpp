@@ -1,5 +1,5 @@
-// Giving up a wait before its deadline, because the thread that waits is wanted elsewhere: by a signal
-// handler of an interpreter, for instance.
+// Ends a wait before its deadline because its thread is needed elsewhere, for instance by a signal handler of
+// an interpreter.
 #pragma once
 
 #include <functional>
@@ -11,10 +11,10 @@ namespace detail {
 inline thread_local const std::function<bool()>* interruption = nullptr;
 }
 
-/// Asked by waits between their looks, once they take longer than a few milliseconds.
+/// Whether a wait of this thread must end now. Waits that take longer than a few milliseconds ask repeatedly.
 inline bool interrupted() { return detail::interruption != nullptr && (*detail::interruption)(); }
 
-/// What interrupted() asks in this thread, as long as this object lives. `hook` must outlive it.
+/// While this object lives, interrupted() calls `hook` in this thread. `hook` must outlive it. Scopes nest.
 class InterruptionScope {
  public:
   explicit InterruptionScope(const std::function<bool()>& hook) noexcept

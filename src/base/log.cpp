@@ -5,6 +5,7 @@
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -45,17 +46,17 @@ class TailSink : public spdlog::sinks::base_sink<std::mutex> {
   std::atomic<std::uint64_t>& written_;
 };
 
-/// The logger and what it is made of, each sink with a level of its own.
+/// The logger, its sinks and its formatter. Each sink has its own level.
 struct Logging {
   Logging() {
     standard_error->set_level(spdlog::level::info);
     logger.flush_on(spdlog::level::trace);
-    // A process forked while another thread writes a line would have the lock, and nobody to open it.
+    // A child forked while another thread writes a line would inherit a mutex that stays locked.
     pthread_atfork([] { spdlog::details::console_mutex::mutex().lock(); },
                    [] { spdlog::details::console_mutex::mutex().unlock(); },
                    [] { spdlog::details::console_mutex::mutex().unlock(); });
   }
-  /// After a change of sinks, levels or formatter.
+  /// Call after a change of sinks, levels or formatter.
   void apply() {
     logger.sinks() = {standard_error};
     if (tail) logger.sinks().push_back(tail);
@@ -64,7 +65,7 @@ struct Logging {
   }
 
   std::shared_ptr<spdlog::sinks::sink> standard_error = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-  std::shared_ptr<TailSink> tail;  ///< Null: none is kept.
+  std::shared_ptr<TailSink> tail;  ///< Null: no log tail is kept.
   std::unique_ptr<spdlog::formatter> formatter = std::make_unique<spdlog::pattern_formatter>();
   spdlog::logger logger{"accelmgr", standard_error};
 };
@@ -72,6 +73,20 @@ struct Logging {
 Logging& instance() {
   static Logging logging;
   return logging;
+}
+
+constexpr spdlog::level::level_enum spdlog_level(LogLevel level) noexcept {
+  switch (level) {
+    case LogLevel::debug:
+      return spdlog::level::debug;
+    case LogLevel::info:
+      return spdlog::level::info;
+    case LogLevel::warning:
+      return spdlog::level::warn;
+    case LogLevel::error:
+      return spdlog::level::err;
+  }
+  return spdlog::level::err;
 }
 
 }  // namespace
@@ -106,6 +121,20 @@ void set_log_step(std::uint64_t step) noexcept { current_step.store(step, std::m
 
 std::uint64_t log_step() noexcept { return current_step.load(std::memory_order_relaxed); }
 
-spdlog::logger& log() { return instance().logger; }
+bool Logger::shows(LogLevel level) const noexcept { return spdlog().should_log(spdlog_level(level)); }
+
+spdlog::logger& Logger::spdlog() const noexcept { return instance().logger; }
+
+void Logger::write(LogLevel level, fmt::string_view format, fmt::format_args values) const noexcept {
+  try {
+    spdlog::memory_buf_t line;
+    fmt::vformat_to(fmt::appender(line), format, values);
+    spdlog().log(spdlog_level(level), spdlog::string_view_t(line.data(), line.size()));
+  } catch (const std::exception&) {  // There is no memory for the values.
+    spdlog().log(spdlog_level(level), spdlog::string_view_t(format.data(), format.size()));
+  }
+}
+
+Logger log() noexcept { return {}; }
 
 }  // namespace accelmgr::base

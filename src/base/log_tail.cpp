@@ -13,7 +13,8 @@ void append_to_tail(std::span<char> text, std::atomic<std::uint64_t>& written,
   const auto kept = line.substr(line.size() - std::min(line.size(), text.size() - 1));
   const auto at = [&](std::uint64_t i) -> char& { return text[i % text.size()]; };
   for (auto i = end - kept.size(); i <= end; ++i) at(i) = '\0';
-  // The death of this process keeps the order of its stores; the compiler must, too.
+  // The NULs are stored before the bytes. A killed process has made its stores in order; the fence makes the
+  // compiler keep that order.
   std::atomic_signal_fence(std::memory_order_seq_cst);
   for (std::size_t i = 0; i < kept.size(); ++i) at(end - kept.size() + i) = kept[i] == '\0' ? ' ' : kept[i];
   written.store(end, std::memory_order_release);

@@ -1,10 +1,11 @@
-// The last log lines of a process, in memory that survives its death: a ring of bytes and the number of all
-// that were ever written to it. Byte i of these stands at i mod the ring's size.
+// The last log lines of a process, in memory that survives its death: a ring of bytes, and `written`, the
+// number of bytes ever written to it. Byte i is at position i mod the size of the ring.
 //
 //   ... old old | NUL | 12:00:01 info one\n12:00:02 info two\n | (written mod size: the next goes here)
 //
-// One NUL stands between the last byte and the oldest one. A process killed while it writes a line leaves its
-// first bytes, then NULs, over what was oldest: the reader takes nothing from before the last NUL.
+// One NUL separates the last byte from the oldest one. A process that is killed while it writes a line leaves
+// the first bytes of the line, then NULs, in the place of the oldest bytes. The reader ignores everything
+// before the last NUL.
 #pragma once
 
 #include <atomic>
@@ -17,14 +18,15 @@
 
 namespace accelmgr::base {
 
-/// Of a line longer than the ring, its end. `written` counts all of it, and is stored (release) after the
-/// bytes; the caller is the only writer. A NUL in `line` becomes a blank. A ring of less than two bytes holds
-/// nothing.
+/// Appends `line`; if it is longer than the ring, its end. `written` grows by the whole length, and is stored
+/// (release) after the bytes. The caller must be the only writer. A NUL in `line` becomes a blank. A ring of
+/// less than two bytes stays empty.
 void append_to_tail(std::span<char> text, std::atomic<std::uint64_t>& written,
                     std::string_view line) noexcept;
 
-/// The last complete lines, at most `most`, oldest first, without their ends of line. When even the last is
-/// longer than the ring: its end, after "...". What is no UTF-8 is replaced by U+FFFD. Takes any bytes.
+/// Returns the last complete lines, at most `most`, oldest first, without newlines. If even the last line is
+/// longer than the ring, returns "..." and its end. `text` may hold any bytes: U+FFFD replaces what is not
+/// UTF-8.
 std::vector<std::string> log_lines(std::span<const char> text, std::uint64_t written, std::size_t most);
 
 }  // namespace accelmgr::base

@@ -8,7 +8,7 @@
 namespace accelmgr::base {
 namespace {
 
-// Levenshtein distance, where two neighbours exchanged count once as well: what slips of the keyboard are.
+// Levenshtein distance in which an exchange of two neighbours counts once: that is a common typing error.
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> above_last, last(b.size() + 1), row(b.size() + 1);
   std::iota(last.begin(), last.end(), std::size_t{0});

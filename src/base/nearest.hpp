@@ -7,7 +7,7 @@
 
 namespace accelmgr::base {
 
-/// The nearest of `known` by edit distance, if it is near enough to be meant; else empty.
+/// The name in `known` with the least edit distance; empty if none is near enough.
 std::string nearest(std::string_view name, std::span<const std::string> known);
 
 /// "; did you mean 'x'?" or "".

@@ -1,4 +1,4 @@
-// A file descriptor with an owner.
+// Owns a file descriptor.
 #pragma once
 
 #include <unistd.h>
@@ -30,7 +30,7 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-/// Another descriptor of the same file, close-on-exec. Throws SystemError (descriptors exhausted).
+/// Makes another descriptor of the same file, close-on-exec. Throws SystemError when none is left.
 UniqueFd duplicate(int fd);
 
 }  // namespace accelmgr::base

@@ -7,8 +7,9 @@ namespace {
 
 constexpr std::string_view replacement = "\xEF\xBF\xBD";
 
-/// Bytes of the character that `text` begins with; 0 if it begins with none. Table 3-7 of the Unicode
-/// standard: the second byte's range keeps out overlong forms, surrogates and what lies beyond U+10FFFF.
+/// Length in bytes of the character with which `text` begins; 0 if that is not UTF-8. By table 3-7 of the
+/// Unicode standard: the range of the second byte excludes overlong forms, surrogates and values beyond
+/// U+10FFFF.
 std::size_t character_bytes(std::string_view text) {
   const auto byte = [&](std::size_t i) -> unsigned {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;

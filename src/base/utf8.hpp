@@ -1,4 +1,4 @@
-// Text that came from a torn place: what others are to read must be UTF-8.
+// Makes text valid UTF-8 that may have been cut anywhere.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace accelmgr::base {
 
-/// `text`, with each run of bytes that is no UTF-8 replaced by one U+FFFD.
+/// Returns `text` with each run of bytes that are not UTF-8 replaced by one U+FFFD.
 std::string valid_utf8(std::string_view text);
 
 }  // namespace accelmgr::base

@@ -16,7 +16,7 @@ std::uint32_t value_of(char digit, std::size_t at) {
   const auto value = alphabet.find(digit);
   if (value == std::string_view::npos)
     throw CheckpointError(
-        fmt::format("no base64: byte {} of the text is {:#04x}, which is none of its digits", at,
+        fmt::format("not base64: byte {} of the text is {:#04x}, which is not a base64 digit", at,
                     static_cast<unsigned char>(digit)));
   return static_cast<std::uint32_t>(value);
 }
@@ -39,7 +39,7 @@ std::string encode_base64(std::span<const std::byte> bytes) {
 std::vector<std::byte> decode_base64(std::string_view text) {
   if (text.size() % 4 != 0)
     throw CheckpointError(
-        fmt::format("no base64: its length must be a multiple of 4, and is {}", text.size()));
+        fmt::format("not base64: its length is {}; it must be a multiple of 4", text.size()));
   const std::size_t padding = text.ends_with("==") ? 2 : text.ends_with('=') ? 1 : 0;
   std::vector<std::byte> bytes;
   bytes.reserve(text.size() / 4 * 3);
@@ -49,7 +49,7 @@ std::vector<std::byte> decode_base64(std::string_view text) {
     for (std::size_t i = 0; i < 4; ++i) bits = bits << 6 | (i < digits ? value_of(text[at + i], at + i) : 0);
     for (std::size_t i = 0; i + 1 < digits; ++i) bytes.push_back(std::byte(bits >> (16 - 8 * i) & 255));
     if ((bits & ((1u << 8 * (4 - digits)) - 1)) != 0)
-      throw CheckpointError("no base64: the unused bits of its last digit are not zero");
+      throw CheckpointError("not base64: the unused bits of its last digit are not zero");
   }
   return bytes;
 }

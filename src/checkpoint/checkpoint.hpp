@@ -1,11 +1,12 @@
-// Checkpoints: from one, training goes on bitwise. Each is a folder of three files:
+// Checkpoints. Training goes on bitwise from a checkpoint. Each is a folder of three files:
 //
 //   DIRECTORY/step-00000123/model.safetensors      parameters and buffers by their plain names: a state dict
-//                           training.safetensors   all else that is tensors; the names are the caller's
+//                           training.safetensors   all other tensors; the caller names them
 //                           state.json             step, metric, the caller's state, seals of both files
 //
-// One process at a time writes to a directory; any number may read meanwhile, and finds a checkpoint whole or
-// not at all. All errors are CheckpointError: they name the file, what is wrong, and what would be right.
+// One process at a time may write to a directory. Any number may read meanwhile; a reader finds a checkpoint
+// whole or not at all. All functions throw CheckpointError, which names the file, what is wrong, and what
+// would be right.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +23,9 @@
 
 namespace accelmgr::checkpoint {
 
-/// `model` and `training` are whole safetensors files in memory, made along a SafetensorsLayout. `metric` is
-/// the smaller the better; one that is not finite is as none. `state` is a JSON object that comes back as it
-/// is; bytes go in through encode_base64().
+/// What to save. `model` and `training` are images of whole safetensors files, made with SafetensorsLayout.
+/// `metric`: lower is better; a value that is not finite counts as none. `state` is a JSON object that is
+/// read back unchanged; put bytes into it with encode_base64().
 struct Contents {
   std::uint64_t step = 0;
   std::optional<double> metric;
@@ -35,19 +36,19 @@ struct Contents {
 
 struct Written {
   std::filesystem::path path;
-  std::uint64_t bytes = 0;                     ///< Of all three files.
+  std::uint64_t bytes = 0;                     ///< Size of all three files.
   std::vector<std::filesystem::path> removed;  ///< Checkpoints that need not be kept any more.
-  std::vector<std::string> warnings;           ///< What could not be removed, and why.
+  std::vector<std::string> warnings;           ///< Files and folders that could not be removed, and why.
 };
 
-/// Writes a checkpoint into `directory`, which is made if need be. A checkpoint of this step that is there is
-/// replaced. Then all are removed but the last `keep` (at least 1), the best, and this one. On return it has
-/// reached the disk; on an exception nothing of it is left, and what was there is untouched (but when the
-/// very last, the synchronization of `directory`, fails: then it is in its place, and a power failure may
-/// undo it). Blocks for as long as the disk takes.
+/// Writes a checkpoint into `directory`, which is created if need be, and replaces an existing checkpoint of
+/// this step. Then removes all checkpoints but the last `keep` (at least 1), the best, and this one. Blocks
+/// until the checkpoint is on disk. On an exception nothing of it is left and the existing checkpoints are
+/// untouched. There is one exception to that: when only the last step, the synchronization of `directory`,
+/// fails, the new checkpoint is in its place, but a power failure may undo it.
 Written write(const std::filesystem::path& directory, const Contents& contents, std::int64_t keep);
 
-/// Owns the mappings of its files: they may be replaced or removed meanwhile.
+/// An open checkpoint. Owns the mappings of its files, which may be replaced or removed meanwhile.
 struct Checkpoint {
   std::filesystem::path path;
   std::uint64_t step = 0;
@@ -57,12 +58,11 @@ struct Checkpoint {
   SafetensorsFile training;
 };
 
-/// Opens the checkpoint in the folder `path`, after checking all of it: versions, sizes, checksums,
-/// structure.
+/// Opens the checkpoint in the folder `path` after checking all of it: versions, sizes, checksums, structure.
 Checkpoint open(const std::filesystem::path& path);
 
-/// The latest good checkpoint in `directory`. Each later one that is not good is told to `refused`, with the
-/// reason. Throws when there is none, with all reasons.
+/// Opens the latest good checkpoint in `directory`. Calls `refused` with the reason for each later one that
+/// is not good. Throws, with all reasons, when there is no good one.
 Checkpoint open_latest(const std::filesystem::path& directory,
                        const std::function<void(const std::string&)>& refused);
 

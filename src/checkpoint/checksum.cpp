@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <memory>
 #include <vector>
 
 #include "accelmgr/errors.hpp"
@@ -41,7 +40,7 @@ std::string checksum_of_file(int fd, std::uint64_t bytes, const std::string& pat
     const ssize_t count = pread(fd, piece.data(), wanted, static_cast<off_t>(at));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw SystemError(fmt::format("reading '{}' at byte {}", path, at), errno);
-    if (count == 0) break;  // It has become shorter: the checksum will tell.
+    if (count == 0) break;  // The file was shortened; its checksum will differ.
     XXH3_128bits_update(&state, piece.data(), static_cast<std::size_t>(count));
     at += static_cast<std::uint64_t>(count);
   }

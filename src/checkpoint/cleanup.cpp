@@ -26,7 +26,7 @@ struct Candidate {
   std::optional<double> metric;
 };
 
-// A process of another user lives, too: EPERM.
+// EPERM: a process of another user, which is alive.
 bool is_alive(pid_t pid) { return kill(pid, 0) == 0 || errno != ESRCH; }
 
 bool rename_or_warn(const fs::path& from, const fs::path& to, std::vector<std::string>& warnings) {
@@ -41,7 +41,7 @@ std::vector<Candidate> candidates_in(const fs::path& directory, std::vector<std:
   for (auto& folder : list_folders(directory)) {
     const auto path = folder.path.string();
     try {
-      const base::UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
       if (!fd) throw SystemError(fmt::format("opening the directory '{}'", path), errno);
       const auto metric = read_state(fd.get(), path).metric;
       candidates.push_back({std::move(folder), metric});
@@ -52,7 +52,8 @@ std::vector<Candidate> candidates_in(const fs::path& directory, std::vector<std:
   return candidates;
 }
 
-// Of candidates, latest first; nullopt when none has a metric.
+// Returns the latest step with the lowest metric; nullopt when none has a metric. `candidates` are latest
+// first.
 std::optional<std::uint64_t> best_step(const std::vector<Candidate>& candidates) {
   const Candidate* best = nullptr;
   for (const auto& candidate : candidates)
@@ -101,9 +102,9 @@ std::vector<fs::path> prune(const fs::path& directory, std::uint64_t written, st
     if (retire(directory, folder, warnings)) removed.push_back(folder.path);
   }
   if (!candidates.empty() && candidates.front().folder.step > written)
-    warnings.push_back(
-        fmt::format("'{}' is of a later step than {}, which was just written, and is what `latest` means",
-                    candidates.front().folder.path.string(), written));
+    warnings.push_back(fmt::format(
+        "'{}' is of a later step than {}, which was just written; `latest` still names the later one",
+        candidates.front().folder.path.string(), written));
   return removed;
 }
 

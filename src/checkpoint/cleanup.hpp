@@ -1,5 +1,5 @@
-// What a directory of checkpoints is relieved of: the leftovers of writers that died, and checkpoints that
-// are neither among the last nor the best. Nothing here fails a write: what cannot be removed is told.
+// Cleans a directory of checkpoints: removes leftovers of writers that died, and checkpoints that are neither
+// among the last nor the best. No failure to remove something fails a write; it becomes a warning.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,23 @@
 
 namespace accelmgr::checkpoint {
 
-/// Removes `folder`, or appends to `warnings` why not.
+/// Removes `folder`, or appends the reason to `warnings`.
 void remove_folder(const std::filesystem::path& folder, std::vector<std::string>& warnings);
 
-/// Removes what writers have left that live no more, or had this process's id; a checkpoint that they had put
-/// aside and not replaced gets its name back. Throws SystemError when `directory` cannot be read.
+/// Removes the leftovers of writers that have ended or had this process's pid. A checkpoint that such a
+/// writer had set aside and not replaced gets its name back. Throws SystemError when `directory` cannot be
+/// read.
 void clear_leftovers(const std::filesystem::path& directory, std::vector<std::string>& warnings);
 
-/// Keeps the last `keep` checkpoints, the one of the lowest metric (of several the latest), and that of step
-/// `written`, which need not be the last in a run that was resumed from an earlier one; removes the others
-/// and returns their folders. What is not known to be a checkpoint of ours is neither counted nor removed.
+/// Keeps the last `keep` checkpoints, the one with the lowest metric (the latest of several), and that of
+/// step `written`, which need not be the last one in a run that resumed from an earlier step. Removes the
+/// others and returns their folders. Folders that cannot be read as checkpoints are neither counted nor
+/// removed.
 std::vector<std::filesystem::path> prune(const std::filesystem::path& directory, std::uint64_t written,
                                          std::int64_t keep, std::vector<std::string>& warnings);
 
-/// Removes a checkpoint, which nobody finds by half; false, and `warnings` say why, when it cannot be
-/// renamed.
+/// Renames a checkpoint, then removes it, so that no reader finds half of it. Returns false, with the reason
+/// in `warnings`, when it cannot be renamed.
 bool retire(const std::filesystem::path& directory, const Folder& folder, std::vector<std::string>& warnings);
 
 }  // namespace accelmgr::checkpoint

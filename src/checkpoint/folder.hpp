@@ -1,9 +1,9 @@
 // The names in a directory of checkpoints:
 //
 //   step-00000123                   a whole checkpoint; it gets this name when it is complete
-//   .step-00000123.tmp-4711         process 4711 writes it, or takes it away
-//   .step-00000123.replaced-4711    a whole one that has stepped aside for its successor: only for a moment,
-//                                   and only where the file system cannot exchange two folders
+//   .step-00000123.tmp-4711         being written, or being removed, by process 4711
+//   .step-00000123.replaced-4711    a whole one that process 4711 is replacing: only for a moment, and only
+//                                   where the file system cannot exchange two folders
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +22,7 @@ inline constexpr const char* training_file = "training.safetensors";
 inline constexpr const char* state_file = "state.json";
 
 std::string folder_name(std::uint64_t step);
-/// nullopt for what is no name of folder_name().
+/// The inverse of folder_name(); nullopt for any other name.
 std::optional<std::uint64_t> step_of(std::string_view name);
 
 struct Folder {
@@ -30,21 +30,22 @@ struct Folder {
   std::filesystem::path path;
 };
 
-/// What has the name of a checkpoint, latest step first. Throws SystemError.
+/// All folders with the name of a checkpoint, latest step first. Throws SystemError.
 std::vector<Folder> list_folders(const std::filesystem::path& directory);
 
-/// Of this process.
+/// The names that this process uses.
 std::filesystem::path temporary_path(const std::filesystem::path& directory, std::uint64_t step);
 std::filesystem::path replaced_path(const std::filesystem::path& directory, std::uint64_t step);
 
 struct Leftover {
   std::uint64_t step;
   pid_t pid;
-  bool replaced;  ///< Else temporary.
+  bool replaced;  ///< true: replaced_path(); false: temporary_path().
   std::filesystem::path path;
 };
 
-/// What is under a name of temporary_path() or replaced_path(), of any process. Throws SystemError.
+/// All files and folders with a name of temporary_path() or replaced_path(), of any process. Throws
+/// SystemError.
 std::vector<Leftover> list_leftovers(const std::filesystem::path& directory);
 
 }  // namespace accelmgr::checkpoint

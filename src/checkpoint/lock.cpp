@@ -13,6 +13,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
+#include "base/timing.hpp"
 #include "checkpoint/storage.hpp"
 #include "ipc/process.hpp"
 
@@ -22,9 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr double last_writer_ends_s = 10;
 constexpr std::chrono::milliseconds look{10};
-// A write of one page is whole even if this process is killed in it: the text never gets shorter.
+// The text never gets shorter, and a write within one page is whole even if this process is killed in it.
 constexpr std::size_t text_bytes = 512;
 
 std::string host_name() {
@@ -33,7 +33,7 @@ std::string host_name() {
 }
 
 struct Holder {
-  pid_t pid = 0;  ///< 0: it has not said so.
+  pid_t pid = 0;  ///< 0: the file does not say.
   std::string host;
   std::string run;
 };
@@ -50,7 +50,7 @@ Holder read_holder(int fd) {
   }
 }
 
-/// A process of another host may be anything.
+/// False for a process of another host: it cannot be examined from here.
 bool has_ended(const Holder& holder) {
   if (holder.pid <= 0) return true;
   if (holder.host != host_name()) return false;
@@ -65,7 +65,7 @@ std::string describe(const Holder& holder) {
   if (holder.pid <= 0) return "another process";
   if (holder.host != host_name()) return fmt::format("process {} on host {}", holder.pid, holder.host);
   if (holder.pid == getpid()) return "another manager of this process, which was not stopped";
-  return has_ended(holder) ? fmt::format("what process {} has left behind", holder.pid)
+  return has_ended(holder) ? fmt::format("a process that process {} has left behind", holder.pid)
                            : fmt::format("process {}", holder.pid);
 }
 
@@ -76,12 +76,12 @@ bool names_file(const fs::path& path, int fd) {
 }
 
 base::UniqueFd open_lock_file(const fs::path& path) {
-  base::UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+  base::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!fd) throw SystemError(fmt::format("making '{}'", path.string()), errno);
   return fd;
 }
 
-/// Text on what keeps a directory from being written, with the directory as the caller called it.
+/// Runs `call`. A SystemError becomes a CheckpointError that says why `directory` cannot be written.
 template <typename Call>
 void for_writing(const fs::path& directory, Call&& call) {
   try {
@@ -98,13 +98,13 @@ DirectoryLock::DirectoryLock(const fs::path& directory) : owner_(getpid()) {
   for_writing(directory, [&] {
     make_directories(directory);
     path_ = fs::absolute(directory) / ".lock";
-    const auto deadline = base::Deadline::in_seconds(last_writer_ends_s);
+    const auto deadline = base::Deadline::in_seconds(timing::last_writer_ends_s);
     while (!try_to_lock()) {
       const auto holder = read_holder(fd_.get());
       if (!has_ended(holder) || deadline.passed())
         throw CheckpointError(
-            fmt::format("'{}' is in use by {}: one run at a time writes checkpoints to a directory. Take "
-                        "another, or wait until it has ended",
+            fmt::format("'{}' is in use by {}: only one run at a time may write checkpoints to a directory. "
+                        "Use another directory, or wait until that process has ended",
                         directory.string(), describe(holder)));
       std::this_thread::sleep_for(look);
     }
@@ -118,7 +118,7 @@ DirectoryLock::DirectoryLock(const fs::path& directory) : owner_(getpid()) {
   });
 }
 
-// The name may be another file's by the time this one is locked: the last holder has removed it.
+// When this file is locked, its name may belong to another file: the last holder has removed this one.
 bool DirectoryLock::try_to_lock() {
   for (;;) {
     fd_ = open_lock_file(path_);
@@ -133,7 +133,7 @@ bool DirectoryLock::try_to_lock() {
 DirectoryLock::~DirectoryLock() {
   if (getpid() != owner_) return;
   if (names_file(path_, fd_.get())) unlink(path_.c_str());
-  flock(fd_.get(), LOCK_UN);  // Forked children have duplicates.
+  flock(fd_.get(), LOCK_UN);  // Explicit, because forked children have duplicates of the descriptor.
 }
 
 void DirectoryLock::set_run(const std::string& id) {

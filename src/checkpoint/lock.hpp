@@ -1,10 +1,10 @@
-// One run at a time writes to a directory of checkpoints. It holds the lock of the file `.lock` in it, which
-// says who that is:
+// One run at a time may write to a directory of checkpoints. It holds a lock on the file `.lock` there, which
+// names the holder:
 //
 //   {"host": "vm", "pid": 4711, "run": "5f0c6a1e9b24d378"}
 //
-// The kernel unlocks it when the process ends. The file goes when the lock is given back, so that one which
-// nobody holds was left by a run that was killed.
+// The kernel releases the lock when the process ends. The file is removed when the lock is given back. So a
+// file that no process has locked was left by a run that was killed.
 #pragma once
 
 #include <sys/types.h>
@@ -16,24 +16,24 @@
 
 namespace accelmgr::checkpoint {
 
-/// Used by one thread.
+/// Not thread-safe.
 class DirectoryLock {
  public:
-  /// Makes `directory` if need be, and writes to it. Blocks for up to 10 s where the process that locked it
-  /// has ended and one that writes for it has not. Throws CheckpointError: the directory cannot be written
-  /// (with the reason), or another run uses it (with its process).
+  /// Creates `directory` if need be, locks it and writes the file. Blocks for up to 10 s when the locking
+  /// process has ended but a process with a duplicate of the descriptor has not. Throws CheckpointError when
+  /// the directory cannot be written (with the reason), or another run uses it (with its process).
   explicit DirectoryLock(const std::filesystem::path& directory);
-  /// In a forked child the lock stays its parent's.
+  /// Gives the lock back. Does nothing in a forked child: the lock stays the parent's.
   ~DirectoryLock();
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
 
-  /// The id of the run that was killed while it held the lock; empty: there was none.
+  /// The id of the run that was killed while it held the lock; empty if there was none.
   const std::string& killed_run() const noexcept { return killed_run_; }
-  /// The id of the run that holds it. Throws CheckpointError.
+  /// Writes the id of this run, which holds the lock, to the file. Throws CheckpointError.
   void set_run(const std::string& id);
 
-  /// A process that has a duplicate keeps the directory locked after this one has ended.
+  /// The locked descriptor. A process with a duplicate keeps the directory locked after this one has ended.
   int fd() const noexcept { return fd_.get(); }
 
  private:

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <set>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
@@ -21,8 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// How often a reader begins anew because a writer has taken away what it was reading: each time takes a
-// checkpoint written meanwhile, so more is not the writer's doing.
+// How often a reader begins again because a writer has removed what it was reading. A writer needs a whole
+// checkpoint for each time, so more has another cause.
 constexpr int most_tries = 100;
 
 base::UniqueFd open_folder(const fs::path& path) {
@@ -34,7 +33,7 @@ base::UniqueFd open_folder(const fs::path& path) {
   throw SystemError(fmt::format("opening the directory '{}'", path.string()), errno);
 }
 
-// Is what was opened still what has this name?
+// Whether `path` still names the folder that was opened.
 bool is_still_at(const fs::path& path, int folder) {
   struct stat named, opened;
   return stat(path.c_str(), &named) == 0 && fstat(folder, &opened) == 0 && named.st_dev == opened.st_dev &&
@@ -45,15 +44,16 @@ State read_state_of(int folder, const fs::path& path) {
   if (faccessat(folder, state_file, F_OK, 0) != 0 && errno == ENOENT) {
     const auto inside = list_folders(path);
     if (inside.empty())
-      throw CheckpointError(fmt::format("'{}' is no checkpoint: it has no {}", path.string(), state_file));
-    throw CheckpointError(fmt::format("'{}' is no checkpoint, but a directory of some: the latest is '{}'",
-                                      path.string(), inside.front().path.string()));
+      throw CheckpointError(fmt::format("'{}' is not a checkpoint: it has no {}", path.string(), state_file));
+    throw CheckpointError(
+        fmt::format("'{}' is not a checkpoint, but a directory of checkpoints: the latest is '{}'",
+                    path.string(), inside.front().path.string()));
   }
   auto state = read_state(folder, path.string());
   const auto named = step_of(path.filename().string());
   if (named && *named != state.step)
-    throw CheckpointError(
-        fmt::format("'{}' holds step {}: its folder is named after another", path.string(), state.step));
+    throw CheckpointError(fmt::format("'{}' holds step {}, but its folder is named after another step",
+                                      path.string(), state.step));
   return state;
 }
 
@@ -71,7 +71,7 @@ SafetensorsFile open_sealed(int folder, const fs::path& path, const char* name, 
   return {fd.get(), where};
 }
 
-// All files come from the one folder that is open, whatever happens to its name.
+// All files come from the one open folder, even if it is renamed meanwhile.
 Checkpoint open_in(int folder, const fs::path& path) {
   auto state = read_state_of(folder, path);
   auto model = open_sealed(folder, path, model_file, state.model);
@@ -101,7 +101,7 @@ struct Refusals {
   }
 };
 
-// nullopt when a folder was gone before it could be read: the writer goes on, and has a later one.
+// nullopt when a folder was gone before it could be read: the writer has a later one by now.
 std::optional<Checkpoint> try_latest(const fs::path& directory, Refusals& refusals) {
   for (const auto& folder : list_folders(directory)) {
     try {
@@ -134,7 +134,7 @@ Checkpoint open_latest(const fs::path& directory, const std::function<void(const
     });
     if (latest) return std::move(*latest);
   }
-  throw CheckpointError(fmt::format("'{}': each checkpoint was gone before it could be read, {} times",
+  throw CheckpointError(fmt::format("'{}': each checkpoint was removed before it could be read, {} times",
                                     directory.string(), most_tries));
 }
 

@@ -29,11 +29,11 @@ std::string run_id_of(const nlohmann::json& state) {
 std::vector<Folder> checkpoints_of_other_runs(const fs::path& directory, const std::string& id) {
   auto folders = list_folders(directory);
   std::erase_if(folders, [&](const Folder& folder) {
-    const base::UniqueFd fd(open(folder.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const base::UniqueFd fd(::open(folder.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     try {
       return !fd || run_id_of(read_state(fd.get(), folder.path.string()).run) == id;
     } catch (const Error&) {
-      return true;  // Whose a damaged one is, is not known.
+      return true;  // The run of a damaged checkpoint is unknown.
     }
   });
   return folders;

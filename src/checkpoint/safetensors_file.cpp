@@ -1,6 +1,5 @@
 #include "checkpoint/safetensors_file.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <utility>
@@ -15,7 +14,7 @@ namespace {
 
 ipc::Mapping map_whole(int fd, const std::string& where) {
   const auto bytes = file_bytes(fd, where);
-  if (bytes == 0) return {};  // Which cannot be mapped, and has no header: that is said below.
+  if (bytes == 0) return {};  // An empty file cannot be mapped; reading its header reports the error.
   try {
     return {fd, 0, bytes, ipc::Access::read};
   } catch (const SystemError& error) {
@@ -24,11 +23,6 @@ ipc::Mapping map_whole(int fd, const std::string& where) {
 }
 
 }  // namespace
-
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
-    : SafetensorsFile(
-          as_checkpoint_error([&] { return open_regular_file(AT_FDCWD, path, path.string()); }).get(),
-          path.string()) {}
 
 SafetensorsFile::SafetensorsFile(int fd, const std::string& where)
     : where_(where), mapping_(as_checkpoint_error([&] { return map_whole(fd, where); })) {

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <span>
 #include <string>
@@ -13,26 +12,26 @@
 
 namespace accelmgr::checkpoint {
 
-/// `bytes` lies in the mapping of its file.
+/// One tensor of a file. `bytes` points into the file's mapping.
 struct Tensor {
   std::string dtype;
   std::vector<std::int64_t> shape;
   std::span<const std::byte> bytes;
 };
 
-/// Owns the mapping: its tensors live as long as it does, moved or not. Who shortens the file meanwhile makes
-/// reading them a SIGBUS; checkpoints are never written to, only replaced.
+/// Owns the mapping. Its tensors are valid as long as this object or the one it is moved to. If a process
+/// shortens the file meanwhile, reading a tensor is a SIGBUS; checkpoints are never written to, only
+/// replaced.
 class SafetensorsFile {
  public:
-  /// Checks all that the format says. Throws CheckpointError, also when the file cannot be opened.
-  explicit SafetensorsFile(const std::filesystem::path& path);
-  /// Of an open file, which may be closed afterwards; `where` is its name in errors.
+  /// Maps an open file, which the caller may close afterwards, and checks the whole format. `where` is its
+  /// name in errors. Throws CheckpointError.
   SafetensorsFile(int fd, const std::string& where);
 
   /// In alphabetical order.
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return tensors_.contains(name); }
-  /// Throws CheckpointError when there is none of this name.
+  /// Throws CheckpointError when there is no tensor of this name.
   const Tensor& tensor(const std::string& name) const;
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
 

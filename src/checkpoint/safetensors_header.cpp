@@ -20,40 +20,42 @@ using nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "tensors lie in the file as they lie in memory");
 
-constexpr std::array<std::pair<std::string_view, std::uint64_t>, 10> dtypes{{{"F64", 8},
-                                                                             {"F32", 4},
-                                                                             {"F16", 2},
-                                                                             {"BF16", 2},
-                                                                             {"I64", 8},
-                                                                             {"I32", 4},
-                                                                             {"I16", 2},
-                                                                             {"I8", 1},
-                                                                             {"U8", 1},
-                                                                             {"BOOL", 1}}};
+constexpr std::array<std::pair<std::string_view, DType>, 10> dtypes{{{"F64", DType::float64},
+                                                                     {"F32", DType::float32},
+                                                                     {"F16", DType::float16},
+                                                                     {"BF16", DType::bfloat16},
+                                                                     {"I64", DType::int64},
+                                                                     {"I32", DType::int32},
+                                                                     {"I16", DType::int16},
+                                                                     {"I8", DType::int8},
+                                                                     {"U8", DType::uint8},
+                                                                     {"BOOL", DType::boolean}}};
 
-[[noreturn]] void refuse(const std::string& where, const std::string& why) {
+[[noreturn]] void refuse_header(const std::string& where, const std::string& why) {
   throw CheckpointError(fmt::format("'{}' is not a whole safetensors file: {}", where, why));
 }
 
 std::string_view header_text(std::span<const std::byte> image, const std::string& where) {
   if (image.size() < safetensors_length_bytes)
-    refuse(where, fmt::format("it has {} bytes, and the length of the header alone takes {}", image.size(),
-                              safetensors_length_bytes));
+    refuse_header(where, fmt::format("it has {} bytes, but the length of the header alone takes {}",
+                                     image.size(), safetensors_length_bytes));
   std::uint64_t length = 0;
   std::memcpy(&length, image.data(), sizeof length);
   if (length > safetensors_header_limit)
-    refuse(where, fmt::format("its header would be {} bytes long; the format allows {}", length,
-                              safetensors_header_limit));
+    refuse_header(where, fmt::format("its header would be {} bytes long; the format allows {}", length,
+                                     safetensors_header_limit));
   const auto rest = image.size() - safetensors_length_bytes;
   if (length > rest)
-    refuse(where, fmt::format("its header would be {} bytes long, and {} follow", length, rest));
+    refuse_header(where,
+                  fmt::format("its header would be {} bytes long, but only {} bytes follow", length, rest));
   const auto* text = reinterpret_cast<const char*>(image.data() + safetensors_length_bytes);
-  if (length == 0 || *text != '{') refuse(where, "its header does not begin with '{'");
+  if (length == 0 || *text != '{') refuse_header(where, "its header does not begin with '{'");
   return {text, length};
 }
 
-// nlohmann takes the last of several equal keys; here the second is an error. Nothing nests deeper than an
-// object in the object, and the list in that: what does could only be meant to use up memory.
+// Parses the header's JSON. nlohmann takes the last of several equal keys; here a repeated key is an error.
+// So is deeper nesting than the format has (a list in an object in the object), which could only serve to
+// exhaust memory.
 json parse_header(std::string_view text, const std::string& where) {
   std::vector<std::set<std::string>> keys;
   const auto check = [&](int depth, json::parse_event_t event, json& value) {
@@ -61,19 +63,20 @@ json parse_header(std::string_view text, const std::string& where) {
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if ((event == Event::object_start || event == Event::array_start) && depth > 2)
-      refuse(where, "its header nests deeper than the format");
+      refuse_header(where, "its header is nested deeper than the format allows");
     if (event == Event::key && !keys.back().insert(value.get<std::string>()).second)
-      refuse(where, fmt::format("its header has {} twice", value.dump()));
+      refuse_header(where, fmt::format("its header has {} twice", value.dump()));
     return true;
   };
   try {
     auto header = json::parse(text, check);
-    if (!header.is_object()) refuse(where, "its header is no JSON object");
+    if (!header.is_object()) refuse_header(where, "its header is not a JSON object");
     return header;
   } catch (const json::parse_error& error) {
-    refuse(where, fmt::format("its header is no JSON, at byte {} of {}", error.byte, text.size()));
+    refuse_header(
+        where, fmt::format("its header is not JSON: the error is at byte {} of {}", error.byte, text.size()));
   } catch (const json::out_of_range& error) {
-    refuse(where, fmt::format("its header has a number that is none of it: {}", error.what()));
+    refuse_header(where, fmt::format("its header has a number out of range: {}", error.what()));
   }
 }
 
@@ -82,38 +85,40 @@ std::vector<std::int64_t> read_counts(const json& list, const std::string& where
     return value.is_number_unsigned() && std::in_range<std::int64_t>(value.get<std::uint64_t>());
   };
   if (!list.is_array() || !std::all_of(list.begin(), list.end(), is_count))
-    refuse(where, fmt::format("{} is no list of whole numbers", what));
+    refuse_header(where, fmt::format("{} is not a list of whole numbers", what));
   return list.get<std::vector<std::int64_t>>();
 }
 
 TensorPlace read_place(const std::string& name, const json& entry, const std::string& where) {
   if (!entry.is_object() || entry.size() != 3 || !entry.contains("dtype") || !entry.contains("shape") ||
       !entry.contains("data_offsets") || !entry["dtype"].is_string())
-    refuse(where,
-           fmt::format("tensor '{}' must have a dtype, a shape and data_offsets, and nothing else", name));
+    refuse_header(
+        where,
+        fmt::format("tensor '{}' must have a dtype, a shape and data_offsets, and nothing else", name));
   TensorPlace place;
   place.dtype = entry["dtype"];
   place.shape = read_counts(entry["shape"], where, fmt::format("the shape of tensor '{}'", name));
   const auto range =
       read_counts(entry["data_offsets"], where, fmt::format("data_offsets of tensor '{}'", name));
   if (range.size() != 2 || range[0] > range[1])
-    refuse(where, fmt::format("data_offsets of tensor '{}' are [{}], not [begin, end]", name,
-                              fmt::join(range, ", ")));
+    refuse_header(where, fmt::format("data_offsets of tensor '{}' are [{}]; they must be [begin, end]", name,
+                                     fmt::join(range, ", ")));
   place.begin = static_cast<std::uint64_t>(range[0]);
   place.bytes = static_cast<std::uint64_t>(range[1] - range[0]);
   const auto needed = tensor_bytes(fmt::format("'{}', tensor '{}'", where, name), place.dtype, place.shape);
   if (place.bytes != needed)
-    refuse(where, fmt::format("tensor '{}', {} [{}], takes {} bytes and has {}", name, place.dtype,
-                              fmt::join(place.shape, ", "), needed, place.bytes));
+    refuse_header(where, fmt::format("tensor '{}', {} [{}], needs {} bytes but has {}", name, place.dtype,
+                                     fmt::join(place.shape, ", "), needed, place.bytes));
   return place;
 }
 
 void read_metadata(const json& entry, const std::string& where,
                    std::map<std::string, std::string>& metadata) {
-  if (!entry.is_object()) refuse(where, fmt::format("{} is no JSON object", safetensors_metadata_key));
+  if (!entry.is_object())
+    refuse_header(where, fmt::format("{} is not a JSON object", safetensors_metadata_key));
   for (const auto& [key, value] : entry.items()) {
     if (!value.is_string())
-      refuse(where, fmt::format("'{}' in {} is no text", key, safetensors_metadata_key));
+      refuse_header(where, fmt::format("'{}' in {} is not a string", key, safetensors_metadata_key));
     metadata.emplace(key, value);
   }
 }
@@ -127,23 +132,36 @@ void check_places(const SafetensorsHeader& header, std::uint64_t data_bytes, con
   std::uint64_t end = 0;
   for (const auto& [name, place] : in_order) {
     if (place->begin != end)
-      refuse(where, fmt::format("tensor '{}' begins at byte {} of the data, and what is before it ends at {}",
-                                *name, place->begin, end));
+      refuse_header(
+          where,
+          fmt::format("tensor '{}' begins at byte {} of the data, but the data before it end at byte {}",
+                      *name, place->begin, end));
     end += place->bytes;
     if (end > data_bytes)
-      refuse(where, fmt::format("tensor '{}' ends at byte {} of the data, of which there are {}", *name, end,
-                                data_bytes));
+      refuse_header(
+          where, fmt::format("tensor '{}' ends at byte {} of the data, but there are only {} bytes of data",
+                             *name, end, data_bytes));
   }
   if (end != data_bytes)
-    refuse(where,
-           fmt::format("its tensors end at byte {} of the data, of which there are {}", end, data_bytes));
+    refuse_header(where, fmt::format("its tensors end at byte {} of the data, but there are {} bytes of data",
+                                     end, data_bytes));
 }
 
 }  // namespace
 
-std::optional<std::uint64_t> dtype_bytes(std::string_view dtype) {
-  const auto* const found = std::ranges::find(dtypes, dtype, [](const auto& known) { return known.first; });
+std::optional<DType> dtype_in_file(std::string_view name) {
+  const auto* const found = std::ranges::find(dtypes, name, [](const auto& known) { return known.first; });
   return found == dtypes.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<std::string_view> name_in_file(DType dtype) {
+  const auto* const found = std::ranges::find(dtypes, dtype, [](const auto& known) { return known.second; });
+  return found == dtypes.end() ? std::nullopt : std::optional(found->first);
+}
+
+std::optional<std::uint64_t> dtype_bytes(std::string_view name) {
+  const auto dtype = dtype_in_file(name);
+  return dtype ? std::optional(size_of(*dtype)) : std::nullopt;
 }
 
 std::uint64_t tensor_bytes(const std::string& where, const std::string& dtype,
@@ -151,15 +169,18 @@ std::uint64_t tensor_bytes(const std::string& where, const std::string& dtype,
   const auto element = dtype_bytes(dtype);
   if (!element) {
     std::vector<std::string_view> known;
-    for (const auto& [name, bytes] : dtypes) known.push_back(name);
+    known.reserve(std::size(dtypes));
+    for (const auto& [name, dtype] : dtypes) known.push_back(name);
     throw CheckpointError(
         fmt::format("{}: unknown dtype '{}'; known are {}", where, dtype, fmt::join(known, ", ")));
   }
-  // A file counts in signed 64 bits; an empty dimension makes nothing of others, however large.
+  // Sizes are signed 64 bits. An empty dimension makes the tensor empty, however large the others are.
   std::int64_t bytes = static_cast<std::int64_t>(*element);
   bool countable = true;
   for (const auto size : shape) {
-    if (size < 0) throw CheckpointError(fmt::format("{}: a size of {} in its shape", where, size));
+    if (size < 0)
+      throw CheckpointError(
+          fmt::format("{}: its shape has the size {}; sizes must be 0 or more", where, size));
     countable = !__builtin_mul_overflow(bytes, size, &bytes) && countable;
   }
   if (std::ranges::find(shape, 0) != shape.end()) return 0;

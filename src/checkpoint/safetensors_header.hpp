@@ -19,23 +19,28 @@
 #include <string_view>
 #include <vector>
 
+#include "accelmgr/dtype.hpp"
+
 namespace accelmgr::checkpoint {
 
 inline constexpr std::uint64_t safetensors_length_bytes = 8;
-/// The format's own limit of N.
+/// The limit of N that the format sets.
 inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
 inline constexpr const char* safetensors_metadata_key = "__metadata__";
 
-/// Bytes of an element; nullopt for a dtype that accelmgr does not know: F64, F32, F16, BF16, I64, I32, I16,
-/// I8, U8 and BOOL are known.
-std::optional<std::uint64_t> dtype_bytes(std::string_view dtype);
+/// Convert between dtypes and their names in a file; nullopt if there is no counterpart. Known are F64, F32,
+/// F16, BF16, I64, I32, I16, I8, U8 and BOOL.
+std::optional<DType> dtype_in_file(std::string_view name);
+std::optional<std::string_view> name_in_file(DType dtype);
+/// Bytes of an element; nullopt for an unknown dtype.
+std::optional<std::uint64_t> dtype_bytes(std::string_view name);
 
-/// Bytes of a tensor. Throws CheckpointError for an unknown dtype, a negative size, and what 64 bits cannot
-/// count; it begins with `where`.
+/// Bytes of a tensor. Throws CheckpointError, whose text begins with `where`, for an unknown dtype, a
+/// negative size, and more bytes than signed 64 bits can count.
 std::uint64_t tensor_bytes(const std::string& where, const std::string& dtype,
                            const std::vector<std::int64_t>& shape);
 
-/// `begin` is counted from the first byte of the file.
+/// Where a tensor lies. `begin` is an offset in bytes from the beginning of the file.
 struct TensorPlace {
   std::string dtype;
   std::vector<std::int64_t> shape;
@@ -48,8 +53,7 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Checks all that the format says against `image`, a whole file. Throws CheckpointError, which names the
-/// file as `where`.
+/// Checks the whole format in `image`, a whole file. Throws CheckpointError, which names the file as `where`.
 SafetensorsHeader read_safetensors_header(std::span<const std::byte> image, const std::string& where);
 
 }  // namespace accelmgr::checkpoint

@@ -21,8 +21,8 @@ void check_bytes(const TensorDescription& tensor) {
   const auto where = fmt::format("tensor '{}'", tensor.name);
   const auto needed = tensor_bytes(where, tensor.dtype, tensor.shape);
   if (tensor.bytes != needed)
-    throw CheckpointError(fmt::format("{}: {} [{}] takes {} bytes, and {} are to be written", where,
-                                      tensor.dtype, fmt::join(tensor.shape, ", "), needed, tensor.bytes));
+    throw CheckpointError(fmt::format("{}: {} [{}] needs {} bytes, but {} were passed", where, tensor.dtype,
+                                      fmt::join(tensor.shape, ", "), needed, tensor.bytes));
 }
 
 void check_names(const std::vector<TensorDescription>& tensors) {
@@ -42,8 +42,8 @@ json metadata_with_aliases(const std::vector<TensorDescription>& tensors,
   for (const auto& tensor : tensors) {
     for (const auto& alias : tensor.aliases) {
       if (!metadata.emplace(alias, tensor.name).second)
-        throw CheckpointError(
-            fmt::format("the metadata '{}' has the name of an alias of tensor '{}'", alias, tensor.name));
+        throw CheckpointError(fmt::format("the metadata entry '{}' has the name of an alias of tensor '{}'",
+                                          alias, tensor.name));
     }
   }
   return metadata;
@@ -57,7 +57,7 @@ std::vector<std::size_t> by_element_size(const std::vector<TensorDescription>& t
   return order;
 }
 
-// With its length before it, and padded.
+// The header with its length before it, padded.
 std::string header_of(const json& entries) {
   std::string text;
   try {

@@ -3,40 +3,32 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <string>
 
 #include "accelmgr/errors.hpp"
+#include "base/power_of_two.hpp"
 #include "checkpoint/base64.hpp"
+#include "checkpoint/safetensors_header.hpp"
 
 namespace accelmgr::checkpoint {
 namespace {
 
 using nlohmann::json;
 
-// torch's numbers of scalar types; the floors without torch know no others.
-struct Dtype {
-  std::int32_t torch;
-  const char* name;
-};
-constexpr Dtype dtypes[] = {{0, "U8"},  {1, "I8"},  {2, "I16"}, {3, "I32"},   {4, "I64"},
-                            {5, "F16"}, {6, "F32"}, {7, "F64"}, {11, "BOOL"}, {15, "BF16"}};
-
 std::string dtype_of(const session::BufferEntry& buffer) {
-  for (const auto& dtype : dtypes)
-    if (dtype.torch == buffer.dtype) return dtype.name;
-  throw CheckpointError(
-      fmt::format("the buffer '{}' has torch's scalar type number {}, which a checkpoint cannot hold",
-                  buffer.name, buffer.dtype));
+  if (const auto name = name_in_file(buffer.dtype)) return std::string(*name);
+  throw CheckpointError(fmt::format("the buffer '{}' is {}, which a checkpoint cannot hold", buffer.name,
+                                    name_of(buffer.dtype)));
 }
-
-const char* dtype_of(session::Element element) { return element == session::Element::f32 ? "F32" : "F64"; }
 
 TensorBytes tensor(const std::string& prefix, const session::TensorEntry& entry, session::Element element,
                    const std::byte* master, bool aliases) {
   const auto bytes = session::bytes_of(element);
-  return {{prefix + entry.name, dtype_of(element), entry.shape, entry.count * bytes,
+  const auto dtype = std::string(name_in_file(session::dtype_of(element)).value());
+  return {{prefix + entry.name, dtype, entry.shape, entry.count * bytes,
            aliases ? entry.aliases : std::vector<std::string>{}},
           master + entry.first * bytes};
 }
@@ -50,7 +42,7 @@ TensorBytes tensor(const std::string& prefix, const session::BufferEntry& entry,
 
 std::string rank_prefix(int rank) { return fmt::format("rank{}/buffers/", rank); }
 
-/// Puts a tensor of the file where `to` describes it.
+/// Copies a tensor of the file to where `to` describes it.
 void load(const SafetensorsFile& file, const std::filesystem::path& path, const TensorBytes& to) {
   const auto& wanted = to.description;
   if (!file.contains(wanted.name))
@@ -77,7 +69,7 @@ std::vector<TensorBytes> buffers_of_rank(const session::Session& session, const 
   return out;
 }
 
-void restore_counters(const json& run, const session::Session& session) {
+void restore_counters(const json& run, session::Session& session) {
   auto& counters = session.counters(session.word().index);
   counters.steps = run.at("steps");
   counters.samples = run.at("samples");
@@ -87,21 +79,26 @@ void restore_counters(const json& run, const session::Session& session) {
   const auto& samples = run.at("rank_samples");
   for (std::size_t rank = 0; rank < samples.size() && rank < session::max_ranks; ++rank)
     counters.rank_samples[rank] = samples[rank];
+  if (!run.contains("loss_scale")) return;  // Earlier builds saved none.
+  const double scale = run["loss_scale"].at("scale");
+  if (scale != 0 && !base::is_power_of_two(scale))
+    throw CheckpointError(fmt::format("the loss scale is {}; it must be a power of two", scale));
+  counters.loss_scale = {scale, run["loss_scale"].at("good_steps")};
 }
 
-void restore_source(const json& source, const session::Session& session) {
-  auto& dealing = session.dealing();
-  auto& to = dealing.source[dealing.source_index.load()];
+void restore_source(const json& source, session::Session& session) {
+  auto& to = session.source_state();
   const auto bytes = decode_base64(source.at("state").get<std::string>());
   if (bytes.size() > sizeof to.state)
-    throw CheckpointError(fmt::format("the state of the data source has {} bytes, there is room for {}",
+    throw CheckpointError(fmt::format("the state of the data source has {} bytes; at most {} fit",
                                       bytes.size(), sizeof to.state));
   to.element = source.at("element");
   to.bytes = bytes.size();
-  std::memcpy(to.state, bytes.data(), bytes.size());
+  // Not memcpy: without a state the vector is empty and its data() may be null.
+  std::ranges::copy(bytes, reinterpret_cast<std::byte*>(to.state));
 }
 
-void restore_generators(const json& generators, const session::Session& session) {
+void restore_generators(const json& generators, session::Session& session) {
   const auto index = session.word().index;
   for (std::size_t rank = 0; rank < generators.size() && static_cast<int>(rank) < session.ranks(); ++rank) {
     const auto bytes = decode_base64(generators[rank].get<std::string>());
@@ -147,27 +144,27 @@ bool is_of_session(const std::string& name) {
 json run_state(const session::Session& session) {
   const auto index = session.word().index;
   const auto& counters = session.counters(index);
-  const auto& dealing = session.dealing();
-  const auto& source = dealing.source[dealing.source_index.load()];
+  const auto& source = session.source_state();
   json generators = json::array(), samples = json::array();
   for (int rank = 0; rank < session.ranks(); ++rank) {
     generators.push_back(encode_base64({session.generator(index, rank), session::generator_bytes}));
     samples.push_back(counters.rank_samples[rank]);
   }
-  return {{"steps", counters.steps},
-          {"samples", counters.samples},
-          {"skips", counters.skips},
-          {"elements", counters.elements},
-          {"participants", counters.participants},
-          {"rank_samples", samples},
-          {"source",
-           {{"element", source.element},
-            {"state", encode_base64(std::as_bytes(std::span(source.state, source.bytes)))}}},
-          {"generators", generators}};
+  return {
+      {"steps", counters.steps},
+      {"samples", counters.samples},
+      {"skips", counters.skips},
+      {"elements", counters.elements},
+      {"participants", counters.participants},
+      {"rank_samples", samples},
+      {"loss_scale", {{"scale", counters.loss_scale.scale}, {"good_steps", counters.loss_scale.good_steps}}},
+      {"source",
+       {{"element", source.element},
+        {"state", encode_base64(std::as_bytes(std::span(source.state, source.bytes)))}}},
+      {"generators", generators}};
 }
 
-void restore(const Checkpoint& checkpoint, const session::Session& session,
-             const session::Manifest& manifest) {
+void restore(const Checkpoint& checkpoint, session::Session& session, const session::Manifest& manifest) {
   const auto model_path = checkpoint.path / "model.safetensors";
   const auto training_path = checkpoint.path / "training.safetensors";
   for (const auto& to : model_tensors(session, manifest)) load(checkpoint.model, model_path, to);
@@ -180,7 +177,7 @@ void restore(const Checkpoint& checkpoint, const session::Session& session,
     for (const auto& to : buffers_of_rank(session, manifest, rank))
       if (checkpoint.training.contains(to.description.name)) load(checkpoint.training, training_path, to);
   }
-  for (const auto& buffer : manifest.buffers)  // What the state dict has not: as rank 0 has it.
+  for (const auto& buffer : manifest.buffers)  // Not in the state dict: taken from rank 0.
     if (!buffer.persistent)
       std::memcpy(session.result_buffers(index) + buffer.offset, session.buffers(index, 0) + buffer.offset,
                   buffer.bytes);
@@ -190,7 +187,7 @@ void restore(const Checkpoint& checkpoint, const session::Session& session,
     restore_source(run.at("source"), session);
     restore_generators(run.at("generators"), session);
   } catch (const json::exception& error) {
-    throw CheckpointError(fmt::format("{}: not what a session of accelmgr saves: {}",
+    throw CheckpointError(fmt::format("{}: it does not hold the state of an accelmgr session: {}",
                                       (checkpoint.path / "state.json").string(), error.what()));
   }
 }

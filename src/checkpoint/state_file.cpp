@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* format_name = "accelmgr checkpoint";
-// State is small; this much of it is a mistake, or not ours.
+// Larger files are refused: a state is small.
 constexpr std::uint64_t largest_file = std::uint64_t{16} << 20;
 
 [[noreturn]] void refuse(const std::string& where, const std::string& why) {
@@ -50,10 +50,10 @@ void check_run(const json& run) {
     check_size(text);
     const auto changes = json::diff(run, json::parse(text));
     if (changes.empty()) return;
-    throw CheckpointError(fmt::format(
-        "the state of a checkpoint cannot be kept as JSON: {} would be read back as something else (numbers "
-        "must be finite; bytes go through encode_base64)",
-        changes.front().at("path").get<std::string>()));
+    throw CheckpointError(
+        fmt::format("the state of a checkpoint cannot be kept as JSON: {} would not be the same when read "
+                    "back (numbers must be finite; bytes go through encode_base64)",
+                    changes.front().at("path").get<std::string>()));
   } catch (const json::type_error& error) {
     throw CheckpointError(fmt::format("the state of a checkpoint cannot be kept as JSON: {}", error.what()));
   }
@@ -72,14 +72,15 @@ json parse_json(std::string_view text, const std::string& where) {
   } catch (const json::parse_error& error) {
     if (error.byte > text.size())
       refuse(where, fmt::format("is torn: its JSON is not complete after {} bytes", text.size()));
-    refuse(where, fmt::format("is damaged or not ours: it is no JSON, at byte {}", error.byte));
+    refuse(where,
+           fmt::format("is damaged or was not written by accelmgr: it is not JSON, at byte {}", error.byte));
   } catch (const json::out_of_range& error) {
-    refuse(where, fmt::format("is damaged or not ours: {}", error.what()));
+    refuse(where, fmt::format("is damaged or was not written by accelmgr: {}", error.what()));
   }
 }
 
-// What only a newer program can have written is said before its checksum is looked at: that may be of a kind
-// of which this program knows nothing.
+// Called before the checksum is compared: a newer program may use a kind of checksum that this one does not
+// know.
 void check_version(const json& state, const std::string& where) {
   const auto version = state.find("version");
   if (version == state.end() || !version->is_number_unsigned() || *version == 0u)
@@ -89,11 +90,12 @@ void check_version(const json& state, const std::string& where) {
                               version->get<std::uint64_t>(), format_version));
 }
 
-// The state within, when it is sealed as this program seals it.
+// Returns the state in the document. Throws unless its checksum is right.
 const json& sealed_state(const json& document, const std::string& where) {
   if (!document.is_object() || document.size() != 2 || !document.contains("state") ||
       !document.contains("checksum") || !document["state"].is_object() || !document["checksum"].is_string())
-    refuse(where, "is not ours: it must be an object of a state and its checksum");
+    refuse(where,
+           "is damaged or was not written by accelmgr: it must be an object with a state and its checksum");
   const auto& state = document["state"];
   const std::string checksum = document["checksum"];
   if (!checksum.starts_with(checksum_prefix)) {
@@ -127,10 +129,10 @@ State parse_state(std::string_view text, const std::string& where) {
   const auto document = parse_json(text, where);
   const auto& entries = sealed_state(document, where);
   if (entries.value("format", json()) != format_name)
-    refuse(where, fmt::format("is not ours: its format is not '{}'", format_name));
+    refuse(where, fmt::format("was not written by accelmgr: its format is not '{}'", format_name));
   check_version(entries, where);
   if (print(entries, document["checksum"]) != text)
-    refuse(where, "is damaged: it says what was written, but not in the same bytes");
+    refuse(where, "is damaged: its content is what was written, but its bytes are not");
   try {
     State state;
     state.step = entries.at("step");
@@ -140,7 +142,8 @@ State parse_state(std::string_view text, const std::string& where) {
     state.run = entries.at("run");
     return state;
   } catch (const json::exception& error) {
-    refuse(where, fmt::format("is not ours, though its checksum is right: {}", error.what()));
+    refuse(where,
+           fmt::format("was not written by accelmgr, although its checksum is right: {}", error.what()));
   }
 }
 
@@ -149,7 +152,8 @@ State read_state(int folder, const std::string& path) {
   const auto fd = open_regular_file(folder, state_file, where);
   const auto bytes = file_bytes(fd.get(), where);
   if (bytes > largest_file)
-    refuse(where, fmt::format("is not ours: it has {} bytes, and ours have at most {}", bytes, largest_file));
+    refuse(where, fmt::format("was not written by accelmgr: it has {} bytes; accelmgr writes at most {}",
+                              bytes, largest_file));
   std::string text(bytes, '\0');
   for (std::size_t at = 0; at < text.size();) {
     const auto count = pread(fd.get(), text.data() + at, text.size() - at, static_cast<off_t>(at));

@@ -1,6 +1,6 @@
-// state.json: what a checkpoint is, what the caller keeps in it, and the seals of its two other files. Its
-// own seal is the checksum of the state's compact dump; and it is read only if it is, byte for byte, as it
-// would be written: no byte can be flipped unseen.
+// state.json: step and metric of a checkpoint, the caller's state, and the seals of its two other files. Its
+// own seal is the checksum of the state's compact dump. It is read only if it is, byte for byte, what this
+// program would write: so every flipped byte is noticed.
 //
 //   {"checksum": "xxh3-128:...",
 //    "state": {"format": "accelmgr checkpoint", "version": 1, "step": 123, "metric": 0.25 or null,
@@ -18,7 +18,7 @@ namespace accelmgr::checkpoint {
 
 inline constexpr std::uint64_t format_version = 1;
 
-/// What a file was when it was written.
+/// Size and checksum of a file when it was written.
 struct Seal {
   std::uint64_t bytes = 0;
   std::string checksum;
@@ -32,16 +32,17 @@ struct State {
   nlohmann::json run;
 };
 
-/// The text of state.json. A metric that is not finite is none. Throws CheckpointError when `run` is no
-/// object, or would come back from JSON as something else (binary values, numbers that are not finite, text
-/// that is no UTF-8): it names the place.
+/// Returns the text of state.json. A metric that is not finite is written as null. Throws CheckpointError,
+/// which names the place, when `run` is no object or would not survive JSON (binary values, numbers that are
+/// not finite, text that is not UTF-8).
 std::string print_state(const State& state);
 
-/// Throws CheckpointError, which names the file as `where`: torn, flipped, foreign, or of a newer program.
+/// Throws CheckpointError, which names the file as `where`, for a file that is truncated, damaged, of another
+/// kind, or of a newer program.
 State parse_state(std::string_view text, const std::string& where);
 
-/// state.json in the open directory `folder`, which is called `path`. Throws CheckpointError as parse_state()
-/// does, SystemError when it cannot be read.
+/// Reads state.json in the open directory `folder`, whose path is `path`. Throws CheckpointError as
+/// parse_state() does, and SystemError when the file cannot be read.
 State read_state(int folder, const std::string& path);
 
 }  // namespace accelmgr::checkpoint

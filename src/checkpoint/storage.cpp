@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// write(2) takes no more than 2 GiB less a page.
+// write(2) writes at most 2 GiB less a page.
 constexpr std::size_t largest_write = std::size_t{1} << 30;
 
 bool names_directory(const fs::path& path) {
@@ -32,8 +32,8 @@ void rename_folder(const fs::path& from, const fs::path& to) {
     throw SystemError(fmt::format("renaming '{}' to '{}'", from.string(), to.string()), errno);
 }
 
-// A file system that cannot exchange: the old folder steps aside, and back if the new one cannot take its
-// place.
+// For file systems that cannot exchange: the old folder is set aside, and moved back if the new one cannot
+// take its place.
 void replace_in_two_steps(const fs::path& from, const fs::path& to, const fs::path& aside) {
   if (!names_directory(to)) return rename_folder(from, to);
   rename_folder(to, aside);
@@ -53,7 +53,7 @@ base::UniqueFd open_regular_file(int folder, const fs::path& name, const std::st
   if (!fd) throw SystemError(fmt::format("opening '{}'", where), errno);
   struct stat status;
   if (fstat(fd.get(), &status) != 0) throw SystemError(fmt::format("fstat of '{}'", where), errno);
-  if (!S_ISREG(status.st_mode)) throw CheckpointError(fmt::format("'{}' is no regular file", where));
+  if (!S_ISREG(status.st_mode)) throw CheckpointError(fmt::format("'{}' is not a regular file", where));
   return fd;
 }
 
@@ -69,15 +69,15 @@ void make_directories(const fs::path& directory) {
   if (error == ENOENT && directory.has_relative_path()) {
     make_directories(parent_of(directory));
     error = mkdir(directory.c_str(), 0777) == 0 ? 0 : errno;
-    if (error == EEXIST && names_directory(directory)) return;  // "a/b/" is made as the parent of itself.
+    if (error == EEXIST && names_directory(directory)) return;  // "a/b/" was created as its own parent "a/b".
   }
-  if (error == EEXIST) error = ENOTDIR;  // What exists is something else.
+  if (error == EEXIST) error = ENOTDIR;  // Something other than a directory exists.
   if (error != 0) throw SystemError(fmt::format("making the directory '{}'", directory.string()), error);
   sync_directory(parent_of(directory));
 }
 
 void write_file(const fs::path& path, std::span<const std::byte> bytes) {
-  base::UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!fd) throw SystemError(fmt::format("making '{}'", path.string()), errno);
   for (auto rest = bytes; !rest.empty();) {
     const auto count = write(fd.get(), rest.data(), std::min(rest.size(), largest_write));
@@ -93,9 +93,9 @@ void write_file(const fs::path& path, std::span<const std::byte> bytes) {
 }
 
 void sync_directory(const fs::path& directory) {
-  const base::UniqueFd fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const base::UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) throw SystemError(fmt::format("opening the directory '{}'", directory.string()), errno);
-  // EINVAL: a file system on which directories need no fsync, or know none.
+  // EINVAL: a file system whose directories need no fsync or do not support it.
   if (fsync(fd.get()) != 0 && errno != EINVAL)
     throw SystemError(fmt::format("fsync of the directory '{}'", directory.string()), errno);
 }

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whatever is in it at the end is removed: what could not be completed, or what was replaced.
+// A folder that the destructor removes, with what could not be completed or what was replaced.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(fs::path path) : path_(std::move(path)) {
@@ -38,7 +38,7 @@ class TemporaryFolder {
   fs::path path_;
 };
 
-// An image that could not be read back is refused before a good checkpoint is replaced by it.
+// Refuses images that could not be read back, before they replace a good checkpoint.
 void check(const Contents& contents, std::int64_t keep) {
   if (keep < 1) throw CheckpointError(fmt::format("at least 1 checkpoint must be kept; keep is {}", keep));
   const auto name = folder_name(contents.step);
@@ -49,8 +49,8 @@ void check(const Contents& contents, std::int64_t keep) {
 void check_replaceable(const fs::path& target) {
   struct stat status;
   if (stat(target.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))
-    throw CheckpointError(
-        fmt::format("'{}' is in the way: it is no directory, so no checkpoint to replace", target.string()));
+    throw CheckpointError(fmt::format(
+        "'{}' is in the way: it is not a directory, so it is not a checkpoint to replace", target.string()));
 }
 
 std::string print_state(const Contents& contents) {
@@ -87,7 +87,8 @@ Written write_checked(const fs::path& directory, const Contents& contents, std::
     base::fault_point(base::FaultPhase::checkpoint);
     move_into_place(folder.path(), written.path, replaced_path(directory, contents.step));
     sync_directory(directory);
-    // The replaced one goes only now: before, the disk may still know it by the name of the new one.
+    // The replaced checkpoint is removed only now. Before the synchronization the disk may still have it
+    // under the new one's name.
     remove_folder(folder.path(), written.warnings);
   }
   try {

@@ -1,5 +1,5 @@
 # Finds libtorch in the PyPI wheel of a Python, without torch's own CMake package: that one insists on a CUDA toolkit
-# and links libtorch_cuda (design: 1.0 s to start against 0.37 s).
+# and links libtorch_cuda (a process then takes 1.0 s to start instead of 0.37 s).
 #
 #   ACCELMGR_PYTHON   (variable or environment) the Python whose torch is used; default: .venv of the checkout
 #   LibTorch::cpu     libtorch_cpu and libc10
@@ -16,18 +16,15 @@ if(NOT ACCELMGR_PYTHON)
   endif()
 endif()
 
-# Where pip isolates a build, PYTHONPATH hides the packages of the environment that is installed into.
-foreach(_environment IN ITEMS "" "--unset=PYTHONPATH")
-  if(NOT LibTorch_ROOT)
-    execute_process(
-      COMMAND ${CMAKE_COMMAND} -E env ${_environment} ${ACCELMGR_PYTHON} -c
-        "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0], end='')"
-      OUTPUT_VARIABLE LibTorch_ROOT RESULT_VARIABLE _failed ERROR_QUIET)
-    if(_failed)
-      set(LibTorch_ROOT "")
-    endif()
+if(NOT LibTorch_ROOT)
+  execute_process(
+    COMMAND ${ACCELMGR_PYTHON} -c
+      "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0], end='')"
+    OUTPUT_VARIABLE LibTorch_ROOT RESULT_VARIABLE _failed ERROR_QUIET)
+  if(_failed)
+    set(LibTorch_ROOT "")
   endif()
-endforeach()
+endif()
 
 if(LibTorch_ROOT AND EXISTS ${LibTorch_ROOT}/version.py)
   file(STRINGS ${LibTorch_ROOT}/version.py _line REGEX "^__version__")
@@ -36,11 +33,7 @@ endif()
 find_library(LibTorch_CPU_LIBRARY torch_cpu PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
 find_library(LibTorch_C10_LIBRARY c10 PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
 
-if(ACCELMGR_WHEEL)
-  set(_advice "Install it first (pip install torch==${LibTorch_FIND_VERSION}). A build that cannot see it still needs --no-build-isolation, after pip install scikit-build-core nanobind")
-else()
-  set(_advice "Run tools/setup, or set ACCELMGR_PYTHON to a Python that has torch ${LibTorch_FIND_VERSION}")
-endif()
+set(_advice "Run tools/setup, or set ACCELMGR_PYTHON to a Python that has torch ${LibTorch_FIND_VERSION}")
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_ROOT LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY

@@ -8,10 +8,10 @@ include_guard()
 include(GNUInstallDirs)
 
 set(_libdir ${CMAKE_INSTALL_LIBDIR}/accelmgr)
-if(ACCELMGR_WHEEL)  # As seen from the folder above the program's; see Wheel.cmake.
-  set(_libdir ${ACCELMGR_SITE_PACKAGES}/accelmgr)
+set(ACCELMGR_GLOO_DEFINES)
+if(NOT ACCELMGR_WHEEL)  # In a wheel it lies beside the extension module, which is where it is looked for first.
+  set(ACCELMGR_GLOO_DEFINES ACCELMGR_GLOO_LIBDIR="${_libdir}" ACCELMGR_GLOO_PREFIX="${CMAKE_INSTALL_PREFIX}")
 endif()
-set(ACCELMGR_GLOO_DEFINES ACCELMGR_GLOO_LIBDIR="${_libdir}" ACCELMGR_GLOO_PREFIX="${CMAKE_INSTALL_PREFIX}")
 
 find_package(Gloo 0.5 QUIET)
 if(ACCELMGR_SANITIZE)

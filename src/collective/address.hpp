@@ -5,9 +5,10 @@
 
 namespace accelmgr::collective {
 
-/// Numeric; of `interface` ("eth0"); or, if that is empty: of this host's name, if that is no loopback, else
-/// of the interface with the default route, else of the first that is up. The loopback's where there is no
-/// other. Throws ConfigError, which lists the interfaces there are, when `interface` has no address.
+/// Returns a numeric address of `interface` ("eth0"). If `interface` is empty, returns the first that exists
+/// of: an address of this host's name that is not a loopback address, the address of the interface with the
+/// default route, the address of the first interface that is up and not the loopback, 127.0.0.1. Throws
+/// ConfigError, which lists the existing interfaces, when `interface` has no address.
 std::string local_address(const std::string& interface);
 
 }  // namespace accelmgr::collective

@@ -1,5 +1,5 @@
-// Tells whether an object was made by this process or came to it by fork(): with a page that the kernel wipes
-// in every forked child, because a look at memory is cheap enough for every call and getpid() is not.
+// Tells whether this process made an object or inherited it by fork(). The mark is a page that the kernel
+// wipes in every forked child: reading memory is cheap enough for every call, getpid() is not.
 #pragma once
 
 #include <sys/mman.h>
@@ -30,7 +30,7 @@ class ForkMark {
  private:
   static constexpr std::size_t bytes = 4096;  // The kernel rounds up to its pages.
   volatile int* mark_ = nullptr;
-  pid_t pid_ = getpid();  ///< Where the kernel does not wipe.
+  pid_t pid_ = getpid();  ///< Used where the kernel cannot wipe a page at fork().
 };
 
 }  // namespace accelmgr::collective

@@ -10,13 +10,14 @@
 
 #include "base/interruption.hpp"
 #include "base/log.hpp"
+#include "base/timing.hpp"
+#include "collective/checks.hpp"
 
 namespace accelmgr::collective {
 namespace {
 
 using Cause = CollectiveError::Cause;
 
-constexpr std::int64_t look_ns = 200'000'000;
 constexpr const char* given_up = "given up";
 
 /// CAUSE COUNT RANK... TEXT
@@ -37,10 +38,6 @@ CollectiveError read(const std::string& text) {
   return {what, static_cast<Cause>(cause), std::move(ranks)};
 }
 
-std::string names_of(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
-
 }  // namespace
 
 Gathering::Gathering(SharedStore& store, std::string name, double timeout_s, base::Deadline deadline,
@@ -57,14 +54,15 @@ void Gathering::look() {
   if (!dead_) return;
   auto dead = dead_();
   if (dead.empty()) return;
-  const auto text = fmt::format("{} died before '{}' had come together", names_of(dead), name_);
+  const auto text = fmt::format("{} died before all ranks had joined '{}'", names_of(dead), name_);
   throw CollectiveError(text, Cause::lost, std::move(dead));
 }
 
 std::optional<std::string> Gathering::wait_for(const std::string& key, std::string& why_not) {
   for (;;) {
     look();
-    const auto until = base::Deadline::at_ns(std::min(deadline_.ns(), base::now_ns() + look_ns));
+    const auto until =
+        base::earlier(deadline_, base::Deadline::at_ns(base::now_ns() + timing::store_look_ns));
     try {
       return store_.get(name_ + '/' + key, until);
     } catch (const CollectiveError& late) {
@@ -94,8 +92,8 @@ std::vector<std::string> Gathering::exchange(int rank, const std::vector<int>& r
     std::vector<int> missing{ranks[i]};
     for (std::size_t other = i + 1; other < ranks.size(); ++other)
       if (!store_.has(name_ + '/' + key_of(other))) missing.push_back(ranks[other]);
-    const auto text = fmt::format("{} did not come to the rendezvous '{}' within {:g} s ({})",
-                                  names_of(missing), name_, timeout_s_, why_not);
+    const auto text = fmt::format("{} did not join the rendezvous '{}' within {:g} s ({})", names_of(missing),
+                                  name_, timeout_s_, why_not);
     throw CollectiveError(text, Cause::timeout, std::move(missing));
   }
   return values;
@@ -106,7 +104,7 @@ void Gathering::give_up(const CollectiveError& why) noexcept {
     const auto key = name_ + '/' + given_up;
     if (!store_.has(key)) store_.set(key, written(why));
   } catch (const std::exception& error) {
-    base::log().debug("nobody is told that '{}' was given up: {}", name_, error.what());
+    base::log().debug("the other ranks were not told that '{}' was given up: {}", name_, error.what());
   }
 }
 

@@ -1,5 +1,5 @@
-// Where ranks that are to become the members of something new wait for each other: in the store, under a
-// name. Who gives up says so there, to those who wait and to those who come too late.
+// A rendezvous in the store: the future members of a mesh or communicator wait for each other under a name. A
+// member that gives up writes the reason there. Members that wait, or come later, throw the same error.
 #pragma once
 
 #include <functional>
@@ -15,18 +15,21 @@ namespace accelmgr::collective {
 
 class Gathering {
  public:
-  /// `name`: in the store; never used before. `dead`: asked while this waits for members; their ranks in the
-  /// world.
+  /// `name` is the prefix of the keys in the store; it must never have been used before. `dead` is called
+  /// while this member waits; it returns the ranks in the world of members that have died.
   Gathering(SharedStore& store, std::string name, double timeout_s, base::Deadline deadline,
             std::function<std::vector<int>()> dead = {});
 
   void set(const std::string& key, const std::string& value) { store_.set(name_ + '/' + key, value); }
-  /// Waits until somebody has set it. Throws CollectiveError: timeout; what another member gave up for; lost.
+  /// Blocks until a member has set `key`. Throws CollectiveError: timeout, lost, or the error with which
+  /// another member gave up.
   std::string get(const std::string& key);
-  /// What all members, of `ranks` in the world, pass here. Throws as get(), and names those who did not come.
+  /// Publishes `value` and blocks until all members have published theirs; returns all values in the order of
+  /// members. `rank` is this process's index among the members, `ranks` are the members' ranks in the world.
+  /// Throws as get() does, and names the missing ranks.
   std::vector<std::string> exchange(int rank, const std::vector<int>& ranks, const std::string& value);
 
-  /// Returns body(); when that throws CollectiveError, this member has given up.
+  /// Returns body(). If body() throws CollectiveError, calls give_up() and rethrows.
   template <class Body>
   auto attempt(Body&& body) {
     try {
@@ -39,7 +42,7 @@ class Gathering {
   void give_up(const CollectiveError& why) noexcept;
 
  private:
-  /// Nothing at the deadline, or when it is interrupted.
+  /// Returns nullopt at the deadline or when interrupted; `why_not` is the store's error then.
   std::optional<std::string> wait_for(const std::string& key, std::string& why_not);
   void look();
 

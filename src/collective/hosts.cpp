@@ -13,16 +13,16 @@
 
 #include "collective/address.hpp"
 #include "collective/gathering.hpp"
-#include "collective/gloo/factory.hpp"
+#include "collective/gloo/load.hpp"
+#include "collective/hierarchical.hpp"
 #include "collective/serial.hpp"
 #include "collective/shared_store.hpp"
 #include "collective/shm/factory.hpp"
-#include "collective/two_level.hpp"
 
 namespace accelmgr::collective {
 namespace {
 
-/// The ranks of each host, which those with the same key are on.
+/// Returns the ranks of each host. Ranks with the same key are on the same host.
 std::vector<std::vector<int>> hosts_of(const std::vector<std::string>& keys) {
   std::vector<std::vector<int>> hosts;
   for (std::size_t rank = 0; rank < keys.size(); ++rank) {
@@ -36,23 +36,26 @@ std::vector<std::vector<int>> hosts_of(const std::vector<std::string>& keys) {
 
 void check(const Membership& membership) {
   if (membership.size < 1 || membership.rank < 0 || membership.rank >= membership.size)
-    throw UsageError(fmt::format("there is no rank {} among {}", membership.rank, membership.size));
+    throw UsageError(fmt::format("rank {} is not valid in a world of {} ranks; ranks are counted from 0",
+                                 membership.rank, membership.size));
   if (membership.backend != "auto" && membership.backend != "shm" && membership.backend != "gloo")
-    throw ConfigError(fmt::format("backend '{}' is unknown; there are auto, shm, gloo", membership.backend));
+    throw ConfigError(fmt::format("unknown backend '{}'; it must be auto, shm or gloo", membership.backend));
 }
 
 void check_backend(const std::string& backend, const std::vector<std::vector<int>>& hosts) {
   if (backend == "shm" && hosts.size() > 1) {
     std::vector<std::string> lists;
+    lists.reserve(hosts.size());
     for (const auto& host : hosts) lists.push_back(fmt::format("{}", fmt::join(host, ", ")));
     throw ConfigError(fmt::format(
-        "backend shm is for ranks on one host, but these are on {}: ranks {}; ask for gloo or auto",
+        "backend shm is for ranks on one host, but these are on {} hosts: ranks {}; use gloo or auto",
         hosts.size(), fmt::join(lists, " | ")));
   }
   if (hosts.size() == 1 && backend != "gloo") return;
   if (const auto why_not = gloo::unavailable_because(); !why_not.empty())
-    throw ConfigError(fmt::format("ranks on {} host{} need backend gloo: {}", hosts.size(),
-                                  hosts.size() == 1 ? " with backend gloo" : "s", why_not));
+    throw ConfigError(hosts.size() == 1
+                          ? fmt::format("backend gloo needs its plug-in: {}", why_not)
+                          : fmt::format("ranks on {} hosts need backend gloo: {}", hosts.size(), why_not));
 }
 
 base::UniqueFd open_world(const std::string& path) {
@@ -61,14 +64,14 @@ base::UniqueFd open_world(const std::string& path) {
   return fd;
 }
 
-/// The communicator of the ranks of this host, which the lowest of them makes.
+/// Makes the communicator of this host's ranks. The lowest of them creates its memory.
 std::shared_ptr<Communicator> join_host(SharedStore& store, const std::string& name, const HostLayout& layout,
                                         double timeout_s, base::Deadline deadline) {
   const auto& members = layout.hosts[layout.host];
   const auto key = fmt::format("{}/memory/{}", name, layout.host);
   base::UniqueFd memory;
   if (layout.local == 0) {
-    // While a leader is on the network its host's cores are for others.
+    // While a leader is busy on the network, the other ranks' spinning would only take cores from other work.
     const auto waiting = layout.hosts.size() > 1 ? shm::Waiting::parked : shm::Waiting::by_cores;
     memory = shm::create_world(static_cast<int>(members.size()), waiting);
     store.set(key, fmt::format("/proc/{}/fd/{}", getpid(), memory.get()));
@@ -77,7 +80,7 @@ std::shared_ptr<Communicator> join_host(SharedStore& store, const std::string& n
   }
   auto local = shm::join_world(memory.get(), static_cast<int>(layout.local),
                                {.timeout_s = timeout_s, .world_ranks = members});
-  // Until then the path must lead somewhere.
+  // The path of the memory must stay valid until all ranks have opened it.
   const auto left_s = static_cast<double>(std::max<std::int64_t>(deadline.remaining_ns(), 1'000'000)) / 1e9;
   local->barrier({.shape = {}, .timeout_s = left_s});
   return local;
@@ -102,26 +105,26 @@ std::shared_ptr<Communicator> rendezvous(Store& store, const std::string& name,
   std::vector<int> ranks(static_cast<std::size_t>(membership.size));
   std::iota(ranks.begin(), ranks.end(), 0);
   Gathering hosts(*shared, name + "/host", membership.timeout_s, deadline);
-  const auto keys = hosts.attempt([&] { return hosts.exchange(membership.rank, ranks, host_key()); });
+  const auto keys = hosts.attempt([&] { return hosts.exchange(membership.rank, ranks, membership.host); });
   HostLayout layout(hosts_of(keys), membership.rank);
   check_backend(membership.backend, layout.hosts);
   const bool one_host = layout.hosts.size() == 1 && membership.backend != "gloo";
   const bool alone = layout.hosts[layout.host].size() == 1 && !one_host;
-  Gathering leaders(*shared, TwoLevel::leaders_of(name), membership.timeout_s, deadline);
-  auto local = alone ? make_serial() : leaders.attempt([&] {
+  Gathering leaders(*shared, Hierarchical::leaders_of(name), membership.timeout_s, deadline);
+  auto local = alone ? make_serial(membership.rank) : leaders.attempt([&] {
     return join_host(*shared, name, layout, membership.timeout_s, deadline);
   });
   if (one_host) return local;
-  Networked::Setup setup{shared,
-                         name,
-                         membership.rank,
-                         std::move(ranks),
-                         local_address(membership.interface),
-                         membership.timeout_s,
-                         membership.timeout_s,
-                         deadline,
-                         name};
-  return std::make_shared<TwoLevel>(std::move(setup), std::move(layout), std::move(local));
+  Hierarchical::Setup setup{.store = shared,
+                            .name = name,
+                            .rank = membership.rank,
+                            .ranks = std::move(ranks),
+                            .address = local_address(membership.interface),
+                            .timeout_s = membership.timeout_s,
+                            .connect_timeout_s = membership.timeout_s,
+                            .connect_by = deadline,
+                            .world = name};
+  return std::make_shared<Hierarchical>(std::move(setup), std::move(layout), std::move(local));
 }
 
 }  // namespace accelmgr::collective

@@ -11,22 +11,24 @@
 
 namespace accelmgr::collective {
 
-/// What two processes have in common exactly if they can share memory and reach each other's /proc: boot,
-/// pid namespace, network namespace.
+/// Identifies a host: boot, pid namespace and network namespace. Two processes have the same key exactly if
+/// they can share memory and open each other's /proc.
 std::string host_key();
 
 struct Membership {
   int rank = 0;
   int size = 1;
   std::string backend =
-      "auto";  ///< "shm": refused when the ranks are on several hosts; "gloo"; "auto": by the hosts.
+      "auto";  ///< "shm": refused when the ranks are on several hosts; "gloo"; "auto": depends on hosts.
   double timeout_s = 300;
-  std::string interface;  ///< As gloo::Options.
+  std::string interface;          ///< Network interface ("eth0"); empty: see local_address().
+  std::string host = host_key();  ///< Ranks with the same key are on the same host.
 };
 
-/// The world of ranks that know nothing of each other but a store. Blocks until all are there. Throws
-/// CollectiveError{timeout} which names the missing ranks, ConfigError when the backend cannot serve these
-/// hosts. Groups across hosts meet in the store: it must outlive them.
+/// Makes the communicator of a world whose ranks share nothing but a store. Blocks until all ranks have
+/// called it. Throws UsageError when the rank is out of range; ConfigError when the backend is unknown or
+/// cannot serve these hosts; CollectiveError{timeout}, which names the missing ranks. The store must outlive
+/// the communicator: groups across hosts use it to find each other.
 std::shared_ptr<Communicator> rendezvous(Store& store, const std::string& name, const Membership& membership);
 
 }  // namespace accelmgr::collective

@@ -1,8 +1,9 @@
-// The passes over buffers that collectives make, vectorized: the reduction of the inputs of several ranks.
+// Vectorized passes over the buffers of a collective: reduce the inputs of several ranks, copy, convert.
 //
-// Every variant gives the same bits (payloads of NaN excepted): inputs are combined in their order, whatever
-// the place of an element in its buffer, and nothing is contracted. Addresses need no alignment; 64 bytes are
-// fastest. Thread-safe; nothing blocks or throws. Stores past the caches are fenced before a call returns.
+// Every variant gives the same bits, except for payloads of NaN: inputs are combined in their order, wherever
+// an element lies in its buffer, and nothing is contracted. Addresses need no alignment; multiples of 64
+// bytes are fastest. Thread-safe. No call blocks or throws. Stores past the caches are fenced before a call
+// returns.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ namespace accelmgr::collective {
 
 using base::simd::Isa;
 
-/// Where what is written stays: results that are larger than the caches are better written past them.
+/// Whether results are stored through the caches. Results larger than the caches are better stored past them.
 enum class Stores { cached, past_caches };
 
 class Kernels {
@@ -24,11 +25,12 @@ class Kernels {
   Kernels(Isa isa, const KernelTable* table) noexcept : isa_(isa), table_(table) {}
   Isa isa() const noexcept { return isa_; }
 
-  /// out[i] = ((inputs[0][i] op inputs[1][i]) op inputs[2][i]) op ..., of one input or more, each of `count`
-  /// elements; `out` may be one of them. `avg` divides the sum by `divisor`: the number of ranks, of which
-  /// the inputs may be but the last partial sums; 1: it does not divide. float16 and bfloat16 are combined in
-  /// float32 and rounded to nearest even at the end. min and max: NaN if any is. Integers wrap around;
-  /// booleans are 0 or 1 afterwards. `dtype` and `op` have passed check_reduction().
+  /// out[i] = ((inputs[0][i] op inputs[1][i]) op inputs[2][i]) op ..., for one input or more, each of `count`
+  /// elements. `out` may be one of the inputs. `avg` divides the sum by `divisor`, the number of ranks, which
+  /// is larger than the number of inputs when these are partial sums. With divisor 1 nothing is divided.
+  /// float16 and bfloat16 are combined in float32 and rounded to nearest even at the end. min and max are NaN
+  /// if any input is. Integers wrap around. Results of booleans are 0 or 1. `dtype` and `op` must have passed
+  /// check_reduction().
   void reduce(DType dtype, ReduceOp op, std::span<const void* const> inputs, void* out, std::size_t count,
               std::size_t divisor = 1, Stores stores = Stores::cached) const noexcept {
     table_->reduce[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)](
@@ -36,11 +38,11 @@ class Kernels {
         stores == Stores::past_caches);
   }
 
-  /// The two do not overlap, or are the same.
+  /// `out` and `in` must be the same address or not overlap.
   void copy(void* out, const void* in, std::size_t bytes, Stores stores) const noexcept;
 
-  /// float16 or bfloat16 as float32, exactly; and back, rounded to nearest even. To reduce them in several
-  /// steps and round but once. The two do not overlap.
+  /// Converts float16 or bfloat16 to float32 (widen, exact) and back (narrow, rounded to nearest even), for
+  /// reductions of several steps that round only once. `in` and `out` must not overlap.
   void widen(DType dtype, const void* in, float* out, std::size_t count) const noexcept {
     table_->widen[dtype == DType::bfloat16](in, out, count);
   }
@@ -53,10 +55,10 @@ class Kernels {
   const KernelTable* table_;
 };
 
-/// The fastest that this machine can run.
+/// The fastest variant that this machine can run.
 const Kernels& best_kernels() noexcept;
 
-/// One variant; null when this machine or the compiler lacks it.
+/// The variant for `isa`; null when this machine or the compiler lacks it.
 const Kernels* kernels(Isa isa) noexcept;
 
 }  // namespace accelmgr::collective

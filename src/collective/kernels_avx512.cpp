@@ -1,4 +1,4 @@
-// Compiled with the flags of src/cmake/Kernels.cmake; without them there is no such variant.
+// Compiled with the flags of src/cmake/Kernels.cmake; without them this variant does not exist.
 #if defined(__AVX512F__)
 #include "collective/kernels_body.hpp"
 #else

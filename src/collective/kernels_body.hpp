@@ -1,6 +1,6 @@
-// The kernels: each is a format and an operation on its vectors. Each variant (kernels_portable.cpp,
-// kernels_avx2.cpp, kernels_avx512.cpp) includes this file once, compiled for its instruction set; all names
-// are local to it.
+// The kernels. Each combines a format and an operation on the format's vectors. Each variant
+// (kernels_portable.cpp, kernels_avx2.cpp, kernels_avx512.cpp) includes this file once and is compiled for
+// its instruction set; all names are local to it.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,7 @@ void reduce(const void* const* inputs, std::size_t inputs_count, void* out, std:
     reduce_range<Format, Op, false>(inputs, inputs_count, to, count, by);
 }
 
-/// Bits are bits, whatever the width of the integer.
+/// Bitwise operations work on bytes, whatever the width of the integer.
 template <class Op, std::size_t element>
 void reduce_bits(const void* const* inputs, std::size_t inputs_count, void* out, std::size_t count,
                  double divisor, bool past_caches) noexcept {
@@ -84,7 +84,7 @@ void narrow(const float* in, void* out, std::size_t count) noexcept {
       });
 }
 
-// Sums and products of integers are those of the unsigned type: they wrap around.
+// Signed integers are added and multiplied as unsigned ones, so that they wrap around.
 template <class Integer>
 constexpr void fill_integers(KernelTable::Reduce (&row)[kernel_ops]) {
   using Unsigned = std::make_unsigned_t<Integer>;

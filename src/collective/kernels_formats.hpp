@@ -1,4 +1,5 @@
-// How elements lie in memory, and what they are computed in: `lanes` elements make a V.
+// The formats: how elements lie in memory, and the vector type V in which they are computed. One V holds
+// `lanes` elements.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@ namespace {
 
 using namespace base::simd;
 
-/// Elements that are computed in as they lie.
+/// Elements that are computed in the type in which they are stored.
 template <class T>
 struct Plain {
   static constexpr std::size_t element = sizeof(T);
@@ -29,7 +30,7 @@ struct Plain {
   }
 };
 
-/// Pairs of a real and an imaginary part; lanes of V alternate.
+/// Pairs of a real and an imaginary part, which alternate in V.
 template <class T>
 struct Complex : Plain<T> {
   static constexpr std::size_t element = 2 * sizeof(T);

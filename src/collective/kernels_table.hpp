@@ -1,12 +1,13 @@
-// What every variant of the kernels provides: plain function pointers. The variants see this header and, of
-// other folders, those of base/simd that are made for them: no inline function that others use.
+// What every variant of the kernels provides: plain function pointers. A variant may include only this header
+// and the headers of base/simd that are made for variants. It must not include inline functions that other
+// files use: the linker might keep the copy that was compiled for the newer instruction set.
 #pragma once
 
 #include <cstddef>
 
 namespace accelmgr::collective {
 
-/// Of the tables below; in the order of DType and of ReduceOp.
+/// Sizes of the table below, whose rows and columns are in the order of DType and ReduceOp.
 inline constexpr std::size_t kernel_dtypes = 15;
 inline constexpr std::size_t kernel_ops = 7;
 
@@ -14,7 +15,7 @@ struct KernelTable {
   using Reduce = void (*)(const void* const* inputs, std::size_t inputs_count, void* out, std::size_t count,
                           double divisor, bool past_caches) noexcept;
 
-  Reduce reduce[kernel_dtypes][kernel_ops];  ///< Null where the two make no sense together.
+  Reduce reduce[kernel_dtypes][kernel_ops];  ///< Null where the dtype does not have the operation.
   void (*copy_past_caches)(void* out, const void* in, std::size_t bytes) noexcept;
   void (*widen[2])(const void* in, float* out, std::size_t count) noexcept;   ///< [float16, bfloat16]
   void (*narrow[2])(const float* in, void* out, std::size_t count) noexcept;  ///< [float16, bfloat16]

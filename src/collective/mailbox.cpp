@@ -1,6 +1,5 @@
 #include "collective/mailbox.hpp"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <linux/sockios.h>
 #include <netdb.h>
@@ -19,12 +18,11 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/interruption.hpp"
+#include "base/timing.hpp"
+#include "ipc/network.hpp"
 
 namespace accelmgr::collective {
 namespace {
-
-constexpr double look_s = 0.02;                // How long an interruption may go unseen.
-constexpr double acknowledged_look_s = 0.001;  // Nothing else tells of it.
 
 /// A numeric address and a port.
 class Address {
@@ -35,7 +33,8 @@ class Address {
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
     if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
-      throw SessionError(fmt::format("'{}' port '{}' is no address: {}", host, port, gai_strerror(error)));
+      throw SessionError(
+          fmt::format("'{}' with port '{}' is not an address: {}", host, port, gai_strerror(error)));
     std::copy_n(reinterpret_cast<const char*>(found->ai_addr), found->ai_addrlen,
                 reinterpret_cast<char*>(&storage_));
     length_ = found->ai_addrlen;
@@ -54,20 +53,11 @@ class Address {
   socklen_t length_ = 0;
 };
 
-std::uint16_t port_of(int socket) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
-  const bool v6 = address.ss_family == AF_INET6;
-  return ntohs(v6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
-                  : reinterpret_cast<const sockaddr_in&>(address).sin_port);
-}
-
 void set(int socket, int level, int option, int value) noexcept {
   setsockopt(socket, level, option, &value, sizeof value);
 }
 
-/// A host that is gone without a word is noticed, in half a minute.
+/// Makes the kernel notice within half a minute that a host has gone silent.
 void keep_alive(int socket) noexcept {
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 10);
@@ -76,12 +66,10 @@ void keep_alive(int socket) noexcept {
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
-base::Deadline earlier(base::Deadline a, base::Deadline b) noexcept { return a.ns() < b.ns() ? a : b; }
-
-/// Waits for any of them; false when the deadline has passed or an interruption has come first.
+/// Waits until any entry is ready. Returns false when the deadline passes or an interruption comes first.
 bool poll_until(std::span<pollfd> entries, base::Deadline deadline) {
   for (;;) {
-    const auto look = earlier(deadline, base::Deadline::in_seconds(look_s));
+    const auto look = earlier(deadline, base::Deadline::in_seconds(timing::look_s));
     const timespec timeout{.tv_sec = 0, .tv_nsec = std::max<std::int64_t>(look.remaining_ns(), 0)};
     const int ready = ppoll(entries.data(), entries.size(), &timeout, nullptr);
     if (ready > 0) return true;
@@ -97,14 +85,14 @@ bool wait_ready(int socket, short event, base::Deadline deadline) {
 
 using Result = Mailbox::Result;
 
-/// Moves all of `bytes`, with send or recv. The deadline ends also a stream that never makes it wait.
+/// Moves all of `bytes`, with send or recv. The deadline also ends a transfer that never blocks.
 template <class Move, class Byte>
 Result move_all(int socket, std::span<Byte> bytes, short event, base::Deadline deadline, Move move) {
-  auto look = base::Deadline::in_seconds(look_s);
+  auto look = base::Deadline::in_seconds(timing::look_s);
   while (!bytes.empty()) {
     if (look.passed()) {
       if (deadline.passed() || base::interrupted()) return Result::timeout;
-      look = base::Deadline::in_seconds(look_s);
+      look = base::Deadline::in_seconds(timing::look_s);
     }
     const auto moved = move(socket, bytes.data(), bytes.size());
     if (moved > 0) {
@@ -129,13 +117,13 @@ Result read_all(int socket, std::span<char> bytes, base::Deadline deadline) {
                   [](int fd, char* data, std::size_t n) { return ::recv(fd, data, n, 0); });
 }
 
-/// Waits until the other end's kernel has all that was written.
+/// Waits until the peer's kernel has acknowledged all that was written.
 Result wait_acknowledged(int socket, base::Deadline deadline) {
   for (;;) {
     int bytes = 0;
     if (ioctl(socket, SIOCOUTQ, &bytes) != 0) return Result::lost;
     if (bytes == 0) return Result::done;
-    if (wait_ready(socket, 0, earlier(deadline, base::Deadline::in_seconds(acknowledged_look_s))))
+    if (wait_ready(socket, 0, earlier(deadline, base::Deadline::in_seconds(timing::short_look_s))))
       return Result::lost;
     if (deadline.passed() || base::interrupted()) return Result::timeout;
   }
@@ -156,12 +144,11 @@ Mailbox::Mailbox(SharedStore& store, std::string name, int rank, const std::stri
     : store_(store), name_(std::move(name)), rank_(rank) {
   const Address any_port(address, "0");
   listener_ = any_port.open_socket();
-  if (bind(listener_.get(), any_port.get(), any_port.length()) != 0 ||
-      listen(listener_.get(), SOMAXCONN) != 0)
-    throw SystemError(fmt::format("listening at {}", address), errno);
+  if (const int error = ipc::bind_and_listen(listener_.get(), any_port.get(), any_port.length()); error != 0)
+    throw SystemError(fmt::format("listening at {}", address), error);
   if (getrandom(&token_, sizeof token_, 0) != sizeof token_) throw SystemError("getrandom", errno);
   store_.set(fmt::format("{}/{}", name_, rank_),
-             fmt::format("{} {} {}", address, port_of(listener_.get()), token_));
+             fmt::format("{} {} {}", address, ipc::bound_port(listener_.get()), token_));
 }
 
 Result Mailbox::connect(int to, bool sends, base::Deadline deadline, OwnSocket& socket) {
@@ -189,8 +176,8 @@ Result Mailbox::send(std::string_view object, int to, base::Deadline deadline) {
   auto& socket = outgoing_[to];
   if (!socket) {
     if (const auto result = connect(to, true, deadline, socket); result != Result::done) return result;
-    // When this process ends the receiver must know of the connection: it reads that to its end, but takes a
-    // sender for lost that is gone and has none.
+    // The receiver's kernel must know this connection even if this process ends now. The receiver reads a
+    // connection to its end, but counts a sender that is gone without a connection as lost.
     if (const auto result = wait_acknowledged(socket.get(), deadline); result != Result::done) return result;
   }
   const std::uint64_t length = object.size();
@@ -199,18 +186,19 @@ Result Mailbox::send(std::string_view object, int to, base::Deadline deadline) {
   return write_all(socket.get(), object, deadline);
 }
 
-// Strangers, who know no token, are sent away; one that says nothing is waited for only this long.
+// A connection without the right token is closed. A peer that sends no hello is waited for only for
+// greeting_s.
 void Mailbox::accept_one(base::Deadline deadline) {
   OwnSocket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket) {
-    // It stays, for a later call. All other errors are of one that has gone again.
+    // The connection stays in the queue for a later call. All other errors mean that the peer has gone again.
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
       throw SystemError("accepting a connection", errno);
     return;
   }
   Hello hello{};
-  if (read_all(socket.get(), bytes_of(hello), earlier(deadline, base::Deadline::in_seconds(1))) !=
-      Result::done)
+  if (read_all(socket.get(), bytes_of(hello),
+               earlier(deadline, base::Deadline::in_seconds(timing::greeting_s))) != Result::done)
     return;
   if (hello.token != token_) return;
   keep_alive(socket.get());
@@ -220,7 +208,8 @@ void Mailbox::accept_one(base::Deadline deadline) {
     watchers_.push_back(std::move(socket));
 }
 
-// What the sender sent before its end has come before its end has: it may have nothing to wait for.
+// A sender's connection arrives before the end of the watched one. So once the end is seen, only connections
+// that are already in the queue count, and nothing more is waited for.
 Result Mailbox::wait_for_connection(int from, base::Deadline deadline) {
   auto& watched = watched_[from];
   if (!watched) {

@@ -1,12 +1,14 @@
-// Objects from one rank to another, over a connection of their own that is made when the first is sent: the
-// sender needs nobody at the other end for as much as the kernel takes in.
+// Sends objects from one rank to another. Each ordered pair of ranks has its own connection, made when the
+// first object is sent. The sender does not wait for the receiver to call as long as the kernel can buffer
+// the bytes.
 //
 //   sender                                    receiver
 //     hello {token of the receiver, rank}  ->   (the kernel accepts; the receiver does when it receives)
 //     (waits until the kernel has it)
 //     length, bytes, length, bytes, ...    ->
 //
-// Who waits for an object holds a connection to its sender, on which nothing comes but its end.
+// A receiver that waits for its first object from a sender also connects to that sender. Nothing is ever sent
+// on this connection; its end tells that the sender is gone.
 #pragma once
 
 #include <cstdint>
@@ -22,17 +24,19 @@
 
 namespace accelmgr::collective {
 
-/// One thread at a time.
+/// Not thread-safe.
 class Mailbox {
  public:
-  /// Listens at `address`, a numeric one of this host, and says so in the store, under NAME/RANK.
+  /// Listens at `address`, a numeric address of this host, and publishes it in the store under NAME/RANK.
+  /// Throws SystemError when it cannot listen.
   Mailbox(SharedStore& store, std::string name, int rank, const std::string& address);
 
   enum class Result { done, timeout, lost };
 
-  /// Once it was not done, the connection is of no use any more. An interruption (base::interrupted()) is a
-  /// timeout. What receive() has no descriptor or no memory for (SystemError, std::bad_alloc) is received by
-  /// the next call.
+  /// send() blocks until the kernel has taken the object, receive() until the object has arrived. A result
+  /// other than `done` makes the connection unusable. An interruption (base::interrupted()) is a timeout.
+  /// When receive() throws because descriptors (SystemError) or memory (std::bad_alloc) are exhausted,
+  /// nothing is lost: the next call receives the object.
   Result send(std::string_view object, int to, base::Deadline deadline);
   Result receive(std::string& object, int from, base::Deadline deadline);
 
@@ -40,11 +44,11 @@ class Mailbox {
   struct Hello {
     std::uint64_t token;
     std::int32_t rank;
-    std::int32_t sends;  ///< 0: it only wants to know when we are gone.
+    std::int32_t sends;  ///< 0: the connection only serves to notice the end of the other process.
   };
   struct Incoming {
     OwnSocket socket;
-    std::optional<std::uint64_t> length;  ///< Of the next object, once it has come.
+    std::optional<std::uint64_t> length;  ///< Length of the next object, once it has arrived.
   };
   Result connect(int to, bool sends, base::Deadline deadline, OwnSocket& socket);
   Result wait_for_connection(int from, base::Deadline deadline);
@@ -57,8 +61,8 @@ class Mailbox {
   OwnSocket listener_;
   std::map<int, OwnSocket> outgoing_;
   std::map<int, Incoming> incoming_;
-  std::map<int, OwnSocket> watched_;  ///< To those that we wait for.
-  std::vector<OwnSocket> watchers_;   ///< Of those that wait for us.
+  std::map<int, OwnSocket> watched_;  ///< Connections to senders that this rank waits for.
+  std::vector<OwnSocket> watchers_;   ///< Connections from receivers that wait for this rank.
 };
 
 }  // namespace accelmgr::collective

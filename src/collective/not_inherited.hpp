@@ -1,5 +1,5 @@
-// Sockets that a forked child does not get: it would keep them open when this process has died, and nobody
-// would see its death. O_CLOEXEC is for children that run another program.
+// Sockets that are closed in every forked child. A child would keep them open after this process has died, so
+// that the peers would not see its death. O_CLOEXEC helps only when the child executes another program.
 #pragma once
 
 #include <pthread.h>
@@ -18,14 +18,14 @@ class NotInherited {
     static auto* all = new NotInherited;  // Never freed: a fork may come at any time.
     return *all;
   }
-  /// Returns `fd`, which may be the -1 of a failure.
+  /// Registers and returns `fd`. -1, the result of a failed call, is returned as it is.
   int add(int fd) {
     const std::lock_guard lock(mutex_);
     if (fd >= 0) fds_.insert(fd);
     return fd;
   }
-  /// Before it is closed: its number may be another's then, as it is in a forked child already. Returns
-  /// whether it is still the one that was added.
+  /// Must be called before `fd` is closed: afterwards the number may name another file. Returns false if `fd`
+  /// is not registered, as in a forked child, where it is closed already.
   bool remove(int fd) {
     const std::lock_guard lock(mutex_);
     return fds_.erase(fd) != 0;
@@ -46,7 +46,7 @@ class NotInherited {
   std::set<int> fds_;
 };
 
-/// Owns one of them; in a forked child, nothing.
+/// Owns such a socket. In a forked child it owns nothing.
 class OwnSocket {
  public:
   OwnSocket() = default;

@@ -5,6 +5,8 @@
 
 #include <cstring>
 
+#include "collective/checks.hpp"
+
 namespace accelmgr::collective {
 namespace {
 
@@ -12,16 +14,15 @@ void copy(const void* in, void* out, std::size_t bytes) noexcept {
   if (in != out && bytes != 0) std::memcpy(out, in, bytes);
 }
 
-void check_root(int root) {
-  if (root != 0) throw UsageError("root " + std::to_string(root) + " is no rank of a communicator of 1");
-}
-
 class Serial final : public Communicator {
  public:
+  explicit Serial(int world_rank) : ranks_{world_rank} {}
+
   std::string_view backend() const noexcept override { return "serial"; }
   int rank() const noexcept override { return 0; }
   int size() const noexcept override { return 1; }
   const std::vector<int>& ranks() const noexcept override { return ranks_; }
+  std::vector<int> gone() override { return {}; }
 
   void all_reduce(const void* in, void* out, std::size_t count, DType dtype, ReduceOp op,
                   const CallOptions&) override {
@@ -35,7 +36,9 @@ class Serial final : public Communicator {
   void all_gather(const void* in, void* out, std::size_t count, DType dtype, const CallOptions&) override {
     copy(in, out, count * size_of(dtype));
   }
-  void broadcast(void*, std::size_t, DType, int root, const CallOptions&) override { check_root(root); }
+  void broadcast(void*, std::size_t, DType, int root, const CallOptions&) override {
+    check_member(root, 1, "root");
+  }
   void all_to_all(const void* in, void* out, std::size_t count, DType dtype, const CallOptions&) override {
     copy(in, out, count * size_of(dtype));
   }
@@ -45,29 +48,31 @@ class Serial final : public Communicator {
     return {std::string(object)};
   }
   std::string broadcast_object(std::string_view object, int root, const CallOptions&) override {
-    check_root(root);
+    check_member(root, 1, "root");
     return std::string(object);
   }
   void send(std::string_view, int to, const CallOptions&) override {
-    throw UsageError("there is no rank " + std::to_string(to) + " to send to in a communicator of 1");
+    throw UsageError("cannot send to rank " + std::to_string(to) + ": this communicator has one rank, 0");
   }
   std::string receive(int from, const CallOptions&) override {
-    throw UsageError("there is no rank " + std::to_string(from) + " to receive from in a communicator of 1");
+    throw UsageError("cannot receive from rank " + std::to_string(from) +
+                     ": this communicator has one rank, 0");
   }
 
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const CallOptions&) override {
     if (ranks.size() != 1 || ranks[0] != 0)
-      throw UsageError(fmt::format("a group of ranks [{}]: in a communicator of 1 it has rank 0 and no other",
-                                   fmt::join(ranks, ", ")));
-    return make_serial();
+      throw UsageError(
+          fmt::format("the ranks of a group are [{}]; they must be [0]: this communicator has one rank",
+                      fmt::join(ranks, ", ")));
+    return make_serial(ranks_[0]);
   }
 
  private:
-  std::vector<int> ranks_{0};
+  std::vector<int> ranks_;
 };
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_serial() { return std::make_shared<Serial>(); }
+std::shared_ptr<Communicator> make_serial(int world_rank) { return std::make_shared<Serial>(world_rank); }
 
 }  // namespace accelmgr::collective

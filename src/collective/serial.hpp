@@ -1,4 +1,4 @@
-// One rank: every collective is a copy.
+// The communicator of one rank: every collective is a copy.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 
 namespace accelmgr::collective {
 
-std::shared_ptr<Communicator> make_serial();
+/// `world_rank` is the rank in the world of its only member.
+std::shared_ptr<Communicator> make_serial(int world_rank = 0);
 
 }  // namespace accelmgr::collective

@@ -1,20 +1,15 @@
 #include "collective/shared_store.hpp"
 
-#include <algorithm>
-
 #include "accelmgr/communicator.hpp"
 #include "base/interruption.hpp"
+#include "base/timing.hpp"
 
 namespace accelmgr::collective {
-namespace {
-
-constexpr std::int64_t turn_ns = 200'000'000;
-
-}  // namespace
 
 std::string SharedStore::get(const std::string& key, base::Deadline deadline) {
   for (;;) {
-    const auto turn_ends = base::Deadline::at_ns(std::min(deadline.ns(), base::now_ns() + turn_ns));
+    const auto turn_ends =
+        base::earlier(deadline, base::Deadline::at_ns(base::now_ns() + timing::store_look_ns));
     try {
       const std::lock_guard lock(mutex_);
       return store_.get(key, turn_ends);

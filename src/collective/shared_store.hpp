@@ -1,4 +1,4 @@
-// A store that several communicators use, each perhaps in a thread of its own.
+// A store that several communicators share, each perhaps in its own thread. Thread-safe.
 #pragma once
 
 #include <mutex>
@@ -20,7 +20,7 @@ class SharedStore {
     const std::lock_guard lock(mutex_);
     return store_.has(key);
   }
-  /// As Store::get(); the others get their turn while it waits.
+  /// As Store::get(). Waits in short turns, between which other threads can use the store.
   std::string get(const std::string& key, base::Deadline deadline);
 
  private:

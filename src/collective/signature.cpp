@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "collective/checks.hpp"
+
 namespace accelmgr::collective {
 namespace {
 
@@ -23,10 +25,6 @@ bool has_elements(CallKind kind) noexcept {
   return kind >= CallKind::all_reduce && kind <= CallKind::all_to_all;
 }
 
-std::string names_of(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
-
 }  // namespace
 
 Signature make_signature(CallKind kind, std::size_t count, DType dtype, ReduceOp op, int root,
@@ -41,7 +39,8 @@ Signature make_signature(CallKind kind, std::size_t count, DType dtype, ReduceOp
   if (kind == CallKind::all_reduce || kind == CallKind::reduce_scatter) signature.op = op;
   const auto whole = static_cast<std::int64_t>(count);
   const auto shape = options.shape.data() == nullptr ? std::span(&whole, 1) : options.shape;
-  signature.dimensions = static_cast<std::uint8_t>(std::min(shape.size(), most_dimensions));
+  signature.dimensions = static_cast<std::uint8_t>(std::min(shape.size(), most_dimensions)) & 0x7fu;
+  signature.on_devices = options.on_devices ? 1 : 0;
   for (std::size_t i = 0; i < shape.size(); ++i) {
     auto& entry = signature.shape[std::min(i, most_dimensions - 1)];
     entry = i < most_dimensions ? shape[i] : entry * shape[i];
@@ -57,7 +56,8 @@ std::string describe(const Signature& signature) {
   if (signature.kind == CallKind::all_reduce || signature.kind == CallKind::reduce_scatter)
     text += fmt::format(" {}", name_of(signature.op));
   const std::span shape(signature.shape.data(), signature.dimensions);
-  return fmt::format("{} {} [{}]", text, name_of(signature.dtype), fmt::join(shape, ", "));
+  return fmt::format("{} {} [{}]{}", text, name_of(signature.dtype), fmt::join(shape, ", "),
+                     signature.on_devices ? " on a device" : "");
 }
 
 void check_same(std::span<const Signature> signatures, const std::vector<int>& ranks) {
@@ -65,7 +65,7 @@ void check_same(std::span<const Signature> signatures, const std::vector<int>& r
   for (std::size_t i = 1; i < signatures.size(); ++i)
     if (signatures[i] != signatures[0]) different.push_back(ranks[i]);
   if (different.empty()) return;
-  // Whoever called the same is named once, in the order of ranks.
+  // Ranks that made the same call are named together, in the order of ranks.
   std::string calls;
   for (std::size_t i = 0; i < signatures.size(); ++i) {
     const auto first = std::find(signatures.begin(), signatures.end(), signatures[i]);
@@ -80,23 +80,8 @@ void check_same(std::span<const Signature> signatures, const std::vector<int>& r
                         CollectiveError::Cause::mismatch, std::move(different));
 }
 
-CollectiveError missing_ranks(CollectiveError::Cause cause, const Signature& signature,
-                              std::vector<int> ranks, double timeout_s) {
-  using Cause = CollectiveError::Cause;
-  const auto call = fmt::format("call {} ({})", signature.sequence, describe(signature));
-  const auto who = names_of(ranks);
-  const char* have = ranks.size() == 1 ? "has" : "have";
-  switch (cause) {
-    case Cause::timeout:
-      return {fmt::format("{}: {} did not arrive within {:g} s", call, who, timeout_s), cause,
-              std::move(ranks)};
-    case Cause::lost:
-      return {fmt::format("{}: {} {} died or cannot be reached", call, who, have), cause, std::move(ranks)};
-    default:
-      return {fmt::format("{}: an earlier call ended without {}; make a new communicator with group()", call,
-                          who),
-              cause, std::move(ranks)};
-  }
+std::string numbered(const Signature& signature) {
+  return fmt::format("call {} ({})", signature.sequence, describe(signature));
 }
 
 }  // namespace accelmgr::collective

@@ -12,8 +12,8 @@
 namespace accelmgr::config {
 namespace {
 
-// Options, and sections.
-constexpr std::array<std::string_view, 14> computed_with{
+// Keys of options and of whole sections.
+constexpr std::array<std::string_view, 17> computed_with{
     "nprocs",
     "batch_size_per_device",
     "grad_accumulation_steps",
@@ -21,8 +21,11 @@ constexpr std::array<std::string_view, 14> computed_with{
     "deterministic",
     "loss_scaling",
     "on_nonfinite",
+    "runners.device",
+    "runners.share",
     "runners.threads",
     "runners.autocast",
+    "runners.loss_scale",
     "gradients",
     "buffers",
     "model",

@@ -1,4 +1,4 @@
-// What a run is told when its configuration is not that of the checkpoint it goes on from.
+// How the configuration of a run differs from that of the checkpoint that it goes on from.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace accelmgr::config {
 
-/// "optimizer.learning_rate 0.001 -> 0.002", one for each option of another value that has a say in what is
-/// computed: not timeouts, places, or how often something is shown. `train.steps` is one where the learning
-/// rate follows it.
+/// Returns "optimizer.learning_rate 0.001 -> 0.002" for each option whose value differs and influences what
+/// is computed: not for timeouts, paths or intervals of output; for `train.steps` if the learning rate
+/// follows it.
 std::vector<std::string> differences(const Config& before, const Config& after);
 
 }  // namespace accelmgr::config

@@ -1,4 +1,4 @@
-// Faults of the configuration, in builds with tests; nothing in others.
+// Faults from the configuration, in builds with tests. Other builds have none.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace accelmgr::config {
 
-/// In a process that begins: what is to be broken in it. `rank` -1: the manager. Throws ConfigError.
+/// Arms the fault points of a new process; see base::arm_faults(). `rank` is -1 in the manager.
 inline void arm_faults([[maybe_unused]] const Config& config, [[maybe_unused]] int rank,
                        [[maybe_unused]] std::uint32_t generation) {
 #ifdef ACCELMGR_FAULTS

@@ -17,12 +17,13 @@ namespace accelmgr::config {
 namespace {
 
 constexpr std::string_view prefix = "ACCELMGR_";
-// Read by tools and by the log before there is a configuration, or told by a launcher to its processes
-// (launch/variables.hpp), which may read configurations of their own.
+// Variables that are no keys. Tools and the log read them before there is a configuration, or a launch sets
+// them for its processes (launch/variables.hpp), which may read configurations of their own.
 constexpr std::string_view not_configuration[] = {
     // clang-format off
     "ACCELMGR_PYTHON", "ACCELMGR_LOG_LEVEL", "ACCELMGR_DISTRIBUTED_BACKEND",
-    "ACCELMGR_LAUNCH_BACKEND", "ACCELMGR_LAUNCH_TIMEOUT", "ACCELMGR_WORLD_MEMORY", "ACCELMGR_SERIAL_MEMORY",
+    "ACCELMGR_LAUNCH_BACKEND", "ACCELMGR_LAUNCH_INTERFACE", "ACCELMGR_LAUNCH_TIMEOUT", "ACCELMGR_WORLD_MEMORY",
+    "ACCELMGR_SERIAL_MEMORY",
     "ACCELMGR_GLOO_PLUGIN",
     "ACCELMGR_WORLD_SIZE", "ACCELMGR_LOCAL_WORKER", "ACCELMGR_WORKERS", "ACCELMGR_GPU_NUM_DEVICES",
     "ACCELMGR_TPU_CONFIG", "ACCELMGR_TPU_NUM_DEVICES", "ACCELMGR_SERVICE_ADDRESS", "ACCELMGR_ORDINAL",
@@ -63,8 +64,12 @@ RawValue split_at_commas(std::string_view text) {
   return list;
 }
 
-RawValue from_text(const Option& option, const std::string& text) {
-  return option.is_list() ? split_at_commas(text) : RawValue{RawValue::Form::plain, {text}};
+/// `subject`: what errors name.
+RawValue from_text(const Option& option, const std::string& key, const std::string& text,
+                   const std::string& subject) {
+  if (!option.is_list()) return {RawValue::Form::plain, {text}};
+  return text.starts_with('[') && text.ends_with(']') ? parse_list(text, subject, key)
+                                                      : split_at_commas(text);
 }
 
 void apply(const Assignment& assignment, LoadedConfig& loaded) {
@@ -73,9 +78,9 @@ void apply(const Assignment& assignment, LoadedConfig& loaded) {
   loaded.sources[assignment.key] = assignment.source;
 }
 
-// The variable that an unknown one seems to stand for; empty when it seems to be none of ours. Two
-// underscores are our sign for a dot; without them only a near miss is taken for one (ACCELMGR_NPROC,
-// ACCELMGR_MODEL_KIND).
+// The variable for which an unknown one is probably a misspelling; empty if it probably is not meant for
+// accelmgr. Two underscores, the sign for a dot, say that it is; without them it must be near to a known one
+// (ACCELMGR_NPROC, ACCELMGR_MODEL_KIND).
 std::string meant_variable(const std::string& variable, const std::string& key) {
   if (const auto meant = meant_key(key); !meant.empty() && variable.find("__") != std::string::npos)
     return variable_of(meant);
@@ -88,7 +93,7 @@ std::string meant_variable(const std::string& variable, const std::string& key) 
 void refuse_misspelt(const std::string& variable, const std::string& key) {
   if (is_section(key))
     throw ConfigError(
-        fmt::format("environment {}: {} is a section with keys of its own below it, no value", variable, key),
+        fmt::format("environment {}: {} is a section with keys below it; it takes no value", variable, key),
         key);
   const auto meant = meant_variable(variable, key);
   if (meant.empty() && variable.find("__") == std::string::npos) return;
@@ -110,7 +115,8 @@ void apply_environment(const std::map<std::string, std::string>& environment, Lo
       continue;
     }
     const auto place = "environment " + variable;
-    apply({option, key, from_text(*option, value), place, place}, loaded);
+    apply({option, key, from_text(*option, key, value, fmt::format("{}: {}", place, key)), place, place},
+          loaded);
   }
 }
 
@@ -125,15 +131,15 @@ std::string apply_setting(const Setting& setting, LoadedConfig& loaded) {
   const auto where = place_of(setting);
   const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0)
-    throw ConfigError(fmt::format("{}: it must be key=value (nprocs=2)", where));
+    throw ConfigError(fmt::format("{}: it must have the form key=value, for example nprocs=2", where));
   auto key = text.substr(0, equals);
   const auto* option = find_option(key);
   if (is_section(key))
-    throw ConfigError(fmt::format("{}: {} is a section with keys of its own below it, no value", where, key),
+    throw ConfigError(fmt::format("{}: {} is a section with keys below it; it takes no value", where, key),
                       key);
   if (option == nullptr) throw ConfigError(fmt::format("{}: {}", where, unknown_key(key)), key);
   const auto subject = setting.flag.empty() ? fmt::format("{}: {}", where, key) : setting.flag;
-  assign(*option, key, from_text(*option, text.substr(equals + 1)), subject, loaded.config);
+  assign(*option, key, from_text(*option, key, text.substr(equals + 1), subject), subject, loaded.config);
   loaded.sources[key] = "flag";
   if (setting.flag.empty())
     loaded.flags.erase(key);
@@ -189,6 +195,8 @@ LoadedConfig load_config(const std::string& file, std::span<const Setting> setti
   apply_environment(environment, loaded);
   std::map<std::string, std::string> places;  // By key: the place that set it.
   for (const auto& setting : settings) places[apply_setting(setting, loaded)] = place_of(setting);
+  if (loaded.sources["nprocs"] == "default" && loaded.config.runners.device != Device::cpu)
+    loaded.config.nprocs = one_per_device;
   try {
     validate(loaded.config);
   } catch (const ConfigError& error) {

@@ -28,7 +28,8 @@ std::string in_words(const Interval<T>& interval) {
   const bool has_min = std::is_unsigned_v<T> || interval.min != std::numeric_limits<T>::lowest();
   std::string words = std::is_floating_point_v<T> ? "a number" : "a whole number";
   if (has_min && has_max && !interval.above_min && !interval.below_max)
-    return fmt::format("{} from {} to {}", words, interval.min, interval.max);
+    return fmt::format("{} from {} to {}{}", words, interval.min, interval.max,
+                       interval.also ? fmt::format(", or {}", *interval.also) : "");
   if (has_min) words += fmt::format(" {} {}", interval.above_min ? "above" : "of at least", interval.min);
   if (has_min && has_max) words += " and";
   if (has_max) words += fmt::format(" {} {}", interval.below_max ? "below" : "of at most", interval.max);
@@ -50,10 +51,11 @@ std::optional<T> parse_number(const std::string& text) {
 
 std::string as_written(const RawValue& value) {
   if (value.form == RawValue::Form::list) return fmt::format("a list ({})", fmt::join(value.items, ", "));
-  return fmt::format("{}'{}'", value.form == RawValue::Form::quoted ? "the text " : "", value.items.front());
+  return fmt::format("{}'{}'", value.form == RawValue::Form::quoted ? "the string " : "",
+                     value.items.front());
 }
 
-// Stores the one word `text` if the option takes it; says whether it did.
+// Stores the word `text` if the option takes it. Returns whether it does.
 bool store_word(const Option& option, const std::string& text, Config& config) {
   return std::visit(Overload{
                         [&]<class T>(const Number<T>& number) {
@@ -78,7 +80,7 @@ bool store_word(const Option& option, const std::string& text, Config& config) {
                     option.kind);
 }
 
-// The bound that a number of too many digits goes beyond, where it is not said.
+// For a number too large for its type: text with the largest value, if allowed() states no bound.
 std::string about_number(const Option& option, const RawValue& value) {
   if (value.form != RawValue::Form::plain) return "";
   const auto beyond = [&]<class T>(const Number<T>& number) {
@@ -94,7 +96,7 @@ std::string about_number(const Option& option, const RawValue& value) {
   return std::visit(Overload{beyond, [](const auto&) { return std::string(); }}, option.kind);
 }
 
-// The reason why a name is refused, or the name that was meant.
+// Text with the reason why a name is refused, or with the name that was probably meant.
 std::string about_choice(const Option& option, const RawValue& value) {
   const auto* choice = std::get_if<Choice>(&option.kind);
   if (choice == nullptr || value.form == RawValue::Form::list) return "";
@@ -125,8 +127,8 @@ bool store(const Option& option, const std::string& key, const RawValue& value, 
 
 }  // namespace
 
-// Bytes from 0x80 pass as they are: a file name need not be valid UTF-8, and an escape would stand for a code
-// point, not for a byte.
+// Bytes from 0x80 on are not escaped: a file name need not be valid UTF-8, and an escape in YAML is a code
+// point, not a byte.
 std::string quoted(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -147,9 +149,9 @@ std::string allowed(const Option& option) {
           []<class T>(const Number<T>& number) { return in_words(number.interval); },
           [](const Boolean&) { return std::string("true or false"); },
           [](const Choice& choice) { return fmt::format("{}", fmt::join(choice.names, " or ")); },
-          [](const Text&) { return std::string("text"); },
-          [](const TextList&) { return std::string("a list of texts"); },
-          [&](const TextMap&) { return fmt::format("one text for each {}.NAME", option.key); },
+          [](const Text&) { return std::string("a string"); },
+          [](const TextList&) { return std::string("a list of strings"); },
+          [&](const TextMap&) { return fmt::format("one string for each {}.NAME", option.key); },
       },
       option.kind);
 }

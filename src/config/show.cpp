@@ -9,7 +9,7 @@
 namespace accelmgr::config {
 namespace {
 
-// Beyond this width a value does not push the sources of all others to the right.
+// A value wider than this does not widen the column of values, so that the sources stay in view.
 constexpr std::size_t widest_value = 40;
 
 using Row = std::array<std::string, 3>;
@@ -49,11 +49,9 @@ std::string show(const LoadedConfig& loaded) {
 
 std::string reference() {
   std::string text =
-      "A value comes from, strongest first: a flag (--set key=value; the items of a list separated by "
-      "commas), the\n"
-      "environment (ACCELMGR_ and the key in capitals, dots as two underscores: ACCELMGR_MODEL__KIND), the "
-      "file (YAML,\n"
-      "nested or with dotted keys), the default.\n";
+      "A value comes from the first of these that sets it: a flag (--set key=value; a list is a,b or\n"
+      "[a, 'b,c']), the environment (ACCELMGR_ and the key in capitals, with two underscores for a dot:\n"
+      "ACCELMGR_MODEL__KIND), the file (YAML, nested or with dotted keys), the default.\n";
   for (const auto& option : options())
     text +=
         fmt::format("\n{}\n    {}\n    {}; default {}\n", option.is_map() ? option.key + ".NAME" : option.key,

@@ -1,4 +1,4 @@
-// The start methods by their names.
+// The names of the start methods.
 #pragma once
 
 #include <array>

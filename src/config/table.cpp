@@ -13,7 +13,7 @@
 namespace accelmgr::config {
 namespace {
 
-// A key is spelt as the path of its field in Config.
+// A key is the path of its field in Config.
 // clang-format off
 #define KEY(path) #path, [](Config& config) -> auto& { return config.path; }
 // clang-format on
@@ -31,9 +31,11 @@ Option plain(std::string key, Get field, std::string help) {
   return {std::move(key), Kind{field}, std::move(help)};
 }
 
+// NOLINTBEGIN(performance-unnecessary-value-param): it does not see the std::move() of these.
 template <class Get>
 Option choice(std::string key, Get field, std::vector<std::string> names, std::string help,
               std::map<std::string, std::string> refused = {}) {
+  // NOLINTEND(performance-unnecessary-value-param)
   using Enum = ValueOf<Get>;
   return {
       std::move(key),
@@ -45,86 +47,120 @@ Option choice(std::string key, Get field, std::vector<std::string> names, std::s
       std::move(help)};
 }
 
-// Far beyond any sensible time, yet its nanoseconds fit 64 bits.
+// Longer than any sensible time, but its nanoseconds fit 64 bits.
 constexpr double longest_seconds = 1e8;
-// A bound against slips of the keyboard on what sizes memory; the real one is the memory there is.
+// Catches typing errors in values from which memory sizes follow. The real bound is the available memory.
 constexpr int largest_count = 1 << 20;
 
 std::vector<Option> run_options() {
   return {
-      number(KEY(nprocs), {.min = 1, .max = 24},
-             "Runners, one per device. Without a runner nothing is computed."),
+      number(
+          KEY(nprocs), {.min = 1, .max = 24, .also = one_per_device},
+          "Number of runners, one per device. -1: one for each device there is (runners.device auto, cuda, "
+          "xla), or of runners.devices; the default with these. Where none are there to count, -1 is 2."),
       number(KEY(batch_size_per_device), {.min = 1, .max = largest_count},
              "Elements of one micro-batch of one runner."),
-      number(KEY(grad_accumulation_steps), {.min = 1, .max = largest_count},
-             "Micro-batches of each runner in one step; a step's gradient is their mean."),
+      number(
+          KEY(grad_accumulation_steps), {.min = 1, .max = largest_count},
+          "Micro-batches of each runner in one step (see runners.share); a step's gradient is their mean."),
       number(KEY(prefetch), {.min = 0, .max = largest_count}, "Elements loaded ahead for each device."),
       number(KEY(seed_base), {}, "Runner r is seeded with seed_base + r, the master model with seed_base."),
       number(KEY(step_timeout), {.min = 0, .max = longest_seconds, .above_min = true},
-             "Seconds after which a step gives up."),
+             "Seconds after which a step fails with a timeout."),
       number(KEY(start_timeout), {.min = 0, .max = longest_seconds, .above_min = true},
              "Seconds within which all runners must be ready."),
       number(KEY(abort_grace), {.min = 0, .max = longest_seconds},
              "Seconds a runner may take to leave an aborted step before it is killed."),
       plain<Boolean>(KEY(deterministic), "Ask torch for deterministic algorithms."),
-      choice(
-          KEY(loss_scaling), {"runners", "samples"},
-          "What the loss of a micro-batch weighs in the mean: every one alike, or by its number of samples."),
+      choice(KEY(loss_scaling), {"runners", "samples"},
+             "How micro-batches are weighted in the mean: all alike, or by their number of samples."),
       choice(
           KEY(on_nonfinite), {"abort", "skip_batch", "keep"},
-          "What an infinite or undefined loss or gradient does: the step does not count and its batches come "
-          "again; they are left out and the next are tried; or it counts and is reported."),
+          "What happens when a loss or gradient is infinite or NaN. abort: the step does not count, and its "
+          "batches come again. skip_batch: they are left out, and the step tries the next ones. keep: the "
+          "step counts, and its result reports it."),
       number(KEY(nonfinite_limit), {.min = 0, .max = largest_count},
-             "skip_batch, keep: so many in a row are let pass; one more fails the step."),
+             "skip_batch, keep: how many in a row are accepted; one more fails the step."),
+      choice(
+          KEY(runners.device), {"auto", "cpu", "cuda", "xla"},
+          "What each runner computes on: the CPU, a GPU of its own, or an XLA device of its own (models of "
+          "Python, with torch_xla). auto: the GPUs, else the chips of a TPU, else the CPU.",
+          {{"tpu", "a TPU is an XLA device: xla"}, {"gpu", "a GPU is a device of CUDA: cuda"}}),
+      plain<TextList>(
+          KEY(runners.devices),
+          "The device of each rank: a number among the visible GPUs, a GPU's UUID or its beginning, or "
+          "cpu. Empty: the visible GPUs, in order."),
+      plain<Boolean>(KEY(runners.oversubscribe), "Several runners may share a GPU."),
+      choice(
+          KEY(runners.nccl), {"auto", "off"},
+          "Whether runners that have a GPU each sum up their gradients over NCCL. auto: where at least two "
+          "of them can. off: through the memory of the session."),
+      choice(KEY(runners.share), {"even", "measured"},
+             "How the micro-batches of a step are divided over the runners: to each the same number, or more "
+             "to those that are measured to be faster."),
       number(KEY(runners.threads), {.min = 0, .max = 1024},
              "Threads of each runner; 0: cores / nprocs, at least 1."),
-      choice(KEY(runners.autocast), {"off", "bf16"},
-             "Compute forward passes in bfloat16 where torch deems it safe."),
-      plain<Boolean>(KEY(runners.protect_parameters), "Runners map the master parameters read-only."),
+      choice(
+          KEY(runners.autocast), {"off", "bf16", "fp16"},
+          "Compute forward passes in bfloat16 or float16 where torch considers it safe; fp16 with a scaled "
+          "loss."),
+      number(KEY(runners.loss_scale.initial), {.min = 1, .max = 1 << 30},
+             "fp16: the factor of the loss in the runners at the beginning of a run; a power of two."),
+      number(KEY(runners.loss_scale.growth_steps), {.min = 0, .max = 1'000'000'000},
+             "fp16: the factor doubles after so many steps in a row that did not lower it; 0: never."),
+      plain<Boolean>(KEY(runners.protect_parameters),
+                     "Runners on the CPU map the master parameters read-only."),
       number(KEY(runners.spin_us), {.min = 0, .max = 1'000'000},
              "Microseconds that a waiting runner spins before it sleeps; 0: it sleeps at once."),
-      choice(
-          KEY(runners.on_loss), {"fail", "restart", "shrink"},
-          "What the loss of a runner does: steps fail from then on; a replacement takes over and the step is "
-          "repeated; or the rest go on."),
+      choice(KEY(runners.on_loss), {"fail", "restart", "shrink"},
+             "What happens when a runner is lost. fail: steps fail from then on. restart: a replacement "
+             "takes over, and the step is repeated. shrink: the other runners go on."),
       number(KEY(runners.max_restarts), {.min = 0, .max = 1'000'000'000},
-             "restart: replacements in the whole run."),
+             "restart: most replacements in the whole run."),
       number(KEY(runners.restarts_per_window), {.min = 0, .max = 1'000'000'000},
-             "restart: replacements in any restart_window; 0: no such limit."),
+             "restart: most replacements in any restart_window; 0: no limit."),
       number(KEY(runners.restart_window), {.min = 0, .max = longest_seconds, .above_min = true},
              "restart: seconds over which replacements are counted."),
       number(KEY(runners.restart_backoff), {.min = 0, .max = 3600},
              "restart: seconds before the second replacement in a window; doubled for each further one."),
       number(KEY(runners.min_runners), {.min = 1, .max = 24},
-             "shrink: fewer runners than these are an error."),
+             "shrink: with fewer runners than this, steps fail."),
       number(KEY(runners.max_runners), {.min = 0, .max = 24},
-             "Most runners that a resize may ask for; 0: nprocs."),
+             "Most runners that a resize can ask for; 0: nprocs."),
       number(KEY(runners.hang_timeout), {.min = 0, .max = longest_seconds},
-             "Seconds without a sign of life after which a runner is ended; 0: never."),
+             "Seconds without a sign of life after which a runner is killed; 0: never."),
+      number(
+          KEY(runners.reduction_timeout), {.min = 0.1, .max = 3600},
+          "Seconds without progress after which a runner that reduces gradients is killed. The step counts."),
       choice(KEY(gradients.slab_dtype), {"parameters", "bf16"},
-             "Number format in which runners publish gradients: that of the parameters, or bfloat16 (less "
-             "memory traffic)."),
+             "Dtype in which runners publish gradients: that of the parameters, or bfloat16 (less memory "
+             "traffic)."),
       choice(KEY(buffers.policy), {"rank0", "mean"},
              "Whose buffers (BatchNorm statistics) are kept: those of rank 0, or the mean of all ranks."),
       number(KEY(memory.limit_bytes), {.min = 0},
-             "Most memory that the run may take, in bytes; 0: what the machine and the control group have "
+             "Most memory that the run may use, in bytes; 0: what the machine and the control group have "
              "available."),
   };
 }
 
 std::vector<Option> model_options() {
   return {
-      plain<Text>(KEY(model.kind),
-                  "mlp, convnet, gpt, torchscript, or the name of a model the program registered."),
-      plain<Text>(KEY(model.file), "torchscript: the file, as torch.jit.save writes it."),
+      plain<Text>(
+          KEY(model.kind),
+          "mlp, convnet, gpt, torchscript, python, or the name of a model that the program registered."),
+      plain<Text>(KEY(model.file), "torchscript: a file that torch.jit.save wrote."),
+      plain<Text>(KEY(model.factory),
+                  "python: package.module:function, which is called with model.options and returns the "
+                  "torch.nn.Module."),
       number(KEY(model.mlp.input_size), {.min = 1, .max = largest_count}, "Numbers in one element."),
       number(KEY(model.mlp.hidden_size), {.min = 1, .max = largest_count}, "Width of the hidden layers."),
       number(KEY(model.mlp.hidden_layers), {.min = 1, .max = 1024}, "Hidden layers."),
       number(KEY(model.mlp.output_size), {.min = 1, .max = largest_count}, "Classes."),
-      number(KEY(model.convnet.image_size), {.min = 8, .max = 4096}, "Pixels of a side."),
+      number(KEY(model.convnet.image_size), {.min = 8, .max = 4096},
+             "Width and height of the image, in pixels."),
       number(KEY(model.convnet.input_channels), {.min = 1, .max = 4096}, "Channels of the image."),
       number(KEY(model.convnet.channels), {.min = 1, .max = 4096},
-             "Channels of the first block; each of the two following has twice as many."),
+             "Channels of the first block; each of the next two blocks has twice as many as the one before."),
       number(KEY(model.convnet.classes), {.min = 1, .max = largest_count}, "Classes."),
       number(KEY(model.gpt.layers), {.min = 1, .max = 1024}, "Transformer blocks."),
       number(KEY(model.gpt.width), {.min = 1, .max = 65536},
@@ -132,16 +168,21 @@ std::vector<Option> model_options() {
       number(KEY(model.gpt.heads), {.min = 1, .max = 1024}, "Attention heads."),
       number(KEY(model.gpt.context), {.min = 1, .max = largest_count}, "Longest sequence, in tokens."),
       number(KEY(model.gpt.vocabulary), {.min = 2, .max = largest_count},
-             "Different tokens; text has 256, its bytes."),
+             "Number of different tokens; text has 256, one for each byte value."),
       number(KEY(model.gpt.dropout), {.min = 0, .max = 1, .below_max = true},
              "Share of activations dropped while training."),
-      plain<TextMap>(KEY(model.options), "For registered models; accelmgr does not look inside."),
+      plain<TextMap>(KEY(model.options),
+                     "For registered models and factories; accelmgr does not look inside."),
   };
 }
 
 std::vector<Option> data_options() {
   return {
-      plain<Text>(KEY(data.kind), "synthetic, text, or the name of a source the program registered."),
+      plain<Text>(KEY(data.kind),
+                  "synthetic, text, python, or the name of a source that the program registered."),
+      plain<Text>(KEY(data.factory),
+                  "python: package.module:function, which is called with data.options and returns the "
+                  "dataset."),
       plain<TextList>(KEY(data.files), "text: the files; globs allowed; relative to the working directory."),
       number(KEY(data.sequence_length), {.min = 1, .max = largest_count},
              "text: tokens (bytes) of one element."),
@@ -149,20 +190,23 @@ std::vector<Option> data_options() {
              "text: share of the text, in whole documents, that is never trained on."),
       number(KEY(data.elements), {.min = 0}, "synthetic: elements in an epoch; 0: endless."),
       number(KEY(data.epochs), {.min = 0},
-             "Passes over the data; 0: endless. Over a dataset of Python: one, where this is not set."),
-      number(KEY(data.seed), {}, "Of the order of the elements."),
-      plain<Boolean>(KEY(data.drop_last),
-                     "An uneven end is left out; otherwise it makes a last, shorter step."),
-      plain<TextMap>(KEY(data.options), "For registered sources; accelmgr does not look inside."),
+             "Passes over the data; 0: endless. If this is not set, a Python dataset is read once."),
+      number(KEY(data.seed), {}, "Seed of the order of the elements."),
+      plain<Boolean>(
+          KEY(data.drop_last),
+          "Leave out elements at the end that do not fill a step; otherwise they make a last, shorter step."),
+      plain<TextMap>(KEY(data.options),
+                     "For registered sources and factories; accelmgr does not look inside."),
   };
 }
 
 std::vector<Option> optimizer_options() {
   return {
-      choice(KEY(optimizer.kind), {"sgd", "adam", "adamw"}, "The rule of the update.",
-             {{"lbfgs", "it evaluates the closure several times per update, a step here is one gradient"}}),
+      choice(
+          KEY(optimizer.kind), {"sgd", "adam", "adamw"}, "The rule of the update.",
+          {{"lbfgs", "it evaluates the closure several times per update, but a step here is one gradient"}}),
       number(KEY(optimizer.learning_rate), {.min = 0},
-             "The highest one, where warm-up and schedule change it."),
+             "The learning rate; with warm-up or a schedule, the highest one."),
       number(KEY(optimizer.momentum), {.min = 0, .max = 1, .below_max = true}, "sgd: momentum."),
       plain<Boolean>(KEY(optimizer.nesterov), "sgd: Nesterov's momentum."),
       number(KEY(optimizer.beta1), {.min = 0, .max = 1, .below_max = true},
@@ -171,7 +215,7 @@ std::vector<Option> optimizer_options() {
              "adam, adamw: decay of the mean squared gradient."),
       number(KEY(optimizer.epsilon), {.min = 0, .above_min = true}, "adam, adamw: added to the denominator."),
       number(KEY(optimizer.weight_decay), {.min = 0},
-             "Not applied to parameters of fewer than two dimensions (norms, biases)."),
+             "Weight decay; not applied to parameters of fewer than two dimensions (norms, biases)."),
       number(KEY(optimizer.clip_norm), {.min = 0}, "Largest L2 norm of the whole gradient; 0: no clipping."),
       number(KEY(optimizer.steps_per_update), {.min = 1, .max = largest_count},
              "Steps whose gradients are averaged for one update."),
@@ -189,35 +233,40 @@ std::vector<Option> train_options() {
       number(KEY(train.evaluate_every), {.min = 0},
              "Steps between evaluations of the held-out loss; 0: none."),
       number(KEY(train.progress_every_s), {.min = 0, .max = longest_seconds, .above_min = true},
-             "Seconds between progress lines where standard output is no terminal."),
+             "Seconds between progress lines when standard output is not a terminal."),
   };
 }
 
 std::vector<Option> launch_options() {
   return {
       number(KEY(launch.nprocs), {.min = -1, .max = 4096},
-             "Processes on this host; -1: the visible GPUs, or the cores where there are none."),
-      number(KEY(launch.nnodes), {.min = 1, .max = 65536}, "Hosts."),
-      number(KEY(launch.node_rank), {.min = 0, .max = 65535}, "Which of them this one is, from 0."),
-      plain<Text>(KEY(launch.rendezvous),
-                  "HOST:PORT on the first host, where all meet; empty: 127.0.0.1 and a free port."),
+             "Processes on this host; -1: one for each visible GPU or, without GPUs, for each core."),
+      number(KEY(launch.nnodes), {.min = 1, .max = 65536}, "Number of hosts."),
+      number(KEY(launch.node_rank), {.min = 0, .max = 65535}, "Rank of this host among them, from 0."),
+      plain<Text>(
+          KEY(launch.rendezvous),
+          "HOST:PORT on the first host, at which all processes meet; empty: 127.0.0.1 and a free port."),
       plain<Text>(
           KEY(launch.backend),
-          "What the processes' collectives go over: auto (by device and hosts), serial, shm, gloo, nccl."),
+          "What carries the collectives: auto (chosen by device and hosts), serial, shm, gloo or nccl."),
+      plain<Text>(KEY(launch.interface),
+                  "Network interface at which ranks of several hosts connect, as eth0; empty: that of the "
+                  "host's name, or of the default route."),
       plain<Text>(KEY(launch.gpus), "GPUs by their absolute ids, one for each process: 4,5."),
       plain<Text>(KEY(launch.workers), "name:ordinal;host:port of every host, joined by |."),
-      choice(KEY(launch.start_method), {start_methods.begin(), start_methods.end()},
-             "How processes come to be: each executed anew; forked from this one; forked from one that was "
-             "executed for that."),
-      plain<Boolean>(KEY(launch.oversubscribe), "More processes than GPUs may share them."),
+      choice(
+          KEY(launch.start_method), {start_methods.begin(), start_methods.end()},
+          "How processes are started: executed anew (spawn), forked from this one (fork), or forked from one "
+          "that was executed for this purpose (forkserver)."),
+      plain<Boolean>(KEY(launch.oversubscribe), "Let several processes share a GPU."),
       number(KEY(launch.max_restarts), {.min = 0, .max = 1'000'000},
-             "How often all processes are started again after one has failed."),
+             "How often all processes are restarted after one has failed."),
       plain<Text>(KEY(launch.log_directory),
-                  "Folder to which the output of each rank goes too; empty: none."),
+                  "Folder to which the output of each rank is also written; empty: none."),
       number(KEY(launch.timeout), {.min = 0, .max = longest_seconds, .above_min = true},
-             "Seconds after which a collective gives up."),
+             "Seconds after which a collective fails with a timeout."),
       number(KEY(launch.rendezvous_timeout), {.min = 0, .max = longest_seconds, .above_min = true},
-             "Seconds within which all hosts must be there."),
+             "Seconds within which all hosts must have joined."),
       number(KEY(launch.terminate_timeout), {.min = 0, .max = longest_seconds},
              "Seconds from asking processes to end until they are killed."),
       number(KEY(launch.model_parallelism), {.min = 1, .max = 65536},
@@ -238,7 +287,7 @@ std::vector<Option> checkpoint_options() {
       plain<Text>(KEY(checkpoint.directory), "Where checkpoints are written; empty: nowhere."),
       number(KEY(checkpoint.every), {.min = 0}, "Steps between checkpoints; 0: the last step only."),
       number(KEY(checkpoint.keep), {.min = 1, .max = largest_count},
-             "The last so many checkpoints are kept, and the best."),
+             "How many of the last checkpoints are kept; the best one is kept too."),
       plain<Text>(KEY(checkpoint.resume),
                   "latest (of checkpoint.directory), or the path of a checkpoint; empty: a new run."),
   };
@@ -246,7 +295,7 @@ std::vector<Option> checkpoint_options() {
 
 #ifdef ACCELMGR_FAULTS
 std::vector<Option> fault_options() {
-  return {plain<TextList>(KEY(faults), "Builds with tests only: what is to be broken on purpose, and when.")};
+  return {plain<TextList>(KEY(faults), "Builds with tests only: which faults to inject, and when.")};
 }
 #else
 std::vector<Option> fault_options() { return {}; }
@@ -274,7 +323,7 @@ std::string section_of(const std::string& key) {
   return dot == std::string::npos ? std::string() : key.substr(0, dot);
 }
 
-// What other libraries call it. Names that are near enough, or that one section alone has, are found without.
+// Names of other libraries. A name that is near to a key, or that only one section has, needs no row.
 struct Alias {
   std::string_view name;
   std::string_view key;
@@ -303,6 +352,8 @@ constexpr Alias aliases[]{
     {"amp", "runners.autocast"},
     {"precision", "runners.autocast"},
     {"mixed_precision", "runners.autocast"},
+    {"init_scale", "runners.loss_scale.initial"},
+    {"growth_interval", "runners.loss_scale.growth_steps"},
     {"num_epochs", "data.epochs"},
     {"lr", "optimizer.learning_rate"},
     {"max_grad_norm", "optimizer.clip_norm"},

@@ -1,4 +1,4 @@
-// Keys that nothing reads in a program that makes the steps itself, and why.
+// Finds keys that nothing reads in a program that makes the steps itself, and says why.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,11 +22,11 @@ struct OfTheProgram {
 constexpr std::array of_the_program{
     OfTheProgram{"optimizer", "the program makes its optimizer itself, over the manager's parameters"},
     OfTheProgram{"train", "the program decides how many steps it makes, and what it does between them"},
-    OfTheProgram{"launch", "`accelmgr spawn` and MultiprocessConfig read it, a manager does not"},
+    OfTheProgram{"launch", "`accelmgr spawn` and MultiprocessConfig read it; a manager does not"},
     OfTheProgram{"checkpoint.every", "the program calls save_checkpoint() when a checkpoint is due"},
 };
 
-/// What a built-in kind of model or data reads of its section.
+/// The keys that a built-in kind of model or data reads in its section.
 struct Kind {
   std::string_view name;
   std::vector<std::string_view> reads;
@@ -37,15 +37,17 @@ const std::vector<Kind> models{
     {"convnet", {"model.convnet"}},
     {"gpt", {"model.gpt"}},
     {"torchscript", {"model.file"}},
+    {"python", {"model.factory", "model.options"}},
 };
 
 const std::vector<Kind> sources{
     {"text",
      {"data.files", "data.sequence_length", "data.held_out", "data.epochs", "data.seed", "data.drop_last"}},
     {"synthetic", {"data.sequence_length", "data.elements", "data.epochs", "data.seed", "data.drop_last"}},
+    {"python", {"data.factory", "data.options", "data.epochs", "data.drop_last"}},
 };
 
-/// Why `kind` does not read `key`; empty if it does, or may: a registered kind reads what it likes.
+/// Why `kind` does not read `key`; empty if it reads or may read it. A registered kind may read any key.
 std::string unread_by(const std::vector<Kind>& kinds, const std::string& kind, std::string_view section,
                       std::string_view key) {
   if (!is_in(key, section)) return {};
@@ -59,11 +61,11 @@ std::string why_unread(const Config& config, const Own& own, std::string_view ke
   for (const auto& [section, why] : of_the_program)
     if (is_in(key, section)) return std::string(why);
   if (key == "model.kind" || key == "data.kind") return {};
-  if (own.model && is_in(key, "model")) return "the model is the program's own, and made by the program";
+  if (own.model && is_in(key, "model")) return "the model is the program's own";
   if (own.data && is_in(key, "data"))
     return key == "data.epochs" || key == "data.drop_last"
                ? ""
-               : "the dataset is the program's own: what it gives, and in which order, is decided there";
+               : "the dataset is the program's own, and decides on its elements and their order";
   const auto why = unread_by(models, config.model.kind, "model", key);
   return why.empty() ? unread_by(sources, config.data.kind, "data", key) : why;
 }

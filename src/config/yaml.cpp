@@ -20,9 +20,9 @@
 namespace accelmgr::config {
 namespace {
 
-constexpr std::size_t largest_file = 16 << 20;  // What is larger is a device, or no configuration.
+constexpr std::size_t largest_file = 16 << 20;  // A larger file is a device, or no configuration.
 
-/// Line and column, from 1, of the first tab in the indentation of the lines up to `last_line`, from 0.
+/// Line and column, counted from 1, of the first tab in the indentation of the lines from 0 to `last_line`.
 std::optional<std::pair<int, std::size_t>> tab_in_indentation(const std::string& text, int last_line) {
   std::istringstream lines(text);
   int number = 0;
@@ -34,8 +34,8 @@ std::optional<std::pair<int, std::size_t>> tab_in_indentation(const std::string&
   return std::nullopt;
 }
 
-// Walks the tree of a document. It descends into known sections only, so a document that contains itself
-// ends, too.
+// Walks the tree of a document. It descends into known sections only, so it ends even for a document that
+// contains itself by an alias.
 class Reader {
  public:
   explicit Reader(std::string name) : name_(std::move(name)) {}
@@ -44,7 +44,7 @@ class Reader {
     if (root.IsMap())
       read_section("", root);
     else if (root.IsDefined() && !root.IsNull())
-      fail(root, "", "a configuration is a map of keys and values (nprocs: 2)");
+      fail(root, "", "a configuration must be a map of keys and values, for example nprocs: 2");
     return std::move(values_);
   }
 
@@ -61,7 +61,7 @@ class Reader {
     const auto [first, is_new] = lines_.emplace(key, name.Mark().line + 1);
     if (!is_new)
       fail(name, key,
-           fmt::format("{} stands here a second time; the first is in line {}", key, first->second));
+           fmt::format("{} is set a second time; the first time is in line {}", key, first->second));
     const auto* option = find_option(key);
     if (option != nullptr && !is_section(key)) {
       values_.push_back({option, key, raw(key, name, value), place(name), "file " + place(name)});
@@ -70,7 +70,7 @@ class Reader {
     } else if (value.IsMap()) {
       read_section(key, value);
     } else if (!value.IsNull()) {  // A section whose lines are all commented out is null.
-      fail(name, key, fmt::format("{} is a section with keys of its own below it, no value", key));
+      fail(name, key, fmt::format("{} is a section with keys below it; it takes no value", key));
     }
   }
 
@@ -84,7 +84,8 @@ class Reader {
   }
 
   RawValue word(const std::string& key, const YAML::Node& place, const YAML::Node& value) const {
-    if (value.IsNull()) fail(place, key, fmt::format("{} has no value (an empty text is written \"\")", key));
+    if (value.IsNull())
+      fail(place, key, fmt::format("{} has no value (write \"\" for an empty string)", key));
     if (!value.IsScalar()) fail(place, key, fmt::format("{} must be a single value", key));
     const bool quoted = value.Tag() == "!";
     return {quoted ? RawValue::Form::quoted : RawValue::Form::plain, {value.Scalar()}};
@@ -109,15 +110,37 @@ std::vector<Assignment> parse_yaml(const std::string& text, const std::string& n
   try {
     const auto documents = YAML::LoadAll(text);
     if (documents.size() > 1)
-      throw ConfigError(fmt::format("{}: {} documents; a configuration is one", name, documents.size()));
+      throw ConfigError(
+          fmt::format("{}: it has {} YAML documents; a configuration must be one", name, documents.size()));
     return documents.empty() ? std::vector<Assignment>() : Reader(name).read(documents.front());
   } catch (const YAML::Exception& error) {
     if (const auto tab = tab_in_indentation(text, error.mark.line))
       throw ConfigError(
           fmt::format("{}:{}:{}: there is a tab; indent with spaces", name, tab->first, tab->second));
-    throw ConfigError(fmt::format("{}:{}:{}: no valid YAML: {}", name, error.mark.line + 1,
+    throw ConfigError(fmt::format("{}:{}:{}: not valid YAML: {}", name, error.mark.line + 1,
                                   error.mark.column + 1, error.msg));
   }
+}
+
+RawValue parse_list(const std::string& text, const std::string& subject, const std::string& key) {
+  const auto fail = [&](const std::string& why) {
+    throw ConfigError(
+        fmt::format("{} is not a YAML list: {} (quote items with special characters: ['*.txt'])", subject,
+                    why),
+        key);
+  };
+  RawValue list{RawValue::Form::list, {}};
+  try {
+    const auto documents = YAML::LoadAll(text);
+    if (documents.size() != 1 || !documents.front().IsSequence()) fail("there is more than one list");
+    for (const auto& item : documents.front()) {
+      if (!item.IsScalar()) fail(fmt::format("item {} is not a string", list.items.size() + 1));
+      list.items.push_back(item.Scalar());
+    }
+  } catch (const YAML::Exception& error) {
+    fail(fmt::format("{}, at character {}", error.msg, error.mark.column + 1));
+  }
+  return list;
 }
 
 std::vector<Assignment> read_yaml(const std::string& file) {

@@ -25,15 +25,14 @@ void check_guards(const std::vector<std::span<std::byte>>& rows, std::span<const
     const auto* guard = rows[i].data() + rows[i].size();
     if (std::all_of(guard, guard + session::row_guard_bytes, [](std::byte b) { return b == guard_byte; }))
       continue;
-    throw DataError(
-        fmt::format("the data source wrote behind the row of field '{}', of {} bytes, in element {}: batches "
-                    "may be damaged; it "
-                    "may write what ElementWriter::bytes() gives, no more",
-                    fields[i].name, rows[i].size(), number));
+    throw DataError(fmt::format(
+        "the data source wrote past the end of the row of field '{}', which has {} bytes, in element "
+        "{}: batches may be damaged; it must write only into the span that ElementWriter::bytes() returns",
+        fields[i].name, rows[i].size(), number));
   }
 }
 
-/// Says since when something is under way, until it ends.
+/// Stores the time at which something began, and 0 when it has ended.
 class Within {
  public:
   explicit Within(std::atomic<std::int64_t>& since_ns) : since_ns_(since_ns) {
@@ -51,19 +50,15 @@ class Within {
 
 static_assert(BatchSource::max_state_bytes == session::source_state_bytes);
 
-CountedSource::CountedSource(std::unique_ptr<BatchSource> source, const session::Session& session)
-    : source_(std::move(source)),
-      session_(&session),
-      reads_as_(dynamic_cast<const ReadsAs*>(source_.get())),
-      left_at_(data_cursor(session)) {
-  const auto& dealing = session.dealing();
-  const auto& left = dealing.source[dealing.source_index.load(std::memory_order_acquire)];
+CountedSource::CountedSource(std::unique_ptr<BatchSource> source, const session::LoaderView& view)
+    : source_(std::move(source)), view_(view), left_at_(data_cursor(view.session())) {
+  const auto& left = view.session().source_state();
   if (left.bytes == 0) return;
-  if (left.element > left_at_ || left.bytes > session::source_state_bytes)
-    throw SessionError(
-        fmt::format("the session's state of the data source ({} bytes, of element {}) cannot be its own: the "
-                    "data cursor is {}, a state has at most {} bytes",
-                    left.bytes, left.element, left_at_, session::source_state_bytes));
+  if (left.element > left_at_)
+    throw SessionError(fmt::format(
+        "the session's state of the data source ({} bytes, of element {}) is damaged: its element "
+        "lies after the data cursor, {}",
+        left.bytes, left.element, left_at_));
   source_->restore({left.state, left.bytes});
   number_.store(left.element);
 }
@@ -85,7 +80,7 @@ bool CountedSource::next(const std::vector<std::span<std::byte>>& rows) {
 std::optional<Reading> CountedSource::reading() const {
   const auto since_ns = reading_since_ns_.load(std::memory_order_acquire);
   if (since_ns == 0) return std::nullopt;
-  return Reading{reads_as_ != nullptr ? reads_as_->reading(number()) : "next()", number(), since_ns};
+  return Reading{source_->reading(number()), number(), since_ns};
 }
 
 bool CountedSource::discard() {
@@ -108,18 +103,18 @@ void CountedSource::remember() {
 }
 
 void CountedSource::leave_state() {
-  const auto cursor = data_cursor(*session_);
+  const auto cursor = data_cursor(view_.session());
   if (cursor == left_at_ || states_.empty() || states_.front().element > cursor) return;
   while (states_.size() > 1 && states_[1].element <= cursor) states_.pop_front();
-  auto& dealing = session_->dealing();
-  const auto other = dealing.source_index.load(std::memory_order_relaxed) ^ 1;
-  auto& copy = dealing.source[other];
+  auto& sharding = view_.sharding();
+  const auto other = sharding.source_index.load(std::memory_order_relaxed) ^ 1;
+  auto& copy = sharding.source[other];
   copy.element = states_.front().element;
   copy.bytes = states_.front().bytes.size();
   std::memcpy(copy.state, states_.front().bytes.data(), copy.bytes);
-  dealing.source_index.store(other, std::memory_order_release);
+  sharding.source_index.store(other, std::memory_order_release);
   states_.pop_front();
-  left_at_ = data_cursor(*session_);
+  left_at_ = data_cursor(view_.session());
 }
 
 }  // namespace accelmgr::data

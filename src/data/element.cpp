@@ -1,10 +1,8 @@
 #include "data/element.hpp"
 
-#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cstring>
 #include <set>
 
 #include "accelmgr/errors.hpp"
@@ -12,10 +10,14 @@
 namespace accelmgr {
 
 std::size_t FieldSpec::bytes() const {
-  std::size_t bytes = c10::elementSize(dtype);
+  const auto number = static_cast<std::size_t>(static_cast<DType>(dtype));
+  if (number >= dtype_count)
+    throw DataError(fmt::format("field '{}': {} is not the number of a dtype; it must be 0 to {}", name,
+                                number, dtype_count - 1));
+  std::size_t bytes = size_of(dtype);
   for (const std::int64_t size : shape) {
     if (size < 0 || __builtin_mul_overflow(bytes, static_cast<std::size_t>(size), &bytes)) {
-      throw DataError(fmt::format("field '{}': {} is not a shape", name, data::describe(dtype, shape)));
+      throw DataError(fmt::format("field '{}': {} is not a valid shape", name, data::describe(dtype, shape)));
     }
   }
   return bytes;
@@ -27,29 +29,10 @@ std::span<std::byte> ElementWriter::bytes(std::size_t index) {
   return rows_[index];
 }
 
-void ElementWriter::set(std::size_t index, const at::Tensor& value) {
-  const std::span<std::byte> row = bytes(index);
-  const FieldSpec& field = fields_[index];
-  const auto expected = [&] {
-    return fmt::format("field '{}': expected {}", field.name, data::describe(field.dtype, field.shape));
-  };
-  if (!value.defined()) throw DataError(expected() + ", got an undefined tensor");
-  if (value.scalar_type() != field.dtype || value.sizes() != at::IntArrayRef(field.shape)) {
-    throw DataError(expected() + ", got " + data::describe(value.scalar_type(), value.sizes()));
-  }
-  if (!value.device().is_cpu() || value.layout() != at::kStrided) {
-    throw DataError(
-        fmt::format("{} in ordinary memory of the CPU, got a tensor on {}", expected(), value.toString()));
-  }
-  // A conjugated or negated view carries a flag in place of the values that it stands for.
-  const at::Tensor dense = value.resolve_conj().resolve_neg().contiguous();
-  std::memcpy(row.data(), dense.const_data_ptr(), row.size());
-}
-
 namespace data {
 
-std::string describe(at::ScalarType dtype, std::span<const std::int64_t> shape) {
-  return fmt::format("{} [{}]", c10::getDtypeNames(dtype).first, fmt::join(shape, ", "));
+std::string describe(DType dtype, std::span<const std::int64_t> shape) {
+  return fmt::format("{} [{}]", name_of(dtype), fmt::join(shape, ", "));
 }
 
 void check_fields(std::span<const FieldSpec> fields) {

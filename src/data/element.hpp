@@ -1,4 +1,4 @@
-// What an element looks like, in words, and what its declaration must fulfil.
+// The description of an element in text, and the check of its declaration.
 #pragma once
 
 #include <string>
@@ -7,10 +7,11 @@
 
 namespace accelmgr::data {
 
-/// `float32 [3, 16, 16]`; a number per element: `int64 []`. dtypes by their names in torch.
-std::string describe(at::ScalarType dtype, std::span<const std::int64_t> shape);
+/// "float32 [3, 16, 16]"; for one number per element "int64 []". Dtypes have torch's names.
+std::string describe(DType dtype, std::span<const std::int64_t> shape);
 
-/// Throws DataError when there are no fields, one has no name, two have the same, or a shape is negative.
+/// Throws DataError when there are no fields, a field has no name, two fields have the same name, or a shape
+/// or dtype is invalid.
 void check_fields(std::span<const FieldSpec> fields);
 
 }  // namespace accelmgr::data

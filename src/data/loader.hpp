@@ -1,15 +1,17 @@
-// The data manager: reads a source and deals its elements, one after the other, into the devices' queues.
+// The data manager: reads a source and shards its elements, one after the other, over the queues of the
+// ranks.
 //
-// What it knows lies in the session: Dealing says which element is whose, the queues hold those dealt,
-// Counters how many were consumed. So another loader goes on where one was killed, at whatever instant:
+// All state of the loader is in the session: Sharding says which element goes to which rank, the queues hold
+// the elements that were assigned, Counters says how many were consumed. So a new loader can go on where the
+// old one was killed, at whatever instant:
 //
-//   - Where it finds a dealing to its own team, it goes on in the slots as they are. What was being
-//     written is read from the source again.
-//   - Where it finds none, one under way, or one to another team, it deals all that is not consumed
-//     anew, from the source. Likewise where the last batch of a queue is short: nothing could follow
-//     it, but the source may go on this time.
+//   - If the session has the sharding that the host asked for last, the slots stay as they are. An element
+//     that was being written is read from the source again.
+//   - If there is no sharding, an unfinished one, or one to another team or with other shares, all elements
+//     that are not consumed are assigned again from the source. The same happens after a short step or if the
+//     last batch of a queue is short: no batch may follow a short one, but the source may go on this time.
 //
-// In each case the source is first brought to the data cursor: by its state in the session, and by reading on
+// In each case the source first goes to the data cursor: from its state in the session, and by reading on
 // from there.
 #pragma once
 
@@ -22,78 +24,97 @@
 
 #include "accelmgr/batch_source.hpp"
 #include "data/counted_source.hpp"
-#include "data/dealing.hpp"
+#include "data/sharding.hpp"
 #include "session/batch_queue.hpp"
 #include "session/manifest.hpp"
 #include "session/session.hpp"
+#include "session/views.hpp"
 
 namespace accelmgr::data {
 
-/// An agent: do_work() makes progress and never waits for a queue; production gives it a thread (run()),
-/// tests step it.
+struct Loading {
+  int batch_size = 1;
+  int prefetch = 0;  ///< Elements beyond a step that are loaded ahead for each rank.
+  bool drop_last = true;
+};
+
+/// do_work() makes some progress and never waits for a queue. In production run() calls it in a thread; tests
+/// call it step by step.
 class Loader {
  public:
-  /// Deals to `team` until Control::deal_to asks for another. `source` was not read yet. No attempt may be
-  /// open, and no other loader may live. Does not read, so that a slow source does not hold up its caller.
-  /// Throws SessionError when the team is none of the session's or its state is inconsistent, and what
-  /// BatchSource::restore() throws.
-  Loader(std::unique_ptr<BatchSource> source, const session::Session& session,
-         const session::Manifest& manifest, int batch_size, bool drop_last, session::RankMask team);
+  /// Assigns as the host asks (HostControl::assignment). `source` must not have been read. No attempt may be
+  /// open and no other loader may exist. Does not read, so that a slow source does not hold up the caller.
+  /// Throws SessionError when the host's assignment is impossible in this session or the session's state is
+  /// inconsistent, and what BatchSource::restore() throws.
+  Loader(std::unique_ptr<BatchSource> source, const session::LoaderView& view,
+         const session::Manifest& manifest, const Loading& loading);
 
-  /// Deals one element; or reads one that was dealt or consumed before; or deals all anew that is not
-  /// consumed, when Control::deal_to asks for it (no attempt may be open until Dealing::dealt_to says the
-  /// same). Returns false when there is nothing to do: the queue of the device whose turn it is is full, or
-  /// the data has ended.
+  /// Does one of three things:
+  ///   - assigns one element;
+  ///   - reads past an element that was assigned or consumed before;
+  ///   - assigns all unconsumed elements again, when the host asks for another assignment. No attempt may be
+  ///     open until Sharding::follows says that this is done.
+  /// Returns false when there is nothing to do: the queue of the rank whose turn it is is full or far
+  /// enough ahead, or the data has ended. Blocks while the source does. When the source throws, the data ends
+  /// with that error.
   bool do_work();
-  /// The source has ended or failed, and every queue of the team says so.
+  /// True when the source has ended or failed, and every queue of the team says so.
   bool finished() const noexcept { return finished_; }
-  /// nullopt: the source does not read. Any thread.
+  /// What the source is reading; nullopt if it is not reading. Any thread may call this.
   std::optional<Reading> reading() const { return source_.reading(); }
-  /// Works until the session stops. Sleeps while there is nothing to do.
+  /// Blocks and works until the session stops. Sleeps while there is nothing to do.
   void run();
 
-  /// The number of the element that is dealt next, over all restarts.
-  std::uint64_t dealt() const noexcept { return next_; }
-  /// Elements that made no full batch and were left out (`drop_last`).
+  /// The number of the element that is assigned next, over all restarts.
+  std::uint64_t assigned() const noexcept { return next_; }
+  /// Elements at the end that made no full batch and were left out (`drop_last`).
   std::uint64_t dropped() const noexcept { return dropped_; }
 
  private:
   using Bytes = std::vector<std::byte>;
 
-  // How it begins, and begins again.
-  bool can_go_on(session::RankMask team) const;
+  // Beginning, and beginning again.
+  void check(const session::Assignment& to) const;
+  bool can_go_on(const session::Assignment& to) const;
   void go_on();
-  void begin(session::RankMask team, std::uint64_t first_element);
-  void deal_anew(session::RankMask team);
+  void begin(const session::Assignment& to, std::uint64_t first_element);
+  void reshard(const session::Assignment& to);
+  /// Whether the host asks for another assignment than there is.
+  bool asked_again();
 
-  bool deal();
-  bool write(const std::vector<std::span<std::byte>>& rows);
-  /// Of a read of the source: whether it gave an element. Throws DataError when it ended sooner than before.
+  bool assign();
+  bool write(const Place& at, const std::vector<std::span<std::byte>>& rows);
+  /// Checks the result of reading the source. Returns `read`; at the end of the data notes the end. Throws
+  /// DataError when the source ended sooner than before.
   bool is_element(bool read);
   void finish();
 
-  session::RankMask team() const noexcept { return session_->dealing().dealt_to.load(); }
+  session::RankMask team() const noexcept { return session_->sharding().assigned_to.load(); }
   Place place(std::uint64_t element) const noexcept;
-  /// Elements of this dealing that the queue of `rank` was given.
+  /// How many elements of this sharding the queue of `rank` was given.
   std::uint64_t rows(int rank) const noexcept;
   std::vector<std::span<std::byte>> rows_at(std::byte* slot, std::uint64_t position) const;
-  Bytes dealt_element(std::uint64_t element) const;
+  Bytes assigned_element(std::uint64_t element) const;
 
   CountedSource source_;
+  session::LoaderView view_;
   const session::Session* session_;
   std::vector<session::FieldEntry> fields_;
-  std::vector<session::BatchQueue> queues_;
+  std::vector<session::BatchQueueWriter> queues_;
+  Dealing dealing_;
   std::uint64_t batch_size_;
+  std::uint64_t ahead_;  ///< Batches beyond a step that are loaded ahead for each rank.
   bool drop_last_;
-  std::uint64_t next_ = 0;           ///< The element to be dealt next.
-  std::uint64_t known_end_ = 0;      ///< The source gave all before this one to another loader.
-  std::deque<Bytes> backlog_;        ///< From `next_` on, before the source goes on: read, dealt, taken back.
-  std::optional<std::string> over_;  ///< The source has ended, or failed: with this error.
+  std::uint64_t next_ = 0;       ///< The element to be assigned next.
+  std::uint64_t known_end_ = 0;  ///< The source gave all elements before this one to an earlier loader.
+  std::deque<Bytes> backlog_;    ///< Elements from `next_` on that were taken back from the queues; assigned
+                                 ///< before the source is read on.
+  std::optional<std::string> over_;  ///< Set when the source has ended; not empty: it failed with this error.
   bool finished_ = false;
   std::uint64_t dropped_ = 0;
 };
 
-/// The fields of a batch as the manifest lists them; not yet placed.
+/// The fields of a batch as the manifest lists them, with offsets still 0.
 std::vector<session::FieldEntry> field_entries(std::span<const FieldSpec> fields);
 
 }  // namespace accelmgr::data

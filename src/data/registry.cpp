@@ -6,11 +6,11 @@
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/errors.hpp"
 #include "base/errno_text.hpp"
+#include "base/exception_text.hpp"
 #include "base/nearest.hpp"
 #include "data/element.hpp"
 #include "data/synthetic_source.hpp"
 #include "data/text_source.hpp"
-#include "tensor/exception_text.hpp"
 
 namespace accelmgr {
 namespace {
@@ -22,7 +22,8 @@ std::map<std::string, DataFactory>& factories() {
   return all;
 }
 
-// What a foreign factory throws says nothing of where it came from.
+// Makes the source. Errors of a foreign factory do not say where they came from, so the name of the kind is
+// added.
 std::unique_ptr<BatchSource> build(const std::string& kind, const DataFactory& factory,
                                    const Config& config) {
   std::unique_ptr<BatchSource> source;
@@ -32,10 +33,10 @@ std::unique_ptr<BatchSource> build(const std::string& kind, const DataFactory& f
   } catch (const ConfigError&) {
     throw;
   } catch (const SystemError& error) {
-    if (base::is_shortage(error.code())) throw;  // No fault of the data.
+    if (base::is_shortage(error.code())) throw;  // Not an error of the data.
     throw DataError(fmt::format("data source '{}': {}", kind, error.what()));
   } catch (...) {
-    throw DataError(fmt::format("data source '{}': {}", kind, tensor::current_exception_text()));
+    throw DataError(fmt::format("data source '{}': {}", kind, base::current_exception_text()));
   }
   if (!source) throw DataError(fmt::format("data source '{}': its factory returned null", kind));
   return source;
@@ -44,14 +45,14 @@ std::unique_ptr<BatchSource> build(const std::string& kind, const DataFactory& f
 }  // namespace
 
 void BatchSource::restore(const std::string&) {
-  throw DataError("this data source gives no state(), so there is none that it could restore()");
+  throw DataError("this data source has no state(), so it cannot restore() one");
 }
 
 void register_data(const std::string& name, DataFactory factory) {
   if (name.empty()) throw UsageError("register_data: the name of a data source must not be empty");
   if (!factory) throw UsageError(fmt::format("register_data: the factory of '{}' is empty", name));
   if (!factories().emplace(name, std::move(factory)).second) {
-    throw UsageError(fmt::format("register_data: there is a data source '{}' already", name));
+    throw UsageError(fmt::format("register_data: there is already a data source '{}'", name));
   }
 }
 

@@ -10,14 +10,14 @@
 namespace accelmgr::data {
 namespace {
 
-// States may come from anywhere: errors show so much of them.
+// A state may be any text; errors quote at most this much of it.
 constexpr std::size_t shown_bytes = 200;
 
 std::string shown(const std::string& state) {
   return state.size() <= shown_bytes ? state : state.substr(0, shown_bytes) + "...";
 }
 
-/// Takes `name=number` off the text.
+/// Reads `name=number` from the text and returns the number.
 std::uint64_t take_number(std::istream& text, const std::string& name, const std::string& state) {
   std::string word;
   text >> word;
@@ -26,7 +26,7 @@ std::uint64_t take_number(std::istream& text, const std::string& name, const std
   const auto* end = word.data() + word.size();
   if (!word.starts_with(prefix) ||
       std::from_chars(word.data() + prefix.size(), end, number) != std::from_chars_result{end, std::errc{}})
-    throw DataError(fmt::format("'{}' is no state of a data source: expected {}=NUMBER, found '{}'",
+    throw DataError(fmt::format("'{}' is not the state of a data source: expected {}=NUMBER, found '{}'",
                                 shown(state), name, shown(word)));
   return number;
 }
@@ -44,7 +44,8 @@ SourcePosition read_position(const std::string& state, const std::string& kind, 
   std::istringstream text(state);
   std::string word;
   text >> word;
-  if (word != kind) throw DataError(fmt::format("the state '{}' is none of a {} source", shown(state), kind));
+  if (word != kind)
+    throw DataError(fmt::format("the state '{}' is not that of a {} source", shown(state), kind));
   for (const auto& [name, number] : identity) {
     const auto found = take_number(text, name, state);
     if (found != number)
@@ -54,7 +55,7 @@ SourcePosition read_position(const std::string& state, const std::string& kind, 
   const SourcePosition at{.epoch = take_number(text, "epoch", state),
                           .position = take_number(text, "position", state)};
   if (write_position(kind, identity, at) != state)
-    throw DataError(fmt::format("'{}' is no state of a data source: expected '{}'", shown(state),
+    throw DataError(fmt::format("'{}' is not the state of a data source: expected '{}'", shown(state),
                                 write_position(kind, identity, at)));
   if (epochs > 0 && at.epoch >= epochs)
     throw DataError(
@@ -65,7 +66,7 @@ SourcePosition read_position(const std::string& state, const std::string& kind, 
 void check_position(SourcePosition at, std::uint64_t epoch_elements) {
   if (at.position > epoch_elements)
     throw DataError(
-        fmt::format("the state says that {} elements of epoch {} were given; here it has {}: the data "
+        fmt::format("the state says that {} elements of epoch {} were given, but this epoch has {}: the data "
                     "have changed",
                     at.position, at.epoch, epoch_elements));
 }

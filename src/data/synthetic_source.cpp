@@ -13,14 +13,14 @@
 namespace accelmgr::data {
 namespace {
 
-/// Independent streams of random numbers of one seed.
+/// Independent streams of random numbers from one seed.
 enum class Stream : std::uint64_t { task = 0, training = 1, held_out = 2 };
 
 Random random_of(std::uint64_t seed, Stream stream, std::uint64_t index = 0) {
   return Random(seed, static_cast<std::uint64_t>(stream), index);
 }
 
-/// What is to be learned. Immutable, so that a source and its held-out part share it.
+/// What a model is to learn. Immutable, so that a source and its held-out part can share it.
 class Task {
  public:
   explicit Task(std::vector<FieldSpec> fields) : fields_(std::move(fields)) {}
@@ -35,7 +35,7 @@ class Task {
 class Classes final : public Task {
  public:
   Classes(std::vector<std::int64_t> input_shape, std::size_t classes, std::uint64_t seed)
-      : Task({{"input", at::kFloat, std::move(input_shape)}, {"target", at::kLong, {}}}),
+      : Task({{"input", DType::float32, std::move(input_shape)}, {"target", DType::int64, {}}}),
         classes_(classes),
         size_(fields()[0].bytes() / sizeof(float)),
         means_(classes_ * size_) {
@@ -60,7 +60,7 @@ class Classes final : public Task {
 class MarkovChain final : public Task {
  public:
   MarkovChain(std::int64_t length, std::size_t vocabulary, std::uint64_t seed)
-      : Task({{"input", at::kLong, {length}}, {"target", at::kLong, {length}}}),
+      : Task({{"input", DType::int64, {length}}, {"target", DType::int64, {length}}}),
         length_(static_cast<std::size_t>(length)),
         vocabulary_(vocabulary),
         successors_(successors * vocabulary) {
@@ -75,7 +75,7 @@ class MarkovChain final : public Task {
     auto token = static_cast<std::int64_t>(random.below(vocabulary_));
     for (std::size_t t = 0; t < length_; ++t) {
       input[t] = token;
-      // Leading zeros come with probability 1/2, 1/4, ...; three or more are one case.
+      // 0, 1, 2 leading zeros come with probability 1/2, 1/4, 1/8; three or more count as one case.
       const auto rank = std::min<std::size_t>(std::countl_zero(random.next()), successors - 1);
       token = successors_[successors * static_cast<std::size_t>(token) + rank];
       target[t] = token;
@@ -91,7 +91,7 @@ class MarkovChain final : public Task {
 
 class SyntheticSource final : public BatchSource {
  public:
-  /// `elements`, `epochs`: 0 for endless.
+  /// `elements`, `epochs`: 0 means endless.
   SyntheticSource(std::shared_ptr<const Task> task, std::uint64_t seed, Stream stream, std::uint64_t elements,
                   std::uint64_t epochs)
       : task_(std::move(task)), seed_(seed), stream_(stream), elements_(elements), epochs_(epochs) {}
@@ -138,7 +138,8 @@ class SyntheticSource final : public BatchSource {
 };
 
 std::int64_t at_least(std::int64_t least, std::int64_t value, const char* key) {
-  if (value < least) throw ConfigError(fmt::format("{} is {}: at least {}", key, value, least), key);
+  if (value < least)
+    throw ConfigError(fmt::format("{} is {}; it must be at least {}", key, value, least), key);
   return value;
 }
 
@@ -161,7 +162,7 @@ std::shared_ptr<const Task> gpt_task(const GptConfig& gpt, int sequence_length, 
   const auto vocabulary = at_least(1, gpt.vocabulary, "model.gpt.vocabulary");
   if (length > gpt.context) {
     throw ConfigError(
-        fmt::format("data.sequence_length is {}, but the model's context is {} tokens: make them fit", length,
+        fmt::format("data.sequence_length is {}; it must be at most model.gpt.context, which is {}", length,
                     gpt.context),
         "data.sequence_length");
   }
@@ -174,9 +175,10 @@ std::shared_ptr<const Task> task_of(const Config& config) {
   if (model.kind == "convnet") return convnet_task(model.convnet, config.data.seed);
   if (model.kind == "gpt") return gpt_task(model.gpt, config.data.sequence_length, config.data.seed);
   throw ConfigError(
-      fmt::format("data.kind is synthetic, which can be made for the models mlp, convnet and gpt, but "
-                  "model.kind is '{}': register a data source that fits it, and name that",
-                  model.kind),
+      fmt::format(
+          "data.kind is synthetic, which is for the models mlp, convnet and gpt only, but model.kind is "
+          "'{}': register a data source that fits this model, and set data.kind to its name",
+          model.kind),
       "data.kind");
 }
 

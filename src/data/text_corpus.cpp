@@ -18,14 +18,15 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/errno_text.hpp"
+#include "base/fnv1a.hpp"
 #include "base/log.hpp"
+#include "base/split_mix.hpp"
 #include "base/unique_fd.hpp"
-#include "data/random.hpp"
 
 namespace accelmgr::data {
 namespace {
 
-constexpr const char* what_to_name = "name its files, or match them with a glob such as 'texts/*.txt'";
+constexpr const char* what_to_name = "name files, or match them with a glob such as 'texts/*.txt'";
 
 std::string working_directory() {
   std::error_code ignored;
@@ -39,7 +40,7 @@ std::string working_directory() {
   throw DataError(fmt::format("data.files: no such file: '{}' in '{}'", pattern, working_directory()));
 }
 
-// What a pattern stands for, sorted. A path that exists stands for itself, whatever characters are in it.
+// The paths that a pattern matches, sorted. A path that exists stands for itself, whatever characters it has.
 std::vector<std::string> expand(const std::string& pattern) {
   struct stat status;
   if (::lstat(pattern.c_str(), &status) == 0) return {pattern};
@@ -56,8 +57,8 @@ std::vector<std::string> expand(const std::string& pattern) {
   return {matches.gl_pathv, matches.gl_pathv + matches.gl_pathc};
 }
 
-// Follows links. What is no regular file is refused here and not when it is opened: opening a FIFO waits for
-// its writer.
+// The status of the file at `path`, following links. Throws for anything but a regular file. Call it before
+// opening: opening a FIFO blocks until it has a writer.
 struct stat regular_file(const std::string& path) {
   struct stat status;
   if (::stat(path.c_str(), &status) != 0) {
@@ -68,8 +69,7 @@ struct stat regular_file(const std::string& path) {
                     dangling ? "a symbolic link to a file that does not exist" : std::strerror(code)));
   }
   if (S_ISDIR(status.st_mode)) {
-    throw DataError(
-        fmt::format("data.files: '{}' is a directory, and a document is a file: {}", path, what_to_name));
+    throw DataError(fmt::format("data.files: '{}' is a directory, not a file: {}", path, what_to_name));
   }
   if (!S_ISREG(status.st_mode)) {
     throw DataError(fmt::format("data.files: '{}' is neither a regular file nor a link to one", path));
@@ -95,8 +95,8 @@ std::string read_file(const std::string& path) {
   struct stat status;
   if (::fstat(fd.get(), &status) != 0) fail("read");
 
-  // The size is a hint: the end of the file is where read() says it is. One byte more spares the growth to
-  // learn that.
+  // The size is a hint; read() says where the file ends. With one more byte the buffer need not grow to learn
+  // that.
   std::string text(static_cast<std::size_t>(status.st_size) + 1, '\0');
   std::size_t filled = 0;
   for (;;) {
@@ -110,17 +110,11 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-// FNV-1a, whose weak high bits mix() makes up for.
-std::uint64_t content_hash(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return mix(hash);
-}
-
 void sort_by_hash(std::vector<Document>& documents) {
   std::vector<std::pair<std::uint64_t, Document>> hashed;
   for (Document& document : documents) {
-    const std::uint64_t hash = content_hash(document.text);
+    // mix() makes up for weak high bits.
+    const std::uint64_t hash = base::mix(base::fnv1a(document.text));
     hashed.emplace_back(hash, std::move(document));
   }
   std::stable_sort(hashed.begin(), hashed.end(),
@@ -146,7 +140,7 @@ void log_corpus(const TextCorpus& corpus) {
 
 std::vector<std::string> find_files(std::span<const std::string> patterns) {
   if (patterns.empty()) {
-    throw ConfigError(fmt::format("data.files is empty, but text comes from files: {}", what_to_name),
+    throw ConfigError(fmt::format("data.files is empty, but data.kind text reads files: {}", what_to_name),
                       "data.files");
   }
   std::vector<std::string> files;
@@ -163,7 +157,7 @@ std::vector<std::string> find_files(std::span<const std::string> patterns) {
 
 std::vector<Document> read_documents(std::span<const std::string> paths) {
   std::vector<Document> documents;
-  documents.reserve(paths.size());  // `seen` looks into the documents: they must not move
+  documents.reserve(paths.size());  // `seen` points into the documents, so they must not move.
   std::unordered_set<std::string_view> seen;
   for (const std::string& path : paths) {
     std::string text = read_file(path);
@@ -199,7 +193,7 @@ TextCorpus hold_out(std::vector<Document> documents, double share) {
   const auto smallest =
       std::min_element(corpus.training.begin(), corpus.training.end(),
                        [](const auto& a, const auto& b) { return a.text.size() < b.text.size(); });
-  // It did not fit: it is larger than what is missing.
+  // It did not fit, so it is larger than what is missing.
   const bool nearer = smallest->text.size() - missing < missing;
   if (corpus.held_out.empty() || (nearer && corpus.training.size() > 1)) {
     corpus.held_out.push_back(std::move(*smallest));
@@ -212,7 +206,7 @@ TextCorpus hold_out(std::vector<Document> documents, double share) {
 
 TextCorpus read_corpus(std::span<const std::string> patterns, double share) {
   if (!(share >= 0 && share < 1)) {
-    throw ConfigError(fmt::format("data.held_out is {}: it is a share, from 0 to less than 1", share),
+    throw ConfigError(fmt::format("data.held_out is {}; it must be a share, from 0 to less than 1", share),
                       "data.held_out");
   }
   TextCorpus corpus = hold_out(read_documents(find_files(patterns)), share);

@@ -1,4 +1,4 @@
-// Text files as documents: which there are, and which of them are never trained on.
+// Text files as documents, and the choice of those that are held out from training.
 #pragma once
 
 #include <cstdint>
@@ -19,26 +19,28 @@ struct TextCorpus {
   std::vector<Document> held_out;  ///< Empty if nothing was to be held out.
 };
 
-/// The regular files that `patterns` (paths, or globs of glob(3); relative to the working directory) name:
-/// each real file once, however many links lead to it, sorted by path. Throws ConfigError (no patterns),
-/// DataError (no match, no such file, dangling link, a directory, not a regular file).
+/// Returns the regular files that `patterns` name, sorted by path. Patterns are paths or globs of glob(3),
+/// relative to the working directory. Each real file comes once, however many links lead to it. Throws
+/// ConfigError when there are no patterns; DataError when a pattern has no match, or a path is a dangling
+/// link, a directory, or otherwise not a regular file.
 std::vector<std::string> find_files(std::span<const std::string> patterns);
 
-/// Reads them. Of files with the same content only the first is kept. Throws DataError (cannot be read, is
-/// empty).
+/// Reads the files. Of files with the same content only the first is kept. Throws DataError when a file
+/// cannot be read or is empty, and SystemError when memory or descriptors are exhausted.
 std::vector<Document> read_documents(std::span<const std::string> paths);
 
-/// Puts whole documents aside until they hold about `share` (0 <= share < 1; 0: none) of all bytes.
+/// Holds out whole documents that have together about `share` (0 <= share < 1; 0: none) of all bytes.
 ///
-/// The choice depends on nothing but the contents: documents come in the order of a hash of their text, each
-/// is held out if it fits into what is still to be held out, and the smallest of those left over follows if
-/// that brings the sum nearer to the goal. So the sum misses the goal by at most half of the smallest
-/// document left over, and neither the seed nor the number of runners, nor where the files lie or what they
-/// are called, moves a document to the other side. One document is left on either side even where that is
-/// further from the goal: throws DataError when there are fewer than two.
+/// The choice depends on the contents alone. The documents are taken in the order of a hash of their text.
+/// Each is held out if it fits into what is still missing. At the end the smallest remaining document is
+/// added if that brings the sum nearer to the goal. So the sum misses the goal by at most half of the
+/// smallest remaining document. Neither the seed, the number of runners, nor the paths of the files move a
+/// document to the other side. At least one document is left on either side, even if that is further from the
+/// goal. Throws DataError when there are fewer than two.
 TextCorpus hold_out(std::vector<Document> documents, double share);
 
-/// All of the above. Throws as they do, and ConfigError when `share` is not in [0, 1).
+/// Finds, reads and splits the files. Throws as those functions do, and ConfigError when `share` is not in
+/// [0, 1).
 TextCorpus read_corpus(std::span<const std::string> patterns, double share);
 
 /// Bytes of all documents.

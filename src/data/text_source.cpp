@@ -12,13 +12,13 @@
 namespace accelmgr::data {
 namespace {
 
-// The windows of an epoch, as pointers into documents that outlive it: an element costs a pass over its
-// bytes, and nothing else.
+// The windows of an epoch, as pointers into documents that outlive it. So an element costs only a pass over
+// its bytes.
 class Windows {
  public:
   explicit Windows(std::size_t length) : length_(length) {
     const auto size = static_cast<std::int64_t>(length);
-    fields_ = {{"input", at::kLong, {size}}, {"target", at::kLong, {size}}};
+    fields_ = {{"input", DType::int64, {size}}, {"target", DType::int64, {size}}};
   }
 
   std::span<const FieldSpec> fields() const { return fields_; }
@@ -41,7 +41,7 @@ class Windows {
 
   void shuffle(Random& random) { random.shuffle(std::span(windows_)); }
 
-  /// False when all have been written.
+  /// Returns false when all windows have been written.
   bool write_next(ElementWriter& element) {
     if (position_ == windows_.size()) return false;
     const unsigned char* window = windows_[position_++];
@@ -117,7 +117,7 @@ class TrainingText final : public BatchSource {
     Random random(seed_, started_++);
     windows_.clear();
     for (const Document& document : corpus_->training) {
-      // A document of fewer than two windows must not lose its only one to the phase.
+      // A document of fewer than two windows must not lose its only window to the phase.
       const std::size_t phases = std::min(length_, document.text.size() - length_);
       windows_.cut(document, random.below(phases));
     }
@@ -137,24 +137,24 @@ class TrainingText final : public BatchSource {
 void check_config(const Config& config) {
   const DataConfig& data = config.data;
   if (data.sequence_length < 1) {
-    throw ConfigError(fmt::format("data.sequence_length is {}: at least 1 byte", data.sequence_length),
+    throw ConfigError(fmt::format("data.sequence_length is {}; it must be at least 1", data.sequence_length),
                       "data.sequence_length");
   }
   if (data.epochs < 0) {
-    throw ConfigError(fmt::format("data.epochs is {}: 1 or more, or 0 for endless", data.epochs),
+    throw ConfigError(fmt::format("data.epochs is {}; it must be 1 or more, or 0 for endless", data.epochs),
                       "data.epochs");
   }
   if (config.model.kind != "gpt") return;
   const GptConfig& gpt = config.model.gpt;
   if (data.sequence_length > gpt.context) {
     throw ConfigError(
-        fmt::format("data.sequence_length is {}, but the model's context is {} tokens: make them fit",
+        fmt::format("data.sequence_length is {}; it must be at most model.gpt.context, which is {}",
                     data.sequence_length, gpt.context),
         "data.sequence_length");
   }
   if (gpt.vocabulary < 256) {
     throw ConfigError(
-        fmt::format("model.gpt.vocabulary is {}, but text consists of bytes: at least 256", gpt.vocabulary),
+        fmt::format("model.gpt.vocabulary is {}; the bytes of text need at least 256", gpt.vocabulary),
         "model.gpt.vocabulary");
   }
 }

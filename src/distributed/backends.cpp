@@ -7,14 +7,16 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/nearest.hpp"
-#include "collective/gloo/factory.hpp"
+#include "collective/gloo/load.hpp"
+#include "distributed/gpus.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
 std::string unavailable_because(const std::string& backend) {
   if (backend == "gloo") return collective::gloo::unavailable_because();
-  if (backend == "nccl") return "this build has no such collectives";
+  if (backend == nccl_backend && visible_gpus() == 0)
+    return "it is for GPUs, and this process sees none (use shm on one host, gloo over several)";
   return "";
 }
 
@@ -22,7 +24,7 @@ std::string unavailable_because(const std::string& backend) {
 
 std::vector<std::string> available_backends() {
   std::vector<std::string> available;
-  for (const auto* backend : {"shm", "gloo", "nccl"})
+  for (const auto* backend : {"shm", "gloo", nccl_backend})
     if (unavailable_because(backend).empty()) available.emplace_back(backend);
   return available;
 }

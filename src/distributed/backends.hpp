@@ -1,4 +1,4 @@
-// The backends that a context, or a group, can ask for.
+// The backends that a context or a group can ask for.
 #pragma once
 
 #include <string>
@@ -6,11 +6,13 @@
 
 namespace accelmgr::distributed {
 
-/// "auto": shm on one host, gloo over several. It is none of the available ones, but may be asked for.
+/// "auto": shm on one host, gloo over several. It is accepted, but available_backends() does not list it.
 inline constexpr const char* auto_backend = "auto";
+/// Tensors on GPUs go over NCCL; what is in host memory goes as with "auto".
+inline constexpr const char* nccl_backend = "nccl";
 
-/// Throws ConfigError when it cannot be used here: unknown (lists those that can, and the nearest), or known
-/// and not to be had (with the reason).
+/// Throws ConfigError if the backend is unknown (the text lists the usable ones and the nearest) or cannot be
+/// used here (the text says why).
 void check_backend(const std::string& backend);
 
 }  // namespace accelmgr::distributed

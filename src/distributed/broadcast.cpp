@@ -2,13 +2,43 @@
 
 #include <utility>
 
-#include "accelmgr/distributed.hpp"
-#include "distributed/collectives.hpp"
+#include "accelmgr/distributed_context.hpp"
+#include "distributed/arrays.hpp"
 #include "distributed/objects.hpp"
-#include "distributed/tensors.hpp"
 
 namespace accelmgr::distributed {
 namespace {
+
+// In safe mode the source first sends a header: {"kind", "dtype", "shape"} for a tensor, {"kind", "value"}
+// for a number or a text, or {"error"} if it has nothing that can be sent, so that no rank waits for it.
+Value header_of(const Sent& sent) {
+  if (const auto* number = std::get_if<double>(&sent)) return {{"kind", "number"}, {"value", *number}};
+  if (const auto* text = std::get_if<std::string>(&sent))
+    return {{"kind", "string"}, {"value", Value::binary({text->begin(), text->end()})}};
+  if (const auto* array = std::get_if<Array>(&sent))
+    return {{"kind", "tensor"},
+            {"dtype", static_cast<int>(array->dtype)},
+            {"shape", std::vector<std::int64_t>(array->shape.begin(), array->shape.end())}};
+  const auto* unsendable = std::get_if<Unsendable>(&sent);
+  return {{"error", unsendable != nullptr ? unsendable->why : "broadcast: the source rank passed no value"}};
+}
+
+/// Safe mode for a number or a text. The source may still send another kind, even a tensor.
+template <class Kind>
+Kind broadcast_expected(const Kind& mine, int src, const char* expected) {
+  const auto members = everyone(src);
+  if (!members.communicate()) return mine;
+  std::vector<std::byte> tensor;
+  const auto make = [&](DType dtype, const std::vector<std::int64_t>& shape) {
+    tensor.resize(Array{nullptr, dtype, shape}.count() * size_of(dtype));
+    return tensor.data();
+  };
+  auto came = broadcast_safely(members, mine, make, src);
+  if (auto* found = std::get_if<Kind>(&came)) return std::move(*found);
+  refuse_kind(came, src, expected);
+}
+
+}  // namespace
 
 Members everyone(int src) {
   auto members = members_of({});
@@ -16,42 +46,9 @@ Members everyone(int src) {
   return members;
 }
 
-/// The source's is returned as it is; the others get new memory.
-at::Tensor broadcast_tensor(const Members& members, const at::Tensor& tensor, int src) {
-  const auto mine = dense(tensor, "broadcast");
-  auto data = members.communicator->rank() == src ? mine : empty_like(mine, mine.sizes());
-  members.communicator->broadcast(data.mutable_data_ptr(), count_of(data), dtype_of(data.scalar_type()), src,
-                                  options_for(data));
-  return data;
-}
-
-// In safe mode the source tells first what will come: {"kind", "dtype", "shape"} of a tensor, {"kind",
-// "value"} of the rest; or {"error"}, so that nobody waits for what the source cannot send.
-Value header_of(const Broadcast& anything) {
-  if (const auto* number = std::get_if<double>(&anything)) return {{"kind", "number"}, {"value", *number}};
-  if (const auto* text = std::get_if<std::string>(&anything))
-    return {{"kind", "string"}, {"value", Value::binary({text->begin(), text->end()})}};
-  const auto* tensor = std::get_if<at::Tensor>(&anything);
-  if (tensor == nullptr) return {{"error", "broadcast: the source passed nothing"}};
-  try {
-    const auto data = dense(*tensor, "broadcast");
-    return {{"kind", "tensor"},
-            {"dtype", static_cast<int>(dtype_of(data.scalar_type()))},
-            {"shape", data.sizes().vec()}};
-  } catch (const UsageError& error) {
-    return {{"error", error.what()}};
-  }
-}
-
-Broadcast broadcast_safely(const Broadcast& anything, int src) {
-  const auto members = everyone(src);
-  if (!members.communicate()) {
-    if (std::holds_alternative<std::monostate>(anything))
-      throw UsageError("broadcast: the source passed nothing");
-    return anything;
-  }
+Came broadcast_safely(const Members& members, const Sent& mine, const MakeArray& make, int src) {
   const bool source = members.context.rank() == src;
-  const auto sent = source ? encode_value(header_of(anything), ObjectKind::broadcast_header) : std::string();
+  const auto sent = source ? encode_value(header_of(mine), ObjectKind::broadcast_header) : std::string();
   const auto header =
       decode_value(members.communicator->broadcast_object(sent, src), src, ObjectKind::broadcast_header);
   if (header.contains("error"))
@@ -62,54 +59,34 @@ Broadcast broadcast_safely(const Broadcast& anything, int src) {
     const auto& bytes = header.at("value").get_binary();
     return std::string(bytes.begin(), bytes.end());
   }
-  if (source) return broadcast_tensor(members, std::get<at::Tensor>(anything), src);
-  const auto like = empty_cpu(scalar_type(header.at("dtype").get<DType>()),
-                              header.at("shape").get<std::vector<std::int64_t>>());
-  return broadcast_tensor(members, like, src);
+  const auto dtype = dtype_of_number(header.at("dtype").get<std::uint64_t>());
+  const auto shape = header.at("shape").get<std::vector<std::int64_t>>();
+  // On the source, broadcast() only reads the memory.
+  auto* data = source ? const_cast<void*>(std::get<Array>(mine).data) : make(dtype, shape);
+  broadcast(members, {data, dtype, shape}, data, src);
+  return ArrayCame{};
 }
 
-/// In safe mode, what came, which must be of the kind that is returned.
-template <class Kind>
-Kind broadcast_expected(const Broadcast& anything, int src, const char* expected) {
-  auto result = broadcast_safely(anything, src);
-  if (auto* found = std::get_if<Kind>(&result)) return std::move(*found);
-  constexpr const char* kinds[]{"nothing", "a tensor", "a number", "a string"};
+void refuse_kind(const Came& came, int src, const char* expected) {
+  constexpr const char* kinds[]{"a tensor", "a number", "a string"};
   throw CollectiveError(
-      fmt::format("broadcast: rank {} sent {}, {} was expected", src, kinds[result.index()], expected),
+      fmt::format("broadcast: rank {} sent {}, {} was expected", src, kinds[came.index()], expected),
       CollectiveError::Cause::mismatch, {src});
 }
 
-}  // namespace
-
-at::Tensor broadcast(const at::Tensor& tensor, int src, bool safe_mode) {
-  if (safe_mode)
-    return broadcast_expected<at::Tensor>(tensor.defined() ? Broadcast(tensor) : Broadcast(), src,
-                                          "a tensor");
-  const auto members = everyone(src);
-  return members.communicate() ? broadcast_tensor(members, tensor, src) : tensor;
-}
-
 double broadcast(double number, int src, bool safe_mode) {
-  if (safe_mode) return broadcast_expected<double>(number, src, "a number");
+  if (safe_mode) return broadcast_expected(number, src, "a number");
   const auto members = everyone(src);
   if (members.communicate()) members.communicator->broadcast(&number, 1, DType::float64, src);
   return number;
 }
 
 std::string broadcast(const std::string& text, int src, bool safe_mode) {
-  if (safe_mode) return broadcast_expected<std::string>(text, src, "a string");
+  if (safe_mode) return broadcast_expected(text, src, "a string");
   const auto members = everyone(src);
   if (!members.communicate()) return text;
   const bool source = members.context.rank() == src;
   return decode_text(members.communicator->broadcast_object(source ? encode_text(text) : "", src), src);
-}
-
-Broadcast broadcast(const Broadcast& anything, int src, bool safe_mode) {
-  if (safe_mode) return broadcast_safely(anything, src);
-  if (const auto* tensor = std::get_if<at::Tensor>(&anything)) return broadcast(*tensor, src);
-  if (const auto* number = std::get_if<double>(&anything)) return broadcast(*number, src);
-  if (const auto* text = std::get_if<std::string>(&anything)) return broadcast(*text, src);
-  throw UsageError("broadcast: nothing was passed; only safe mode finds out what will come");
 }
 
 }  // namespace accelmgr::distributed

@@ -5,10 +5,11 @@
 #include <array>
 #include <cerrno>
 
-#include "accelmgr/distributed.hpp"
+#include "accelmgr/distributed_context.hpp"
 #include "base/log.hpp"
 #include "distributed/context.hpp"
 #include "distributed/cuda_device.hpp"
+#include "distributed/torch.hpp"
 
 namespace accelmgr::distributed {
 
@@ -20,17 +21,16 @@ std::vector<std::string> registered_computation_models() {
   return {"serial", "native-dist", "accelmgr-dist"};
 }
 
-// tcp_store.cpp does not link with a libtorch that lacks c10d.
-bool has_native_dist_support() { return true; }
+bool has_native_dist_support() { return registered_torch() != nullptr; }
 
 bool has_xla_support() { return false; }
 
 bool has_hvd_support() { return false; }
 
-at::Device device() {
-  if (backend() != "nccl") return at::kCPU;
+std::string device_name() {
+  if (backend() != "nccl") return "cpu";
   const int local_rank = get_local_rank();
-  return cuda_device(local_rank).value_or(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank)));
+  return fmt::format("cuda:{}", cuda_device(local_rank).value_or(local_rank));
 }
 
 int get_rank() { return current().rank(); }
@@ -57,10 +57,10 @@ std::string hostname() {
 }
 
 void show_config() {
-  auto& log = base::log();
+  auto log = base::log();
   log.info("distributed configuration: {}", model_name());
   log.info("backend: {}", backend().value_or("none"));
-  log.info("device: {}", device().str());
+  log.info("device: {}", device_name());
   log.info("hostname: {}", hostname());
   log.info("world size: {}", get_world_size());
   log.info("rank: {}", get_rank());

@@ -6,21 +6,23 @@
 #include <algorithm>
 #include <utility>
 
-#include "accelmgr/distributed.hpp"
+#include "accelmgr/distributed_context.hpp"
+#include "base/timing.hpp"
 #include "collective/serial.hpp"
 #include "distributed/backends.hpp"
+#include "distributed/device_team.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
 std::uint64_t last_number = 0;
 
-/// All that this process keeps between calls.
+/// The state of this process between calls.
 struct Process {
   std::unique_ptr<Context> context = std::make_unique<Context>();
   pid_t pid = getpid();
   bool look_always = false;         ///< sync(temporary).
-  std::optional<Environment> left;  ///< Of the context that finalize() ended: not to be found again.
+  std::optional<Environment> left;  ///< Environment of the context that finalize() ended: look() skips it.
   std::optional<int> local_rank;
 
   void look() {
@@ -36,7 +38,7 @@ struct Process {
   }
 };
 
-// A fork's copy is left alone: its destructors would speak to the others in the parent's name.
+// A forked process does not destroy its copy: the destructors would talk to the other ranks for the parent.
 struct EndOfProcess {
   void operator()(Process* process) const noexcept {
     if (process->pid == getpid()) delete process;
@@ -54,13 +56,19 @@ Process& process() {
 JoinRequest request_of(Environment environment) {
   JoinRequest request;
   request.place = place_of(environment);
-  // Whoever launches does not choose for others' programs.
+  // Another launcher does not choose our backend, so it is "auto" then.
   request.backend =
       environment.backend.empty() || environment.backend == "serial" ? auto_backend : environment.backend;
-  request.timeout_s = environment.timeout_s.value_or(default_timeout_s);
+  request.timeout_s = environment.timeout_s.value_or(timing::world_s);
   request.environment = std::move(environment);
   return request;
 }
+
+/// An address may be that of a later communicator, so its end is looked for.
+struct Context::OfDevices {
+  std::weak_ptr<Communicator> members;
+  std::unique_ptr<DeviceTeam> team;
+};
 
 Context::Context() : number_(++last_number) {
   joined_.world = collective::make_serial();
@@ -70,6 +78,8 @@ Context::Context() : number_(++last_number) {
 
 Context::Context(JoinRequest request)
     : request_(std::move(request)), place_(request_->place), number_(++last_number) {}
+
+Context::~Context() = default;
 
 std::optional<std::string> Context::backend() const {
   if (is_serial()) return std::nullopt;
@@ -83,20 +93,19 @@ std::string Context::model_name() const {
   return request_->environment.by_accelmgr() ? "accelmgr-dist" : "native-dist";
 }
 
-double Context::timeout_s() const noexcept { return request_ ? request_->timeout_s : default_timeout_s; }
+double Context::timeout_s() const noexcept { return request_ ? request_->timeout_s : timing::world_s; }
 
 const Place& Context::whole_place() const {
   if (!place_.is_complete())
     throw UsageError(
-        "which ranks share a host is not known before they have met: call initialize() or a collective "
-        "first, or "
-        "set LOCAL_RANK and LOCAL_WORLD_SIZE");
+        "it is not known which ranks share a host before they have met: call initialize() or a collective "
+        "first, or set LOCAL_RANK and LOCAL_WORLD_SIZE");
   return place_;
 }
 
 const std::shared_ptr<Communicator>& Context::world() {
   if (!is_joined()) {
-    // The socket, if there is one, is handed over: who tries again binds anew.
+    // join() takes the socket, if there is one. A second try after an error binds the port again.
     const auto socket = std::exchange(request_->socket, {}).release();
     joined_ = join({request_->environment, request_->place, request_->backend, request_->init_method,
                     request_->timeout_s, base::UniqueFd(socket)});
@@ -112,6 +121,19 @@ std::shared_ptr<Communicator> Context::group_of(const std::vector<int>& ranks) {
   return group;
 }
 
+DeviceTeam& Context::device_team(const std::shared_ptr<Communicator>& members,
+                                 const std::optional<std::string>& asked) {
+  std::erase_if(devices_, [](const auto& one) { return one.members.expired(); });
+  for (const auto& [known, team] : devices_)
+    if (known.lock() == members) return *team;
+  const auto backend = asked ? *asked : request_ ? request_->backend : std::string(auto_backend);
+  DeviceTeam::Options options{.host_memory_because = "", .timeout_s = timeout_s()};
+  if (backend != auto_backend && backend != nccl_backend)
+    options.host_memory_because = fmt::format("the backend is {}", backend);
+  devices_.push_back({members, std::make_unique<DeviceTeam>(*members, std::move(options))});
+  return *devices_.back().team;
+}
+
 bool Context::share_host(const std::vector<int>& ranks) {
   world();
   const auto host_of = [this](int rank) -> const std::string& {
@@ -125,7 +147,8 @@ bool Context::share_host(const std::vector<int>& ranks) {
 Context& current() {
   auto& here = process();
   const auto& context = *here.context;
-  // Alone, there is nobody whom it could keep waiting; and a launch that ran here has left it behind.
+  // A context of one rank may be replaced: no other rank depends on it, and it may be the rest of a launch
+  // that ran in this process.
   if (!context.is_kept() && (context.world_size() == 1 || here.look_always)) here.look();
   return *here.context;
 }
@@ -133,7 +156,7 @@ Context& current() {
 std::optional<int> local_rank_hint() { return process().local_rank; }
 
 void set_local_rank(int index) {
-  if (index < 0) throw UsageError(fmt::format("a local rank is 0 or more, not {}", index));
+  if (index < 0) throw UsageError(fmt::format("the local rank must be 0 or more, not {}", index));
   process().local_rank = index;
 }
 

@@ -1,5 +1,5 @@
-// The context of this process: who it is, and the communicator of its world. One at a time, behind all free
-// functions.
+// The context of this process: its rank, and the communicator of its world. There is one at a time; all free
+// functions of accelmgr/distributed_context.hpp use it.
 //
 //   serial  --initialize(), or the environment has ranks-->  found  --first collective-->  joined
 //     ^                                                        |                             |
@@ -19,38 +19,48 @@
 
 namespace accelmgr::distributed {
 
+class DeviceTeam;
+
 class Context {
  public:
-  /// Serial.
+  /// A serial context.
   Context();
-  /// That which the request describes; joined at the first collective. Throws ConfigError for a request that
-  /// cannot be.
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  /// The context that the request describes. It joins the world at the first collective.
   explicit Context(JoinRequest request);
 
   bool is_serial() const noexcept { return !request_; }
-  /// nullopt in serial.
+  /// nullopt if serial.
   std::optional<std::string> backend() const;
   std::string model_name() const;
   double timeout_s() const noexcept;
   int rank() const noexcept { return place_.rank; }
   int world_size() const noexcept { return place_.world_size; }
-  /// The rest of it may be unknown until the ranks have met. Throws UsageError then.
+  /// Throws UsageError if local and node ranks are not known yet: they may be unknown until the world is
+  /// joined.
   const Place& whole_place() const;
-  /// What it was found in; null in serial.
+  /// The environment that the context was made from; null if serial.
   const Environment* environment() const noexcept { return request_ ? &request_->environment : nullptr; }
   bool is_joined() const noexcept { return joined_.world != nullptr; }
-  /// Another number for each context of this process: groups end with theirs.
+  /// Unique in this process. Groups remember it: a group ends with its context.
   std::uint64_t number() const noexcept { return number_; }
 
-  /// Joins at the first call, and blocks then until all ranks are there, or (one host of ours) until it has
-  /// its place among them. Throws as initialize() does.
+  /// The communicator of the world. The first call joins: through a store it blocks until all ranks are
+  /// there, through the memory of our launcher it does not wait. Throws as initialize() does.
   const std::shared_ptr<Communicator>& world();
-  /// One for each list of ranks, of which this process is one.
+  /// The communicator of these ranks (ascending), which include this process. Each list gets one
+  /// communicator, made at the first call.
   std::shared_ptr<Communicator> group_of(const std::vector<int>& ranks);
-  /// Whether all these ranks are on one host.
+  /// The GPUs of the members of one of these communicators. The first call may say of which backend they are;
+  /// otherwise it is that of the context.
+  DeviceTeam& device_team(const std::shared_ptr<Communicator>& members,
+                          const std::optional<std::string>& backend = std::nullopt);
+  /// True if all these ranks are on one host. Joins the world.
   bool share_host(const std::vector<int>& ranks);
 
-  /// initialize() was called: it is not given up because the environment has changed.
+  /// Marks a context of initialize(): a change of the environment does not replace it.
   void keep() noexcept { kept_ = true; }
   bool is_kept() const noexcept { return kept_; }
 
@@ -59,21 +69,22 @@ class Context {
   Place place_;
   Joined joined_;
   std::map<std::vector<int>, std::shared_ptr<Communicator>> groups_;
+  struct OfDevices;
+  std::vector<OfDevices> devices_;
   std::uint64_t number_;
   bool kept_ = false;
 };
 
-inline constexpr double default_timeout_s = 300;
-
-/// What the environment, which has ranks, asks for.
+/// The request that an environment with ranks describes.
 JoinRequest request_of(Environment environment);
 
-/// Looks for a context first, while there is none ("lazy sync").
+/// The context of this process. Unless it is kept, and if it has one rank or after sync(temporary), looks in
+/// the environment for another one first ("lazy sync").
 Context& current();
-/// The one there is, without looking for another.
+/// The present context; does not look in the environment.
 Context& current_unchanged();
 void replace_context(std::unique_ptr<Context> context);
-/// What set_local_rank() said.
+/// The value of set_local_rank(); nullopt if it was not called.
 std::optional<int> local_rank_hint();
 
 }  // namespace accelmgr::distributed

@@ -1,17 +1,16 @@
-// Which CUDA device a rank computes on, where torch was built with CUDA.
+// The CUDA device of a rank, where torch was built with CUDA.
 #pragma once
-
-#include <c10/core/Device.h>
 
 #include <optional>
 
 namespace accelmgr::distributed {
 
-/// Of those that torch sees in this process, in turn: a process that was left one GPU has number 0, whatever
-/// its local rank. nullopt: torch sees none.
-std::optional<at::Device> cuda_device(int local_rank);
+/// The local rank modulo the number of devices that torch sees in this process. A process that sees one GPU
+/// thus uses device 0, whatever its local rank. nullopt if torch sees none.
+std::optional<int> cuda_device(int local_rank);
 
-/// Makes it the current one of this thread; nothing where there is none. Throws SessionError, which names it.
+/// Makes cuda_device() the current device of this thread; does nothing if there is none. Throws SessionError,
+/// which names the device.
 void use_cuda_device(int local_rank);
 
 }  // namespace accelmgr::distributed

@@ -17,8 +17,10 @@ namespace {
 
 namespace variable = launch::variable;
 
-// Of torchrun.
+// Set by torchrun.
 constexpr const char* restart_count = "TORCHELASTIC_RESTART_COUNT";
+// Of torch's gloo: names of interfaces, separated by commas.
+constexpr const char* gloo_interfaces = "GLOO_SOCKET_IFNAME";
 
 std::string text_of(const Lookup& lookup, const char* name) {
   const char* text = lookup(name);
@@ -32,7 +34,7 @@ std::optional<int> number_of(const Lookup& lookup, const char* name, int least, 
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc{} || end != text.data() + text.size() || number < least || number > most)
     throw ConfigError(most == INT_MAX
-                          ? fmt::format("{}={}: it must be a number from {} on", name, text, least)
+                          ? fmt::format("{}={}: it must be a number of at least {}", name, text, least)
                           : fmt::format("{}={}: it must be a number from {} to {}", name, text, least, most));
   return number;
 }
@@ -56,15 +58,15 @@ bool is_true(std::string text) {
 void check_below(const char* name, std::optional<int> value, const char* bound_name,
                  std::optional<int> bound) {
   if (value && bound && *value >= *bound)
-    throw ConfigError(
-        fmt::format("{}={} contradicts {}={}: it must be below", name, *value, bound_name, *bound));
+    throw ConfigError(fmt::format("{}={} contradicts {}={}: it must be less than {}", name, *value,
+                                  bound_name, *bound, *bound));
 }
+
+}  // namespace
 
 bool is_loopback(std::string_view address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
 }
-
-}  // namespace
 
 Environment read_environment(const Lookup& lookup) {
   Environment e;
@@ -79,13 +81,16 @@ Environment read_environment(const Lookup& lookup) {
   e.agent_store = is_true(text_of(lookup, variable::agent_store));
   e.restart_count = number_of(lookup, restart_count, 0, INT_MAX).value_or(0);
   e.backend = text_of(lookup, variable::backend);
+  e.interface = text_of(lookup, variable::interface);
+  if (e.interface.empty()) e.interface = text_of(lookup, gloo_interfaces);
+  e.interface.erase(std::min(e.interface.find(','), e.interface.size()));
   e.timeout_s = seconds_of(lookup, variable::timeout);
   e.world_memory = text_of(lookup, variable::world_memory);
   check_below(variable::rank, e.rank, variable::world_size, e.world_size);
   check_below(variable::local_rank, e.local_rank, variable::local_world_size, e.local_world_size);
   check_below(variable::node_rank, e.node_rank, variable::node_count, e.node_count);
   if (e.local_world_size && e.world_size && *e.local_world_size > *e.world_size)
-    throw ConfigError(fmt::format("{}={} contradicts {}={}: a host has no more processes than the world",
+    throw ConfigError(fmt::format("{}={} contradicts {}={}: a host cannot have more processes than the world",
                                   variable::local_world_size, *e.local_world_size, variable::world_size,
                                   *e.world_size));
   return e;
@@ -111,7 +116,7 @@ Place place_of(const Environment& environment) {
     place.node_rank = 0;
     place.node_count = 1;
   } else if (place.local_world_size && place.world_size % *place.local_world_size == 0) {
-    // As many on each host, in order: what every launcher does.
+    // Assumes that each host has the same number of consecutive ranks, as every launcher does.
     if (!place.node_count) place.node_count = place.world_size / *place.local_world_size;
     if (!place.node_rank) place.node_rank = place.rank / *place.local_world_size;
     if (!place.local_rank) place.local_rank = place.rank % *place.local_world_size;

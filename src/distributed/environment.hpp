@@ -1,9 +1,10 @@
-// What the environment of this process says about the others: set by our launcher, by torchrun, or by hand.
+// The variables that describe the world to this process. Our launcher, torchrun or the user sets them.
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace accelmgr::distributed {
@@ -14,28 +15,31 @@ struct Environment {
   std::optional<int> node_rank, node_count;
   std::string master_addr;          ///< Empty: not set.
   int master_port = 0;              ///< 0: not set.
-  bool agent_store = false;         ///< Whoever launched us serves the store; rank 0 must not.
-  int restart_count = 0;            ///< Of torchrun: earlier attempts have left their keys in its store.
-  std::string backend;              ///< Of our launcher; empty: somebody else's.
-  std::optional<double> timeout_s;  ///< Of our launcher.
-  std::string world_memory;         ///< Of our launcher: where the ranks of this host find their memory.
+  bool agent_store = false;         ///< The launcher serves the store, so rank 0 must not.
+  int restart_count = 0;            ///< Set by torchrun: earlier attempts left their keys in its store.
+  std::string backend;              ///< Set by our launcher; empty under another launcher.
+  std::string interface;            ///< Set by our launcher, or the first of gloo's; may be empty.
+  std::optional<double> timeout_s;  ///< Set by our launcher.
+  std::string world_memory;         ///< Set by our launcher: path of the memory of this host's ranks.
 
   bool operator==(const Environment&) const = default;
-  bool has_ranks() const noexcept { return rank && world_size; }
   bool by_accelmgr() const noexcept { return !backend.empty() || !world_memory.empty(); }
 };
 
-/// As std::getenv(): nullptr when it is not set.
+/// As std::getenv(): nullptr if the variable is not set.
 using Lookup = std::function<const char*(const char*)>;
 
-/// Throws ConfigError, which names the variable and its value, for what is no number or cannot be (a rank
-/// beyond the world).
+/// "localhost" and the loopback addresses.
+bool is_loopback(std::string_view address);
+
+/// Throws ConfigError, which names the variable and its value, if it is not a number or is out of range (a
+/// rank beyond the world).
 Environment read_environment(const Lookup& lookup);
 Environment read_environment();
-/// Whether it has ranks, without reading more: cheap enough for every question.
+/// True if RANK and WORLD_SIZE are set. Cheap enough to be called by every getter.
 bool environment_has_ranks() noexcept;
 
-/// Where a process stands. What nobody has said yet is nullopt.
+/// The place of a process in the world. nullopt: not known yet.
 struct Place {
   int rank = 0;
   int world_size = 1;
@@ -43,13 +47,13 @@ struct Place {
   std::optional<int> node_rank, node_count;
 
   bool is_complete() const noexcept { return local_rank && local_world_size && node_rank && node_count; }
-  bool on_one_host() const noexcept { return node_count == 1; }
 };
 
-/// By what the environment says; it has ranks. A world that meets at a loopback address is on one host.
+/// The place that an environment with ranks describes. If LOCAL_WORLD_SIZE is not set and MASTER_ADDR is a
+/// loopback address, the world is taken to be on one host.
 Place place_of(const Environment& environment);
 
-/// Of rank `rank`, by the host of each rank: hosts are numbered by their lowest ranks.
+/// The place of rank `rank`, where hosts[i] is the host of rank i. Hosts are numbered by their lowest ranks.
 Place place_among(int rank, const std::vector<std::string>& hosts);
 
 }  // namespace accelmgr::distributed

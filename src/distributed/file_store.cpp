@@ -14,6 +14,7 @@
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
 #include "base/interruption.hpp"
+#include "base/timing.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -21,14 +22,14 @@ namespace {
 constexpr off_t users = 0, writer = 1;  // The bytes that are locked.
 constexpr std::uint64_t records_offset = sizeof(std::uint64_t);
 
-// Over NFS nothing tells of another host's writes: we look, more and more rarely.
+// Polls with growing pauses, because NFS does not notify of another host's writes.
 class Pause {
  public:
-  /// False when the deadline has passed.
+  /// False if the deadline has passed or the wait was interrupted.
   bool operator()(base::Deadline deadline) {
     if (deadline.passed() || base::interrupted()) return false;
     std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(pause_ns_, deadline.remaining_ns())));
-    pause_ns_ = std::min<std::int64_t>(2 * pause_ns_, 20'000'000);
+    pause_ns_ = std::min<std::int64_t>(2 * pause_ns_, timing::look_ns);
     return true;
   }
 
@@ -36,7 +37,7 @@ class Pause {
   std::int64_t pause_ns_ = 500'000;
 };
 
-// Of the open file, not of the process: two stores of one process exclude each other too.
+// Locks the open file description, not the process, so that two stores of one process exclude each other too.
 bool try_lock(int fd, off_t byte, short type) noexcept {
   struct flock lock {};
   lock.l_type = type;
@@ -68,7 +69,7 @@ void read_at(int fd, void* data, std::size_t bytes, std::uint64_t offset, const 
     const auto done = pread(fd, p, bytes, static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) fail(path, fmt::format("cannot be read: {}", std::strerror(errno)));
-    if (done == 0) fail(path, "is no store of accelmgr, or was cut off by somebody");
+    if (done == 0) fail(path, "is not a store of accelmgr, or another process truncated it");
     p += done;
     bytes -= static_cast<std::size_t>(done);
     offset += static_cast<std::uint64_t>(done);
@@ -81,9 +82,10 @@ class FileStore::Writing {
  public:
   explicit Writing(const FileStore& store) : fd_(store.fd_.get()) {
     Pause pause;
-    const auto deadline = base::Deadline::in_seconds(10);
+    const auto deadline = base::Deadline::in_seconds(timing::file_lock_s);
     while (!try_lock(fd_, writer, F_WRLCK))
-      if (!pause(deadline)) fail(store.path_, "another process has it locked for 10 s");
+      if (!pause(deadline))
+        fail(store.path_, fmt::format("another process has it locked for {} s", timing::file_lock_s));
   }
   ~Writing() { try_lock(fd_, writer, F_UNLCK); }
   Writing(const Writing&) = delete;
@@ -106,7 +108,7 @@ bool FileStore::open_shared(base::Deadline deadline) {
   fd_.reset(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!fd_) fail(path_, fmt::format("cannot be opened: {}", std::strerror(errno)));
   if (try_lock(fd_.get(), users, F_WRLCK)) {
-    // What is in it was left by processes that are gone. Nobody writes before he has the shared lock.
+    // An earlier run left the content. No other store writes before it has the shared lock.
     const std::uint64_t nothing = 0;
     if (ftruncate(fd_.get(), 0) != 0) fail(path_, fmt::format("cannot be emptied: {}", std::strerror(errno)));
     write_at(fd_.get(), &nothing, sizeof(nothing), 0, path_);
@@ -127,7 +129,7 @@ void FileStore::read_new() {
     std::uint32_t lengths[2];
     read_at(fd_.get(), lengths, sizeof(lengths), records_offset + seen_, path_);
     const auto bytes = sizeof(lengths) + std::uint64_t{lengths[0]} + lengths[1];
-    if (bytes > committed - seen_) fail(path_, "is no store of accelmgr");
+    if (bytes > committed - seen_) fail(path_, "is not a store of accelmgr");
     std::string key(lengths[0], '\0'), value(lengths[1], '\0');
     read_at(fd_.get(), key.data(), key.size(), records_offset + seen_ + sizeof(lengths), path_);
     read_at(fd_.get(), value.data(), value.size(), records_offset + seen_ + sizeof(lengths) + key.size(),
@@ -158,7 +160,7 @@ std::string FileStore::get(const std::string& key, base::Deadline deadline) {
   for (Pause pause;;) {
     if (has(key)) return values_.at(key);
     if (!pause(deadline))
-      throw CollectiveError(fmt::format("file://{}: nobody has set '{}' by the deadline", path_, key),
+      throw CollectiveError(fmt::format("file://{}: no rank has set '{}' by the deadline", path_, key),
                             CollectiveError::Cause::timeout, {});
   }
 }

@@ -1,11 +1,13 @@
-// A store in one file that all ranks can open: file:///PATH.
+// A store in a file that all ranks can open: file:///PATH.
 //
 //   offset 0  bytes committed (u64), counted from the first record on
-//          8  records: key length (u32), value length (u32), key, value; the last one of a key counts
+//          8  records: key length (u32), value length (u32), key, value; the last record of a key counts
 //
-// Who writes appends a record and then commits it, so what a killed writer has left is written over. Byte 0
-// of the file is locked, shared, by every process that has it open: who can lock it alone is the first, and
-// empties what an earlier run has left, or the last, and removes the file. Byte 1 is locked by who writes.
+// A writer appends a record and then commits it, so an incomplete record of a killed writer is overwritten.
+// Two bytes of the file are locked (fcntl, open file description locks):
+//   byte 0  Each store holds a shared lock while it has the file open. A store that gets it exclusively is
+//           alone: when opening, it empties the file, which an earlier run left; when closing, it removes it.
+//   byte 1  A writer holds an exclusive lock.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +22,7 @@ namespace accelmgr::distributed {
 
 class FileStore : public collective::Store {
  public:
-  /// Throws SessionError, which names the file, when it cannot be opened, or others have it locked until the
-  /// deadline.
+  /// Throws SessionError, which names the file, if it cannot be opened or is locked until the deadline.
   FileStore(std::string path, base::Deadline deadline);
   ~FileStore() override;
   FileStore(const FileStore&) = delete;
@@ -34,14 +35,14 @@ class FileStore : public collective::Store {
 
  private:
   class Writing;
-  /// False when the file was removed meanwhile by the last of its earlier users.
+  /// False if its last user removed the file in the meantime: then it must be opened again.
   bool open_shared(base::Deadline deadline);
   void read_new();
   void append(const std::string& key, const std::string& value);
 
   std::string path_;
   base::UniqueFd fd_;
-  std::uint64_t seen_ = 0;  ///< Bytes of records that `values_` knows.
+  std::uint64_t seen_ = 0;  ///< Bytes of records that are in `values_`.
   std::map<std::string, std::string> values_;
 };
 

@@ -2,21 +2,21 @@
 
 #include <utility>
 
-#include "launch/plan.hpp"
+#include "launch/launch_spec.hpp"
 
 namespace accelmgr::distributed {
 
 int visible_gpus() {
-  auto machine = launch::this_machine();
-  if (machine.gpus == 0) return 0;
-  // Of the environment, what says which are visible: this process's own launch does not matter here.
+  auto host_info = launch::this_host();
+  if (host_info.gpus == 0) return 0;
+  // Only CUDA_VISIBLE_DEVICES: the variables of the launch that started this process do not matter here.
   constexpr const char* visible = "CUDA_VISIBLE_DEVICES";
   std::map<std::string, std::string> environment;
-  if (const auto found = machine.environment.find(visible); found != machine.environment.end())
+  if (const auto found = host_info.environment.find(visible); found != host_info.environment.end())
     environment.insert(*found);
-  machine.environment = std::move(environment);
-  const auto plan = launch::resolve({}, machine);
-  return plan.device == "gpu" ? plan.nprocs : 0;
+  host_info.environment = std::move(environment);
+  const auto spec = launch::resolve({}, host_info);
+  return spec.device == "gpu" ? spec.nprocs : 0;
 }
 
 }  // namespace accelmgr::distributed

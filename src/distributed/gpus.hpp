@@ -1,9 +1,9 @@
-// GPUs that a process launched here could use.
+// The GPUs that a launch on this host could use.
 #pragma once
 
 namespace accelmgr::distributed {
 
-/// As CUDA_VISIBLE_DEVICES leaves them; no device library is asked.
+/// The number of GPUs that CUDA_VISIBLE_DEVICES leaves visible. Uses no device library.
 int visible_gpus();
 
 }  // namespace accelmgr::distributed

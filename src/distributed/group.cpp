@@ -6,23 +6,24 @@
 #include <algorithm>
 
 #include "distributed/backends.hpp"
+#include "distributed/device_team.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
 std::vector<int> checked(std::vector<int> ranks, int world_size) {
-  if (ranks.empty()) throw ConfigError("a group has one rank at least; none was given");
+  if (ranks.empty() && world_size > 1) throw ConfigError("a group needs at least one rank; none was given");
   std::sort(ranks.begin(), ranks.end());
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end())
-    throw ConfigError(fmt::format("a group has each rank once, not [{}]", fmt::join(ranks, ", ")));
+    throw ConfigError(fmt::format("each rank may be in a group only once, not [{}]", fmt::join(ranks, ", ")));
   for (const int rank : ranks)
     if (rank < 0 || rank >= world_size)
-      throw ConfigError(fmt::format("a group of rank {}, in a world of {}: ranks are 0 to {}", rank,
+      throw ConfigError(fmt::format("a group cannot have rank {}: in a world of {}, ranks are 0 to {}", rank,
                                     world_size, world_size - 1));
   return ranks;
 }
 
-/// This process's rank among them; -1 when it is none of them.
+/// The index of `rank` in sorted `ranks`; -1 if it is not there.
 int place_in(const std::vector<int>& ranks, int rank) {
   const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
   return found == ranks.end() || *found != rank ? -1 : static_cast<int>(found - ranks.begin());
@@ -46,11 +47,13 @@ Group new_group(const std::vector<int>& ranks, const std::optional<std::string>&
   state->rank = place_in(state->ranks, context.rank());
   state->context = context.number();
   if (state->rank >= 0) {
-    // Of the world's communicator: it uses memory between ranks of one host, and gloo between hosts.
+    // Groups are made by the world's communicator, which uses memory within a host and gloo between hosts.
     if (backend == "shm" && !context.share_host(state->ranks))
-      throw ConfigError(fmt::format("backend 'shm' serves the ranks of one host; [{}] are on several",
-                                    fmt::join(state->ranks, ", ")));
+      throw ConfigError(
+          fmt::format("backend 'shm' is for ranks on one host, but ranks [{}] are on several hosts",
+                      fmt::join(state->ranks, ", ")));
     state->communicator = context.world()->group(state->ranks);
+    if (backend) context.device_team(state->communicator, backend);
   }
   return Group(std::move(state));
 }
@@ -65,8 +68,9 @@ Members members_of(const GroupArgument& argument) {
   }
   if (const auto* group = std::get_if<Group>(&argument)) {
     if (group->state()->context != context.number())
-      throw UsageError(fmt::format("the group [{}] is of a context that has ended; make it anew",
-                                   fmt::join(group->ranks(), ", ")));
+      throw UsageError(
+          fmt::format("the group [{}] belongs to a context that has ended; make it again with new_group()",
+                      fmt::join(group->ranks(), ", ")));
     return {context, alone ? nullptr : group->state()->communicator};
   }
   return {context, alone ? nullptr : context.world()};

@@ -1,31 +1,32 @@
-// Groups of ranks, and what a collective does with its group argument.
+// Groups of ranks, and the members of a collective.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "accelmgr/distributed.hpp"
+#include "accelmgr/distributed_context.hpp"
 #include "distributed/context.hpp"
 
 namespace accelmgr::distributed {
 
 struct Group::State {
   std::vector<int> ranks;
-  int rank;                                    ///< Of this process; -1 outside.
-  std::shared_ptr<Communicator> communicator;  ///< Null outside.
-  std::uint64_t context;                       ///< Its number.
+  int rank;                                    ///< This process's rank in the group; -1 if not a member.
+  std::shared_ptr<Communicator> communicator;  ///< Null if this process is not a member.
+  std::uint64_t context;                       ///< Context::number() of the group's context.
 };
 
-/// Who takes part in a collective.
+/// The members of a collective.
 struct Members {
   Context& context;
-  std::shared_ptr<Communicator> communicator;  ///< Null: this process is outside, or alone in the world.
+  std::shared_ptr<Communicator> communicator;  ///< Null: this process is no member, or alone in the world.
 
   bool communicate() const noexcept { return communicator != nullptr; }
 };
 
-/// Joins the world, if need be. Throws ConfigError for ranks out of range, doubled or none, UsageError for a
-/// group of a context that has ended.
+/// The members that the group argument of a collective means. Joins the world if necessary. Throws
+/// ConfigError for no ranks, duplicate ranks or ranks out of range, UsageError for a group whose context has
+/// ended.
 Members members_of(const GroupArgument& group);
 
 }  // namespace accelmgr::distributed

@@ -23,7 +23,7 @@ int given_or_set(const char* option, std::optional<int> given, const char* name,
                   name, option));
 }
 
-/// The environment, as if it had been set as the options say.
+/// The environment, with the options in place of its variables.
 Environment environment_for(const InitializeOptions& options) {
   auto environment = read_environment();
   const bool by_environment = options.init_method.empty() || options.init_method == "env://";
@@ -33,18 +33,18 @@ Environment environment_for(const InitializeOptions& options) {
   if (world_size < 1)
     throw ConfigError(fmt::format("initialize(): world_size is {}; it must be 1 or more", world_size));
   if (rank < 0 || rank >= world_size)
-    throw ConfigError(fmt::format("initialize(): rank is {}; of a world of {} it must be 0 to {}", rank,
+    throw ConfigError(fmt::format("initialize(): rank is {}; in a world of {} it must be 0 to {}", rank,
                                   world_size, world_size - 1));
   if ((environment.rank && environment.rank != rank) ||
       (environment.world_size && environment.world_size != world_size)) {
-    // What it says is of another world.
+    // The variables describe another world.
     environment.local_rank = environment.local_world_size = environment.node_rank = environment.node_count =
         std::nullopt;
     environment.world_memory.clear();
   }
   environment.rank = rank;
   environment.world_size = world_size;
-  // The loopback address of the environment is not where they meet.
+  // The ranks meet elsewhere: a loopback MASTER_ADDR must not make place_of() assume one host.
   if (!by_environment) environment.master_addr.clear();
   return environment;
 }

@@ -2,12 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <random>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -17,6 +15,7 @@
 #include "collective/serial.hpp"
 #include "collective/shared_store.hpp"
 #include "collective/shm/factory.hpp"
+#include "distributed/backends.hpp"
 #include "distributed/file_store.hpp"
 #include "distributed/tcp_store.hpp"
 #include "launch/host_port.hpp"
@@ -40,7 +39,7 @@ HostPort address_in(const std::string& tcp) {
   }
 }
 
-/// The memory is that of one host's ranks.
+/// True if our launcher made memory for exactly this world, which must be on one host.
 bool has_world_memory(const JoinRequest& request) {
   const auto& environment = request.environment;
   return meets_by_environment(request) && !environment.world_memory.empty() &&
@@ -62,7 +61,8 @@ HostPort address_of_master(const JoinRequest& request) {
 
 std::string path_in(const std::string& file) { return file.substr(file_method.size()); }
 
-/// As long as it is in the world. Else the store is a file, or that of whoever launched the ranks.
+/// True if rank 0 serves the store, as long as it is in the world. Otherwise the store is a file, or the
+/// launcher serves it.
 bool rank_0_serves(const JoinRequest& request) {
   const bool launched = meets_by_environment(request) && request.environment.agent_store;
   return !launched && !request.init_method.starts_with(file_method);
@@ -79,8 +79,8 @@ std::shared_ptr<collective::Store> open_store(JoinRequest& request, base::Deadli
     return TcpStore::connect(address.host, address.port, deadline);
   } catch (const SessionError& error) {
     throw CollectiveError(fmt::format("{} ({})", error.what(),
-                                      by_rank_0 ? "it is served by rank 0, which is missing"
-                                                : "it is served by whoever launched the ranks"),
+                                      by_rank_0 ? "rank 0 serves it, and is missing"
+                                                : "the process that launched the ranks serves it"),
                           CollectiveError::Cause::timeout, by_rank_0 ? std::vector{0} : std::vector<int>{});
   }
 }
@@ -95,19 +95,22 @@ Joined join_memory(const JoinRequest& request) {
   if (!memory)
     throw SessionError(
         fmt::format("ACCELMGR_WORLD_MEMORY={}: the memory of the world cannot be opened ({}); has "
-                    "whoever launched this process ended?",
+                    "the process that launched this one ended?",
                     path, std::strerror(errno)));
   auto world =
       collective::shm::join_world(memory.get(), request.place.rank, {.timeout_s = request.timeout_s});
   return {nullptr, std::move(world), request.place, {}};
 }
 
-// A store may outlive a world, or an attempt at one that has failed, and what they have left in it (that of
-// torchrun's agent outlives all). So rank 0 gives each attempt a name of its own, and the others find it:
+// A store may outlive a world or a failed rendezvous, whose keys stay in it. The store of torchrun's agent
+// outlives whole programs (`sh -c 'a; b'`). So rank 0 gives each rendezvous a new name. The other ranks find
+// it, and each takes its seat there, once: a rank of `b` that is early finds its seat in the world of `a`
+// taken.
 //
-//   PREFIX/last  the name that was given last
-//   NAME/next    the one that was given after it
-//   NAME/over    rank 0 has given up: nobody else need try
+//   PREFIX/last     the newest name
+//   NAME/next       the name after NAME
+//   NAME/over       rank 0 has given up NAME: no other rank needs to try it
+//   NAME/seat/RANK  how many processes have tried NAME as this rank
 std::string name_world(collective::Store& store, const std::string& prefix, base::Deadline deadline) {
   const auto last = prefix + "/last";
   const auto before = store.has(last) ? store.get(last, deadline) : std::string();
@@ -118,25 +121,26 @@ std::string name_world(collective::Store& store, const std::string& prefix, base
   return name;
 }
 
-/// The first that this process has not tried yet.
-std::string find_world(collective::Store& store, const std::string& prefix, base::Deadline deadline) {
-  static std::set<std::string> tried;
+/// Blocks until there is a name where the seat of `rank` is free and that rank 0 has not given up.
+std::string find_world(collective::Store& store, const std::string& prefix, int rank,
+                       base::Deadline deadline) {
   collective::SharedStore interruptible(store);
-  auto name = interruptible.get(prefix + "/last", deadline);
-  while (!tried.insert(name).second || store.has(name + "/over"))
-    name = interruptible.get(name + "/next", deadline);
-  return name;
+  for (auto name = interruptible.get(prefix + "/last", deadline);;
+       name = interruptible.get(name + "/next", deadline)) {
+    const bool is_free = store.add(fmt::format("{}/seat/{}", name, rank), 1) == 1;
+    if (is_free && !store.has(name + "/over")) return name;
+  }
 }
 
 void give_up_world(collective::Store& store, const std::string& name) {
   try {
     store.set(name + "/over", "");
   } catch (const SessionError&) {
-    // With the store the name is gone as well.
+    // The store is gone, and the name with it.
   }
 }
 
-/// The store, and the name in it.
+/// The store, and the name of this rendezvous in it.
 std::pair<std::shared_ptr<collective::Store>, std::string> find_store_and_world(JoinRequest& request) {
   const auto prefix = fmt::format("accelmgr/attempt_{}", request.environment.restart_count);
   const auto deadline = base::Deadline::in_seconds(request.timeout_s);
@@ -144,14 +148,14 @@ std::pair<std::shared_ptr<collective::Store>, std::string> find_store_and_world(
     auto store = open_store(request, deadline);
     try {
       if (request.place.rank == 0) return {store, name_world(*store, prefix, deadline)};
-      return {store, find_world(*store, prefix, deadline)};
+      return {store, find_world(*store, prefix, request.place.rank, deadline)};
     } catch (const SessionError&) {
-      // One that rank 0 served in the world before has ended with it.
+      // This may have been the store of the previous world, which has ended. Rank 0 will serve a new one.
       if (request.place.rank == 0 || !rank_0_serves(request) || deadline.passed() || base::interrupted())
         throw;
     } catch (const CollectiveError&) {
       throw CollectiveError(
-          fmt::format("rank 0 did not come to the rendezvous within {:g} s (the ranks meet at {})",
+          fmt::format("rank 0 did not join the rendezvous within {:g} s (the ranks meet at {})",
                       request.timeout_s, meeting_place(request)),
           CollectiveError::Cause::timeout, {0});
     }
@@ -164,13 +168,14 @@ Joined join_through_store(JoinRequest request) {
   std::string name;
   std::tie(joined.store, name) = find_store_and_world(request);
   try {
-    joined.world = collective::rendezvous(*joined.store, name,
-                                          {.rank = request.place.rank,
-                                           .size = request.place.world_size,
-                                           .backend = request.backend,
-                                           .timeout_s = request.timeout_s,
-                                           .interface = ""});
-    // Also: nobody leaves, and takes the store with him, before all have read what they need of it.
+    joined.world =
+        collective::rendezvous(*joined.store, name,
+                               {.rank = request.place.rank,
+                                .size = request.place.world_size,
+                                .backend = request.backend == nccl_backend ? auto_backend : request.backend,
+                                .timeout_s = request.timeout_s,
+                                .interface = request.environment.interface});
+    // Also a barrier: no rank leaves, and rank 0 does not end the store, before all have read from it.
     joined.hosts = joined.world->all_gather_objects(collective::host_key());
   } catch (const CollectiveError& error) {
     if (request.place.rank == 0) give_up_world(*joined.store, name);
@@ -188,13 +193,13 @@ void check_init_method(const std::string& init_method) {
   if (init_method.starts_with(tcp_method)) {
     address_in(init_method);
   } else if (!init_method.starts_with(file_method)) {
-    throw ConfigError(fmt::format("init_method '{}' is unknown; there are env://, tcp://HOST:PORT and "
+    throw ConfigError(fmt::format("init_method '{}' is unknown; it must be env://, tcp://HOST:PORT or "
                                   "file:///PATH",
                                   init_method),
                       "init_method");
   } else if (const auto path = path_in(init_method); !path.starts_with('/') || path.size() < 2) {
     throw ConfigError(
-        fmt::format("init_method '{}': a file is named by its whole path, file:///PATH", init_method),
+        fmt::format("init_method '{}': the path of the file must be absolute, as file:///PATH", init_method),
         "init_method");
   }
 }

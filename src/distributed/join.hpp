@@ -1,4 +1,4 @@
-// Joining the other processes: by the memory our launcher made, or through a store.
+// Joins the other processes, through the memory of our launcher or through a store.
 #pragma once
 
 #include <memory>
@@ -17,27 +17,26 @@ struct JoinRequest {
   std::string backend;      ///< Checked already.
   std::string init_method;  ///< Empty: env://.
   double timeout_s = 300;
-  base::UniqueFd socket;  ///< Listens at the master's address already; may be none.
+  base::UniqueFd socket;  ///< Listens at the master's address already; may be empty.
 };
 
-/// Throws ConfigError, which names it, for what is neither env:// (or empty) nor tcp://HOST:PORT nor
-/// file:///PATH.
+/// Throws ConfigError, which quotes it, unless it is env:// (or empty), tcp://HOST:PORT or file:///PATH.
 void check_init_method(const std::string& init_method);
 
-/// What can be said about a request without asking anybody. Throws ConfigError, which names what is missing
-/// (MASTER_ADDR, ...) or what is no init_method.
+/// Checks a request without contacting any process. Throws ConfigError, which names the missing variable
+/// (MASTER_ADDR, MASTER_PORT) or quotes the init_method.
 void check(const JoinRequest& request);
 
 struct Joined {
-  /// Destroyed after the communicator: rank 0 may serve it.
+  /// Null without a store. Destroyed after `world`: on rank 0 it may serve the store.
   std::shared_ptr<collective::Store> store;
   std::shared_ptr<Communicator> world;
   Place place;                     ///< Complete.
-  std::vector<std::string> hosts;  ///< Of each rank; empty: all on this one.
+  std::vector<std::string> hosts;  ///< The host of each rank; empty: all are on this one.
 };
 
-/// Blocks until all ranks are there, if they meet through a store; the memory is joined without waiting.
-/// Throws as initialize() does.
+/// Through a store it blocks until all ranks are there; through memory it does not wait. Throws as
+/// initialize() does.
 Joined join(JoinRequest request);
 
 }  // namespace accelmgr::distributed

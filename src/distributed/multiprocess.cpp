@@ -1,4 +1,4 @@
-#include "accelmgr/multiprocess.hpp"
+#include "accelmgr/multiprocess_launch.hpp"
 
 #include <fmt/format.h>
 
@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "distributed/process_group.hpp"
 #include "distributed/tcp_store.hpp"
+#include "launch/environment_scope.hpp"
 #include "launch/functions.hpp"
 #include "launch/variables.hpp"
 
@@ -22,7 +23,7 @@ std::optional<std::string> text_of(const Value& value) {
   return value.is_null() ? std::nullopt : std::optional(value.get<std::string>());
 }
 
-// What a child must know of a resolved configuration.
+// The part of a resolved configuration that a child needs.
 Value to_value(const MultiprocessConfig& config) {
   return {{"world_size", *config.world_size},
           {"local_world_size", *config.local_world_size},
@@ -53,7 +54,7 @@ MultiprocessConfig config_of(const Value& value) {
   return config;
 }
 
-/// In a child.
+/// Called in a child.
 Value run(const launch::Function& function, int rank, const Value& task) {
   auto config = config_of(task.at("config"));
   config.rank = rank;
@@ -61,7 +62,7 @@ Value run(const launch::Function& function, int rank, const Value& task) {
   return init_and_run(function, config, task.at("args"));
 }
 
-// A program executed anew knows functions by their names only.
+// Registered by name, because a child that executes this program again finds functions only by name.
 const bool registered = [] {
   launch::register_function(entry, [](int rank, const Value& task) {
     return run(launch::registered_function(task.at("function").get<std::string>()), rank, task);
@@ -70,14 +71,13 @@ const bool registered = [] {
 }();
 
 void run_in_place(const std::variant<std::string, launch::Function>& function, MultiprocessConfig config,
-                  const std::string& setup, const Value& args) {
+                  const Value& args) {
   base::log().warn("launch_subprocesses: the world has one rank; it runs in this process");
   config.rank = config.local_rank = 0;
   struct Leave {
-    EnvironmentScope scope;
+    launch::EnvironmentScope scope{variables_of_a_rank()};
     ~Leave() { distributed::finalize(); }
   };
-  if (!setup.empty()) launch::registered_function(setup)(0, args);
   const auto* name = std::get_if<std::string>(&function);
   const auto& callable = name ? launch::registered_function(*name) : std::get<launch::Function>(function);
   const Leave leave;
@@ -90,6 +90,7 @@ launch::Options launch_options(const MultiprocessConfig& config, const std::stri
   options.world_size = *config.world_size;
   options.rank_offset = rank_offset;
   options.join = false;
+  options.oversubscribe = true;  // The device of a rank is its local rank modulo the number of devices.
   options.start_method = config.launch_method;
   options.backend = config.backend.value_or("auto");
   options.master_addr = config.master_addr;
@@ -107,10 +108,16 @@ void check_offset(const MultiprocessConfig& config, int rank_offset) {
         "rank_offset");
 }
 
-/// The socket of the store for ranks of several hosts; none where they need no store, or another host has it.
+/// The socket that resolve() has bound, if it did and nobody has taken it.
+base::UniqueFd taken_port(const MultiprocessConfig& config) {
+  if (!config.bound_port) return {};
+  return std::move(*static_cast<base::UniqueFd*>(config.bound_port.get()));
+}
+
+/// The listening socket of the store for ranks of several hosts. Empty if another host serves the store.
 base::UniqueFd bind_store(const MultiprocessConfig& config, int rank_offset) {
   if (rank_offset > 0) return {};
-  if (config.bound_port) return base::duplicate(static_cast<base::UniqueFd*>(config.bound_port.get())->get());
+  if (auto socket = taken_port(config)) return socket;
   return distributed::bind_tcp(config.master_addr, *config.master_port);
 }
 
@@ -124,9 +131,8 @@ Value init_and_run(const launch::Function& function, const MultiprocessConfig& g
                                   config.rank, config.local_rank),
                       "rank");
   set_environment(config);
-  base::UniqueFd socket;
-  if (config.bound_port && config.rank == 0)
-    socket = base::duplicate(static_cast<base::UniqueFd*>(config.bound_port.get())->get());
+  auto socket = taken_port(config);
+  if (config.rank != 0) socket.reset();
   join_process_group(config.backend, std::nullopt, config.init_method, std::move(socket));
   const auto backend_or = [&](const std::optional<std::string>& own) { return own ? own : config.backend; };
   init_parallelism(config.model_parallelism, config.pipeline_parallelism,
@@ -135,16 +141,16 @@ Value init_and_run(const launch::Function& function, const MultiprocessConfig& g
   return function(config.rank, args);
 }
 
-Subprocesses start_subprocesses(const std::variant<std::string, launch::Function>& function,
-                                MultiprocessConfig config, const std::string& setup, int rank_offset,
-                                const Value& args) {
+std::optional<launch::SpawnContext> start_subprocesses(
+    const std::variant<std::string, launch::Function>& function, MultiprocessConfig config,
+    const std::string& setup, int rank_offset, const Value& args) {
   MultiprocessConfig::resolve(config);
   check_offset(config, rank_offset);
   if (const auto* name = std::get_if<std::string>(&function)) launch::registered_function(*name);
   if (!setup.empty()) launch::registered_function(setup);
   if (*config.world_size == 1) {
-    run_in_place(function, std::move(config), setup, args);
-    return {};
+    run_in_place(function, std::move(config), args);
+    return std::nullopt;
   }
 
   Value task{{"config", to_value(config)}, {"rank_offset", rank_offset}, {"args", args}};
@@ -157,27 +163,28 @@ Subprocesses start_subprocesses(const std::variant<std::string, launch::Function
     };
   }
   auto options = launch_options(config, setup, rank_offset);
-  // Ranks of several hosts meet at a store, which this process serves on the first: threads begin when all
-  // have been forked.
+  // Ranks of several hosts meet at a store. On the first host this process serves it; the store's threads
+  // start after all children have been forked.
   const bool by_store = *config.local_world_size < *config.world_size &&
                         (config.init_method.empty() || config.init_method == "env://");
   base::UniqueFd socket;
   if (by_store) {
     socket = bind_store(config, rank_offset);
     options.environment[launch::variable::agent_store] = "True";
+  } else {
+    taken_port(config);  // The port is the ranks': rank 0 may serve a store of torch.distributed there.
   }
   base::log().info("launching {} processes", *config.local_world_size);
-  Subprocesses started;
-  started.context = launch::spawn(child, task, options);
-  if (socket) started.store = distributed::TcpStore::serve(std::move(socket));
-  return started;
+  auto context = launch::spawn(child, task, options);
+  if (socket) context.hold(distributed::TcpStore::serve(std::move(socket)));
+  return context;
 }
 
 void launch_subprocesses(const std::variant<std::string, launch::Function>& function,
                          MultiprocessConfig config, const std::string& setup, int rank_offset,
                          const Value& args) {
-  auto started = start_subprocesses(function, std::move(config), setup, rank_offset, args);
-  if (started.context) started.context->join();
+  auto context = start_subprocesses(function, std::move(config), setup, rank_offset, args);
+  if (context) context->join();
 }
 
 }  // namespace accelmgr

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
-#include "accelmgr/multiprocess.hpp"
+#include "accelmgr/multiprocess_launch.hpp"
 #include "config/start_method.hpp"
 #include "distributed/backends.hpp"
+#include "distributed/environment.hpp"
 #include "distributed/gpus.hpp"
 #include "distributed/join.hpp"
 #include "distributed/parallel_layout.hpp"
+#include "distributed/process_group.hpp"
 #include "launch/host_port.hpp"
 #include "launch/options.hpp"
 #include "launch/ports.hpp"
@@ -15,7 +17,7 @@
 namespace accelmgr {
 namespace {
 
-constexpr int first_port = 29500;  // Of the reference, and of torchrun.
+constexpr int first_port = 29500;  // The default of torchrun too.
 
 [[noreturn]] void refuse(const char* key, const std::string& what) { throw ConfigError(what, key); }
 
@@ -36,19 +38,20 @@ std::optional<std::string> backend_of(const std::string& name) {
 
 }  // namespace
 
-void MultiprocessConfig::resolve(MultiprocessConfig& config) {
-  const int gpus = distributed::visible_gpus();
+void resolve(MultiprocessConfig& config, int gpus) {
   if (!config.world_size) config.world_size = std::max(1, gpus);
   const int world_size = *config.world_size;
   if (world_size < 1) refuse("world_size", fmt::format("world_size is {}; it must be 1 or more", world_size));
-  // Without GPUs one host has them all.
-  if (!config.local_world_size) config.local_world_size = gpus > 0 ? std::min(gpus, world_size) : world_size;
+  // Several hosts have one rank for each GPU. They meet at an address that other hosts can reach.
+  const bool several_hosts = gpus > 0 && !distributed::is_loopback(config.master_addr);
+  if (!config.local_world_size)
+    config.local_world_size = several_hosts ? std::min(gpus, world_size) : world_size;
   const auto of_world = fmt::format("in a world of {} ", world_size);
   check_range("local_world_size", *config.local_world_size, 1, world_size, of_world);
   if (config.rank != -1) check_range("rank", config.rank, 0, world_size - 1, of_world);
   if (config.local_rank != -1)
     check_range("local_rank", config.local_rank, 0, *config.local_world_size - 1,
-                fmt::format("of {} processes of this host ", *config.local_world_size));
+                fmt::format("with {} processes on this host ", *config.local_world_size));
   if (config.master_addr.empty())
     refuse("master_addr", "master_addr is empty; it must be a host's name or address");
   distributed::check_init_method(config.init_method);
@@ -61,6 +64,10 @@ void MultiprocessConfig::resolve(MultiprocessConfig& config) {
     config.master_port = bound.port;
     config.bound_port = std::make_shared<base::UniqueFd>(std::move(bound.socket));
   }
+}
+
+void MultiprocessConfig::resolve(MultiprocessConfig& config) {
+  accelmgr::resolve(config, distributed::visible_gpus());
 }
 
 std::string MultiprocessConfig::text() const {

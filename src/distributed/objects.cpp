@@ -16,7 +16,7 @@ const char* name_of(ObjectKind kind) {
     case ObjectKind::broadcast_header:
       return "a broadcast in safe mode";
   }
-  return "something unknown";
+  return "an object of unknown kind";
 }
 
 std::string_view body(std::string_view object, int from, ObjectKind expected) {

@@ -1,4 +1,5 @@
-// Texts and values as they travel: one byte that says which it is, then the text, or CBOR.
+// The encoding of texts and values that ranks send: one byte for the kind, then the text, or the value as
+// CBOR.
 #pragma once
 
 #include <string>
@@ -14,8 +15,8 @@ enum class ObjectKind : char { text = 't', value = 'v', broadcast_header = 'h' }
 std::string encode_text(std::string_view text);
 std::string encode_value(const launch::Value& value, ObjectKind kind = ObjectKind::value);
 
-/// Throws CollectiveError{mismatch}, which names `from`, for an object of another kind: the ranks did not
-/// make the same call.
+/// These throw CollectiveError{mismatch}, which names `from`, if the object has another kind: then the ranks
+/// did not make the same call.
 std::string decode_text(std::string_view object, int from);
 launch::Value decode_value(std::string_view object, int from, ObjectKind kind = ObjectKind::value);
 

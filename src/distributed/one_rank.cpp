@@ -2,7 +2,7 @@
 
 #include <exception>
 
-#include "accelmgr/distributed.hpp"
+#include "accelmgr/distributed_context.hpp"
 #include "base/log.hpp"
 
 namespace accelmgr::distributed {
@@ -15,7 +15,7 @@ OneRankFirst::OneRankFirst(int rank, bool local) : exceptions_(std::uncaught_exc
   if (!first_) barrier();
 }
 
-// The others are let go on even when what was done first has failed.
+// Releases the other ranks even if this rank's work has thrown.
 OneRankFirst::~OneRankFirst() noexcept(false) {
   if (!first_) return;
   if (std::uncaught_exceptions() <= exceptions_) {
@@ -25,7 +25,7 @@ OneRankFirst::~OneRankFirst() noexcept(false) {
   try {
     barrier();
   } catch (const std::exception& error) {
-    base::log().warn("one_rank_first: the others could not be released: {}", error.what());
+    base::log().warn("one_rank_first: the other ranks could not be released: {}", error.what());
   }
 }
 

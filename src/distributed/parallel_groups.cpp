@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "accelmgr/multiprocess.hpp"
+#include "accelmgr/multiprocess_launch.hpp"
 #include "distributed/context.hpp"
 #include "distributed/parallel_layout.hpp"
 
@@ -31,7 +31,8 @@ ParallelGroups init_parallelism(int model_parallelism, int pipeline_parallelism,
   const int rank = context.rank();
   const auto layout =
       distributed::parallel_layout(context.world_size(), model_parallelism, pipeline_parallelism);
-  // All ranks make their groups of one kind before those of the next: nobody waits in a circle.
+  // All ranks make groups of one kind before those of the next, so that ranks cannot wait for each other in a
+  // circle.
   auto model = own_group(layout.model, rank, model_backend);
   auto pipeline = own_group(layout.pipeline, rank, pipeline_backend);
   auto data = own_group(layout.data, rank, data_backend);
@@ -41,7 +42,7 @@ ParallelGroups init_parallelism(int model_parallelism, int pipeline_parallelism,
 
 const ParallelGroups& parallel_groups() {
   if (!made || made->context != distributed::current().number())
-    throw UsageError("parallel_groups(): there are none in this context; call init_parallelism() first");
+    throw UsageError("parallel_groups(): this context has none; call init_parallelism() first");
   return made->groups;
 }
 

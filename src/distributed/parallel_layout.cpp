@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "accelmgr/errors.hpp"
@@ -33,6 +32,7 @@ ParallelLayout parallel_layout(int world_size, int model_parallelism, int pipeli
   };
   const auto group = [](int size, const auto& rank_of) {
     std::vector<int> ranks;
+    ranks.reserve(static_cast<std::size_t>(size));
     for (int i = 0; i < size; ++i) ranks.push_back(rank_of(i));
     return ranks;
   };

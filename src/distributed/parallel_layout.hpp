@@ -1,4 +1,4 @@
-// Which ranks compute what together: the world cut into model, pipeline and data parallel groups.
+// Splits the world into model, pipeline and data parallel groups.
 //
 //   rank = (pipeline stage * data replicas + data replica) * model parallelism + model shard
 #pragma once
@@ -7,14 +7,14 @@
 
 namespace accelmgr::distributed {
 
-/// All groups of each kind, by the lowest ranks in them. Every rank is in exactly one of each kind.
+/// All groups of each kind, ordered by their lowest ranks. Every rank is in exactly one group of each kind.
 struct ParallelLayout {
   std::vector<std::vector<int>> model;     ///< Shards of one stage of one replica.
   std::vector<std::vector<int>> pipeline;  ///< Stages of one shard of one replica.
   std::vector<std::vector<int>> data;      ///< Replicas of one shard of one stage.
 };
 
-/// Throws ConfigError when a degree is below 1, or their product does not divide the world.
+/// Throws ConfigError if a degree is below 1 or their product does not divide the world size.
 ParallelLayout parallel_layout(int world_size, int model_parallelism, int pipeline_parallelism);
 
 }  // namespace accelmgr::distributed

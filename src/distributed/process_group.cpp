@@ -24,7 +24,7 @@ constexpr const char* torch_variable = "TORCH_DISTRIBUTED_BACKEND";
 constexpr std::array described{variable::rank,        variable::local_rank,
                                variable::world_size,  variable::local_world_size,
                                variable::master_addr, variable::master_port};
-// Of a launch: they do not go with other ranks.
+// Variables that are valid only for the ranks of the launch that set them.
 constexpr std::array of_launch{variable::node_rank, variable::node_count, variable::world_memory,
                                variable::agent_store};
 
@@ -85,9 +85,11 @@ void join_process_group(const std::optional<std::string>& backend, std::optional
   distributed::initialize(name, {.timeout_s = timeout_s, .init_method = init_method}, std::move(socket));
   distributed::use_cuda_device(distributed::get_local_rank());
   const int world_size = distributed::get_world_size();
-  base::log().debug("process group of {} ranks initialized by {}; proving it", world_size, name);
+  base::log().debug("process group of {} ranks initialized with backend {}; checking it with an all-reduce",
+                    world_size, name);
   if (const double counted = distributed::all_reduce(1.0); counted != world_size)
-    throw SessionError(fmt::format("the process group has {} ranks, but counted {:g}", world_size, counted));
+    throw SessionError(fmt::format("the process group has {} ranks, but an all-reduce of ones gave {:g}",
+                                   world_size, counted));
 }
 
 void init_process_group_from_backend(const std::optional<std::string>& backend,
@@ -126,22 +128,10 @@ void init_dist(int rank, int local_rank, int world_size, int local_world_size, c
   join_process_group(backend, std::nullopt, init_method);
 }
 
-EnvironmentScope::EnvironmentScope() {
-  const auto keep = [this](const char* name) {
-    const char* value = std::getenv(name);
-    before_.emplace_back(name, value == nullptr ? std::nullopt : std::optional<std::string>(value));
-  };
-  for (const char* name : described) keep(name);
-  for (const char* name : of_launch) keep(name);
-}
-
-EnvironmentScope::~EnvironmentScope() {
-  for (const auto& [name, value] : before_) {
-    if (value)
-      set(name.c_str(), *value);
-    else
-      ::unsetenv(name.c_str());
-  }
+std::vector<const char*> variables_of_a_rank() {
+  std::vector<const char*> names(described.begin(), described.end());
+  names.insert(names.end(), of_launch.begin(), of_launch.end());
+  return names;
 }
 
 }  // namespace accelmgr

@@ -1,10 +1,8 @@
 #include <fmt/format.h>
 
-#include <memory>
 #include <utility>
-#include <vector>
 
-#include "accelmgr/distributed.hpp"
+#include "accelmgr/distributed_context.hpp"
 #include "distributed/backends.hpp"
 #include "distributed/join.hpp"
 #include "distributed/tcp_store.hpp"
@@ -15,9 +13,9 @@ namespace accelmgr::distributed {
 namespace {
 
 constexpr const char* entry = "accelmgr.distributed.spawn";
-constexpr int default_port = 2222;  // Of the reference, on several hosts.
+constexpr int default_port = 2222;  // For several hosts.
 
-// What goes to a child besides the function itself.
+// What a child needs besides the function.
 Value task_of(const std::string& backend, const Value& args, const Value& kwargs,
               const SpawnOptions& options) {
   auto all = args.is_array() ? args : Value::array({args});
@@ -35,19 +33,14 @@ Value run(const launch::Function& function, int rank, const Value& task) {
                                                      .init_method = task.at("init_method").get<std::string>(),
                                                      .rank = rank,
                                                      .world_size = world_size});
-  try {
-    auto result = function(get_local_rank(), task.at("args"));
-    finalize();
-    return result;
-  } catch (...) {
-    // One that fails among others does not leave them: what they would then complain about must not come
-    // before its own failure, which is reported next; they learn of its end after that.
-    if (world_size == 1) finalize();
-    throw;
-  }
+  // A rank that fails does not call finalize(): the others' errors about it could be reported before its own
+  // failure, which is the cause. The others notice its end after the report.
+  auto result = function(get_local_rank(), task.at("args"));
+  finalize();
+  return result;
 }
 
-// A program executed anew knows functions by their names only.
+// Registered by name, because a child that executes this program again finds functions only by name.
 const bool registered = [] {
   launch::register_function(entry, [](int rank, const Value& task) {
     return run(launch::registered_function(task.at("function").get<std::string>()), rank, task);
@@ -63,7 +56,7 @@ void check(const std::string& backend, const Value& kwargs, const SpawnOptions& 
   if (options.nnodes < 1)
     throw ConfigError(fmt::format("nnodes is {}; it must be 1 or more", options.nnodes), "nnodes");
   if (options.node_rank < 0 || options.node_rank >= options.nnodes)
-    throw ConfigError(fmt::format("node_rank is {}; of {} nodes it must be 0 to {}", options.node_rank,
+    throw ConfigError(fmt::format("node_rank is {}; with {} nodes it must be 0 to {}", options.node_rank,
                                   options.nnodes, options.nnodes - 1),
                       "node_rank");
   if (options.master_port < 0 || options.master_port > 65535)
@@ -99,34 +92,27 @@ launch::SpawnContext spawn(const std::string& backend, const std::variant<std::s
   auto launch = launch_options(backend, options);
   std::variant<std::string, launch::Function> function = entry;
   if (const auto* name = std::get_if<std::string>(&fn)) {
-    launch::registered_function(*name);  // It had better be said here than in each child.
+    launch::registered_function(*name);  // Throws for an unknown name here, not in each child.
     task["function"] = *name;
   } else {
     function = [callable = std::get<launch::Function>(fn)](int rank, const Value& what) {
       return run(callable, rank, what);
     };
   }
+  launch.join = false;  // Also of a single process: it has a process of its own.
   const bool by_store =
       options.nnodes > 1 && (options.init_method.empty() || options.init_method == "env://");
-  if (!by_store) return launch::spawn(function, task, launch);
-
-  // The ranks of all hosts meet at a store, which the first host's parent serves. Its port is bound before
-  // anybody is started, its threads begin when all have been forked.
-  if (launch.master_port == 0) launch.master_port = default_port;
-  launch.environment[launch::variable::agent_store] = "True";
-  launch.join = false;
+  // The ranks of several hosts meet at a store, which this process serves on the first host. The port is
+  // bound before any child is started; the store's threads start after all children have been forked.
   base::UniqueFd socket;
-  if (options.node_rank == 0) socket = bind_tcp(options.master_addr, launch.master_port);
-  auto context = launch::spawn(function, task, launch);
-  std::unique_ptr<TcpStore> store;
-  if (socket) store = TcpStore::serve(std::move(socket));
-  if (options.join) {
-    context.join();
-  } else if (store) {
-    // Nobody says when the last rank needs it no more; it ends with this process.
-    static std::vector<std::unique_ptr<TcpStore>> served;
-    served.push_back(std::move(store));
+  if (by_store) {
+    if (launch.master_port == 0) launch.master_port = default_port;
+    launch.environment[launch::variable::agent_store] = "True";
+    if (options.node_rank == 0) socket = bind_tcp(options.master_addr, launch.master_port);
   }
+  auto context = launch::spawn(function, task, launch);
+  if (socket) context.hold(TcpStore::serve(std::move(socket)));
+  if (options.join) context.join();
   return context;
 }
 

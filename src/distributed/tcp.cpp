@@ -5,31 +5,27 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string_view>
-#include <utility>
 
 #include "accelmgr/errors.hpp"
 #include "base/errno_text.hpp"
 #include "base/interruption.hpp"
+#include "base/timing.hpp"
+#include "ipc/network.hpp"
 #include "ipc/wait_ready.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
-constexpr double try_again_s = 0.05;
-constexpr double longest_attempt_s = 3;  // A lost packet is sent again after one second.
-constexpr int backlog = 4096;
-/// torch reaches IPv4 addresses through sockets of IPv6.
+/// torch connects to IPv4 addresses through IPv6 sockets, whose addresses begin so.
 constexpr std::string_view ipv4_in_ipv6 = "::ffff:";
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// Null: nobody knows the name; `why` says so.
+/// Null if the name cannot be resolved; `why` is then the reason.
 Addresses resolve(const std::string& host, int port, std::string& why) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -40,28 +36,15 @@ Addresses resolve(const std::string& host, int port, std::string& why) {
   return {code == 0 ? found : nullptr, &freeaddrinfo};
 }
 
-HostPort in_numbers(const sockaddr* address, socklen_t length) noexcept {
-  char host[NI_MAXHOST], port[NI_MAXSERV];
-  if (getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) !=
-      0)
-    return {};
-  std::string_view name(host);
-  if (name.starts_with(ipv4_in_ipv6)) name.remove_prefix(ipv4_in_ipv6.size());
-  return {std::string(name), std::atoi(port)};
+HostPort in_numbers(const sockaddr* address) {
+  auto host = ipc::host_of(address);
+  if (host.starts_with(ipv4_in_ipv6)) host.erase(0, ipv4_in_ipv6.size());
+  return {std::move(host), ipc::port_of(address)};
 }
 
 base::UniqueFd open_socket(const addrinfo& address, int flags = 0) {
   return base::UniqueFd(
       socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | flags, address.ai_protocol));
-}
-
-/// 0, or an errno value.
-int try_bind(int fd, const addrinfo& address) noexcept {
-  const int on = 1;
-  // What is left of connections of an earlier run keeps nobody from listening.
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (bind(fd, address.ai_addr, address.ai_addrlen) != 0 || listen(fd, backlog) != 0) return errno;
-  return 0;
 }
 
 int try_connect(int fd, const addrinfo& address, base::Deadline deadline) noexcept {
@@ -76,8 +59,6 @@ int try_connect(int fd, const addrinfo& address, base::Deadline deadline) noexce
 
 void pause_until(base::Deadline deadline) noexcept { ipc::wait_ready(-1, 0, deadline); }
 
-base::Deadline earlier(base::Deadline a, base::Deadline b) noexcept { return a.ns() < b.ns() ? a : b; }
-
 }  // namespace
 
 base::UniqueFd bind_tcp(const std::string& host, int port) {
@@ -88,7 +69,7 @@ base::UniqueFd bind_tcp(const std::string& host, int port) {
   int code = 0;
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
     auto fd = open_socket(*address);
-    code = fd ? try_bind(fd.get(), *address) : errno;
+    code = fd ? ipc::bind_and_listen(fd.get(), address->ai_addr, address->ai_addrlen) : errno;
     if (code == 0) return fd;
   }
   if (code == EADDRINUSE)
@@ -97,7 +78,7 @@ base::UniqueFd bind_tcp(const std::string& host, int port) {
                     "free one",
                     port, name));
   if (code == EADDRNOTAVAIL)
-    throw ConfigError(fmt::format("cannot listen at {}: that is no address of this host", name));
+    throw ConfigError(fmt::format("cannot listen at {}: that is not an address of this host", name));
   if (base::is_shortage(code)) throw SystemError("listening at " + name, code);
   throw ConfigError(fmt::format("cannot listen at {}: {}", name, strerrordesc_np(code)));
 }
@@ -107,7 +88,7 @@ HostPort address_of(int socket) {
   socklen_t length = sizeof storage;
   auto* address = reinterpret_cast<sockaddr*>(&storage);
   if (getsockname(socket, address, &length) != 0) throw SystemError("getsockname", errno);
-  return in_numbers(address, length);
+  return in_numbers(address);
 }
 
 HostPort peer_of(int fd) noexcept {
@@ -116,7 +97,7 @@ HostPort peer_of(int fd) noexcept {
   auto* address = reinterpret_cast<sockaddr*>(&storage);
   if (getpeername(fd, address, &length) != 0) return {};
   if (storage.ss_family != AF_INET && storage.ss_family != AF_INET6) return {};
-  return in_numbers(address, length);
+  return in_numbers(address);
 }
 
 HostPort reachable(const HostPort& address) {
@@ -132,12 +113,12 @@ HostPort wait_for_listener(const std::string& host, int port, base::Deadline dea
     const auto addresses = resolve(host, port, why);
     for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
       const auto fd = open_socket(*address, SOCK_NONBLOCK);
-      const auto until = earlier(deadline, base::Deadline::in_seconds(longest_attempt_s));
+      const auto until = earlier(deadline, base::Deadline::in_seconds(timing::connect_s));
       const int code = fd ? try_connect(fd.get(), *address, until) : errno;
-      if (code == 0) return in_numbers(address->ai_addr, address->ai_addrlen);
+      if (code == 0) return in_numbers(address->ai_addr);
       why = strerrordesc_np(code);
     }
-    pause_until(earlier(deadline, base::Deadline::in_seconds(try_again_s)));
+    pause_until(earlier(deadline, base::Deadline::in_seconds(timing::connect_again_s)));
   } while (!deadline.passed() && !base::interrupted());
   throw SessionError(fmt::format("cannot reach {}: {}; tried for {:.3g} s", launch::text({host, port}), why,
                                  double(base::now_ns() - began_ns) / 1e9));

@@ -11,24 +11,23 @@ namespace accelmgr::distributed {
 
 using launch::HostPort;
 
-/// A TCP socket that listens at an address of this host; port 0: a free one. Nobody else can bind the port
-/// from now on. Throws ConfigError, which names the address: in use, not of this host, a name that nobody
-/// knows.
+/// A TCP socket that listens at an address of this host; port 0 means any free one. From then on no other
+/// program can bind the port. Throws ConfigError, which names the address, if it is in use, is not an address
+/// of this host or cannot be resolved; SystemError if descriptors or memory are short.
 base::UniqueFd bind_tcp(const std::string& host, int port);
 
-/// Of a bound socket, in numbers. Throws SystemError.
+/// The numeric address of a bound socket. Throws SystemError.
 HostPort address_of(int socket);
-inline int port_of(int socket) { return address_of(socket).port; }
 
-/// Of a connected TCP socket, in numbers; nothing ({"", 0}) of any other descriptor.
+/// The numeric address of the peer of a connected TCP socket; {"", 0} for any other descriptor.
 HostPort peer_of(int fd) noexcept;
 
-/// Where a process of this host reaches a socket bound to `address`: itself, but for the addresses that mean
-/// all of this host's.
+/// The address by which a process of this host reaches a socket bound to `address`: loopback for the wildcard
+/// addresses, otherwise `address` itself.
 HostPort reachable(const HostPort& address);
 
-/// Blocks until somebody accepts connections there; returns its address in numbers. Throws SessionError,
-/// which names the address and what stood in the way, when the deadline passes first.
+/// Blocks until a server accepts connections there; returns its numeric address. Throws SessionError, which
+/// names the address and the last error, when the deadline passes first or the wait is interrupted.
 HostPort wait_for_listener(const std::string& host, int port, base::Deadline deadline);
 
 }  // namespace accelmgr::distributed

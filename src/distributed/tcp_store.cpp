@@ -13,12 +13,11 @@
 #include <mutex>
 #include <string_view>
 #include <thread>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
-#include "distributed/quiet_torch.hpp"
+#include "base/timing.hpp"
 #include "distributed/tcp.hpp"
 
 namespace accelmgr::distributed {
@@ -29,7 +28,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds shut_again{50};
 
 milliseconds left(base::Deadline deadline) {
-  // To c10d zero means no timeout at all.
+  // At least 1 ms, because c10d takes 0 for no timeout.
   return std::max(milliseconds(deadline.remaining_ns() / 1'000'000), milliseconds(1));
 }
 
@@ -47,15 +46,16 @@ std::vector<int> connected_to(const HostPort& peer) {
   return found;
 }
 
-/// Those that are new since `before`.
+/// Sockets connected to `peer` that are not in `before`.
 std::vector<int> opened_since(const std::vector<int>& before, const HostPort& peer) {
   std::vector<int> opened;
   std::ranges::set_difference(connected_to(peer), before, std::back_inserter(opened));
   return opened;
 }
 
-/// torch waits for the server's first answer for ever. What listens there may be no store at all: the
-/// connection is shut down when the deadline passes first.
+/// Bounds the wait for the server's first answer, which torch does not: the program that listens there may
+/// not be a store. When the deadline passes first, a thread shuts the connection down, so that torch gives
+/// up.
 class FirstAnswer {
  public:
   FirstAnswer(const HostPort& peer, std::vector<int> before, base::Deadline deadline)
@@ -84,9 +84,9 @@ class FirstAnswer {
   std::thread watcher_;
 };
 
-/// From now on an answer that does not come, and a host that is gone without a word, are errors.
+/// Sets timeouts: from now on a missing answer, or a host that vanished, makes a call fail.
 void bound_answers(const std::vector<int>& sockets) {
-  constexpr auto seconds = static_cast<int>(TcpStore::answer_timeout_s);
+  constexpr auto seconds = static_cast<int>(timing::store_answer_s);
   const timeval receive{.tv_sec = seconds, .tv_usec = 0};
   const int acknowledge_ms = seconds * 1000;
   const int on = 1;
@@ -98,64 +98,60 @@ void bound_answers(const std::vector<int>& sockets) {
   }
 }
 
-/// What torch says, without its stack.
+/// The first line of the text: torch appends a stack.
 std::string reason(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  std::string_view text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  const std::string_view text = error.what();
   return std::string(text.substr(0, text.find('\n')));
 }
 
-c10d::TCPStoreOptions options(int port, base::Deadline deadline) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(port);
-  options.waitWorkers = false;
-  // It counts whole seconds; that somebody listens is known by now.
-  options.timeout = std::max(left(deadline), milliseconds(1000));
-  return options;
+Torch& torch_for(const std::string& address) {
+  if (auto* torch = registered_torch()) return *torch;
+  throw ConfigError(fmt::format(
+      "the store at {} is torch's TCPStore, and this program has no torch: link "
+      "accelmgr::libtorch_distributed, or let the ranks meet at a file (init_method file:///PATH)",
+      address));
 }
 
-c10::intrusive_ptr<c10d::TCPStore> open(const HostPort& peer, const c10d::TCPStoreOptions& options,
-                                        base::Deadline deadline) {
+std::unique_ptr<StoreClient> open(Torch& torch, const HostPort& peer, int listening_fd,
+                                  base::Deadline deadline) {
   const auto before = connected_to(peer);
-  const QuietTorch quiet;
   const FirstAnswer first_answer(peer, before, deadline);
-  auto store = c10::make_intrusive<c10d::TCPStore>(peer.host, options);
+  // torch counts whole seconds. A server listens there already, so a longer timeout does not matter.
+  auto client = torch.open_store(peer, listening_fd, std::max(left(deadline), milliseconds(1000)));
   bound_answers(opened_since(before, peer));
-  return store;
+  return client;
 }
 
 }  // namespace
 
-struct TcpStore::Client {
-  c10::intrusive_ptr<c10d::TCPStore> store;
-  std::string lost;  ///< Why it is of no use any more: a late answer would be taken for that of a later call.
-};
-
-TcpStore::TcpStore(std::string address, std::unique_ptr<Client> client)
+TcpStore::TcpStore(std::string address, std::unique_ptr<StoreClient> client)
     : address_(std::move(address)), client_(std::move(client)) {}
 TcpStore::~TcpStore() = default;
 
 std::unique_ptr<TcpStore> TcpStore::serve(base::UniqueFd socket) {
   const auto address = address_of(socket.get());
-  const auto deadline = base::Deadline::in_seconds(answer_timeout_s);
-  auto server = options(address.port, deadline);
-  server.isServer = true;
-  server.masterListenFd = socket.release();
+  const auto name = text(address);
+  auto& torch = torch_for(name);
+  const auto deadline = base::Deadline::in_seconds(timing::store_answer_s);
   try {
-    auto store = open(reachable(address), server, deadline);
-    return std::unique_ptr<TcpStore>(new TcpStore(text(address), std::make_unique<Client>(std::move(store))));
+    return std::unique_ptr<TcpStore>(
+        new TcpStore(name, open(torch, reachable(address), socket.release(), deadline)));
+  } catch (const ConfigError&) {
+    throw;
   } catch (const std::exception& error) {
-    throw SessionError(fmt::format("cannot serve the store at {}: {}", text(address), reason(error)));
+    throw SessionError(fmt::format("cannot serve the store at {}: {}", name, reason(error)));
   }
 }
 
 std::unique_ptr<TcpStore> TcpStore::connect(const std::string& host, int port, base::Deadline deadline) {
   const auto name = launch::text({host, port});
-  // torch says on standard error how it tries again and again, and resolves the name each time.
+  auto& torch = torch_for(name);
+  // Waits here because torch, when it retries, writes to standard error and resolves the name each time.
   const auto peer = wait_for_listener(host, port, deadline);
   try {
-    return std::unique_ptr<TcpStore>(
-        new TcpStore(name, std::make_unique<Client>(open(peer, options(port, deadline), deadline))));
+    return std::unique_ptr<TcpStore>(new TcpStore(name, open(torch, peer, -1, deadline)));
+  } catch (const ConfigError&) {
+    throw;
   } catch (const std::exception& error) {
     throw SessionError(
         fmt::format("{} accepts connections, but does not answer as a store: {}", name, reason(error)));
@@ -164,49 +160,41 @@ std::unique_ptr<TcpStore> TcpStore::connect(const std::string& host, int port, b
 
 template <class Call>
 auto TcpStore::ask(Call&& call) {
-  if (!client_->lost.empty()) throw SessionError(client_->lost);
-  const QuietTorch quiet;
+  if (!lost_.empty()) throw SessionError(lost_);
   try {
-    return call(*client_->store);
-  } catch (const c10::DistStoreError&) {
-    throw;  // A wait that was too long: both sides know, and go on.
+    return call();
   } catch (const std::exception& error) {
-    client_->lost = fmt::format("the store at {} cannot be reached any more: {}", address_, reason(error));
-    throw SessionError(client_->lost);
+    lost_ = fmt::format("the store at {} cannot be reached any more: {}", address_, reason(error));
+    throw SessionError(lost_);
   }
 }
 
 void TcpStore::set(const std::string& key, const std::string& value) {
-  ask([&](c10d::TCPStore& store) { store.set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
+  ask([&] { client_->set(key, value); });
 }
 
 std::string TcpStore::get(const std::string& key, base::Deadline deadline) {
   const auto patience = left(deadline);
-  try {
-    return ask([&](c10d::TCPStore& store) {
-      store.wait({key}, patience);
-      const auto value = store.get(key);
-      return std::string(value.begin(), value.end());
-    });
-  } catch (const c10::DistStoreError&) {
-    throw CollectiveError(fmt::format("nobody has set '{}' in the store at {} within {:.3g} s", key, address_,
-                                      static_cast<double>(patience.count()) / 1e3),
+  auto value = ask([&] { return client_->get(key, patience); });
+  if (!value)
+    throw CollectiveError(fmt::format("no rank has set '{}' in the store at {} within {:.3g} s", key,
+                                      address_, static_cast<double>(patience.count()) / 1e3),
                           CollectiveError::Cause::timeout, {});
-  }
+  return *std::move(value);
 }
 
 bool TcpStore::has(const std::string& key) {
-  return ask([&](c10d::TCPStore& store) { return store.check({key}); });
+  return ask([&] { return client_->has(key); });
 }
 
 std::int64_t TcpStore::add(const std::string& key, std::int64_t amount) {
-  return ask([&](c10d::TCPStore& store) { return store.add(key, amount); });
+  return ask([&] { return client_->add(key, amount); });
 }
 
 void TcpStore::erase_all_but(const std::string& prefix) {
-  ask([&](c10d::TCPStore& store) {
-    for (const auto& key : store.listKeys())
-      if (!key.starts_with(prefix)) store.deleteKey(key);
+  ask([&] {
+    for (const auto& key : client_->keys())
+      if (!key.starts_with(prefix)) client_->erase(key);
   });
 }
 

@@ -9,38 +9,20 @@
 #include <climits>
 
 #include "base/clock.hpp"
+#include "ipc/spin.hpp"
 
 namespace accelmgr::ipc {
 namespace {
 
-// Not FUTEX_PRIVATE_FLAG: a private futex is keyed by the address space, and wakes nobody in another process.
-long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
+// Without FUTEX_PRIVATE_FLAG: a private futex belongs to one address space and wakes no other process.
+long futex(const std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
            const timespec* timeout) noexcept {
   return syscall(SYS_futex, &word, operation, value, timeout, nullptr, 0);
 }
 
-void relax() noexcept {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb");
-#endif
-}
-
-bool spin(const Epoch& epoch, std::uint32_t seen, std::int64_t until_ns) noexcept {
-  constexpr int looks_per_clock = 16;  // The clock costs about as much as a few pauses.
-  while (base::now_ns() < until_ns) {
-    for (int i = 0; i < looks_per_clock; ++i) {
-      if (load(epoch) != seen) return true;
-      relax();
-    }
-  }
-  return load(epoch) != seen;
-}
-
-/// Returns whether it was woken; false at the time `until_ns`, when a signal interrupts, or when it need not
-/// park.
-bool park(Epoch& epoch, std::uint32_t seen, std::int64_t until_ns) noexcept {
+/// True if it was woken; false at the time `until_ns`, if a signal interrupts, or if the epoch has changed
+/// already.
+bool park(const Epoch& epoch, std::uint32_t seen, std::int64_t until_ns) noexcept {
   const auto left_ns = until_ns - base::now_ns();
   if (left_ns <= 0) return false;
   const timespec timeout{.tv_sec = left_ns / 1'000'000'000, .tv_nsec = left_ns % 1'000'000'000};
@@ -49,12 +31,11 @@ bool park(Epoch& epoch, std::uint32_t seen, std::int64_t until_ns) noexcept {
 
 }  // namespace
 
-// No wake-up is lost. The waiter writes `waiters`, then the kernel reads `value` (under the lock of the
-// futex's bucket, which a wake takes as well); the advancer writes `value`, then reads `waiters`. All four
-// are in one total order (seq_cst, and the system call is a full barrier), so if the advancer reads 0, its
-// write of `value` precedes the waiter's write of `waiters` and thus the kernel's read: the kernel finds the
-// new value and does not park. Otherwise the advancer wakes, and either the waiter is parked already, or it
-// will find the new value.
+// No wake-up is lost. The waiter writes `waiters`, then the kernel reads `value` under the lock of the
+// futex's bucket, which a wake takes as well. The advancer writes `value`, then reads `waiters`. All four are
+// in one total order (seq_cst, and the system call is a full barrier). If the advancer reads 0, its write of
+// `value` precedes the waiter's write of `waiters` and so the kernel's read: the kernel finds the new value
+// and does not park. Otherwise the advancer wakes; the waiter is parked already, or will find the new value.
 void advance(Epoch& epoch) noexcept {
   epoch.value.fetch_add(1, std::memory_order_seq_cst);
   if (epoch.waiters.load(std::memory_order_seq_cst) != 0) futex(epoch.value, FUTEX_WAKE, INT_MAX, nullptr);
@@ -65,12 +46,13 @@ void wake_all(Epoch& epoch) noexcept {
   futex(epoch.value, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-bool wait_changed(Epoch& epoch, std::uint32_t seen, std::int64_t timeout_ns, int spin_us) noexcept {
+bool wait_changed(const Epoch& epoch, std::uint32_t seen, std::int64_t timeout_ns, int spin_us) noexcept {
   if (load(epoch) != seen) return true;
   const auto begin_ns = base::now_ns();
-  if (spin(epoch, seen, begin_ns + std::min<std::int64_t>(timeout_ns, spin_us * 1000LL))) return true;
+  const auto changed = [&] { return load(epoch) != seen; };
+  if (spin(changed, std::min<std::int64_t>(timeout_ns, spin_us * 1000LL))) return true;
   epoch.waiters.fetch_add(1, std::memory_order_seq_cst);
-  // A wake may come late and be meant for an advance that was seen before: then go on.
+  // A wake may come late, for an advance that was already seen: then park again.
   while (park(epoch, seen, begin_ns + timeout_ns) && load(epoch) == seen) {
   }
   epoch.waiters.fetch_sub(1, std::memory_order_relaxed);

@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -34,9 +36,7 @@ std::uintptr_t round_up(std::uintptr_t value, std::size_t unit) noexcept {
   return (value + unit - 1) / unit * unit;
 }
 
-int protection(Access access) noexcept { return access == Access::read ? PROT_READ : PROT_READ | PROT_WRITE; }
-
-/// Whole pages.
+/// A range of whole pages.
 struct Pages {
   std::uintptr_t begin;
   std::uintptr_t end;
@@ -47,7 +47,8 @@ struct Pages {
   }
 };
 
-// On kernels without the advice. Writers of other processes may be at work on the page.
+// For kernels without the advice. Other processes may write to the page meanwhile, so a write must not change
+// it: it is an atomic OR with 0.
 void touch(Pages pages, int advice) noexcept {
   for (auto address = pages.begin; address < pages.end; address += page_bytes()) {
     auto* byte = reinterpret_cast<unsigned char*>(address);
@@ -65,7 +66,8 @@ int advise(Pages pages, int advice) noexcept {
   int error = EINTR;
   while (error == EINTR)
     error = madvise(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, advice) == 0 ? 0 : errno;
-  // EINVAL: the kernel does not know the advice, or the protection forbids it. An empty range tells which.
+  // EINVAL: the kernel does not know the advice, or the protection forbids it. A call for an empty range,
+  // which succeeds if the advice is known, tells which.
   const bool unknown_advice = error == EINVAL && madvise(nullptr, 0, advice) != 0;
   if (!unknown_advice) return error;
   touch(pages, advice);
@@ -82,7 +84,7 @@ void check_populated(int error, Pages pages) {
 
 }  // namespace
 
-// A memfd without its memory would be a SIGBUS in the middle of a step.
+// Allocating here reports a lack of memory now, instead of a SIGBUS in the middle of a step.
 void allocate(int memfd, std::size_t bytes, const std::string& name) {
   int error = EINTR;
   while (error == EINTR) error = posix_fallocate(memfd, 0, static_cast<off_t>(bytes));
@@ -100,47 +102,55 @@ base::UniqueFd create_memfd(const std::string& name, std::size_t bytes, Allocate
   } else if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw SystemError(fmt::format("ftruncate of '{}' to {} bytes", name, bytes), errno);
   }
-  // Who maps it relies on its size: nobody it is passed to may shrink it.
+  // A process that maps the memfd relies on its size, so no process may change it.
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     throw SystemError(fmt::format("sealing of '{}'", name), errno);
   return fd;
 }
 
+std::size_t sealed_bytes(int fd, const std::string& what) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  struct stat status {};
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &status) != 0)
+    throw SessionError(fmt::format(
+        "descriptor {} was passed as {}; it must be a memfd that is sealed against shrinking", fd, what));
+  return static_cast<std::size_t>(status.st_size);
+}
+
 Mapping::Mapping(int fd, std::size_t offset, std::size_t length, Access access) {
-  void* address = mmap(nullptr, length, protection(access), MAP_SHARED, fd, static_cast<off_t>(offset));
-  if (address == MAP_FAILED)
-    throw SystemError(fmt::format("mmap of {} bytes at offset {} of descriptor {}", length, offset, fd),
-                      errno);
-  data_ = static_cast<std::byte*>(address);
-  size_ = length;
-}
-
-Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-Mapping& Mapping::operator=(Mapping&& other) noexcept {
-  if (this != &other) {
-    unmap();
-    data_ = std::exchange(other.data_, nullptr);
-    size_ = std::exchange(other.size_, 0);
+  namespace bip = boost::interprocess;
+  struct Descriptor {
+    int fd;
+    bip::mapping_handle_t get_mapping_handle() const { return {.handle = fd, .is_xsi = false}; }
+  };
+  try {
+    region_ = bip::mapped_region(Descriptor{fd}, access == Access::read ? bip::read_only : bip::read_write,
+                                 static_cast<bip::offset_t>(offset), length);
+  } catch (const bip::interprocess_exception& error) {
+    throw SystemError(fmt::format("mapping {} bytes at offset {} of descriptor {}", length, offset, fd),
+                      error.get_native_error());
   }
-  return *this;
 }
 
-Mapping::~Mapping() { unmap(); }
-
-void Mapping::unmap() noexcept {
-  if (data_ != nullptr) munmap(data_, size_);
+bool Mapping::make_private() const noexcept {
+  void* copy = mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy != MAP_FAILED) {
+    std::memcpy(copy, data(), size());
+    // Replaces the old mapping in one system call, so that other threads always find memory there.
+    if (mremap(copy, size(), size(), MREMAP_MAYMOVE | MREMAP_FIXED, data()) != MAP_FAILED) return true;
+    munmap(copy, size());
+  }
+  return mprotect(data(), size(), PROT_READ) == 0;
 }
 
-void Mapping::protect(Access access) {
-  if (data_ != nullptr && mprotect(data_, size_, protection(access)) != 0)
-    throw SystemError(fmt::format("mprotect of {} bytes", size_), errno);
+bool Mapping::forget() const noexcept {
+  return mmap(data(), size(), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
 void Mapping::keep_from_children() const {
-  if (data_ != nullptr && madvise(data_, size_, MADV_DONTFORK) != 0)
-    throw SystemError(fmt::format("madvise of {} bytes, to keep them from children", size_), errno);
+  if (*this && madvise(data(), size(), MADV_DONTFORK) != 0)
+    throw SystemError(fmt::format("madvise of {} bytes, so that children do not inherit them", size()),
+                      errno);
 }
 
 void populate(std::byte* p, std::size_t bytes, int threads) {
@@ -158,7 +168,7 @@ void populate(std::byte* p, std::size_t bytes, int threads) {
       for (; rest.end - rest.begin > share; rest.begin += share)
         others.emplace_back(run, Pages{rest.begin, rest.begin + share});
     } catch (const std::system_error&) {
-      // No more threads can be started: what is left is this one's.
+      // No more threads can be started: the calling thread does the rest.
     }
     run(rest);
   }

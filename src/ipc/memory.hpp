@@ -1,6 +1,7 @@
 // Anonymous shared memory: memfds, their mappings, and how much memory there is for them.
 #pragma once
 
+#include <boost/interprocess/mapped_region.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -12,14 +13,20 @@ namespace accelmgr::ipc {
 
 enum class Allocate { now, later };
 
-/// A memfd of `bytes` bytes, all of them allocated unless that is to happen later, its size sealed for good.
-/// `name` shows in /proc/PID/maps only. Throws SessionError when there is not so much memory, SystemError
-/// otherwise. Ask memory_available() first: beyond its limits the kernel rather kills somebody than refuses.
+/// Creates a memfd of `bytes` bytes with a sealed size. Its memory is allocated now, or by allocate() later.
+/// `name` shows only in /proc/PID/maps. Throws SessionError if there is not enough memory, SystemError for
+/// other failures. Call memory_available() first: beyond its limits the kernel kills processes instead of
+/// refusing.
 base::UniqueFd create_memfd(const std::string& name, std::size_t bytes, Allocate when = Allocate::now);
 
-/// Gives the first `bytes` of a memfd their memory; contents stay. Throws as create_memfd() does, with
-/// `name`.
+/// Allocates the first `bytes` of a memfd; its contents stay. Throws as create_memfd() does; `name` is for
+/// the text of the error.
 void allocate(int memfd, std::size_t bytes, const std::string& name);
+
+/// The size of a memfd that is sealed against shrinking, as create_memfd() makes them: accesses within a
+/// mapping of it cannot raise SIGBUS because another process shrank it. Throws SessionError for any other
+/// descriptor; `what` says in the text what it should be ("the slab of rank 3").
+std::size_t sealed_bytes(int fd, const std::string& what);
 
 enum class Access { read, read_write };
 
@@ -28,48 +35,47 @@ enum class Access { read, read_write };
 class Mapping {
  public:
   Mapping() = default;
-  /// Maps [offset, offset + length) of `fd`, which may be closed afterwards; `offset` is a multiple of the
-  /// page size. Throws SystemError.
+  /// Maps [offset, offset + length) of `fd`, which may be closed afterwards. `offset` must be a multiple of
+  /// the page size. Throws SystemError.
   Mapping(int fd, std::size_t offset, std::size_t length, Access access);
-  Mapping(Mapping&& other) noexcept;
-  Mapping& operator=(Mapping&& other) noexcept;
-  ~Mapping();
 
-  std::byte* data() const noexcept { return data_; }
-  std::size_t size() const noexcept { return size_; }
-  explicit operator bool() const noexcept { return data_ != nullptr; }
+  std::byte* data() const noexcept { return static_cast<std::byte*>(region_.get_address()); }
+  std::size_t size() const noexcept { return region_.get_size(); }
+  explicit operator bool() const noexcept { return data() != nullptr; }
 
-  /// What this process may do with the mapping from now on. Throws SystemError.
-  void protect(Access access);
-
-  /// Children that are forked from now on do not have the mapping: what they do at its addresses ends them.
-  /// Throws SystemError.
+  /// Children that are forked from now on do not have the mapping; one that uses its addresses dies. Throws
+  /// SystemError.
   void keep_from_children() const;
 
- private:
-  void unmap() noexcept;
+  /// Gives up the shared memory: from now on the same addresses hold a private copy of what was there. If
+  /// there is no memory for a copy, they can only be read, and still show the shared memory. False if this
+  /// process can still write there.
+  bool make_private() const noexcept;
+  /// Gives up the shared memory: the same addresses hold zeros, which can only be read. False if
+  /// this process can still write to the memory.
+  bool forget() const noexcept;
 
-  std::byte* data_ = nullptr;
-  std::size_t size_ = 0;
+ private:
+  boost::interprocess::mapped_region region_;
 };
 
 /// Makes the pages that hold [p, p + bytes) present and writable, so that no later access faults; contents
-/// stay. `threads` share the work and have ended on return; 1 starts none. Throws SessionError when memory
-/// runs out, SystemError otherwise.
+/// stay. Blocks. `threads` threads, of which the caller is one, share the work. Throws SessionError if memory
+/// runs out, SystemError for other failures.
 void populate(std::byte* p, std::size_t bytes, int threads);
 
-/// The same for reading, on the calling thread.
+/// The same for reading, on the calling thread alone.
 void populate_read(const std::byte* p, std::size_t bytes);
 
 struct MemoryAvailable {
   std::uint64_t bytes;
-  std::string limited_by;  ///< The file that says so: /proc/meminfo, or the limit of a control group.
+  std::string limited_by;  ///< MemAvailable of /proc/meminfo, or the file with the limit of a control group.
 };
 
-/// How much this process can still allocate before the kernel kills somebody: the least of MemAvailable and
-/// what the limits of its memory control groups (v1 and v2, ancestors included) leave. Shared memory counts
-/// against all of them, whatever the size of /dev/shm. `root` is where proc and sys are mounted. Throws
-/// SessionError when /proc/meminfo cannot be read.
+/// How much this process can still allocate before the kernel kills processes: the minimum of MemAvailable
+/// and of what the limits of its memory control groups leave (v1 and v2, ancestors included). Shared memory
+/// counts against all of them, whatever the size of /dev/shm. `root` is where proc and sys are mounted.
+/// Throws SessionError if /proc/meminfo cannot be read.
 MemoryAvailable memory_available(const std::filesystem::path& root = "/");
 
 }  // namespace accelmgr::ipc

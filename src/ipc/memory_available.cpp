@@ -13,19 +13,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What the two versions of control groups call the same.
+/// The names of the same files in the two versions of control groups.
 struct Controller {
   const char* mount;
   const char* limit;
   const char* usage;
-  // In memory.stat: file pages that the kernel drops first. Shared memory is not among them.
+  // A line of memory.stat: the file pages that the kernel drops first. Shared memory is not among them.
   const char* reclaimable;
 };
 constexpr Controller v1{"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
                         "total_inactive_file "};
 constexpr Controller v2{"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
 
-/// What the limit of one group leaves; nullopt without a limit ("max", or none of these files).
+/// The bytes that the limit of one group leaves; nullopt without a limit ("max", or no such files).
 std::optional<std::uint64_t> left_in(const fs::path& group, const Controller& controller) {
   const auto limit = leading_number(read_proc(group / controller.limit).value_or(""));
   const auto usage = leading_number(read_proc(group / controller.usage).value_or(""));
@@ -36,9 +36,9 @@ std::optional<std::uint64_t> left_in(const fs::path& group, const Controller& co
   return *limit - std::min(*limit, used);
 }
 
-/// Takes the limits of `group` (a path below the mount, as in /proc/self/cgroup) and its ancestors into
-/// account. In a container the path may be the host's, which does not exist here: then only the mount's own
-/// files count, as the last ancestor.
+/// Lowers `available` to what the limits of `group` (a path below the mount, as in /proc/self/cgroup) and of
+/// its ancestors leave. In a container the path may be that of the host machine, which does not exist here:
+/// then only the files of the mount itself count, which is the last ancestor.
 void limit_by(const fs::path& mount, fs::path group, const Controller& controller,
               MemoryAvailable& available) {
   for (group = group.relative_path();; group = group.parent_path()) {
@@ -49,7 +49,7 @@ void limit_by(const fs::path& mount, fs::path group, const Controller& controlle
   }
 }
 
-/// A line of /proc/self/cgroup: "hierarchy:controllers:path", "0::path" for version 2.
+/// Applies the limits of a line of /proc/self/cgroup: "hierarchy:controllers:path"; for version 2 "0::path".
 void limit_by_line(const fs::path& root, std::string_view line, MemoryAvailable& available) {
   const auto first = line.find(':');
   const auto second = line.find(':', first + 1);
@@ -67,7 +67,7 @@ MemoryAvailable memory_available(const fs::path& root) {
   const auto kibibytes = number_after(read_proc(meminfo).value_or(""), "MemAvailable:");
   if (!kibibytes)
     throw SessionError(
-        fmt::format("{} has no line MemAvailable: how much memory there is is unknown", meminfo.string()));
+        fmt::format("{} has no line MemAvailable, so the available memory is unknown", meminfo.string()));
   MemoryAvailable available{*kibibytes * 1024, fmt::format("MemAvailable of {}", meminfo.string())};
   std::istringstream groups(read_proc(root / "proc/self/cgroup").value_or(""));
   for (std::string line; std::getline(groups, line);) limit_by_line(root, line, available);

@@ -12,14 +12,14 @@
 
 namespace accelmgr::ipc {
 
-/// nullopt when it cannot be read: there is no such file, process or control group.
+/// The whole file; nullopt if it cannot be read, because there is no such file, process or control group.
 inline std::optional<std::string> read_proc(const std::filesystem::path& path) {
   std::ifstream file(path);
   if (!file.is_open()) return std::nullopt;
   try {
     return std::string{std::istreambuf_iterator<char>(file), {}};
   } catch (const std::ios_base::failure&) {
-    return std::nullopt;  // Its process ended between opening and reading.
+    return std::nullopt;  // The process ended between opening and reading.
   }
 }
 
@@ -33,7 +33,8 @@ inline std::optional<std::uint64_t> leading_number(std::string_view text) {
   return number;
 }
 
-/// The number that follows `key` at the begin of a line: "VmHWM:" of status, "inactive_file " of memory.stat.
+/// The number that follows `key` at the beginning of a line, such as "VmHWM:" in status or "inactive_file "
+/// in memory.stat.
 inline std::optional<std::uint64_t> number_after(std::string_view text, std::string_view key) {
   for (std::size_t begin = 0; begin < text.size();) {
     const auto line = text.substr(begin, text.find('\n', begin) - begin);

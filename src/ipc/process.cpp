@@ -15,13 +15,12 @@
 #include <filesystem>
 
 #include "accelmgr/errors.hpp"
+#include "base/timing.hpp"
 #include "ipc/proc_file.hpp"
 #include "ipc/wait_ready.hpp"
 
 namespace accelmgr::ipc {
 namespace {
-
-constexpr double kill_bound_s = 1;
 
 void check(int error, const char* call) {
   if (error != 0) throw SystemError(call, error);
@@ -50,7 +49,7 @@ class FileActions {
   posix_spawn_file_actions_t actions_;
 };
 
-/// A process group of its own, signals as at the start of a login shell's command.
+/// Gives the child a process group of its own, default signal dispositions and no blocked signal.
 class Attributes {
  public:
   Attributes() {
@@ -73,20 +72,22 @@ class Attributes {
   posix_spawnattr_t attributes_;
 };
 
-/// Adds what gives the child exactly 0, 1, 2 and `theirs`. Returns the descriptors in between, needed until
-/// it is spawned: above all of `theirs`, so that no duplication overwrites one still to be duplicated.
+/// Adds the actions that leave the child with exactly the descriptors 0, 1, 2 and `theirs`. Returns temporary
+/// duplicates, which must live until the child is spawned. They are above all of `theirs`, so that no
+/// duplication overwrites a descriptor that is still to be duplicated.
 std::vector<base::UniqueFd> pass(std::span<const std::pair<int, int>> fds, FileActions& actions) {
   int last = STDERR_FILENO;
   for (const auto& [ours, theirs] : fds) {
     if (theirs <= STDERR_FILENO)
-      throw UsageError(fmt::format("a descriptor is passed as number 3 or more, not {}", theirs));
+      throw UsageError(fmt::format("a descriptor must be passed as number 3 or more, not {}", theirs));
     last = std::max(last, theirs);
   }
   std::vector<base::UniqueFd> above;
   std::vector<bool> passed(static_cast<std::size_t>(last) + 1, false);
   for (const auto& [ours, theirs] : fds) {
     if (passed[static_cast<std::size_t>(theirs)])
-      throw UsageError(fmt::format("two descriptors are passed as number {}", theirs));
+      throw UsageError(
+          fmt::format("two descriptors are passed as number {}; each needs a number of its own", theirs));
     passed[static_cast<std::size_t>(theirs)] = true;
     above.emplace_back(fcntl(ours, F_DUPFD_CLOEXEC, last + 1));
     if (!above.back()) throw SystemError(fmt::format("duplicating descriptor {}", ours), errno);
@@ -98,7 +99,8 @@ std::vector<base::UniqueFd> pass(std::span<const std::pair<int, int>> fds, FileA
   return above;
 }
 
-/// Whether `pidfd` is an unreaped child of this process: as long as it is, pid and group are nobody else's.
+/// Whether `pidfd` is an unreaped child of this process. Until it is reaped, no other process gets its pid,
+/// and no other group its number.
 bool is_our_child(int pidfd) noexcept {
   siginfo_t info{};
   return waitid(P_PIDFD, static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
@@ -111,7 +113,7 @@ std::vector<std::string>& own_command() {
 
 }  // namespace
 
-// System calls: <sys/pidfd.h> of Debian 12 declares these functions for C alone.
+// These are system calls because <sys/pidfd.h> of Debian 12 declares the functions for C alone.
 base::UniqueFd open_pidfd(pid_t pid) {
   base::UniqueFd fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!fd) throw SystemError(fmt::format("pidfd_open of process {}", pid), errno);
@@ -134,30 +136,9 @@ void send_group_signal(int pidfd, pid_t pid, int signal) noexcept {
     kill(-pid, signal);
 }
 
-bool end_all_children(base::Deadline deadline) noexcept {
-  // What a killed child leaves becomes ours when the kernel tells of the child's end: look again after each.
-  constexpr double slice_s = 0.02;
-  sigset_t child_ended, before;
-  sigemptyset(&child_ended);
-  sigaddset(&child_ended, SIGCHLD);
-  sigprocmask(SIG_BLOCK, &child_ended, &before);
-  bool left = true;
-  while (left && !deadline.passed()) {
-    for (const pid_t pid : children()) kill(pid, SIGKILL);
-    pid_t reaped = 0;
-    while ((reaped = waitpid(-1, nullptr, WNOHANG | __WALL)) > 0) {
-    }
-    left = reaped == 0;
-    const timespec slice{.tv_sec = 0, .tv_nsec = static_cast<long>(slice_s * 1e9)};
-    if (left) sigtimedwait(&child_ended, nullptr, &slice);
-  }
-  sigprocmask(SIG_SETMASK, &before, nullptr);
-  return !left;
-}
-
 namespace {
 
-/// Those of a group but its leader that have not ended.
+/// The members of a group that have not ended, without its leader.
 std::vector<base::UniqueFd> members_of(pid_t group) {
   std::vector<base::UniqueFd> members;
   for (const auto& process : std::filesystem::directory_iterator("/proc")) {
@@ -185,7 +166,7 @@ bool end_group_members(pid_t group, base::Deadline term_until) noexcept {
     auto members = members_of(group);
     if (members.empty()) return true;
     signal_and_wait(members, SIGTERM, term_until);
-    const auto bound = base::Deadline::in_seconds(kill_bound_s);
+    const auto bound = base::Deadline::in_seconds(timing::killed_child_ends_s);
     for (members = members_of(group); !members.empty() && !bound.passed(); members = members_of(group))
       signal_and_wait(members, SIGKILL, bound);
     return members.empty();
@@ -210,20 +191,15 @@ void survive_failed_writes() noexcept {
 
 void set_self(std::vector<std::string> command) { own_command() = std::move(command); }
 
-// posix_spawn: the parent may have threads, in which nothing may run between fork and exec that takes a lock;
-// and it does not copy the page tables of a host with gigabytes.
-SelfCommand self_command() {
-  if (const auto& self = own_command(); !self.empty()) return {self.front(), self};
-  const char* program = "/proc/self/exe";  // Still this program when its file has been replaced meanwhile.
-  std::error_code unknown;
-  return {program, {std::filesystem::read_symlink(program, unknown).string()}};
-}
+namespace {
 
-Child execute_self(std::vector<std::string> args, std::span<const std::pair<int, int>> fds) {
-  const auto self = self_command();
-  const char* program = self.program.c_str();
-  args.insert(args.begin(), self.arguments.begin(), self.arguments.end());
+// It uses posix_spawn because the parent may have threads, and between fork and exec no code may take a lock
+// that one of them holds. Besides, posix_spawn does not copy the page tables of a host with gigabytes.
+Child execute(const char* program, const std::vector<std::string>& command, std::vector<std::string> args,
+              std::span<const std::pair<int, int>> fds) {
+  args.insert(args.begin(), command.begin(), command.end());
   std::vector<char*> argv;
+  argv.reserve(args.size() + 1);
   for (auto& arg : args) argv.push_back(arg.data());
   argv.push_back(nullptr);
   FileActions actions;
@@ -244,6 +220,25 @@ Child execute_self(std::vector<std::string> args, std::span<const std::pair<int,
   return child;
 }
 
+}  // namespace
+
+SelfCommand self_command() {
+  if (const auto& self = own_command(); !self.empty()) return {self.front(), self};
+  const char* program = "/proc/self/exe";  // This program, even if its file has been replaced meanwhile.
+  std::error_code unknown;
+  return {program, {std::filesystem::read_symlink(program, unknown).string()}};
+}
+
+Child execute_self(std::vector<std::string> args, std::span<const std::pair<int, int>> fds) {
+  const auto self = self_command();
+  return execute(self.program.c_str(), self.arguments, std::move(args), fds);
+}
+
+Child execute(const std::vector<std::string>& command, std::vector<std::string> args,
+              std::span<const std::pair<int, int>> fds) {
+  return execute(command.at(0).c_str(), command, std::move(args), fds);
+}
+
 Child fork_self(const std::function<void()>& body) {
   Child child;
   child.pid = fork();
@@ -254,7 +249,7 @@ Child fork_self(const std::function<void()>& body) {
     body();
     _exit(1);
   }
-  setpgid(child.pid, child.pid);  // Whoever is first.
+  setpgid(child.pid, child.pid);  // The child does the same, whichever process runs first.
   child.pidfd = open_pidfd(child.pid);
   return child;
 }
@@ -289,8 +284,8 @@ bool end_group(const Child& child, base::Deadline term_until) noexcept {
   };
   signal_group(SIGTERM);
   wait_ended(pidfd, term_until);
-  signal_group(SIGKILL);  // Also when the leader has ended: others of its group may not have.
-  const bool ended = wait_ended(pidfd, base::Deadline::in_seconds(kill_bound_s));
+  signal_group(SIGKILL);  // Even if the leader has ended: other members of its group may run.
+  const bool ended = wait_ended(pidfd, base::Deadline::in_seconds(timing::killed_child_ends_s));
   siginfo_t info{};
   if (ended) waitid(P_PIDFD, static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG);
   return ended;

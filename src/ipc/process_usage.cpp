@@ -27,7 +27,7 @@ std::optional<ProcessUsage> usage(pid_t pid) {
   fields >> user_ticks >> system_ticks;
   usage.cpu_ns =
       (user_ticks + system_ticks) * (1'000'000'000 / static_cast<std::uint64_t>(sysconf(_SC_CLK_TCK)));
-  // A process that has ended has no memory, and no such lines.
+  // A process that has ended has no memory, and /proc has no such lines for it.
   usage.peak_rss_bytes = number_after(*status, "VmHWM:").value_or(0) * 1024;
   usage.rss_bytes = number_after(*status, "VmRSS:").value_or(0) * 1024;
   return usage;
@@ -35,7 +35,7 @@ std::optional<ProcessUsage> usage(pid_t pid) {
 
 namespace {
 
-/// On kernels without /proc/PID/task/TID/children.
+/// For kernels without /proc/PID/task/TID/children.
 std::vector<pid_t> children_by_parent() {
   std::vector<pid_t> pids;
   std::error_code gone;
@@ -71,6 +71,10 @@ std::string wait_channel(pid_t pid) {
 int thread_count() {
   const auto threads = number_after(read_proc("/proc/self/status").value_or(""), "Threads:");
   if (!threads) throw SessionError("/proc/self/status has no line Threads: is /proc mounted?");
+#if defined(__SANITIZE_THREAD__)
+  // Do not count the sanitizer's own thread, which starts before any other and in each forked process.
+  if (*threads > 1) return static_cast<int>(*threads) - 1;
+#endif
   return static_cast<int>(*threads);
 }
 

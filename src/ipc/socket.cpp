@@ -16,11 +16,11 @@ namespace accelmgr::ipc {
 namespace {
 
 void check_packet(std::string_view bytes, std::size_t fds) {
-  // A packet without bytes could not be told from the end of the stream.
+  // A receiver cannot tell an empty packet from the end of the stream.
   if (bytes.empty() || bytes.size() > max_packet_bytes)
-    throw UsageError(fmt::format("a packet has 1 to {} bytes, not {}", max_packet_bytes, bytes.size()));
+    throw UsageError(fmt::format("a packet must have 1 to {} bytes, not {}", max_packet_bytes, bytes.size()));
   if (fds > max_packet_fds)
-    throw UsageError(fmt::format("a packet passes at most {} descriptors, not {}", max_packet_fds, fds));
+    throw UsageError(fmt::format("a packet can pass at most {} descriptors, not {}", max_packet_fds, fds));
 }
 
 union Control {
@@ -43,11 +43,11 @@ std::vector<base::UniqueFd> take_fds(msghdr& header) {
 
 [[noreturn]] void no_room_for_fds(int socket) {
   throw SystemError(
-      fmt::format("the descriptors of a message on socket {} find no room in process {}", socket, getpid()),
+      fmt::format("the descriptors of a message on socket {} do not fit into process {}", socket, getpid()),
       EMFILE);
 }
 
-/// Takes the packet that is there, and drops its descriptors. Returns its size.
+/// Takes the first packet off the socket and drops its descriptors. Returns its size.
 ssize_t take_packet(int socket, char* data, std::size_t bytes) {
   ssize_t received = 0;
   do {
@@ -108,11 +108,16 @@ std::optional<Message> receive(int socket, base::Deadline deadline) {
     header.msg_iovlen = 1;
     header.msg_control = control.bytes;
     header.msg_controllen = sizeof control.bytes;
-    // A look first, which takes in the descriptors: where they find no room, the packet is not lost.
+    // Peek first, which installs the descriptors: if there is no room for them, the packet is not lost.
     const auto received = recvmsg(socket, &header, MSG_PEEK | MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (received == 0) return std::nullopt;
+    if (received >= 0) message.fds = take_fds(header);  // This process owns them now.
+    if (received == 0) {
+      if (is_closed(socket)) return std::nullopt;
+      take_packet(socket, nullptr, 0);
+      throw SessionError(
+          fmt::format("a packet on socket {} has no bytes; it must have 1 to {}", socket, max_packet_bytes));
+    }
     if (received > 0) {
-      message.fds = take_fds(header);
       if ((header.msg_flags & MSG_CTRUNC) != 0) no_room_for_fds(socket);
       take_packet(socket, nullptr, 0);
       if ((header.msg_flags & MSG_TRUNC) != 0)
@@ -121,7 +126,8 @@ std::optional<Message> receive(int socket, base::Deadline deadline) {
       message.bytes.resize(static_cast<std::size_t>(received));
       return message;
     }
-    // ECONNRESET comes once, before what is left to read: the peer closed with packets of ours unread.
+    // ECONNRESET: the peer closed its end without reading all of this process's packets. It comes once,
+    // before the packets that are left to read.
     if (errno == EINTR || errno == ECONNRESET) continue;
     if (errno != EAGAIN) throw SystemError(fmt::format("receiving from socket {}", socket), errno);
     if (wait_ready(socket, POLLIN, deadline) == 0)
@@ -129,22 +135,28 @@ std::optional<Message> receive(int socket, base::Deadline deadline) {
   }
 }
 
-std::string receive_bytes(int socket) {
-  std::string bytes(max_packet_bytes, 0);
-  bytes.resize(static_cast<std::size_t>(take_packet(socket, bytes.data(), bytes.size())));
-  return bytes;
+std::optional<Message> receive_what_fits(int socket, base::Deadline deadline) {
+  try {
+    return receive(socket, deadline);
+  } catch (const SystemError& error) {
+    if (error.code() != EMFILE) throw;
+    Message message{std::string(max_packet_bytes, 0), {}, error.what()};
+    message.bytes.resize(
+        static_cast<std::size_t>(take_packet(socket, message.bytes.data(), message.bytes.size())));
+    return message;
+  }
 }
 
 bool is_readable(int socket) noexcept { return wait_ready(socket, POLLIN, base::Deadline::at_ns(0)) != 0; }
 
-// A text is a packet with its length, and its bytes.
-void send_text(int socket, std::string_view text) {
+// A text is sent as a packet with its 64-bit length, then packets with its bytes.
+void send_text(int socket, std::string_view text, base::Deadline deadline) {
   if (text.size() > max_text_bytes)
-    throw UsageError(fmt::format("a text has at most {} bytes, not {}", max_text_bytes, text.size()));
+    throw UsageError(fmt::format("a text can have at most {} bytes, not {}", max_text_bytes, text.size()));
   const std::uint64_t length = text.size();
-  send(socket, {reinterpret_cast<const char*>(&length), sizeof length});
+  send(socket, {reinterpret_cast<const char*>(&length), sizeof length}, {}, deadline);
   for (; !text.empty(); text.remove_prefix(std::min(text.size(), max_packet_bytes)))
-    send(socket, text.substr(0, max_packet_bytes));
+    send(socket, text.substr(0, max_packet_bytes), {}, deadline);
 }
 
 std::optional<std::string> receive_text(int socket, base::Deadline deadline) {
@@ -153,7 +165,7 @@ std::optional<std::string> receive_text(int socket, base::Deadline deadline) {
   std::uint64_t length = 0;
   if (first->bytes.size() == sizeof length) std::memcpy(&length, first->bytes.data(), sizeof length);
   if (first->bytes.size() != sizeof length || length > max_text_bytes)
-    throw SessionError(fmt::format("a text was expected on socket {}, something else came ({} bytes)", socket,
+    throw SessionError(fmt::format("expected a text on socket {}, got another message ({} bytes)", socket,
                                    first->bytes.size()));
   std::string text;
   while (text.size() < length) {
@@ -164,8 +176,8 @@ std::optional<std::string> receive_text(int socket, base::Deadline deadline) {
     text += part->bytes;
   }
   if (text.size() > length)
-    throw SessionError(
-        fmt::format("a text of {} bytes on socket {} was announced as {}", text.size(), socket, length));
+    throw SessionError(fmt::format("a text of {} bytes came over socket {}, but {} bytes were announced",
+                                   text.size(), socket, length));
   return text;
 }
 

@@ -11,8 +11,8 @@
 
 namespace accelmgr::ipc {
 
-/// Blocks until one of `events`, a hang-up or an error shows on `fd`; returns which, 0 when the deadline has
-/// passed. A passed deadline looks once. A descriptor of -1 is never ready.
+/// Blocks until `fd` has one of `events`, a hang-up or an error, and returns them; 0 on the deadline. If the
+/// deadline has passed already, it looks once and does not block. A descriptor of -1 is never ready.
 inline short wait_ready(int fd, short events, base::Deadline deadline) noexcept {
   pollfd entry{.fd = fd, .events = events, .revents = 0};
   for (;;) {

@@ -12,22 +12,21 @@
 #include <iostream>
 
 #include "base/log.hpp"
+#include "base/timing.hpp"
 #include "ipc/process.hpp"
-#include "launch/environ.hpp"
+#include "launch/detached_contexts.hpp"
+#include "launch/environment_scope.hpp"
 #include "launch/failure.hpp"
 #include "launch/functions.hpp"
-#include "launch/kept.hpp"
 #include "launch/task.hpp"
 #include "launch/variables.hpp"
 
 namespace accelmgr::launch {
 namespace {
 
-constexpr double order_timeout_s = 30;  ///< It was sent before the child was asked for.
-constexpr int exit_not_found = 127;     ///< As a shell's, for a program that is not there.
+constexpr int exit_not_found = 127;  ///< The exit codes of shells: program not found, and not executable.
 constexpr int exit_not_executed = 126;
 
-/// As its environment says.
 const char* device_name() noexcept {
   const char* name = std::getenv(variable::mp_device);
   return name != nullptr ? name : "CPU";
@@ -45,11 +44,12 @@ base::UniqueFd move_above(base::UniqueFd fd, int last) {
   return above;
 }
 
-/// Gives each passed descriptor its number; for a program nothing else but 0, 1 and 2 is left.
+/// Gives each passed descriptor its number. If the child executes a program, all others above 2 are closed
+/// on exec.
 void place(Descriptors& descriptors, const std::vector<int>& targets, bool executes) {
   if (targets.size() != descriptors.passed.size())
     throw SessionError(
-        fmt::format("{} descriptors were announced, {} came", targets.size(), descriptors.passed.size()));
+        fmt::format("expected {} descriptors, got {}", targets.size(), descriptors.passed.size()));
   int last = STDERR_FILENO;
   for (const int target : targets) last = std::max(last, target);
   descriptors.socket = move_above(std::move(descriptors.socket), last);
@@ -62,27 +62,28 @@ void place(Descriptors& descriptors, const std::vector<int>& targets, bool execu
 }
 
 void report(int socket, const Report& report, const std::string& what) {
-  Parcel(encode(report), what).send(socket);
+  TextMessage(encode(report), what).send(socket);
 }
 
 void report_failure(int socket, Failure failure) noexcept {
   try {
     report(socket, {.result = {}, .failure = std::move(failure)}, "a failure");
   } catch (const std::exception&) {
-    // Nobody is there any more who could be told.
+    // The launching process is gone.
   }
 }
 
-/// Not through exit(): what is registered there is the parent's.
+/// _exit: the functions registered with atexit() belong to the parent.
 [[noreturn]] void end(int code) noexcept {
-  end_kept_contexts();
+  join_detached_contexts();
   std::cout.flush();
   std::fflush(stdout);
   std::fflush(stderr);
   _exit(code);
 }
 
-/// Calls what the child is for. `prepare` gives it; that, the setup and the function are the three phases.
+/// Runs the function of the child and reports its result. `prepare` returns the setup and the function. A
+/// failure names one of three phases: "start" (prepare), "setup" and "function".
 template <class Prepare>
 [[noreturn]] void run_function(int socket, int rank, Prepare prepare) noexcept {
   std::string phase = "start";
@@ -112,8 +113,9 @@ struct Calls {
 
 [[noreturn]] void make_call(int socket, int rank) noexcept {
   run_function(socket, rank, [&] {
-    const auto text = receive_parcel(socket, base::Deadline::in_seconds(order_timeout_s));
-    if (!text) throw SessionError("who launched this process ended before it said what to call");
+    const auto text = receive_text_message(socket, base::Deadline::in_seconds(timing::first_words_s));
+    if (!text)
+      throw SessionError("the process that launched this one ended before it said which function to call");
     const auto call = std::make_shared<const Call>(decode_call(*text));
     Calls calls;
     if (!call->setup.empty())
@@ -154,16 +156,20 @@ void execute_self(int socket, const Order& order) {
   throw SystemError(fmt::format("executing {}", command.arguments.front()), errno);
 }
 
-}  // namespace
-
-void run_child(ipc::SpawnRequest request, const std::function<Value(int)>& callable,
-               const std::function<void(int)>& setup) noexcept {
+Descriptors descriptors_of(ipc::SpawnRequest request) {
   Descriptors descriptors{std::move(request.fds.front()), {}};
   for (std::size_t i = 1; i < request.fds.size(); ++i)
     descriptors.passed.push_back(std::move(request.fds[i]));
+  return descriptors;
+}
+
+/// Receives the order, and gives this process the name, the environment and the descriptors of it. Does not
+/// return if that fails, or if the order is to execute this program again.
+Order take_order(Descriptors& descriptors) noexcept {
   Order order;
   try {
-    const auto text = receive_parcel(descriptors.socket.get(), base::Deadline::in_seconds(order_timeout_s));
+    const auto text =
+        receive_text_message(descriptors.socket.get(), base::Deadline::in_seconds(timing::first_words_s));
     if (!text) _exit(ipc::exit_uncaught);
     order = decode_order(*text);
     ipc::name_process(fmt::format("accelmgr:rank{}", order.rank).c_str());
@@ -176,15 +182,37 @@ void run_child(ipc::SpawnRequest request, const std::function<Value(int)>& calla
     report_failure(descriptors.socket.get(), std::move(failure));
     _exit(ipc::exit_uncaught);
   }
-  const int socket = descriptors.socket.release();  // It is open until the end.
-  if (!order.program.empty()) execute_program(socket, order);
-  if (order.call) make_call(socket, order.rank);
-  run_function(socket, order.rank, [&, rank = order.rank] {
+  return order;
+}
+
+[[noreturn]] void run_callable(int socket, int rank, const std::function<Value(int)>& callable,
+                               const std::function<void(int)>& setup) noexcept {
+  run_function(socket, rank, [&] {
     Calls calls;
     if (setup) calls.setup = [&setup, rank] { setup(rank); };
     calls.function = [&callable, rank] { return callable(rank); };
     return calls;
   });
+}
+
+}  // namespace
+
+void run_child(ipc::SpawnRequest request, const std::function<Value(int)>& callable,
+               const std::function<void(int)>& setup) noexcept {
+  if (request.fds.empty()) _exit(ipc::exit_uncaught);  // There is no socket to report to.
+  auto descriptors = descriptors_of(std::move(request));
+  const auto order = take_order(descriptors);
+  const int socket = descriptors.socket.release();  // Stays open until the process ends.
+  if (!order.program.empty()) execute_program(socket, order);
+  if (order.call) make_call(socket, order.rank);
+  run_callable(socket, order.rank, callable, setup);
+}
+
+void become_fork_server(base::UniqueFd socket, const base::UniqueFd& creator) noexcept {
+  const ipc::ChildMain child_main = [](ipc::SpawnRequest request) -> int {
+    run_child(std::move(request), {}, {});
+  };
+  ipc::become_fork_server_beside_threads(std::move(socket), child_main, fork_server_options(creator.get()));
 }
 
 void run_executed_child(int socket, int rank) noexcept {

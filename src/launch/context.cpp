@@ -1,7 +1,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "launch/kept.hpp"
+#include "launch/detached_contexts.hpp"
 #include "launch/processes.hpp"
 
 namespace accelmgr::launch {
@@ -16,7 +16,7 @@ void let_go(std::unique_ptr<SpawnContext::Processes> processes) noexcept {
   if (processes->daemon())
     processes->terminate();
   else
-    keep(std::move(processes));
+    detach(std::move(processes));
 }
 
 }  // namespace
@@ -34,7 +34,12 @@ SpawnContext::~SpawnContext() { let_go(std::move(processes_)); }
 
 bool SpawnContext::join(std::optional<double> timeout_s) { return processes_->join(deadline_of(timeout_s)); }
 std::vector<pid_t> SpawnContext::pids() const { return processes_->pids(); }
+std::vector<ProcessState> SpawnContext::processes() { return processes_->states(); }
+bool SpawnContext::wait(int local_rank, std::optional<double> timeout_s) {
+  return processes_->wait(local_rank, deadline_of(timeout_s));
+}
 void SpawnContext::terminate() noexcept { processes_->terminate(); }
+void SpawnContext::hold(std::shared_ptr<void> object) { processes_->hold(std::move(object)); }
 const std::vector<Value>& SpawnContext::results() const noexcept { return processes_->results(); }
 
 }  // namespace accelmgr::launch

@@ -14,7 +14,7 @@ namespace {
 
 using Texts = std::map<std::string, std::string>;
 
-// The cloud's scheduler tells each pod so.
+// Set by the scheduler of PaddleCloud in each pod.
 constexpr const char* cloud_addresses = "PADDLE_TRAINERS";
 constexpr const char* cloud_rank = "PADDLE_TRAINER_ID";
 constexpr const char* cloud_port = "PADDLE_PORT";
@@ -29,13 +29,13 @@ std::optional<std::string> take(Texts& texts, const std::string& deprecated, con
 }
 
 void rename(Texts& texts, const std::string& deprecated, const std::string& present) {
-  if (auto value = take(texts, deprecated, fmt::format("{} took its place", present)))
+  if (auto value = take(texts, deprecated, fmt::format("use {} instead", present)))
     texts.emplace(present, std::move(*value));
 }
 
-// The address of this host among `ips`; alone it says nothing that counts.
+// node_ip is the address of this host among `ips`. Without ips it is ignored.
 void place_node_ip(Texts& texts) {
-  const auto address = take(texts, "node_ip", "this host is found among ips, or is said by node_rank");
+  const auto address = take(texts, "node_ip", "list this host in ips, or set node_rank");
   const auto ips = texts.find("ips");
   if (!address || ips == texts.end()) return;
   const auto all = split(ips->second, ',');
@@ -55,7 +55,7 @@ const std::string& of_cloud(const Texts& environment, const char* variable) {
 }
 
 void use_cloud(Texts& texts, const Texts& environment) {
-  const auto use = take(texts, "use_paddlecloud", "ips, node_rank and master_port say the same");
+  const auto use = take(texts, "use_paddlecloud", "use ips, node_rank and master_port instead");
   if (!use || *use == "false" || *use == "False" || *use == "0") return;
   if (*use != "true" && *use != "True" && *use != "1")
     throw ConfigError(fmt::format("option use_paddlecloud is '{}'; it must be true or false", *use),

@@ -1,4 +1,4 @@
-// Options that paddle's spawn once took: each is told in terms of what took its place.
+// Deprecated options of paddle's spawn, translated into the present ones.
 #pragma once
 
 #include <map>
@@ -6,8 +6,8 @@
 
 namespace accelmgr::launch {
 
-/// `texts` with the present options in place of the deprecated ones, each of which is logged as a warning. A
-/// present option that is there too counts more. Throws ConfigError for values that cannot be.
+/// Returns `texts` with deprecated options replaced by the present ones. Logs a warning for each deprecated
+/// option. Where the present option is given too, it wins. Invalid values throw ConfigError.
 std::map<std::string, std::string> without_deprecated(std::map<std::string, std::string> texts,
                                                       const std::map<std::string, std::string>& environment);
 

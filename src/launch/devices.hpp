@@ -5,26 +5,27 @@
 #include <string>
 #include <string_view>
 
-#include "launch/machine.hpp"
+#include "launch/host_info.hpp"
 
 namespace accelmgr::launch {
 
 struct DeviceKind {
   std::string name;      ///< "cpu", "gpu", ...
   std::string label;     ///< In messages and in device names: "GPU" of "GPU:3".
-  std::string option;    ///< That selects some of them: "gpus"; empty: none does.
-  std::string visible;   ///< The variable that says which of them a process sees; empty: all are seen.
-  std::string selected;  ///< The variable that tells a process which one is its own; empty: none has one.
-  std::string backend;   ///< Of collectives between processes of one host.
-  bool has_driver;       ///< Without one no such device is ever present.
-  int (*count)(const Machine&);
+  std::string option;    ///< The option that selects devices of this kind ("gpus"). Empty: there is none.
+  std::string visible;   ///< The variable that limits the devices a process sees. Empty: it sees all.
+  std::string selected;  ///< The variable that names the device of a process. Empty: it has no own device.
+  std::string flag;      ///< The same, by the name that paddle gives it; may be empty.
+  std::string backend;   ///< The backend of collectives between processes of one host.
+  bool has_driver;       ///< False: this build cannot detect such devices, so `count` is 0.
+  int (*count)(const HostInfo&);
 };
 
 /// cpu, gpu, xpu, custom.
 std::span<const DeviceKind> device_kinds();
-/// The kind of that name. There must be one.
+/// The kind called `name`. Throws std::logic_error if there is none.
 const DeviceKind& device_kind(std::string_view name);
-/// The kind whose backend this is; null when it is that of none, or of CPUs.
+/// The kind that uses this backend. Null if no kind does, or only CPUs do.
 const DeviceKind* device_kind_of_backend(std::string_view backend);
 
 }  // namespace accelmgr::launch

@@ -5,18 +5,19 @@
 #include <string>
 #include <vector>
 
-#include "launch/machine.hpp"
-#include "launch/plan.hpp"
+#include "launch/host_info.hpp"
+#include "launch/launch_spec.hpp"
 
 namespace accelmgr::launch {
 
-/// All of it: that of this process without what would mislead a child (proxies, what a launcher above this
-/// process told it), with what says who the child is; at last what the options add.
-std::map<std::string, std::string> child_environment(const Plan& plan, int local_index,
-                                                     const Machine& machine);
+/// The complete environment of a child. It starts from host_info.environment, drops what would mislead the
+/// child (proxies, variables of an outer launcher), adds the variables that identify the child, and last the
+/// variables of the options.
+std::map<std::string, std::string> child_environment(const LaunchSpec& spec, int local_index,
+                                                     const HostInfo& host_info);
 
-/// The names that child_environment() sets or removes, but for the visibility variables and OMP_NUM_THREADS.
-/// Those of them that are not set are not inherited.
+/// The names that child_environment() sets or removes, except visibility variables and OMP_NUM_THREADS. A
+/// child never inherits these from its launcher.
 const std::vector<std::string>& launch_variables();
 
 }  // namespace accelmgr::launch

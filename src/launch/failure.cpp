@@ -2,14 +2,13 @@
 
 #include <cxxabi.h>
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
 
 #include "base/log.hpp"
-#include "ipc/launcher.hpp"
+#include "ipc/fork_server.hpp"
 #include "ipc/process.hpp"
 #include "launch/variables.hpp"
 
@@ -31,8 +30,8 @@ std::string current_type() {
   return status == 0 ? name.get() : type->name();
 }
 
-/// What torch's errors say ends with where they were raised in C++, frame by frame. This floor knows torch by
-/// that text alone.
+/// Removes the C++ stack that torch appends to the text of its errors, and logs the full text. This floor
+/// does not link torch, so it recognizes the stack by its first line.
 std::string without_frames(std::string what) {
   const auto frames = what.find("\nException raised from ");
   if (frames == std::string::npos) return what;
@@ -41,7 +40,8 @@ std::string without_frames(std::string what) {
   return what;
 }
 
-/// Adds a line for `error` and one for each exception nested in it; the outermost is `failure`'s own.
+/// Adds a line to the trace for `error` and for each exception nested in it. The outermost one gives the
+/// failure's type and text.
 void add_trace(const std::exception_ptr& error, int depth, Failure& failure) {
   if (depth == max_trace) {
     failure.trace += fmt::format("#{} and so on\n", depth);
@@ -59,7 +59,7 @@ void add_trace(const std::exception_ptr& error, int depth, Failure& failure) {
   } catch (...) {
     type = current_type();
   }
-  if (what.empty()) what = "(it says nothing)";
+  if (what.empty()) what = "(no message)";
   if (depth == 0) {
     failure.type = type;
     failure.what = what;
@@ -93,7 +93,7 @@ void print_failure(const Failure& failure, const std::string& device) noexcept {
     const auto text = fmt::format("Exception in device={}: {}\n{}", device, failure.what, failure.trace);
     [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
   } catch (const std::exception&) {
-    // Who launched it is told too.
+    // The launching process gets the failure too.
   }
 }
 
@@ -108,7 +108,7 @@ void write_error_file(const Failure& failure) noexcept {
                               {"timestamp", std::to_string(static_cast<long long>(failure.time_s))}}}}}};
     std::ofstream(path) << record.dump(-1, ' ', false, Value::error_handler_t::replace) << '\n';
   } catch (const std::exception&) {
-    // As above.
+    // The launching process gets the failure too.
   }
 }
 

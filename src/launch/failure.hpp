@@ -1,4 +1,4 @@
-// What a child says of the exception that ended it.
+// How a child reports the exception that ended it.
 #pragma once
 
 #include <exception>
@@ -9,9 +9,9 @@
 
 namespace accelmgr::launch {
 
-inline constexpr int max_trace = 16;  ///< Exceptions of a trace; of deeper ones the outermost.
+inline constexpr int max_trace = 16;  ///< Nested exceptions in a trace; deeper ones are left out.
 
-/// An exception of an interpreter, which knows by itself what it is and where it was raised.
+/// An exception of an interpreter (Python), which brings its own type name and trace.
 class ForeignException : public std::exception {
  public:
   ForeignException(std::string type, std::string what, std::string trace)
@@ -24,13 +24,14 @@ class ForeignException : public std::exception {
   std::string type_, what_, trace_;
 };
 
-/// Of the exception in `error` and those nested in it; now.
+/// Describes the exception in `error` and those nested in it. The failure's time is the time of this call.
 Failure failure_of(const std::exception_ptr& error, int rank, const std::string& phase);
 
-/// "Exception in device=<device>: <what>", and the trace, in one write to standard error.
+/// Prints "Exception in device=<device>: <what>" and the trace to standard error. It is one write(), so lines
+/// of other ranks do not mix with it.
 void print_failure(const Failure& failure, const std::string& device) noexcept;
 
-/// The record that torchrun's tools read, into the file of $TORCHELASTIC_ERROR_FILE, if it is set.
+/// Writes the error record that torchrun's tools read to the file $TORCHELASTIC_ERROR_FILE, if that is set.
 void write_error_file(const Failure& failure) noexcept;
 
 /// "rank 2 was killed by signal 11 (SEGV)", "rank 1 failed in setup: std::runtime_error: no data (exit code

@@ -16,9 +16,9 @@ std::map<std::string, Function>& functions() {
 }  // namespace
 
 void register_function(const std::string& name, Function function) {
-  if (name.empty()) throw UsageError("a function is registered under a name; this one is empty");
+  if (name.empty()) throw UsageError("the name of a registered function must not be empty");
   if (!functions().emplace(name, std::move(function)).second)
-    throw UsageError(fmt::format("a function named '{}' is registered already", name));
+    throw UsageError(fmt::format("a function is already registered under the name '{}'", name));
 }
 
 std::vector<std::string> registered_functions() {

@@ -15,11 +15,11 @@ struct HostPort {
 
 inline constexpr int highest_port = 65535;
 
-/// Throws ConfigError, which names the whole text and what is wrong with it. Port 0 ("any") passes only if
-/// `lowest_port` is 0.
+/// Throws ConfigError, which quotes the text and says what is wrong with it. Port 0 ("any free port") is
+/// accepted only if `lowest_port` is 0.
 HostPort parse_host_port(std::string_view text, int lowest_port = 1);
 
-/// With brackets around a host that has colons.
+/// "HOST:PORT", with brackets around a host that contains colons.
 std::string text(const HostPort& address);
 
 }  // namespace accelmgr::launch

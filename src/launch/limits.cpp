@@ -17,7 +17,7 @@ std::string soft_limit(__rlimit_resource resource) {
   return std::to_string(limit.rlim_cur);
 }
 
-/// Of the process's own control group; that of one above it may be less.
+/// pids.max of the process's own control group. The limit of a parent group may be lower.
 std::string control_group_limit() {
   const auto groups = ipc::read_proc("/proc/self/cgroup").value_or("");
   const auto unified = groups.find("0::");
@@ -35,8 +35,9 @@ std::string limit_of(int error) {
         "group by pids.max ({})",
         soft_limit(RLIMIT_NPROC), control_group_limit());
   if (error == EMFILE)
-    return fmt::format("; a process may have RLIMIT_NOFILE ({}) descriptors open", soft_limit(RLIMIT_NOFILE));
-  if (error == ENFILE) return "; all processes together may have /proc/sys/fs/file-max files open";
+    return fmt::format("; a process may have at most RLIMIT_NOFILE ({}) descriptors open",
+                       soft_limit(RLIMIT_NOFILE));
+  if (error == ENFILE) return "; all processes together may have at most /proc/sys/fs/file-max files open";
   return "";
 }
 
@@ -49,7 +50,7 @@ SystemError not_forked(int rank, int error) {
 SystemError with_limit(const SystemError& error) {
   const auto limit = limit_of(error.code());
   if (limit.empty()) return error;
-  // SystemError adds what the code means to the end: once is enough.
+  // SystemError appends the text of the code. Remove it here, so that it does not appear twice.
   std::string text = error.what();
   const std::string meaning = SystemError("", error.code()).what();
   if (text.ends_with(meaning)) text.resize(text.size() - meaning.size());

@@ -5,14 +5,13 @@
 
 #include <algorithm>
 #include <functional>
-#include <iterator>
 #include <utility>
 #include <vector>
 
 #include "base/nearest.hpp"
 #include "config/start_method.hpp"
 #include "launch/deprecated_options.hpp"
-#include "launch/machine.hpp"
+#include "launch/host_info.hpp"
 #include "launch/parse_number.hpp"
 
 namespace accelmgr::launch {
@@ -20,7 +19,7 @@ namespace {
 
 constexpr std::string_view environment_prefix = "environment.";
 
-[[noreturn]] void refuse(const std::string& key, const std::string& value, const std::string& right) {
+[[noreturn]] void refuse_option(const std::string& key, const std::string& value, const std::string& right) {
   throw ConfigError(fmt::format("option {} is '{}'; it must be {}", key, value, right), key);
 }
 
@@ -31,7 +30,7 @@ Set number(T Options::*field, std::string right) {
   return
       [field, right = std::move(right)](Options& options, const std::string& key, const std::string& value) {
         const auto parsed = parse_number<T>(value);
-        if (!parsed) refuse(key, value, right);
+        if (!parsed) refuse_option(key, value, right);
         options.*field = *parsed;
       };
 }
@@ -46,7 +45,8 @@ Set text(std::string Options::*field) {
 Set boolean(bool Options::*field) {
   return [field](Options& options, const std::string& key, const std::string& value) {
     const bool yes = value == "true" || value == "True" || value == "1";
-    if (!yes && value != "false" && value != "False" && value != "0") refuse(key, value, "true or false");
+    if (!yes && value != "false" && value != "False" && value != "0")
+      refuse_option(key, value, "true or false");
     options.*field = yes;
   };
 }
@@ -55,7 +55,8 @@ void set_start_method(Options& options, const std::string& key, const std::strin
   const std::vector<std::string> names(config::start_methods.begin(), config::start_methods.end());
   const auto found = std::ranges::find(names, value);
   if (found == names.end())
-    refuse(key, value, fmt::format("{}{}", fmt::join(names, " or "), base::did_you_mean(value, names)));
+    refuse_option(key, value,
+                  fmt::format("{}{}", fmt::join(names, " or "), base::did_you_mean(value, names)));
   options.start_method = static_cast<StartMethod>(found - names.begin());
 }
 
@@ -66,6 +67,7 @@ const std::map<std::string, Set>& setters() {
       {"daemon", boolean(&Options::daemon)},
       {"start_method", set_start_method},
       {"backend", text(&Options::backend)},
+      {"interface", text(&Options::interface)},
       {"gpus", text(&Options::gpus)},
       {"xpus", text(&Options::xpus)},
       {"ips", text(&Options::ips)},
@@ -118,7 +120,7 @@ Options options_from(const std::map<std::string, std::string>& texts,
 }
 
 Options options_from(const std::map<std::string, std::string>& texts) {
-  return options_from(texts, this_machine().environment);
+  return options_from(texts, this_host().environment);
 }
 
 std::optional<HostPort> rendezvous_of(const LaunchConfig& launch) {
@@ -137,6 +139,7 @@ Options options_of(const Config& config) {
   options.nnodes = launch.nnodes > 1 ? launch.nnodes : 0;
   options.node_rank = launch.nnodes > 1 ? launch.node_rank : -1;
   options.backend = launch.backend;
+  options.interface = launch.interface;
   options.gpus = launch.gpus;
   options.workers = launch.workers;
   options.start_method = launch.start_method;

@@ -1,4 +1,4 @@
-// Options from texts and from the configuration.
+// Makes launch options from texts and from the configuration.
 #pragma once
 
 #include <map>
@@ -11,15 +11,15 @@
 
 namespace accelmgr::launch {
 
-/// options_from() of launch.hpp, with the environment that `use_paddlecloud` reads as an argument.
+/// options_from() of launch.hpp. `environment` is what the option `use_paddlecloud` reads.
 Options options_from(const std::map<std::string, std::string>& texts,
                      const std::map<std::string, std::string>& environment);
 
-/// Where the hosts meet; nullopt: launch.rendezvous is empty. On one host its port may be 0, for any. Throws
-/// ConfigError for what is no HOST:PORT.
+/// The address where the hosts meet; nullopt if launch.rendezvous is empty. On one host the port may be 0,
+/// for any free port. Throws ConfigError unless it is HOST:PORT.
 std::optional<HostPort> rendezvous_of(const LaunchConfig& launch);
 
-/// The launch part of a configuration. Throws ConfigError as rendezvous_of() does.
+/// Options from the launch section of a configuration. Throws as rendezvous_of().
 Options options_of(const Config& config);
 
 }  // namespace accelmgr::launch

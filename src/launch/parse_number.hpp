@@ -1,4 +1,4 @@
-// Numbers in texts: the whole text is one, or none is read.
+// Parses numbers.
 #pragma once
 
 #include <charconv>
@@ -7,6 +7,7 @@
 
 namespace accelmgr::launch {
 
+/// nullopt unless the whole text is a number in the range of T.
 template <class T>
 std::optional<T> parse_number(std::string_view text) {
   T value{};

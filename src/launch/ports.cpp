@@ -8,14 +8,12 @@
 #include <optional>
 
 #include "accelmgr/errors.hpp"
+#include "ipc/network.hpp"
 #include "launch/host_port.hpp"
 #include "launch/variables.hpp"
 
 namespace accelmgr::launch {
 namespace {
-
-constexpr int backlog = 4096;  // The kernel takes less where net.core.somaxconn says so.
-constexpr int on = 1, off = 0;
 
 union Address {
   sockaddr any;
@@ -37,25 +35,13 @@ socklen_t fill(Address& address, int family, int port) {
   return sizeof address.v4;
 }
 
-int port_of(int socket) {
-  Address address{};
-  socklen_t bytes = sizeof address;
-  if (::getsockname(socket, &address.any, &bytes) != 0) throw SystemError("getsockname", errno);
-  return ntohs(address.any.sa_family == AF_INET6 ? address.v6.sin6_port : address.v4.sin_port);
-}
-
-// A socket that listens; none when the port is in use or not for us, or the host has no such family: `why`.
+// A listening socket. Empty if that failed; `why` is then the errno value.
 base::UniqueFd listen_at(int family, int port, int& why) {
   base::UniqueFd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   Address address;
   const auto bytes = fill(address, family, port);
-  // Of a port that was served until just now, connections linger; they are no reason to refuse it.
-  if (socket && ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-      (family == AF_INET || ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0) &&
-      ::bind(socket.get(), &address.any, bytes) == 0 && ::listen(socket.get(), backlog) == 0)
-    return socket;
-  why = errno;
-  return {};
+  why = socket ? ipc::bind_and_listen(socket.get(), &address.any, bytes) : errno;
+  return why == 0 ? std::move(socket) : base::UniqueFd();
 }
 
 std::optional<BoundPort> try_port(int port, int& why) {
@@ -63,7 +49,7 @@ std::optional<BoundPort> try_port(int port, int& why) {
   if (!socket && (why == EAFNOSUPPORT || why == EADDRNOTAVAIL || why == EPROTONOSUPPORT))
     socket = listen_at(AF_INET, port, why);
   if (!socket) return std::nullopt;
-  const int bound = port_of(socket.get());
+  const int bound = ipc::bound_port(socket.get());
   return BoundPort{std::move(socket), bound};
 }
 
@@ -92,27 +78,27 @@ std::vector<std::pair<int, int>> WorkerPorts::descriptors(int local_index) const
   return handed;
 }
 
-WorkerPorts bind_worker_ports(Plan& plan, const Machine& machine) {
+WorkerPorts bind_worker_ports(LaunchSpec& spec, const HostInfo& host_info) {
   WorkerPorts ports;
-  if (plan.worker_form == WorkerForm::none || plan.nnodes > 1) return ports;
-  if (plan.worker_form == WorkerForm::worker && plan.worker_hosts.empty()) {
+  if (spec.worker_form == WorkerForm::none || spec.nnodes > 1) return ports;
+  if (spec.worker_form == WorkerForm::worker && spec.worker_hosts.empty()) {
     std::vector<int> numbers;
-    for (int i = 0; i < plan.nprocs; ++i) {
+    for (int i = 0; i < spec.nprocs; ++i) {
       ports.workers.push_back(bind_port());
       numbers.push_back(ports.workers.back().port);
     }
-    plan.workers = local_workers(machine.hostname, numbers);
-    plan.workers_bound = true;
-    plan.sources["workers"] = "ports bound here";
-    plan.endpoints.clear();
-    for (const auto& worker : plan.workers) plan.endpoints.push_back(text(worker.address));
-    plan.sources["endpoints"] = "workers";
+    spec.workers = local_workers(host_info.hostname, numbers);
+    spec.workers_bound = true;
+    spec.sources["workers"] = "ports bound here";
+    spec.endpoints.clear();
+    for (const auto& worker : spec.workers) spec.endpoints.push_back(text(worker.address));
+    spec.sources["endpoints"] = "workers";
   }
-  if (plan.nprocs > 1 && plan.service_address.empty()) {
+  if (spec.nprocs > 1 && spec.service_address.empty()) {
     ports.service = bind_port();
-    plan.service_address = text(HostPort{machine.hostname, ports.service.port});
-    plan.service_bound = true;
-    plan.sources["service_address"] = "port bound here";
+    spec.service_address = text(HostPort{host_info.hostname, ports.service.port});
+    spec.service_bound = true;
+    spec.sources["service_address"] = "port bound here";
   }
   return ports;
 }

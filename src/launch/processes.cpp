@@ -7,18 +7,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
 #include <tuple>
 
+#include "base/timing.hpp"
 #include "ipc/process.hpp"
 #include "launch/failure.hpp"
 #include "launch/limits.hpp"
 
 namespace accelmgr::launch {
 namespace {
-
-/// Of the launcher: it kills, and waits for what it has killed.
-constexpr double stop_timeout_s = 5;
 
 std::int64_t real_time_ns() noexcept {
   timespec t;
@@ -33,7 +32,7 @@ SpawnContext::Processes::Processes(Spawner spawner, Settings settings)
 
 SpawnContext::Processes::Processes(int rank, Value result)
     : results_{std::move(result)}, over_(true), owner_(getpid()) {
-  ranks_.push_back({.rank = rank, .life = Life::ended, .pid = owner_, .report = {}});
+  ranks_.push_back({.rank = rank, .pid = owner_, .pidfd = {}, .exit_code = 0, .failure = {}, .report = {}});
 }
 
 bool SpawnContext::Processes::is_ours() const noexcept { return getpid() == owner_; }
@@ -41,21 +40,28 @@ bool SpawnContext::Processes::is_ours() const noexcept { return getpid() == owne
 void SpawnContext::Processes::start(const Task& task, std::span<const std::pair<int, int>> fds) {
   const auto slot = static_cast<int>(ranks_.size());
   auto report = spawner_->start(slot, task, fds);
-  ranks_.push_back({.rank = task.rank, .life = Life::asked, .pid = 0, .report = std::move(report)});
+  ranks_.push_back({.rank = task.rank,
+                    .pid = 0,
+                    .pidfd = {},
+                    .exit_code = {},
+                    .failure = {},
+                    .report = std::move(report)});
   results_.emplace_back();
 }
 
 void SpawnContext::Processes::wait_started(base::Deadline deadline) {
-  const auto is_asked = [](const Rank& rank) { return rank.life == Life::asked; };
+  const auto is_asked = [](const Rank& rank) { return rank.pid == 0; };
   while (std::any_of(ranks_.begin(), ranks_.end(), is_asked)) {
     if (take_event(deadline)) continue;
-    if (spawner_->launcher_end())
-      throw SessionError(fmt::format("the launcher of the ranks, their parent, {} while it started them",
-                                     *spawner_->launcher_end()));
+    if (spawner_->fork_server_end())
+      throw SessionError(
+          fmt::format("the fork server, which is the parent of the ranks, {} while it started them",
+                      *spawner_->fork_server_end()));
     std::vector<int> missing;
     for (const auto& rank : ranks_)
       if (is_asked(rank)) missing.push_back(rank.rank);
-    throw SessionError(fmt::format("the launcher did not start ranks {} in time", fmt::join(missing, ", ")));
+    throw SessionError(
+        fmt::format("the fork server did not start ranks {} in time", fmt::join(missing, ", ")));
   }
 }
 
@@ -69,10 +75,10 @@ bool SpawnContext::Processes::take_event(base::Deadline deadline) {
 void SpawnContext::Processes::take(const ipc::Started& started) {
   auto& rank = ranks_.at(static_cast<std::size_t>(started.rank));
   rank.pid = started.pid;
-  rank.life = Life::running;
+  rank.pidfd = base::duplicate(started.pidfd.get());
 }
 
-/// A report that cannot be taken in is a failure too.
+/// A report that cannot be read is a failure too.
 Report SpawnContext::Processes::report_of(Rank& rank) {
   const auto socket = std::move(rank.report);
   try {
@@ -86,8 +92,10 @@ void SpawnContext::Processes::take(const ipc::Ended& ended) {
   const auto slot = static_cast<std::size_t>(ended.rank);
   auto& rank = ranks_.at(slot);
   if (ended.pid == 0) throw not_forked(rank.rank, ended.error);
-  rank.life = Life::ended;
+  const bool by_signal = WIFSIGNALED(ended.wait_status);
+  rank.exit_code = by_signal ? -WTERMSIG(ended.wait_status) : WEXITSTATUS(ended.wait_status);
   auto report = report_of(rank);
+  rank.failure = report.failure;
   if (report.result) results_[slot] = std::move(*report.result);
   if (ended.wait_status == 0 && !report.failure) return;
   Noticed noticed{.failure = report.failure.value_or(Failure{}),
@@ -96,16 +104,14 @@ void SpawnContext::Processes::take(const ipc::Ended& ended) {
   noticed.failure.rank = rank.rank;
   if (!noticed.reported) {
     noticed.failure.time_s = static_cast<double>(ended.time_ns) / 1e9;
-    if (WIFSIGNALED(ended.wait_status))
-      noticed.failure.signal = WTERMSIG(ended.wait_status);
-    else
-      noticed.failure.exit_code = WEXITSTATUS(ended.wait_status);
+    (by_signal ? noticed.failure.signal : noticed.failure.exit_code) = std::abs(*rank.exit_code);
   }
   failures_.push_back(std::move(noticed));
 }
 
 bool SpawnContext::Processes::all_ended() const noexcept {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.life == Life::ended; });
+  return std::all_of(ranks_.begin(), ranks_.end(),
+                     [](const Rank& rank) { return rank.exit_code.has_value(); });
 }
 
 bool SpawnContext::Processes::join(base::Deadline deadline) {
@@ -113,28 +119,70 @@ bool SpawnContext::Processes::join(base::Deadline deadline) {
   if (over_) return true;
   if (!is_ours())
     throw UsageError(
-        "a SpawnContext is joined by the process that called spawn(), not by one forked from it");
+        "a SpawnContext must be joined by the process that called spawn(), not by one forked from it");
   while (!all_ended()) {
     if (!failures_.empty()) fail();
-    if (take_event(deadline)) continue;
-    if (!spawner_->launcher_end()) return false;
-    lose_launcher();
+    if (!look(deadline)) return false;
   }
   if (!failures_.empty()) fail();
-  spawner_->stop(base::Deadline::in_seconds(stop_timeout_s));
-  over_ = true;
+  stop();
   return true;
 }
 
-/// Those whom the launcher's end has killed have not failed.
-void SpawnContext::Processes::lose_launcher() {
+bool SpawnContext::Processes::look(base::Deadline deadline) {
+  if (take_event(deadline)) return true;
+  if (!spawner_->fork_server_end() || all_ended()) return false;
+  lose_fork_server();
+  return true;
+}
+
+bool SpawnContext::Processes::wait(int local_rank, base::Deadline deadline) {
+  if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= ranks_.size())
+    throw UsageError(fmt::format("there is no process {} in a launch of {}", local_rank, ranks_.size()));
+  const auto& rank = ranks_[static_cast<std::size_t>(local_rank)];
+  if (!rank.exit_code && !is_ours())
+    throw UsageError(
+        "a process must be waited for by the one that called spawn(), not by one forked from it");
+  while (!rank.exit_code)
+    if (!look(deadline)) return false;
+  return true;
+}
+
+std::vector<ProcessState> SpawnContext::Processes::states() {
+  while (!over_ && is_ours() && look(base::Deadline::at_ns(0))) {
+  }
+  std::vector<ProcessState> states;
+  for (std::size_t slot = 0; slot < ranks_.size(); ++slot) {
+    const auto& rank = ranks_[slot];
+    // Its pidfd tells the end before the fork server does.
+    if (!rank.exit_code && ipc::has_ended(rank.pidfd.get()))
+      wait(static_cast<int>(slot), base::Deadline::in_seconds(timing::fork_server_report_s));
+    states.push_back({rank.pid, rank.pidfd.get(), rank.exit_code, rank.failure});
+  }
+  return states;
+}
+
+void SpawnContext::Processes::stop() noexcept {
+  spawner_->stop(base::Deadline::in_seconds(timing::spawn_stop_s));
+  note_killed();
+  held_.clear();
+  over_ = true;
+}
+
+/// The fork server counts as failed, not the processes that were killed because of its end.
+void SpawnContext::Processes::lose_fork_server() {
   Failure failure;
-  failure.phase = "launcher";
-  failure.what = fmt::format("the launcher of the ranks, their parent, {}; they ended with it",
-                             *spawner_->launcher_end());
+  failure.phase = "fork server";
+  failure.what = fmt::format("the fork server, which is the parent of the ranks, {}; they ended with it",
+                             *spawner_->fork_server_end());
   failure.time_s = static_cast<double>(real_time_ns()) / 1e9;
   failures_.push_back({.failure = std::move(failure), .seen_ns = real_time_ns(), .reported = false});
-  for (auto& rank : ranks_) rank.life = Life::ended;
+  note_killed();
+}
+
+void SpawnContext::Processes::note_killed() noexcept {
+  for (auto& rank : ranks_)
+    if (!rank.exit_code) rank.exit_code = -SIGKILL;
 }
 
 void SpawnContext::Processes::end_others() noexcept {
@@ -144,21 +192,20 @@ void SpawnContext::Processes::end_others() noexcept {
     while (!all_ended() && take_event(until)) {
     }
   } catch (const std::exception&) {
-    // What one of them said could not be taken in. They end all the same.
+    // An event could not be handled. stop() ends the processes all the same.
   }
-  spawner_->stop(base::Deadline::in_seconds(stop_timeout_s));
-  for (auto& rank : ranks_) rank.life = Life::ended;
-  over_ = true;
+  stop();
 }
 
-/// The first failure is that of the earliest end. Among ends seen together one by a signal comes first: the
-/// others say when they failed, and mostly because of it.
+/// The first failure is the one whose process ended first. If the fork server saw several ends at the same
+/// time, processes that reported nothing (killed by a signal, mostly) come first: the others usually failed
+/// because of them.
 void SpawnContext::Processes::fail() {
   while (take_event(base::Deadline::at_ns(0))) {
   }
   const auto asked_to_end_ns = real_time_ns();
   end_others();
-  // Who has ended after that was made to, but for those who said before that they had failed.
+  // Processes that ended later were ended by SIGTERM. A failure reported before that has an earlier time_s.
   std::erase_if(failures_, [&](const Noticed& noticed) {
     return noticed.failure.time_s * 1e9 > static_cast<double>(asked_to_end_ns);
   });

@@ -1,4 +1,4 @@
-// The processes of one spawn(), as who called it holds them.
+// The processes of one spawn(), as the process that called it holds them.
 #pragma once
 
 #include <optional>
@@ -15,59 +15,68 @@ class SpawnContext::Processes {
     double terminate_timeout_s = 5;
   };
   Processes(Spawner spawner, Settings settings);
-  /// Of a function that was called in place: nothing but its result.
+  /// For a function that was called in this process: holds only its result.
   Processes(int rank, Value result);
 
-  /// One more, which joins the others in results() and pids(). Throws as Spawner::start() does.
+  /// Starts one more process and adds it to results() and pids(). Throws as Spawner::start() does.
   void start(const Task& task, std::span<const std::pair<int, int>> fds);
-  /// Returns when all that were asked for have been forked. Throws SystemError for one that could not be,
-  /// SessionError at the deadline.
+  /// Blocks until every start()ed process has been forked. Throws SystemError if a fork failed, SessionError
+  /// when the deadline passes or the fork server has ended.
   void wait_started(base::Deadline deadline);
-  /// What must be there as long as the processes: memory that they open by its number here.
-  void hold(base::UniqueFd fd) { held_.push_back(std::move(fd)); }
+  /// Keeps an object as long as the processes run.
+  void hold(std::shared_ptr<void> object) { held_.push_back(std::move(object)); }
 
   bool join(base::Deadline deadline);
+  std::vector<ProcessState> states();
+  bool wait(int local_rank, base::Deadline deadline);
   void terminate() noexcept;
   bool daemon() const noexcept { return settings_.daemon; }
   bool running() const noexcept { return !over_; }
-  /// Whether this is the process that called spawn(), not one forked from it.
+  /// True in the process that called spawn(), false in one forked from it.
   bool is_ours() const noexcept;
   std::vector<pid_t> pids() const;
   const std::vector<Value>& results() const noexcept { return results_; }
 
  private:
-  enum class Life { asked, running, ended };
   struct Rank {
     int rank = 0;
-    Life life = Life::asked;
-    pid_t pid = 0;
+    pid_t pid = 0;  ///< 0: it was not forked yet.
+    base::UniqueFd pidfd;
+    std::optional<int> exit_code;  ///< See ProcessState.
+    std::optional<Failure> failure;
     base::UniqueFd report;
   };
-  /// A failure and where it stands among the others.
+  /// A failure, and what orders it among the others.
   struct Noticed {
     Failure failure;
-    std::int64_t seen_ns = 0;  ///< When the launcher saw the end.
-    bool reported = false;     ///< The process itself said why.
+    std::int64_t seen_ns = 0;  ///< When the fork server saw the end of the process.
+    bool reported = false;     ///< The process itself reported the reason.
   };
 
-  /// Nothing until `deadline`: false.
+  /// Waits for one event and handles it. False if there was none before `deadline`.
   bool take_event(base::Deadline deadline);
+  /// As take_event(), or handles the end of the fork server.
+  bool look(base::Deadline deadline);
   void take(const ipc::Started& started);
   void take(const ipc::Ended& ended);
   static Report report_of(Rank& rank);
   bool all_ended() const noexcept;
   void end_others() noexcept;
   [[noreturn]] void fail();
-  void lose_launcher();
+  void lose_fork_server();
+  /// Those whose end is not known were killed by the fork server, or with it.
+  void note_killed() noexcept;
+  /// Ends the fork server, which kills all that still run.
+  void stop() noexcept;
 
-  std::optional<Spawner> spawner_;  ///< None: in place.
+  std::optional<Spawner> spawner_;  ///< nullopt if the function was called in this process.
   Settings settings_;
-  std::vector<base::UniqueFd> held_;
+  std::vector<std::shared_ptr<void>> held_;
   std::vector<Rank> ranks_;  ///< By slot.
   std::vector<Value> results_;
   std::vector<Noticed> failures_;
-  std::optional<SpawnError> error_;  ///< What join() has thrown.
-  bool over_ = false;                ///< All have ended, and the launcher too.
+  std::optional<SpawnError> error_;  ///< The error that join() has thrown, for later calls.
+  bool over_ = false;                ///< All processes and the fork server have ended.
   pid_t owner_;
 };
 

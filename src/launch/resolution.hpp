@@ -1,5 +1,5 @@
-// The steps of resolve(), in their order. Each reads the options, the machine and what earlier steps decided,
-// writes its part of the plan, and throws ConfigError.
+// The steps of resolve(), in their order. Each reads the options, the machine and the results of earlier
+// steps, and writes its part of the launch spec. Invalid values throw ConfigError.
 #pragma once
 
 #include <string>
@@ -8,28 +8,28 @@
 #include <vector>
 
 #include "launch/devices.hpp"
-#include "launch/plan.hpp"
+#include "launch/launch_spec.hpp"
 
 namespace accelmgr::launch {
 
 struct Resolution {
   const Options& options;
-  const Machine& machine;
-  Plan plan = {};
+  const HostInfo& host_info;
+  LaunchSpec spec = {};
   const DeviceKind* kind = nullptr;
-  std::string worker_source = {};  ///< Of the worker hosts: "option workers", "environment ACCELMGR_WORKERS".
+  std::string worker_source = {};  ///< Of worker_hosts: "option workers", "environment ACCELMGR_WORKERS".
 
-  /// A variable of the environment; empty when it is not set, or empty.
+  /// A variable of the environment; empty if it is not set.
   std::string variable(const char* name) const;
-  /// As above; empty also in a process that was launched itself: those which it has say who it is, not what
-  /// it shall launch.
+  /// As variable(), but always empty in a process that was launched itself: there these variables identify
+  /// the process and do not describe a new launch.
   std::string environment_of_hosts(const char* name) const;
-  void from(const std::string& field, const std::string& source) { plan.sources[field] = source; }
-  void warn(std::string sentence) { plan.warnings.push_back(std::move(sentence)); }
+  void from(const std::string& field, const std::string& source) { spec.sources[field] = source; }
+  void warn(std::string sentence) { spec.warnings.push_back(std::move(sentence)); }
 };
 
 inline constexpr const char* from_option = "option";
-inline constexpr int most_processes = 4096;  ///< Of a host.
+inline constexpr int most_processes = 4096;  ///< On one host.
 inline constexpr int most_hosts = 65536;
 
 [[noreturn]] void refuse(const std::string& key, const std::string& what);
@@ -43,13 +43,13 @@ void choose_backend(Resolution& r);          ///< backend
 void choose_visible_devices(Resolution& r);  ///< visible_devices
 void choose_workers(Resolution& r);          ///< workers, local_worker, endpoints, service_address
 
-/// The devices of this kind that processes of this environment see, by absolute id.
-std::vector<std::string> visible_devices(const DeviceKind& kind, const Machine& machine);
-/// Where that comes from: "environment CUDA_VISIBLE_DEVICES", "default: 4 GPUs".
-std::string visible_source(const DeviceKind& kind, const Machine& machine);
+/// Absolute ids of the devices of this kind that a process with host_info.environment sees.
+std::vector<std::string> visible_devices(const DeviceKind& kind, const HostInfo& host_info);
+/// The source of visible_devices(): "environment CUDA_VISIBLE_DEVICES", "default: 4 GPUs".
+std::string visible_source(const DeviceKind& kind, const HostInfo& host_info);
 
-/// Which of `hosts`, addresses or names, this machine is. Throws ConfigError, which lists both, when none or
-/// more than one is.
-int own_place(const std::vector<std::string>& hosts, const Machine& machine, const std::string& key);
+/// The index of this host in `hosts` (addresses or names). Throws ConfigError, which lists the hosts and
+/// this host's addresses, if none or several of them match.
+int own_place(const std::vector<std::string>& hosts, const HostInfo& host_info, const std::string& key);
 
 }  // namespace accelmgr::launch

@@ -1,4 +1,4 @@
-// Which devices, how many processes, which backend.
+// Chooses the devices, the number of processes and the backend.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -23,10 +23,10 @@ bool is_of_cpus(const std::string& backend) {
   return backend == "serial" || backend == "shm" || backend == "gloo";
 }
 
-std::vector<std::string> available_backends(const Machine& machine) {
+std::vector<std::string> available_backends(const HostInfo& host_info) {
   auto names = backends();
   std::erase_if(names, [&](const auto& name) {
-    return (name == "nccl" && machine.gpus == 0) || !machine.unavailable_because(name).empty();
+    return (name == "nccl" && host_info.gpus == 0) || !host_info.unavailable_because(name).empty();
   });
   return names;
 }
@@ -36,7 +36,7 @@ void check_backend_name(const Resolution& r) {
   if (name == "auto" || std::ranges::find(backends(), name) != backends().end() ||
       device_kind_of_backend(name) != nullptr)
     return;
-  auto known = available_backends(r.machine);
+  auto known = available_backends(r.host_info);
   known.emplace_back("auto");
   refuse("backend", fmt::format("unknown backend '{}'; available are {}{}", name, fmt::join(known, ", "),
                                 base::did_you_mean(name, known)));
@@ -48,15 +48,15 @@ const std::string& selection(const Options& options, const DeviceKind& kind) {
   return kind.option == "xpus" ? options.xpus : none;
 }
 
-// What asks for this kind of device, in words; empty when nothing does.
+// The setting that asks for this kind of device, in words; empty if none does.
 std::string asked_by(const Resolution& r, const DeviceKind& kind) {
   if (const auto& selected = selection(r.options, kind); !selected.empty())
     return fmt::format("option {} is '{}'", kind.option, selected);
   if (device_kind_of_backend(r.options.backend) == &kind)
     return fmt::format("backend is {}", r.options.backend);
-  const bool configured = r.plan.worker_form == WorkerForm::worker && r.plan.configured_devices > 0;
+  const bool configured = r.spec.worker_form == WorkerForm::worker && r.spec.configured_devices > 0;
   if (kind.name == "gpu" && configured && !is_of_cpus(r.options.backend))
-    return fmt::format("{} is {}", variable::gpu_num_devices, r.plan.configured_devices);
+    return fmt::format("{} is {}", variable::gpu_num_devices, r.spec.configured_devices);
   return "";
 }
 
@@ -67,7 +67,7 @@ const DeviceKind* asked_kind(const Resolution& r) {
     if (why.empty()) continue;
     if (asked != nullptr)
       refuse(kind.option.empty() ? "backend" : kind.option,
-             fmt::format("{}, and {}: one launch uses one kind of devices", asked_by(r, *asked), why));
+             fmt::format("{}, and {}; a launch can use only one kind of device", asked_by(r, *asked), why));
     asked = &kind;
   }
   return asked;
@@ -79,72 +79,78 @@ const DeviceKind* asked_kind(const Resolution& r) {
     if (other.has_driver) drivers.push_back(other.name);
   std::string why;
   if (!kind.has_driver)
-    why = fmt::format("no {} device is present: there is no driver for them here, but for {}", kind.name,
-                      fmt::join(drivers, " and "));
-  else if (kind.count(r.machine) == 0)
+    why = fmt::format("no {} device is present: this build has no driver for them; it has drivers for {}",
+                      kind.name, fmt::join(drivers, " and "));
+  else if (kind.count(r.host_info) == 0)
     why = fmt::format("this machine has no {}", kind.label);
   else
-    why = fmt::format("none of the {} {}s of this machine is visible: {} is '{}'", kind.count(r.machine),
+    why = fmt::format("none of the {} {}s of this machine is visible: {} is '{}'", kind.count(r.host_info),
                       kind.label, kind.visible, r.variable(kind.visible.c_str()));
   const auto& key = selection(r.options, kind).empty() ? std::string("backend") : kind.option;
-  refuse(key, fmt::format("{}, but {}", asked_by(r, kind), why));
+  const bool by_backend = device_kind_of_backend(r.options.backend) == &kind;
+  refuse(key, fmt::format("{}, but {}{}", asked_by(r, kind), why,
+                          by_backend ? "; use backend shm on one host, gloo over several" : ""));
 }
 
 int default_nprocs(Resolution& r) {
-  if (r.plan.configured_devices > 0) {
-    r.from("nprocs", r.plan.sources.at("configured_devices"));
-    return r.plan.configured_devices;
+  if (r.spec.configured_devices > 0) {
+    r.from("nprocs", r.spec.sources.at("configured_devices"));
+    return r.spec.configured_devices;
   }
-  if (r.plan.worker_form == WorkerForm::worker)
+  if (r.spec.worker_form == WorkerForm::worker)
     refuse("nprocs",
-           fmt::format("{} names hosts, but not how many devices each of them has: nprocs must say it, or {}",
+           fmt::format("{} names hosts, but not how many devices each of them has; set nprocs or {}",
                        r.worker_source, variable::gpu_num_devices));
   if (r.options.backend == "serial") {
     r.from("nprocs", "default: serial is one process");
     return 1;
   }
   if (r.kind->name == "cpu") {
-    r.from("nprocs", fmt::format("default: {} cores", r.machine.cores));
-    return r.machine.cores;
+    // A backend for CPUs on a host with GPUs: as many processes as without it.
+    const auto& gpu = device_kind("gpu");
+    const auto gpus = static_cast<int>(visible_devices(gpu, r.host_info).size());
+    r.from("nprocs",
+           gpus > 0 ? visible_source(gpu, r.host_info) : fmt::format("default: {} cores", r.host_info.cores));
+    return gpus > 0 ? gpus : r.host_info.cores;
   }
   const auto& selected = selection(r.options, *r.kind);
-  r.from("nprocs", selected.empty() ? visible_source(*r.kind, r.machine) : "option " + r.kind->option);
-  return static_cast<int>(selected.empty() ? visible_devices(*r.kind, r.machine).size()
+  r.from("nprocs", selected.empty() ? visible_source(*r.kind, r.host_info) : "option " + r.kind->option);
+  return static_cast<int>(selected.empty() ? visible_devices(*r.kind, r.host_info).size()
                                            : split(selected, ',').size());
 }
 
 std::vector<std::string> selected_devices(const Resolution& r, const std::vector<std::string>& visible) {
   const auto& kind = *r.kind;
   const auto& option = selection(r.options, kind);
-  const auto chosen = split(option, ',');
+  auto chosen = split(option, ',');
   std::set<std::string> seen;
   for (const auto& id : chosen) {
     if (std::ranges::find(visible, id) == visible.end())
       refuse(kind.option,
              fmt::format("option {} is '{}', but {} '{}' is not among the visible ones ({}; {})", kind.option,
-                         option, kind.label, id, fmt::join(visible, ","), visible_source(kind, r.machine)));
+                         option, kind.label, id, fmt::join(visible, ","), visible_source(kind, r.host_info)));
     if (!seen.insert(id).second && !r.options.oversubscribe)
-      refuse(kind.option, fmt::format("option {} is '{}', where {} '{}' is there twice; oversubscribe lets "
+      refuse(kind.option, fmt::format("option {} is '{}', which has {} '{}' twice; set oversubscribe to let "
                                       "processes share one",
                                       kind.option, option, kind.label, id));
   }
   const auto count = static_cast<int>(chosen.size());
-  if (count != r.plan.nprocs && !(r.options.oversubscribe && count < r.plan.nprocs))
+  if (count != r.spec.nprocs && !(r.options.oversubscribe && count < r.spec.nprocs))
     refuse(kind.option,
-           fmt::format("option {} is '{}', {} devices, but nprocs is {}: each process has one of its own{}",
-                       kind.option, option, count, r.plan.nprocs,
-                       count < r.plan.nprocs ? ", unless oversubscribe lets them share" : ""));
+           fmt::format("option {} is '{}', {} devices, but nprocs is {}; each process needs one of its own{}",
+                       kind.option, option, count, r.spec.nprocs,
+                       count < r.spec.nprocs ? ", unless oversubscribe is set" : ""));
   return chosen;
 }
 
 }  // namespace
 
-// As the driver reads it: the list ends before the first id that does not exist.
-std::vector<std::string> visible_devices(const DeviceKind& kind, const Machine& machine) {
-  const int count = kind.count(machine);
+// Reads the variable as the driver does: the list ends before the first id that does not exist.
+std::vector<std::string> visible_devices(const DeviceKind& kind, const HostInfo& host_info) {
+  const int count = kind.count(host_info);
   std::vector<std::string> ids;
-  const auto list = machine.environment.find(kind.visible);
-  if (kind.visible.empty() || list == machine.environment.end()) {
+  const auto list = host_info.environment.find(kind.visible);
+  if (kind.visible.empty() || list == host_info.environment.end()) {
     for (int id = 0; id < count; ++id) ids.push_back(std::to_string(id));
     return ids;
   }
@@ -156,10 +162,10 @@ std::vector<std::string> visible_devices(const DeviceKind& kind, const Machine& 
   return ids;
 }
 
-std::string visible_source(const DeviceKind& kind, const Machine& machine) {
-  return machine.environment.contains(kind.visible)
+std::string visible_source(const DeviceKind& kind, const HostInfo& host_info) {
+  return host_info.environment.contains(kind.visible)
              ? "environment " + kind.visible
-             : fmt::format("default: {} {}s", kind.count(machine), kind.label);
+             : fmt::format("default: {} {}s", kind.count(host_info), kind.label);
 }
 
 void choose_device(Resolution& r) {
@@ -167,94 +173,95 @@ void choose_device(Resolution& r) {
   const auto& gpu = device_kind("gpu");
   r.kind = asked_kind(r);
   if (r.kind != nullptr) {
-    if (visible_devices(*r.kind, r.machine).empty()) refuse_absent(r, *r.kind);
+    if (visible_devices(*r.kind, r.host_info).empty()) refuse_absent(r, *r.kind);
     r.from("device", asked_by(r, *r.kind));
   } else if (is_of_cpus(r.options.backend)) {
     r.kind = &device_kind("cpu");
     r.from("device", "backend " + r.options.backend);
-    if (const auto idle = visible_devices(gpu, r.machine); !idle.empty())
+    if (const auto idle = visible_devices(gpu, r.host_info); !idle.empty())
       r.warn(fmt::format("backend {} computes on CPUs; the visible GPUs ({}) are not used", r.options.backend,
                          fmt::join(idle, ",")));
-  } else if (r.plan.worker_form == WorkerForm::tpu) {
+  } else if (r.spec.worker_form == WorkerForm::tpu) {
     r.kind = &device_kind("cpu");
     r.from("device", "default");
-    r.warn("the TPU form of workers is used, but no TPU has a driver here: the processes compute on CPUs");
+    r.warn(
+        "the TPU form of workers is used, but this build has no driver for TPUs: the processes compute on "
+        "CPUs");
   } else {
-    const bool has_gpus = !visible_devices(gpu, r.machine).empty();
+    const bool has_gpus = !visible_devices(gpu, r.host_info).empty();
     r.kind = has_gpus ? &gpu : &device_kind("cpu");
-    r.from("device", has_gpus ? visible_source(gpu, r.machine) : "default: no GPU is visible");
+    r.from("device", has_gpus ? visible_source(gpu, r.host_info) : "default: no GPU is visible");
   }
-  r.plan.device = r.kind->name;
+  r.spec.device = r.kind->name;
 }
 
 void choose_nprocs(Resolution& r) {
-  auto& plan = r.plan;
+  auto& spec = r.spec;
   if (r.options.nprocs == -1) {
-    plan.nprocs = default_nprocs(r);
+    spec.nprocs = default_nprocs(r);
   } else {
-    plan.nprocs = r.options.nprocs;
+    spec.nprocs = r.options.nprocs;
     r.from("nprocs", from_option);
   }
-  if (plan.configured_devices > 0 && plan.nprocs > plan.configured_devices && !r.options.oversubscribe)
-    refuse("nprocs", fmt::format("nprocs is {}, but each host has {} devices ({})", plan.nprocs,
-                                 plan.configured_devices, plan.sources.at("configured_devices")));
-  if (r.kind->name == "cpu" && plan.nprocs > r.machine.cores)
+  if (spec.configured_devices > 0 && spec.nprocs > spec.configured_devices && !r.options.oversubscribe)
+    refuse("nprocs", fmt::format("nprocs is {}, but each host has {} devices ({})", spec.nprocs,
+                                 spec.configured_devices, spec.sources.at("configured_devices")));
+  if (r.kind->name == "cpu" && spec.nprocs > r.host_info.cores)
     r.warn(fmt::format("{} processes (nprocs) are more than the {} cores: they will wait for each other",
-                       plan.nprocs, r.machine.cores));
+                       spec.nprocs, r.host_info.cores));
 }
 
 void choose_backend(Resolution& r) {
-  auto& plan = r.plan;
+  auto& spec = r.spec;
   const auto& asked = r.options.backend;
-  const std::string of_hosts = plan.nnodes > 1 ? "gloo" : "shm";
-  const auto hosts = plan.nnodes > 1 ? fmt::format("{} hosts", plan.nnodes) : std::string("one host");
+  const std::string of_hosts = spec.nnodes > 1 ? "gloo" : "shm";
+  const auto hosts = spec.nnodes > 1 ? fmt::format("{} hosts", spec.nnodes) : std::string("one host");
   if (asked != "auto") {
-    if (const auto why = r.machine.unavailable_because(asked); !why.empty())
+    if (const auto why = r.host_info.unavailable_because(asked); !why.empty())
       refuse("backend", fmt::format("backend {} cannot be used: {}; available are {}", asked, why,
-                                    fmt::join(available_backends(r.machine), ", ")));
-    if (asked == "serial" && plan.world_size > 1)
+                                    fmt::join(available_backends(r.host_info), ", ")));
+    if (asked == "serial" && spec.world_size > 1)
       refuse("backend",
-             fmt::format("backend serial is one process alone, but the world has {} (nprocs is {})",
-                         plan.world_size, plan.nprocs));
-    if (asked == "shm" && plan.nnodes > 1)
-      refuse("backend", fmt::format("backend shm reaches the processes of one host, but there are {} hosts; "
-                                    "gloo reaches them all",
-                                    plan.nnodes));
-    plan.backend = asked;
+             fmt::format("backend serial is for a world of one process, but this one has {} (nprocs is {})",
+                         spec.world_size, spec.nprocs));
+    if (asked == "shm" && spec.nnodes > 1)
+      refuse("backend", fmt::format("backend shm is for processes on one host, but there are {} hosts; use "
+                                    "gloo",
+                                    spec.nnodes));
+    spec.backend = asked;
     r.from("backend", from_option);
-  } else if (plan.device == "cpu") {
-    plan.backend = of_hosts;
+  } else if (spec.device == "cpu") {
+    spec.backend = of_hosts;
     r.from("backend", fmt::format("default: CPUs of {}", hosts));
-  } else if (const auto why = r.machine.unavailable_because(r.kind->backend); !why.empty()) {
-    plan.backend = of_hosts;
+  } else if (const auto why = r.host_info.unavailable_because(r.kind->backend); !why.empty()) {
+    spec.backend = of_hosts;
     r.from("backend", fmt::format("default: {}", why));
     r.warn(fmt::format("{}: collectives of the {} processes go through the host's memory ({})", why,
                        r.kind->label, of_hosts));
   } else {
-    plan.backend = r.kind->backend;
+    spec.backend = r.kind->backend;
     r.from("backend", fmt::format("default: {}s", r.kind->label));
   }
 }
 
 void choose_visible_devices(Resolution& r) {
-  auto& plan = r.plan;
+  auto& spec = r.spec;
   const auto& kind = *r.kind;
-  if (kind.name == "cpu") return r.from("visible_devices", "default: CPUs are not dealt out");
-  auto devices = visible_devices(kind, r.machine);
+  if (kind.name == "cpu") return r.from("visible_devices", "default: CPUs are not assigned to processes");
+  auto devices = visible_devices(kind, r.host_info);
   if (!selection(r.options, kind).empty()) {
     devices = selected_devices(r, devices);
     r.from("visible_devices", "option " + kind.option);
   } else {
-    if (plan.nprocs > static_cast<int>(devices.size()) && !r.options.oversubscribe)
-      refuse("nprocs",
-             fmt::format("nprocs is {}, but {} {}s are visible ({}; {}); oversubscribe lets processes "
-                         "share them",
-                         plan.nprocs, devices.size(), kind.label, fmt::join(devices, ","),
-                         visible_source(kind, r.machine)));
-    r.from("visible_devices", visible_source(kind, r.machine));
+    if (spec.nprocs > static_cast<int>(devices.size()) && !r.options.oversubscribe)
+      refuse("nprocs", fmt::format("nprocs is {}, but {} {}s are visible ({}; {}); set oversubscribe to let "
+                                   "processes share them",
+                                   spec.nprocs, devices.size(), kind.label, fmt::join(devices, ","),
+                                   visible_source(kind, r.host_info)));
+    r.from("visible_devices", visible_source(kind, r.host_info));
   }
-  for (int i = 0; i < plan.nprocs; ++i)
-    plan.visible_devices.push_back(devices[static_cast<std::size_t>(i) % devices.size()]);
+  for (int i = 0; i < spec.nprocs; ++i)
+    spec.visible_devices.push_back(devices[static_cast<std::size_t>(i) % devices.size()]);
 }
 
 }  // namespace accelmgr::launch

@@ -1,5 +1,4 @@
-#include <fmt/format.h>
-#include <unistd.h>
+#include <fcntl.h>
 
 #include <atomic>
 #include <charconv>
@@ -7,8 +6,8 @@
 #include <optional>
 
 #include "launch/child.hpp"
-#include "launch/forkserver.hpp"
 #include "launch/spawner.hpp"
+#include "launch/zygote.hpp"
 
 namespace accelmgr::launch {
 namespace {
@@ -22,11 +21,17 @@ std::optional<int> number_in(const char* text) noexcept {
   return error == std::errc{} && stop == end ? std::optional(number) : std::nullopt;
 }
 
+[[noreturn]] void run_executed_fork_server() noexcept {
+  for (const int fd : {fork_server_socket, fork_server_creator}) fcntl(fd, F_SETFD, FD_CLOEXEC);
+  become_fork_server(base::UniqueFd(fork_server_socket), base::UniqueFd(fork_server_creator));
+}
+
 }  // namespace
 
 void take_role(int argc, char** argv) {
   role_taken = true;
-  if (argc == 2 && std::strcmp(argv[1], forkserver_argument) == 0) run_forkserver();
+  if (argc == 2 && std::strcmp(argv[1], zygote_argument) == 0) run_zygote();
+  if (argc == 2 && std::strcmp(argv[1], fork_server_argument) == 0) run_executed_fork_server();
   if (argc != 4 || std::strcmp(argv[1], child_argument) != 0) return;
   const auto socket = number_in(argv[2]), rank = number_in(argv[3]);
   if (socket && rank) run_executed_child(*socket, *rank);

@@ -1,32 +1,15 @@
-// Where the processes of a host meet that may do something only one at a time: a memory of named places, made
-// by the first of them that needs it, found by the others through $ACCELMGR_SERIAL_MEMORY or inherited.
+// The file of the locks of SerialExecutor: processes of one host that may do something only one at a time.
+// The first process that needs the file makes it. Others find it by $ACCELMGR_SERIAL_MEMORY, or inherit it
+// through fork().
 #pragma once
 
-#include <sys/types.h>
-
 #include <string>
-#include <string_view>
 
 namespace accelmgr::launch {
 
-inline constexpr int serial_places = 64;
-inline constexpr std::size_t max_serial_name_bytes = 47;
-
-/// The path by which other processes find the memory of this one, as long as this one lives: the value of
-/// $ACCELMGR_SERIAL_MEMORY for what it launches. Makes it if need be. Throws SystemError, SessionError.
+/// The value of $ACCELMGR_SERIAL_MEMORY for processes that this one launches: the path of the file that this
+/// process uses. Makes the file if there is none. The path of a file made here is valid as long as this
+/// process lives. Throws SystemError.
 std::string serial_memory_path();
-
-/// A lock of all processes with the same memory. Its holder's end frees it.
-struct SerialPlace;
-
-/// The place of that name, in the memory that the environment of this process names now. Throws ConfigError
-/// when all places have other names, SessionError when the memory is not what it should be.
-SerialPlace& serial_place(std::string_view name);
-
-/// Whether it got in within the time. Throws UsageError in a thread that is inside.
-bool enter(SerialPlace& place, double timeout_s);
-void leave(SerialPlace& place) noexcept;
-/// The process inside; 0: none.
-pid_t holder(const SerialPlace& place) noexcept;
 
 }  // namespace accelmgr::launch

@@ -1,4 +1,3 @@
-#include <fmt/format.h>
 
 #include "launch/failure.hpp"
 
@@ -10,7 +9,7 @@ std::string text_of(const Failure& first, const std::vector<Failure>& later) {
   if (!first.trace.empty()) text += "\n" + first.trace;
   if (!later.empty()) {
     text += text.ends_with('\n') ? "" : "\n";
-    text += "after it failed:";
+    text += "later failures:";
     for (const auto& failure : later) text += "\n  " + describe(failure);
   }
   if (text.ends_with('\n')) text.pop_back();

@@ -1,6 +1,6 @@
-// The processes behind spawn() and `accelmgr spawn`: tasks, and the launcher (ipc/launcher.hpp) that forks a
-// child for each. The child reads its task from its first descriptor, and calls a function or executes a
-// program.
+// Starts the processes of spawn() and of `accelmgr spawn`. The fork server (ipc/fork_server.hpp) forks a
+// child for each task. The child reads its task from the first descriptor it was passed, and calls a function
+// or executes a program.
 #pragma once
 
 #include <map>
@@ -14,60 +14,64 @@
 #include "accelmgr/launch.hpp"
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
-#include "ipc/launcher.hpp"
-#include "launch/parcel.hpp"
+#include "ipc/fork_server_client.hpp"
+#include "launch/text_message.hpp"
 
 namespace accelmgr::launch {
 
-/// What a child does: executes `program`, or makes `call`, or calls the callable of Spawner::fork().
+/// What a child does: it executes `program`, or makes `call`, or else calls the callable of Spawner::fork().
 struct Task {
   int rank = 0;                                    ///< In the world.
-  std::map<std::string, std::string> environment;  ///< All of it.
-  std::vector<std::string> program;                ///< argv; looked for in PATH of `environment`.
-  std::shared_ptr<const Parcel> call;              ///< make_call(); many tasks may share it.
-  bool execute_self = false;                       ///< The call is made by this program executed anew.
+  std::map<std::string, std::string> environment;  ///< The complete environment.
+  std::vector<std::string> program;                ///< argv; looked up in PATH of `environment`.
+  std::shared_ptr<const TextMessage> call;         ///< From make_call(); many tasks may share it.
+  bool execute_self = false;                       ///< The child executes this program, which makes the call.
 };
 
-/// The call of a registered function, after that of a registered `setup` if there is one. Throws UsageError
-/// when the arguments take more than ipc::max_text_bytes.
-std::shared_ptr<const Parcel> make_call(const std::string& function, const std::string& setup,
-                                        const Value& args);
+/// A call of a registered function, after a call of the registered `setup` unless that is empty. Throws
+/// UsageError if the arguments take more than ipc::max_text_bytes.
+std::shared_ptr<const TextMessage> make_call(const std::string& function, const std::string& setup,
+                                             const Value& args);
 
-/// What a child that runs a function tells before it ends; one that dies tells nothing.
+/// What a child that runs a function sends before it ends. A child that is killed sends nothing.
 struct Report {
   std::optional<Value> result;
   std::optional<Failure> failure;
 };
 
-/// The launcher's client. It, all children, and what these have started, end when this object is destroyed or
-/// this process ends in whatever way.
+/// Client of a fork server. The fork server, its children and their descendants end when this object is
+/// destroyed or this process ends, however it ends.
 class Spawner {
  public:
-  /// Forks this process as it stands, threads or not. `callable` is called with the rank by the children of
-  /// tasks without program and call. Throws SystemError.
+  /// Forks the fork server from this process, even if it has other threads. A child whose task has no program
+  /// and no call runs `setup` and `callable` with its rank. Throws SystemError.
   static Spawner fork(std::function<Value(int)> callable = {}, std::function<void(int)> setup = {});
-  /// The launcher is forked from the forkserver: this program executed anew, once for all launches of this
-  /// process. Throws UsageError unless take_role() was called, SystemError, SessionError.
+  /// Executes this program again as the fork server, which so has no memory and no descriptors of this
+  /// process. Throws as execute().
+  static Spawner execute_server();
+  /// Forks the fork server from the zygote, which is this program executed again, once for all launches of
+  /// this process. Throws UsageError unless can_be_executed(), SystemError, SessionError.
   static Spawner execute();
   Spawner(Spawner&&) noexcept;
   Spawner& operator=(Spawner&&) noexcept;
   ~Spawner();
 
-  /// `slot` is how events name the child (their `rank`). `fds`: of each pair the first becomes descriptor
-  /// number second (0, 1 and 2 too) in the child. Returns our end of the socket on which a Report comes
-  /// (read_report()): of a program that could not be executed too. Does not wait for the child. Throws
-  /// SystemError (EPIPE: the launcher is gone), UsageError.
+  /// Asks the fork server for a child; does not wait for it. Events carry `slot` as their `rank`. Each pair
+  /// of `fds` is a descriptor here and its number in the child, which may be 0, 1 or 2. Returns a socket from
+  /// which read_report() reads the child's Report; a program that could not be executed sends one too. Throws
+  /// UsageError for an invalid task, SessionError if the fork server is gone, SystemError.
   base::UniqueFd start(int slot, const Task& task, std::span<const std::pair<int, int>> fds = {});
-  /// Started and Ended, as in ipc/launcher.hpp; nullopt when there is none before the deadline, or the
-  /// launcher is gone (launcher_end()).
+  /// Blocks until the fork server reports Started or Ended (ipc/fork_server_client.hpp). nullopt if the
+  /// deadline passes or the fork server is gone (fork_server_end()).
   std::optional<ipc::Event> next(base::Deadline deadline);
-  /// To the process groups of all children; stopped ones go on. Nothing if the launcher is gone.
+  /// Sends a signal to the process groups of all children, and continues stopped ones. Does nothing if the
+  /// fork server is gone.
   void signal(int number) noexcept;
-  /// How the launcher ended, if it is gone though nobody stopped it. All that it had started has been killed.
-  const std::optional<std::string>& launcher_end() const noexcept;
-  int socket() const noexcept;  ///< Readable when there is an event, or the launcher is gone.
-  int pidfd() const noexcept;   ///< Of the launcher.
-  /// Ends the launcher, all children and theirs. Bounded.
+  /// How the fork server ended, if it ended before stop(). All its children have been killed then.
+  const std::optional<std::string>& fork_server_end() const noexcept;
+  int socket() const noexcept;  ///< Readable when there is an event, or the fork server is gone.
+  int pidfd() const noexcept;   ///< The fork server's.
+  /// Ends the fork server, all children and their descendants. Blocks for a bounded time.
   void stop(base::Deadline deadline) noexcept;
 
  private:
@@ -76,15 +80,16 @@ class Spawner {
   std::unique_ptr<State> state_;
 };
 
-/// Of a child that has ended: nullopt when it did without one.
+/// The report of a child that has ended; nullopt if it sent none. Does not block. Throws SessionError if it
+/// cannot be read.
 std::optional<Report> read_report(int socket);
 
-/// In main(), before anything else: when this process was executed as a child or as a launcher, becomes that
+/// Call it first in main(). If this process was executed as a child or as the zygote, it takes that role
 /// and does not return.
 void take_role(int argc, char** argv);
-/// Promises that this program, executed as ipc::self_command() says, calls take_role().
+/// Declares that this program calls take_role() when it is executed with ipc::self_command().
 void let_be_executed() noexcept;
-/// Whether one of them was called: only then this program can be executed as a child.
+/// True if one of these two was called: only then can this program be executed as a child.
 bool can_be_executed() noexcept;
 
 }  // namespace accelmgr::launch

@@ -1,4 +1,4 @@
-// Lists in texts.
+// Splits texts into lists.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ inline std::string trimmed(std::string_view text) {
   return std::string(text.substr(first, text.find_last_not_of(" \t") - first + 1));
 }
 
-/// The parts between the separators, without spaces around them; empty parts stay. An empty text has none.
+/// The parts between the separators, trimmed. Empty parts are kept, but an empty text has no parts.
 inline std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> parts;
   if (trimmed(text).empty()) return parts;

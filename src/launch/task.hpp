@@ -1,9 +1,9 @@
-// What goes over the socket between a launched child and who launched it, as CBOR:
+// Messages between a launched child and the process that launched it, as CBOR:
 //
-//   -> Order   read by the forked child: its descriptors and environment, what it is to become
-//   -> Call    of a registered function; the same for all ranks, read by whoever calls it: the forked child,
-//              or this program executed by it
-//   <- Report  of a function
+//   -> Order   read by the forked child: descriptors, environment, and what it executes or calls
+//   -> Call    a call of a registered function, the same for all ranks; read by the forked child, or by this
+//              program if the child has executed it
+//   <- Report  the result or the failure
 #pragma once
 
 #include <string>
@@ -16,10 +16,10 @@ namespace accelmgr::launch {
 struct Order {
   int rank = 0;
   std::map<std::string, std::string> environment;
-  std::vector<int> targets;  ///< Numbers of the descriptors that came with the request.
+  std::vector<int> targets;  ///< The numbers that the descriptors of the request get in the child.
   std::vector<std::string> program;
   bool execute_self = false;
-  bool call = false;  ///< One follows; without, and without program, it is the callable.
+  bool call = false;  ///< A Call follows. Without it and without `program` the child calls the callable.
 };
 
 struct Call {
@@ -31,7 +31,7 @@ struct Call {
 std::string encode(const Order& order);
 std::string encode(const Call& call);
 std::string encode(const Report& report);
-// Throw SessionError for what is no such thing.
+// These throw SessionError if the text is not such a message.
 Order decode_order(const std::string& text);
 Call decode_call(const std::string& text);
 Report decode_report(const std::string& text);

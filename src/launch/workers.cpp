@@ -38,10 +38,11 @@ Worker parse_identity(std::string_view text, char separator, std::string_view pa
   if (at == std::string_view::npos) refuse(part, right);
   const auto name = text.substr(0, at);
   const auto digits = text.substr(at + 1);
-  if (!is_name(name)) refuse(part, fmt::format("'{}' is no name of a worker", name));
+  if (!is_name(name))
+    refuse(part, fmt::format("'{}' is not the name of a worker (letters, digits and _)", name));
   const auto ordinal = parse_number<int>(digits);
   if (!ordinal || *ordinal < 0 || digits.starts_with('-'))
-    refuse(part, fmt::format("'{}' is no ordinal, a whole number of at least 0", digits));
+    refuse(part, fmt::format("'{}' is not an ordinal, which must be a whole number of at least 0", digits));
   return {std::string(name), *ordinal, {}};
 }
 
@@ -53,7 +54,7 @@ HostPort parse_address(std::string_view address, std::string_view part) {
   }
 }
 
-// The ';' before the address: the worker form's only one, the TPU form's second.
+// The address follows the only ';' of the worker form, or the second one of the TPU form.
 Worker parse_entry(std::string_view part, WorkerForm form) {
   const auto first = part.find(';');
   const auto end =
@@ -90,7 +91,7 @@ std::vector<Worker> parse_workers(std::string_view text, WorkerForm form) {
   for (const auto part : parts_of(text)) {
     auto worker = parse_entry(part, form);
     if (!seen.emplace(worker.name, worker.ordinal).second)
-      throw ConfigError(fmt::format("worker {}:{} is there twice in '{}'", worker.name, worker.ordinal, text),
+      throw ConfigError(fmt::format("worker {}:{} appears twice in '{}'", worker.name, worker.ordinal, text),
                         key);
     workers.push_back(std::move(worker));
   }
@@ -123,8 +124,8 @@ std::vector<Worker> expand_workers(std::span<const Worker> hosts, int devices) {
   for (const auto& host : hosts) {
     if (host.address.port + devices - 1 > highest_port)
       throw ConfigError(
-          fmt::format("worker {}:{} at {} stands for {} processes, each with a port of its own; "
-                      "the last would have port {}, but {} is the highest there is",
+          fmt::format("worker {}:{} at {} has {} processes, each with a port of its own; the last "
+                      "one would have port {}, but {} is the highest port",
                       host.name, host.ordinal, text(host.address), devices, host.address.port + devices - 1,
                       highest_port),
           key);
@@ -153,8 +154,8 @@ std::vector<Worker> local_workers(const std::string& hostname, std::span<const i
 std::string device_map(std::span<const Worker> processes, std::string_view label) {
   std::string map;
   for (const auto& process : processes)
-    map += fmt::format("{}{}:{};/job:{}/replica:0/task:{}/device:{}:0", map.empty() ? "" : "|", label,
-                       process.ordinal, process.name, process.ordinal, label);
+    map += fmt::format("{}{}:{};/job:{}/replica:0/task:{}/device:XLA_{}:0", map.empty() ? "" : "|", label,
+                       process.ordinal, local_worker_name, process.ordinal, label);
   return map;
 }
 

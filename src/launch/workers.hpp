@@ -1,4 +1,4 @@
-// The worker strings: which hosts take part, and, once expanded, which process serves where.
+// Worker strings: the hosts of a launch and, once expanded, the address of each process.
 //
 //   worker form   name:ordinal;[grpc://]host:port|...   one entry a host; its processes at port, port+1, ...
 //   TPU form      name;ordinal;host:port|...            one entry a host
@@ -24,7 +24,7 @@ struct Worker {
 };
 
 inline constexpr const char* local_worker_name = "localservice";
-inline constexpr int tpu_devices = 8;  ///< Of a host in the TPU form, unless configured.
+inline constexpr int tpu_devices = 8;  ///< Devices of a host in the TPU form, unless configured.
 
 struct WorkerList {
   WorkerForm form = WorkerForm::none;
@@ -33,28 +33,28 @@ struct WorkerList {
   bool operator==(const WorkerList&) const = default;
 };
 
-/// Either form, told by the first entry; no mixture. Throws ConfigError: "Bad worker syntax: <the part>", and
-/// with it "Bad worker HOST:PORT format: <it>" where only the address is at fault; a name and ordinal that
-/// occur twice.
+/// Parses either form; the first entry determines it, and all entries must have it. Throws ConfigError for
+/// bad syntax ("Bad worker syntax: <the part>", and "Bad worker HOST:PORT format: <it>" if only the address
+/// is wrong) and for a name and ordinal that occur twice.
 WorkerList parse_workers(std::string_view text);
-/// As above, where only one form is allowed.
+/// As above, but accepts only `form`.
 std::vector<Worker> parse_workers(std::string_view text, WorkerForm form);
 
-/// "name:ordinal" with nothing after it; the address is left empty. Throws as above.
+/// Parses "name:ordinal"; leaves the address empty. Throws as above.
 Worker parse_local_worker(std::string_view text);
 
-/// What parse_workers() reads back. The worker form is written with grpc://.
+/// The text that parse_workers() reads. The worker form is written with grpc://.
 std::string text(std::span<const Worker> workers, WorkerForm form);
 
-/// One entry per process: host h's process i has ordinal h * devices + i, and port + i. Throws ConfigError
-/// for ports beyond 65535 and for two processes with one address.
+/// One entry per process: process i of host h has ordinal h * devices + i and port + i. Throws ConfigError
+/// for ports beyond 65535 and for two processes with the same address.
 std::vector<Worker> expand_workers(std::span<const Worker> hosts, int devices);
 
-/// The processes of one host without configured workers, by their bound ports.
+/// One entry for each process of one host, in the order of the bound `ports`.
 std::vector<Worker> local_workers(const std::string& hostname, std::span<const int> ports);
 
-/// Names every device of every host: "GPU:1;/job:name/replica:0/task:1/device:GPU:0|..."; a process sees its
-/// device as the only one, so it is number 0 of its task. `label`: "GPU", "CPU".
+/// Names every device of every host: "GPU:1;/job:localservice/replica:0/task:1/device:XLA_GPU:0|...". Each
+/// process sees only its own device, so every device is number 0 of its task. `label` is "GPU" or "CPU".
 std::string device_map(std::span<const Worker> processes, std::string_view label);
 
 }  // namespace accelmgr::launch

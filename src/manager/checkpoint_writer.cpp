@@ -1,7 +1,6 @@
 #include "manager/checkpoint_writer.hpp"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <chrono>
 #include <limits>
@@ -11,6 +10,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
+#include "base/fields.hpp"
 #include "base/log.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "ipc/memory.hpp"
@@ -19,27 +19,26 @@ namespace accelmgr::manager {
 namespace {
 
 ipc::Mapping map(const base::UniqueFd& fd) {
-  struct stat status {};
-  if (fstat(fd.get(), &status) != 0) throw SystemError("fstat of a checkpoint's memory", errno);
-  return {fd.get(), 0, static_cast<std::size_t>(status.st_size), ipc::Access::read};
+  return {fd.get(), 0, ipc::sealed_bytes(fd.get(), "the memory of a checkpoint"), ipc::Access::read};
 }
 
 std::span<const std::byte> bytes_of(const ipc::Mapping& mapping) { return {mapping.data(), mapping.size()}; }
 
-/// Each image is what its memfd begins with; the description says how long they are.
+/// Each memfd begins with the image of a file. The description holds the sizes of the images.
 checkpoint::Written write_files(const CheckpointConfig& config, const protocol::Save& save) {
   if (!save.missing.empty()) throw CheckpointError(save.missing);
   const auto model = map(save.model), training = map(save.training), text = map(save.description);
-  const auto description = nlohmann::json::parse(reinterpret_cast<const char*>(text.data()),
-                                                 reinterpret_cast<const char*>(text.data()) + text.size());
+  constexpr const char* what = "the description of a checkpoint";
+  const auto description = base::parse_json({reinterpret_cast<const char*>(text.data()), text.size()}, what);
+  const base::Fields fields(description, what);
   checkpoint::Contents contents;
   contents.step = save.step;
-  if (const auto& metric = description.at("metric"); metric.is_number())
-    contents.metric = metric.get<double>();
-  contents.model = bytes_of(model).first(description.at("model_bytes").get<std::size_t>());
-  contents.training = bytes_of(training).first(description.at("training_bytes").get<std::size_t>());
-  contents.state = description.at("state");
-  const auto elsewhere = description.value("directory", "");
+  if (!fields.value("metric").is_null()) contents.metric = fields.real("metric");
+  contents.model = bytes_of(model).first(fields.number<std::size_t>("model_bytes", 0, model.size()));
+  contents.training =
+      bytes_of(training).first(fields.number<std::size_t>("training_bytes", 0, training.size()));
+  contents.state = fields.value("state");
+  const auto elsewhere = fields.has("directory") ? fields.text("directory") : std::string();
   return elsewhere.empty() ? checkpoint::write(config.directory, contents, config.keep)
                            : checkpoint::write(elsewhere, contents, std::numeric_limits<std::int64_t>::max());
 }

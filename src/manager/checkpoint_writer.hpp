@@ -1,5 +1,5 @@
-// Writes checkpoints in the manager, so that the host's step waits for no disk: one after the other, on a
-// thread of its own.
+// Writes checkpoints in the manager, one after the other, on a thread of its own: no step of the host waits
+// for a disk.
 #pragma once
 
 #include <condition_variable>
@@ -16,13 +16,15 @@ namespace accelmgr::manager {
 class CheckpointWriter {
  public:
   using Tell = std::function<void(protocol::Saved)>;
-  /// `tell` is called on the writer's thread. The thread begins with the first checkpoint and ends with the
-  /// process, which must not unwind before: a disk may keep it for ever.
+  /// `tell` is called on the writer's thread, after each checkpoint that was written or failed. The thread
+  /// begins with the first checkpoint and never ends, because a disk may block it for ever: `config` and this
+  /// object must live until the process ends by _exit().
   CheckpointWriter(const CheckpointConfig& config, Tell tell) : config_(config), tell_(std::move(tell)) {}
 
-  /// Returns at once.
+  /// Queues a checkpoint. Does not block. Any thread.
   void write(protocol::Save save);
-  /// Returns when all that was asked for is written, or the deadline has passed: whether it is written.
+  /// Blocks until every queued checkpoint is written or has failed, or the deadline has passed. Returns false
+  /// in the latter case. Any thread but the writer's.
   bool finish(base::Deadline deadline);
 
  private:
@@ -32,7 +34,7 @@ class CheckpointWriter {
   Tell tell_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<protocol::Save> queue_;  ///< The first is being written.
+  std::deque<protocol::Save> queue_;  ///< The front is being written.
   bool started_ = false;
 };
 

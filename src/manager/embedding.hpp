@@ -1,4 +1,4 @@
-// For an interpreter that loads accelmgr as an extension: what init() is to a program of its own.
+// Initialization for an interpreter that loads accelmgr as an extension, in the place of accelmgr::init().
 #pragma once
 
 #include <functional>
@@ -6,29 +6,42 @@
 #include <string>
 #include <vector>
 
+#include "accelmgr/config.hpp"
+
 namespace accelmgr::manager {
 
 struct Embedding {
-  /// What runs the interpreter again so that it calls take_role() with the arguments that follow these.
+  /// The command that executes the interpreter again. accelmgr appends arguments, and the new interpreter
+  /// must pass them to take_role().
   std::vector<std::string> command;
-  /// Calls its argument, which forks, as the interpreter wants it called.
+  /// Calls its argument, which forks, in the way that the interpreter requires.
   std::function<void(const std::function<void()>&)> around_fork = [](const auto& fork) { fork(); };
-  /// In the child.
+  /// Called in a manager process that was forked, before anything else.
   std::function<void()> forked = [] {};
-  /// In the manager process, when it has forked its launcher: other threads will call into the interpreter.
+  /// Called in the process that will fork the runners of `config`, before it does: loads what all of them
+  /// need. It must start no thread.
+  std::function<void(const Config&)> runners_expected = [](const Config&) {};
+  /// Called in the manager process once it has forked its fork server, before other threads use the
+  /// interpreter.
   std::function<void()> manager_began = [] {};
-  /// In each runner, forked from a thread that was inside the interpreter.
+  /// Called in each runner, when its environment shows its device. The thread that forked it was inside the
+  /// interpreter.
   std::function<void()> runner_began = [] {};
 };
 
-/// Once in each process, before anything else of accelmgr. The host may have threads. Throws UsageError when
-/// called twice.
+/// Call once in each process, before anything else of accelmgr. The process may have other threads. Throws
+/// UsageError when accelmgr is initialized already, ConfigError as base::start_logging().
 void embed(Embedding embedding);
 
-/// In the executed process, after embed(): becomes what `arguments` say, and does not return then. The
-/// process has one thread.
+/// Call in the executed process, after embed(), while it has one thread. If `arguments` name a role, the
+/// process takes it, and the call does not return.
 void take_role(std::span<const std::string> arguments);
 
 const Embedding& embedding() noexcept;
+
+/// Registers `call`, to be called in a manager process once it has forked its fork server and before any code
+/// of the user. Call before init().
+void at_begin(std::function<void()> call);
+void call_at_begin();
 
 }  // namespace accelmgr::manager

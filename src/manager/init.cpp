@@ -11,8 +11,8 @@
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
 #include "ipc/process.hpp"
-#include "launch/forkserver.hpp"
 #include "launch/spawner.hpp"
+#include "launch/zygote.hpp"
 #include "manager/embedding.hpp"
 #include "manager/process.hpp"
 #include "manager/role.hpp"
@@ -22,16 +22,16 @@ namespace {
 
 std::atomic<bool> called{false};
 
-/// Where one of them is closed, the next socket would be what everyone prints to.
+/// If one of them were closed, the next socket would get its number, and every print would go there.
 void open_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) >= 0) continue;
     if (open("/dev/null", O_RDWR) < 0)
-      throw SystemError("opening /dev/null", errno);  // The lowest free: `fd`.
+      throw SystemError("opening /dev/null", errno);  // open() takes the lowest free number: `fd`.
   }
 }
 
-/// Does not return when the arguments say that this process has one.
+/// Takes the role that the arguments name, and does not return then. Returns when they name none.
 void take_role_of(int argc, char** argv) {
   launch::serve_role(manager::server_role, [](base::UniqueFd socket, base::UniqueFd host_pidfd) {
     manager::embedding().forked();
@@ -40,13 +40,18 @@ void take_role_of(int argc, char** argv) {
   launch::take_role(argc, argv);
   if (argc == 2 && std::strcmp(argv[1], manager::role_argument) == 0)
     manager::run(base::UniqueFd(manager::role_socket));
-  if (argc == 2 && std::strcmp(argv[1], manager::launcher_argument) == 0)
-    manager::run_launcher(base::UniqueFd(manager::role_socket));
+  if (argc == 2 && std::strcmp(argv[1], manager::fork_server_argument) == 0)
+    manager::run_fork_server(base::UniqueFd(manager::role_socket));
 }
 
 manager::Embedding& the_embedding() {
   static manager::Embedding embedding;
   return embedding;
+}
+
+std::vector<std::function<void()>>& beginnings() {
+  static std::vector<std::function<void()>> all;
+  return all;
 }
 
 }  // namespace
@@ -83,5 +88,12 @@ void manager::take_role(std::span<const std::string> arguments) {
 }
 
 const manager::Embedding& manager::embedding() noexcept { return the_embedding(); }
+
+void manager::at_begin(std::function<void()> call) { beginnings().push_back(std::move(call)); }
+
+void manager::call_at_begin() {
+  embedding().manager_began();
+  for (const auto& call : beginnings()) call();
+}
 
 }  // namespace accelmgr

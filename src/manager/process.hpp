@@ -1,15 +1,15 @@
-// The manager process: it owns the session, loads the data, and watches over the runners.
+// The manager process: it owns the session, loads the data, and supervises the runners.
 #pragma once
 
 #include "base/unique_fd.hpp"
 
 namespace accelmgr::manager {
 
-/// The whole life of the manager process, from accelmgr::init() on, while it has one thread. `socket`: to the
-/// host.
+/// Runs the manager process, from accelmgr::init() to its end. Call while the process has one thread.
+/// `socket` leads to the host. If `host_pidfd` is empty, the pidfd is obtained from the socket.
 [[noreturn]] void run(base::UniqueFd socket, base::UniqueFd host_pidfd = {});
 
-/// The launcher process that a manager executes in the place of a lost one; never returns.
-[[noreturn]] void run_launcher(base::UniqueFd socket);
+/// Runs the fork server process that a manager executes to replace a lost one. `socket` leads to the manager.
+[[noreturn]] void run_fork_server(base::UniqueFd socket);
 
 }  // namespace accelmgr::manager

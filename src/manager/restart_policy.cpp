@@ -1,4 +1,5 @@
 #include "manager/restart_policy.hpp"
+#include "base/timing.hpp"
 
 #include <fmt/format.h>
 
@@ -7,23 +8,21 @@
 namespace accelmgr::manager {
 namespace {
 
-constexpr double longest_backoff_s = 30;
-
 Decision give_up(std::string why) { return {Decision::Kind::give_up, 0, std::move(why)}; }
 
 }  // namespace
 
-Decision RestartPolicy::runner_lost(std::int64_t now_ns, int others, bool repeatable) {
+Decision RestartPolicy::runner_lost(std::int64_t now_ns, int others, bool would_recur) {
   if (config_.on_loss == LossPolicy::fail) return give_up("runners.on_loss is fail");
-  if (!repeatable) return give_up("no replacement would do better");
+  if (would_recur) return give_up("a replacement would fail in the same way");
   if (config_.on_loss == LossPolicy::restart) return replace(now_ns);
   if (others < config_.min_runners)
     return give_up(
-        fmt::format("{} runners are left, runners.min_runners is {}", others, config_.min_runners));
+        fmt::format("{} runners are left, but runners.min_runners is {}", others, config_.min_runners));
   return {Decision::Kind::leave_out};
 }
 
-Decision RestartPolicy::launcher_lost(std::int64_t now_ns) {
+Decision RestartPolicy::fork_server_lost(std::int64_t now_ns) {
   if (config_.on_loss == LossPolicy::fail) return give_up("runners.on_loss is fail");
   return replace(now_ns);
 }
@@ -40,8 +39,9 @@ Decision RestartPolicy::replace(std::int64_t now_ns) {
   ++replaced_;
   recent_ns_.push_back(now_ns);
   double delay_s = recent == 0 ? 0 : config_.restart_backoff;
-  for (int i = 1; i < recent && delay_s < longest_backoff_s; ++i) delay_s *= 2;
-  return {Decision::Kind::replace, static_cast<std::int64_t>(std::min(delay_s, longest_backoff_s) * 1e9)};
+  for (int i = 1; i < recent && delay_s < timing::longest_backoff_s; ++i) delay_s *= 2;
+  return {Decision::Kind::replace,
+          static_cast<std::int64_t>(std::min(delay_s, timing::longest_backoff_s) * 1e9)};
 }
 
 }  // namespace accelmgr::manager

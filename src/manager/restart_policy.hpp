@@ -1,4 +1,4 @@
-// What is done about a lost runner: `runners.on_loss` and its limits. Pure: the caller tells the time.
+// Decides what is done about a lost runner, by `runners.on_loss` and its limits. The caller passes the time.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,20 @@ namespace accelmgr::manager {
 struct Decision {
   enum class Kind { replace, leave_out, give_up };
   Kind kind = Kind::give_up;
-  std::int64_t delay_ns = 0;  ///< replace: so long from now.
-  std::string why{};          ///< give_up: which limit was met.
+  std::int64_t delay_ns = 0;  ///< replace: how long to wait before the start.
+  std::string why{};          ///< give_up: the reason, for an error text.
 };
 
 class RestartPolicy {
  public:
   explicit RestartPolicy(const RunnersConfig& config) : config_(config) {}
 
-  /// A runner was lost; `others` are left. A loss with `repeatable` false (the model is wrong, not the
-  /// process) comes again with every replacement.
-  Decision runner_lost(std::int64_t now_ns, int others, bool repeatable);
-  /// The launcher was lost, and all runners with it: that is one loss, whatever their number.
-  Decision launcher_lost(std::int64_t now_ns);
+  /// A runner was lost, and `others` are left in the team. `would_recur`: a replacement would be lost in the
+  /// same way, because the model is wrong, not the process. Then the policy gives up.
+  Decision runner_lost(std::int64_t now_ns, int others, bool would_recur);
+  /// The fork server was lost, and all runners with it. That counts as one loss. It is also replaced when
+  /// on_loss is shrink.
+  Decision fork_server_lost(std::int64_t now_ns);
 
  private:
   Decision replace(std::int64_t now_ns);

@@ -1,20 +1,20 @@
-// How the manager process, and a launcher in the place of a lost one, come to be: this program, run again
-// with one argument.
+// How a manager process, and a fork server that replaces a lost one, are started: this program is executed
+// again with one argument.
 #pragma once
 
 namespace accelmgr::manager {
 
-/// The argument that makes accelmgr::init() branch off into the manager, or into the launcher; and the
-/// descriptor of its end of the socket to the host, or to the manager.
+/// The argument that makes accelmgr::init() run the manager or the fork server. role_socket is the descriptor
+/// of the new process's socket: to the host for a manager, to the manager for a fork server.
 inline constexpr const char* role_argument = "--accelmgr-manager";
-inline constexpr const char* launcher_argument = "--accelmgr-launcher";
+inline constexpr const char* fork_server_argument = "--accelmgr-fork-server";
 inline constexpr int role_socket = 3;
-inline constexpr int role_host = 4;  ///< The launcher's: the host's pidfd.
+inline constexpr int role_host = 4;  ///< Of a fork server only: the pidfd of the host.
 
-/// What the forkserver forks managers as.
+/// The role under which the zygote forks managers.
 inline constexpr const char* server_role = "manager";
 
-/// Whether accelmgr::init() was called in this process.
+/// Whether init() or embed() was called in this process.
 bool initialized() noexcept;
 
 }  // namespace accelmgr::manager

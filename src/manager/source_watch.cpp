@@ -1,4 +1,5 @@
 #include "manager/source_watch.hpp"
+#include "base/timing.hpp"
 
 #include <fmt/format.h>
 
@@ -8,13 +9,13 @@ std::optional<std::string> SourceWatch::look(const std::optional<data::Reading>&
                                              std::int64_t now_ns) {
   if (!reading || reading->since_ns == told_of_ns_) return std::nullopt;
   const double since_s = double(now_ns - reading->since_ns) / 1e9;
-  if (since_s < patience_s) return std::nullopt;
+  if (since_s < timing::source_patience_s) return std::nullopt;
   const auto ranks = waiting_ranks();
   if (ranks.empty()) return std::nullopt;
   told_of_ns_ = reading->since_ns;
   return fmt::format(
-      "the data source '{}' has not returned from {} for {:.0f} s (element {}); it is waited for by {}",
-      kind_, reading->what, since_s, reading->element, ranks);
+      "the data source '{}' has not returned from {} for {:.0f} s (element {}); waiting for it: {}", kind_,
+      reading->what, since_s, reading->element, ranks);
 }
 
 std::string SourceWatch::waiting_ranks() const {

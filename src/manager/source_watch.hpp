@@ -1,4 +1,4 @@
-// Says when ranks wait for a data source that does not come back.
+// Reports when ranks wait for a data source that does not return.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,15 @@
 
 namespace accelmgr::manager {
 
-/// An agent: look() is called in regular intervals. Used by one thread.
+/// The caller calls look() at regular intervals. Used by one thread.
 class SourceWatch {
  public:
-  /// `kind`: what the configuration calls the source.
+  /// `kind` is `data.kind`, for the text.
   SourceWatch(const session::Session& session, std::string kind)
       : session_(session), kind_(std::move(kind)) {}
 
-  static constexpr double patience_s = 5.0;
-
-  /// What is to be said now: once for each read that takes longer than patience_s, and only where a rank
-  /// waits for it in a step. A source that has nothing to give between steps holds up nobody.
+  /// Returns a warning once for each read that takes longer than timing::source_patience_s while a rank waits
+  /// for it in an attempt. Between attempts a slow source delays nothing, and nullopt is returned.
   std::optional<std::string> look(const std::optional<data::Reading>& reading, std::int64_t now_ns);
 
  private:
@@ -28,7 +26,7 @@ class SourceWatch {
 
   const session::Session& session_;
   std::string kind_;
-  std::int64_t told_of_ns_ = 0;  ///< The beginning of the last read that something was said of.
+  std::int64_t told_of_ns_ = 0;  ///< When the read began that was reported last.
 };
 
 }  // namespace accelmgr::manager

@@ -1,15 +1,15 @@
-// The supervisor: starts runners one after the other, watches over them, the launcher and the host, and does
-// what the configuration says about those that are lost.
+// The supervisor starts runners one after the other, watches runners and fork server, and replaces lost
+// runners or leaves them out, as the configuration says. It works with any host and with none.
 //
 // clang-format off
-//   | a rank is      | Life     | next                                                                                  |
-//   |----------------|----------|---------------------------------------------------------------------------------------|
-//   | wanted         | absent,  | starting: its turn has come, its backoff is over, there is a launcher                  |
-//   |                | lost     |                                                                                       |
-//   | starting       | starting | ready: it said so;  lost: its process has ended                                       |
-//   | ready          | ready    | lost: its process has ended, by itself or ended by the watchdog                       |
-//   | lost           | lost     | wanted again (restart), left out of the team (shrink), or the end (fail, limits)      |
-//   | retiring       | retiring | absent: the team got smaller, its process has ended; wanted where the team grew again |
+//   | a rank is | state    | next                                                                           |
+//   |-----------|----------|--------------------------------------------------------------------------------|
+//   | wanted    | absent,  | starting: its turn has come, its backoff is over, there is a fork server       |
+//   |           | lost     |                                                                                |
+//   | starting  | starting | ready: the runner said so;  lost: its process has ended                        |
+//   | ready     | ready    | lost: its process has ended, by itself or killed by the watchdog               |
+//   | lost      | lost     | wanted again (restart), out of the team (shrink), or given up (fail, limits)   |
+//   | retiring  | retiring | absent: its process has ended;  wanted: the same, but the team has grown again |
 // clang-format on
 #pragma once
 
@@ -27,7 +27,8 @@
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
 #include "data/reading.hpp"
-#include "ipc/launcher.hpp"
+#include "ipc/fork_server_client.hpp"
+#include "manager/host_link.hpp"
 #include "manager/restart_policy.hpp"
 #include "manager/source_watch.hpp"
 #include "manager/watch.hpp"
@@ -35,31 +36,41 @@
 #include "protocol/messages.hpp"
 #include "session/reduction.hpp"
 #include "session/session.hpp"
+#include "session/views.hpp"
 
 namespace accelmgr::manager {
 
-/// Used by the manager's main thread alone.
+/// Used by the thread of its loop. Does not block there, beyond the system calls that start a fork server and
+/// give a slab its memory.
 class Supervisor {
  public:
-  using MakeLauncher = std::function<ipc::LauncherClient()>;
-  using Save = std::function<void(protocol::Save)>;
+  using MakeForkServer = std::function<ipc::ForkServerClient()>;
   using Reading = std::function<std::optional<data::Reading>()>;
 
-  /// `relaunch` makes a new launcher after the first was lost. `save` is given the host's requests to write a
-  /// checkpoint. `reading` says what the data source is doing.
-  Supervisor(const Config& config, const session::Session& session, const session::Manifest& manifest,
-             ipc::LauncherClient launcher, MakeLauncher relaunch, Save save, Reading reading, int host_socket,
-             int host_pidfd);
+  /// `relaunch` makes a new fork server when the last one is lost. `reading` returns the read of the data
+  /// source that is under way. `loop`, `config` and what `view` shows must outlive this.
+  Supervisor(boost::asio::io_context& loop, const Config& config, const session::SupervisorView& view,
+             const session::Manifest& manifest, ipc::ForkServerClient fork_server, MakeForkServer relaunch,
+             Reading reading);
 
-  /// Starts the team, answers the host when all are ready, then blocks until the host asks to stop or is
-  /// gone; then ends the runners. Throws RunnerError when one fails before all are ready, SessionError on
-  /// `start_timeout`.
-  void run();
+  /// Starts the team, and goes on in the loop. Calls `ready` when all runners are ready. Until then the loop
+  /// throws RunnerError when a runner or the fork server fails, or `start_timeout` has passed.
+  void start(std::function<void()> ready);
+  /// Whether all runners of the first team have been ready.
+  bool has_started() const noexcept { return has_started_; }
+  /// The fork server and the runners that are ready, for a host.
+  protocol::Started started() const;
 
-  bool host_gone() const noexcept;
+  /// From now on this host gets a notice of each new runner and fork server; nullptr: no host does.
+  void report_to(HostLink* host) noexcept { host_ = host; }
+  /// Makes the ranks 0 to `ranks` - 1 the team.
+  protocol::Resized resize(int ranks);
 
-  /// Any thread: tells the host, as soon as it reads.
-  void tell_host(protocol::Notice notice);
+  /// Ends runners and fork server. Blocks: call it when the loop has ended. `patience_s`: how long runners
+  /// may take to finish what they compute.
+  void stop_runners(double patience_s);
+  /// Ends them after an exception. Blocks as stop_runners() does.
+  void end_runners() noexcept;
 
  private:
   struct Runner {
@@ -67,16 +78,16 @@ class Supervisor {
     base::UniqueFd lifeline;
     std::unique_ptr<Watch> end;
     std::unique_ptr<Watch> said_ready;
-    std::string verdict;         ///< Why it was ended by us; empty: it was not.
-    std::int64_t killed_ns = 0;  ///< When.
+    bool is_ready = false;       ///< It said so.
+    std::int64_t ended_ns = 0;   ///< When its end was seen that the fork server has not reported yet; 0: not.
+    std::string verdict;         ///< Why it was ended or not started by the supervisor; else empty.
+    std::int64_t killed_ns = 0;  ///< When it was killed or asked to retire; 0: neither.
     bool retiring = false;
   };
   struct Wanted {
     int rank;
     std::int64_t not_before_ns;
   };
-
-  void serve();
 
   // Starting.
   void want(int rank, std::int64_t delay_ns);
@@ -85,68 +96,66 @@ class Supervisor {
   void spawn(int rank);
   void not_started(int rank, const std::string& why);
   void watch_runner(int rank);
-  void runner_ready(int rank);
+  void ready_if_known(int rank);
   void tell_of_ready(int rank);
-  void answer_host();
 
-  // Losing (losses.cpp).
+  // Failure recovery (failure_recovery.cpp).
   void runner_ended(int rank);
+  void look_for_unreported_ends(std::int64_t now_ns);
   void lost(int rank, int wait_status);
+  void note_end(int rank, int wait_status);
   void finish_for(int rank);
-  void launcher_ended();
+  void fork_server_ended();
+  void note_fork_server_loss();
   void relaunch_when_all_are_gone();
+  void relaunch();
   void repair(int rank, session::Reason reason, const std::string& incident);
-  /// Returns it in words.
+  /// Returns the incident as text.
   std::string record_incident(int rank, int pid, int wait_status, const std::string& what);
   void give_up(const std::string& why);
   void end_runner(int rank, const std::string& why);
 
-  void watch_launcher();
+  void watch_fork_server();
 
-  // The host, and time.
-  bool take_launcher_event(base::Deadline deadline);
-  void take_launcher_events();
-  void host_request();
-  void resize(int ranks);
+  // The team, and time.
+  void take_fork_server_events();
+  void take(ipc::Started& started);
+  void take(const ipc::Ended& ended);
   bool has_no_process(int rank) const noexcept;
   void retire(int rank);
   void tick();
   void end_late_start(int rank);
-  void send_notices();
   void stop_runners();
 
-  /// More than a living launcher takes to reap; a dead one ends the wait.
-  static constexpr double launcher_report_s = 1.0;
-
   Runner& runner(int rank) { return runners_[static_cast<std::size_t>(rank)]; }
+  const Runner& runner(int rank) const { return runners_[static_cast<std::size_t>(rank)]; }
   std::uint64_t step_under_way() const noexcept;
 
+  boost::asio::io_context& loop_;
   const Config& config_;
+  session::SupervisorView view_;
   const session::Session& session_;
   session::Reduction reduction_;
-  std::optional<ipc::LauncherClient> launcher_;
-  MakeLauncher relaunch_;
-  Save save_;
-  int host_socket_;
-  int host_pidfd_;
+  std::optional<ipc::ForkServerClient> fork_server_;
+  MakeForkServer relaunch_;
+  std::function<void()> ready_;
+  HostLink* host_ = nullptr;
 
-  boost::asio::io_context context_;
   boost::asio::steady_timer ticker_;
   boost::asio::steady_timer start_timer_;
-  std::unique_ptr<Watch> host_socket_watch_, host_watch_, launcher_watch_, launcher_end_;
+  std::unique_ptr<Watch> fork_server_watch_, fork_server_end_;
   std::vector<Runner> runners_;
   std::deque<Wanted> wanted_;
   std::optional<int> starting_;
-  std::int64_t starting_ns_ = 0;  ///< Since when.
-  bool answered_ = false;         ///< The host knows that all are ready.
-  bool launcher_lost_ = false;    ///< Its runners are on their way out; a new one comes when they are gone.
+  std::int64_t starting_ns_ = 0;  ///< When the start of `starting_` began.
+  bool has_started_ = false;
+  bool fork_server_lost_ = false;  ///< Its runners are ending; a new fork server is made when all have ended.
   base::Deadline start_deadline_;
   RestartPolicy policy_;
   Watchdog watchdog_;
   Reading reading_;
   SourceWatch source_watch_;
-  std::string last_exception_;            ///< What the last lost runner threw.
-  std::deque<protocol::Notice> notices_;  ///< For which the host's socket had no room.
+  std::string last_exception_;  ///< What the last incident said.
 };
 
 }  // namespace accelmgr::manager

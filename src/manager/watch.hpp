@@ -1,4 +1,4 @@
-// A descriptor that an Asio loop waits for.
+// Calls a function when a descriptor is readable, from an Asio loop.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -12,8 +12,8 @@
 
 namespace accelmgr::manager {
 
-/// Calls `ready` each time the descriptor is readable, while it returns true and the watch lives. The
-/// descriptor stays its owner's. May be destroyed inside `ready`.
+/// Calls `ready` on the thread of the loop each time the descriptor is readable, until `ready` returns false
+/// or the watch is destroyed. May be destroyed inside `ready`. Watches a duplicate: the caller keeps `fd`.
 class Watch {
  public:
   Watch(boost::asio::io_context& context, int fd, std::function<bool()> ready)
@@ -32,9 +32,10 @@ class Watch {
   struct State {
     State(boost::asio::io_context& context, base::UniqueFd fd, std::function<bool()> f)
         : descriptor(context, fd.get()), ready(std::move(f)) {
-      fd.release();  // The descriptor's now.
+      fd.release();  // `descriptor` owns it now.
     }
-    /// Asio may hand an event that is queued for a descriptor, and that is closed by then, to the next one.
+    /// Asio may deliver a queued event of a descriptor that was closed meanwhile to the next descriptor. So
+    /// the event alone proves nothing.
     bool readable() {
       return ipc::wait_ready(descriptor.native_handle(), POLLIN, base::Deadline::at_ns(0)) != 0;
     }

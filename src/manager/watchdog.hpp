@@ -1,15 +1,15 @@
-// Who has stopped making progress in an attempt: told by the heartbeat from inside the step loop, the
-// process's CPU time and its state. Looked at in regular intervals; it ends nobody itself.
+// Finds runners that make no progress in an attempt, by the heartbeat from inside the step loop, the CPU time
+// of the process and its state. It ends no process itself: the supervisor does.
 //
 // clang-format off
-//   | the attempt is      | and the runner is silent for | and               | verdict                                    |
-//   |---------------------|------------------------------|-------------------|--------------------------------------------|
-//   | computing           | runners.hang_timeout         | it was stopped    | stopped                                    |
-//   |                     |                              | it used no CPU    | hangs                                      |
-//   |                     |                              | ... but wants one | starved: its CPU time counts from then on  |
-//   |                     |                              | it uses CPU       | slow: is said once, and step_timeout holds |
-//   | committed           | recovery_timeout_s           |                   | does not finish                            |
-//   | over, and it is not | abort_grace, silent or not   |                   | has not left                               |
+//   | the attempt is       | the runner is silent  | and it          | verdict                        |
+//   |----------------------|-----------------------|-----------------|--------------------------------|
+//   | computing            | for hang_timeout      | was stopped     | stopped                        |
+//   |                      |                       | used no CPU     | hangs                          |
+//   |                      |                       | ... is runnable | none: starved, CPU counts anew |
+//   |                      |                       | uses CPU        | none: logged once as slow      |
+//   | committed            | for reduction_timeout |                 | does not finish                |
+//   | over for abort_grace | or not                | did not see it  | has not left                   |
 // clang-format on
 #pragma once
 
@@ -25,38 +25,45 @@
 
 namespace accelmgr::manager {
 
-/// A runner that is to be ended, and why.
+/// A runner that must be ended, and why.
 struct Verdict {
   int rank;
   std::string why;
 };
 
-/// An agent: look() is called every `interval_ns`. Used by one thread.
+/// The supervisor calls look() every timing::supervisor_look_ns. Used by one thread.
 class Watchdog {
  public:
-  /// What the kernel says of a process; tests say it themselves.
+  /// Returns CPU time and state of a process. Tests pass a function of their own.
   using Usage = std::function<std::optional<ipc::ProcessUsage>(pid_t)>;
   Watchdog(const Config& config, const session::Session& session, Usage usage = ipc::usage);
-
-  static constexpr std::int64_t interval_ns = 50'000'000;
-  /// A committed reduction is bounded work of milliseconds.
-  static constexpr double recovery_timeout_s = 2.0;
 
   std::vector<Verdict> look(std::int64_t now_ns);
 
  private:
-  struct Seen {
+  struct Progress {
     std::uint64_t attempt = 0;
     std::uint64_t heartbeat = 0;
     std::uint64_t cursor = 0;
     std::uint32_t generation = 0;
-    std::int64_t since_ns = 0;   ///< When anything of that was another.
-    std::int64_t over_ns = 0;    ///< When the attempt was found aborted; 0: it is not.
-    std::int64_t cpu_at_ns = 0;  ///< From when its CPU time counts, past half of the silence; 0: not yet.
-    std::uint64_t cpu_ns = 0;    ///< Then.
+    bool operator==(const Progress&) const = default;
+  };
+  struct Seen {
+    Progress progress{};
+    std::int64_t since_ns = 0;   ///< Since when the runner is silent.
+    std::int64_t over_ns = 0;    ///< When the attempt was first seen aborted or closed; 0: not yet.
+    std::int64_t cpu_at_ns = 0;  ///< Since when CPU time is counted; 0: not yet, before half of the timeout.
+    std::uint64_t cpu_ns = 0;    ///< Its CPU time at that moment.
     bool called_slow = false;
   };
   std::optional<std::string> judge(int rank, std::int64_t now_ns);
+  /// The silence begins anew if the runner has moved, or has nothing to do (`busy` is false).
+  void note_progress(int rank, std::uint64_t attempt, bool busy, Seen& seen, std::int64_t now_ns) const;
+  std::optional<std::string> judge_over(int rank, Seen& seen, std::int64_t now_ns) const;
+  std::optional<std::string> judge_committed(int rank, const Seen& seen, std::int64_t now_ns) const;
+  std::optional<std::string> judge_computing(int rank, Seen& seen, std::int64_t now_ns) const;
+  static void count_cpu_time(Seen& seen, const ipc::ProcessUsage& usage, std::int64_t now_ns) noexcept;
+  std::optional<ipc::ProcessUsage> usage_of(int rank) const;
   std::string standing(int rank, const char* what, std::int64_t silent_ns,
                        const std::optional<ipc::ProcessUsage>& usage) const;
 

@@ -1,25 +1,30 @@
-// torch's automatic mixed precision on the CPU: matrix products and convolutions in bfloat16.
+// torch's automatic mixed precision: matrix products and convolutions in bfloat16 or float16.
 #pragma once
+
+#include <c10/core/DeviceType.h>
+
+#include "accelmgr/config.hpp"
 
 namespace accelmgr::model {
 
-/// While one is alive, operators that this thread calls cast their inputs to bfloat16 where torch deems that
-/// safe. Put it around forward() and the loss, not around backward(). AutocastScope(false) does nothing.
-/// Scopes nest.
+/// While an object exists, operators that this thread calls on `device` cast their inputs to that dtype where
+/// torch considers that safe. Put it around forward() and the loss, not around backward(). AutocastScope with
+/// `off` does nothing. Scopes nest.
 class AutocastScope {
  public:
-  explicit AutocastScope(bool on);
+  explicit AutocastScope(Autocast autocast, c10::DeviceType device = c10::DeviceType::CPU);
   ~AutocastScope();
   AutocastScope(const AutocastScope&) = delete;
   AutocastScope& operator=(const AutocastScope&) = delete;
 
  private:
   bool on_;
+  c10::DeviceType device_;
   bool was_enabled_ = false;
-  int previous_dtype_ = 0;  ///< An at::ScalarType: the header stays free of torch's.
+  int previous_dtype_ = 0;  ///< An at::ScalarType; an int, so that this header needs none of torch's.
 };
 
-/// Whether operators of this thread are cast now.
+/// True if this thread's operators on the CPU now cast their inputs.
 bool autocast_enabled();
 
 }  // namespace accelmgr::model

@@ -1,5 +1,5 @@
-// Factories of the models that accelmgr brings along. Each takes its part of Config.model; initial values
-// come from torch's default generator, parameters are of torch's default dtype.
+// Factories of the built-in models. Each reads its part of Config.model. Initial values come from torch's
+// default generator; parameters have torch's default dtype.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,8 @@ std::unique_ptr<Model> make_mlp(const Config& config);
 std::unique_ptr<Model> make_convnet(const Config& config);
 /// A decoder-only transformer, cross entropy of the next token. Batch: `input` and `target` int64 [length].
 std::unique_ptr<Model> make_gpt(const Config& config);
-/// Config.model.file, as torch.jit.save() wrote it; its forward() takes the fields of the batch by name.
+/// Loads Config.model.file, which torch.jit.save() wrote. Its forward() takes the fields of the batch by
+/// name.
 std::unique_ptr<Model> make_torchscript(const Config& config);
 
 }  // namespace accelmgr::model

@@ -7,12 +7,13 @@
 #include <algorithm>
 
 #include "accelmgr/errors.hpp"
-#include "tensor/exception_text.hpp"
+#include "base/exception_text.hpp"
+#include "tensor/device_failure.hpp"
 
 namespace accelmgr::model {
 namespace {
 
-/// "input Float [4, 16], target Long [4]"
+/// Names, dtypes and shapes, for example "input Float [4, 16], target Long [4]".
 std::string fields_of(const Batch& batch) {
   std::string text;
   for (const auto& [name, tensor] : batch.fields())
@@ -27,7 +28,8 @@ Outputs checked_forward(Model& model, const Batch& batch) {
   try {
     return model.forward(batch);
   } catch (const c10::Error&) {
-    auto text = tensor::current_exception_text();
+    tensor::rethrow_device_failure();
+    auto text = base::current_exception_text();
     text.insert(std::min(text.find('\n'), text.size()),
                 fmt::format(" (forward() was given {})", fields_of(batch)));
     throw ModelError(text);

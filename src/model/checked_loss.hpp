@@ -1,12 +1,12 @@
-// What a model's forward() must return, checked where it is used.
+// Checks the loss that a model's forward() returned.
 #pragma once
 
 #include "accelmgr/model.hpp"
 
 namespace accelmgr::model {
 
-/// The loss of `outputs`. Throws ModelError that names its shape and dtype unless it is one floating-point
-/// number, which requires grad wherever gradients are recorded.
+/// Returns the loss of `outputs`. It must be one floating-point number, and require grad while gradients are
+/// recorded; otherwise throws ModelError, which names its shape and dtype.
 at::Tensor checked_loss(const Outputs& outputs);
 
 }  // namespace accelmgr::model

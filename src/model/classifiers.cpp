@@ -75,7 +75,7 @@ class ConvNet final : public ParameterModel {
   static constexpr std::int64_t kernel_size = 3;
 
   struct Block {
-    at::Tensor kernel;  ///< [out, in, 3, 3]; BatchNorm's bias stands for its own.
+    at::Tensor kernel;  ///< [out, in, 3, 3]; no bias, because BatchNorm has one.
     at::Tensor weight, bias;
     at::Tensor running_mean, running_var, batches;
   };

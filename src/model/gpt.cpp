@@ -23,13 +23,14 @@ namespace {
 // As in GPT-2 ("Language Models are Unsupervised Multitask Learners", 2019).
 constexpr double initial_deviation = 0.02;
 
-// The residual stream is [batch * length, width] throughout: linear layers take it as it lies.
+// The residual stream is always [batch * length, width], so that linear layers need no copy.
 class Gpt final : public ParameterModel {
  public:
   explicit Gpt(const GptConfig& config) : config_(config), heads_(config.heads), width_(config.width) {
     if (width_ % heads_ != 0) {
       throw ConfigError(
-          fmt::format("model.gpt.width is {}, which is no multiple of model.gpt.heads ({})", width_, heads_),
+          fmt::format("model.gpt.width is {}; it must be a multiple of model.gpt.heads, which is {}", width_,
+                      heads_),
           "model.gpt.width");
     }
     tokens_ = parameter("token_embedding.weight", normal({config.vocabulary, width_}, initial_deviation));
@@ -44,8 +45,8 @@ class Gpt final : public ParameterModel {
     const auto target = field(batch, "target", at::kLong, {input.size(1)});
     const auto length = input.size(1);
     if (length > config_.context)
-      throw ModelError(
-          fmt::format("sequences of {} tokens; model.gpt.context is {}", length, config_.context));
+      throw ModelError(fmt::format("the batch has sequences of {} tokens, but model.gpt.context is {}",
+                                   length, config_.context));
     auto x = embed(input).view({-1, width_});
     for (const auto& block : blocks_) {
       x = add_dropped(x, attend(block, block.attention_norm(x), length), drop_rate());
@@ -65,7 +66,7 @@ class Gpt final : public ParameterModel {
   };
 
   Block block(const std::string& name) {
-    // So many branches are added to the residual stream: its variance stays that of one.
+    // 2 * layers branches are added to the residual stream. The factor keeps its variance at that of one.
     const double into_residual = initial_deviation / std::sqrt(2.0 * config_.layers);
     Block made;
     made.attention_norm = layer_norm(name + ".attention_norm", width_);
@@ -82,26 +83,29 @@ class Gpt final : public ParameterModel {
 
   at::Tensor embed(const at::Tensor& input) const {
     const auto sum = at::embedding(tokens_, input).add(positions_.narrow(0, 0, input.size(1)));
-    return drop_rate() == 0 ? sum : sum.mul(dropout_mask(sum.sizes(), drop_rate(), sum.scalar_type()));
+    return drop_rate() == 0
+               ? sum
+               : sum.mul(dropout_mask(sum.sizes(), drop_rate(), sum.scalar_type(), sum.device()));
   }
 
-  /// Causal self-attention: [batch * length, width] to the same.
+  /// Causal self-attention. `x` and the result are [batch * length, width].
   at::Tensor attend(const Block& block, const at::Tensor& x, std::int64_t length) {
-    // One copy brings queries, keys and values into the layout that the products need; three would follow
-    // otherwise.
+    // One copy brings queries, keys and values into the layout that the products need. Without it, each of
+    // the three would be copied later.
     const auto parts = block.query_key_value(x)
                            .view({-1, length, 3, heads_, width_ / heads_})
                            .permute({2, 0, 3, 1, 4})
                            .contiguous()
                            .unbind(0);
-    const auto attended = drop_rate() == 0
-                              ? at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, true)
-                              : attend_with_dropout(parts[0], parts[1], parts[2]);
+    const auto attended =
+        drop_rate() == 0 || !x.is_cpu()
+            ? at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, drop_rate(), true)
+            : attend_with_dropout(parts[0], parts[1], parts[2]);
     return block.projection(attended.transpose(1, 2).reshape({-1, width_}));
   }
 
-  // at::scaled_dot_product_attention() has no fused kernel for dropout on the CPU, and what it falls back to
-  // makes twice as many passes over the probabilities as this does.
+  // at::scaled_dot_product_attention() has no fused CPU kernel with dropout. Its fallback makes twice as many
+  // passes over the probabilities as this function.
   at::Tensor attend_with_dropout(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
     const auto flat = [](const at::Tensor& part) { return part.view({-1, part.size(2), part.size(3)}); };
     const double scale = 1 / std::sqrt(static_cast<double>(query.size(3)));
@@ -112,7 +116,7 @@ class Gpt final : public ParameterModel {
     return at::bmm(dropped, flat(value)).view_as(query);
   }
 
-  /// [length, length]: minus infinity where a query would see a later key.
+  /// [length, length]; minus infinity where the key comes after the query.
   const at::Tensor& causal_mask(std::int64_t length, at::ScalarType dtype) {
     if (!causal_mask_.defined() || causal_mask_.size(0) != length || causal_mask_.scalar_type() != dtype) {
       causal_mask_ = at::triu(at::full({length, length}, -std::numeric_limits<double>::infinity(),
@@ -125,7 +129,7 @@ class Gpt final : public ParameterModel {
   GptConfig config_;
   std::int64_t heads_;
   std::int64_t width_;
-  at::Tensor tokens_;     ///< [vocabulary, width], of the embedding and of the output.
+  at::Tensor tokens_;     ///< [vocabulary, width]; shared by the embedding and the output layer.
   at::Tensor positions_;  ///< [context, width]
   std::vector<Block> blocks_;
   LayerNorm norm_;

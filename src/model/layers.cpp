@@ -16,6 +16,7 @@
 #include <mutex>
 
 #include "accelmgr/errors.hpp"
+#include "base/split_mix.hpp"
 #include "model/linear.hpp"
 
 namespace accelmgr::model {
@@ -23,16 +24,18 @@ namespace {
 
 constexpr double layer_norm_epsilon = 1e-5;
 
-// xoshiro128++ (Blackman and Vigna, https://prng.di.unimi.it), as many of them side by side as fill a vector
-// register.
+// xoshiro128++ (Blackman and Vigna, https://prng.di.unimi.it), with enough generators side by side to fill a
+// vector register.
 class VectorRandom {
  public:
   static constexpr std::size_t lanes = 16;
   using Draw = std::array<std::uint32_t, lanes>;
 
+  /// Seeded as its authors do.
   explicit VectorRandom(std::uint64_t seed) {
+    base::SplitMix64 seeds(seed);
     for (auto& word : state_)
-      for (auto& lane : word) lane = static_cast<std::uint32_t>(split_mix(seed) >> 32);
+      for (auto& lane : word) lane = static_cast<std::uint32_t>(seeds.next() >> 32);
   }
 
   Draw next() noexcept {
@@ -52,14 +55,6 @@ class VectorRandom {
   }
 
  private:
-  // SplitMix64, by which xoshiro's authors seed it.
-  static std::uint64_t split_mix(std::uint64_t& state) noexcept {
-    auto z = state += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-  }
-
   std::array<Draw, 4> state_;
 };
 
@@ -70,7 +65,7 @@ std::uint64_t draw_seed() {
   return generator->random64();
 }
 
-// Integers and a choice alone, so every instruction set gives the same mask.
+// Uses only integer arithmetic and a selection, so every instruction set gives the same mask.
 [[gnu::target_clones("avx512f", "avx2", "default")]] void fill_mask(float* out, std::size_t count,
                                                                     double rate, float kept,
                                                                     std::uint64_t seed) {
@@ -143,8 +138,10 @@ at::Tensor field(const Batch& batch, const std::string& name, at::ScalarType dty
   return floating ? tensor.to(dtype) : tensor;
 }
 
-at::Tensor dropout_mask(at::IntArrayRef shape, double rate, at::ScalarType dtype) {
+at::Tensor dropout_mask(at::IntArrayRef shape, double rate, at::ScalarType dtype, at::Device device) {
   const double kept = 1 / (1 - rate);
+  if (!device.is_cpu())
+    return at::empty(shape, at::TensorOptions().dtype(dtype).device(device)).bernoulli_(1 - rate).mul_(kept);
   const bool wide = dtype == at::kDouble;
   auto mask = at::empty(shape, at::TensorOptions().dtype(at::kFloat));
   fill_mask(mask.mutable_data_ptr<float>(), static_cast<std::size_t>(mask.numel()), rate,
@@ -154,7 +151,8 @@ at::Tensor dropout_mask(at::IntArrayRef shape, double rate, at::ScalarType dtype
 
 at::Tensor add_dropped(const at::Tensor& residual, const at::Tensor& branch, double rate) {
   if (rate == 0) return residual.add(branch);
-  return at::addcmul(residual, branch, dropout_mask(branch.sizes(), rate, residual.scalar_type()));
+  const auto mask = dropout_mask(branch.sizes(), rate, residual.scalar_type(), residual.device());
+  return at::addcmul(residual, branch, mask);
 }
 
 }  // namespace accelmgr::model

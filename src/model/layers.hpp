@@ -1,4 +1,4 @@
-// What the built-in models are made of: parameters with names, a few layers, dropout.
+// Parts of the built-in models: named parameters, a few layers, dropout.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct LayerNorm {
   at::Tensor operator()(const at::Tensor& x) const;
 };
 
-/// A model that owns its parameters and buffers. The same tensor objects for its lifetime: what a layer holds
-/// and what parameters() returns are one TensorImpl each, so `set_data` on either is seen by both.
+/// A model that owns its parameters and buffers. The tensor objects stay the same for its lifetime. A layer
+/// and parameters() share one TensorImpl for each parameter, so `set_data` on either affects both.
 class ParameterModel : public Model {
  public:
   std::vector<NamedTensor> parameters() final { return parameters_; }
@@ -40,9 +40,9 @@ class ParameterModel : public Model {
   /// Lists a parameter under a second name: a tied weight.
   void tie(const std::string& name, const at::Tensor& parameter) { parameters_.push_back({name, parameter}); }
 
-  /// Initial values uniform within 1 / sqrt(in), as torch.nn.Linear has them.
+  /// Initial values are uniform within 1 / sqrt(in), as in torch.nn.Linear.
   Linear linear(const std::string& name, std::int64_t in, std::int64_t out);
-  /// Weights normal with `deviation`, biases 0.
+  /// Initial weights are normal with `deviation`, biases are 0.
   Linear normal_linear(const std::string& name, std::int64_t in, std::int64_t out, double deviation);
   LayerNorm layer_norm(const std::string& name, std::int64_t width);
 
@@ -52,21 +52,22 @@ class ParameterModel : public Model {
   bool training_ = true;
 };
 
-/// Fresh tensors of torch's default dtype, from its default generator.
+/// New tensors of torch's default dtype, with values from its default generator.
 at::Tensor uniform(at::IntArrayRef shape, double bound);
 at::Tensor normal(at::IntArrayRef shape, double deviation);
 
-/// A field of the batch, checked: `shape` is without the batch dimension, -1 fits any length. A
-/// floating-point `dtype` takes any floating-point field and converts it. Throws ModelError that says what
-/// the field is and what it must be.
+/// Returns a field of the batch after a check. `shape` does not include the batch dimension; -1 allows any
+/// length. A floating-point `dtype` accepts any floating-point field and converts it. Throws ModelError,
+/// which says what the field is and what it must be.
 at::Tensor field(const Batch& batch, const std::string& name, at::ScalarType dtype, at::IntArrayRef shape);
 
-/// 0 with probability `rate`, else 1 / (1 - rate): what dropout multiplies by. Drawn from torch's default
-/// generator, hence reproduced by its state; at::bernoulli_() takes ten times as long (1 million
-/// elements: 4.6 ms).
-at::Tensor dropout_mask(at::IntArrayRef shape, double rate, at::ScalarType dtype);
+/// The factors of dropout: 0 with probability `rate`, else 1 / (1 - rate). They come from the default
+/// generator of `device`, so its state reproduces them. On the CPU at::bernoulli_() takes ten times as long
+/// (1 million elements: 4.6 ms).
+at::Tensor dropout_mask(at::IntArrayRef shape, double rate, at::ScalarType dtype,
+                        at::Device device = at::kCPU);
 
-/// `residual` + dropout(`branch`), in one pass. `rate` 0 adds `branch` as it is.
+/// `residual` + dropout(`branch`), in one pass. `rate` 0: no dropout.
 at::Tensor add_dropped(const at::Tensor& residual, const at::Tensor& branch, double rate);
 
 }  // namespace accelmgr::model

@@ -13,11 +13,11 @@
 namespace accelmgr::model {
 namespace {
 
-// Multiplications from which on oneDNN's faster kernel outweighs its dearer call.
+// From this number of multiplications on, oneDNN's faster kernel outweighs its more expensive call.
 constexpr std::int64_t least_product = std::int64_t{1} << 21;
 
-// a [m, k] times the transpose of b [n, k], plus `bias` [n]. Either may be a transposed view; oneDNN copies a
-// transposed `a`.
+// a [m, k] times the transpose of b [n, k], plus `bias` [n]. `a` and `b` may be transposed views; oneDNN
+// copies a transposed `a`.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b,
                    const std::optional<at::Tensor>& bias = std::nullopt) {
   using Signature =
@@ -28,7 +28,8 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b,
   return one_dnn_linear.call(a, b, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-// gradient^T x, which is [out, in]. A transposed first factor is copied: the smaller one goes there.
+// gradient^T x, of shape [out, in]. oneDNN copies a transposed first factor, so the smaller factor goes
+// first.
 at::Tensor weight_gradient(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
   if (x.numel() + weight.numel() < gradient.numel()) return product(x.t(), gradient.t()).t().contiguous();
   return product(gradient.t(), x.t());
@@ -56,7 +57,7 @@ struct OneDnnLinear : torch::autograd::Function<OneDnnLinear> {
 };
 
 bool suits_one_dnn(const at::Tensor& x, const at::Tensor& weight) {
-  return x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && x.dim() == 2 &&
+  return x.is_cpu() && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && x.dim() == 2 &&
          x.size(0) * weight.numel() >= least_product && at::globalContext().userEnabledMkldnn() &&
          !autocast_enabled();
 }

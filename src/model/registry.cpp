@@ -5,6 +5,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "accelmgr/model.hpp"
+#include "base/exception_text.hpp"
 #include "base/nearest.hpp"
 #include "model/built_in.hpp"
 #include "tensor/exception_text.hpp"
@@ -12,7 +13,7 @@
 namespace accelmgr {
 namespace {
 
-// Sorted by name.
+// A map, so that the names are sorted.
 std::map<std::string, ModelFactory>& factories() {
   static std::map<std::string, ModelFactory> all = {{"convnet", model::make_convnet},
                                                     {"gpt", model::make_gpt},
@@ -21,10 +22,13 @@ std::map<std::string, ModelFactory>& factories() {
   return all;
 }
 
-// What a foreign factory throws says nothing of where it came from.
+// Programs with models also need readable texts for errors of torch.
+const bool knows_torch_errors = (base::know_foreign_exceptions(tensor::text_of_torch_error), true);
+
+// Adds the kind of the model to exceptions of its factory.
 std::unique_ptr<Model> build(const std::string& kind, const ModelFactory& factory, const Config& config) {
   auto built =
-      tensor::in_user_code<ModelError>(fmt::format("model '{}'", kind), [&] { return factory(config); });
+      base::in_user_code<ModelError>(fmt::format("model '{}'", kind), [&] { return factory(config); });
   if (!built) throw ModelError(fmt::format("model '{}': its factory returned null", kind));
   return built;
 }
@@ -45,7 +49,7 @@ void register_model(const std::string& name, ModelFactory factory) {
   if (name.empty()) throw UsageError("register_model: the name of a model must not be empty");
   if (!factory) throw UsageError(fmt::format("register_model: the factory of '{}' is empty", name));
   if (!factories().emplace(name, std::move(factory)).second)
-    throw UsageError(fmt::format("register_model: there is a model '{}' already", name));
+    throw UsageError(fmt::format("register_model: there is already a model '{}'", name));
 }
 
 std::unique_ptr<Model> make_model(const Config& config) {

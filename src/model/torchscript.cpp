@@ -9,15 +9,16 @@
 #include <string_view>
 
 #include "accelmgr/errors.hpp"
+#include "base/exception_text.hpp"
 #include "model/built_in.hpp"
-#include "tensor/exception_text.hpp"
+#include "tensor/device_failure.hpp"
 
 namespace accelmgr::model {
 namespace {
 
 using torch::jit::Module;
 
-/// Where a tensor lies: two that agree in all of it are one tensor with two names.
+/// True if both tensors are the same view of the same storage: one tensor with two names.
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
          a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
@@ -39,12 +40,12 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   return begin(a) < end(b) && begin(b) < end(a);
 }
 
-/// A file keeps the storage that tied weights share, not that they are one tensor: loaded, each name has a
-/// tensor of its own, and `set_data` on one would untie it. Gives all names of one storage the same tensor
-/// again.
+/// A file stores that tied weights share memory, but not that they are one tensor. After loading, each name
+/// has its own tensor, and `set_data` on one would untie it. This class gives all names of one weight the
+/// same tensor again.
 class Tying {
  public:
-  /// `own(name)`: the tensors of `module` itself; their names in the whole model begin with `prefix`.
+  /// `own` lists the tensors of `module` itself. Their names in the whole model begin with `prefix`.
   template <class Slots>
   void tie(Module module, const std::string& prefix, const Slots& own) {
     for (const auto& slot : own) {
@@ -63,7 +64,7 @@ class Tying {
       if (same_memory(other.tensor, tensor)) return &other;
       if (overlap(other.tensor, tensor)) {
         throw ModelError(
-            fmt::format("'{}' and '{}' share memory without being one tensor; each must be stored by itself "
+            fmt::format("'{}' and '{}' share memory but are different tensors; each must have its own memory "
                         "(clone() one of them before saving)",
                         other.name, name));
       }
@@ -96,12 +97,12 @@ Module load(const std::string& file) {
     return torch::jit::load(file, at::Device(at::kCPU));
   } catch (...) {
     throw ModelError(
-        fmt::format("model.file: '{}' is no TorchScript that can be loaded (torch.jit.save writes it): {}",
-                    file, tensor::current_exception_text()));
+        fmt::format("model.file: '{}' cannot be loaded as TorchScript (torch.jit.save writes it): {}", file,
+                    base::current_exception_text()));
   }
 }
 
-/// Whether a line is the beginning of an exception's text: "RuntimeError: ...", "builtins.ValueError: ...".
+/// True for the first line of an exception's text: "RuntimeError: ...", "builtins.ValueError: ...".
 bool names_exception(std::string_view line) {
   const auto colon = line.find(": ");
   const auto name = line.substr(0, colon);
@@ -110,8 +111,9 @@ bool names_exception(std::string_view line) {
          });
 }
 
-/// Of what TorchScript says when an operation fails, its last line ("RuntimeError: ...") first, then the
-/// innermost frame of the traceback that is not torch's own: a file that was scripted, and its line.
+/// Shortens the text of a failed operation in TorchScript to its last line ("RuntimeError: ...") and the
+/// innermost frame of the traceback outside torch: a scripted file and its line. The full text looks like
+/// this:
 ///
 ///   The following operation failed in the TorchScript interpreter.
 ///   Traceback of TorchScript, serialized code (most recent call last):
@@ -127,7 +129,7 @@ bool names_exception(std::string_view line) {
 std::string without_interpreter(const std::string& what) {
   constexpr std::string_view traceback = "Traceback of TorchScript", frame = "\n  File \"";
   const auto begin = what.rfind(traceback);
-  auto end = what.rfind("<--- HERE\n");  // Marks the last frame; lines of its code may follow.
+  auto end = what.rfind("<--- HERE\n");  // In the last frame; more lines of its code may follow.
   if (begin == std::string::npos || end == std::string::npos || end < begin) return what;
   do {
     end = what.find('\n', end) + 1;
@@ -167,22 +169,24 @@ class TorchScript final : public Model {
   void train(bool on) override { module_.train(on); }
 
   Outputs forward(const Batch& batch) override {
-    // Its optimizing executor profiles the first runs and rewrites the graph for later ones, whose gradients
-    // have other bits.
+    // The optimizing executor profiles the first runs and then rewrites the graph. Gradients of later runs
+    // would have other bits.
     const torch::jit::GraphOptimizerEnabledGuard as_written(false);
     const auto inputs = arguments(batch);
     return outputs_of(in_script([&] { return module_.forward({}, inputs); }));
   }
 
  private:
-  /// What is thrown in the script's code has the type of torch's errors, without what the interpreter adds.
+  /// Runs code of the script. Exceptions in it become errors of torch, without the interpreter's additions.
   template <class Body>
   at::IValue in_script(Body&& body) const {
     try {
       return body();
     } catch (const c10::Error& error) {
+      tensor::rethrow_device_failure();
       throw c10::Error(without_interpreter(error.what_without_backtrace()));
     } catch (const std::exception& error) {
+      tensor::rethrow_device_failure();
       throw c10::Error(without_interpreter(error.what()));
     }
   }
@@ -218,8 +222,8 @@ class TorchScript final : public Model {
       return {value.toTupleRef().elements()[0].toTensor(), {}};
     if (value.isGenericDict()) return from_dict(value.toGenericDict());
     throw ModelError(
-        fmt::format("'{}': forward() returned {}, in which there is no loss: a tensor, a tuple that begins "
-                    "with it, or a dict with 'loss'",
+        fmt::format("'{}': forward() returned {}, which has no loss; it must return a tensor, a tuple that "
+                    "begins with one, or a dict with 'loss'",
                     file_, type_name(value)));
   }
 
@@ -233,7 +237,11 @@ class TorchScript final : public Model {
       if (name == "loss" && value.isTensor()) {
         out.loss = value.toTensor();
       } else if (value.isTensor() && value.toTensor().dim() == 0) {
-        out.scalars.emplace_back(name, value.toTensor().item().toDouble());
+        if (value.toTensor().is_cpu()) {
+          out.scalars.emplace_back(name, value.toTensor().item().toDouble());
+        } else {
+          out.scalar_tensors.push_back({name, value.toTensor()});
+        }
       } else if (value.isDouble() || value.isInt()) {
         out.scalars.emplace_back(name, value.toScalar().toDouble());
       }

@@ -1,17 +1,27 @@
 #include "protocol/messages.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include <cerrno>
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "accelmgr/errors.hpp"
+#include "base/fields.hpp"
+#include "base/refusals.hpp"
 #include "ipc/socket.hpp"
+#include "session/step_word.hpp"
 
 namespace accelmgr::protocol {
 namespace {
 
 using nlohmann::json;
+
+constexpr const char* begin_text = "Begin";
+constexpr const char* noted_text = "Noted";
+constexpr const char* failures[] = {"Error",     "ConfigError",  "RunnerError", "ModelError",
+                                    "DataError", "SessionError", "UsageError",  "CheckpointError"};
 
 Failed describe(const std::exception& error) {
   Failed failed{.type = "Error", .what = error.what(), .key = {}, .rank = -1, .phase = {}};
@@ -44,27 +54,36 @@ ipc::Message receive(int socket, base::Deadline deadline, const char* who) {
 
 std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
-void check_fds(const ipc::Message& message, std::size_t needed) {
-  if (message.fds.size() != needed)
+void check_fds(const ipc::Message& message, const char* what, std::size_t least, std::size_t most) {
+  const auto count = message.fds.size();
+  if (count < least || count > most)
     throw SessionError(
-        fmt::format("a message came with {} descriptors instead of {}", message.fds.size(), needed));
+        fmt::format("{} came with {} descriptors; it must come with {}", what, count,
+                    least == most ? std::to_string(least) : fmt::format("{} to {}", least, most)));
 }
+
+/// A session has a descriptor for its memory and one for the slab of each rank.
+constexpr std::size_t max_session_fds = 1 + session::max_ranks;
 
 json describe(const Joined& runner) {
   return {{"rank", runner.rank}, {"generation", runner.generation}, {"pid", runner.pid}};
 }
 
-Joined joined(const json& runner, base::UniqueFd pidfd) {
-  return {runner.at("rank"), runner.at("generation"), runner.at("pid"), std::move(pidfd)};
+Joined joined(const base::Fields& runner, base::UniqueFd pidfd) {
+  return {.rank = runner.number<int>("rank", 0, session::max_ranks - 1),
+          .generation = runner.number<std::uint32_t>("generation"),
+          .pid = runner.number<pid_t>("pid", 2),
+          .pidfd = std::move(pidfd)};
 }
 
-/// A packet: text and descriptors.
+/// A message in the form in which it is sent.
 struct Packet {
   json text;
   std::vector<int> fds{};
 };
 
 Packet pack(const Stop&) { return {{{"type", "Stop"}}}; }
+Packet pack(const Detach&) { return {{{"type", "Detach"}}}; }
 Packet pack(const Resize& resize) { return {{{"type", "Resize"}, {"ranks", resize.ranks}}}; }
 Packet pack(const Save& save) {
   Packet packet{{{"type", "Save"}, {"step", save.step}},
@@ -77,7 +96,7 @@ Packet pack(const Joined& runner) {
   text["type"] = "Joined";
   return {text, {runner.pidfd.get()}};
 }
-Packet pack(const Relaunched& launcher) { return {{{"type", "Relaunched"}}, {launcher.pidfd.get()}}; }
+Packet pack(const Relaunched& fork_server) { return {{{"type", "Relaunched"}}, {fork_server.pidfd.get()}}; }
 Packet pack(const Resized& resized) { return {{{"type", "Resized"}, {"refused", resized.refused}}}; }
 Packet pack(const Saved& saved) {
   return {{{"type", "Saved"},
@@ -89,13 +108,68 @@ Packet pack(const Saved& saved) {
            {"warnings", saved.warnings}}};
 }
 
-/// The next message that is there; nullopt when there is none or the peer is gone (`gone`).
-std::optional<ipc::Message> next(int socket, bool& gone) {
-  gone = false;
-  if (!ipc::is_readable(socket)) return std::nullopt;
-  auto message = ipc::receive(socket, base::Deadline::at_ns(0));
-  gone = !message;
-  return message;
+using Received = std::variant<Stop, Detach, Resize, Save, Refused>;
+
+Received request_of(ipc::Message& message, std::uint64_t lease) {
+  constexpr const char* what = "a request of the host";
+  const auto text = base::parse_json(message.bytes, what);
+  const base::Fields fields(text, what);
+  const auto type = fields.text("type");
+  if (const auto stated = fields.has("lease") ? fields.number<std::uint64_t>("lease") : 0; stated != lease)
+    throw SessionError(fmt::format("a request of the host with lease {}, which is not that of this host ({})",
+                                   stated, lease));
+  if (type == "Stop") return Stop{};
+  if (type == "Detach") return Detach{};
+  if (type == "Resize") return Resize{fields.number<int>("ranks", 1, session::max_ranks)};
+  if (type != "Save") fields.refuse("type", "Stop, Detach, Resize or Save");
+  Save save;
+  save.step = fields.number<std::uint64_t>("step");
+  save.missing = message.missing;
+  if (!save.missing.empty()) return save;
+  check_fds(message, "a Save of the host", 3, 4);
+  auto& fds = message.fds;
+  save.model = std::move(fds[0]);
+  save.training = std::move(fds[1]);
+  save.description = std::move(fds[2]);
+  if (fds.size() == 4) save.lock = std::move(fds[3]);
+  return save;
+}
+
+Notice notice_of(ipc::Message& message) {
+  constexpr const char* what = "a notice of the manager";
+  const auto text = base::parse_json(message.bytes, what);
+  const base::Fields fields(text, what);
+  const auto type = fields.text("type");
+  if (type == "Resized") return Resized{fields.text("refused")};
+  if (type == "Saved")
+    return Saved{.step = fields.number<std::uint64_t>("step"),
+                 .path = fields.text("path"),
+                 .bytes = fields.number<std::uint64_t>("bytes"),
+                 .write_ms = fields.real("write_ms"),
+                 .error = fields.text("error"),
+                 .warnings = fields.texts("warnings")};
+  if (type != "Joined" && type != "Relaunched") fields.refuse("type", "Joined, Relaunched, Resized or Saved");
+  check_fds(message, what, 1, 1);
+  if (type == "Joined") return joined(fields, std::move(message.fds[0]));
+  return Relaunched{std::move(message.fds[0])};
+}
+
+Assigned assigned_of(const base::Fields& fields) {
+  Assigned assigned{.nprocs = fields.number<int>("nprocs", 1, session::max_ranks),
+                    .device = fields.text("device"),
+                    .devices = fields.texts("devices")};
+  const auto& device = assigned.device;
+  if (device != "cpu" && device != "cuda" && device != "xla") fields.refuse("device", "cpu, cuda or xla");
+  return assigned;
+}
+
+Started started_of(const base::Fields& fields, ipc::Message& message) {
+  const auto runners = fields.objects("runners", session::max_ranks);
+  check_fds(message, "the manager's Started", 1 + runners.size(), 1 + runners.size());
+  Started started{.fork_server_pidfd = std::move(message.fds[0]), .runners = {}};
+  for (std::size_t i = 0; i < runners.size(); ++i)
+    started.runners.push_back(joined(runners[i], std::move(message.fds[1 + i])));
+  return started;
 }
 
 }  // namespace
@@ -108,21 +182,32 @@ std::string receive_configuration(int socket, base::Deadline deadline) {
   return *text;
 }
 
-void send_begin(int socket, const std::vector<int>& session) { ipc::send(socket, "Begin", session); }
+void send_begin(int socket, const std::vector<int>& session) { ipc::send(socket, begin_text, session); }
 
 std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline) {
-  return receive(socket, deadline, "host").fds;
+  auto message = receive(socket, deadline, "host");
+  if (message.bytes != begin_text) throw SessionError("expected Begin from the host, got another message");
+  check_fds(message, "Begin", 0, max_session_fds);
+  return std::move(message.fds);
 }
 
 void send_prepared(int socket, const std::vector<int>& session, base::Deadline deadline) {
   ipc::send(socket, text_of({{"type", "Prepared"}}), session);
-  receive(socket, deadline, "host");
+  if (receive(socket, deadline, "host").bytes != noted_text)
+    throw SessionError("expected the host to confirm that it has the session, got another message");
 }
 
-void take_note_of_prepared(int socket) { ipc::send(socket, "Noted"); }
+void send_assigned(int socket, const Assigned& assigned) {
+  ipc::send(socket, text_of({{"type", "Assigned"},
+                             {"nprocs", assigned.nprocs},
+                             {"device", assigned.device},
+                             {"devices", assigned.devices}}));
+}
+
+void take_note_of_prepared(int socket) { ipc::send(socket, noted_text); }
 
 void send_started(int socket, const Started& started) {
-  std::vector<int> fds{started.launcher_pidfd.get()};
+  std::vector<int> fds{started.fork_server_pidfd.get()};
   json runners = json::array();
   for (const auto& runner : started.runners) {
     runners.push_back(describe(runner));
@@ -140,20 +225,25 @@ void send_failed(int socket, const std::exception& error) {
                              {"phase", failed.phase}}));
 }
 
-std::variant<Prepared, Started, Failed> receive_answer(int socket, base::Deadline deadline) {
+std::variant<Assigned, Prepared, Started, Failed> receive_answer(int socket, base::Deadline deadline) {
   auto message = receive(socket, deadline, "manager");
-  const auto answer = json::parse(message.bytes);
-  if (answer.at("type") == "Prepared") return Prepared{std::move(message.fds)};
-  if (answer.at("type") != "Started")
-    return Failed{answer.at("type"), answer.at("what"), answer.at("key"), answer.at("rank"),
-                  answer.at("phase")};
-  Started started;
-  const auto& runners = answer.at("runners");
-  check_fds(message, 1 + runners.size());
-  auto fd = message.fds.begin();
-  started.launcher_pidfd = std::move(*fd++);
-  for (const auto& runner : runners) started.runners.push_back(joined(runner, std::move(*fd++)));
-  return started;
+  constexpr const char* what = "the manager's answer";
+  const auto text = base::parse_json(message.bytes, what);
+  const base::Fields fields(text, what);
+  const auto type = fields.text("type");
+  if (type == "Prepared") {
+    check_fds(message, "Prepared", 1, max_session_fds);
+    return Prepared{std::move(message.fds)};
+  }
+  if (type == "Assigned") return assigned_of(fields);
+  if (type == "Started") return started_of(fields, message);
+  if (std::find(std::begin(failures), std::end(failures), type) == std::end(failures))
+    fields.refuse("type", fmt::format("Assigned, Prepared, Started, {}", fmt::join(failures, ", ")));
+  return Failed{.type = type,
+                .what = fields.text("what"),
+                .key = fields.text("key"),
+                .rank = fields.number<int>("rank", -1, session::max_ranks - 1),
+                .phase = fields.text("phase")};
 }
 
 void raise(const Failed& failed) {
@@ -167,36 +257,46 @@ void raise(const Failed& failed) {
   throw Error(failed.what);
 }
 
-void send_request(int socket, const Request& request) {
-  const auto packet = std::visit([](const auto& r) { return pack(r); }, request);
+void send_attached(int socket, const Attached& attached, const std::vector<int>& session) {
+  const auto now = base::Deadline::at_ns(0);
+  ipc::send(socket,
+            text_of({{"type", "Attached"},
+                     {"lease", attached.lease},
+                     {"run_id", attached.run_id},
+                     {"unfinished", attached.unfinished}}),
+            session, now);
+  ipc::send_text(socket, attached.configuration, now);
+}
+
+Attached receive_attached(int socket, base::Deadline deadline) {
+  auto message = receive(socket, deadline, "service");
+  constexpr const char* what = "the service's answer";
+  const auto text = base::parse_json(message.bytes, what);
+  const base::Fields fields(text, what);
+  if (fields.text("type") != "Attached") fields.refuse("type", "Attached");
+  check_fds(message, what, 1, max_session_fds);
+  return {.configuration = receive_configuration(socket, deadline),
+          .lease = fields.number<std::uint64_t>("lease", 1),
+          .run_id = fields.text("run_id"),
+          .unfinished = fields.text("unfinished"),
+          .session = std::move(message.fds)};
+}
+
+void send_request(int socket, const Request& request, std::uint64_t lease) {
+  auto packet = std::visit([](const auto& r) { return pack(r); }, request);
+  if (lease != 0) packet.text["lease"] = lease;
   ipc::send(socket, text_of(packet.text), packet.fds);
 }
 
-std::optional<Request> next_request(int socket) {
-  bool gone = false;
-  std::optional<ipc::Message> message;
+std::optional<Received> next_request(int socket, std::uint64_t lease) {
+  if (!ipc::is_readable(socket)) return std::nullopt;
   try {
-    message = next(socket, gone);
-  } catch (const SystemError& error) {
-    if (error.code() != EMFILE) throw;
-    return Save{.step = json::parse(ipc::receive_bytes(socket)).at("step"),
-                .model = {},
-                .training = {},
-                .description = {},
-                .lock = {},
-                .missing = error.what()};
+    auto message = ipc::receive_what_fits(socket, base::Deadline::at_ns(0));
+    if (!message) return Stop{};
+    return request_of(*message, lease);
+  } catch (const SessionError& error) {
+    return Refused{error.what()};
   }
-  if (gone) return Stop{};
-  if (!message) return std::nullopt;
-  const auto text = json::parse(message->bytes);
-  const auto& type = text.at("type");
-  if (type == "Resize") return Resize{text.at("ranks")};
-  if (type != "Save") return Stop{};
-  auto& fds = message->fds;
-  auto lock = fds.size() == 4 ? std::move(fds.back()) : base::UniqueFd();
-  if (lock) fds.pop_back();
-  check_fds(*message, 3);
-  return Save{text.at("step"), std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), std::move(lock), {}};
 }
 
 bool send_notice(int socket, const Notice& notice) {
@@ -210,18 +310,18 @@ bool send_notice(int socket, const Notice& notice) {
 }
 
 std::optional<Notice> next_notice(int socket) {
-  bool gone = false;
-  auto message = next(socket, gone);
-  if (!message) return std::nullopt;
-  const auto text = json::parse(message->bytes);
-  const auto& type = text.at("type");
-  if (type == "Resized") return Resized{text.at("refused")};
-  if (type == "Saved")
-    return Saved{text.at("step"),     text.at("path"),  text.at("bytes"),
-                 text.at("write_ms"), text.at("error"), text.at("warnings")};
-  check_fds(*message, 1);
-  if (type == "Joined") return joined(text, std::move(message->fds[0]));
-  return Relaunched{std::move(message->fds[0])};
+  constexpr int most_at_once = 64;  // Bounds the time that a flood of invalid messages takes the caller.
+  static thread_local base::Refusals refusals;
+  for (int i = 0; i < most_at_once && ipc::is_readable(socket); ++i) {
+    try {
+      auto message = ipc::receive(socket, base::Deadline::at_ns(0));
+      if (!message) return std::nullopt;
+      return notice_of(*message);
+    } catch (const SessionError& error) {
+      refusals.note(error.what());
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace accelmgr::protocol

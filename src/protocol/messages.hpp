@@ -1,11 +1,25 @@
-// What host and manager say to each other on their socket. Everything hot goes through the session instead.
+// The messages between host and manager on their socket. A step needs none of them: it goes through the
+// session.
 //
-//   host -> manager    configuration (YAML); Begin: a new session, or one to go on with
-//   manager -> host    of a new session: Prepared
-//   host -> manager    Prepared was taken note of
-//   manager -> host    one Started; or Failed, in place of it or of Prepared
+//   host -> manager    configuration (YAML)
+//   host -> manager    Begin, with the session of an earlier manager if there is one
+//   manager -> host    Assigned, if the session is new and the manager has chosen its devices
+//   manager -> host    Prepared, if the session is new
+//   host -> manager    acknowledges Prepared
+//   manager -> host    Started; Failed takes its place or that of an earlier one
 //   host -> manager    Requests, at any time; the last is Stop, or the end of the socket
-//   manager -> host    Notices, at any time; the host reads them when it next has to do with its manager
+//   manager -> host    Notices, at any time; the host reads them when it next calls its manager
+//
+// A host that attaches to a service does not start the manager. It gets another beginning, and its last
+// request is Detach:
+//
+//   manager -> host    Attached, with the session; then Started
+//
+// Every message is checked here: ranks, pids, sizes, the number of descriptors. During the start an invalid
+// message throws SessionError. Afterwards it is refused and the run goes on, because it may come from a newer
+// or a broken peer.
+//
+// Functions that take a deadline block until then at most.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +36,7 @@
 
 namespace accelmgr::protocol {
 
-/// A runner is ready. It takes part once the host holds its pidfd.
+/// A runner is ready. It takes part in attempts once the host holds its pidfd.
 struct Joined {
   int rank = -1;
   std::uint32_t generation = 0;
@@ -30,68 +44,102 @@ struct Joined {
   base::UniqueFd pidfd;
 };
 
-/// There is a session that holds the initial parameters; where these came from, they are needed no more.
-struct Prepared {
-  std::vector<base::UniqueFd> session;  ///< As session::Session::fds() gives them.
+/// The devices that the manager has chosen, as values of the configuration.
+struct Assigned {
+  int nprocs = 0;
+  std::string device;                ///< cpu, cuda or xla
+  std::vector<std::string> devices;  ///< runners.devices
 };
 
-/// All runners wait for the first trigger.
+/// The session exists and holds the initial parameters. The host may free the model that it took them from.
+struct Prepared {
+  std::vector<base::UniqueFd> session;  ///< As session::Session::fds() returns them.
+};
+
+/// All runners are ready for the first attempt.
 struct Started {
-  base::UniqueFd launcher_pidfd;
+  base::UniqueFd fork_server_pidfd;
   std::vector<Joined> runners;
 };
 
-/// It could not be started: the type of the exception, and what it said.
+/// The start failed with an exception: its type and its text.
 struct Failed {
   std::string type;
   std::string what;
-  std::string key;    ///< ConfigError
-  int rank = -1;      ///< RunnerError
-  std::string phase;  ///< RunnerError
+  std::string key;    ///< For ConfigError only.
+  int rank = -1;      ///< For RunnerError only.
+  std::string phase;  ///< For RunnerError only.
+};
+
+/// The host drives the session of a service from now on.
+struct Attached {
+  std::string configuration;  ///< YAML, with the devices that the service has chosen.
+  std::uint64_t lease = 0;    ///< Counts the hosts that the service has admitted. Requests state it.
+  std::string run_id;
+  /// What an earlier host left half written when it ended: "process 7 (train.py) ended while it wrote
+  /// parameters". Empty: nothing.
+  std::string unfinished;
+  std::vector<base::UniqueFd> session;  ///< As session::Session::fds() returns them.
 };
 
 void send_configuration(int socket, const std::string& yaml);
-/// Throws SessionError when the peer is gone.
+/// Throws SessionError on the deadline, and if the peer is gone or sends something else. So do the other
+/// receive functions.
 std::string receive_configuration(int socket, base::Deadline deadline);
 
-/// `session`: that of an earlier manager, or nothing for a new one.
+/// `session` has the descriptors of an earlier manager's session; it is empty for a new session.
 void send_begin(int socket, const std::vector<int>& session);
 std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline);
 
-/// Blocks until the host has taken note of it. Throws SessionError on the deadline and when the host is gone.
+void send_assigned(int socket, const Assigned& assigned);
+/// Blocks until the host has called take_note_of_prepared(). Throws SessionError on the deadline, and if the
+/// host is gone.
 void send_prepared(int socket, const std::vector<int>& session, base::Deadline deadline);
 void take_note_of_prepared(int socket);
 void send_started(int socket, const Started& started);
 void send_failed(int socket, const std::exception& error);
-/// Throws SessionError on the deadline and when the manager is gone.
-std::variant<Prepared, Started, Failed> receive_answer(int socket, base::Deadline deadline);
-/// Throws the exception that `failed` tells of.
+std::variant<Assigned, Prepared, Started, Failed> receive_answer(int socket, base::Deadline deadline);
+/// Throws the exception that `failed` describes.
 [[noreturn]] void raise(const Failed& failed);
 
+/// Throws SystemError (EPIPE) if the host is gone, SessionError if the socket is full. Does not block.
+void send_attached(int socket, const Attached& attached, const std::vector<int>& session);
+Attached receive_attached(int socket, base::Deadline deadline);
+
 struct Stop {};
+/// The host has given up its mappings of the session, and drives it no more. Only for hosts that have
+/// attached.
+struct Detach {};
 /// The ranks 0 to `ranks` - 1 are to be the team.
 struct Resize {
   int ranks = 0;
 };
-/// Memory that holds the images of a checkpoint's files, and what else belongs to it as JSON.
+/// A checkpoint to write: memfds with the images of its two files, and one with its description as JSON.
 struct Save {
   std::uint64_t step = 0;
   base::UniqueFd model, training, description;
-  base::UniqueFd lock{};  ///< Keeps the directory locked while it is open, even when the host has ended.
-  std::string missing{};  ///< Why there are no descriptors: the manager has no room for them.
+  base::UniqueFd lock{};  ///< Keeps the directory locked while it is open, also after the host's end.
+  std::string missing{};  ///< Not empty: the manager had too many open descriptors to receive these.
 };
-using Request = std::variant<Stop, Resize, Save>;
+using Request = std::variant<Stop, Detach, Resize, Save>;
 
-/// Throws SystemError (EPIPE) when the manager is gone, SessionError when it reads nothing.
-void send_request(int socket, const Request& request);
-/// Does not block; nullopt when there is none. The end of the socket is a Stop.
-std::optional<Request> next_request(int socket);
+/// `lease`: that of a host that has attached; 0 for the host that started the manager. Throws SystemError
+/// (EPIPE) if the manager is gone, SessionError if it does not read for timing::send_s.
+void send_request(int socket, const Request& request, std::uint64_t lease = 0);
+/// An invalid request, which was taken off the socket.
+struct Refused {
+  std::string why;
+};
+/// Does not block; nullopt if there is no request. The end of the socket is a Stop. A request that states
+/// another lease than `lease` is refused.
+std::optional<std::variant<Stop, Detach, Resize, Save, Refused>> next_request(int socket,
+                                                                              std::uint64_t lease = 0);
 
-/// There is another launcher.
+/// The supervisor has started another fork server.
 struct Relaunched {
   base::UniqueFd pidfd;
 };
-/// The answer to Resize; `refused` says why the team stays what it was.
+/// The answer to Resize. If `refused` is not empty, the team did not change, and `refused` says why.
 struct Resized {
   std::string refused;
 };
@@ -101,15 +149,15 @@ struct Saved {
   std::string path;
   std::uint64_t bytes = 0;
   double write_ms = 0;
-  std::string error;  ///< Empty when the checkpoint is on the disk.
+  std::string error;  ///< Empty if the checkpoint is on the disk.
   std::vector<std::string> warnings;
 };
 using Notice = std::variant<Joined, Relaunched, Resized, Saved>;
 
-/// False when the host has not read so many notices that this one finds no room: try again later. Throws
-/// SystemError (EPIPE) when the host is gone.
+/// Does not block. False if the socket is full of notices that the host has not read: try again later. Throws
+/// SystemError (EPIPE) if the host is gone.
 bool send_notice(int socket, const Notice& notice);
-/// Does not block; nullopt when there is none, or the manager is gone.
+/// Does not block; nullopt if there is no notice or the manager is gone. Logs and skips invalid notices.
 std::optional<Notice> next_notice(int socket);
 
 }  // namespace accelmgr::protocol

@@ -1,14 +1,16 @@
-// accelmgr/distributed.hpp for Python. All calls that wait for others let go of the interpreter's lock.
-#include "accelmgr/distributed.hpp"
+// accelmgr/distributed.hpp for Python. All calls that wait for other ranks release the interpreter's lock.
+#include "accelmgr/distributed_context.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include "accelmgr/multiprocess.hpp"
+#include "accelmgr/multiprocess_launch.hpp"
+#include "distributed/arrays.hpp"
+#include "distributed/device_team.hpp"
 #include "python/interpreter.hpp"
-#include "python/tensors.hpp"
 
 namespace nb = nanobind;
 
@@ -64,7 +66,7 @@ void bind_context(nb::module_& module) {
   module.def("dist_backend", &distributed::backend);
   module.def("dist_available_backends", &distributed::available_backends);
   module.def("dist_model_name", &distributed::model_name);
-  module.def("dist_device", [] { return distributed::device().str(); });
+  module.def("dist_device", &distributed::device_name);
   module.def("dist_rank", &distributed::get_rank);
   module.def("dist_local_rank", &distributed::get_local_rank);
   module.def("dist_world_size", &distributed::get_world_size);
@@ -80,9 +82,9 @@ void bind_context(nb::module_& module) {
 }
 
 void bind_groups(nb::module_& module) {
-  nb::class_<Group>(module, "Group")
+  nb::class_<Group>(module, "Group", "The ranks of a process group.")
       .def_prop_ro("ranks", &Group::ranks, "Ranks in the world, ascending.")
-      .def_prop_ro("rank", &Group::rank, "Of this process within; -1 outside.")
+      .def_prop_ro("rank", &Group::rank, "The rank of this process within the group; -1 outside.")
       .def_prop_ro("size", &Group::size)
       .def("contains", &Group::contains, nb::arg("rank"));
   module.def("dist_new_group", interruptible(&distributed::new_group), nb::arg("ranks"),
@@ -103,44 +105,167 @@ void bind_groups(nb::module_& module) {
   });
 }
 
+// A tensor is passed as address, dtype and shape of dense memory on the CPU. `out` is the address of the
+// memory for the result. The caller keeps both alive.
+
+using Shape = std::vector<std::int64_t>;
+
+/// Number of ranks that communicate. 0: this process is outside the group, or alone in the world.
+int count_members(const GroupArgument& group) {
+  return waiting([&] {
+    const auto members = distributed::members_of(group);
+    return members.communicate() ? members.communicator->size() : 0;
+  });
+}
+
+/// Calls call(members, tensor, out) through waiting(). Throws UsageError without other ranks.
+template <class Call>
+void collective(std::uintptr_t data, const std::string& dtype, const Shape& shape, std::uintptr_t out,
+                const GroupArgument& group, Call call) {
+  const auto type = distributed::collective_dtype(dtype);
+  waiting([&] {
+    const auto members = distributed::members_of(group);
+    if (!members.communicate())
+      throw UsageError(
+          "this rank cannot make a collective call: it is outside the group, or alone in the world");
+    call(members, distributed::Array{reinterpret_cast<const void*>(data), type, shape},
+         reinterpret_cast<void*>(out));
+  });
+}
+
+void all_reduce(std::uintptr_t data, const std::string& dtype, const Shape& shape, std::uintptr_t out,
+                const std::string& op, const GroupArgument& group) {
+  const auto operation = distributed::reduce_op(op);
+  collective(data, dtype, shape, out, group, [&](const auto& members, const auto& in, void* to) {
+    distributed::all_reduce(members, in, to, operation);
+  });
+}
+
+void reduce_scatter(std::uintptr_t data, const std::string& dtype, const Shape& shape, std::uintptr_t out,
+                    const std::string& op, const GroupArgument& group) {
+  const auto operation = distributed::reduce_op(op);
+  collective(data, dtype, shape, out, group, [&](const auto& members, const auto& in, void* to) {
+    distributed::reduce_scatter(members, in, to, operation);
+  });
+}
+
+void all_gather(std::uintptr_t data, const std::string& dtype, const Shape& shape, std::uintptr_t out,
+                const GroupArgument& group) {
+  collective(data, dtype, shape, out, group,
+             [](const auto& members, const auto& in, void* to) { distributed::all_gather(members, in, to); });
+}
+
+void all_to_all(std::uintptr_t data, const std::string& dtype, const Shape& shape, std::uintptr_t out,
+                const GroupArgument& group) {
+  collective(data, dtype, shape, out, group,
+             [](const auto& members, const auto& in, void* to) { distributed::all_to_all(members, in, to); });
+}
+
+/// Receives in place: `data` is also the memory for the result.
+void broadcast(std::uintptr_t data, const std::string& dtype, const Shape& shape, int src) {
+  collective(data, dtype, shape, data, {}, [src](const auto& members, const auto& like, void* to) {
+    distributed::broadcast(members, like, to, src);
+  });
+}
+
+// The same of tensors on a device: `place` is the number of the device in this process, and a stream. They
+// return false if the members have agreed to make the call in host memory.
+
+using StreamPlace = std::tuple<int, std::uintptr_t>;
+
+/// Calls call(members, tensor, place) through waiting().
+template <class Call>
+bool on_device(const StreamPlace& place, std::uintptr_t data, const std::string& dtype, const Shape& shape,
+               const GroupArgument& group, Call call) {
+  const auto& [device, stream] = place;
+  const distributed::OnDevice where{device, reinterpret_cast<device::StreamHandle>(stream)};
+  bool done = false;
+  collective(data, dtype, shape, data, group,
+             [&](const auto& members, const auto& in, void*) { done = call(members, in, where); });
+  return done;
+}
+
+bool device_all_reduce(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
+                       const Shape& shape, std::uintptr_t out, const std::string& op,
+                       const GroupArgument& group) {
+  const auto operation = distributed::reduce_op(op);
+  return on_device(place, data, dtype, shape, group,
+                   [&](const auto& members, const auto& in, const auto& at) {
+                     return distributed::all_reduce(members, in, reinterpret_cast<void*>(out), operation, at);
+                   });
+}
+
+bool device_reduce_scatter(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
+                           const Shape& shape, std::uintptr_t out, const std::string& op,
+                           const GroupArgument& group) {
+  const auto operation = distributed::reduce_op(op);
+  return on_device(
+      place, data, dtype, shape, group, [&](const auto& members, const auto& in, const auto& at) {
+        return distributed::reduce_scatter(members, in, reinterpret_cast<void*>(out), operation, at);
+      });
+}
+
+bool device_all_gather(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
+                       const Shape& shape, std::uintptr_t out, const GroupArgument& group) {
+  return on_device(place, data, dtype, shape, group,
+                   [&](const auto& members, const auto& in, const auto& at) {
+                     return distributed::all_gather(members, in, reinterpret_cast<void*>(out), at);
+                   });
+}
+
+bool device_all_to_all(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
+                       const Shape& shape, std::uintptr_t out, const GroupArgument& group) {
+  return on_device(place, data, dtype, shape, group,
+                   [&](const auto& members, const auto& in, const auto& at) {
+                     return distributed::all_to_all(members, in, reinterpret_cast<void*>(out), at);
+                   });
+}
+
+/// Receives in place: `data` is also the memory for the result.
+bool device_broadcast(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
+                      const Shape& shape, int src) {
+  return on_device(place, data, dtype, shape, {}, [&](const auto& members, const auto& like, const auto& at) {
+    return distributed::broadcast(members, like, reinterpret_cast<void*>(data), src, at);
+  });
+}
+
+void bind_device_collectives(nb::module_& module) {
+  module.def("dist_use_device_libraries", &distributed::use_device_libraries, nb::arg("cuda"),
+             nb::arg("nccl"), "The paths of CUDA's runtime and of NCCL, for tests.");
+  module.def("dist_device_all_reduce", &device_all_reduce, nb::arg("place"), nb::arg("data"),
+             nb::arg("dtype"), nb::arg("shape"), nb::arg("out"), nb::arg("op"), nb::arg("group").none());
+  module.def("dist_device_reduce_scatter", &device_reduce_scatter, nb::arg("place"), nb::arg("data"),
+             nb::arg("dtype"), nb::arg("shape"), nb::arg("out"), nb::arg("op"), nb::arg("group").none());
+  module.def("dist_device_all_gather", &device_all_gather, nb::arg("place"), nb::arg("data"),
+             nb::arg("dtype"), nb::arg("shape"), nb::arg("out"), nb::arg("group").none());
+  module.def("dist_device_all_to_all", &device_all_to_all, nb::arg("place"), nb::arg("data"),
+             nb::arg("dtype"), nb::arg("shape"), nb::arg("out"), nb::arg("group").none());
+  module.def("dist_device_broadcast", &device_broadcast, nb::arg("place"), nb::arg("data"), nb::arg("dtype"),
+             nb::arg("shape"), nb::arg("src"));
+}
+
 void bind_collectives(nb::module_& module) {
-  using distributed::all_gather, distributed::all_reduce;
+  module.def(
+      "dist_check_dtype", [](const std::string& name) { distributed::collective_dtype(name); },
+      nb::arg("name"), "Raises UsageError for a dtype that collectives do not support.");
   module.def("dist_barrier", [] { waiting([] { distributed::barrier(); }); });
-  module.def(
-      "dist_all_reduce",
-      [](const at::Tensor& tensor, const std::string& op, const GroupArgument& group) {
-        return waiting([&] { return all_reduce(tensor, op, group); });
-      },
-      nb::arg("tensor"), nb::arg("op"), nb::arg("group").none());
-  module.def(
-      "dist_all_gather",
-      [](const at::Tensor& tensor, const GroupArgument& group) {
-        return waiting([&] { return all_gather(tensor, group); });
-      },
-      nb::arg("tensor"), nb::arg("group").none());
-  module.def(
-      "dist_reduce_scatter",
-      [](const at::Tensor& tensor, const std::string& op, const GroupArgument& group) {
-        return waiting([&] { return distributed::reduce_scatter(tensor, op, group); });
-      },
-      nb::arg("tensor"), nb::arg("op"), nb::arg("group").none());
-  module.def(
-      "dist_all_to_all",
-      [](const at::Tensor& tensor, const GroupArgument& group) {
-        return waiting([&] { return distributed::all_to_all(tensor, group); });
-      },
-      nb::arg("tensor"), nb::arg("group").none());
-  module.def(
-      "dist_broadcast",
-      [](const at::Tensor& tensor, int src) {
-        return waiting([&] { return distributed::broadcast(tensor, src); });
-      },
-      nb::arg("tensor"), nb::arg("src"));
+  module.def("dist_members", &count_members, nb::arg("group").none(),
+             "How many take part in a collective; 0: this process has no other rank to communicate with.");
+  module.def("dist_all_reduce", &all_reduce, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
+             nb::arg("out"), nb::arg("op"), nb::arg("group").none());
+  module.def("dist_all_gather", &all_gather, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
+             nb::arg("out"), nb::arg("group").none());
+  module.def("dist_reduce_scatter", &reduce_scatter, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
+             nb::arg("out"), nb::arg("op"), nb::arg("group").none());
+  module.def("dist_all_to_all", &all_to_all, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
+             nb::arg("out"), nb::arg("group").none());
+  module.def("dist_broadcast", &broadcast, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
+             nb::arg("src"));
   module.def("dist_broadcast_bytes", &broadcast_bytes, nb::arg("data"), nb::arg("src"));
   module.def(
       "dist_all_gather_text",
       [](const std::string& text, const GroupArgument& group) {
-        return waiting([&] { return all_gather(text, group); });
+        return waiting([&] { return distributed::all_gather(text, group); });
       },
       nb::arg("text"), nb::arg("group").none());
   module.def("dist_all_gather_bytes", &all_gather_bytes, nb::arg("data"), nb::arg("group").none(),
@@ -156,6 +281,8 @@ void bind_distributed(nb::module_& module) {
   bind_context(module);
   bind_groups(module);
   bind_collectives(module);
+  bind_device_collectives(module);
+  register_torch();
 }
 
 }  // namespace accelmgr::python

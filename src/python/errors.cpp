@@ -1,10 +1,11 @@
-// The exceptions of C++ as the classes of accelmgr.errors.
+// Raises the exceptions of C++ as the classes of accelmgr.errors.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
 #include "accelmgr/launch.hpp"
+#include "device/error.hpp"
 #include "launch/failure.hpp"
 #include "python/interpreter.hpp"
 
@@ -41,7 +42,7 @@ void raise(const launch::SpawnError& error) {
         first.phase, later);
 }
 
-// The most derived first.
+// The most derived classes come first.
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
@@ -65,6 +66,8 @@ void translate(const std::exception_ptr& thrown, void*) {
     raise("SessionError", error.what());
   } catch (const CheckpointError& error) {
     raise("CheckpointError", error.what());
+  } catch (const device::DeviceError& error) {
+    raise("DeviceError", error.what());
   } catch (const Error& error) {
     raise("Error", error.what());
   }
@@ -74,11 +77,17 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 std::string describe(const nb::python_error& error) {
   try {
-    return nb::cast<std::string>(nb::module_::import_("accelmgr._child").attr("describe")(error.value()));
+    return nb::cast<std::string>(nb::module_::import_("accelmgr._describe").attr("describe")(error.value()));
   } catch (const std::exception&) {
-    const auto* type = reinterpret_cast<PyTypeObject*>(error.type().ptr());
-    return std::string(type->tp_name) + ", whose text cannot be had";
+    return nb::cast<std::string>(error.type().attr("__name__")) + ", whose message cannot be read";
   }
+}
+
+void rethrow_typed(const nb::python_error& error) {
+  const auto errors = nb::module_::import_("accelmgr.errors");
+  if (error.matches(errors.attr("ConfigError")))
+    throw ConfigError(describe(error), nb::cast<std::string>(nb::str(error.value().attr("key"))));
+  if (error.matches(errors.attr("DeviceError"))) throw Error(describe(error));
 }
 
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }

@@ -1,5 +1,6 @@
 #include "python/interpreter.hpp"
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 namespace accelmgr::python {
@@ -9,37 +10,63 @@ namespace {
   for (;;) pause();
 }
 
-/// Whether the main thread takes the interpreter down.
-bool ends_elsewhere() noexcept {
-#if PY_VERSION_HEX >= 0x030d0000
-  const bool ends = Py_IsFinalizing() != 0;
+bool is_finalizing() noexcept {
+#if defined(Py_LIMITED_API)  // A module for several versions of Python: the name had an underscore
+                             // before 3.13.
+  static const auto function = [] {
+    void* found = dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
+    return reinterpret_cast<int (*)()>(found != nullptr ? found : dlsym(RTLD_DEFAULT, "_Py_IsFinalizing"));
+  }();
+  return function() != 0;
+#elif PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing() != 0;
 #else
-  const bool ends = _Py_IsFinalizing() != 0;
+  return _Py_IsFinalizing() != 0;
 #endif
-  return ends && gettid() != getpid();
 }
+
+/// True if the main thread is ending the interpreter, and this is another thread.
+bool ends_elsewhere() noexcept { return is_finalizing() && gettid() != getpid(); }
 
 template <class Take>
 auto take_lock(Take&& take) noexcept {
   if (ends_elsewhere()) wait_for_ever();
   try {
     return take();
-  } catch (...) {  // It began to end while this thread waited: what is caught is its pthread_exit().
+  } catch (...) {  // The interpreter began to end while this thread waited, and has called pthread_exit().
     wait_for_ever();
   }
 }
+
+bool fork_is_announced = false;  // The interpreter's lock guards it.
 
 }  // namespace
 
 Locked::Locked() noexcept : before_(take_lock(PyGILState_Ensure)) {}
 
 Locked::~Locked() {
-  if (ends_elsewhere()) wait_for_ever();  // Python has called pthread_exit() inside.
+  if (ends_elsewhere()) wait_for_ever();  // Python has called pthread_exit() under this lock.
   PyGILState_Release(before_);
 }
 
 Unlocked::~Unlocked() {
   take_lock([this] { PyEval_RestoreThread(thread_); });
+}
+
+void before_fork() {
+  PyOS_BeforeFork();
+  fork_is_announced = true;
+}
+
+void after_fork_in_parent() {
+  fork_is_announced = false;
+  PyOS_AfterFork_Parent();
+}
+
+void begin_forked() {
+  if (!fork_is_announced) PyOS_BeforeFork();
+  fork_is_announced = false;
+  PyOS_AfterFork_Child();
 }
 
 }  // namespace accelmgr::python

@@ -1,4 +1,4 @@
-// Between C++ and the interpreter: its lock, its signals, its exceptions.
+// How C++ uses the interpreter: its lock, its signals, its exceptions, and forks.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,10 +11,10 @@
 
 namespace accelmgr::python {
 
-// nanobind's gil_scoped_acquire and gil_scoped_release for threads that are here when the program ends: who
-// asks for the lock from then on waits for ever. Python does so from 3.14 on; before, it calls
-// pthread_exit(), which unwinds through destructors that ask for the lock again, and that is the end of the
-// process (SIGABRT).
+// As nanobind's gil_scoped_acquire and gil_scoped_release, but safe for threads that still run when the
+// program ends: a thread that asks for the lock from then on waits for ever. Python does so itself from 3.14
+// on. Older versions call pthread_exit() in that thread. It unwinds through destructors that ask for the lock
+// again, and the process ends with SIGABRT.
 
 class Locked {
  public:
@@ -38,29 +38,43 @@ class Unlocked {
   PyThreadState* thread_;
 };
 
-/// What the package's Python says of an exception: its type and message, and where it was raised. Needs the
+// The caller holds the interpreter's lock in all three. The parent calls before_fork() and
+// after_fork_in_parent() around a fork. The child calls begin_forked(), which tells the interpreter about the
+// fork. The fork server forks without before_fork(), as it does not call Python; begin_forked() then calls
+// PyOS_BeforeFork() itself. From 3.13 on PyOS_AfterFork_Child() releases the import lock, which
+// PyOS_BeforeFork() must have taken, exactly once.
+void before_fork();
+void after_fork_in_parent();
+void begin_forked();
+
+/// Type, message and traceback of an exception, as accelmgr._describe formats them. The caller holds the
 /// interpreter's lock.
 std::string describe(const nanobind::python_error& error);
 
-/// Runs `body` with the interpreter's lock. What Python throws there becomes an `Exception` with what
-/// describe() says.
+/// Throws a C++ ConfigError, or an Error for a DeviceError, if `error` is that of accelmgr.errors; returns
+/// for other errors.
+void rethrow_typed(const nanobind::python_error& error);
+
+/// Runs `body` with the interpreter's lock. Throws an exception of Python as an `Exception` with the text of
+/// describe(); rethrow_typed() says which ones do not become one.
 template <class Exception, class Body>
 auto in_python(Body&& body) {
   const Locked lock;
   try {
     return body();
   } catch (const nanobind::python_error& error) {
+    rethrow_typed(error);
     throw Exception(describe(error));
   }
 }
 
-/// Whether a signal handler of Python has raised; asked from waits that have let go of the lock.
+/// Finds out whether a signal handler of Python has raised. Waits without the lock call its hook().
 class Interruption {
  public:
   std::function<bool()> hook() {
     return [this] { return raised_ = raised_ || check(); };
   }
-  /// Throws what the handler raised. With the lock.
+  /// Throws what the handler raised, if it has. The caller holds the lock.
   void rethrow() const {
     if (raised_) throw nanobind::python_error();
   }
@@ -73,8 +87,8 @@ class Interruption {
   bool raised_ = false;
 };
 
-/// `call` without the interpreter's lock, its waits ended by what a signal handler raises: that is thrown
-/// then.
+/// Runs `call` without the interpreter's lock. If a signal handler of Python raises, the waits of `call` end,
+/// and waiting() throws what the handler raised.
 template <class Call>
 auto waiting(Call&& call) {
   Interruption interruption;
@@ -94,19 +108,29 @@ auto waiting(Call&& call) {
       return result;
     }
   } catch (...) {
+    hook();  // The error may come from an interruption: see rethrow() in torch_store.cpp.
     interruption.rethrow();
     throw;
   }
 }
 
-/// `function`, to be called as waiting() does.
+/// A callable that calls `function` through waiting().
 template <class Result, class... Arguments>
 auto interruptible(Result (*function)(Arguments...)) {
   return [function](Arguments... arguments) { return waiting([&] { return function(arguments...); }); };
 }
 
+/// Tells the interpreter that this process is a fork, unless it knows. C++ forks without telling it.
+void see_fork();
+
+/// Makes the floor `distributed` use the torch of Python.
+void register_torch();
+
 void bind_errors(nanobind::module_& module);
 void bind_roles(nanobind::module_& module);
+void bind_memory(nanobind::module_& module);
+void bind_replica(nanobind::module_& module);
+void bind_device(nanobind::module_& module);
 void bind_manager(nanobind::module_& module);
 void bind_results(nanobind::module_& module);
 void bind_launch(nanobind::module_& module);

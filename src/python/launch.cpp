@@ -1,8 +1,8 @@
-// Launched processes whose functions are Python's.
+// Launched processes that run functions of Python.
 //
-// C++ launches one registered function, which calls the package's Python (accelmgr/_rank.py). What it calls
-// there, the target, comes in one of two ways: pickled, in a process that was executed, or forked from the
-// forkserver; as the object itself, in place, and in processes forked from the host.
+// C++ launches one registered function, which calls accelmgr/_launch/rank.py with the target: the user's
+// function and its arguments. A process that was executed, or forked from the zygote, gets the target
+// pickled. A process that was forked from the host has the object itself, as has the host in a call in place.
 #include "accelmgr/launch.hpp"
 
 #include <nanobind/stl/map.h>
@@ -15,15 +15,16 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <string_view>
 #include <utility>
 
-#include "accelmgr/distributed.hpp"
-#include "accelmgr/multiprocess.hpp"
+#include "accelmgr/distributed_context.hpp"
+#include "accelmgr/multiprocess_launch.hpp"
 #include "base/clock.hpp"
+#include "base/timing.hpp"
 #include "distributed/process_group.hpp"
+#include "launch/environment_scope.hpp"
 #include "launch/failure.hpp"
-#include "launch/forkserver.hpp"
+#include "launch/zygote.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;
@@ -35,16 +36,11 @@ using launch::Value;
 
 constexpr const char* function_entry = "accelmgr.python";
 constexpr const char* setup_entry = "accelmgr.python.setup";
-constexpr double signal_check_s = 0.05;  ///< How long Ctrl-C may go unnoticed.
 
-/// The process that the interpreter knows it runs in. One forked by C++ is to be told.
+/// The process in which the interpreter believes to run. A fork by C++ must tell it (see_fork()).
 std::atomic<pid_t> interpreter_pid{0};
 
-void see_fork() {
-  if (interpreter_pid != getpid()) PyOS_AfterFork_Child();  // Sets it.
-}
-
-/// What this thread is about to launch; the copies of the thread in forked processes have it too.
+/// The target that this thread launches. Forked processes have a copy of the thread, and so of this.
 struct Current {
   PyObject* target = nullptr;
   pid_t owner = 0;
@@ -78,12 +74,12 @@ launch::ForeignException foreign(const nb::object& module, const nb::python_erro
   return {nb::cast<std::string>(said[0]), nb::cast<std::string>(said[1]), nb::cast<std::string>(said[2])};
 }
 
-/// `what`: the function of accelmgr._rank that deals with the target.
+/// `what`: the name of the function of accelmgr._launch.rank to call with the target.
 Value call(const char* what, int rank, const Value& args) {
   const bool in_place = current.target != nullptr && current.owner == getpid();
   if (!in_place) see_fork();
   const Locked lock;
-  const nb::object module = nb::module_::import_("accelmgr._rank");
+  const nb::object module = nb::module_::import_("accelmgr._launch.rank");
   try {
     const nb::object target =
         current.target != nullptr ? nb::borrow(current.target) : module.attr("load")(bytes_of(args.at(0)));
@@ -95,28 +91,28 @@ Value call(const char* what, int rank, const Value& args) {
   }
 }
 
-/// launch_subprocesses() gives the arguments of the function to the setup inside a task of its own.
+/// The arguments of the function. launch_subprocesses() passes them to the setup within an object.
 const Value& own_args(const Value& args) { return args.is_object() ? args.at("args") : args; }
 
 // The processes of one launch.
 class Running {
  public:
-  explicit Running(launch::SpawnContext context, std::shared_ptr<void> store = nullptr)
-      : store_(std::move(store)), context_(std::move(context)) {}
+  explicit Running(launch::SpawnContext context) : context_(std::move(context)) {}
 
   bool join(std::optional<double> timeout_s) {
-    const auto end = timeout_s ? base::Deadline::in_seconds(std::clamp(*timeout_s, 0.0, 1e9))
-                               : base::Deadline::at_ns(INT64_MAX);
-    for (;;) {
-      const double left = static_cast<double>(end.remaining_ns()) / 1e9;
-      if (join_for(std::clamp(left, 0.0, signal_check_s))) return true;
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
-      if (left <= signal_check_s) return false;
-    }
+    return until(timeout_s, [this](double slice_s) { return context_.join(slice_s); });
+  }
+  bool wait(int local_rank, std::optional<double> timeout_s) {
+    return until(timeout_s, [&](double slice_s) { return context_.wait(local_rank, slice_s); });
+  }
+  std::vector<launch::ProcessState> processes() {
+    const Unlocked unlocked;
+    const std::lock_guard turn(mutex_);
+    return context_.processes();
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
-  /// What the interpreter was interrupted in before anybody had it: nobody will join it.
+  /// Without keep() an interruption came before the caller got this object, so no caller can join it.
   ~Running() {
     if (!kept_) context_.terminate();
   }
@@ -136,20 +132,32 @@ class Running {
   }
 
  private:
-  bool join_for(double timeout_s) {
+  /// Calls `wait` until it is true or the timeout passes. Looks for signals of Python in between.
+  template <class Wait>
+  bool until(std::optional<double> timeout_s, Wait wait) {
+    const auto end = timeout_s ? base::Deadline::in_seconds(std::clamp(*timeout_s, 0.0, 1e9))
+                               : base::Deadline::at_ns(INT64_MAX);
+    for (;;) {
+      const double left = static_cast<double>(end.remaining_ns()) / 1e9;
+      if (wait_once(wait, std::clamp(left, 0.0, timing::signal_look_s))) return true;
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      if (left <= timing::signal_look_s) return false;
+    }
+  }
+  template <class Wait>
+  bool wait_once(Wait& wait, double slice_s) {
     const Unlocked unlocked;
     const std::lock_guard turn(mutex_);
-    return context_.join(timeout_s);
+    return wait(slice_s);
   }
 
   std::mutex mutex_;
   bool kept_ = false;
-  std::shared_ptr<void> store_;
   launch::SpawnContext context_;
 };
 
-/// With the lock only where the interpreter is copied: a process forked while another thread had it could
-/// never call into it.
+/// Runs `start` without the interpreter's lock, but with it for the method fork: if another thread held the
+/// lock during the fork, the child could never take it.
 template <class Start>
 auto starting(nb::handle target, launch::StartMethod method, Start start) {
   const CurrentScope scope(target);
@@ -161,8 +169,6 @@ auto starting(nb::handle target, launch::StartMethod method, Start start) {
 std::unique_ptr<Running> spawn(const nb::object& target, const nb::bytes& payload,
                                const std::map<std::string, std::string>& texts, bool has_setup) {
   auto options = launch::options_from(texts);
-  const bool in_place = options.nprocs == 1 && options.join;
-  options.join = in_place;
   if (has_setup) options.setup_name = setup_entry;
   const Value args = Value::array({value_of(payload)});
   return starting(target, options.start_method,
@@ -173,7 +179,7 @@ std::unique_ptr<Running> spawn_distributed(const nb::object& target, const nb::b
                                            const std::string& backend, int nproc_per_node, int nnodes,
                                            int node_rank, const std::string& master_addr, int master_port,
                                            const std::string& init_method, double timeout_s,
-                                           const std::string& start_method, bool join, bool daemon) {
+                                           const std::string& start_method, bool daemon) {
   distributed::SpawnOptions options{
       .nproc_per_node = nproc_per_node,
       .nnodes = nnodes,
@@ -183,7 +189,7 @@ std::unique_ptr<Running> spawn_distributed(const nb::object& target, const nb::b
       .init_method = init_method,
       .timeout_s = timeout_s,
       .start_method = launch::options_from({{"start_method", start_method}}).start_method,
-      .join = join && nproc_per_node == 1,  // In place; the others are joined where Ctrl-C is seen.
+      .join = false,  // Running::join() sees Ctrl-C.
       .daemon = daemon};
   const Value args = Value::array({value_of(payload)});
   return starting(target, options.start_method, [&] {
@@ -196,10 +202,9 @@ std::unique_ptr<Running> start_multiprocess(const nb::object& target, const nb::
                                             int rank_offset) {
   const Value args = Value::array({value_of(payload)});
   return starting(target, config.launch_method, [&]() -> std::unique_ptr<Running> {
-    auto started =
+    auto context =
         start_subprocesses(function_entry, config, has_setup ? setup_entry : "", rank_offset, args);
-    if (!started.context) return nullptr;
-    return std::make_unique<Running>(std::move(*started.context), std::move(started.store));
+    return context ? std::make_unique<Running>(std::move(*context)) : nullptr;
   });
 }
 
@@ -231,7 +236,9 @@ void set_backends(MultiprocessConfig& config, const std::string& all, const std:
 }
 
 void bind_multiprocess(nb::module_& module) {
-  nb::class_<MultiprocessConfig>(module, "MultiprocessConfig")
+  nb::class_<MultiprocessConfig>(module, "MultiprocessConfig",
+                                 "The configuration of start_multiprocess(). resolve() takes values that are "
+                                 "not set from the environment.")
       .def(nb::init<>())
       .def_rw("rank", &MultiprocessConfig::rank)
       .def_rw("local_rank", &MultiprocessConfig::local_rank)
@@ -243,7 +250,9 @@ void bind_multiprocess(nb::module_& module) {
       .def_rw("model_parallelism", &MultiprocessConfig::model_parallelism)
       .def_rw("pipeline_parallelism", &MultiprocessConfig::pipeline_parallelism)
       .def("set_backends", &set_backends, nb::arg("all"), nb::arg("model"), nb::arg("pipeline"),
-           nb::arg("data"), "Empty: that of the one before.")
+           nb::arg("data"),
+           "An empty `model`, `pipeline` or `data` means `all`; an empty `all` means "
+           "get_distributed_backend().")
       .def("set_launch_method",
            [](MultiprocessConfig& config, const std::string& method) {
              config.launch_method = launch::options_from({{"start_method", method}}).start_method;
@@ -263,16 +272,12 @@ void bind_multiprocess(nb::module_& module) {
              nb::arg("master_port"), nb::arg("init_method"), nb::arg("backend").none() = nb::none());
 }
 
-/// The environment as it is; os.environ is a copy from the interpreter's start.
+/// The current environment of the process. os.environ is a copy from the interpreter's start.
 nb::list environment() {
+  const auto bytes = [](const std::string& text) { return nb::bytes(text.data(), text.size()); };
   nb::list all;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    const auto split = text.find('=');
-    if (split == std::string_view::npos || split == 0) continue;
-    all.append(nb::make_tuple(nb::bytes(text.data(), split),
-                              nb::bytes(text.data() + split + 1, text.size() - split - 1)));
-  }
+  for (const auto& [name, value] : launch::own_environment())
+    all.append(nb::make_tuple(bytes(name), bytes(value)));
   return all;
 }
 
@@ -286,6 +291,10 @@ void see_forks_of_the_interpreter(nb::module_& module) {
 
 }  // namespace
 
+void see_fork() {
+  if (interpreter_pid != getpid()) begin_forked();  // Sets it, by _note_fork().
+}
+
 void bind_launch(nb::module_& module) {
   see_forks_of_the_interpreter(module);
   launch::register_function(function_entry,
@@ -293,24 +302,40 @@ void bind_launch(nb::module_& module) {
   launch::register_function(setup_entry,
                             [](int rank, const Value& args) { return call("set_up", rank, own_args(args)); });
 
-  nb::class_<Running>(module, "Running")
+  nb::class_<launch::ProcessState>(module, "ProcessState", "One process of a launch.")
+      .def_ro("pidfd", &launch::ProcessState::pidfd, "Readable when the process has ended.")
+      .def_ro("exit_code", &launch::ProcessState::exit_code, "None while it runs; -N: signal N ended it.")
+      .def_prop_ro(
+          "trace",
+          [](const launch::ProcessState& state) {
+            return state.failure ? std::optional(state.failure->trace) : std::nullopt;
+          },
+          "What the process reported as it failed; else None.");
+  nb::class_<Running>(module, "Running", "Processes that spawn() started.")
       .def("join", &Running::join, nb::arg("timeout").none() = nb::none(),
-           "True when all have ended, False after `timeout` seconds; SpawnError when one has failed.")
-      .def("terminate", &Running::terminate, "Ends all that still run; bounded.")
-      .def("keep", &Running::keep, "They are waited for, or by `daemon` ended, when this object is gone.")
+           "True when all have ended, False after `timeout` seconds. Raises SpawnError when one has failed.")
+      .def("terminate", &Running::terminate, "Ends all processes that still run, in bounded time.")
+      .def("keep", &Running::keep,
+           "From now on the destructor ends the processes only if they are daemons.\n\n"
+           "Otherwise the program waits for them before it ends.")
       .def("pids", &Running::pids)
+      .def("wait", &Running::wait, nb::arg("local_rank"), nb::arg("timeout").none() = nb::none(),
+           "True when that process has ended, False after `timeout` seconds.")
+      .def("processes", &Running::processes, "All processes as they are now.")
       .def("results", &Running::results, nb::sig("def results(self) -> list[bytes | None]"),
-           "What they returned, pickled; None of those that returned none.");
+           "The pickled return value of each process; None for a process that has returned none.");
   module.def("environment", &environment, nb::sig("def environment() -> list[tuple[bytes, bytes]]"));
-  module.def("end_forkserver", &launch::end_forkserver, nb::call_guard<Unlocked>(),
+  module.def("end_forkserver", &launch::end_zygote, nb::call_guard<Unlocked>(),
              "Ends the process that the start method forkserver forks from; the next launch starts another.");
   module.def("spawn", &spawn, nb::arg("target"), nb::arg("payload"), nb::arg("options"),
              nb::arg("has_setup") = false);
   module.def("spawn_distributed", &spawn_distributed, nb::arg("target"), nb::arg("payload"),
              nb::arg("backend"), nb::arg("nproc_per_node"), nb::arg("nnodes"), nb::arg("node_rank"),
              nb::arg("master_addr"), nb::arg("master_port"), nb::arg("init_method"), nb::arg("timeout"),
-             nb::arg("start_method"), nb::arg("join"), nb::arg("daemon"));
-  nb::class_<launch::SerialExecutor>(module, "SerialExecutor")
+             nb::arg("start_method"), nb::arg("daemon"));
+  nb::class_<launch::SerialExecutor>(module, "SerialExecutor",
+                                     "Runs one process at a time, of those with the same `name`. When one "
+                                     "dies inside run(), the next one goes on.")
       .def(nb::init<std::string, double>(), nb::arg("name"), nb::arg("timeout") = 300.0)
       .def("run", &run_serially, nb::arg("function"),
            nb::sig("def run(self, function: collections.abc.Callable[[], typing.Any]) -> typing.Any"));

@@ -1,152 +1,186 @@
-// accelmgr._native.Manager: the handle of C++, with the parameters of a module bound to the session.
-#include "accelmgr/manager.hpp"
-
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
+// accelmgr._native.Handle: the host's side of a manager, with memory instead of tensors.
 #include <fmt/format.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <set>
 #include <tuple>
 
 #include "accelmgr/launch.hpp"
+#include "client/handle.hpp"
 #include "config/loader.hpp"
 #include "python/interpreter.hpp"
-#include "python/tensors.hpp"
+#include "python/memory.hpp"
+#include "replica/model.hpp"
 
 namespace nb = nanobind;
 
 namespace accelmgr::python {
 namespace {
 
-using Pairs = std::vector<std::pair<std::string, at::Tensor>>;
+/// A parameter of the master, or the gradient of one.
+struct Place {
+  std::string name;
+  std::vector<std::string> aliases;
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+  Memory memory;
+};
 
-Pairs pairs_of(const std::vector<NamedTensor>& tensors) {
-  Pairs pairs;
-  for (const auto& [name, tensor] : tensors) pairs.emplace_back(name, tensor);
-  return pairs;
+/// Name, dtype, shape, address of a dense tensor of Python. The caller keeps it alive during the call.
+using Addressed = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::uintptr_t>;
+
+template <class Exception>
+std::vector<client::Value> values_of(const std::vector<Addressed>& tensors) {
+  std::vector<client::Value> values;
+  values.reserve(tensors.size());
+  for (const auto& [name, dtype, shape, address] : tensors)
+    values.push_back({name, dtype_named<Exception>(dtype, fmt::format("'{}'", name)), shape,
+                      reinterpret_cast<const std::byte*>(address)});
+  return values;
 }
 
-std::vector<NamedTensor> named(Pairs pairs) {
-  std::vector<NamedTensor> tensors;
-  for (auto& [name, tensor] : pairs) tensors.push_back({std::move(name), std::move(tensor)});
-  return tensors;
+std::size_t bytes_of(DType dtype, const std::vector<std::int64_t>& shape) {
+  return extent_of(shape, replica::dense_strides(shape)) * size_of(dtype);
+}
+
+/// Name, dtype, shape and content of a buffer.
+using BufferValue = nb::typed<nb::tuple, nb::str, nb::str, NumberTuple, nb::bytearray>;
+
+/// A value as accelmgr._memory.Described.
+nb::tuple described(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape,
+                    Memory memory) {
+  return nb::make_tuple(name, nb::str(name_of(dtype).data()), tuple_of(shape), std::move(memory));
 }
 
 std::vector<config::Setting> settings_of(const std::vector<std::pair<std::string, std::string>>& given) {
   std::vector<config::Setting> settings;
+  settings.reserve(given.size());
   for (const auto& [assignment, where] : given) settings.push_back({assignment, where});
   return settings;
 }
 
-/// The same memory with a storage of its own: whoever copies or pickles it takes no more than this tensor.
-at::Tensor alone(const at::Tensor& view) {
-  return at::from_blob(
-      view.mutable_data_ptr(), view.sizes(), view.strides(), [view](void*) {},
-      view.options().requires_grad(false));
+/// Runs `body` without the interpreter's lock, so that other threads of Python can run.
+template <class Body>
+auto unlocked(Body&& body) {
+  const Unlocked release;
+  return body();
 }
 
-/// The handle. A parameter of the host is bound to the master: its data and its gradient are views.
 class Handle {
  public:
   Handle(const std::string& file, const std::vector<std::pair<std::string, std::string>>& settings,
          const std::map<std::string, std::string>& environment)
       : loaded_(config::load_config(file, settings_of(settings), environment)) {}
 
-  /// `prepared` is called when parameters() and gradients() can be: there is a session, but no runner yet.
-  void start(const std::string& start_method, const nb::callable& prepared) {
+  /// Calls `prepared` when there is a session, but no runner yet: parameters() and gradients() work from then
+  /// on. `command`: another program, which becomes the manager.
+  void start(const std::string& start_method, const nb::typed<nb::callable, nb::object()>& prepared,
+             const std::vector<std::string>& command) {
     const auto method = launch::options_from({{"start_method", start_method}}).start_method;
-    // The host's pool of threads has no threads in a fork, and whoever hands them work waits for ever.
+    // A fork has none of the threads of the host's pool: a call that gives them work would wait for ever.
     if (method == StartMethod::fork && loaded_.config.runners.threads == 0)
       loaded_.config.runners.threads = 1;
     Interruption interruption;
-    const auto take = [&](const std::vector<NamedTensor>& parameters,
-                          const std::vector<NamedTensor>& gradients) {
-      for (const auto& [name, tensor] : parameters) parameters_.emplace_back(name, alone(tensor));
-      for (const auto& [name, tensor] : gradients) gradients_.emplace_back(name, alone(tensor));
-      for (std::size_t i = 0; i < parameters.size(); ++i)
-        places_.push_back({parameters[i].tensor.const_data_ptr(), gradients[i].tensor.const_data_ptr()});
+    const auto take = [&](const std::shared_ptr<const session::Session>& session,
+                          const session::HostView& view, const session::Manifest& manifest) {
+      session_ = session;
+      view_.emplace(view);
+      manifest_ = manifest;
       const Locked lock;
       prepared();
     };
     try {
       const Unlocked unlocked;
-      manager_.emplace(Manager::start(
-          loaded_.config, {.interrupted = interruption.hook(), .method = method, .prepared = take}));
+      handle_.emplace(
+          loaded_.config,
+          client::StartSettings{
+              .interrupted = interruption.hook(), .method = method, .command = command, .prepared = take});
     } catch (...) {
       interruption.rethrow();
       throw;
     }
     interruption.rethrow();
+    loaded_.config.nprocs = handle_->config().nprocs;
+    loaded_.config.runners = handle_->config().runners;  // With the devices that the manager has chosen.
   }
 
-  Manager& manager() {
-    if (!manager_) throw UsageError("this manager was not started; call start()");
-    return *manager_;
-  }
-  const Pairs& parameters() {
-    if (parameters_.empty()) manager();
-    return parameters_;
-  }
-  const Pairs& gradients() {
-    if (gradients_.empty()) manager();
-    return gradients_;
-  }
-
-  /// From now on these are the master's parameters, in the order of parameters().
-  void bind(std::vector<at::Tensor> tensors) {
-    if (tensors.size() != parameters_.size())
-      throw UsageError(fmt::format("bind: {} tensors for {} parameters", tensors.size(), parameters_.size()));
-    const at::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      tensors[i].set_data(parameters_[i].second);
-      if (tensors[i].requires_grad()) tensors[i].mutable_grad() = gradients_[i].second;
+  /// Attaches to the service at `path`. Its configuration takes the place of this one's.
+  void attach(const std::string& path, const std::string& name, double timeout_s) {
+    if (handle_) throw UsageError("attach() was called on a manager that was already started");
+    Interruption interruption;
+    try {
+      const Unlocked unlocked;
+      handle_.emplace(path, client::AttachSettings{
+                                .name = name, .timeout_s = timeout_s, .interrupted = interruption.hook()});
+    } catch (...) {
+      interruption.rethrow();
+      throw;
     }
-    bound_ = std::move(tensors);
+    interruption.rethrow();
+    session_ = handle_->session();
+    view_.emplace(handle_->view());
+    manifest_ = handle_->manifest();
+    loaded_.config = handle_->config();
+    for (auto& [key, source] : loaded_.sources) source = "the service at " + path;
   }
 
-  /// Puts the gradients back that somebody has set to None, as zeros: `zero_grad(set_to_none=True)` says so;
-  /// and takes that of a frozen parameter away, as plain torch has none. Throws ModelError for a parameter
-  /// that is no view of the master any more, and for a gradient that is another tensor.
-  void look_after_bound() {
-    for (std::size_t i = 0; i < bound_.size(); ++i) {
-      const auto& tensor = bound_[i];
-      if (tensor.numel() == 0) continue;  // It has no address.
-      const auto& name = parameters_[i].first;
-      if (tensor.const_data_ptr() != places_[i].parameter)
-        throw ModelError(fmt::format(
-            "the memory of parameter '{}' was replaced (by to(), share_memory(), "
-            "load_state_dict(assign=True) "
-            "or tie_weights(), for instance): what is written there reaches no runner. Change parameters in "
-            "place, or with update_model_parameters()",
-            name));
-      const auto& gradient = tensor.grad();
-      const bool own = gradient.defined() && gradient.const_data_ptr() == places_[i].gradient;
-      if (own && tensor.requires_grad()) continue;
-      if (gradient.defined() && !own)
-        throw ModelError(fmt::format(
-            "the gradient of parameter '{}' is another tensor than the manager's; change it in place", name));
-      if (!own && !tensor.requires_grad()) continue;
-      gradients_[i].second.zero_();
-      tensor.mutable_grad() = own ? at::Tensor() : gradients_[i].second;
-    }
+  client::Handle& started() {
+    if (!handle_) throw UsageError("this manager was not started; call start()");
+    return *handle_;
+  }
+  bool is_started() const noexcept { return handle_.has_value(); }
+
+  std::vector<Place> parameters() const {
+    std::vector<Place> places;
+    if (!session_) return places;
+    const auto values = replica::places_of(view_->parameters(), session_->header().element, manifest_);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      places.push_back(place(manifest_.tensors[i], values[i].data, values[i].strides));
+    return places;
+  }
+  std::vector<Place> gradients() const {
+    std::vector<Place> places;
+    if (!session_) return places;
+    const auto bytes = session::bytes_of(session_->header().element);
+    for (const auto& entry : manifest_.tensors)
+      places.push_back(
+          place(entry, view_->gradients() + entry.first * bytes, replica::dense_strides(entry.shape)));
+    return places;
+  }
+  /// Each buffer's name, and its further names.
+  std::vector<std::pair<std::string, std::vector<std::string>>> persistent_buffers() const {
+    std::vector<std::pair<std::string, std::vector<std::string>>> found;
+    for (const auto& entry : manifest_.buffers)
+      if (entry.persistent) found.emplace_back(entry.name, entry.aliases);
+    return found;
+  }
+  /// Copies of the buffers of the last committed step.
+  nb::typed<nb::list, BufferValue> buffers() {
+    nb::list list;
+    for (const auto& [name, dtype, shape, data] : started().buffers())
+      list.append(nb::make_tuple(name, nb::str(name_of(dtype).data()), tuple_of(shape),
+                                 nb::bytearray(data, bytes_of(dtype, shape))));
+    return list;
   }
 
-  /// What a signal handler raised has the result as `step_result`: the runners may have been done before.
+  /// Sets the result as `step_result` on what a signal handler raised: the step may have counted before that.
   StepResult step(std::optional<double> timeout_s, bool accumulate, bool parameters_changed) {
-    auto& manager = this->manager();
+    auto& handle = started();
     Interruption interruption;
     StepResult result;
     try {
       const Unlocked unlocked;
-      result = manager.step({.timeout_s = timeout_s,
-                             .accumulate = accumulate,
-                             .parameters_changed = parameters_changed,
-                             .interrupted = interruption.hook()});
+      result = handle.step({.timeout_s = timeout_s,
+                            .accumulate = accumulate,
+                            .parameters_changed = parameters_changed,
+                            .interrupted = interruption.hook()});
     } catch (...) {
       interruption.rethrow();
       throw;
@@ -161,58 +195,75 @@ class Handle {
   }
 
   const config::LoadedConfig& loaded() const noexcept { return loaded_; }
-  bool started() const noexcept { return manager_.has_value(); }
+
+  /// Keys that a source other than the defaults has set.
+  std::set<std::string> set_keys() const {
+    std::set<std::string> keys;
+    for (const auto& [key, source] : loaded_.sources)
+      if (source != "default") keys.insert(key);
+    return keys;
+  }
 
  private:
-  config::LoadedConfig loaded_;
-  std::optional<Manager> manager_;
-  /// In the session, where they stay: share_memory_() moves a storage, and all tensors over it with it.
-  struct Place {
-    const void* parameter;
-    const void* gradient;
-  };
+  Place place(const session::TensorEntry& entry, std::byte* data, std::vector<std::int64_t> strides) const {
+    const auto dtype = session::dtype_of(session_->header().element);
+    const auto bytes = extent_of(entry.shape, strides) * size_of(dtype);
+    return {entry.name,  entry.aliases,      std::string(name_of(dtype)),
+            entry.shape, std::move(strides), {data, bytes, session_}};
+  }
 
-  Pairs parameters_;
-  Pairs gradients_;
-  std::vector<Place> places_;
-  std::vector<at::Tensor> bound_;
+  config::LoadedConfig loaded_;
+  std::optional<client::Handle> handle_;
+  std::shared_ptr<const session::Session> session_;
+  std::optional<session::HostView> view_;
+  session::Manifest manifest_;
 };
 
-/// What a call of the C++ handle does while other threads of Python run.
-template <class Body>
-auto unlocked(Body&& body) {
-  const Unlocked release;
-  return body();
+void bind_places(nb::module_& module) {
+  nb::class_<Place>(module, "Place", "A parameter of the master, or the gradient of one.")
+      .def_ro("name", &Place::name)
+      .def_ro("aliases", &Place::aliases, "Further names of the same parameter.")
+      .def_ro("dtype", &Place::dtype, "float32 or float64.")
+      .def_prop_ro("shape", [](const Place& self) { return tuple_of(self.shape); })
+      .def_prop_ro(
+          "strides", [](const Place& self) { return tuple_of(self.strides); }, "Strides in elements.")
+      .def_prop_ro(
+          "memory", [](const Place& self) { return self.memory; },
+          "The bytes from the first to the last element.");
 }
 
 void bind_statistics(nb::module_& module) {
-  nb::class_<RunnerStatistics>(module, "RunnerStatistics")
+  nb::class_<RunnerStatistics>(module, "RunnerStatistics", "A runner of the team.")
       .def_ro("rank", &RunnerStatistics::rank)
-      .def_ro("pid", &RunnerStatistics::pid)
-      .def_ro("generation", &RunnerStatistics::generation)
-      .def_ro("phase", &RunnerStatistics::phase)
-      .def_ro("attempt", &RunnerStatistics::attempt)
-      .def_ro("samples", &RunnerStatistics::samples)
-      .def_ro("peak_memory_bytes", &RunnerStatistics::peak_memory_bytes)
-      .def_ro("start_ms", &RunnerStatistics::start_ms)
-      .def_ro("model_ms", &RunnerStatistics::model_ms)
+      .def_ro("pid", &RunnerStatistics::pid, "0 while it is being replaced.")
+      .def_ro("generation", &RunnerStatistics::generation, "How many processes this rank has had so far.")
+      .def_ro("phase", &RunnerStatistics::phase, "init, waiting, forward, backward, vote, reduce, ...")
+      .def_ro("attempt", &RunnerStatistics::attempt, "The last attempt that it took part in.")
+      .def_ro("samples", &RunnerStatistics::samples, "Its samples in all committed steps.")
+      .def_ro("peak_memory_bytes", &RunnerStatistics::peak_memory_bytes, "VmHWM of its process.")
+      .def_ro("start_ms", &RunnerStatistics::start_ms,
+              "Time from the fork of its process until it was ready.")
+      .def_ro("model_ms", &RunnerStatistics::model_ms, "The part of start_ms in which it built the model.")
       .def("__repr__", [](const RunnerStatistics& self) {
         return fmt::format("RunnerStatistics(rank {}, pid {}, {}, {} samples)", self.rank, self.pid,
                            self.phase, self.samples);
       });
-  nb::class_<Statistics>(module, "Statistics")
-      .def_ro("steps", &Statistics::steps)
+  nb::class_<Statistics>(module, "Statistics", "Counts of a session, over all its managers.")
+      .def_ro("steps", &Statistics::steps, "Committed steps.")
       .def_ro("attempts", &Statistics::attempts)
-      .def_ro("samples", &Statistics::samples)
-      .def_ro("elements", &Statistics::elements)
-      .def_ro("skips", &Statistics::skips)
-      .def_ro("replacements", &Statistics::replacements)
-      .def_ro("losses", &Statistics::losses)
+      .def_ro("samples", &Statistics::samples, "Samples in all committed steps.")
+      .def_ro("elements", &Statistics::elements,
+              "Elements of the dataset that were consumed: `samples`, and those that were skipped.")
+      .def_ro("skips", &Statistics::skips,
+              "Attempts whose batches were left out (`on_nonfinite: skip_batch`).")
+      .def_ro("replacements", &Statistics::replacements, "Runners that replaced lost ones.")
+      .def_ro("losses", &Statistics::losses, "Runners and fork servers that were lost.")
       .def_ro("parameter_version", &Statistics::parameter_version)
-      .def_ro("session_bytes", &Statistics::session_bytes)
+      .def_ro("session_bytes", &Statistics::session_bytes, "Size of the session's shared memory.")
       .def_ro("manager_pid", &Statistics::manager_pid)
-      .def_ro("manager_peak_memory_bytes", &Statistics::manager_peak_memory_bytes)
-      .def_ro("runners", &Statistics::runners)
+      .def_ro("manager_peak_memory_bytes", &Statistics::manager_peak_memory_bytes,
+              "VmHWM of the manager process.")
+      .def_ro("runners", &Statistics::runners, "The team, by rank.")
       .def("__repr__", [](const Statistics& self) {
         return fmt::format("Statistics({} steps, {} attempts, {} samples, {} losses, {} runners)", self.steps,
                            self.attempts, self.samples, self.losses, self.runners.size());
@@ -220,26 +271,39 @@ void bind_statistics(nb::module_& module) {
 }
 
 void bind_checkpoints(nb::module_& module) {
-  nb::class_<CheckpointWritten>(module, "CheckpointWritten")
+  nb::class_<CheckpointWritten>(module, "CheckpointWritten", "The outcome of writing a checkpoint.")
       .def_ro("step", &CheckpointWritten::step)
       .def_ro("path", &CheckpointWritten::path)
       .def_ro("bytes", &CheckpointWritten::bytes)
-      .def_ro("copy_ms", &CheckpointWritten::copy_ms)
-      .def_ro("write_ms", &CheckpointWritten::write_ms)
-      .def_ro("error", &CheckpointWritten::error)
+      .def_ro("copy_ms", &CheckpointWritten::copy_ms, "How long save_checkpoint() blocked the host.")
+      .def_ro("write_ms", &CheckpointWritten::write_ms,
+              "How long the manager took to write it, in the background.")
+      .def_ro("error", &CheckpointWritten::error, "Empty when the checkpoint has reached the disk.")
       .def_ro("warnings", &CheckpointWritten::warnings)
       .def("__repr__", [](const CheckpointWritten& self) {
         return fmt::format("CheckpointWritten(step {}: {})", self.step,
                            self.error.empty() ? self.path : "not written: " + self.error);
       });
-  nb::class_<Resumed>(module, "Resumed")
+  using Resumed = client::ResumedFrom;
+  nb::class_<Resumed>(module, "Resumed", "The checkpoint from which a manager resumed.")
       .def_ro("path", &Resumed::path)
       .def_ro("step", &Resumed::step)
-      .def_prop_ro("tensors", [](const Resumed& self) { return pairs_of(self.tensors); })
+      .def_prop_ro(
+          "tensors",
+          [](const Resumed& self) {
+            nb::list list;
+            for (const auto& [name, dtype, shape, data] : self.tensors)
+              list.append(described(name, dtype, shape, {data.get(), bytes_of(dtype, shape), data}));
+            return nb::module_::import_("accelmgr._memory").attr("named_tensors")(list);
+          },
+          nb::for_getter(nb::sig("def tensors(self) -> list[tuple[str, torch.Tensor]]")),
+          "Copies of the tensors that were passed to save_checkpoint().")
       .def_ro("json", &Resumed::json)
-      .def_ro("refused", &Resumed::refused)
-      .def_ro("run_id", &Resumed::run_id)
-      .def_ro("configuration", &Resumed::configuration)
+      .def_ro("refused", &Resumed::refused, "Later checkpoints, each with the reason why it was not used.")
+      .def_ro("run_id", &Resumed::run_id,
+              "The id of the run that wrote it; empty if an earlier version of accelmgr wrote it.")
+      .def_ro("configuration", &Resumed::configuration,
+              "The configuration of the run that wrote it, as YAML; empty if it is not known.")
       .def("__repr__",
            [](const Resumed& self) { return fmt::format("Resumed(step {}: {})", self.step, self.path); });
 }
@@ -249,65 +313,102 @@ void bind_checkpoints(nb::module_& module) {
 void bind_manager(nb::module_& module) {
   bind_statistics(module);
   bind_checkpoints(module);
-  nb::class_<Manager::Writing>(module, "Writing");
-  nb::class_<Handle>(module, "Handle")
+  bind_places(module);
+  nb::class_<Handle>(
+      module, "Handle",
+      "The host's side of a manager. One thread at a time; not usable in a fork of the host.\n"
+      "\n"
+      "Sources of the configuration, weakest first: `file` (\"\": none), `environment` (ACCELMGR_...),\n"
+      "and `settings`, each of which is `key=value` and the name that error messages use for it. A\n"
+      "tensor is passed as name, dtype, shape and memory: see Described and Addressed in\n"
+      "accelmgr._memory.")
       .def(nb::init<const std::string&, const std::vector<std::pair<std::string, std::string>>&,
                     const std::map<std::string, std::string>&>(),
            nb::arg("file"), nb::arg("settings"), nb::arg("environment"))
-      .def("start", &Handle::start, nb::arg("start_method"), nb::arg("prepared"))
-      .def_prop_ro("started", &Handle::started)
-      .def("bind", &Handle::bind)
-      .def("look_after_bound", &Handle::look_after_bound)
+      .def("start", &Handle::start, nb::arg("start_method"), nb::arg("prepared"),
+           nb::arg("command") = std::vector<std::string>{},
+           "Calls `prepared` when there are parameters() and gradients(), before any runner starts.\n\n"
+           "command: another program, which becomes the manager.")
+      .def("attach", &Handle::attach, nb::arg("path"), nb::arg("name"), nb::arg("timeout"),
+           "Drives the session of the service at `path` from now on. The configuration is the service's.")
+      .def_prop_ro("unfinished", [](Handle& self) { return self.started().unfinished(); })
+      .def_prop_ro("started", &Handle::is_started)
+      .def_prop_ro(
+          "kinds",
+          [](const Handle& self) {
+            const auto& config = self.loaded().config;
+            return std::pair(config.model.kind, config.data.kind);
+          },
+          "model.kind and data.kind.")
       .def("step", &Handle::step, nb::arg("timeout") = nb::none(), nb::arg("accumulate") = true,
-           nb::arg("parameters_changed") = true)
-      .def("zero_grad", [](Handle& self) { unlocked([&m = self.manager()] { m.zero_grad(); }); })
-      .def("parameters", &Handle::parameters)
-      .def("gradients", &Handle::gradients)
-      .def("buffers", [](Handle& self) { return pairs_of(self.manager().buffers()); })
-      .def("state_dict", [](Handle& self) { return pairs_of(self.manager().state_dict()); })
-      .def("update_model_parameters",
-           [](Handle& self, const std::vector<at::Tensor>& values) {
-             unlocked([&, &m = self.manager()] { m.update_model_parameters(values); });
-           })
-      .def("update_buffers",
-           [](Handle& self, Pairs values) {
-             unlocked([&, &m = self.manager()] { m.update_buffers(named(std::move(values))); });
-           })
+           nb::arg("parameters_changed") = true,
+           "An exception that a signal handler raises has the result as `step_result`.")
+      .def("zero_grad", [](Handle& self) { unlocked([&m = self.started()] { m.zero_grad(); }); })
+      .def("parameters", &Handle::parameters,
+           "The master's parameters, each once; empty before there is a session.")
+      .def("gradients", &Handle::gradients, "The master's gradients, in the order of parameters().")
+      .def("persistent_buffers", &Handle::persistent_buffers,
+           "Each persistent buffer's name, and further names of the same buffer.")
+      .def("buffers", &Handle::buffers, "Copies of the buffers of the last committed step.")
       .def(
-          "writing", [](Handle& self) { return new Manager::Writing(self.manager()); },
-          nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
-      .def("resize",
-           [](Handle& self, int runners) { waiting([&, &m = self.manager()] { m.resize(runners); }); })
-      .def("recover", [](Handle& self) { waiting([&m = self.manager()] { m.recover(); }); })
-      .def("save_checkpoint",
-           [](Handle& self, std::optional<double> metric, Pairs tensors, const std::string& json) {
-             return waiting([&, &m = self.manager()] {
-               return m.save_checkpoint(
-                   {.metric = metric, .tensors = named(std::move(tensors)), .json = json});
-             });
-           })
-      .def("checkpoints_written",
-           [](Handle& self, double wait_s) {
-             return waiting([&, &m = self.manager()] { return m.checkpoints_written(wait_s); });
-           })
-      .def_prop_ro("resumed", [](Handle& self) { return self.manager().resumed(); })
-      .def_prop_ro("run_id", [](Handle& self) { return self.manager().run_id(); })
-      .def("statistics", [](Handle& self) { return self.manager().statistics(); })
+          "update_buffers",
+          [](Handle& self, const std::vector<Addressed>& tensors) {
+            const auto values = values_of<ModelError>(tensors);
+            unlocked([&, &m = self.started()] { m.update_buffers(values); });
+          },
+          nb::arg("values"), "Raises ModelError before anything is written.")
+      .def(
+          "begin_writing", [](Handle& self) { self.started().begin_writing(); },
+          "Begins writes in place: no runner computes with half of them. Raises UsageError inside another "
+          "pair.")
+      .def("end_writing", [](Handle& self) { self.started().end_writing(); })
+      .def(
+          "resize",
+          [](Handle& self, int runners) { waiting([&, &m = self.started()] { m.resize(runners); }); },
+          nb::arg("runners"))
+      .def("recover", [](Handle& self) { waiting([&m = self.started()] { m.recover(); }); })
+      .def(
+          "save_checkpoint",
+          [](Handle& self, std::optional<double> metric, const std::vector<Addressed>& tensors,
+             const std::string& json) {
+            client::Extras extras{
+                .metric = metric, .tensors = values_of<CheckpointError>(tensors), .json = json};
+            return waiting([&, &m = self.started()] { return m.save_checkpoint(extras); });
+          },
+          nb::arg("metric").none(), nb::arg("tensors"), nb::arg("json"),
+          "Returns the ms for which it blocked the caller.")
+      .def(
+          "checkpoints_written",
+          [](Handle& self, double wait_s) {
+            return waiting([&, &m = self.started()] { return m.checkpoints_written(wait_s); });
+          },
+          nb::arg("wait_s"))
+      .def_prop_ro("resumed", [](Handle& self) { return self.started().resumed(); })
+      .def_prop_ro("run_id", [](Handle& self) { return self.started().run_id(); })
+      .def(
+          "statistics", [](Handle& self) { return self.started().statistics(); }, "Any thread may call it.")
       .def("stop",
            [](Handle& self) {
-             if (self.started()) unlocked([&m = self.manager()] { m.stop(); });
+             if (self.is_started()) unlocked([&m = self.started()] { m.stop(); });
            })
-      .def("kill",
-           [](Handle& self) {
-             if (self.started()) self.manager().kill();
-           })
+      .def(
+          "kill",
+          [](Handle& self) {
+            if (self.is_started()) self.started().kill();
+          },
+          "Kills runners, fork server and manager at once.")
       .def_prop_ro("step_timeout", [](const Handle& self) { return self.loaded().config.step_timeout; })
-      .def("config", [](Handle& self) { return config::to_yaml(self.loaded().config); })
-      .def_prop_ro("epochs",
-                   [](const Handle& self) -> std::optional<int> {
-                     if (self.loaded().sources.at("data.epochs") == "default") return std::nullopt;
-                     return self.loaded().config.data.epochs;
-                   })
+      .def_prop_ro("set_keys", &Handle::set_keys, "Keys of the configuration that a source has set.")
+      .def(
+          "config", [](Handle& self) { return config::to_yaml(self.loaded().config); },
+          "The whole configuration, as YAML.")
+      .def_prop_ro(
+          "epochs",
+          [](const Handle& self) -> std::optional<int> {
+            if (self.loaded().sources.at("data.epochs") == "default") return std::nullopt;
+            return self.loaded().config.data.epochs;
+          },
+          "`data.epochs`; None if no source has set it.")
       .def(
           "unread",
           [](const Handle& self, bool own_model, bool own_data) {
@@ -316,10 +417,17 @@ void bind_manager(nb::module_& module) {
               found.emplace_back(key, source, why);
             return found;
           },
-          nb::arg("own_model"), nb::arg("own_data"))
-      .def("show_config", [](Handle& self) { return config::show(self.loaded()); });
-  module.def("warnings",
-             [](const Handle& handle, int cores) { return config::warnings(handle.loaded().config, cores); });
+          nb::arg("own_model"), nb::arg("own_data"),
+          "Keys that were set and have no effect, each with its source (\"flag\": `settings`) and the "
+          "reason.")
+      .def(
+          "show_config", [](Handle& self) { return config::show(self.loaded()); },
+          "Each value of the configuration, with its source.");
+  module.def(
+      "warnings",
+      [](const Handle& handle, int cores) { return config::warnings(handle.loaded().config, cores); },
+      nb::arg("handle"), nb::arg("cores"),
+      "Warnings about a likely mistake in the configuration, for a machine with `cores` cores.");
 }
 
 }  // namespace accelmgr::python

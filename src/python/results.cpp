@@ -1,4 +1,4 @@
-// accelmgr._native.StepResult and FailureCause: what a step returns, to be read, pickled and written as JSON.
+// accelmgr._native.StepResult and FailureCause: the result of a step, which can be pickled or become JSON.
 #include <fmt/format.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -17,56 +17,76 @@ namespace nb = nanobind;
 namespace accelmgr::python {
 namespace {
 
-// What results consist of: read, pickled and written as a dictionary by one list.
+// The fields of the records. Properties, pickling and dictionaries all use these lists.
 
 template <class Visit>
 void each_field(const FailureCause*, Visit field) {
-  field("time_s", &FailureCause::time_s);
-  field("rank", &FailureCause::rank);
-  field("pid", &FailureCause::pid);
-  field("phase", &FailureCause::phase);
-  field("step", &FailureCause::step);
-  field("attempt", &FailureCause::attempt);
-  field("exit", &FailureCause::exit);
-  field("what", &FailureCause::what);
-  field("log", &FailureCause::log);
+  field("time_s", &FailureCause::time_s, "Seconds since 1970, UTC.");
+  field("rank", &FailureCause::rank, "-1: the fork server or the manager was lost, not a runner.");
+  field("pid", &FailureCause::pid, "The process.");
+  field("phase", &FailureCause::phase, "What the process was doing.");
+  field("step", &FailureCause::step, "The step that was under way, counted from 1.");
+  field("attempt", &FailureCause::attempt, "The last attempt that it took part in.");
+  field("exit", &FailureCause::exit, "For example \"killed by signal 9 (KILL)\" or \"exit code 17\".");
+  field("what", &FailureCause::what, "Its exception, or why it was killed; may be empty.");
+  field("log", &FailureCause::log, "Its last log lines.");
 }
 
 template <class Visit>
 void each_field(const StepResult*, Visit field) {
-  field("status", &StepResult::status);
-  field("counted", &StepResult::counted);
-  field("step", &StepResult::step);
-  field("attempt", &StepResult::attempt);
-  field("loss", &StepResult::loss);
-  field("samples", &StepResult::samples);
-  field("scalars", &StepResult::scalars);
-  field("parameter_version", &StepResult::parameter_version);
-  field("nonfinite", &StepResult::nonfinite);
-  field("step_ms", &StepResult::step_ms);
-  field("compute_ms", &StepResult::compute_ms);
-  field("reduce_ms", &StepResult::reduce_ms);
-  field("wait_ms", &StepResult::wait_ms);
-  field("error", &StepResult::error);
-  field("error_type", &StepResult::error_type);
-  field("rank", &StepResult::rank);
-  field("participants", &StepResult::participants);
-  field("tries", &StepResult::tries);
-  field("skipped", &StepResult::skipped);
-  field("causes", &StepResult::causes);
+  field("status", &StepResult::status, "What became of the step.");
+  field("counted", &StepResult::counted,
+        "True if the master's gradients contain this step. They contain all of it or nothing.");
+  field("step", &StepResult::step,
+        "The number of committed steps of this session, this one included if it counted.");
+  field("attempt", &StepResult::attempt, "The number of the last attempt; never reused.");
+  field("loss", &StepResult::loss,
+        "Mean over micro-batches (or samples, by `loss_scaling`); 0 when not counted.");
+  field("samples", &StepResult::samples, "Elements that took part; 0 when not counted.");
+  field(
+      "scalars", &StepResult::scalars,
+      "Other numbers of the model, averaged like the loss; at most 16: a warning names those beyond, once.");
+  field("parameter_version", &StepResult::parameter_version,
+        "The version of the parameters with which all runners computed.");
+  field("nonfinite", &StepResult::nonfinite, "True if a value was not finite and the policy is `keep`.");
+  field("step_ms", &StepResult::step_ms, "Time from the call of step() to its return.");
+  field("compute_ms", &StepResult::compute_ms,
+        "Time of forward, backward and gradient capture in the slowest runner.");
+  field("reduce_ms", &StepResult::reduce_ms, "Time of the reduction in the slowest runner.");
+  field("wait_ms", &StepResult::wait_ms,
+        "step_ms without compute_ms and reduce_ms: triggers, waiting for data and for each other.");
+  field("error", &StepResult::error,
+        "The causes, first cause first, with rank, phase, signal or exit code, exception. Empty when ok.");
+  field("error_type", &StepResult::error_type,
+        "The type of the exception that caused it (`ModelError`, `DataError`, ...); empty if none did.");
+  field("rank", &StepResult::rank, "The runner at fault, -1 if none.");
+  field("participants", &StepResult::participants, "Runners that took part; 0 when not counted.");
+  field("tries", &StepResult::tries, "Number of attempts for this step; 1 if nothing went wrong.");
+  field("skipped", &StepResult::skipped,
+        "Number of these attempts whose batches were left out (`on_nonfinite: skip_batch`).");
+  field("loss_scale", &StepResult::loss_scale,
+        "The factor of the loss in the last attempt; 1 unless `runners.autocast` is `fp16`.");
+  field("loss_scale_lowered", &StepResult::loss_scale_lowered,
+        "Number of these attempts whose gradients were infinite, so that the factor was halved.");
+  field("causes", &StepResult::causes,
+        "The losses that caused runner_lost or manager_lost, first cause first; at most 3.");
 }
 
 using Scalars = std::vector<std::pair<std::string, double>>;
 
-nb::dict dict_of(const Scalars& scalars) {
+using ScalarDict = nb::typed<nb::dict, nb::str, nb::float_>;
+
+ScalarDict dict_of(const Scalars& scalars) {
   nb::dict dict;
   for (const auto& [name, value] : scalars) dict[name.c_str()] = value;
   return dict;
 }
 
-/// Of numbers, texts, lists and dictionaries alone, as JSON has them.
+using Dict = nb::typed<nb::dict, nb::str, nb::object>;
+
+/// A record as numbers, texts, lists and dictionaries, the types of JSON.
 template <class Record>
-nb::dict to_dict(const Record& record);
+Dict to_dict(const Record& record);
 
 template <class T>
 nb::object plain(const T& value) {
@@ -81,9 +101,9 @@ nb::object plain(const std::vector<FailureCause>& causes) {
 }
 
 template <class Record>
-nb::dict to_dict(const Record& record) {
+Dict to_dict(const Record& record) {
   nb::dict dict;
-  each_field(&record, [&](const char* name, auto field) { dict[name] = plain(record.*field); });
+  each_field(&record, [&](const char* name, auto field, const char*) { dict[name] = plain(record.*field); });
   return dict;
 }
 
@@ -102,7 +122,7 @@ void read(const nb::handle& value, StepStatus& into) {
       into = status;
       return;
     }
-  throw UsageError(fmt::format("a StepResult of status '{}'", name));
+  throw UsageError(fmt::format("'{}' is not the status of a StepResult", name));
 }
 void read(const nb::handle& value, Scalars& into) {
   for (const auto& [name, number] : nb::cast<nb::dict>(value))
@@ -116,27 +136,34 @@ void read(const nb::handle& value, std::vector<FailureCause>& into) {
 template <class Record>
 Record from_dict(const nb::dict& dict) {
   Record record;
-  each_field(&record, [&](const char* name, auto field) { read(nb::object(dict[name]), record.*field); });
+  each_field(&record,
+             [&](const char* name, auto field, const char*) { read(nb::object(dict[name]), record.*field); });
   return record;
 }
 
 template <class Record>
-nb::class_<Record> record(nb::module_& module, const char* name) {
-  nb::class_<Record> type(module, name);
-  each_field(static_cast<const Record*>(nullptr), [&](const char* field_name, auto field) {
-    if constexpr (std::is_same_v<decltype(field), StepStatus StepResult::*>)
-      type.def_prop_ro(field_name, [field](const Record& self) { return to_string(self.*field); });
-    else if constexpr (std::is_same_v<decltype(field), Scalars StepResult::*>)
-      type.def_prop_ro(field_name, [field](const Record& self) { return dict_of(self.*field); });
-    else
-      type.def_ro(field_name, field);
-  });
+nb::class_<Record> record(nb::module_& module, const char* name, const char* text) {
+  nb::class_<Record> type(module, name, text);
+  each_field(
+      static_cast<const Record*>(nullptr), [&](const char* field_name, auto field, const char* field_text) {
+        if constexpr (std::is_same_v<decltype(field), StepStatus StepResult::*>)
+          type.def_prop_ro(
+              field_name, [field](const Record& self) { return to_string(self.*field); },
+              nb::for_getter(nb::sig("def status(self) -> typing.Literal[\"ok\", \"data_end\", "
+                                     "\"runner_lost\", \"nonfinite\", \"timeout\", \"manager_lost\"]")),
+              field_text);
+        else if constexpr (std::is_same_v<decltype(field), Scalars StepResult::*>)
+          type.def_prop_ro(
+              field_name, [field](const Record& self) { return dict_of(self.*field); }, field_text);
+        else
+          type.def_ro(field_name, field, field_text);
+      });
   return type
       .def("to_dict", &to_dict<Record>,
            "All of it as numbers, texts, lists and dictionaries, for json.dumps().")
       .def("__getstate__", &to_dict<Record>)
       .def("__setstate__",
-           [](Record& self, const nb::dict& state) { new (&self) Record(from_dict<Record>(state)); });
+           [](Record& self, const Dict& state) { new (&self) Record(from_dict<Record>(state)); });
 }
 
 /// (loss, samples). Raises the typed error of a result that is not ok.
@@ -149,13 +176,19 @@ nb::tuple pair_of(const nb::object& self) {
 }  // namespace
 
 void bind_results(nb::module_& module) {
-  record<FailureCause>(module, "FailureCause").def("__repr__", [](const FailureCause& self) {
-    const auto who = self.rank < 0 ? std::string("manager or launcher") : fmt::format("rank {}", self.rank);
-    return fmt::format("FailureCause({}, step {}{}{}: {})", who, self.step,
-                       self.phase.empty() ? "" : ", phase ", self.phase, self.exit);
-  });
-  record<StepResult>(module, "StepResult")
-      .def_prop_ro("ok", [](const StepResult& self) { return self.status == StepStatus::ok; })
+  record<FailureCause>(module, "FailureCause", "How a process was lost, as the supervisor found it.")
+      .def("__repr__", [](const FailureCause& self) {
+        const auto who =
+            self.rank < 0 ? std::string("manager or fork server") : fmt::format("rank {}", self.rank);
+        return fmt::format("FailureCause({}, step {}{}{}: {})", who, self.step,
+                           self.phase.empty() ? "" : ", phase ", self.phase, self.exit);
+      });
+  record<StepResult>(module, "StepResult",
+                     "The result of one step. bool(result) is `ok`. `loss, samples = result` raises the "
+                     "typed error if it is not ok.")
+      .def_prop_ro(
+          "ok", [](const StepResult& self) { return self.status == StepStatus::ok; },
+          "True if the status is `ok`.")
       .def("__bool__", [](const StepResult& self) { return self.status == StepStatus::ok; })
       .def(
           "raise_for_status",
@@ -163,15 +196,18 @@ void bind_results(nb::module_& module) {
             if (nb::cast<const StepResult&>(self).status != StepStatus::ok)
               nb::module_::import_("accelmgr.errors").attr("raise_for")(self);
           },
-          "Raises the typed error of a result that is not ok.")
+          "Raises the StepError of a result that is not `ok`.")
       .def(
-          "__iter__", [](nb::object self) { return nb::iter(pair_of(self)); },
-          "loss, samples; raises the typed error of a result that is not ok.")
-      .def("__getitem__",
-           [](nb::object self, nb::object index) {
-             const nb::object pair = pair_of(self);
-             return nb::object(pair[index]);
-           })
+          "__iter__",
+          [](const nb::object& self) { return nb::typed<nb::iterator, nb::float_>(nb::iter(pair_of(self))); },
+          "loss, samples (an int); raises the StepError of a result that is not `ok`.")
+      .def(
+          "__getitem__",
+          [](const nb::object& self, const nb::object& index) {
+            const nb::object pair = pair_of(self);
+            return nb::object(pair[index]);
+          },
+          nb::sig("def __getitem__(self, index: int, /) -> float"))
       .def("__len__", [](const StepResult&) { return 2; })
       .def("__repr__", [](const StepResult& self) {
         if (self.status == StepStatus::ok)

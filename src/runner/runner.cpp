@@ -1,39 +1,23 @@
 #include "runner/runner.hpp"
 
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <malloc.h>
 #include <poll.h>
 
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <map>
-#include <optional>
-#include <thread>
 
 #include "accelmgr/errors.hpp"
-#include "accelmgr/model.hpp"
 #include "base/clock.hpp"
+#include "base/exception_text.hpp"
 #include "base/fault_point.hpp"
 #include "base/log.hpp"
-#include "config/faults.hpp"
+#include "base/timing.hpp"
 #include "ipc/epoch.hpp"
-#include "ipc/socket.hpp"
-#include "model/autocast.hpp"
-#include "model/checked_forward.hpp"
-#include "model/checked_loss.hpp"
+#include "replica/model.hpp"
 #include "runner/write_guard.hpp"
 #include "session/attempt.hpp"
-#include "session/batch_queue.hpp"
-#include "session/reduction.hpp"
-#include "tensor/exception_text.hpp"
-#include "tensor/generator.hpp"
-#include "tensor/master.hpp"
-#include "tensor/take_over.hpp"
 
 namespace accelmgr::runner {
 namespace {
@@ -41,20 +25,6 @@ namespace {
 using base::FaultPhase;
 using session::Phase;
 using session::Reason;
-
-constexpr std::int64_t wait_slice_ns = 20'000'000;
-
-// Backward frees and allocates the same large blocks every step; by default malloc gives them back to the
-// kernel each time (measured: 80 ms against 43 for 128 MiB of gradient).
-void keep_freed_pages() {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 2'000'000'000);
-}
-
-int thread_count(const Config& config) {
-  if (config.runners.threads > 0) return config.runners.threads;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / config.nprocs);
-}
 
 /// "'a', 'b' and 3 more"
 std::string listed(const std::vector<std::string>& names) {
@@ -66,84 +36,36 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-/// A batch that the data has not, or not any more.
-struct NoBatch {
-  Reason reason;  ///< none: the attempt is over, nobody waits for this runner's reason.
-  std::string what;
-};
+}  // namespace
 
-class Runner {
- public:
-  Runner(const Config& config, const session::Session& session, int rank, int lifeline);
-  void serve();
-
- private:
-  void attempt(std::uint64_t number);
-  void compute(std::uint64_t number);
-  void skip(std::uint64_t number);
-  void populate();
-  void load_committed_state();
-  void load_buffers();
-  void micro_batch(session::BatchQueue::Filled filled);
-  session::BatchQueue::Filled next_batch(std::uint64_t number);
-  std::optional<session::BatchQueue::Filled> next_or_end(std::uint64_t number);
-  Batch batch_of(session::BatchQueue::Filled filled) const;
-  void keep_scalars(const Outputs& outputs, double weight);
-  void tell_of_scalars(const std::vector<std::string>& left_out);
-  void vote(std::uint64_t number);
-  void refuse(std::uint64_t number);
-  void settle(std::uint64_t number, bool committed);
-  bool over(std::uint64_t number) const;
-  bool stopping() const;
-  void enter(Phase phase) noexcept;
-
-  const Config& config_;
-  const session::Session& session_;
-  session::Manifest manifest_;
-  int rank_;
-  int lifeline_;
-  session::RankRecord& record_;
-  session::BatchQueue queue_;
-  std::unique_ptr<Model> model_;
-  tensor::ModelTensors tensors_;
-  std::unique_ptr<tensor::TakeOver> take_over_;
-  session::Reduction reduction_;
-  session::Ballot ballot_{};
-  session::RankMask populated_ = 0;   ///< The ranks whose slabs are present in this process.
-  std::uint64_t buffer_version_ = 0;  ///< The version of the host's buffers that was loaded last.
-  bool told_of_scalars_ = false;
-};
-
-Runner::Runner(const Config& config, const session::Session& session, int rank, int lifeline)
+Runner::Runner(const Config& config, const session::RunnerView& runner, int lifeline)
     : config_(config),
-      session_(session),
-      manifest_(session::read_manifest(session_.manifest())),
-      rank_(rank),
+      view_(runner),
+      session_(runner.session()),
+      manifest_(session::read_manifest(session_)),
+      rank_(runner.rank()),
       lifeline_(lifeline),
-      record_(session_.record(rank)),
-      queue_(session_, rank),
-      reduction_(session_, manifest_) {
+      record_(runner.record()),
+      batches_(config, session_, manifest_, rank_),
+      gradients_(runner, manifest_),
+      reduction_(runner, manifest_) {
   enter(Phase::init);
   base::fault_point(FaultPhase::init);
-  keep_freed_pages();
   populate();
-  at::set_num_threads(thread_count(config));
-  at::globalContext().setDeterministicAlgorithms(config.deterministic, /*warn_only=*/true);
   const auto begin = base::now_ns();
-  model_ = make_model(config);
+  replica_ = replica::make_replica(config, replica::Role::runner(rank_));
   record_.model_ns.store(static_cast<std::uint64_t>(base::now_ns() - begin));
-  tensor::in_user_code<ModelError>(fmt::format("model '{}'", config.model.kind), [&] {
-    model_->train(true);
-    tensors_ = tensor::describe(model_->parameters(), model_->buffers());
+  base::in_user_code<ModelError>(fmt::format("model '{}'", config.model.kind), [&] {
+    replica::check_same(replica::tensors_of(replica_->describe()), session_, manifest_);
+    replica_->bind(manifest_, replica::places_of(view_.parameters(), session_.header().element, manifest_),
+                   *this);
+    team_part_.emplace(config, view_, *replica_, static_cast<replica::Sink&>(*this));
   });
-  tensor::bind_parameters(tensors_, session_, manifest_);
-  if (config.runners.protect_parameters) guard_parameters(session_, manifest_, rank);
-  take_over_ = std::make_unique<tensor::TakeOver>(session_, manifest_, tensors_, rank);
-
+  if (config.runners.protect_parameters) guard_parameters(view_, manifest_);
   load_committed_state();
 }
 
-// Again when the team has grown, while there is nothing else to do.
+// Also called between attempts: when the team has grown, the slabs of the new ranks are made present.
 void Runner::populate() {
   const auto team = session_.control().team.load();
   if ((team & ~populated_) == 0) return;
@@ -151,33 +73,36 @@ void Runner::populate() {
   populated_ |= team;
 }
 
-// What a first runner begins with, and a replacement goes on with, are the valid copies of the last commit.
-// Which these are is certain when the attempt in which its predecessor was lost is closed; the next waits for
-// this runner. A rank that took no part in that step starts from the master's buffers, as replicas of
+replica::State Runner::state_in(std::uint32_t index) const {
+  return {view_.buffers(index), {view_.generator(index), session::generator_bytes}};
+}
+
+// A first runner and a replacement both begin with the valid state copy. Which copy is valid is certain once
+// the attempt in which the predecessor was lost is closed, and the next attempt waits for this runner. A rank
+// that took no part in the last committed step begins with the buffers of its result, as replicas of
 // DistributedDataParallel do.
 void Runner::load_committed_state() {
   while (!session_.word().closed && !stopping()) {
     const auto seen = ipc::load(session_.control().finish);
-    if (!session_.word().closed) ipc::wait_changed(session_.control().finish, seen, wait_slice_ns, 0);
+    if (!session_.word().closed) ipc::wait_changed(session_.control().finish, seen, timing::look_ns, 0);
   }
-  buffer_version_ = session_.control().buffer_version.load();  // If they are written just now, again.
   const auto valid = session_.word().index;
   const auto& counters = session_.counters(valid);
-  auto* own = session_.buffers(valid, rank_);
   if (counters.steps > 0 && (counters.participants >> rank_ & 1) == 0)
-    std::memcpy(own, session_.result_buffers(valid), session_.header().buffer_bytes);
-  tensor::seed_generator(config_.seed_base + static_cast<std::uint64_t>(rank_));
-  tensor::load_generator(session_.generator(valid, rank_));
-  tensor::load_buffers(tensors_, manifest_, own);
-  tensor::store_generator(session_.generator(valid, rank_));
-  record_.settled.store(session_.word().attempt);
+    std::memcpy(view_.buffers(valid), session_.result_buffers(valid), session_.header().buffer_bytes);
+  replica_->seed(config_.seed_base + static_cast<std::uint64_t>(rank_));
+  load_state();
+  auto generator = state_in(valid);
+  generator.buffers = nullptr;
+  replica_->save(generator);
+  record_.acknowledged_attempt.store(session_.word().attempt);
 }
 
-// buffers() first: what the model has put in the place of one gives way to the tensor that is loaded into.
-void Runner::load_buffers() {
+void Runner::load_state() {
+  // Read first: if the host writes buffers meanwhile, the next attempt loads them again.
   buffer_version_ = session_.control().buffer_version.load();
-  model_->buffers();
-  tensor::load_buffers(tensors_, manifest_, session_.buffers(session_.word().index, rank_));
+  const auto valid = state_in(session_.word().index);
+  replica_->load({valid.buffers, valid.generator});
 }
 
 void Runner::enter(Phase phase) noexcept {
@@ -191,28 +116,46 @@ bool Runner::stopping() const {
   return poll(&end, 1, 0) > 0;
 }
 
-bool Runner::over(std::uint64_t number) const {
+bool Runner::over() const {
   const auto word = session_.word();
-  return word.attempt != number || word.closed || word.abort;
+  return word.attempt != attempt_ || word.closed || word.abort;
+}
+
+bool Runner::is_first() const noexcept {
+  const session::RankMask participants = session_.control().request.participants;
+  return (participants & ((session::RankMask{1} << rank_) - 1)) == 0;
+}
+
+void Runner::backward_begins() {
+  enter(Phase::backward);
+  base::fault_point(FaultPhase::backward);
+}
+
+bool Runner::wanted() {
+  enter(record_.phase.load(std::memory_order_relaxed));
+  left_ = left_ || over() || stopping();
+  return !left_;
 }
 
 void Runner::serve() {
-  auto& control = session_.control();
+  const auto& control = session_.control();
   while (session_.control().stopping.load() == 0) {
     const auto seen = ipc::load(control.trigger);
     const auto word = session_.word();
     const bool mine = (control.request.participants >> rank_ & 1) != 0;
-    if (word.attempt > record_.settled.load(std::memory_order_relaxed) && mine) {
+    if (word.attempt > record_.acknowledged_attempt.load(std::memory_order_relaxed) && mine) {
       if (!word.closed) {
         attempt(word.attempt);
-        // It was left open, to stop. Begun again, it would add to a slab that may have been voted for.
-        if (record_.settled.load(std::memory_order_relaxed) < word.attempt) break;
+        // The runner left the open attempt in order to stop. It must not begin the attempt again: that would
+        // add to a slab for which it may have voted.
+        if (record_.acknowledged_attempt.load(std::memory_order_relaxed) < word.attempt) break;
         continue;
       }
-      settle(word.attempt, !word.abort);  // Another rank ended it before this one woke.
+      attempt_ = word.attempt;
+      acknowledge(!word.abort);  // Another rank ended it before this one woke.
     }
     enter(Phase::waiting);
-    if (ipc::wait_changed(control.trigger, seen, wait_slice_ns, config_.runners.spin_us)) continue;
+    if (ipc::wait_changed(control.trigger, seen, timing::look_ns, config_.runners.spin_us)) continue;
     if (stopping()) break;
     populate();
   }
@@ -221,212 +164,186 @@ void Runner::serve() {
 }
 
 void Runner::attempt(std::uint64_t number) {
+  attempt_ = number;
+  left_ = false;
   record_.attempt.store(number);
   base::set_log_step(session_.counters(session_.word().index).steps + 1);
   reduction_.reset_cursor(rank_, number);
-  take_over_->begin(number);
+  gradients_.begin(number);
   ballot_ = {};
   base::log().debug("attempt {} begins", number);
   try {
-    if (buffer_version_ != session_.control().buffer_version.load()) load_buffers();  // The host wrote them.
-    if (session_.control().request.skip != 0) {
-      skip(number);
+    const bool skips = session_.control().request.skip != 0;
+    if (!skips && team_part_->follow(number)) parameter_version_ = unknown_version;
+    replica_->begin_attempt();
+    if (buffer_version_ != session_.control().buffer_version.load()) load_state();  // The host wrote buffers.
+    if (skips) {
+      skip();
     } else {
-      compute(number);
+      compute();
     }
-    vote(number);
-  } catch (const NoBatch& none) {
-    if (none.reason != Reason::none)
-      session::refuse_attempt(session_, number, rank_, none.reason, none.what.c_str());
-  } catch (...) {  // User code: a model, and what it is made of, may throw anything.
-    refuse(number);
-    throw;
+    vote();
+  } catch (const AttemptRefused& refusal) {
+    if (refusal.reason != Reason::none)
+      session::refuse_attempt(view_, number, refusal.reason, refusal.what.c_str());
+  } catch (...) {  // User code: a model may throw any type.
+    if (!refuse()) throw;
   }
-  auto& control = session_.control();
+  const auto& control = session_.control();
   for (;;) {
     const auto seen = ipc::load(control.votes);
     const auto word = session_.word();
     if (word.attempt == number && word.committed(control.request.participants)) break;
-    if (over(number)) return settle(number, word.attempt == number && word.closed && !word.abort);
-    enter(Phase::vote);  // A sign of life.
-    if (!ipc::wait_changed(control.votes, seen, wait_slice_ns, config_.runners.spin_us) && stopping()) return;
+    if (over()) return acknowledge(word.attempt == number && word.closed && !word.abort);
+    enter(Phase::vote);  // Advances the heartbeat.
+    if (!ipc::wait_changed(control.votes, seen, timing::look_ns, config_.runners.spin_us) && stopping())
+      return;
   }
   enter(Phase::reduce);
   reduction_.finish_slice(rank_, number);
-  settle(number, true);
+  acknowledge(true);
   base::fault_point(FaultPhase::close);
-  session::close_if_over(session_, number);
+  session::close_if_over(view_, number);
 }
 
-// In a handler of what the model threw.
-void Runner::refuse(std::uint64_t number) {
-  const auto text = tensor::current_exception_text();
+// Called in the handler of an exception of the replica. Returns whether the runner goes on.
+bool Runner::refuse() {
+  if (const auto failure = team_part_->failure(); !failure.empty()) {
+    session::refuse_attempt(view_, attempt_, Reason::team, failure.c_str());
+    return true;
+  }
+  const auto text = base::current_exception_text();
   auto reason = Reason::exception;
   try {
     throw;
   } catch (const ModelError&) {
     reason = Reason::model_error;
-  } catch (const c10::Error&) {  // In backward: with the same elements it comes again.
-    reason = Reason::model_error;
   } catch (...) {
-    // The model's own business.
+    // Reason::exception stands.
   }
-  session::refuse_attempt(session_, number, rank_, reason, text.c_str());
+  session::refuse_attempt(view_, attempt_, reason, text.c_str());
+  return false;
 }
 
-// After an abort the working state is that of the last commit again: the attempt leaves no trace.
-void Runner::settle(std::uint64_t number, bool committed) {
+// After an abort, loads the working state of the last commit: the attempt leaves no trace.
+void Runner::acknowledge(bool committed) {
   if (!committed) {
-    const auto valid = session_.word().index;
-    load_buffers();
-    tensor::load_generator(session_.generator(valid, rank_));
+    if (team_part_->abandon()) parameter_version_ = unknown_version;
+    load_state();
   }
-  base::log().debug("attempt {} is {}", number, committed ? "committed" : "over without a result");
-  record_.settled.store(number);
-  ipc::advance(session_.control().life);
+  base::log().debug("attempt {} is {}", attempt_, committed ? "committed" : "over without a result");
+  record_.acknowledged_attempt.store(attempt_);
+  view_.announce_readiness();
 }
 
-session::BatchQueue::Filled Runner::next_batch(std::uint64_t number) {
+std::optional<Batches::Filled> Runner::next_batch() {
   enter(Phase::data);
-  base::fault_point(FaultPhase::data);
-  session::BatchQueue::Filled filled{};
-  const auto begin = base::now_ns();
-  const auto position = queue_.released() + ballot_.micro_batches;
-  const auto state = queue_.wait(position, filled, config_.runners.spin_us, [&] {
-    enter(Phase::data);  // A sign of life.
-    return over(number) || stopping();
-  });
-  ballot_.data_ns += static_cast<std::uint64_t>(base::now_ns() - begin);
-  switch (state) {
-    case session::BatchQueue::State::filled:
-      break;
-    case session::BatchQueue::State::ended:
-      throw NoBatch{Reason::data_end, "the data has ended"};
-    case session::BatchQueue::State::failed:
-      throw NoBatch{Reason::data_error, queue_.error()};
-    case session::BatchQueue::State::empty:
-      throw NoBatch{Reason::none, {}};
-  }
-  return filled;
+  const auto give_up = [&] {
+    enter(Phase::data);  // Advances the heartbeat.
+    return over() || stopping();
+  };
+  return batches_.next(ballot_.micro_batches, give_up, ballot_.data_ns);
 }
 
-// An uneven end: what there is makes a last, shorter step, unless the configuration leaves it out (nullopt).
-// Element i goes to rank i mod N: where the first rank has nothing, nobody has.
-std::optional<session::BatchQueue::Filled> Runner::next_or_end(std::uint64_t number) {
-  try {
-    return next_batch(number);
-  } catch (const NoBatch& none) {
-    const auto participants = session_.control().request.participants;
-    const bool first = (participants & ((session::RankMask{1} << rank_) - 1)) == 0;
-    if (none.reason != Reason::data_end || config_.data.drop_last || (first && ballot_.micro_batches == 0))
-      throw;
-    return std::nullopt;
-  }
-}
-
-// A copy: a model may write into its batch, or keep it, and a step that is repeated begins with the same.
-Batch Runner::batch_of(session::BatchQueue::Filled filled) const {
-  std::vector<NamedTensor> fields;
-  fields.reserve(manifest_.fields.size());
-  for (const auto& field : manifest_.fields) {
-    std::vector<std::int64_t> shape{static_cast<std::int64_t>(filled.elements)};
-    shape.insert(shape.end(), field.shape.begin(), field.shape.end());
-    auto* data = const_cast<std::byte*>(filled.slot) + field.offset;
-    const auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(field.dtype));
-    fields.push_back({field.name, at::from_blob(data, shape, options).clone()});
-  }
-  return Batch(std::move(fields));
-}
-
-void Runner::keep_scalars(const Outputs& outputs, double weight) {
-  std::vector<std::string> left_out;
-  for (const auto& [name, value] : outputs.scalars) {
-    std::uint32_t i = 0;
-    while (i < ballot_.scalars && name != ballot_.scalar[i].name) ++i;
-    if (i == ballot_.scalars) {
-      if (i == session::max_scalars || name.size() >= session::scalar_name_bytes) {
-        left_out.push_back(name);
-        continue;
-      }
-      name.copy(ballot_.scalar[i].name, name.size());
-      ++ballot_.scalars;
-    }
-    ballot_.scalar[i].sum += value * weight;
-  }
-  if (!left_out.empty() && !told_of_scalars_) tell_of_scalars(left_out);
-}
-
-// Once, and aloud by one rank of them all: the others have the same model.
-void Runner::tell_of_scalars(const std::vector<std::string>& left_out) {
-  told_of_scalars_ = true;
-  const auto participants = session_.control().request.participants;
-  const bool first = (participants & ((session::RankMask{1} << rank_) - 1)) == 0;
-  base::log().log(first ? spdlog::level::warn : spdlog::level::info,
-                  "the numbers {} of the model's output are left out of the results: at most {} are carried, "
-                  "of names below {} bytes",
-                  listed(left_out), session::max_scalars, session::scalar_name_bytes);
-}
-
-void Runner::micro_batch(session::BatchQueue::Filled filled) {
+// The divisor makes the sum over the micro-batches of all runners a mean. With loss_scaling=samples a partial
+// batch weighs less, by its number of samples. The loss scale is part of the divisor, so no replica knows of
+// it.
+void Runner::micro_batch(Batches::Filled filled) {
   const auto& request = session_.control().request;
-  const double full = double(request.micro_batches) * __builtin_popcount(request.participants);
-  const bool partial = request.by_samples != 0 && filled.elements != request.batch_size;
-  const double share = partial ? double(filled.elements) / request.batch_size : 1.0;
+  auto divisor = double(session::total_of(request.shares, request.participants));
+  if (request.by_samples != 0 && filled.elements != request.batch_size)
+    divisor *= double(request.batch_size) / double(filled.elements);
+  divisor /= request.loss_scale;
   enter(Phase::forward);
-  const auto effect = base::fault_point(FaultPhase::forward);
-  at::Tensor loss;
-  {
-    const model::AutocastScope autocast(config_.runners.autocast == Autocast::bf16);
-    const auto outputs = model::checked_forward(*model_, batch_of(filled));
-    loss = model::checked_loss(outputs);
-    if (loss.scalar_type() != at::kDouble) loss = loss.to(at::kFloat);
-    keep_scalars(outputs, share / full);
-  }
-  loss = loss.div(full);
-  if (effect == base::FaultEffect::nan) loss = loss.mul(std::numeric_limits<double>::quiet_NaN());
-  if (partial) loss = loss.mul(share);
-  const double value = loss.item().toDouble();
-  ballot_.loss += value;
-  if (!std::isfinite(value)) ballot_.nonfinite = 1;
-  enter(Phase::backward);
-  base::fault_point(FaultPhase::backward);
-  take_over_->backward(loss);
+  if (base::fault_point(FaultPhase::forward) == base::FaultEffect::nan)
+    divisor = std::numeric_limits<double>::quiet_NaN();
+  replica_->run(batches_.fields_of(filled), divisor);
   ballot_.samples += filled.elements;
   ballot_.elements += filled.elements;
   ++ballot_.micro_batches;
 }
 
-void Runner::compute(std::uint64_t number) {
+void Runner::compute() {
   const auto& control = session_.control();
   base::fault_point(FaultPhase::load_parameters);
   ballot_.parameter_version = control.parameter_version.load();
   if (ballot_.parameter_version != control.request.parameter_version)
-    throw NoBatch{Reason::parameters_changed, "the parameters were written while the step began"};
+    throw AttemptRefused{Reason::parameters_changed, "the parameters were written while the step began"};
+  if (parameter_version_ != ballot_.parameter_version) replica_->load_parameters();
+  parameter_version_ = ballot_.parameter_version;
   const auto begin = base::now_ns();
-  for (std::uint32_t i = 0; i < control.request.micro_batches && !over(number); ++i) {
-    const auto filled = next_or_end(number);
+  const auto share = control.request.shares.of[rank_];
+  for (std::uint32_t i = 0; i < share && !over(); ++i) {
+    const auto filled = next_batch();
     if (!filled) break;
+    const bool ends = filled->elements < control.request.batch_size;
+    last_micro_batch_ = ends || i + 1 == share;
     micro_batch(*filled);
-    if (filled->elements < control.request.batch_size) break;
+    if (ends) break;
   }
-  take_over_->finish();
-  tensor::check_aliases(tensors_, model_->parameters(), session_, manifest_);
+  if (ballot_.micro_batches == 0 && over())
+    throw AttemptRefused{Reason::none, {}};  // There is nothing to collect.
+  collect();
   ballot_.compute_ns = static_cast<std::uint64_t>(base::now_ns() - begin) - ballot_.data_ns;
-  if (const auto names = take_over_->nonfinite(); !names.empty() || ballot_.nonfinite != 0) {
-    ballot_.nonfinite = 1;
-    const auto what = names.empty() ? fmt::format("the loss is {}", ballot_.loss)
-                                    : fmt::format("the gradient of {} is not finite (loss {})", listed(names),
-                                                  ballot_.loss);
-    if (control.request.refuse_nonfinite != 0) throw NoBatch{Reason::nonfinite, what};
-  }
+  check_finite();
 }
 
-// Consumes what compute() would, so that the next attempt meets other batches.
-void Runner::skip(std::uint64_t number) {
+void Runner::check_finite() {
+  const auto& request = session_.control().request;
+  const auto names = gradients_.nonfinite();
+  const bool finite_loss = std::isfinite(ballot_.loss);
+  if (names.empty() && finite_loss) return;
+  const bool overflow = finite_loss && request.refuse_overflow != 0;
+  ballot_.nonfinite = 1;
+  if (!overflow && request.refuse_nonfinite == 0) return;
+  const auto scale = request.loss_scale == 1 ? "" : fmt::format(", loss scale {}", request.loss_scale);
+  throw AttemptRefused{overflow ? Reason::overflow : Reason::nonfinite,
+                       names.empty() ? fmt::format("the loss is {}", ballot_.loss)
+                                     : fmt::format("the gradient of {} is not finite (loss {}{})",
+                                                   listed(names), ballot_.loss, scale)};
+}
+
+void Runner::collect() {
+  const auto totals = replica_->collect();
+  if (left_) {
+    parameter_version_ = unknown_version;    // An upload may have been left in the middle.
+    throw AttemptRefused{Reason::none, {}};  // The gradients may be incomplete.
+  }
+  team_part_->done();
+  ballot_.loss = totals.loss / session_.control().request.loss_scale;
+  keep_scalars(totals.scalars);
+}
+
+void Runner::keep_scalars(const std::vector<std::pair<std::string, double>>& scalars) {
+  std::vector<std::string> left_out;
+  for (const auto& [name, sum] : scalars) {
+    if (ballot_.scalars == session::max_scalars || name.size() >= session::scalar_name_bytes) {
+      left_out.push_back(name);
+      continue;
+    }
+    auto& scalar = ballot_.scalar[ballot_.scalars++];
+    name.copy(scalar.name, name.size());
+    scalar.sum = sum / session_.control().request.loss_scale;
+  }
+  if (!left_out.empty() && !told_of_scalars_) tell_of_scalars(left_out);
+}
+
+// Logged once per runner, and as a warning by the first rank only: all ranks have the same model.
+void Runner::tell_of_scalars(const std::vector<std::string>& left_out) {
+  told_of_scalars_ = true;
+  base::log().log(
+      is_first() ? base::LogLevel::warning : base::LogLevel::info,
+      "the numbers {} of the model's output are left out of the results: a result holds at most {}, "
+      "with names shorter than {} bytes",
+      listed(left_out), session::max_scalars, session::scalar_name_bytes);
+}
+
+// Consumes the batches that compute() would consume, so that the next attempt gets the batches after them.
+void Runner::skip() {
   const auto& request = session_.control().request;
   ballot_.parameter_version = request.parameter_version;
-  while (ballot_.micro_batches < request.micro_batches) {
-    const auto filled = next_or_end(number);
+  while (ballot_.micro_batches < request.shares.of[rank_]) {
+    const auto filled = next_batch();
     if (!filled) break;
     ballot_.elements += filled->elements;
     ++ballot_.micro_batches;
@@ -434,55 +351,18 @@ void Runner::skip(std::uint64_t number) {
   }
 }
 
-void Runner::vote(std::uint64_t number) {
+void Runner::vote() {
   enter(Phase::vote);
-  if (over(number)) return;
-  const auto other = session_.word().index ^ 1;
-  model_->buffers();
-  tensor::store_buffers(tensors_, manifest_, session_.buffers(other, rank_));
-  tensor::store_generator(session_.generator(other, rank_));
+  if (over()) return;
+  replica_->save(state_in(session_.word().index ^ 1));
   record_.ballot = ballot_;
   base::fault_point(FaultPhase::vote);
   base::log().debug(
       "attempt {}: votes, with loss {} of {} samples, {:.3f} ms of computing, {:.3f} ms of waiting for data",
-      number, ballot_.loss, ballot_.samples, double(ballot_.compute_ns) / 1e6, double(ballot_.data_ns) / 1e6);
-  session::cast_vote(session_, number, rank_);
+      attempt_, ballot_.loss, ballot_.samples, double(ballot_.compute_ns) / 1e6,
+      double(ballot_.data_ns) / 1e6);
+  session::cast_vote(view_, attempt_);
   base::fault_point(FaultPhase::voted);
-}
-
-}  // namespace
-
-int run(const Config& config, ipc::SpawnRequest request) {
-  const auto begin = base::now_ns();
-  base::start_logging(fmt::format("rank {}", request.rank));
-  const base::UniqueFd lifeline = std::move(request.fds.back());
-  request.fds.pop_back();
-  const auto session =
-      session::Session::attach(std::move(request.fds), request.rank, config.runners.protect_parameters);
-  session.keep_from_children();
-  auto& record = session.record(request.rank);
-  base::keep_log_tail(record.log.text, record.log.written);
-  try {
-    record.reason.store(Reason::none);
-    record.error[0] = 0;
-    config::arm_faults(config, request.rank, request.generation);
-    Runner runner(config, session, request.rank, lifeline.get());
-    record.start_ns.store(static_cast<std::uint64_t>(base::now_ns() - begin));
-    ipc::send(lifeline.get(), "ready");
-    runner.serve();
-    std::fflush(nullptr);
-    _exit(0);      // Nothing here needs a destructor, and torch's take long.
-  } catch (...) {  // User code: a factory may throw anything.
-    if (const auto reason = record.reason.load();
-        reason != Reason::exception && reason != Reason::model_error) {
-      const auto what = tensor::current_exception_text();
-      record.error[what.copy(record.error, session::text_bytes - 1)] = 0;
-      record.reason.store(Reason::exception);
-    }
-    base::log().info("{}",
-                     static_cast<const char*>(record.error));  // The supervisor reports it, with this line.
-    _exit(exit_failed);
-  }
 }
 
 }  // namespace accelmgr::runner

@@ -4,71 +4,77 @@
 
 namespace accelmgr::session {
 
+SharedControl& shared(const View& view) noexcept { return view.memory_->control(); }
+
 namespace {
 
-// The copies of a rank that writes none in this attempt must be right under either index.
-void carry_over(const Session& session, RankMask absent) noexcept {
+// A rank that takes no part writes no state copy, so both of its copies must be right whether the index flips
+// or not.
+void carry_over(const HostView& host, RankMask absent) noexcept {
+  const auto& session = host.session();
   const auto valid = session.word().index;
   for (int rank = 0; rank < session.ranks(); ++rank) {
     if ((absent >> rank & 1) == 0) continue;
-    std::memcpy(session.generator(valid ^ 1, rank), session.generator(valid, rank), generator_bytes);
-    std::memcpy(session.buffers(valid ^ 1, rank), session.buffers(valid, rank),
-                session.header().buffer_bytes);
+    std::memcpy(host.generator(valid ^ 1, rank), session.generator(valid, rank), generator_bytes);
+    std::memcpy(host.buffers(valid ^ 1, rank), session.buffers(valid, rank), session.header().buffer_bytes);
   }
 }
 
 }  // namespace
 
-std::uint64_t open_attempt(const Session& session, const Request& request) noexcept {
-  auto& control = session.control();
+std::uint64_t open_attempt(const HostView& host, const Request& request) noexcept {
+  const auto& session = host.session();
   if (!session.word().closed) return 0;
   if (const auto absent = all_ranks(session.ranks()) & ~request.participants; absent != 0)
-    carry_over(session, absent);
-  control.request = request;
-  const auto attempt = open(control.word);
-  if (attempt != 0) ipc::advance(control.trigger);
+    carry_over(host, absent);
+  host.control().request = request;
+  const auto attempt = open(shared(host).word);
+  if (attempt != 0) ipc::advance(shared(host).trigger);
   return attempt;
 }
 
-Vote cast_vote(const Session& session, std::uint64_t attempt, int rank) noexcept {
-  auto& control = session.control();
-  const auto outcome = vote(control.word, attempt, rank, control.request.participants);
-  if (outcome == Vote::committed) ipc::advance(control.votes);
+Vote cast_vote(const RunnerView& runner, std::uint64_t attempt) noexcept {
+  const RankMask participants = runner.session().control().request.participants;
+  const auto outcome = vote(shared(runner).word, attempt, runner.rank(), participants);
+  if (outcome == Vote::committed) ipc::advance(shared(runner).votes);
   return outcome;
 }
 
-bool abort_attempt(const Session& session, std::uint64_t attempt, std::uint32_t author) noexcept {
-  auto& control = session.control();
-  if (!abort(control.word, attempt, author, control.request.participants)) return false;
-  session.wake_everyone();
+bool abort_attempt(const View& view, std::uint64_t attempt, std::uint32_t author) noexcept {
+  if (!abort(shared(view).word, attempt, author, view.session().control().request.participants)) return false;
+  view.wake_everyone();
   return true;
 }
 
-bool refuse_attempt(const Session& session, std::uint64_t attempt, int rank, Reason reason,
+bool refuse_attempt(const RunnerView& runner, std::uint64_t attempt, Reason reason,
                     const char* what) noexcept {
-  auto& record = session.record(rank);
+  auto& record = runner.record();
   const auto length = strnlen(what, text_bytes - 1);
   std::memcpy(record.error, what, length);
   record.error[length] = 0;
   record.reason.store(reason);
   record.reason_attempt.store(attempt);
-  return abort_attempt(session, attempt, static_cast<std::uint32_t>(rank));
+  return abort_attempt(runner, attempt, static_cast<std::uint32_t>(runner.rank()));
 }
 
-bool close_if_over(const Session& session, std::uint64_t attempt) noexcept {
-  auto& control = session.control();
-  const auto participants = control.request.participants;
+bool slices_finished(const Session& session, std::uint64_t attempt) noexcept {
+  const RankMask participants = session.control().request.participants;
+  for (int rank = 0; rank < session.ranks(); ++rank) {
+    if ((participants >> rank & 1) == 0) continue;
+    const auto cursor = decode_cursor(session.record(rank).cursor.load());
+    if (cursor.attempt != attempt || cursor.chunk != cursor_finished) return false;
+  }
+  return true;
+}
+
+bool close_if_over(const View& view, std::uint64_t attempt) noexcept {
+  const auto& session = view.session();
+  const RankMask participants = session.control().request.participants;
   const auto word = session.word();
   if (word.attempt != attempt || word.closed || word.computing(participants)) return false;
-  if (!word.abort) {
-    for (int rank = 0; rank < session.ranks(); ++rank) {
-      if ((participants >> rank & 1) == 0) continue;
-      const auto cursor = decode_cursor(session.record(rank).cursor.load());
-      if (cursor.attempt != attempt || cursor.chunk != cursor_finished) return false;
-    }
-  }
-  if (!close(control.word, attempt, participants)) return false;
-  ipc::advance(control.finish);
+  if (!word.abort && !slices_finished(session, attempt)) return false;
+  if (!close(shared(view).word, attempt, participants)) return false;
+  ipc::advance(shared(view).finish);
   return true;
 }
 

@@ -1,40 +1,45 @@
-// What host, supervisor and runners do with an attempt: the step word's transitions together with whom they
-// wake.
+// What host, supervisor and runners do with an attempt: they make the transitions of the step word and wake
+// the processes that wait for them. No function here blocks or throws.
 #pragma once
 
 #include <cstdint>
 
 #include "session/layout.hpp"
-#include "session/mean.hpp"
+#include "session/loss_average.hpp"
 #include "session/session.hpp"
+#include "session/views.hpp"
 
 namespace accelmgr::session {
 
-/// Host: writes the request, carries over what ranks that do not take part keep in the valid copies, opens
-/// the next attempt, triggers the runners. Returns its number, 0 when the word is not closed.
-std::uint64_t open_attempt(const Session& session, const Request& request) noexcept;
+/// Host: writes the request, copies the state of ranks that do not take part to the other state copy, opens
+/// the next attempt and wakes the runners. Returns its number, or 0 if the step word is not closed.
+std::uint64_t open_attempt(const HostView& host, const Request& request) noexcept;
 
-/// Runner: its bit. Wakes those who wait for the commit when it was the last. Its ballot and other copies are
-/// written before.
-Vote cast_vote(const Session& session, std::uint64_t attempt, int rank) noexcept;
+/// Runner: sets its bit in the step word. The last vote wakes the other participants. The runner must have
+/// written its ballot and its state copy before.
+Vote cast_vote(const RunnerView& runner, std::uint64_t attempt) noexcept;
 
-/// Anyone: ends the attempt before it is committed, and wakes everyone. True when this call did.
-/// Async-signal-safe.
-bool abort_attempt(const Session& session, std::uint64_t attempt, std::uint32_t author) noexcept;
+/// Any process: aborts the attempt unless it is committed, and wakes all processes. True if this call aborted
+/// it. Async-signal-safe.
+bool abort_attempt(const View& view, std::uint64_t attempt, std::uint32_t author) noexcept;
 
-/// Runner: writes why into its record, then aborts. `what` is cut to text_bytes. Async-signal-safe.
-bool refuse_attempt(const Session& session, std::uint64_t attempt, int rank, Reason reason,
+/// Runner: writes the reason into its record, then aborts the attempt. `what` is cut to text_bytes. True if
+/// this call aborted it. Async-signal-safe.
+bool refuse_attempt(const RunnerView& runner, std::uint64_t attempt, Reason reason,
                     const char* what) noexcept;
 
-/// Anyone: closes a committed attempt whose slices are all finished, or an aborted one; wakes host and
-/// loader. True when this call did.
-bool close_if_over(const Session& session, std::uint64_t attempt) noexcept;
+/// Whether the slices of all participants are finished.
+bool slices_finished(const Session& session, std::uint64_t attempt) noexcept;
 
-/// The sum of the participants' ballots, in order of rank.
+/// Any process: closes an aborted attempt, or a committed one whose slices are all finished; wakes host and
+/// loader. True if this call closed it.
+bool close_if_over(const View& view, std::uint64_t attempt) noexcept;
+
+/// The sum of the participants' ballots, added in order of rank.
 Tally tally(const Session& session, const Request& request) noexcept;
 
-/// The cursor of a rank's slice in the reduction: `chunk` counts from the slice's beginning, or is
-/// cursor_finished.
+/// How far the reduction of a rank's slice has come. `chunk` counts from the slice's beginning, or is
+/// cursor_finished. `in_flight`: the undo image holds this chunk, and its gradients may be half reduced.
 struct Cursor {
   std::uint64_t attempt = 0;
   std::uint64_t chunk = 0;
@@ -46,7 +51,7 @@ constexpr std::uint64_t encode(const Cursor& c) noexcept {
 constexpr Cursor decode_cursor(std::uint64_t bits) noexcept {
   return {bits >> 27, bits >> 1 & ((1u << 26) - 1), (bits & 1) != 0};
 }
-/// The chunk number that says: this slice is finished.
+/// The value of Cursor::chunk for a finished slice.
 constexpr std::uint64_t cursor_finished = (1u << 26) - 1;
 
 }  // namespace accelmgr::session

@@ -1,11 +1,15 @@
 #include "session/batch_queue.hpp"
 
+#include <fmt/format.h>
+
 #include <cstring>
+
+#include "accelmgr/errors.hpp"
+#include "base/timing.hpp"
 
 namespace accelmgr::session {
 namespace {
 
-constexpr std::int64_t wait_slice_ns = 20'000'000;
 constexpr auto no_end = ~std::uint64_t{0};
 
 }  // namespace
@@ -13,43 +17,46 @@ constexpr auto no_end = ~std::uint64_t{0};
 BatchQueue::BatchQueue(const Session& session, int rank)
     : session_(&session), queue_(&session.queue(rank)), rank_(rank) {}
 
-std::uint64_t* BatchQueue::elements_of(std::uint64_t number) const noexcept {
-  auto* counts = reinterpret_cast<std::uint64_t*>(queue_ + 1);
-  return counts + number % session_->header().slots;
+std::uint64_t BatchQueue::elements_at(std::uint64_t number) const noexcept {
+  return sizeof(Queue) + number % session_->header().slots * sizeof(std::uint64_t);
 }
 
-std::byte* BatchQueue::slot_of(std::uint64_t number) const noexcept {
+std::uint64_t BatchQueue::slot_at(std::uint64_t number) const noexcept {
   const auto& header = session_->header();
-  auto* slots = reinterpret_cast<std::byte*>(queue_ + 1) +
-                align_up(header.slots * sizeof(std::uint64_t), region_alignment);
-  return slots + number % header.slots * header.slot_bytes;
+  return sizeof(Queue) + align_up(header.slots * sizeof(std::uint64_t), region_alignment) +
+         number % header.slots * header.slot_bytes;
+}
+
+std::uint64_t BatchQueue::elements(std::uint64_t number) const noexcept {
+  return *reinterpret_cast<const std::uint64_t*>(queue_bytes() + elements_at(number));
 }
 
 std::uint64_t BatchQueue::released() const noexcept {
-  // A reader between two closings may see the copy of either index; an older one only makes it wait longer.
+  // A reader may still see the older index: then it finds fewer batches released and waits longer.
   return session_->counters(session_->word().index).batches[rank_];
 }
 
-std::byte* BatchQueue::claim() const noexcept {
+std::byte* BatchQueueWriter::claim() const noexcept {
   const auto number = queue_->published.load(std::memory_order_relaxed);
-  return number - released() < session_->header().slots ? slot_of(number) : nullptr;
+  return number - released() < session().header().slots ? bytes() + slot_at(number) : nullptr;
 }
 
-void BatchQueue::fill(std::uint64_t elements) noexcept {
+void BatchQueueWriter::fill(std::uint64_t elements) noexcept {
   queue_->filling.store(elements, std::memory_order_release);
 }
 
-void BatchQueue::publish(std::uint64_t elements) noexcept {
+void BatchQueueWriter::publish(std::uint64_t elements) noexcept {
   const auto number = queue_->published.load(std::memory_order_relaxed);
-  *elements_of(number) = elements;
-  // In this order: one killed in between leaves elements to be read from the source again. The other order
-  // would leave them in a published batch and, for who takes over, in the slot after it.
+  *reinterpret_cast<std::uint64_t*>(bytes() + elements_at(number)) = elements;
+  // The order matters. A loader that is killed in between leaves elements that are read from the source
+  // again. In the other order the published batch would have them, and the loader that takes over would find
+  // them in the next slot too.
   queue_->filling.store(0, std::memory_order_release);
   queue_->published.store(number + 1, std::memory_order_release);
   ipc::advance(queue_->filled);
 }
 
-void BatchQueue::finish(const std::string& error) noexcept {
+void BatchQueueWriter::finish(const std::string& error) noexcept {
   const auto length = std::min(error.size(), text_bytes - 1);
   std::memcpy(queue_->error, error.data(), length);
   queue_->error[length] = 0;
@@ -58,20 +65,28 @@ void BatchQueue::finish(const std::string& error) noexcept {
   ipc::advance(queue_->filled);
 }
 
-void BatchQueue::reopen() noexcept {
+void BatchQueueWriter::reopen() noexcept {
   queue_->end.store(no_end);
   queue_->failed.store(0);
 }
 
-void BatchQueue::rewind() noexcept {
+void BatchQueueWriter::rewind() noexcept {
   queue_->filling.store(0);
   queue_->published.store(released());
   reopen();
 }
 
-BatchQueue::State BatchQueue::look(std::uint64_t number, Filled& out) const noexcept {
+std::uint64_t BatchQueue::filling() const noexcept {
+  const auto elements = queue_->filling.load();
+  return elements <= session_->header().batch_size ? elements : 0;
+}
+
+BatchQueue::State BatchQueue::look(std::uint64_t number, Filled& out) const {
   if (number < queue_->published.load(std::memory_order_acquire)) {
-    out = {slot_of(number), *elements_of(number)};
+    out = {slot(number), elements(number)};
+    if (const auto most = session_->header().batch_size; out.elements == 0 || out.elements > most)
+      throw SessionError(fmt::format("batch {} in the queue of rank {} has {} elements; it must have 1 to {}",
+                                     number, rank_, out.elements, most));
     return State::filled;
   }
   if (number < queue_->end.load()) return State::empty;
@@ -84,10 +99,10 @@ BatchQueue::State BatchQueue::wait(std::uint64_t number, Filled& out, int spin_u
     const auto seen = ipc::load(queue_->filled);
     const auto state = look(number, out);
     if (state != State::empty || give_up()) return state;
-    ipc::wait_changed(queue_->filled, seen, wait_slice_ns, spin_us);
+    ipc::wait_changed(queue_->filled, seen, timing::look_ns, spin_us);
   }
 }
 
-std::string BatchQueue::error() const { return queue_->error; }
+std::string BatchQueue::error() const { return {queue_->error, strnlen(queue_->error, text_bytes)}; }
 
 }  // namespace accelmgr::session

@@ -1,4 +1,5 @@
-// Compiled with the flags of src/cmake/Kernels.cmake; without them there is no such variant.
+// src/cmake/Kernels.cmake compiles this file with the flags of the instruction set. Without them there is no
+// such variant.
 #if defined(__AVX512F__)
 #include "session/kernels_body.hpp"
 #else

@@ -1,7 +1,7 @@
 // The kernels. Each variant (kernels_portable.cpp, kernels_avx2.cpp, kernels_avx512.cpp) includes this file
-// once, compiled for its instruction set; all names are local to it.
+// once and compiles it for its instruction set. All names have internal linkage.
 //
-// Vectors of a master's element fill a register; those of its slabs have as many lanes.
+// A vector of master elements fills a register; a vector of slab elements has the same number of lanes.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ using namespace base::simd;
 
 using bf16 = std::uint16_t;
 
-/// One vector of a slab, in the type it is summed in.
+/// Loads one vector of a slab, converted to the type in which it is summed.
 template <class Slab, std::size_t lanes, class Access>
 ACCELMGR_INLINE auto load_slab(const Slab* from, Access access) {
   const auto v = access.template load<Vector<Slab, lanes>>(from);
@@ -31,8 +31,8 @@ ACCELMGR_INLINE auto load_slab(const Slab* from, Access access) {
   }
 }
 
-/// `fixed`: the number of slabs where it is known, so that their addresses stay in registers; 0: `slab_count`
-/// of them.
+/// `fixed` is the number of slabs if it is known at compile time, which keeps their addresses in registers.
+/// If it is 0 there are `slab_count`.
 template <class Master, class Slab, std::size_t fixed, bool accumulate, bool past_caches>
 void reduce_slabs(Master* master, const void* const* slabs, std::size_t slab_count, std::size_t count,
                   Master scale) noexcept {
@@ -120,7 +120,8 @@ template <class T>
 using WordOf = std::conditional_t<sizeof(T) == 2, std::uint16_t,
                                   std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
 
-/// Exponents that are all ones carry into the sign: the top bit of a lane tells infinity and NaN.
+/// Sets the top bit of a lane if its value is infinite or NaN: adding one to an exponent of all ones carries
+/// into the sign bit.
 template <class T, std::size_t lanes>
 ACCELMGR_INLINE Vector<WordOf<T>, lanes> carry_of_nonfinite(Vector<T, lanes> v) {
   using Word = WordOf<T>;
@@ -131,8 +132,30 @@ ACCELMGR_INLINE Vector<WordOf<T>, lanes> carry_of_nonfinite(Vector<T, lanes> v) 
   return (reinterpret_cast<Vector<Word, lanes>>(v) & exponent) + lowest;
 }
 
+/// Whether no lane has its top bit set.
+template <class Word, std::size_t lanes>
+ACCELMGR_INLINE bool all_finite(const Vector<Word, lanes>& carries) {
+  bool finite = true;
+  for (std::size_t lane = 0; lane < lanes; ++lane) finite &= carries[lane] >> (8 * sizeof(Word) - 1) == 0;
+  return finite;
+}
+
+template <class T>
+bool finite(const void* values, std::size_t count) noexcept {
+  constexpr std::size_t lanes = lanes_of<T>;
+  const auto* from = static_cast<const T*>(values);
+  Vector<WordOf<T>, lanes> nonfinite{};
+  walk<sizeof(T), lanes, false>(
+      from, count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
+        for (std::size_t v = 0; v < vectors; ++v)
+          nonfinite |=
+              carry_of_nonfinite<T, lanes>(access.template load<Vector<T, lanes>>(from + at + v * lanes));
+      });
+  return all_finite<WordOf<T>, lanes>(nonfinite);
+}
+
 template <class Master, class Slab, bool add, bool past_caches>
-bool take_over_range(Slab* slab, const Master* gradient, std::size_t count) noexcept {
+bool capture_range(Slab* slab, const Master* gradient, std::size_t count) noexcept {
   constexpr std::size_t lanes = lanes_of<Master>;
   using Sum = std::conditional_t<std::is_same_v<Slab, bf16>, float, Master>;
   Vector<WordOf<Slab>, lanes> nonfinite{};
@@ -153,22 +176,20 @@ bool take_over_range(Slab* slab, const Master* gradient, std::size_t count) noex
           access.store(to, stored);
         }
       });
-  bool finite = true;
-  for (std::size_t lane = 0; lane < lanes; ++lane) finite &= nonfinite[lane] >> (8 * sizeof(Slab) - 1) == 0;
-  return finite;
+  return all_finite<WordOf<Slab>, lanes>(nonfinite);
 }
 
 template <class Master, class Slab>
-bool take_over(void* slab, const void* gradient, std::size_t count, TakeOver how) noexcept {
+bool capture(void* slab, const void* gradient, std::size_t count, CaptureMode how) noexcept {
   auto* to = static_cast<Slab*>(slab);
   const auto* from = static_cast<const Master*>(gradient);
   switch (how) {
-    case TakeOver::copy:
-      return take_over_range<Master, Slab, false, false>(to, from, count);
-    case TakeOver::copy_non_temporal:
-      return take_over_range<Master, Slab, false, true>(to, from, count);
-    case TakeOver::add:
-      return take_over_range<Master, Slab, true, false>(to, from, count);
+    case CaptureMode::copy:
+      return capture_range<Master, Slab, false, false>(to, from, count);
+    case CaptureMode::copy_non_temporal:
+      return capture_range<Master, Slab, false, true>(to, from, count);
+    case CaptureMode::add:
+      return capture_range<Master, Slab, true, false>(to, from, count);
   }
   return false;
 }
@@ -187,8 +208,9 @@ void save(void* image, const void* chunk, std::size_t bytes) noexcept {
 
 constexpr KernelTable table = {
     .reduce = {{reduce<float, float>, reduce<float, bf16>}, {reduce<double, double>, reduce<double, bf16>}},
-    .take_over = {{take_over<float, float>, take_over<float, bf16>},
-                  {take_over<double, double>, take_over<double, bf16>}},
+    .capture = {{capture<float, float>, capture<float, bf16>},
+                {capture<double, double>, capture<double, bf16>}},
+    .finite = {finite<float>, finite<double>},
     .save = save,
     .zero_non_temporal = zero_non_temporal,
 };

@@ -1,5 +1,6 @@
-// What every variant of the kernels provides: plain function pointers. The variants see this header and, of
-// other folders, those of base/simd that are made for them: no inline function that others use.
+// The table of function pointers that every variant of the kernels provides. A variant includes only this
+// header and the headers that base/simd has for variants: an inline function that other files use too could
+// reach them compiled for an instruction set that the machine lacks.
 #pragma once
 
 #include <cstddef>
@@ -7,22 +8,24 @@
 namespace accelmgr::session {
 
 enum class SumInto { overwrite, overwrite_non_temporal, accumulate };
-enum class TakeOver { copy, copy_non_temporal, add };
+enum class CaptureMode { copy, copy_non_temporal, add };
 
 struct KernelTable {
   using Reduce = void (*)(void* master, const void* const* slabs, std::size_t slab_count, std::size_t count,
                           double scale, SumInto into) noexcept;
-  using TakeOverGradient = bool (*)(void* slab, const void* gradient, std::size_t count,
-                                    TakeOver how) noexcept;
+  using GradientCapture = bool (*)(void* slab, const void* gradient, std::size_t count,
+                                   CaptureMode how) noexcept;
 
   // [master: f32, f64][slab: same, bf16]
   Reduce reduce[2][2];
-  TakeOverGradient take_over[2][2];
+  GradientCapture capture[2][2];
+  // [element of the slab: f32, f64]
+  bool (*finite[2])(const void* values, std::size_t count) noexcept;
   void (*save)(void* image, const void* chunk, std::size_t bytes) noexcept;
   void (*zero_non_temporal)(void* begin, std::size_t bytes) noexcept;
 };
 
-/// Null where the compiler does not know the instruction set.
+/// Null if the compiler does not know the instruction set.
 extern const KernelTable* const portable_kernels;
 extern const KernelTable* const avx2_kernels;
 extern const KernelTable* const avx512_kernels;

@@ -1,5 +1,13 @@
 #include "session/layout.hpp"
 
+#include <fmt/format.h>
+
+#include <cstring>
+#include <string>
+
+#include "accelmgr/errors.hpp"
+#include "base/fnv1a.hpp"
+
 namespace accelmgr::session {
 
 const char* to_string(Phase phase) noexcept {
@@ -37,6 +45,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.buffer_bytes = align_up(extent.buffer_bytes, region_alignment);
   header.slots = extent.slots;
   header.slot_bytes = align_up(extent.slot_bytes, region_alignment);
+  header.batch_size = extent.batch_size;
   const std::uint64_t ranks = header.ranks;
   const std::uint64_t master_bytes = extent.elements * bytes_of(extent.element);
 
@@ -49,7 +58,7 @@ void plan_layout(const Extent& extent, Header& header) {
   region(sizeof(Header), region_alignment);
   header.control = region(sizeof(Control), region_alignment);
   header.records = region(sizeof(RankRecord) * max_ranks, region_alignment);
-  header.dealing = region(sizeof(Dealing), region_alignment);
+  header.sharding = region(sizeof(Sharding), region_alignment);
   header.incidents = region(sizeof(Incident) * max_incidents, region_alignment);
   header.manifest_bytes = extent.manifest_bytes;
   header.manifest = region(extent.manifest_bytes, 4096);
@@ -57,7 +66,7 @@ void plan_layout(const Extent& extent, Header& header) {
                       ranks * (generator_bytes + header.buffer_bytes) + header.buffer_bytes;
   header.copies = region(2 * header.copy_bytes, region_alignment);
   header.undo = region(ranks * chunk_bytes, 4096);
-  // A slot is preceded by its number of elements; the counts of all slots come first.
+  // In a queue the numbers of elements of all slots come first, then the slots.
   header.queue_bytes = sizeof(Queue) + align_up(header.slots * sizeof(std::uint64_t), region_alignment) +
                        header.slots * header.slot_bytes + queue_guard_bytes;
   header.queues = region(ranks * header.queue_bytes, 4096);
@@ -73,21 +82,69 @@ void plan_layout(const Extent& extent, Header& header) {
   header.slab_bytes = align_up(header.slab_data_offset + extent.elements * slab_element_bytes, 4096);
 }
 
+void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan) {
+  // Each size is read once: a process that writes there meanwhile cannot change what was checked.
+  Extent extent{.ranks = static_cast<int>(header.ranks),
+                .element = header.element,
+                .slab_element = header.slab_element,
+                .elements = header.elements,
+                .tensors = header.tensors,
+                .buffer_bytes = header.buffer_bytes,
+                .manifest_bytes = header.manifest_bytes,
+                .slots = header.slots,
+                .slot_bytes = header.slot_bytes,
+                .batch_size = header.batch_size};
+  const auto check = [](bool ok, const char* field, std::uint64_t value, const std::string& right) {
+    if (!ok)
+      throw SessionError(
+          fmt::format("the header of the session: {} is {}; it must be {}", field, value, right));
+  };
+  const auto ranks = static_cast<std::uint64_t>(extent.ranks);
+  check(extent.ranks >= 1 && extent.ranks <= max_ranks, "ranks", ranks, fmt::format("1 to {}", max_ranks));
+  const auto element = static_cast<std::uint64_t>(extent.element);
+  check(element <= static_cast<std::uint64_t>(Element::f64), "element", element, "0 or 1");
+  const auto slab_element = static_cast<std::uint64_t>(extent.slab_element);
+  check(slab_element <= static_cast<std::uint64_t>(SlabElement::bf16), "slab_element", slab_element,
+        "0 or 1");
+  check(extent.slots == 0 || extent.batch_size > 0, "batch_size", extent.batch_size, "1 or more");
+  // With these bounds no sum or product of the plan overflows, because a mapped memfd has less than 2^56
+  // bytes.
+  const auto fits = [&](const char* field, std::uint64_t value) {
+    check(value <= bytes, field, value, fmt::format("at most the {} bytes of the session", bytes));
+  };
+  fits("elements", extent.elements);
+  fits("buffer_bytes", extent.buffer_bytes);
+  fits("manifest_bytes", extent.manifest_bytes);
+  fits("slot_bytes", extent.slot_bytes);
+  check(extent.slots <= bytes / (extent.slot_bytes + sizeof(std::uint64_t)), "slots", extent.slots,
+        fmt::format("small enough to fit into the {} bytes of the session", bytes));
+  // Each tensor has an entry in the manifest.
+  check(extent.tensors <= extent.manifest_bytes, "tensors", extent.tensors,
+        fmt::format("at most the {} bytes of the manifest", extent.manifest_bytes));
+  plan_layout(extent, plan);
+  constexpr auto skipped = sizeof plan.magic;
+  const auto* stated = reinterpret_cast<const std::byte*>(&header);
+  const auto* planned = reinterpret_cast<const std::byte*>(&plan);
+  if (std::memcmp(stated + skipped, planned + skipped, sizeof plan - skipped) != 0)
+    throw SessionError(
+        fmt::format("the header of the session contradicts itself: its offsets are not those of a session of "
+                    "{} ranks, {} elements, {} tensors and {} slots of {} bytes",
+                    ranks, extent.elements, extent.tensors, extent.slots, extent.slot_bytes));
+  if (plan.total_bytes != bytes)
+    throw SessionError(fmt::format("the session has {} bytes; its header says {}", bytes, plan.total_bytes));
+}
+
 std::uint64_t session_bytes(const Header& header, int ranks) {
   return header.total_bytes + static_cast<std::uint64_t>(ranks) * header.slab_bytes;
 }
 
 std::uint64_t build_fingerprint() noexcept {
-  // FNV-1a over what must agree for two programs to share this memory.
-  std::uint64_t hash = 0xcbf29ce484222325ull;
-  for (std::uint64_t value :
-       {std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)}, std::uint64_t{sizeof(Control)},
-        std::uint64_t{sizeof(RankRecord)}, std::uint64_t{sizeof(Counters)}, std::uint64_t{sizeof(Queue)},
-        std::uint64_t{sizeof(Dealing)}, std::uint64_t{sizeof(Incident)}, std::uint64_t{__cplusplus},
-        std::uint64_t{__GNUC__}}) {
-    hash = (hash ^ value) * 0x100000001b3ull;
-  }
-  return hash;
+  // What must be equal in two programs that share this memory.
+  return base::fnv1a({std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)},
+                      std::uint64_t{sizeof(Control)}, std::uint64_t{sizeof(RankRecord)},
+                      std::uint64_t{sizeof(Counters)}, std::uint64_t{sizeof(Queue)},
+                      std::uint64_t{sizeof(Sharding)}, std::uint64_t{sizeof(Incident)},
+                      std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}});
 }
 
 }  // namespace accelmgr::session

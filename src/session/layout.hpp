@@ -1,71 +1,76 @@
-// The byte map of a session: plain data in shared memory, and where each part lies. Behaviour is elsewhere.
+// The byte map of a session: plain data in shared memory, and where each part lies. It has no behaviour.
 //
 // clang-format off
 //   session memfd (offsets in Header, regions 64-byte aligned, the big ones 2 MiB)
-//   +--------+---------+------------+---------+-----------+----------+----------------+------+--------+------------+-----------+
-//   | Header | Control | RankRecord | Dealing | Incident  | manifest | state copies   | undo | queues | parameters | gradients |
-//   |        |         | [24]       |         | [4]       |          | x2             |      |        |            |           |
-//   +--------+---------+------------+---------+-----------+----------+----------------+------+--------+------------+-----------+
-//                                                         per copy: Counters, per rank: generator, buffers; result buffers
+//   +--------+---------+------------+----------+-----------+----------+----------------+------+--------+------------+-----------+
+//   | Header | Control | RankRecord | Sharding | Incident  | manifest | state copies   | undo | queues | parameters | gradients |
+//   |        |         | [24]       |          | [4]       |          | x2             |      |        |            |           |
+//   +--------+---------+------------+----------+-----------+----------+----------------+------+--------+------------+-----------+
+//                                                          per copy: Counters, per rank: generator, buffers; result buffers
 //   slab memfd, one per rank, allocated when the rank is first wanted
 //   +---------------+-----------------------------+
 //   | tag[tensors]  | gradients in the slab dtype |
 //   +---------------+-----------------------------+
 // clang-format on
 //
-// Parameters, gradients and slabs have the same order of elements: tensors one after the other, each
-// beginning at a multiple of 64 bytes of the master's dtype, the gaps zero for ever. Every field names its
-// one writer; the manager's main thread, which is the supervisor's, sets all of them once, before others
-// live.
+// Parameters, gradients and slabs have the same order of elements. Each tensor begins at a multiple of 64
+// bytes of the master's dtype; the gaps are always zero. Every structure has one writer, which writes it
+// through its view (views.hpp). The manager's main thread initializes all of them before other processes map
+// the session.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
+#include "accelmgr/dtype.hpp"
 #include "ipc/epoch.hpp"
 #include "session/step_word.hpp"
 
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 3;
+constexpr std::uint32_t layout_version = 7;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
-constexpr std::size_t chunk_bytes = 4096;      ///< Of master gradients: the unit of the undo image.
+constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
 constexpr std::size_t generator_bytes = 5120;  ///< Holds the state of torch's CPU generator (5056 bytes).
 constexpr std::size_t text_bytes = 4096;
 constexpr std::size_t log_tail_bytes = 2048;
 constexpr std::size_t source_state_bytes = 4000;
-constexpr std::size_t row_guard_bytes = 64;      ///< Behind each row of a slot: of nobody, or of a later row.
-constexpr std::size_t queue_guard_bytes = 4096;  ///< Behind the slots of a queue: of nobody.
-constexpr std::uint64_t max_incidents = 4;       ///< The last so many are remembered.
+constexpr std::size_t row_guard_bytes = 64;      ///< Behind each row of a slot: unused, or a later row.
+constexpr std::size_t queue_guard_bytes = 4096;  ///< Unused bytes behind the slots of a queue.
+constexpr std::uint64_t max_incidents = 4;       ///< The session holds the last so many.
 constexpr int max_scalars = 16;
 constexpr std::size_t scalar_name_bytes = 48;
+constexpr std::size_t team_id_bytes = 128;  ///< NCCL's ids have so many.
 
 enum class Element : std::uint32_t { f32, f64 };
 enum class SlabElement : std::uint32_t { same, bf16 };
 
 constexpr std::size_t bytes_of(Element e) noexcept { return e == Element::f32 ? 4 : 8; }
+constexpr DType dtype_of(Element e) noexcept { return e == Element::f32 ? DType::float32 : DType::float64; }
 
-/// Written by the manager before the first fork, constant afterwards.
+/// Written by the manager before it starts runners; constant afterwards.
 struct Header {
-  std::atomic<std::uint64_t> magic;  ///< Stored last: a reader that finds it finds all the rest.
+  std::atomic<std::uint64_t> magic;  ///< Stored last: a process that reads it sees a complete session.
   std::uint32_t layout_version;
   std::uint32_t ranks;
-  std::uint64_t fingerprint;  ///< Of the build; another build is a stranger.
+  std::uint64_t fingerprint;  ///< build_fingerprint(); another build cannot attach.
   std::uint64_t total_bytes;
   Element element;
   SlabElement slab_element;
-  std::uint64_t elements;  ///< Of parameters, gaps included.
+  std::uint64_t elements;  ///< Elements of all parameters, gaps included.
   std::uint64_t tensors;
-  std::uint64_t buffer_bytes;  ///< Of one copy of all buffers.
-  std::uint64_t slots;         ///< Of each queue.
+  std::uint64_t buffer_bytes;  ///< Bytes of one copy of all buffers.
+  std::uint64_t slots;         ///< Slots of each queue.
   std::uint64_t slot_bytes;
-  std::uint64_t slab_bytes;        ///< Of each slab memfd.
-  std::uint64_t slab_data_offset;  ///< In a slab memfd.
-  // Offsets of the regions.
-  std::uint64_t control, records, dealing, incidents, manifest, manifest_bytes, copies, copy_bytes, undo,
+  std::uint64_t batch_size;        ///< A slot holds at most so many elements.
+  std::uint64_t slab_bytes;        ///< Size of each slab memfd.
+  std::uint64_t slab_data_offset;  ///< Offset of the gradients in a slab memfd.
+  // Offsets of the regions, and sizes of some.
+  std::uint64_t control, records, sharding, incidents, manifest, manifest_bytes, copies, copy_bytes, undo,
       queues, queue_bytes, parameters, gradients;
 };
 
@@ -77,134 +82,242 @@ enum class Reason : std::uint32_t {
   nonfinite,
   data_end,
   data_error,
-  parameters_changed
+  parameters_changed,
+  overflow,  ///< A gradient is not finite, and the loss scale may be the cause.
+  team,      ///< The team of devices could not be made, or failed; the rank itself goes on.
 };
 
-/// What the host asks of an attempt. Written by the host while the word is closed.
+/// The scale of the loss under `runners.autocast: fp16`, as committed steps left it (client/loss_scaler.hpp).
+struct LossScale {
+  double scale;              ///< The next step begins with it; 0: no step has had one.
+  std::uint64_t good_steps;  ///< Steps in a row that were committed with it, and with finite values.
+};
+
+/// How many micro-batches each rank computes in a step.
+struct Shares {
+  std::uint32_t of[max_ranks];
+  bool operator==(const Shares&) const = default;
+};
+
+constexpr Shares even_shares(std::uint32_t each) noexcept {
+  Shares shares{};
+  for (auto& share : shares.of) share = each;
+  return shares;
+}
+
+/// Micro-batches of a full step of these ranks.
+constexpr std::uint64_t total_of(const Shares& shares, RankMask ranks) noexcept {
+  std::uint64_t total = 0;
+  for (int rank = 0; rank < max_ranks; ++rank)
+    if ((ranks >> rank & 1) != 0) total += shares.of[rank];
+  return total;
+}
+
+/// To which ranks elements go, and for how many micro-batches of a step.
+struct Assignment {
+  RankMask team;
+  Shares shares;
+  bool operator==(const Assignment&) const = default;
+};
+
+/// What the members of a team of devices find each other by; to all but their transport, any bytes.
+using TeamId = std::array<std::byte, team_id_bytes>;
+
+/// Participants whose devices sum up their gradients (session/device_team.hpp).
+struct DeviceTeam {
+  RankMask ranks = 0;  ///< 0: all reduce through the session.
+  /// The attempt in which all of them made the communicator that they have; 0: they make one in this attempt.
+  std::uint64_t communicator = 0;
+  bool operator==(const DeviceTeam&) const = default;
+};
+
+/// Ranks that a supervisor may read while the host writes those of the next attempt.
+class SharedRanks {
+ public:
+  SharedRanks(RankMask ranks = 0) noexcept : ranks_(ranks) {}
+  SharedRanks(const SharedRanks& other) noexcept : ranks_(RankMask(other)) {}
+  SharedRanks& operator=(const SharedRanks& other) noexcept {
+    ranks_.store(RankMask(other), std::memory_order_relaxed);
+    return *this;
+  }
+  ~SharedRanks() = default;
+  operator RankMask() const noexcept { return ranks_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<RankMask> ranks_;
+};
+
+/// The host's request for an attempt. The host writes it while the step word is closed.
 struct Request {
-  RankMask participants = 0;
-  std::uint32_t accumulate = 0;     ///< 1: master += mean gradient; 0: master = mean gradient.
-  std::uint32_t micro_batches = 0;  ///< Of each rank: grad_accumulation_steps.
+  SharedRanks participants;
+  std::uint32_t accumulate = 0;  ///< 1: master += mean gradient; 0: master = mean gradient.
+  Shares shares{};               ///< Those of the sharding.
   std::uint32_t batch_size = 0;
   std::uint32_t by_samples = 0;        ///< 1: `loss_scaling: samples`.
   std::uint32_t mean_buffers = 0;      ///< 1: `buffers.policy: mean`.
-  std::uint32_t refuse_nonfinite = 0;  ///< 1: who meets a non-finite loss or gradient refuses the attempt.
-  std::uint32_t skip = 0;              ///< 1: the batches are consumed, and nothing else changes.
+  std::uint32_t refuse_nonfinite = 0;  ///< 1: runners refuse the attempt at a non-finite loss or gradient.
+  std::uint32_t refuse_overflow = 0;   ///< 1: they refuse it as Reason::overflow if only gradients are not.
+  std::uint32_t skip = 0;              ///< 1: consume the batches and change nothing else.
+  DeviceTeam device_team{};
   std::uint64_t parameter_version = 0;
+  double loss_scale = 1;        ///< A power of two. Slabs have gradients times this, the master without it.
+  LossScale next_loss_scale{};  ///< The next step has it if this one commits with finite values.
 };
 
-struct Control {
-  alignas(64) std::atomic<std::uint64_t> word;  ///< All, by the transitions of step_word.hpp.
-  alignas(64) Request request;                  ///< host
-  alignas(
-      64) std::atomic<std::uint64_t> parameter_version;  ///< host; odd while parameters are being written.
-  std::atomic<std::uint64_t> buffer_version;  ///< host: how often it wrote the valid copies of all buffers.
-  ipc::Epoch trigger;                         ///< Advanced when an attempt opens. Runners wait.
-  ipc::Epoch votes;                           ///< ... when it is committed or aborted. Runners wait.
-  ipc::Epoch finish;                          ///< ... when it is closed or aborted. Host and loader wait.
-  ipc::Epoch life;                            ///< ... when a runner is ready or lost. Manager waits.
-  alignas(64) std::atomic<std::uint32_t> stopping;  ///< host, manager
-  alignas(64) std::atomic<RankMask> deal_to;        ///< host: the ranks that the queues are to be dealt to.
-  // The supervisor's.
-  alignas(64) std::atomic<RankMask> team;  ///< The ranks that are to take part in the next attempt.
-  std::atomic<std::uint32_t> given_up;   ///< 1: nothing more is done about lost runners; the incidents tell.
-  char given_up_why[256];                ///< Which limit was met.
-  std::atomic<std::uint64_t> incidents;  ///< How many there were; the ring holds the last.
-  std::atomic<std::uint64_t> replacements;  ///< Runners started in the place of lost ones.
-  std::atomic<std::uint32_t> managers;      ///< manager: those that took the session over.
+/// Written by all processes: the step word through the transitions of step_word.hpp, the epochs to wake
+/// others. Aborting, losing a runner and stopping advance all four epochs.
+struct SharedControl {
+  alignas(64) std::atomic<std::uint64_t> word;
+  ipc::Epoch trigger;  ///< Advanced when an attempt opens. Runners wait on it.
+  ipc::Epoch votes;    ///< Advanced by the last vote. Participants wait on it.
+  ipc::Epoch finish;   ///< Advanced when an attempt is closed. Host, loader and starting runners wait on it.
+  ipc::Epoch readiness;  ///< See View::announce_readiness(). The host waits on it before it opens an attempt.
+  alignas(64) std::atomic<std::uint32_t> stopping;
 };
+
+/// Written by the host. When the host of a service has ended, the supervisor ends what it left half written
+/// (SupervisorView::settle_host()).
+struct HostControl {
+  alignas(64) Request request;
+  alignas(64) std::atomic<std::uint64_t> parameter_version;  ///< Odd while parameters are being written.
+  std::atomic<std::uint64_t> buffer_version;  ///< Advanced before and after the host writes valid copies of
+                                              ///< buffers: odd while it does.
+  alignas(64) Assignment assignment;          ///< To which ranks the loader should assign.
+  std::atomic<std::uint64_t> assignments;  ///< Advanced after `assignment` has changed. It may change again
+                                           ///< when the loader has followed (Sharding::follows).
+};
+
+/// Written by the supervisor.
+struct SupervisorControl {
+  alignas(64) std::atomic<RankMask> team;   ///< The ranks that are to take part in the next attempt.
+  std::atomic<std::uint32_t> given_up;      ///< 1: the supervisor replaces no more runners.
+  char given_up_why[256];                   ///< The limit that was reached.
+  std::atomic<std::uint64_t> incidents;     ///< How many there were; the ring holds the last max_incidents.
+  std::atomic<std::uint64_t> replacements;  ///< Runners started in the place of lost ones.
+  std::atomic<std::uint32_t> managers;      ///< How many managers took over the session from another one.
+  /// Which host may drive the session of a service: the number of its lease. 0: none, or the manager is no
+  /// service.
+  std::atomic<std::uint64_t> lease;
+  std::atomic<std::uint32_t> closing;  ///< 1: the service ends, and no attempt may be opened any more.
+};
+
+struct Control : SharedControl, HostControl, SupervisorControl {};
 
 enum class Phase : std::uint32_t { none, init, waiting, data, forward, backward, vote, reduce, stopping };
 const char* to_string(Phase phase) noexcept;
 
-enum class Life : std::uint32_t { absent, starting, ready, retiring, lost };
+enum class RunnerState : std::uint32_t { absent, starting, ready, retiring, lost };
 
 struct Scalar {
   char name[scalar_name_bytes];
   double sum;
 };
 
-/// What a runner says of its attempt before its vote.
+/// The results of a runner in an attempt. It writes them before its vote.
 struct Ballot {
-  double loss;  ///< Weighed sum over its micro-batches (see session/mean.hpp).
+  double loss;  ///< Weighted sum over its micro-batches (see session/loss_average.hpp).
   std::uint64_t samples;
-  std::uint64_t elements;  ///< Taken from the queue: `samples`, or what is skipped.
+  std::uint64_t elements;  ///< Taken from the queue: `samples`, or the skipped ones.
   std::uint32_t micro_batches;
   std::uint32_t nonfinite;
   std::uint64_t parameter_version;
-  std::uint64_t compute_ns;  ///< Forward, backward, take-over.
-  std::uint64_t data_ns;     ///< Waiting for batches.
+  std::uint64_t compute_ns;  ///< Time of forward, backward and gradient capture.
+  std::uint64_t data_ns;     ///< Time of waiting for batches.
   std::uint32_t scalars;
+  /// 0: its slab holds its own gradients. Otherwise the slabs of these ranks, which include it, hold shards
+  /// of the sum of their gradients (session/shards.hpp), and each of them says so.
+  RankMask team;
   Scalar scalar[max_scalars];
 };
 
-/// A process's last log lines: byte i of all that was ever written stands at i mod sizeof(text).
+/// The last log lines of a process: byte i of all that it ever logged is at i mod sizeof(text).
 struct LogTail {
   std::atomic<std::uint64_t> written;
   char text[log_tail_bytes - 8];
 };
 
-struct RankRecord {
-  // The runner's. Before there is one, the supervisor sets `phase` and `log` back: what it finds there after
-  // the end of a runner is that one's own.
-  alignas(64) std::atomic<std::uint64_t> cursor;  ///< Of the reduction. After the runner's death: of who
-                                                  ///< finishes its slice.
+/// What a runner says of its device and teams. It changes between attempts of the runner, but for the id.
+struct TeamRecord {
+  std::atomic<std::uint32_t> able;          ///< 1: its device can be in a team.
+  std::atomic<RankMask> ranks;              ///< Of the communicator that it has; valid if there is one.
+  std::atomic<std::uint64_t> communicator;  ///< The attempt in which it was made; 0: there is none.
+  /// The attempt whose team has the id; 0 while it is written. Only the lowest rank of a team writes one.
+  std::atomic<std::uint64_t> id_of;
+  std::atomic<std::uint64_t> id[team_id_bytes / 8];
+};
+
+/// Written by the runner of a rank. The supervisor resets `phase` and `log` before it starts one, so what
+/// they hold after the runner's end is that runner's own.
+struct RunnerRecord {
+  alignas(64) std::atomic<std::uint64_t> cursor;  ///< Cursor of the reduction. After the runner's death the
+                                                  ///< process that finishes its slice writes it.
   alignas(64) std::atomic<Phase> phase;
-  std::atomic<std::uint64_t> heartbeat;  ///< Counts phases, and slices of waiting.
-  std::atomic<std::uint64_t> attempt;    ///< The last it began.
-  std::atomic<std::uint64_t>
-      settled;  ///< The last whose end it has seen; its working state is that of the valid copies.
-  std::atomic<std::uint64_t> reduce_ns;  ///< Of its last reduction.
-  std::atomic<std::uint64_t> start_ns;   ///< From its fork until it was ready.
-  std::atomic<std::uint64_t> model_ns;   ///< Of that, building the model.
+  std::atomic<std::uint64_t> heartbeat;  ///< Grows when a phase begins, and with each slice of waiting.
+  std::atomic<std::uint64_t> attempt;    ///< The last attempt that it began.
+  std::atomic<std::uint64_t> acknowledged_attempt;  ///< The last attempt whose end it saw: its working state
+                                                    ///< is that of the valid copies.
+  std::atomic<std::uint64_t> reduce_ns;             ///< Duration of its last reduction.
+  std::atomic<std::uint64_t> start_ns;              ///< From its fork until it was ready.
+  std::atomic<std::uint64_t> model_ns;              ///< The part of start_ns that building the model took.
   alignas(64) Ballot ballot;
-  alignas(64) std::atomic<Reason> reason;  ///< Why it aborted `reason_attempt`.
+  alignas(64) TeamRecord device_team;
+  alignas(64) std::atomic<Reason> reason;  ///< Why it refused attempt `reason_attempt`.
   std::atomic<std::uint64_t> reason_attempt;
   char error[text_bytes];
   alignas(64) LogTail log;
-  // The supervisor's.
-  alignas(64) std::atomic<Life> life;
-  std::atomic<std::int32_t> pid;
-  std::atomic<std::uint32_t> generation;
-  std::atomic<std::int32_t> exit_status;  ///< As waitpid gives it; valid when `life` is lost.
 };
 
-/// The committed state that is no tensor. Two copies; the step word's index names the valid one.
+/// Written by the supervisor, for each rank.
+struct SupervisorRecord {
+  alignas(64) std::atomic<RunnerState> state;
+  std::atomic<std::int32_t> pid;
+  std::atomic<std::uint32_t> generation;
+  std::atomic<std::int32_t> exit_status;  ///< As waitpid gives it; valid when `state` is lost.
+};
+
+struct RankRecord : RunnerRecord, SupervisorRecord {};
+
+/// The committed state besides tensors and generators. There are two copies; the step word's index names the
+/// valid one.
 struct Counters {
   std::uint64_t steps;
   std::uint64_t samples;
-  std::uint64_t skips;     ///< Attempts whose batches were consumed without a step.
-  std::uint64_t elements;  ///< Data cursor: elements of the source that were consumed, always its first ones.
-  std::uint64_t participants;  ///< A RankMask: of the last committed attempt.
+  std::uint64_t skips;         ///< Attempts whose batches were consumed without a step.
+  std::uint64_t elements;      ///< Data cursor: committed attempts consumed the source's first `elements`.
+  std::uint64_t participants;  ///< RankMask of the last committed attempt.
+  LossScale loss_scale;
   std::uint64_t rank_samples[max_ranks];
-  std::uint64_t batches[max_ranks];  ///< Batches of each queue that were consumed.
+  std::uint64_t batches[max_ranks];  ///< Batches of each queue that committed attempts consumed.
 };
 
-/// Where the source stood before it gave `element`, so that another can go on there. 0 and no bytes: at its
-/// beginning.
+/// The state of the source before it gave `element`, so that another one can continue from there. 0 and no
+/// bytes: the source's beginning.
 struct SourceState {
   std::uint64_t element;
   std::uint64_t bytes;
   char state[source_state_bytes];
 };
 
-/// How the elements that nobody has consumed are dealt: element `first_element` + i goes to rank number i mod
-/// n of the n ranks of `dealt_to`, whose first batch of this dealing has the number first_batch[rank].
-/// Written by the loader; anew only when the host asks for it, which then waits and opens no attempt.
-struct Dealing {
-  std::atomic<RankMask> dealt_to;  ///< 0 while they are dealt anew.
+/// How the elements that are not consumed yet are assigned: from element `first_element` on, in turn, to the
+/// ranks of `assigned_to`, for as many micro-batches of each step as `shares` says (data/sharding.hpp). The
+/// first batch of this sharding has the number first_batch[rank]. Written by the loader. It begins another
+/// sharding only when the host asks for one; the host opens no attempt until that is done.
+struct Sharding {
+  std::atomic<RankMask> assigned_to;   ///< 0 while another sharding begins.
+  std::atomic<std::uint64_t> follows;  ///< The value of HostControl::assignments that this sharding is for.
+  Shares shares;
   std::atomic<std::uint32_t>
-      source_index;  ///< Which of `source` is valid: a state at or before the data cursor.
+      source_index;  ///< The valid one of `source`: a state at or before the data cursor.
   std::uint64_t first_element;
   std::uint64_t first_batch[max_ranks];
   SourceState source[2];
 };
 
-/// How a process was lost: what its record said then, and what the supervisor adds. Number i stands at
-/// (i - 1) mod max_incidents. Written by the supervisor before Control::incidents counts it.
+/// The loss of a process: what its record said then, and what the supervisor knows. Incident i is at
+/// (i - 1) mod max_incidents. The supervisor writes it before Control::incidents counts it.
 struct Incident {
   std::int64_t time_ns;  ///< Since 1970, UTC.
-  std::int32_t rank;     ///< -1: the launcher.
+  std::int32_t rank;     ///< -1: the fork server.
   std::int32_t pid;
   std::uint32_t generation;
   std::int32_t exit_status;  ///< As waitpid gives it.
@@ -212,26 +325,27 @@ struct Incident {
   Reason reason;
   std::uint64_t step;
   std::uint64_t attempt;
-  char what[text_bytes];  ///< Its exception, or why it was ended.
+  char what[text_bytes];  ///< Text of its exception, or why the supervisor killed it.
   char log[log_tail_bytes];
 };
 
+/// Written by the loader. The numbers of elements of all slots follow, then the slots.
 struct Queue {
-  ipc::Epoch filled;                                 ///< The runner waits.
-  alignas(64) std::atomic<std::uint64_t> published;  ///< loader: batches since the beginning.
-  std::atomic<std::uint64_t> end;      ///< loader: no batch from this number on; all ones: no end known.
-  std::atomic<std::uint64_t> filling;  ///< loader: elements in the slot of the next batch.
-  std::atomic<std::uint32_t> failed;   ///< loader: 1 when the end is an error, whose text is below.
+  ipc::Epoch filled;                                 ///< The runner waits on it.
+  alignas(64) std::atomic<std::uint64_t> published;  ///< Batches published since the beginning.
+  std::atomic<std::uint64_t> end;      ///< No batch from this number on follows; all ones: no end is known.
+  std::atomic<std::uint64_t> filling;  ///< Elements in the slot of the next batch so far.
+  std::atomic<std::uint32_t> failed;   ///< 1: the data ended by an error, whose text is in `error`.
   char error[text_bytes];
 };
 
 static_assert(sizeof(Header) <= 4096);
 static_assert(alignof(Control) == 64 && alignof(RankRecord) == 64 && sizeof(RankRecord) % 64 == 0);
-static_assert(alignof(Dealing) == 8 && alignof(Incident) == 8);
+static_assert(alignof(Sharding) == 8 && alignof(Incident) == 8);
 static_assert(sizeof(Counters) % 8 == 0 && sizeof(Queue) % 64 == 0);
-static_assert(std::atomic<Phase>::is_always_lock_free && std::atomic<Life>::is_always_lock_free);
+static_assert(std::atomic<Phase>::is_always_lock_free && std::atomic<RunnerState>::is_always_lock_free);
 
-/// What a session is to hold.
+/// The sizes from which a session is planned.
 struct Extent {
   int ranks = 0;
   Element element = Element::f32;
@@ -240,17 +354,23 @@ struct Extent {
   std::uint64_t tensors = 0;
   std::uint64_t buffer_bytes = 0;
   std::uint64_t manifest_bytes = 0;
-  std::uint64_t slots = 0;
+  std::uint64_t slots = 0;  ///< Slots of each queue; 0: no queues.
   std::uint64_t slot_bytes = 0;
+  std::uint64_t batch_size = 0;  ///< At least 1 if there are queues.
 };
 
-/// Sizes and offsets of a session of that extent; `magic` is left 0.
+/// Fills in sizes and offsets of a session of that extent. Does not touch `magic`.
 void plan_layout(const Extent& extent, Header& header);
 
-/// Bytes of a session of which `ranks` ranks are wanted.
+/// Plans the layout of a session that another process made from the sizes in `header`, which is in shared
+/// memory; `bytes` is the size of the memfd. Throws SessionError unless `header` equals that plan to the last
+/// bit (`magic` apart) and the plan has `bytes` bytes.
+void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan);
+
+/// Bytes of a session with the slabs of `ranks` ranks.
 std::uint64_t session_bytes(const Header& header, int ranks);
 
-/// Of this build: version of the layout and sizes of its structures.
+/// A hash over the layout version, the sizes of the structures and the compiler of this build.
 std::uint64_t build_fingerprint() noexcept;
 
 constexpr std::uint64_t align_up(std::uint64_t n, std::uint64_t alignment) noexcept {

@@ -1,73 +1,193 @@
 #include "session/manifest.hpp"
 
-#include <boost/interprocess/allocators/allocator.hpp>
-#include <boost/interprocess/containers/string.hpp>
-#include <boost/interprocess/containers/vector.hpp>
-#include <boost/interprocess/indexes/flat_map_index.hpp>
-#include <boost/interprocess/managed_external_buffer.hpp>
-#include <boost/interprocess/mem_algo/rbtree_best_fit.hpp>
-#include <boost/interprocess/sync/mutex_family.hpp>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "accelmgr/errors.hpp"
+#include "base/fields.hpp"
 
 namespace accelmgr::session {
 namespace {
 
-namespace bip = boost::interprocess;
+using nlohmann::json;
 
-using Buffer = bip::basic_managed_external_buffer<
-    char, bip::rbtree_best_fit<bip::null_mutex_family, bip::offset_ptr<void>, 64>, bip::flat_map_index>;
-template <class T>
-using Allocator = bip::allocator<T, Buffer::segment_manager>;
-template <class T>
-using Vector = bip::vector<T, Allocator<T>>;
-using String = bip::basic_string<char, std::char_traits<char>, Allocator<char>>;
+constexpr const char* what_it_is = "the manifest of the session";
+constexpr auto no_product = ~std::uint64_t{0};
 
-// One shape for all three kinds of entries: those differ in their numbers alone.
-struct StoredEntry {
-  explicit StoredEntry(Buffer::segment_manager* memory) : names(memory), shape(memory), strides(memory) {}
-  Vector<String> names;
-  Vector<std::int64_t> shape;
-  Vector<std::int64_t> strides;
-  std::uint64_t kind = 0;  // Group or dtype
-  std::uint64_t first = 0;
-  std::uint64_t count = 0;
-  std::int64_t shares = -1;
-  std::uint64_t shared_offset = 0;
-  bool persistent = true;
-};
-using StoredEntries = Vector<StoredEntry>;
-
-StoredEntry store(Buffer& buffer, const std::string& name, std::span<const std::string> aliases,
-                  const std::vector<std::int64_t>& shape, std::uint64_t kind, std::uint64_t first,
-                  std::uint64_t count) {
-  auto* memory = buffer.get_segment_manager();
-  StoredEntry entry(memory);
-  entry.names.push_back(String(name.c_str(), memory));
-  for (const auto& alias : aliases) entry.names.push_back(String(alias.c_str(), memory));
-  entry.shape.assign(shape.begin(), shape.end());
-  entry.kind = kind;
-  entry.first = first;
-  entry.count = count;
-  return entry;
+// The region holds a 64-bit length, then this text.
+std::string encode(const Manifest& manifest) {
+  auto tensors = json::array(), buffers = json::array(), fields = json::array();
+  for (const auto& t : manifest.tensors)
+    tensors.push_back({{"name", t.name},
+                       {"aliases", t.aliases},
+                       {"shape", t.shape},
+                       {"first", t.first},
+                       {"count", t.count},
+                       {"group", static_cast<std::uint32_t>(t.group)},
+                       {"shares", t.shares},
+                       {"shared_offset", t.shared_offset},
+                       {"strides", t.strides}});
+  for (const auto& b : manifest.buffers)
+    buffers.push_back({{"name", b.name},
+                       {"aliases", b.aliases},
+                       {"shape", b.shape},
+                       {"dtype", static_cast<std::uint32_t>(b.dtype)},
+                       {"offset", b.offset},
+                       {"bytes", b.bytes},
+                       {"persistent", b.persistent}});
+  for (const auto& f : manifest.fields)
+    fields.push_back({{"name", f.name},
+                      {"shape", f.shape},
+                      {"dtype", static_cast<std::uint32_t>(f.dtype)},
+                      {"offset", f.offset},
+                      {"element_bytes", f.element_bytes}});
+  std::string text;
+  json::to_cbor({{"tensors", tensors}, {"buffers", buffers}, {"fields", fields}}, text);
+  return text;
 }
 
-std::vector<std::int64_t> shape_of(const StoredEntry& entry) {
-  return {entry.shape.begin(), entry.shape.end()};
+std::vector<std::int64_t> shape_of(const base::Fields& entry) {
+  return entry.numbers<std::int64_t>("shape", 0);
 }
-std::string name_of(const StoredEntry& entry, std::size_t i = 0) {
-  return {entry.names[i].begin(), entry.names[i].end()};
-}
-std::vector<std::string> aliases_of(const StoredEntry& entry) {
-  std::vector<std::string> aliases;
-  for (std::size_t i = 1; i < entry.names.size(); ++i) aliases.push_back(name_of(entry, i));
-  return aliases;
+DType dtype_of(const base::Fields& entry) {
+  return dtype_of_number(entry.number<std::uint64_t>("dtype", 0, dtype_count - 1));
 }
 
-const StoredEntries& find(Buffer& buffer, const char* what) {
-  const auto found = buffer.find_no_lock<StoredEntries>(what).first;
-  if (found == nullptr) throw SessionError(std::string("the session's manifest lists no ") + what);
-  return *found;
+Manifest decode(const std::string& text) {
+  const auto object = base::parse_cbor(text, what_it_is);
+  const base::Fields all(object, what_it_is);
+  Manifest manifest;
+  for (const auto& e : all.objects("tensors")) {
+    const auto group = e.number<std::uint32_t>("group", 0, static_cast<std::uint32_t>(Group::frozen));
+    manifest.tensors.push_back({.name = e.text("name"),
+                                .aliases = e.texts("aliases"),
+                                .shape = shape_of(e),
+                                .first = e.number<std::uint64_t>("first"),
+                                .count = e.number<std::uint64_t>("count"),
+                                .group = static_cast<Group>(group),
+                                .shares = e.number<std::int64_t>("shares", -1),
+                                .shared_offset = e.number<std::uint64_t>("shared_offset"),
+                                .strides = e.numbers<std::int64_t>("strides", 0)});
+  }
+  for (const auto& e : all.objects("buffers"))
+    manifest.buffers.push_back({.name = e.text("name"),
+                                .aliases = e.texts("aliases"),
+                                .shape = shape_of(e),
+                                .dtype = dtype_of(e),
+                                .offset = e.number<std::uint64_t>("offset"),
+                                .bytes = e.number<std::uint64_t>("bytes"),
+                                .persistent = e.flag("persistent")});
+  for (const auto& e : all.objects("fields"))
+    manifest.fields.push_back({.name = e.text("name"),
+                               .shape = shape_of(e),
+                               .dtype = dtype_of(e),
+                               .offset = e.number<std::uint64_t>("offset"),
+                               .element_bytes = e.number<std::uint64_t>("element_bytes")});
+  return manifest;
+}
+
+/// Throws SessionError unless `ok`: "the manifest of the session: tensor 'weight': count is 7; it must be 6".
+void check(bool ok, const char* kind, const std::string& name, const char* field, std::uint64_t value,
+           const std::string& right) {
+  if (!ok)
+    throw SessionError(
+        fmt::format("{}: {} '{}': {} is {}; it must be {}", what_it_is, kind, name, field, value, right));
+}
+
+/// The product of `shape` and `times`, or no_product if it exceeds 64 bits. Sizes are not negative.
+std::uint64_t product(const std::vector<std::int64_t>& shape, std::uint64_t times = 1) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+  for (const auto size : shape)
+    if (__builtin_mul_overflow(times, static_cast<std::uint64_t>(size), &times)) return no_product;
+  return times;
+}
+
+/// One past the last element of a view that begins at `first`, or no_product if that exceeds 64 bits.
+std::uint64_t end_of_view(std::uint64_t first, const std::vector<std::int64_t>& shape,
+                          const std::vector<std::int64_t>& strides) {
+  auto last = first;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    std::uint64_t reach = 0;
+    if (__builtin_mul_overflow(static_cast<std::uint64_t>(shape[d] - 1),
+                               static_cast<std::uint64_t>(strides[d]), &reach) ||
+        __builtin_add_overflow(last, reach, &last) || last == no_product)
+      return no_product;
+  }
+  return last + 1;
+}
+
+void check_shared(const Manifest& manifest, std::size_t index) {
+  const auto& t = manifest.tensors[index];
+  const auto owner = static_cast<std::uint64_t>(t.shares);
+  const bool is_owner =
+      owner < manifest.tensors.size() && owner != index && manifest.tensors[owner].shares < 0;
+  check(is_owner, "tensor", t.name, "shares", owner, "the number of a tensor with values of its own");
+  check(t.strides.size() == t.shape.size(), "tensor", t.name, "the number of strides", t.strides.size(),
+        std::to_string(t.shape.size()));
+  if (t.count == 0) return;
+  const auto& of = manifest.tensors[owner];
+  const auto end = end_of_view(t.shared_offset, t.shape, t.strides);
+  check(end <= of.count, "tensor", t.name, "the end of its values", end,
+        fmt::format("at most {}, the elements of '{}'", of.count, of.name));
+}
+
+void check_tensors(const Manifest& manifest, const Header& header) {
+  const auto count = manifest.tensors.size();
+  if (count != header.tensors)
+    throw SessionError(
+        fmt::format("{} lists {} tensors; the session has {}", what_it_is, count, header.tensors));
+  auto placed = manifest;
+  const auto elements = placed.place_tensors(header.element);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto& t = manifest.tensors[i];
+    const auto of_shape = product(t.shape);
+    check(t.count == of_shape, "tensor", t.name, "count", t.count, std::to_string(of_shape));
+    check(t.first == placed.tensors[i].first, "tensor", t.name, "first", t.first,
+          std::to_string(placed.tensors[i].first));
+    check(t.first <= header.elements && t.count <= header.elements - t.first, "tensor", t.name, "count",
+          t.count, fmt::format("small enough to end within the {} elements", header.elements));
+    if (t.shares >= 0) check_shared(manifest, i);
+  }
+  if (elements != header.elements)
+    throw SessionError(fmt::format("{} lists tensors of {} elements; the session has {}", what_it_is,
+                                   elements, header.elements));
+}
+
+void check_buffers(const Manifest& manifest, const Header& header) {
+  auto placed = manifest;
+  placed.place_buffers();
+  for (std::size_t i = 0; i < manifest.buffers.size(); ++i) {
+    const auto& b = manifest.buffers[i];
+    const auto of_shape = product(b.shape, size_of(b.dtype));
+    check(b.bytes == of_shape, "buffer", b.name, "bytes", b.bytes, std::to_string(of_shape));
+    check(b.offset == placed.buffers[i].offset, "buffer", b.name, "offset", b.offset,
+          std::to_string(placed.buffers[i].offset));
+    check(b.offset <= header.buffer_bytes && b.bytes <= header.buffer_bytes - b.offset, "buffer", b.name,
+          "bytes", b.bytes, fmt::format("small enough to end within the {} bytes", header.buffer_bytes));
+  }
+}
+
+void check_fields(const Manifest& manifest, const Header& header) {
+  auto placed = manifest;
+  placed.place_fields(header.batch_size);
+  for (std::size_t i = 0; i < manifest.fields.size(); ++i) {
+    const auto& f = manifest.fields[i];
+    const auto of_shape = product(f.shape, size_of(f.dtype));
+    check(f.element_bytes == of_shape, "field", f.name, "element_bytes", f.element_bytes,
+          std::to_string(of_shape));
+    check(f.offset == placed.fields[i].offset, "field", f.name, "offset", f.offset,
+          std::to_string(placed.fields[i].offset));
+    std::uint64_t end = 0;
+    const bool overflows = __builtin_mul_overflow(f.element_bytes, header.batch_size, &end) ||
+                           __builtin_add_overflow(end, f.offset, &end) ||
+                           __builtin_add_overflow(end, row_guard_bytes, &end);
+    check(!overflows && end <= header.slot_bytes, "field", f.name, "element_bytes", f.element_bytes,
+          fmt::format("small enough for {} elements to fit into the {} bytes of a slot", header.batch_size,
+                      header.slot_bytes));
+  }
 }
 
 }  // namespace
@@ -104,74 +224,32 @@ std::uint64_t Manifest::place_fields(std::uint64_t batch_size) {
 }
 
 std::uint64_t manifest_bytes(const Manifest& manifest) {
-  // Each allocation costs a 64-byte aligned block and its header; an entry makes two and one per name.
-  std::uint64_t bytes = 16384;
-  auto add = [&bytes](const std::string& name, std::span<const std::string> aliases, std::size_t dimensions) {
-    const auto names = 1 + aliases.size();
-    std::size_t text = name.size();
-    for (const auto& alias : aliases) text += alias.size();
-    bytes +=
-        2 * sizeof(StoredEntry) + (names + 4) * 256 + names * sizeof(String) + text * 2 + dimensions * 32;
-  };
-  for (const auto& t : manifest.tensors) add(t.name, t.aliases, t.shape.size());
-  for (const auto& b : manifest.buffers) add(b.name, b.aliases, b.shape.size());
-  for (const auto& f : manifest.fields) add(f.name, {}, f.shape.size());
-  return align_up(bytes, 4096);
+  return align_up(sizeof(std::uint64_t) + encode(manifest).size(), 4096);
 }
 
 void write_manifest(const Manifest& manifest, std::span<std::byte> region) {
-  Buffer buffer(bip::create_only, region.data(), region.size());
-  auto make = [&buffer](const char* what, std::size_t count) {
-    auto* entries = buffer.construct<StoredEntries>(what)(buffer.get_segment_manager());
-    entries->reserve(count);
-    return entries;
-  };
-  auto* tensors = make("tensors", manifest.tensors.size());
-  for (const auto& t : manifest.tensors) {
-    auto entry =
-        store(buffer, t.name, t.aliases, t.shape, static_cast<std::uint64_t>(t.group), t.first, t.count);
-    entry.shares = t.shares;
-    entry.shared_offset = t.shared_offset;
-    entry.strides.assign(t.strides.begin(), t.strides.end());
-    tensors->push_back(std::move(entry));
-  }
-  auto* buffers = make("buffers", manifest.buffers.size());
-  for (const auto& b : manifest.buffers) {
-    auto entry =
-        store(buffer, b.name, b.aliases, b.shape, static_cast<std::uint64_t>(b.dtype), b.offset, b.bytes);
-    entry.persistent = b.persistent;
-    buffers->push_back(std::move(entry));
-  }
-  auto* fields = make("fields", manifest.fields.size());
-  for (const auto& f : manifest.fields)
-    fields->push_back(
-        store(buffer, f.name, {}, f.shape, static_cast<std::uint64_t>(f.dtype), f.offset, f.element_bytes));
+  const auto text = encode(manifest);
+  const std::uint64_t length = text.size();
+  if (sizeof length + length > region.size())
+    throw SessionError(fmt::format("{} takes {} bytes; it must fit into {}", what_it_is,
+                                   sizeof length + length, region.size()));
+  std::memcpy(region.data(), &length, sizeof length);
+  std::memcpy(region.data() + sizeof length, text.data(), length);
 }
 
-Manifest read_manifest(std::span<const std::byte> region) {
-  // Opening writes nothing; the library has no constructor for const memory.
-  Buffer buffer(bip::open_only, const_cast<std::byte*>(region.data()), region.size());
-  Manifest manifest;
-  for (const auto& e : find(buffer, "tensors"))
-    manifest.tensors.push_back({.name = name_of(e),
-                                .aliases = aliases_of(e),
-                                .shape = shape_of(e),
-                                .first = e.first,
-                                .count = e.count,
-                                .group = static_cast<Group>(e.kind),
-                                .shares = e.shares,
-                                .shared_offset = e.shared_offset,
-                                .strides = {e.strides.begin(), e.strides.end()}});
-  for (const auto& e : find(buffer, "buffers"))
-    manifest.buffers.push_back({.name = name_of(e),
-                                .aliases = aliases_of(e),
-                                .shape = shape_of(e),
-                                .dtype = static_cast<std::int32_t>(e.kind),
-                                .offset = e.first,
-                                .bytes = e.count,
-                                .persistent = e.persistent});
-  for (const auto& e : find(buffer, "fields"))
-    manifest.fields.push_back({name_of(e), shape_of(e), static_cast<std::int32_t>(e.kind), e.first, e.count});
+Manifest read_manifest(const Session& session) {
+  const auto region = session.manifest();
+  std::uint64_t length = 0;
+  if (region.size() >= sizeof length) std::memcpy(&length, region.data(), sizeof length);
+  if (length == 0 || length > region.size() - sizeof length)
+    throw SessionError(fmt::format("{}: its length is {}; it must be 1 to {}", what_it_is, length,
+                                   std::max(region.size(), sizeof length) - sizeof length));
+  // Decode a copy: a process that writes to the region meanwhile cannot change what was checked.
+  const std::string text(reinterpret_cast<const char*>(region.data()) + sizeof length, length);
+  auto manifest = decode(text);
+  check_tensors(manifest, session.header());
+  check_buffers(manifest, session.header());
+  check_fields(manifest, session.header());
   return manifest;
 }
 

@@ -1,10 +1,13 @@
-// The slice-parallel reduction of a committed attempt: slabs of all participants into the master gradients,
-// in fixed order of ranks, in one pass; recoverable at any instruction.
+// The reduction of a committed attempt: each participant sums one slice of all participants' slabs into the
+// master gradients, in one pass and in order of rank. A process may be killed at any instruction.
 //
-// Overwriting is idempotent. Accumulating is made so chunk by chunk: the chunk is copied to the rank's undo
-// image, the cursor says `in flight`, the chunk is reduced, the cursor moves on. Whoever takes over a slice
-// puts an in-flight image back first. (Stores of a killed process become visible in program order, which x86
-// guarantees; non-temporal ones are fenced before the cursor moves.)
+// The devices of a team may have summed up their gradients already. Then one of their slabs has an element,
+// and its value is the sum over the team (shards.hpp).
+//
+// Overwriting can be repeated. Accumulating cannot, so it works chunk by chunk: copy the chunk to the rank's
+// undo image, mark the cursor as in flight, reduce the chunk, move the cursor on. A process that takes over a
+// slice first restores an in-flight chunk from its image. This relies on x86, where the stores of a killed
+// process become visible in program order; non-temporal stores are fenced before the cursor moves.
 #pragma once
 
 #include <array>
@@ -16,48 +19,86 @@
 #include "session/kernels_table.hpp"
 #include "session/manifest.hpp"
 #include "session/session.hpp"
+#include "session/shards.hpp"
+#include "session/views.hpp"
 
 namespace accelmgr::session {
 
-/// One per process; any process that maps the session can finish any slice. Used by one thread.
+/// The slice of participant `position` of `participants`: the chunks [begin, end).
+struct ChunkRange {
+  std::uint64_t begin;
+  std::uint64_t end;
+};
+inline ChunkRange slice(std::uint64_t chunks, int position, int participants) {
+  const auto p = static_cast<std::uint64_t>(position), n = static_cast<std::uint64_t>(participants);
+  return {chunks * p / n, chunks * (p + 1) / n};
+}
+
+/// Any process that maps the session can finish any slice. Each has one Reduction, for one thread.
 class Reduction {
  public:
-  Reduction(const Session& session, const Manifest& manifest);
+  Reduction(const View& view, const Manifest& manifest);
 
-  /// Runner: "not begun" for `attempt`. Before its vote.
+  /// Runner: sets the cursor of its slice to "not begun" for `attempt`. Call it before the vote.
   void reset_cursor(int rank, std::uint64_t attempt) const noexcept;
 
-  /// Reduces the slice of `rank` from where its cursor stands to its end. Only its owner may call it, or
-  /// anyone once the owner is known to be dead. The attempt must be committed. Does not block.
+  /// Reduces the slice of `rank` from its cursor to its end. The attempt must be committed. Only the runner
+  /// of `rank` may call it, or another process once that runner is known to be dead. Does not block, and
+  /// allocates no memory.
   void finish_slice(int rank, std::uint64_t attempt) const noexcept;
 
  private:
-  /// A range of master elements that the same participants' slabs contribute to.
-  struct Run {
-    std::uint64_t end;  ///< In elements; begins where the one before ends.
-    RankMask present;
-  };
-  /// Where the slabs of `present` hold element `first`.
-  struct Slabs {
-    std::array<const void*, max_ranks> begin;
+  /// Teams among the participants whose slabs hold shards.
+  struct Teams {
+    std::array<RankMask, max_ranks> ranks;
     std::size_t count = 0;
-    std::span<const void* const> span() const noexcept { return {begin.data(), count}; }
+    std::span<const RankMask> span() const noexcept { return {ranks.data(), count}; }
   };
-  Slabs slabs_at(std::uint64_t first, RankMask present) const noexcept;
-  std::vector<Run> runs_of(std::uint64_t first, std::uint64_t last, std::uint64_t attempt,
-                           RankMask participants) const;
-  void reduce(std::uint64_t first, std::uint64_t last, const std::vector<Run>& runs, std::size_t& run,
-              double scale, SumInto into) const noexcept;
-  void publish_copies(const Request& request) const noexcept;
+  /// The part of one participant in the reduction of an attempt.
+  struct Slice {
+    int rank;
+    std::uint64_t attempt;
+    RankMask alone;  ///< Participants whose slabs hold their own gradients.
+    Teams teams;     ///< The teams of the other participants.
+    ChunkRange chunks;
+    std::uint64_t last;  ///< The element after the slice.
+    double scale;
+  };
+  /// A range of master elements for which the same participants have gradients in this attempt.
+  struct Run {
+    std::uint64_t end = 0;  ///< In elements; the run begins where the one before ends.
+    RankMask present = 0;
+  };
+  /// The runs of a slice, one after the other.
+  class Runs;
+  /// The addresses of the same thing of several ranks.
+  template <class T>
+  struct OfRanks {
+    std::array<const T*, max_ranks> begin;
+    std::size_t count = 0;
+    void add(const T* one) noexcept { begin[count++] = one; }
+    std::span<const T* const> span() const noexcept { return {begin.data(), count}; }
+  };
+  std::uint64_t chunk_elements() const noexcept;
+  Teams teams_of(RankMask participants) const noexcept;
+  Slice slice_of(int rank, std::uint64_t attempt) const noexcept;
+  OfRanks<void> slabs_at(std::uint64_t first, RankMask present) const noexcept;
+  void reduce(std::uint64_t first, std::uint64_t last, Runs& runs, double scale, SumInto into) const noexcept;
+  void overwrite(const Slice& slice, std::uint64_t chunks_done) const noexcept;
+  void accumulate(const Slice& slice, const Cursor& from) const noexcept;
+  void move_cursor(int rank, const Cursor& to) const noexcept;
+  void publish_counters(const Request& request) const noexcept;
+  void publish_buffers(const Request& request) const noexcept;
 
   struct Extent {
     std::uint64_t first;
     std::uint64_t end;  ///< Where the next tensor begins.
     std::uint64_t tensor;
   };
-  const Session* session_;
+  Session* session_;             ///< Not a view: a process may finish the slice of any rank.
   std::vector<Extent> extents_;  ///< In order of `first`.
   std::vector<BufferEntry> buffers_;
+  ShardPlan shards_;
 };
 
 }  // namespace accelmgr::session

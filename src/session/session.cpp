@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <cstring>
 
@@ -28,14 +27,15 @@ void check_memory(std::uint64_t bytes, std::uint64_t limit_bytes, std::uint64_t 
                                    available.limited_by, what_takes_less));
 }
 
-Session::Session(std::vector<base::UniqueFd> fds, ipc::Mapping map, std::vector<ipc::Mapping> slabs)
-    : fds_(std::move(fds)),
-      map_(std::move(map)),
-      slabs_(std::move(slabs)),
-      header_(reinterpret_cast<Header*>(map_.data())) {}
+Session::Session(std::vector<base::UniqueFd> fds, ipc::Mapping map, std::vector<ipc::Mapping> slabs,
+                 std::unique_ptr<const Header> header)
+    : fds_(std::move(fds)), map_(std::move(map)), slabs_(std::move(slabs)), header_(std::move(header)) {}
 
 Session Session::create(const Extent& extent, int ranks, int populate_threads) {
-  Header plan{};
+  if (extent.slots > 0 && extent.batch_size == 0)
+    throw SessionError("a session with queues needs a batch size of 1 or more");
+  auto header = std::make_unique<Header>();
+  auto& plan = *header;
   plan_layout(extent, plan);
   std::vector<base::UniqueFd> fds;
   std::vector<ipc::Mapping> slabs;
@@ -48,7 +48,7 @@ Session Session::create(const Extent& extent, int ranks, int populate_threads) {
     slabs.emplace_back(fds.back().get(), 0, plan.slab_bytes, ipc::Access::read_write);
   }
   std::memcpy(map.data(), &plan, sizeof plan);
-  Session session(std::move(fds), std::move(map), std::move(slabs));
+  Session session(std::move(fds), std::move(map), std::move(slabs), std::move(header));
   for (int rank = 0; rank < ranks; ++rank) session.allocate_slab(rank, populate_threads);
   session.control().word.store(initial_step_word);
   for (int rank = 0; rank < extent.ranks; ++rank) session.queue(rank).end.store(~std::uint64_t{0});
@@ -56,29 +56,37 @@ Session Session::create(const Extent& extent, int ranks, int populate_threads) {
 }
 
 Session Session::attach(std::vector<base::UniqueFd> fds, int protect_for_rank, bool protect_parameters) {
-  if (fds.empty()) throw SessionError("a session has at least one memfd, none was passed");
-  struct stat status {};
-  if (fstat(fds[0].get(), &status) != 0 || static_cast<std::size_t>(status.st_size) < sizeof(Header))
-    throw SessionError("the first descriptor passed is no session: it is smaller than a header");
-  ipc::Mapping map(fds[0].get(), 0, static_cast<std::size_t>(status.st_size), ipc::Access::read_write);
-  const auto& header = *reinterpret_cast<const Header*>(map.data());
-  if (header.magic.load() != magic)
-    throw SessionError("the memory passed is no accelmgr session (its magic word differs)");
-  if (header.layout_version != layout_version || header.fingerprint != build_fingerprint())
+  if (fds.empty()) throw SessionError("a session needs at least one memfd; none was passed");
+  const auto bytes = ipc::sealed_bytes(fds[0].get(), "the memory of a session");
+  if (bytes < sizeof(Header))
     throw SessionError(
-        fmt::format("the session has layout {} (build {:016x}), this program layout {} (build {:016x}): both "
-                    "must be the same build",
-                    header.layout_version, header.fingerprint, layout_version, build_fingerprint()));
-  if (fds.size() != 1 + header.ranks || header.total_bytes != static_cast<std::uint64_t>(status.st_size))
-    throw SessionError(fmt::format("a session of {} ranks has {} memfds, {} were passed", header.ranks,
-                                   1 + header.ranks, fds.size()));
+        fmt::format("the memory passed is not a session: it has {} bytes; the header alone has {}", bytes,
+                    sizeof(Header)));
+  ipc::Mapping map(fds[0].get(), 0, bytes, ipc::Access::read_write);
+  const auto& stated = *reinterpret_cast<const Header*>(map.data());
+  if (stated.magic.load() != magic)
+    throw SessionError("the memory passed is not an accelmgr session (its magic word differs)");
+  if (stated.layout_version != layout_version || stated.fingerprint != build_fingerprint())
+    throw SessionError(fmt::format(
+        "the session has layout {} (build {:016x}), but this program has layout {} (build {:016x}): "
+        "both must come from the same build",
+        stated.layout_version, stated.fingerprint, layout_version, build_fingerprint()));
+  auto header = std::make_unique<Header>();
+  plan_stated_layout(stated, bytes, *header);
+  if (fds.size() != 1 + header->ranks)
+    throw SessionError(fmt::format("a session of {} ranks has {} memfds; {} were passed", header->ranks,
+                                   1 + header->ranks, fds.size()));
   std::vector<ipc::Mapping> slabs;
-  for (int rank = 0; rank < static_cast<int>(header.ranks); ++rank) {
+  for (int rank = 0; rank < static_cast<int>(header->ranks); ++rank) {
+    const int slab = fds[1 + static_cast<std::size_t>(rank)].get();
+    if (const auto slab_bytes = ipc::sealed_bytes(slab, fmt::format("the slab of rank {}", rank));
+        slab_bytes != header->slab_bytes)
+      throw SessionError(fmt::format("the slab of rank {} has {} bytes; it must have {}", rank, slab_bytes,
+                                     header->slab_bytes));
     const bool foreign = protect_for_rank >= 0 && rank != protect_for_rank;
-    slabs.emplace_back(fds[1 + static_cast<std::size_t>(rank)].get(), 0, header.slab_bytes,
-                       foreign ? ipc::Access::read : ipc::Access::read_write);
+    slabs.emplace_back(slab, 0, header->slab_bytes, foreign ? ipc::Access::read : ipc::Access::read_write);
   }
-  Session session(std::move(fds), std::move(map), std::move(slabs));
+  Session session(std::move(fds), std::move(map), std::move(slabs), std::move(header));
   if (protect_parameters && session.master_bytes() > 0 &&
       mprotect(session.parameters(), align_up(session.master_bytes(), 4096), PROT_READ) != 0)
     throw SystemError("mprotect of the master parameters", errno);
@@ -92,8 +100,8 @@ void Session::allocate_slab(int rank, int populate_threads) const {
 }
 
 void Session::populate_for(int rank, RankMask team) const {
-  ipc::populate_read(parameters(), master_bytes());
-  ipc::populate(gradients(), master_bytes(), 1);
+  ipc::populate_read(at<std::byte>(header_->parameters), master_bytes());
+  ipc::populate(at<std::byte>(header_->gradients), master_bytes(), 1);
   for (int other = 0; other < ranks(); ++other) {
     if ((team >> other & 1) == 0) continue;
     const auto& slab_map = slabs_[static_cast<std::size_t>(other)];
@@ -110,7 +118,14 @@ void Session::keep_from_children() const {
   for (const auto& slab : slabs_) slab.keep_from_children();
 }
 
-void Session::publish() noexcept { header_->magic.store(magic); }
+void Session::publish() noexcept { at<Header>(0)->magic.store(magic); }
+
+bool Session::make_private() noexcept {
+  bool done = map_.make_private();
+  for (const auto& slab : slabs_) done = slab.forget() && done;
+  fds_.clear();
+  return done;
+}
 
 std::vector<int> Session::fds() const {
   std::vector<int> out;
@@ -118,25 +133,22 @@ std::vector<int> Session::fds() const {
   return out;
 }
 
-std::byte* Session::generator(std::uint32_t index, int rank) const noexcept {
-  return copy(index) + align_up(sizeof(Counters), region_alignment) + std::size_t(rank) * generator_bytes;
+SourceState& Session::valid_source_state() const {
+  auto& sharding = *at<Sharding>(header_->sharding);
+  const auto index = sharding.source_index.load(std::memory_order_acquire);
+  if (index > 1)
+    throw SessionError(
+        fmt::format("the index of the data source's valid state is {}; it must be 0 or 1", index));
+  auto& state = sharding.source[index];
+  if (state.bytes > source_state_bytes)
+    throw SessionError(fmt::format("the state of the data source has {} bytes; it must have at most {}",
+                                   state.bytes, source_state_bytes));
+  return state;
 }
 
-std::byte* Session::buffers(std::uint32_t index, int rank) const noexcept {
-  return generator(index, ranks()) + std::size_t(rank) * header_->buffer_bytes;
-}
-
-std::byte* Session::result_buffers(std::uint32_t index) const noexcept { return buffers(index, ranks()); }
-
-std::span<std::atomic<std::uint64_t>> Session::tags(int rank) const noexcept {
+std::span<std::atomic<std::uint64_t>> Session::tags_of(int rank) const noexcept {
   return {reinterpret_cast<std::atomic<std::uint64_t>*>(slabs_[static_cast<std::size_t>(rank)].data()),
           header_->tensors};
-}
-
-void Session::wake_everyone() const noexcept {
-  for (ipc::Epoch* epoch : {&control().trigger, &control().votes, &control().finish, &control().life})
-    ipc::wake_all(*epoch);
-  for (int rank = 0; rank < ranks(); ++rank) ipc::wake_all(queue(rank).filled);
 }
 
 }  // namespace accelmgr::session

@@ -1,4 +1,4 @@
-// A process's view of a session: its mappings, and typed access to what layout.hpp places there.
+// A session as one process has it mapped, with typed access to the structures of layout.hpp.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace accelmgr::session {
 
-/// Bounds on what a session may take: `bytes`, all of it, by `limit_bytes` (0: none), and `more_bytes`, those
-/// that it has not yet, by what the machine has available. Throws SessionError with the bytes needed and
-/// available.
+/// Checks that there is memory for a session. Throws SessionError, which states both numbers, if its size
+/// `bytes` exceeds `limit_bytes` (0: no limit), or if `more_bytes`, the part that is not allocated yet,
+/// exceeds the memory that is available.
 void check_memory(std::uint64_t bytes, std::uint64_t limit_bytes, std::uint64_t more_bytes);
 inline void check_memory(std::uint64_t bytes, std::uint64_t limit_bytes) {
   check_memory(bytes, limit_bytes, bytes);
@@ -23,81 +23,128 @@ inline void check_memory(std::uint64_t bytes, std::uint64_t limit_bytes) {
 
 class Session {
  public:
-  /// Makes the memfds and populates them, of the slabs the first `ranks`. The header is complete but for its
-  /// magic: publish() stores that, once the manifest and the initial values are written. Throws SessionError.
+  /// Creates the memfds, and makes the session and the slabs of the first `ranks` ranks present in memory.
+  /// Write the manifest and the initial values next, then call publish(). Throws SessionError.
   static Session create(const Extent& extent, int ranks, int populate_threads);
-  /// Maps a session made by another process: `fds` as fds() gives them. With `protect_for_rank` >= 0 the
-  /// parameters and the slabs of other ranks are mapped read-only. Throws SessionError on a stranger's
-  /// memory.
+  /// Maps a session that another process created; `fds` as fds() returns them. If `protect_for_rank` >= 0,
+  /// the slabs of all other ranks are mapped read-only; with `protect_parameters`, the parameters too. Throws
+  /// SessionError if the memory is no session of this build, or if any size or offset differs from what
+  /// create() plans.
   static Session attach(std::vector<base::UniqueFd> fds, int protect_for_rank = -1,
                         bool protect_parameters = false);
 
+  /// Stores the magic word: from now on other processes can attach.
   void publish() noexcept;
-  /// Gives the slab of a rank its memory, if it has none yet, and makes it present in this process, unless
+  /// Allocates the slab of a rank if it has no memory yet. Makes its pages present in this process unless
   /// `populate_threads` is 0. Throws SessionError.
   void allocate_slab(int rank, int populate_threads = 0) const;
-  /// Makes every page that `rank` touches in a step of `team` present in this process: no step waits for page
-  /// faults.
+  /// Makes the gradients, parameters and slabs that `rank` touches in a step of `team` present in this
+  /// process, so that no step waits for their page faults.
   void populate_for(int rank, RankMask team) const;
-  /// From now on a forked child has none of the mappings, and ends where it uses them. For processes in which
-  /// code of the user forks.
+  /// Children that are forked from now on do not have the mappings; one that uses them dies. For processes in
+  /// which user code forks.
   void keep_from_children() const;
-  /// The session memfd, then the slab of each rank.
+  /// Gives up the shared memory, for a process that others go on without: what this object showed stays
+  /// readable and writable at its addresses, as a private copy; slabs are zeros. If there is no memory for
+  /// the copy, it can only be read, and still shows what others write. False if this process can still write
+  /// to the session.
+  bool make_private() noexcept;
+  /// The descriptors of the session memfd, then of the slab of each rank; none after make_private().
   std::vector<int> fds() const;
 
   const Header& header() const noexcept { return *header_; }
   int ranks() const noexcept { return static_cast<int>(header_->ranks); }
-  Control& control() const noexcept { return *at<Control>(header_->control); }
+  std::size_t master_bytes() const noexcept { return header_->elements * bytes_of(header_->element); }
   StepWord word() const noexcept { return load(control().word); }
-  RankRecord& record(int rank) const noexcept { return at<RankRecord>(header_->records)[rank]; }
-  Dealing& dealing() const noexcept { return *at<Dealing>(header_->dealing); }
-  /// Incident `number`, counted from 1; one of the last max_incidents.
-  Incident& incident(std::uint64_t number) const noexcept {
-    return at<Incident>(header_->incidents)[(number - 1) % max_incidents];
+
+  // A const Session changes nothing. Processes write to a session through their views (views.hpp). The
+  // members that are not const serve the views, and the process that creates the session.
+  const Control& control() const noexcept { return *at<Control>(header_->control); }
+  Control& control() noexcept { return *at<Control>(header_->control); }
+  const RankRecord& record(int rank) const noexcept { return at<RankRecord>(header_->records)[rank]; }
+  RankRecord& record(int rank) noexcept { return at<RankRecord>(header_->records)[rank]; }
+  const Sharding& sharding() const noexcept { return *at<Sharding>(header_->sharding); }
+  Sharding& sharding() noexcept { return *at<Sharding>(header_->sharding); }
+  /// The valid state of the data source. Throws SessionError if its index or its size is impossible.
+  const SourceState& source_state() const { return valid_source_state(); }
+  SourceState& source_state() { return valid_source_state(); }
+  /// Incident `number`, counted from 1; it must be one of the last max_incidents.
+  const Incident& incident(std::uint64_t number) const noexcept { return incidents()[place_of(number)]; }
+  Incident& incident(std::uint64_t number) noexcept { return incidents()[place_of(number)]; }
+  std::span<const std::byte> manifest() const noexcept {
+    return {at<std::byte>(header_->manifest), header_->manifest_bytes};
   }
-  std::span<std::byte> manifest() const noexcept {
+  std::span<std::byte> manifest() noexcept {
     return {at<std::byte>(header_->manifest), header_->manifest_bytes};
   }
 
-  Counters& counters(std::uint32_t index) const noexcept { return *reinterpret_cast<Counters*>(copy(index)); }
-  std::byte* generator(std::uint32_t index, int rank) const noexcept;
-  std::byte* buffers(std::uint32_t index, int rank) const noexcept;
+  const Counters& counters(std::uint32_t index) const noexcept { return *at<Counters>(copy(index)); }
+  Counters& counters(std::uint32_t index) noexcept { return *at<Counters>(copy(index)); }
+  const std::byte* generator(std::uint32_t index, int rank) const noexcept {
+    return at<std::byte>(generator_at(index, rank));
+  }
+  std::byte* generator(std::uint32_t index, int rank) noexcept {
+    return at<std::byte>(generator_at(index, rank));
+  }
+  const std::byte* buffers(std::uint32_t index, int rank) const noexcept {
+    return at<std::byte>(buffers_at(index, rank));
+  }
+  std::byte* buffers(std::uint32_t index, int rank) noexcept {
+    return at<std::byte>(buffers_at(index, rank));
+  }
   /// The master's buffers.
-  std::byte* result_buffers(std::uint32_t index) const noexcept;
+  const std::byte* result_buffers(std::uint32_t index) const noexcept { return buffers(index, ranks()); }
+  std::byte* result_buffers(std::uint32_t index) noexcept { return buffers(index, ranks()); }
 
-  std::byte* undo(int rank) const noexcept {
+  std::byte* undo(int rank) noexcept {
     return at<std::byte>(header_->undo) + std::size_t(rank) * chunk_bytes;
   }
-  Queue& queue(int rank) const noexcept {
-    return *at<Queue>(header_->queues + std::uint64_t(rank) * header_->queue_bytes);
-  }
-  std::byte* parameters() const noexcept { return at<std::byte>(header_->parameters); }
-  std::byte* gradients() const noexcept { return at<std::byte>(header_->gradients); }
-  std::size_t master_bytes() const noexcept { return header_->elements * bytes_of(header_->element); }
+  const Queue& queue(int rank) const noexcept { return *at<Queue>(queue_at(rank)); }
+  Queue& queue(int rank) noexcept { return *at<Queue>(queue_at(rank)); }
+  const std::byte* parameters() const noexcept { return at<std::byte>(header_->parameters); }
+  std::byte* parameters() noexcept { return at<std::byte>(header_->parameters); }
+  const std::byte* gradients() const noexcept { return at<std::byte>(header_->gradients); }
+  std::byte* gradients() noexcept { return at<std::byte>(header_->gradients); }
 
-  /// The attempt that last wrote each tensor of the rank's slab.
-  std::span<std::atomic<std::uint64_t>> tags(int rank) const noexcept;
-  std::byte* slab(int rank) const noexcept {
-    return slabs_[static_cast<std::size_t>(rank)].data() + header_->slab_data_offset;
-  }
-
-  /// Wakes everyone who waits for anything in this session.
-  void wake_everyone() const noexcept;
+  /// For each tensor of the rank's slab, the attempt that wrote it last.
+  std::span<const std::atomic<std::uint64_t>> tags(int rank) const noexcept { return tags_of(rank); }
+  std::span<std::atomic<std::uint64_t>> tags(int rank) noexcept { return tags_of(rank); }
+  const std::byte* slab(int rank) const noexcept { return slab_of(rank); }
+  std::byte* slab(int rank) noexcept { return slab_of(rank); }
 
  private:
-  Session(std::vector<base::UniqueFd> fds, ipc::Mapping map, std::vector<ipc::Mapping> slabs);
+  Session(std::vector<base::UniqueFd> fds, ipc::Mapping map, std::vector<ipc::Mapping> slabs,
+          std::unique_ptr<const Header> header);
   template <class T>
   T* at(std::uint64_t offset) const noexcept {
     return reinterpret_cast<T*>(map_.data() + offset);
   }
-  std::byte* copy(std::uint32_t index) const noexcept {
-    return at<std::byte>(header_->copies + index * header_->copy_bytes);
+  SourceState& valid_source_state() const;
+  Incident* incidents() const noexcept { return at<Incident>(header_->incidents); }
+  static std::size_t place_of(std::uint64_t incident) noexcept { return (incident - 1) % max_incidents; }
+  // Offsets.
+  std::uint64_t copy(std::uint32_t index) const noexcept {
+    return header_->copies + index * header_->copy_bytes;
   }
+  std::uint64_t generator_at(std::uint32_t index, int rank) const noexcept {
+    return copy(index) + align_up(sizeof(Counters), region_alignment) + std::size_t(rank) * generator_bytes;
+  }
+  std::uint64_t buffers_at(std::uint32_t index, int rank) const noexcept {
+    return generator_at(index, ranks()) + std::size_t(rank) * header_->buffer_bytes;
+  }
+  std::uint64_t queue_at(int rank) const noexcept {
+    return header_->queues + std::uint64_t(rank) * header_->queue_bytes;
+  }
+  std::byte* slab_of(int rank) const noexcept {
+    return slabs_[static_cast<std::size_t>(rank)].data() + header_->slab_data_offset;
+  }
+  std::span<std::atomic<std::uint64_t>> tags_of(int rank) const noexcept;
 
   std::vector<base::UniqueFd> fds_;
   ipc::Mapping map_;
   std::vector<ipc::Mapping> slabs_;
-  Header* header_;
+  std::unique_ptr<const Header>
+      header_;  ///< A private copy: other processes cannot change it after it was checked.
 };
 
 }  // namespace accelmgr::session

@@ -10,9 +10,9 @@
 //   |--------------------------------|----------------------------------------|----------------------------------------|
 //   | closed                         | between attempts: the host may write   | open():  attempt + 1, mask empty       |
 //   | open, mask < participants      | computing                              | vote(): bit set; abort(): abort bit    |
-//   | open, mask = participants      | committed: the reduction is finished   | close(): index flips                   |
-//   |                                | by whoever lives                       |                                        |
-//   | abort                          | over; mask holds the author's number   | close(): index as it was               |
+//   | open, mask = participants      | committed: any surviving process can   | close(): index flips                   |
+//   |                                | finish the reduction                   |                                        |
+//   | abort                          | over; mask holds the author's number   | close(): index unchanged               |
 // clang-format on
 //
 // The first CAS wins, so an attempt is committed or aborted, never both. The index names the valid one of the

@@ -2,21 +2,20 @@
 
 #include <c10/util/Exception.h>
 
-#include "base/exception_text.hpp"
 #include "base/log.hpp"
 
 namespace accelmgr::tensor {
 
-std::string current_exception_text() {
+std::optional<std::string> text_of_torch_error() {
   try {
     throw;
   } catch (const c10::Error& error) {
-    // Not what() unless it is shown: finding the names of its frames takes long.
-    if (base::log().should_log(spdlog::level::debug)) base::log().debug("{}", error.what());
+    // what() looks up the names of all frames, which takes long; so call it only if the text is logged.
+    if (base::log().shows(base::LogLevel::debug)) base::log().debug("{}", error.what());
     const std::string text = error.what_without_backtrace();
-    return text.empty() ? "an error of torch that says nothing" : text;
+    return text.empty() ? "an error of torch without a text" : text;
   } catch (...) {
-    return base::current_exception_text();
+    return std::nullopt;
   }
 }
 

@@ -20,10 +20,10 @@ void check_torch_version() {
   const auto built = fmt::format("{}.{}.{}", TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR, TORCH_VERSION_PATCH);
   const auto loaded = torch_version_of(at::show_config());
   if (loaded != built)
-    throw UsageError(
-        fmt::format("accelmgr was built against torch {}, the libtorch loaded here is {}; install torch {} "
-                    "or build accelmgr again",
-                    built, loaded, built));
+    throw UsageError(fmt::format(
+        "accelmgr was built against torch {}, but the libtorch loaded here is {}; install torch {} "
+        "or build accelmgr again",
+        built, loaded, built));
 }
 
 }  // namespace accelmgr::tensor

@@ -7,10 +7,10 @@
 
 namespace accelmgr::tensor {
 
-/// "2.11.0", as the loaded library says it in at::show_config(); "unknown" if it does not.
+/// The version of torch in the text of at::show_config(), for example "2.11.0"; "unknown" if there is none.
 std::string torch_version_of(std::string_view show_config);
 
-/// Throws UsageError with both versions when the loaded library is another than the headers were.
+/// Throws UsageError, which names both versions, when the loaded library and the headers have different ones.
 void check_torch_version();
 
 }  // namespace accelmgr::tensor

@@ -1,3 +1,4 @@
+// Tests of the small parts of base: hashes, nearest names, deadlines, descriptors, SystemError and the log.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
+#include "base/fnv1a.hpp"
 #include "base/log.hpp"
 #include "base/nearest.hpp"
 #include "base/unique_fd.hpp"
@@ -19,6 +21,18 @@ namespace accelmgr::base {
 namespace {
 
 const std::vector<std::string> known{"model.kind", "model.file", "data.kind", "nprocs"};
+
+// The expected values are those of the test suite of the hash's authors (Fowler, Noll, Vo).
+TEST(Fnv1a, OfTexts) {
+  EXPECT_EQ(fnv1a(""), 0xcbf29ce484222325u);
+  EXPECT_EQ(fnv1a("a"), 0xaf63dc4c8601ec8cu);
+  EXPECT_EQ(fnv1a("foobar"), 0x85944171f73967e8u);
+}
+
+TEST(Fnv1a, OfNumbersDependsOnTheirOrder) {
+  EXPECT_EQ(fnv1a({'a'}), fnv1a("a"));
+  EXPECT_NE(fnv1a({1, 2}), fnv1a({2, 1}));
+}
 
 TEST(Nearest, FindsWhatWasMeant) {
   EXPECT_EQ(nearest("modle.kind", known), "model.kind");

@@ -25,12 +25,12 @@ TEST(ExceptionText, IsWhatItSays) { EXPECT_EQ(text_of(std::runtime_error("on fir
 
 TEST(ExceptionText, IsItsTypeWhereItSaysNothing) {
   EXPECT_EQ(text_of(Silent()),
-            "an exception of type accelmgr::base::(anonymous namespace)::Silent that says nothing");
-  EXPECT_EQ(text_of(std::runtime_error("")), "an exception of type std::runtime_error that says nothing");
+            "an exception of type accelmgr::base::(anonymous namespace)::Silent without a text");
+  EXPECT_EQ(text_of(std::runtime_error("")), "an exception of type std::runtime_error without a text");
 }
 
 TEST(ExceptionText, IsItsTypeWhereItIsNoException) {
-  EXPECT_EQ(text_of(42), "an exception of type int that says nothing");
+  EXPECT_EQ(text_of(42), "an exception of type int without a text");
 }
 
 }  // namespace

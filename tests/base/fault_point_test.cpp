@@ -1,4 +1,4 @@
-// This program does not link accelmgr_faults: no handler is installed.
+// Tests of fault points without a handler: this program does not link accelmgr_faults, which installs one.
 #include "base/fault_point.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// The last log lines of a process are there after its death, whole ones only, whenever it died.
+// Tests of the log tail: after the death of a process, at whatever instant it died, its last log lines can be
+// read, and each of them is whole.
 #include "base/log_tail.hpp"
 
 #include <gmock/gmock.h>
@@ -62,12 +63,12 @@ TEST(LogTail, LeavesOutTheLineWhoseBeginningIsOverwritten) {
   Ring<16> ring;
   for (const auto* line : {"first\n", "second\n", "third\n"}) ring.append(line);
   EXPECT_THAT(ring.lines(), ElementsAre("second", "third"));
-  ring.append("4\n");  // Overwrites the end of "first": that "second" is whole can no longer be seen.
+  ring.append("4\n");  // Overwrites the end of "first": a reader can no longer tell that "second" is whole.
   EXPECT_THAT(ring.lines(), ElementsAre("third", "4"));
 }
 
 TEST(LogTail, IsRightWhereverTheRingIsFull) {
-  // Lines of all lengths, so that every position of the ring is a beginning, an end and a place to wrap.
+  // The lengths of the lines vary, so that lines begin and end at every position of the ring.
   Ring<37> ring;
   std::vector<std::string> all;
   for (int i = 0; i < 500; ++i) {
@@ -115,7 +116,7 @@ TEST(LogTail, ReplacesTornUtf8) {
   Ring<32> torn;
   torn.append("gr\u00FC\u00DFe \xE2\x82\n");
   EXPECT_THAT(torn.lines(), ElementsAre("gr\u00FC\u00DFe \uFFFD"));
-  Ring<10> cut;  // Of 13 bytes the last 9: two of a character's three, and two characters.
+  Ring<10> cut;  // Keeps the last 9 of 13 bytes: two bytes of a character, two whole characters, "\n".
   cut.append("\u20AC\u20AC\u20AC\u20AC\n");
   EXPECT_THAT(cut.lines(), ElementsAre("...\uFFFD\u20AC\u20AC"));
 }
@@ -134,7 +135,7 @@ TEST(LogTail, OfBytesThatNobodyWroteIsReadWithoutHarm) {
   EXPECT_THAT(log_lines({}, 1000, 10), IsEmpty());
 }
 
-/// Lines of which each says how long it is, for ever.
+/// Appends lines for ever. Each states its number and its length: a test can tell whether it is whole.
 [[noreturn]] void write_lines(std::span<char> text, std::atomic<std::uint64_t>& written) {
   for (unsigned i = 0;; ++i) {
     std::array<char, 64> line;
@@ -175,7 +176,7 @@ TEST(LogTail, OfAProcessKilledAtAnyInstantHoldsWholeLinesInOrder) {
   munmap(mapping, sizeof(Shared));
 }
 
-/// Logging to standard error at `level`, and to a ring.
+/// Logs to standard error at the level given to start(). Tests add a ring, ring_, that keeps the log tail.
 class LogToTail : public testing::Test {
  protected:
   ~LogToTail() override {
@@ -187,7 +188,7 @@ class LogToTail : public testing::Test {
     start_logging("rank 3");
     set_log_step(5);
   }
-  /// What standard error shows of a line of each level.
+  /// Logs a debug line, an info line and a warning; returns what standard error shows of them.
   std::string log_each_level() {
     testing::internal::CaptureStderr();
     log().debug("a debug");
@@ -244,7 +245,7 @@ TEST_F(LogToTail, EndsWithoutAChangeToStandardError) {
   drop_log_tail();
   EXPECT_THAT(log_each_level(), EndsWith(" warning [rank 3 step 5] a warning\n"));
   EXPECT_EQ(ring_.written, 0u);
-  EXPECT_FALSE(log().should_log(spdlog::level::info)) << "nobody reads it: it is not to be formatted";
+  EXPECT_FALSE(log().shows(LogLevel::info)) << "nobody reads it: it is not to be formatted";
 }
 
 }  // namespace

@@ -7,16 +7,16 @@ namespace {
 
 TEST(Utf8, ThatIsValidStaysAsItIs) {
   using namespace std::string_literals;
-  // The first and last characters of each length, and those beside the surrogates.
+  // The first and last characters of each encoded length, and those next to the surrogates.
   for (const auto& text : {""s, "plain\n\x7F"s, "\0"s, "\u0080\u07FF"s, "\u0800\uFFFF"s, "\uD7FF\uE000"s,
                            "\U00010000\U0010FFFF"s})
     EXPECT_EQ(valid_utf8(text), text);
 }
 
 TEST(Utf8, ThatIsTornIsReplacedOnceARun) {
-  EXPECT_EQ(valid_utf8("a\xE2\x82"), "a\uFFFD");            // An end cut off,
-  EXPECT_EQ(valid_utf8("\x82\xACz"), "\uFFFDz");            // a beginning cut off,
-  EXPECT_EQ(valid_utf8("\xE2\x82\u20AC"), "\uFFFD\u20AC");  // both, with a whole character after it.
+  EXPECT_EQ(valid_utf8("a\xE2\x82"), "a\uFFFD");            // The end of a character is missing.
+  EXPECT_EQ(valid_utf8("\x82\xACz"), "\uFFFDz");            // The beginning is missing.
+  EXPECT_EQ(valid_utf8("\xE2\x82\u20AC"), "\uFFFD\u20AC");  // The end is missing; a whole one follows.
   EXPECT_EQ(valid_utf8("\xF0\x9F\x98!\x80"), "\uFFFD!\uFFFD");
 }
 

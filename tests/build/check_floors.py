@@ -3,8 +3,7 @@
 
     check_floors.py CHECKOUT
 
-The order of the floors is the one list of CHECKOUT/CMakeLists.txt. Prints a line for each violation; exits 1 if there
-is one.
+CHECKOUT/CMakeLists.txt lists the floors in their order. Prints a line for each violation; exits with 1 if there is one.
 """
 
 import dataclasses
@@ -12,8 +11,9 @@ import pathlib
 import re
 import sys
 
-# The floor that implements a public header, and which may include it together with those above.
+# The floor that implements a public header. That floor and those above it may include the header.
 FLOOR_OF_PUBLIC_HEADER = {
+    "dtype.hpp": "base",
     "errors.hpp": "base",
     "config.hpp": "config",
     "step_result.hpp": "session",
@@ -24,11 +24,15 @@ FLOOR_OF_PUBLIC_HEADER = {
     "init.hpp": "manager",
     "communicator.hpp": "collective",
     "launch.hpp": "launch",
-    "evaluator.hpp": "host",
-    "manager.hpp": "host",
-    "optimizer.hpp": "host",
-    "distributed.hpp": "distributed",
-    "multiprocess.hpp": "distributed",
+    "checkpoint.hpp": "client",
+    "statistics.hpp": "client",
+    "evaluator.hpp": "libtorch",
+    "manager.hpp": "libtorch",
+    "optimizer.hpp": "libtorch",
+    "distributed_context.hpp": "distributed",
+    "multiprocess_launch.hpp": "distributed",
+    "distributed.hpp": "libtorch_distributed",
+    "multiprocess.hpp": "libtorch_distributed",
 }
 TORCH_FOLDERS = {"ATen", "c10", "caffe2", "torch"}
 SOURCE_SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".hpp"}
@@ -86,7 +90,7 @@ def read_links(cmake_file: pathlib.Path) -> set[str]:
 
 
 def read_tree(checkout: pathlib.Path, floors: dict[str, Floor]) -> list[str]:
-    """Fills in the floors; returns what belongs to none."""
+    """Fills in the floors. Returns a line for each file that belongs to no floor."""
     strays = []
     for file in sorted(path for path in (checkout / "src").rglob("*") if path.suffix in SOURCE_SUFFIXES):
         folder = file.relative_to(checkout / "src").parts[0]
@@ -128,7 +132,7 @@ def include_violation(user: Floor, include: Include, is_public: bool, floors: di
 
 
 def links_of(floor: Floor, floors: dict[str, Floor]) -> set[str]:
-    """All floors that it links, those of its floors included."""
+    """All floors that a floor links, directly or through another floor."""
     found = set(floor.links)
     for name in floor.links & floors.keys():
         if floors[name].order < floor.order:

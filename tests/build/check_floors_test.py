@@ -1,4 +1,4 @@
-"""check_floors.py passes a right tree, and names the place and the reason of each wrong thing planted in it."""
+"""Checks that check_floors.py accepts a correct tree, and names place and reason of each error planted in it."""
 
 import pathlib
 import subprocess
@@ -24,7 +24,7 @@ RIGHT_TREE = {
 
 class CheckFloors(unittest.TestCase):
     def run_with(self, changed: dict[str, str]) -> tuple[int, list[str]]:
-        """Exit code and lines for the right tree in which the named files have another content."""
+        """Exit code and printed lines of check_floors.py for RIGHT_TREE with the given files changed or added."""
         with tempfile.TemporaryDirectory() as folder:
             for name, text in (RIGHT_TREE | changed).items():
                 file = pathlib.Path(folder, name)

@@ -1,8 +1,10 @@
-// Writes and reads safetensors files for official_package_test.py, which has the official package do the
-// same:
+// Writes and reads safetensors files with the code of accelmgr. official_package_test.py runs it, and reads
+// and writes the same files with the official package.
 //
-//   checkpoint_files write DIRECTORY   a checkpoint with a tensor of every dtype, through write()
+//   checkpoint_files write DIRECTORY   writes a checkpoint with a tensor of every dtype, through write()
 //   checkpoint_files read FILE         prints its metadata and tensors as JSON, bytes in base64
+#include <fcntl.h>
+
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -12,11 +14,13 @@
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/safetensors_header.hpp"
 #include "checkpoint/safetensors_layout.hpp"
+#include "checkpoint/storage.hpp"
 
 namespace accelmgr::checkpoint {
 namespace {
 
-/// Its bytes count up from 1, but those of BOOL, which are 0 and 1 in turn.
+/// The bytes of a safetensors file of `tensors`. Those of each tensor count up from 1; those of a BOOL tensor
+/// alternate between 0 and 1.
 std::vector<std::byte> image_of(const std::vector<TensorDescription>& tensors) {
   const SafetensorsLayout layout(tensors, {{"format", "pt"}});
   std::vector<std::byte> image(layout.total_bytes());
@@ -36,7 +40,7 @@ std::vector<TensorDescription> one_of_each_dtype() {
   return tensors;
 }
 
-/// The state dict of torch.nn.Linear(3, 2).
+/// The state dict of torch.nn.Linear(3, 2), with an alias of its weight.
 std::vector<TensorDescription> linear() {
   return {{"weight", "F32", {2, 3}, 24, {"tied.weight"}}, {"bias", "F32", {2}, 8, {}}};
 }
@@ -60,7 +64,7 @@ int run(const std::string& command, const std::string& path) {
   if (command == "write") {
     write_checkpoint(path);
   } else if (command == "read") {
-    print(SafetensorsFile(path));
+    print(SafetensorsFile(open_regular_file(AT_FDCWD, path, path).get(), path));
   } else {
     return 2;
   }

@@ -16,14 +16,14 @@ namespace {
 
 std::string checksum(const std::string& text) { return checksum_of(std::as_bytes(std::span(text))); }
 
-// What `xxhsum -H2` prints of the same bytes.
+// The expected values are what `xxhsum -H2` prints for the same bytes.
 TEST(Checksum, IsThatOfXxhsum) {
   EXPECT_EQ(checksum(""), "xxh3-128:99aa06d3014798d86001c324468d497f");
   EXPECT_EQ(checksum("accelmgr"), "xxh3-128:477f0dd423594ce8ba77cc25cc8450a9");
 }
 
 TEST(Checksum, OfAFileIsThatOfItsBytes) {
-  const Directory directory;
+  const TemporaryFolder directory;
   for (const std::size_t bytes : {0u, 1u, 4096u, 1u << 20, (5u << 19) + 3}) {
     std::string text(bytes, '\0');
     for (std::size_t i = 0; i < bytes; ++i) text[i] = static_cast<char>(i * 2654435761u >> 24);
@@ -34,7 +34,7 @@ TEST(Checksum, OfAFileIsThatOfItsBytes) {
 }
 
 TEST(Checksum, OfAFileThatCannotBeReadIsAnError) {
-  const Directory directory;
+  const TemporaryFolder directory;
   const base::UniqueFd fd(::open(directory.path().c_str(), O_RDONLY | O_DIRECTORY));
   const auto message = message_of<SystemError>([&] { checksum_of_file(fd.get(), 10, "the/file"); });
   EXPECT_NE(message.find("'the/file' at byte 0"), std::string::npos) << message;

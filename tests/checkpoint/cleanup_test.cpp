@@ -1,4 +1,5 @@
-// What is kept, what is removed, and what is left alone.
+// Checks which checkpoints and leftovers a write keeps, which it removes, and what it leaves alone because it
+// is not accelmgr's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -25,7 +26,7 @@ class Kept : public ::testing::Test {
   }
   Names names() const { return names_in(directory_.path()); }
 
-  const Directory directory_;
+  const TemporaryFolder directory_;
   Names removed_;
 };
 
@@ -56,7 +57,7 @@ TEST_F(Kept, WithoutMetricsAreTheLast) {
 TEST_F(Kept, IsWhatWasJustWrittenThoughLaterOnesAreThere) {
   write_one(200, {}, 2);
   write_one(300, {}, 2);
-  const auto written = write_one(150, {}, 2);  // Resumed from an earlier one than the latest.
+  const auto written = write_one(150, {}, 2);  // As a run that resumed from an earlier checkpoint would.
   EXPECT_EQ(names(), (Names{"step-00000150", "step-00000200", "step-00000300"}));
   EXPECT_THAT(written.warnings, ElementsAre(HasSubstr("step-00000300' is of a later step than 150")));
 }

@@ -1,4 +1,4 @@
-// A write that fails says where and why, and leaves everything as it was.
+// Checks that a failed write says where and why, and does not change the directory.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ using ::testing::IsEmpty;
 
 constexpr int skipped = 77;
 
-/// Mounts a tmpfs at `path` that only this process sees. False when the kernel refuses.
+/// Mounts a tmpfs at `path` that only this process sees. Returns false if the kernel refuses.
 bool mount_small_disk(const fs::path& path, const std::string& size) {
   const auto uid = std::to_string(geteuid()), gid = std::to_string(getegid());
   if (unshare(CLONE_NEWNS) != 0) {
@@ -45,10 +45,10 @@ class FailedWrite : public ::testing::Test {
     EXPECT_EQ(open_latest(directory_.path(), {}).step, step);
   }
 
-  const Directory directory_;
+  const TemporaryFolder directory_;
 };
 
-// Ever larger checkpoints, each in the place of the last: some fit, some fill the disk at one of their files.
+// Writes ever larger checkpoints and keeps one. Some fit on the disk; others fill it in one of their files.
 TEST_F(FailedWrite, ForWantOfSpaceLeavesThePreviousOne) {
   const auto child = ipc::test::fork_child([&] {
     if (!mount_small_disk(directory_.path(), "256k")) return skipped;
@@ -125,7 +125,7 @@ TEST_F(FailedWrite, WhereSomethingElseHasTheNameSaysSo) {
                 AllOf(HasSubstr(path.string() + "'"), HasSubstr("Not a directory")));
   write_text(directory_ / "step-00000001", "mine");
   EXPECT_THAT(refusal_of(Sample(1).contents()),
-              HasSubstr("step-00000001' is in the way: it is no directory"));
+              HasSubstr("step-00000001' is in the way: it is not a directory"));
   EXPECT_EQ(names_in(directory_.path()), (Names{"file", "step-00000001"}));
   EXPECT_EQ(read_text(directory_ / "step-00000001"), "mine");
 }

@@ -1,5 +1,5 @@
-// A writer that is killed, wherever it is, leaves the previous checkpoint good, or the new one whole; the
-// next write clears up.
+// Checks that a writer that is killed, at whatever point, leaves the previous checkpoint good or the new one
+// whole, and that the next write removes the leftovers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -34,7 +34,7 @@ void throw_fault() { throw Fault(); }
 constexpr base::FaultHandler killer{.arm = nullptr, .reach = reach<kill_self>};
 constexpr base::FaultHandler thrower{.arm = nullptr, .reach = reach<throw_fault>};
 
-constexpr int points = 4;  // After each of three files, and before the folder gets its name.
+constexpr int points = 4;  // One after each of the three files, and one before the folder gets its name.
 
 constexpr const char* done = "exit code 0";
 constexpr const char* killed = "killed by signal 9 (KILL)";
@@ -44,7 +44,8 @@ class KilledWriter : public ::testing::TestWithParam<std::uint64_t> {
  protected:
   KilledWriter() { write_sample(directory_.path(), 1); }
 
-  /// How a child ends that writes a second run of the step in question, with `before` done in it first.
+  /// Forks a child that calls `before`, then writes a checkpoint of step GetParam() and another run. Returns
+  /// how the child ends.
   template <typename Before>
   std::string end_of_write(Before before) {
     const auto child = ipc::test::fork_child([&] {
@@ -63,7 +64,7 @@ class KilledWriter : public ::testing::TestWithParam<std::uint64_t> {
     EXPECT_TRUE(is_sample(latest(), 3));
   }
 
-  const Directory directory_;
+  const TemporaryFolder directory_;
 
  private:
   Checkpoint latest() {
@@ -84,7 +85,6 @@ class KilledWriterAtPoint : public KilledWriter {
   }
 };
 
-// One promise for each point, each in a directory of its own.
 TEST_P(KilledWriterAtPoint, AfterTheModel) { die_at(1); }
 TEST_P(KilledWriterAtPoint, AfterTheTrainingState) { die_at(2); }
 TEST_P(KilledWriterAtPoint, AfterTheState) { die_at(3); }
@@ -105,7 +105,7 @@ TEST_P(KilledWriter, InTheRename) {
   expect_next_write_clears_up();
 }
 
-// Of what was replaced, or is kept no more.
+// The old one is the checkpoint that the write replaced, or the one that it no longer keeps.
 TEST_P(KilledWriter, InTheRemovalOfTheOldOne) {
   EXPECT_EQ(end_of_write([] { ipc::test::die_of_system_call(SYS_unlinkat); }), killed_by_filter);
   expect_second();

@@ -1,3 +1,4 @@
+// Tests of open_latest(): it opens the last good checkpoint, and says why it refused later ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +22,7 @@ class Latest : public ::testing::Test {
     return message_of<CheckpointError>([&] { open_it(); });
   }
 
-  const Directory directory_;
+  const TemporaryFolder directory_;
   std::vector<std::string> refused_;
 };
 
@@ -37,7 +38,7 @@ TEST_F(Latest, FallsBackToThePreviousGoodOneAndSaysWhy) {
   fs::resize_file(directory_ / "step-00000003" / "model.safetensors", 10);
   fs::remove(directory_ / "step-00000001" / "state.json");
   EXPECT_TRUE(is_sample(open_it(), 2));
-  EXPECT_THAT(refused_, ElementsAre(HasSubstr("step-00000004' is no checkpoint"), HasSubstr("is torn")));
+  EXPECT_THAT(refused_, ElementsAre(HasSubstr("step-00000004' is not a checkpoint"), HasSubstr("is torn")));
   EXPECT_TRUE(is_sample(open_latest(directory_.path(), {}), 2));
 }
 

@@ -1,4 +1,5 @@
-// One run at a time writes to a directory, and the next learns which one was killed.
+// Tests of DirectoryLock and of run ids. One run at a time writes to a directory, and the next run learns
+// which run was killed there.
 #include "checkpoint/lock.hpp"
 
 #include <fcntl.h>
@@ -27,7 +28,7 @@ class Lock : public ::testing::Test {
   std::string refusal(const fs::path& path) {
     return message_of<CheckpointError>([&] { DirectoryLock lock(path); });
   }
-  /// A process that holds the lock until it is killed.
+  /// Forks a process that holds the lock for `run` until it is killed.
   ipc::Child holder(const std::string& run) {
     int ready[2];
     EXPECT_EQ(pipe2(ready, O_CLOEXEC), 0);
@@ -47,7 +48,7 @@ class Lock : public ::testing::Test {
     EXPECT_EQ(ipc::test::end_of(child), "killed by signal 9 (KILL)");
   }
 
-  const Directory directory_;
+  const TemporaryFolder directory_;
 };
 
 TEST_F(Lock, IsHeldByOneAndLeavesNothing) {
@@ -78,7 +79,7 @@ TEST_F(Lock, OfAKilledRunIsKnownThroughFurtherOnes) {
   kill_and_reap(holder("00000000000000aa"));
   const auto child = ipc::test::fork_child([&] {
     DirectoryLock lock(directory_.path());
-    raise(SIGKILL);  // Before it has said which run it is.
+    raise(SIGKILL);  // Before it calls set_run().
     return 0;
   });
   EXPECT_EQ(ipc::test::end_of(child), "killed by signal 9 (KILL)");
@@ -93,7 +94,7 @@ TEST_F(Lock, IsWaitedForWhileAWriterOfAKilledRunEnds) {
   base::UniqueFd go_on_in(go_on[1]);
   const auto run = ipc::test::fork_child([&]() -> int {
     DirectoryLock lock(directory_.path());
-    if (fork() == 0) {  // It writes for the run, and has the descriptor.
+    if (fork() == 0) {  // A writer of the run: it inherits the lock's descriptor.
       go_on_in.reset();
       char byte;
       _exit(::write(ready_in.get(), "!", 1) == 1 && read(go_on_out.get(), &byte, 1) == 0 ? 0 : 1);
@@ -140,14 +141,14 @@ TEST(RunId, IsNewEachTime) {
 }
 
 TEST(RunId, TellsTheCheckpointsOfOthers) {
-  const Directory directory;
+  const TemporaryFolder directory;
   const auto write_of = [&](std::uint64_t step, const nlohmann::json& state) {
     const auto image = image_of("weight", {1});
     write(directory.path(), {step, {}, image, image, state}, 100);
   };
   write_of(1, {{run_id_key, "ours"}});
   write_of(2, {{run_id_key, "another"}});
-  write_of(3, nlohmann::json::object());  // An earlier version wrote it.
+  write_of(3, nlohmann::json::object());  // As an earlier version wrote it: it has no run id.
   write_of(4, {{run_id_key, "another"}});
   write_text(directory / "step-00000004" / "state.json", "damaged");
   const auto others = checkpoints_of_other_runs(directory.path(), "ours");

@@ -1,6 +1,8 @@
-"""The official safetensors package opens our files, and we open its: official_package_test.py PROGRAM [unittest arguments].
+"""Checks that the official safetensors package reads the files of accelmgr, and accelmgr the files of the package.
 
-PROGRAM is checkpoint_files. Without the package it ends with 77, which ctest takes for skipped.
+    official_package_test.py PROGRAM [unittest arguments]
+
+PROGRAM is checkpoint_files. Without safetensors or torch the test exits with 77: ctest counts it as skipped.
 """
 import base64
 import json

@@ -1,4 +1,4 @@
-// Who reads while another writes finds whole checkpoints.
+// Checks that a reader finds only whole checkpoints while another thread writes them.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -32,7 +32,7 @@ void do_at_once(Write write_one, Read read_one) {
 }
 
 TEST(Reader, OfTheLatestNeverSeesHalfACheckpoint) {
-  const Directory directory;
+  const TemporaryFolder directory;
   write_sample(directory.path(), 0);
   std::uint64_t last = 0;
   do_at_once([&](int i) { write_sample(directory.path(), static_cast<std::uint64_t>(i) + 1, {}, 0, 1); },
@@ -46,7 +46,7 @@ TEST(Reader, OfTheLatestNeverSeesHalfACheckpoint) {
 }
 
 TEST(Reader, OfAStepThatIsReplacedSeesOneRunOrTheOther) {
-  const Directory directory;
+  const TemporaryFolder directory;
   const auto path = write_sample(directory.path(), 5).path;
   do_at_once([&](int i) { write_sample(directory.path(), 5, {}, static_cast<float>(i)); },
              [&](int) {

@@ -1,3 +1,4 @@
+// Tests of write() and open(): open() returns what write() was given, from the folder of that step.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -16,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 TEST(Checkpoint, ComesBackAsItWasWritten) {
-  const Directory directory;
+  const TemporaryFolder directory;
   const auto written = write_sample(directory.path(), 123, 0.1, 0.5f);
   EXPECT_EQ(written.path, directory / "step-00000123");
   EXPECT_THAT(written.removed, IsEmpty());
@@ -36,7 +37,7 @@ TEST(Checkpoint, ComesBackAsItWasWritten) {
 }
 
 TEST(Checkpoint, IsReadableByThoseWhoMayReadNewFiles) {
-  const Directory directory;
+  const TemporaryFolder directory;
   const auto before = umask(027);
   const auto path = write_sample(directory.path(), 1).path;
   umask(before);
@@ -47,7 +48,7 @@ TEST(Checkpoint, IsReadableByThoseWhoMayReadNewFiles) {
 }
 
 TEST(Checkpoint, GoesToADirectoryThatIsMadeWithItsParents) {
-  const Directory directory;
+  const TemporaryFolder directory;
   for (const auto& path : {directory / "a" / "b" / "c", directory / "d" / "e" / ""}) {
     write_sample(path, 1);
     EXPECT_TRUE(is_sample(open_latest(path, {}), 1));
@@ -55,7 +56,7 @@ TEST(Checkpoint, GoesToADirectoryThatIsMadeWithItsParents) {
 }
 
 TEST(Checkpoint, OfAStepThatIsThereReplacesIt) {
-  const Directory directory;
+  const TemporaryFolder directory;
   write_sample(directory.path(), 5, {}, 1);
   const auto old = open(directory / "step-00000005");
   const auto written = write_sample(directory.path(), 5, {}, 2);
@@ -66,7 +67,7 @@ TEST(Checkpoint, OfAStepThatIsThereReplacesIt) {
 }
 
 TEST(Checkpoint, ReplacesADamagedOneOfItsStep) {
-  const Directory directory;
+  const TemporaryFolder directory;
   const auto path = write_sample(directory.path(), 5).path;
   fs::remove(path / "state.json");
   write_sample(directory.path(), 5);
@@ -75,7 +76,7 @@ TEST(Checkpoint, ReplacesADamagedOneOfItsStep) {
 
 TEST(Checkpoint, ReplacesWhereTheFileSystemCannotExchange) {
   for (const int error : {EINVAL, ENOSYS}) {
-    const Directory directory;
+    const TemporaryFolder directory;
     write_sample(directory.path(), 5, {}, 1);
     const auto child = ipc::test::fork_child([&] {
       ipc::test::fail_system_call(SYS_renameat2, error);
@@ -91,7 +92,7 @@ TEST(Checkpoint, ReplacesWhereTheFileSystemCannotExchange) {
 }
 
 TEST(Checkpoint, IsNotWrittenOfWhatCouldNotBeReadBack) {
-  const Directory directory;
+  const TemporaryFolder directory;
   const Sample sample(1);
   auto contents = sample.contents();
   contents.training = contents.training.first(contents.training.size() - 1);
@@ -110,7 +111,7 @@ TEST(Checkpoint, IsNotWrittenOfWhatCouldNotBeReadBack) {
 }
 
 TEST(Checkpoint, OfManyDigitsIsFound) {
-  const Directory directory;
+  const TemporaryFolder directory;
   write_sample(directory.path(), 99'999'999);
   write_sample(directory.path(), 100'000'000);
   EXPECT_EQ(names_in(directory.path()), (Names{"step-99999999", "step-100000000"}));

@@ -1,9 +1,11 @@
 #include "checkpoint/safetensors_file.hpp"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "checkpoint/storage.hpp"
 #include "support.hpp"
 
 namespace accelmgr::checkpoint::test {
@@ -16,15 +18,20 @@ std::string with_length(std::uint64_t length, const std::string& rest) {
   return std::string(reinterpret_cast<const char*>(&length), 8) + rest;
 }
 
+SafetensorsFile open_file(const fs::path& path) {
+  return as_checkpoint_error(
+      [&] { return SafetensorsFile(open_regular_file(AT_FDCWD, path, path.string()).get(), path.string()); });
+}
+
 class SafetensorsFileTest : public ::testing::Test {
  protected:
-  /// A file of this header and `data` bytes, opened.
+  /// Writes a file of this header and `data` bytes of data, and opens it.
   SafetensorsFile open_of(const std::string& header, std::size_t data) {
     return open_bytes(with_length(header.size(), header + std::string(data, '\1')));
   }
   SafetensorsFile open_bytes(const std::string& bytes) {
     write_text(path_, bytes);
-    return SafetensorsFile(path_);
+    return open_file(path_);
   }
   std::string refusal_of(const std::string& header, std::size_t data) {
     return message_of<CheckpointError>([&] { open_of(header, data); });
@@ -33,7 +40,7 @@ class SafetensorsFileTest : public ::testing::Test {
     return message_of<CheckpointError>([&] { open_bytes(bytes); });
   }
 
-  const Directory directory_;
+  const TemporaryFolder directory_;
   const fs::path path_ = directory_ / "file.safetensors";
 };
 
@@ -46,7 +53,7 @@ TEST_F(SafetensorsFileTest, GivesWhatWasLaidOut) {
   image.replace(layout.offset(0), 2, "ab");
   image.replace(layout.offset(1), 8, "cdefghij");
   auto opened = open_bytes(image);
-  const auto file = std::move(opened);  // Tensors stay where they are.
+  const auto file = std::move(opened);  // The tensors' bytes stay where they are.
   EXPECT_THAT(file.names(), ElementsAre("bytes", "none", "weight"));
   const auto text_of = [&](const char* name) {
     const auto bytes = file.tensor(name).bytes;
@@ -74,20 +81,20 @@ TEST_F(SafetensorsFileTest, OpensAHeaderWithoutPaddingAndInAnyOrder) {
 }
 
 TEST_F(SafetensorsFileTest, CannotOpenWhatIsNoFile) {
-  EXPECT_THAT(message_of<CheckpointError>([&] { SafetensorsFile file(path_); }),
+  EXPECT_THAT(message_of<CheckpointError>([&] { open_file(path_); }),
               HasSubstr("file.safetensors': No such file or directory"));
-  EXPECT_THAT(message_of<CheckpointError>([&] { SafetensorsFile file(directory_.path()); }),
-              HasSubstr("is no regular file"));
-  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);  // Opening one for reading waits for a writer.
-  EXPECT_THAT(message_of<CheckpointError>([&] { SafetensorsFile file(path_); }),
-              HasSubstr("no regular file"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { open_file(directory_.path()); }),
+              HasSubstr("is not a regular file"));
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);  // open() of a FIFO would wait for a writer.
+  EXPECT_THAT(message_of<CheckpointError>([&] { open_file(path_); }), HasSubstr("not a regular file"));
 }
 
 TEST_F(SafetensorsFileTest, RefusesALengthThatTheFileDoesNotHave) {
   EXPECT_THAT(refusal_of_bytes(""), HasSubstr("it has 0 bytes"));
   EXPECT_THAT(refusal_of_bytes("1234567"), HasSubstr("it has 7 bytes"));
   EXPECT_THAT(refusal_of_bytes(with_length(0, "")), HasSubstr("does not begin with '{'"));
-  EXPECT_THAT(refusal_of_bytes(with_length(3, "{}")), HasSubstr("would be 3 bytes long, and 2 follow"));
+  EXPECT_THAT(refusal_of_bytes(with_length(3, "{}")),
+              HasSubstr("would be 3 bytes long, but only 2 bytes follow"));
   EXPECT_THAT(refusal_of_bytes(with_length(100'000'001, "{}")), HasSubstr("the format allows 100000000"));
   EXPECT_THAT(refusal_of_bytes(with_length(~0ull, "{}")), HasSubstr("the format allows 100000000"));
 }
@@ -95,9 +102,9 @@ TEST_F(SafetensorsFileTest, RefusesALengthThatTheFileDoesNotHave) {
 TEST_F(SafetensorsFileTest, RefusesWhatIsNotTheJsonOfTheFormat) {
   const auto with = [](const std::string& entry) { return "{\"w\":" + entry + "}"; };
   EXPECT_THAT(refusal_of(" {}", 0), HasSubstr("does not begin with '{'"));
-  EXPECT_THAT(refusal_of("{\"w\":", 0), HasSubstr("no JSON, at byte"));
-  EXPECT_THAT(refusal_of("{}x", 0), HasSubstr("no JSON, at byte 3 of 3"));
-  EXPECT_THAT(refusal_of("{\"\xff\":1}", 0), HasSubstr("no JSON"));
+  EXPECT_THAT(refusal_of("{\"w\":", 0), HasSubstr("not JSON: the error is at byte"));
+  EXPECT_THAT(refusal_of("{}x", 0), HasSubstr("not JSON: the error is at byte 3 of 3"));
+  EXPECT_THAT(refusal_of("{\"\xff\":1}", 0), HasSubstr("not JSON"));
   EXPECT_THAT(refusal_of(with("[]"), 0), HasSubstr("tensor 'w' must have a dtype, a shape"));
   EXPECT_THAT(refusal_of(with("{}"), 0), HasSubstr("tensor 'w' must have"));
   EXPECT_THAT(refusal_of(with(R"({"dtype":1,"shape":[],"data_offsets":[0,1]})"), 1), HasSubstr("must have"));
@@ -115,8 +122,8 @@ TEST_F(SafetensorsFileTest, RefusesWhatIsNotTheJsonOfTheFormat) {
               HasSubstr("a number"));
   EXPECT_THAT(refusal_of(with(R"({"dtype":"U8","shape":[[[1]]],"data_offsets":[0,1]})"), 1),
               HasSubstr("deeper"));
-  EXPECT_THAT(refusal_of(R"({"__metadata__":[]})", 0), HasSubstr("__metadata__ is no JSON object"));
-  EXPECT_THAT(refusal_of(R"({"__metadata__":{"k":1}})", 0), HasSubstr("'k' in __metadata__ is no text"));
+  EXPECT_THAT(refusal_of(R"({"__metadata__":[]})", 0), HasSubstr("__metadata__ is not a JSON object"));
+  EXPECT_THAT(refusal_of(R"({"__metadata__":{"k":1}})", 0), HasSubstr("'k' in __metadata__ is not a string"));
 }
 
 TEST_F(SafetensorsFileTest, RefusesANameGivenTwice) {
@@ -131,12 +138,12 @@ TEST_F(SafetensorsFileTest, RefusesBytesThatAreNotThoseOfShapeAndDtype) {
     return refusal_of(
         "{\"w\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + range + "}}", 8);
   };
-  EXPECT_THAT(of("F32", "[3]", "[0,8]"), HasSubstr("tensor 'w', F32 [3], takes 12 bytes and has 8"));
+  EXPECT_THAT(of("F32", "[3]", "[0,8]"), HasSubstr("tensor 'w', F32 [3], needs 12 bytes but has 8"));
   EXPECT_THAT(of("Q32", "[2]", "[0,8]"), HasSubstr("tensor 'w': unknown dtype 'Q32'"));
   EXPECT_THAT(of("F32", "[4611686018427387904,4]", "[0,8]"), HasSubstr("more bytes than a file can have"));
-  EXPECT_THAT(of("F32", "[2]", "[8,0]"), HasSubstr("[8, 0], not [begin, end]"));
-  EXPECT_THAT(of("F32", "[2]", "[0]"), HasSubstr("not [begin, end]"));
-  EXPECT_THAT(of("F32", "[2]", "[0,4,8]"), HasSubstr("not [begin, end]"));
+  EXPECT_THAT(of("F32", "[2]", "[8,0]"), HasSubstr("[8, 0]; they must be [begin, end]"));
+  EXPECT_THAT(of("F32", "[2]", "[0]"), HasSubstr("must be [begin, end]"));
+  EXPECT_THAT(of("F32", "[2]", "[0,4,8]"), HasSubstr("must be [begin, end]"));
 }
 
 TEST_F(SafetensorsFileTest, RefusesGapsOverlapsAndWhatIsOutsideOfTheFile) {
@@ -145,13 +152,14 @@ TEST_F(SafetensorsFileTest, RefusesGapsOverlapsAndWhatIsOutsideOfTheFile) {
     return refusal_of("{\"a\":" + head + a + "},\"b\":" + head + b + "}}", data);
   };
   EXPECT_THAT(of("[0,4]", "[5,9]", 9),
-              HasSubstr("'b' begins at byte 5 of the data, and what is before it ends at 4"));
+              HasSubstr("'b' begins at byte 5 of the data, but the data before it end at byte 4"));
   EXPECT_THAT(of("[0,4]", "[3,7]", 7), HasSubstr("'b' begins at byte 3"));
   EXPECT_THAT(of("[0,4]", "[0,4]", 4), HasSubstr("'b' begins at byte 0"));
   EXPECT_THAT(of("[1,5]", "[5,9]", 9), HasSubstr("'a' begins at byte 1"));
-  EXPECT_THAT(of("[4,8]", "[0,4]", 7), HasSubstr("'a' ends at byte 8 of the data, of which there are 7"));
+  EXPECT_THAT(of("[4,8]", "[0,4]", 7),
+              HasSubstr("'a' ends at byte 8 of the data, but there are only 7 bytes"));
   EXPECT_THAT(of("[4,8]", "[0,4]", 9),
-              HasSubstr("its tensors end at byte 8 of the data, of which there are 9"));
+              HasSubstr("its tensors end at byte 8 of the data, but there are 9 bytes"));
 }
 
 }  // namespace

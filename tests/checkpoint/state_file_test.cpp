@@ -30,7 +30,7 @@ std::string refusal(const std::string& text) {
   return message_of<CheckpointError>([&] { parse_state(text, "state.json"); });
 }
 
-/// As a program would write it that has changed `state`.
+/// The text of a state file that holds `state` and its right checksum.
 std::string sealed(const json& state) {
   const auto text = state.dump();
   return json{{"checksum", checksum_of(std::as_bytes(std::span(text)))}, {"state", state}}.dump(1) + "\n";
@@ -66,8 +66,8 @@ TEST(StateFile, RefusesToWriteWhatWouldComeBackAsSomethingElse) {
     return message_of<CheckpointError>([&] { print_state(state); });
   };
   EXPECT_THAT(refusal_of({{"a", {{"b", std::nan("")}}}}),
-              HasSubstr("/a/b would be read back as something else"));
-  EXPECT_THAT(refusal_of({{"bytes", json::binary({1, 2})}}), HasSubstr("/bytes would be"));
+              HasSubstr("/a/b would not be the same when read back"));
+  EXPECT_THAT(refusal_of({{"bytes", json::binary({1, 2})}}), HasSubstr("/bytes would not be"));
   EXPECT_THAT(refusal_of({{"text", "\xff"}}), HasSubstr("UTF-8"));
   EXPECT_THAT(refusal_of(json::array({1})), HasSubstr("must be a JSON object, not array"));
   EXPECT_THAT(refusal_of({{"text", std::string(17u << 20, 'x')}}), HasSubstr("at most 16777216 are allowed"));
@@ -89,7 +89,7 @@ TEST(StateFile, EveryTornTextIsRefused) {
   EXPECT_THAT(refusal(""), HasSubstr("'state.json' is torn: it is empty"));
   for (std::size_t length = 1; length + 2 < text.size(); ++length)
     EXPECT_THAT(refusal(text.substr(0, length)), HasSubstr("is torn: its JSON is not complete")) << length;
-  EXPECT_THAT(refusal(text.substr(0, text.size() - 1)), HasSubstr("not in the same bytes"));
+  EXPECT_THAT(refusal(text.substr(0, text.size() - 1)), HasSubstr("but its bytes are not"));
 }
 
 TEST(StateFile, AWrongChecksumIsSaid) {
@@ -103,7 +103,7 @@ TEST(StateFile, ANewerVersionIsSaidWithBothNumbers) {
   state["version"] = 7;
   constexpr const char* expected = "is of the newer format version 7; this program knows versions up to 1";
   EXPECT_THAT(refusal(sealed(state)), HasSubstr(expected));
-  // Of a kind of checksum that is not known yet.
+  // The version is reported first, also if the kind of checksum is unknown.
   EXPECT_THAT(refusal(json{{"checksum", "sha3:12"}, {"state", state}}.dump()), HasSubstr(expected));
   state["version"] = 1;
   EXPECT_THAT(refusal(json{{"checksum", "sha3:12"}, {"state", state}}.dump()),
@@ -115,15 +115,16 @@ TEST(StateFile, ANewerVersionIsSaidWithBothNumbers) {
 }
 
 TEST(StateFile, WhatIsNotOursIsRefused) {
-  EXPECT_THAT(refusal("hello"), HasSubstr("it is no JSON, at byte 1"));
-  EXPECT_THAT(refusal("1e999"), HasSubstr("damaged or not ours"));
+  EXPECT_THAT(refusal("hello"), HasSubstr("it is not JSON, at byte 1"));
+  EXPECT_THAT(refusal("1e999"), HasSubstr("damaged or was not written by accelmgr"));
   for (const auto* text : {"{}", "[]", "3", R"({"state":{}})", R"({"state":1,"checksum":"x"})",
                            R"({"state":{},"checksum":1})", R"({"state":{},"checksum":"x","more":1})"})
-    EXPECT_THAT(refusal(text), HasSubstr("is not ours")) << text;
+    EXPECT_THAT(refusal(text), HasSubstr("was not written by accelmgr")) << text;
   EXPECT_THAT(refusal(sealed({{"version", 1}})), HasSubstr("its format is not 'accelmgr checkpoint'"));
   auto state = state_of(print_state(sample_state()));
   state["files"].erase("model.safetensors");
-  EXPECT_THAT(refusal(sealed(state)), HasSubstr("is not ours, though its checksum is right"));
+  EXPECT_THAT(refusal(sealed(state)),
+              HasSubstr("was not written by accelmgr, although its checksum is right"));
 }
 
 }  // namespace

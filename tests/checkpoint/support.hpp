@@ -1,9 +1,9 @@
-// What the tests of checkpoints share: a directory, small contents, and what is on the disk.
+// Shared by the tests of checkpoints: small sample checkpoints, and functions that look at files and change
+// them.
 #pragma once
 
 #include <gtest/gtest.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -22,34 +22,14 @@
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/safetensors_layout.hpp"
 #include "message_of.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::checkpoint::test {
 
 namespace fs = std::filesystem;
 using accelmgr::test::message_of;
+using accelmgr::test::TemporaryFolder;
 using Names = std::set<std::string>;
-
-/// Lasts as long as a test.
-class Directory {
- public:
-  Directory() {
-    std::string path = (fs::temp_directory_path() / "accelmgr_checkpoint_XXXXXX").string();
-    if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp " + path);
-    path_ = path;
-  }
-  ~Directory() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Directory(const Directory&) = delete;
-  Directory& operator=(const Directory&) = delete;
-
-  const fs::path& path() const { return path_; }
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  fs::path path_;
-};
 
 inline Names names_in(const fs::path& directory) {
   Names names;
@@ -66,7 +46,7 @@ inline void write_text(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-/// The image of a file that holds one vector.
+/// The bytes of a safetensors file that holds one vector.
 inline std::vector<std::byte> image_of(const std::string& name, const std::vector<float>& values) {
   const auto bytes = values.size() * sizeof(float);
   const SafetensorsLayout layout({{name, "F32", {static_cast<std::int64_t>(values.size())}, bytes, {}}});
@@ -82,7 +62,8 @@ inline std::vector<float> values_of(const Tensor& tensor) {
   return values;
 }
 
-/// A checkpoint whose every value is told by its step and its run.
+/// The contents of a checkpoint. Step and run determine every value, so that is_sample() can tell samples
+/// apart.
 class Sample {
  public:
   explicit Sample(std::uint64_t step, std::optional<double> metric = {}, float run = 0,
@@ -106,7 +87,7 @@ inline Written write_sample(const fs::path& directory, std::uint64_t step, std::
   return write(directory, Sample(step, metric, run).contents(), keep);
 }
 
-/// Is `checkpoint` all of the sample of `step` and `run`, and of no other?
+/// Succeeds if all parts of `checkpoint` are those of the sample of `step` and `run`.
 inline ::testing::AssertionResult is_sample(const Checkpoint& checkpoint, std::uint64_t step, float run = 0) {
   const auto value = static_cast<float>(step) + run;
   const auto model = values_of(checkpoint.model.tensor("weight"));
@@ -121,14 +102,15 @@ inline ::testing::AssertionResult is_sample(const Checkpoint& checkpoint, std::u
   return ::testing::AssertionSuccess();
 }
 
-/// Root may do anything: a forked child that is to be refused something gives that up, for good.
+/// For a forked child that expects "permission denied": root is never refused, so a child that runs as root
+/// becomes the user `nobody` for good. Throws if it cannot.
 inline void become_unprivileged() {
   constexpr id_t nobody = 65534;
   if (geteuid() == 0 && (setresgid(nobody, nobody, nobody) != 0 || setresuid(nobody, nobody, nobody) != 0))
     throw std::runtime_error("this process could not give up its privileges");
 }
 
-/// Of a forked child whose expectations are those of its test.
+/// The exit code of a forked child that checks expectations: 1 if one of them failed, otherwise 0.
 inline int exit_code() {
   fflush(nullptr);
   return ::testing::Test::HasFailure() ? 1 : 0;

@@ -14,7 +14,7 @@ using Bytes = std::vector<unsigned char>;
 
 constexpr std::size_t most_inputs = 5;
 
-// A buffer that is filled beyond what a kernel may touch, at any misalignment.
+// A buffer at any misalignment. A filler around it shows whether a kernel wrote where it must not.
 class Range {
  public:
   Range(std::size_t bytes, std::size_t misalignment) : storage_(bytes + 3 * guard, filler), bytes_(bytes) {
@@ -138,7 +138,7 @@ TEST_P(EachIsa, ReducesAsTheDefinitionSays) {
       Range separate(expected.size(), c.misalignment);
       Range& out = c.in_place ? ranges.back() : separate;
       kernels_->reduce(dtype, op, inputs, out.data(), c.count, c.inputs, c.stores);
-      const bool same = with_type(dtype, [&](auto type) {
+      const bool same = with_type(dtype, [&, op = op](auto type) {
         using T = decltype(type);
         reduce_elements<T>(op, for_oracle, expected.data(), c.count, c.inputs);
         return same_elements<T>(expected.data(), out.data(), c.count);
@@ -181,7 +181,7 @@ void expect_conversions(const Kernels& kernels, DType dtype) {
         reinterpret_cast<const unsigned char*>(&wide[i]),
         reinterpret_cast<const unsigned char*>(std::vector<float>{from_half(all[i])}.data()), 1))
         << i;
-  // Every number, the middle to the next one, and what is just beside that.
+  // Every third number, the middle between it and the next one, and the two neighbours of that middle.
   std::vector<float> values;
   for (std::size_t i = 0; i < all.size(); i += 3) {
     const float here = from_half(all[i]);

@@ -36,7 +36,7 @@ TEST(Liveness, IsNotDeceivedByAnotherProcessWithThePid) {
   test::wait_for(*pid);
   const auto alive = identity_of(pid->load());
   ASSERT_NE(alive, 0u);
-  const Identity reused = alive ^ (Identity{1} << 32);  // The same pid, begun at another time.
+  const Identity reused = alive ^ (Identity{1} << 32);  // The same pid with another start time.
   EXPECT_FALSE(Liveness().has_ended(alive));
   EXPECT_TRUE(Liveness().has_ended(reused));
 }
@@ -48,7 +48,7 @@ TEST(Liveness, FindsThisProcessAndNobodyAlive) {
 
 TEST(Liveness, TellsAProcessAlwaysTheSame) {
   const auto before = identity_of(getpid());
-  const std::vector<char> more(10'000'000, 1);  // Changes what else /proc says of it.
+  const std::vector<char> more(10'000'000, 1);  // Changes other fields of /proc/PID/stat.
   EXPECT_EQ(identity_of(getpid()), before);
   EXPECT_EQ(pid_of(before), getpid());
 }

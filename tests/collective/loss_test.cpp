@@ -1,4 +1,5 @@
-// What becomes of a call when a member does not come: it has died, is stopped, has left, or never was.
+// Tests of how a call of the shm backend ends when a member does not take part: the member has died, is
+// stopped, has left, or never joined.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,13 +18,13 @@ using test::Shared;
 using test::wait_for;
 using Cause = CollectiveError::Cause;
 
-constexpr double bound_s = 3;  // 0.2 s are promised, of a machine that is not busy.
+constexpr double bound_s = 3;  // 0.2 s are promised for a machine that is not busy.
 
 std::shared_ptr<Communicator> join(const base::UniqueFd& world, int rank, double timeout_s = long_s) {
   return shm::join_world(world.get(), rank, {.timeout_s = timeout_s, .world_ranks = {}});
 }
 
-/// The error that `call` throws; fails when it throws none.
+/// The CollectiveError that `call` throws. The test fails if there is none.
 template <class Call>
 CollectiveError error_of(Call call) {
   try {
@@ -38,16 +39,16 @@ CollectiveError error_of(Call call) {
 /// A phase in which a member of three is killed.
 struct Phase {
   const char* name;
-  /// Of the member that dies; it says so before.
+  /// Runs on the member that dies. `die` notes the time and kills the process.
   void (*last)(Communicator& world, const std::function<void()>& die);
-  /// Of the others.
+  /// Runs on the other members, where it must fail.
   void (*call)(Communicator& world);
-  /// Of the others afterwards, of the same communicator. A group that does not form does not break its
-  /// parent.
+  /// The cause of the other members' next error on the same communicator. A group that does not form does not
+  /// break its parent.
   Cause next = Cause::broken;
 };
 
-/// In several rounds, of which each is short.
+/// Makes an all-reduce of several short rounds.
 void long_all_reduce(Communicator& world) {
   static std::vector<float> data(400'000, 1.0f);
   world.all_reduce(data.data(), data.data(), data.size(), DType::float32, ReduceOp::sum);
@@ -194,7 +195,7 @@ TEST(StoppedMember, IsMissingAtTheDeadline) {
   }
   EXPECT_EQ(ranks.end_of(0), "exit code 0");
   EXPECT_EQ(ranks.end_of(2), "exit code 0");
-  ranks.signal(1, SIGCONT);  // It is told the same as the others.
+  ranks.signal(1, SIGCONT);  // It gets the same error as the others.
   EXPECT_EQ(ranks.end_of(1), "exit code 0");
 }
 
@@ -249,7 +250,7 @@ TEST(GroupThatFailedToForm, IsTheSameFailureForWhoComesLater) {
   const CallOptions impatient{.shape = {}, .timeout_s = 0.05};
   EXPECT_EQ(error_of([&] { first->group(both, impatient); }).cause(), Cause::timeout);
   EXPECT_EQ(error_of([&] { second->group(both); }).ranks(), std::vector<int>{1});
-  // And the next attempt is the second of both.
+  // The next attempt is the second one of both ranks.
   std::jthread other([&] { EXPECT_EQ(second->group(both)->rank(), 1); });
   EXPECT_EQ(first->group(both)->rank(), 0);
 }

@@ -1,4 +1,4 @@
-// Objects between two ranks over TCP.
+// Tests of Mailbox, which sends objects from one rank to another over TCP.
 #include "collective/mailbox.hpp"
 
 #include <arpa/inet.h>
@@ -39,7 +39,7 @@ class MailboxTest : public testing::Test {
     EXPECT_EQ(mailbox.receive(object, from, soon()), Result::done);
     return object;
   }
-  /// A connection to where `rank` listens.
+  /// A connection to the port of `rank` that does not come from a Mailbox.
   base::UniqueFd stranger(int rank) {
     std::istringstream words(store_.get("mail/" + std::to_string(rank), soon()));
     std::string host;
@@ -66,8 +66,8 @@ TEST_F(MailboxTest, TheSenderOfShortObjectsNeedsNobodyAtTheOtherEnd) {
   for (const char* object : {"first", "", "third"}) EXPECT_EQ(received(*receiver, 0), object);
 }
 
-// Its last packets are lost, and when it has ended they are sent again by its kernel: the receiver must have
-// heard of it by then.
+// A sender may end as soon as send() returns. If its last packets are lost, its kernel sends them again; that
+// helps only if the receiver's host knows of the connection by then.
 TEST_F(MailboxTest, SendReturnsWhenTheReceiversHostKnowsOfTheConnection) {
   const base::UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -78,8 +78,8 @@ TEST_F(MailboxTest, SendReturnsWhenTheReceiversHostKnowsOfTheConnection) {
   ASSERT_EQ(listen(listener.get(), 1), 0);
   ASSERT_EQ(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
   store_.set("mail/1", "127.0.0.1 " + std::to_string(ntohs(address.sin_port)) + " 1234");
-  // Of TCP's packets only those with the flag SYN come through: nothing behind the answer to the first one
-  // does.
+  // The listener gets only TCP packets with the flag SYN. It answers the first one, and all that follow it
+  // are lost.
   sock_filter only_syn[] = {{BPF_LD | BPF_B | BPF_ABS, 0, 0, 13},
                             {BPF_JMP | BPF_JSET | BPF_K, 0, 1, 2},
                             {BPF_RET | BPF_K, 0, 0, 0xffff},
@@ -113,7 +113,7 @@ TEST_F(MailboxTest, DeathOfTheSenderIsSeenWhileItsForkedChildLivesOn) {
     if (fork() == 0) {
       lives.reset();
       char none = 0;
-      _exit(static_cast<int>(read(until.get(), &none, 1)));  // It ends with the test.
+      _exit(static_cast<int>(read(until.get(), &none, 1)));  // It lives until the test ends.
     }
     raise(SIGKILL);
   }
@@ -145,7 +145,7 @@ TEST_F(MailboxTest, TheEndOfTheSenderEndsTheWait) {
   auto sender = open(0);
   auto receiver = open(1);
   std::string none;
-  // The receiver has a connection when its own short wait has ended: only then does the sender go.
+  // The receiver has a connection once this short wait has ended: only then may the sender end.
   ASSERT_EQ(receiver->receive(none, 0, base::Deadline::in_seconds(0.01)), Result::timeout);
   const std::jthread ending([&] { sender.reset(); });
   EXPECT_EQ(receiver->receive(none, 0, soon()), Result::lost);

@@ -1,4 +1,5 @@
-// What becomes of the others when a member of a mesh has done its part and leaves.
+// Tests of gloo's Mesh: what the other members see when one has done its part and leaves, and that a message
+// that has come is seen at once.
 #include "collective/gloo/mesh.hpp"
 
 #include <gtest/gtest.h>
@@ -13,7 +14,6 @@
 #include <numeric>
 #include <thread>
 
-#include "collective/gloo/factory.hpp"
 #include "collective/gloo/load.hpp"
 #include "contract/collective/file_store.hpp"
 
@@ -31,7 +31,7 @@ class MeshTest : public testing::Test {
     // Sanitizer builds have no gloo plug-in, nor do machines without libgloo: there is nothing to test then.
     if (const auto why_not = unavailable_because(); !why_not.empty()) GTEST_SKIP() << why_not;
   }
-  /// Blocks until all have come.
+  /// Joins the mesh as `rank`. Blocks until all ranks have come.
   std::unique_ptr<Mesh> join(int rank, int size) {
     std::vector<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
@@ -52,10 +52,10 @@ class MeshTest : public testing::Test {
   contract::TemporaryFolder folder_;
 };
 
-/// More than the kernel takes in for a process that does not read, and less than it keeps for the sender.
+/// More than the kernel buffers for a receiver that does not read, and less than it buffers for the sender.
 const std::string large(128 << 10, 'x');
 
-/// Rank 1: takes it from rank 0, and says to rank 2 that it is ready to.
+/// The part of rank 1: tells rank 2 that it is ready, and receives `large` from rank 0.
 bool takes_all(Mesh& mesh) {
   std::string taken(large.size(), '\0');
   const char ready = 1;
@@ -122,7 +122,7 @@ TEST_F(MeshTest, WhoHasLeftIsMissedByThoseWhoGoOn) {
   }
 }
 
-/// Two ends of a connection, without a Mesh around them.
+/// The two ends of a connection of the plug-in, without a Mesh.
 class Ends {
  public:
   explicit Ends(const std::filesystem::path& folder) {
@@ -160,8 +160,8 @@ class Ends {
   std::array<PluginMesh*, 2> meshes_{};
 };
 
-/// While it lives, this thread stops for 0.1 ms again and again, anywhere in what it does: as one that loses
-/// its processor to others.
+/// While it lives, its thread is stopped for 0.1 ms again and again, at any instruction: like a thread that
+/// loses its core to other threads.
 class Stops {
  public:
   Stops() {
@@ -206,7 +206,7 @@ TEST_F(MeshTest, AMessageThatIsThereIsSeenByAThreadThatIsStoppedNowAndThen) {
     std::vector<PluginMessage*> receipts, sent;
     for (auto& byte : bytes) receipts.push_back(plugin().receive(ends.receiver(), 0, slot, &byte, 1, &error));
     for (const auto& byte : bytes) sent.push_back(plugin().send(ends.sender(), 1, slot, &byte, 1, &error));
-    // When the last has come all have.
+    // When the last message has come, all have.
     EXPECT_EQ(plugin().wait(receipts.back(), patience_s, &error), plugin_done);
     const auto unseen = std::count_if(receipts.begin(), receipts.end() - 1, [&](PluginMessage* receipt) {
       return plugin().wait(receipt, 0, &error) != plugin_done;

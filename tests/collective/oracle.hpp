@@ -1,4 +1,4 @@
-// Reductions as their definition says, one element at a time: what the kernels are compared with.
+// Reductions by their definition, one element at a time. Tests compare the kernels with them.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 #include <type_traits>
 #include <vector>
 
@@ -37,8 +38,8 @@ inline float from_half(Float16 v) {
   return std::copysign(magnitude, (v.bits & 0x8000) != 0 ? -1.0f : 1.0f);
 }
 
-/// The nearer of the two neighbours, the even one when they are equally near; what would be the first number
-/// beyond the largest counts as infinity.
+/// Rounds to the nearest number, ties to even. Infinity takes the place of the number that would follow the
+/// largest one.
 template <class Half>
 Half to_half(float value) {
   constexpr std::uint16_t infinity = std::is_same_v<Half, Float16> ? 0x7c00 : 0x7f80;
@@ -50,7 +51,7 @@ Half to_half(float value) {
     if (bits != infinity) return static_cast<double>(from_half(Half{bits}));
     return std::ldexp(1.0, std::is_same_v<Half, Float16> ? 16 : 128);
   };
-  std::uint16_t below = 0, above = infinity;  // exact(below) <= magnitude, as far as it is in range
+  std::uint16_t below = 0, above = infinity;  // In the loop: exact(below) <= magnitude < exact(above).
   if (magnitude >= exact(infinity)) return half(infinity);
   while (above - below > 1) {
     const auto middle = static_cast<std::uint16_t>((below + above) / 2);
@@ -111,7 +112,7 @@ T reduce_values(ReduceOp op, const std::vector<T>& values, std::size_t divisor) 
   return result;
 }
 
-/// Calls with a value of the C++ type of `dtype`.
+/// Calls `use` with a value of the C++ type of `dtype`.
 template <class Use>
 auto with_type(DType dtype, Use use) {
   switch (dtype) {
@@ -144,12 +145,14 @@ auto with_type(DType dtype, Use use) {
     case DType::complex128:
       return use(std::complex<double>{});
     case DType::boolean:
-      break;
+      return use(bool{});
+    default:
+      throw std::invalid_argument("no reduction has this dtype");
   }
-  return use(bool{});
 }
 
-/// out = the reduction of inputs, in their order, elements of T.
+/// Writes the reduction of `inputs`, in their order, to `out`. All have `count` elements of T; avg divides by
+/// `divisor`.
 template <class T>
 void reduce_elements(ReduceOp op, const std::vector<const unsigned char*>& inputs, unsigned char* out,
                      std::size_t count, std::size_t divisor) {
@@ -175,7 +178,7 @@ void reduce_elements(ReduceOp op, const std::vector<const unsigned char*>& input
   }
 }
 
-/// Whether the elements of T are the same bits, or both NaN.
+/// Whether each two elements of T have the same bits or are both NaN.
 template <class T>
 bool same_elements(const unsigned char* a, const unsigned char* b, std::size_t count) {
   const auto same = [](auto x, auto y) {

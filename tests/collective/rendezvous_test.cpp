@@ -1,4 +1,6 @@
-// Ranks of one host that know nothing of each other but a store.
+// Tests of rendezvous(), by which ranks that share only a store meet, for ranks of one host; and of the
+// search for the gloo plug-in.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +11,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "collective/address.hpp"
-#include "collective/gloo/factory.hpp"
+#include "collective/gloo/load.hpp"
 #include "collective/hosts.hpp"
 #include "contract/collective/file_store.hpp"
 #include "message_of.hpp"
@@ -20,7 +22,7 @@ namespace {
 using test::message_of;
 using testing::HasSubstr;
 
-/// body(store, membership) in a thread of each rank.
+/// Runs body(store, membership) for each rank, in a thread of its own.
 void run_ranks(int size, const std::function<void(Store&, Membership)>& body) {
   const contract::TemporaryFolder folder;
   std::vector<std::jthread> threads;
@@ -69,7 +71,7 @@ TEST(Rendezvous, WhoDoesNotComeIsNamed) {
       EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
       EXPECT_EQ(error.ranks(), (std::vector{1, 3}));
       EXPECT_THAT(error.what(),
-                  HasSubstr("ranks 1, 3 did not come to the rendezvous 'world/host' within 0.3 s"));
+                  HasSubstr("ranks 1, 3 did not join the rendezvous 'world/host' within 0.3 s"));
     }
   });
 }
@@ -78,7 +80,7 @@ TEST(Rendezvous, UnknownBackendListsThoseThereAre) {
   run_ranks(1, [](Store& store, Membership membership) {
     membership.backend = "mpi";
     EXPECT_THAT(message_of<ConfigError>([&] { rendezvous(store, "world", membership); }),
-                HasSubstr("backend 'mpi' is unknown; there are auto, shm, gloo"));
+                HasSubstr("unknown backend 'mpi'; it must be auto, shm or gloo"));
   });
 }
 
@@ -86,7 +88,7 @@ TEST(Rendezvous, ARankOutsideTheWorldIsRefused) {
   run_ranks(1, [](Store& store, Membership membership) {
     membership.rank = 1;
     EXPECT_THAT(message_of<UsageError>([&] { rendezvous(store, "world", membership); }),
-                HasSubstr("there is no rank 1 among 1"));
+                HasSubstr("rank 1 is not valid in a world of 1 ranks"));
   });
 }
 
@@ -97,7 +99,7 @@ TEST(LocalAddress, AnUnknownInterfaceListsThoseThereAre) {
               testing::AllOf(HasSubstr("there is no network interface 'eth99'"), HasSubstr("lo")));
 }
 
-// In a process of its own each: the plug-in is looked for once.
+// Each test runs in a process of its own, because a process looks for the plug-in only once.
 class GlooPlugin : public testing::Test {
  protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
@@ -112,9 +114,12 @@ class GlooPlugin : public testing::Test {
 TEST(Gloo, TakesTimeoutsBeyondAnyWait) {
   if (const auto why = gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
   for (const double timeout_s : {1e12, std::numeric_limits<double>::infinity()})
-    run_ranks(2, [&](Store& store, const Membership& membership) {
-      const auto world =
-          gloo::connect(store, "world", membership.rank, 2, {.timeout_s = timeout_s, .interface = "lo"});
+    run_ranks(2, [&](Store& store, Membership membership) {
+      membership.timeout_s = timeout_s;
+      membership.interface = "lo";
+      membership.host = fmt::format("host of rank {}", membership.rank);
+      const auto world = rendezvous(store, "world", membership);
+      EXPECT_EQ(world->backend(), "gloo");
       std::int64_t sum = membership.rank;
       world->all_reduce(&sum, &sum, 1, DType::int64, ReduceOp::sum);
       EXPECT_EQ(sum, 1);
@@ -141,7 +146,7 @@ TEST_F(GlooPlugin, WithoutItBackendGlooIsRefusedWithTheReason) {
       success_, "gloo plug-in cannot be used: .*/nowhere/plugin.so: no such file");
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // They refuse RTLD_DEEPBIND.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // Sanitizers refuse RTLD_DEEPBIND.
 TEST_F(GlooPlugin, WhatIsNoPluginIsToldSo) {
   EXPECT_EXIT(say_why_not("/proc/self/exe"), success_, "cannot dynamically load");
   EXPECT_EXIT(say_why_not("/proc/self/cmdline"), success_, "/proc/self/cmdline: ");

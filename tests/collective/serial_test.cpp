@@ -14,12 +14,13 @@ TEST(Serial, HasNobodyToTalkTo) {
   const auto says = [](const std::string& message, const char* part) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
-  says(message_of<UsageError>([&] { serial->send("", 0); }), "there is no rank 0 to send to");
-  says(message_of<UsageError>([&] { serial->receive(0); }), "there is no rank 0 to receive from");
+  says(message_of<UsageError>([&] { serial->send("", 0); }), "cannot send to rank 0");
+  says(message_of<UsageError>([&] { serial->receive(0); }), "cannot receive from rank 0");
   says(message_of<UsageError>([&] { serial->broadcast_object("", 1); }),
-       "root 1 is no rank of a communicator of 1");
+       "root 1 is not within 0 to 0, the ranks of this communicator");
   const int other[] = {1};
-  says(message_of<UsageError>([&] { serial->group(other); }), "a group of ranks [1]");
+  says(message_of<UsageError>([&] { serial->group(other); }),
+       "the ranks of a group are [1]; they must be [0]");
 }
 
 TEST(Serial, MakesGroupsOfItself) {

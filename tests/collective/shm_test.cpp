@@ -1,5 +1,5 @@
-// What is particular to shm: the sizes at which it cuts a buffer otherwise, and the two lines of a signature.
-// The contract of all backends has a suite of its own.
+// Tests of what is particular to shm: the sizes at which it cuts a buffer into more rounds, and signatures
+// that need a second cache line. tests/contract/collective tests what all backends promise.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -17,7 +17,7 @@ using test::run_threads;
 
 constexpr std::size_t half = shm::spinning_half_bytes / sizeof(std::uint32_t);
 constexpr std::size_t parking_half = shm::parking_half_bytes / sizeof(std::uint32_t);
-// Around a first memory of a half, and a half.
+// Sizes at and around the memory that a half gets first, and around the size of a half.
 const std::size_t counts[] = {0, 1, 4096, half - 1, half + 1, parking_half - 1, parking_half + 1};
 
 using Words = std::vector<std::uint32_t>;

@@ -35,7 +35,7 @@ std::vector<int> numbers_of(const std::string& list) {
   return numbers;
 }
 
-/// What a rank's process does; its exit code.
+/// Runs the scenario in the process of a rank. Returns its exit code.
 int run_rank(const std::string& scenario, const std::string& folder, int rank, int size) {
   try {
     contract::FileStore store(folder);
@@ -48,7 +48,7 @@ int run_rank(const std::string& scenario, const std::string& folder, int rank, i
   return testing::Test::HasFailure() ? 1 : 0;
 }
 
-/// On a host: all of its ranks.
+/// Forks the ranks of one host and waits for their ends. Returns 0 if all ended as the scenario says.
 int run_host(const std::string& scenario, const std::string& folder, int size,
              const std::vector<int>& ranks) {
   std::map<pid_t, int> running;
@@ -78,7 +78,7 @@ int run_host(const std::string& scenario, const std::string& folder, int size,
 
 std::string program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
-/// Runs it; what it writes.
+/// Runs `command`. Returns its exit code and what it writes.
 std::pair<int, std::string> output_of(const std::string& command) {
   FILE* pipe = popen((command + " 2>&1").c_str(), "re");
   if (pipe == nullptr) throw std::runtime_error("popen " + command);

@@ -1,5 +1,6 @@
-// Ranks on two hosts (tests/contract/two_hosts): this program runs itself on each, forks the ranks there, and
-// in each runs one of the scenarios by its name. A scenario checks with GoogleTest's assertions.
+// Runs scenarios on ranks on two hosts (tests/contract/two_hosts). The test program executes itself on each
+// host and forks the ranks there; each rank runs the scenario of a given name. A scenario may use
+// GoogleTest's assertions.
 #pragma once
 
 #include <filesystem>
@@ -22,11 +23,11 @@ class RankOnHost {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   Store& store() noexcept { return store_; }
-  /// All ranks.
+  /// Meets all ranks by rendezvous(), and returns their world.
   std::shared_ptr<Communicator> meet(double timeout_s, const std::string& backend = "auto");
-  /// Dies, as by kill -9.
+  /// Notes the time in the store and kills this process with SIGKILL.
   [[noreturn]] void die();
-  /// Between the death of that rank and now.
+  /// The seconds since `rank` called die().
   double seconds_since_death_of(int rank);
 
  private:
@@ -37,7 +38,7 @@ class RankOnHost {
 
 using Scenario = void (*)(RankOnHost&);
 
-/// Declares a scenario. Deaths: the ranks that must end by die().
+/// A scenario, and the ranks that must end by die().
 struct Entry {
   Scenario scenario;
   std::vector<int> deaths;
@@ -48,12 +49,13 @@ struct Registered {
   Registered(const std::string& name, Entry entry) { scenarios()[name] = std::move(entry); }
 };
 
-/// Ranks of host A and of host B. Skips the test where there are no two hosts; fails it with all that was
-/// said. `cable_mbit`: how much the cable carries in a second; 0: as much as comes.
+/// Runs the scenario with the ranks `a` on host A and the ranks `b` on host B. Skips the test if there cannot
+/// be two hosts here. A failure of a rank fails the test with all output. `cable_mbit` limits the megabits
+/// that the cable carries in a second; 0: no limit.
 void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b,
                       int cable_mbit = 0);
 
-/// Takes the cable out.
+/// Takes down the cable between the hosts.
 void take_link_down();
 
 }  // namespace accelmgr::collective::hosts_test

@@ -1,4 +1,5 @@
-// Who may join a world, and that groups take and return what they need.
+// Tests of shm worlds: which processes may join one, and that groups return the memory and the places that
+// they took.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -32,9 +33,26 @@ bool contains(const std::string& text, const std::string& part) {
 
 TEST(World, RefusesStrangers) {
   const auto empty = ipc::create_memfd("stranger", 0, ipc::Allocate::later);
-  EXPECT_TRUE(contains(message_of<SessionError>([&] { join(empty.get(), 0); }), "no memory of a world"));
+  EXPECT_TRUE(contains(message_of<SessionError>([&] { join(empty.get(), 0); }), "not the memory of a world"));
   const auto other = ipc::create_memfd("stranger", 1 << 16);
-  EXPECT_TRUE(contains(message_of<SessionError>([&] { join(other.get(), 0); }), "no memory of a world"));
+  EXPECT_TRUE(contains(message_of<SessionError>([&] { join(other.get(), 0); }), "not the memory of a world"));
+}
+
+TEST(World, RefusesEveryNumberThatIsNotOfItsPlan) {
+  constexpr std::size_t first = offsetof(shm::Header, ranks);
+  constexpr std::size_t end = offsetof(shm::Header, parks) + sizeof(shm::Header::parks);
+  for (std::size_t at = first; at < end; ++at) {
+    for (const int value : {0x01, 0x80, 0xff}) {
+      const auto world = shm::create_world(2);
+      unsigned char byte = 0;
+      ASSERT_EQ(pread(world.get(), &byte, 1, static_cast<off_t>(at)), 1);
+      byte = static_cast<unsigned char>(byte ^ value);
+      ASSERT_EQ(pwrite(world.get(), &byte, 1, static_cast<off_t>(at)), 1);
+      const auto message = message_of<SessionError>([&] { join(world.get(), 0); });
+      EXPECT_TRUE(contains(message, "not the memory of a world") || contains(message, "another build"))
+          << "byte " << at << " of the header, changed by " << value << ": " << message;
+    }
+  }
 }
 
 TEST(World, RefusesAnotherBuild) {
@@ -61,7 +79,8 @@ TEST(World, RefusesARankThatIsTakenOrDoesNotExist) {
   const auto world = shm::create_world(2);
   const auto first = join(world.get(), 0);
   const auto taken = message_of<SessionError>([&] { join(world.get(), 0); });
-  EXPECT_TRUE(contains(taken, "rank 0 of this world is taken, by process " + std::to_string(getpid())));
+  EXPECT_TRUE(
+      contains(taken, "rank 0 of this world is already taken by process " + std::to_string(getpid())));
   EXPECT_TRUE(contains(message_of<UsageError>([&] { join(world.get(), 2); }), "rank 2"));
   EXPECT_TRUE(contains(message_of<UsageError>([&] { join(world.get(), -1); }), "rank -1"));
   message_of<UsageError>([] { shm::create_world(0); });
@@ -80,7 +99,7 @@ TEST(World, CanBeJoinedAgainByAllAfterAllHaveLeft) {
 }
 
 TEST(World, IsRefusedWhenMemoryIsShort) {
-  // A sparse file of 64 TiB: nothing is allocated unless that succeeds.
+  // A sparse file of 64 TiB: the allocation must fail, and must leave nothing allocated.
   constexpr std::size_t much = std::size_t{1} << 46;
   const auto fd = ipc::create_memfd("much", much, ipc::Allocate::later);
   const auto message = message_of<SessionError>([&] { shm::allocate_range(fd.get(), 4096, much - 4096); });
@@ -123,7 +142,6 @@ TEST(World, SpinsWhereEachRankHasACoreOfItsOwn) {
 
 TEST(Groups, ReturnWhatTheyTook) {
   const auto world = shm::create_world(2);
-  std::atomic<std::int64_t> after_first = 0;
   const auto body = [&](int rank) {
     const auto communicator = join(world.get(), rank);
     const int both[] = {0, 1};
@@ -142,7 +160,7 @@ TEST(Groups, ReturnWhatTheyTook) {
     std::jthread other(body, 1);
     body(0);
   }
-  // The table, and nothing of any group.
+  // What is left is the table of groups, and no memory of any group.
   EXPECT_LE(bytes_in_use(world.get()), 64 * 1024);
 }
 
@@ -160,7 +178,7 @@ TEST(Groups, OfTheDeadMakeRoom) {
         EXPECT_TRUE(contains(message, "128 groups at the same time")) << message;
         communicator->barrier();
         fflush(nullptr);
-        _exit(testing::Test::HasFailure() ? 1 : 0);  // Nobody leaves anything.
+        _exit(testing::Test::HasFailure() ? 1 : 0);  // Skips destructors, which would leave the groups.
       });
     }
     EXPECT_EQ(ranks.end_of(0), "exit code 0");
@@ -176,7 +194,7 @@ TEST(Groups, OfTheSameMembersFromDifferentParentsAreNotMixedUp) {
     const int low[] = {0, 1};
     const auto copy = world.group(all);
     if (world.rank() == 2) return;
-    // One asks the parents in another order than the other, in two threads.
+    // Two threads of each rank ask the two parents, so the ranks may ask in different orders.
     std::shared_ptr<Communicator> from_world, from_copy;
     std::jthread first([&] { from_world = world.group(low); });
     from_copy = copy->group(low);

@@ -1,4 +1,4 @@
-// Worlds of ranks in these tests: as threads, and as forked processes.
+// Worlds for the tests of collectives: their ranks are threads or forked processes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,10 +22,10 @@
 
 namespace accelmgr::collective::test {
 
-/// More than anything here takes on a loaded machine; reached only by a test that fails.
+/// A timeout that only a failing test reaches: longer than anything here takes on a loaded machine.
 constexpr double long_s = 30;
 
-/// body(communicator) as each of `size` ranks, in a thread of its own. What it throws fails the test.
+/// Runs body(communicator) for each of `size` ranks, in a thread of its own. The test fails if it throws.
 inline void run_threads(int size, const std::function<void(Communicator&)>& body,
                         shm::Waiting waiting = shm::Waiting::by_cores) {
   const auto world = shm::create_world(size, waiting);
@@ -57,7 +57,7 @@ class Processes {
     }
   }
 
-  /// body() in a child. Its exit code is 0 when it returns and no expectation in it has failed.
+  /// Runs body() in a forked child, which exits with 0 if body() returns and no expectation in it has failed.
   template <class Body>
   void start(Body body) {
     ipc::Child child;
@@ -78,7 +78,7 @@ class Processes {
 
   void signal(std::size_t index, int number) { ipc::send_signal(children_[index].pidfd.get(), number); }
 
-  /// How it ended, "exit code 0" if all went well.
+  /// Waits for the end of a child and says how it ended: "exit code 0" if all went well.
   std::string end_of(std::size_t index) {
     auto& child = children_[index];
     if (!ipc::wait_ended(child.pidfd.get(), base::Deadline::in_seconds(long_s))) {

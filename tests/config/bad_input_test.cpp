@@ -1,4 +1,5 @@
-// Whatever is wrong in a source is refused, and the text says what, where, and what would be right.
+// Checks that wrong values and keys of every source are refused, and that the error says what is wrong,
+// where, and what would be right.
 #include <ostream>
 
 #include "config/support.hpp"
@@ -59,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"NumberInQuotes",
              "nprocs: \"2\"\n",
              "nprocs",
-             {"nprocs is the text '2'", "whole number from 1 to 24"}},
+             {"nprocs is the string '2'", "whole number from 1 to 24"}},
         Case{"FractionForAWholeNumber", "nprocs: 2.0\n", "nprocs", {"'2.0'", "whole number"}},
         Case{"ListForANumber",
              "nprocs: [1, 2]\n",
@@ -93,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"RepeatedKey",
              "nprocs: 1\nprefetch: 1\nnprocs: 2\n",
              "nprocs",
-             {"run.yaml:3: nprocs stands here a second time; the first is in line 1"}},
+             {"run.yaml:3: nprocs is set a second time; the first time is in line 1"}},
         Case{"RepeatedSection", "data:\n  seed: 1\ndata:\n  epochs: 1\n", "data", {"run.yaml:3: ", "line 1"}},
         Case{"KeyBothNestedAndDotted",
              "data.seed: 1\ndata:\n  seed: 2\n",
@@ -111,11 +112,11 @@ INSTANTIATE_TEST_SUITE_P(
              "model.options.",
              {"unknown key 'model.options.'"}},
         Case{"KeyThatIsAList", "? [a, b]\n: 1\n", "", {"run.yaml:1: a key must be a name"}},
-        Case{"NoMap", "- nprocs\n", "", {"run.yaml:1: a configuration is a map"}},
-        Case{"NoYaml", "nprocs: 1\nmodel: [gpt\n", "", {"run.yaml:", "no valid YAML"}},
+        Case{"NoMap", "- nprocs\n", "", {"run.yaml:1: a configuration must be a map"}},
+        Case{"NoYaml", "nprocs: 1\nmodel: [gpt\n", "", {"run.yaml:", "not valid YAML"}},
         Case{"Tab", "model:\n\tkind: gpt\n", "", {"run.yaml:2:1: there is a tab; indent with spaces"}},
         Case{"TabBehindSpaces", "a:\n  \tb: 1\n", "", {"run.yaml:2:3: there is a tab; indent with spaces"}},
-        Case{"TwoDocuments", "nprocs: 1\n---\nnprocs: 2\n", "", {"run.yaml: 2 documents"}}),
+        Case{"TwoDocuments", "nprocs: 1\n---\nnprocs: 2\n", "", {"run.yaml: it has 2 YAML documents"}}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Config, NamesTheFileThatIsNotThere) {
@@ -126,6 +127,18 @@ TEST(Config, NamesTheFileThatIsNotThere) {
 TEST(Config, RefusesADirectoryAsAFile) {
   const auto folder = std::filesystem::temp_directory_path().string();
   EXPECT_TRUE(says(refusal([&] { load_config(folder, {}, {}); }), {folder, "is a directory"}));
+}
+
+TEST(Config, RefusesAListThatIsNone) {
+  const auto list_refusal = [](const std::string& text) {
+    return refusal([&] { load_config("", Sets{"data.files=" + text}, {}); });
+  };
+  EXPECT_EQ(list_refusal("[*.txt]").key, "data.files");
+  EXPECT_TRUE(says(list_refusal("[*.txt]"), {"--set data.files=[*.txt]", "not a YAML list", "'*.txt'"}));
+  EXPECT_TRUE(says(list_refusal("[a, [b]]"), {"data.files", "item 2 is not a string"}));
+  EXPECT_TRUE(says(list_refusal("[a, {b: c}]"), {"data.files", "item 2 is not a string"}));
+  EXPECT_TRUE(says(list_refusal("[~]"), {"data.files", "item 1 is not a string"}));
+  EXPECT_TRUE(says(list_refusal("[a] [b]"), {"data.files", "not a YAML list"}));
 }
 
 Refusal environment_refusal(const std::string& variable, const std::string& value) {
@@ -166,8 +179,8 @@ Refusal flag_refusal(const std::string& set) {
 }
 
 TEST(Config, NamesTheFlagThatIsWrong) {
-  EXPECT_TRUE(says(flag_refusal("nprocs"), {"--set nprocs: it must be key=value"}));
-  EXPECT_TRUE(says(flag_refusal("=2"), {"it must be key=value"}));
+  EXPECT_TRUE(says(flag_refusal("nprocs"), {"--set nprocs: it must have the form key=value"}));
+  EXPECT_TRUE(says(flag_refusal("=2"), {"it must have the form key=value"}));
   EXPECT_TRUE(says(flag_refusal("nprocs=0"), {"--set nprocs=0: nprocs is '0'", "from 1 to 24"}));
   EXPECT_TRUE(says(flag_refusal("nproc=1"), {"--set nproc=1: unknown key 'nproc'; did you mean 'nprocs'?"}));
   EXPECT_TRUE(says(flag_refusal("model=gpt"), {"model is a section"}));

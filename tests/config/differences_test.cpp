@@ -1,4 +1,4 @@
-// What a run is told of that goes on from a checkpoint of another configuration.
+// Tests of differences(): what a run reports when it resumes from a checkpoint of another configuration.
 #include "config/differences.hpp"
 
 #include "config/support.hpp"
@@ -15,6 +15,9 @@ Differences between(const Sets& before, const Sets& after) {
 TEST(Differences, AreTheOptionsOfWhatIsComputedWithBothValues) {
   EXPECT_EQ(between({"seed_base=1"}, {"seed_base=2", "optimizer.kind=sgd", "data.seed=5"}),
             (Differences{"seed_base 1 -> 2", "data.seed 0 -> 5", "optimizer.kind adamw -> sgd"}));
+  EXPECT_EQ(between({}, {"runners.autocast=fp16", "runners.loss_scale.growth_steps=5"}),
+            (Differences{"runners.autocast off -> fp16", "runners.loss_scale.growth_steps 2000 -> 5"}));
+  EXPECT_EQ(between({}, {"runners.share=measured"}), Differences{"runners.share even -> measured"});
   EXPECT_EQ(between({"model.options.depth=1", "model.options.width=2"},
                     {"model.options.width=2", "model.options.heads=4"}),
             (Differences{R"(model.options.depth "1" -> (none))", R"(model.options.heads (none) -> "4")"}));

@@ -1,5 +1,5 @@
-// The table of options and the structs of Config say the same: every field is an option, and sets itself
-// alone.
+// Checks that the table of options agrees with the structs of Config: every field has an option, and every
+// option sets its own field alone.
 #include <boost/pfr.hpp>
 
 #include "config/support.hpp"
@@ -26,8 +26,8 @@ std::size_t count_fields(const auto& section) {
 std::string another_value(const Option& option) {
   const auto values = entries(option, Config{});
   if (option.is_map() || option.is_list()) return "other";
-  for (const auto* candidate :
-       {"true", "false", "0.25", "9", "bf16", "mean", "samples", "keep", "fail", "sgd", "cosine", "fork"}) {
+  for (const auto* candidate : {"true", "false", "0.25", "9", "bf16", "mean", "samples", "keep", "fail",
+                                "sgd", "cosine", "fork", "xla", "measured", "off"}) {
     if (candidate == values.front().second) continue;
     Config config;
     try {

@@ -1,4 +1,5 @@
-// Flag over environment over file over default, and every value knows where it came from.
+// Checks that a flag overrides the environment, the environment a file, and a file the defaults, and that the
+// source of every value is reported.
 #include <unistd.h>
 
 #include "config/support.hpp"
@@ -41,6 +42,18 @@ TEST(Config, PrefersFlagToEnvironmentToFileToDefault) {
   EXPECT_EQ(loaded.sources.at("grad_accumulation_steps"), "default");
 }
 
+TEST(Config, HasARunnerForEachDeviceWhereDevicesAreCountedAndNothingSaysHowMany) {
+  const auto nprocs = [](const Sets& sets) { return load_config("", sets, {}).config.nprocs; };
+  EXPECT_EQ(nprocs(Sets{"runners.device=auto"}), one_per_device);
+  EXPECT_EQ(nprocs(Sets{"runners.device=cuda"}), one_per_device);
+  EXPECT_EQ(nprocs(Sets{"runners.device=cuda", "nprocs=2"}), 2);
+  EXPECT_EQ(nprocs(Sets{"runners.device=xla"}), one_per_device);
+  EXPECT_EQ(nprocs(Sets{"runners.device=xla", "nprocs=2"}), 2);
+  EXPECT_EQ(nprocs(Sets{"runners.device=cpu"}), 2);
+  EXPECT_EQ(load_config("", Sets{"runners.device=cuda"}, {{"ACCELMGR_NPROCS", "3"}}).config.nprocs, 3);
+  EXPECT_EQ(load_text("runners.device: auto\n").config.nprocs, one_per_device);
+}
+
 TEST(Config, CountsTheLastFlagOfAKey) {
   EXPECT_EQ(load_config("", Sets{"nprocs=3", "nprocs=4"}, {}).config.nprocs, 4);
 }
@@ -59,6 +72,19 @@ TEST(Config, SplitsListsAtCommasOutsideOfFiles) {
   EXPECT_EQ(load_text("data.files: [a.txt, b/*.txt]\n").config.data.files, two);
   EXPECT_EQ(load_text("data.files: 'a,b.txt'\n").config.data.files, std::vector<std::string>{"a,b.txt"});
   EXPECT_TRUE(load_text("data.files: [a.txt]\n", {"data.files="}).config.data.files.empty());
+}
+
+TEST(Config, ReadsListsOfYamlOutsideOfFiles) {
+  const auto files = [](const std::string& text) {
+    const auto flag = load_config("", Sets{"data.files=" + text}, {}).config.data.files;
+    EXPECT_EQ(load_config("", {}, {{"ACCELMGR_DATA__FILES", text}}).config.data.files, flag) << text;
+    return flag;
+  };
+  using Files = std::vector<std::string>;
+  EXPECT_EQ(files("[a.txt, b.txt]"), (Files{"a.txt", "b.txt"}));
+  EXPECT_EQ(files("['a,b.txt', \"[c]*\"]"), (Files{"a,b.txt", "[c]*"}));
+  EXPECT_EQ(files("[]"), Files{});
+  EXPECT_EQ(files("[ab]*.txt,c.txt"), (Files{"[ab]*.txt", "c.txt"})) << "a pattern is no list";
 }
 
 TEST(Config, MergesTheEntriesOfFreeMaps) {

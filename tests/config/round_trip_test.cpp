@@ -20,8 +20,8 @@ std::string any_name() {
   return *rc::gen::nonEmpty(rc::gen::container<std::string>(rc::gen::arbitrary<char>()));
 }
 
-// Whole numbers anywhere in the interval; doubles by their bits, so that denormal ones and long fractions
-// come up.
+// Any number of the interval. The bits of doubles are drawn, so that denormal numbers and long fractions
+// occur.
 template <class T>
 T any_in(const Interval<T>& interval) {
   if constexpr (std::is_floating_point_v<T>) {

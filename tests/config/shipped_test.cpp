@@ -1,4 +1,4 @@
-// The configurations that accelmgr brings.
+// Tests of the configurations in configs/.
 #include "config/support.hpp"
 
 namespace accelmgr::config {

@@ -1,12 +1,8 @@
-// A file of YAML that lasts as long as a test, and the text of the error that a call ends with.
+// Shared by the tests of configurations: a temporary YAML file, and the error that a call throws.
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <map>
 #include <string>
@@ -14,31 +10,21 @@
 
 #include "accelmgr/errors.hpp"
 #include "config/loader.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::config {
 
 class YamlFile {
  public:
-  explicit YamlFile(const std::string& text) {
-    std::string folder = (std::filesystem::temp_directory_path() / "accelmgr_config_XXXXXX").string();
-    if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("mkdtemp " + folder);
-    folder_ = folder;
-    std::ofstream(path(), std::ios::binary) << text;
-  }
-  ~YamlFile() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-  YamlFile(const YamlFile&) = delete;
-  YamlFile& operator=(const YamlFile&) = delete;
-
-  std::string path() const { return folder_ / "run.yaml"; }
+  explicit YamlFile(const std::string& text) : path_(folder_.write("run.yaml", text)) {}
+  const std::string& path() const { return path_; }
 
  private:
-  std::filesystem::path folder_;
+  test::TemporaryFolder folder_;
+  std::string path_;
 };
 
-/// Of `--set`.
+/// Settings as `--set` gives them.
 struct Sets : std::vector<Setting> {
   Sets() = default;
   Sets(std::initializer_list<std::string> assignments) {
@@ -53,7 +39,8 @@ inline LoadedConfig load_text(const std::string& yaml, const Sets& sets = {},
   return load_config(file.path(), sets, environment);
 }
 
-/// The text and the key of the ConfigError that `call` throws; a failed test if it throws none.
+/// The text and the key of a ConfigError. refusal() returns those of the error that `call` throws; the test
+/// fails if there is none.
 struct Refusal {
   std::string text;
   std::string key;

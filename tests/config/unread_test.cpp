@@ -1,4 +1,4 @@
-// Which keys nothing reads in a program that makes the steps itself.
+// Tests of unread(): which keys have no effect in a program that makes the steps itself.
 #include "config/support.hpp"
 
 namespace accelmgr::config {
@@ -37,6 +37,9 @@ TEST(Unread, IsWhatDescribesAModelOrDatasetThatTheProgramPasses) {
 
 TEST(Unread, IsWhatTheKindDoesNotRead) {
   EXPECT_EQ(reason("model.mlp.hidden_size=5", Own{}, gpt_on_text), "model.kind gpt does not read it");
+  EXPECT_EQ(reason("model.factory=a:b", Own{}, gpt_on_text), "model.kind gpt does not read it");
+  EXPECT_EQ(reason("model.gpt.layers=5", Own{}, {"model.kind=python"}), "model.kind python does not read it");
+  EXPECT_EQ(reason("data.seed=5", Own{}, {"data.kind=python"}), "data.kind python does not read it");
   EXPECT_EQ(reason("data.elements=5", Own{}, gpt_on_text), "data.kind text does not read it");
   EXPECT_EQ(reason("data.options.path=x", Own{}, gpt_on_text), "data.kind text does not read it");
   EXPECT_EQ(reason("data.held_out=0.5", Own{}, {"data.kind=synthetic"}),
@@ -52,6 +55,9 @@ TEST(Unread, IsNothingThatHasAnEffect) {
   for (const auto* set : {"model.gpt.layers=2", "data.seed=1", "data.held_out=0.1", "data.sequence_length=5",
                           "data.epochs=2", "data.drop_last=false"})
     EXPECT_EQ(reason(set, Own{}, gpt_on_text), "") << set;
+  for (const auto* set :
+       {"model.factory=a:b", "model.options.depth=3", "data.factory=a:b", "data.options.path=x"})
+    EXPECT_EQ(reason(set, Own{}, {"model.kind=python", "data.kind=python"}), "") << set;
   for (const auto* set : {"model.options.depth=3", "model.file=x", "model.gpt.layers=2"})
     EXPECT_EQ(reason(set, Own{}, {"model.kind=registered"}), "") << set << ": it may read all";
   EXPECT_TRUE(unread(load_config("", {}, {}), everything).empty());

@@ -1,4 +1,4 @@
-// What holds between values, and values that a program set itself.
+// Tests of validate() and warnings(): rules between values, and values that a program has set in Config.
 #include <functional>
 #include <limits>
 #include <ostream>
@@ -8,7 +8,7 @@
 namespace accelmgr::config {
 namespace {
 
-Config gpt_on_text() {
+Config gpt_of_text() {
   Config config;
   config.model.kind = "gpt";
   config.data.kind = "text";
@@ -16,19 +16,19 @@ Config gpt_on_text() {
   return config;
 }
 
-struct Case {
+struct Flaw {
   std::string name;
   std::function<void(Config&)> change;
   std::string key;
   std::vector<std::string> says;
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const Flaw& c, std::ostream* out) { *out << c.name; }
 
-class BadCombination : public ::testing::TestWithParam<Case> {};
+class BadCombination : public ::testing::TestWithParam<Flaw> {};
 
 TEST_P(BadCombination, IsRefusedWithBothSides) {
-  auto config = gpt_on_text();
+  auto config = gpt_of_text();
   ASSERT_NO_THROW(validate(config));
   GetParam().change(config);
   const auto refused = refusal([&] { validate(config); });
@@ -39,65 +39,86 @@ TEST_P(BadCombination, IsRefusedWithBothSides) {
 INSTANTIATE_TEST_SUITE_P(
     Config, BadCombination,
     ::testing::Values(
-        Case{"ZeroRunners", [](Config& c) { c.nprocs = 0; }, "nprocs", {"nprocs is 0", "from 1 to 24"}},
-        Case{"NegativeShareHeldOut",
+        Flaw{"ZeroRunners", [](Config& c) { c.nprocs = 0; }, "nprocs", {"nprocs is 0", "from 1 to 24"}},
+        Flaw{"ARunnerForEachDeviceOfTheCpu",
+             [](Config& c) { c.nprocs = one_per_device; },
+             "nprocs",
+             {"nprocs is -1, one for each device", "runners.device is cpu"}},
+        Flaw{"GpusOfTheCpu",
+             [](Config& c) {
+               c.runners.devices = {"0", "1"};
+             },
+             "runners.devices",
+             {"runners.devices names GPUs", "runners.device is cpu", "set auto or cuda"}},
+        Flaw{"OtherDevicesThanRunners",
+             [](Config& c) {
+               c.runners.device = Device::cuda;
+               c.runners.devices = {"0", "1", "2"};
+             },
+             "runners.devices",
+             {"runners.devices has 3 devices", "nprocs is 2"}},
+        Flaw{"NegativeShareHeldOut",
              [](Config& c) { c.data.held_out = -0.1; },
              "data.held_out",
              {"from 0 to 0.9"}},
-        Case{
+        Flaw{
             "AllHeldOut", [](Config& c) { c.data.held_out = 1; }, "data.held_out", {"is 1", "from 0 to 0.9"}},
-        Case{"UndefinedLearningRate",
+        Flaw{"UndefinedLearningRate",
              [](Config& c) { c.optimizer.learning_rate = std::numeric_limits<double>::quiet_NaN(); },
              "optimizer.learning_rate",
              {"is nan", "of at least 0"}},
-        Case{"NoEnumerator",
+        Flaw{"NoEnumerator",
              [](Config& c) { c.optimizer.kind = static_cast<OptimizerKind>(7); },
              "optimizer.kind",
              {"7"}},
-        Case{"EntryWithoutAName",
+        Flaw{"EntryWithoutAName",
              [](Config& c) { c.model.options[""] = "x"; },
              "model.options",
              {"without a name"}},
-        Case{"WidthNoMultipleOfHeads",
+        Flaw{"WidthNoMultipleOfHeads",
              [](Config& c) { c.model.gpt.heads = 3; },
              "model.gpt.width",
              {"model.gpt.width is 128", "multiple of model.gpt.heads, which is 3"}},
-        Case{"SequenceLongerThanContext",
+        Flaw{"SequenceLongerThanContext",
              [](Config& c) { c.data.sequence_length = 129; },
              "data.sequence_length",
              {"is 129", "at most model.gpt.context, which is 128"}},
-        Case{"VocabularyBelowAByte",
+        Flaw{"VocabularyBelowAByte",
              [](Config& c) { c.model.gpt.vocabulary = 255; },
              "model.gpt.vocabulary",
              {"is 255", "at least 256"}},
-        Case{
+        Flaw{
             "TextWithoutFiles", [](Config& c) { c.data.files.clear(); }, "data.files", {"at least one file"}},
-        Case{"FileWithoutAName",
+        Flaw{"FileWithoutAName",
              [](Config& c) { c.data.files.push_back(""); },
              "data.files",
              {"an empty name"}},
-        Case{"ModelThatReadsNoTokens",
+        Flaw{"ModelThatReadsNoTokens",
              [](Config& c) { c.model.kind = "mlp"; },
              "model.kind",
              {"model.kind is mlp", "data.kind text"}},
-        Case{"TorchScriptWithoutAFile",
+        Flaw{"TorchScriptWithoutAFile",
              [](Config& c) { c.model.kind = "torchscript"; },
              "model.file",
              {"model.file is empty", "torchscript"}},
-        Case{"NoModel", [](Config& c) { c.model.kind = ""; }, "model.kind", {"model.kind is empty"}},
-        Case{"NoData", [](Config& c) { c.data.kind = ""; }, "data.kind", {"data.kind is empty"}},
-        Case{"NesterovWithoutMomentum",
+        Flaw{"NoModel", [](Config& c) { c.model.kind = ""; }, "model.kind", {"model.kind is empty"}},
+        Flaw{"NoData", [](Config& c) { c.data.kind = ""; }, "data.kind", {"data.kind is empty"}},
+        Flaw{"NesterovWithoutMomentum",
              [](Config& c) {
                c.optimizer.kind = OptimizerKind::sgd;
                c.optimizer.nesterov = true;
              },
              "optimizer.nesterov",
              {"optimizer.nesterov is true", "optimizer.momentum is 0"}},
-        Case{"LaunchOfNoProcess",
+        Flaw{"LossScaleThatRounds",
+             [](Config& c) { c.runners.loss_scale.initial = 1000; },
+             "runners.loss_scale.initial",
+             {"runners.loss_scale.initial is 1000", "power of two"}},
+        Flaw{"LaunchOfNoProcess",
              [](Config& c) { c.launch.nprocs = 0; },
              "launch.nprocs",
              {"launch.nprocs is 0", "at least 1"}},
-        Case{"HostBeyondTheHosts",
+        Flaw{"HostBeyondTheHosts",
              [](Config& c) {
                c.launch.nnodes = 2;
                c.launch.rendezvous = "10.0.0.1:2222";
@@ -105,11 +126,11 @@ INSTANTIATE_TEST_SUITE_P(
              },
              "launch.node_rank",
              {"launch.node_rank is 2", "launch.nnodes is 2", "0 to 1"}},
-        Case{"HostsThatMeetNowhere",
+        Flaw{"HostsThatMeetNowhere",
              [](Config& c) { c.launch.nnodes = 2; },
              "launch.rendezvous",
              {"launch.nnodes is 2", "launch.rendezvous is empty", "HOST:PORT"}},
-        Case{"SharedMemoryOfTwoHosts",
+        Flaw{"SharedMemoryOfTwoHosts",
              [](Config& c) {
                c.launch.nnodes = 2;
                c.launch.rendezvous = "10.0.0.1:2222";
@@ -117,14 +138,14 @@ INSTANTIATE_TEST_SUITE_P(
              },
              "launch.backend",
              {"launch.backend is shm", "launch.nnodes is 2", "gloo"}},
-        Case{"TwoSerialProcesses",
+        Flaw{"TwoSerialProcesses",
              [](Config& c) {
                c.launch.nprocs = 2;
                c.launch.backend = "serial";
              },
              "launch.backend",
              {"launch.backend is serial", "launch.nprocs is 2"}},
-        Case{"EvaluationOfNothing",
+        Flaw{"EvaluationOfNothing",
              [](Config& c) { c.train.evaluate_every = 10; },
              "train.evaluate_every",
              {"train.evaluate_every is 10", "data.held_out is 0"}}),
@@ -134,6 +155,19 @@ TEST(Config, SaysWhereTheRefusedHalfOfACombinationCameFrom) {
   const auto refused = refusal([] { load_text("prefetch: 1\noptimizer.nesterov: true\n"); });
   EXPECT_TRUE(says(refused, {"optimizer.nesterov is true", "comes from: file ", "run.yaml:2"}));
   EXPECT_EQ(refused.key, "optimizer.nesterov");
+}
+
+TEST(Config, TakesDevicesForAsManyRunnersAsThereAreOrAsAResizeMayAskFor) {
+  Config config;
+  config.runners.device = Device::cuda;
+  config.runners.devices = {"0", "cpu"};
+  EXPECT_NO_THROW(validate(config));
+  config.runners.devices.emplace_back("1");
+  config.runners.max_runners = 3;
+  EXPECT_NO_THROW(validate(config));
+  config.nprocs = one_per_device;
+  config.runners.min_runners = 3;  // Whether there are so many is not known yet.
+  EXPECT_NO_THROW(validate(config));
 }
 
 TEST(Config, TakesHostsThatMeetAtARendezvousOrByTheirWorkers) {
@@ -161,12 +195,28 @@ TEST(ConfigWarnings, TellOfMoreThreadsThanCores) {
   EXPECT_EQ(warnings(config, 1).size(), 1u);
 }
 
+TEST(ConfigWarnings, AreNoneOfThreadsWhileTheNumberOfRunnersIsOpen) {
+  Config config;
+  config.runners.device = Device::automatic;
+  config.nprocs = one_per_device;
+  EXPECT_TRUE(warnings(config, 1).empty());
+}
+
 TEST(ConfigWarnings, TellOfSettingsThatTheOptimizerDoesNotRead) {
   Config config;
   config.optimizer.momentum = 0.9;
   ASSERT_EQ(warnings(config, 2).size(), 1u);
   EXPECT_TRUE(says({warnings(config, 2).front(), ""}, {"adamw does not read optimizer.momentum"}));
   config.optimizer.kind = OptimizerKind::sgd;
+  EXPECT_TRUE(warnings(config, 2).empty());
+}
+
+TEST(ConfigWarnings, TellOfSharesOfOneMicroBatchThatCannotBeDivided) {
+  Config config;
+  config.runners.share = Share::measured;
+  ASSERT_EQ(warnings(config, 2).size(), 1u);
+  EXPECT_TRUE(says({warnings(config, 2).front(), ""}, {"runners.share", "grad_accumulation_steps is 1"}));
+  config.grad_accumulation_steps = 2;
   EXPECT_TRUE(warnings(config, 2).empty());
 }
 

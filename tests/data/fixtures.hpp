@@ -1,19 +1,16 @@
-// What the tests of data sources share.
+// Shared by the tests of data sources: a reader of elements, and checks of states and of errors.
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::test {
 
@@ -41,7 +38,7 @@ class Reader {
     return values<T>(field).at(0);
   }
 
-  /// Field 0 of the next `count` elements, or of all up to the end.
+  /// Reads the next `count` elements, or all up to the end, and returns field 0 of each.
   template <typename T>
   std::vector<std::vector<T>> take(std::size_t count = 1'000'000) {
     std::vector<std::vector<T>> out;
@@ -54,7 +51,7 @@ class Reader {
   std::vector<std::vector<std::byte>> rows_;
 };
 
-/// All fields of the next `count` elements, or of all up to the end, as bytes.
+/// Reads the next `count` elements, or all up to the end, and returns the bytes of all fields of each.
 inline std::vector<std::string> element_bytes(BatchSource& source, std::size_t count = 1'000'000) {
   Reader reader(source);
   std::vector<std::string> out;
@@ -66,8 +63,9 @@ inline std::vector<std::string> element_bytes(BatchSource& source, std::size_t c
   return out;
 }
 
-/// After any number of elements, a new source restored from the state of the first gives what the first gives
-/// after it, and says that it stands there. `make` makes a source; of an endless one, `count` are looked at.
+/// Checks after each number of elements: a new source that is restored from the state of the first gives the
+/// same elements from there on, and reports the same state. `make` makes a source; at most `count` of its
+/// elements are checked.
 template <typename Make>
 void expect_states_restore(Make&& make, std::size_t count) {
   const auto whole = make();
@@ -91,32 +89,6 @@ void expect_states_restore(Make&& make, std::size_t count) {
 inline std::string refusal(BatchSource& source, const std::string& state) {
   return message_of<DataError>([&] { source.restore(state); });
 }
-
-/// A folder that goes with the test.
-class Folder {
- public:
-  Folder() {
-    std::string name = std::filesystem::temp_directory_path() / "accelmgr-data-XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp " + name);
-    path_ = std::filesystem::canonical(name);
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string operator/(const std::string& name) const { return path_ / name; }
-
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name, std::ios::binary) << text;
-    return path_ / name;
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// The key of the ConfigError that `call` throws.
 template <typename Call>

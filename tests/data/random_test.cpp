@@ -28,7 +28,7 @@ TEST(Random, SeedStreamAndIndexEachMakeAnotherGenerator) {
 
 // The orders of elements that users have seen must not change with a release or a standard library.
 TEST(Random, TheNumbersAreThoseOfSplitMix64) {
-  EXPECT_EQ(mix(0x9e3779b97f4a7c15u), 0xe220a8397b1dcdafu);  // the published first output of seed 0
+  EXPECT_EQ(base::mix(0x9e3779b97f4a7c15u), 0xe220a8397b1dcdafu);  // the published first output of seed 0
 }
 
 TEST(Random, NormalHasMeanZeroAndVarianceOne) {

@@ -1,8 +1,8 @@
-// A loader that is killed at any instant, or whose session ends: the next one loses and doubles no element.
+// Checks that the next loader loses and doubles no element after the one before was killed at any instant, or
+// after a run resumed in a new session. A kill is simulated: the test writes the state that it would leave.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <ranges>
 
 #include "data/training.hpp"
 #include "message_of.hpp"
@@ -10,20 +10,18 @@
 namespace accelmgr::data {
 namespace {
 
-using session::RankMask;
-
-/// What a loader writes into a session, to see what its last call changed.
+/// A copy of what a loader has written into a session. Two copies show what a call changed.
 struct Written {
   struct Ring {
     std::uint64_t published, filling, end;
   };
-  explicit Written(const Training& t) : dealt_to(t.dealing().dealt_to.load()) {
+  explicit Written(const Training& t) : follows(t.sharding().follows.load()) {
     for (int rank = 0; rank < t.session().ranks(); ++rank) {
       const auto& queue = t.session().queue(rank);
       rings.push_back({queue.published.load(), queue.filling.load(), queue.end.load()});
     }
   }
-  RankMask dealt_to;
+  std::uint64_t follows;
   std::vector<Ring> rings;
 };
 
@@ -31,27 +29,30 @@ session::Queue& queue_of(const Training& t, std::size_t rank) {
   return t.session().queue(static_cast<int>(rank));
 }
 
-/// Killed between the two stores that publish a batch. That its elements are in the slot is luck.
+/// As if killed between the two stores that publish a batch. The slot is overwritten, because nothing ensures
+/// that the batch's elements are in it.
 void tear_publication(const Training& t, std::size_t rank, const Written::Ring& was) {
   auto& queue = queue_of(t, rank);
   queue.filling.store(0);
   queue.published.store(was.published);
   queue.end.store(was.end);
-  const session::BatchQueue ring(t.session(), static_cast<int>(rank));
+  const session::BatchQueueWriter ring(t.session(), static_cast<int>(rank));
   std::memset(const_cast<std::byte*>(ring.slot(was.published)), 0xee, t.session().header().slot_bytes);
 }
 
-/// Killed while the queues are rewound: the first one is.
-void tear_dealing(const Training& t, const Written& before) {
-  t.dealing().dealt_to.store(0);
-  t.dealing().first_element = 12345;
+/// As if killed while the queues are rewound: only the first one has been.
+void tear_sharding(const Training& t, const Written& before) {
+  t.sharding().assigned_to.store(0);
+  t.sharding().first_element = 12345;
+  t.sharding().shares = session::even_shares(777);
+  t.sharding().follows.store(before.follows);
   for (std::size_t rank = 1; rank < before.rings.size(); ++rank) {
     queue_of(t, rank).published.store(before.rings[rank].published);
     queue_of(t, rank).filling.store(before.rings[rank].filling);
   }
 }
 
-/// Killed while the queues are told the end: the first one knows it, the next is about to.
+/// As if killed while the queues get their end: the first one has it, the second is about to get it.
 void tear_end(const Training& t, const Written& before, const Written& after) {
   int told = 0;
   for (std::size_t rank = 0; rank < after.rings.size(); ++rank) {
@@ -68,14 +69,14 @@ void tear_end(const Training& t, const Written& before, const Written& after) {
   }
 }
 
-/// Killed before the element, or the batch that it completed, was counted.
+/// As if killed before the element, or the batch that it completed, was counted.
 void tear_element(const Training& t, const Written& before, const Written& after) {
   for (std::size_t rank = 0; rank < after.rings.size(); ++rank) {
     const auto& was = before.rings[rank];
     if (after.rings[rank].published != was.published) {
       tear_publication(t, rank, was);
     } else if (after.rings[rank].filling != was.filling) {
-      const session::BatchQueue queue(t.session(), static_cast<int>(rank));
+      const session::BatchQueueWriter queue(t.session(), static_cast<int>(rank));
       auto* slot = const_cast<std::byte*>(queue.slot(was.published));
       std::memset(slot + was.filling * sizeof(std::int64_t), 0xee, sizeof(std::int64_t));
       queue_of(t, rank).filling.store(was.filling);
@@ -83,14 +84,14 @@ void tear_element(const Training& t, const Written& before, const Written& after
   }
 }
 
-/// The session as a loader leaves it that is killed inside the call before which it was `before`.
+/// Puts the session into a state that a loader leaves when it is killed inside its last call. `before` is the
+/// state before that call.
 void tear(const Training& t, const Written& before) {
   const Written after(t);
-  const bool end = std::ranges::any_of(std::views::iota(std::size_t{0}, after.rings.size()), [&](auto rank) {
-    return after.rings[rank].end != before.rings[rank].end;
-  });
-  if (after.dealt_to != before.dealt_to) {
-    tear_dealing(t, before);
+  const bool end =
+      !std::ranges::equal(after.rings, before.rings, {}, &Written::Ring::end, &Written::Ring::end);
+  if (after.follows != before.follows) {
+    tear_sharding(t, before);
   } else if (end) {
     tear_end(t, before, after);
   } else {
@@ -98,19 +99,21 @@ void tear(const Training& t, const Written& before) {
   }
 }
 
-/// How often, and how, the loader of a training is killed: before its calls number `at`, at + every, ...
+/// When the loader of a training is killed: before its calls number `at`, `at` + `every`, ... If `torn`, the
+/// session is left as by a kill inside the previous call.
 struct Kills {
   int at;
   int every;  ///< 0: once.
   bool torn;
 };
 
-/// A training with steps, aborts and three teams, whose loader is killed. Returns the number of its calls.
-int train(Shape shape, NumbersPlan plan, Kills kills) {
+/// Runs a training with steps, aborts and four teams, and kills its loader as `kills` says. Returns the
+/// number of calls of the loader.
+int train(Shape shape, NumbersPlan plan, const std::vector<Team>& teams, Kills kills) {
   SCOPED_TRACE(testing::Message() << plan.count << " elements, states " << plan.states << ", drop_last "
                                   << shape.drop_last << ", killed before call " << kills.at << " and every "
                                   << kills.every << ", torn " << kills.torn);
-  Training t(shape, std::move(plan), 0b111);
+  Training t(shape, std::move(plan), teams[0]);
   int calls = 0;
   Written before(t);
   const auto call = [&] {
@@ -129,23 +132,23 @@ int train(Shape shape, NumbersPlan plan, Kills kills) {
     while (limit-- > 0 && call()) {
     }
   };
-  const auto deal_to = [&](RankMask team) {
+  const auto assign_to = [&](const Team& team) {
     t.ask_for(team);
-    while (t.dealing().dealt_to.load() != team) call();
+    while (!t.loader_follows()) call();
   };
   work(7);
   work(1000);
   EXPECT_TRUE(t.step());
   work(5);
-  deal_to(0b101);
+  assign_to(teams[1]);
   work(2);
-  deal_to(0b110);
+  assign_to(teams[2]);
   t.abort();
   work(1000);
   EXPECT_TRUE(t.step());
   work(3);
   t.abort();
-  deal_to(0b111);
+  assign_to(teams[3]);
   do {
     work(1000);
   } while (t.step());
@@ -154,24 +157,31 @@ int train(Shape shape, NumbersPlan plan, Kills kills) {
   return calls;
 }
 
-class Recovery : public testing::TestWithParam<std::tuple<bool, bool>> {
+class Recovery : public testing::TestWithParam<std::tuple<bool, bool, bool>> {
  protected:
   NumbersPlan plan(std::int64_t count) const { return {.count = count, .states = std::get<0>(GetParam())}; }
   Shape shape(int batch_size) const {
     return {.ranks = 3, .slots = 3, .batch_size = batch_size, .drop_last = std::get<1>(GetParam())};
   }
+  static std::vector<Team> teams() {
+    if (std::get<2>(GetParam())) return {{0b111, {1, 2, 1}}, {0b111, {2, 1, 1}}, {0b110, {0, 1, 3}}, 0b111};
+    return {0b111, 0b101, 0b110, 0b111};
+  }
   void kill_everywhere(int every, bool torn) {
     for (const int batch_size : {1, 2, 3})
       for (const std::int64_t count : {36, 41}) {
-        const int calls = train(shape(batch_size), plan(count), {.at = -1, .every = 0, .torn = false});
-        for (int at = 0; at <= calls; ++at) train(shape(batch_size), plan(count), {at, every, torn});
+        const int calls =
+            train(shape(batch_size), plan(count), teams(), {.at = -1, .every = 0, .torn = false});
+        for (int at = 0; at <= calls; ++at) train(shape(batch_size), plan(count), teams(), {at, every, torn});
       }
   }
 };
-INSTANTIATE_TEST_SUITE_P(States, Recovery, testing::Combine(testing::Bool(), testing::Bool()),
+INSTANTIATE_TEST_SUITE_P(States, Recovery,
+                         testing::Combine(testing::Bool(), testing::Bool(), testing::Bool()),
                          [](const auto& info) {
                            return std::string(std::get<0>(info.param) ? "WithStates" : "WithoutStates") +
-                                  (std::get<1>(info.param) ? "DropLast" : "ShortLast");
+                                  (std::get<1>(info.param) ? "DropLast" : "ShortLast") +
+                                  (std::get<2>(info.param) ? "Uneven" : "Even");
                          });
 
 TEST_P(Recovery, BetweenAnyTwoCallsLosesAndDoublesNothing) { kill_everywhere(0, false); }
@@ -182,16 +192,17 @@ TEST_P(Recovery, ResumesFromACheckpointOfAnyStepInANewSession) {
   for (const int batch_size : {1, 2})
     for (int steps = 0; steps < 7; ++steps)
       for (int ahead = 0; ahead < 10; ++ahead) {
-        Training t(shape(batch_size), plan(40), 0b011);
+        Training t(shape(batch_size), plan(64), teams()[1]);
         for (int i = 0; i < steps; ++i) {
           t.work();
           ASSERT_TRUE(t.step());
         }
         t.work(ahead);
-        Training resumed(shape(batch_size), plan(40), 0b111);
+        Training resumed(shape(batch_size), plan(64), teams()[0]);
         resumed.counters() = t.counters();
-        std::fill_n(resumed.counters().batches, session::max_ranks, ahead);  // Of the new session's queues.
-        resumed.dealing().source[0] = t.dealing().source[t.dealing().source_index.load()];
+        // The queues of a new session may begin with any number.
+        std::fill_n(resumed.counters().batches, session::max_ranks, ahead);
+        resumed.sharding().source[0] = t.sharding().source[t.sharding().source_index.load()];
         resumed.finish();
       }
 }
@@ -202,18 +213,18 @@ TEST(RecoveryReading, GoesOnInTheSlotsAsTheyAreAndReadsOnFromTheState) {
   t.work();
   ASSERT_TRUE(t.step());
   t.work(2);
-  EXPECT_EQ(t.dealing().source[t.dealing().source_index.load()].element, 6u);
-  const auto dealt = t.loader().dealt();
-  EXPECT_EQ(dealt, 26u);
+  EXPECT_EQ(t.sharding().source[t.sharding().source_index.load()].element, 6u);
+  const auto assigned = t.loader().assigned();
+  EXPECT_EQ(assigned, 26u);
   t.kill();
   *plan.reads = 0;
-  EXPECT_EQ(t.loader().dealt(), dealt);
+  EXPECT_EQ(t.loader().assigned(), assigned);
   EXPECT_EQ(*plan.reads, 0u) << "a slow source does not hold up who makes the loader";
   t.work(20);
-  EXPECT_EQ(t.loader().dealt(), dealt);
-  EXPECT_EQ(*plan.reads, 20u) << "6 to 25 were dealt";
+  EXPECT_EQ(t.loader().assigned(), assigned);
+  EXPECT_EQ(*plan.reads, 20u) << "6 to 25 were assigned";
   t.work(1);
-  EXPECT_EQ(t.loader().dealt(), dealt + 1);
+  EXPECT_EQ(t.loader().assigned(), assigned + 1);
   t.finish();
 }
 
@@ -231,10 +242,9 @@ TEST(RecoveryReading, ASourceThatEndsSoonerThanBeforeIsAnError) {
   t.counters().elements = 31;
   t.work();
   EXPECT_EQ(t.state(0, 0), session::BatchQueue::State::failed);
-  EXPECT_EQ(
-      session::BatchQueue(t.session(), 0).error(),
-      "the data source ended after 30 elements; before it was read again it gave 31: it must give the same "
-      "ones every time");
+  EXPECT_EQ(session::BatchQueue(t.session(), 0).error(),
+            "the data source ended after 30 elements, but the first time it gave 31: it must give the same "
+            "elements every time");
 }
 
 TEST(RecoveryReading, ASourceThatEndsBeforeWhatTheQueuesHoldIsAnError) {
@@ -243,10 +253,9 @@ TEST(RecoveryReading, ASourceThatEndsBeforeWhatTheQueuesHoldIsAnError) {
   t.kill();
   t.plan().count = 9;
   t.work();
-  EXPECT_EQ(
-      session::BatchQueue(t.session(), 0).error(),
-      "the data source ended after 9 elements; before it was read again it gave 10: it must give the same "
-      "ones every time");
+  EXPECT_EQ(session::BatchQueue(t.session(), 0).error(),
+            "the data source ended after 9 elements, but the first time it gave 10: it must give the same "
+            "elements every time");
 }
 
 TEST(RecoveryReading, ABatchThatIsMissingAndCannotBeReadAgainIsAnError) {
@@ -275,14 +284,14 @@ TEST(RecoveryReading, ASourceThatFailedMayGoOn) {
   }
 }
 
-TEST(RecoveryReading, ForAnotherTeamDealsAllAnewThatIsNotConsumed) {
+TEST(RecoveryReading, ForAnotherTeamAssignsAllAnewThatIsNotConsumed) {
   Training t({.ranks = 3, .slots = 2, .batch_size = 2}, {.count = 50}, 0b011);
   t.work();
   ASSERT_TRUE(t.step());
   t.kill();
-  t.begin_with(0b110);
-  EXPECT_EQ(t.loader().dealt(), 4u);
-  EXPECT_EQ(t.dealing().dealt_to.load(), 0b110u);
+  t.ask_for(0b110);
+  EXPECT_EQ(t.loader().assigned(), 4u);
+  EXPECT_EQ(t.sharding().assigned_to.load(), 0b110u);
   t.finish();
 }
 
@@ -301,15 +310,31 @@ TEST(RecoveryReading, WhereTheLastBatchIsShortAllIsReadAgain) {
   t.finish();
 }
 
+TEST(RecoveryReading, AfterAShortStepOfUnequalSharesTheNextStepIsAWholeOne) {
+  Training t({.ranks = 2, .slots = 4, .drop_last = false}, {.count = 6}, {0b11, {1, 3}});
+  t.work();
+  ASSERT_TRUE(t.step());
+  t.work();
+  ASSERT_TRUE(t.step());
+  ASSERT_EQ(t.cursor(), 6u) << "the second step had two elements of four";
+  t.kill();
+  t.plan().count = 14;
+  EXPECT_EQ(t.loader().assigned(), 6u);
+  t.work();
+  EXPECT_TRUE(t.step());
+  EXPECT_EQ(t.cursor(), 10u);
+  t.finish();
+}
+
 TEST(RecoveryReading, AStateBeyondTheDataCursorIsRefused) {
   Training t({}, {.count = 30, .states = true});
-  auto& left = t.dealing().source[0];
+  auto& left = t.sharding().source[0];
   left.element = 5;
   left.bytes = 1;
   left.state[0] = '5';
   EXPECT_NE(test::message_of<SessionError>([&] {
               t.loader();
-            }).find("of element 5) cannot be its own: the data cursor is 0"),
+            }).find("of element 5) is damaged: its element lies after the data cursor, 0"),
             std::string::npos);
 }
 

@@ -1,3 +1,4 @@
+// Tests of register_data() and make_data(), which make a data source by its kind.
 #include <algorithm>
 
 #include "data/fixtures.hpp"
@@ -8,8 +9,8 @@ namespace {
 // Counts down from `elements` - 1.
 class CountDown final : public BatchSource {
  public:
-  explicit CountDown(std::int64_t elements, std::string field = "number")
-      : left_(elements), fields_{{std::move(field), at::kLong, {}}} {}
+  explicit CountDown(std::int64_t elements, std::string field = "number", DType dtype = DType::int64)
+      : left_(elements), fields_{{std::move(field), dtype, {}}} {}
   std::span<const FieldSpec> fields() const override { return fields_; }
   bool next(ElementWriter& element) override {
     if (left_ == 0) return false;
@@ -81,6 +82,11 @@ TEST(DataRegistry, AFactoryThatMakesNothingOrDeclaresWrongFieldsIsRefused) {
   register_data("nameless", [](const Config&) { return std::make_unique<CountDown>(1, ""); });
   expect_contains(message_of<DataError>([] { make_data(config_of_kind("nameless")); }),
                   {"'nameless'", "without a name"});
+  register_data("typeless", [](const Config&) {
+    return std::make_unique<CountDown>(1, "number", static_cast<DType>(dtype_count));
+  });
+  expect_contains(message_of<DataError>([] { make_data(config_of_kind("typeless")); }),
+                  {"'typeless'", "'number'", "not the number of a dtype"});
 }
 
 }  // namespace

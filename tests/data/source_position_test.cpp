@@ -36,7 +36,7 @@ TEST(SourcePosition, AnythingElseIsRefusedWithWhatWasExpected) {
        {"text seed=7 bytes=1220 epoch=0 position=0 ", "text  seed=7 bytes=1220 epoch=0 position=0",
         "text seed=07 bytes=1220 epoch=0 position=0", "text seed=7 bytes=1220 epoch=0 position=0 more"})
     expect_contains(refused(wrong), {"expected 'text seed=7 bytes=1220 epoch=0 position=0'"});
-  expect_contains(refused(""), {"none of a text source"});
+  expect_contains(refused(""), {"not that of a text source"});
   EXPECT_LT(refused(std::string(4000, '\xff')).size(), 400U);
 }
 

@@ -84,7 +84,7 @@ TEST_P(EveryModel, GoesOnFromAStateAnywhere) {
 TEST(SyntheticState, HeldOutElementsHaveStatesOfTheirOwn) {
   const auto source = make_data(synthetic("mlp"));
   expect_states_restore([&] { return source->held_out(); }, 20);
-  expect_contains(refusal(*source, *source->held_out()->state()), {"none of a synthetic source"});
+  expect_contains(refusal(*source, *source->held_out()->state()), {"not that of a synthetic source"});
 }
 
 TEST(SyntheticState, OfOtherDataIsRefused) {
@@ -97,7 +97,7 @@ TEST(SyntheticState, OfOtherDataIsRefused) {
   config.data.seed = 0;
   expect_contains(refusal(*make_data(config), state), {"elements is 7; here it is 8"});
   expect_contains(refusal(*make_data(config), "synthetic seed=0 elements=8 epoch=1 position=9"),
-                  {"9 elements of epoch 1", "here it has 8"});
+                  {"9 elements of epoch 1", "this epoch has 8"});
 }
 
 TEST(SyntheticMlp, FieldsFitTheModel) {
@@ -105,9 +105,9 @@ TEST(SyntheticMlp, FieldsFitTheModel) {
   config.model.mlp.input_size = 12;
   config.model.mlp.output_size = 5;
   const auto source = make_data(config);
-  EXPECT_EQ(source->fields()[0].dtype, at::kFloat);
+  EXPECT_EQ(source->fields()[0].dtype, DType::float32);
   EXPECT_EQ(source->fields()[0].shape, std::vector<std::int64_t>{12});
-  EXPECT_EQ(source->fields()[1].dtype, at::kLong);
+  EXPECT_EQ(source->fields()[1].dtype, DType::int64);
   EXPECT_TRUE(source->fields()[1].shape.empty());
   Reader reader(*source);
   std::set<std::int64_t> classes;
@@ -122,7 +122,7 @@ TEST(SyntheticConvNet, FieldsFitTheModel) {
   EXPECT_EQ(make_data(config)->fields()[0].shape, (std::vector<std::int64_t>{2, 8, 8}));
 }
 
-// The means of training elements tell the classes of held-out ones.
+// A classifier that knows the mean training element of each class recognizes the classes of held-out ones.
 TEST(SyntheticMlp, CanBeLearnedAndWhatIsLearnedHoldsForHeldOutElements) {
   const auto source = make_data(synthetic("mlp"));
   std::map<std::int64_t, std::vector<double>> means;

@@ -16,8 +16,8 @@ namespace {
 
 using test::config_key_of;
 using test::expect_contains;
-using test::Folder;
 using test::message_of;
+using test::TemporaryFolder;
 
 std::vector<std::string> find(const std::vector<std::string>& patterns) { return find_files(patterns); }
 
@@ -40,7 +40,7 @@ std::vector<Document> make_documents(int count, Bytes bytes) {
 }
 
 TEST(TextFiles, APathAndAGlobFindFilesSortedByPath) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto b = folder.write("b.txt", "b");
   const auto a = folder.write("a.txt", "a");
   folder.write("c.md", "c");
@@ -49,13 +49,13 @@ TEST(TextFiles, APathAndAGlobFindFilesSortedByPath) {
 }
 
 TEST(TextFiles, AFileNamedTwiceIsFoundOnce) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto a = folder.write("a.txt", "a");
   EXPECT_EQ(find({a, folder / "*.txt", folder / "./a.txt"}), std::vector{a});
 }
 
 TEST(TextFiles, LinksAreResolvedAndTheirFileIsFoundOnce) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto file = folder.write("GPL-3", "text");
   std::filesystem::create_symlink("GPL-3", folder / "GPL");
   std::filesystem::create_symlink(folder / "GPL", folder / "GPL-link-to-link");
@@ -64,14 +64,14 @@ TEST(TextFiles, LinksAreResolvedAndTheirFileIsFoundOnce) {
 }
 
 TEST(TextFiles, HardLinksAreOneFile) {
-  const Folder folder;
+  const TemporaryFolder folder;
   folder.write("a", "text");
   std::filesystem::create_hard_link(folder / "a", folder / "b");
   EXPECT_EQ(find({folder / "*"}).size(), 1U);
 }
 
 TEST(TextFiles, APathThatExistsIsNoGlob) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto file = folder.write("a[1]*.txt", "text");
   EXPECT_EQ(find({file}), std::vector{file});
 }
@@ -87,7 +87,7 @@ TEST(TextFiles, AFileThatDoesNotExistIsRefusedWithTheDirectoryLookedIn) {
 }
 
 TEST(TextFiles, AGlobWithoutMatchIsRefused) {
-  const Folder folder;
+  const TemporaryFolder folder;
   folder.write("a.md", "text");
   const auto pattern = folder / "*.txt";
   expect_contains(message_of<DataError>([&] {
@@ -97,7 +97,7 @@ TEST(TextFiles, AGlobWithoutMatchIsRefused) {
 }
 
 TEST(TextFiles, ADirectoryIsRefusedWithTheReason) {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::filesystem::create_directory(folder / "texts");
   for (const auto& pattern : {folder / "texts", folder / "*"}) {
     expect_contains(message_of<DataError>([&] { find({pattern}); }),
@@ -106,7 +106,7 @@ TEST(TextFiles, ADirectoryIsRefusedWithTheReason) {
 }
 
 TEST(TextFiles, ADanglingLinkAndACircleOfLinksAreRefused) {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::filesystem::create_symlink("nowhere", folder / "dangling");
   expect_contains(message_of<DataError>([&] { find({folder / "dang*"}); }),
                   {folder / "dangling", "symbolic link to a file that does not exist"});
@@ -116,13 +116,13 @@ TEST(TextFiles, ADanglingLinkAndACircleOfLinksAreRefused) {
 }
 
 TEST(TextFiles, AFifoIsRefusedWithoutWaitingForItsWriter) {
-  const Folder folder;
+  const TemporaryFolder folder;
   ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
   expect_contains(message_of<DataError>([&] { find({folder / "fifo"}); }), {folder / "fifo", "regular file"});
 }
 
 TEST(TextDocuments, AreReadByteByByte) {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::string text(100'000, '\0');
   for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 31);
   const std::vector paths = {folder.write("binary", text)};
@@ -133,26 +133,26 @@ TEST(TextDocuments, AreReadByteByByte) {
 }
 
 TEST(TextDocuments, AFileWhoseSizeIsNotKnownBeforehandIsReadToItsEnd) {
-  const std::vector<std::string> paths = {"/proc/self/status"};  // its size is said to be 0
+  const std::vector<std::string> paths = {"/proc/self/status"};  // The kernel states a size of 0.
   expect_contains(read_documents(paths)[0].text, {"VmPeak", "nonvoluntary_ctxt_switches"});
 }
 
 TEST(TextDocuments, OfTheSameContentAreKeptOnce) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::vector paths = {folder.write("a", "same"), folder.write("b", "other"),
                              folder.write("c", "same")};
   EXPECT_EQ(paths_of(read_documents(paths)), (std::set{paths[0], paths[1]}));
 }
 
 TEST(TextDocuments, AnEmptyFileIsRefused) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::vector paths = {folder.write("nothing.txt", "")};
   expect_contains(message_of<DataError>([&] { read_documents(paths); }), {paths[0], "is empty"});
 }
 
 TEST(TextDocuments, AFileThatCannotBeReadIsRefusedWithTheReason) {
   const std::vector<std::string> paths = {
-      "/proc/self/mem"};  // opens, but nothing is mapped at 0; for root, too
+      "/proc/self/mem"};  // Can be opened; reading fails, because nothing is mapped at 0.
   expect_contains(message_of<DataError>([&] { read_documents(paths); }), {paths[0], "cannot be read"});
   const std::vector<std::string> gone = {"/no/such/file"};
   expect_contains(message_of<DataError>([&] { read_documents(gone); }), {gone[0], "cannot be opened"});
@@ -219,11 +219,12 @@ TEST(HoldOut, ASingleDocumentIsRefused) {
 }
 
 TEST(TextCorpus, CopiesOfOneTextAreNeverOnBothSides) {
-  const Folder folder;
+  const TemporaryFolder folder;
   for (int k = 0; k < 6; ++k) folder.write(fmt::format("copy{}", k), "the same text");
-  EXPECT_THROW(read_corpus(std::vector{folder / "*"}, 0.3), DataError);  // one document, in truth
+  EXPECT_THROW(read_corpus(std::vector<std::string>{folder / "*"}, 0.3),
+               DataError);  // All copies are one document.
   folder.write("another", "another text!");
-  const auto corpus = read_corpus(std::vector{folder / "*"}, 0.3);
+  const auto corpus = read_corpus(std::vector<std::string>{folder / "*"}, 0.3);
   ASSERT_EQ(corpus.training.size(), 1U);
   ASSERT_EQ(corpus.held_out.size(), 1U);
   EXPECT_NE(corpus.training[0].text, corpus.held_out[0].text);
@@ -236,7 +237,7 @@ TEST(TextCorpus, AShareOutsideZeroToOneIsRefused) {
   }
 }
 
-// What the shipped configuration trains on.
+// configs/gpt-licenses.yaml trains on these files.
 TEST(TextCorpus, TheLicencesOfDebianAreReadOnceEach) {
   const std::filesystem::path licences = "/usr/share/common-licenses";
   if (!std::filesystem::exists(licences / "GPL-3")) GTEST_SKIP() << "not a Debian system";

@@ -11,8 +11,8 @@ namespace {
 
 using Window = std::vector<std::int64_t>;
 
-// A text in which every run of six bytes occurs once, so that a window tells where it was cut: a running
-// number in three digits, each behind a mark of its own.
+// A text of numbers that count up, of three digits each and each behind `mark`. Every run of six bytes occurs
+// once, so a window shows where it was cut.
 std::string distinct_text(char mark, std::size_t bytes) {
   std::string text;
   for (int number = 100; text.size() < bytes; ++number) text += mark + std::to_string(number);
@@ -26,13 +26,13 @@ struct Cut {
   auto operator<=>(const Cut&) const = default;
 };
 
-// Three documents of different marks and lengths, and where windows lie in them.
+// Three documents of different marks and lengths. locate() finds where a window lies in them.
 class TextSourceTest : public ::testing::Test {
  protected:
   TextSourceTest() {
     add('a', 1000);
     add('b', 203);
-    add('c', 17);  // just one element
+    add('c', 17);  // Just one element.
     config_.model.kind = "torchscript";
     config_.data.kind = "text";
     config_.data.files = {folder_ / "*"};
@@ -71,7 +71,7 @@ class TextSourceTest : public ::testing::Test {
     return config_key_of([&] { make_data(config_); });
   }
 
-  Folder folder_;
+  TemporaryFolder folder_;
   std::map<char, std::string> texts_;
   Config config_;
 };
@@ -81,7 +81,7 @@ TEST_F(TextSourceTest, FieldsAreInputAndTargetOfTheSequenceLength) {
   const auto fields = source->fields();
   ASSERT_EQ(fields.size(), 2U);
   for (const auto& field : fields) {
-    EXPECT_EQ(field.dtype, at::kLong);
+    EXPECT_EQ(field.dtype, DType::int64);
     EXPECT_EQ(field.shape, std::vector<std::int64_t>{16});
   }
   EXPECT_EQ(fields[0].name, "input");

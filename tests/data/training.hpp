@@ -1,8 +1,10 @@
-// A training without processes: a session, a loader stepped by hand, and steps that consume what it deals.
+// A training without processes: a session, a loader stepped by hand, and steps that consume what it assigns.
 #pragma once
 
 #include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <functional>
@@ -19,19 +21,19 @@
 
 namespace accelmgr::data {
 
-/// What a source of the numbers 0, 1, 2, ... gives.
+/// How a source of the numbers 0, 1, 2, ... behaves.
 struct NumbersPlan {
   std::int64_t count = 0;
   std::int64_t fails_at = -1;   ///< Throws instead of giving this number.
-  bool states = false;          ///< It says where it stands.
-  std::size_t state_bytes = 0;  ///< If more than needed.
-  std::function<void(std::int64_t, ElementWriter&)> interfere = {};  ///< Before it gives a number.
-  // By all sources of this plan.
+  bool states = false;          ///< The source can tell its state.
+  std::size_t state_bytes = 0;  ///< The least size of a state.
+  std::function<void(std::int64_t, ElementWriter&)> interfere = {};  ///< Called before a number.
+  // Counted over all sources of this plan: the numbers that they gave, and the calls of state().
   std::shared_ptr<std::uint64_t> reads = std::make_shared<std::uint64_t>(0);
-  std::shared_ptr<std::uint64_t> asked = std::make_shared<std::uint64_t>(0);  ///< For its state.
+  std::shared_ptr<std::uint64_t> asked = std::make_shared<std::uint64_t>(0);
 };
 
-/// Each number as two fields, of which a loader must keep both together.
+/// Gives each number as two fields: a loader must keep the fields of an element together.
 class Numbers final : public BatchSource {
  public:
   explicit Numbers(NumbersPlan plan) : plan_(std::move(plan)) {}
@@ -58,13 +60,25 @@ class Numbers final : public BatchSource {
     ASSERT_TRUE(plan_.states) << "there was no state to restore";
     next_ = std::stoll(state);
   }
+  std::string reading(std::uint64_t number) const override {
+    return "numbers[" + std::to_string(number) + "]";
+  }
 
   static int tag_of(std::int64_t number) { return static_cast<int>(number % 251); }
 
  private:
   NumbersPlan plan_;
-  std::vector<FieldSpec> fields_{{"number", at::kLong, {}}, {"tag", at::kByte, {3}}};
+  std::vector<FieldSpec> fields_{{"number", DType::int64, {}}, {"tag", DType::uint8, {3}}};
   std::int64_t next_ = 0;
+};
+
+/// Ranks to assign to, and the micro-batches of each of them in a step, by rank. No shares: those of Shape.
+struct Team {
+  Team(session::RankMask ranks) : mask(ranks) {}
+  Team(session::RankMask ranks, std::vector<std::uint32_t> shares_of_all)
+      : mask(ranks), shares(std::move(shares_of_all)) {}
+  session::RankMask mask;
+  std::vector<std::uint32_t> shares{};
 };
 
 struct Shape {
@@ -72,15 +86,16 @@ struct Shape {
   std::uint64_t slots = 4;
   int batch_size = 1;
   bool drop_last = true;
-  std::uint64_t micro_batches = 1;
+  std::uint32_t micro_batches = 1;
+  int prefetch = 1'000;  ///< By default, the slots alone limit how far the loader goes ahead.
 };
 
-/// A session as new. Making one takes milliseconds and tests make thousands of trainings, so one that is no
-/// longer used is used again.
+/// A session in its initial state. Creating one takes milliseconds and tests make thousands of trainings, so
+/// sessions are kept and used again.
 class ReusedSession {
  public:
   explicit ReusedSession(const session::Extent& extent)
-      : key_{std::uint64_t(extent.ranks), extent.slots, extent.slot_bytes} {
+      : key_{std::uint64_t(extent.ranks), extent.slots, extent.slot_bytes, extent.batch_size} {
     if (auto found = idle().find(key_); found != idle().end()) {
       made_ = std::move(found->second);
       idle().erase(found);
@@ -95,19 +110,19 @@ class ReusedSession {
   ReusedSession(const ReusedSession&) = delete;
   ReusedSession& operator=(const ReusedSession&) = delete;
 
-  const session::Session& session() const { return made_->session; }
+  session::Session& session() { return made_->session; }
 
  private:
-  using Key = std::array<std::uint64_t, 3>;
+  using Key = std::array<std::uint64_t, 4>;
   struct Made {
     session::Session session;
-    std::vector<std::byte> as_new;  ///< All from `control` to the parameters.
+    std::vector<std::byte> as_new;  ///< The initial bytes from `control` up to the parameters.
   };
   static std::multimap<Key, Made>& idle() {
     static std::multimap<Key, Made> all;
     return all;
   }
-  std::byte* state() const { return reinterpret_cast<std::byte*>(&made_->session.control()); }
+  std::byte* state() { return reinterpret_cast<std::byte*>(&made_->session.control()); }
 
   Key key_;
   std::optional<Made> made_;
@@ -116,31 +131,30 @@ class ReusedSession {
 class Training {
  public:
   /// `team` 0: all ranks.
-  Training(Shape shape, NumbersPlan plan, session::RankMask team = 0)
-      : shape_(shape),
-        plan_(std::move(plan)),
-        team_(team == 0 ? session::all_ranks(shape.ranks) : team),
-        reused_(extent()) {
-    base::log().set_level(spdlog::level::off);  // Thousands of trainings end.
+  Training(Shape shape, NumbersPlan plan, const Team& team = 0)
+      : shape_(shape), plan_(std::move(plan)), reused_(extent()) {
+    base::log().spdlog().set_level(spdlog::level::off);  // Thousands of trainings would log their end.
+    ask_for(team.mask == 0 ? Team(session::all_ranks(shape.ranks)) : team);
   }
 
-  const session::Session& session() const { return session_; }
-  session::Dealing& dealing() const { return session_.dealing(); }
+  session::Session& session() const { return session_; }
+  session::Sharding& sharding() const { return session_.sharding(); }
   session::Counters& counters() const { return session_.counters(session_.word().index); }
   std::uint64_t cursor() const { return counters().elements; }
 
-  /// The loader, made when it is first wanted.
+  /// Makes the loader if there is none.
   Loader& loader() {
     if (!loader_)
-      loader_.emplace(std::make_unique<Numbers>(plan_), session_, manifest_, shape_.batch_size,
-                      shape_.drop_last, team_);
+      loader_.emplace(
+          std::make_unique<Numbers>(plan_), session_, manifest_,
+          Loading{
+              .batch_size = shape_.batch_size, .prefetch = shape_.prefetch, .drop_last = shape_.drop_last});
     return *loader_;
   }
-  /// The loader's end, however it came; the next one begins from a fresh source.
+  /// Ends the loader. loader() makes the next one, with a new source.
   void kill() { loader_.reset(); }
-  /// Of the next loader.
+  /// The plan of the next loader's source.
   NumbersPlan& plan() { return plan_; }
-  void begin_with(session::RankMask team) { team_ = team; }
   void work() {
     while (loader().do_work()) {
     }
@@ -148,29 +162,34 @@ class Training {
   void work(int calls) {
     for (int i = 0; i < calls; ++i) loader().do_work();
   }
-  /// The host's part of a re-deal.
-  void ask_for(session::RankMask team) {
-    team_ = team;
-    session_.control().deal_to.store(team);
+  /// The host's part of a resharding.
+  void ask_for(const Team& team) {
+    session::Assignment to{team.mask, session::even_shares(shape_.micro_batches)};
+    std::ranges::copy(team.shares, to.shares.of);
+    session::HostView(session_).ask_for(to);
   }
-  void deal_to(session::RankMask team) {
+  bool loader_follows() const { return sharding().follows.load() == session_.control().assignments.load(); }
+  void assign_to(const Team& team) {
     loader();
     ask_for(team);
     loader().do_work();
-    ASSERT_EQ(dealing().dealt_to.load(), team);
+    ASSERT_TRUE(loader_follows());
+    ASSERT_EQ(sharding().assigned_to.load(), team.mask);
+    ASSERT_EQ(sharding().shares, session_.control().assignment.shares);
   }
 
-  /// A step of those it is dealt to, as runners and reduction make it. Checks that it consumes just the
-  /// elements that follow the cursor, each where it belongs. False: the queues hold no step.
+  /// Makes a step of the assigned team, as runners and reduction would. Checks that it consumes just the
+  /// elements that follow the cursor, each on its rank and in its place. Returns false if the queues hold no
+  /// step.
   bool step() {
     std::vector<std::vector<std::int64_t>> taken;
     const auto index = session_.word().index;
     auto& after = session_.counters(index ^ 1);
     after = session_.counters(index);
     for (int rank = 0; rank < shape_.ranks; ++rank) {
-      if ((dealing().dealt_to.load() >> rank & 1) == 0) continue;
+      if ((sharding().assigned_to.load() >> rank & 1) == 0) continue;
       auto& numbers = taken.emplace_back();
-      for (std::uint64_t i = 0; i < shape_.micro_batches; ++i) {
+      for (std::uint64_t i = 0; i < sharding().shares.of[rank]; ++i) {
         const auto number = session_.counters(index).batches[rank] + i;
         const auto state = this->state(rank, number);
         if (state == session::BatchQueue::State::ended && !shape_.drop_last && !(taken.size() == 1 && i == 0))
@@ -187,7 +206,8 @@ class Training {
     return true;
   }
   void abort() { attempt(false); }
-  /// Steps until the data has ended, and checks that nothing is left but what `drop_last` leaves.
+  /// Makes steps until the data has ended. Checks that all elements are consumed: with `drop_last`, all but
+  /// less than a step.
   void finish() {
     for (;;) {
       work();
@@ -195,21 +215,23 @@ class Training {
     }
     EXPECT_TRUE(loader().finished());
     const auto left = static_cast<std::uint64_t>(plan_.count) - cursor();
-    const auto step_elements =
-        round_elements(dealing().dealt_to.load(), static_cast<std::uint64_t>(shape_.batch_size)) *
-        shape_.micro_batches;
     if (shape_.drop_last) {
-      EXPECT_LT(left, step_elements) << "elements of a whole step were not trained";
+      EXPECT_LT(left, step_elements()) << "elements of a whole step were not trained";
     } else {
       EXPECT_EQ(left, 0u);
     }
+  }
+
+  std::uint64_t step_elements() const {
+    return session::total_of(sharding().shares, sharding().assigned_to.load()) *
+           static_cast<std::uint64_t>(shape_.batch_size);
   }
 
   session::BatchQueue::State state(int rank, std::uint64_t number) const {
     session::BatchQueue::Filled filled{};
     return session::BatchQueue(session_, rank).look(number, filled);
   }
-  /// The numbers of a batch; empty when it is not there.
+  /// The numbers of a batch, whose tags it checks; empty if the batch is not there.
   std::vector<std::int64_t> batch(int rank, std::uint64_t number) const {
     session::BatchQueue::Filled filled{};
     if (session::BatchQueue(session_, rank).look(number, filled) != session::BatchQueue::State::filled)
@@ -226,27 +248,37 @@ class Training {
   session::Extent extent() {
     manifest_.fields = field_entries(Numbers(plan_).fields());
     session::Extent extent{.ranks = shape_.ranks, .element = session::Element::f32};
-    extent.elements = 16;  // A session has parameters.
+    extent.elements = 16;  // A session must have parameters.
     extent.tensors = 1;
     extent.slot_bytes = manifest_.place_fields(static_cast<std::uint64_t>(shape_.batch_size));
+    extent.batch_size = static_cast<std::uint64_t>(shape_.batch_size);
     extent.slots = shape_.slots;
     extent.manifest_bytes = session::manifest_bytes(manifest_);
     return extent;
   }
+  /// Deals the elements from the cursor on, one after the other, to the team's ranks in turn. A rank that has
+  /// its share is passed over.
   std::uint64_t expect_next(const std::vector<std::vector<std::int64_t>>& taken) const {
+    const auto batch_size = static_cast<std::size_t>(shape_.batch_size);
+    std::vector<std::size_t> shares;
+    for (int rank = 0; rank < shape_.ranks; ++rank)
+      if ((sharding().assigned_to.load() >> rank & 1) != 0)
+        shares.push_back(sharding().shares.of[rank] * batch_size);
     std::uint64_t total = 0;
     for (const auto& numbers : taken) total += numbers.size();
-    for (std::uint64_t i = 0; i < total; ++i) {
-      const auto& numbers = taken[i % taken.size()];
-      const auto row = i / taken.size();
-      EXPECT_TRUE(row < numbers.size() && numbers[row] == static_cast<std::int64_t>(cursor() + i))
-          << "element " << i << " of the step that begins with " << cursor();
-    }
+    std::uint64_t dealt = 0;
+    for (std::size_t row = 0; dealt < total; ++row)
+      for (std::size_t i = 0; i < taken.size() && dealt < total; ++i) {
+        if (row >= shares[i]) continue;
+        EXPECT_TRUE(row < taken[i].size() && taken[i][row] == static_cast<std::int64_t>(cursor() + dealt))
+            << "element " << dealt << " of the step that begins with " << cursor();
+        ++dealt;
+      }
     return total;
   }
   void attempt(bool commit) {
     auto& word = session_.control().word;
-    const session::RankMask participants = dealing().dealt_to.load();
+    const session::RankMask participants = sharding().assigned_to.load();
     const auto number = session::open(word);
     if (commit) {
       for (int rank = 0; rank < shape_.ranks; ++rank)
@@ -259,10 +291,9 @@ class Training {
 
   Shape shape_;
   NumbersPlan plan_;
-  session::RankMask team_;
   session::Manifest manifest_;
   ReusedSession reused_;
-  const session::Session& session_ = reused_.session();
+  session::Session& session_ = reused_.session();
   std::optional<Loader> loader_;
 };
 

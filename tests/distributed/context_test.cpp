@@ -1,4 +1,5 @@
-// Contexts made by others (torchrun, by hand) and by initialize().
+// Tests of contexts that come from the environment (set by torchrun or by hand), and of contexts that
+// initialize() makes.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -13,15 +14,20 @@
 #include <functional>
 #include <limits>
 
-#include "accelmgr/distributed.hpp"
-#include "accelmgr/multiprocess.hpp"
+#include "accelmgr/distributed_context.hpp"
+#include "accelmgr/multiprocess_launch.hpp"
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
+#include "collective/gloo/load.hpp"
 #include "contract/collective/meeting.hpp"
 #include "distributed/tcp_store.hpp"
+#include "ipc/network.hpp"
+#include "ipc/process.hpp"
+#include "ipc/processes.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "reserved_port.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -39,11 +45,11 @@ using Variables = std::map<std::string, std::string>;
 
 constexpr double short_s = 0.3;
 
-/// What torchrun's agent sets, with a port that nobody else has. The store itself is served in a rank: what
-/// is forked has no threads.
+/// The environment that torchrun's agent sets, with a port that is bound here. A rank serves the store,
+/// because its threads would not survive a fork.
 class Agent {
  public:
-  Agent() : socket_(bind_tcp("127.0.0.1", 0)), port_(port_of(socket_.get())) {}
+  Agent() : socket_(bind_tcp("127.0.0.1", 0)), port_(ipc::bound_port(socket_.get())) {}
   Variables variables(int world_size) const {
     return {{"RANK", "{rank}"},
             {"LOCAL_RANK", "{rank}"},
@@ -56,7 +62,7 @@ class Agent {
             {"TORCHELASTIC_USE_AGENT_STORE", "True"},
             {"TORCHELASTIC_RESTART_COUNT", "2"}};
   }
-  /// In one rank, before it connects.
+  /// Call it in one rank, before that rank connects.
   std::unique_ptr<TcpStore> serve() { return TcpStore::serve(std::move(socket_)); }
   int port() const { return port_; }
 
@@ -65,14 +71,10 @@ class Agent {
   int port_;
 };
 
-std::string scratch_file(const char* name) {
-  return (std::filesystem::temp_directory_path() / fmt::format("accelmgr_{}_{}", name, getpid())).string();
-}
-
 TEST(ContextOfTorchrun, IsFoundWhenFirstAskedForAndJoinedAtTheFirstCollective) {
   Agent agent;
   on_strangers(3, agent.variables(3), [&](int rank) {
-    // Nobody serves yet: the getters connect to nobody.
+    // No process serves the store yet, and the getters do not connect.
     EXPECT_EQ(get_rank(), rank);
     EXPECT_EQ(get_world_size(), 3);
     EXPECT_EQ(get_local_rank(), rank);
@@ -105,11 +107,54 @@ TEST(ContextOfTorchrun, IsLeftAndJoinedAgain) {
       EXPECT_EQ(model_name(), "serial");
       EXPECT_EQ(get_world_size(), 1);
     }
-    // It is there, but it was left.
+    // The environment still describes the context that finalize() left: sync() joins it again.
     sync();
     EXPECT_EQ(get_world_size(), 2);
     EXPECT_EQ(all_reduce(1.0), 2.0);
     barrier();
+    return Value();
+  });
+}
+
+/// Runs `body` in a child, as a launcher runs a program, and expects it to succeed.
+void expect_program(const std::function<void()>& body) {
+  EXPECT_EQ(ipc::test::end_of(ipc::test::fork_child([&] {
+              body();
+              return testing::Test::HasFailure() ? 1 : 0;
+            })),
+            "exit code 0");
+}
+
+TEST(ContextOfTorchrun, ARankOfTheNextProgramThatIsEarlyDoesNotJoinTheWorldOfTheOneBefore) {
+  Agent agent;
+  const auto memory = Meeting::create();
+  on_strangers(2, agent.variables(2), [&](int rank) {
+    Meeting meeting(memory.get());
+    ipc::Child server;
+    if (rank == 0)
+      server = ipc::test::fork_child([&] {
+        const auto store = agent.serve();
+        ipc::test::hang();
+        return 0;
+      });
+    expect_program([] {
+      initialize("shm");
+      EXPECT_EQ(all_reduce(1.0), 2.0);
+      barrier();
+    });
+    meeting.meet(2);
+    if (rank == 1)
+      expect_program([] {
+        EXPECT_THAT(message_of<CollectiveError>([] { initialize("shm", {.timeout_s = short_s}); }),
+                    HasSubstr("rank 0 did not join the rendezvous"));
+      });
+    meeting.meet(2);
+    expect_program([] {
+      initialize("shm");
+      EXPECT_EQ(all_reduce(1.0), 2.0);
+      barrier();
+    });
+    if (rank == 0) ipc::end_group(server, base::Deadline::at_ns(0));
     return Value();
   });
 }
@@ -121,7 +166,7 @@ TEST(ContextByHand, NeedsNoMoreThanRanksAndAnAddress) {
                             {"MASTER_ADDR", "127.0.0.1"},
                             {"MASTER_PORT", std::to_string(port.number())}};
   on_strangers(2, variables, [](int rank) {
-    // Rank 0 serves the store itself.
+    // There is no agent: rank 0 serves the store.
     EXPECT_EQ(get_local_rank(), rank);
     EXPECT_EQ(all_reduce(1.0), 2.0);
     EXPECT_EQ(get_nproc_per_node(), 2);
@@ -138,7 +183,7 @@ TEST(ContextByHand, MayBeMadeAndEndedLater) {
     const test::Variable local_rank("LOCAL_RANK", std::nullopt), address("MASTER_ADDR", "10.0.0.1");
     EXPECT_EQ(get_rank(), 1);
     EXPECT_EQ(get_world_size(), 4);
-    // Nobody knows yet who shares a host.
+    // Without LOCAL_RANK a process cannot know which ranks share its host.
     EXPECT_THAT(message_of<UsageError>([] { get_nnodes(); }),
                 AllOf(HasSubstr("initialize()"), HasSubstr("LOCAL_RANK")));
     EXPECT_THAT(message_of<UsageError>([] { get_local_rank(); }), HasSubstr("LOCAL_RANK"));
@@ -198,7 +243,8 @@ TEST(Initialize, ByAnAddress) {
 }
 
 TEST(Initialize, ByAFile) {
-  const auto file = scratch_file("store");
+  const test::TemporaryFolder folder;
+  const auto file = (folder / "store").string();
   on_strangers(3, {}, [&](int rank) {
     initialize("auto", {.timeout_s = 20, .init_method = "file://" + file, .rank = rank, .world_size = 3});
     EXPECT_EQ(backend(), "shm");
@@ -210,7 +256,27 @@ TEST(Initialize, ByAFile) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
-/// Rank 1 may find rank 0's store of the world before, which ends under its hands.
+TEST(Initialize, ConnectsAtTheInterfaceThatIsChosen) {
+  if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
+  const ReservedPort port;
+  const auto join = [&](int rank) {
+    initialize("gloo", {.timeout_s = 20,
+                        .init_method = fmt::format("tcp://127.0.0.1:{}", port.number()),
+                        .rank = rank,
+                        .world_size = 2});
+    EXPECT_EQ(all_reduce(1.0), 2.0);
+    barrier();
+    return Value();
+  };
+  on_strangers(2, {{"GLOO_SOCKET_IFNAME", "lo"}}, join);
+  on_strangers(2, {{"GLOO_SOCKET_IFNAME", "nowhere0"}}, [&](int rank) {
+    EXPECT_THAT(message_of<ConfigError>([&] { join(rank); }), HasSubstr("no network interface 'nowhere0'"));
+    return Value();
+  });
+}
+
+/// When rank 1 starts the next round, it may still connect to rank 0's store of the round before, and rank 0
+/// ends that store meanwhile.
 TEST(Initialize, WorldsFollowEachOtherAtOneAddress) {
   const auto memory = Meeting::create();
   const ReservedPort port;
@@ -223,7 +289,7 @@ TEST(Initialize, WorldsFollowEachOtherAtOneAddress) {
       if (rank == 1) finalize();
       meeting.meet(2);
       if (rank == 1) continue;
-      // As long as it takes rank 1 to be there again.
+      // Takes about as long as rank 1 needs to connect again, and another time in each round.
       for (int connections = 0; connections < round % 4; ++connections)
         TcpStore::connect("127.0.0.1", port.number(), base::Deadline::in_seconds(20));
       finalize();
@@ -232,7 +298,7 @@ TEST(Initialize, WorldsFollowEachOtherAtOneAddress) {
   });
 }
 
-/// Rank `alone` tries before the other does, and fails. Then both try.
+/// Rank `alone` tries before the other rank does, and fails. Then both ranks try and meet.
 void expect_to_meet_at_the_next_attempt(int rank, int alone, InitializeOptions options, Meeting& meeting) {
   if (rank == alone) {
     options.timeout_s = short_s;
@@ -267,12 +333,13 @@ TEST_P(AttemptThatFailed, AtAnAddressIsFollowedByOneThatSucceeds) {
 }
 
 TEST_P(AttemptThatFailed, AtAFileIsFollowedByOneThatSucceeds) {
-  const auto file = scratch_file("again");
+  const test::TemporaryFolder folder;
+  const auto file = (folder / "again").string();
   expect_next_to_succeed("file://" + file);
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
-/// The store has the keys of them all.
+/// The agent's store outlives the attempts, so it keeps the keys of all of them.
 TEST_P(AttemptThatFailed, AtAnAgentIsFollowedByOneThatSucceeds) {
   Agent agent;
   on_strangers(2, agent.variables(2), [&](int rank) {
@@ -354,7 +421,8 @@ TEST(Initialize, AStoreThatNobodyServesIsNamed) {
 }
 
 TEST(Initialize, ByAFileNamesTheRankThatDidNotComeAndTheFile) {
-  const auto file = scratch_file("lonely");
+  const test::TemporaryFolder folder;
+  const auto file = (folder / "lonely").string();
   EXPECT_THAT(message_of<CollectiveError>([&] {
                 initialize(
                     "shm",
@@ -368,9 +436,10 @@ TEST(Initialize, AMemoryThatIsGoneIsNamed) {
   const test::Variable rank("RANK", "0"), size("WORLD_SIZE", "2");
   const test::Variable local_rank("LOCAL_RANK", "0"), local_size("LOCAL_WORLD_SIZE", "2");
   const test::Variable memory("ACCELMGR_WORLD_MEMORY", "/nowhere/memory");
-  EXPECT_THAT(message_of<SessionError>([] { initialize("shm"); }),
-              AllOf(HasSubstr("ACCELMGR_WORLD_MEMORY=/nowhere/memory"),
-                    HasSubstr("No such file or directory"), HasSubstr("whoever launched")));
+  EXPECT_THAT(
+      message_of<SessionError>([] { initialize("shm"); }),
+      AllOf(HasSubstr("ACCELMGR_WORLD_MEMORY=/nowhere/memory"), HasSubstr("No such file or directory"),
+            HasSubstr("has the process that launched this one ended?")));
 }
 
 TEST(Initialize, TakesTimeoutsBeyondAnyWait) {
@@ -391,7 +460,7 @@ TEST(Initialize, TheTimeoutIsThatOfEveryCollective) {
     initialize("shm", {.timeout_s = 1});
     char byte = 0;
     if (rank == 1) {
-      EXPECT_EQ(read(ends[0], &byte, 1), 1);  // It lives, but does not come.
+      EXPECT_EQ(read(ends[0], &byte, 1), 1);  // This rank lives, but does not join the call.
       return;
     }
     EXPECT_THAT(message_of<CollectiveError>([] { all_reduce(1.0); }),

@@ -25,7 +25,7 @@ Environment read(const Variables& variables) {
 
 TEST(Environment, OfNothingHasNoRanks) {
   const auto environment = read({});
-  EXPECT_FALSE(environment.has_ranks());
+  EXPECT_FALSE(environment.rank || environment.world_size);
   EXPECT_EQ(environment, Environment{});
 }
 
@@ -40,7 +40,7 @@ TEST(Environment, OfTorchrunIsReadWhole) {
                                  {"MASTER_PORT", "29400"},
                                  {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                  {"TORCHELASTIC_RESTART_COUNT", "3"}});
-  EXPECT_TRUE(environment.has_ranks());
+  EXPECT_TRUE(environment.rank && environment.world_size);
   EXPECT_FALSE(environment.by_accelmgr());
   EXPECT_TRUE(environment.agent_store);
   EXPECT_EQ(environment.restart_count, 3);
@@ -53,12 +53,17 @@ TEST(Environment, OfTorchrunIsReadWhole) {
   EXPECT_EQ(place.node_count, 2);
 }
 
+TEST(Environment, OfTheLauncherChoosesTheInterfaceBeforeThatOfGloo) {
+  EXPECT_EQ(read({{"GLOO_SOCKET_IFNAME", "eth0,eth1"}}).interface, "eth0");
+  EXPECT_EQ(read({{"GLOO_SOCKET_IFNAME", "eth0"}, {"ACCELMGR_LAUNCH_INTERFACE", "ib0"}}).interface, "ib0");
+}
+
 TEST(Environment, NamesWhatCannotBe) {
   const std::vector<std::pair<Variables, std::vector<std::string>>> bad = {
       {{{"RANK", "x"}, {"WORLD_SIZE", "2"}}, {"RANK=x"}},
-      {{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, {"RANK=-1", "from 0"}},
+      {{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, {"RANK=-1", "at least 0"}},
       {{{"RANK", "1e"}, {"WORLD_SIZE", "2"}}, {"RANK=1e"}},
-      {{{"RANK", "0"}, {"WORLD_SIZE", "0"}}, {"WORLD_SIZE=0", "from 1"}},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "0"}}, {"WORLD_SIZE=0", "at least 1"}},
       {{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, {"RANK=2", "WORLD_SIZE=2"}},
       {{{"LOCAL_RANK", "4"}, {"LOCAL_WORLD_SIZE", "4"}}, {"LOCAL_RANK=4", "LOCAL_WORLD_SIZE=4"}},
       {{{"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "4"}}, {"LOCAL_WORLD_SIZE=4", "WORLD_SIZE=2"}},
@@ -68,7 +73,7 @@ TEST(Environment, NamesWhatCannotBe) {
       {{{"ACCELMGR_LAUNCH_TIMEOUT", "nan"}}, {"ACCELMGR_LAUNCH_TIMEOUT=nan"}},
   };
   for (const auto& [variables, parts] : bad) {
-    const auto message = message_of<ConfigError>([&] { read(variables); });
+    const auto message = message_of<ConfigError>([&variables = variables] { read(variables); });
     for (const auto& part : parts) EXPECT_THAT(message, HasSubstr(part));
   }
 }
@@ -77,7 +82,7 @@ TEST(Environment, WithoutLocalRanksIsOneHostsAtALoopbackAddress) {
   Variables variables{{"RANK", "2"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}};
   const auto here = place_of(read(variables));
   EXPECT_TRUE(here.is_complete());
-  EXPECT_TRUE(here.on_one_host());
+  EXPECT_EQ(here.node_count, 1);
   EXPECT_EQ(here.local_rank, 2);
   EXPECT_EQ(here.local_world_size, 3);
   variables["MASTER_ADDR"] = "10.0.0.1";

@@ -14,6 +14,7 @@
 #include "accelmgr/communicator.hpp"
 #include "base/unique_fd.hpp"
 #include "message_of.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -29,15 +30,10 @@ Deadline plenty() { return Deadline::in_seconds(plenty_s); }
 
 class FileStoreTest : public testing::Test {
  protected:
-  FileStoreTest() {
-    std::string name = (fs::temp_directory_path() / "accelmgr_store_XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-    path_ = folder_ / "store";
-  }
-  ~FileStoreTest() override { fs::remove_all(folder_); }
   FileStore open() const { return FileStore(path_.string(), plenty()); }
 
-  fs::path folder_, path_;
+  const test::TemporaryFolder folder_;
+  const fs::path path_ = folder_ / "store";
 };
 
 TEST_F(FileStoreTest, AllOfItsUsersSeeWhatOneHasSet) {
@@ -125,7 +121,7 @@ TEST_F(FileStoreTest, AFileThatWasCutOffIsNamed) {
   store.set("key", "value");
   fs::resize_file(path_, 0);
   EXPECT_THAT(message_of<SessionError>([&] { store.has("other"); }),
-              AllOf(HasSubstr("file://" + path_.string()), HasSubstr("was cut off by somebody")));
+              AllOf(HasSubstr("file://" + path_.string()), HasSubstr("another process truncated it")));
 }
 
 TEST_F(FileStoreTest, AFileThatAStrangerHasLockedIsNamed) {

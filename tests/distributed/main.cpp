@@ -1,12 +1,10 @@
-// Tests whose ranks are this program, forked or executed anew.
-#include <ATen/Parallel.h>
+// main() of tests whose ranks are this program, forked or executed again.
 #include <gtest/gtest.h>
 
 #include "launch/spawner.hpp"
 
 int main(int argc, char** argv) {
   accelmgr::launch::take_role(argc, argv);
-  at::set_num_threads(1);  // What is forked has one thread.
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

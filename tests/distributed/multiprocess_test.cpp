@@ -1,8 +1,5 @@
-#include "accelmgr/multiprocess.hpp"
+#include "accelmgr/multiprocess_launch.hpp"
 
-#include <ATen/ops/equal.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,8 +12,10 @@
 
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
-#include "collective/gloo/factory.hpp"
+#include "collective/gloo/load.hpp"
+#include "distributed/process_group.hpp"
 #include "distributed/tcp.hpp"
+#include "ipc/network.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -33,7 +32,7 @@ using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Fails, to be seen, unless every rank is what it should be.
+/// Throws, and so fails its launch, unless every rank has its place in the world.
 Value check_ranks(int rank, const Value& args) {
   const int world_size = distributed::get_world_size();
   const bool right = args.at(0) == world_size && rank == distributed::get_rank() &&
@@ -75,7 +74,7 @@ TEST(MultiprocessConfig, IsResolvedOnceAndKeepsItsPort) {
   EXPECT_EQ(config.local_world_size, config.world_size);
   ASSERT_TRUE(config.master_port);
   EXPECT_GE(*config.master_port, 29500);
-  // Nobody else gets it, another configuration neither.
+  // The port stays bound: neither another process nor another configuration gets it.
   EXPECT_THAT(message_of<ConfigError>([&] { distributed::bind_tcp("127.0.0.1", *config.master_port); }),
               HasSubstr(std::to_string(*config.master_port)));
   MultiprocessConfig other;
@@ -92,6 +91,18 @@ TEST(MultiprocessConfig, LocalRanksOfOneHostAreAllItsRanks) {
   EXPECT_EQ(config.local_world_size, 4);
 }
 
+TEST(MultiprocessConfig, OneHostRunsTheWholeWorldHoweverManyGpusItHas) {
+  for (const int gpus : {0, 1, 2, 4}) {
+    auto config = config_of(2);
+    resolve(config, gpus);
+    EXPECT_EQ(config.local_world_size, 2) << gpus;
+  }
+  auto several_hosts = config_of(4);
+  several_hosts.master_addr = "10.0.0.1";
+  resolve(several_hosts, 2);
+  EXPECT_EQ(several_hosts.local_world_size, 2);
+}
+
 TEST(MultiprocessConfig, WhatCannotBeIsNamed) {
   using Change = std::function<void(MultiprocessConfig&)>;
   const std::vector<std::pair<Change, std::string>> bad = {
@@ -105,7 +116,7 @@ TEST(MultiprocessConfig, WhatCannotBeIsNamed) {
       {[](auto& c) { c.backend = "smh"; }, "did you mean 'shm'"},
       {[](auto& c) { c.data_parallel_backend = "mpi"; }, "'mpi'"},
       {[](auto& c) { c.init_method = "udp://x:1"; }, "init_method 'udp://x:1' is unknown"},
-      {[](auto& c) { c.init_method = "tcp://x"; }, "init_method 'tcp://x': 'x' is no HOST:PORT"},
+      {[](auto& c) { c.init_method = "tcp://x"; }, "init_method 'tcp://x': 'x' is not HOST:PORT"},
   };
   for (const auto& [change, message] : bad) {
     auto config = config_of(4);
@@ -157,7 +168,7 @@ TEST(MultiprocessConfig, OfARendezvousWithoutAPortNamesTheKey) {
     MultiprocessConfig::of(from);
     ADD_FAILURE() << "it has no port";
   } catch (const ConfigError& error) {
-    EXPECT_STREQ(error.what(), "launch.rendezvous: '10.0.0.1' is no HOST:PORT: it has no port");
+    EXPECT_STREQ(error.what(), "launch.rendezvous: '10.0.0.1' is not HOST:PORT: it has no port");
     EXPECT_EQ(error.key(), "launch.rendezvous");
   }
 }
@@ -199,7 +210,7 @@ TEST(DistributedBackend, OfAVariableThatIsNoneNamesTheVariable) {
 }
 
 TEST(InitDist, SetsTheEnvironmentAndJoins) {
-  const int port = distributed::port_of(distributed::bind_tcp("127.0.0.1", 0).get());
+  const int port = ipc::bound_port(distributed::bind_tcp("127.0.0.1", 0).get());
   test::on_strangers(2, {}, [port](int rank) {
     init_dist(rank, rank, 2, 2, "127.0.0.1", port, "env://");
     EXPECT_EQ(distributed::get_rank(), rank);
@@ -224,7 +235,8 @@ TEST(ParallelGroups, OfEachRankAreThoseOfTheLayout) {
     EXPECT_THAT(groups.model.ranks(), ElementsAre(rank / 2 * 2, rank / 2 * 2 + 1));
     EXPECT_THAT(groups.data.ranks(), ElementsAre(rank % 2, rank % 2 + 2));
     EXPECT_THAT(groups.pipeline.ranks(), ElementsAre(rank));
-    // All model groups at the same time, then all data groups: what is not synchronized mixes at will.
+    // First the model groups all reduce at the same time, then the data groups. Nothing orders the groups of
+    // different ranks, so their calls may interleave.
     for (int round = 0; round < 50; ++round) {
       EXPECT_EQ(distributed::all_reduce(rank, "SUM", groups.model), rank / 2 * 4 + 1);
       EXPECT_EQ(distributed::all_reduce(rank, "SUM", groups.data), rank % 2 * 2 + 2);
@@ -262,6 +274,32 @@ TEST(LaunchSubprocesses, OneRankRunsInPlaceAndLeavesNothingBehind) {
   EXPECT_EQ(distributed::model_name(), "serial");
 }
 
+TEST(LaunchSubprocesses, ThePortOfTheMasterIsFreeForTheRanks) {
+  const launch::Function binds = [](int rank, const Value&) {
+    if (rank == 0) distributed::bind_tcp("127.0.0.1", std::stoi(std::getenv("MASTER_PORT")));
+    return Value();
+  };
+  const auto launch_twice = [&] {
+    auto config = config_of(2);
+    MultiprocessConfig::resolve(config);
+    for (int launch = 0; launch < 2; ++launch) launch_subprocesses(binds, config);
+  };
+  // Another process may take the port in between, but not each time.
+  for (int tries = 1;; ++tries) {
+    try {
+      return launch_twice();
+    } catch (const launch::SpawnError& error) {
+      if (tries == 20 || std::string_view(error.what()).find("is in use") == std::string_view::npos) throw;
+    }
+  }
+}
+
+TEST(LaunchSubprocesses, OneRankInPlaceHasNoSetUp) {
+  ::unsetenv("ACCELMGR_TEST_SET_UP");
+  launch_subprocesses("check ranks", config_of(1), "set up", 0, {1});
+  EXPECT_EQ(std::getenv("ACCELMGR_TEST_SET_UP"), nullptr);
+}
+
 TEST(LaunchSubprocesses, OneRankInPlaceIsWarnedOf) {
   std::array<char, 4096> text{};
   std::atomic<std::uint64_t> written{0};
@@ -297,9 +335,9 @@ TEST(LaunchSubprocesses, TheFirstErrorIsRaisedWithRankAndTrace) {
 }
 
 TEST(LaunchSubprocesses, OffsetsOfTheRanksMakeOneWorldOfSeveralHosts) {
-  // Two launches of one rank each, on this host: the second is made by a child of this process.
+  // Two launches of one rank each on this host. A child of this process makes the second.
   if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
-  const int port = distributed::port_of(distributed::bind_tcp("127.0.0.1", 0).get());
+  const int port = ipc::bound_port(distributed::bind_tcp("127.0.0.1", 0).get());
   const launch::Function body = [](int rank, const Value&) -> Value {
     if (distributed::get_rank() != rank || distributed::get_local_rank() != 0 ||
         distributed::get_nnodes() != 2 || distributed::backend() != "gloo" ||
@@ -340,43 +378,6 @@ TEST(LaunchSubprocesses, WhatCannotBeLaunchedIsNamed) {
                 launch_subprocesses(launch::Function(check_ranks), config_of(2, StartMethod::forkserver));
               }),
               HasSubstr("register"));
-}
-
-class TwoWeights : public Model {
- public:
-  std::vector<NamedTensor> parameters() override { return {{"weight", weight}, {"tied", weight}}; }
-  std::vector<NamedTensor> buffers() override { return {{"mean", mean}}; }
-  Outputs forward(const Batch&) override { return {}; }
-  void train(bool) override {}
-
-  at::Tensor weight = at::randn({3, 3}).requires_grad_(true), mean = at::ones({3});
-};
-
-TEST(ModelWrapper, OnTheHostKeepsTheParameters) {
-  auto model = std::make_shared<TwoWeights>();
-  const auto* before = model->weight.const_data_ptr();
-  ModelWrapper wrapper(model);
-  EXPECT_EQ(&wrapper.to(at::kCPU), model.get());
-  EXPECT_EQ(model->weight.const_data_ptr(), before);
-  EXPECT_EQ(message_of<UsageError>([] { ModelWrapper none(nullptr); }), "ModelWrapper: no model was passed");
-}
-
-TEST(ModelWrapper, ADeviceThatIsNotThereIsNamedAndNothingIsMoved) {
-  auto model = std::make_shared<TwoWeights>();
-  ModelWrapper wrapper(model);
-  EXPECT_THAT(message_of<ModelError>([&] { wrapper.to(at::Device(at::kCUDA, 99)); }),
-              AllOf(HasSubstr("'weight'"), HasSubstr("cuda:99")));
-  EXPECT_TRUE(model->weight.is_cpu());
-  EXPECT_TRUE(model->mean.is_cpu());
-}
-
-TEST(ModelWrapper, OfAForkedWorldIsUsedByEachRank) {
-  auto model = std::make_shared<TwoWeights>();
-  ModelWrapper wrapper(model);
-  expect_on_ranks(3, [&](int) {
-    auto& here = wrapper.to(distributed::device());
-    EXPECT_EQ(distributed::all_gather(here.parameters()[0].tensor.detach()).size(0), 9);
-  });
 }
 
 }  // namespace

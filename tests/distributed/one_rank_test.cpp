@@ -7,7 +7,7 @@
 #include <new>
 #include <stdexcept>
 
-#include "accelmgr/distributed.hpp"
+#include "accelmgr/distributed_context.hpp"
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
 #include "message_of.hpp"
@@ -105,7 +105,7 @@ TEST(OneRankFirst, AnExceptionInsideIsNotHiddenByOthersThatAreLost) {
               "no data");
     const auto lines = base::log_lines(text, written.load(), 100);
     base::drop_log_tail();
-    EXPECT_THAT(lines, Contains(AllOf(HasSubstr("one_rank_first: the others could not be released: "),
+    EXPECT_THAT(lines, Contains(AllOf(HasSubstr("one_rank_first: the other ranks could not be released: "),
                                       HasSubstr("rank 0"))));
   });
 }

@@ -17,7 +17,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using Groups = std::vector<std::vector<int>>;
 
-/// Every rank once, all groups of one size, each ascending.
+/// Expects that every rank is in one group, that all groups have the same size, and that each is ascending.
 void expect_partition(const Groups& groups, int world_size, int group_size) {
   std::vector<int> all;
   for (const auto& group : groups) {
@@ -73,7 +73,7 @@ TEST(ParallelLayout, DegreesThatDoNotDivideTheWorldAreNamed) {
   EXPECT_THAT(message_of<ConfigError>([] { parallel_layout(4, 0, 1); }), HasSubstr("model_parallelism is 0"));
   EXPECT_THAT(message_of<ConfigError>([] { parallel_layout(4, 1, -1); }),
               HasSubstr("pipeline_parallelism is -1"));
-  // Their product does not fit into an int.
+  // The product of the degrees does not fit into an int.
   EXPECT_THAT(message_of<ConfigError>([] { parallel_layout(4, 65536, 65536); }), HasSubstr("4294967296"));
 }
 

@@ -1,4 +1,4 @@
-// A test's body in several processes that know their ranks.
+// Runs a test's body in several processes that know their ranks.
 #pragma once
 
 #include <functional>
@@ -13,19 +13,19 @@ namespace accelmgr::test {
 
 using launch::Value;
 
-/// `body` in `count` forked ranks of one host, as launch::spawn() starts them; what they returned. A rank
-/// whose expectations fail fails the test.
+/// Runs `body` in `count` forked ranks of one host, as launch::spawn() starts them, and returns their
+/// results. A failed expectation in a rank fails the test.
 std::vector<Value> on_ranks(int count, const std::function<Value(int rank)>& body,
                             const std::map<std::string, std::string>& environment = {});
 void expect_on_ranks(int count, const std::function<void(int rank)>& body,
                      const std::map<std::string, std::string>& environment = {});
 
-/// As on_ranks(), but with no more in their environment than what `variables` says: whoever started them is
-/// none of ours. "{rank}" in a value stands for the rank.
+/// Like on_ranks(), but the ranks have only `variables` in their environment, as if another launcher had
+/// started them. "{rank}" in a value is replaced by the rank.
 std::vector<Value> on_strangers(int count, const std::map<std::string, std::string>& variables,
                                 const std::function<Value(int rank)>& body);
 
-/// Of this process, while it exists; nullopt: not set.
+/// Sets a variable of this process while the object exists. nullopt unsets it.
 class Variable {
  public:
   Variable(const char* name, const std::optional<std::string>& value);

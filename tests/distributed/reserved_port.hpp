@@ -1,4 +1,4 @@
-// A port of this host for a server that is started later.
+// Reserves a port of this host for a server that starts later.
 #pragma once
 
 #include <arpa/inet.h>
@@ -10,11 +10,12 @@
 #include "accelmgr/errors.hpp"
 #include "base/unique_fd.hpp"
 #include "distributed/tcp.hpp"
+#include "ipc/network.hpp"
 
 namespace accelmgr::test {
 
-/// While it exists nobody is given this port as a free one. bind_tcp() can have it: none of the two listens
-/// yet. Until then connections are refused.
+/// While this object exists, the kernel gives the port to no process that asks for a free one. bind_tcp() can
+/// still bind it, because this socket does not listen. Until a server listens, connections are refused.
 class ReservedPort {
  public:
   ReservedPort() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -26,7 +27,7 @@ class ReservedPort {
     if (bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
       throw SystemError("reserving a port", errno);
   }
-  int number() const { return distributed::port_of(socket_.get()); }
+  int number() const { return ipc::bound_port(socket_.get()); }
 
  private:
   base::UniqueFd socket_;

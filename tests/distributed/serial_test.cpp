@@ -1,11 +1,8 @@
-// Everything works in a process that nobody told of others.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/ones.h>
+// Checks that every function works in a process that was not launched with others.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "accelmgr/distributed.hpp"
+#include "accelmgr/distributed_context.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::distributed {
@@ -27,7 +24,7 @@ TEST(Serial, IsRankZeroOfOne) {
   EXPECT_EQ(get_node_rank(), 0);
   EXPECT_EQ(backend(), std::nullopt);
   EXPECT_EQ(model_name(), "serial");
-  EXPECT_TRUE(device().is_cpu());
+  EXPECT_EQ(device_name(), "cpu");
   EXPECT_FALSE(hostname().empty());
 }
 
@@ -40,19 +37,9 @@ TEST(Serial, SaysWhatThereIs) {
 }
 
 TEST(Serial, CollectivesReturnTheirInput) {
-  const auto tensor = at::ones({2, 3}, at::TensorOptions(at::kFloat).requires_grad(true));
-  EXPECT_TRUE(all_reduce(tensor).is_same(tensor));
-  EXPECT_TRUE(all_reduce(tensor, "AVG", std::vector<int>{0}).is_same(tensor));
-  EXPECT_TRUE(all_gather(tensor).is_same(tensor));
-  EXPECT_TRUE(broadcast(tensor).is_same(tensor));
-  EXPECT_TRUE(broadcast(tensor, 0, true).is_same(tensor));
-  EXPECT_TRUE(reduce_scatter(tensor).is_same(tensor));
-  EXPECT_TRUE(all_to_all(tensor).is_same(tensor));
   EXPECT_EQ(all_reduce(2.5, "MAX"), 2.5);
   EXPECT_EQ(broadcast(2.5), 2.5);
   EXPECT_EQ(broadcast("text"), "text");
-  EXPECT_EQ(std::get<std::string>(broadcast(Broadcast("text"))), "text");
-  EXPECT_TRUE(at::equal(all_gather(2.5), at::ones({1}, at::kDouble) * 2.5));
   EXPECT_THAT(all_gather("text"), ElementsAre("text"));
   EXPECT_THAT(all_gather_object({{"a", 1}}), ElementsAre(Value{{"a", 1}}));
   barrier();
@@ -65,7 +52,10 @@ TEST(Serial, GroupsAreOfRankZero) {
   EXPECT_TRUE(group.contains(0));
   EXPECT_FALSE(group.contains(1));
   EXPECT_EQ(all_reduce(3.0, "SUM", group), 3.0);
-  EXPECT_THAT(message_of<ConfigError>([] { new_group({}); }), HasSubstr("one rank"));
+  const auto nobody = new_group({});
+  EXPECT_EQ(nobody.rank(), -1);
+  EXPECT_EQ(nobody.size(), 0);
+  EXPECT_EQ(all_reduce(3.0, "SUM", nobody), 3.0);
   EXPECT_THAT(message_of<ConfigError>([] { new_group({0, 0}); }), HasSubstr("[0, 0]"));
   EXPECT_THAT(message_of<ConfigError>([] { new_group({1}); }),
               AllOf(HasSubstr("rank 1"), HasSubstr("world of 1")));
@@ -83,7 +73,6 @@ TEST(Serial, WrongArgumentsAreNamed) {
               AllOf(HasSubstr("rank 1"), HasSubstr("world of 1")));
   EXPECT_THAT(message_of<UsageError>([] { send_object(1, 0); }), HasSubstr("itself"));
   EXPECT_THAT(message_of<UsageError>([] { receive_object(3); }), HasSubstr("no rank 3"));
-  EXPECT_THAT(message_of<UsageError>([] { broadcast(Broadcast()); }), HasSubstr("nothing"));
   EXPECT_THAT(message_of<UsageError>([] { set_local_rank(-1); }), HasSubstr("-1"));
 }
 
@@ -128,7 +117,7 @@ TEST(Serial, InitializeSaysWhatIsMissing) {
               AllOf(HasSubstr("udp://x:1"), HasSubstr("tcp://HOST:PORT"), HasSubstr("file:///PATH")));
   EXPECT_THAT(message_of<ConfigError>(
                   [] { initialize("shm", {.init_method = "tcp://x", .rank = 0, .world_size = 2}); }),
-              HasSubstr("init_method 'tcp://x': 'x' is no HOST:PORT: it has no port"));
+              HasSubstr("init_method 'tcp://x': 'x' is not HOST:PORT: it has no port"));
   EXPECT_THAT(message_of<ConfigError>(
                   [] { initialize("shm", {.init_method = "file://x", .rank = 0, .world_size = 2}); }),
               HasSubstr("file:///PATH"));

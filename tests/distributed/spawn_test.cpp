@@ -1,12 +1,14 @@
-// distributed::spawn(): functions in processes that are in a context already.
+// Tests of distributed::spawn(), which calls a function in processes that have already joined a context.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <stdexcept>
 
-#include "accelmgr/distributed.hpp"
-#include "collective/gloo/factory.hpp"
+#include "accelmgr/distributed_context.hpp"
+#include "collective/gloo/load.hpp"
 #include "distributed/tcp.hpp"
+#include "ipc/network.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::distributed {
@@ -52,8 +54,9 @@ TEST(Spawn, CallsTheFunctionInAContextWithItsArguments) {
   }
 }
 
-TEST(Spawn, OneProcessRunsInPlaceAndLeavesNothingBehind) {
+TEST(Spawn, OneProcessIsAProcessOfItsOwn) {
   const auto context = spawn("shm", launch::Function(describe_context), Value::array(), nullptr, forked(1));
+  EXPECT_NE(context.pids().at(0), getpid());
   EXPECT_EQ(context.results().at(0).at("world"), 1);
   EXPECT_EQ(context.results().at(0).at("args"), Value::array());
   EXPECT_EQ(model_name(), "serial");
@@ -72,7 +75,7 @@ TEST(Spawn, OptionsThatCannotBeAreNamed) {
   options.nnodes = 2;
   options.node_rank = 2;
   EXPECT_THAT(message_of<ConfigError>([&] { run("gloo", options); }),
-              testing::AnyOf(HasSubstr("node_rank is 2; of 2 nodes it must be 0 to 1"),
+              testing::AnyOf(HasSubstr("node_rank is 2; with 2 nodes it must be 0 to 1"),
                              HasSubstr("'gloo' cannot be used")));
   options = forked(1);
   options.master_port = 70000;
@@ -107,16 +110,22 @@ TEST(Spawn, AFailureIsNamedWithItsRank) {
 }
 
 TEST(Spawn, NodesMeetAtAStoreThatTheFirstOneServes) {
-  // Two nodes of one rank each, on this host: the second is started by a child of this process.
+  // Two nodes of one rank each on this host. A child of this process starts the second.
   if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
-  const int port = port_of(bind_tcp("127.0.0.1", 0).get());
+  const int port = ipc::bound_port(bind_tcp("127.0.0.1", 0).get());
   const auto node = [port](int node_rank) {
     auto options = forked(1);
     options.nnodes = 2;
     options.node_rank = node_rank;
     options.master_port = port;
-    const auto context = spawn("gloo", launch::Function(describe_context), Value::array(), nullptr, options);
-    return context.results().at(0);
+    options.join = false;
+    const auto launched = [&] {
+      auto context = spawn("gloo", launch::Function(describe_context), Value::array(), nullptr, options);
+      context.join();
+      return context.results().at(0);
+    };
+    launched();
+    return launched();  // The store of the first launch has ended with it.
   };
   launch::Options options;
   options.nprocs = 1;

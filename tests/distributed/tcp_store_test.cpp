@@ -8,6 +8,7 @@
 #include <string>
 
 #include "accelmgr/communicator.hpp"
+#include "ipc/network.hpp"
 #include "message_of.hpp"
 #include "reserved_port.hpp"
 
@@ -26,7 +27,7 @@ struct Pair {
 
 Pair make_pair_of_stores() {
   auto socket = bind_tcp("127.0.0.1", 0);
-  const int port = port_of(socket.get());
+  const int port = ipc::bound_port(socket.get());
   auto server = TcpStore::serve(std::move(socket));
   return {std::move(server), TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(plenty_s)), port};
 }
@@ -111,20 +112,20 @@ TEST(TcpStore, ConnectingToNobodyNamesTheAddress) {
 }
 
 TEST(TcpStore, ConnectingToWhatIsNoStoreEndsAtTheDeadline) {
-  const auto silent = bind_tcp("127.0.0.1", 0);  // The kernel accepts; nobody answers.
+  const auto silent = bind_tcp("127.0.0.1", 0);  // The kernel accepts connections, but no process replies.
   const auto message = message_of<SessionError>(
-      [&] { TcpStore::connect("127.0.0.1", port_of(silent.get()), Deadline::in_seconds(0.2)); });
+      [&] { TcpStore::connect("127.0.0.1", ipc::bound_port(silent.get()), Deadline::in_seconds(0.2)); });
   EXPECT_NE(message.find("does not answer as a store"), std::string::npos) << message;
 }
 
 TEST(BindTcp, APortInUseIsAnErrorThatNamesIt) {
   const auto first = bind_tcp("127.0.0.1", 0);
-  const int port = port_of(first.get());
+  const int port = ipc::bound_port(first.get());
   const auto message = message_of<ConfigError>([port] { bind_tcp("127.0.0.1", port); });
   EXPECT_NE(message.find(fmt::format("port {} is in use", port)), std::string::npos) << message;
 }
 
-/// Longer than a part of a name can be: nobody is asked for it.
+/// Longer than a part of a host name can be, so no name server is asked.
 const std::string no_name(64, 'x');
 
 TEST(BindTcp, ANameThatNobodyKnowsIsNamed) {
@@ -142,7 +143,8 @@ TEST(TcpStore, ConnectingToANameThatNobodyKnowsNamesIt) {
 
 TEST(BindTcp, AnAddressOfAnotherHostIsAnErrorThatNamesIt) {
   const auto message = message_of<ConfigError>([] { bind_tcp("192.0.2.1", 29500); });
-  EXPECT_NE(message.find("192.0.2.1:29500: that is no address of this host"), std::string::npos) << message;
+  EXPECT_NE(message.find("192.0.2.1:29500: that is not an address of this host"), std::string::npos)
+      << message;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The handler of base::fault_point(): a program that links this file has it installed before main().
+// The handler of base::fault_point(). A program that links this file has it installed before main().
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>

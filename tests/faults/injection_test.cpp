@@ -1,5 +1,5 @@
-// The handler as production code meets it: armed, then reached. What ends or stops a process is done to a
-// forked child.
+// Tests of the fault handler as production code uses it: first armed, then reached. A fault that ends or
+// stops a process strikes a forked child.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -17,10 +17,10 @@ namespace {
 using base::FaultEffect;
 using base::FaultPhase;
 
-/// As the first runner of rank 0.
+/// Arms this process as the first runner of rank 0.
 void arm(const std::vector<std::string>& faults) { base::arm_faults(faults, 0, 1); }
 
-/// A child in which `fault` strikes; its exit code is 0 when it goes on as if nothing had happened.
+/// A child that `fault` strikes. Its exit code is 0 if it goes on as if nothing had happened.
 ipc::Child struck_child(const std::string& fault) {
   return ipc::test::fork_child([&] {
     arm({"rank=0 phase=forward fault=" + fault});
@@ -28,7 +28,8 @@ ipc::Child struck_child(const std::string& fault) {
   });
 }
 
-/// The signals that the (main) thread of a process blocks, or those that wait for a process: SigBlk, ShdPnd.
+/// The set of signals that `name` shows in /proc/PID/status: SigBlk, blocked by the main thread, or ShdPnd,
+/// pending for the process.
 std::uint64_t signal_mask(pid_t pid, const std::string& name) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string line; std::getline(status, line);)

@@ -17,8 +17,8 @@ namespace {
 using Names = std::vector<std::string>;
 
 const Names keys{"rank", "step", "phase", "occurrence", "generation", "probability", "seed", "fault"};
-constexpr int last_rank = 23;                             // As Config::nprocs allows.
-constexpr auto phase_of_nan = base::FaultPhase::forward;  // Nobody else looks at FaultEffect::nan.
+constexpr int last_rank = 23;                             // The highest rank that Config::nprocs allows.
+constexpr auto phase_of_nan = base::FaultPhase::forward;  // Only this phase looks at FaultEffect::nan.
 constexpr std::uint32_t longest_delay_ms = 3'600'000;
 constexpr std::string_view actions_in_words =
     "kill, stop, exit:CODE, exception[:TEXT], hang, nan or slow:MILLISECONDS";
@@ -41,13 +41,13 @@ template <class T>
 std::optional<T> number_in(std::string_view text, T min, T max) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  // Written so that what is not a number is outside, too.
+  // The comparison is negated so that it rejects NaN too.
   if (error != std::errc{} || end != text.data() + text.size() || !(value >= min && value <= max))
     return std::nullopt;
   return value;
 }
 
-/// One fault, word by word.
+/// Reads one fault, word by word.
 class Parser {
  public:
   explicit Parser(const std::string& text);
@@ -212,7 +212,7 @@ void Parser::read_action(Fault& fault) const {
   }
 }
 
-// A fault that could never do anything would make a test that cannot fail.
+// Refuses faults that could never strike: a test with such a fault could not fail.
 void Parser::check_phase(Fault& fault) const {
   if (fault.phase == base::FaultPhase::init && fault.step)
     refuse("phase init comes before every step; step must be any");

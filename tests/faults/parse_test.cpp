@@ -86,7 +86,7 @@ class FaultTextRefused : public testing::TestWithParam<Refused> {};
 
 TEST_P(FaultTextRefused, WithTheTextTheKeyAndWhatIsAllowed) {
   const auto& [name, text, what] = GetParam();
-  const auto message = test::message_of<ConfigError>([&] { parse(text); });
+  const auto message = test::message_of<ConfigError>([&text = text] { parse(text); });
   EXPECT_EQ(message, "faults: '" + text + "': " + what);
   try {
     parse(text);
@@ -97,8 +97,8 @@ TEST_P(FaultTextRefused, WithTheTextTheKeyAndWhatIsAllowed) {
 
 constexpr auto keys_text = "rank, step, phase, occurrence, generation, probability, seed, fault";
 constexpr auto phases_text =
-    "init or load_parameters or data or forward or backward or take_over or vote or voted or undo_saved or "
-    "in_flight or reduced or chunk or publish or published or close or checkpoint or any";
+    "init or load_parameters or data or forward or backward or gradient_capture or vote or voted or "
+    "undo_saved or in_flight or reduced or chunk or publish or published or close or checkpoint or any";
 constexpr auto faults_text = "kill, stop, exit:CODE, exception[:TEXT], hang, nan or slow:MILLISECONDS";
 
 const Refused refused[] = {

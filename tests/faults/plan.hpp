@@ -1,27 +1,27 @@
-// What is to be broken on purpose, and when: one text of Config::faults is one fault.
+// The plan of faults that a test injects. Each text of Config::faults is one fault.
 //
 //   rank=1 step=3 phase=forward fault=kill
 //   rank=any generation=any phase=any probability=0.001 seed=7 fault=kill
 //
-//   rank         a number, `manager`, or `any` (any rank; not the manager)
+//   rank         a number, `manager`, or `any`: every rank, but not the manager
 //   phase        a name of base::FaultPhase, or `any`
-//   fault        kill, stop: SIGKILL, SIGSTOP to the process
-//                exit:CODE: _exit(CODE)
-//                exception[:TEXT]: std::runtime_error is thrown; TEXT has no space. In the reduction, which
-//                is noexcept, that is std::terminate()
-//                hang: the thread blocks for ever, without using the CPU and without taking signals
-//                nan: the loss becomes NaN. Its phase is forward; `any` means that
-//                slow:MILLISECONDS: the thread sleeps that long
-//   step         as the log counts them, from 1; or `any`, the default, which takes in what is before the
-//                first
-//   occurrence   the n-th time that this process reaches the phase in that step, from 1, the default; it
-//                goes on counting when the step is repeated. In the manager, which does not work along the
-//                steps: in all steps together, unless one is named
-//   generation   of the process: a number, from 1 (the manager: from 0), or `any`; by default the first
-//                alone, so that a replacement is spared
-//   probability  instead of an occurrence: at every reach of the phase, with this probability; the draws
-//                depend on seed, rank and generation alone
-//   seed         of those draws; faults of the same seed are drawn alike
+//   fault        kill, stop: send SIGKILL or SIGSTOP to the process
+//                exit:CODE: call _exit(CODE)
+//                exception[:TEXT]: throw std::runtime_error; TEXT has no space. The reduction is noexcept:
+//                there the process ends in std::terminate()
+//                hang: block the thread for ever. It uses no CPU time and takes no signals
+//                nan: make the loss NaN. The phase must be forward or `any`, which then means forward
+//                slow:MILLISECONDS: let the thread sleep that long
+//   step         the step's number in the log, from 1; or `any`, the default, which includes the time
+//                before the first step
+//   occurrence   strike the n-th time that this process reaches the phase in a step; n counts from 1, the
+//                default. A repeated step goes on with the same count. In the manager, which does not work
+//                step by step, all steps share one count, unless `step` names one
+//   generation   the generation of the process: a number from 1 (for the manager from 0), or `any`. The
+//                default is the first generation, so a replacement is not struck
+//   probability  instead of `occurrence`: strike at every reach of the phase with this probability. The
+//                draws depend only on seed, rank and generation
+//   seed         the seed of the draws; faults with the same seed draw the same numbers
 #pragma once
 
 #include <array>
@@ -39,7 +39,8 @@
 
 namespace accelmgr::faults {
 
-/// Empty for what is no phase. Without a default case: the compiler reports an enumerator that is missing.
+/// The name of a phase; empty if the value is no phase. There is no default case, so the compiler reports a
+/// missing enumerator.
 constexpr std::string_view name_of(base::FaultPhase phase) {
   using enum base::FaultPhase;
   switch (phase) {
@@ -53,8 +54,8 @@ constexpr std::string_view name_of(base::FaultPhase phase) {
       return "forward";
     case backward:
       return "backward";
-    case take_over:
-      return "take_over";
+    case gradient_capture:
+      return "gradient_capture";
     case vote:
       return "vote";
     case voted:
@@ -79,7 +80,7 @@ constexpr std::string_view name_of(base::FaultPhase phase) {
   return "";
 }
 
-/// All of them, in order.
+/// All phases, in order.
 inline constexpr auto phases = [] {
   constexpr auto count = [] {
     std::size_t i = 0;
@@ -95,47 +96,47 @@ enum class Action { kill, stop, exit, exception, hang, nan, slow };
 
 inline constexpr int manager_rank = -1;
 
-/// What is optional means `any` when it is empty.
+/// An empty std::optional means `any`.
 struct Fault {
-  std::string text;  ///< As it was written.
+  std::string text;  ///< The fault as the user wrote it.
   std::optional<int> rank;
   std::optional<std::uint64_t> step;
   std::optional<base::FaultPhase> phase;
   std::uint64_t occurrence = 1;
   std::optional<std::uint32_t> generation;
-  std::optional<double> probability;  ///< Empty: it is not random, `occurrence` counts.
+  std::optional<double> probability;  ///< If empty, `occurrence` decides.
   std::uint64_t seed = 0;
   Action action = Action::kill;
   int exit_code = 0;
-  std::string message;  ///< Of the exception.
+  std::string message;  ///< The text of the exception.
   std::chrono::milliseconds delay{0};
 };
 
-/// Throws ConfigError, with key `faults`.
+/// Throws ConfigError with the key `faults`.
 Fault parse(const std::string& text);
 
-/// The faults of one process, and how often it has been where they may strike. Thread-safe.
+/// The faults that concern one process, and a count of how often it reached their places. Thread-safe.
 class Plan {
  public:
-  /// Keeps of `faults` those that concern the process.
+  /// Keeps only the faults that concern this process.
   Plan(std::vector<Fault> faults, int rank, std::uint32_t generation);
 
   bool empty() const noexcept { return watched_.empty(); }
 
-  /// Counts that the process has reached `phase` in `step`; returns what is to happen there, in the order of
-  /// the configuration.
+  /// Counts that the process has reached `phase` in `step`. Returns the faults that strike there, in the
+  /// order of the configuration.
   std::vector<const Fault*> reach(base::FaultPhase phase, std::uint64_t step);
 
  private:
   struct Watched {
     Fault fault;
     data::Random random;
-    std::uint64_t step = 0;     ///< In which it has been reached ...
-    std::uint64_t reached = 0;  ///< ... so many times.
+    std::uint64_t step = 0;     ///< The last step in which the place was reached.
+    std::uint64_t reached = 0;  ///< How often it was reached in that step.
     bool is_due(base::FaultPhase phase, std::uint64_t step);
   };
   std::mutex mutex_;
-  std::vector<Watched> watched_;  ///< Does not change in length.
+  std::vector<Watched> watched_;  ///< Its length never changes.
 };
 
 }  // namespace accelmgr::faults

@@ -17,7 +17,7 @@ bool concerns(const std::string& text, int rank, std::uint32_t generation) {
   return !plan_of(text, rank, generation).empty();
 }
 
-/// Which of the next `count` reaches of `phase` in `step` a fault strikes, counted from 1.
+/// Reaches `phase` in `step` `count` times. Returns which of these reaches, counted from 1, a fault strikes.
 std::vector<int> struck(Plan& plan, FaultPhase phase, std::uint64_t step, int count) {
   std::vector<int> found;
   for (int i = 1; i <= count; ++i)

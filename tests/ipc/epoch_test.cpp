@@ -14,13 +14,14 @@
 namespace accelmgr::ipc::test {
 namespace {
 
-constexpr std::int64_t long_ns = 20'000'000'000;  // Reached only by a lost wake-up.
+constexpr std::int64_t long_ns = 20'000'000'000;  // A wait takes this long only if a wake-up is lost.
 
 void wait_until_parked(const Epoch& epoch, std::uint32_t waiters) {
   while (epoch.waiters.load() < waiters) std::this_thread::yield();
 }
 
-/// Waits for `mine`, answers with `other`, `rounds` times; returns how many wake-ups were lost.
+/// Waits until `mine` advances, then advances `other`; does so `rounds` times. Returns how many wake-ups were
+/// lost.
 int answer(Epoch& mine, Epoch& other, int rounds, int spin_us) {
   int lost = 0;
   for (std::uint32_t seen = 0; seen < static_cast<std::uint32_t>(rounds); ++seen) {

@@ -1,26 +1,23 @@
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "accelmgr/errors.hpp"
 #include "ipc/memory.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::ipc::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// A proc and a sys as other machines have them.
+/// A folder with the files of /proc and /sys that other machines have; memory_available() reads them there.
 class MemoryAvailableTest : public testing::Test {
  protected:
   MemoryAvailableTest() {
-    std::string pattern = fs::temp_directory_path() / "accelmgr-XXXXXX";
-    root_ = mkdtemp(pattern.data());
     put("proc/meminfo", "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:    8000 kB\n");
   }
-  ~MemoryAvailableTest() override { fs::remove_all(root_); }
 
   void put(const fs::path& path, const std::string& text) {
     fs::create_directories((root_ / path).parent_path());
@@ -33,7 +30,8 @@ class MemoryAvailableTest : public testing::Test {
         << available.limited_by;
   }
 
-  fs::path root_;
+  const accelmgr::test::TemporaryFolder folder_;
+  const fs::path root_ = folder_.path();
 };
 
 TEST_F(MemoryAvailableTest, IsThatOfTheMachineWithoutControlGroups) { expect(8000 * 1024, "proc/meminfo"); }

@@ -27,13 +27,13 @@ std::string open_descriptors() {
   std::string text;
   for (const int fd : open)
     if (fcntl(fd, F_GETFD) >= 0)
-      text += fmt::format("{}{}", text.empty() ? "" : " ", fd);  // Not the listing's own.
+      text += fmt::format("{}{}", text.empty() ? "" : " ", fd);  // The listing's own is closed by now.
   return text;
 }
 
 namespace {
 
-/// The signals in a line of /proc/self/status, but those that glibc keeps to itself (32 and 33).
+/// The signals in the line `key` of /proc/self/status, without those that glibc uses itself (32 and 33).
 std::string signals(const std::string& key) {
   const auto status = read_proc("/proc/self/status").value_or("");
   const auto mask = std::stoull(status.substr(status.find(key + ":\t") + key.size() + 2), nullptr, 16);
@@ -42,7 +42,7 @@ std::string signals(const std::string& key) {
 
 int ignore_term() {
   signal(SIGTERM, SIG_IGN);
-  // Of the same group, with a copy of the socket, whose end shows that both have ended.
+  // A second process of the group. It holds a copy of the socket, which ends only when both have ended.
   if (fork() == 0) hang();
   send(role_socket, "ready");
   hang();
@@ -80,7 +80,7 @@ TEST(ExecuteSelf, PassesTheListedDescriptorsAndNoOthers) {
 TEST(ExecuteSelf, PassesDescriptorsWhoseNumbersAreExchanged) {
   auto [ours_of_3, theirs_of_3] = socket_pair();
   auto [ours_of_7, theirs_of_7] = socket_pair();
-  // Each now has the number that the other shall get.
+  // Gets number 7 if that is free: the number that theirs_of_7 must have in the child.
   const base::UniqueFd becomes_3(fcntl(theirs_of_3.get(), F_DUPFD_CLOEXEC, 7));
   ASSERT_GE(becomes_3.get(), 7);
   const std::pair<int, int> fds[] = {
@@ -91,7 +91,7 @@ TEST(ExecuteSelf, PassesDescriptorsWhoseNumbersAreExchanged) {
   EXPECT_EQ(end_of(child), "exit code 5");
 }
 
-// What an interpreter is to the program it runs.
+// In Python, that command is the interpreter.
 TEST(ExecuteSelf, RunsTheCommandThatStandsForThisProgram) {
   auto [ours, theirs] = socket_pair();
   const std::pair<int, int> fds[] = {{theirs.get(), role_socket}};
@@ -142,7 +142,7 @@ TEST(Pidfd, TellsOfTheEndBeforeAndAfterReaping) {
   EXPECT_TRUE(wait_ended(child.pidfd.get(), soon()));
   EXPECT_EQ(end_of(child), "exit code 5");
   EXPECT_TRUE(has_ended(child.pidfd.get()));
-  send_signal(child.pidfd.get(), SIGKILL);  // Whoever has the pid now is not meant.
+  send_signal(child.pidfd.get(), SIGKILL);  // Must not reach a process that has the pid now.
   EXPECT_FALSE(has_ended(-1));
 }
 
@@ -204,7 +204,7 @@ TEST(EndGroupMembers, EndsAllButTheLeader) {
       raise(SIGSTOP);
       hang();
     }
-    receive(socket, soon());  // So that both are there.
+    receive(socket, soon());  // Until both have been forked.
     const bool ended = end_group_members(getpid(), base::Deadline::in_seconds(0.02));
     return ended && waitpid(-1, nullptr, 0) > 0 && waitpid(-1, nullptr, 0) > 0 ? 0 : 1;
   });
@@ -291,7 +291,7 @@ TEST(Threads, AreCountedAndNamed) {
   const int before = thread_count();
   std::promise<void> named, end;
   std::jthread thread([&] {
-    name_process("counted");  // In a thread that is not the main one: the thread's name.
+    name_process("counted");  // Outside the main thread, this names the thread.
     named.set_value();
     end.get_future().wait();
   });

@@ -1,4 +1,4 @@
-// Processes of the tests.
+// Child processes for tests: to fork them, to wait for their end, and to check that none is left.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,16 +14,16 @@
 
 namespace accelmgr::ipc::test {
 
-/// More than anything here takes on a loaded machine; reached only by a test that fails.
+/// A deadline that only a failing test reaches: it is later than anything here takes on a loaded machine.
 inline base::Deadline soon() { return base::Deadline::in_seconds(20); }
 
-/// Does nothing until it is killed; not for ever, should the test that kills it fail.
+/// Does nothing until it is killed. Ends by itself after 60 s, in case the test does not kill it.
 [[noreturn]] inline void hang() {
   alarm(60);
   for (;;) pause();
 }
 
-/// Runs `body` in a forked child; what it returns is the exit code.
+/// Runs `body` in a forked child, which exits with the value that `body` returns.
 template <class Body>
 Child fork_child(Body&& body) {
   Child child;
@@ -44,14 +44,14 @@ inline std::string end_of(const Child& child) {
   return describe_exit(status);
 }
 
-/// Orphans become children of this process (main() asks for it): reaps all; fails if one does not end by
-/// itself.
+/// Waits until all children of this process have ended, and reaps them. Orphans are among them, because
+/// main.cpp asks for that. Fails if a child does not end by itself.
 inline void expect_no_process_left() {
   const auto deadline = soon();
   pid_t reaped = 0;
   while (reaped != -1 && !deadline.passed()) {
     reaped = waitpid(-1, nullptr, WNOHANG);
-    if (reaped == 0) sched_yield();  // It may be on its way out.
+    if (reaped == 0) sched_yield();  // A child may be about to end.
   }
   EXPECT_EQ(reaped, -1) << "a process is left";
 }

@@ -1,4 +1,5 @@
-// What a process executed by execute_self() does in these tests; its socket is descriptor `role_socket`.
+// The roles of the processes that tests start with execute_self(). A role talks to its test over the
+// descriptor `role_socket`.
 #pragma once
 
 #include <string>
@@ -11,7 +12,7 @@ inline constexpr int role_exit_code = 5;
 
 int play(const std::string& role);
 
-/// The open descriptors of this process: "0 1 2 7".
+/// The numbers of the open descriptors of this process, as in "0 1 2 7".
 std::string open_descriptors();
 
 }  // namespace accelmgr::ipc::test

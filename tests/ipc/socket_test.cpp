@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <future>
@@ -101,21 +102,38 @@ TEST(Socket, APacketWhoseDescriptorsFindNoRoomIsThereWhenTheyDo) {
 }
 
 TEST(Socket, ThePacketsAreThereWithoutTheirDescriptorsForWhoHasNoRoom) {
+  const auto child = fork_child([] {
+    auto [a, b] = socket_pair();
+    auto [c, d] = socket_pair();
+    const int passed[] = {d.get()};
+    send(a.get(), "first", passed);
+    send(a.get(), "second");
+    d.reset();
+    const auto d_was = passed[0];
+    limit_descriptors(d_was);
+    const auto first = receive_what_fits(b.get(), soon());
+    if (!first || first->bytes != "first" || !first->fds.empty() || first->missing.empty()) return 1;
+    if (!is_closed(c.get())) return 2;  // The passed descriptor is still open.
+    const auto second = receive_what_fits(b.get(), soon());
+    return second && second->bytes == "second" && second->missing.empty() ? 0 : 3;
+  });
+  EXPECT_EQ(end_of(child), "exit code 0");
+}
+
+TEST(Socket, APacketThatNobodyOfUsSendsIsAnErrorAndTheNextOneIsThere) {
   auto [a, b] = socket_pair();
-  auto [c, d] = socket_pair();
-  const int passed[] = {d.get()};
-  send(a.get(), "first", passed);
-  send(a.get(), "second");
-  d.reset();
-  EXPECT_FALSE(is_closed(c.get()));
-  EXPECT_EQ(receive_bytes(b.get()), "first");
-  EXPECT_TRUE(is_closed(c.get())) << "the descriptor is left";
-  EXPECT_EQ(receive(b.get(), soon()).value().bytes, "second");
+  ASSERT_EQ(::send(a.get(), "", 0, 0), 0);
+  const std::string large(max_packet_bytes + 1, 'x');
+  ASSERT_EQ(::send(a.get(), large.data(), large.size(), 0), static_cast<ssize_t>(large.size()));
+  send(a.get(), "next");
+  EXPECT_THROW(receive(b.get(), soon()), SessionError) << "no bytes, and not the end";
+  EXPECT_THROW(receive(b.get(), soon()), SessionError) << "too many bytes";
+  EXPECT_EQ(receive(b.get(), soon()).value().bytes, "next");
 }
 
 TEST(Socket, TheEndComesAfterAllPackets) {
   auto [a, b] = socket_pair();
-  send(b.get(), "never read");  // Its loss shows as ECONNRESET at b, which is not the end yet.
+  send(b.get(), "never read");  // a ends without reading it: b gets ECONNRESET, which is not the end.
   send(a.get(), "last");
   EXPECT_FALSE(is_closed(b.get()));
   a.reset();
@@ -148,7 +166,7 @@ TEST(Socket, ReceivingEndsAtTheDeadline) {
 
 TEST(Socket, SendingToAPeerThatReadsNothingEndsAtTheDeadline) {
   auto [a, b] = socket_pair();
-  const auto fill = [&] {
+  const auto fill = [&a = a] {
     for (int i = 0; i < 10'000; ++i) send(a.get(), largest_packet, {}, base::Deadline::in_seconds(0.01));
   };
   EXPECT_THROW(fill(), SessionError);

@@ -1,5 +1,5 @@
-// Refuses system calls, to see what happens on other kernels, in want of memory, and which calls are made at
-// all.
+// Makes a system call fail, or kill the process. So tests see what happens on other kernels and without
+// memory, and whether a call is made at all.
 #pragma once
 
 #include <linux/audit.h>
@@ -11,8 +11,8 @@
 
 namespace accelmgr::ipc::test {
 
-/// From now on, and for ever, the system call `number` gets `action` in this process (call it in a forked
-/// one).
+/// Makes the kernel answer the system call `number` with the seccomp `action` for the rest of this process's
+/// life: call it in a forked child.
 inline void on_system_call(unsigned number, unsigned action) {
   sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

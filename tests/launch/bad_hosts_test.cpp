@@ -1,4 +1,4 @@
-// Launches over hosts that cannot be.
+// Tests that a launch over impossible hosts is refused, with the reason.
 #include <limits>
 
 #include "launch/bad_launch.hpp"
@@ -17,27 +17,27 @@ TEST_P(BadHosts, AreRefusedWithWhatWasWrong) { expect_refusal(GetParam()); }
 INSTANTIATE_TEST_SUITE_P(
     Hosts, BadHosts,
     ::testing::Values(Case{"ThisHostIsNotAmongThem",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) { o.ips = "10.0.0.7,10.0.0.8"; },
                            "ips",
                            {"10.0.0.7, 10.0.0.8", "node1.cluster", "127.0.0.1, 10.0.0.1", "node_rank"}},
                       Case{"ThisHostIsThereTwice",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) { o.ips = "10.0.0.1,127.0.0.1"; },
                            "ips",
                            {"more than one", "10.0.0.1, 127.0.0.1"}},
                       Case{"EmptyAddress",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) { o.ips = "10.0.0.1,"; },
                            "ips",
                            {"'10.0.0.1,'", "empty address"}},
                       Case{"TooManyHosts",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) { o.nnodes = 65537; },
                            "nnodes",
                            {"nnodes is 65537", "65536"}},
                       Case{"OffsetBeyondAnyWorld",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.nprocs = 2;
                              o.rank_offset = std::numeric_limits<int>::max();
@@ -45,12 +45,12 @@ INSTANTIATE_TEST_SUITE_P(
                            "rank_offset",
                            {"2147483647", "world_size, which is 2"}},
                       Case{"HostsThatMeetNowhere",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) { o.nnodes = 2; },
                            "nnodes",
                            {"2 hosts", "option nnodes", "ips, workers, or master_addr"}},
                       Case{"WorldOfHostsThatMeetNowhere",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.nprocs = 2;
                              o.world_size = 6;
@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
                            "nnodes",
                            {"3 hosts", "ips, workers, or master_addr"}},
                       Case{"NodeRankBeyondTheHosts",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.ips = "10.0.0.1,10.0.0.2";
                              o.node_rank = 2;
@@ -66,15 +66,15 @@ INSTANTIATE_TEST_SUITE_P(
                            "node_rank",
                            {"node_rank is 2", "2 hosts", "from 0"}},
                       Case{"OtherNumberOfHostsThanAddresses",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.ips = "10.0.0.1,10.0.0.2";
                              o.nnodes = 3;
                            },
                            "ips",
-                           {"3 by option nnodes", "2 by option ips"}},
+                           {"3 according to option nnodes", "2 according to option ips"}},
                       Case{"WorldThatIsNoMultiple",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.nprocs = 2;
                              o.world_size = 5;
@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(
                            "world_size",
                            {"world_size is 5", "nprocs, which is 2", "nnodes and node_rank"}},
                       Case{"WorldThatDoesNotMatchTheAddresses",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.nprocs = 2;
                              o.ips = "10.0.0.1,10.0.0.2";
@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
                            "world_size",
                            {"world_size is 6", "2 hosts", "make 4"}},
                       Case{"WorldTooSmallForItsHosts",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.nprocs = 2;
                              o.nnodes = 3;
@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
                            "world_size",
                            {"world_size is 3", "3 hosts"}},
                       Case{"UnevenHostsWithoutAnOffset",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.nprocs = 2;
                              o.nnodes = 2;
@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(
                            "world_size",
                            {"world_size is 5", "make 4"}},
                       Case{"RanksBeyondTheWorld",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.nprocs = 2;
                              o.rank_offset = 1;
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(
                            "rank_offset",
                            {"rank_offset is 1", "nprocs 2", "world_size, which is 2"}},
                       Case{"OffsetOfAnotherHost",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.nprocs = 2;
                              o.ips = "10.0.0.1,10.0.0.2";
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(
                            "rank_offset",
                            {"rank_offset is 2", "host 0", "begin at 0"}},
                       Case{"OffsetWithinAHost",
-                           cpu_machine(2),
+                           cpu_host(2),
                            [](Options& o) {
                              o.nprocs = 2;
                              o.nnodes = 2;
@@ -138,57 +138,57 @@ INSTANTIATE_TEST_SUITE_P(
                              o.rank_offset = 1;
                            },
                            "node_rank",
-                           {"rank_offset is 1", "nprocs, which is 2", "node_rank must say"}}),
+                           {"rank_offset is 1", "nprocs, which is 2", "set node_rank"}}),
     [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(
     Workers, BadHosts,
     ::testing::Values(
         Case{"Syntax",
-             cpu_machine(2),
+             cpu_host(2),
              [](Options& o) { o.workers = "a:0;10.0.0.1:5000|b"; },
              "workers",
              {"Bad worker syntax: b"}},
         Case{"SyntaxInTheEnvironment",
-             cpu_machine(2, {{"ACCELMGR_WORKERS", "b"}}),
+             cpu_host(2, {{"ACCELMGR_WORKERS", "b"}}),
              nothing,
              "workers",
              {"environment ACCELMGR_WORKERS", "Bad worker syntax: b"}},
         Case{"WorkerFormInTheTpuConfiguration",
-             cpu_machine(2, {{"ACCELMGR_TPU_CONFIG", "a:0;h:1"}}),
+             cpu_host(2, {{"ACCELMGR_TPU_CONFIG", "a:0;h:1"}}),
              nothing,
              "workers",
              {"environment ACCELMGR_TPU_CONFIG", "Bad worker syntax: a:0;h:1"}},
         Case{"UnknownNumberOfDevices",
-             cpu_machine(2),
+             cpu_host(2),
              [](Options& o) { o.workers = "a:0;10.0.0.1:5000"; },
              "nprocs",
              {"option workers", "how many devices", "nprocs", "ACCELMGR_GPU_NUM_DEVICES"}},
         Case{"WorkerFormByNameAlone",
-             cpu_machine(2, {{"ACCELMGR_LOCAL_WORKER", "a:0"}}),
+             cpu_host(2, {{"ACCELMGR_LOCAL_WORKER", "a:0"}}),
              nothing,
              "nprocs",
              {"environment ACCELMGR_LOCAL_WORKER", "how many devices"}},
         Case{"NumberOfDevicesThatIsNone",
-             gpu_machine(2, {{"ACCELMGR_GPU_NUM_DEVICES", "two"}}),
+             gpu_host(2, {{"ACCELMGR_GPU_NUM_DEVICES", "two"}}),
              nothing,
              "nprocs",
              {"ACCELMGR_GPU_NUM_DEVICES is 'two'"}},
         Case{"MoreProcessesThanDevices",
-             gpu_machine(4, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}}),
+             gpu_host(4, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}}),
              [](Options& o) { o.nprocs = 3; },
              "nprocs",
              {"nprocs is 3", "2 devices", "ACCELMGR_GPU_NUM_DEVICES"}},
         Case{"OtherWorldThanWorkers",
-             cpu_machine(2, {{"ACCELMGR_WORLD_SIZE", "3"}}),
+             cpu_host(2, {{"ACCELMGR_WORLD_SIZE", "3"}}),
              [](Options& o) {
                o.workers = two_workers;
                o.nprocs = 1;
              },
              "workers",
-             {"3 by environment ACCELMGR_WORLD_SIZE", "2 by option workers"}},
+             {"3 according to environment ACCELMGR_WORLD_SIZE", "2 according to option workers"}},
         Case{"WorldSizeThatDoesNotMatchTheWorkers",
-             cpu_machine(2),
+             cpu_host(2),
              [](Options& o) {
                o.workers = two_workers;
                o.nprocs = 2;
@@ -197,17 +197,17 @@ INSTANTIATE_TEST_SUITE_P(
              "world_size",
              {"world_size is 3", "2 hosts (option workers)", "make 4"}},
         Case{"HostsWithoutWorkers",
-             gpu_machine(2, {{"ACCELMGR_WORLD_SIZE", "2"}, {"ACCELMGR_GPU_NUM_DEVICES", "2"}}),
+             gpu_host(2, {{"ACCELMGR_WORLD_SIZE", "2"}, {"ACCELMGR_GPU_NUM_DEVICES", "2"}}),
              nothing,
              "workers",
              {"2 hosts (environment ACCELMGR_WORLD_SIZE)", "ACCELMGR_WORKERS", "more than one host"}},
         Case{"WorldSizeThatIsNoNumber",
-             gpu_machine(2, {{"ACCELMGR_WORLD_SIZE", "all"}, {"ACCELMGR_GPU_NUM_DEVICES", "2"}}),
+             gpu_host(2, {{"ACCELMGR_WORLD_SIZE", "all"}, {"ACCELMGR_GPU_NUM_DEVICES", "2"}}),
              nothing,
              "nnodes",
              {"ACCELMGR_WORLD_SIZE is 'all'", "number of hosts"}},
         Case{"LocalWorkerOutsideOfThem",
-             cpu_machine(2, {{"ACCELMGR_LOCAL_WORKER", "a:2"}}),
+             cpu_host(2, {{"ACCELMGR_LOCAL_WORKER", "a:2"}}),
              [](Options& o) {
                o.workers = two_workers;
                o.nprocs = 1;
@@ -215,7 +215,7 @@ INSTANTIATE_TEST_SUITE_P(
              "workers",
              {"ACCELMGR_LOCAL_WORKER is 'a:2'", "a:0;", "a:1;"}},
         Case{"LocalWorkerOfBadSyntax",
-             cpu_machine(2, {{"ACCELMGR_LOCAL_WORKER", "a-2"}}),
+             cpu_host(2, {{"ACCELMGR_LOCAL_WORKER", "a-2"}}),
              [](Options& o) {
                o.workers = two_workers;
                o.nprocs = 1;
@@ -223,22 +223,22 @@ INSTANTIATE_TEST_SUITE_P(
              "workers",
              {"Bad worker syntax: a-2"}},
         Case{"LocalTpuWorkerOfBadSyntaxBesideANodeRank",
-             cpu_machine(8, {{"ACCELMGR_LOCAL_WORKER", "a-2"}, {"ACCELMGR_TPU_NUM_DEVICES", "2"}}),
+             cpu_host(8, {{"ACCELMGR_LOCAL_WORKER", "a-2"}, {"ACCELMGR_TPU_NUM_DEVICES", "2"}}),
              [](Options& o) { o.node_rank = 0; },
              "workers",
              {"Bad worker syntax: a-2"}},
         Case{"NoTpu",
-             cpu_machine(8, {{"ACCELMGR_TPU_CONFIG", "t;0;h:1"}, {"ACCELMGR_TPU_NUM_DEVICES", "0"}}),
+             cpu_host(8, {{"ACCELMGR_TPU_CONFIG", "t;0;h:1"}, {"ACCELMGR_TPU_NUM_DEVICES", "0"}}),
              nothing,
              "nprocs",
              {"ACCELMGR_TPU_NUM_DEVICES is '0'", "from 1 to 4096"}},
         Case{"MoreProcessesThanTheTpuFormHas",
-             cpu_machine(16, {{"ACCELMGR_TPU_CONFIG", "t;0;h:1"}}),
+             cpu_host(16, {{"ACCELMGR_TPU_CONFIG", "t;0;h:1"}}),
              [](Options& o) { o.nprocs = 9; },
              "nprocs",
              {"nprocs is 9", "8 devices", "default: the TPU form"}},
         Case{"ThisHostIsNoWorker",
-             cpu_machine(2),
+             cpu_host(2),
              [](Options& o) {
                o.workers = "a:0;10.0.0.7:5000|a:1;10.0.0.8:5000";
                o.nprocs = 1;
@@ -246,7 +246,7 @@ INSTANTIATE_TEST_SUITE_P(
              "workers",
              {"none of workers (10.0.0.7, 10.0.0.8)", "node1.cluster"}},
         Case{"PortsBeyondTheHighest",
-             cpu_machine(2),
+             cpu_host(2),
              [](Options& o) {
                o.workers = "a:0;10.0.0.1:65535";
                o.nprocs = 2;
@@ -254,15 +254,15 @@ INSTANTIATE_TEST_SUITE_P(
              "workers",
              {"10.0.0.1:65535", "2 processes", "65536"}},
         Case{"TpuWithoutAName",
-             cpu_machine(2, {{"ACCELMGR_TPU_NUM_DEVICES", "4"}}),
+             cpu_host(2, {{"ACCELMGR_TPU_NUM_DEVICES", "4"}}),
              nothing,
              "workers",
              {"ACCELMGR_TPU_NUM_DEVICES", "ACCELMGR_TPU_CONFIG or ACCELMGR_LOCAL_WORKER"}},
         Case{"BadServiceAddress",
-             gpu_machine(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}, {"ACCELMGR_SERVICE_ADDRESS", "here"}}),
+             gpu_host(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}, {"ACCELMGR_SERVICE_ADDRESS", "here"}}),
              nothing,
              "workers",
-             {"environment ACCELMGR_SERVICE_ADDRESS", "'here' is no HOST:PORT"}}),
+             {"environment ACCELMGR_SERVICE_ADDRESS", "'here' is not HOST:PORT"}}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -1,4 +1,5 @@
-// SpawnContext: waiting with a bound, and what happens to one that is let go of.
+// Tests of SpawnContext: waiting with a time limit, and what happens to the ranks when the context is
+// destroyed.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -12,11 +13,11 @@ namespace {
 
 class Context : public Launched {};
 
-/// Ranks that end when they are told to.
+/// Ranks that run until the test tells them to return.
 Function until_told(const Line& line) {
   return [&line](int rank, const Value&) {
     line.tell_pidfd();
-    ipc::receive(line.theirs.get(), soon());
+    line.await_order();
     return Value(rank);
   };
 }
@@ -34,18 +35,43 @@ TEST_F(Context, JoinIsFalseWhileSomeRunAndTrueWhenAllHaveEnded) {
   EXPECT_EQ(context.results(), (std::vector<Value>{0, 1}));
 }
 
+TEST_F(Context, EachProcessIsSeenToEndForItself) {
+  const std::vector<Line> lines(2);
+  auto context = spawn(
+      [&](int rank, const Value&) {
+        ipc::receive(lines[static_cast<std::size_t>(rank)].theirs.get(), soon());
+        return rank == 0 ? Value("done") : obey("throw");
+      },
+      {}, not_joined(options(2)));
+  EXPECT_FALSE(context.wait(0, 0));
+  for (const auto& process : context.processes()) EXPECT_FALSE(process.exit_code);
+  ipc::send(lines[0].ours.get(), "end");
+  EXPECT_TRUE(context.wait(0, 20));
+  EXPECT_EQ(context.processes()[0].exit_code, 0);
+  EXPECT_EQ(context.results()[0], "done");
+  EXPECT_FALSE(context.processes()[1].exit_code);
+  ipc::send(lines[1].ours.get(), "fail");
+  EXPECT_TRUE(ipc::wait_ended(context.processes()[1].pidfd, soon()));
+  const auto failed = context.processes()[1];
+  EXPECT_EQ(failed.exit_code, 17) << "the pidfd tells of the end";
+  EXPECT_EQ(failed.failure.value().what, "as ordered");
+  EXPECT_EQ(failure_of([&] { context.join(); }).rank(), 1);
+  EXPECT_EQ(context.processes()[1].exit_code, 17);
+}
+
 TEST_F(Context, IsJoinedByWhoSpawnedIt) {
   const Line line;
   auto context = spawn(until_told(line), {}, not_joined(options(2)));
   const auto pidfds = line.hear_pidfds(2);
-  EXPECT_EQ(end_of(fork_child([&] {
-              return message_of<UsageError>([&] { context.join(0); }) ==
-                             "a SpawnContext is joined by the process that called spawn(), not by one forked "
-                             "from it"
-                         ? 0
-                         : 1;
-            })),
-            "exit code 0");
+  EXPECT_EQ(
+      end_of(fork_child([&] {
+        return message_of<UsageError>([&] { context.join(0); }) ==
+                       "a SpawnContext must be joined by the process that called spawn(), not by one forked "
+                       "from it"
+                   ? 0
+                   : 1;
+      })),
+      "exit code 0");
   EXPECT_FALSE(context.join(0)) << "it is still of use";
 }
 
@@ -75,20 +101,20 @@ TEST_F(Context, AnotherContextAssignedToItLetsGoOfTheFirst) {
   EXPECT_TRUE(context.join());
 }
 
-/// A program that lets go of a context whose ranks run, then of everything: it returns from main().
-/// It does so once it hears something on `go`.
+/// A program whose ranks still run when it returns from main(), which it does when it hears from `go`. It
+/// keeps the context of daemons to the end; otherwise it lets go of the context at once.
 ipc::Child program(const Line& line, const Line& go, bool daemon) {
   return fork_child([&line, &go, daemon] {
     auto chosen = options(2);
     chosen.join = false;
     chosen.daemon = daemon;
-    // At the end of the program, it is still there.
+    // Never destroyed: the context still exists when the program exits.
     static auto* const kept = new std::optional<SpawnContext>;
     if (daemon)
       kept->emplace(spawn(until_told(line), {}, chosen));
     else
       spawn(until_told(line), {}, chosen);
-    ipc::receive(go.theirs.get(), soon());
+    go.await_order();
     line.tell("let go");
     std::exit(0);
     return 0;

@@ -1,9 +1,9 @@
-// The table of device kinds, and which devices an environment leaves visible.
+// Tests of the table of device kinds, and of the devices that an environment leaves visible.
 #include "launch/devices.hpp"
 
 #include <ostream>
 
-#include "launch/machines.hpp"
+#include "launch/hosts.hpp"
 #include "launch/resolution.hpp"
 
 namespace accelmgr::launch {
@@ -13,21 +13,23 @@ using Ids = std::vector<std::string>;
 
 TEST(DeviceKinds, HaveTheirVariablesAndBackendsInOneTable) {
   const auto row = [](const DeviceKind& kind) {
-    return Ids{kind.name, kind.option, kind.visible, kind.selected, kind.backend};
+    return Ids{kind.name, kind.option, kind.visible, kind.selected, kind.flag, kind.backend};
   };
   std::vector<Ids> rows;
   for (const auto& kind : device_kinds()) rows.push_back(row(kind));
-  EXPECT_EQ(rows, (std::vector<Ids>{
-                      {"cpu", "", "", "", "shm"},
-                      {"gpu", "gpus", "CUDA_VISIBLE_DEVICES", "ACCELMGR_SELECTED_GPUS", "nccl"},
-                      {"xpu", "xpus", "XPU_VISIBLE_DEVICES", "ACCELMGR_SELECTED_XPUS", "bkcl"},
-                      {"custom", "", "ACCELMGR_SELECTED_CUSTOMS", "ACCELMGR_SELECTED_CUSTOMS", "xccl"}}));
+  EXPECT_EQ(
+      rows,
+      (std::vector<Ids>{
+          {"cpu", "", "", "", "", "shm"},
+          {"gpu", "gpus", "CUDA_VISIBLE_DEVICES", "ACCELMGR_SELECTED_GPUS", "FLAGS_selected_gpus", "nccl"},
+          {"xpu", "xpus", "XPU_VISIBLE_DEVICES", "ACCELMGR_SELECTED_XPUS", "FLAGS_selected_xpus", "bkcl"},
+          {"custom", "", "ACCELMGR_SELECTED_CUSTOMS", "ACCELMGR_SELECTED_CUSTOMS", "", "xccl"}}));
 }
 
 TEST(DeviceKinds, WithoutADriverHaveNoDevices) {
   for (const auto& kind : device_kinds())
     if (!kind.has_driver) {
-      EXPECT_EQ(kind.count(gpu_machine(4)), 0) << kind.name;
+      EXPECT_EQ(kind.count(gpu_host(4)), 0) << kind.name;
     }
 }
 
@@ -49,9 +51,9 @@ void PrintTo(const Visible& v, std::ostream* out) { *out << "'" << v.list << "'"
 class VisibleGpus : public ::testing::TestWithParam<Visible> {};
 
 TEST_P(VisibleGpus, AreThoseThatTheDriverWouldShow) {
-  const auto machine = gpu_machine(4, {{"CUDA_VISIBLE_DEVICES", GetParam().list}});
-  EXPECT_EQ(visible_devices(device_kind("gpu"), machine), GetParam().ids);
-  EXPECT_EQ(visible_source(device_kind("gpu"), machine), "environment CUDA_VISIBLE_DEVICES");
+  const auto host_info = gpu_host(4, {{"CUDA_VISIBLE_DEVICES", GetParam().list}});
+  EXPECT_EQ(visible_devices(device_kind("gpu"), host_info), GetParam().ids);
+  EXPECT_EQ(visible_source(device_kind("gpu"), host_info), "environment CUDA_VISIBLE_DEVICES");
 }
 
 INSTANTIATE_TEST_SUITE_P(Launch, VisibleGpus,
@@ -62,13 +64,13 @@ INSTANTIATE_TEST_SUITE_P(Launch, VisibleGpus,
                                            Visible{"GPU-8932f937,MIG-1", {"GPU-8932f937", "MIG-1"}}));
 
 TEST(VisibleGpus, AreAllWithoutTheVariable) {
-  EXPECT_EQ(visible_devices(device_kind("gpu"), gpu_machine(2)), (Ids{"0", "1"}));
-  EXPECT_EQ(visible_source(device_kind("gpu"), gpu_machine(2)), "default: 2 GPUs");
-  EXPECT_EQ(visible_devices(device_kind("gpu"), cpu_machine(2)), Ids{});
+  EXPECT_EQ(visible_devices(device_kind("gpu"), gpu_host(2)), (Ids{"0", "1"}));
+  EXPECT_EQ(visible_source(device_kind("gpu"), gpu_host(2)), "default: 2 GPUs");
+  EXPECT_EQ(visible_devices(device_kind("gpu"), cpu_host(2)), Ids{});
 }
 
 TEST(VisibleGpus, AreNoneWhereThereAreNone) {
-  EXPECT_EQ(visible_devices(device_kind("gpu"), cpu_machine(2, {{"CUDA_VISIBLE_DEVICES", "GPU-8932f937"}})),
+  EXPECT_EQ(visible_devices(device_kind("gpu"), cpu_host(2, {{"CUDA_VISIBLE_DEVICES", "GPU-8932f937"}})),
             Ids{});
 }
 

@@ -1,11 +1,12 @@
-// The environment of each process: one row per variable, one table per kind of launch.
+// Tests of the environment of each launched process: a table for each kind of launch, with a row for each
+// variable.
 #include "launch/environment.hpp"
 
 #include <functional>
 #include <optional>
 #include <ostream>
 
-#include "launch/machines.hpp"
+#include "launch/hosts.hpp"
 #include "launch/ports.hpp"
 
 namespace accelmgr::launch {
@@ -16,25 +17,25 @@ constexpr std::nullopt_t absent = std::nullopt;
 
 struct Row {
   std::string variable;
-  std::vector<Text> values;  ///< By local index.
+  std::vector<Text> values;  ///< One value for each local rank.
 };
 
 struct Launch {
   std::string name;
-  Machine machine;
+  HostInfo host_info;
   Options options;
   std::vector<Row> rows;
 };
 
 void PrintTo(const Launch& launch, std::ostream* out) { *out << launch.name; }
 
-// As bind_worker_ports() does, with ports that a table can name.
-void tell_ports(Plan& plan) {
-  plan.workers = local_workers("node1", std::vector<int>{4001, 4002});
-  plan.endpoints = {"node1:4001", "node1:4002"};
-  plan.workers_bound = true;
-  plan.service_address = "node1:4000";
-  plan.service_bound = true;
+// Does what bind_worker_ports() does, with fixed ports that a table can name.
+void tell_ports(LaunchSpec& spec) {
+  spec.workers = local_workers("node1", std::vector<int>{4001, 4002});
+  spec.endpoints = {"node1:4001", "node1:4002"};
+  spec.workers_bound = true;
+  spec.service_address = "node1:4000";
+  spec.service_bound = true;
 }
 
 Text value_in(const Environment& environment, const std::string& variable) {
@@ -46,12 +47,12 @@ class ChildEnvironment : public ::testing::TestWithParam<Launch> {};
 
 TEST_P(ChildEnvironment, HasEveryVariableOfTheTable) {
   const auto& launch = GetParam();
-  auto plan = resolve(launch.options, launch.machine);
-  if (plan.worker_form == WorkerForm::worker && plan.worker_hosts.empty()) tell_ports(plan);
-  for (int i = 0; i < plan.nprocs; ++i) {
-    const auto child = child_environment(plan, i, launch.machine);
+  auto spec = resolve(launch.options, launch.host_info);
+  if (spec.worker_form == WorkerForm::worker && spec.worker_hosts.empty()) tell_ports(spec);
+  for (int i = 0; i < spec.nprocs; ++i) {
+    const auto child = child_environment(spec, i, launch.host_info);
     for (const auto& row : launch.rows) {
-      ASSERT_EQ(row.values.size(), static_cast<std::size_t>(plan.nprocs)) << row.variable;
+      ASSERT_EQ(row.values.size(), static_cast<std::size_t>(spec.nprocs)) << row.variable;
       EXPECT_EQ(value_in(child, row.variable), row.values[static_cast<std::size_t>(i)])
           << row.variable << " of process " << i;
     }
@@ -67,6 +68,7 @@ const Environment inherited = {{"HOME", "/root"},
                                {"MASTER_PORT", "7"},
                                {"ACCELMGR_WORLD_MEMORY", "/proc/7/fd/7"},
                                {"ACCELMGR_SELECTED_GPUS", "7"},
+                               {"FLAGS_selected_gpus", "7"},
                                {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                {"TORCHELASTIC_ERROR_FILE", "/tmp/error"}};
 
@@ -84,7 +86,7 @@ Options two_processes(const std::function<void(Options&)>& change = {}) {
 }
 
 const Launch one_cpu_host = {"OneCpuHost",
-                             cpu_machine(8, inherited),
+                             cpu_host(8, inherited),
                              two_processes([](Options& o) {
                                o.environment = {{"EXTRA", "1"}, {"HOME", "/else"}};
                              }),
@@ -98,6 +100,7 @@ const Launch one_cpu_host = {"OneCpuHost",
                               {"MASTER_PORT", both(absent)},
                               {"ACCELMGR_LAUNCH_BACKEND", both("shm")},
                               {"ACCELMGR_LAUNCH_TIMEOUT", both("300")},
+                              {"ACCELMGR_LAUNCH_INTERFACE", both(absent)},
                               {"ACCELMGR_WORLD_MEMORY", both(absent)},
                               {"ACCELMGR_ORDINAL", {"0", "1"}},
                               {"ACCELMGR_LOCAL_ORDINAL", {"0", "1"}},
@@ -112,6 +115,7 @@ const Launch one_cpu_host = {"OneCpuHost",
                               {"ACCELMGR_CURRENT_ENDPOINT", both(absent)},
                               {"ACCELMGR_TRAINER_ENDPOINTS", both(absent)},
                               {"ACCELMGR_SELECTED_GPUS", both(absent)},
+                              {"FLAGS_selected_gpus", both(absent)},
                               {"CUDA_VISIBLE_DEVICES", both(absent)},
                               {"TORCHELASTIC_USE_AGENT_STORE", both(absent)},
                               {"TORCHELASTIC_ERROR_FILE", both(absent)},
@@ -123,7 +127,7 @@ const Launch one_cpu_host = {"OneCpuHost",
 
 const Launch second_of_two_cpu_hosts = {
     "SecondOfTwoCpuHosts",
-    second(cpu_machine(1, with({{"OMP_NUM_THREADS", "3"}}))),
+    second(cpu_host(1, with({{"OMP_NUM_THREADS", "3"}}))),
     two_processes([](Options& o) {
       o.ips = "10.0.0.1,10.0.0.2";
       o.master_port = 29500;
@@ -149,26 +153,27 @@ const Launch second_of_two_cpu_hosts = {
      {"HOME", both("/root")}}};
 
 const Launch one_gpu_host = {"OneGpuHost",
-                             gpu_machine(4, with({{"CUDA_VISIBLE_DEVICES", "3,1,2"}})),
+                             gpu_host(4, with({{"CUDA_VISIBLE_DEVICES", "3,1,2"}})),
                              two_processes(),
                              {{"CUDA_VISIBLE_DEVICES", {"3", "1"}},
                               {"ACCELMGR_SELECTED_GPUS", {"3", "1"}},
+                              {"FLAGS_selected_gpus", {"3", "1"}},
                               {"ACCELMGR_MP_DEVICE", {"GPU:0", "GPU:1"}},
                               {"ACCELMGR_LAUNCH_BACKEND", both("nccl")},
                               {"XPU_VISIBLE_DEVICES", both(absent)}}};
 
 const Launch selected_gpus = {"SelectedGpus",
-                              gpu_machine(8, inherited),
+                              gpu_host(8, inherited),
                               two_processes([](Options& o) { o.gpus = "5,4"; }),
                               {{"CUDA_VISIBLE_DEVICES", {"5", "4"}}, {"ACCELMGR_SELECTED_GPUS", {"5", "4"}}}};
 
 const Launch shared_gpu = {"SharedGpu",
-                           gpu_machine(1, inherited),
+                           gpu_host(1, inherited),
                            two_processes([](Options& o) { o.oversubscribe = true; }),
                            {{"CUDA_VISIBLE_DEVICES", both("0")}, {"ACCELMGR_MP_DEVICE", {"GPU:0", "GPU:1"}}}};
 
 const Launch cpus_beside_gpus = {"CpusBesideGpus",
-                                 gpu_machine(1, with({{"CUDA_VISIBLE_DEVICES", "0"}})),
+                                 gpu_host(1, with({{"CUDA_VISIBLE_DEVICES", "0"}})),
                                  two_processes([](Options& o) { o.backend = "shm"; }),
                                  {{"CUDA_VISIBLE_DEVICES", both("0")},
                                   {"ACCELMGR_SELECTED_GPUS", both(absent)},
@@ -176,7 +181,7 @@ const Launch cpus_beside_gpus = {"CpusBesideGpus",
 
 const Launch worker_form_on_one_host = {
     "WorkerFormOnOneHost",
-    gpu_machine(2, with({{"ACCELMGR_GPU_NUM_DEVICES", "2"}})),
+    gpu_host(2, with({{"ACCELMGR_GPU_NUM_DEVICES", "2"}})),
     {},
     {{"ACCELMGR_ORDINAL", {"0", "1"}},
      {"ACCELMGR_LOCAL_ORDINAL", {"0", "1"}},
@@ -185,8 +190,8 @@ const Launch worker_form_on_one_host = {
      {"CUDA_VISIBLE_DEVICES", {"0", "1"}},
      {"ACCELMGR_LOCAL_WORKER", {"localservice:0", "localservice:1"}},
      {"ACCELMGR_WORKERS", both("localservice:0;grpc://node1:4001|localservice:1;grpc://node1:4002")},
-     {"ACCELMGR_DEVICE_MAP", both("GPU:0;/job:localservice/replica:0/task:0/device:GPU:0|"
-                                  "GPU:1;/job:localservice/replica:0/task:1/device:GPU:0")},
+     {"ACCELMGR_DEVICE_MAP", both("GPU:0;/job:localservice/replica:0/task:0/device:XLA_GPU:0|"
+                                  "GPU:1;/job:localservice/replica:0/task:1/device:XLA_GPU:0")},
      {"ACCELMGR_SERVICE_ADDRESS", both("node1:4000")},
      {"ACCELMGR_WORKER_SOCKET", both("50")},
      {"ACCELMGR_SERVICE_SOCKET", {"51", absent}},
@@ -195,17 +200,19 @@ const Launch worker_form_on_one_host = {
      {"ACCELMGR_GPU_NUM_DEVICES", both(absent)}}};
 
 constexpr const char* gpu_map =
-    "GPU:0;/job:c/replica:0/task:0/device:GPU:0|GPU:1;/job:c/replica:0/task:1/device:GPU:0|"
-    "GPU:2;/job:c/replica:0/task:2/device:GPU:0|GPU:3;/job:c/replica:0/task:3/device:GPU:0";
+    "GPU:0;/job:localservice/replica:0/task:0/device:XLA_GPU:0|GPU:1;/job:localservice/replica:0/task:1/"
+    "device:XLA_GPU:0|"
+    "GPU:2;/job:localservice/replica:0/task:2/device:XLA_GPU:0|GPU:3;/job:localservice/replica:0/task:3/"
+    "device:XLA_GPU:0";
 constexpr const char* expanded =
     "c:0;grpc://10.0.0.1:5000|c:1;grpc://10.0.0.1:5001|c:2;grpc://10.0.0.2:6000|c:3;grpc://10.0.0.2:6001";
 
 const Launch worker_form_on_two_hosts = {
     "WorkerFormOnTwoHosts",
-    second(gpu_machine(2, with({{"ACCELMGR_GPU_NUM_DEVICES", "2"},
-                                {"ACCELMGR_WORLD_SIZE", "2"},
-                                {"ACCELMGR_LOCAL_WORKER", "c:1"},
-                                {"ACCELMGR_WORKERS", "c:0;10.0.0.1:5000|c:1;grpc://10.0.0.2:6000"}}))),
+    second(gpu_host(2, with({{"ACCELMGR_GPU_NUM_DEVICES", "2"},
+                             {"ACCELMGR_WORLD_SIZE", "2"},
+                             {"ACCELMGR_LOCAL_WORKER", "c:1"},
+                             {"ACCELMGR_WORKERS", "c:0;10.0.0.1:5000|c:1;grpc://10.0.0.2:6000"}}))),
     {},
     {{"RANK", {"2", "3"}},
      {"ACCELMGR_ORDINAL", {"2", "3"}},
@@ -213,7 +220,7 @@ const Launch worker_form_on_two_hosts = {
      {"ACCELMGR_WORLD_SIZE", both("4")},
      {"ACCELMGR_MP_DEVICE", {"GPU:2", "GPU:3"}},
      {"CUDA_VISIBLE_DEVICES", {"0", "1"}},
-     {"ACCELMGR_LOCAL_WORKER", {"c:2", "c:3"}},
+     {"ACCELMGR_LOCAL_WORKER", {"localservice:2", "localservice:3"}},
      {"ACCELMGR_WORKERS", both(expanded)},
      {"ACCELMGR_DEVICE_MAP", both(gpu_map)},
      {"ACCELMGR_SERVICE_ADDRESS", both("10.0.0.1:2222")},
@@ -226,28 +233,28 @@ const Launch worker_form_on_two_hosts = {
 
 const Launch worker_form_on_cpus = {
     "WorkerFormOnCpus",
-    second(cpu_machine(4, with({{"ACCELMGR_SERVICE_ADDRESS", "10.0.0.1:7000"}}))),
+    second(cpu_host(4, with({{"ACCELMGR_SERVICE_ADDRESS", "10.0.0.1:7000"}}))),
     two_processes([](Options& o) { o.workers = "c:0;10.0.0.1:5000|c:1;10.0.0.2:6000"; }),
     {{"ACCELMGR_ORDINAL", {"2", "3"}},
      {"ACCELMGR_MP_DEVICE", {"CPU:2", "CPU:3"}},
-     {"ACCELMGR_LOCAL_WORKER", {"c:2", "c:3"}},
+     {"ACCELMGR_LOCAL_WORKER", {"localservice:2", "localservice:3"}},
      {"ACCELMGR_WORKERS", both(expanded)},
-     {"ACCELMGR_DEVICE_MAP", both("CPU:0;/job:c/replica:0/task:0/device:CPU:0|"
-                                  "CPU:1;/job:c/replica:0/task:1/device:CPU:0|"
-                                  "CPU:2;/job:c/replica:0/task:2/device:CPU:0|"
-                                  "CPU:3;/job:c/replica:0/task:3/device:CPU:0")},
+     {"ACCELMGR_DEVICE_MAP", both("CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0|"
+                                  "CPU:1;/job:localservice/replica:0/task:1/device:XLA_CPU:0|"
+                                  "CPU:2;/job:localservice/replica:0/task:2/device:XLA_CPU:0|"
+                                  "CPU:3;/job:localservice/replica:0/task:3/device:XLA_CPU:0")},
      {"ACCELMGR_SERVICE_ADDRESS", both("10.0.0.1:7000")},
      {"ACCELMGR_LAUNCH_BACKEND", both("gloo")}}};
 
 const Launch one_worker = {
     "OneProcessOfTheWorkerForm",
-    cpu_machine(4, inherited),
+    cpu_host(4, inherited),
     {.nprocs = 1, .workers = "c:0;10.0.0.1:5000"},
     {{"ACCELMGR_WORKERS", {"c:0;grpc://10.0.0.1:5000"}}, {"ACCELMGR_SERVICE_ADDRESS", {absent}}}};
 
 const Launch tpu_form = {"TpuForm",
-                         cpu_machine(8, with({{"ACCELMGR_TPU_CONFIG", "tpu_worker;0;10.0.0.1:8470"},
-                                              {"ACCELMGR_TPU_NUM_DEVICES", "2"}})),
+                         cpu_host(8, with({{"ACCELMGR_TPU_CONFIG", "tpu_worker;0;10.0.0.1:8470"},
+                                           {"ACCELMGR_TPU_NUM_DEVICES", "2"}})),
                          {},
                          {{"ACCELMGR_ORDINAL", {"0", "1"}},
                           {"ACCELMGR_LOCAL_ORDINAL", {"0", "1"}},
@@ -262,7 +269,7 @@ const Launch tpu_form = {"TpuForm",
 
 const Launch tpu_form_on_two_hosts = {
     "TpuFormOnTwoHosts",
-    second(cpu_machine(8, with({{"ACCELMGR_LOCAL_WORKER", "t:1"}}))),
+    second(cpu_host(8, with({{"ACCELMGR_LOCAL_WORKER", "t:1"}}))),
     two_processes([](Options& o) { o.workers = "t;0;10.0.0.1:8470|t;1;10.0.0.2:8470"; }),
     {{"ACCELMGR_ORDINAL", {"2", "3"}},
      {"ACCELMGR_WORLD_SIZE", both("4")},
@@ -272,14 +279,14 @@ const Launch tpu_form_on_two_hosts = {
      {"ACCELMGR_TPU_CONFIG", both(absent)},
      {"ACCELMGR_TPU_NUM_DEVICES", both(absent)}}};
 
-// What told this process its own place is not told to those that it launches.
+// A launch inside a launch: variables that gave this process its own place are not passed on to its children.
 const Launch within_a_launch = {"WithinALaunch",
-                                cpu_machine(8, with({{"ACCELMGR_ORDINAL", "3"},
-                                                     {"ACCELMGR_WORLD_SIZE", "4"},
-                                                     {"ACCELMGR_LOCAL_WORKER", "c:3"},
-                                                     {"ACCELMGR_WORKERS", expanded},
-                                                     {"ACCELMGR_DEVICE_MAP", gpu_map},
-                                                     {"ACCELMGR_SERVICE_ADDRESS", "10.0.0.1:2222"}})),
+                                cpu_host(8, with({{"ACCELMGR_ORDINAL", "3"},
+                                                  {"ACCELMGR_WORLD_SIZE", "4"},
+                                                  {"ACCELMGR_LOCAL_WORKER", "c:3"},
+                                                  {"ACCELMGR_WORKERS", expanded},
+                                                  {"ACCELMGR_DEVICE_MAP", gpu_map},
+                                                  {"ACCELMGR_SERVICE_ADDRESS", "10.0.0.1:2222"}})),
                                 two_processes(),
                                 {{"RANK", {"0", "1"}},
                                  {"ACCELMGR_ORDINAL", {"0", "1"}},
@@ -297,17 +304,30 @@ INSTANTIATE_TEST_SUITE_P(Launch, ChildEnvironment,
                          [](const auto& info) { return info.param.name; });
 
 TEST(ChildEnvironment, IsTheSameForEightTpusWithoutANumber) {
-  const auto machine = cpu_machine(8, {{"ACCELMGR_TPU_CONFIG", "t;0;10.0.0.1:8470"}});
-  const auto plan = resolve({}, machine);
-  EXPECT_EQ(plan.nprocs, 8);
-  EXPECT_EQ(child_environment(plan, 7, machine).at("ACCELMGR_MP_DEVICE"), "TPU:7");
+  const auto host_info = cpu_host(8, {{"ACCELMGR_TPU_CONFIG", "t;0;10.0.0.1:8470"}});
+  const auto spec = resolve({}, host_info);
+  EXPECT_EQ(spec.nprocs, 8);
+  EXPECT_EQ(child_environment(spec, 7, host_info).at("ACCELMGR_MP_DEVICE"), "TPU:7");
+}
+
+// They need no address then: on one host MASTER_PORT is not set.
+TEST(Ranks, MeetInMemoryWithEveryBackendOfOneHost) {
+  EXPECT_TRUE(ranks_meet_in_memory(resolve({.nprocs = 2}, cpu_host(2))));
+  const auto on_gpus = resolve({.nprocs = 2}, gpu_host(2));
+  EXPECT_EQ(on_gpus.backend, "nccl");
+  EXPECT_TRUE(ranks_meet_in_memory(on_gpus));
+  EXPECT_FALSE(ranks_meet_in_memory(resolve({.nprocs = 1}, gpu_host(2))));
+  Options options{.nprocs = 2};
+  options.ips = "10.0.0.1,10.0.0.2";
+  options.node_rank = 0;
+  EXPECT_FALSE(ranks_meet_in_memory(resolve(options, gpu_host(2))));
 }
 
 TEST(ChildEnvironment, HasAtLeastOneThread) {
-  const auto machine = cpu_machine(2);
+  const auto host_info = cpu_host(2);
   Options options;
   options.nprocs = 5;
-  EXPECT_EQ(child_environment(resolve(options, machine), 4, machine).at("OMP_NUM_THREADS"), "1");
+  EXPECT_EQ(child_environment(resolve(options, host_info), 4, host_info).at("OMP_NUM_THREADS"), "1");
 }
 
 }  // namespace

@@ -1,14 +1,13 @@
-// How ranks fail, and what SpawnError says of it.
+// Tests of the ways in which ranks fail, and of what SpawnError then says.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <stdlib.h>
 
-#include <filesystem>
 #include <fstream>
 
 #include "accelmgr/errors.hpp"
 #include "functions.hpp"
 #include "launched.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::launch::test {
 namespace {
@@ -57,8 +56,8 @@ TEST_P(Failing, WhatIsNoExceptionOfTheLibraryIsToldByItsType) {
 }
 
 TEST_P(Failing, AnExceptionThatSaysNothingIsToldByItsType) {
-  expect_says(obeyed({"throw nothing", "hang"}), {"rank 0 failed: std::runtime_error: (it says nothing)"});
-  expect_says(obeyed({"throw int", "hang"}), {"rank 0 failed: int: (it says nothing)"});
+  expect_says(obeyed({"throw nothing", "hang"}), {"rank 0 failed: std::runtime_error: (no message)"});
+  expect_says(obeyed({"throw int", "hang"}), {"rank 0 failed: int: (no message)"});
 }
 
 TEST_P(Failing, TheFramesOfAnErrorOfTorchAreLeftOut) {
@@ -99,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(StartMethods, Failing, every_method, method_name);
 
 class Failures : public Launched {};
 
-/// Waits until no such process runs any more: it may be reaped already.
+/// Waits until the process has ended. It may have been reaped already.
 void wait_gone(pid_t pid) {
   const auto deadline = soon();
   while (kill(pid, 0) == 0 && !deadline.passed()) sched_yield();
@@ -109,7 +108,7 @@ TEST_F(Failures, WhatHappenedBeforeAnybodyJoinedIsToldInTheOrderOfTime) {
   std::vector<Line> lines(4);
   auto context = spawn(
       [&](int rank, const Value&) -> Value {
-        ipc::receive(lines[static_cast<std::size_t>(rank)].theirs.get(), soon());
+        lines[static_cast<std::size_t>(rank)].await_order();
         if (rank == 0) throw std::runtime_error("of rank 0");
         if (rank == 3) raise(SIGKILL);
         if (rank == 1) ipc::test::hang();
@@ -143,9 +142,8 @@ TEST_F(Failures, TheExceptionIsPrintedWithItsDevice) {
 }
 
 TEST_F(Failures, TheErrorFileIsWrittenWhereOneIsAskedFor) {
-  char folder[] = "/tmp/accelmgr-test-XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  const auto path = std::filesystem::path(folder) / "error.json";
+  const accelmgr::test::TemporaryFolder folder;
+  const auto path = folder / "error.json";
   auto chosen = options(2);
   chosen.environment = {{"TORCHELASTIC_ERROR_FILE", path.string()}};
   failure_of([&] { spawn("obey", {"throw", "hang"}, chosen); });
@@ -156,7 +154,6 @@ TEST_F(Failures, TheErrorFileIsWrittenWhereOneIsAskedFor) {
   EXPECT_EQ(record.at("message").at("extraInfo").at("py_callstack"), "#0 std::runtime_error: as ordered\n");
   EXPECT_GT(std::stoll(record.at("message").at("extraInfo").at("timestamp").get<std::string>()),
             1'600'000'000);
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ Value obey(const std::string& how) {
   if (how == "throw") throw std::runtime_error("as ordered");
   if (how == "throw int") throw 5;
   if (how == "throw nothing") throw std::runtime_error("");
-  if (how == "throw torch")  // As c10::Error::what() says it.
+  if (how == "throw torch")  // The format of c10::Error::what().
     throw std::runtime_error(
         "shapes differ\nException raised from f at g.cpp:3 (most recent call first):\nframe #0: f");
   if (how.starts_with("throw nested")) throw_nested(number_in(how.substr(6)));

@@ -1,15 +1,17 @@
-// What the processes of these tests do.
+// The functions that the ranks of these tests call.
 #pragma once
 
 #include "accelmgr/launch.hpp"
 
 namespace accelmgr::launch::test {
 
-/// "tell": what the rank knows of itself. "fail": args[rank] says how; "hang" otherwise. "bytes": a text of
-/// that many. "prepare": sets $PREPARED. "prepared": its value.
+/// Registers these functions. "tell": returns the rank's arguments and variables. "obey": does what
+/// args[rank] says. "bytes": returns a text of args[0] bytes. "prepare": sets $PREPARED. "prepared": returns
+/// $PREPARED.
 void register_functions();
 
-/// Ends, or fails, as `how` says: "return", "throw", "throw nested", "exit 3", "kill 9", "hang".
+/// Does what `how` says: "throw", "throw nested DEPTH", "exit 3", "kill 9", "hang" and others; returns any
+/// other text.
 Value obey(const std::string& how);
 
 }  // namespace accelmgr::launch::test

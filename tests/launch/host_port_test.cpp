@@ -1,9 +1,9 @@
-// HOST:PORT in texts.
+// Tests of reading and writing HOST:PORT.
 #include "launch/host_port.hpp"
 
 #include <ostream>
 
-#include "launch/machines.hpp"
+#include "launch/hosts.hpp"
 
 namespace accelmgr::launch {
 namespace {
@@ -24,31 +24,32 @@ TEST(HostPort, MayHavePortZeroWhereAnyWillDo) {
   EXPECT_TRUE(says(refusal([] { parse_host_port("localhost:0"); }).first, {"'0'", "from 1 to 65535"}));
 }
 
-struct Case {
+struct Flaw {
   std::string written, why;
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << "'" << c.written << "'"; }
+void PrintTo(const Flaw& c, std::ostream* out) { *out << "'" << c.written << "'"; }
 
-class BadHostPort : public ::testing::TestWithParam<Case> {};
+class BadHostPort : public ::testing::TestWithParam<Flaw> {};
 
 TEST_P(BadHostPort, IsRefusedWithTheReason) {
   const auto [text, key] = refusal([] { parse_host_port(GetParam().written); });
-  EXPECT_TRUE(says(text, {"'" + GetParam().written + "' is no HOST:PORT", GetParam().why}));
+  EXPECT_TRUE(says(text, {"'" + GetParam().written + "' is not HOST:PORT", GetParam().why}));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Launch, BadHostPort,
-    ::testing::Values(Case{"", "has no port"}, Case{"host", "has no port"}, Case{"host:", "has no port"},
-                      Case{":1", "has no host"}, Case{"host:x", "the port is 'x'"},
-                      Case{"host:1x", "the port is '1x'"}, Case{"host: 1", "the port is ' 1'"},
-                      Case{"host:-1", "the port is '-1'"}, Case{"host:+1", "the port is '+1'"},
-                      Case{"host:65536", "from 1 to 65535"}, Case{"host:99999999999999999999", "the port is"},
-                      Case{"ho st:1", "'ho st' is no host"}, Case{"a/b:1", "is no host"},
-                      Case{"::1", "in brackets"}, Case{"::1:80", "in brackets"}, Case{"a:1:2", "in brackets"},
-                      Case{"[::1", "'[' without ']'"}, Case{"[::1]", "has no port"},
-                      Case{"[]:1", "has no host"}, Case{"[::1]1", "has no port"},
-                      Case{"[:: 1]:1", "is no host"}));
+    ::testing::Values(Flaw{"", "has no port"}, Flaw{"host", "has no port"}, Flaw{"host:", "has no port"},
+                      Flaw{":1", "has no host"}, Flaw{"host:x", "the port is 'x'"},
+                      Flaw{"host:1x", "the port is '1x'"}, Flaw{"host: 1", "the port is ' 1'"},
+                      Flaw{"host:-1", "the port is '-1'"}, Flaw{"host:+1", "the port is '+1'"},
+                      Flaw{"host:65536", "from 1 to 65535"}, Flaw{"host:99999999999999999999", "the port is"},
+                      Flaw{"ho st:1", "'ho st' is not the name or address of a host"},
+                      Flaw{"a/b:1", "is not the name or address of a host"}, Flaw{"::1", "in brackets"},
+                      Flaw{"::1:80", "in brackets"}, Flaw{"a:1:2", "in brackets"},
+                      Flaw{"[::1", "'[' without ']'"}, Flaw{"[::1]", "has no port"},
+                      Flaw{"[]:1", "has no host"}, Flaw{"[::1]1", "has no port"},
+                      Flaw{"[:: 1]:1", "is not the name or address of a host"}));
 
 }  // namespace
 }  // namespace accelmgr::launch

@@ -1,4 +1,5 @@
-// Ctrl-C, and death, at any moment of spawn(): a timer ends the caller at ever later moments of its start.
+// Ends the caller of spawn() by a signal or by Ctrl-C at ever later moments of the start, and checks that no
+// process is left.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/time.h>
@@ -14,10 +15,10 @@ class Interruption : public Launched, public testing::WithParamInterface<StartMe
 
 void launch_and_hang(StartMethod method) {
   const auto context = spawn("obey", {"hang", "hang", "hang"}, not_joined(options(3, method)));
-  for (;;) pause();  // hang() would set the timer anew.
+  for (;;) pause();  // Not hang(), which would set the timer again.
 }
 
-/// How long spawn() takes in a process of its own, the forkserver's start included.
+/// The duration of spawn() in a process of its own, with the start of the zygote.
 std::int64_t start_us(StartMethod method) {
   const Line line;
   const auto begin_ns = base::now_ns();
@@ -42,7 +43,8 @@ void at(std::int64_t us) {
   setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-/// `arm` makes SIGALRM what ends the process; its end is `end`.
+/// Ends a launching process by SIGALRM at many moments of its start. `arm` says what SIGALRM does; the
+/// process must end as `end` says.
 template <class Arm>
 void end_at_many_moments(StartMethod method, const std::string& end, Arm arm) {
   constexpr int moments = 30;
@@ -65,7 +67,7 @@ TEST_P(Interruption, DeathAtAnyMomentLeavesNothing) {
 
 TEST_P(Interruption, ControlCAtAnyMomentLeavesNothing) {
   end_at_many_moments(GetParam(), "killed by signal 2 (INT)", [] {
-    setpgid(0, 0);  // The terminal's foreground: whoever of the launch is still in it gets the signal, too.
+    setpgid(0, 0);  // A process group gets a terminal's Ctrl-C, so launched processes in it get SIGINT too.
     signal(SIGALRM, [](int) { kill(0, SIGINT); });
   });
 }

@@ -1,11 +1,13 @@
-// Looking after what a test launches.
+// Talks to the processes that a test launches, and checks that none is left.
 #pragma once
 
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "ipc/process.hpp"
 #include "ipc/processes.hpp"
 #include "ipc/socket.hpp"
+#include "ipc/wait_ready.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::launch::test {
@@ -29,15 +32,16 @@ inline std::string comm(pid_t pid) {
   return name.substr(0, name.find('\n'));
 }
 
-/// Whether it is the forkserver of this process, which stays: its descriptor 4 is its creator's pidfd.
-inline bool is_our_forkserver(pid_t pid) {
+/// Whether the process is the zygote of this process, which stays alive. A zygote's descriptor 4 is its
+/// creator's pidfd.
+inline bool is_our_zygote(pid_t pid) {
   const auto info = ipc::read_proc("/proc/" + std::to_string(pid) + "/fdinfo/4").value_or("");
-  return comm(pid) == "accelmgr:server" &&
+  return comm(pid) == "accelmgr:zygote" &&
          ipc::number_after(info, "Pid:") == static_cast<std::uint64_t>(getpid());
 }
 
-/// Children of this process, which all orphans become (main() asks for it), but its forkserver. What has
-/// ended is reaped, and once more is looked for: what it had may be ours now.
+/// The names of all children of this process but its zygote. main() makes orphans children of this process.
+/// Reaps children that have ended, and then looks again, because their children may have become orphans.
 inline std::vector<std::string> left() {
   std::vector<std::string> names;
   bool reaped = true;
@@ -45,7 +49,7 @@ inline std::vector<std::string> left() {
     reaped = false;
     names.clear();
     for (const pid_t pid : ipc::children()) {
-      if (is_our_forkserver(pid)) continue;
+      if (is_our_zygote(pid)) continue;
       if (waitpid(pid, nullptr, WNOHANG) == 0)
         names.push_back(comm(pid));
       else
@@ -55,29 +59,47 @@ inline std::vector<std::string> left() {
   return names;
 }
 
-/// Waits for what is on its way out; kills what is not.
+/// Waits until all children have ended. Fails the test for each child that is left at the deadline, and kills
+/// it.
 inline void expect_nothing_left() {
   const auto deadline = soon();
-  while (!left().empty() && !deadline.passed()) sched_yield();
-  for (const auto& name : left()) ADD_FAILURE() << "left: " << name;
+  auto names = left();
+  while (!names.empty() && !deadline.passed()) {
+    sched_yield();
+    names = left();
+  }
+  // Not those of another look: /proc may miss a child while others end, and find it in the next look.
+  for (const auto& name : names) ADD_FAILURE() << "left: " << name;
   for (const pid_t pid : ipc::children())
-    if (!is_our_forkserver(pid)) kill(pid, SIGKILL);
+    if (!is_our_zygote(pid)) kill(pid, SIGKILL);
 }
 
-/// A socket by which forked ranks talk to the test.
+/// A socket pair through which forked ranks talk to the test.
 struct Line {
   Line() : Line(ipc::socket_pair()) {}
   void tell(std::string_view text, std::span<const int> fds = {}) const {
     ipc::send(theirs.get(), text, fds);
   }
   ipc::Message hear() const { return ipc::receive(ours.get(), soon()).value(); }
-  /// A pidfd, of each of `count` processes that call tell_pidfd().
+  /// A rank: waits for one packet of the test. Several ranks may wait at the same time, each for one, which
+  /// ipc::receive() does not allow.
+  void await_order() const {
+    char byte;
+    ssize_t got = -1;
+    const auto deadline = soon();
+    while (got < 0 && !deadline.passed()) {
+      ipc::wait_ready(theirs.get(), POLLIN, deadline);
+      got = recv(theirs.get(), &byte, 1, MSG_DONTWAIT);
+    }
+    if (got < 0) throw std::runtime_error("the test gave no order");
+  }
+  /// Receives the pidfds of `count` processes that call tell_pidfd().
   std::vector<base::UniqueFd> hear_pidfds(int count) const {
     std::vector<base::UniqueFd> pidfds;
     for (int i = 0; i < count; ++i) pidfds.push_back(std::move(hear().fds.at(0)));
     return pidfds;
   }
-  /// Of the calling process.
+  /// Sends the pidfd of the calling process.
   void tell_pidfd() const {
     const auto pidfd = ipc::open_pidfd(getpid());
     const int fd = pidfd.get();
@@ -95,15 +117,9 @@ inline void expect_ended(const std::vector<base::UniqueFd>& pidfds) {
   for (const auto& pidfd : pidfds) EXPECT_TRUE(ipc::has_ended(pidfd.get())) << "a process is left";
 }
 
-/// Tests of processes: nothing is left after any of them. The thread sanitizer starts a thread of its own in
-/// forked processes, and cannot follow them.
+/// A fixture for tests of processes: none may be left after a test.
 class Launched : public testing::Test {
  protected:
-  void SetUp() override {
-#if defined(__SANITIZE_THREAD__)
-    GTEST_SKIP() << "the thread sanitizer does not follow forks of processes with threads";
-#endif
-  }
   void TearDown() override { expect_nothing_left(); }
 };
 
@@ -130,7 +146,7 @@ inline Options not_joined(Options options) {
   return options;
 }
 
-/// What spawn() or join() throws.
+/// The SpawnError that spawn() or join() throws.
 template <class Call>
 SpawnError failure_of(Call&& call) {
   try {

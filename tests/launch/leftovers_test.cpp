@@ -1,9 +1,11 @@
-// However a launch ends, and whoever is killed: no process is left.
+// Checks that no process is left, however a launch ends and whichever process is killed.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <latch>
+#include <memory>
 #include <thread>
 
 #include "functions.hpp"
@@ -15,12 +17,13 @@ namespace {
 
 class Leftovers : public Launched {};
 
-pid_t launcher_of(const SpawnContext& context) {
+pid_t fork_server_of(const SpawnContext& context) {
   const auto stat = ipc::read_proc("/proc/" + std::to_string(context.pids()[0]) + "/status").value_or("");
   return static_cast<pid_t>(ipc::number_after(stat, "PPid:").value_or(0));
 }
 
-/// A child of the calling rank that hangs, in a session of its own if `apart`; both tell their pidfds.
+/// Forks a child of the calling rank that hangs, in a session of its own if `apart`. Rank and child tell
+/// their pidfds.
 void have_a_child(const Line& line, bool apart) {
   const Line born;
   if (fork() == 0) {
@@ -45,7 +48,7 @@ TEST_F(Leftovers, ARankThatIgnoresTermIsKilledAtTheBound) {
       [&](int rank, const Value&) {
         if (rank == 0) signal(SIGTERM, SIG_IGN);
         line.tell_pidfd();
-        if (rank == 1) ipc::receive(line.theirs.get(), soon());
+        if (rank == 1) line.await_order();
         return obey(rank == 1 ? "exit 1" : "hang");
       },
       {}, quick(not_joined(options(3))));
@@ -64,7 +67,7 @@ TEST_F(Leftovers, WhoHasABoundToEndInUsesIt) {
         static std::atomic<bool> asked{false};
         signal(SIGTERM, [](int) { asked = true; });
         line.tell_pidfd();
-        ipc::receive(line.theirs.get(), soon());
+        line.await_order();
         if (rank == 1) _exit(1);
         while (!asked) pause();
         line.tell("cleaned up");
@@ -82,12 +85,12 @@ TEST_F(Leftovers, WhoHasABoundToEndInUsesIt) {
 TEST_F(Leftovers, AStoppedRankEnds) {
   const Line line;
   auto chosen = not_joined(options(2));
-  chosen.terminate_timeout_s = 20;  // TERM with CONT ends it at once; the test's own bound is not reached.
+  chosen.terminate_timeout_s = 20;  // Not reached: SIGCONT follows SIGTERM, so the rank ends at once.
   auto context = spawn(
       [&](int rank, const Value&) {
         line.tell_pidfd();
         if (rank == 0) raise(SIGSTOP);
-        ipc::receive(line.theirs.get(), soon());
+        line.await_order();
         return obey("exit 1");
       },
       {}, chosen);
@@ -103,7 +106,7 @@ TEST_F(Leftovers, GrandchildrenEndWithAFailureEvenInSessionsOfTheirOwn) {
     auto context = spawn(
         [&](int rank, const Value&) {
           have_a_child(line, apart);
-          if (rank == 1) ipc::receive(line.theirs.get(), soon());
+          if (rank == 1) line.await_order();
           return obey(rank == 1 ? "exit 1" : "hang");
         },
         {}, quick(not_joined(options(2))));
@@ -141,15 +144,15 @@ TEST_F(Leftovers, TerminateEndsAllWithoutAFailure) {
   EXPECT_TRUE(context.join());
 }
 
-/// A process that launches ranks, each with a child in a session of its own, and what it tells of them: the
-/// pidfds of all, the launcher's first.
+/// A process that launches two ranks. Each rank has a child in a session of its own. The process tells three
+/// pidfds: first that of the fork server, then those of the ranks.
 template <class Before>
 ipc::Child launching(const Line& line, StartMethod method, Before before) {
   return fork_child([&line, method, before] {
     before();
     Spawner spawner = method == StartMethod::forkserver ? Spawner::execute() : Spawner::fork();
     const int fd = spawner.pidfd();
-    line.tell("launcher", {&fd, 1});
+    line.tell("fork server", {&fd, 1});
     std::vector<base::UniqueFd> reports;
     const Task task{.rank = 0,
                     .environment = {{"PATH", "/usr/bin:/bin"}},
@@ -172,7 +175,7 @@ void expect_all_end_with(const ipc::Child& client, const Line& line) {
   ipc::send_signal(client.pidfd.get(), SIGKILL);
   for (const auto& pidfd : pidfds) EXPECT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
   EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
-  // What the ranks had started would become ours.
+  // Processes that the ranks started would now be children of this process.
   expect_nothing_left();
 }
 
@@ -187,13 +190,23 @@ TEST_F(Leftovers, EverythingEndsWithACallerOfManyThreads) {
   const Line line;
   expect_all_end_with(launching(line, StartMethod::fork,
                                 [] {
-                                  for (int i = 0; i < 4; ++i) std::thread([] { hang(); }).detach();
+                                  // All threads must be running before the fork: a thread that is just
+                                  // starting may hold a lock of the sanitizer's allocator, and the forked
+                                  // process would wait for it for ever.
+                                  const auto running = std::make_shared<std::latch>(4);
+                                  for (int i = 0; i < 4; ++i)
+                                    std::thread([running] {
+                                      running->count_down();
+                                      hang();
+                                    }).detach();
+                                  running->wait();
                                 }),
                       line);
 }
 
 TEST_F(Leftovers, EverythingEndsWithTheCallerThoughAForkOfItHoldsItsDescriptors) {
-  // Made after the launch: it has copies of the sockets whose ends would tell.
+  // The fork is made after the launch, so it holds copies of the sockets whose closing would tell of the
+  // caller's end.
   const Line line, other;
   const auto client = fork_child([&] {
     auto context = spawn(
@@ -217,7 +230,7 @@ TEST_F(Leftovers, EverythingEndsWithTheCallerThoughAForkOfItHoldsItsDescriptors)
   end_of(client);
 }
 
-TEST_F(Leftovers, EverythingEndsWithTheCallerThoughTheLauncherIsStopped) {
+TEST_F(Leftovers, EverythingEndsWithTheCallerThoughTheForkServerIsStopped) {
   const Line line;
   const auto client = fork_child([&] {
     const auto context = spawn(
@@ -226,10 +239,10 @@ TEST_F(Leftovers, EverythingEndsWithTheCallerThoughTheLauncherIsStopped) {
           return obey("hang");
         },
         {}, not_joined(options(2)));
-    const auto launcher = ipc::open_pidfd(launcher_of(context));
-    const int fd = launcher.get();
+    const auto fork_server = ipc::open_pidfd(fork_server_of(context));
+    const int fd = fork_server.get();
     ipc::send_signal(fd, SIGSTOP);
-    line.tell("launcher", {&fd, 1});
+    line.tell("fork server", {&fd, 1});
     hang();
     return 0;
   });
@@ -244,7 +257,7 @@ TEST_F(Leftovers, AForkOfTheCallerCanLetGoOfItsCopyOfTheContext) {
   auto context = spawn(
       [&](int rank, const Value&) {
         line.tell_pidfd();
-        ipc::receive(line.theirs.get(), soon());
+        line.await_order();
         return Value(rank);
       },
       {}, not_joined(options(2)));
@@ -262,23 +275,23 @@ TEST_F(Leftovers, AForkOfTheCallerCanLetGoOfItsCopyOfTheContext) {
   EXPECT_EQ(context.results(), (std::vector<Value>{0, 1}));
 }
 
-TEST_F(Leftovers, AKilledLauncherTakesAllWithItAndIsTold) {
+TEST_F(Leftovers, AKilledForkServerTakesAllWithItAndIsTold) {
   for (const auto method : {StartMethod::fork, StartMethod::spawn, StartMethod::forkserver}) {
     auto context = spawn("obey", {"hang", "hang", "hang"}, not_joined(options(3, method)));
     std::vector<base::UniqueFd> pidfds;
     for (const pid_t pid : context.pids()) pidfds.push_back(ipc::open_pidfd(pid));
-    kill(launcher_of(context), SIGKILL);
+    kill(fork_server_of(context), SIGKILL);
     const auto error = failure_of([&] { context.join(); });
     expect_ended(pidfds);
-    EXPECT_NE(std::string(error.what()).find("launcher"), std::string::npos) << error.what();
-    // Whose child it is knows how it ended; that is the forkserver's.
+    EXPECT_NE(std::string(error.what()).find("fork server"), std::string::npos) << error.what();
+    // Only the parent of the fork server learns how it ended. For `forkserver` the parent is the zygote.
     const bool is_ours = method != StartMethod::forkserver;
     EXPECT_NE(std::string(error.what()).find(is_ours ? "KILL" : "ended"), std::string::npos) << error.what();
     expect_nothing_left();
   }
 }
 
-TEST_F(Leftovers, WhatTheRanksHadStartedEndsWithAKilledLauncherToo) {
+TEST_F(Leftovers, WhatTheRanksHadStartedEndsWithAKilledForkServerToo) {
   const Line line;
   auto context = spawn(
       [&](int, const Value&) {
@@ -287,22 +300,22 @@ TEST_F(Leftovers, WhatTheRanksHadStartedEndsWithAKilledLauncherToo) {
       },
       {}, not_joined(options(2)));
   const auto pidfds = line.hear_pidfds(4);
-  kill(launcher_of(context), SIGKILL);
+  kill(fork_server_of(context), SIGKILL);
   failure_of([&] { context.join(); });
   for (const auto& pidfd : pidfds) EXPECT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
 }
 
-TEST_F(Leftovers, AStoppedLauncherDoesNotHoldUpTermination) {
+TEST_F(Leftovers, AStoppedForkServerDoesNotHoldUpTermination) {
   auto context = spawn("obey", {"hang", "hang"}, quick(not_joined(options(2))));
   std::vector<base::UniqueFd> pidfds;
   for (const pid_t pid : context.pids()) pidfds.push_back(ipc::open_pidfd(pid));
-  kill(launcher_of(context), SIGSTOP);
+  kill(fork_server_of(context), SIGSTOP);
   context.terminate();
   expect_ended(pidfds);
 }
 
 TEST_F(Leftovers, OrphansThatKeepForkingAreCaughtUpWith) {
-  // A chain of processes, each the orphan of the one before it, as fast as they can.
+  // Each rank starts a chain of processes. Each process forks the next one and ends, as fast as it can.
   const Line line;
   spawn(
       [&](int, const Value&) {

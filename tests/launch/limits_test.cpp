@@ -1,4 +1,5 @@
-// What happens when the kernel gives no more: an error that names the limit, and nothing left.
+// Tests that spawn() names the limit when the kernel has no more descriptors or processes, and leaves nothing
+// behind.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -13,7 +14,7 @@ namespace {
 
 class Limits : public Launched {};
 
-/// What spawn() says in a process prepared by `prepare`.
+/// The error that spawn() throws in a process that `prepare` has prepared.
 template <class Prepare>
 std::string said(StartMethod method, Prepare prepare) {
   const Line line;
@@ -36,7 +37,7 @@ std::string said(StartMethod method, Prepare prepare) {
 TEST_F(Limits, NoMoreDescriptorsIsToldAsThatLimit) {
   for (const rlim_t more : {1, 2, 3, 4, 6, 8, 10}) {
     const auto text = said(StartMethod::fork, [more] {
-      // The lowest free number tells how many are open.
+      // The lowest free descriptor says about how many are open.
       const int open = dup(0);
       close(open);
       const rlimit limit{static_cast<rlim_t>(open) + more, static_cast<rlim_t>(open) + more};
@@ -47,7 +48,7 @@ TEST_F(Limits, NoMoreDescriptorsIsToldAsThatLimit) {
 }
 
 TEST_F(Limits, NoMoreProcessesIsToldAsThatLimit) {
-  // Root is not bound by RLIMIT_NPROC: the system call fails as it would.
+  // RLIMIT_NPROC does not bind root, so the system call is made to fail as it would under the limit.
   const auto text = said(StartMethod::fork, [] { ipc::test::fail_system_call(SYS_clone, EAGAIN); });
   EXPECT_NE(text.find("RLIMIT_NPROC"), std::string::npos) << text;
   EXPECT_NE(text.find("pids.max"), std::string::npos) << text;

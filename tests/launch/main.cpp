@@ -1,4 +1,4 @@
-// Runs the tests, or, executed again by spawn(), becomes a child or the forkserver.
+// Runs the tests. spawn() executes this program again as a child or as the zygote.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 
@@ -8,7 +8,7 @@
 int main(int argc, char** argv) {
   accelmgr::launch::test::register_functions();
   accelmgr::launch::take_role(argc, argv);
-  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become ours: a test can see that it leaves none.
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become children of this process, where tests see them.
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

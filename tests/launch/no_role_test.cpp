@@ -1,21 +1,18 @@
-// A program that does not call accelmgr::init() is not executed again as something else.
-#include "launch/machines.hpp"
+// Tests of a program that does not call accelmgr::init(): spawn() must not execute it again in another role.
+#include "launch/hosts.hpp"
 #include "launch/spawner.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::launch {
 namespace {
 
-TEST(ProgramWithoutInit, CannotBeTheForkserver) {
+TEST(ProgramWithoutInit, CannotBeTheZygote) {
   EXPECT_TRUE(
       says(test::message_of<UsageError>([] { Spawner::execute(); }),
            {"cannot be executed as the forkserver", "accelmgr::init() must be called first in main()"}));
 }
 
 TEST(ProgramWithoutInit, CannotBeAChildExecutedAnew) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "the thread sanitizer does not follow forks of processes with threads";
-#endif
   auto spawner = Spawner::fork();
   const Task task{.rank = 0,
                   .environment = {},

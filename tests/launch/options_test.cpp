@@ -1,26 +1,27 @@
-// Options from texts, deprecated ones among them, and from the configuration.
+// Tests of launch options that come from texts, deprecated ones among them, and from the configuration.
 #include "launch/options.hpp"
 
 #include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <ostream>
 #include <sstream>
 
 #include "base/log.hpp"
-#include "launch/machines.hpp"
+#include "launch/hosts.hpp"
 
 namespace accelmgr::launch {
 namespace {
 
 using Texts = std::map<std::string, std::string>;
 
-/// What is logged while it lives.
+/// Captures what is logged while this object exists.
 class LogText {
  public:
   LogText() : sink_(std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)) {
-    base::log().sinks().push_back(sink_);
+    base::log().spdlog().sinks().push_back(sink_);
   }
-  ~LogText() { std::erase(base::log().sinks(), sink_); }
+  ~LogText() { std::erase(base::log().spdlog().sinks(), sink_); }
   LogText(const LogText&) = delete;
   LogText& operator=(const LogText&) = delete;
   std::string text() const { return text_.str(); }
@@ -126,46 +127,45 @@ INSTANTIATE_TEST_SUITE_P(
     Launch, DeprecatedOption,
     ::testing::Values(
         Deprecated{
-            "selected_devices", {{"selected_devices", "4,5"}}, {}, {{"gpus", "4,5"}}, "gpus took its place"},
+            "selected_devices", {{"selected_devices", "4,5"}}, {}, {{"gpus", "4,5"}}, "use gpus instead"},
         Deprecated{"selected_devices",
                    {{"selected_devices", "4,5"}, {"gpus", "1"}},
                    {},
                    {{"gpus", "1"}},
-                   "gpus took its place"},
+                   "use gpus instead"},
         Deprecated{"selected_devices",
                    {{"selected_devices", "4"}, {"backend", "bkcl"}},
                    {},
                    {{"xpus", "4"}},
-                   "xpus took its place"},
+                   "use xpus instead"},
         Deprecated{"started_port",
                    {{"started_port", "6070"}},
                    {},
                    {{"master_port", "6070"}},
-                   "master_port took its place"},
+                   "use master_port instead"},
         Deprecated{
-            "cluster_node_ips", {{"cluster_node_ips", "a,b"}}, {}, {{"ips", "a,b"}}, "ips took its place"},
+            "cluster_node_ips", {{"cluster_node_ips", "a,b"}}, {}, {{"ips", "a,b"}}, "use ips instead"},
         Deprecated{"node_ip",
                    {{"node_ip", "b"}, {"ips", "a,b"}},
                    {},
                    {{"ips", "a,b"}, {"node_rank", "1"}},
-                   "this host is found among ips, or is said by node_rank"},
+                   "list this host in ips, or set node_rank"},
         Deprecated{"node_ip",
                    {{"node_ip", "b"}, {"cluster_node_ips", "a, b"}},
                    {},
                    {{"ips", "a, b"}, {"node_rank", "1"}},
-                   "this host is found among ips, or is said by node_rank"},
-        Deprecated{
-            "node_ip", {{"node_ip", "b"}}, {}, {}, "this host is found among ips, or is said by node_rank"},
+                   "list this host in ips, or set node_rank"},
+        Deprecated{"node_ip", {{"node_ip", "b"}}, {}, {}, "list this host in ips, or set node_rank"},
         Deprecated{"use_paddlecloud",
                    {{"use_paddlecloud", "false"}},
                    cloud,
                    {},
-                   "ips, node_rank and master_port say the same"},
+                   "use ips, node_rank and master_port instead"},
         Deprecated{"use_paddlecloud",
                    {{"use_paddlecloud", "True"}},
                    cloud,
                    {{"ips", "a,b"}, {"node_rank", "1"}, {"master_port", "6170"}},
-                   "ips, node_rank and master_port say the same"}));
+                   "use ips, node_rank and master_port instead"}));
 
 TEST(DeprecatedOption, NodeIpMustBeAmongTheAddresses) {
   const auto [text, key] = refusal([] { options_from({{"node_ip", "c"}, {"ips", "a,b"}}); });
@@ -208,10 +208,10 @@ TEST(LaunchConfig, BecomesOptions) {
 }
 
 TEST(LaunchConfig, IsOneHostByDefault) {
-  const auto plan = resolve(options_of(Config{}), cpu_machine(3));
-  EXPECT_EQ(plan.nnodes, 1);
-  EXPECT_EQ(plan.world_size, 3);
-  EXPECT_EQ(plan.master_addr, "127.0.0.1");
+  const auto spec = resolve(options_of(Config{}), cpu_host(3));
+  EXPECT_EQ(spec.nnodes, 1);
+  EXPECT_EQ(spec.world_size, 3);
+  EXPECT_EQ(spec.master_addr, "127.0.0.1");
 }
 
 TEST(LaunchConfig, LeavesTheNumberOfProcessesToEachHost) {
@@ -219,16 +219,16 @@ TEST(LaunchConfig, LeavesTheNumberOfProcessesToEachHost) {
   config.launch.nnodes = 2;
   config.launch.node_rank = 1;
   config.launch.rendezvous = "10.0.0.1:29500";
-  const auto plan = resolve(options_of(config), cpu_machine(3));
-  EXPECT_EQ(plan.world_size, 6);
-  EXPECT_EQ(plan.rank(0), 3);
+  const auto spec = resolve(options_of(config), cpu_host(3));
+  EXPECT_EQ(spec.world_size, 6);
+  EXPECT_EQ(spec.rank(0), 3);
 }
 
 TEST(LaunchConfig, MustHaveAHostAndAPortAsItsRendezvous) {
   Config config;
   config.launch.rendezvous = "10.0.0.1";
   const auto [text, key] = refusal([&] { options_of(config); });
-  EXPECT_TRUE(says(text, {"launch.rendezvous", "'10.0.0.1' is no HOST:PORT"}));
+  EXPECT_TRUE(says(text, {"launch.rendezvous", "'10.0.0.1' is not HOST:PORT"}));
   EXPECT_EQ(key, "launch.rendezvous");
   config.launch.rendezvous = "10.0.0.1:0";
   EXPECT_EQ(options_of(config).master_port, 0);

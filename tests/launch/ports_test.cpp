@@ -1,4 +1,4 @@
-// Ports are bound once, and answer from then on.
+// Tests that ports are bound once, and accept connections from then on.
 #include "launch/ports.hpp"
 
 #include <arpa/inet.h>
@@ -10,7 +10,7 @@
 #include <set>
 
 #include "launch/host_port.hpp"
-#include "launch/machines.hpp"
+#include "launch/hosts.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::launch {
@@ -60,44 +60,44 @@ TEST(BoundPort, IsRefusedWhereThereIsNone) {
       says(test::message_of<SystemError>([] { bind_port(65535); }), {"from 65535 to 65535", "in use"}));
 }
 
-TEST(WorkerPorts, AreThoseThatThePlanTells) {
-  const auto machine = gpu_machine(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
-  auto plan = resolve({}, machine);
-  EXPECT_TRUE(plan.workers.empty());
-  const auto ports = bind_worker_ports(plan, machine);
-  ASSERT_EQ(plan.workers.size(), 2u);
+TEST(WorkerPorts, AreThoseThatTheSpecTells) {
+  const auto host_info = gpu_host(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
+  auto spec = resolve({}, host_info);
+  EXPECT_TRUE(spec.workers.empty());
+  const auto ports = bind_worker_ports(spec, host_info);
+  ASSERT_EQ(spec.workers.size(), 2u);
   for (std::size_t i = 0; i < 2; ++i) {
-    EXPECT_EQ(plan.workers[i],
+    EXPECT_EQ(spec.workers[i],
               (Worker{"localservice", static_cast<int>(i), {"node1.cluster", ports.workers[i].port}}));
-    EXPECT_EQ(plan.endpoints[i], text(plan.workers[i].address));
+    EXPECT_EQ(spec.endpoints[i], text(spec.workers[i].address));
     EXPECT_TRUE(connects(ports.workers[i].port));
   }
-  EXPECT_EQ(plan.service_address, text(HostPort{"node1.cluster", ports.service.port}));
+  EXPECT_EQ(spec.service_address, text(HostPort{"node1.cluster", ports.service.port}));
   EXPECT_TRUE(connects(ports.service.port));
-  EXPECT_TRUE(says(text(plan), {"(ports bound here)", "(port bound here)"}));
+  EXPECT_TRUE(says(text(spec), {"(ports bound here)", "(port bound here)"}));
 }
 
 TEST(WorkerPorts, AreHandedToTheirProcesses) {
-  const auto machine = gpu_machine(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
-  auto plan = resolve({}, machine);
-  const auto ports = bind_worker_ports(plan, machine);
+  const auto host_info = gpu_host(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
+  auto spec = resolve({}, host_info);
+  const auto ports = bind_worker_ports(spec, host_info);
   using Pairs = std::vector<std::pair<int, int>>;
   EXPECT_EQ(ports.descriptors(0),
             (Pairs{{ports.workers[0].socket.get(), 50}, {ports.service.socket.get(), 51}}));
   EXPECT_EQ(ports.descriptors(1), (Pairs{{ports.workers[1].socket.get(), 50}}));
 }
 
-TEST(WorkerPorts, AreNoneWherePlansNeedNone) {
-  const auto machine = cpu_machine(2);
+TEST(WorkerPorts, AreNoneWhereSpecsNeedNone) {
+  const auto host_info = cpu_host(2);
   for (const Options& options : {Options{.nprocs = 2}, Options{.nprocs = 1, .workers = "a:0;10.0.0.1:7"},
                                  Options{.nprocs = 2, .workers = "a:0;10.0.0.1:7|a:1;10.0.0.2:7"}}) {
-    auto plan = resolve(options, machine);
-    const auto before = text(plan);
-    const auto ports = bind_worker_ports(plan, machine);
+    auto spec = resolve(options, host_info);
+    const auto before = text(spec);
+    const auto ports = bind_worker_ports(spec, host_info);
     EXPECT_TRUE(ports.workers.empty());
     EXPECT_FALSE(ports.service.socket);
     EXPECT_TRUE(ports.descriptors(0).empty());
-    EXPECT_EQ(text(plan), before);
+    EXPECT_EQ(text(spec), before);
   }
 }
 

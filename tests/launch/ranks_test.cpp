@@ -1,4 +1,5 @@
-// Over all hosts and local indices, every rank of the world occurs exactly once.
+// Checks with random launches that all hosts and local ranks together have every rank of the world exactly
+// once.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
@@ -6,18 +7,18 @@
 #include <numeric>
 
 #include "launch/environment.hpp"
-#include "launch/machines.hpp"
+#include "launch/hosts.hpp"
 
 namespace accelmgr::launch {
 namespace {
 
 std::string address_of(int host) { return "10.0.1." + std::to_string(host + 1); }
 
-Machine machine_of(int host, int gpus) {
-  auto machine = gpu_machine(gpus);
-  machine.hostname = "host" + std::to_string(host);
-  machine.addresses = {"127.0.0.1", address_of(host)};
-  return machine;
+HostInfo host_of(int host, int gpus) {
+  auto host_info = gpu_host(gpus);
+  host_info.hostname = "host" + std::to_string(host);
+  host_info.addresses = {"127.0.0.1", address_of(host)};
+  return host_info;
 }
 
 enum class Way { ips, workers, tpu_workers, node_rank, world_size };
@@ -54,17 +55,17 @@ RC_GTEST_PROP(Ranks, OccurExactlyOnceEach, ()) {
   const int hosts = *rc::gen::inRange(1, 6), nprocs = *rc::gen::inRange(1, 9), gpus = *rc::gen::inRange(0, 3);
   std::vector<int> ranks;
   for (int host = 0; host < hosts; ++host) {
-    const auto machine = machine_of(host, gpus);
-    const auto plan = resolve(options_of_host(way, host, hosts, nprocs), machine);
-    RC_ASSERT(plan.node_rank == host);
-    RC_ASSERT(plan.world_size == hosts * nprocs);
-    for (int i = 0; i < plan.nprocs; ++i) {
-      const auto child = child_environment(plan, i, machine);
+    const auto host_info = host_of(host, gpus);
+    const auto spec = resolve(options_of_host(way, host, hosts, nprocs), host_info);
+    RC_ASSERT(spec.node_rank == host);
+    RC_ASSERT(spec.world_size == hosts * nprocs);
+    for (int i = 0; i < spec.nprocs; ++i) {
+      const auto child = child_environment(spec, i, host_info);
       ranks.push_back(std::stoi(child.at("RANK")));
       RC_ASSERT(child.at("ACCELMGR_ORDINAL") == child.at("RANK"));
       RC_ASSERT(child.at("LOCAL_RANK") == std::to_string(i));
       if (way == Way::workers) {
-        RC_ASSERT(plan.workers.at(static_cast<std::size_t>(ranks.back())).address ==
+        RC_ASSERT(spec.workers.at(static_cast<std::size_t>(ranks.back())).address ==
                   (HostPort{address_of(host), 5000 + i}));
       }
     }

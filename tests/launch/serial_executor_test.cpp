@@ -1,15 +1,15 @@
-// SerialExecutor: one process at a time, whatever happens to it.
+// Tests of SerialExecutor: one process at a time is inside, even if processes die inside.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <deque>
 #include <thread>
 
 #include "accelmgr/errors.hpp"
 #include "functions.hpp"
-#include "launch/serial_memory.hpp"
 #include "launched.hpp"
 
 namespace accelmgr::launch::test {
@@ -17,9 +17,9 @@ namespace {
 
 class Serial : public Launched {};
 
-/// Memory of forked processes.
+/// Counts in memory that forked processes share.
 struct Shared {
-  int inside = 0;  ///< No atomic: only one looks at a time.
+  int inside = 0;  ///< Not atomic: only the process inside changes it.
   int most = 0;
   int entries = 0;
 };
@@ -101,11 +101,11 @@ TEST_F(Serial, DeathInsideLetsTheNextOneIn) {
 
 TEST_F(Serial, WhoDoesNotGetInIsToldWhoIsInside) {
   const Line line;
-  SerialExecutor executor("busy", 0.02);
+  SerialExecutor executor("busy", 1.5);  // Long enough for many tries.
   const auto inside = fork_child([&] {
     executor.run([&] {
       line.tell("inside");
-      ipc::receive(line.theirs.get(), soon());
+      line.await_order();
     });
     return 0;
   });
@@ -126,26 +126,29 @@ TEST_F(Serial, ExecutorsOfOtherNamesDoNotWait) {
 TEST_F(Serial, EnteringTwiceIsAnErrorNotAWait) {
   SerialExecutor one("twice"), same("twice");
   EXPECT_EQ(message_of<UsageError>([&] { one.run([&] { same.run([] {}); }); }),
-            "serial executor 'twice': this thread is inside already");
+            "serial executor 'twice': this thread is already in its run()");
   one.run([] {});
 }
 
-TEST_F(Serial, NamesAreBounded) {
-  for (const auto& name : {std::string(), std::string(max_serial_name_bytes + 1, 'n')}) {
-    const auto message = message_of<UsageError>([&] { SerialExecutor executor(name); });
-    EXPECT_NE(message.find("has 1 to 47 bytes; '" + name + "' has "), std::string::npos) << message;
-  }
-  SerialExecutor(std::string(max_serial_name_bytes, 'n')).run([] {});
-  EXPECT_EQ(end_of(fork_child([] {
-              // A memory of its own, that its many names fill.
-              setenv("ACCELMGR_SERIAL_MEMORY", "", 1);
-              const auto message = message_of<ConfigError>([] {
-                for (int i = 0; i <= serial_places; ++i)
-                  SerialExecutor("name " + std::to_string(i)).run([] {});
-              });
-              return message.find("others already, and no more places") != std::string::npos ? 0 : 1;
-            })),
-            "exit code 0");
+TEST_F(Serial, ThereMayBeAsManyAsAreNeeded) {
+  EXPECT_EQ(message_of<UsageError>([] { SerialExecutor executor(""); }),
+            "the name of a serial executor must not be empty");
+  std::deque<SerialExecutor> all;
+  for (int i = 0; i < 1000; ++i) all.emplace_back("name " + std::to_string(i) + std::string(100, 'n'), 1);
+  EXPECT_EQ(all.front().run([&] { return all.back().run([] { return 4; }); }), 4);
+}
+
+TEST_F(Serial, AForkInsideDoesNotEndTheTurnOfItsParent) {
+  SerialExecutor executor("parent", 0.02);
+  executor.run([&] {
+    EXPECT_EQ(end_of(fork_child([&] { return 0; })), "exit code 0");
+    EXPECT_EQ(end_of(fork_child([&] {
+                const auto message = message_of<SessionError>([&] { executor.run([] {}); });
+                return message.find("process " + std::to_string(getppid())) != std::string::npos ? 0 : 1;
+              })),
+              "exit code 0");
+  });
+  executor.run([] {});
 }
 
 TEST_F(Serial, AMemoryThatIsNoneIsRefused) {

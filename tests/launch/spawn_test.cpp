@@ -1,4 +1,4 @@
-// spawn(): what is called, with what, and what comes back, under every start method.
+// Tests of spawn() with every start method: which functions are called, with what, and what comes back.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -9,9 +9,10 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
-#include "collective/gloo/factory.hpp"
+#include "collective/gloo/load.hpp"
 #include "functions.hpp"
 #include "ipc/socket.hpp"
+#include "launch/ports.hpp"
 #include "launched.hpp"
 
 namespace accelmgr::launch::test {
@@ -81,7 +82,7 @@ TEST_P(Spawn, LargeArgumentsAndResultsPass) {
 
 TEST_P(Spawn, RanksThatHaveFinishedDoNotWaitForJoin) {
   auto context = spawn("bytes", {500'000}, not_joined(options(3, GetParam())));
-  // They end though nobody has taken their results.
+  // The ranks end although their results were not collected.
   for (const pid_t pid : context.pids()) {
     const auto deadline = soon();
     while (kill(pid, 0) == 0 && !deadline.passed()) sched_yield();
@@ -123,6 +124,19 @@ TEST_P(Spawn, OneProcessThatIsWaitedForIsThisOne) {
 INSTANTIATE_TEST_SUITE_P(StartMethods, Spawn, every_method, method_name);
 
 class SpawnFork : public Launched {};
+
+class SpawnExecuted : public Launched, public testing::WithParamInterface<StartMethod> {};
+
+TEST_P(SpawnExecuted, LeavesThePortsOfTheCallerToTheCaller) {
+  auto bound = bind_port();
+  auto context = spawn("obey", {"hang", "hang"}, not_joined(options(2, GetParam())));
+  bound.socket.reset();
+  EXPECT_EQ(bind_port(bound.port).port, bound.port) << "a process of the launch has a copy of the socket";
+  context.terminate();
+}
+
+INSTANTIATE_TEST_SUITE_P(StartMethods, SpawnExecuted,
+                         testing::Values(StartMethod::spawn, StartMethod::forkserver), method_name);
 
 TEST_F(SpawnFork, CallsWhatWasNeverRegistered) {
   const int captured = 40;
@@ -171,9 +185,9 @@ TEST_F(SpawnFork, OneProcessHasOneSetup) {
 TEST_F(SpawnFork, ANameIsRegisteredOnceAndNotEmpty) {
   const Function function = [](int, const Value&) { return Value(); };
   EXPECT_EQ(message_of<UsageError>([&] { register_function("tell", function); }),
-            "a function named 'tell' is registered already");
+            "a function is already registered under the name 'tell'");
   EXPECT_EQ(message_of<UsageError>([&] { register_function("", function); }),
-            "a function is registered under a name; this one is empty");
+            "the name of a registered function must not be empty");
 }
 
 TEST_F(SpawnFork, RanksLogUnderTheirNames) {
@@ -226,12 +240,12 @@ TEST_F(SpawnFork, WorksBesideThreadsAndInOneThatEnds) {
     context.emplace(spawn(
         [&](int rank, const Value&) {
           line.tell("ready");
-          ipc::receive(line.theirs.get(), soon());
+          line.await_order();
           return Value(rank);
         },
         {}, not_joined(options(2))));
   }).join();
-  // The thread that forked the launcher is gone; the ranks go on.
+  // The thread that forked the fork server has ended; the ranks must go on.
   line.hear();
   line.hear();
   EXPECT_FALSE(context->join(0));
@@ -291,11 +305,11 @@ TEST_F(SpawnFork, SeveralLaunchesRunAtTheSameTime) {
   EXPECT_EQ(right, 4);
 }
 
-TEST_F(SpawnFork, ADeadForkserverIsReplaced) {
+TEST_F(SpawnFork, ADeadZygoteIsReplaced) {
   spawn("tell", {}, options(2, StartMethod::forkserver));
   int killed = 0;
   for (const pid_t pid : ipc::children())
-    if (is_our_forkserver(pid)) {
+    if (is_our_zygote(pid)) {
       kill(pid, SIGKILL);
       ++killed;
     }

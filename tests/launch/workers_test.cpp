@@ -1,4 +1,4 @@
-// Worker strings of both forms, and the processes they stand for.
+// Tests of worker strings in both forms, and of the processes that they stand for.
 #include "launch/workers.hpp"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <ostream>
 
-#include "launch/machines.hpp"
+#include "launch/hosts.hpp"
 
 namespace accelmgr::launch {
 namespace {
@@ -37,13 +37,13 @@ TEST(Workers, AreWrittenInBothForms) {
   EXPECT_EQ(text(workers, WorkerForm::tpu), "a;0;h:1|a;1;[::1]:2");
 }
 
-struct Case {
+struct Form {
   std::string text, part, reason;
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << "'" << c.text << "'"; }
+void PrintTo(const Form& c, std::ostream* out) { *out << "'" << c.text << "'"; }
 
-class BadWorkers : public ::testing::TestWithParam<Case> {};
+class BadWorkers : public ::testing::TestWithParam<Form> {};
 
 TEST_P(BadWorkers, AreRefusedWithThePart) {
   const auto [text, key] = refusal([] { parse_workers(GetParam().text); });
@@ -51,33 +51,33 @@ TEST_P(BadWorkers, AreRefusedWithThePart) {
   EXPECT_EQ(key, "workers");
 }
 
-INSTANTIATE_TEST_SUITE_P(Syntax, BadWorkers,
-                         ::testing::Values(Case{"", "", "name:ordinal;host:port"},
-                                           Case{"a", "a", "name:ordinal;host:port"},
-                                           Case{"a:0", "a:0", "name:ordinal;host:port"},
-                                           Case{"a:0;h:1|", "", "name:ordinal;host:port"},
-                                           Case{"|a:0;h:1", "", "name:ordinal;host:port"},
-                                           Case{"a:x;h:1", "a:x;h:1", "'x' is no ordinal"},
-                                           Case{"a:-1;h:1", "a:-1;h:1", "'-1' is no ordinal"},
-                                           Case{"a:;h:1", "a:;h:1", "'' is no ordinal"},
-                                           Case{":0;h:1", ":0;h:1", "'' is no name"},
-                                           Case{"a b:0;h:1", "a b:0;h:1", "'a b' is no name"},
-                                           Case{"a;0", "a;0", "name;ordinal;host:port"},
-                                           Case{"a:0;h:1|a;1;h:2", "a;1;h:2", "name:ordinal;host:port"},
-                                           Case{"a;0;h:1|a:1;h:2", "a:1;h:2", "name;ordinal;host:port"}));
+INSTANTIATE_TEST_SUITE_P(
+    Syntax, BadWorkers,
+    ::testing::Values(Form{"", "", "name:ordinal;host:port"}, Form{"a", "a", "name:ordinal;host:port"},
+                      Form{"a:0", "a:0", "name:ordinal;host:port"},
+                      Form{"a:0;h:1|", "", "name:ordinal;host:port"},
+                      Form{"|a:0;h:1", "", "name:ordinal;host:port"},
+                      Form{"a:x;h:1", "a:x;h:1", "'x' is not an ordinal"},
+                      Form{"a:-1;h:1", "a:-1;h:1", "'-1' is not an ordinal"},
+                      Form{"a:;h:1", "a:;h:1", "'' is not an ordinal"},
+                      Form{":0;h:1", ":0;h:1", "'' is not the name of a worker"},
+                      Form{"a b:0;h:1", "a b:0;h:1", "'a b' is not the name of a worker"},
+                      Form{"a;0", "a;0", "name;ordinal;host:port"},
+                      Form{"a:0;h:1|a;1;h:2", "a;1;h:2", "name:ordinal;host:port"},
+                      Form{"a;0;h:1|a:1;h:2", "a:1;h:2", "name;ordinal;host:port"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Address, BadWorkers,
-    ::testing::Values(Case{"a:0;h", "a:0;h", "Bad worker HOST:PORT format: h: "},
-                      Case{"a:0;", "a:0;", "Bad worker HOST:PORT format: : "},
-                      Case{"a:0;h:1|a:1;h:2x", "a:1;h:2x", "Bad worker HOST:PORT format: h:2x: "},
-                      Case{"a:0;h:0", "a:0;h:0", "from 1 to 65535"},
-                      Case{"a:0;h:1;more", "a:0;h:1;more", "Bad worker HOST:PORT format: h:1;more: "},
-                      Case{"a:0;http://h:1", "a:0;http://h:1", "Bad worker HOST:PORT format: http://h:1"},
-                      Case{"a:0;grpc://h", "a:0;grpc://h", "Bad worker HOST:PORT format: h: "},
-                      Case{"a:0;::1:5", "a:0;::1:5", "in brackets"},
-                      Case{"t;0;grpc://h:1", "t;0;grpc://h:1", "Bad worker HOST:PORT format: grpc://h:1: "},
-                      Case{"t;0;h:1 ", "t;0;h:1 ", "the port is '1 '"}));
+    ::testing::Values(Form{"a:0;h", "a:0;h", "Bad worker HOST:PORT format: h: "},
+                      Form{"a:0;", "a:0;", "Bad worker HOST:PORT format: : "},
+                      Form{"a:0;h:1|a:1;h:2x", "a:1;h:2x", "Bad worker HOST:PORT format: h:2x: "},
+                      Form{"a:0;h:0", "a:0;h:0", "from 1 to 65535"},
+                      Form{"a:0;h:1;more", "a:0;h:1;more", "Bad worker HOST:PORT format: h:1;more: "},
+                      Form{"a:0;http://h:1", "a:0;http://h:1", "Bad worker HOST:PORT format: http://h:1"},
+                      Form{"a:0;grpc://h", "a:0;grpc://h", "Bad worker HOST:PORT format: h: "},
+                      Form{"a:0;::1:5", "a:0;::1:5", "in brackets"},
+                      Form{"t;0;grpc://h:1", "t;0;grpc://h:1", "Bad worker HOST:PORT format: grpc://h:1: "},
+                      Form{"t;0;h:1 ", "t;0;h:1 ", "the port is '1 '"}));
 
 TEST(Workers, AreThereOnceEach) {
   EXPECT_TRUE(says(refusal([] { parse_workers("a:0;h:1|a:0;h:2"); }).first, {"worker a:0", "twice"}));
@@ -121,7 +121,8 @@ TEST(Workers, OfOneHostAreMadeOfItsPorts) {
 TEST(DeviceMap, NamesEveryDeviceOfEveryHost) {
   const auto processes = expand_workers(List{{"a", 0, {"h1", 1}}, {"b", 1, {"h2", 1}}}, 1);
   EXPECT_EQ(device_map(processes, "GPU"),
-            "GPU:0;/job:a/replica:0/task:0/device:GPU:0|GPU:1;/job:b/replica:0/task:1/device:GPU:0");
+            "GPU:0;/job:localservice/replica:0/task:0/device:XLA_GPU:0|GPU:1;/job:localservice/replica:0/"
+            "task:1/device:XLA_GPU:0");
   EXPECT_EQ(device_map({}, "CPU"), "");
 }
 

@@ -7,10 +7,10 @@
 namespace accelmgr::manager {
 namespace {
 
-constexpr std::int64_t second_ns = 1'000'000'000;
-constexpr std::int64_t begin_ns = 1000 * second_ns;
+constexpr std::int64_t watched_second_ns = 1'000'000'000;
+constexpr std::int64_t begin_ns = 1000 * watched_second_ns;
 
-/// A session of two ranks in an attempt, of which rank 1 waits for data.
+/// A session of two ranks with an open attempt, in which rank 1 waits for data.
 class SourceWatchTest : public testing::Test {
  protected:
   SourceWatchTest() {
@@ -18,10 +18,10 @@ class SourceWatchTest : public testing::Test {
     session_.record(0).phase.store(session::Phase::forward);
     session_.record(1).phase.store(session::Phase::data);
   }
-  /// What is said when the read that began then has taken so long.
+  /// What the watch says when a read that began at `since_ns` has taken `seconds`.
   std::optional<std::string> after(double seconds, std::int64_t since_ns = begin_ns) {
     return watch_.look(data::Reading{"next()", 17, since_ns},
-                       since_ns + static_cast<std::int64_t>(seconds * double(second_ns)));
+                       since_ns + static_cast<std::int64_t>(seconds * double(watched_second_ns)));
   }
 
   session::Session session_ = session::Session::create({.ranks = 2, .elements = 16, .tensors = 1}, 2, 1);
@@ -30,20 +30,20 @@ class SourceWatchTest : public testing::Test {
 
 TEST_F(SourceWatchTest, SaysWhatHasNotReturnedAndWhoWaitsForIt) {
   EXPECT_EQ(after(4.9), std::nullopt);
-  EXPECT_EQ(after(5.1),
-            "the data source 'camera' has not returned from next() for 5 s (element 17); it is waited for by "
-            "rank 1");
+  EXPECT_EQ(
+      after(5.1),
+      "the data source 'camera' has not returned from next() for 5 s (element 17); waiting for it: rank 1");
 }
 
 TEST_F(SourceWatchTest, SaysItOnceOfEachWait) {
   EXPECT_TRUE(after(5));
   EXPECT_EQ(after(6), std::nullopt);
   EXPECT_EQ(after(600), std::nullopt);
-  EXPECT_TRUE(after(5, begin_ns + 700 * second_ns)) << "another read";
+  EXPECT_TRUE(after(5, begin_ns + 700 * watched_second_ns)) << "another read";
 }
 
 TEST_F(SourceWatchTest, SaysNothingOfASourceThatDoesNotRead) {
-  EXPECT_EQ(watch_.look(std::nullopt, begin_ns + 60 * second_ns), std::nullopt);
+  EXPECT_EQ(watch_.look(std::nullopt, begin_ns + 60 * watched_second_ns), std::nullopt);
 }
 
 TEST_F(SourceWatchTest, SaysNothingWhereNoRankWaits) {

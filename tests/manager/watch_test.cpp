@@ -1,4 +1,4 @@
-// What the supervisor is told by its event loop.
+// Tests of Watch, through which the supervisor's event loop tells that a descriptor is readable.
 #include "manager/watch.hpp"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,8 @@ TEST(Watch, TellsThatItsDescriptorIsReadable) {
   EXPECT_EQ(told, 1);
 }
 
-// Asio recycles what it knows of a descriptor, together with an event that is queued for it.
+// Asio reuses its record of a descriptor together with an event that is queued for it. A new watch must not
+// get the event of the descriptor before.
 TEST(Watch, IsNotToldOfTheDescriptorOfOneBeforeIt) {
   boost::asio::io_context context;
   const auto cause = event(), before = event(), quiet = event();

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/timing.hpp"
 #include "session/attempt.hpp"
 
 namespace accelmgr::manager {
@@ -9,19 +10,18 @@ namespace {
 
 using session::RankMask;
 
-constexpr std::int64_t step_ns = Watchdog::interval_ns;
+constexpr std::int64_t step_ns = timing::supervisor_look_ns;
 
 std::int64_t ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
 
-/// A session of two ready runners, an attempt under way, and a clock and a kernel that say what the test
-/// wants.
+/// A session of two ready runners with an open attempt. The test sets the clock and what the kernel reports.
 class WatchdogTest : public testing::Test {
  protected:
   WatchdogTest()
       : session_(session::Session::create({.ranks = 2, .elements = 16, .tensors = 1}, 2, 1)),
         watchdog_(config(), session_, [this](pid_t) { return usage_; }) {
     session_.control().team.store(3);
-    for (int rank = 0; rank < 2; ++rank) session_.record(rank).life.store(session::Life::ready);
+    for (int rank = 0; rank < 2; ++rank) session_.record(rank).state.store(session::RunnerState::ready);
     session::open_attempt(session_, {.participants = 3});
   }
 
@@ -30,12 +30,13 @@ class WatchdogTest : public testing::Test {
       Config c;
       c.abort_grace = 5;
       c.runners.hang_timeout = 10;
+      c.runners.reduction_timeout = 3;
       return c;
     }();
     return value;
   }
 
-  /// Looks in the usual intervals for so long; the first verdicts end it.
+  /// Lets the watchdog look in its usual intervals for `seconds`. Ends with the first verdicts.
   std::vector<Verdict> watch(
       double seconds, const std::function<void()>& meanwhile = [] {}) {
     for (const auto end = now_ns_ + ns(seconds); now_ns_ < end;) {
@@ -106,7 +107,7 @@ TEST_F(WatchdogTest, WhoComputesIsNotTakenForOneThatHangsBecauseOfALateLook) {
 
 TEST_F(WatchdogTest, ItsOwnGapIsNotTheirs) {
   watch(8);
-  now_ns_ += ns(3600);  // The supervisor was suspended, and the runners perhaps with it.
+  now_ns_ += ns(3600);  // The supervisor was suspended, perhaps with the runners.
   EXPECT_TRUE(watch(1).empty());
   EXPECT_EQ(watch(3).size(), 2u);
 }
@@ -114,16 +115,16 @@ TEST_F(WatchdogTest, ItsOwnGapIsNotTheirs) {
 TEST_F(WatchdogTest, BetweenStepsNobodyHangs) {
   session::abort_attempt(session_, 1, session::author_host);
   session::close_if_over(session_, 1);
-  for (int rank = 0; rank < 2; ++rank) session_.record(rank).settled.store(1);
+  for (int rank = 0; rank < 2; ++rank) session_.record(rank).acknowledged_attempt.store(1);
   EXPECT_TRUE(watch(100).empty());
 }
 
 TEST_F(WatchdogTest, WhoDoesNotLeaveAnAbortedStepIsTold) {
   session::abort_attempt(session_, 1, session::author_host);
   session::close_if_over(session_, 1);
-  session_.record(0).settled.store(1);
+  session_.record(0).acknowledged_attempt.store(1);
   const auto begin_ns = now_ns_;
-  const auto verdicts = watch(100, [this] { beat(1); });  // However lively it is.
+  const auto verdicts = watch(100, [this] { beat(1); });  // Its heartbeat does not help it.
   ASSERT_EQ(verdicts.size(), 1u);
   EXPECT_EQ(verdicts[0].rank, 1);
   EXPECT_NE(verdicts[0].why.find("abort_grace"), std::string::npos) << verdicts[0].why;
@@ -131,12 +132,13 @@ TEST_F(WatchdogTest, WhoDoesNotLeaveAnAbortedStepIsTold) {
   EXPECT_LE(now_ns_ - begin_ns, ns(5) + 2 * step_ns);
 }
 
-TEST_F(WatchdogTest, ACommittedReductionHasLessPatience) {
-  for (int rank = 0; rank < 2; ++rank) session::cast_vote(session_, 1, rank);
+TEST_F(WatchdogTest, ACommittedReductionHasTheTimeOfItsOwnSetting) {
+  for (int rank = 0; rank < 2; ++rank) session::cast_vote({session_, rank}, 1);
   ASSERT_TRUE(session_.word().committed(3));
   const auto verdicts = watch(100);
   ASSERT_EQ(verdicts.size(), 2u);
-  EXPECT_LE(now_ns_ - ns(1000), ns(Watchdog::recovery_timeout_s) + 2 * step_ns);
+  EXPECT_GE(now_ns_ - ns(1000), ns(3));
+  EXPECT_LE(now_ns_ - ns(1000), ns(3) + 2 * step_ns);
 }
 
 TEST_F(WatchdogTest, AReplacementBeginsWithFullPatience) {

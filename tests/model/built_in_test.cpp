@@ -53,7 +53,7 @@ TEST_P(BuiltIn, ComputesOnMemoryThatItsParametersArePointedAt) {
   gradients(*made_, batch_);
   for (const auto& [name, tensor] : made_->parameters()) EXPECT_TRUE(memory.holds(tensor)) << name;
 
-  // All parameters 0: all logits are, and the loss is that of a guess among the classes.
+  // With all parameters 0 all logits are 0, and the loss is that of a guess among the classes.
   memory.fill(0);
   const double classes = GetParam() == "gpt" ? 32 : 4;
   EXPECT_NEAR(value_of(made_->forward(batch_)), std::log(classes), 1e-6);

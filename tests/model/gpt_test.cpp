@@ -32,8 +32,8 @@ TEST(Gpt, ItsOutputSharesTheTokenEmbedding) {
   EXPECT_TRUE(embedding.is_same(output));
   BoundMemory memory(made->parameters());
   EXPECT_EQ(embedding.const_data_ptr(), output.const_data_ptr());
-  // A token that does not occur in the input has a gradient from the output alone, one that does also from
-  // the embedding.
+  // A token that is not in the input has a gradient from the output alone. A token in the input also has one
+  // from the embedding.
   auto batch = batch_of("gpt");
   batch["input"].fill_(3);
   gradients(*made, batch);
@@ -43,7 +43,7 @@ TEST(Gpt, ItsOutputSharesTheTokenEmbedding) {
   EXPECT_EQ(per_token.argmax().item().toLong(), 3);
 }
 
-// Wherever the target is -100, cross entropy looks away: what is left is the loss of one position.
+// Cross entropy ignores targets of -100. With all others set to -100, the loss is that of one position.
 double loss_at(Model& model, const at::Tensor& input, const at::Tensor& target, std::int64_t position) {
   auto only = target.clone().fill_(-100);
   only.select(1, position).copy_(target.select(1, position));
@@ -83,7 +83,7 @@ TEST(Gpt, DropoutIsOnWhileTrainingAlone) {
 
 TEST(Gpt, AttentionWithVanishingDropoutIsThatWithout) {
   auto config = config_of("gpt");
-  config.model.gpt.dropout = 1e-12;  // No element is dropped: the path with masks, all of them 1.
+  config.model.gpt.dropout = 1e-12;  // No element is dropped, but masks are used; all are 1.
   const auto masked = make(config);
   config.model.gpt.dropout = 0;
   const auto plain = make(config);
@@ -109,7 +109,7 @@ TEST(Gpt, AWidthThatDoesNotDivideIntoHeadsIsRefused) {
   auto config = config_of("gpt");
   config.model.gpt.heads = 3;
   expect_contains(message_of<ConfigError>([&] { make(config); }),
-                  {"model.gpt.width is 16", "model.gpt.heads (3)"});
+                  {"model.gpt.width is 16", "multiple of model.gpt.heads, which is 3"});
 }
 
 }  // namespace

@@ -42,7 +42,8 @@ TEST_P(LinearLayer, AgreesWithTorchInValueAndGradients) {
   }
 }
 
-// Small products go to MKL, large ones to oneDNN; wide outputs take the other way to the weight's gradient.
+// Small products go to MKL, large ones to oneDNN. Wide outputs take the other path to the weight's
+// gradient.
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearLayer,
                          testing::Values(Product{4, 6, 8}, Product{64, 256, 256}, Product{512, 64, 256},
                                          Product{512, 256, 64}, Product{512, 64, 256, false}));

@@ -5,7 +5,7 @@
 namespace accelmgr::test {
 namespace {
 
-// Its loss is the value of its one parameter.
+// A model whose loss is the value of its one parameter.
 class Constant final : public Model {
  public:
   explicit Constant(double value) : value_(at::randn({}).fill_(value).set_requires_grad(true)) {}

@@ -1,4 +1,4 @@
-// What the tests of models share.
+// What tests of models share.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -27,7 +27,7 @@ inline void seed(std::uint64_t value) {
   generator.set_current_seed(value);
 }
 
-/// Small shapes of every built-in model.
+/// A config with small shapes of every built-in model.
 inline Config config_of(const std::string& kind) {
   Config config;
   config.model.kind = kind;
@@ -37,7 +37,7 @@ inline Config config_of(const std::string& kind) {
   return config;
 }
 
-/// The built-in model, with initial values of a fixed seed.
+/// Makes the built-in model, with initial values from a fixed seed.
 inline std::unique_ptr<Model> make(const Config& config) {
   seed(7);
   return make_model(config);
@@ -47,7 +47,7 @@ inline at::Tensor integers(std::int64_t below, at::IntArrayRef shape) {
   return at::randint(below, shape, at::TensorOptions().dtype(at::kLong));
 }
 
-/// A batch of four for config_of(kind).
+/// A batch of four elements for config_of(kind).
 inline Batch batch_of(const std::string& kind) {
   seed(11);
   if (kind == "gpt") return Batch({{"input", integers(32, {4, 8})}, {"target", integers(32, {4, 8})}});
@@ -56,8 +56,8 @@ inline Batch batch_of(const std::string& kind) {
   return Batch({{"input", at::randn(input)}, {"target", integers(4, {4})}});
 }
 
-/// Memory that a model's parameters are pointed at, each TensorImpl once, as accelmgr does it. It must
-/// outlive the model's use.
+/// Points a model's parameters at this memory, each TensorImpl once, as accelmgr does. It must outlive the
+/// use of the model.
 class BoundMemory {
  public:
   explicit BoundMemory(const std::vector<NamedTensor>& parameters) {
@@ -86,7 +86,7 @@ class BoundMemory {
 
 inline double value_of(const Outputs& outputs) { return outputs.loss.item().toDouble(); }
 
-/// Copies of all gradients after one backward(); the gradients are dropped.
+/// Copies of all gradients after one backward(). Clears the gradients of the model.
 inline std::vector<at::Tensor> gradients(Model& model, const Batch& batch) {
   model.forward(batch).loss.backward();
   std::vector<at::Tensor> out;

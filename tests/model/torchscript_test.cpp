@@ -1,11 +1,9 @@
 #include <ATen/ops/isfinite.h>
 
-#include <filesystem>
-#include <fstream>
-
 #include "model/checked_forward.hpp"
 #include "model/checked_loss.hpp"
 #include "model/support.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -90,7 +88,7 @@ TEST(TorchScript, TiedWeightsAreOneTensorUnderEachName) {
   BoundMemory memory(parameters);
   made->forward(script_batch()).loss.backward();
   EXPECT_TRUE(parameters[0].tensor.grad().ne(0).all().item().toBool()) << "of both uses";
-  // Both uses read the one memory: with the decoder at 0, all logits are 0.
+  // Encoder and decoder read the same memory: with the decoder at 0, all logits are 0.
   memory.fill(0);
   EXPECT_NEAR(value_of(made->forward(script_batch())), std::log(4.0), 1e-6);
 }
@@ -119,7 +117,7 @@ TEST(TorchScript, AnOutputWithoutALossIsRefused) {
     return message_of<ModelError>([&] { model::checked_loss(script(name)->forward(script_batch())); });
   };
   expect_contains(forward("DictWithoutLoss"), {"DictWithoutLoss.pt", "'loss'", "logits, target"});
-  expect_contains(forward("NoTensor"), {"NoTensor.pt", "int", "there is no loss"});
+  expect_contains(forward("NoTensor"), {"NoTensor.pt", "int", "has no loss"});
   expect_contains(forward("TwoLosses"), {"Float", "[6]"});
 }
 
@@ -144,11 +142,10 @@ TEST(TorchScript, WhatAScriptRaisesIsToldWithItsType) {
 TEST(TorchScript, AFileThatIsMissingOrNoTorchScriptIsRefused) {
   expect_contains(message_of<ModelError>([] { make(config_of_file("no/such.pt")); }),
                   {"model.file", "no file 'no/such.pt'"});
-  const auto file = std::filesystem::path(testing::TempDir()) / "accelmgr-no-script.pt";
-  std::ofstream(file) << "not a zip archive";
+  const TemporaryFolder folder;
+  const auto file = folder.write("no-script.pt", "not a zip archive");
   expect_contains(message_of<ModelError>([&] { make(config_of_file(file)); }),
-                  {"model.file", file.string(), "no TorchScript"});
-  std::filesystem::remove(file);
+                  {"model.file", file, "cannot be loaded as TorchScript"});
 }
 
 TEST(TorchScript, ParametersThatShareMemoryInPartAreRefused) {

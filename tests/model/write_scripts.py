@@ -2,7 +2,6 @@
 import pathlib
 import sys
 import warnings
-from typing import Dict, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torch.nn import functional
 
 
 class Classifier(nn.Module):
-    """With a buffer, by BatchNorm."""
+    """Has buffers, because of BatchNorm."""
 
     def __init__(self):
         super().__init__()
@@ -18,16 +17,16 @@ class Classifier(nn.Module):
 
 
 class DictOutput(Classifier):
-    def forward(self, input: Tensor, target: Tensor) -> Dict[str, Tensor]:
+    def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         logits = self.layers(input)
         accuracy = (logits.argmax(1) == target).float().mean()
         return {"accuracy": accuracy, "logits": logits, "loss": functional.cross_entropy(logits, target)}
 
 
 class TupleOutput(Classifier):
-    """Returns (loss, logits); its arguments stand in another order than the fields of the batch, and one has a default."""
+    """Returns (loss, logits). Its arguments have another order than the batch's fields, and one has a default."""
 
-    def forward(self, target: Tensor, input: Tensor, scale: float = 1.0) -> Tuple[Tensor, Tensor]:
+    def forward(self, target: Tensor, input: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
         logits = self.layers(input) * scale
         return functional.cross_entropy(logits, target), logits
 
@@ -38,14 +37,14 @@ class LoneTensor(Classifier):
 
 
 class TwoLosses(Classifier):
-    """One loss for each sample: not the scalar that a model must return."""
+    """Returns a loss for each sample instead of the scalar that a model must return."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(self.layers(input), target, reduction="none")
 
 
 class DictWithoutLoss(Classifier):
-    def forward(self, input: Tensor, target: Tensor) -> Dict[str, Tensor]:
+    def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
         return {"logits": self.layers(input), "target": target}
 
 

@@ -32,11 +32,11 @@ class MessagesTest : public testing::Test {
 TEST_F(MessagesTest, AConfigurationLargerThanAPacketArrivesWhole) {
   const std::string yaml = "data:\n" + std::string(300'000, 'x');
   std::jthread sender(
-      [&] { send_configuration(host.get(), yaml); });  // The socket holds less than all of it.
+      [&] { send_configuration(host.get(), yaml); });  // The socket's buffer cannot hold the whole text.
   EXPECT_EQ(receive_configuration(manager.get(), soon()), yaml);
 }
 
-/// /dev/null and /dev/zero are told apart by their device numbers.
+/// Tests recognize /dev/null and /dev/zero by their device numbers.
 base::UniqueFd open_device(const char* path) { return base::UniqueFd(open(path, O_RDONLY | O_CLOEXEC)); }
 base::UniqueFd null() { return open_device("/dev/null"); }
 base::UniqueFd zero() { return open_device("/dev/zero"); }
@@ -49,19 +49,30 @@ dev_t device(const base::UniqueFd& fd) {
 
 TEST_F(MessagesTest, StartedPassesEveryDescriptorInItsPlace) {
   Started sent;
-  sent.launcher_pidfd = zero();
+  sent.fork_server_pidfd = zero();
   sent.runners.push_back({.rank = 0, .generation = 1, .pid = 7, .pidfd = null()});
   sent.runners.push_back({.rank = 2, .generation = 5, .pid = 9, .pidfd = zero()});
   send_started(manager.get(), sent);
   auto answer = receive_answer(host.get(), soon());
   auto& started = std::get<Started>(answer);
-  EXPECT_EQ(device(started.launcher_pidfd), device(zero()));
+  EXPECT_EQ(device(started.fork_server_pidfd), device(zero()));
   ASSERT_EQ(started.runners.size(), 2u);
   EXPECT_EQ(started.runners[1].rank, 2);
   EXPECT_EQ(started.runners[1].generation, 5u);
   EXPECT_EQ(started.runners[1].pid, 9);
   EXPECT_EQ(device(started.runners[0].pidfd), device(null()));
   EXPECT_EQ(device(started.runners[1].pidfd), device(zero()));
+}
+
+TEST_F(MessagesTest, TheDevicesThatWereChosenArrive) {
+  send_assigned(manager.get(), {.nprocs = 3, .device = "cuda", .devices = {"GPU-a", "cpu", "GPU-b"}});
+  const auto answer = receive_answer(host.get(), soon());
+  const auto& assigned = std::get<Assigned>(answer);
+  EXPECT_EQ(assigned.nprocs, 3);
+  EXPECT_EQ(assigned.device, "cuda");
+  EXPECT_EQ(assigned.devices, (std::vector<std::string>{"GPU-a", "cpu", "GPU-b"}));
+  send_assigned(manager.get(), {.nprocs = 3, .device = "auto", .devices = {}});
+  EXPECT_THROW(receive_answer(host.get(), soon()), SessionError) << "that is no choice";
 }
 
 TEST_F(MessagesTest, TheManagerGoesOnWhenTheHostHasTakenNoteOfTheSession) {
@@ -119,6 +130,41 @@ TEST_F(MessagesTest, RequestsArriveInTheirOrderAndTheEndOfTheHostIsAStop) {
   host.reset();
   request = next_request(manager.get());
   EXPECT_TRUE(std::holds_alternative<Stop>(*request));
+}
+
+TEST_F(MessagesTest, WhatAHostOfAServiceNeedsArrives) {
+  const auto memory = zero(), slab = null();
+  const std::string yaml(70'000, 'x');  // More than a packet.
+  send_attached(manager.get(),
+                {.configuration = yaml, .lease = 3, .run_id = "5f", .unfinished = "half", .session = {}},
+                {memory.get(), slab.get()});
+  const auto attached = receive_attached(host.get(), soon());
+  EXPECT_EQ(attached.configuration, yaml);
+  EXPECT_EQ(attached.lease, 3u);
+  EXPECT_EQ(attached.run_id, "5f");
+  EXPECT_EQ(attached.unfinished, "half");
+  ASSERT_EQ(attached.session.size(), 2u);
+  EXPECT_EQ(device(attached.session[1]), device(null()));
+}
+
+TEST_F(MessagesTest, AttachingToWhatIsNoServiceIsRefused) {
+  for (const auto* text : {"{}", "x", R"({"type": "Started", "runners": []})"}) {
+    ipc::send(manager.get(), text);
+    EXPECT_THROW(receive_attached(host.get(), soon()), SessionError) << text;
+  }
+}
+
+// A host whose lease has ended may have sent a request before it knew.
+TEST_F(MessagesTest, ARequestUnderAnotherLeaseIsRefused) {
+  send_request(host.get(), Resize{1}, 2);
+  send_request(host.get(), Stop{});
+  send_request(host.get(), Detach{}, 3);
+  auto request = next_request(manager.get(), 3);
+  EXPECT_NE(std::get<Refused>(*request).why.find("lease 2"), std::string::npos);
+  request = next_request(manager.get(), 3);
+  EXPECT_TRUE(std::holds_alternative<Refused>(*request));
+  request = next_request(manager.get(), 3);
+  EXPECT_TRUE(std::holds_alternative<Detach>(*request));
 }
 
 TEST_F(MessagesTest, ASaveWhoseMemoryFindsNoRoomSaysSo) {

@@ -1,4 +1,4 @@
-"""Architectures of transformers, each as small as its configuration lets it be, without dropout."""
+"""Architectures of transformers as models for tests: each as small as its configuration allows, without dropout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Nothing is to be fetched, and nothing asked for.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Tests must not use the network.
 
 import torch
 import transformers
@@ -85,11 +85,11 @@ SPEECH = {
 
 
 def named(*lines: str) -> dict[str, dict[str, Any]]:
-    """Architectures with nothing of their own."""
+    """Architectures that need no options besides those of their kind."""
     return {name: {} for line in lines for name in line.split()}
 
 
-# Kind: what makes the model, the configuration of all, and the architectures with what is their own.
+# For each kind: the class that makes the model, the options of all its architectures, and the special options of each.
 KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "decoder": (
         transformers.AutoModelForCausalLM,
@@ -156,7 +156,7 @@ def without_dropout(config: Any) -> Any:
 
 
 def inputs_of(name: str, kind: str, index: int) -> dict[str, torch.Tensor]:
-    """Of element `index`."""
+    """Random inputs for element `index`."""
     generator = torch.Generator().manual_seed(index)
     tokens = torch.randint(3, VOCABULARY, (1, 12), generator=generator)
 
@@ -176,7 +176,7 @@ def inputs_of(name: str, kind: str, index: int) -> dict[str, torch.Tensor]:
 
 
 class Architecture(nn.Module):
-    """A model with its head and its loss; forward takes the number of an element."""
+    """A model with head and loss. forward() takes the number of an element."""
 
     def __init__(self, name: str, kind: str, model: nn.Module) -> None:
         super().__init__()

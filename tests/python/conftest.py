@@ -1,4 +1,4 @@
-"""Of all tests: a bound on each, and that nothing is left after it."""
+"""Fixtures of all tests in this folder: each test has a time limit, and must leave no process, file or descriptor."""
 
 import contextlib
 import ctypes
@@ -14,25 +14,31 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from launching import SERVER, START_METHOD
 
 import accelmgr
+from accelmgr import _native
 
-TEST_S = 240  # More than any takes on a loaded machine; reached only by one that fails.
-GONE_S = 30  # Within which what was ended is gone.
+TEST_S = 240  # Time limit of a test: more than any takes on a loaded machine.
+GONE_S = 30  # Time limit for processes to end after a test.
 PR_SET_CHILD_SUBREAPER = 36
+TORCH_SHM_MANAGER = "torch_shm_manager"[:15]  # It ends 2 s after the last process that it served.
 
 for name in [name for name in os.environ if name.startswith("ACCELMGR_")]:
     del os.environ[name]
-# Orphans become children of this process: it sees what a test leaves behind.
+accelmgr.Manager.__init__.__kwdefaults__["start_method"] = START_METHOD
+# Orphans become children of this process, so that it sees which processes a test leaves behind.
 if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
     raise OSError(ctypes.get_errno(), "prctl")
-# What the standard library opens once and keeps, before descriptors are counted.
+# A shell makes a job that it starts with `&` ignore Ctrl-C. Programs that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# Makes the standard library open the descriptors that it keeps, before a fixture counts them.
 accelmgr.compat.tpu_manager._context.Value(ctypes.c_long, 0)
 os.close(multiprocessing.reduction.DupFd(0).detach())
 
 
 def descendants() -> dict[int, str]:
-    """Living processes below this one: names by pid. Reaps those that have ended."""
+    """The living descendants of this process: names by pid. Reaps children that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             reaped = os.waitpid(-1, os.WNOHANG)
@@ -41,7 +47,7 @@ def descendants() -> dict[int, str]:
     parents: dict[int, int] = {}
     names: dict[int, str] = {}
     for entry in pathlib.Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):  # It ended meanwhile, or is no process.
+        with contextlib.suppress(OSError, ValueError, IndexError):  # The process has ended, or it is no process.
             pid = int(entry.name)
             name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
             parents[pid], names[pid] = int(rest.split()[1]), name
@@ -52,7 +58,7 @@ def descendants() -> dict[int, str]:
 
 
 def shared_memory() -> set[str]:
-    """Files in /dev/shm that could be of this process or of what it starts; other programs have theirs there."""
+    """Files in /dev/shm whose names have `accelmgr` or this pid in them. Other programs have files there too."""
     own = str(os.getpid())
     return {name for name in os.listdir("/dev/shm") if "accelmgr" in name or own in re.findall(r"\d+", name)}
 
@@ -60,12 +66,19 @@ def shared_memory() -> set[str]:
 def descriptors() -> dict[int, str]:
     found = {}
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # That of the listing itself.
+        with contextlib.suppress(OSError):  # listdir() lists its own descriptor, which is closed by now.
             found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
     return found
 
 
-failed: set[str] = set()  # Modules, and tests in them: what failed keeps its frames, and what these hold.
+def pytest_collection_finish() -> None:
+    """Exempts imported modules from garbage collection: left_behind() collects often, and they would take most time."""
+    gc.collect()
+    gc.freeze()
+
+
+# Failed tests, and their modules. The traceback of a failed test keeps its frames, and so their descriptors, alive.
+failed: set[str] = set()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,30 +89,38 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def left_behind(node: str, before: tuple[dict[int, str], set[str], dict[int, str]]) -> list[str]:
+def left_behind(node: str, before: tuple[dict[int, str], set[str], dict[int, str]], serves: bool) -> list[str]:
+    """Describes each process, file of shared memory and descriptor that is there now and was not in `before`.
+
+    `serves` allows a new forkserver, the descriptors that lead to it, and torch's shared memory manager.
+    """
     processes, files, fds = before
     gc.collect()
-    found = [f"process {pid} ({name})" for pid, name in descendants().items() if pid not in processes]
+    new = {pid: name for pid, name in descendants().items() if pid not in processes}
+    stay = {pid: name for pid, name in new.items() if serves and name in (SERVER, TORCH_SHM_MANAGER)}
+    found = [f"process {pid} ({name})" for pid, name in new.items() if pid not in stay]
     found += [f"/dev/shm/{name}" for name in shared_memory() - files]
-    if node not in failed:
+    if node not in failed and SERVER not in stay.values():
         found += [f"descriptor {fd}: {link}" for fd, link in descriptors().items() if fds.get(fd) != link]
     return found
 
 
-def wait_until_gone(node: str, before: tuple[dict[int, str], set[str], dict[int, str]]) -> list[str]:
+def wait_until_gone(
+    node: str, before: tuple[dict[int, str], set[str], dict[int, str]], serves: bool = False
+) -> list[str]:
     deadline = time.monotonic() + GONE_S
-    while (found := left_behind(node, before)) and time.monotonic() < deadline:
-        with contextlib.suppress(ChildProcessError):  # Until a child ends, or the next look.
+    while (found := left_behind(node, before, serves)) and time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):  # Looks again when a child ends, or after 50 ms.
             signal.sigtimedwait([signal.SIGCHLD], 0.05)
     return found
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What managers of the module's fixtures hold is there before the test."""
+    """Fails a test that leaves something behind. Managers of module fixtures are there before, and so allowed."""
     before = descendants(), shared_memory(), descriptors()
     yield
-    found = wait_until_gone(request.node.nodeid, before)
+    found = wait_until_gone(request.node.nodeid, before, serves=True)
     assert not found, f"left behind by {request.node.name}: {', '.join(found)}"
 
 
@@ -109,6 +130,13 @@ def nothing_is_left_of_the_module(request: pytest.FixtureRequest) -> Iterator[No
     yield
     found = wait_until_gone(request.node.nodeid, before)
     assert not found, f"left behind by {request.node.name}: {', '.join(found)}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forkserver(nothing_is_left_of_the_module: None) -> Iterator[None]:
+    """Ends the forkserver after the module's last test. The first launch that needs a forkserver starts it."""
+    yield
+    _native.end_forkserver()
 
 
 @pytest.fixture(autouse=True)

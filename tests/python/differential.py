@@ -1,7 +1,7 @@
-"""Runners against plain autograd in this process: the same elements, the same order of sums, the same seeds.
+"""Compares runners with plain autograd in this process: same elements, same order of sums, same seeds.
 
-One rank computes as one process does: its loss is divided by all that the step averages over, its gradients of several
-micro-batches are added in their order, those of the ranks in theirs. So the bits must be the same, with one thread.
+Both divide each loss by the number of micro-batches times the number of runners. Both add gradients in the order of
+micro-batches, then in the order of ranks. With one thread the bits must therefore be the same.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from launching import START_METHOD
 from oracle import call, loss_of
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import accelmgr
-from accelmgr import _native
 
-TOLERANCE = 2e-4  # Of a gradient's norm.
+TOLERANCE = 2e-4  # Relative to the norm of the gradient.
 SEED = 7
 
 torch.set_num_threads(1)
-torch.use_deterministic_algorithms(True, warn_only=True)  # As runners do.
+torch.set_deterministic_debug_mode("warn")  # As runners do; use_deterministic_algorithms() imports torch's compiler.
 
 Gradients = dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Of a team and its step."""
+    """How many runners a step has, and how many micro-batches each runs."""
 
     runners: int = 1
     accumulation: int = 1
@@ -43,7 +43,7 @@ class Shape:
 
 
 class Plain:
-    """Plain PyTorch: for each rank a replica and a generator's state, stepped one after the other."""
+    """Plain PyTorch with a replica and a generator state for each rank. The replicas step one after the other."""
 
     def __init__(self, replicas: Sequence[nn.Module], shape: Shape) -> None:
         assert len(replicas) == shape.runners
@@ -56,7 +56,7 @@ class Plain:
         self.gradients: Gradients = {}
 
     def step(self, elements: Sequence[Any], accumulate: bool) -> float:
-        """Element i is of rank i % runners. Returns the loss."""
+        """Makes a step in which rank i % runners has element i. Returns the mean loss."""
         mean: Gradients = {}
         loss = 0.0
         for rank, replica in enumerate(self.replicas):
@@ -74,7 +74,7 @@ class Plain:
         return loss
 
     def _rank(self, replica: nn.Module, elements: Sequence[Any]) -> tuple[Gradients, float]:
-        sparse: Gradients = {}  # Summed dense, as runners do.
+        sparse: Gradients = {}  # Runners sum sparse gradients as dense tensors; so does this.
         total = 0.0
         replica.zero_grad()
         for element in elements:
@@ -90,7 +90,7 @@ class Plain:
         return {**dense, **sparse}, total
 
     def take_parameters(self, model: nn.Module) -> None:
-        """The values that the model has now."""
+        """Copies the model's parameters into all replicas."""
         with torch.no_grad():
             for replica in self.replicas:
                 for own, value in zip(replica.parameters(), model.parameters(), strict=True):
@@ -118,7 +118,7 @@ def gradients_of(manager: accelmgr.Manager) -> Gradients:
 
 @contextlib.contextmanager
 def started(model: Any, elements: Any, shape: Shape, start_method: str, **options: Any) -> Iterator[Any]:
-    """A manager that computes as Plain does. No forkserver is left."""
+    """Starts a manager that must compute the same as Plain."""
     fixed: dict[str, Any] = {
         "nprocs": shape.runners,
         "batch_size_per_device": 1,
@@ -127,12 +127,8 @@ def started(model: Any, elements: Any, shape: Shape, start_method: str, **option
         "runners__threads": 1,
         "runners__on_loss": "fail",
     }
-    try:
-        with accelmgr.Manager(model, elements, start_method=start_method, **{**fixed, **options}) as manager:
-            yield manager
-    finally:
-        if start_method == "forkserver":
-            _native.end_forkserver()
+    with accelmgr.Manager(model, elements, start_method=start_method, **{**fixed, **options}) as manager:
+        yield manager
 
 
 Factory = Callable[[], nn.Module]
@@ -142,17 +138,18 @@ def compare(
     model: nn.Module | Factory,
     *,
     shape: Shape = Shape(),
-    start_method: str = "spawn",
+    start_method: str = START_METHOD,
     factory: bool = False,
     accumulate: Sequence[bool] = (True, True, False),
     exact: bool = True,
     make_element: Callable[[int], Any] = torch.tensor,
     **options: Any,
 ) -> None:
-    """Steps a manager and plain autograd side by side, as `accumulate` says for each step; parameters move between.
+    """Steps a manager and plain autograd side by side and compares gradients and loss after each step.
 
-    Of copies of a module, or of what a function makes: that is for what is lost in a copy, as hooks on parameters are,
-    and what a manager takes is one of these, or, with `factory`, the function.
+    `accumulate` has one value for each step. Parameters change between steps. Each side has copies of `model`, or
+    calls it if it is a function, which suits a model that loses something in a copy, such as hooks on parameters. With
+    `factory` the manager gets the function itself.
     """
     make: Factory = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     plain = Plain([make() for _ in range(shape.runners)], shape)
@@ -170,28 +167,28 @@ def compare(
 
 
 def move(model: nn.Module) -> None:
-    """A small step of plain descent, in place."""
+    """Makes a small step of gradient descent in place."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.grad is not None:
                 parameter.add_(parameter.grad.clamp(-1, 1), alpha=-1e-3)
 
 
-# What makes models of modules that return whatever they like
+# Wrappers that turn any module into a model with a scalar loss
 
 
 def factor_of(index: int) -> float:
-    """Another number for each element, near to 1 and not above it: inputs that must lie in [0, 1] stay there."""
+    """A factor that differs between neighbouring elements. It is at most 1, so inputs in [0, 1] stay there."""
     return 1.0 - 0.03 * (index % 7)
 
 
 def noise(index: int, *shape: int) -> torch.Tensor:
-    """Of element `index`, from no global generator."""
+    """Random numbers that depend on `index` alone; they leave the global generator as it is."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(index))
 
 
 def scalar_of(outputs: Any) -> torch.Tensor:
-    """A sum in which every element of every differentiable output has another weight."""
+    """A weighted sum of all differentiable outputs. The elements of an output have different weights."""
     total = torch.zeros(())
     for leaf in tree_leaves(outputs):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -203,13 +200,13 @@ def scalar_of(outputs: Any) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-    """In the place of an input that is a parameter."""
+    """Stands for an input that became a parameter of Case."""
 
     name: str
 
 
 class Case(nn.Module):
-    """A module and what it is called with. Inputs that ask for gradients are parameters: theirs are compared too."""
+    """A module and its inputs. Inputs that require gradients become parameters, so their gradients are compared."""
 
     def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -233,7 +230,7 @@ class Case(nn.Module):
 
 
 class Bundle(nn.Module):
-    """Many cases as one model: one manager for all of them. Their losses are added; no gradient knows of another."""
+    """Many cases as one model, so that one manager runs them all. The loss is the sum of the cases' losses."""
 
     def __init__(self, cases: dict[str, nn.Module]) -> None:
         super().__init__()
@@ -245,7 +242,7 @@ class Bundle(nn.Module):
 
 
 def why_unfit(case: nn.Module) -> str | None:
-    """None: it runs here, and its gradients are finite."""
+    """Says why a case cannot be compared; None if it runs here and its gradients are finite."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         case = copy.deepcopy(case)
@@ -254,7 +251,7 @@ def why_unfit(case: nn.Module) -> str | None:
             if not loss.requires_grad:
                 return "its output has no gradient"
             loss.backward()
-        except Exception as error:  # Whatever it raises on this torch.
+        except Exception as error:  # Different versions of torch raise different errors.
             return f"it raises {type(error).__name__}: {str(error).splitlines()[0]}"
     gradients = [parameter.grad for parameter in case.parameters() if parameter.grad is not None]
     if not gradients:
@@ -265,7 +262,7 @@ def why_unfit(case: nn.Module) -> str | None:
 
 
 def bundle_of(cases: Iterable[tuple[str, nn.Module]]) -> tuple[Bundle, list[str]]:
-    """Those that can run, and for each other one a line that says why not."""
+    """A bundle of the cases that can run, and a line for each other case that says why it cannot."""
     fit: dict[str, nn.Module] = {}
     left_out = []
     for name, case in cases:
@@ -278,7 +275,7 @@ def bundle_of(cases: Iterable[tuple[str, nn.Module]]) -> tuple[Bundle, list[str]
 
 
 def spread(values: Sequence[Any], most: int) -> Iterator[Any]:
-    """At most so many, evenly from the first to the last."""
+    """Yields at most `most` values, spaced evenly from the first to the last."""
     if len(values) <= most:
         yield from values
     else:

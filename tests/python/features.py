@@ -1,4 +1,4 @@
-"""What autograd can do, as users write it: small models, each called with the number of an element."""
+"""Small models that use features of autograd as users do. Each is called with the number of an element."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-SIDE = 132  # Squares of 68 KiB: beyond what small tensors of an allocator are.
+SIDE = 132  # A square weight has 68 KiB: more than an allocator treats as small.
 
 
 class Feature(nn.Module):
-    """Without a forward of its own: a layer over noise."""
+    """Base of the features: two linear layers over noise. Subclasses override hidden() or forward()."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Feature(nn.Module):
 
 
 class LoRA(Feature):
-    """weight + B @ A, where A and B have one size and the weight is frozen."""
+    """weight + B @ A, where A and B have the same size and the weight is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class TiedByName(nn.Module):
 
 
 class TiedByStorage(Feature):
-    """Two parameters over one memory: each has a gradient of its own, and a write to one is a write to both."""
+    """Two parameters share one storage. Each has its own gradient; a write to one changes both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class TiedByStorage(Feature):
 
 
 class Parts(nn.Module):
-    """Two weights that are parts of one tensor, and do not overlap."""
+    """Two weights are parts of one tensor that do not overlap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Parts(nn.Module):
 
 
 class Empty(Feature):
-    """A layer without outputs."""
+    """One layer has no outputs, and so an empty weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,11 +103,11 @@ class Checkpointed(Feature):
 
     def hidden(self, x: torch.Tensor) -> torch.Tensor:
         hidden: torch.Tensor = checkpoint(super().hidden, self.before(x), use_reentrant=self._reentrant)
-        return checkpoint(super().hidden, hidden, use_reentrant=self._reentrant) + hidden  # The same weights again.
+        return checkpoint(super().hidden, hidden, use_reentrant=self._reentrant) + hidden  # Again the same weights.
 
 
 class HooksOnActivations(Feature):
-    """One keeps every gradient that it sees, one makes another of it, one writes into it."""
+    """One hook keeps every gradient that it sees; two others replace the gradient."""
 
     kept: list[torch.Tensor]
 
@@ -141,7 +141,7 @@ class HooksOnParameters(Feature):
 
 
 class HookOnWhatIsAccumulated(Feature):
-    """In PyTorch it sees the sum of all micro-batches so far."""
+    """In PyTorch this hook sees the sum of all micro-batches so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class HookOnWhatIsAccumulated(Feature):
 
 
 class KeepsGradients(Feature):
-    """What a hook has kept of the last steps is added to the loss: it must be what it was when it was kept."""
+    """A hook keeps the gradients of past steps. The model's output changes if a kept gradient has changed since."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class KeepsGradients(Feature):
 
 
 class DoubleBackward(Feature):
-    """A penalty on the gradient, as of a critic."""
+    """A gradient penalty, as for the critic of a Wasserstein GAN."""
 
     def forward(self, index: int) -> torch.Tensor:
         x = noise(index, 3, SIDE).requires_grad_()
@@ -189,7 +189,7 @@ class ChannelsLast(nn.Module):
 
 
 class ComplexBuffer(Feature):
-    """Rotary positions, kept as complex numbers."""
+    """Rotary position embeddings in a complex buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class ComplexBuffer(Feature):
 
 
 class Unused(Feature):
-    """Outputs that nothing follows from, a parameter that none uses, and one that takes part now and then."""
+    """Outputs that do not reach the loss, a parameter that is never used, and one that is used now and then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class Unused(Feature):
 
 
 class Sparse(nn.Module):
-    """Its gradient is sparse, of another number of rows each time, with rows that come twice."""
+    """A sparse gradient with a different number of rows each time; some rows occur twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class Sparse(nn.Module):
 
 
 class Lent(Feature):
-    """Weights that are used as parts, in other shapes, and several times."""
+    """Weights are used in parts, in different shapes, and several times."""
 
     def hidden(self, x: torch.Tensor) -> torch.Tensor:
         query, key = self.first.weight.chunk(2, dim=0)
@@ -260,7 +260,7 @@ def recurrent(kind: type[nn.RNNBase], *args: int, **kwargs: Any) -> Case:
 
 
 def features() -> dict[str, nn.Module]:
-    """Those that can be pickled."""
+    """The features that can be pickled."""
     torch.manual_seed(4)
     return {
         "lstm": recurrent(nn.LSTM, 128, 128),

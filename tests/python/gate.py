@@ -1,4 +1,4 @@
-"""A model and a dataset whose processes do at a moment what the test wants: they look for a file."""
+"""A model that dies, raises, returns NaN or blocks in a runner when the test creates a file; and a dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Gate:
-    """While it is shut, whoever passes stands still."""
+    """A fifo: while it exists, a process in pass_through() blocks until the test opens and closes it."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class Gate:
 
     @contextlib.contextmanager
     def held(self):
-        """From the moment somebody stands there to the end of the block, which opens it."""
+        """Waits until a process blocks in pass_through(), and holds it there until the end of the block."""
         fd = os.open(self._path, os.O_WRONLY)
         try:
             yield
@@ -37,7 +37,7 @@ class Gate:
 
 
 class Told(nn.Module):
-    """loss = mean of weight * x; before that, in the runner, what a file in `folder` says, which it takes away."""
+    """loss = mean of weight * x. Before that the runner removes a command file from `folder` and obeys it."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Told(nn.Module):
         self.gate = Gate(folder / "gate")
 
     def tell(self, what: str) -> None:
-        """`die`, `raise`, `nan`: whoever takes it away first does so, once."""
+        """`what` is `die`, `raise` or `nan`. The first runner that removes the file does it, once."""
         (self._folder / what).touch()
 
     def _told(self, what: str) -> bool:
@@ -70,7 +70,7 @@ class Told(nn.Module):
 
 
 class Count:
-    """Element i is [i, 1]: which ones a step had can be read off the gradient."""
+    """Element i is [i, 1], so that the gradient shows which elements a step had."""
 
     def __iter__(self):
         i = 0

@@ -1,8 +1,8 @@
-"""Peers of hivemind in one process, beside peers of plain PyTorch that do the same.
+"""Trains hivemind peers in one process and compares each with a peer of plain PyTorch.
 
-The clock decides nothing. A peer looks at the progress of the others only in see_all(); otherwise it would also end an
-epoch when it expects them to be through. A group is complete when all peers are in it, and no peer is left out because
-it is late. Each peer adds up what it contributes to an epoch, so that plain PyTorch has the same batches in it.
+No result depends on the clock. By default a hivemind peer ends an epoch also when it expects the other peers to have
+enough samples; here it learns their progress only in see_all(). A group averages only when all peers are in it, and no
+late peer is left out. Each plain peer adds up its contribution to an epoch, so that both have the same batches in it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from oracle import Oracle
 import accelmgr
 
 EPOCHS = 3
-RUNNERS = (2, 1)  # of each peer: one contributes twice as many samples in a step as the other
+RUNNERS = (2, 1)  # Runners of each peer: the first contributes twice as many samples in a step as the second.
 BATCH = 4
-TARGET = 16  # samples of all peers: an epoch is 2 steps of the first peer alone
-BOUND_S = 60  # For everything that waits for another process; reached only by what fails.
-REQUEST_S = 10.0  # A peer that has not heard from another for so long asks again, though it may be in a group by then.
+TARGET = 16  # Samples in an epoch, summed over all peers: 2 steps if the first peer trains alone.
+BOUND_S = 60  # Limit of every wait for another process or thread.
+REQUEST_S = 10.0  # A peer repeats a request that is unanswered for so long, even if it is in a group by then.
 NEVER_S = 1e6
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -45,20 +45,20 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 SCHEDULER = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.7)
 
 
-# torch imports its compiler when the first optimizer is made: here, once, and not in each fork.
+# torch imports its compiler with the first optimizer. Making one here saves each fork that import.
 OPTIMIZERS["SGD"]([torch.nn.Parameter(torch.zeros(1))])
 
 
 class Mode:
-    """Options of hivemind.Optimizer, and the loop that goes with them."""
+    """Options of hivemind.Optimizer, and how the training loop steps and zeroes gradients with them."""
 
     def __init__(self, *, accumulate: bool = False, zero_grad_of: str = "", **options: Any) -> None:
         self.options = options
         self.accumulate = accumulate  # manager.step(accumulate=)
-        self.zero_grad_of = zero_grad_of  # called after optimizer.step()
+        self.zero_grad_of = zero_grad_of  # The attribute whose zero_grad() is called after optimizer.step(), or "".
         self.is_local = bool(options.get("use_local_updates"))
-        self.is_offloaded = bool(options.get("offload_optimizer", not self.is_local))  # As hivemind decides it.
-        # Whether the model has the update after the optimizer.step() that makes it, or after the next one.
+        self.is_offloaded = bool(options.get("offload_optimizer", not self.is_local))  # hivemind's default.
+        # True if the model has an update only after the optimizer.step() that follows the one that made it.
         self.is_delayed = bool(options.get("delay_state_averaging" if self.is_local else "delay_optimizer_step", False))
 
 
@@ -67,7 +67,7 @@ MODES = {
     "reuse_grad_buffers": Mode(accumulate=True, reuse_grad_buffers=True),
     "use_local_updates": Mode(use_local_updates=True, delay_state_averaging=True),
     "delay_optimizer_step": Mode(delay_optimizer_step=True, delay_grad_averaging=True),
-    # The same in other ways.
+    # Variants of these modes.
     "default, optimizer.zero_grad()": Mode(accumulate=True, zero_grad_of="optimizer"),
     "default, manager.zero_grad()": Mode(accumulate=True, zero_grad_of="manager"),
     "not offloaded": Mode(offload_optimizer=False),
@@ -89,7 +89,7 @@ class Net(torch.nn.Module):
 
 
 class Elements:
-    """Those of a peer, the same in each iteration."""
+    """The elements of one peer; the same in each iteration."""
 
     def __init__(self, peer: int) -> None:
         self._peer = peer
@@ -101,18 +101,18 @@ class Elements:
 
 
 class Plain:
-    """A peer of plain PyTorch: no accelmgr, no hivemind, and the other peers are objects beside it."""
+    """A peer of plain PyTorch, without accelmgr and hivemind. It reads the other peers as objects."""
 
     def __init__(self, model: Net, mode: Mode, make: Callable[[Any], torch.optim.Optimizer]) -> None:
         self.mode = mode
         self.model = copy.deepcopy(model)
-        # An offloaded optimizer has parameters of its own, which are copied into the model when an epoch is over.
+        # An offloaded optimizer has its own parameters, which are copied into the model at the end of an epoch.
         self.optimized = copy.deepcopy(model) if mode.is_offloaded else self.model
         self.optimizer = make(self.optimized.parameters())
-        # hivemind makes one step with gradients of zero, for the optimizer to have a state: weights decay, steps count.
+        # hivemind makes one step with zero gradients to create the optimizer's state. It decays weights and counts.
         self.step_with([torch.zeros_like(parameter) for parameter in self.optimized.parameters()])
         self.scheduler = SCHEDULER(self.optimizer)
-        self.next_model: Net | None = None  # What the model becomes in the next optimizer.step().
+        self.next_model: Net | None = None  # A delayed update: the next optimizer.step() copies it into the model.
         self.rate_is_due = False
         self.start_epoch()
 
@@ -131,7 +131,7 @@ class Plain:
         self.rate_is_due = False
 
     def add(self, gradients: list[torch.Tensor], samples: int) -> None:
-        """optimizer.step(), but for the end of an epoch. `gradients` are of the model as it was before."""
+        """Does what optimizer.step() does within an epoch. `gradients` are those of the model before the call."""
         if self.next_model is not None:
             copy_(self.model, self.next_model)
         self.next_model = None
@@ -143,7 +143,7 @@ class Plain:
         self.samples += samples
 
     def end_epoch(self, peers: list[Plain]) -> Callable[[], None]:
-        """Reads what all peers have; what it returns is called when all have read, and writes."""
+        """Reads the state of all peers. Returns a function that writes; call it when all peers have read."""
         if self.mode.is_local:
             mean = copy.deepcopy(self.model)
             with torch.no_grad():
@@ -163,7 +163,8 @@ class Plain:
     def _update(self, model: Net, is_alone: bool) -> None:
         self.start_epoch()
         self.rate_is_due = True
-        if not is_alone:  # hivemind sets the rate after an optimizer's step or an averaging; here is neither.
+        # hivemind sets the rate after an optimizer's step or an averaging. A lone peer with local updates has neither.
+        if not is_alone:
             self.set_rate()
         if self.mode.is_delayed:
             self.next_model = model
@@ -178,7 +179,7 @@ def copy_(target: torch.nn.Module, source: torch.nn.Module) -> None:
 
 
 class Peer:
-    """A model, its manager, hivemind's optimizer over it, and what they must come to."""
+    """A model, its manager, hivemind's optimizer, and the plain peer to compare the model with."""
 
     def __init__(self, number: int, mode: Mode, optimizer: str) -> None:
         self.number, self.mode, self.make = number, mode, OPTIMIZERS[optimizer]
@@ -227,11 +228,12 @@ class Peer:
             batch_size_per_step=self.samples_per_step,
             matchmaking_time=1.5 * REQUEST_S,
             averaging_timeout=BOUND_S,
-            # By default matchmaking_time: a peer that is later than that is left out, without a word.
+            # The default is matchmaking_time; a peer that is later is silently left out.
             next_chunk_timeout=BOUND_S,
             averager_opts=averager,
             tracker_opts={
-                "private_key": hivemind.utils.crypto.RSAPrivateKey(),  # Otherwise the process's, and so one peer.
+                # By default all peers of this process have one key, and so count as one peer.
+                "private_key": hivemind.utils.crypto.RSAPrivateKey(),
                 **{f"{which}_refresh_period": NEVER_S for which in ("min", "max", "default")},
             },
             **options,
@@ -239,7 +241,7 @@ class Peer:
         self.manager.check_optimizer(self.optimizer)
 
     def step(self) -> None:
-        """One of the loop; plain PyTorch does the same, up to the end of the epoch."""
+        """Makes one step of the loop, and the same step of the plain peer except for the end of the epoch."""
         self.manager.step(accumulate=self.mode.accumulate).raise_for_status()
         self.oracle.zero_grad()
         self.oracle.step()
@@ -247,13 +249,13 @@ class Peer:
         self.optimizer.step()
         if self.mode.zero_grad_of:
             getattr(self, self.mode.zero_grad_of).zero_grad()
-        # What is done in the background is applied by the next optimizer.step(), if it is done by then.
+        # The next optimizer.step() applies a background update only if it is complete by then: waits for it.
         pending = list(self.optimizer.state_averager.pending_updates)
         concurrent.futures.wait(pending, BOUND_S)
         assert all(update.done() and update.exception() is None for update in pending), "a round was not averaged"
 
     def see_all(self, peers: int) -> None:
-        """Looks at the progress of all peers until there are so many, this one included."""
+        """Fetches the progress of all peers until it includes `peers` of them, this one among them."""
         tracker = self.optimizer.tracker
         end = time.monotonic() + BOUND_S
         while time.monotonic() < end:
@@ -282,10 +284,10 @@ def train(peer: Peer, peers: list[Peer], barrier: threading.Barrier) -> None:
             while peer.optimizer.local_epoch == epoch:
                 peer.step()
                 steps += 1
-                if steps == 1 and epoch == 0:  # No peer is seen before it has made a step; later ones need not look.
+                if steps == 1 and epoch == 0:  # A peer is visible only after its first step. Later steps need not look.
                     barrier.wait(BOUND_S)
                     peer.see_all(len(peers))
-                    barrier.wait(BOUND_S)  # A peer that sees another an epoch ahead drops what it has.
+                    barrier.wait(BOUND_S)  # A peer that sees another an epoch ahead would drop its gradients.
             assert peer.optimizer.local_epoch == epoch + 1
             barrier.wait(BOUND_S)
             write = peer.plain.end_epoch([other.plain for other in peers])
@@ -293,7 +295,7 @@ def train(peer: Peer, peers: list[Peer], barrier: threading.Barrier) -> None:
             write()
             peer.compare(f"epoch {epoch} of {steps} steps")
             barrier.wait(BOUND_S)
-        peer.step()  # Applies what was delayed.
+        peer.step()  # Applies a delayed update.
         peer.compare("after the last epoch")
         for parameter, old in zip(peer.model.parameters(), start.parameters(), strict=True):
             assert (parameter - old).abs().max() > 1e-3, "it has not trained"
@@ -303,7 +305,7 @@ def train(peer: Peer, peers: list[Peer], barrier: threading.Barrier) -> None:
 
 
 def run(mode: str, optimizer: str, count: int) -> None:
-    """Raises where a peer is not what plain PyTorch is."""
+    """Trains `count` peers. Raises if one of them differs from plain PyTorch."""
     torch.set_num_threads(1)
     peers = [Peer(number, MODES[mode], optimizer) for number in range(count)]
     for peer in peers:
@@ -332,9 +334,10 @@ def run_as_group(mode: str, optimizer: str, count: int) -> None:
 
 
 def assert_equals_plain_torch(mode: str, optimizer: str, count: int) -> None:
-    """run() in a fork of this process; all that hivemind starts for it ends with it.
+    """Calls run() in a forked child, and kills the child's process group afterwards.
 
-    hivemind needs forks, keeps descriptors open for as long as its process lives, and takes seconds to shut down.
+    hivemind keeps descriptors open until its process ends and takes seconds to shut down; killing the group, which
+    includes the processes that hivemind forks, avoids both.
     """
     child = multiprocessing.get_context("fork").Process(target=run_as_group, args=(mode, optimizer, count))
     child.start()
@@ -344,7 +347,7 @@ def assert_equals_plain_torch(mode: str, optimizer: str, count: int) -> None:
     try:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     finally:
-        os.killpg(child.pid, signal.SIGKILL)  # While nobody has waited for the child, the group's number is its own.
+        os.killpg(child.pid, signal.SIGKILL)  # The child is not reaped yet, so that no other group has this number.
         child.join()
         code = child.exitcode
         child.close()

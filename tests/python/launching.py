@@ -1,29 +1,24 @@
-"""For tests that launch processes."""
+"""Start method of the tests' managers, and functions that kill a process or check that it has ended."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import select
+import signal
 
-import pytest
-
-from accelmgr import _native
-from accelmgr.compat import xla_multiprocessing as xmp
-
-_native.SerialExecutor("any")  # The memory behind them, which a process opens once and keeps.
+# conftest.py makes it the default of accelmgr.Manager: then one interpreter imports torch for all tests of a file.
+START_METHOD = "forkserver"
+SERVER = "accelmgr:zygote"  # The name of that interpreter's process.
 
 
-def _nothing(index: int) -> None:
-    pass
-
-
-@pytest.fixture(autouse=True, scope="module")
-def forkserver() -> Iterator[None]:
-    """It serves all launches of a process and ends with it; here it is of a module's tests."""
-    context = xmp.spawn(_nothing, nprocs=1, join=False, start_method="forkserver")
-    assert context is not None and context.join(100)
-    yield
-    _native.end_forkserver()
+def kill(pid: int) -> None:
+    """Kills a process and returns when it has ended."""
+    fd = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        select.select([fd], [], [])
+    finally:
+        os.close(fd)
 
 
 def is_gone(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""Plain PyTorch, one process: what a step of several runners must add to the gradients."""
+"""Computes in one process, with plain PyTorch, what a step of several runners must add to the gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-# Float32 sums in another order.
+# Tolerance for float32 sums in a different order.
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 
 
@@ -26,7 +26,7 @@ def loss_of(outputs: Any) -> torch.Tensor:
 
 
 class Oracle:
-    """A copy of the model, and the same elements."""
+    """Trains a copy of the model on the same elements as the manager."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Oracle:
         self._collate = collate_fn or torch.utils.data.default_collate
 
     def step(self) -> float:
-        """Adds one mean gradient; the mean loss."""
+        """Adds the mean gradient of one step and returns its mean loss."""
         dealt = [next(self._elements) for _ in range(self._nprocs * self._batch * self._accumulation)]
         mean = 0.0
         for rank in range(self._nprocs):

@@ -1,4 +1,7 @@
-"""A model that interprets programs: a random autograd graph is a table of numbers, and one manager runs them all."""
+"""A model that interprets programs. A program is a tensor that describes a random autograd graph.
+
+Programs are elements of the data, so that one manager runs all graphs.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-SIDE = 264  # Squares have 272 KiB, tall ones, four squares high, 1.1 MiB: a copy of these goes past the caches.
-SQUARES, TALLS = 4, 2  # Parameters.
-ROWS = 8  # Of a program, at most.
-LARGEST = 30.0  # Beyond this values are scaled, so that no graph overflows.
+SIDE = 264  # A square has 272 KiB. A tall matrix, four squares high, has 1.1 MiB: its copy goes past the caches.
+SQUARES, TALLS = 4, 2  # Parameters of each shape.
+ROWS = 8  # Largest number of rows of a program.
+LARGEST = 30.0  # Larger values are scaled down, so that no graph overflows.
 
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Twice(torch.autograd.Function):
-    """A node of the user's own, which gives one tensor as both gradients."""
+    """A custom autograd function that returns the same tensor as both gradients."""
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -43,7 +46,7 @@ def attention(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return nn.functional.scaled_dot_product_attention(a[None, :8], b[None], b[None] + a[None])[0].mean(dim=0) + a
 
 
-# Of two squares, a square.
+# Operations that make a square of two squares.
 SQUARE: list[Binary] = [
     lambda a, b: a @ b / SIDE**0.5,
     lambda a, b: nn.functional.linear(a, b) / SIDE**0.5,
@@ -54,7 +57,7 @@ SQUARE: list[Binary] = [
     lambda a, b: a - b,
     lambda a, b: a * b,
     lambda a, b: torch.lerp(a, b, 0.3),
-    lambda a, b: torch.maximum(a, b),
+    torch.maximum,
     lambda a, b: torch.addcmul(a, a, b, value=0.5),
     lambda a, b: torch.where(a > b, a, b * 0.5),
     lambda a, b: torch.stack([a, b, a]).sum(dim=0),
@@ -68,7 +71,7 @@ SQUARE: list[Binary] = [
     attention,
 ]
 
-# Of two tall ones, a tall one.
+# Operations that make a tall matrix of two tall matrices.
 TALL: list[Binary] = [
     lambda a, b: a + b,
     lambda a, b: a * b,
@@ -85,7 +88,7 @@ def lstm_cell(a: torch.Tensor, b: torch.Tensor, one: torch.Tensor, other: torch.
 
 
 class Interpreter(nn.Module):
-    """The loss is of what a program made last, with a weight of its own for each value."""
+    """The loss is a weighted mean of the last two values of a program, with a different weight for each element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +126,7 @@ OPERATIONS = len(SQUARE) + len(TALL) + 1
 
 
 def program_of(rows: list[tuple[int, int, int]]) -> torch.Tensor:
-    """Each row: an operation, and the numbers of its operands."""
+    """Each row has the number of an operation and of its two operands."""
     program = torch.full((ROWS, 3), -1)
     if rows:
         program[: len(rows)] = torch.tensor(rows)
@@ -131,7 +134,7 @@ def program_of(rows: list[tuple[int, int, int]]) -> torch.Tensor:
 
 
 class Programs:
-    """Elements that come into being while a manager runs."""
+    """A dataset to which the test adds elements while a manager runs."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
@@ -143,6 +146,6 @@ class Programs:
         self._queue.put(None)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Blocks until there is one."""
+        """Blocks until there is a program; ends after end()."""
         while (program := self._queue.get()) is not None:
             yield program

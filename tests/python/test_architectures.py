@@ -1,14 +1,18 @@
-"""Architectures of transformers: gradients are those of plain autograd."""
+"""Checks that architectures of transformers get the gradients of plain autograd."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+import torch
 from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-pytest.importorskip("transformers", reason="transformers is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+if not transformers.is_torch_available():
+    _reason = f"transformers {transformers.__version__} does not take torch {torch.__version__}"
+    pytest.skip(_reason, allow_module_level=True)
 
 from architectures import KINDS, TEXT, architectures, build  # noqa: E402
 from differential import Bundle, Shape, compare  # noqa: E402
@@ -30,7 +34,7 @@ def test_every_architecture_that_can_be_pickled(bundle):
 
 
 def test_some_of_each_kind_with_three_runners_of_a_manager_that_is_a_fork(bundle):
-    """Every fifth, and what cannot be pickled."""
+    """Every fifth architecture, and those that cannot be pickled."""
     cases = list(bundle.cases.items())
     kept = {name: case for i, (name, case) in enumerate(cases) if i % 5 == 0 or is_parametrized(case)}
     compare(Bundle(kept), shape=Shape(runners=3), start_method="fork", accumulate=(True, False), step_timeout=100)
@@ -47,7 +51,7 @@ def test_one_with_a_parametrization_is_made_by_a_factory():
 
 
 def test_albert_as_hivemind_s_example_trains_it():
-    """Its gradients of keys and values, and of several biases, have one size, and one node makes two of them."""
+    """Its gradients of keys and values have one size, as have those of several biases; one node makes two of them."""
     configuration = {
         **TEXT,
         "vocab_size": 1000,

@@ -1,4 +1,4 @@
-"""What autograd can do, with 1, 2 and 3 runners, each start method, accumulation and overwrite: as in plain PyTorch."""
+"""Checks that features of autograd give the gradients of plain PyTorch, with 1 to 3 runners and each start method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from features import (
 from torch import nn
 
 SHAPES = [
-    (Shape(1, 1), "spawn"),
+    (Shape(1, 1), "forkserver"),
     (Shape(2, 2), "spawn"),
     (Shape(3, 1), "forkserver"),
     (Shape(1, 2), "forkserver"),
@@ -40,7 +40,7 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
     return Bundle({"feature": make()})
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
 def test_hooks_on_parameters(start_method):
     compare(partial(seeded, HooksOnParameters), shape=Shape(2), start_method=start_method)
 
@@ -49,7 +49,7 @@ def test_a_hook_after_accumulation_sees_what_is_accumulated():
     compare(partial(seeded, HookOnWhatIsAccumulated), shape=Shape(1, 2), start_method="fork")
 
 
-@pytest.mark.parametrize(("start_method", "factory"), [("spawn", False), ("spawn", True), ("fork", False)])
+@pytest.mark.parametrize(("start_method", "factory"), [("forkserver", False), ("forkserver", True), ("fork", False)])
 def test_weights_tied_by_storage(start_method, factory):
     compare(partial(seeded, TiedByStorage), shape=Shape(2), start_method=start_method, factory=factory)
 
@@ -64,12 +64,12 @@ def parametrized() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("shape", "start_method", "factory"), [(Shape(2, 2), "spawn", True), (Shape(3), "fork", False)], ids=str
+    ("shape", "start_method", "factory"), [(Shape(2, 2), "forkserver", True), (Shape(3), "fork", False)], ids=str
 )
 def test_parametrizations(shape, start_method, factory):
     compare(parametrized, shape=shape, start_method=start_method, factory=factory)
 
 
 def test_channels_last():
-    """Other kernels may add in another order."""
+    """Not exact: kernels for channels-last memory may add in a different order."""
     compare(partial(seeded, ChannelsLast), shape=Shape(2), exact=False)

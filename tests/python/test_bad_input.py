@@ -1,4 +1,4 @@
-"""What is refused, and with which words. Before anything starts, where that is possible."""
+"""Checks that bad input is refused with a clear message, before a process starts where that is possible."""
 
 import threading
 
@@ -8,7 +8,7 @@ from gate import Count
 from torch import nn
 
 import accelmgr
-from accelmgr._child import Replica
+from accelmgr._replica import Replica, read_outputs
 
 
 class Unpicklable(nn.Module):
@@ -36,7 +36,7 @@ def lazy():
 
 REFUSED = {
     "no_module": (lambda: "a string of no kind", {}, accelmgr.ConfigError, "model.kind"),
-    "a_function": (lambda: print, {}, accelmgr.ModelError, "print, which is to make the model, returned a NoneType"),
+    "a_function": (lambda: print, {}, accelmgr.ModelError, "print, which must return a torch.nn.Module, returned"),
     "no_parameters": (nn.ReLU, {}, accelmgr.ModelError, "no parameters; there is nothing to train"),
     "integers": (Integers, {}, accelmgr.ModelError, "parameter 'counts' is torch.int64.*float32 or float64"),
     "half": (lambda: nn.Linear(2, 2).half(), {}, accelmgr.ModelError, "'weight' is torch.float16.*float32 or float64"),
@@ -68,7 +68,7 @@ def test_the_key_at_fault_is_an_attribute():
 
 
 class Returns(nn.Module):
-    """What its first parameter's name says."""
+    """Returns an output that is no loss: `what` says which one. With "sparse" it has a sparse gradient."""
 
     def __init__(self, what):
         super().__init__()
@@ -90,9 +90,9 @@ class Returns(nn.Module):
 
 OUTPUTS = {
     "without": "the model's output has no 'loss'; it has: logits, labels",
-    "vector": r"the loss is Float of shape \[1, 2\]; it must be one floating-point number",
-    "constant": "the loss requires no gradient",
-    "integer": "the loss is Long.*; it must be one floating-point number",
+    "vector": r"the loss is torch.float32 of shape \[1, 2\]; it must be one floating-point number",
+    "constant": "the loss does not require a gradient",
+    "integer": "the loss is torch.int64.*; it must be one floating-point number",
 }
 
 
@@ -107,9 +107,16 @@ def test_an_output_that_is_no_loss_is_the_error_of_the_step(what):
 
 def test_an_output_without_a_tensor_is_refused():
     with pytest.raises(accelmgr.ModelError, match="returned an empty tuple; its first element must be the loss"):
-        Replica._read(())
+        read_outputs(())
     with pytest.raises(accelmgr.ModelError, match="loss is of type float; it must be a tensor"):
-        Replica._read({"loss": 3.0})
+        read_outputs({"loss": 3.0})
+
+
+def test_an_error_of_torch_says_what_forward_was_given():
+    replica = Replica(nn.Linear(3, 1), None)
+    given = r"\(forward\(\) was given input float32 \[2, 4\]\)\nTraceback"
+    with pytest.raises(accelmgr.ModelError, match=f"^RuntimeError: (addmm: )?mat1 and mat2 shapes .* {given}"):
+        replica._forward({"input": torch.ones(2, 4)})
 
 
 def test_sparse_gradients_become_dense():
@@ -131,5 +138,5 @@ def test_the_model_of_a_manager_that_did_not_start_is_as_it_was():
         accelmgr.Manager(model, NoRows(), nprocs=1)
     assert "memfd:accelmgr" not in open("/proc/self/maps").read()
     assert model.weight.tolist() == [1, 1]
-    with accelmgr.Manager(model, Count(), nprocs=1, runners__on_loss="fail") as manager:  # And is nobody's.
+    with accelmgr.Manager(model, Count(), nprocs=1, runners__on_loss="fail") as manager:  # No manager owns it.
         assert manager.step().status == "runner_lost"

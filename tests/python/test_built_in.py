@@ -1,12 +1,14 @@
-"""Built-in sources feed models of Python."""
+"""Checks that built-in data sources feed Python models, and what built-in models refuse."""
 
 from __future__ import annotations
 
 import pathlib
 
+import pytest
 import torch
 
 import accelmgr
+from accelmgr import _program
 
 
 class Bigrams(torch.nn.Module):
@@ -19,8 +21,8 @@ class Bigrams(torch.nn.Module):
 
 
 def test_module_is_fed_by_the_source_of_text(tmp_path: pathlib.Path) -> None:
-    """The default of model.kind, which cannot read text, has nothing to say about a module."""
-    text = tmp_path / "text"
+    """The default of model.kind cannot read text, but a module ignores model.kind."""
+    text = tmp_path / "a, 'b' [c]"  # No character of the name may be taken for a separator.
     text.write_bytes(b"abcd" * 64)
     model = Bigrams()
     with accelmgr.Manager(
@@ -40,3 +42,33 @@ def test_module_is_fed_by_the_source_of_text(tmp_path: pathlib.Path) -> None:
             manager.zero_grad()
     assert losses[-1] < losses[0] / 2
     assert model.table.weight[ord("a")].argmax() == ord("b")
+
+
+def test_built_in_model_is_computed_by_the_program() -> None:
+    with accelmgr.Manager(
+        "mlp",
+        "synthetic",
+        model__mlp={"input_size": 8, "hidden_size": 16, "output_size": 4},
+        nprocs=2,
+        batch_size_per_device=16,
+        step_timeout=60,
+        runners__threads=1,
+    ) as manager:
+        optimizer = torch.optim.SGD(manager.parameters(), lr=0.5)
+        losses = []
+        for result in manager.steps(30):
+            losses.append(result.loss)
+            optimizer.step()
+            manager.zero_grad()
+    assert losses[-1] < losses[0]
+
+
+def test_built_in_model_without_the_program_says_where_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_program, "_is_program", lambda path: False)
+    with pytest.raises(accelmgr.ModelError, match="model 'mlp' is computed by libtorch in the program accelmgr"):
+        accelmgr.Manager("mlp", "synthetic", nprocs=1)
+
+
+def test_built_in_model_reads_no_dataset_of_python() -> None:
+    with pytest.raises(accelmgr.ConfigError, match="reads no dataset of Python"):
+        accelmgr.Manager("mlp", [{"input": torch.zeros(3)}], nprocs=1)

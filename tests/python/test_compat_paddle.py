@@ -1,19 +1,23 @@
-"""accelmgr.compat.paddle_spawn, by the behaviour of paddle.distributed.spawn."""
+"""Checks that accelmgr.compat.paddle_spawn behaves as paddle.distributed.spawn does."""
 
 from __future__ import annotations
 
+import multiprocessing.connection
 import os
+import queue
 import signal
 import subprocess
 import time
 from typing import Any
 
 import pytest
+from launching import is_gone
 
 import accelmgr
-from accelmgr import distributed
+from accelmgr import _native, distributed
 from accelmgr.compat.paddle_spawn import MultiprocessContext, spawn
-from launching import forkserver, is_gone  # noqa: F401
+
+_native.SerialExecutor("any")  # A process keeps this memory: opens it before tests count descriptors.
 
 
 def _train(word: str = "none") -> tuple[Any, ...]:
@@ -37,9 +41,10 @@ def test_functions_get_their_arguments_alone_and_return_values(monkeypatch: Any,
     assert context.join()
 
 
-def test_one_process_that_is_joined_is_this_one() -> None:
-    context = spawn(_train, nprocs=1)
-    assert context.results[0][-1] == os.getpid() and context.results[0][:3] == ("none", 0, 1)
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_one_process_is_a_process_too(method: str) -> None:
+    context = spawn(_train, nprocs=1, start_method=method)
+    assert context.results[0][-1] == context.pids()[0] != os.getpid() and context.results[0][:3] == ("none", 0, 1)
 
 
 def _wait() -> None:
@@ -83,6 +88,34 @@ def test_terminate_reaches_no_other_process_that_has_the_number_by_now(method: s
         other.communicate()
         assert other.returncode == 0
     context.terminate()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_processes_are_seen_to_end_without_a_join(method: str) -> None:
+    context = spawn(_wait_in_rank_1, nprocs=2, join=False, daemon=True, start_method=method)
+    first, second = context.processes
+    assert context.return_queues[0].get() is None, "it does not wait for rank 1"
+    assert multiprocessing.connection.wait([first.sentinel, second.sentinel], 60) == [first.sentinel]
+    assert (first.exitcode, first.is_alive(), second.is_alive()) == (0, False, True)
+    assert context.sentinels == {second.sentinel: 1}
+    second.join(0.01)
+    assert second.exitcode is None
+    second.kill()
+    while any(process.is_alive() for process in context.processes):
+        pass
+    second.join()
+    assert second.exitcode == -signal.SIGKILL and context.sentinels == {}
+    with pytest.raises(accelmgr.SpawnError, match=r"rank 1 was killed by signal 9 \(KILL\)"):
+        context.join()
+
+
+def test_the_queue_of_a_failed_process_has_its_trace() -> None:
+    context = spawn(_fail, ("raise",), nprocs=2, join=False, daemon=True, start_method="fork")
+    failed, running = context.error_queues
+    assert "RuntimeError: no card" in failed.get() and failed.empty() and running.empty()
+    context.terminate()
+    with pytest.raises(queue.Empty):
+        running.get()
 
 
 def _fail(how: str) -> None:

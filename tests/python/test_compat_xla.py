@@ -1,4 +1,4 @@
-"""accelmgr.compat.xla_multiprocessing, by the behaviour of torch_xla's."""
+"""Checks that accelmgr.compat.xla_multiprocessing behaves as torch_xla's module does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 import accelmgr
 import accelmgr.compat.xla_multiprocessing as xmp
 from accelmgr import distributed
-from launching import forkserver  # noqa: F401
 
 WRAPPED = xmp.MpModelWrapper(torch.nn.Linear(2, 1))
 SERIAL = xmp.MpSerialExecutor()
@@ -84,7 +83,7 @@ def test_an_exception_is_printed_with_its_device_and_ends_with_17(capfd: Any) ->
     [
         ({"ACCELMGR_WORKERS": "worker:0;no port"}, 1, "Bad worker syntax: worker:0;no port"),
         ({"ACCELMGR_TPU_CONFIG": "w;0;localhost:1", "ACCELMGR_TPU_NUM_DEVICES": "1"}, 2, "each host has 1 devices"),
-        ({"ACCELMGR_WORKERS": "w:0;localhost:1", "ACCELMGR_WORLD_SIZE": "2"}, 1, "hosts is 2 .* but 1 by"),
+        ({"ACCELMGR_WORKERS": "w:0;localhost:1", "ACCELMGR_WORLD_SIZE": "2"}, 1, "hosts is 2 acc.* but 1 according"),
         ({}, 0, "nprocs is 0"),
     ],
 )
@@ -100,7 +99,7 @@ def test_a_configuration_that_cannot_be_is_refused(
 def _overlaps(index: int, path: str, executor: Any) -> list[str]:
     def inside() -> str:
         marker = f"{path}/inside"
-        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))  # Fails when somebody else is inside.
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))  # Fails if another rank is inside.
         os.sched_yield()
         os.unlink(marker)
         return "done"
@@ -132,7 +131,7 @@ def _enter_after(index: int, path: str) -> str:
     child = os.fork()
     if child == 0:
         SERIAL.run(lambda: os._exit(0))
-    os.waitpid(child, 0)  # It has ended inside.
+    os.waitpid(child, 0)  # The child ended inside the executor.
     return SERIAL.run(lambda: "in")
 
 
@@ -141,10 +140,16 @@ def test_who_ends_inside_lets_the_next_one_in(tmp_path: Any) -> None:
     context = xmp.spawn(_enter_after, (str(tmp_path),), nprocs=2, join=False, start_method="fork")
     assert context is not None and context.join(100)
     assert context.results == ["in", "in"]
-    assert time.monotonic() - begun < 60  # Not by its timeout.
+    assert time.monotonic() - begun < 60  # Before its timeout.
     with pytest.raises(accelmgr.SpawnError, match=r"killed by signal 9 \(KILL\)"):
         xmp.spawn(_die_inside, nprocs=2, start_method="fork")
     assert SERIAL.run(lambda: 3) == 3
+
+
+def test_there_may_be_any_number_of_executors_and_wrappers() -> None:
+    executors = [xmp.MpSerialExecutor() for _ in range(200)]
+    wrappers = [xmp.MpModelWrapper(torch.nn.Linear(1, 1)) for _ in range(200)]
+    assert executors[0].run(lambda: executors[-1].run(lambda: wrappers[-1].to("cpu"))) is wrappers[-1]._model
 
 
 def test_the_serial_executor_returns_and_raises_what_the_function_does() -> None:

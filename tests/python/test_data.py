@@ -1,4 +1,4 @@
-"""Datasets: what their elements may be, how they end, how they fail."""
+"""Tests of datasets: what their elements may be, how they end, and how they fail."""
 
 import collections.abc
 
@@ -9,11 +9,11 @@ from oracle import Oracle, assert_equal
 from torch import nn
 
 import accelmgr
-from accelmgr._child import Elements
+from accelmgr._elements import Elements
 
 
 class Line(nn.Module):
-    """Takes what it is given, by position or name."""
+    """Takes its inputs by position or by name."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ def row(i):
 
 
 class BatchEncoding(collections.abc.Mapping):
-    """A mapping that is no dict, as tokenizers give; it comes out of the default collate_fn, too."""
+    """A mapping that is no dict, as tokenizers return. The default collate_fn returns one too."""
 
     def __init__(self, data):
         self.data = data
@@ -50,7 +50,7 @@ class MapStyle(torch.utils.data.Dataset):
         return 6
 
     def __getitem__(self, index):
-        return row(index), index  # No IndexError at the end: its length says so.
+        return row(index), index  # Never raises IndexError; only the length says where it ends.
 
 
 def pad(rows):
@@ -93,7 +93,7 @@ def test_elements_of_every_kind_give_the_gradients_of_plain_pytorch(kind):
             _, _ = ended
 
 
-def test_elements_are_dealt_in_turn_and_an_uneven_end_is_a_last_shorter_step():
+def test_elements_are_sharded_in_turn_and_an_uneven_end_is_a_last_shorter_step():
     rows = [row(i) for i in range(7)]
     model = Line()
     with accelmgr.Manager(
@@ -134,7 +134,7 @@ def test_a_dataset_that_raises_arrives_with_its_traceback_after_what_it_gave():
             result.raise_for_status()
         for part in ("step 3", "LookupError: no row 4 in the file", "test_data.py", "in give_up", "in __iter__"):
             assert part in str(caught.value), str(caught.value)
-        with pytest.raises(accelmgr.DataEnd, match="no row 4"):  # No quiet end of a loop.
+        with pytest.raises(accelmgr.DataEnd, match="no row 4"):  # The loop must not end silently.
             list(manager.steps(1))
 
 
@@ -196,9 +196,9 @@ UNLIKE = {
         {"x": torch.zeros(4), "factor": 1.0},
         r"field 'x' of element 3 .*float32 \[4\].*float32 \[3\].*collate_fn",
     ),
-    "sparse": ({"x": row(0).to_sparse(), "factor": 1.0}, "field 'x' of element 3 of the dataset is no tensor"),
+    "sparse": ({"x": row(0).to_sparse(), "factor": 1.0}, "field 'x' of element 3 of the dataset is not a tensor"),
     "dtype": ({"x": row(0).double(), "factor": 1.0}, "field 'x' of element 3 .*float64"),
-    "text": ({"x": row(0), "factor": "one"}, "field 'factor' of element 3 of the dataset is no tensor"),
+    "text": ({"x": row(0), "factor": "one"}, "field 'factor' of element 3 of the dataset is not a tensor"),
 }
 
 

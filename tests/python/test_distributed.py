@@ -1,8 +1,9 @@
-"""accelmgr.distributed: alone, in ranks of every start method, and over a process group of torch.distributed."""
+"""Tests of accelmgr.distributed: in one process, in ranks of every start method, and over torch.distributed."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import os
 import pickle
@@ -12,15 +13,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from launching import is_gone
 
 import accelmgr
-from accelmgr import SpawnError, distributed
-from launching import forkserver, is_gone  # noqa: F401
+from accelmgr import SpawnError, _native, distributed
 
+_native.SerialExecutor("any")  # A process keeps this memory: opens it before tests count descriptors.
 START_METHODS = ["spawn", "fork", "forkserver"]
 
 
@@ -36,7 +39,7 @@ def ranks(function: Any, *args: Any, count: int = 2, method: str = "fork", **opt
 
 
 def error_of(call: Any) -> tuple[str, str]:
-    """Type and message of what it raises."""
+    """Type and message of the exception that `call` raises."""
     with pytest.raises(Exception) as caught:
         call()
     return type(caught.value).__name__, str(caught.value)
@@ -87,17 +90,15 @@ def test_alone_collectives_return_their_input() -> None:
     [
         (lambda: distributed.initialize("xla-tpu"), "ConfigError", "available are: shm, gloo"),
         (lambda: distributed.initialize("shm"), "ConfigError", "WORLD_SIZE"),
-        (lambda: distributed.initialize("shm", rank=3, world_size=2), "ConfigError", "rank is 3; of a world of 2"),
+        (lambda: distributed.initialize("shm", rank=3, world_size=2), "ConfigError", "rank is 3; in a world of 2"),
         (lambda: distributed.initialize("shm", comm=None), "TypeError", "unexpected argument 'comm'"),
         (lambda: distributed.initialize("shm", timeout="1"), "ConfigError", "timedelta or a number of seconds"),
         (lambda: distributed.all_reduce(torch.ones(1), op="XOR"), "ConfigError", "there are: SUM, AVG, PRODUCT"),
         (lambda: distributed.all_reduce("text"), "TypeError", "a str cannot be reduced"),
-        (lambda: distributed.broadcast([1]), "TypeError", "a list cannot be sent"),
-        (lambda: distributed.broadcast(None), "TypeError", "only safe_mode finds out"),
+        (lambda: distributed.broadcast(None), "TypeError", "only safe_mode=True can receive"),
         (lambda: distributed.broadcast(None, safe_mode=True), "UsageError", "rank 0, passed a NoneType"),
-        (lambda: distributed.broadcast(1, src=4), "UsageError", "no rank 4, in a world of 1"),
-        (lambda: distributed.new_group([0, 5]), "ConfigError", "a group of rank 5, in a world of 1"),
-        (lambda: distributed.new_group([]), "ConfigError", "one rank at least"),
+        (lambda: distributed.broadcast(1, src=4), "UsageError", "no rank 4 in a world of 1"),
+        (lambda: distributed.new_group([0, 5]), "ConfigError", "a group cannot have rank 5: in a world of 1"),
         (lambda: distributed.new_group([0], color=1), "TypeError", "unexpected argument 'color'"),
         (lambda: distributed.all_reduce(torch.ones(1), group="all"), "UsageError", "this is a str"),
         (lambda: distributed.set_local_rank(-1), "UsageError", "0 or more, not -1"),
@@ -153,15 +154,20 @@ def test_ranks_know_who_they_are_and_return_values(method: str, backend: str) ->
     assert [said["pid"] for said in context.results] == context.pids()
 
 
-def test_one_process_that_is_joined_is_this_one() -> None:
-    seen: list[Any] = []
-    before = dict(os.environ)
-    assert distributed.spawn("shm", lambda rank: seen.append((rank, os.getpid(), distributed.model_name())), ()) is None
-    assert seen == [(0, os.getpid(), "accelmgr-dist")]
-    assert dict(os.environ) == before
+def _write_who(rank: int, path: str) -> None:
+    with open(path, "w") as file:
+        json.dump([rank, os.getpid(), distributed.get_world_size(), distributed.model_name()], file)
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_one_process_that_is_joined_is_a_process_of_its_own(tmp_path: Any, method: str) -> None:
+    assert distributed.spawn("shm", _write_who, (str(tmp_path / "who"),), start_method=method) is None
+    rank, pid, *rest = json.loads((tmp_path / "who").read_text())
+    assert rank == 0 and pid != os.getpid() and rest == [1, "accelmgr-dist"]
+    assert "RANK" not in os.environ
     assert distributed.model_name() == "serial"
-    with pytest.raises(ZeroDivisionError):  # As it is.
-        distributed.spawn("shm", lambda rank: 1 / rank, ())
+    with pytest.raises(SpawnError, match="rank 0 failed: ZeroDivisionError"):
+        distributed.spawn("shm", lambda rank: 1 / rank, (), start_method=method)
 
 
 def test_a_lambda_and_a_local_class_get_into_executed_processes() -> None:
@@ -242,7 +248,7 @@ def _check_collectives(all_found: list[dict[str, Any]]) -> None:
             assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype, name
         assert found["int"] == 6 and isinstance(found["int"], int)
         assert found["float"] == 1.5
-        assert found["group"] == (3 if rank < 2 else 3)
+        assert found["group"] == 3
         assert found["gather strings"] == ["rank 0", "rank 1", "rank 2"]
         assert found["gather objects"] == ([{"rank": 0}, {"rank": 2}] if rank != 1 else {"rank": 1})
         assert found["broadcast number"] == 10 and found["broadcast string"] == "yes"
@@ -276,6 +282,78 @@ def test_gradients_of_all_to_all_take_the_way_back() -> None:
         torch.testing.assert_close(gradient, torch.tensor([1.0, 1.0, 2.0, 2.0]))
 
 
+def _second_gradient(rank: int) -> torch.Tensor:
+    source = torch.arange(4.0, requires_grad=True)
+    (first,) = torch.autograd.grad((distributed.all_to_all(source) ** 3).sum(), source, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), source)
+    return second
+
+
+def test_gradients_of_all_to_all_have_gradients() -> None:
+    for gradient in ranks(_second_gradient):
+        torch.testing.assert_close(gradient, 6 * torch.arange(4.0))
+
+
+DTYPES = [
+    torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64,
+    torch.half, torch.bfloat16, torch.float, torch.double, torch.complex64, torch.complex128, torch.bool,
+]
+
+
+def _every_form(rank: int) -> None:
+    d = distributed
+    for dtype in DTYPES:
+        tensor = torch.tensor([rank, 1]).to(dtype)
+        both = torch.tensor([0, 1, 1, 1]).to(dtype)
+        assert torch.equal(d.all_reduce(tensor), torch.tensor([1, 2]).to(dtype)), dtype
+        assert torch.equal(d.all_gather(tensor), both), dtype
+        assert torch.equal(d.broadcast(tensor, src=1), torch.tensor([1, 1]).to(dtype)), dtype
+        assert torch.equal(d.all_to_all(tensor), torch.tensor([0, 1] if rank == 0 else [1, 1]).to(dtype)), dtype
+        assert torch.equal(d.reduce_scatter(tensor, "SUM"), torch.tensor([1 + rank]).to(dtype)), dtype
+    whole = torch.arange(24.0).reshape(4, 6)
+    for view in (whole.t(), whole[::2], whole[:, 1:3], whole[:1].expand(3, 6), whole[:0], torch.tensor(2.0)):
+        before = view.clone()
+        for call in (d.all_reduce, lambda t: d.broadcast(t, src=1) * 2):
+            reduced = call(view)
+            assert torch.equal(reduced, before * 2) and not reduced.requires_grad
+        assert torch.equal(view, before)
+    values = torch.tensor([1 + 2j, 3 - 1j])
+    assert torch.equal(d.all_reduce(values.conj()), 2 * values.conj().resolve_conj())
+    assert torch.equal(d.all_reduce(values.conj().imag), -2 * values.imag)
+    leaf = torch.ones(2, requires_grad=True)
+    for result in (d.all_reduce(leaf), d.all_gather(leaf), d.broadcast(leaf), d.reduce_scatter(leaf)):
+        assert not result.requires_grad
+
+
+def test_tensors_of_every_dtype_and_form() -> None:
+    ranks(_every_form)
+
+
+def _refused(rank: int) -> list[tuple[str, str]]:
+    d = distributed
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    return [
+        error_of(lambda: d.all_gather(quantized)),
+        error_of(lambda: d.all_reduce(torch.eye(2).to_sparse())),
+        error_of(lambda: d.reduce_scatter(torch.nested.nested_tensor([torch.ones(1)]))),
+        error_of(lambda: d.all_to_all(torch.ones(2, device="meta"))),
+        error_of(lambda: d.broadcast(torch.ones(2).to(torch.float8_e4m3fn))),
+        error_of(lambda: d.reduce_scatter([1, 2])),  # type: ignore[arg-type]
+    ]
+
+
+def test_what_is_no_dense_tensor_of_the_host_is_refused_by_name() -> None:
+    for errors in ranks(_refused):
+        assert [kind for kind, _ in errors] == ["UsageError"] * 5 + ["TypeError"]
+        texts = [text for _, text in errors]
+        assert texts[0].startswith("all_gather: quantized tensors (torch.qint8) are not supported")
+        assert texts[1].startswith("all_reduce: tensors of layout torch.sparse_coo are not supported")
+        assert texts[2].startswith("reduce_scatter: nested tensors are not supported")
+        assert texts[3] == "all_to_all: the tensor is on meta, but the collectives of this context are on cpu and cuda"
+        assert texts[4] == "tensors of dtype float8_e4m3fn are not supported in collectives"
+        assert texts[5].startswith("reduce_scatter: a list")
+
+
 def _error_in_a_rank(rank: int, what: str) -> tuple[str, str]:
     d = distributed
     calls = {
@@ -290,6 +368,7 @@ def _error_in_a_rank(rank: int, what: str) -> tuple[str, str]:
         "twice": lambda: d.initialize("shm"),
         "first": lambda: d.one_rank_first(rank=2).__enter__(),
         "group": lambda: d.new_group([0, 0]),
+        "empty group": lambda: d.new_group([]),
         "op": lambda: d.all_reduce(torch.ones(2), "AND"),
         "number kinds": lambda: d.broadcast(1 if rank == 0 else 0.5),
         "number and text": lambda: d.broadcast(1 if rank == 0 else "1"),
@@ -305,19 +384,28 @@ def _error_in_a_rank(rank: int, what: str) -> tuple[str, str]:
         ("shapes", "CollectiveError", ["2", "3"]),
         ("kinds", "CollectiveError", ["was expected", "a string", "an object"]),
         ("dtypes", "CollectiveError", ["float32", "int64"]),
-        ("blocks", "UsageError", ["dimension 0 has 3 elements, which is no multiple of the 2 ranks"]),
-        ("exchange", "UsageError", ["a 0-d tensor has no blocks"]),
-        ("source", "UsageError", ["no rank 2, in a world of 2"]),
+        ("blocks", "UsageError", ["dimension 0 has 3 elements, which is not a multiple of the 2 ranks"]),
+        ("exchange", "UsageError", ["a 0-d tensor cannot be split"]),
+        ("source", "UsageError", ["no rank 2 in a world of 2"]),
         ("nothing", "UsageError", ["rank 1, passed a NoneType"]),
         ("sparse", "UsageError", ["torch.sparse_coo; only dense ones"]),
         ("twice", "UsageError", ["there is a context already: accelmgr-dist shm"]),
         ("first", "ConfigError", ["rank should be between 0 and 1, but given 2"]),
-        ("group", "ConfigError", ["a group has each rank once, not [0, 0]"]),
+        ("group", "ConfigError", ["each rank may be in a group only once, not [0, 0]"]),
+        ("empty group", "ConfigError", ["at least one rank"]),
         ("op", "UsageError", ["AND"]),
         ("number kinds", "CollectiveError", ["broadcast"]),
         ("number and text", "CollectiveError", ["broadcast"]),
-        ("number and object", "CollectiveError", ["all_gather of whole numbers in place 0, all_gather of objects"]),
-        ("number and number", "CollectiveError", ["all_reduce MIN of whole numbers in place 0, all_reduce MAX"]),
+        (
+            "number and object",
+            "CollectiveError",
+            ["member 0 called all_gather of whole numbers; member 1 called all_gather of objects"],
+        ),
+        (
+            "number and number",
+            "CollectiveError",
+            ["member 0 called all_reduce MIN of whole numbers; member 1 called all_reduce MAX"],
+        ),
     ],
 )
 def test_every_rank_is_told_what_is_wrong(what: str, kind: str, messages: list[str]) -> None:
@@ -327,7 +415,7 @@ def test_every_rank_is_told_what_is_wrong(what: str, kind: str, messages: list[s
             assert message in found
 
 
-BEYOND = 2**70  # No 64 bits hold it.
+BEYOND = 2**70  # Needs more than 64 bits.
 
 
 def _whole_numbers(rank: int) -> dict[str, Any]:
@@ -354,7 +442,7 @@ def _check_whole_numbers(all_found: list[dict[str, Any]]) -> None:
         assert found["beyond on one"] == BEYOND + 1
         assert found["broadcast"] == found["broadcast safely"] == BEYOND
         kind, message = found["gather"]
-        assert kind == "UsageError" and f"the number in place 1, {BEYOND}" in message
+        assert kind == "UsageError" and f"the number of member 1, {BEYOND}" in message
         assert found["mean"][0] == "UsageError"
         assert torch.equal(found["after"], torch.tensor([0, 1])), "the ranks are in the same call still"
 
@@ -425,7 +513,7 @@ def test_an_exception_arrives_with_rank_and_traceback(method: str) -> None:
 
 
 def _fail_beside_a_thread(rank: int) -> None:
-    threading.Thread(target=threading.Event().wait).start()  # The end of a program would wait for it.
+    threading.Thread(target=threading.Event().wait).start()  # A normal exit of Python would wait for this thread.
     if rank == 1:
         raise ValueError("no data")
     signal.pause()
@@ -534,7 +622,7 @@ def _interrupted(rank: int) -> str:
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     begun = time.monotonic()
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)  # By when it waits for the other.
+        signal.setitimer(signal.ITIMER_REAL, 0.3)  # By then this rank waits in barrier().
         distributed.barrier()
     except KeyboardInterrupt:
         return "at once" if time.monotonic() - begun < 30 else "late"
@@ -552,7 +640,7 @@ def test_ctrl_c_ends_a_collective(backend: str) -> None:
     context.terminate()
 
 
-# A context of torch.distributed
+# Over torch.distributed
 
 
 def _over_torch(rank: int, path: str, what: str) -> Any:
@@ -584,7 +672,7 @@ def _over_torch(rank: int, path: str, what: str) -> Any:
 
 
 def _collectives_of_torch(rank: int) -> dict[str, Any]:
-    class Members:  # What the checks ask of a group of the engine.
+    class Members:  # Adds to torch's group the members of accelmgr's groups that the checks use.
         def __init__(self, group: Any) -> None:
             self.group = group
             self.ranks, self.rank, self.size = [0, 2], 0, 2
@@ -608,7 +696,7 @@ def _collectives_of_torch(rank: int) -> dict[str, Any]:
 
 
 def launched(function: Any, *args: Any, count: int) -> list[Any]:
-    """In ranks that have their environment and nothing else."""
+    """Calls `function` in ranks that are described by their environment alone; returns the results."""
     from accelmgr.compat import xla_multiprocessing as xmp
 
     context = xmp.spawn(function, args, nprocs=count, join=False, start_method="fork")
@@ -631,13 +719,14 @@ def test_over_torch_distributed_whole_numbers_are_exact_or_fail_on_every_rank(tm
 
 def test_over_torch_distributed_errors_are_clear(tmp_path: Any) -> None:
     for errors in launched(_over_torch, str(tmp_path), "errors", count=2):
-        assert [kind for kind, _ in errors] == ["UsageError", "UsageError", "ConfigError", "UsageError", "UsageError"]
+        kinds = ["UsageError", "CollectiveError", "ConfigError", "UsageError", "UsageError"]
+        assert [kind for kind, _ in errors] == kinds
         texts = [text for _, text in errors]
         assert "torch.distributed is initialized already (gloo" in texts[0]
-        assert "[1] in place 0" in texts[1] and "[2] in place 1" in texts[1]
-        assert "a group of rank 9, in a world of 2" in texts[2]
+        assert "member 0 called all_gather float32 [1]; member 1 called all_gather float32 [2]" in texts[1]
+        assert "a group cannot have rank 9: in a world of 2" in texts[2]
         assert "this is a object" in texts[3]
-        assert "no multiple of the 2 ranks" in texts[4]
+        assert "not a multiple of the 2 ranks" in texts[4]
 
 
 def _by_environment(rank: int) -> tuple[Any, ...]:
@@ -666,3 +755,84 @@ def _by_hand(rank: int, path: str) -> tuple[Any, ...]:
 
 def test_initialize_by_hand_at_a_file(tmp_path: Any) -> None:
     assert launched(_by_hand, str(tmp_path), count=2) == [(0, 0, [0, 1]), (1, 1, [0, 1])]
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that stays bound, so that only a server that sets SO_REUSEADDR can listen there."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
+
+
+def _at_an_address(rank: int, port: int) -> Any:
+    del os.environ["ACCELMGR_WORLD_MEMORY"]
+    distributed.sync()
+    for _ in range(2):
+        distributed.initialize("shm", init_method=f"tcp://127.0.0.1:{port}", timeout=60)
+        gathered = distributed.all_gather(rank)
+        distributed.barrier()
+        distributed.finalize()
+    return gathered.tolist()
+
+
+def test_initialize_at_an_address(port: int) -> None:
+    assert launched(_at_an_address, port, count=2) == [[0, 1]] * 2
+
+
+def _alone_at_an_address(index: int, rank: int, port: int) -> tuple[str, str]:
+    return error_of(
+        lambda: distributed.initialize(
+            "shm", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=0.3
+        )
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_address_to_which_one_does_not_come_is_named(rank: int, port: int) -> None:
+    ((kind, message),) = launched(_alone_at_an_address, rank, port, count=1)
+    assert kind == "CollectiveError"
+    assert f"rank {1 - rank}" in message and f"127.0.0.1:{port}" in message
+
+
+def _at_the_store_of_another_launcher(rank: int, port: int) -> Any:
+    del os.environ["ACCELMGR_WORLD_MEMORY"]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+    gathered = distributed.all_gather(rank).tolist()
+    distributed.barrier()
+    distributed.finalize()
+    # The same store serves torch.distributed's own rendezvous.
+    torch.distributed.init_process_group("gloo")
+    gathered += distributed.all_gather(rank).tolist()
+    torch.distributed.destroy_process_group()
+    return gathered
+
+
+def test_the_store_of_another_launcher_serves_both() -> None:
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
+    assert launched(_at_the_store_of_another_launcher, store.port, count=2) == [[0, 1, 0, 1]] * 2
+
+
+def _of_one_node(rank: int) -> Any:
+    return distributed.get_nnodes(), distributed.backend(), distributed.all_reduce(rank + 1)
+
+
+def _node(node_rank: int, port: int, method: str) -> Any:
+    options: dict[str, Any] = {"backend": "gloo", "nnodes": 2, "node_rank": node_rank, "master_port": port}
+    first = ranks(_of_one_node, count=1, method=method, **options)
+    distributed.spawn(fn=_of_one_node, args=(), start_method=method, **options)  # Its store is the first one's no more.
+    return first
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_nodes_meet_at_a_store_that_the_first_one_serves(port: int, method: str) -> None:
+    # Each node is a process, as if on its own host. The store lives as long as the first node.
+    nodes = [
+        distributed.spawn("shm", lambda rank, node=node: _node(node, port, method), (), start_method="fork", join=False)
+        for node in range(2)
+    ]
+    for node in nodes:
+        assert node is not None and node.join(100)
+        assert node.results == [[(2, "gloo", 2)]]

@@ -1,4 +1,4 @@
-"""Random numbers of a runner: those of one process that is seeded with seed_base + rank, bit for bit."""
+"""Checks that a runner draws the same random numbers as a process seeded with seed_base + rank, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEPS = 5
 
 
 class Dropping(nn.Module):
-    """Every kind of dropout; and random numbers that the model draws itself."""
+    """Uses every kind of dropout, and draws random numbers itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def test_the_mean_of_processes_that_are_seeded_alike(shape, start_method):
 
 
 def test_one_runner_trains_as_a_plain_loop_that_is_seeded():
-    """As it would be written without a manager."""
+    """The plain loop is written as a user would write it without a manager."""
     ours, plain = model(), model()
     assert plain(torch.tensor(0)) != plain(torch.tensor(0)), "nothing is random"
     plain = model()

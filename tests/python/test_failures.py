@@ -1,4 +1,4 @@
-"""What goes wrong in a training loop: every step returns, says what it was, and counts in full or not at all."""
+"""Checks failures in a training loop: step() returns, names the cause, and the step counts in full or not at all."""
 
 import itertools
 import os
@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 from gate import Count, Gate, Told
+from launching import kill
 
 import accelmgr
 
@@ -21,7 +22,7 @@ def start(model, **options):
 
 
 def elements_of(model, samples):
-    """The mean of the numbers of the elements in the gradient: mean over `samples` of [i, 1] / 2."""
+    """The sum of the numbers of a step's elements: the gradient is the mean over `samples` of [i, 1] / 2."""
     assert model.weight.grad[1].item() == pytest.approx(0.5)
     return model.weight.grad[0].item() * 2 * samples
 
@@ -48,7 +49,7 @@ def test_an_exception_in_forward_arrives_with_rank_step_and_traceback(tmp_path):
 
 @pytest.mark.parametrize("policy", ["restart", "fail"])
 def test_a_model_that_fails_prints_its_traceback_once(tmp_path, capfd, policy):
-    """In the error of the step: what no replacement mends the manager does not tell as well."""
+    """The error of the step has it. The manager does not print it again, since no replacement could help."""
     with start(Raises(tmp_path, ArithmeticError("bad model")), runners__on_loss=policy) as manager:
         result = manager.step()
         assert (result.status, result.error_type) == ("runner_lost", "ModelError")
@@ -57,7 +58,7 @@ def test_a_model_that_fails_prints_its_traceback_once(tmp_path, capfd, policy):
 
 
 class Slow:
-    """Indexed; element 4 is there when the gate is open."""
+    """A map-style dataset. Reading element 4 blocks while the gate is shut."""
 
     def __init__(self, gate):
         self._gate = gate
@@ -77,13 +78,13 @@ def test_an_element_that_does_not_come_is_warned_of_once_and_told_by_the_step(tm
     slow.shut()
     with accelmgr.Manager(model, Slow(slow), nprocs=1, batch_size_per_device=4, runners__threads=1) as manager:
         assert manager.step().ok
-        result = manager.step(timeout=7)  # Longer than what is waited for without a word.
+        result = manager.step(timeout=7)  # Longer than the 5 s after which the manager warns.
         assert result.status == "timeout"
         for part in ("rank 0 in phase data for ", "the data source 'python' has given 4 elements so far"):
             assert part in result.error, result.error
         said = capfd.readouterr().err
         assert said.count("the data source 'python' has not returned from dataset[4] for 5 s (element 4)") == 1, said
-        assert "it is waited for by rank 0" in said
+        assert "waiting for it: rank 0" in said
         with slow.held():
             pass
         assert manager.step().ok
@@ -109,7 +110,7 @@ class Raises(Told):
     [
         (ValueError("cannot read \udcff.jpg"), r"ValueError: cannot read \udcff.jpg"),
         (accelmgr.ModelError("cannot read \udcff.jpg"), r"cannot read \udcff.jpg"),
-        (Mute(), "Mute, whose text cannot be had"),
+        (Mute(), "Mute, whose message cannot be read"),
     ],
     ids=["undecodable", "own", "none"],
 )
@@ -178,8 +179,7 @@ def test_the_manager_is_killed_and_recovered(tmp_path):
         pid = manager.statistics().manager_pid
         with pytest.raises(accelmgr.UsageError, match="recover"):
             manager.recover()
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        kill(pid)
         result = manager.step()
         assert result.status == "manager_lost"
         with pytest.raises(accelmgr.ManagerLost, match=r"killed by signal 9 \(KILL\)"):
@@ -194,7 +194,7 @@ def test_the_manager_is_killed_and_recovered(tmp_path):
 
 
 def test_a_manager_is_recovered_at_once_after_it_was_killed(tmp_path):
-    """Nobody waits until it has ended, nor makes a step that finds it gone."""
+    """Neither waiting for its end nor a failed step must come before recover()."""
     with start(Told(tmp_path)) as manager:
         pid = manager.statistics().manager_pid
         os.kill(pid, signal.SIGKILL)
@@ -203,7 +203,7 @@ def test_a_manager_is_recovered_at_once_after_it_was_killed(tmp_path):
 
 
 def wait_until_settled(manager):
-    """step() returns when a step is over, which runners may see a moment later; the next begins when they have."""
+    """Waits until all runners have seen the end of the last step; step() may return a moment before that."""
     deadline = time.monotonic() + 60
     while any(runner.phase != "waiting" for runner in manager.statistics().runners):
         assert time.monotonic() < deadline
@@ -240,9 +240,9 @@ def test_after_stop_every_call_says_so_and_tensors_stay(tmp_path):
     for call in (manager.step, manager.recover, lambda: manager.resize(1), manager.save_checkpoint):
         with pytest.raises(accelmgr.UsageError, match=r"after stop\(\)"):
             call()
-    with pytest.raises(accelmgr.UsageError, match="started already"):
+    with pytest.raises(accelmgr.UsageError, match="already started"):
         manager.start()
-    with start(model, nprocs=1) as again:  # Its model is free for another.
+    with start(model, nprocs=1) as again:  # Another manager may have its model.
         assert again.step().ok
 
 
@@ -286,7 +286,7 @@ def test_warnings_are_no_noise(tmp_path):
 
 
 class Stuck(torch.utils.data.IterableDataset):
-    """After two elements a worker waits in here, and so does not notice the end of its parent."""
+    """After two elements a worker blocks in here, so that it does not notice the end of its parent."""
 
     def __iter__(self):
         yield from itertools.islice(Count(), 2)
@@ -294,11 +294,11 @@ class Stuck(torch.utils.data.IterableDataset):
 
 
 def workers_of(pid):
-    """The children of a manager process but its launcher, as pidfds."""
+    """Pidfds of the children of a manager process, except its fork server."""
     workers = []
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            if pathlib.Path(f"/proc/{child}/comm").read_text().strip() != "accelmgr:launch":
+            if pathlib.Path(f"/proc/{child}/comm").read_text().strip() != "accelmgr:fork":
                 workers.append(os.pidfd_open(int(child)))
     return workers
 

@@ -1,4 +1,4 @@
-"""Datasets that cannot be pickled are read in the host and served to the manager process."""
+"""Tests of the feed: the host reads a dataset that cannot be pickled, and serves it to the manager process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import torch
 
 import accelmgr
 from accelmgr import _feed
-from accelmgr._child import Elements
+from accelmgr._elements import Elements
 from accelmgr._feed import Client, Feed
 
 NPROCS = 2
 BATCH = 2
 PREFETCH = 4
 STEP = NPROCS * BATCH
-HELD = STEP * (1 + PREFETCH // BATCH)  # What the queues of these sessions hold: the step's batches, and prefetch.
+HELD = STEP * (1 + PREFETCH // BATCH)  # Elements in the queues: those of the current step, and the prefetched ones.
 PATIENCE_S = 20.0
 OPTIONS = {"as_bytes": False, "max_element_bytes": 0}
 
@@ -54,7 +54,7 @@ def numbers(count: int | None = None, given: list[int] | None = None) -> Iterato
 
 
 def expected_gradient(step: int) -> torch.Tensor:
-    """Of a step without accumulation: the mean of its elements."""
+    """The gradient of a step that does not accumulate: the mean of its elements."""
     return torch.stack([element(number)["x"] for number in range(step * STEP, (step + 1) * STEP)]).mean(0)
 
 
@@ -64,7 +64,7 @@ def make(dataset: Any, **options: Any) -> accelmgr.Manager:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """The condition changes in another process or thread, which tells nobody."""
+    """Polls: another process or thread changes the condition, and cannot notify this one."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, f"not within {PATIENCE_S} s: {what}"
@@ -123,7 +123,7 @@ def test_an_exception_of_a_generator_arrives_with_its_traceback() -> None:
     with make(failing()) as manager:
         manager.step().raise_for_status()
         with pytest.raises(accelmgr.DataEnd, match="RuntimeError: the disk is gone") as raised:
-            loss, samples = manager.step()
+            _loss, _samples = manager.step()
     assert "in failing" in str(raised.value)
     assert 'raise RuntimeError("the disk is gone")' in str(raised.value)
 
@@ -162,7 +162,7 @@ def test_a_step_without_data_ends_at_its_deadline_and_says_so() -> None:
         manager.step().raise_for_status()
 
         def lacks_data() -> bool:
-            """On a loaded machine the step may not begin in time, and says that."""
+            """On a loaded machine the step may not begin in time. Then its error does not name the data."""
             result = manager.step(timeout=0.2)
             assert result.status == "timeout"
             return "data" in result.error
@@ -181,7 +181,7 @@ def test_a_generator_that_is_stuck_does_not_hold_up_stop() -> None:
 
     manager = make(stuck())
     manager.step().raise_for_status()
-    wait_until(lambda: manager._feed is not None and manager._feed._reader != 0, "it is stuck")
+    wait_until(lambda: manager._delivery.feed is not None and manager._delivery.feed._reader != 0, "it is stuck")
     begin = time.monotonic()
     manager.stop()
     assert time.monotonic() - begin < 30
@@ -193,11 +193,11 @@ def test_a_generator_is_read_no_further_than_the_session_holds() -> None:
     given: list[int] = []
     with make(numbers(given=given)) as manager:
         for step in range(30):
-            wait_until(lambda: len(given) >= HELD + step * STEP, "the queues are full")
+            wait_until(lambda held=HELD + step * STEP: len(given) >= held, "the queues are full")
             manager.step().raise_for_status()
             assert len(given) <= HELD + (step + 1) * STEP
-        assert manager._feed is not None
-        assert manager._feed.kept <= HELD + 32
+        assert manager._delivery.feed is not None
+        assert manager._delivery.feed.kept <= HELD + 32
     assert len(given) <= HELD + 30 * STEP
 
 
@@ -207,12 +207,12 @@ def test_a_manager_that_takes_over_gets_the_same_elements(stuck: bool) -> None:
 
     def elements() -> Iterator[Any]:
         for number, each in enumerate(numbers()):
-            if stuck and number == 5 * STEP + 1:  # The killed manager asked for it, and the next one does.
+            if stuck and number == 5 * STEP + 1:  # The killed manager asks for it, and its successor again.
                 assert go_on.wait(PATIENCE_S)
             yield each
 
     def is_stuck() -> bool:
-        return manager._feed is not None and manager._feed._reader != 0
+        return manager._delivery.feed is not None and manager._delivery.feed._reader != 0
 
     with make(elements()) as manager:
         step = 0
@@ -227,7 +227,7 @@ def test_a_manager_that_takes_over_gets_the_same_elements(stuck: bool) -> None:
         if stuck:
             wait_until(is_stuck, "the generator is stuck")
         os.kill(manager.statistics().manager_pid, signal.SIGKILL)
-        while result := manager.step(accumulate=False):  # Runners go on with what they hold, for a moment.
+        while result := manager.step(accumulate=False):  # Runners go on with the batches in their queues for a moment.
             step = check()
         assert result.status == "manager_lost"
         manager.recover()
@@ -244,14 +244,14 @@ def test_a_manager_killed_before_its_first_step_is_followed_by_one_with_the_same
         while result := manager.step(accumulate=False):
             step += 1
         assert result.status == "manager_lost"
-        step += result.counted  # Made by the runners; the manager did not live to see its end.
+        step += result.counted  # Runners may have made the step although the manager had ended.
         manager.recover()
         manager.step(accumulate=False).raise_for_status()
         torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
 
 
 class Late:
-    """A collate_fn that one process can have from its pickle; the next ones, the runners, when `ready` is there."""
+    """A collate_fn that one process can unpickle. Further processes, the runners, can only if file `ready` exists."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.ready, self.taken = folder / "ready", folder / "taken"
@@ -291,7 +291,7 @@ def test_a_manager_that_did_not_start_takes_its_feed_along(tmp_path: pathlib.Pat
 def test_a_forked_child_serves_nothing_and_keeps_nothing_open() -> None:
     with make(numbers()) as manager:
         manager.step().raise_for_status()
-        feed = manager._feed
+        feed = manager._delivery.feed
         assert feed is not None
         ready, release = os.pipe(), os.pipe()
         child = os.fork()
@@ -339,7 +339,7 @@ def test_a_stranger_without_the_token_gets_nothing() -> None:
             stranger.sendall(bytes(_feed.TOKEN_BYTES) + _feed.REQUEST.pack(0))
             try:
                 assert stranger.recv(1) == b""
-            except ConnectionResetError:  # Closed with the request unread.
+            except ConnectionResetError:  # The feed closed the connection without reading the request.
                 pass
         assert not given
     finally:
@@ -373,7 +373,7 @@ def test_a_generator_without_elements_is_refused() -> None:
     feed = Feed(numbers(0))
     with pytest.raises(accelmgr.DataError, match="no elements"):
         Elements(feed.address, OPTIONS)
-    gc.collect()  # The connection goes with what raised.
+    gc.collect()  # Closes the connection, which the failed constructor holds.
     feed.close()
 
 

@@ -1,4 +1,4 @@
-"""Gradients, parameters and what a model returns, against plain PyTorch over the same elements."""
+"""Checks gradients, parameters and results of a model against plain PyTorch over the same elements."""
 
 import itertools
 import random
@@ -40,7 +40,7 @@ SHAPE = {"nprocs": 2, "batch_size_per_device": 3, "grad_accumulation_steps": 2}
 
 @pytest.fixture(scope="module")
 def pair():
-    """A manager, and the oracle that takes every step with it."""
+    """A manager and an oracle. Every test steps both, so that they stay at the same element."""
     torch.manual_seed(1)
     model = Net()
     oracle = Oracle(model, elements(), **SHAPE)
@@ -149,8 +149,8 @@ def test_new_parameters_are_what_the_next_step_computes_with(zeroed):
     [
         (lambda values: values[:-1], "3 tensors for 4 parameters"),
         (lambda values: [*values, values[0]], "5 tensors for 4 parameters"),
-        (lambda values: [*values[:-1], values[-1][:1]], r"'second.bias' is Float \[2\].*Float \[1\]"),
-        (lambda values: [*values[:-1], values[-1].double()], "Double"),
+        (lambda values: [*values[:-1], values[-1][:1]], r"'second.bias' is float32 \[2\].*float32 \[1\]"),
+        (lambda values: [*values[:-1], values[-1].double()], "float64"),
         (lambda values: [*values[:-1], values[-1].to("meta")], "on the CPU"),
     ],
     ids=["one_too_few", "one_too_many", "shape", "dtype", "device"],
@@ -172,7 +172,7 @@ def test_state_dict_is_readable_between_steps(zeroed):
 
 
 class Everything(nn.Module):
-    """Tied, frozen and unused parameters, buffers, dropout's generator."""
+    """A model with tied, frozen and unused parameters, buffers, and a use of the random generator."""
 
     def __init__(self):
         super().__init__()
@@ -193,7 +193,7 @@ class Everything(nn.Module):
 
 
 def uses():
-    """Whether `sometimes` takes part: in every second step of two elements of each of two runners."""
+    """Elements that say whether `sometimes` takes part: it does in every second step of 2 runners times 2 elements."""
     generator = torch.Generator().manual_seed(5)
     for i in itertools.count():
         yield {"x": torch.randn(4, generator=generator), "use": torch.tensor(i // 4 % 2 == 0)}
@@ -205,7 +205,7 @@ class Uses:
 
 
 class Draws(nn.Module):
-    """What each runner draws from the generators of Python and numpy."""
+    """Returns numbers that it draws from the generators of Python and numpy."""
 
     def __init__(self):
         super().__init__()

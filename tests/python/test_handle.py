@@ -1,4 +1,4 @@
-"""One handle: threads, forks, writes from elsewhere, and what a manager refuses."""
+"""Tests of one handle: second threads, forked children, writes by other code, and what a manager refuses."""
 
 import multiprocessing
 import os
@@ -29,13 +29,13 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(shared):
     with model.gate.held():
         own = list(model.parameters())
         for call in (shared.step, shared.zero_grad, shared.buffers, lambda: shared.update_model_parameters(own)):
-            with pytest.raises(accelmgr.UsageError, match="another thread is inside this manager"):
+            with pytest.raises(accelmgr.UsageError, match="another thread uses this manager"):
                 call()
-        with pytest.raises(accelmgr.UsageError, match="another thread is inside this manager"):
+        with pytest.raises(accelmgr.UsageError, match="another thread uses this manager"):
             shared.stop()
-        with pytest.raises(accelmgr.UsageError, match="belongs to another manager"):  # It was not stopped.
+        with pytest.raises(accelmgr.UsageError, match="belongs to another manager"):  # stop() above failed.
             accelmgr.Manager(model, Count(), nprocs=1, start=False)
-        counted = sum(1 for _ in range(1000))  # The interpreter's lock is free while the other waits.
+        counted = sum(1 for _ in range(1000))  # The thread in step() has released the GIL.
     stepping.join()
     assert counted == 1000 and results[0].ok
 
@@ -119,7 +119,7 @@ def test_parameters_whose_memory_was_replaced_are_named(shared):
     gradient = weight.grad
     weight.grad = torch.ones_like(weight)
     try:
-        with pytest.raises(accelmgr.ModelError, match="gradient of parameter 'weight' is another tensor"):
+        with pytest.raises(accelmgr.ModelError, match="gradient of parameter 'weight' is not the manager's tensor"):
             shared.step()
     finally:
         weight.grad = gradient
@@ -127,7 +127,7 @@ def test_parameters_whose_memory_was_replaced_are_named(shared):
 
 
 def test_memory_that_was_moved_in_place_is_named(tmp_path):
-    """share_memory_() gives the storage itself another address: every tensor over it follows, ours too."""
+    """share_memory_() moves the storage itself, and with it every tensor over it, the manager's own too."""
     model = Told(tmp_path)
     with accelmgr.Manager(model, Count(), nprocs=1) as manager:
         model.weight.share_memory_()
@@ -136,13 +136,13 @@ def test_memory_that_was_moved_in_place_is_named(tmp_path):
     model = Told(tmp_path)
     with accelmgr.Manager(model, Count(), nprocs=1) as manager:
         model.weight.grad.share_memory_()
-        with pytest.raises(accelmgr.ModelError, match="gradient of parameter 'weight' is another tensor"):
+        with pytest.raises(accelmgr.ModelError, match="gradient of parameter 'weight' is not the manager's tensor"):
             manager.step()
 
 
 @pytest.mark.parametrize("what", ["parameter", "view", "gradient", "named"])
 def test_tensors_that_go_to_other_processes_stay_in_the_session(shared, what):
-    """As hivemind sends its state to peers: through a pipe, by multiprocessing's pickle."""
+    """hivemind sends its state to peers in the same way: through a pipe, by multiprocessing's pickle."""
     weight = shared.model.weight
     sent = {
         "parameter": weight,
@@ -166,14 +166,14 @@ def test_tensors_that_go_to_other_processes_stay_in_the_session(shared, what):
 
 def test_optimizers_that_would_not_train_this_model_are_refused(shared):
     shared.check_optimizer(torch.optim.Adam(shared.model.parameters()))
-    with pytest.raises(accelmgr.UsageError, match="shape .3, 3. in group 0 which is no parameter of this manager"):
+    with pytest.raises(accelmgr.UsageError, match="shape .3, 3. in group 0 which is not a parameter of this manager"):
         shared.check_optimizer(torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=1))
     with pytest.raises(accelmgr.UsageError, match="LBFGS evaluates the loss several times"):
         shared.check_optimizer(torch.optim.LBFGS(shared.model.parameters()))
 
 
 class Same(nn.Module):
-    """Says how far apart its parameters are: not at all, unless somebody writes while they are read."""
+    """Returns the spread of its parameters. It is 0 unless the host writes them while a runner reads them."""
 
     def __init__(self):
         super().__init__()

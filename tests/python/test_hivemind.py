@@ -1,11 +1,11 @@
-"""Peers of hivemind whose gradients accelmgr computes end where plain PyTorch ends."""
+"""Checks that hivemind peers whose gradients accelmgr computes end with the parameters of plain PyTorch."""
 
 from __future__ import annotations
 
 import pytest
 
 pytest.importorskip("hivemind", reason="the optional extra accelmgr[hivemind] is not installed")
-import hivemind_modes  # noqa: E402
+import hivemind_modes
 
 MODES = ["default", "reuse_grad_buffers", "use_local_updates", "delay_optimizer_step"]
 

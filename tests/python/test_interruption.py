@@ -1,16 +1,17 @@
-"""Ctrl-C in the waits, as a terminal sends it: to all of the process group."""
+"""Checks that Ctrl-C ends every wait. As on a terminal, all processes of the process group get the signal."""
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import time
 
 import pytest
 from gate import Gate
-from programs import BOUND_S, read_until, started
+from programs import BOUND_S, free_port, read_until, started
 
-AT_ONCE_S = 30  # Of a loaded machine; every deadline that would end these waits is 60 s or more.
+AT_ONCE_S = 30  # Enough on a loaded machine; every deadline that would end these waits is 60 s or more.
 
 PROGRAM = """\
 import pathlib, sys, torch, accelmgr
@@ -98,7 +99,7 @@ def test_a_host_that_is_killed_takes_all_with_it(tmp_path, number):
     with started("-c", PROGRAM, str(tmp_path), cwd=tmp_path) as process:
         read_until(process, "ready\n")
         process.send_signal(number)
-        assert process.wait(timeout=BOUND_S) == -number  # The leak check waits for the rest.
+        assert process.wait(timeout=BOUND_S) == -number  # The fixture that looks for leaks waits for the others.
 
 
 TEAM = """\
@@ -210,22 +211,20 @@ except KeyboardInterrupt:
 """
 
 
-def wait_until_served(port):
+def wait_until_served(port, process):
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
         with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
             return
-        os.sched_yield()
+        assert not select.select([process.stdout], [], [], 0.02)[0], "it has ended"  # Waits 20 ms for it.
     raise TimeoutError(f"nobody listens at port {port}")
 
 
 @pytest.mark.parametrize("call", ["initialize", "init_process_group_from_backend", "init_dist", "init_and_run"])
 def test_where_nobody_else_comes_to_the_rendezvous(tmp_path, call):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with started("-c", ALONE, call, str(port), cwd=tmp_path) as process:
-        wait_until_served(port)
+        wait_until_served(port, process)
         interrupt(process)
         assert read_until(process, "\n") == "interrupted\n"
         assert process.wait(timeout=BOUND_S) == 0
@@ -242,7 +241,7 @@ except KeyboardInterrupt:
 
 
 def test_where_nobody_serves_the_rendezvous(tmp_path):
-    with started("-c", NOBODY, cwd=tmp_path) as process:  # Discard: nobody listens.
+    with started("-c", NOBODY, cwd=tmp_path) as process:  # Port 9 (discard): no process listens there.
         read_until(process, "ready\n")
         interrupt(process)
         assert read_until(process, "\n") == "interrupted\n"

@@ -1,4 +1,4 @@
-"""Every key that Python passes has its effect, or is an error that names it; those of a file are warned of."""
+"""Checks that every key passed in Python has an effect or is an error; an unread key of a file gets a warning."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Indexed:
 
 
 class Again:
-    """Read in the host: it cannot be pickled."""
+    """A dataset that can be iterated again. It cannot be pickled, so the host reads it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -140,7 +140,7 @@ class Again:
 
 
 class Once:
-    """Iterable, but not a second time."""
+    """A dataset that can be iterated only once."""
 
     def __init__(self) -> None:
         self.left = list(ROWS)
@@ -181,7 +181,7 @@ def test_without_an_end_where_epochs_is_0_and_once_where_nothing_says_so() -> No
 
 
 def test_an_epoch_begins_where_a_manager_was_lost() -> None:
-    """In the middle of the second pass over a dataset that is indexed."""
+    """The manager is lost in the middle of the second pass over a map-style dataset."""
     model = Line()
     with accelmgr.Manager(model, Indexed(ROWS), nprocs=1, batch_size_per_device=4, data__epochs=2) as manager:
         assert [result.samples for result in manager.steps(5)] == [4] * 5

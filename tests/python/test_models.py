@@ -1,4 +1,4 @@
-"""A model stays the user's: its buffers, modes, hooks, ties and batches are in the runners what they are in plain torch."""
+"""Checks that buffers, modes, hooks, ties and batches of a model are in runners what they are in plain torch."""
 
 import copy
 import os
@@ -7,17 +7,16 @@ import signal
 import pytest
 import safetensors.torch
 import torch
-from launching import forkserver  # noqa: F401
 from torch import nn
 
 import accelmgr
 
-METHODS = ["spawn", "forkserver", "fork"]
+METHODS = ["forkserver", "fork"]  # forkserver pickles the model, as spawn does; fork does not.
 ONE = {"nprocs": 1, "runners__threads": 1}
 
 
 class Numbers:
-    """Rows that are never alike."""
+    """Random rows, all different."""
 
     def __init__(self, width=4):
         self.width = width
@@ -65,7 +64,7 @@ def test_each_runner_has_buffers_of_its_own(start_method):
 
 
 class Assigning(nn.Module):
-    """Puts new tensors in the place of its buffers, as many models do."""
+    """Assigns new tensors to its buffers, as many models do."""
 
     def __init__(self):
         super().__init__()
@@ -98,7 +97,8 @@ class Growing(Assigning):
 
 def test_a_buffer_that_changes_its_shape_is_named():
     with accelmgr.Manager(Growing(), Numbers(), runners__on_loss="fail", **ONE) as manager:
-        with pytest.raises(accelmgr.RunnerLost, match=r"replaced its buffer 'mean', torch.float32 \[4\], by torch.float"):
+        problem = r"replaced its buffer 'mean', torch.float32 \[4\], by torch.float"
+        with pytest.raises(accelmgr.RunnerLost, match=problem):
             manager.step().raise_for_status()
 
 
@@ -114,7 +114,7 @@ class Weighted(nn.Module):
 
 def test_buffers_that_the_host_writes_reach_the_runners():
     model = Weighted()
-    with accelmgr.Manager(model, Numbers(), nprocs=2, runners__threads=1, start_method="forkserver") as manager:
+    with accelmgr.Manager(model, Numbers(), nprocs=2, runners__threads=1) as manager:
         def step():
             loss = manager.step(accumulate=False).loss
             return loss / model.scale.item()
@@ -129,12 +129,12 @@ def test_buffers_that_the_host_writes_reach_the_runners():
         assert step() == pytest.approx(expected(3))
         model.load_state_dict({"weight": torch.ones(4), "scale": torch.tensor(7.0)})
         assert step() == pytest.approx(expected(4))
-        model.scale.numpy()[()] = 5  # Which leaves no trace.
+        model.scale.numpy()[()] = 5  # torch does not see this write; update_buffers() must.
         manager.update_buffers()
         assert step() == pytest.approx(expected(5))
         assert manager.buffers()["scale"] == 5
         model.scale = torch.ones(2)
-        with pytest.raises(accelmgr.ModelError, match=r"'scale' is Float \[\], .* Float \[2\]; nothing was changed"):
+        with pytest.raises(accelmgr.ModelError, match=r"'scale' is float32 \[\], .* float32 \[2\]; nothing was"):
             manager.step()
 
 
@@ -169,7 +169,7 @@ def test_requires_grad_may_change_between_steps():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model[0].weight.requires_grad_(False)
     summed = Summed(model)
-    with accelmgr.Manager(summed, Numbers(), start_method="forkserver", **ONE) as manager:
+    with accelmgr.Manager(summed, Numbers(), **ONE) as manager:
         for number, frozen in enumerate(["0.weight", "1.bias", "0.weight", None], 1):
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(name != frozen)
@@ -194,7 +194,7 @@ class Summed(nn.Module):
 
 
 class Spoiling(nn.Module):
-    """Changes its batch in place, and keeps it."""
+    """Changes its batch in place, keeps it, and checks that kept batches stay the same."""
 
     def __init__(self):
         super().__init__()
@@ -209,7 +209,7 @@ class Spoiling(nn.Module):
 
 
 def test_a_model_may_change_and_keep_its_batch():
-    with accelmgr.Manager(Spoiling(), Numbers(), nprocs=2, runners__threads=1, start_method="forkserver") as manager:
+    with accelmgr.Manager(Spoiling(), Numbers(), nprocs=2, runners__threads=1) as manager:
         for number in range(1, 8):
             manager.step(accumulate=False).raise_for_status()
             close(manager.model.weight.grad, 10 * rows(2 * number)[-2:].mean(0))
@@ -230,13 +230,13 @@ class SpoiltOnce(nn.Module):
 
 def test_a_step_that_is_repeated_has_the_same_batch(tmp_path):
     model = SpoiltOnce(tmp_path / "failed")
-    with accelmgr.Manager(model, Numbers(), runners__on_loss="restart", start_method="forkserver", **ONE) as manager:
+    with accelmgr.Manager(model, Numbers(), runners__on_loss="restart", **ONE) as manager:
         result = manager.step()
         assert result.ok and result.tries == 2
         close(model.weight.grad, 10 * rows(1)[0])
 
 
-# What makes up a model
+# Hooks, parameter classes, ties and state dicts
 
 
 def clip(parameter):
@@ -244,7 +244,7 @@ def clip(parameter):
 
 
 class Hooked(nn.Module):
-    """A hook on a parameter, one after accumulation, and what a parameter of a class of its own carries."""
+    """A hook on a parameter, a hook after accumulation, and a parameter of a subclass with an attribute."""
 
     def __init__(self):
         super().__init__()
@@ -275,7 +275,7 @@ def test_hooks_and_classes_of_parameters_go_along(start_method):
 
 
 class TiedByStorage(nn.Module):
-    """Two parameters over one memory, one of them transposed: plain torch gives each a gradient of its own."""
+    """Parameters that share one storage, one transposed and one a row. Plain torch gives each its own gradient."""
 
     def __init__(self):
         super().__init__()
@@ -337,11 +337,11 @@ def test_parameters_that_overlap_in_part_are_refused():
             return (self.one * x + self.other * x).sum()
 
     with pytest.raises(accelmgr.ModelError, match="'one' and 'other' overlap in memory"):
-        accelmgr.Manager(Overlapping(), Numbers(), start_method="forkserver", **ONE)
+        accelmgr.Manager(Overlapping(), Numbers(), **ONE)
 
 
 class Saved(nn.Module):
-    """Everything that a state dict has its own way with."""
+    """Has everything that a state dict treats specially: ties, buffers that are not persistent, extra state."""
 
     def __init__(self):
         super().__init__()
@@ -367,7 +367,7 @@ class Saved(nn.Module):
 
 def test_the_state_dict_loads_back(tmp_path):
     model = Saved()
-    with accelmgr.Manager(model, Numbers(), start_method="forkserver", checkpoint__directory=str(tmp_path), **ONE) as m:
+    with accelmgr.Manager(model, Numbers(), checkpoint__directory=str(tmp_path), **ONE) as m:
         m.step().raise_for_status()
         state = m.state_dict()
         assert list(state) == list(model.state_dict())
@@ -378,7 +378,7 @@ def test_the_state_dict_loads_back(tmp_path):
         (written,) = m.checkpoints_written(30)
     fresh = Saved()
     found = fresh.load_state_dict(safetensors.torch.load_file(f"{written.path}/model.safetensors"), strict=False)
-    tied = {"other.shared", "other.linear.weight", "other.linear.bias"}  # Named in the file's metadata.
+    tied = {"other.shared", "other.linear.weight", "other.linear.bias"}  # The file's metadata names these.
     assert set(found.missing_keys) == tied | {"_extra_state"} and not found.unexpected_keys
     assert fresh.kept.tolist() == [2, 2]
     with accelmgr.Manager(Saved(), Numbers(), nprocs=1, checkpoint__resume=written.path) as manager:
@@ -418,7 +418,7 @@ def test_a_function_that_makes_another_model_elsewhere_is_named():
     def grows():
         return nn.Linear(4, 2 + (os.getpid() != host))
 
-    with pytest.raises(accelmgr.ModelError, match=r"made another one in the host: \('weight', \(3, 4\)"):
+    with pytest.raises(accelmgr.ModelError, match=r"made a different model in the host: \('weight', \(3, 4\)"):
         accelmgr.Manager(grows, Numbers(), **ONE)
 
 
@@ -482,7 +482,7 @@ def test_a_parameter_that_is_no_longer_the_sessions_is_an_error_of_the_next_call
 
 @pytest.fixture(scope="module")
 def normed():
-    with accelmgr.Manager(Normed(), Numbers(), batch_size_per_device=2, start_method="forkserver", **ONE) as manager:
+    with accelmgr.Manager(Normed(), Numbers(), batch_size_per_device=2, **ONE) as manager:
         yield manager
 
 
@@ -497,7 +497,7 @@ class Replacing(nn.Module):
 
 
 def test_a_model_that_replaces_its_parameter_is_told():
-    with accelmgr.Manager(Replacing(), Numbers(), runners__on_loss="fail", start_method="forkserver", **ONE) as manager:
+    with accelmgr.Manager(Replacing(), Numbers(), runners__on_loss="fail", **ONE) as manager:
         with pytest.raises(accelmgr.RunnerLost, match="'weight' of the model was replaced"):
             manager.step().raise_for_status()
 
@@ -528,12 +528,13 @@ def test_half_precision_is_refused_with_what_to_do():
     with pytest.raises(accelmgr.ModelError, match=r"'weight' is torch.bfloat16.*model.float\(\).*runners__autocast"):
         accelmgr.Manager(nn.Linear(2, 1).bfloat16(), Numbers(), **ONE)
     mixed = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1).double())
-    with pytest.raises(accelmgr.ModelError, match=r"'1.weight' is torch.float64, '0.weight' torch.float32.*model.float"):
+    problem = r"'1.weight' is torch.float64, '0.weight' torch.float32.*model.float"
+    with pytest.raises(accelmgr.ModelError, match=problem):
         accelmgr.Manager(mixed, Numbers(), **ONE)
 
 
 class Reading:
-    """Says which processes have read it."""
+    """Leaves a file named after each process that unpickles it."""
 
     def __init__(self, folder):
         self.folder, self.large = folder, b"x" * (1 << 20)
@@ -553,4 +554,4 @@ def test_the_dataset_is_unpickled_in_the_manager_alone(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [f"accelmgr:mgr-{manager.statistics().manager_pid}"]
         for runner in manager.statistics().runners:
             with open(f"/proc/{runner.pid}/maps") as maps:
-                assert "accelmgr-objects" not in maps.read()  # Nor do they keep its bytes.
+                assert "accelmgr-objects" not in maps.read()  # Runners do not keep the pickled bytes.

@@ -1,4 +1,4 @@
-"""Every module that torch's own tests know of, with the inputs of these tests, against plain autograd."""
+"""Checks every module of torch's own tests, with the inputs of these tests, against plain autograd."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 pytest.importorskip("expecttest", reason="torch.testing's own tests need expecttest")
-from torch.testing._internal.common_modules import ModuleInfo, module_db  # noqa: E402
+from torch.testing._internal.common_modules import ModuleInfo, module_db
 
-INPUTS = 4  # Of each module, of up to 105 that there are.
+INPUTS = 4  # Inputs taken of each module; torch has up to 105 of one.
 
 
 def tensors_of(one: Any) -> list[torch.Tensor]:
@@ -25,7 +25,7 @@ def tensors_of(one: Any) -> list[torch.Tensor]:
 def inputs_of(info: ModuleInfo) -> list[Any]:
     torch.manual_seed(0)
     made = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=True)
-    # Some are logarithms of negative numbers.
+    # Leaves out inputs with NaN: some are logarithms of negative numbers.
     return [one for one in made if one.forward_input and not any(leaf.isnan().any() for leaf in tensors_of(one))]
 
 
@@ -34,7 +34,7 @@ def case_of(info: ModuleInfo, one: Any, repeat: int = 1) -> Case:
     module = info.module_cls(*one.constructor_input.args, **one.constructor_input.kwargs)
     if info.is_lazy:
         module(*one.forward_input.args, **one.forward_input.kwargs)
-    module = module.to(torch.float32).train()  # Some have buffers of the default dtype of torch's tests.
+    module = module.to(torch.float32).train()  # Some buffers have the default dtype of torch's tests.
     return Case(module, one.forward_input.args, one.forward_input.kwargs)
 
 
@@ -70,21 +70,21 @@ def test_nearly_all_modules_take_part(bundle):
     assert not missing and len(bundle.cases) >= 320, missing
 
 
-# Large ones: a copy beyond 1 MiB goes past the caches, and one beyond 64 KiB takes memory of its own.
+# Large tensors: a copy of more than 1 MiB goes past the caches; one of more than 64 KiB gets memory of its own.
 
-KIB = 2**10 // 4  # Elements.
+KIB = 2**10 // 4  # In elements of 4 bytes, as MIB.
 MIB = 2**20 // 4
 
 
 def repeated(leaf: Any, times: int) -> Any:
-    """Along the first dimension, of batches in most."""
+    """Repeats a tensor along its first dimension, which is that of the batch in most modules."""
     if not isinstance(leaf, torch.Tensor) or not leaf.dim():
         return leaf
     return leaf.detach().repeat(times, *[1] * (leaf.dim() - 1)).requires_grad_(leaf.requires_grad)
 
 
 def wide_inputs() -> Iterator[tuple[str, nn.Module]]:
-    """Each module with the input of most dimensions, so often that it exceeds 1 MiB; sequences would be too long."""
+    """Each module with its input of most dimensions, repeated to exceed 1 MiB. Sequences would get too long."""
     for info in module_db:
         if any(kind in info.name for kind in ("Transformer", "Attention", "RNN", "GRU", "LSTM")):
             continue
@@ -103,7 +103,7 @@ def varied(*shape: int) -> torch.Tensor:
 
 
 def wide_parameters() -> Iterator[tuple[str, nn.Module]]:
-    """What has parameters, with some above 64 KiB and some above 1 MiB, of one size where it makes two at once."""
+    """Modules with parameters, some above 64 KiB, some above 1 MiB. Gradients that one node makes have one size."""
     torch.manual_seed(2)
     made: list[tuple[nn.Module, tuple[Any, ...]]] = [
         (nn.Linear(512, 520), (varied(3, 512),)),

@@ -1,4 +1,4 @@
-"""Each fault of the original, by one life of a manager that its design would not have come through.
+"""Checks each fault of the original TPUManager in one run of a manager that the original would not survive.
 
 | fault of the original | test |
 |---|---|
@@ -27,7 +27,7 @@ import accelmgr
 
 
 class Normed(Told):
-    """With buffers; says which parameters a runner had."""
+    """Has buffers, and returns a value of the parameters with which a runner computed."""
 
     def __init__(self, folder):
         super().__init__(folder)
@@ -41,12 +41,12 @@ class Normed(Told):
 
 
 
-ELEMENTS = [torch.tensor([float(i), 1.0]) for i in range(19)]  # Four to a step, three in the last.
+ELEMENTS = [torch.tensor([float(i), 1.0]) for i in range(19)]  # Each step takes four; the last takes three.
 
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory):
-    """What happened, by name."""
+    """Runs a manager through all faults and returns what it saw, by name. The tests below check that."""
     folder = tmp_path_factory.mktemp("life")
     seen = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,7 @@ def life(tmp_path_factory):
         model = Normed(folder)
         shape = {"nprocs": 2, "batch_size_per_device": 2}
         manager = accelmgr.TPUManager(model, ELEMENTS, **shape, start=True)
-        # 1. Parameters that are not the master's own.
+        # 1. New parameters that are not the master's tensors; then too few of them.
         new = [torch.full_like(p, 3.0 + i) for i, p in enumerate(model.parameters())]
         manager.update_model_parameters(new)
         seen["new"] = [p.unique().tolist() for p in new], [p.unique().tolist() for p in model.parameters()]
@@ -70,7 +70,7 @@ def life(tmp_path_factory):
             manager.update_model_parameters(new[:-1])
         except accelmgr.ModelError as error:
             seen["refused"] = str(error), [p.unique().tolist() for p in model.parameters()]
-        # 2. A step that is not finite, and one under which a runner dies; gradients that are asked for meanwhile.
+        # 2. A step with NaN, and a step in which a runner dies while another thread asks for the gradients.
         model.tell("nan")
         before = [gradient.clone() for gradient in manager.get_aggregated_gradients()]
         seen["nan"] = manager.step()
@@ -87,7 +87,7 @@ def life(tmp_path_factory):
         stepping.join()
         asking.join()
         seen["died"], seen["asked"] = sorted(given, key=lambda one: isinstance(one, list))
-        # 3. A copy to go on from, and what the first one does after it.
+        # 3. A checkpoint, the steps after it up to the end of the data, and the end of the manager.
         manager.zero_grad()
         manager.save_checkpoint()
         seen["written"] = manager.checkpoints_written(wait=30)
@@ -98,7 +98,7 @@ def life(tmp_path_factory):
         manager.terminate()
         manager.join()
         seen["running"] = [pid for pid in own if os.path.exists(f"/proc/{pid}")], manager.is_alive()
-        # 4. Another process would do this.
+        # 4. A second manager resumes from the checkpoint, as a later process would.
         patch.setenv("ACCELMGR_CHECKPOINT__RESUME", "latest")
         model = Normed(folder)
         with accelmgr.TPUManager(model, ELEMENTS, **shape, start=False) as again:
@@ -132,7 +132,7 @@ def test_a_dead_runner_is_an_answer(life):
 
 
 def test_gradients_are_not_handed_out_during_a_step(life):
-    mean = sum(range(4, 8)) / 4  # Elements 4 to 7, each once, though a runner died over them.
+    mean = sum(range(4, 8)) / 4  # Elements 4 to 7, each once, although a runner died with them.
     assert life["asked"][0].tolist() == [mean / 2, 0.5]
 
 

@@ -1,4 +1,4 @@
-"""Where models and datasets may be defined, and from where a manager is started."""
+"""Tests of places where a user may define models and datasets and start a manager: scripts, shells, notebooks."""
 
 import contextlib
 import importlib.util
@@ -77,7 +77,7 @@ def test_a_command_line(tmp_path):
 
 
 def test_the_interactive_interpreter(tmp_path):
-    """On a terminal of its own, as somebody types it."""
+    """The lines are typed into Python on a pseudo-terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         try:
@@ -87,15 +87,15 @@ def test_the_interactive_interpreter(tmp_path):
             os._exit(127)
     said = b""
     try:
-        # A blank line ends a definition; there is none inside of one.
+        # In the interpreter a blank line ends a definition. No definition here has one inside.
         for line in (*(DEFINITIONS + STEP).splitlines(), "exit()"):
             os.write(terminal, line.encode() + b"\n")
         deadline = time.monotonic() + BOUND_S
-        with contextlib.suppress(OSError):  # EIO: it has ended.
+        with contextlib.suppress(OSError):  # EIO: the interpreter has ended.
             while select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0]:
                 said += os.read(terminal, 65536)
     finally:
-        os.close(terminal)  # Hangs up, should it still run.
+        os.close(terminal)  # Sends SIGHUP to an interpreter that still runs.
         _, status = os.waitpid(pid, 0)
     assert EXPECTED in said.decode(), said.decode()
     assert os.waitstatus_to_exitcode(status) == 0

@@ -1,17 +1,18 @@
-"""Random autograd graphs over parameters of few sizes, so that gradients of one size meet in one node."""
+"""Checks random autograd graphs. Their parameters have few sizes, so that gradients of one size meet in one node."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from differential import Plain, Shape, assert_gradients, gradients_of, started
+from launching import START_METHOD
 from random_graphs import OPERATIONS, ROWS, Interpreter, Programs, program_of
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
 from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-GRAPHS = 80  # Steps, of a graph for each runner.
+GRAPHS = 80  # Number of steps; in each step every runner has a graph.
 RUNNERS = 2
 
 rows = st.tuples(st.integers(0, OPERATIONS - 1), st.integers(0, ROWS + 3), st.integers(0, ROWS + 3))
@@ -19,7 +20,7 @@ programs = st.lists(rows, min_size=1, max_size=ROWS).map(program_of)
 
 
 class Side:
-    """A manager, and plain autograd beside it."""
+    """Steps a manager and plain autograd and compares them."""
 
     def __init__(self, manager, dataset, plain):
         self.manager, self.dataset, self.plain = manager, dataset, plain
@@ -40,8 +41,8 @@ def side():
     model, shape, dataset = Interpreter(), Shape(runners=RUNNERS), Programs()
     plain = Plain([Interpreter() for _ in range(RUNNERS)], shape)
     first = [program_of([(operation, 0, 1)]) for operation in range(RUNNERS)]
-    dataset.put(first[0])  # By which the manager knows what elements are.
-    with started(model, iter(dataset), shape, "spawn", prefetch=1) as manager:
+    dataset.put(first[0])  # The manager reads an element at its start, to learn shapes and dtypes.
+    with started(model, iter(dataset), shape, START_METHOD, prefetch=1) as manager:
         side = Side(manager, dataset, plain)
         dataset.put(first[1])
         manager.step(accumulate=False).raise_for_status()
@@ -60,7 +61,7 @@ def test_each_operation_of_two_parameters(side):
     deadline=None,
     derandomize=True,
     database=None,
-    # The manager goes on from one example to the next; a failing one is made smaller with it.
+    # All examples use the same manager, those with which hypothesis shrinks a failing one too.
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     phases=[Phase.generate, Phase.shrink],
 )
@@ -70,10 +71,10 @@ def test_random_graphs(side, graphs, accumulate):
 
 
 def test_each_operation_has_finite_gradients_of_two_parameters():
-    """Or the tests above would prove little."""
+    """Without that the tests above would prove little."""
     for operation in range(OPERATIONS):
         model = Interpreter()
-        model(program_of([(operation, 0, 2)])[None]).backward()  # The last square has a gradient in any case.
+        model(program_of([(operation, 0, 2)])[None]).backward()  # The last square always has a gradient.
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         assert sum(bool(gradient.any()) for gradient in gradients) >= 3, operation
         assert all(bool(gradient.isfinite().all()) for gradient in gradients), operation

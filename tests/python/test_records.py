@@ -1,4 +1,4 @@
-"""What a training run tells of itself: progress bars, pictures of its log, TensorBoard."""
+"""Tests of what a training run reports: progress bars, plots of its log, TensorBoard."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_tensorboard_has_the_loss_and_named_metrics(manager: accelmgr.Manager, t
         for result in results:
             writer.add(result, learning_rate=0.25)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of tensorboard's own imports.
+        warnings.simplefilter("ignore")  # tensorboard's own imports warn.
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         events = EventAccumulator(str(tmp_path / "run"))
@@ -79,14 +79,14 @@ def test_tensorboard_has_the_loss_and_named_metrics(manager: accelmgr.Manager, t
 
 
 def plot(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """By the program where it is, which calls the package."""
+    """Runs `accelmgr plot`, or `python -m accelmgr plot` if the program is not built. The program calls the package."""
     command = [PROGRAM] if PROGRAM.exists() else [sys.executable, "-m", "accelmgr"]
     return subprocess.run([*map(str, [*command, "plot", *arguments])], capture_output=True, text=True, timeout=100)
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """That of a run of the program."""
+    """The log of a run of the program."""
     pytest.importorskip("matplotlib", reason="the optional extra accelmgr[plot] is not installed")
     if not PROGRAM.exists():
         pytest.skip("there is no `accelmgr` beside the package: it is installed, not built")
@@ -129,7 +129,7 @@ def test_steps_without_a_finite_loss_leave_a_gap(log: pathlib.Path, tmp_path: pa
     from accelmgr.plot import read_log
 
     records = [json.loads(line) for line in log.read_text().splitlines()[:6]]
-    records[2]["loss"] = None  # As the log has what is not finite.
+    records[2]["loss"] = None  # The log writes a loss that is not finite as null.
     records[3]["counted"] = False
     file = tmp_path / "gap.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -143,8 +143,8 @@ def test_steps_without_a_finite_loss_leave_a_gap(log: pathlib.Path, tmp_path: pa
     ("content", "output", "complaint"),
     [
         ("", "x.png", "no step that counted"),
-        ('{"step": 1}\nnonsense\n{}\n', "x.png", "bad.jsonl:2 is no record"),
-        ("[1]\n[2]\n", "x.png", "bad.jsonl:1 is no record"),
+        ('{"step": 1}\nnonsense\n{}\n', "x.png", "bad.jsonl:2 is not a record"),
+        ("[1]\n[2]\n", "x.png", "bad.jsonl:1 is not a record"),
         ("{}\n", "x.gif", "must end with .png or .svg"),
         (None, "x.png", "No such file"),
     ],

@@ -1,4 +1,4 @@
-"""What a step returns: it travels, as a pickle and as JSON; and what does not fit is told, once."""
+"""Checks that results of a step survive pickle and JSON, and that numbers beyond the limit give one warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How manager processes come to be: the same for all who use them."""
+"""Checks that managers behave the same with every start method."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import logging
 import os
 import pathlib
 import re
-import select
-import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 from conftest import descendants
 from gate import Count, Told
+from launching import SERVER, kill
 from torch import nn
 
 import accelmgr
@@ -24,31 +23,13 @@ from accelmgr.manager import START_METHODS
 METHODS = pytest.mark.parametrize("method", START_METHODS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def forkserver() -> Iterator[None]:
-    """It serves all managers of a process and ends with it; here it is of a module's tests."""
-    accelmgr.Manager(Told(pathlib.Path()), Count(), nprocs=1, start_method="forkserver").stop()
-    yield
-    _native.end_forkserver()
-
-
-def kill(pid: int) -> None:
-    """Returns when it has ended."""
-    fd = os.pidfd_open(pid)
-    try:
-        os.kill(pid, signal.SIGKILL)
-        select.select([fd], [], [])
-    finally:
-        os.close(fd)
-
-
 def server() -> int:
-    (pid,) = [pid for pid, name in descendants().items() if name == "accelmgr:server"]
+    (pid,) = [pid for pid, name in descendants().items() if name == SERVER]
     return pid
 
 
 def lines() -> Iterator[torch.Tensor]:
-    """What no pickle takes."""
+    """A generator: it cannot be pickled."""
     yield from Count()
 
 
@@ -69,8 +50,37 @@ def test_a_manager_trains_and_is_replaced(tmp_path, method):
         assert (4 * model.weight.grad[0]).round() == 4 + 5, "elements 4 and 5, exactly once"
 
 
+class OpenForks(nn.Module):
+    """Counts calls that os.register_at_fork makes before a fork, minus those after it."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    @classmethod
+    def add(cls, number: int) -> None:
+        cls.count += number
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.weight * x).mean(), "open": torch.tensor(float(self.count))}
+
+
+def test_what_python_calls_at_a_fork_is_called_in_pairs():
+    """Python 3.13 aborts a child in which it makes the calls after a fork without those before it."""
+    os.register_at_fork(
+        before=lambda: OpenForks.add(1),
+        after_in_parent=lambda: OpenForks.add(-1),
+        after_in_child=lambda: OpenForks.add(-1),
+    )
+    with accelmgr.Manager(OpenForks(), lines(), nprocs=2, start_method="fork") as manager:
+        assert manager.step().scalars == {"open": 0.0}
+    assert OpenForks.count == 0
+
+
 class Once:
-    """Can be had back from a pickle, or called, in one process; in the next it raises."""
+    """A collate_fn that the manager can unpickle. The next process that unpickles it, a runner, gets an error."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._file = folder / "once"
@@ -87,7 +97,7 @@ class Once:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_model_is_as_it_was_when_a_runner_did_not_start(tmp_path, method):
-    """By then its parameters are the session's."""
+    """When the runner fails, the model's parameters are already in the session; they must come back."""
     model = nn.Sequential(Told(tmp_path), nn.BatchNorm1d(2))
     gradient = torch.tensor([7.0, 8.0])
     model[0].weight.grad = gradient
@@ -102,7 +112,7 @@ def test_the_model_is_as_it_was_when_a_runner_did_not_start(tmp_path, method):
 
 @METHODS
 def test_a_model_exists_once_when_it_has_started(method):
-    """Not in the session and, beside it, in what it was taken from: in no process of the manager."""
+    """No process keeps the memory of the initial values beside the session."""
     model = nn.Linear(2048, 2048, bias=False)
     with accelmgr.Manager(model, [torch.zeros(2048)], nprocs=1, start_method=method):
         for pid in (os.getpid(), *descendants()):
@@ -120,7 +130,7 @@ class Shouting(Told):
 
 
 def own_memory() -> int:
-    """Bytes of this process that are no file's and shared with nobody."""
+    """Bytes of anonymous memory that this process has."""
     status = pathlib.Path("/proc/self/status").read_text()
     return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10
 
@@ -146,13 +156,14 @@ def test_runners_have_the_host_s_streams_and_folder(tmp_path, method, capfd, mon
 
 
 def test_a_fork_names_the_threads_that_it_leaves_behind(tmp_path, caplog):
-    with accelmgr.Manager(Told(tmp_path), lines(), nprocs=1):  # A generator is read in a thread.
+    with accelmgr.Manager(Told(tmp_path), lines(), nprocs=1):  # A thread of the host reads a generator.
         with caplog.at_level(logging.WARNING, "accelmgr"):
             accelmgr.Manager(Told(tmp_path), Count(), nprocs=1, start_method="fork").stop()
     assert "threads (" in caplog.text and "'spawn' copies nothing" in caplog.text
 
 
-def test_the_forkserver_is_started_once_and_replaced_when_it_has_died(tmp_path):  # The last test: it ends it.
+def test_the_forkserver_is_started_once_and_replaced_when_it_has_died(tmp_path):  # The last test: it kills it.
+    accelmgr.Manager(Told(tmp_path), Count(), nprocs=1, start_method="forkserver").stop()
     first = server()
     with accelmgr.Manager(Told(tmp_path), Count(), nprocs=1, start_method="forkserver") as manager:
         assert server() == first

@@ -1,4 +1,4 @@
-"""The names of the original, with the meaning they had."""
+"""Checks that the classes of the original TPUManager are there, with the meaning that they had."""
 
 import contextlib
 import inspect
@@ -21,7 +21,7 @@ from accelmgr.compat.tpu_manager import QueueDataset, TPUDataManager, TPUManager
 
 
 class Tied(nn.Module):
-    """With a tie_weights() of its own, as the models of transformers have."""
+    """Has a method tie_weights(), as models of transformers have."""
 
     def __init__(self):
         super().__init__()
@@ -82,8 +82,10 @@ def test_it_is_exported_and_has_the_original_signature():
         "grad_accumulation_steps",
         "seed_base",
         "start",
+        "device",  # Not of the original, whose devices were those of XLA.
     ]
-    assert [one.default for one in parameters.values()][2:-1] == [None, 8, 16, 1, 1, 42]
+    assert [one.default for one in parameters.values()][2:-2] == [None, 8, 16, 1, 1, 42]
+    assert parameters["device"].default is None
     assert parameters["start"].default is inspect.Parameter.empty
     with pytest.raises(TypeError, match="start"):
         TPUManager(Tied(), Rows())
@@ -122,7 +124,7 @@ def test_a_step_that_is_triggered_by_hand(zeroed):
 
 
 def wait_and_be_killed(event):
-    """A child is killed inside event.wait(); returns when it has ended."""
+    """Forks a child that is killed inside event.wait(). Returns when it has ended."""
     child = os.fork()
     if child == 0:
 
@@ -159,7 +161,7 @@ def test_a_forked_child_sees_that_a_step_was_made(tmp_path):
     os.close(begun), os.close(begins)
     manager.step_finished.clear()
     assert not manager.step_finished.is_set() and not manager.step_finished.wait(-1)
-    with pytest.raises(accelmgr.UsageError, match="by fork"):
+    with pytest.raises(accelmgr.UsageError, match="only by fork"):
         pickle.dumps(manager.step_finished)
     manager.terminate()
 
@@ -213,7 +215,7 @@ def test_what_its_processes_ran_says_what_to_use_instead(pair):
     manager, _ = pair
     with pytest.raises(accelmgr.UsageError, match=r"runner\(1\) is what a runner process does; start\(\) starts 2"):
         manager.runner(1)
-    with pytest.raises(accelmgr.UsageError, match=r"start\(\) starts it"):
+    with pytest.raises(accelmgr.UsageError, match=r"call start\(\), which starts it"):
         manager.run()
     manager.step_finished.clear()
     manager._mark_step_finished(0.5)
@@ -235,14 +237,14 @@ def test_the_synchronizer_is_over_the_session(zeroed):
     assert replica.head.weight is replica.embed.weight and replica is not manager.model
     assert not any(p.grad.any() for p in replica.parameters())
     assert_equal(replica.parameters(), manager.model.parameters())
-    # Its gradients go to the master's, beside or in place of what is there.
+    # The replica's gradients are added to the master's, or replace them.
     replica(**next(rows()))["loss"].backward()
     own = [p.grad.clone() for p in replica.parameters()]
     synchronizer.aggregate_grads_on_host(replica, add=True)
     assert_equal(manager.get_aggregated_gradients(), [one + other for one, other in zip(before, own, strict=True)])
     synchronizer.aggregate_grads_on_host(replica, add=False)
     assert_equal([p.grad for p in manager.model.parameters()], own)
-    # New parameters: to the master, from there to the replica.
+    # New parameters go to the master, and from there to the replica.
     synchronizer.set_host_parameters([torch.full_like(p, 0.5) for p in replica.parameters()])
     assert all((p == 0.5).all() for p in manager.model.parameters())
     assert not any((p == 0.5).all() for p in replica.parameters())
@@ -294,11 +296,11 @@ def test_the_data_manager_of_a_session_says_where_its_elements_are(pair):
     assert isinstance(data.dataset, Rows) and data.nprocs == 2
     assert [(one.rank, one.maxsize) for one in data.device_queues] == [(0, 5), (1, 5)]
     for call in (data.get_device_dataloader, data._load_data_into_queues, data.device_queues[0].get):
-        with pytest.raises(accelmgr.UsageError, match=r"TPUDataManager\(dataset, nprocs\) deals a dataset in this"):
+        with pytest.raises(accelmgr.UsageError, match=r"TPUDataManager\(dataset, nprocs\) shards a dataset in this"):
             call()
 
 
-def test_a_data_manager_by_itself_deals_in_turn_and_its_end_is_no_hang():
+def test_a_data_manager_by_itself_shards_in_turn_and_its_end_is_no_hang():
     data = TPUDataManager(range(11), 3, master_prefetch=4)
     loaders = [data.get_device_dataloader(device, batch_size=2) for device in range(3)]
     assert [[batch.tolist() for batch in loader] for loader in loaders] == [
@@ -320,7 +322,7 @@ def test_a_queue_that_nobody_empties_keeps_the_others_from_nothing_they_hold():
 
 
 class Stuck:
-    """Gives `count` elements and then stands still."""
+    """A dataset that gives `count` elements and then blocks."""
 
     def __init__(self, count):
         self.count, self.asked, self.go_on = count, threading.Event(), threading.Event()
@@ -380,7 +382,7 @@ def test_its_life(tmp_path):
     with pytest.raises(accelmgr.UsageError, match="was not started"):
         manager.step()
     manager.start()
-    # A step is under way, of which a thread waits for the end: what the events say meanwhile.
+    # The events during a step, while a thread waits for its end.
     model.gate.shut()
     manager.step_triggered.set()
     outcome = []
@@ -392,7 +394,7 @@ def test_its_life(tmp_path):
         assert manager.gradients_accumulated.value == 0 and manager.loss_accumulated.value == 0
     waiting.join()
     assert outcome == [True] and manager.gradients_accumulated.value == 2
-    # Its end under a step of another thread.
+    # terminate() while another thread is in step().
     model.gate.shut()
     results = []
     stepping = threading.Thread(target=lambda: results.append(manager.step()))
@@ -410,7 +412,7 @@ def test_its_life(tmp_path):
 
 @contextlib.contextmanager
 def interrupted(model, handle):
-    """Where a runner stands at the gate, `handle` is called as a signal handler; what it is passed opens the gate."""
+    """While a runner blocks at the gate, a signal handler calls `handle` with a function that opens the gate."""
     opened = threading.Event()
 
     def interrupt():
@@ -499,7 +501,7 @@ def test_a_manager_that_is_dropped_ends(tmp_path):
 
 
 def test_a_script_for_the_original_runs_with_another_import(tmp_path):
-    """Its own parameters, gradients by get_aggregated_gradients(), new values by update_model_parameters()."""
+    """The script uses get_aggregated_gradients() and update_model_parameters(), and has its own parameters."""
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""\
             import torch

@@ -1,4 +1,4 @@
-"""Models of transformers, built from a configuration: tied weights, outputs and batches that are mappings."""
+"""Trains models of transformers, built from a configuration: tied weights, outputs and batches that are mappings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Nothing is to be fetched, and nothing asked for.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Tests must not use the network.
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+if not transformers.is_torch_available():
+    _reason = f"transformers {transformers.__version__} does not take torch {torch.__version__}"
+    pytest.skip(_reason, allow_module_level=True)
 
 import accelmgr  # noqa: E402
 
@@ -31,7 +34,7 @@ def albert() -> torch.nn.Module:
         num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=LENGTH,
-        hidden_dropout_prob=0.0,  # Runners draw other numbers than the host.
+        hidden_dropout_prob=0.0,  # Runners draw different random numbers than the host.
         attention_probs_dropout_prob=0.0,
     )
     model: torch.nn.Module = transformers.AlbertForMaskedLM(config)
@@ -56,7 +59,7 @@ def gpt2() -> torch.nn.Module:
 
 
 def element(index: int, masked: bool) -> dict[str, torch.Tensor]:
-    """Tokens; with `masked`, every fourth is hidden, and only there has it a label."""
+    """Random tokens. With `masked` every fourth is hidden, and only hidden tokens have labels."""
     generator = torch.Generator().manual_seed(index)
     tokens = torch.randint(4, VOCABULARY // 8, (LENGTH,), generator=generator)
     if not masked:
@@ -70,7 +73,7 @@ def element(index: int, masked: bool) -> dict[str, torch.Tensor]:
 
 
 class Elements:
-    """What a tokenizer of transformers gives: a mapping that is no dict."""
+    """Elements as tokenizers of transformers return them: mappings that are no dicts."""
 
     def __init__(self, masked: bool) -> None:
         self.masked = masked
@@ -88,7 +91,7 @@ def collate(elements: list[Any]) -> Any:
 
 
 def plain_gradient(model: torch.nn.Module, step: int, masked: bool) -> float:
-    """As the runners have it: element i is of runner i % RUNNERS; the mean of their gradients."""
+    """Sets `.grad` to the runners' mean gradient and returns their mean loss. Runner i % RUNNERS has element i."""
     model.zero_grad(set_to_none=False)
     mean = 0.0
     first = step * RUNNERS * BATCH
@@ -111,7 +114,7 @@ def plain_gradient(model: torch.nn.Module, step: int, masked: bool) -> float:
 def test_trains_as_without_a_manager(build: Any, masked: bool, collate_fn: Any, ties: set[str]) -> None:
     torch.manual_seed(3)
     model = build()
-    model.tie_weights()  # Again: no harm before a manager has the model.
+    model.tie_weights()  # Harmless before a manager has the model.
     model.train()
     plain = copy.deepcopy(model)
     names = [name for name, _ in model.named_parameters()]
@@ -133,24 +136,24 @@ def test_trains_as_without_a_manager(build: Any, masked: bool, collate_fn: Any, 
             assert result.loss == pytest.approx(plain_gradient(plain, step, masked), rel=1e-6)
             losses.append(result.loss)
             for name, own, expected in zip(names, model.parameters(), plain.parameters(), strict=True):
-                # The scale of a gradient is that of its largest element: sums of another order cancel to other zeros.
+                # Relative to the largest element: sums in a different order cancel to different small values.
                 scale = expected.grad.abs().max().item()
                 torch.testing.assert_close(
                     own.grad, expected.grad, rtol=1e-5, atol=1e-5 * scale, msg=f"gradient of {name} in step {step}"
                 )
             for optimizer in optimizers:
                 optimizer.step()
-            with torch.no_grad():  # Only gradients are compared: Adam makes much of what is next to nothing.
+            with torch.no_grad():  # Only gradients are compared: Adam magnifies tiny differences.
                 for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
                     expected.copy_(own)
             manager.zero_grad()
         assert losses[-1] < losses[0] - 0.1
-        assert len(manager.get_aggregated_gradients()) == len(names)  # What is tied counts once.
+        assert len(manager.get_aggregated_gradients()) == len(names)  # Tied weights count once.
     assert {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(names) == ties
 
 
 def test_tying_after_the_manager_has_started_is_found() -> None:
-    """tie_weights() of ALBERT gives a bias other memory: what an optimizer writes there would reach no runner."""
+    """tie_weights() of ALBERT moves a bias to other memory, where no runner would see what an optimizer writes."""
     model = albert()
     with accelmgr.Manager(
         model, Elements(True), nprocs=1, batch_size_per_device=BATCH, step_timeout=60, runners__threads=1

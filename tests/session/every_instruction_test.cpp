@@ -1,7 +1,8 @@
-// Whatever a process has stored when it is killed is what the others find: stores become visible in program
-// order. So a rank is run one instruction at a time, and after each one the shared memory is what a death at
-// that instant would leave: the others recover from it, the outcome is compared with the undisturbed one, and
-// the memory is put back for the next instruction.
+// Checks that a rank which is killed after any instruction leaves the step counted in full or not at all.
+// Stores become visible in program order, so the other processes find exactly what the dead process had
+// stored. The test runs a rank one instruction at a time. After each one the shared memory is what a death at
+// that instant would leave. The test recovers from it, compares the outcome with that of the undisturbed run,
+// and puts the memory back for the next instruction.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -48,8 +49,9 @@ class EveryInstruction : public testing::TestWithParam<Death> {
     if (ptrace_is_refused()) GTEST_SKIP() << "the kernel refuses ptrace of a child";
   }
 
-  /// Runs `work` to its end in a process of its own and, each time it has made `each` instructions, `look`s
-  /// at what its death would leave. Returns the number of instructions.
+  /// Runs `work` to its end in a process of its own. Before it begins and after every `each` instructions,
+  /// calls `look` on the memory that its death would leave, then puts the memory back. Returns the number of
+  /// instructions.
   template <class Work, class Look>
   std::uint64_t step_through(Work work, std::uint64_t each, Look look) {
     SteppedProcess process(work);
@@ -98,7 +100,7 @@ TEST_P(EveryInstruction, ADeathLeavesTheStepCountedInFullOrNotAtAll) {
   EXPECT_GT(counted, 10u);
 }
 
-// That what a stopped process has stored is what a killed one leaves.
+// The tests look at the memory of a stopped process. This one checks that a killed process leaves the same.
 TEST_P(EveryInstruction, AKilledProcessLeavesWhatTheStoppedOneHad) {
   constexpr std::uint64_t kills = 5;
   const auto instructions = instructions_of_section();
@@ -138,7 +140,7 @@ INSTANTIATE_TEST_SUITE_P(Deaths, EveryInstruction, testing::ValuesIn(every_death
 
 class EveryInstructionOfRecovery : public EveryInstruction {};
 
-// Who recovers is killed as well, and a third one finishes.
+// The process that recovers is killed as well, and a third one finishes.
 TEST_P(EveryInstructionOfRecovery, ASecondDeathChangesNothing) {
   constexpr std::uint64_t first_deaths = 4;
   const auto instructions = instructions_of_section();
@@ -162,7 +164,7 @@ TEST_P(EveryInstructionOfRecovery, ASecondDeathChangesNothing) {
   EXPECT_GT(looks, 300u);
 }
 
-// That these tests can fail: the undo image is what keeps a chunk from being added twice.
+// Shows that these tests can fail: without the undo image a chunk is added twice.
 TEST_P(EveryInstructionOfRecovery, LeavingTheUndoImageOutIsFound) {
   std::uint64_t looks = 0, wrong = 0;
   step_through([&] { step_.run_section(); }, 1,

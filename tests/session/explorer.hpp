@@ -1,15 +1,15 @@
-// An explicit-state explorer: visits every state that a model can reach, breadth first, so that the trace to
-// a state that breaks a promise is a shortest one.
+// An explicit-state explorer. It visits every state that a model can reach, breadth first, so the trace to a
+// state that breaks a promise is a shortest one.
 //
 // A Model has
-//   State                             plain data of 32-bit words, equal when its bytes are
-//   initial()                         where it begins
-//   steps(state, Steps<State>&)       all that can happen next; faults are marked
+//   State                             plain data of 32-bit words, equal when its bytes are equal
+//   initial()                         the first state
+//   steps(state, Steps<State>&)       all steps that are possible next; faults are marked
 //   wrong(state)                      the promise that this state breaks, or null
-//   may_rest(state)                   whether nothing but faults need be possible
-//   text(state)                       for the trace
-// Beside wrong() two things are found: a state in which nothing but faults can happen though it may not rest,
-// and a circle of steps, in which a system could go round for ever.
+//   may_rest(state)                   true if a state may be left by faults only, or not at all
+//   text(state)                       the state as a text for the trace
+// Beside the states that wrong() names, the explorer finds two defects: a state that only a fault can leave
+// although it may not rest, and a circle of steps, in which a system could go round for ever.
 #pragma once
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@
 
 namespace accelmgr::session {
 
-/// What can happen next in a state.
+/// The steps that are possible in a state.
 template <class State>
 class Steps {
  public:
@@ -35,7 +35,7 @@ class Steps {
     bool fault;
   };
 
-  /// One more step: the state it begins with is `from`, to be changed by the caller.
+  /// Adds a step. Returns its state, which begins as a copy of `from`; the caller changes it.
   State& add(const State& from, const char* who, const char* what, bool fault = false) {
     auto& step = steps_.at(count_++);
     step = {from, who, what, fault};
@@ -50,12 +50,12 @@ class Steps {
   std::size_t count_ = 0;
 };
 
-/// What was found.
+/// The result of an exploration.
 struct Exploration {
   std::size_t states = 0;
   std::size_t steps = 0;
-  std::string broken;  ///< The promise that some state breaks; empty: none does.
-  std::string trace;   ///< How that state is reached.
+  std::string broken;  ///< The promise that a state breaks; empty if no state breaks one.
+  std::string trace;   ///< The steps that lead to that state.
 };
 
 template <class Model>
@@ -65,7 +65,7 @@ class Explorer {
 
   explicit Explorer(const Model& model) : model_(model) {}
 
-  /// Throws std::length_error beyond `limit` states.
+  /// Throws std::length_error if the model has more than `limit` states.
   Exploration explore(std::size_t limit) {
     insert(model_.initial(), 0);
     Steps<State> next;
@@ -127,8 +127,8 @@ class Explorer {
     return place;
   }
 
-  /// A state that only steps of a circle lead to, after all others are taken away in topological order; or
-  /// the number of states.
+  /// Takes states away in topological order. Returns a state that remains, which is on a circle or reached
+  /// from one, or the number of states if none remains.
   std::uint32_t on_a_circle() {
     std::vector<std::uint32_t> free;
     if (entries_[0] == 0) free.push_back(0);
@@ -168,7 +168,7 @@ class Explorer {
   const Model& model_;
   std::vector<State> states_;
   std::vector<std::uint32_t> parents_;
-  std::vector<std::uint32_t> entries_;  ///< Steps that lead to each state.
+  std::vector<std::uint32_t> entries_;  ///< The number of steps that lead to each state.
   std::vector<std::uint32_t> places_ = std::vector<std::uint32_t>(1 << 16, none);
   std::size_t steps_ = 0;
 };

@@ -7,7 +7,7 @@
 namespace accelmgr::session {
 namespace {
 
-// Two counters that are each counted to `limit`, one step at a time.
+// A model with two counters. Each step advances one of them, up to `limit`.
 struct Counters {
   struct State {
     std::uint32_t a, b;

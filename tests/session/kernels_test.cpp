@@ -22,7 +22,7 @@ constexpr ElementTypes all_types[] = {{Element::f32, SlabElement::same},
                                       {Element::f64, SlabElement::bf16}};
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-// A buffer that is filled beyond what a kernel may touch, at any misalignment.
+// A buffer at any misalignment, with filled guard bytes that a kernel must not touch.
 class Range {
  public:
   static constexpr std::size_t guard = 128;
@@ -52,13 +52,13 @@ class Range {
 
 float from_bf16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 
-// Rounding by choosing the nearer of the two neighbours, the even one when they are equally near.
+// Rounds to the nearer of the two neighbours, or to the even one if both are equally near.
 std::uint16_t reference_bf16(float value) {
   const auto below = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
   if (std::isnan(value)) return below | 0x40;
   if (from_bf16(below) == value) return below;
-  const auto above = static_cast<std::uint16_t>(below + 1);  // Away from zero.
-  // 2^128 stands for infinity, which begins where the next finite value would be.
+  const auto above = static_cast<std::uint16_t>(below + 1);  // The neighbour that is farther from zero.
+  // 2^128 stands for infinity: it is the next value after the largest finite one.
   const double low = std::fabs(double{from_bf16(below)});
   const double high =
       std::isinf(from_bf16(above)) ? std::ldexp(1.0, 128) : std::fabs(double{from_bf16(above)});
@@ -72,7 +72,8 @@ class Generator {
   explicit Generator(unsigned seed) : engine_(seed) {}
   std::size_t below(std::size_t n) { return engine_() % n; }
 
-  // Finite values of many magnitudes, so that another order of additions or a fused multiply-add would show.
+  // Finite values of many magnitudes. Another order of additions, or a fused multiply-add, would change the
+  // sum.
   double value() {
     const double mantissa = std::uniform_real_distribution<double>(-1, 1)(engine_);
     return std::ldexp(mantissa, static_cast<int>(below(24)) - 12);
@@ -133,7 +134,7 @@ Bytes reference_sum(const Bytes& master_before, const std::vector<const void*>& 
               : reference_sum<double, double>(master_before, slabs, count, accumulate, scale);
 }
 
-// Every variant that this machine has.
+// Runs with every variant of the kernels that this machine supports.
 class KernelsTest : public testing::TestWithParam<Isa> {
  protected:
   void SetUp() override {
@@ -187,7 +188,7 @@ TEST_P(KernelsTest, WritesNonTemporallyToAddressesThatCannotBeAligned) {
   Generator random(2);
   std::vector<float> slab(100);
   random.fill_masters(slab.data(), slab.size(), Element::f32);
-  Range master(400, 2);  // Not even a multiple of the element.
+  Range master(400, 2);  // Not even aligned to the size of an element.
   const void* address = slab.data();
   variant->reduce(master.data(), {&address, 1}, 100, {}, SumInto::overwrite_non_temporal);
   EXPECT_EQ(std::memcmp(master.data(), slab.data(), 400), 0);
@@ -207,7 +208,7 @@ TEST_P(KernelsTest, KeepsInfinityAndNanInSums) {
 }
 
 template <class Master>
-void check_take_over(const Kernels& variant, ElementTypes types, Generator& random) {
+void check_capture(const Kernels& variant, ElementTypes types, Generator& random) {
   const std::size_t count = random.below(300), element = slab_bytes_of(types);
   Range slab(count * element, random.below(64 / element) * element);
   Range gradient(count * sizeof(Master), random.below(64 / sizeof(Master)) * sizeof(Master));
@@ -238,11 +239,11 @@ void check_take_over(const Kernels& variant, ElementTypes types, Generator& rand
   };
   Bytes before = slab.content();
   const std::size_t non_temporal_from = random.below(2) == 0 ? 0 : non_temporal_from_bytes;
-  EXPECT_TRUE(variant.take_over_copy(slab.data(), gradient.data(), count, types, non_temporal_from));
+  EXPECT_TRUE(variant.capture_copy(slab.data(), gradient.data(), count, types, non_temporal_from));
   compare(false, before);
   random.fill_masters(gradient.data(), count, types.master);
   before = slab.content();
-  EXPECT_TRUE(variant.take_over_add(slab.data(), gradient.data(), count, types));
+  EXPECT_TRUE(variant.capture_add(slab.data(), gradient.data(), count, types));
   compare(true, before);
 }
 
@@ -251,9 +252,9 @@ TEST_P(KernelsTest, TakesGradientsOverByCopyThenByAdding) {
   for (int round = 0; round < 400 && !HasFatalFailure(); ++round) {
     const ElementTypes types = all_types[round % 4];
     if (types.master == Element::f32) {
-      check_take_over<float>(*variant, types, random);
+      check_capture<float>(*variant, types, random);
     } else {
-      check_take_over<double>(*variant, types, random);
+      check_capture<double>(*variant, types, random);
     }
   }
 }
@@ -266,7 +267,7 @@ TEST_P(KernelsTest, RoundsToBfloat16ToNearestEven) {
     }
   }
   std::vector<std::uint16_t> slab(values.size());
-  variant->take_over_copy(slab.data(), values.data(), values.size(), {Element::f32, SlabElement::bf16});
+  variant->capture_copy(slab.data(), values.data(), values.size(), {Element::f32, SlabElement::bf16});
   for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(slab[i], reference_bf16(values[i])) << values[i];
 }
 
@@ -289,17 +290,19 @@ TEST_P(KernelsTest, TellsNonFiniteValuesWhereverTheyAre) {
         };
         std::vector<double> slab(count);
         set(bad);
-        EXPECT_FALSE(variant->take_over_copy(slab.data(), gradient.data(), count, types))
+        EXPECT_FALSE(variant->capture_copy(slab.data(), gradient.data(), count, types))
             << where << " of " << count;
-        EXPECT_FALSE(variant->take_over_copy(slab.data(), gradient.data(), count, types, 0))
+        EXPECT_FALSE(variant->capture_copy(slab.data(), gradient.data(), count, types, 0))
             << where << " of " << count;
+        EXPECT_FALSE(variant->finite(gradient.data(), count, types.master)) << where << " of " << count;
         set(1.0);
-        EXPECT_FALSE(variant->take_over_add(slab.data(), gradient.data(), count, types))
+        EXPECT_TRUE(variant->finite(gradient.data(), count, types.master)) << count;
+        EXPECT_FALSE(variant->capture_add(slab.data(), gradient.data(), count, types))
             << where << " of " << count;
-        EXPECT_TRUE(variant->take_over_copy(slab.data(), gradient.data(), count, types))
+        EXPECT_TRUE(variant->capture_copy(slab.data(), gradient.data(), count, types))
             << where << " of " << count;
         set(bad);
-        EXPECT_FALSE(variant->take_over_add(slab.data(), gradient.data(), count, types))
+        EXPECT_FALSE(variant->capture_add(slab.data(), gradient.data(), count, types))
             << where << " of " << count;
       }
     }
@@ -310,18 +313,19 @@ TEST_P(KernelsTest, TakesTheLargestFiniteValuesForFinite) {
   const std::vector<float> f32(20, std::numeric_limits<float>::max());
   const std::vector<double> f64(20, -std::numeric_limits<double>::max());
   std::vector<double> slab(20);
-  EXPECT_TRUE(variant->take_over_copy(slab.data(), f32.data(), 20, {Element::f32, SlabElement::same}));
-  EXPECT_TRUE(variant->take_over_copy(slab.data(), f64.data(), 20, {Element::f64, SlabElement::same}));
+  EXPECT_TRUE(variant->capture_copy(slab.data(), f32.data(), 20, {Element::f32, SlabElement::same}));
+  EXPECT_TRUE(variant->capture_copy(slab.data(), f64.data(), 20, {Element::f64, SlabElement::same}));
+  EXPECT_TRUE(variant->finite(f32.data(), 20, Element::f32));
+  EXPECT_TRUE(variant->finite(f64.data(), 20, Element::f64));
   const std::vector<float> largest_bf16(20, from_bf16(0x7f7f));
-  EXPECT_TRUE(
-      variant->take_over_copy(slab.data(), largest_bf16.data(), 20, {Element::f32, SlabElement::bf16}));
+  EXPECT_TRUE(variant->capture_copy(slab.data(), largest_bf16.data(), 20, {Element::f32, SlabElement::bf16}));
 }
 
 TEST_P(KernelsTest, TellsOverflowOfWhatItStores) {
   const std::vector<float> f32(20, std::numeric_limits<float>::max());
   std::vector<float> slab = f32;
-  EXPECT_FALSE(variant->take_over_add(slab.data(), f32.data(), 20, {Element::f32, SlabElement::same}));
-  EXPECT_FALSE(variant->take_over_copy(slab.data(), f32.data(), 20, {Element::f32, SlabElement::bf16}));
+  EXPECT_FALSE(variant->capture_add(slab.data(), f32.data(), 20, {Element::f32, SlabElement::same}));
+  EXPECT_FALSE(variant->capture_copy(slab.data(), f32.data(), 20, {Element::f32, SlabElement::bf16}));
 }
 
 TEST_P(KernelsTest, ZeroesExactlyTheRange) {

@@ -13,7 +13,7 @@ State ProtocolModel::initial() const {
   State s{};
   for (int rank = 0; rank < options_.ranks; ++rank) {
     s.runners[rank] = standing_at(Pc::idle);
-    s.ranks[rank].life = number(Life::ready);
+    s.ranks[rank].state = number(RunnerState::ready);
     s.ranks[rank].pidfd_held = 1;
     forget_image(s.ranks[rank]);
   }
@@ -38,10 +38,11 @@ void ProtocolModel::steps(const State& s, Steps<State>& out) const {
   death_steps(s, out);
 }
 
-// Steps of a runner before which nobody can tell that it has come so far, its death included: they follow
-// upon steps that nobody sees. Nobody reads what it writes before its vote, the image of a chunk that is not
-// in flight, or the result's copies before the cursor is at its end; nobody changes what it loads before it
-// has settled; an attempt that is over and a slice that is finished stay so.
+// Joins steps of a runner to the step before them when no other process can see that step. Then no process
+// can tell whether the runner stands before or after it, even if the runner dies there. Other processes do
+// not read what a runner writes before its vote, the undo image of a chunk that is not in flight, or the
+// result's copies before the cursor is at its end. They do not change what a runner loads before it has
+// acknowledged. An attempt that is over stays over, and a finished slice stays finished.
 void ProtocolModel::take_private_steps(State& s, int rank) const {
   const auto is_private = [&](const Process& p) {
     switch (p.pc) {
@@ -52,7 +53,7 @@ void ProtocolModel::take_private_steps(State& s, int rank) const {
       case Pc::end_copies:
       case Pc::cast_vote:
       case Pc::restore_state:
-      case Pc::settle:
+      case Pc::acknowledge:
       case Pc::slice_begin:
       case Pc::save_first:
       case Pc::save_second:
@@ -79,10 +80,10 @@ void ProtocolModel::take_private_steps(State& s, int rank) const {
 void ProtocolModel::watch_steps(const State& s, Steps<State>& out) const {
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const bool dead = !alive(s.runners[rank]);
-    const bool known = s.ranks[rank].life == number(Life::lost);
+    const bool known = s.ranks[rank].state == number(RunnerState::lost);
     if (dead && !known) {
       auto& t = out.add(s, supervisor_name, "sees a runner's death");
-      t.ranks[rank].life = number(Life::lost);
+      t.ranks[rank].state = number(RunnerState::lost);
       t.supervisor.rank = static_cast<std::uint32_t>(rank) & 3;
       go(t.supervisor, Pc::lost_look);
     }
@@ -146,9 +147,9 @@ void ProtocolModel::supervisor_steps(const State& s, Steps<State>& out) const {
 
 // ---- Host.
 
-/// As the host sees it: by the pidfd it holds, or the supervisor's word.
+/// Whether the host takes a rank for lost: by the pidfd that it holds, or by the supervisor's record.
 bool ProtocolModel::lost(const State& s, int rank) const noexcept {
-  if (s.ranks[rank].life == number(Life::lost)) return true;
+  if (s.ranks[rank].state == number(RunnerState::lost)) return true;
   if (is(Mutation::replacement_whose_pidfd_nobody_holds)) return !alive(s.runners[rank]);
   return s.ranks[rank].pidfd_held == 0 || !alive(s.runners[rank]);
 }
@@ -168,7 +169,7 @@ void ProtocolModel::wait_steps(const State& s, Steps<State>& out) const {
   if (!options_.patient) move("has reached the deadline", Pc::abort_timeout);
 }
 
-// The manager is dead, or nothing moves: nobody else is left to finish.
+// The manager is dead, or nothing moves: only the host is left to finish.
 void ProtocolModel::end_steps(const State& s, Steps<State>& out) const {
   const auto& p = s.host;
   const auto add = [&](const char* what) -> State& { return out.add(s, host_name, what); };
@@ -223,7 +224,7 @@ void ProtocolModel::host_steps(const State& s, Steps<State>& out) const {
         t.host.attempt = s.word_attempt;
       }
       const auto& rank = s.ranks[p.rank];
-      if (rank.life != number(Life::ready) || rank.settled < s.word_attempt) return;
+      if (rank.state != number(RunnerState::ready) || rank.acknowledged_attempt < s.word_attempt) return;
       auto& t = add("finds a runner ready, holds its pidfd");
       t.ranks[p.rank].pidfd_held = alive(s.runners[p.rank]);
       if (++t.host.rank == static_cast<std::uint32_t>(options_.ranks)) t.host = standing_at(Pc::open_word);
@@ -288,13 +289,13 @@ void ProtocolModel::death_steps(const State& s, Steps<State>& out) const {
     if (!alive(s.runners[rank])) continue;
     ++living;
     if (more) end_runner(death("a runner dies"), rank);
-    // A manager takes its runners along, one after the other.
+    // When the manager is dead, its runners end one after the other.
     if (!alive(s.supervisor))
       end_runner(out.add(s, nature, "a runner ends: the manager is gone", true), rank);
   }
   if (!more) return;
   if (living > 1) {
-    auto& t = death("the launcher dies, and all runners with it");
+    auto& t = death("the fork server dies, and all runners with it");
     for (int rank = 0; rank < options_.ranks; ++rank) end_runner(t, rank);
   }
   if (alive(s.supervisor)) death("the manager dies").supervisor = standing_at(Pc::dead);

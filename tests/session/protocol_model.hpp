@@ -1,15 +1,16 @@
-// The protocol of a step as a model: host, supervisor and runners, each a small machine whose steps are the
-// single accesses to shared memory that the real ones make (host/stepper.cpp, manager/supervisor.cpp,
-// runner/runner.cpp, session/reduction.cpp, session/attempt.cpp); each can die between any two of them.
+// The protocol of a step as a model. Host, supervisor and runners are small machines. Their steps are the
+// single accesses to shared memory that the real processes make (client/stepper.cpp,
+// manager/supervisor.cpp, runner/runner.cpp, session/reduction.cpp, session/attempt.cpp). Each process can
+// die between any two steps.
 //
-// The transitions of the step word are the real functions on a real atomic; cursors go through the real
-// encoding. The rest is as small as it can be and still be wrong: of everything that a committed attempt
-// changes, the model holds how many attempts it has counted. A chunk of the master and its undo image have
-// two halves, written one after the other, and a copy has a time when it is torn.
+// The transitions of the step word are the real functions on a real atomic, and cursors go through the real
+// encoding. The rest is as small as it can be and still go wrong. A committed attempt changes much; the model
+// keeps only how many attempts each part has counted. A chunk of the master and its undo image have two
+// halves that are written one after the other, and a state copy is torn while it is written.
 //
-// Accumulation, policy restart, two attempts. Time is left out: what a deadline does may happen at any
-// moment, or (`patient`) never. A waiting process looks again at least every 20 ms, so it goes on as soon as
-// it can.
+// The model accumulates, has the policy restart, and makes two attempts. It has no time: what a deadline
+// does may happen at any moment, or (`patient`) never. A waiting process looks again at least every 20 ms, so
+// in the model it goes on as soon as it can.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@
 
 namespace accelmgr::session::model {
 
-/// One wrong turn each, to see that the explorer finds it.
+/// Each value is one wrong turn of the protocol, which the explorer must find.
 enum class Mutation {
   none,
   abort_flips_the_index,
@@ -40,12 +41,12 @@ enum class Mutation {
 class ProtocolModel {
  public:
   struct Options {
-    int ranks = 2;          ///< Up to 3.
-    int chunks = 2;         ///< Of each slice; up to 2.
-    int deaths = 2;         ///< Up to 3. The launcher's, which takes all runners along, is one.
-    bool patient = false;   ///< Nothing happens because time has passed.
-    bool host_dies = true;  ///< Nobody looks whether the host lives: a dead one is one that never goes on.
-    bool private_steps = true;  ///< Steps that nobody else can see are taken one by one, too.
+    int ranks = 2;   ///< Up to 3.
+    int chunks = 2;  ///< Chunks of each slice; up to 2.
+    int deaths = 2;  ///< Up to 3. The death of the fork server, which takes all runners along, counts as one.
+    bool patient = false;       ///< Nothing happens because of a deadline.
+    bool host_dies = true;      ///< The host may die; to other processes a dead host just halts.
+    bool private_steps = true;  ///< Steps that no other process sees are taken one by one, not joined.
     Mutation mutation = Mutation::none;
   };
   using State = model::State;
@@ -77,8 +78,8 @@ class ProtocolModel {
   void end_steps(const State& s, Steps<State>& out) const;
   void death_steps(const State& s, Steps<State>& out) const;
 
-  /// The next step of a slice or of closing, with where to go when that is done; null when `p` stands
-  /// elsewhere. The process is one of `s`.
+  /// Makes the next step of a slice, or of closing, and sends the process to `afterwards` when that part is
+  /// done. Returns null if `p` stands elsewhere. `p` is a process of `s`.
   const char* slice_step(State& s, Process& p, Pc afterwards) const;
   const char* close_step(State& s, Process& p, Pc afterwards) const;
   void reduce_half(State& s, const Process& p, std::uint32_t half) const;

@@ -19,7 +19,7 @@ void explore_and_report(const ProtocolModel::Options& options) {
   EXPECT_GT(found.states, 10'000u);
 }
 
-// Built with sanitizers or without optimization the explorer visits some twenty times fewer states a second.
+// With sanitizers or without optimization the explorer visits about twenty times fewer states a second.
 #if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 constexpr ProtocolModel::Options two_runners{.ranks = 2, .chunks = 2, .deaths = 2};
 constexpr bool three_runners_in_time = true;
@@ -35,7 +35,7 @@ ProtocolModel::Options without_deadlines(ProtocolModel::Options options) {
 
 TEST(Protocol, ForTwoRunnersIsNeverTwiceNeverLostNeverStuck) { explore_and_report(two_runners); }
 
-// No promise may hang on a deadline: without any, nothing gets stuck either.
+// No promise may depend on a deadline: without any deadline the protocol does not get stuck either.
 TEST(Protocol, ForTwoRunnersIsNeverStuckWithoutDeadlines) {
   explore_and_report(without_deadlines(two_runners));
 }
@@ -56,13 +56,13 @@ TEST(Protocol, ForThreeRunnersIsNeverStuckWithoutDeadlines) {
 struct WrongTurn {
   const char* name;
   Mutation mutation;
-  const char* promise;  ///< The one it breaks first.
+  const char* promise;  ///< The promise that the wrong turn breaks first.
 };
 void PrintTo(const WrongTurn& turn, std::ostream* out) { *out << turn.name; }
 
 class ProtocolMutation : public testing::TestWithParam<WrongTurn> {};
 
-// That the explorer finds nothing in the protocol says something only because it finds these.
+// Finding no defect in the protocol means something only because the explorer finds these defects.
 TEST_P(ProtocolMutation, IsFound) {
   const ProtocolModel model(
       {.ranks = 2, .chunks = 1, .deaths = 1, .patient = true, .mutation = GetParam().mutation});

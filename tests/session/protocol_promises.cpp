@@ -1,4 +1,4 @@
-// What the model promises in every state.
+// The promises that the model checks in every state.
 #include <fmt/format.h>
 
 #include "protocol_model.hpp"
@@ -10,7 +10,8 @@ bool ProtocolModel::may_rest(const State& s) const { return !alive(s.host) || s.
 const char* ProtocolModel::wrong(const State& s) const {
   const auto word = word_of(s);
   const bool committed = word.committed(all());
-  // A committed attempt counts from its closing on; until then its parts may be there or not.
+  // A committed attempt must be visible from its closing on. Until then each of its parts may be there or
+  // not.
   const auto counted = s.committed - (committed ? 1u : 0u);
   if (s.refused_to_open != 0) return "never lost: the host could not open an attempt";
   if (!word.closed && (s.host.pc == Pc::give_result || s.host.pc == Pc::gather))
@@ -30,7 +31,7 @@ const char* ProtocolModel::wrong(const State& s) const {
     if (cell(rank.copies, word.index) != counted) return "valid copies: not those of the commits";
     if (committed && cell(rank.copies, word.index ^ 1) != s.committed)
       return "valid copies: committed before they are complete";
-    if (s.runners[r].pc == Pc::idle && word.closed && rank.settled == word.attempt &&
+    if (s.runners[r].pc == Pc::idle && word.closed && rank.acknowledged_attempt == word.attempt &&
         rank.work != s.committed)
       return "no trace: a runner's working state is not that of the commits";
   }

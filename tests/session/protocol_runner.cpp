@@ -1,4 +1,4 @@
-// The runner of the model: its start, and an attempt up to its slice.
+// The runner of the model: its start, and its attempt up to the slice.
 #include "protocol_model.hpp"
 
 namespace accelmgr::session::model {
@@ -20,18 +20,18 @@ void ProtocolModel::start_steps(const State& s, int rank, Steps<State>& out) con
     case Pc::load_copies: {
       auto& t = add("starts: loads the copies");
       t.ranks[rank].work = cell(s.ranks[rank].copies, s.runners[rank].index);
-      t.runners[rank] = standing_at(Pc::mark_settled);
+      t.runners[rank] = standing_at(Pc::mark_acknowledged);
       return;
     }
-    case Pc::mark_settled: {
-      auto& t = add("starts: has settled whatever was before");
-      t.ranks[rank].settled = s.word_attempt;
+    case Pc::mark_acknowledged: {
+      auto& t = add("starts: has acknowledged whatever was before");
+      t.ranks[rank].acknowledged_attempt = s.word_attempt;
       go(t.runners[rank], Pc::mark_ready);
       return;
     }
     default: {
       auto& t = add("is ready");
-      t.ranks[rank].life = number(Life::ready);
+      t.ranks[rank].state = number(RunnerState::ready);
       go(t.runners[rank], Pc::idle);
       return;
     }
@@ -99,11 +99,11 @@ void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) co
   const auto move = [&](const char* what, Pc to) { go(add(what).runners[rank], to); };
   switch (p.pc) {
     case Pc::idle: {
-      if (word.attempt <= s.ranks[rank].settled) return;
+      if (word.attempt <= s.ranks[rank].acknowledged_attempt) return;
       auto& t = add(word.closed ? "wakes after the attempt" : "begins the attempt");
       t.runners[rank].attempt = s.word_attempt;
       t.runners[rank].rank = static_cast<std::uint32_t>(rank) & 3;
-      go(t.runners[rank], !word.closed ? Pc::reset_cursor : word.abort ? Pc::restore_state : Pc::settle);
+      go(t.runners[rank], !word.closed ? Pc::reset_cursor : word.abort ? Pc::restore_state : Pc::acknowledge);
       return;
     }
     case Pc::reset_cursor: {
@@ -129,21 +129,22 @@ void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) co
       if (word.attempt == p.attempt && word.committed(all()))
         return move("sees the attempt committed", Pc::slice_begin);
       if (!over(s, p.attempt)) return;
-      return move("sees the attempt over",
-                  word.attempt == p.attempt && word.closed && !word.abort ? Pc::settle : Pc::restore_state);
+      return move("sees the attempt over", word.attempt == p.attempt && word.closed && !word.abort
+                                               ? Pc::acknowledge
+                                               : Pc::restore_state);
     case Pc::restore_state: {
       auto& t = add("goes back to the state of the valid copies");
       if (!is(Mutation::state_kept_after_an_abort))
         t.ranks[rank].work = cell(s.ranks[rank].copies, s.word_index);
-      go(t.runners[rank], Pc::settle);
+      go(t.runners[rank], Pc::acknowledge);
       return;
     }
-    case Pc::settle:
-    case Pc::settle_and_close: {
-      auto& t = add("settles the attempt");
-      t.ranks[rank].settled = p.attempt & 3;
-      t.runners[rank] = standing_at(p.pc == Pc::settle ? Pc::idle : Pc::close_look);
-      if (p.pc == Pc::settle_and_close) t.runners[rank].attempt = p.attempt;
+    case Pc::acknowledge:
+    case Pc::acknowledge_and_close: {
+      auto& t = add("acknowledges the attempt");
+      t.ranks[rank].acknowledged_attempt = p.attempt & 3;
+      t.runners[rank] = standing_at(p.pc == Pc::acknowledge ? Pc::idle : Pc::close_look);
+      if (p.pc == Pc::acknowledge_and_close) t.runners[rank].attempt = p.attempt;
       return;
     }
     default:
@@ -151,7 +152,7 @@ void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) co
   }
   if (p.pc < Pc::idle) return start_steps(s, rank, out);
   State t = s;
-  const char* what = slice_step(t, t.runners[rank], Pc::settle_and_close);
+  const char* what = slice_step(t, t.runners[rank], Pc::acknowledge_and_close);
   if (what == nullptr) what = close_step(t, t.runners[rank], Pc::idle);
   if (t.runners[rank].pc == Pc::idle) t.runners[rank] = standing_at(Pc::idle);
   add(what) = t;

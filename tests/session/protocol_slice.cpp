@@ -1,4 +1,4 @@
-// What every process of the model does alike: abort, reduce a slice, close.
+// What all kinds of processes in the model do: abort an attempt, reduce a slice, close.
 #include "protocol_model.hpp"
 
 namespace accelmgr::session::model {
@@ -15,7 +15,7 @@ void ProtocolModel::reduce_half(State& s, const Process& p, std::uint32_t half) 
   const auto at = p.chunk * 2 + half;
   auto sum = one_more(cell(rank.master, at));
   for (int other = 0; other < options_.ranks; ++other)
-    if (s.ranks[other].slab != p.attempt) sum = torn;  // Not intact until the attempt is closed.
+    if (s.ranks[other].slab != p.attempt) sum = torn;  // The slab was overwritten before the closing.
   rank.master = with_cell(rank.master, at, sum) & 255;
 }
 

@@ -1,5 +1,5 @@
-// What the protocol's model is made of: the processes, where each stands, and the shared memory, as small as
-// they can be; and the few ways to look at them.
+// The state of the protocol's model, as small as it can be: the processes, where each stands, the shared
+// memory, and a few functions that look at them.
 #pragma once
 
 #include <atomic>
@@ -9,15 +9,15 @@
 
 namespace accelmgr::session::model {
 
-/// Where a process stands: what its next step is.
+/// Where a process stands: the name of its next step.
 enum class Pc : std::uint32_t {
   dead,
-  // Runner: its start,
+  // A runner starts.
   look_at_index,
   load_copies,
-  mark_settled,
+  mark_acknowledged,
   mark_ready,
-  // an attempt,
+  // A runner makes an attempt.
   idle,
   reset_cursor,
   compute,
@@ -28,9 +28,9 @@ enum class Pc : std::uint32_t {
   cast_vote,
   await_votes,
   restore_state,
-  settle,
-  settle_and_close,
-  // A slice: finish_slice().
+  acknowledge,
+  acknowledge_and_close,
+  // A process reduces a slice: finish_slice().
   slice_begin,
   save_first,
   save_second,
@@ -41,24 +41,24 @@ enum class Pc : std::uint32_t {
   begin_publish,
   end_publish,
   slice_end,
-  // close_if_over().
+  // A process closes the attempt: close_if_over().
   close_look,
   close_scan,
   close_word,
-  // Supervisor.
+  // The supervisor watches.
   watch,
   lost_look,
   lost_abort,
   lost_committed,
   spawn,
-  // Host: a step,
+  // The host makes a step.
   gather,
   open_word,
   wait,
   abort_lost,
   abort_timeout,
   give_result,
-  // the manager is lost.
+  // The host has lost the manager.
   end_all,
   end_abort,
   end_look,
@@ -67,7 +67,7 @@ enum class Pc : std::uint32_t {
   done,
 };
 
-/// A process and its local variables; what is not in use is zero, so that equal states are the same.
+/// A process and its local variables. Unused variables are zero, so that equal states have equal bytes.
 struct Process {
   Pc pc : 8;
   std::uint32_t attempt : 8;
@@ -76,21 +76,21 @@ struct Process {
   std::uint32_t restore : 4;
   std::uint32_t index : 4;
 };
-/// What there is of each rank. Attempts are counted in two bits each; torn or wrong contents are 3.
+/// The shared memory of one rank. Attempts are counted in two bits each; 3 stands for torn or wrong contents.
 struct Rank {
-  std::uint32_t master : 8;  ///< Of its slice: by chunk, two halves each.
-  std::uint32_t undo : 4;    ///< Two halves.
+  std::uint32_t master : 8;  ///< The rank's slice: two halves for each chunk.
+  std::uint32_t undo : 4;    ///< Two halves of the undo image.
   std::uint32_t copies : 4;  ///< Buffers and generator, by index.
-  std::uint32_t slab : 2;    ///< The tag: the attempt it holds.
+  std::uint32_t slab : 2;    ///< The tag: the attempt that the slab holds.
   std::uint32_t work : 2;    ///< The runner's working state.
-  std::uint32_t settled : 2;
-  std::uint32_t life : 2;
-  std::uint32_t pidfd_held : 2;  ///< By the host: that of the present process.
+  std::uint32_t acknowledged_attempt : 2;
+  std::uint32_t state : 2;
+  std::uint32_t pidfd_held : 2;  ///< The host holds the pidfd of the present process.
   std::uint32_t cursor_attempt : 2;
-  std::uint32_t cursor_chunk : 2;  ///< 3: finished.
+  std::uint32_t cursor_chunk : 2;  ///< 3: the slice is finished.
   std::uint32_t cursor_in_flight : 2;
 };
-/// Equal when its bytes are.
+/// Two states are equal when their bytes are equal.
 struct State {
   Process runners[3];
   Process supervisor;
@@ -101,9 +101,9 @@ struct State {
   std::uint32_t word_closed : 1;
   std::uint32_t word_abort : 1;
   std::uint32_t word_mask : 7;
-  std::uint32_t counters : 4;  ///< By index, as are the next.
+  std::uint32_t counters : 4;  ///< By index, like `result`.
   std::uint32_t result : 4;
-  std::uint32_t committed : 2;  ///< What the word's history says; no process reads it.
+  std::uint32_t committed : 2;  ///< Commits so far; no process reads it.
   std::uint32_t deaths : 2;
   std::uint32_t refused_to_open : 8;
 };
@@ -112,7 +112,7 @@ static_assert(sizeof(Process) == 4 && sizeof(Rank) == 4 && sizeof(State) == 36);
 
 constexpr std::uint32_t torn = 3;
 
-// Numbers of two bits side by side.
+// Counts of two bits, side by side.
 constexpr std::uint32_t cell(std::uint32_t bits, std::uint32_t i) { return bits >> 2 * i & 3; }
 constexpr std::uint32_t with_cell(std::uint32_t bits, std::uint32_t i, std::uint32_t value) {
   return (bits & ~(3u << 2 * i)) | (value & 3) << 2 * i;
@@ -123,7 +123,7 @@ inline StepWord word_of(const State& s) {
   return {s.word_attempt, s.word_index, s.word_closed != 0, s.word_abort != 0, s.word_mask};
 }
 
-/// Lets the real function `change` the real word.
+/// Calls the real function `change` on the real word.
 template <class Change>
 auto change_word(State& s, Change change) {
   std::atomic<std::uint64_t> real{encode(word_of(s))};
@@ -133,11 +133,12 @@ auto change_word(State& s, Change change) {
   s.word_index = word.index & 1;
   s.word_closed = word.closed;
   s.word_abort = word.abort;
-  s.word_mask = (word.abort ? author_host : word.mask) & 127;  // Nothing depends on which author it was.
+  s.word_mask = (word.abort ? author_host : word.mask) & 127;  // All authors are one: none matters.
   return outcome;
 }
 
-// What nobody may read any more is one and the same garbage: fewer states, and a read of it is found.
+// Contents that no process may read any more become one fixed garbage value. That saves states, and a process
+// that reads the value is found.
 inline void forget_image(Rank& rank) { rank.undo = 15; }
 inline void forget_attempt(State& s, int ranks) {
   const auto other = s.word_index ^ 1u;
@@ -162,7 +163,7 @@ inline Cursor cursor_of(const Rank& rank) {
                                      .in_flight = rank.cursor_in_flight != 0}));
 }
 
-constexpr std::uint32_t number(Life life) { return static_cast<std::uint32_t>(life) & 3; }
+constexpr std::uint32_t number(RunnerState state) { return static_cast<std::uint32_t>(state) & 3; }
 
 inline Process standing_at(Pc pc) {
   Process p{};
@@ -180,7 +181,7 @@ inline bool over(const State& s, std::uint32_t attempt) {
 
 inline void start_runner(State& s, std::uint32_t rank) {
   s.runners[rank] = standing_at(Pc::look_at_index);
-  s.ranks[rank].life = number(Life::starting);
+  s.ranks[rank].state = number(RunnerState::starting);
   s.ranks[rank].pidfd_held = 0;
   s.ranks[rank].work = 0;
 }

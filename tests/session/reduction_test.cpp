@@ -9,8 +9,8 @@
 namespace accelmgr::session {
 namespace {
 
-// A committed attempt of `ranks` ranks over tensors of 3000, 17 and 5000 elements: slices cut through tensors
-// and chunks.
+// A committed attempt of `ranks` ranks over tensors of 3000, 17 and 5000 elements. The slices cut through
+// tensors and chunks.
 class ReductionTest : public testing::TestWithParam<int> {
  protected:
   ReductionTest()
@@ -29,13 +29,16 @@ class ReductionTest : public testing::TestWithParam<int> {
   }
 
   std::uint64_t commit(bool accumulate, bool mean_buffers = false) {
-    Request request{.participants = all_ranks(ranks()),
-                    .accumulate = accumulate,
-                    .micro_batches = 1,
-                    .batch_size = 4,
-                    .by_samples = 0,
-                    .mean_buffers = mean_buffers,
-                    .parameter_version = 0};
+    return commit(Request{.participants = all_ranks(ranks()),
+                          .accumulate = accumulate,
+                          .shares = even_shares(1),
+                          .batch_size = 4,
+                          .by_samples = 0,
+                          .mean_buffers = mean_buffers,
+                          .parameter_version = 0});
+  }
+
+  std::uint64_t commit(const Request& request, bool nonfinite = false) {
     const auto attempt = open_attempt(session(), request);
     for (int rank = 0; rank < ranks(); ++rank) {
       for (auto& tag : session().tags(rank)) tag.store(attempt);
@@ -44,7 +47,8 @@ class ReductionTest : public testing::TestWithParam<int> {
       ballot.loss = 1.0;
       ballot.samples = 4;
       ballot.micro_batches = 1;
-      cast_vote(session(), attempt, rank);
+      ballot.nonfinite = nonfinite && rank == ranks() - 1;
+      cast_vote({session(), rank}, attempt);
     }
     return attempt;
   }
@@ -103,8 +107,8 @@ TEST_P(ReductionTest, FinishingAFinishedSliceChangesNothing) {
   EXPECT_EQ(master(), before);
 }
 
-// What a process leaves when it is killed in the middle of chunk k, for every chunk: half of the chunk
-// reduced already.
+// For every chunk k: rebuilds what a process leaves that is killed while it reduces chunk k, when a part of
+// that chunk is already reduced.
 TEST_P(ReductionTest, ATakenOverSliceIsReducedExactlyOnceFromEveryChunk) {
   const auto slices = slice((session().header().elements * 4 + chunk_bytes - 1) / chunk_bytes, 0, ranks());
   for (std::uint64_t k = 0; k < slices.end - slices.begin; ++k) {
@@ -147,12 +151,45 @@ TEST_P(ReductionTest, ClosingPublishesCountersAndBuffers) {
   EXPECT_EQ(batches, 5) << "others are those of the first rank";
 }
 
+TEST_P(ReductionTest, TakesTheLossScaleOutOfTheGradients) {
+  for (const bool accumulate : {false, true})
+    finish_all(commit({.participants = all_ranks(ranks()),
+                       .accumulate = accumulate,
+                       .shares = even_shares(1),
+                       .batch_size = 4,
+                       .loss_scale = accumulate ? 0x1p-3 : 0x1p16}));
+  auto sum = expected();
+  for (auto& x : sum) x = x * 0x1p-16f + x * 0x1p3f;
+  EXPECT_EQ(master(), sum);
+}
+
+TEST_P(ReductionTest, TheNextLossScaleIsThatOfTheLastStepWithFiniteValues) {
+  const auto next = [&](std::uint64_t good_steps) {
+    return Request{.participants = all_ranks(ranks()),
+                   .shares = even_shares(1),
+                   .batch_size = 4,
+                   .next_loss_scale = {0x1p10, good_steps}};
+  };
+  const auto good_steps = [&] { return session().counters(session().word().index).loss_scale.good_steps; };
+  finish_all(commit(next(3)));
+  EXPECT_EQ(session().counters(session().word().index).loss_scale.scale, 0x1p10);
+  EXPECT_EQ(good_steps(), 3u);
+  finish_all(commit(next(4), /*nonfinite=*/true));
+  EXPECT_EQ(good_steps(), 3u);
+  auto skip = next(5);
+  skip.skip = 1;
+  finish_all(commit(skip));
+  EXPECT_EQ(good_steps(), 3u);
+  finish_all(commit(next(6)));
+  EXPECT_EQ(good_steps(), 6u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest, testing::Values(1, 2, 3, 5));
 
 TEST(Mean, AFullStepIsNotScaled) {
   const Request request{.participants = 0b11,
                         .accumulate = 0,
-                        .micro_batches = 3,
+                        .shares = even_shares(3),
                         .batch_size = 4,
                         .by_samples = 0,
                         .mean_buffers = 0,
@@ -163,7 +200,7 @@ TEST(Mean, AFullStepIsNotScaled) {
 TEST(Mean, AShortStepIsDividedByWhatTookPart) {
   Request request{.participants = 0b11,
                   .accumulate = 0,
-                  .micro_batches = 3,
+                  .shares = even_shares(3),
                   .batch_size = 4,
                   .by_samples = 0,
                   .mean_buffers = 0,
@@ -171,6 +208,20 @@ TEST(Mean, AShortStepIsDividedByWhatTookPart) {
   EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 10, .micro_batches = 3, .nonfinite = false}), 2.0);
   request.by_samples = 1;
   EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 12, .micro_batches = 3, .nonfinite = false}), 2.0);
+}
+
+TEST(Mean, OfUnequalSharesIsOverTheMicroBatchesOfTheParticipantsAlone) {
+  Request request{.participants = 0b101,
+                  .accumulate = 0,
+                  .shares = {{1, 9, 3}},
+                  .batch_size = 4,
+                  .by_samples = 0,
+                  .mean_buffers = 0,
+                  .parameter_version = 0};
+  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 16, .micro_batches = 4, .nonfinite = false}), 1.0);
+  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 5, .micro_batches = 2, .nonfinite = false}), 2.0);
+  request.by_samples = 1;
+  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 5, .micro_batches = 2, .nonfinite = false}), 3.2);
 }
 
 TEST(Mean, SlicesCoverEveryChunkOnce) {

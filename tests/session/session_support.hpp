@@ -1,6 +1,7 @@
 // Small sessions for the tests of this floor.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -14,7 +15,25 @@ struct SmallSession {
   Session session;
 };
 
-/// A session of one tensor for each of `counts`, queues of `slots` slots of `slot_bytes`.
+/// A session with that manifest; sets the manifest's places. A slot holds a batch of 64 elements and has at
+/// least `slot_bytes`.
+inline Session session_of(Manifest& manifest, int ranks, std::uint64_t slots = 2,
+                          std::uint64_t slot_bytes = 64, SlabElement slab = SlabElement::same) {
+  Extent extent{.ranks = ranks, .element = Element::f32, .slab_element = slab};
+  extent.elements = manifest.place_tensors(extent.element);
+  extent.tensors = manifest.tensors.size();
+  extent.buffer_bytes = manifest.place_buffers();
+  extent.slots = slots;
+  extent.batch_size = 64;
+  extent.slot_bytes = std::max(slot_bytes, manifest.place_fields(extent.batch_size));
+  extent.manifest_bytes = manifest_bytes(manifest);
+  auto session = Session::create(extent, extent.ranks, 1);
+  write_manifest(manifest, session.manifest());
+  session.publish();
+  return session;
+}
+
+/// A session with one tensor for each of `counts`, and queues of `slots` slots of `slot_bytes`.
 inline SmallSession small_session(int ranks, const std::vector<std::uint64_t>& counts,
                                   std::uint64_t slots = 2, std::uint64_t slot_bytes = 64,
                                   SlabElement slab = SlabElement::same) {
@@ -26,25 +45,23 @@ inline SmallSession small_session(int ranks, const std::vector<std::uint64_t>& c
                                 .first = 0,
                                 .count = counts[i],
                                 .group = Group::decay});
-  manifest.buffers.push_back({.name = "running", .shape = {2}, .dtype = 6, .offset = 0, .bytes = 8});
-  manifest.buffers.push_back({.name = "batches", .shape = {}, .dtype = 4, .offset = 0, .bytes = 8});
-  Extent extent{.ranks = ranks, .element = Element::f32, .slab_element = slab};
-  extent.elements = manifest.place_tensors(extent.element);
-  extent.tensors = counts.size();
-  extent.buffer_bytes = manifest.place_buffers();
-  extent.manifest_bytes = manifest_bytes(manifest);
-  extent.slots = slots;
-  extent.slot_bytes = slot_bytes;
-  auto session = Session::create(extent, extent.ranks, 1);
-  write_manifest(manifest, session.manifest());
-  session.publish();
+  manifest.buffers.push_back(
+      {.name = "running", .shape = {2}, .dtype = DType::float32, .offset = 0, .bytes = 8});
+  manifest.buffers.push_back(
+      {.name = "batches", .shape = {}, .dtype = DType::int64, .offset = 0, .bytes = 8});
+  auto session = session_of(manifest, ranks, slots, slot_bytes, slab);
   return {std::move(manifest), std::move(session)};
 }
 
-inline std::span<float> gradients_of(const Session& s) {
+/// The address of the session's memory in this process.
+inline std::byte* memory_of(Session& s) {
+  return reinterpret_cast<std::byte*>(&s.control()) - s.header().control;
+}
+
+inline std::span<float> gradients_of(Session& s) {
   return {reinterpret_cast<float*>(s.gradients()), s.header().elements};
 }
-inline std::span<float> slab_of(const Session& s, int rank) {
+inline std::span<float> slab_of(Session& s, int rank) {
   return {reinterpret_cast<float*>(s.slab(rank)), s.header().elements};
 }
 

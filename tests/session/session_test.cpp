@@ -4,12 +4,13 @@
 #include <unistd.h>
 
 #include "accelmgr/errors.hpp"
+#include "session/views.hpp"
 #include "session_support.hpp"
 
 namespace accelmgr::session {
 namespace {
 
-std::vector<base::UniqueFd> duplicates(const Session& session) {
+std::vector<base::UniqueFd> duplicates(Session& session) {
   std::vector<base::UniqueFd> out;
   for (int fd : session.fds()) out.emplace_back(dup(fd));
   return out;
@@ -63,7 +64,7 @@ TEST(Session, AttachingSeesWhatTheMakerWrote) {
   auto [manifest, made] = small_session(2, {1000});
   gradients_of(made)[999] = 3.5f;
   slab_of(made, 1)[5] = -1.0f;
-  const auto attached = Session::attach(duplicates(made));
+  auto attached = Session::attach(duplicates(made));
   EXPECT_NE(attached.gradients(), made.gradients());
   EXPECT_EQ(gradients_of(attached)[999], 3.5f);
   EXPECT_EQ(slab_of(attached, 1)[5], -1.0f);
@@ -71,24 +72,46 @@ TEST(Session, AttachingSeesWhatTheMakerWrote) {
 }
 
 TEST(Session, ManifestReadsBackFromAnotherMapping) {
-  auto [manifest, made] = small_session(2, {6, 3});
-  manifest.tensors[0].aliases = {"tied.a", "a name of more than fifteen characters"};
-  manifest.tensors[0].shape = {2, 3};
-  manifest.tensors[1].group = Group::frozen;
-  manifest.fields.push_back(
-      {.name = "input", .shape = {128}, .dtype = 4, .offset = 64, .element_bytes = 1024});
-  write_manifest(manifest, made.manifest());
-  const auto attached = Session::attach(duplicates(made));
-  const auto read = read_manifest(attached.manifest());
-  ASSERT_EQ(read.tensors.size(), 2u);
+  Manifest manifest;
+  manifest.tensors = {{.name = "w0",
+                       .aliases = {"tied.a", "a name of more than fifteen characters"},
+                       .shape = {2, 3},
+                       .count = 6},
+                      {.name = "w1", .aliases = {}, .shape = {3}, .count = 3, .group = Group::frozen},
+                      {.name = "w0.diagonal",
+                       .aliases = {},
+                       .shape = {2},
+                       .count = 2,
+                       .shares = 0,
+                       .shared_offset = 0,
+                       .strides = {4}}};
+  manifest.buffers = {{.name = "mean", .shape = {2}, .bytes = 8},
+                      {.name = "batches",
+                       .aliases = {"count"},
+                       .shape = {},
+                       .dtype = DType::int64,
+                       .bytes = 8,
+                       .persistent = false}};
+  manifest.fields = {{.name = "input", .shape = {128}, .dtype = DType::int64, .element_bytes = 1024},
+                     {.name = "target", .shape = {}, .dtype = DType::uint8, .element_bytes = 1}};
+  auto made = session_of(manifest, 2);
+  const auto read = read_manifest(Session::attach(duplicates(made)));
+  ASSERT_EQ(read.tensors.size(), 3u);
   EXPECT_EQ(read.tensors[0].name, "w0");
   EXPECT_EQ(read.tensors[0].aliases, manifest.tensors[0].aliases);
   EXPECT_EQ(read.tensors[0].shape, manifest.tensors[0].shape);
   EXPECT_EQ(read.tensors[1].first, manifest.tensors[1].first);
   EXPECT_EQ(read.tensors[1].group, Group::frozen);
+  EXPECT_EQ(read.tensors[1].shares, -1);
+  EXPECT_EQ(read.tensors[2].shares, 0);
+  EXPECT_EQ(read.tensors[2].strides, manifest.tensors[2].strides);
   EXPECT_EQ(read.buffers[1].name, "batches");
-  EXPECT_EQ(read.buffers[1].dtype, 4);
+  EXPECT_EQ(read.buffers[1].aliases.at(0), "count");
+  EXPECT_EQ(read.buffers[1].dtype, DType::int64);
+  EXPECT_FALSE(read.buffers[1].persistent);
+  EXPECT_TRUE(read.buffers[0].persistent);
   EXPECT_EQ(read.fields.at(0).element_bytes, 1024u);
+  EXPECT_EQ(read.fields.at(1).offset, manifest.fields[1].offset);
 }
 
 TEST(Session, GroupsLieNextToEachOther) {
@@ -127,9 +150,53 @@ TEST(Session, MemoryBeyondTheLimitIsRefusedWithBothNumbers) {
   EXPECT_THROW(check_memory(5000, 4000, 1), SessionError);
 }
 
+TEST(Session, WhatAHostLeavesHalfWrittenIsEndedAndSaid) {
+  auto [manifest, s] = small_session(2, {10});
+  s.control().parameter_version.store(7);
+  s.control().buffer_version.store(4);
+  const auto half = SupervisorView(s).settle_host();
+  EXPECT_TRUE(half.parameters);
+  EXPECT_FALSE(half.buffers);
+  EXPECT_EQ(s.control().parameter_version.load(), 8u);  // Another one than before: it is loaded.
+  EXPECT_EQ(s.control().buffer_version.load(), 4u);
+  EXPECT_FALSE(SupervisorView(s).settle_host().parameters);
+}
+
+TEST(Session, ARequestToTheLoaderThatWasNotCompleteIsTakenBack) {
+  auto [manifest, s] = small_session(2, {10});
+  s.sharding().assigned_to.store(3);
+  s.sharding().shares = even_shares(2);
+  s.sharding().follows.store(1);
+  s.control().assignments.store(1);
+  s.control().assignment = {1, even_shares(2)};  // The host died before it advanced `assignments`.
+  SupervisorView(s).settle_host();
+  EXPECT_EQ(s.control().assignment, (Assignment{3, even_shares(2)}));
+
+  s.control().assignments.store(2);  // The loader has not followed yet.
+  s.control().assignment = {1, even_shares(2)};
+  SupervisorView(s).settle_host();
+  EXPECT_EQ(s.control().assignment, (Assignment{1, even_shares(2)}));
+}
+
+TEST(Session, APrivateSessionNeitherSeesNorMakesChanges) {
+  auto [manifest, s] = small_session(1, {10});
+  auto other = Session::attach(duplicates(s));
+  s.parameters()[0] = std::byte{1};
+  auto* const address = other.parameters();
+  EXPECT_TRUE(other.make_private());
+  EXPECT_EQ(other.parameters(), address);
+  EXPECT_EQ(other.parameters()[0], std::byte{1});
+  s.parameters()[0] = std::byte{2};
+  EXPECT_EQ(other.parameters()[0], std::byte{1});
+  other.parameters()[0] = std::byte{3};
+  EXPECT_EQ(s.parameters()[0], std::byte{2});
+  EXPECT_TRUE(other.fds().empty());
+  EXPECT_EQ(other.slab(0)[0], std::byte{0});
+}
+
 TEST(SessionDeathTest, ProtectedParametersCannotBeWritten) {
   auto [manifest, made] = small_session(2, {10});
-  const auto attached = Session::attach(duplicates(made), 0, true);
+  auto attached = Session::attach(duplicates(made), 0, true);
   slab_of(attached, 0)[0] = 1;
   EXPECT_DEATH(*reinterpret_cast<volatile float*>(attached.parameters()) = 1, "");
   EXPECT_DEATH(*reinterpret_cast<volatile float*>(attached.slab(1)) = 1, "");

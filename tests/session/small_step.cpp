@@ -11,21 +11,21 @@ namespace {
 
 constexpr std::uint64_t chunk_elements = chunk_bytes / 4;
 constexpr std::uint32_t micro_batches = 2;
-constexpr std::size_t partly_absent = 1;  // The tensor of which the last rank has no gradient.
+constexpr std::size_t partly_absent = 1;  // The last rank has no gradient of this tensor.
 
-// Slices of 2 or 3 chunks, cut through tensors; the last chunk is a part of one.
+// Each slice has 2 or 3 chunks and cuts through tensors. The last chunk is incomplete.
 std::vector<std::uint64_t> tensors_for(int ranks) {
   const std::uint64_t chunks = ranks == 2 ? 5 : 8;
   return {1500, 17, chunks * chunk_elements - 704 - 1536};
 }
 
-Session second_view(const Session& session) {
+Session second_view(Session& session) {
   std::vector<base::UniqueFd> fds;
   for (const int fd : session.fds()) fds.emplace_back(dup(fd));
   return Session::attach(std::move(fds));
 }
 
-// No sum of these is exact.
+// Sums of these values are not exact, so another order of additions would show.
 float gradient(int rank, std::uint64_t i) { return 0.1f * float(rank + 1) + 0.37f * float(i % 1009); }
 float earlier(std::uint64_t i) { return 0.7f * float(i % 13); }
 
@@ -33,7 +33,7 @@ std::byte pattern(std::size_t i, int salt) {
   return static_cast<std::byte>((i * 31 + static_cast<std::size_t>(salt) * 7) & 255);
 }
 
-// A rank of which one batch was missing: the mean is not a sum.
+// Rank 0 computes one micro-batch too few, so that the mean is not just a sum.
 std::uint32_t micro_batches_of(int rank) { return rank == 0 ? 1 : micro_batches; }
 
 }  // namespace
@@ -43,7 +43,7 @@ SmallStep::SmallStep(const Death& death)
       small_(small_session(death.ranks, tensors_for(death.ranks))),
       reduction_(small_.session, small_.manifest),
       others_view_(second_view(small_.session)),
-      others_reduction_(others_view_, read_manifest(others_view_.manifest())) {
+      others_reduction_(others_view_, read_manifest(others_view_)) {
   fill();
   Image start;
   take(start);
@@ -64,7 +64,7 @@ SmallStep::SmallStep(const Death& death)
 }
 
 void SmallStep::fill() {
-  const auto& session = small_.session;
+  auto& session = small_.session;
   const auto elements = session.header().elements;
   for (std::uint64_t i = 0; i < elements; ++i) gradients_of(session)[i] = earlier(i);
   for (int rank = 0; rank < death_.ranks; ++rank)
@@ -80,10 +80,10 @@ void SmallStep::fill() {
   std::memcpy(state_.data() + generator_bytes + small_.manifest.buffers[0].offset, running, sizeof running);
 }
 
-std::uint64_t SmallStep::open() const {
+std::uint64_t SmallStep::open() {
   const auto attempt = open_attempt(small_.session, {.participants = participants(),
                                                      .accumulate = death_.accumulate,
-                                                     .micro_batches = micro_batches,
+                                                     .shares = even_shares(micro_batches),
                                                      .batch_size = 4,
                                                      .mean_buffers = 1});
   for (int rank = 0; rank < death_.ranks; ++rank)
@@ -93,9 +93,8 @@ std::uint64_t SmallStep::open() const {
   return attempt;
 }
 
-// As a runner does.
-void SmallStep::vote(const Session& session, const Reduction& reduction, int rank,
-                     std::uint64_t attempt) const {
+// Votes as a runner does.
+void SmallStep::vote(Session& session, const Reduction& reduction, int rank, std::uint64_t attempt) {
   reduction.reset_cursor(rank, attempt);
   const auto other = session.word().index ^ 1;
   std::memcpy(session.buffers(other, rank), state_.data() + generator_bytes, session.header().buffer_bytes);
@@ -104,17 +103,17 @@ void SmallStep::vote(const Session& session, const Reduction& reduction, int ran
   ballot.loss = 0.5;
   ballot.micro_batches = micro_batches_of(rank);
   ballot.samples = ballot.elements = 4 * ballot.micro_batches;
-  cast_vote(session, attempt, rank);
+  cast_vote({session, rank}, attempt);
 }
 
-void SmallStep::run_section() const {
-  const auto& session = small_.session;
+void SmallStep::run_section() {
+  auto& session = small_.session;
   if (death_.section == Section::last_vote) vote(session, reduction_, death_.rank, attempt_);
   reduction_.finish_slice(death_.rank, attempt_);
   close_if_over(session, attempt_);
 }
 
-void SmallStep::finish(std::uint64_t attempt) const {
+void SmallStep::finish(std::uint64_t attempt) {
   if (!abort_attempt(others_view_, attempt, author_supervisor) &&
       others_view_.word().committed(participants())) {
     others_reduction_.finish_slice(death_.rank, attempt);
@@ -123,9 +122,9 @@ void SmallStep::finish(std::uint64_t attempt) const {
   close_if_over(others_view_, attempt);
 }
 
-void SmallStep::recover() const { finish(attempt_); }
+void SmallStep::recover() { finish(attempt_); }
 
-void SmallStep::recover_without_undo() const {
+void SmallStep::recover_without_undo() {
   auto& word = others_view_.record(death_.rank).cursor;
   auto cursor = decode_cursor(word.load());
   cursor.in_flight = false;
@@ -133,17 +132,16 @@ void SmallStep::recover_without_undo() const {
   finish(attempt_);
 }
 
-void SmallStep::take(Image& image) const {
+void SmallStep::take(Image& image) {
   const auto& header = small_.session.header();
-  const auto* head = reinterpret_cast<const std::byte*>(&header);
+  const auto* head = memory_of(small_.session);
   image.head.assign(head, head + header.queues);
   image.gradients.assign(small_.session.gradients(),
                          small_.session.gradients() + small_.session.master_bytes());
 }
 
-void SmallStep::put_back(const Image& image) const {
-  const auto* head = reinterpret_cast<const std::byte*>(&small_.session.header());
-  std::memcpy(const_cast<std::byte*>(head), image.head.data(), image.head.size());
+void SmallStep::put_back(const Image& image) {
+  std::memcpy(memory_of(small_.session), image.head.data(), image.head.size());
   std::memcpy(small_.session.gradients(), image.gradients.data(), image.gradients.size());
 }
 
@@ -152,9 +150,9 @@ bool SmallStep::committed() const {
   return !word.abort && (word.closed || word.mask == participants());
 }
 
-/// In the master gradients and copy `index`.
-std::string SmallStep::differs(const Image& expected, std::uint32_t index) const {
-  const auto& session = others_view_;
+/// Returns the first difference in the master gradients or in copy `index`.
+std::string SmallStep::differs(const Image& expected, std::uint32_t index) {
+  auto& session = others_view_;
   for (std::uint64_t i = 0; i < session.header().elements; ++i) {
     float value = 0;
     std::memcpy(&value, expected.gradients.data() + i * sizeof value, sizeof value);
@@ -168,7 +166,7 @@ std::string SmallStep::differs(const Image& expected, std::uint32_t index) const
   return {};
 }
 
-std::string SmallStep::wrong(bool was_committed) const {
+std::string SmallStep::wrong(bool was_committed) {
   const auto word = others_view_.word();
   if (!word.closed || word.attempt != attempt_) return "the attempt is not closed";
   if (word.abort == was_committed || word.index != (was_committed ? 1u : 0u))
@@ -183,7 +181,7 @@ std::string SmallStep::wrong(bool was_committed) const {
   return {};
 }
 
-std::string SmallStep::wrong_when_made_again() const {
+std::string SmallStep::wrong_when_made_again() {
   const auto again = open();
   for (int rank = 0; rank < death_.ranks; ++rank) vote(others_view_, others_reduction_, rank, again);
   finish(again);
@@ -194,8 +192,8 @@ std::string SmallStep::wrong_when_made_again() const {
   return difference.empty() ? difference : "made again after an abort: " + difference;
 }
 
-// The sum in order of ranks, times the scale of the mean.
-std::string SmallStep::undisturbed_wrong() const {
+// Expects the sum in the order of the ranks, times the scale of the mean.
+std::string SmallStep::undisturbed_wrong() {
   const std::uint32_t full = micro_batches * static_cast<std::uint32_t>(death_.ranks);
   const auto scale = static_cast<float>(double(full) / double(full - 1));
   const auto& absent = small_.manifest.tensors[partly_absent];

@@ -1,5 +1,6 @@
-// One attempt of a small session, up to the section in which one of its ranks is to die: what stands in the
-// shared memory then, how the others recover, and whether the step has counted in full or not at all.
+// One attempt of a small session, up to the section in which one of its ranks dies. It gives the contents of
+// the shared memory, lets the other processes recover, and checks that the step counted in full or not at
+// all.
 #pragma once
 
 #include <cstddef>
@@ -12,56 +13,58 @@
 
 namespace accelmgr::session {
 
-/// What the dying rank is doing.
+/// What the rank does when it dies.
 enum class Section {
-  last_vote,   ///< All others have voted; none has reduced its slice.
-  last_slice,  ///< The attempt is committed, all other slices are finished.
+  last_vote,   ///< All other ranks have voted; none has reduced its slice.
+  last_slice,  ///< The attempt is committed, and all other slices are finished.
 };
 
 struct Death {
   int ranks;
-  int rank;  ///< That dies.
+  int rank;  ///< The rank that dies.
   bool accumulate;
   Section section;
 };
 
 class SmallStep {
  public:
-  /// Stands before the section. Two views of the same session, as two processes have.
+  /// Brings the attempt to the beginning of the section. The session has two views, as in two processes.
   explicit SmallStep(const Death& death);
 
-  /// What the rank does in the section, from where it stands to its end.
-  void run_section() const;
-  /// What the others do once it is dead, in the supervisor's order; each slice from where its cursor stands.
-  void recover() const;
-  /// The same, but an image in flight is not put back.
-  void recover_without_undo() const;
+  /// Runs the rank's part of the section from where the rank stands to the end.
+  void run_section();
+  /// Does what other processes do after the death, in the supervisor's order. Each slice goes on from its
+  /// cursor.
+  void recover();
+  /// As recover(), but without putting back the undo image of a chunk in flight.
+  void recover_without_undo();
 
-  /// All of the session that the section or a recovery changes.
+  /// A copy of everything in the session that the section or a recovery changes.
   struct Image {
-    std::vector<std::byte> head;  ///< Control, records, copies, undo images.
+    std::vector<std::byte> head;  ///< Control, rank records, state copies and undo images.
     std::vector<std::byte> gradients;
     bool operator==(const Image&) const = default;
   };
-  void take(Image& image) const;
-  void put_back(const Image& image) const;
+  void take(Image& image);
+  void put_back(const Image& image);
 
-  /// Whether the last vote is cast.
+  /// True if the last vote is cast.
   bool committed() const;
-  /// After a recovery: what is wrong, given whether the attempt was committed when the rank died; empty:
-  /// nothing. An attempt that did not count is made again, by all, and has to count then.
-  std::string wrong(bool was_committed) const;
-  /// The same of the undisturbed run, against plain arithmetic.
-  std::string undisturbed_wrong() const;
+  /// Call it after a recovery. Returns what is wrong, or an empty string. `was_committed` says whether the
+  /// attempt was committed when the rank died. If it was not, all ranks make the step again, and it must
+  /// count then.
+  std::string wrong(bool was_committed);
+  /// Compares the undisturbed run with plain arithmetic. Returns what is wrong, or an empty string.
+  std::string undisturbed_wrong();
 
  private:
   RankMask participants() const noexcept { return all_ranks(death_.ranks); }
   void fill();
-  std::uint64_t open() const;
-  void vote(const Session& session, const Reduction& reduction, int rank, std::uint64_t attempt) const;
-  void finish(std::uint64_t attempt) const;
-  std::string differs(const Image& expected, std::uint32_t index) const;
-  std::string wrong_when_made_again() const;
+  std::uint64_t open();
+  void vote(Session& session, const Reduction& reduction, int rank, std::uint64_t attempt);
+  void finish(std::uint64_t attempt);
+  std::string differs(const Image& expected, std::uint32_t index);
+  std::string wrong_when_made_again();
 
   Death death_;
   SmallSession small_;
@@ -69,9 +72,9 @@ class SmallStep {
   Session others_view_;
   Reduction others_reduction_;
   std::uint64_t attempt_ = 0;
-  std::vector<std::byte> state_;  ///< That ranks write before their vote: the generator's, then the buffers'.
-  Image before_;                  ///< Of an attempt that does not count.
-  Image counted_;                 ///< Of one that does, undisturbed.
+  std::vector<std::byte> state_;  ///< What a rank writes before it votes: generator, buffers.
+  Image before_;                  ///< The image that an uncounted attempt must leave.
+  Image counted_;                 ///< The image of the undisturbed, counted attempt.
 };
 
 }  // namespace accelmgr::session

@@ -74,8 +74,8 @@ TEST(StepWord, VotesAndAbortsOfAnOldAttemptChangeNothing) {
   EXPECT_EQ(word.load(), before);
 }
 
-// Every interleaving that threads produce ends committed or aborted, never both, and exactly one call says
-// so.
+// In every interleaving of the threads the attempt ends committed or aborted, never both, and exactly one
+// call reports it.
 TEST(StepWord, RacingVotesAndAbortsHaveOneWinner) {
   std::atomic<std::uint64_t> word{initial_step_word};
   for (int round = 0; round < 300; ++round) {

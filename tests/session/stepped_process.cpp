@@ -40,7 +40,7 @@ SteppedProcess::SteppedProcess(const std::function<void()>& work) {
   }
 }
 
-/// Reaps the child when it has ended.
+/// Waits until the child stops or ends. Reaps it if it has ended.
 int SteppedProcess::wait() {
   int status = 0;
   while (waitpid(pid_, &status, 0) < 0)
@@ -58,7 +58,7 @@ bool SteppedProcess::step() {
 #endif
 }
 
-/// Until it stops; false when it has ended.
+/// Continues the child until it stops. Returns false if it has ended with status 0.
 bool SteppedProcess::resume(int request) {
   if (ptrace(static_cast<__ptrace_request>(request), pid_, nullptr, nullptr) != 0)
     throw SystemError("ptrace of a step", errno);
@@ -71,7 +71,7 @@ bool SteppedProcess::resume(int request) {
 
 #ifdef __x86_64__
 
-// In the kernel's code that every process has mapped.
+// True if the child runs in the vdso, the kernel's code that every process has mapped.
 bool SteppedProcess::reads_the_clock() {
   static const auto vdso = getauxval(AT_SYSINFO_EHDR);
   constexpr std::uint64_t vdso_bytes = 8192;
@@ -80,7 +80,7 @@ bool SteppedProcess::reads_the_clock() {
   return registers.rip >= vdso && registers.rip < vdso + vdso_bytes;
 }
 
-/// With a breakpoint where it was called.
+/// Runs to a breakpoint at the return address.
 bool SteppedProcess::finish_reading() {
   user_regs_struct registers{};
   ptrace(PTRACE_GETREGS, pid_, nullptr, &registers);

@@ -1,5 +1,5 @@
-// A process that is run one instruction at a time, and can be killed between any two: a forked child under
-// ptrace.
+// Runs a process one instruction at a time, and can kill it between any two. The process is a forked child
+// under ptrace.
 #pragma once
 
 #include <sched.h>
@@ -10,24 +10,24 @@
 
 namespace accelmgr::session {
 
-/// Used by the thread that made it: ptrace knows no other.
+/// Use it only from the thread that made it, as ptrace requires.
 class SteppedProcess {
  public:
-  /// Forks a child that will run `work` and exit; it stands before it. The child has this process's shared
-  /// mappings, and is killed when this process ends. Throws SystemError; when the kernel refuses ptrace, with
-  /// EPERM.
+  /// Forks a child that will run `work` and exit; it stops before `work`. The child shares this process's
+  /// shared mappings. The kernel kills it when this process ends. Throws SystemError, with EPERM if the
+  /// kernel refuses ptrace.
   explicit SteppedProcess(const std::function<void()>& work);
   ~SteppedProcess() { kill(); }
   SteppedProcess(const SteppedProcess&) = delete;
   SteppedProcess& operator=(const SteppedProcess&) = delete;
 
-  /// One instruction, or a reading of the clock: that begins again when the kernel sets the clock meanwhile,
-  /// so one instruction at a time it may never come to its end. False when the child has ended, with status
-  /// 0. Throws std::runtime_error when it ends otherwise, or meets a signal.
+  /// Runs one instruction, or one whole reading of the clock. A reading of the clock begins again when the
+  /// kernel updates the clock meanwhile, so stepping through it might never end. Returns false if the child
+  /// has ended with status 0. Throws std::runtime_error if it ends otherwise or gets a signal.
   bool step();
-  /// Up to `count` instructions.
+  /// Runs up to `count` instructions.
   bool step(std::uint64_t count);
-  /// SIGKILL; returns when the child is gone.
+  /// Sends SIGKILL and returns when the child has ended.
   void kill() noexcept;
 
  private:
@@ -39,8 +39,8 @@ class SteppedProcess {
   pid_t pid_ = 0;
 };
 
-/// Keeps this process, and those it forks, on one core: stepping is a dialogue of two processes, four times
-/// as fast when neither has to wake another core.
+/// Keeps this process, and the processes that it forks, on one core. Parent and child take turns with every
+/// instruction: that is four times as fast when neither has to wake another core.
 class OnOneCore {
  public:
   OnOneCore();

@@ -1,4 +1,4 @@
-"""Stories: a person's command, what must be printed, what must be on the disk afterwards."""
+"""Fixtures of stories: tests that type a command as a person would, then check what it printed and left on the disk."""
 
 import ctypes
 import dataclasses
@@ -12,11 +12,11 @@ import pytest
 
 PROGRAM = os.environ["ACCELMGR_PROGRAM"]
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-BOUND_S = 120  # More than any story takes on a loaded machine; reached only by one that fails.
-GONE_S = 30  # Within which what was killed is gone.
+BOUND_S = 120  # Time limit of a command: more than any takes on a loaded machine.
+GONE_S = 30  # Time limit for a killed process to end.
 PR_SET_CHILD_SUBREAPER = 36
 
-# A model of a second: `accelmgr train -c small.yaml`.
+# The configuration of `accelmgr train -c small.yaml`: a model that trains in a second.
 SMALL = """\
 nprocs: 2
 batch_size_per_device: 4
@@ -25,7 +25,7 @@ model: {kind: mlp, mlp: {input_size: 16, hidden_size: 32}}
 train: {steps: 10, progress_every_s: 1.0e-6}
 """
 
-# Orphans become children of this process: it sees what a command leaves behind.
+# Orphans become children of this process, so that it sees which processes a command leaves behind.
 if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
     raise OSError(ctypes.get_errno(), "prctl")
 
@@ -44,7 +44,7 @@ class Ended:
 
 
 class Person:
-    """Somebody in an empty folder, which holds `small.yaml`, with no variables of accelmgr."""
+    """Runs commands in a folder that holds only `small.yaml`, without ACCELMGR_ environment variables."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Person:
         self._started: list[subprocess.Popen[str]] = []
 
     def types(self, command: str, **options: object) -> Ended:
-        """Runs `accelmgr ...` to its end; options as those of begins()."""
+        """Runs a command to its end. Options are those of begins()."""
         started = self.begins(command, **options)
         try:
             out, err = started.communicate(timeout=BOUND_S)
@@ -62,8 +62,11 @@ class Person:
         return Ended(started.returncode, out or "", err or "")
 
     def begins(self, command: str, *, env: dict[str, str] | None = None, **options: object) -> subprocess.Popen[str]:
-        """Starts a command in a process group of its own: what a shell would split, with `accelmgr` as the first word
-        for the program. Options are those of Popen; output is captured unless told."""
+        """Starts a command in a process group of its own.
+
+        The command is split into words as a shell does; a first word `accelmgr` means the program under test. Options
+        are those of Popen. Output is captured unless an option redirects it.
+        """
         words = shlex.split(command)
         if words[0] == "accelmgr":
             words[0] = PROGRAM
@@ -80,11 +83,11 @@ class Person:
         return self.folder / name
 
     def files(self) -> set[str]:
-        """All names in the folder, besides `small.yaml`."""
+        """All names in the folder except `small.yaml`."""
         return {entry.name for entry in self.folder.iterdir()} - {"small.yaml"}
 
     def leaves(self) -> None:
-        """Ends what a failed story left."""
+        """Kills the commands that a failed story left running."""
         for started in self._started:
             if started.poll() is None:
                 os.killpg(started.pid, signal.SIGKILL)

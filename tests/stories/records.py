@@ -1,11 +1,11 @@
-"""What is on the disk after a run: its log and its checkpoints."""
+"""Reads what a run leaves on the disk: its log and its checkpoints."""
 
 import json
 import pathlib
 
 
 def lines_of(log: pathlib.Path, *, grows: bool = False) -> list[dict]:
-    """Every line whole, but for the last of a log that grows."""
+    """The parsed lines of a log. Fails if the last line is torn; if the log `grows`, a torn last line is left out."""
     text = log.read_text()
     if grows:
         text = text[: text.rfind("\n") + 1]

@@ -1,4 +1,4 @@
-"""The folder of checkpoints: one run's alone, looked at before the first step, and never the only place."""
+"""Checks the folder of checkpoints: it belongs to one run, is checked before the first step, and has a fallback."""
 
 import os
 import re
@@ -13,7 +13,7 @@ ENDLESS = f"{TRAIN} --steps 1000000 --set grad_accumulation_steps=50"
 
 
 def begins(person, command):
-    """A run that has made its first step."""
+    """Starts a run and returns when it has made its first step."""
     run = person.begins(command)
     for line in run.stdout:
         if line.startswith("step 1/"):
@@ -104,13 +104,13 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(person):
 
 
 def lose_folder(person):
-    """A file is in its place."""
+    """Replaces the folder of checkpoints with a file."""
     shutil.rmtree(person.file("ck"))
     person.file("ck").write_text("in the way")
 
 
 def ends_elsewhere(person, command):
-    """The folder of the last checkpoint of a run whose own folder was lost; it was stopped by Ctrl-C."""
+    """Loses the folder of a run, then stops it with Ctrl-C. Returns the folder where it wrote its last checkpoint."""
     run = begins(person, command)
     lose_folder(person)
     os.kill(run.pid, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""2: the command or the configuration is wrong; 1: whatever else fails, and what could not be printed."""
+"""Checks exit codes: 2 for a wrong command or configuration, 1 for any other failure, failed output included."""
 
 import os
 import resource

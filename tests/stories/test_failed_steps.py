@@ -1,4 +1,4 @@
-"""A training that fails: what is said of it, once, and what to do."""
+"""Checks what a failed training prints: the cause, once, and what to do."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import sys
 import pytest
 from conftest import BOUND_S, DONE, FAILED, USAGE
 
-# What a user trains: scripts of a Python that has torch.
+# Scripted models of a user. A Python that has torch runs this and saves each to a file.
 MODELS = '''\
 import torch
 from torch import Tensor, nn
@@ -37,9 +37,11 @@ for kind in (WrongShape, Refuses):
     torch.jit.script(kind()).save(f"{kind.__name__}.pt")
 '''
 
-# Of the text that it trains on: elements of 32 bytes.
-SCRIPTED = "accelmgr train -c small.yaml --set model.kind=torchscript --set model.file={} " \
+# Trains a scripted model on text, in elements of 32 bytes.
+SCRIPTED = (
+    "accelmgr train -c small.yaml --set model.kind=torchscript --set model.file={} "
     "--set data.kind=text --set data.files=text.txt --set data.sequence_length=32"
+)
 FRAMES = ("frame #", "Exception raised from", "Traceback of TorchScript", "TorchScript interpreter", "terminate called")
 
 
@@ -57,7 +59,7 @@ def train_script(person, scripts, name):
 
 
 def assert_short(ended, *parts):
-    """Standard error has the parts, each once, and not a screen of it."""
+    """Standard error has each of the parts once, no stack frames, and fewer than 15 lines."""
     for part in parts:
         assert ended.err.count(part) == 1, f"'{part}' in:\n{ended.err}"
     for frame in FRAMES:
@@ -75,7 +77,8 @@ def test_shapes_that_do_not_fit_are_told_once_with_the_line_of_the_model(person,
     assert ended.code == FAILED, ended.text
     assert_short(ended, "mat1 and mat2 shapes cannot be multiplied (4x32 and 16x8)", "model.py\", line 11, in forward",
                  "return self.layer(input.float())", "forward() was given input Long [4, 32], target Long [4, 32]")
-    assert re.search(r"accelmgr: step 1 failed: .*runner [01] \(pid \d+\) .* in phase forward of attempt 1: mat1", ended.err)
+    assert re.search(
+        r"accelmgr: step 1 failed: .*runner [01] \(pid \d+\) .* in phase forward of attempt 1: mat1", ended.err)
     assert "done:" not in ended.out
     assert report_of(person)["causes"][0]["phase"] == "forward"
 
@@ -106,8 +109,9 @@ def test_a_session_beyond_the_limit_of_memory_is_told_with_both_numbers_and_what
     ended = person.types("accelmgr train -c small.yaml --set memory.limit_bytes=1000000 "
                          "--set model.mlp.hidden_size=2048 --set model.mlp.hidden_layers=4")
     assert ended.code == FAILED, ended.text
-    assert re.fullmatch(r"accelmgr: the session needs \d{8,9} bytes of shared memory, memory.limit_bytes allows 1000000; "
-                        r"a smaller model, fewer runners or gradients.slab_dtype=bf16 need less\n", ended.err), ended.err
+    assert re.fullmatch(
+        r"accelmgr: the session needs \d{8,9} bytes of shared memory, memory.limit_bytes allows 1000000; "
+        r"a smaller model, fewer runners or gradients.slab_dtype=bf16 need less\n", ended.err), ended.err
     assert person.files() == set()
 
 
@@ -128,13 +132,13 @@ def test_a_runner_that_crashes_is_told_once_with_its_signal(person):
     os.kill(runner_of(running.pid), signal.SIGSEGV)
     out, err = running.communicate(timeout=BOUND_S)
     assert running.returncode == FAILED, out + err
-    assert err.count("killed by signal 11 (SEGV)") <= 2, err  # The headline, and the line of the cause.
+    assert err.count("killed by signal 11 (SEGV)") <= 2, err  # In the headline and in the line of the cause.
     assert err.count("it crashed in native code") == 1, err
     assert len(err.splitlines()) < 15, err
 
 
 def runner_of(pid: int) -> int:
-    """A runner below this process, by what ps shows."""
+    """The pid of a runner among the descendants of process `pid`, found by its name."""
     below = [pid]
     for parent in below:
         for task in pathlib.Path(f"/proc/{parent}/task").iterdir():
@@ -143,7 +147,7 @@ def runner_of(pid: int) -> int:
 
 
 def test_an_exception_that_comes_again_after_every_restart_is_told_in_full_twice(person):
-    """When it is first met, as training may go on then; and as the error of the step."""
+    """Once when it first occurs, because training may go on then, and once as the error of the step."""
     ended = person.types("accelmgr train -c small.yaml --set runners.restarts_per_window=3 "
                          "--set runners.restart_backoff=0 "
                          "--set 'faults=rank=any generation=any step=3 phase=forward fault=exception:melted'")

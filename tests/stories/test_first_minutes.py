@@ -1,4 +1,4 @@
-"""What somebody types who has just installed it."""
+"""Checks the commands that a user types first after installing the program."""
 
 from conftest import DONE, USAGE
 

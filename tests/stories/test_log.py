@@ -1,4 +1,4 @@
-"""The log of a run: nothing in it is lost, and nothing of others goes into it."""
+"""Checks the log of a run: it loses no line, and no other run writes to it."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_a_file_that_is_no_log_stays_as_it_is(person, option):
     person.file("l.jsonl").write_text('{"name": "somebody else\'s"}\n')
     ended = person.types(f"{TRAIN} {option}")
     assert ended.code == USAGE
-    assert "--log l.jsonl: the file holds something else than a log" in ended.err and "--overwrite" in ended.err
+    assert "--log l.jsonl: the file is not a log of `accelmgr train`" in ended.err and "--overwrite" in ended.err
     assert person.file("l.jsonl").read_text() == '{"name": "somebody else\'s"}\n'
 
 
@@ -89,7 +89,7 @@ def test_a_log_of_which_a_line_was_edited_is_not_cut(person):
     before = person.file("l.jsonl").read_bytes()
     ended = person.types(f"{SAVED} --steps 12 --resume latest")
     assert ended.code == USAGE
-    assert "--log l.jsonl: line 4 is none of `accelmgr train`" in ended.err
+    assert "--log l.jsonl: line 4 was not written by `accelmgr train`" in ended.err
     assert person.file("l.jsonl").read_bytes() == before
 
 
@@ -99,7 +99,7 @@ def test_two_runs_do_not_write_one_log(person):
         assert first.poll() is None
     ended = person.types(f"{TRAIN} --overwrite")
     assert ended.code == USAGE
-    assert "--log l.jsonl: another run writes it" in ended.err
+    assert "--log l.jsonl: another run is writing it" in ended.err
     assert numbers_of(person.file("l.jsonl"), grows=True)[0] == 1
 
 
@@ -126,7 +126,7 @@ def test_a_log_on_a_full_disk_does_not_end_the_run(person):
 
 
 def test_a_log_whose_disk_has_room_again_goes_on_with_whole_lines(person):
-    """The disk is full at first: a limit of the file's size that is raised later."""
+    """A limit on file sizes stands for a full disk; the test raises it later."""
     limit = 1 << 30
     run = person.begins(f"{TRAIN} --steps 1000000 --set grad_accumulation_steps=50")
     log = person.file("l.jsonl")

@@ -1,10 +1,10 @@
-"""ACCELMGR_LOG_LEVEL: what happens behind the steps."""
+"""Checks what ACCELMGR_LOG_LEVEL makes the program say about its processes."""
 
 import re
 
 from conftest import DONE
 
-LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} (info|warning|debug) \[(host|manager|launcher|rank \d+) step \d+\] \S")
+LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} (info|warning|debug) \[(host|manager|fork server|rank \d+) step \d+\] \S")
 
 
 def lines_of(ended):
@@ -24,10 +24,10 @@ def test_info_shows_the_life_of_processes_and_checkpoints_and_nothing_of_every_s
     assert ended.code == DONE, ended.text
     lines = lines_of(ended)
     assert saying(lines, "[host step 0]", "a manager is started (spawn)", "model 'mlp'", "2 runners")
-    assert saying(lines, "[manager step 0]", "the manager (pid ", "its launcher is process ")
+    assert saying(lines, "[manager step 0]", "the manager (pid ", "its fork server is process ")
     assert saying(lines, "[manager", "the session has ", "MiB")
     for rank in (0, 1):
-        assert len(saying(lines, "[manager", f"runner {rank} (pid ", "was forked by the launcher")) == 1
+        assert len(saying(lines, "[manager", f"runner {rank} (pid ", "was forked by the fork server")) == 1
         assert len(saying(lines, "[manager", f"runner {rank} (pid ", "is ready")) == 1
     assert len(saying(lines, "[host step 1]", "2 runners ready")) == 1
     assert len(saying(lines, "[host step 11]", "a checkpoint of step 10 is handed to the manager")) == 1
@@ -44,7 +44,7 @@ def test_info_shows_a_loss_its_attempt_and_the_replacement(person):
     assert ended.code == DONE, ended.text
     lines = lines_of(ended)
     assert saying(lines, "warning [manager step 3]", "runner 1 (pid ", "killed by signal 9 (KILL) in phase forward")
-    assert saying(lines, "info [manager step 3]", "runner 1 is replaced in 0 ms")
+    assert saying(lines, "info [manager step 3]", "runner 1 will be replaced in 0 ms")
     assert saying(lines, "info [host step 3]", "attempt 3 ended without a result: runner_lost")
     assert len(saying(lines, "[manager step 3]", "runner 1 (pid ", "is ready")) == 1
 

@@ -1,4 +1,4 @@
-"""An option that is wrong: the message names what was typed, and what would be right."""
+"""Checks the messages for wrong options: each names what was typed and what would be right."""
 
 import os
 
@@ -25,12 +25,14 @@ WRONG = {
         f"{TRAIN} --checkpoint-every 5", "--checkpoint-every is 5, but --checkpoint-dir is empty",
     ),
     "no checkpoint": (f"{TRAIN} --checkpoint-dir ck --keep 0", "--keep is '0'; it must be a whole number from 1 to"),
-    "latest of nothing": (f"{TRAIN} --resume latest", "--resume is 'latest', but --checkpoint-dir, whose latest"),
+    "latest of nothing": (f"{TRAIN} --resume latest", "--resume is 'latest', but --checkpoint-dir is empty"),
     "set": (f"{TRAIN} --set train.steps=abc", "--set train.steps=abc: train.steps is 'abc'; it must be a whole number"),
     "set between others": (
         f"{TRAIN} --set runners.min_runners=3",
-        "runners.min_runners is 3, but there are 2 runners (nprocs) (runners.min_runners comes from: --set "
-        "runners.min_runners=3)",
+        (
+            "runners.min_runners is 3, but there are 2 runners (nprocs) (runners.min_runners comes from: --set "
+            "runners.min_runners=3)"
+        ),
     ),
     "a mistyped option": (f"{TRAIN} --stesp 5", "unknown option '--stesp'; did you mean '--steps'?"),
     "a mistyped option alone": (
@@ -40,10 +42,11 @@ WRONG = {
         f"{TRAIN} --checkpoint-dri=ck", "unknown option '--checkpoint-dri'; did you mean '--checkpoint-dir'?",
     ),
     "an option like none": (f"{TRAIN} --zzzzzzzz", "unknown option '--zzzzzzzz'; accelmgr train --help lists them"),
-    "a word too many": (f"{TRAIN} 5", "'5' is one word too many"),
+    "a word too many": (f"{TRAIN} 5", "unexpected argument '5'"),
     "a mistyped command": ("accelmgr trian -c small.yaml", "unknown command 'trian'; did you mean 'train'?"),
     "a command like none": (
-        "accelmgr frobnicate", "unknown command 'frobnicate'; there are train, spawn, config, plot, info",
+        "accelmgr frobnicate",
+        "unknown command 'frobnicate'; the commands are train, spawn, serve, status, step, stop, config, plot, info",
     ),
     "a mistyped command of config": ("accelmgr config shwo", "unknown command 'shwo'; did you mean 'show'?"),
     "no command of config": ("accelmgr config", "a command is missing: show, check, reference"),
@@ -62,7 +65,7 @@ WRONG = {
     ),
     "a host too many": (
         f"accelmgr spawn --nnodes 2 --node-rank 2 --rendezvous 127.0.0.1:29500 {SPAWN_TRUE}",
-        "--node-rank is 2, but --nnodes is 2: hosts count from 0 to 1",
+        "--node-rank is 2; it must be 0 to 1, because --nnodes is 2",
     ),
     "no address": (f"accelmgr spawn --rendezvous nonsense {SPAWN_TRUE}", "--rendezvous: 'nonsense'"),
     "a time": (f"accelmgr spawn --timeout soon {SPAWN_TRUE}", "--timeout is 'soon'; it must be a number above 0"),
@@ -138,7 +141,7 @@ def test_a_pipe_is_as_good_as_a_file(person, command):
 
 
 def functions(person):
-    """What bash reads first: `accelmgr` is the program."""
+    """A file for bash to read first. It defines `accelmgr` as the program under test."""
     file = person.file("functions")
     file.write_text(f'accelmgr() {{ "{os.environ["ACCELMGR_PROGRAM"]}" "$@"; }}\n')
     return file

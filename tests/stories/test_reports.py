@@ -1,4 +1,4 @@
-"""A file of the user's is never the program's to delete or to overwrite."""
+"""Checks that the program never deletes or overwrites a user's file in the place of its error report."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_who_has_taken_the_name_of_the_report_is_told_so_once(person, command):
     person.file(OURS).write_text("{}")
     ended = person.types(BAD_RUNS[command])
     assert ended.code == FAILED, ended.err
-    assert ended.err.count(f"warning: {OURS} is no report of accelmgr's and stays as it is") == 1
+    assert ended.err.count(f"warning: {OURS} is not a report of accelmgr and is left as it is") == 1
     assert person.file(OURS).read_text() == "{}"
     assert person.files() == {OURS}
 

@@ -1,4 +1,4 @@
-"""A run that is killed again and again, and restarted each time by the same command, is the run that never was."""
+"""Checks that a run which is killed many times, and restarted by the same command, ends as an undisturbed run does."""
 
 import os
 import random
@@ -9,10 +9,10 @@ from conftest import BOUND_S, DONE, GONE_S
 from records import checkpoint, checkpoints_in, contents_of, losses_of, numbers_of
 
 KILLS = 20
-STARTING = 5  # So many of them before its first step, most likely.
+STARTING = 5  # How many of the kills come at a random time up to 0.5 s, most likely before the first step.
 STEPS = 200
 SEED = int(os.environ.get("ACCELMGR_STORY_SEED", "13"))
-# Some milliseconds a step; a checkpoint every 7, which falls within an update every other time.
+# A step takes some milliseconds. Every other checkpoint is between the two steps of an update.
 COMMAND = (
     f"accelmgr train -c small.yaml --steps {STEPS} --log {{0}}.jsonl --checkpoint-dir {{0}} --checkpoint-every 7 "
     "--resume latest --set optimizer.steps_per_update=2 --set grad_accumulation_steps=40 --set batch_size_per_device=1"
@@ -28,7 +28,7 @@ def ends_within(run, seconds):
 
 
 def reaches(run, step):
-    """Reads on until the run has made the step; false when it ends before."""
+    """Reads the output until the run has made the step. False if the run ends before."""
     for line in run.stdout:
         if line.startswith("step ") and int(line.split()[1].partition("/")[0]) >= step:
             return True
@@ -41,13 +41,13 @@ def test_a_run_killed_at_20_random_moments_ends_as_one_that_never_was(person):
     undisturbed = person.types(COMMAND.format("whole"))
     assert undisturbed.code == DONE, undisturbed.err
 
-    # Early enough that the last of them finds the run, however late it comes.
+    # All kills are in the first half of the run, so that even a late one finds it running.
     moments = [("step", step) for step in sorted(chance.sample(range(1, STEPS // 2), KILLS - STARTING))]
     for _ in range(STARTING):
         moments.insert(chance.randrange(len(moments) + 1), ("time", chance.uniform(0, 0.5)))
     for what, moment in moments:
         run = person.begins(COMMAND.format("killed"))
-        # Within the next step, which may write a checkpoint, or evenly over the start.
+        # Kills within 30 ms of a step, when the run may be writing a checkpoint, or at a random time of the start.
         alive = reaches(run, moment) and not ends_within(run, chance.uniform(0, 0.03)) if what == "step" else (
             not ends_within(run, moment))
         assert alive, f"it ended by itself before it could be killed at {what} {moment}: {run.communicate()}"

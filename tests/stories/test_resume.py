@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: what is said of it, and one command for the first time and for every restart."""
+"""Checks resuming from a checkpoint: its messages, and that one command serves the first start and every restart."""
 
 import os
 
@@ -36,7 +36,7 @@ def test_another_optimizer_is_refused_by_name(person):
     assert person.types(f"{TRAIN} --set optimizer.kind=adamw").code == DONE
     ended = person.types(f"{TRAIN} --resume latest --steps 12 --set optimizer.kind=sgd")
     assert ended.code == USAGE
-    assert "the checkpoint is of adamw, this run uses sgd (optimizer.kind)" in ended.err
+    assert "the optimizer of the checkpoint is adamw, that of this run sgd (optimizer.kind)" in ended.err
     assert checkpoints_in(person.file("ck")) == [10]
 
 
@@ -46,7 +46,7 @@ def test_another_configuration_is_told_once(person):
     ended = person.types(f"{TRAIN} --resume latest --steps 20 {changed} --checkpoint-every 2")
     assert ended.code == DONE, ended.err
     (line,) = ended.err.splitlines()
-    assert line.startswith("accelmgr: warning: differs from the checkpoint: seed_base 1 -> 2, ")
+    assert line.startswith("accelmgr: warning: the configuration differs from the checkpoint: seed_base 1 -> 2, ")
     assert "optimizer.learning_rate 0.001 -> 0.5" in line and 'model.options.depth (none) -> "3"' in line
     assert "step_timeout" not in line and "checkpoint.every" not in line and "train.steps" not in line
 

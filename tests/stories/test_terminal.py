@@ -1,4 +1,4 @@
-"""What a terminal gets, and what reads from one."""
+"""Checks what the program prints on a terminal, and that standard input goes to rank 0."""
 
 import os
 import pty
@@ -8,7 +8,7 @@ from conftest import DONE
 
 
 def seen_on_a_terminal(person, command, **env):
-    """All that a terminal is sent."""
+    """Runs a command on a pseudo-terminal and returns all its output."""
     ours, theirs = pty.openpty()
     begun = person.begins(command, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
@@ -16,7 +16,7 @@ def seen_on_a_terminal(person, command, **env):
     try:
         while piece := os.read(ours, 65536):
             seen += piece
-    except OSError:  # The last writer has closed it.
+    except OSError:  # The last writer has closed the terminal.
         pass
     os.close(ours)
     assert begun.wait(60) == DONE, seen

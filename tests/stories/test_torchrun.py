@@ -1,4 +1,4 @@
-"""A command line of torchrun, with `accelmgr spawn` in its place."""
+"""Checks that a torchrun command line works with `accelmgr spawn` in the place of torchrun."""
 
 import os
 import socket
@@ -61,20 +61,20 @@ def test_the_port_and_the_id_reach_the_processes(person):
 
 
 REFUSED = {
-    "-t 3": "--tee is an option of torchrun that accelmgr spawn has not: use --log-dir DIR",
-    "-r 3": "--redirects is an option of torchrun that accelmgr spawn has not: use --log-dir DIR",
+    "-t 3": "--tee is an option of torchrun that accelmgr spawn does not have: use --log-dir DIR",
+    "-r 3": "--redirects is an option of torchrun that accelmgr spawn does not have: use --log-dir DIR",
     "--local_ranks_filter 0": "--local-ranks-filter is an option of torchrun",
-    "--monitor-interval 5": "--monitor-interval is an option of torchrun that accelmgr spawn has not: leave it out",
+    "--monitor-interval 5": "--monitor-interval is an option of torchrun that accelmgr spawn does not have",
     "--rdzv-conf timeout=5": "use --rendezvous-timeout S",
     "--run-path": "python3 runs a PROGRAM that ends in .py",
     "--role trainer": "leave it out: all processes have the role `default`",
     "--signals-to-handle SIGUSR1": "SIGINT, SIGTERM and SIGHUP are forwarded",
     "--rdzv-backend etcd": "--rdzv-backend is 'etcd'; hosts meet at node 0",
-    "--nnodes 1:4": "--nnodes is '1:4'; hosts do not come and go: it must be one number, as --nnodes 4",
+    "--nnodes 1:4": "--nnodes is '1:4'; the number of hosts is fixed: it must be one number, as --nnodes 4",
     "--nproc-per-node many": "--nproc-per-node is 'many'; it must be a whole number from -1 to 4096",
     "--nproc_per_node 0": "--nproc-per-node is 0; it must be at least 1",
-    "--standalone --nnodes 2": "--standalone is one host, but --nnodes is 2",
-    "--nnodes 2 --rdzv-endpoint 127.0.0.1": "--node-rank is missing: of the 2 hosts that meet at --rdzv-endpoint",
+    "--standalone --nnodes 2": "--standalone is for one host, but --nnodes is 2",
+    "--nnodes 2 --rdzv-endpoint 127.0.0.1": "--node-rank is missing: each of the 2 hosts that meet at --rdzv-endpoint",
     "--master-port x": "--master-port: '127.0.0.1:x'",
     "-m --no-python": "leave out one of them",
 }

@@ -1,4 +1,4 @@
-// What is refused, with which words, and that nothing is left afterwards.
+// Checks which input is refused, with which words, and that nothing is left afterwards.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -13,10 +13,10 @@
 namespace accelmgr::test {
 namespace {
 
-/// The message of the exception of just this type with which no manager is started.
+/// The message of the Exception that refuses to start a manager; its type must be exactly Exception.
 template <class Exception>
 std::string refusal_of(const Config& config) {
-  const auto what = message_of<Exception>([&] { Manager::start(config); });
+  const auto what = message_of<Exception>([&] { client::Handle(config, {}); });
   expect_nothing_left();
   return what;
 }
@@ -69,9 +69,9 @@ TEST(BadInput, InAForkedChildTheHandleIsClosedAndTheParentUnharmed) {
     };
     bool all = true;
     {
-      Manager dead = std::move(run.manager());
+      client::Handle dead = std::move(run.manager());
       all = refused([&] { dead.step(); }) && refused([&] { dead.zero_grad(); }) &&
-            refused([&] { dead.gradients(); }) && refused([&] { dead.stop(); });
+            refused([&] { dead.buffers(); }) && refused([&] { dead.stop(); });
       dead.kill();
     }
     _exit(all ? 0 : 1);
@@ -112,10 +112,26 @@ TEST(BadInput, ASessionBeyondTheLimitIsRefusedWithBothNumbers) {
   expect_contains(refusal_of<SessionError>(config), {needed + " bytes", "memory.limit_bytes", "1234567"});
 }
 
+TEST(BadInput, ARefusalSaysNothingOfTheEndOfTheManagerThatSentIt) {
+  const Stage stage;
+  auto config = staged_config(stage);
+  config.memory.limit_bytes = 1'234'567;
+  const auto when_it_has_ended = [] {
+    siginfo_t ended{};
+    EXPECT_EQ(waitid(P_ALL, 0, &ended, WEXITED | WNOWAIT), 0);
+    return false;
+  };
+  const auto what =
+      message_of<SessionError>([&] { client::Handle(config, {.interrupted = when_it_has_ended}); });
+  expect_contains(what, {"memory.limit_bytes"});
+  EXPECT_EQ(what.find("manager process"), std::string::npos) << what;
+  expect_nothing_left();
+}
+
 TEST(BadInput, ASessionBeyondTheMachinesMemoryIsRefusedWithBothNumbers) {
   const Stage stage;
   auto config = staged_config(stage);
-  config.grad_accumulation_steps = 1 << 20;  // Slots of a step are kept until it is committed.
+  config.grad_accumulation_steps = 1 << 20;  // The slots of a step are kept until the step is committed.
   config.batch_size_per_device = 1 << 20;
   const auto what = refusal_of<SessionError>(config);
   EXPECT_TRUE(std::regex_search(what, std::regex("needs [0-9]{13,} bytes.*, [0-9]{7,} are available")))
@@ -138,7 +154,7 @@ TEST(BadInput, AnUnknownDataSourceIsRefusedWithTheNearestName) {
 
 class BadModel : public testing::Test {
  protected:
-  /// The error of the step in which rank 1 does `act`; nothing of it is in the gradients.
+  /// The error of a step in which rank 1 does `act`. Checks that the gradients have not changed.
   StepResult step_with(Act act) {
     StagedRun run(stage_);
     expect_ok(run.manager());
@@ -154,71 +170,9 @@ class BadModel : public testing::Test {
   Stage stage_;
 };
 
-TEST_F(BadModel, ALossThatIsNoScalarIsRefusedWithItsShape) {
-  const auto result = step_with(Act::vector_loss);
-  expect_failed(result, StepStatus::runner_lost, {"runner 1", "loss", "[4, 1]", "mean()"});
-  EXPECT_EQ(result.error_type, "ModelError");
-}
-
 TEST_F(BadModel, OneThatWritesItsParameterIsToldWhich) {
   expect_failed(step_with(Act::write_parameter), StepStatus::runner_lost,
                 {"runner 1", "phase forward", "'output.bias'", "runners.protect_parameters"});
-}
-
-TEST_F(BadModel, OneThatReplacesItsParameterIsToldWhich) {
-  const auto result = step_with(Act::replace_parameter);
-  expect_failed(result, StepStatus::runner_lost, {"runner 1", "'hidden.weight'", "replaced"});
-  EXPECT_EQ(result.error_type, "ModelError");
-}
-
-/// The error of the second step, whose first element has what the option says.
-StepResult step_with_element(const std::string& option) {
-  Stage stage;
-  auto config = staged_config(stage);
-  config.data.options[option] = std::to_string(staged_ranks * staged_batch_size);
-  StagedRun run(config);
-  expect_ok(run.manager());
-  return run.manager().step();
-}
-
-TEST(BadData, AnElementOfAnotherDtypeThanDeclaredIsRefusedWithBoth) {
-  const auto result = step_with_element("double_at");
-  expect_failed(result, StepStatus::data_end, {"'input'", "expected float32 [8]", "got float64 [8]"});
-  EXPECT_EQ(result.error_type, "DataError");
-}
-
-TEST(BadData, AnElementOfAnotherShapeThanDeclaredIsRefusedWithBoth) {
-  const auto result = step_with_element("longer_at");
-  expect_failed(result, StepStatus::data_end, {"'input'", "expected float32 [8]", "got float32 [9]"});
-  EXPECT_EQ(result.error_type, "DataError");
-}
-
-Config torchscript_config(const Stage& stage, const std::string& file) {
-  auto config = staged_config(stage);
-  config.model.kind = "torchscript";
-  config.model.file = file;
-  config.data.kind = "vectors";
-  return config;
-}
-
-TEST(BadTorchScript, AFileThatIsNoneIsRefused) {
-  const Stage stage;
-  const std::string file = "/proc/self/exe";
-  expect_contains(refusal_of<ModelError>(torchscript_config(stage, file)), {file, "torch.jit.save"});
-}
-
-TEST(BadTorchScript, AFileThatIsNotThereIsRefused) {
-  const Stage stage;
-  expect_contains(refusal_of<ModelError>(torchscript_config(stage, "/nowhere/model.pt")),
-                  {"model.file", "/nowhere/model.pt"});
-}
-
-TEST(BadTorchScript, AnOutputWithoutLossIsRefusedWithWhatItHas) {
-  const Stage stage;
-  StagedRun run(torchscript_config(stage, SCRIPT_FOLDER "/DictWithoutLoss.pt"));
-  const auto result = run.manager().step();
-  expect_failed(result, StepStatus::runner_lost, {"DictWithoutLoss.pt", "without a tensor 'loss'"});
-  EXPECT_EQ(result.error_type, "ModelError");
 }
 
 }  // namespace

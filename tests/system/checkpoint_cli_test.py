@@ -1,20 +1,19 @@
-"""Checkpoints and error reports as users of the program meet them: checkpoint_cli_test.py PROGRAM [unittest arguments]."""
+"""Tests of checkpoints and error reports of the program: checkpoint_cli_test.py PROGRAM [unittest arguments]."""
 import json
 import os
 import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import unittest
 
 import cli_test
-from cli_test import DONE, FAILED, INTERRUPTED, SLOW, ProgramTest, RunningProgram
+from cli_test import FAILED, INTERRUPTED, SLOW, ProgramTest, RunningProgram
 
 NOBODY = 65534
 
-# Twenty steps in ten updates: a checkpoint after every five falls within an update twice.
+# Twenty steps in ten updates, with a checkpoint every five steps: two checkpoints fall within an update.
 TRAIN = ["--set", "optimizer.steps_per_update=2", "--checkpoint-every", "5"]
 IN_CK = [*TRAIN, "--checkpoint-dir", "ck"]
 LINE = r"(?m)^checkpoint {}: \d+\.\d MiB; held up training for \d+\.\d ms, written in \d+\.\d ms$"
@@ -35,7 +34,7 @@ class CheckpointTest(ProgramTest):
         return sorted(int(entry.name.removeprefix("step-")) for entry in (self.folder / directory).glob("step-*"))
 
     def tensors(self, directory, step):
-        """All that a later run goes on from, but for counters and cursor."""
+        """The files from which a later run goes on, except counters and the data cursor."""
         return {name: (self.folder / directory / folder_of(step) / name).read_bytes()
                 for name in ("model.safetensors", "training.safetensors")}
 
@@ -105,7 +104,7 @@ class ResumeTest(CheckpointTest):
         self.assert_ends_as_undisturbed("ck")
 
     def test_a_run_killed_while_it_writes_leaves_the_checkpoint_before(self):
-        # Each is four points: behind its three files, and before it gets its name.
+        # Each checkpoint reaches the phase four times: after each of its three files, and before it gets its name.
         run = RunningProgram(self, *IN_CK, *faults("rank=manager phase=checkpoint occurrence=10 fault=hang"))
         run.read_until(f"checkpoint ck/{folder_of(10)}")
         while not list((self.folder / "ck").glob(f".{folder_of(15)}.tmp-*/training.safetensors")):
@@ -130,7 +129,7 @@ class ResumeTest(CheckpointTest):
     def test_of_a_torn_latest_the_reason_is_told_and_the_one_before_is_taken(self):
         self.train(*IN_CK)
         self.truncate(f"ck/{folder_of(20)}/training.safetensors")
-        out, err = self.train(*IN_CK, "--resume", "latest")
+        out, _ = self.train(*IN_CK, "--resume", "latest")
         self.assertIn(f"ck/{folder_of(20)}/training.safetensors' is torn", out)
         self.assertIn(f"ck/{folder_of(15)} at step 15", out)
         self.assert_ends_as_undisturbed("ck")
@@ -156,10 +155,10 @@ class ResumeTest(CheckpointTest):
             file.write(bytes([byte ^ 1]))
         for path, parts in {"torn": ["torn/model.safetensors' is torn", "bytes instead of"],
                             "flipped": ["flipped/training.safetensors' is damaged", "checksum"],
-                            "foreign": ["'foreign' is no checkpoint", "state.json"],
+                            "foreign": ["'foreign' is not a checkpoint", "state.json"],
                             "small.yaml": ["'small.yaml' is not a directory"],
                             "nowhere": ["'nowhere' does not exist"],
-                            "ck": ["'ck' is no checkpoint, but a directory of some", folder_of(5)]}.items():
+                            "ck": ["'ck' is not a checkpoint, but a directory of checkpoints", folder_of(5)]}.items():
             with self.subTest(path=path):
                 self.assert_contains(
                     self.refusal("train", "--config", "small.yaml", "--resume", path, exits=FAILED), *parts)
@@ -214,7 +213,7 @@ class UnwritableTest(CheckpointTest):
         blocks = sum(-(-entry.stat().st_size // 4096) for entry in (self.folder / "ck" / folder_of(5)).iterdir())
         shutil.rmtree(self.folder / "ck")
         (self.folder / "disk").mkdir()
-        mount = f"mount -t tmpfs -o size={6 * blocks}k,nr_inodes=100 none disk"  # One and a half of them.
+        mount = f"mount -t tmpfs -o size={6 * blocks}k,nr_inodes=100 none disk"  # Room for one and a half checkpoints.
         refused = subprocess.run(["unshare", "-rm", "sh", "-c", mount], cwd=self.folder, text=True, capture_output=True,
                                  check=False)
         if refused.returncode != 0:
@@ -251,7 +250,7 @@ class UnwritableTest(CheckpointTest):
 
 class ErrorReportTest(ProgramTest):
     FAIL = ["--log", "logs/log.jsonl", "--set", "runners.on_loss=fail"]
-    # In every process of the rank.
+    # With a fault in every generation the run ends after three restarts.
     CRASH_LOOP = ["--log", "logs/log.jsonl", "--set", "runners.restarts_per_window=3", "--set",
                   "runners.restart_backoff=0"]
 

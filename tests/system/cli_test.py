@@ -1,6 +1,7 @@
-"""The program as its users meet it: cli_test.py PROGRAM [unittest arguments]."""
+"""Tests of the program on its command line: cli_test.py PROGRAM [unittest arguments]."""
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import pathlib
@@ -14,9 +15,9 @@ import unittest
 PROGRAM = ""
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-WATCHDOG_S = 90  # More than any test takes on a loaded machine; reached only by one that fails.
+WATCHDOG_S = 90  # Longer than any test takes on a loaded machine; only a failing test gets here.
 
-# A line of progress for every step.
+# Prints a line of progress for every step.
 SMALL = """\
 nprocs: 2
 batch_size_per_device: 4
@@ -28,7 +29,7 @@ train:
   steps: 20
   progress_every_s: 1.0e-6
 """
-# Steps of many micro-batches: some tenths of a second, and more than a test lets them go on.
+# Steps of many micro-batches. SLOW ones take tenths of a second; SLOWER ones take longer than any test waits.
 SLOW = ["--set", "grad_accumulation_steps=500", "--set", "train.steps=1000000"]
 SLOWER = ["--set", "grad_accumulation_steps=200000", "--set", "batch_size_per_device=1"]
 
@@ -39,7 +40,7 @@ data: {kind: text, sequence_length: 32}
 
 
 def become_subreaper():
-    """Orphans become children of this process: it sees what a program leaves behind."""
+    """Makes orphans children of this process, so that it sees the processes that a program leaves behind."""
     pr_set_child_subreaper = 36
     if ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
@@ -56,7 +57,7 @@ def status_fields(pid):
 
 
 def cpu_ticks(pid):
-    """Of user and system."""
+    """The CPU time of a process, in user and system mode."""
     after_name = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(after_name[11]) + int(after_name[12])
 
@@ -67,10 +68,10 @@ def is_pending(pid, number):
 
 
 def descendants(ancestor):
-    """Name by pid."""
+    """The names of all descendants, by pid."""
     parents, names = {}, {}
     for entry in pathlib.Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, KeyError):  # It ended meanwhile, or is no process.
+        with contextlib.suppress(OSError, ValueError, KeyError):  # The process has ended, or the entry is no process.
             fields = status_fields(int(entry.name))
             parents[int(entry.name)], names[int(entry.name)] = int(fields["PPid"]), fields["Name"]
     found = {ancestor}
@@ -80,7 +81,7 @@ def descendants(ancestor):
 
 
 class ProgramTest(unittest.TestCase):
-    """In a folder of its own, with SMALL as small.yaml; nothing may be left of a test."""
+    """Runs each test in a new folder, with SMALL as small.yaml. No process or shared memory may be left of a test."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -111,14 +112,14 @@ class ProgramTest(unittest.TestCase):
         return name
 
     def run_program(self, *arguments, exits=DONE, env=None):
-        """Standard output and standard error."""
+        """Runs the program to its end; returns standard output and standard error."""
         done = subprocess.run([PROGRAM, *arguments], cwd=self.folder, env=environment(env or {}), text=True,
                               capture_output=True, check=False)
         self.assertEqual(done.returncode, exits, done.stdout + done.stderr)
         return done.stdout, done.stderr
 
     def refusal(self, *arguments, exits=USAGE):
-        """What it says when it refuses; that comes before any step."""
+        """The error of a run that the program must refuse before its first step."""
         out, err = self.run_program(*arguments, exits=exits)
         self.assertNotIn("step 1/", out)
         return err
@@ -245,13 +246,14 @@ class BadInputTest(ProgramTest):
         self.assert_contains(
             self.refusal("train", "--config", "text.yaml", "--set", "data.files=text.yaml", "--set",
                          "model.kind=torchscript", "--set", "model.file=small.yaml"),
-            "small.yaml", "no TorchScript", "torch.jit.save")
+            "small.yaml", "cannot be loaded as TorchScript", "torch.jit.save")
 
     def test_a_session_beyond_the_limit_is_refused_with_both_numbers(self):
         self.train("--steps", "1", "--log", "log.jsonl")
         _, run = self.read_log("log.jsonl")
-        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--set", "memory.limit_bytes=123456", exits=FAILED),
-                             f"{run['session_bytes']} bytes", "memory.limit_bytes", "123456")
+        refusal = self.refusal(
+            "train", "--config", "small.yaml", "--set", "memory.limit_bytes=123456", exits=FAILED)
+        self.assert_contains(refusal, f"{run['session_bytes']} bytes", "memory.limit_bytes", "123456")
 
     def test_a_log_that_cannot_be_written_is_refused_before_the_run(self):
         self.assert_contains(self.refusal("train", "--config", "small.yaml", "--log", "nowhere/log.jsonl"),
@@ -272,7 +274,7 @@ class TrainTest(ProgramTest):
             self.assertAlmostEqual(step["step_ms"], step["compute_ms"] + step["reduce_ms"] + step["wait_ms"], places=5)
             for part in ("compute_ms", "reduce_ms", "wait_ms", "update_ms"):
                 self.assertGreaterEqual(step[part], 0)
-        for before, after in zip(steps, steps[1:]):
+        for before, after in itertools.pairwise(steps):
             self.assertLess(before["attempt"], after["attempt"])
             self.assertLess(before["parameter_version"], after["parameter_version"])
         self.assertEqual((run["ended"], run["steps"]), ("done", 20))
@@ -301,7 +303,7 @@ class TrainTest(ProgramTest):
 
 
 class RunningProgram:
-    """A training run that a test interferes with. A terminal's Ctrl-C goes to a process group, so it leads one."""
+    """A training run that a test interferes with. It leads a process group, which a terminal's Ctrl-C goes to."""
 
     def __init__(self, test, *arguments):
         self.process = subprocess.Popen([PROGRAM, "train", "--config", "small.yaml", *arguments], cwd=test.folder,
@@ -329,16 +331,16 @@ class RunningProgram:
         return [pid for pid, name in descendants(self.pid).items() if name.startswith("accelmgr:run")]
 
     def wait_until_runners_compute(self):
-        """A runner that waits for a step takes next to no time."""
+        """Waits until a runner has used CPU time: a runner that waits for a step uses almost none."""
         runner = self.runners()[0]
         enough = cpu_ticks(runner) + 10
         while cpu_ticks(runner) < enough:
             os.sched_yield()
 
     def ctrl_c(self):
-        """Returns when the signal has been taken: two that wait would be one."""
+        """Sends SIGINT, and returns when the program has taken it: two pending signals would count as one."""
         os.killpg(self.pid, signal.SIGINT)
-        with contextlib.suppress(OSError, KeyError):  # It has ended.
+        with contextlib.suppress(OSError, KeyError):  # The program has ended.
             while is_pending(self.pid, signal.SIGINT):
                 os.sched_yield()
 

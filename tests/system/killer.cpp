@@ -22,17 +22,17 @@
 namespace accelmgr::test {
 namespace {
 
-/// A deed is one letter.
-const std::map<char, std::string> deeds{{'r', "runner"},           {'l', "launcher"},
-                                        {'m', "manager"},          {'R', "runner stopped"},
-                                        {'L', "launcher stopped"}, {'M', "manager stopped"}};
+/// The killer reports each deed as one letter.
+const std::map<char, std::string> deeds{
+    {'r', "runner"},         {'l', "fork server"},         {'m', "manager"},
+    {'R', "runner stopped"}, {'L', "fork server stopped"}, {'M', "manager stopped"}};
 
 struct Victim {
   char kind;
   pid_t pid;
 };
 
-/// Of /proc/PID/stat: "PID (NAME) STATE PARENT ..."
+/// From /proc/PID/stat: "PID (NAME) STATE PARENT ..."
 struct Process {
   std::string name;
   char state;
@@ -52,11 +52,12 @@ std::optional<Process> process(pid_t pid) {
 
 char kind_of(const std::string& name) {
   if (name == "accelmgr:mgr") return 'm';
-  if (name == "accelmgr:launch") return 'l';
+  if (name == "accelmgr:fork") return 'l';
   return name.starts_with("accelmgr:run") ? 'r' : 0;
 }
 
-/// Manager below the host, launcher below the manager, runners below the launcher; none of another host.
+/// The descendants of this host: its manager, the fork server below the manager, the runners below that.
+/// Processes of other hosts are left out.
 std::vector<Victim> victims_of(pid_t host) {
   std::map<pid_t, Process> all;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -97,21 +98,21 @@ class Role {
  private:
   double uniform() { return static_cast<double>(random_.next() >> 11) * 0x1p-53; }
 
-  /// False when it is to end. Negative: until then.
+  /// Waits `seconds`, or without a limit if negative. Returns false if the test has told the killer to end.
   bool pause(double seconds) {
     pollfd end{.fd = role_waits, .events = POLLIN, .revents = 0};
     return poll(&end, 1, seconds < 0 ? -1 : static_cast<int>(std::lround(seconds * 1e3))) == 0;
   }
 
   double share_of(char kind) const {
-    return kind == 'm' ? options_.managers : kind == 'l' ? options_.launchers : options_.runners;
+    return kind == 'm' ? options_.managers : kind == 'l' ? options_.fork_servers : options_.runners;
   }
 
   std::optional<Victim> choose() {
-    const double draw = uniform() * (options_.managers + options_.launchers + options_.runners);
-    const char kind = draw < options_.managers                        ? 'm'
-                      : draw < options_.managers + options_.launchers ? 'l'
-                                                                      : 'r';
+    const double draw = uniform() * (options_.managers + options_.fork_servers + options_.runners);
+    const char kind = draw < options_.managers                           ? 'm'
+                      : draw < options_.managers + options_.fork_servers ? 'l'
+                                                                         : 'r';
     auto victims = victims_of(host_);
     std::erase_if(victims, [kind](const Victim& v) { return v.kind != kind; });
     if (victims.empty()) return std::nullopt;
@@ -125,7 +126,7 @@ class Role {
     } catch (const SystemError&) {
       return false;
     }
-    // Only now does the number belong to one process for good.
+    // The pid may have been reused before the pidfd was opened: looks at the process again.
     const auto found = process(victim.pid);
     if (!found || kind_of(found->name) != victim.kind) return false;
     if (uniform() >= options_.stops) return kill(pidfd.get(), victim.kind);
@@ -155,7 +156,7 @@ class Role {
   pid_t host_ = getppid();
 };
 
-/// Reading end, writing end.
+/// The reading and the writing end.
 std::pair<base::UniqueFd, base::UniqueFd> make_pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw SystemError("pipe2", errno);
@@ -163,13 +164,13 @@ std::pair<base::UniqueFd, base::UniqueFd> make_pipe() {
 }
 
 std::string as_text(const KillerOptions& o) {
-  return fmt::format("{} {} {} {} {} {} {} {} {}", o.seed, o.most, o.runners, o.launchers, o.managers,
+  return fmt::format("{} {} {} {} {} {} {} {} {}", o.seed, o.most, o.runners, o.fork_servers, o.managers,
                      o.stops, o.longest_stop_s, o.shortest_pause_s, o.longest_pause_s);
 }
 
 KillerOptions options_of(const std::string& text) {
   KillerOptions o;
-  std::istringstream(text) >> o.seed >> o.most >> o.runners >> o.launchers >> o.managers >> o.stops >>
+  std::istringstream(text) >> o.seed >> o.most >> o.runners >> o.fork_servers >> o.managers >> o.stops >>
       o.longest_stop_s >> o.shortest_pause_s >> o.longest_pause_s;
   return o;
 }
@@ -191,7 +192,7 @@ Kills Killer::end() {
   if (!process_.pidfd) return {};
   waits_.reset();
   Kills done;
-  // Until it has ended: it holds the only other end.
+  // Reads until the killer has ended: it holds the only other writing end.
   for (char deed; read(says_.get(), &deed, 1) == 1;) ++done[deeds.at(deed)];
   waitpid(process_.pid, nullptr, 0);
   process_.pidfd.reset();

@@ -1,4 +1,5 @@
-// A process that knows nothing of accelmgr but the names that ps shows, and kills at random.
+// A process that kills processes of accelmgr at random. It knows nothing of accelmgr but the names that ps
+// shows.
 #pragma once
 
 #include <cstdint>
@@ -9,24 +10,24 @@
 
 namespace accelmgr::test {
 
-/// The role (see roles.hpp) in which this program does that; its one argument says how.
+/// The role (see roles.hpp) in which this program is the killer. Its one argument has the options.
 inline constexpr const char* kills_at_random = "kills_at_random";
 
 struct KillerOptions {
   std::uint64_t seed = 0;
-  int most = 0;  ///< Ends after so many.
-  /// Share of each kind of victim, as far as there is one at that moment.
-  double runners = 0.7, launchers = 0.12, managers = 0.18;
-  double stops = 0.1;  ///< Share of victims that are stopped for a while, and then killed or let go on.
+  int most = 0;  ///< The killer stops killing after this many kills.
+  /// The share of each kind of victim. A kind that has no process at that moment is skipped.
+  double runners = 0.7, fork_servers = 0.12, managers = 0.18;
+  double stops = 0.1;  ///< The share of victims that are stopped for a while, and then killed or continued.
   double longest_stop_s = 1.2;
-  /// Between two kills: the logarithm is uniform, so that some come in bursts and some after a calm.
+  /// Pauses between kills. Their logarithm is uniform: some kills come in bursts, some after a calm.
   double shortest_pause_s = 0.002, longest_pause_s = 2.0;
 };
 
-/// What it did, by kind: "runner", "launcher", "manager", "runner stopped", ...
+/// The number of deeds of each kind: "runner", "fork server", "manager", "runner stopped", ...
 using Kills = std::map<std::string, int>;
 
-/// Such a process, looking for victims among the descendants of this one.
+/// Starts a killer that looks for victims among the descendants of this process.
 class Killer {
  public:
   explicit Killer(const KillerOptions& options);
@@ -34,7 +35,7 @@ class Killer {
   Killer(const Killer&) = delete;
   Killer& operator=(const Killer&) = delete;
 
-  /// Ends it. Nothing of what it did is under way any more.
+  /// Ends the killer and waits for it. No deed is under way afterwards.
   Kills end();
 
  private:
@@ -42,7 +43,7 @@ class Killer {
   base::UniqueFd says_, waits_;
 };
 
-/// The role's main(). Returns the exit code.
+/// main() of the role. Returns the exit code.
 int play_killer(const std::string& argument);
 
 }  // namespace accelmgr::test

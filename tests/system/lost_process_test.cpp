@@ -1,4 +1,4 @@
-// Whatever process is killed: the step says so, does not count, and nothing is left.
+// Checks that after the death of any process the step says so and does not count, and that nothing is left.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@
 namespace accelmgr::test {
 namespace {
 
-/// Shown and kept beside the result: what a promise of time came to here. The bounds of the tests are far
-/// wider, for machines that are busy with other things.
+/// Prints the time since `begin_ns` and records it with the test result. The limit is far above the promised
+/// time, because the machine may be busy.
 void report_ms(const std::string& what, std::int64_t begin_ns) {
   const double ms = double(base::now_ns() - begin_ns) / 1e6;
   std::printf("%s: %.1f ms\n", what.c_str(), ms);
@@ -77,20 +77,20 @@ TEST(LostRunner, AnExceptionOfTheModelArrives) {
   expect_failed(run.manager().step(), StepStatus::runner_lost, {"exit code 17", "the stage collapsed"});
 }
 
-TEST(LostRunner, OfWhichTheLauncherSaysNothingEndedInAnUnknownWay) {
+TEST(LostRunner, OfWhichTheForkServerSaysNothingEndedInAnUnknownWay) {
   Stage stage;
   StagedRun run(stage);
   expect_ok(run.manager());
   run.wait_until_waiting(1);
-  const int launcher = run.processes().launcher.get();
-  ipc::send_signal(launcher, SIGSTOP);
+  const int fork_server = run.processes().fork_server.get();
+  ipc::send_signal(fork_server, SIGSTOP);
   run.kill_and_wait(run.runner(1));
   const auto result = run.manager().step();
   expect_failed(result, StepStatus::runner_lost, {"runner 1", "ended in an unknown way"});
-  ipc::send_signal(launcher, SIGCONT);
+  ipc::send_signal(fork_server, SIGCONT);
 }
 
-TEST(LostLauncher, TakesTheRunnersWithIt) {
+TEST(LostForkServer, TakesTheRunnersWithIt) {
   Stage stage;
   StagedRun run(stage);
   expect_ok(run.manager());
@@ -100,20 +100,20 @@ TEST(LostLauncher, TakesTheRunnersWithIt) {
   auto step = run.step_in_background();
   stage.wait_until_blocked(0);
   stage.wait_until_blocked(1);
-  const auto dead_ns = run.kill_and_wait(run.processes().launcher.get());
+  const auto dead_ns = run.kill_and_wait(run.processes().fork_server.get());
   const auto result = step.get();
-  report_ms("from the launcher's end to that of the step", dead_ns);
+  report_ms("from the fork server's end to that of the step", dead_ns);
   expect_failed(result, StepStatus::runner_lost,
-                {"the launcher (pid", "killed by signal 9 (KILL)", "all runners with it"});
+                {"the fork server (pid", "killed by signal 9 (KILL)", "all runners with it"});
   EXPECT_TRUE(same_bits(run.gradients(), gradients));
 }
 
 void expect_children_ended_of_killed_manager(const StagedRun& run, std::int64_t dead_ns) {
   expect_ended(run.processes());
-  report_ms("from the manager's end to that of launcher and runners", dead_ns);
+  report_ms("from the manager's end to that of fork server and runners", dead_ns);
 }
 
-void expect_readable_after_lost_manager(StagedRun& run, const std::vector<at::Tensor>& gradients) {
+void expect_readable_after_lost_manager(StagedRun& run, const Tensors& gradients) {
   EXPECT_TRUE(same_bits(run.gradients(), gradients));
   expect_failed(run.manager().step(), StepStatus::manager_lost, {"manager", "killed by signal 9 (KILL)"});
   run.manager().stop();
@@ -144,7 +144,8 @@ TEST(LostManager, KilledBetweenStepsLeavesTheGradientsReadable) {
   expect_readable_after_lost_manager(run, gradients);
 }
 
-// An attempt that was aborted has slabs, but no part in the master, whoever finishes what is left.
+// An aborted attempt leaves gradients in the slabs. A recovery after the manager's death must not add them to
+// the master.
 TEST(LostManager, KilledAfterAnAbortedStepAddsNothingOfIt) {
   Stage stage;
   StagedRun run(stage);
@@ -166,7 +167,7 @@ pid_t only_child_of(pid_t pid) {
 /// A host in a process of its own.
 class Host {
  public:
-  /// One that is left inside Manager::start().
+  /// A host whose start does not return.
   Host(const Stage& stage, StartMethod method) : Host(stage, "alone", "idles", method) {}
   Host(const Stage& stage, const std::string& forks, const std::string& steps)
       : Host(stage, forks, steps, StartMethod::spawn) {
@@ -180,7 +181,7 @@ class Host {
   const Processes& processes() const { return processes_; }
   /// The child that the host forked.
   int child() const { return child_.get(); }
-  /// Ends that child.
+  /// Ends the child that the host forked.
   void let_go() { test_end_.reset(); }
 
  private:
@@ -232,7 +233,7 @@ TEST(LostHost, TakesAllWithIt) {
   expect_nothing_left();
 }
 
-// The child holds the host's end of the socket, so its closing tells nobody.
+// The child holds the host's end of the socket, so the socket does not close when the host ends.
 TEST(LostHost, TakesAllWithItWhileAChildThatItForkedLives) {
   const Stage stage;
   Host host(stage, "forks", "idles");
@@ -258,19 +259,19 @@ TEST(LostHost, TakesRunnersWithItThatHangInTheModel) {
 
 class LostHostThatStarts : public testing::TestWithParam<StartMethod> {};
 
-// Whatever the user's factory waits for does not come any more.
+// The factory waits for something that never comes.
 TEST_P(LostHostThatStarts, TakesAManagerWithItThatIsInsideAFactory) {
   Stage stage;
   stage.hold_factories();
   Host host(stage, GetParam());
   const auto pid = stage.wait_until_in_factory();
   const auto manager = ipc::open_pidfd(pid);
-  const auto launcher = ipc::open_pidfd(only_child_of(pid));
+  const auto fork_server = ipc::open_pidfd(only_child_of(pid));
   host.kill_and_wait();
   const auto dead_ns = base::now_ns();
   EXPECT_TRUE(ipc::wait_ended(manager.get(), soon()));
-  EXPECT_TRUE(ipc::wait_ended(launcher.get(), soon()));
-  report_ms("from the host's end to that of manager and launcher", dead_ns);
+  EXPECT_TRUE(ipc::wait_ended(fork_server.get(), soon()));
+  report_ms("from the host's end to that of manager and fork server", dead_ns);
   stage.release_factories();
   expect_nothing_left();
 }
@@ -279,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(All, LostHostThatStarts,
                          testing::Values(StartMethod::spawn, StartMethod::fork, StartMethod::forkserver),
                          [](const auto& method) { return config::name_of(method.param); });
 
-/// What user code has forked in a runner and in the manager.
+/// Children that user code has forked in a runner and in the manager.
 class ForkedChildren {
  public:
   explicit ForkedChildren(Stage& stage)
@@ -296,7 +297,7 @@ class ForkedChildren {
   base::UniqueFd of_runner_, of_manager_;
 };
 
-/// A run in which a child has been forked in runner 1 and in the manager.
+/// A run with a forked child in runner 1 and one in the manager.
 class ForkedChildrenTest : public testing::Test {
  protected:
   ForkedChildrenTest() {
@@ -328,9 +329,9 @@ TEST_F(ForkedChildrenTest, EndWithTheirRunner) {
   EXPECT_TRUE(children.manager_has_its());
 }
 
-TEST_F(ForkedChildrenTest, EndWithTheirRunnerWhereTheLauncherIsKilled) {
+TEST_F(ForkedChildrenTest, EndWithTheirRunnerWhereTheForkServerIsKilled) {
   const ForkedChildren children(stage_);
-  run_->kill_and_wait(run_->processes().launcher.get());
+  run_->kill_and_wait(run_->processes().fork_server.get());
   children.expect_runners_ended();
   EXPECT_TRUE(children.manager_has_its());
 }

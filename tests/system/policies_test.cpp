@@ -1,4 +1,5 @@
-// What `runners.on_loss` and `on_nonfinite` promise: training goes on, and ends as if nothing had happened.
+// Tests of `runners.on_loss` and `on_nonfinite`: training goes on, and ends with the result of an undisturbed
+// run.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -81,31 +82,31 @@ TEST(Restart, ACrashLoopEndsWithItsLastThreeCauses) {
   EXPECT_TRUE(same_bits(run.gradients(), gradients));
 }
 
-TEST(Restart, AKilledLauncherIsReplacedWithAllItsRunners) {
+TEST(Restart, AKilledForkServerIsReplacedWithAllItsRunners) {
   const auto expected = undisturbed(3);
   Stage stage;
   StagedRun run(restarting(stage));
   expect_ok(run.manager());
   run.wait_until_waiting(0);
-  run.kill_and_wait(run.processes().launcher.get());
+  run.kill_and_wait(run.processes().fork_server.get());
   expect_ok(run.manager());
   expect_ok(run.manager());
   expect_same(outcome_of(run), expected);
   EXPECT_EQ(run.manager().statistics().losses, 1u);
 }
 
-TEST(Restart, AKilledLauncherIsReplacedWhereARunnerThatWasLetGoIsTheLastToEnd) {
+TEST(Restart, AKilledForkServerIsReplacedWhereARunnerThatWasLetGoIsTheLastToEnd) {
   Stage stage;
   StagedRun run(restarting(stage));
-  stage.tell_once(1, Act::outlive_launcher);
+  stage.tell_once(1, Act::outlive_fork_server);
   expect_ok(run.manager());
   run.stop_and_wait(1);
   run.manager().resize(1);
-  run.kill_and_wait(run.processes().launcher.get());
+  run.kill_and_wait(run.processes().fork_server.get());
   EXPECT_EQ(expect_ok(run.manager()).participants, 1u);
 }
 
-TEST(Restart, ALauncherThatStartsNobodyIsReplaced) {
+TEST(Restart, AForkServerThatStartsNobodyIsReplaced) {
   const auto expected = undisturbed(2);
   Stage stage;
   auto config = restarting(stage);
@@ -113,7 +114,7 @@ TEST(Restart, ALauncherThatStartsNobodyIsReplaced) {
   StagedRun run(config);
   expect_ok(run.manager());
   run.wait_until_waiting(1);
-  ipc::send_signal(run.processes().launcher.get(), SIGSTOP);
+  ipc::send_signal(run.processes().fork_server.get(), SIGSTOP);
   run.kill_and_wait(run.runner(1));
   expect_ok(run.manager());
   expect_same(outcome_of(run), expected);
@@ -134,19 +135,19 @@ TEST(Restart, AStoppedRunnerIsEndedAndReplaced) {
   expect_same(outcome_of(run), expected);
 }
 
-TEST(Restart, ALauncherThatReportsALossLateDoesNotTakeTheReplacementForLost) {
+TEST(Restart, AForkServerThatReportsALossLateDoesNotTakeTheReplacementForLost) {
   const auto expected = undisturbed(2);
   Stage stage;
   StagedRun run(restarting(stage));
   expect_ok(run.manager());
   run.wait_until_waiting(1);
-  const int launcher = run.processes().launcher.get();
-  ipc::send_signal(launcher, SIGSTOP);
+  const int fork_server = run.processes().fork_server.get();
+  ipc::send_signal(fork_server, SIGSTOP);
   run.kill_and_wait(run.runner(1));
   auto step = run.step_in_background();
   const auto deadline = soon();
   while (run.manager().statistics().losses == 0 && !deadline.passed()) sched_yield();
-  ipc::send_signal(launcher, SIGCONT);
+  ipc::send_signal(fork_server, SIGCONT);
   const auto result = step.get();
   EXPECT_EQ(result.status, StepStatus::ok) << result.error;
   const auto statistics = run.manager().statistics();
@@ -156,7 +157,7 @@ TEST(Restart, ALauncherThatReportsALossLateDoesNotTakeTheReplacementForLost) {
   expect_same(outcome_of(run), expected);
 }
 
-/// As long as this lives the process can open nothing more; below `lowest` it may have room for some.
+/// Lets a process open no descriptor while this object exists. Free descriptors below `lowest` stay usable.
 class NoDescriptors {
  public:
   explicit NoDescriptors(pid_t pid = getpid(), rlim_t lowest = 0) : pid_(pid) {
@@ -219,14 +220,15 @@ TEST(NoDescriptors, InTheManagerForAReplacementAreACauseLikeOthers) {
   EXPECT_EQ(result.causes.size(), 3u);
 }
 
-TEST(NoDescriptors, InTheLauncherForAReplacementAreACauseLikeOthers) {
+TEST(NoDescriptors, InTheForkServerForAReplacementAreACauseLikeOthers) {
   Stage stage;
   auto config = restarting(stage);
   config.runners.restarts_per_window = 2;
   StagedRun run(config);
   expect_ok(run.manager());
   run.wait_until_waiting(1);
-  // It polls eight at most, and has no room for the four that a runner gets.
+  // The fork server polls at most eight descriptors, which the limit must allow. A runner needs four more,
+  // for which there is no room.
   const NoDescriptors none(parent_of(run.manager().statistics().runners.at(1).pid), 8);
   run.kill_and_wait(run.runner(1));
   const auto result = run.manager().step();
@@ -264,7 +266,7 @@ TEST(Hang, IsToldFromAStopAndSaysWhereItStood) {
   ASSERT_EQ(result.causes.size(), 1u);
 }
 
-/// How often the other threads of this process have waited for something.
+/// How often the other threads of this process have gone to sleep.
 std::uint64_t waits_of_other_threads() {
   std::uint64_t sum = 0;
   for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -276,15 +278,15 @@ std::uint64_t waits_of_other_threads() {
   return sum;
 }
 
-/// Returns when the thread that is in a step has looked for the others.
+/// Returns when the thread that makes a step has looked at the other processes again.
 void wait_until_looked() {
   const auto before = waits_of_other_threads();
   for (const auto deadline = soon(); waits_of_other_threads() < before + 2 && !deadline.passed();)
     sched_yield();
 }
 
-/// Stops these processes and this one for `length`, as `docker pause` does: the pause itself is what is
-/// tested, nothing is waited for. This one goes on first, and looks for the others before they do.
+/// Stops these processes and this one for `length`, as `docker pause` does. The pause is what is tested, so
+/// it is a sleep. This process goes on first, and looks at the others while they are still stopped.
 void pause_all(const std::vector<pid_t>& pids, std::chrono::seconds length) {
   wait_until_looked();
   const pid_t self = getpid();
@@ -313,7 +315,7 @@ TEST(Pause, OfAllProcessesInsideACommitLosesNobody) {
   run.wait_until_stopped(1);
   const auto statistics = run.manager().statistics();
   const auto runner_0 = statistics.runners.at(0).pid, runner_1 = statistics.runners.at(1).pid;
-  // Longer than the host waits for a commit that does not move.
+  // Longer than the host waits for a committed attempt that makes no progress.
   pause_all({statistics.manager_pid, parent_of(runner_0), runner_0, runner_1}, std::chrono::seconds(6));
   const auto result = step.get();
   EXPECT_EQ(result.status, StepStatus::ok) << result.error;
@@ -371,7 +373,7 @@ TEST(Nonfinite, SkipBatchConsumesTheBatchesAndNothingElse) {
   Stage stage;
   StagedRun run(with_nonfinite(stage, NonfinitePolicy::skip_batch, 10));
   expect_ok(run.manager());
-  const auto buffers = copies(run.manager().buffers());
+  const auto buffers = buffers_of(run.manager());
   stage.tell_once(1, Act::infinite_loss);
   const auto result = expect_ok(run.manager());
   EXPECT_EQ(result.skipped, 1u);
@@ -395,7 +397,8 @@ TEST(Nonfinite, SkipBatchHasALimitInARow) {
   EXPECT_TRUE(same_bits(run.gradients(), gradients));
 }
 
-// Only its gradients could have counted, and there are none.
+// The host finishes the committed attempt, so its batches are consumed. A skip has no gradients, so the step
+// does not count.
 TEST(Nonfinite, ASkipThatTheManagersEndLeftToTheHostDoesNotCount) {
   constexpr int elements = 2 * staged_ranks * staged_batch_size;
   Stage stage;
@@ -407,7 +410,7 @@ TEST(Nonfinite, ASkipThatTheManagersEndLeftToTheHostDoesNotCount) {
   const auto gradients = run.gradients();
   stage.wait_until_withheld();
   run.wait_until_waiting(1);
-  ipc::send_signal(run.processes().manager.get(), SIGSTOP);  // Nobody but the host finishes for rank 1.
+  ipc::send_signal(run.processes().manager.get(), SIGSTOP);  // Only the host can finish rank 1's slice.
   auto step = run.step_in_background();
   run.wait_until_in(1, "reduce");
   run.kill_and_wait(run.processes().manager.get());

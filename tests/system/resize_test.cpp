@@ -1,4 +1,4 @@
-// A team that gets larger and smaller, and a manager that another takes over from.
+// Tests of a team that grows and shrinks, and of a manager that takes over a session.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/types.h>
@@ -14,7 +14,7 @@
 namespace accelmgr::test {
 namespace {
 
-TEST(Resize, GoesUpAndDownAndDealsEveryElementOnce) {
+TEST(Resize, GoesUpAndDownAndAssignsEveryElementOnce) {
   Stage stage;
   auto config = restarting(stage);
   config.runners.max_runners = 3;
@@ -31,7 +31,7 @@ TEST(Resize, GoesUpAndDownAndDealsEveryElementOnce) {
   EXPECT_THROW(run.manager().resize(4), UsageError);
 }
 
-/// Of all shared memory that is mapped in a process.
+/// The bytes of all shared memory that are present in a process.
 std::uint64_t present_shared_bytes(pid_t pid) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string name; status >> name;)
@@ -41,7 +41,7 @@ std::uint64_t present_shared_bytes(pid_t pid) {
 }
 
 TEST(Resize, TheSlabsOfThoseWhoComeArePresentInTheOthersBeforeTheNextStep) {
-  constexpr std::uint64_t width = 1 << 20;
+  constexpr std::uint64_t width = 1 << 17;
   Stage stage;
   auto config = restarting(stage);
   config.runners.max_runners = 3;
@@ -91,8 +91,8 @@ TEST(Resize, DownAndUpAgainStartsNobodyBesideTheRunnerThatWasLetGo) {
   expect_same(outcome_of(run), expected);
 }
 
-// The source keeps the loader from dealing to the one that is left, which it does when it comes back.
-TEST(Resize, ATeamThatGrowsBackWaitsForTheDealingThatTheSmallerOneAskedFor) {
+// The withheld elements keep the loader from assigning to the remaining rank until the other rank is back.
+TEST(Resize, ATeamThatGrowsBackWaitsForTheShardingThatTheSmallerOneAskedFor) {
   const auto expected = undisturbed(2);
   Stage stage;
   stage.withhold_elements_from(2 * staged_ranks * staged_batch_size);
@@ -107,7 +107,7 @@ TEST(Resize, ATeamThatGrowsBackWaitsForTheDealingThatTheSmallerOneAskedFor) {
   while (run.manager().statistics().runners.size() == 2 && !deadline.passed()) sched_yield();
   int asked = 0;
   expect_failed(run.manager().step({.interrupted = [&] { return ++asked > 1; }}), StepStatus::timeout,
-                {"no attempt could begin", "while the data source reads"});
+                {"no attempt could begin", "until the data source returns"});
 
   const std::function<bool()> ready_for_long = [&, looks = 0]() mutable {
     const auto runners = run.manager().statistics().runners;
@@ -115,7 +115,7 @@ TEST(Resize, ATeamThatGrowsBackWaitsForTheDealingThatTheSmallerOneAskedFor) {
   };
   {
     const base::InterruptionScope scope(ready_for_long);
-    EXPECT_THROW(run.manager().resize(2), Error) << "nothing has come of the dealing";
+    EXPECT_THROW(run.manager().resize(2), Error) << "nothing has come of the sharding";
   }
   stage.release_elements();
   expect_ok(run.manager());

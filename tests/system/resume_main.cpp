@@ -1,5 +1,5 @@
-// Runs the tests; executed again by one of them, it is a host to be killed, one that calls init() too late,
-// or the manager of either.
+// Runs the tests. A test executes this program again as a host that will be killed, as a host that calls
+// init() too late, or as the manager of either.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
   if (role == role_host) return host(argc, argv);
   if (role == role_inits_with_threads) return init_with_threads(argc, argv);
   accelmgr::init(argc, argv);
-  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become ours: a test can see that it leaves none.
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become children of this process, where tests see them.
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -1,4 +1,4 @@
-// What this program does when a test executes it again: a process of its own, to be misused or killed.
+// Roles in which a test executes this program again: hosts that the test kills or misuses.
 #pragma once
 
 #include <string>
@@ -7,17 +7,18 @@
 
 namespace accelmgr::test {
 
-/// Descriptors of a role: it writes to the test, and it blocks until the test closes its end of the other.
+/// Descriptors of a role. It writes to the test through one, and reads from the other until the test closes
+/// its end.
 inline constexpr int role_says = 5;
 inline constexpr int role_waits = 6;
 
-/// With the stage of argv[2], checkpoints in argv[3]: trains five steps, in which a runner is killed; saves
-/// and says the path; waits; goes on to step 12.
+/// A host with the stage of argv[2] and checkpoints in argv[3]. It trains five steps, in which a runner is
+/// killed. It saves, writes the checkpoint's path, waits for the test, and trains on to step 12.
 inline constexpr const char* role_host = "--host";
-/// Calls init() with two more threads running; says what that throws.
+/// Calls init() while two more threads run, and writes the exception's text.
 inline constexpr const char* role_inits_with_threads = "--inits-with-threads";
 
-/// The staged model (BatchNorm, dropout) on a source without state(), trained by sgd with momentum; lost
+/// Trains the staged model (BatchNorm, dropout) on a source without state(), by sgd with momentum. Lost
 /// runners are replaced.
 Config resumable_config(const std::string& stage_path, const std::string& directory);
 

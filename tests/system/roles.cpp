@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "accelmgr/errors.hpp"
 #include "accelmgr/init.hpp"
-#include "accelmgr/manager.hpp"
+#include "client/handle.hpp"
 #include "config/start_method.hpp"
 #include "stage.hpp"
 
@@ -28,7 +29,7 @@ StartMethod method_of(const std::string& name) {
 
 int start_without_init() {
   try {
-    Manager::start(Config{});
+    client::Handle(Config{}, {});
   } catch (const UsageError& error) {
     say(error.what());
     return 0;
@@ -40,7 +41,7 @@ int host(const std::vector<std::string>& arguments, int argc, char** argv) {
   init(argc, argv);
   auto config = staged_config(arguments.at(0));
   config.data.options["fork_at"] = "0";
-  auto manager = Manager::start(config, {.method = method_of(arguments.at(3))});
+  client::Handle manager(config, {.method = method_of(arguments.at(3))});
   const auto statistics = manager.statistics();
   std::string pids = fmt::format("{}", statistics.manager_pid);
   for (const auto& runner : statistics.runners) pids += fmt::format(" {}", runner.pid);

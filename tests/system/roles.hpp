@@ -1,4 +1,4 @@
-// What this program does when a test executes it again: a process of its own, to be misused or killed.
+// Roles in which a test executes this program again: processes that the test kills or misuses.
 #pragma once
 
 #include <string>
@@ -7,18 +7,19 @@
 namespace accelmgr::test {
 
 inline constexpr const char* role_argument = "--role";
-/// Descriptors of a role: it writes to the test, and it blocks until the test closes its end of the other.
+/// Descriptors of a role. It writes to the test through one, and reads from the other until the test closes
+/// its end.
 inline constexpr int role_says = 5;
 inline constexpr int role_waits = 6;
 
-/// Starts a manager without init(); says what that throws.
+/// Starts a manager without init(), and writes the exception's text.
 inline constexpr const char* starts_without_init = "starts_without_init";
-/// Starts a manager with the stage of arguments[0] and says the pids of manager and runners, and of a child
-/// that it forks if arguments[1] is "forks". Then it takes a step if arguments[2] is "steps", and waits. The
-/// start method is arguments[3].
+/// A host on the stage of arguments[0], with the start method of arguments[3]. It writes the pids of manager
+/// and runners. If arguments[1] is "forks" it also forks a child and writes its pid. If arguments[2] is
+/// "steps" it takes a step. Then it waits for the test.
 inline constexpr const char* hosts = "hosts";
 
-/// Returns the exit code. `arguments`: after the role's name.
+/// Plays the role and returns the exit code. `arguments` follow the role's name.
 int play(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv);
 
 }  // namespace accelmgr::test

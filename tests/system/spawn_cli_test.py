@@ -1,6 +1,6 @@
-"""`accelmgr spawn` as its users meet it: spawn_cli_test.py PROGRAM [unittest arguments].
+"""Tests of `accelmgr spawn` on its command line: spawn_cli_test.py PROGRAM [unittest arguments].
 
-Run by the Python of the build, which has torch.
+Run it with the Python of the build, which has torch.
 """
 import contextlib
 import json
@@ -21,7 +21,7 @@ TWO_HOSTS = TESTS / "contract" / "two_hosts"
 TORCH_PROGRAM = TESTS / "system" / "spawn_torch_program.py"
 NO_NAMESPACES = 77
 
-# What it was told, a line of JSON for each process.
+# Each process prints the variables that it was given, as a line of JSON.
 TELL = """\
 import json, os
 names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -29,20 +29,21 @@ names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "
          "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"]
 print(json.dumps({name: os.environ.get(name) for name in names}))
 """
-# Waits for rank 1, which writes its error file as torch's @record does.
+# Rank 1 writes its error file as torch's @record does, and fails; the other ranks wait.
 RECORD = """\
 import json, os, signal, sys
 if os.environ["RANK"] == "1":
     print("about to fail", file=sys.stderr)
     with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
-        json.dump({"message": {"message": "ValueError: no good", "extraInfo": {"py_callstack": "Traceback: here"}}}, file)
+        message = {"message": "ValueError: no good", "extraInfo": {"py_callstack": "Traceback: here"}}
+        json.dump({"message": message}, file)
     sys.exit(3)
 signal.pause()
 """
 
 
 def shell(script):
-    """After the options: a program that is this script."""
+    """The arguments that make a shell script the program to launch."""
     return ["--", "sh", "-c", script]
 
 
@@ -51,7 +52,7 @@ class SpawnTest(ProgramTest):
         return self.run_program("spawn", *arguments, exits=exits, env=env)
 
     def start(self, *arguments):
-        """A launch that a test interferes with; it leads a process group as that of a terminal would."""
+        """Starts a launch that a test interferes with. It leads a process group, as it would in a terminal."""
         process = subprocess.Popen([cli_test.PROGRAM, "spawn", *arguments], cwd=self.folder, text=True,
                                    env=cli_test.environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    start_new_session=True)
@@ -67,7 +68,7 @@ class SpawnTest(ProgramTest):
         return sorted(process.stdout.readline() for _ in range(count))
 
     def wait_for_all(self):
-        """Orphans of a launch that was killed become children of this process."""
+        """Waits for all children of this process, among them the orphans of a killed launch."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
@@ -80,7 +81,7 @@ class EnvironmentTest(SpawnTest):
     def test_every_rank_is_told_who_it_is(self):
         self.write("tell.py", TELL)
         out, err = self.spawn("--nprocs", "3", "--max-restarts", "2", "--", "tell.py")
-        for line in err.splitlines():  # On a machine with fewer cores than ranks.
+        for line in err.splitlines():  # The warning of a machine with fewer cores than ranks.
             self.assertIn("they will wait for each other", line)
         told = {}
         for line in out.splitlines():
@@ -114,7 +115,8 @@ class EnvironmentTest(SpawnTest):
 
     def test_a_script_of_torch_distributed_runs_unchanged(self):
         out, err = self.spawn("--nprocs", "3", "--", TORCH_PROGRAM)
-        self.assertEqual(sorted(out.splitlines()), [f"[rank {rank}] rank {rank} of 3: sum 6.0" for rank in range(3)], err)
+        sums = [f"[rank {rank}] rank {rank} of 3: sum 6.0" for rank in range(3)]
+        self.assertEqual(sorted(out.splitlines()), sums, err)
 
 
 class OutputTest(SpawnTest):
@@ -168,7 +170,7 @@ class FailureTest(SpawnTest):
         self.assertFalse((self.folder / "accelmgr-error.json").exists())
 
     def test_all_are_started_again_as_often_as_allowed(self):
-        # Rank 1 fails when what rank 0 said has arrived: it would be ended before it says it.
+        # Rank 1 waits for rank 0's output before it fails: its failure ends rank 0, perhaps before that has printed.
         script = ("n=$TORCHELASTIC_RESTART_COUNT; echo attempt $n; [ $RANK = 0 ] && exit 0; "
                   "until grep -qs attempt logs/attempt_$n/0/stdout.log; do :; done; [ $n = 2 ] && exit 9; exit 1")
         out, err = self.spawn("--nprocs", "2", "--max-restarts", "2", "--log-dir", "logs",
@@ -187,7 +189,8 @@ class FailureTest(SpawnTest):
 
 class SignalTest(SpawnTest):
     def test_ctrl_c_is_forwarded(self):
-        run = self.start("--nprocs", "2", *shell("trap 'echo bye; exit 0' INT; echo ready; while :; do sleep 0.05; done"))
+        waits = shell("trap 'echo bye; exit 0' INT; echo ready; while :; do sleep 0.05; done")
+        run = self.start("--nprocs", "2", *waits)
         self.read_lines(run, 2)
         os.kill(run.pid, signal.SIGINT)
         out, err = run.communicate()
@@ -211,7 +214,7 @@ class SignalTest(SpawnTest):
         run = self.start("--nprocs", "2", *shell(f"{session} trap '' TERM INT HUP; echo ready; sleep 1000"))
         self.read_lines(run, 4)
         found = descendants(run.pid)
-        self.assertGreaterEqual(len(found), 5, found)  # The launcher, two ranks and their two sessions.
+        self.assertGreaterEqual(len(found), 5, found)  # The fork server, two ranks and their two sessions.
         run.kill()
         self.assertEqual(run.wait(), -signal.SIGKILL)
         self.wait_for_all()
@@ -232,7 +235,8 @@ class BadInputTest(SpawnTest):
                 (["--nprocs", "2"], ["PROGRAM is missing"]),
                 (["--rendezvous", "nonsense", *script], ["--rendezvous: 'nonsense'"]),
                 (["--nnodes", "2", *script], ["--nnodes is 2", "--rendezvous is empty", "HOST:PORT"]),
-                (["--nnodes", "2", "--node-rank", "2", "--rendezvous", "127.0.0.1:29500", *script], ["--node-rank is 2", "--nnodes is 2"]),
+                (["--nnodes", "2", "--node-rank", "2", "--rendezvous", "127.0.0.1:29500", *script],
+                 ["--node-rank is 2", "--nnodes is 2"]),
                 (["--nprocs", "2", "--gpus", "0", *script], ["--gpus is '0'"]),
                 (["--backend", "mpi", *script], ["unknown backend 'mpi'; available are ", "shm"]),
                 (["--set", "launch.workers=b", "--nprocs", "1", *script], ["Bad worker syntax: b"]),
@@ -272,7 +276,7 @@ class BadInputTest(SpawnTest):
 
 
 class TwoNodesTest(SpawnTest):
-    """Two agents that know of each other by their rendezvous alone."""
+    """Two agents that know of each other only through their rendezvous."""
 
     def start_two(self, *arguments, nprocs=(1, 1), nnodes=(2, 2)):
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -281,7 +285,8 @@ class TwoNodesTest(SpawnTest):
                            "--rendezvous", address, "--log-dir", f"node{node}", *arguments) for node in range(2)]
 
     def test_a_failure_on_one_ends_both_with_its_exit_code(self):
-        script = "echo $RANK of $WORLD_SIZE, node $GROUP_RANK; [ $RANK = 2 ] && exit 6; sleep 1000"
+        script = ("echo $RANK of $WORLD_SIZE, node $GROUP_RANK; touch said$RANK; [ $RANK = 2 ] || exec sleep 1000; "
+                  "until [ -e said0 ] && [ -e said1 ]; do :; done; exit 6")
         runs = self.start_two(*shell(script), nprocs=(2, 1))
         outs = []
         for run in runs:
@@ -290,12 +295,14 @@ class TwoNodesTest(SpawnTest):
             self.assertEqual(run.returncode, 6, err)
             self.assert_contains(err, "rank 2 failed: exit code 6", "local rank 0 of node 1",
                                  "2 processes ended because of it")
-        self.assertEqual(sorted(outs), ["[rank 0] 0 of 3, node 0", "[rank 1] 1 of 3, node 0", "[rank 2] 2 of 3, node 1"])
+        lines = ["[rank 0] 0 of 3, node 0", "[rank 1] 1 of 3, node 0", "[rank 2] 2 of 3, node 1"]
+        self.assertEqual(sorted(outs), lines)
         self.assertEqual(self.report("node0"), self.report("node1"))
 
     def test_all_hosts_start_again(self):
-        runs = self.start_two("--max-restarts", "1",
-                              *shell("echo $TORCHELASTIC_RESTART_COUNT; exit $((RANK == 1 && !TORCHELASTIC_RESTART_COUNT))"))
+        fails_once = shell("echo $TORCHELASTIC_RESTART_COUNT; touch said$RANK; until [ -e said0 ]; do :; done; "
+                           "exit $((RANK == 1 && !TORCHELASTIC_RESTART_COUNT))")
+        runs = self.start_two("--max-restarts", "1", *fails_once)
         for rank, run in enumerate(runs):
             out, err = run.communicate()
             self.assertEqual((run.returncode, out), (DONE, f"[rank {rank}] 0\n[rank {rank}] 1\n"), err)
@@ -333,8 +340,8 @@ class TwoNodesTest(SpawnTest):
 class TwoHostsTest(SpawnTest):
     def test_a_script_of_torch_distributed_runs_over_two_hosts(self):
         def host(node, nprocs):
-            return ["sh", "-c", 'export GLOO_SOCKET_IFNAME=$(ip -o address | sed -n "s/^[0-9]*: *\\([^ ]*\\).* '
-                    '$TWO_HOSTS_ADDRESS\\/.*/\\1/p"); exec "$@"', "sh", cli_test.PROGRAM, "spawn",
+            return ["sh", "-c", ('export GLOO_SOCKET_IFNAME=$(ip -o address | sed -n "s/^[0-9]*: *\\([^ ]*\\).* '
+                                 '$TWO_HOSTS_ADDRESS\\/.*/\\1/p"); exec "$@"'), "sh", cli_test.PROGRAM, "spawn",
                     "--nprocs", str(nprocs), "--nnodes", "2", "--node-rank", str(node),
                     "--rendezvous", "10.77.0.1:29500", "--", TORCH_PROGRAM]
         done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", "80", "--host", "alpha", *host(0, 2), "--host",
@@ -350,6 +357,6 @@ class TwoHostsTest(SpawnTest):
 if __name__ == "__main__":
     cli_test.PROGRAM = os.path.abspath(sys.argv.pop(1))
     cli_test.become_subreaper()
-    # `python3` is that of the build, in the processes too.
+    # Makes `python3` the Python of the build, in the launched processes too.
     os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     unittest.main(verbosity=2)

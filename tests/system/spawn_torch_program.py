@@ -1,4 +1,4 @@
-"""Knows nothing of who starts it: torch.distributed over what the environment says."""
+"""A plain program of torch.distributed, which knows of its launcher only the environment."""
 import datetime
 
 import torch

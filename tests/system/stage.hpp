@@ -1,5 +1,4 @@
-// A model and a data source that do what a test tells them to, when it tells them: through memory that the
-// test shares with the runners and the manager.
+// A model and a data source that a test controls through memory shared with the runners and the manager.
 #pragma once
 
 #include <sys/types.h>
@@ -18,61 +17,81 @@ namespace accelmgr::test {
 /// What a rank's model does in forward().
 enum class Act : std::uint32_t {
   compute,
-  block,  ///< Until the rank is given another act, which it then does.
+  block,  ///< Wait until the rank is given another act, then do that.
   throw_exception,
   infinite_loss,
-  undefined_gradient,  ///< Of output.bias alone; the loss is finite.
-  vector_loss,
-  write_parameter,    ///< output.bias
-  replace_parameter,  ///< hidden.weight
-  outlive_launcher,   ///< Its end does not end this process from now on.
-  fork_child,         ///< Which does nothing until it is killed.
+  undefined_gradient,   ///< NaN in the gradient of output.bias alone; the loss is finite.
+  write_parameter,      ///< Write to output.bias.
+  outlive_fork_server,  ///< From now on, survive the end of the fork server.
+  fork_child,           ///< Fork a child that does nothing until it is killed.
 };
 
-/// The registered name of the model, and of the source.
+/// The registered name of the model and of the source.
 inline constexpr const char* staged = "staged";
+/// The same model on a device (support/device_replica.hpp).
+inline constexpr const char* staged_on_device = "staged_on_device";
+/// The same model on the transport for devices (support/fake_device_replica.hpp). With the option
+/// `device_fault`, the device of each runner is `out_of_memory` when the replica is bound, meets an
+/// `illegal_address` in the first step, or begins to `hang` there. `device_timeout_s` is the time after which
+/// it counts as hanging, by default 60.
+inline constexpr const char* staged_on_fake_device = "staged_on_fake_device";
+
+/// The same model on what the rank's `runners.device` says: the CPU, or the transport for devices with NCCL
+/// between the processes (nccl_faults.hpp).
+inline constexpr const char* staged_by_device = "staged_by_device";
 
 constexpr int staged_ranks = 2;
-constexpr int most_staged_ranks = 3;
+constexpr int most_staged_ranks = 4;
 constexpr int staged_batch_size = 4;
 
-/// What the test writes and the models read.
+/// The shared memory of a stage. Each comment says who writes the field.
 struct Script {
-  std::atomic<Act> act[most_staged_ranks];   ///< test
-  std::atomic<Act> once[most_staged_ranks];  ///< test: before that, but for `compute`. The model takes it.
-  ipc::Epoch told;                           ///< test: advanced with every act.
-  std::atomic<bool> blocked[most_staged_ranks];  ///< The rank's model: it sits in forward().
-  ipc::Epoch heard;                              ///< ... advanced with that.
-  std::atomic<std::int64_t> withheld_from;       ///< test: the source waits before this element; 0: nowhere.
-  std::atomic<bool> withheld;  ///< The source: it waits there; `heard` is advanced with that.
-  std::atomic<pid_t> child_of_model, child_of_source;  ///< Who forks it.
-  std::atomic<bool> factories_held;                    ///< test: models are not made yet.
-  std::atomic<pid_t> in_factory;                       ///< The process in which one waits for that.
+  std::atomic<Act> act[most_staged_ranks];   ///< Test: what each rank does.
+  std::atomic<Act> once[most_staged_ranks];  ///< Test: before that, unless `compute`. The model resets it.
+  ipc::Epoch told;                           ///< Test: advanced with every act.
+  std::atomic<bool> blocked[most_staged_ranks];  ///< Model: the rank waits in forward().
+  ipc::Epoch heard;                              ///< Model, source, factory: advanced with their fields.
+  std::atomic<std::int64_t> withheld_from;       ///< Test: the source waits before this element; 0: nowhere.
+  std::atomic<bool> withheld;                    ///< Source: it waits there.
+  std::atomic<pid_t> child_of_model, child_of_source;  ///< Parent: the child that user code forked.
+  std::atomic<bool> factories_held;                    ///< Test: no model may be made yet.
+  std::atomic<pid_t> in_factory;                       ///< Factory: the process that waits for the release.
 };
 
-/// The test's end. The memory has no name; others reach it through this process's entry in /proc.
+/// Maps the script in a model or a source. Throws SystemError.
+ipc::Mapping open_script(const std::string& path);
+Script& script_in(const ipc::Mapping& map);
+/// A waiting process looks at the script at least this often.
+constexpr std::int64_t stage_slice_ns = 20'000'000;
+/// Forks a child as user code may. It does nothing until it is killed, and ends after two minutes if no
+/// process kills it.
+void fork_child(Script& script, std::atomic<pid_t>& child);
+
+/// The test's side. The memory has no name; other processes open it through this process's entry in /proc.
 class Stage {
  public:
   Stage();
-  /// What models and sources are told of it.
+  /// The path that models and sources get.
   std::string path() const;
-  /// What rank does from its next forward() on, or at once where it blocks.
+  /// What `rank` does from its next forward() on, or at once if it blocks.
   void tell(int rank, Act act);
-  /// What it does in its next forward() alone.
+  /// What `rank` does in its next forward() only.
   void tell_once(int rank, Act act);
-  /// Returns when the rank blocks in forward(). Fails the test after a bound.
+  /// Returns when the rank blocks in forward(). Fails the test after a time limit.
   void wait_until_blocked(int rank);
-  /// Whether it does by now.
+  /// True while the rank blocks in forward().
   bool blocks(int rank) const { return script_.blocked[rank].load(); }
-  /// The source waits before it gives element `number`, until the others are released.
+  /// The source waits before it gives element `number`, until release_elements().
   void withhold_elements_from(std::int64_t number);
-  /// Returns when the source waits there: all elements before are dealt. Fails the test after a bound.
+  /// Returns when the source waits there; all elements before are then assigned. Fails the test after a time
+  /// limit.
   void wait_until_withheld();
   void release_elements();
-  /// Models are not made until they are released.
+  /// No process makes a model until release_factories().
   void hold_factories() { script_.factories_held.store(true); }
   void release_factories();
-  /// The process that is to make a model, once it waits. Fails the test after a bound, as the next do.
+  /// Returns the process that waits to make a model, as soon as one waits. Fails the test after a time limit,
+  /// like the next two.
   pid_t wait_until_in_factory() { return wait_until_set(script_.in_factory, "no model is made"); }
   pid_t child_of_model() { return wait_until_set(script_.child_of_model, "no model has forked a child"); }
   pid_t child_of_source() { return wait_until_set(script_.child_of_source, "no source has forked a child"); }
@@ -86,11 +105,10 @@ class Stage {
   Script& script_;
 };
 
-/// Two runners of one thread each that train the staged model on the staged source, endless unless
-/// `data.elements` is set. The source's `data.options` name elements by number: at `throw_at` it throws, at
-/// `double_at` and `longer_at` it gives an input of another dtype and shape than declared, at `fork_at` it
-/// forks a child that does nothing. The model's option
-/// `hidden` is its width, 16 unless it is set.
+/// Two runners of one thread each that train the staged model on the staged source. The source is endless
+/// unless `data.elements` is set. The source's `data.options` name elements by number: it throws at
+/// `throw_at`, and forks a child that does nothing at `fork_at`. The model's option `hidden` is its width, by
+/// default 16.
 Config staged_config(const Stage& stage);
 Config staged_config(const std::string& stage_path);
 

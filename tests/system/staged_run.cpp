@@ -4,22 +4,19 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/wait.h>
 
 #include <filesystem>
 #include <fstream>
 #include <system_error>
-
-#include "support.hpp"
 
 namespace accelmgr::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path named_shared_memory = "/dev/shm";
+const std::string named_shared_memory = "/dev/shm";
 
-/// For what nobody reports. Fails the test after a bound.
+/// Polls a condition that no process announces. Fails the test after a time limit.
 template <class Condition>
 void wait_until(Condition&& condition) {
   const auto deadline = soon();
@@ -32,11 +29,11 @@ void wait_until(Condition&& condition) {
 void expect_no_named_shared_memory(pid_t pid) {
   std::ifstream maps(fmt::format("/proc/{}/maps", pid));
   for (std::string line; std::getline(maps, line);)
-    EXPECT_EQ(line.find(named_shared_memory.string() + "/"), std::string::npos) << pid << " maps " << line;
+    EXPECT_EQ(line.find(named_shared_memory + "/"), std::string::npos) << pid << " maps " << line;
   std::error_code gone;
   for (const auto& fd : fs::directory_iterator(fmt::format("/proc/{}/fd", pid), gone)) {
     const auto target = fs::read_symlink(fd, gone).string();
-    EXPECT_FALSE(target.starts_with(named_shared_memory.string() + "/")) << pid << " has open " << target;
+    EXPECT_FALSE(target.starts_with(named_shared_memory + "/")) << pid << " has open " << target;
   }
 }
 
@@ -54,40 +51,25 @@ pid_t parent_of(pid_t pid) {
 Processes processes_of(pid_t manager, const std::vector<pid_t>& runners) {
   Processes out;
   out.manager = ipc::open_pidfd(manager);
-  const auto launcher = parent_of(runners.at(0));
-  EXPECT_EQ(parent_of(launcher), manager);
-  out.launcher = ipc::open_pidfd(launcher);
+  const auto fork_server = parent_of(runners.at(0));
+  EXPECT_EQ(parent_of(fork_server), manager);
+  out.fork_server = ipc::open_pidfd(fork_server);
   for (const auto runner : runners) out.runners.push_back(ipc::open_pidfd(runner));
 
   expect_no_named_shared_memory(manager);
-  expect_no_named_shared_memory(launcher);
+  expect_no_named_shared_memory(fork_server);
   for (const auto runner : runners) expect_no_named_shared_memory(runner);
   return out;
 }
 
 void expect_ended(const Processes& processes) {
   EXPECT_TRUE(ipc::wait_ended(processes.manager.get(), soon())) << "the manager has not ended";
-  EXPECT_TRUE(ipc::wait_ended(processes.launcher.get(), soon())) << "the launcher has not ended";
+  EXPECT_TRUE(ipc::wait_ended(processes.fork_server.get(), soon())) << "the fork server has not ended";
   for (const auto& runner : processes.runners)
     EXPECT_TRUE(ipc::wait_ended(runner.get(), soon())) << "a runner has not ended";
 }
 
-std::string left_behind() {
-  const auto deadline = soon();
-  pid_t reaped = 0;
-  while (reaped != -1 && !deadline.passed()) {
-    reaped = waitpid(-1, nullptr, WNOHANG);
-    if (reaped == 0) sched_yield();  // It may be on its way out.
-  }
-  if (reaped != -1) return "a process is left";
-  for (const auto& entry : fs::directory_iterator(named_shared_memory))
-    if (entry.path().string().find("accelmgr") != std::string::npos) return entry.path();
-  return {};
-}
-
-void expect_nothing_left() { EXPECT_EQ(left_behind(), ""); }
-
-StagedRun::StagedRun(const Config& config) : manager_(Manager::start(config)) {
+StagedRun::StagedRun(const Config& config) : manager_(std::in_place, config, client::StartSettings{}) {
   const auto statistics = manager_->statistics();
   std::vector<pid_t> runners;
   for (const auto& runner : statistics.runners) runners.push_back(runner.pid);
@@ -99,8 +81,6 @@ StagedRun::~StagedRun() {
   expect_ended(processes_);
   expect_nothing_left();
 }
-
-std::vector<at::Tensor> StagedRun::gradients() const { return copies(manager_->gradients()); }
 
 std::future<StepResult> StagedRun::step_in_background(const StepOptions& options) {
   return std::async(std::launch::async, [this, options] { return manager_->step(options); });
@@ -138,7 +118,7 @@ Config restarting(const Stage& stage) {
 
 StagedOutcome outcome_of(StagedRun& run) {
   const auto statistics = run.manager().statistics();
-  return {run.gradients(), copies(run.manager().buffers()), statistics.elements, statistics.steps,
+  return {run.gradients(), buffers_of(run.manager()), statistics.elements, statistics.steps,
           statistics.samples};
 }
 
@@ -155,20 +135,6 @@ StagedOutcome undisturbed(int steps) {
   StagedRun run(restarting(stage));
   for (int i = 0; i < steps; ++i) expect_ok(run.manager());
   return outcome_of(run);
-}
-
-void expect_failed(const StepResult& result, StepStatus status, std::initializer_list<std::string> parts) {
-  EXPECT_STREQ(to_string(result.status), to_string(status)) << result.error;
-  EXPECT_FALSE(result);
-  EXPECT_FALSE(result.counted);
-  EXPECT_EQ(result.samples, 0u);
-  EXPECT_EQ(result.loss, 0);
-  expect_contains(result.error, parts);
-}
-
-void expect_contains(const std::string& text, std::initializer_list<std::string> parts) {
-  for (const auto& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
 }
 
 }  // namespace accelmgr::test

@@ -1,99 +1,84 @@
-// A manager with its runners on a stage, and what a test asks about their processes.
+// A manager with its runners on a stage, and what tests ask about their processes.
 #pragma once
 
 #include <sys/types.h>
 
 #include <future>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "accelmgr/manager.hpp"
-#include "base/clock.hpp"
 #include "base/unique_fd.hpp"
+#include "client/handle.hpp"
 #include "ipc/process.hpp"
 #include "stage.hpp"
+#include "support.hpp"
+#include "support/expectations.hpp"
 
 namespace accelmgr::test {
 
-/// More than anything here takes on a loaded machine; reached only by a test that fails.
-inline base::Deadline soon() { return base::Deadline::in_seconds(30); }
-
-/// The processes that a start leads to, by pidfds.
+/// Pidfds of the processes of a run.
 struct Processes {
   base::UniqueFd manager;
-  base::UniqueFd launcher;
+  base::UniqueFd fork_server;
   std::vector<base::UniqueFd> runners;
 };
-/// Opens them, and checks that none has mapped or opened anything in /dev/shm.
+/// Opens the pidfds, and checks that no process has mapped or opened anything in /dev/shm.
 Processes processes_of(pid_t manager, const std::vector<pid_t>& runners);
 
-/// Fails the test when there is no such process.
+/// Fails the test if there is no such process.
 pid_t parent_of(pid_t pid);
 
-/// Returns when all have ended. Fails the test when one does not by itself.
+/// Returns when all processes have ended. Fails the test if one does not end by itself.
 void expect_ended(const Processes& processes);
-
-/// Orphans become children of this process (main() asks for it): reaps all that ended. Says if there is any
-/// process of ours that did not, or something of ours in /dev/shm; empty: nothing.
-std::string left_behind();
-/// Fails the test if there is something.
-void expect_nothing_left();
 
 class StagedRun {
  public:
   explicit StagedRun(const Stage& stage) : StagedRun(staged_config(stage)) {}
   explicit StagedRun(const Config& config);
-  /// Stops, and checks that nothing is left.
+  /// Stops the manager, and checks that nothing is left.
   ~StagedRun();
   StagedRun(const StagedRun&) = delete;
   StagedRun& operator=(const StagedRun&) = delete;
 
-  Manager& manager() { return *manager_; }
+  client::Handle& manager() { return *manager_; }
   const Processes& processes() const { return processes_; }
   int runner(int rank) const { return processes_.runners.at(static_cast<std::size_t>(rank)).get(); }
-  /// The master gradients, as they are now.
-  std::vector<at::Tensor> gradients() const;
+  /// A copy of the master gradients.
+  Tensors gradients() const { return gradients_of(*manager_); }
 
-  /// On a thread of its own, so that the test can intervene.
+  /// Makes a step on another thread, so that the test can intervene.
   std::future<StepResult> step_in_background(const StepOptions& options = {});
   /// Returns when a runner waits for the next step.
   void wait_until_waiting(int rank) const { wait_until_in(rank, "waiting"); }
   /// Returns when a runner is in that phase.
   void wait_until_in(int rank, const std::string& phase) const;
-  /// Returns when a runner is stopped by a signal.
+  /// Returns when a signal has stopped the runner.
   void wait_until_stopped(int rank) const;
-  /// SIGSTOP to a runner; returns when it has stopped.
+  /// Sends SIGSTOP to the runner, and returns when it has stopped.
   void stop_and_wait(int rank) const;
-  /// SIGKILL; returns when it is gone: the time of that.
+  /// Sends SIGKILL. Returns the time at which the process had ended.
   std::int64_t kill_and_wait(int pidfd) const;
 
  private:
   RunnerStatistics statistics_of(int rank) const;
 
-  std::optional<Manager> manager_;
+  std::optional<client::Handle> manager_;
   Processes processes_;
 };
 
-/// Of the stage, where a lost runner is replaced at once.
+/// A staged config in which a lost runner is replaced at once.
 Config restarting(const Stage& stage);
 
-/// Gradients, and buffers, and where the data stands.
+/// Gradients, buffers, and the position in the data.
 struct StagedOutcome {
-  std::vector<at::Tensor> gradients, buffers;
+  Tensors gradients, buffers;
   std::uint64_t elements = 0, steps = 0, samples = 0;
 };
 StagedOutcome outcome_of(StagedRun& run);
-/// Of so many steps in which nothing happened.
+/// The outcome of `steps` steps without a fault.
 StagedOutcome undisturbed(int steps);
-/// Fails the test where a bit differs.
+/// Fails the test if a bit differs.
 void expect_same(const StagedOutcome& a, const StagedOutcome& b);
-
-/// A step that ended with `status`, did not count, and whose error has all `parts`.
-void expect_failed(const StepResult& result, StepStatus status, std::initializer_list<std::string> parts);
-
-/// `text` has all `parts`.
-void expect_contains(const std::string& text, std::initializer_list<std::string> parts);
 
 }  // namespace accelmgr::test

@@ -1,6 +1,6 @@
-"""The program where something that it needs is missing: start_faults_test.py PROGRAM [unittest arguments].
+"""Tests of the program on a machine that lacks something: start_faults_test.py PROGRAM [unittest arguments].
 
-Each time it works, or says what was missing; nothing of it is left.
+The program must work, or say what is missing, and leave nothing behind.
 """
 import contextlib
 import os
@@ -17,15 +17,15 @@ from cli_test import DONE, FAILED, SLOW, USAGE, ProgramTest, RunningProgram, des
 NOBODY = 65534
 
 TRAIN = ["train", "--config", "small.yaml", "--steps", "3"]
-# The replacement of a runner is another start, and is told on standard error.
+# Kills a runner: its replacement is another start, and standard error tells of it.
 REPLACED = ["--set", "faults=rank=1 step=2 phase=forward fault=kill"]
-# Parameters of some 70 MB, and a session of four times that.
+# The parameters have about 70 MB, and the session four times as much.
 LARGE = ["--set", "model.mlp.hidden_size=4096"]
 
 
 class StartFaultsTest(ProgramTest):
     def run_under(self, *arguments, wrapper=(), prepare=None, env=None):
-        """Exit code, standard output, standard error. `wrapper`: a command that executes the program."""
+        """Returns exit code, standard output and standard error. `wrapper` is a command that executes the program."""
         done = subprocess.run([*wrapper, cli_test.PROGRAM, *arguments], cwd=self.folder, text=True, capture_output=True,
                               env=cli_test.environment({}) if env is None else env, preexec_fn=prepare, check=False)
         self.assert_nothing_left()
@@ -42,7 +42,7 @@ class StartFaultsTest(ProgramTest):
         self.assertIn("done: 3 steps", out)
 
     def unprivileged(self):
-        """What executes a command as a user who is not root."""
+        """A command that executes another one as a user who is not root."""
         if os.getuid() != 0:
             return []
         command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
@@ -57,8 +57,9 @@ class DescriptorsTest(StartFaultsTest):
         limits = (8, 16, 24, 32, 64)
         for limit in limits:
             with self.subTest(limit=limit):
-                code, out, err = self.run_under(*TRAIN, *REPLACED, "--checkpoint-dir", f"ck{limit}",
-                                                prepare=lambda n=limit: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)))
+                code, out, err = self.run_under(
+                    *TRAIN, *REPLACED, "--checkpoint-dir", f"ck{limit}",
+                    prepare=lambda n=limit: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)))
                 if code == DONE:
                     self.assertIn("done: 3 steps", out)
                     enough.append(limit)
@@ -71,7 +72,7 @@ class DescriptorsTest(StartFaultsTest):
 
 class MemoryTest(StartFaultsTest):
     def own_group(self):
-        """A memory control group below that of this process, and the name of its limit."""
+        """A new memory control group below that of this process, and the file of its limit."""
         groups = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
         for line in groups:
             _, controllers, path = line.split(":", 2)
@@ -101,16 +102,17 @@ class MemoryTest(StartFaultsTest):
 
     def test_a_runner_that_the_kernel_ends_for_want_of_memory_is_told_as_killed(self):
         group, limit = self.own_group()
-        run = RunningProgram(self, *SLOW, "--set", "runners.restarts_per_window=2", "--set", "runners.restart_backoff=0")
+        run = RunningProgram(
+            self, *SLOW, "--set", "runners.restarts_per_window=2", "--set", "runners.restart_backoff=0")
         run.read_until("step 1/")
         limit.write_text("1M")
-        launcher = next(pid for pid, name in descendants(run.pid).items() if name == "accelmgr:launch")
-        (group / "cgroup.procs").write_text(str(launcher))  # And so for all runners that it starts from now on.
+        fork_server = next(pid for pid, name in descendants(run.pid).items() if name == "accelmgr:fork")
+        (group / "cgroup.procs").write_text(str(fork_server))  # Runners that it starts from now on join it.
         os.kill(run.runners()[0], signal.SIGKILL)
         _, err = run.process.communicate()
         self.assertEqual(run.process.returncode, FAILED, err)
         self.assert_contains(err, "2 restarts within 60 s (runners.restarts_per_window)",
-                             "killed by signal 9 (KILL) in phase init")
+                             "killed by signal 9 (KILL) in phase ", "because memory ran out")
         self.assert_nothing_left()
 
     def test_too_small_an_address_space_is_told(self):

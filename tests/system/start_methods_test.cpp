@@ -1,11 +1,16 @@
-// However the manager process comes to be, what it does is the same.
+// Checks that the manager behaves the same with every start method.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "config/start_method.hpp"
 #include "ipc/process.hpp"
-#include "launch/forkserver.hpp"
+#include "launch/zygote.hpp"
+#include "perceptrons.hpp"
+#include "reference.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {
@@ -13,7 +18,7 @@ namespace {
 
 class StartMethods : public testing::TestWithParam<StartMethod> {
  protected:
-  ~StartMethods() override { launch::end_forkserver(); }
+  ~StartMethods() override { launch::end_zygote(); }
 };
 
 void kill_and_wait(pid_t pid) {
@@ -22,16 +27,16 @@ void kill_and_wait(pid_t pid) {
   ASSERT_TRUE(ipc::wait_ended(pidfd.get(), base::Deadline::in_seconds(10)));
 }
 
-void kill_manager(const Manager& manager) { kill_and_wait(manager.statistics().manager_pid); }
+void kill_manager(const client::Handle& manager) { kill_and_wait(manager.statistics().manager_pid); }
 
 TEST_P(StartMethods, TrainAlikeAndTellHowTheManagerEnded) {
-  const auto config = small_config("mlp");
-  auto manager = Manager::start(config, {.method = GetParam()});
+  const auto config = perceptron_config();
+  client::Handle manager(config, {.method = GetParam()});
   Reference reference(config);
   const auto expect_as_reference = [&] {
     expect_ok(manager, {.accumulate = false});
-    const auto expected = reference.step(copies(manager.parameters()));
-    EXPECT_LE(distance(copies(manager.gradients()), expected.gradients), 1e-6);
+    const auto expected = reference.step(parameters_of(manager));
+    EXPECT_LE(distance(gradients_of(manager), expected.gradients), 1e-6);
   };
   expect_as_reference();
   const int first = manager.statistics().manager_pid;
@@ -45,25 +50,26 @@ TEST_P(StartMethods, TrainAlikeAndTellHowTheManagerEnded) {
 }
 
 TEST_P(StartMethods, HaveTheInitialParametersBeforeThereAreRunners) {
-  std::vector<const void*> parameters, gradients;
-  std::vector<at::Tensor> values;
-  const auto prepared = [&](const std::vector<NamedTensor>& p, const std::vector<NamedTensor>& g) {
-    parameters = addresses(p);
-    gradients = addresses(g);
-    values = copies(p);
+  std::shared_ptr<const session::Session> session;
+  std::vector<std::byte> values;
+  const auto prepared = [&](std::shared_ptr<const session::Session> s, const session::HostView&,
+                            const session::Manifest& manifest) {
+    session = s;
+    EXPECT_TRUE(manifest.tensors.at(0).name == "encoder.weight");
+    values.assign(s->parameters(), s->parameters() + s->header().elements * sizeof(float));
   };
-  const auto manager = Manager::start(small_config("mlp"), {.method = GetParam(), .prepared = prepared});
-  EXPECT_EQ(addresses(manager.parameters()), parameters);
-  EXPECT_EQ(addresses(manager.gradients()), gradients);
-  EXPECT_TRUE(same_bits(copies(manager.parameters()), values));
+  const client::Handle manager(perceptron_config(), {.method = GetParam(), .prepared = prepared});
+  EXPECT_EQ(manager.session(), session);
+  EXPECT_EQ(std::memcmp(session->parameters(), values.data(), values.size()), 0);
+  EXPECT_TRUE(std::ranges::any_of(values, [](std::byte byte) { return byte != std::byte{0}; }));
 }
 
 TEST_P(StartMethods, GiveBackAllWhenTheHostRefusesWhatWasPrepared) {
-  const auto refuse = [](const auto&, const auto&) { throw UsageError("not like this"); };
+  const auto refuse = [](const auto&, const auto&, const auto&) { throw UsageError("not like this"); };
   const auto before = ipc::children();
-  const auto start = [&] { Manager::start(small_config("mlp"), {.method = GetParam(), .prepared = refuse}); };
+  const auto start = [&] { client::Handle(perceptron_config(), {.method = GetParam(), .prepared = refuse}); };
   EXPECT_EQ(message_of<UsageError>(start), "not like this");
-  launch::end_forkserver();
+  launch::end_zygote();
   EXPECT_EQ(ipc::children(), before);
 }
 
@@ -71,33 +77,33 @@ INSTANTIATE_TEST_SUITE_P(All, StartMethods,
                          testing::Values(StartMethod::spawn, StartMethod::fork, StartMethod::forkserver),
                          [](const auto& method) { return config::name_of(method.param); });
 
-TEST(Forkserver, IsReplacedWhenItHasDiedAndItsManagersLiveOn) {
+TEST(Zygote, IsReplacedWhenItHasDiedAndItsManagersLiveOn) {
   const auto before = ipc::children();
-  auto manager = Manager::start(small_config("mlp"), {.method = StartMethod::forkserver});
+  client::Handle manager(perceptron_config(), {.method = StartMethod::forkserver});
   const auto servers = ipc::children();
   ASSERT_EQ(servers.size(), before.size() + 1) << "the manager is its child, not ours";
   kill_and_wait(servers.back());
   expect_ok(manager);
-  auto other = Manager::start(small_config("mlp"), {.method = StartMethod::forkserver});
+  client::Handle other(perceptron_config(), {.method = StartMethod::forkserver});
   expect_ok(other);
   kill_manager(manager);
   EXPECT_THAT(manager.step().error, testing::HasSubstr("how it ended is not known"));
   expect_ok(other);
   other.stop();
-  launch::end_forkserver();
+  launch::end_zygote();
   EXPECT_EQ(ipc::children(), before);
 }
 
-TEST(Forkserver, ThatIsStoppedHoldsNobodyUp) {
+TEST(Zygote, ThatIsStoppedHoldsNobodyUp) {
   const auto before = ipc::children();
-  auto manager = Manager::start(small_config("mlp"), {.method = StartMethod::forkserver});
+  client::Handle manager(perceptron_config(), {.method = StartMethod::forkserver});
   const auto server = ipc::open_pidfd(ipc::children().back());
   ipc::send_signal(server.get(), SIGSTOP);
   expect_ok(manager);
   kill_manager(manager);
   EXPECT_THAT(manager.step().error, testing::HasSubstr("how it ended is not known"));
   manager.stop();
-  launch::end_forkserver();
+  launch::end_zygote();
   EXPECT_EQ(ipc::children(), before);
 }
 

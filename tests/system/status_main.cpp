@@ -1,4 +1,4 @@
-// Runs the tests; executed again by one of them, it plays a role, or is the manager of that test.
+// Runs the tests. A test executes this program again in a role, or as its manager.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 
@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   if (argc >= 3 && std::string_view(argv[1]) == role_argument)
     return play(argv[2], {argv + 3, argv + argc}, argc, argv);
   accelmgr::init(argc, argv);
-  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become ours: a test can see that it leaves none.
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become children of this process, where tests see them.
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -1,5 +1,5 @@
-// How steps end, but for lost processes: each status, whether it counted, and that what did not count leaves
-// no trace.
+// Tests of every status of a step that no lost process causes: whether the step counted, and that an
+// uncounted step leaves no trace.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -94,8 +94,8 @@ TEST(Status, UnderThePolicyKeepANonfiniteGradientCountsAndIsReported) {
   EXPECT_FALSE(expect_ok(run.manager()).nonfinite);
   stage.tell(1, Act::undefined_gradient);
   EXPECT_TRUE(expect_ok(run.manager()).nonfinite);
-  for (const auto& [name, gradient] : run.manager().gradients())
-    EXPECT_EQ(gradient.isfinite().all().item<bool>(), name != "output.bias") << name;
+  for (const auto& gradient : run.gradients())
+    EXPECT_EQ(all_finite(gradient), gradient.name != "output.bias") << gradient.name;
 }
 
 TEST(Status, AHangingModelIsTimedOutAndItsPhaseTold) {
@@ -104,7 +104,7 @@ TEST(Status, AHangingModelIsTimedOutAndItsPhaseTold) {
   expect_ok(run.manager());
   const auto gradients = run.gradients();
   stage.tell(1, Act::block);
-  constexpr double timeout_s = 2;  // In which a rank comes to its forward() on a loaded machine too.
+  constexpr double timeout_s = 2;  // Long enough for a rank to reach its forward() on a loaded machine.
   const auto result = run.manager().step({.timeout_s = timeout_s});
   expect_failed(result, StepStatus::timeout, {"no result within 2 s", "rank 1 in phase forward for "});
   EXPECT_GE(result.step_ms, timeout_s * 1e3);
@@ -120,7 +120,7 @@ TEST(Status, AStepThatWaitsForTheDataSourceSaysSoWhenItsTimeIsOver) {
   const auto result = run.manager().step({.timeout_s = short_timeout_s});
   expect_failed(result, StepStatus::timeout,
                 {"no result within 0.3 s", "rank 0 in phase data for 0.", "rank 1 in phase data for 0.",
-                 "(the data source 'staged' has given 8 elements so far, and is waited for)"});
+                 "(the data source 'staged' has given 8 elements so far; the step waits for it)"});
   stage.release_elements();
   expect_ok(run.manager());
 }
@@ -141,7 +141,7 @@ TEST(Status, AStepThatIsInterruptedEndsAsOneThatTimesOut) {
 TEST(Status, AStartThatIsInterruptedLeavesNothing) {
   Stage stage;
   const auto what = message_of<SessionError>(
-      [&] { Manager::start(staged_config(stage), {.interrupted = [] { return true; }}); });
+      [&] { client::Handle(staged_config(stage), {.interrupted = [] { return true; }}); });
   EXPECT_NE(what.find("interrupted while it started"), std::string::npos) << what;
   expect_nothing_left();
 }
@@ -178,7 +178,7 @@ TEST(Status, TheGraceRunsFromTheAbortHoweverShortTheStepsDeadlinesAre) {
   expect_failed(result, StepStatus::runner_lost, {"runner 0", "killed by signal 9 (KILL)"});
 }
 
-// Stopped, it neither sees the step begin nor its end.
+// A stopped rank sees neither the beginning nor the end of the step.
 TEST(Status, ARankThatSleptThroughAnAbortedStepTakesPartInTheNext) {
   Stage stage;
   StagedRun run(stage);
@@ -191,11 +191,11 @@ TEST(Status, ARankThatSleptThroughAnAbortedStepTakesPartInTheNext) {
   EXPECT_EQ(expect_ok(run.manager()).step, 2u);
 }
 
-/// What two good steps make of gradients and buffers when `disturb` comes between them.
+/// Gradients and buffers after two good steps, with `disturb` between them.
 struct Trace {
-  std::vector<at::Tensor> after_one;
-  std::vector<at::Tensor> gradients;
-  std::vector<at::Tensor> buffers;
+  Tensors after_one;
+  Tensors gradients;
+  Tensors buffers;
   double loss = 0;
 };
 Trace two_steps(const std::function<void(StagedRun&, Stage&)>& disturb) {
@@ -207,7 +207,7 @@ Trace two_steps(const std::function<void(StagedRun&, Stage&)>& disturb) {
   disturb(run, stage);
   out.loss = expect_ok(run.manager()).loss;
   out.gradients = run.gradients();
-  out.buffers = copies(run.manager().buffers());
+  out.buffers = buffers_of(run.manager());
   return out;
 }
 

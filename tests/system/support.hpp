@@ -1,76 +1,66 @@
-// What the tests of whole systems share: a small configuration, models and data sources of their own, and the
-// arithmetic of N runners in one process, to compare with.
+// What tests of whole systems share: copies of the session's tensors, and steps that must succeed.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
-#include <map>
-#include <memory>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "accelmgr/batch_source.hpp"
-#include "accelmgr/manager.hpp"
-#include "accelmgr/model.hpp"
+#include "accelmgr/errors.hpp"
+#include "client/handle.hpp"
 #include "message_of.hpp"
+#include "replica/replica.hpp"
 
 namespace accelmgr::test {
 
-/// Registers before main() begins, as init() needs it: what a test trains stands beside the test, as a
-/// constant of its file.
-struct RegisteredModel {
-  RegisteredModel(const std::string& name, ModelFactory factory) { register_model(name, std::move(factory)); }
+/// Registers a replica before main() begins, because init() needs it. Test files have it as a constant.
+struct RegisteredReplica {
+  RegisteredReplica(const std::string& kind, replica::Factory factory) {
+    replica::register_factory(kind, std::move(factory));
+  }
 };
 struct RegisteredData {
   RegisteredData(const std::string& name, DataFactory factory) { register_data(name, std::move(factory)); }
 };
 
-/// Small shapes of every built-in model without dropout, two runners of one thread each, and time limits that
-/// make a test fail before ctest ends it. Data: `synthetic`, or for other models one of
-///   `vectors`: input float32 [4], target int64 below 3
-///   `numbered`: number int64, that of the element; input float64 [4]
-/// Both hold data.elements elements (64 if 0), in order, data.epochs times (0: endless).
-Config small_config(const std::string& model_kind);
+/// A copy of a tensor, row-major.
+struct Tensor {
+  std::string name{};
+  DType dtype = DType::float32;
+  std::vector<std::int64_t> shape{};
+  std::vector<std::byte> bytes{};
 
-/// One process that computes by itself what N runners compute together: one replica for each rank, as
-/// BatchNorm is the rank's own; element i of the same data goes to rank i mod N.
-class Reference {
- public:
-  struct Step {
-    double loss = 0;
-    std::uint64_t samples = 0;  ///< 0: the data has ended.
-    std::map<std::string, double> scalars;
-    std::vector<at::Tensor> gradients;  ///< In the order of Manager::parameters().
-  };
-
-  explicit Reference(const Config& config);
-  ~Reference();
-
-  /// Mean over the next N x A micro-batches, or those that are left, with `parameters` in the order of
-  /// Manager::parameters().
-  Step step(const std::vector<at::Tensor>& parameters);
-  /// What `rank`'s replica has made of its buffers.
-  std::vector<NamedTensor> buffers(int rank) const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
+  bool operator==(const Tensor&) const = default;
+  std::size_t count() const { return bytes.size() / size_of(dtype); }
+  /// An element of a float32, float64 or int64 tensor.
+  double operator[](std::size_t i) const;
 };
+using Tensors = std::vector<Tensor>;
 
-/// Copies, in the same order.
-std::vector<at::Tensor> copies(const std::vector<NamedTensor>& tensors);
-/// Where each tensor lies.
-std::vector<const void*> addresses(const std::vector<NamedTensor>& tensors);
+/// Copies of the master's tensors, in the order of the manifest.
+Tensors parameters_of(const client::Handle& manager);
+Tensors gradients_of(const client::Handle& manager);
+/// The buffers of the last committed step.
+Tensors buffers_of(const client::Handle& manager);
+Tensors copies(const std::vector<client::OwnedValue>& values);
+/// Views of the tensors, for a checkpoint.
+std::vector<client::Value> views(const Tensors& tensors);
+/// Writes all parameters, as a host does.
+void write_parameters(client::Handle& manager, const Tensors& values);
 
-/// The largest distance of two tensors of the same place, as a share of the norm of `expected`'s. Where that
-/// is zero, all but zero is infinitely far.
-double distance(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected);
-/// Whether all tensors have the same bits.
-bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
+/// True if all tensors have the same bits.
+bool same_bits(const Tensors& a, const Tensors& b);
+bool all_finite(const Tensor& tensor);
+/// The largest distance between tensors at the same place, relative to the norm of the expected one. If that
+/// norm is zero, the distance of any other tensor is infinite. If it is zero but for rounding, as the
+/// gradient of a bias before a BatchNorm is, the distance is relative to the norm of all tensors.
+double distance(const Tensors& actual, const Tensors& expected);
 
-/// A step that must succeed; a failure is reported with its error.
-StepResult expect_ok(Manager& manager, const StepOptions& options = {});
+/// Makes a step that must succeed. Reports a failure with its error.
+StepResult expect_ok(client::Handle& manager, const StepOptions& options = {});
 
 }  // namespace accelmgr::test

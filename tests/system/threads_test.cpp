@@ -1,4 +1,5 @@
-// What threads of the host may do: it may have some, and start from any; but not before init().
+// Tests of a host with threads: it may have other threads and start a manager from any thread, but have none
+// before init().
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -25,7 +26,7 @@ TEST(Threads, OfTheHostAreNoMatterToAStart) {
   end.count_down();
 }
 
-// Nothing is bound to the life of the thread, as a parent-death signal would be.
+// A manager must not depend on the thread that started it, as with a parent-death signal.
 TEST(Threads, MayStartAManagerAndEnd) {
   Stage stage;
   std::unique_ptr<StagedRun> run;

@@ -1,7 +1,5 @@
 #include "torture.hpp"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -16,7 +14,6 @@
 #include <vector>
 
 #include "accelmgr/errors.hpp"
-#include "accelmgr/manager.hpp"
 #include "base/clock.hpp"
 #include "data/random.hpp"
 #include "faults/plan.hpp"
@@ -29,8 +26,8 @@ namespace {
 constexpr int runners = 3;
 constexpr int micro_batches = 2;
 constexpr int steps_per_update = 4;
-constexpr double learning_rate = 0.05;
-constexpr double recovery_patience_s = 120;  // While whoever recovers is killed in turn.
+constexpr float learning_rate = 0.05F;
+constexpr double recovery_patience_s = 120;  // New managers may be killed in turn while they start.
 
 double seconds_since(std::int64_t begin_ns) { return double(base::now_ns() - begin_ns) / 1e9; }
 
@@ -41,29 +38,29 @@ Config config_of(std::uint64_t seed) {
   config.grad_accumulation_steps = micro_batches;
   config.prefetch = 8;
   config.seed_base = seed;
-  config.step_timeout = 120;  // Longer than all that is killed in one step together takes.
+  config.step_timeout = 120;  // Longer than a step takes with all its losses.
   config.runners.threads = 1;
   config.runners.on_loss = LossPolicy::restart;
   config.runners.restart_backoff = 0;
   config.runners.restarts_per_window = 0;
   config.runners.max_restarts = 1'000'000'000;
   config.runners.hang_timeout = 0.5;
-  config.buffers.policy = BufferPolicy::mean;  // So that those of every rank are compared.
+  config.buffers.policy = BufferPolicy::mean;  // The mean, so that the buffers of every rank are compared.
   config.model.kind = tortured;
   config.data.kind = tortured;
   config.data.seed = seed;
   return config;
 }
 
-/// Where a runner dies, and how often it is there in a step: as many kills at each.
+/// Where runners die, and how often a step reaches that place. Each place gets the same number of kills.
 struct Place {
   const char* phase;
   double reached;
 };
-constexpr Place places[] = {{"load_parameters", 1}, {"data", 2},    {"forward", 2}, {"backward", 2},
-                            {"take_over", 17},      {"vote", 1},    {"voted", 1},   {"undo_saved", 3.8},
-                            {"in_flight", 3.8},     {"reduced", 4}, {"chunk", 4},   {"publish", 1},
-                            {"published", 1},       {"close", 1}};
+constexpr Place places[] = {{"load_parameters", 1},   {"data", 2},    {"forward", 2}, {"backward", 2},
+                            {"gradient_capture", 17}, {"vote", 1},    {"voted", 1},   {"undo_saved", 3.8},
+                            {"in_flight", 3.8},       {"reduced", 4}, {"chunk", 4},   {"publish", 1},
+                            {"published", 1},         {"close", 1}};
 
 std::vector<std::string> faults_of(const TortureOptions& options) {
   std::vector<std::string> faults;
@@ -74,30 +71,30 @@ std::vector<std::string> faults_of(const TortureOptions& options) {
   for (const auto& place : places)
     add(fmt::format("rank=any generation=any phase={} probability={} fault=kill", place.phase,
                     options.injected / std::size(places) / reached_by_all / place.reached));
-  // A replacement that dies before it has begun.
+  // Kills replacements before they have begun.
   for (int generation = 2; generation < 6; ++generation)
     add(fmt::format("rank=any generation={} phase=init probability=0.2 fault=kill", generation));
-  // The manager, while it finishes what dead runners have left.
+  // Kills the manager while it finishes what dead runners have left.
   for (const char* phase : {"undo_saved", "in_flight", "reduced", "chunk", "publish", "published"})
     add(fmt::format("rank=manager generation=any phase={} probability=0.03 fault=kill", phase));
-  // And its loader's thread.
+  // Kills the manager in its loader's thread.
   add(fmt::format("rank=manager generation=any phase=data probability={} fault=kill", 0.5 / reached_by_all));
-  // Who is late is met by what the others do meanwhile.
+  // Delays ranks now and then, so that they meet what other processes do meanwhile.
   add("rank=any generation=any phase=any probability=0.0002 fault=slow:3");
   return faults;
 }
 
-/// All that must be the same.
+/// The state that must be the same in both runs.
 struct State {
-  std::size_t parameters = 0, gradients = 0, buffers = 0;  ///< Of all bytes.
+  std::size_t parameters = 0, gradients = 0, buffers = 0;  ///< Hashes of all bytes.
   std::uint64_t steps = 0, samples = 0, elements = 0;
 };
 
-std::size_t hash_of(const std::vector<NamedTensor>& tensors) {
+std::size_t hash_of(const Tensors& tensors) {
   std::size_t hash = 0;
-  for (const auto& [name, tensor] : tensors) {
-    const std::string_view bytes(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
-    hash = data::mix(hash + std::hash<std::string_view>{}(bytes));
+  for (const auto& tensor : tensors) {
+    const std::string_view bytes(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+    hash = base::mix(hash + std::hash<std::string_view>{}(bytes));
   }
   return hash;
 }
@@ -116,14 +113,15 @@ std::string difference(const State& is, const State& expected) {
   return text;
 }
 
-/// A training loop that takes whatever comes.
+/// A training loop that recovers from every loss.
 class Training {
  public:
-  explicit Training(const Config& config) : manager_(Manager::start(config)) {}
+  explicit Training(const Config& config) : manager_(config, {}) {}
 
-  Manager& manager() { return manager_; }
+  client::Handle& manager() { return manager_; }
 
-  /// Step `number` of all, from 0: every other block accumulates onto zeros, those between overwrite first.
+  /// Makes step `number`, counted from 0. The first block of steps accumulates onto zeroed gradients; the
+  /// first step of the second block overwrites them; and so on in turn.
   void step(int number) {
     const bool first = number % steps_per_update == 0;
     const bool zeroed = number / steps_per_update % 2 == 0;
@@ -134,9 +132,9 @@ class Training {
 
   State state() const {
     const auto statistics = manager_.statistics();
-    return {hash_of(manager_.parameters()),
-            hash_of(manager_.gradients()),
-            hash_of(manager_.buffers()),
+    return {hash_of(parameters_of(manager_)),
+            hash_of(gradients_of(manager_)),
+            hash_of(buffers_of(manager_)),
             statistics.steps,
             statistics.samples,
             statistics.elements};
@@ -171,16 +169,19 @@ class Training {
   }
 
   void update() {
-    const at::NoGradGuard no_grad;
-    const auto writing = manager_.writing();
-    for (std::size_t i = 0; i < manager_.parameters().size(); ++i)
-      manager_.parameters()[i].tensor.add_(manager_.gradients()[i].tensor, -learning_rate);
+    auto parameters = parameters_of(manager_), gradients = gradients_of(manager_);
+    for (std::size_t t = 0; t < parameters.size(); ++t) {
+      auto* values = reinterpret_cast<float*>(parameters[t].bytes.data());
+      const auto* gradient = reinterpret_cast<const float*>(gradients[t].bytes.data());
+      for (std::size_t i = 0; i < parameters[t].count(); ++i) values[i] -= learning_rate * gradient[i];
+    }
+    write_parameters(manager_, parameters);
   }
 
-  Manager manager_;
+  client::Handle manager_;
 };
 
-/// Standard error of this process and of those it starts.
+/// Writes standard error of this process, and of the processes that it starts, to a file.
 class LogTo {
  public:
   explicit LogTo(const std::string& file) : before_(dup(STDERR_FILENO)) {
@@ -202,7 +203,7 @@ class LogTo {
   base::UniqueFd before_;
 };
 
-/// The library says what it does before it does it.
+/// The kills in the log: the library logs a fault before it strikes.
 Kills injected_kills(const std::string& log_file) {
   const std::string_view says = "injecting a fault: ";
   Kills kills;
@@ -218,15 +219,15 @@ Kills injected_kills(const std::string& log_file) {
   return kills;
 }
 
-/// After every step, and all bits after the last.
+/// The states after every step, and all tensors after the last step.
 struct Course {
   std::vector<State> states;
-  std::vector<at::Tensor> end;
+  Tensors end;
 };
 
-std::vector<at::Tensor> end_of(Manager& manager) {
-  auto end = copies(manager.parameters());
-  for (const auto& tensors : {copies(manager.gradients()), copies(manager.buffers())})
+Tensors end_of(const client::Handle& manager) {
+  auto end = parameters_of(manager);
+  for (const auto& tensors : {gradients_of(manager), buffers_of(manager)})
     end.insert(end.end(), tensors.begin(), tensors.end());
   return end;
 }

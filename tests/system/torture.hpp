@@ -1,7 +1,7 @@
-// Training whose processes are killed at random, and which must go on as if nobody had been.
+// Trains while processes are killed at random, and checks that the result is that of an undisturbed run.
 //
-// Kills come from the library of tests/faults, at its phases, and from a process that knows nothing
-// (killer.hpp), at any instant. Both draw from one seed; the library's part comes again with it.
+// Kills come from the fault library of tests/faults, at its phases, and from a killer process (killer.hpp),
+// at any instant. Both draw from one seed. Only the library's kills are the same in every run with that seed.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,35 @@
 
 namespace accelmgr::test {
 
-/// The registered name of the model, and of the source.
+/// The registered name of the model and of the source.
 inline constexpr const char* tortured = "tortured";
 
 struct TortureOptions {
   std::uint64_t seed = 0;
-  int steps = 3000;       ///< In blocks of four, each ended by an update of the parameters.
-  double injected = 100;  ///< Kills by the library that are to be expected.
-  KillerOptions killer;   ///< Its seed is set.
-  std::string log_file;   ///< Holds the library's kills, too; removed if nothing failed.
+  int steps = 3000;       ///< In blocks of four; each block ends with an update of the parameters.
+  double injected = 100;  ///< The expected number of kills by the library.
+  KillerOptions killer;   ///< torture() sets its seed.
+  std::string log_file;   ///< Has the library's kills too; removed if nothing failed.
 };
 
 struct TortureReport {
-  std::uint64_t steps = 0;  ///< That the disturbed run has committed.
-  Kills killed;             ///< By the other process.
-  Kills injected;           ///< By the library: "forward", "manager in_flight", ...
+  std::uint64_t steps = 0;  ///< Committed steps of the disturbed run.
+  Kills killed;             ///< Kills by the killer process.
+  Kills injected;           ///< Kills by the library: "forward", "manager in_flight", ...
   std::uint64_t losses = 0;
-  std::uint64_t recoveries = 0;         ///< New managers ...
-  std::uint64_t failed_recoveries = 0;  ///< ... and those that were killed while they started.
+  std::uint64_t recoveries = 0;         ///< New managers that started.
+  std::uint64_t failed_recoveries = 0;  ///< Starts of a new manager that failed.
   double undisturbed_s = 0, disturbed_s = 0;
-  /// What differs from the undisturbed run, and after which step; an error; or what is left behind. Or empty.
+  /// What differs from the undisturbed run and after which step, or an error, or what is left behind. Empty
+  /// if the run is good.
   std::string failure;
 
   int kills() const;
 };
 
-/// First the undisturbed run, then the disturbed one, compared after every step: parameters, gradients,
-/// buffers and counters. What the disturbed run's processes log goes to the log file. This process must be
-/// the one that orphans of its descendants get as their parent.
+/// Makes the undisturbed run, then the disturbed one, and compares parameters, gradients, buffers and
+/// counters after every step. Processes of the disturbed run log to the log file. Orphans of this process's
+/// descendants must become its children.
 TortureReport torture(const TortureOptions& options);
 
 }  // namespace accelmgr::test

@@ -36,7 +36,7 @@ int torture_in_rounds(const std::vector<std::string>& arguments) {
     options.injected = 200;
     options.killer = {.most = 200,
                       .runners = 0.4,
-                      .launchers = 0.25,
+                      .fork_servers = 0.25,
                       .managers = 0.35,
                       .stops = 0.15,
                       .longest_stop_s = 2.5,

@@ -1,4 +1,5 @@
-// Promise P2 by force: a step counts exactly once or not at all, whoever is killed, at whatever instant.
+// Promise P2 under force: a step counts exactly once or not at all, whichever process is killed, at any
+// instant.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 namespace accelmgr::test {
 namespace {
 
-/// Of TORTURE_SEED, for a run to be repeated, or another one every time.
+/// TORTURE_SEED repeats a run; without it each run has another seed.
 std::uint64_t seed() {
   if (const char* given = std::getenv("TORTURE_SEED")) return std::strtoull(given, nullptr, 10);
   return std::random_device{}();

@@ -1,46 +1,46 @@
-// A training loop over a manager, as hosts have one: the optimizer, updates of several steps, checkpoints,
-// and what a later loop must end with alike.
+// A host's training loop over a manager: an optimizer, updates after several steps, checkpoints, and the
+// outcome that a resumed loop must reach too.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "accelmgr/manager.hpp"
-#include "accelmgr/optimizer.hpp"
+#include "support.hpp"
 
 namespace accelmgr::test {
 
-/// An update every so many steps.
+/// The parameters are updated after this many steps.
 constexpr std::int64_t steps_per_update = 2;
 
-/// The copies of all that training goes on from.
+/// Copies of the state from which training goes on.
 struct Outcome {
-  std::vector<at::Tensor> parameters, gradients, buffers, optimizer;
+  Tensors parameters, gradients, buffers, optimizer;
   std::uint64_t steps = 0, samples = 0, elements = 0;
   std::vector<std::uint64_t> samples_of_ranks;
 };
 void expect_same(const Outcome& actual, const Outcome& expected);
 
+/// Gradient descent with momentum on float32 parameters.
 class Training {
  public:
-  /// Starts a manager, and goes on where `checkpoint.resume` says.
+  /// Starts a manager, and resumes as `checkpoint.resume` says.
   explicit Training(const Config& config);
 
-  Manager& manager() { return manager_; }
-  /// Returns when so many steps are committed in all.
+  client::Handle& manager() { return manager_; }
+  /// Trains until `steps` steps are committed in all.
   void train(std::uint64_t steps);
-  /// Returns when the checkpoint has reached the disk: its path.
+  /// Saves a checkpoint. Returns its path when it is on the disk.
   std::string save();
-  /// SIGKILL to the process of a rank.
+  /// Sends SIGKILL to the runner of `rank`.
   void kill_runner(int rank);
   Outcome outcome() const;
 
  private:
-  Manager manager_;
-  Optimizer optimizer_;
+  void update();
+
+  client::Handle manager_;
+  Tensors momentum_;
 };
 
 }  // namespace accelmgr::test

@@ -1,9 +1,11 @@
-// A failure is reported once, first cause first, to people and to programs, and reporting it fails nothing.
+// Tests of the error report: a failure is reported once, first cause first, as text and as JSON. An error
+// while reporting is only a warning.
 #include "error_report.hpp"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
-#include <stdlib.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,12 +15,16 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/unique_fd.hpp"
+#include "temporary_folder.hpp"
+
 namespace accelmgr::program {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
@@ -96,7 +102,7 @@ TEST(FailureText, SaysWhoIsNoRunnerAndLeavesOutWhatIsUnknown) {
   cause.phase = "";
   cause.exit = "";
   EXPECT_THAT(failure_text(lost({cause})),
-              HasSubstr("Z manager or launcher, step 17, pid 4712: shapes [2] and [3] differ"));
+              HasSubstr("Z manager or fork server, step 17, pid 4712: shapes [2] and [3] differ"));
 }
 
 TEST(FailureText, IndentsTheLinesOfAnExceptionAndReplacesTornUtf8) {
@@ -171,14 +177,7 @@ TEST(ErrorJson, IsJsonWhateverTheExceptionSays) {
 
 class ErrorFile : public testing::Test {
  protected:
-  ErrorFile() {
-    auto name = (fs::temp_directory_path() / "error_report_XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  ~ErrorFile() override { fs::remove_all(folder_); }
-
-  /// What the report says on standard error.
+  /// What `call` prints on standard error.
   template <typename Call>
   static std::string said_by(Call&& call) {
     testing::internal::CaptureStderr();
@@ -198,7 +197,8 @@ class ErrorFile : public testing::Test {
     std::ofstream(folder_ / name) << text;
   }
 
-  fs::path folder_;
+  const test::TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path();
 };
 
 TEST_F(ErrorFile, IsWrittenWholeAndReplacesAnOlderOne) {
@@ -243,7 +243,7 @@ TEST_F(ErrorFile, ThatCannotBeMadeIsAWarning) {
   fs::create_directory(folder_ / "accelmgr-error.json");
   EXPECT_THAT(said_by([&] { write_error_report(folder_, lost({killed()})); }),
               AllOf(testing::StartsWith("accelmgr: warning: " + folder_.string()),
-                    HasSubstr("is no report of accelmgr's and stays as it is")));
+                    HasSubstr("is not a report of accelmgr and is left as it is")));
   EXPECT_THAT(names(), UnorderedElementsAre("accelmgr-error.json"));
 }
 
@@ -254,7 +254,7 @@ TEST_F(ErrorFile, ForWhichThereIsNoRoomIsAWarningAndLeavesTheOlderOne) {
   cause.log.assign(1000, "a line of the log, and there are many of them");
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit small{.rlim_cur = 16384, .rlim_max = before.rlim_max};  // More than the warning needs.
+  const rlimit small{.rlim_cur = 16384, .rlim_max = before.rlim_max};  // Still enough for the warning.
   auto* action = signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   const auto said = said_by([&] { write_error_report(folder_, lost({cause})); });
@@ -276,13 +276,54 @@ TEST_F(ErrorFile, OfAnEarlierRunIsRemovedAndNothingElse) {
   EXPECT_EQ(said_by([&] { remove_error_report(folder_ / "missing"); }), "");
 }
 
+/// Writes a report in a child that the kernel kills at the 101st byte.
+void write_and_be_killed(const fs::path& folder) {
+  const pid_t writer = fork();
+  ASSERT_GE(writer, 0);
+  if (writer == 0) {
+    const rlimit small{.rlim_cur = 100, .rlim_max = 100};
+    const rlimit no_core{};
+    setrlimit(RLIMIT_CORE, &no_core);
+    setrlimit(RLIMIT_FSIZE, &small);
+    write_error_report(folder, lost({killed()}));
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(writer, &status, 0), writer);
+  ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ) << status;
+}
+
+TEST_F(ErrorFile, OfAKilledWriterGoesWithTheNextReport) {
+  write_and_be_killed(folder_);
+  EXPECT_THAT(names(), ElementsAre(testing::StartsWith("accelmgr-error.json.")));
+  EXPECT_EQ(said_by([&] { write_error_report(folder_, lost({killed()})); }), "");
+  EXPECT_THAT(names(), ElementsAre("accelmgr-error.json"));
+}
+
+TEST_F(ErrorFile, OfAKilledWriterGoesWhenARunStarts) {
+  write_and_be_killed(folder_);
+  EXPECT_EQ(said_by([&] { remove_error_report(folder_); }), "");
+  EXPECT_THAT(names(), IsEmpty());
+}
+
+TEST_F(ErrorFile, ThatAnotherProcessWritesIsNotRemoved) {
+  write_and_be_killed(folder_);
+  const auto left = names();
+  ASSERT_EQ(left.size(), 1U);
+  const base::UniqueFd writer(open((folder_ / left.front()).c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_EQ(flock(writer.get(), LOCK_EX), 0);
+  remove_error_report(folder_);
+  EXPECT_EQ(names(), left);
+}
+
 TEST_F(ErrorFile, OfSomebodyElseStays) {
   for (const auto* text : {"", "{}", "{\n  \"accelmgr\": \"error rep", "{\"status\": \"failed\"}"}) {
     write_file("accelmgr-error.json", text);
     EXPECT_EQ(said_by([&] { remove_error_report(folder_); }), "");
     EXPECT_THAT(
         said_by([&] { write_error_report(folder_, lost({killed()})); }),
-        HasSubstr("is no report of accelmgr's and stays as it is; the failure stands on standard error"));
+        HasSubstr(
+            "is not a report of accelmgr and is left as it is; the failure is reported on standard error"));
     EXPECT_EQ(content(), text);
     EXPECT_THAT(names(), UnorderedElementsAre("accelmgr-error.json"));
   }

@@ -85,7 +85,7 @@ TEST_F(TwoNodes, ContradictionsAreSeenByNodeZeroToo) {
   auto other = node(2, 1, "beta");
   other.backend = "nccl";
   auto wrong = make(1, other);
-  wrong.meet();  // It does not know of node 0 yet.
+  wrong.meet();  // Sees no contradiction: node 0 is not there yet.
   EXPECT_THAT(message_of<ConfigError>([&] { a.meet(); }),
               AllOf(HasSubstr("backend gloo"), HasSubstr("backend nccl")));
 }
@@ -152,7 +152,7 @@ TEST_F(TwoNodes, ANodeWithoutASignOfLifeIsLost) {
   a.look();
   const auto outcome = a.look();
   EXPECT_EQ(outcome.kind, Kind::stopped);
-  EXPECT_THAT(outcome.failure.what, AllOf(HasSubstr("no sign of life"), HasSubstr("node 1 (host beta")));
+  EXPECT_THAT(outcome.failure.what, AllOf(HasSubstr("no heartbeat"), HasSubstr("node 1 (host beta")));
 }
 
 TEST_F(TwoNodes, ANodeThatLooksIsNotLost) {

@@ -8,6 +8,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::program {
 namespace {
@@ -18,9 +19,6 @@ using testing::HasSubstr;
 
 class ProgramPath : public testing::Test {
  protected:
-  ProgramPath() { std::filesystem::create_directory(folder); }
-  ~ProgramPath() override { std::filesystem::remove_all(folder); }
-
   std::string file(const std::string& name, bool executable) {
     const auto path = folder / name;
     std::ofstream(path) << "#!/bin/sh\n";
@@ -29,8 +27,8 @@ class ProgramPath : public testing::Test {
     return path.string();
   }
 
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / ("program_path_test." + std::to_string(getpid()));
+  const test::TemporaryFolder temporary;
+  const std::filesystem::path& folder = temporary.path();
   const std::map<std::string, std::string> environment{{"PATH", "/nowhere:" + folder.string()}};
 };
 

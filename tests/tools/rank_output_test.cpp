@@ -11,12 +11,13 @@
 
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
+#include "temporary_folder.hpp"
 #include "terminal.hpp"
 
 namespace accelmgr::program {
 namespace {
 
-/// Standard output is a pipe while it lives.
+/// Replaces standard output by a pipe for its lifetime.
 class CapturedOutput {
  public:
   CapturedOutput() : saved_(base::duplicate(STDOUT_FILENO)) {
@@ -52,7 +53,8 @@ std::string content_of(const std::filesystem::path& file) {
 }
 
 TEST(RankOutput, LinesGoToTheTerminalAndBytesIntoTheFile) {
-  const auto log = std::filesystem::temp_directory_path() / ("rank_output_test." + std::to_string(getpid()));
+  const test::TemporaryFolder folder;
+  const auto log = folder / "log";
   {
     CapturedOutput captured;
     Terminal terminal;
@@ -64,7 +66,6 @@ TEST(RankOutput, LinesGoToTheTerminalAndBytesIntoTheFile) {
     EXPECT_EQ(captured.read_some(), "[rank 3] two\n");
   }
   EXPECT_EQ(content_of(log), "one\ntwo");
-  std::filesystem::remove(log);
 }
 
 TEST(RankOutput, TheEndIsTakenThoughSomebodyStillHoldsThePipe) {
@@ -81,7 +82,7 @@ TEST(RankOutput, TheEndIsTakenThoughSomebodyStillHoldsThePipe) {
 TEST(RankOutput, TakeTellsTheEnd) {
   Terminal terminal;
   RankOutput output(STDOUT_FILENO, "", {});
-  EXPECT_TRUE(output.take(terminal));  // Nothing yet.
+  EXPECT_TRUE(output.take(terminal));  // Nothing to read, but the writer is still there.
   output.close_write_end();
   EXPECT_FALSE(output.take(terminal));
 }

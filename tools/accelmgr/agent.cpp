@@ -12,6 +12,7 @@
 #include "base/log.hpp"
 #include "collective/shm/factory.hpp"
 #include "distributed/tcp_store.hpp"
+#include "ipc/network.hpp"
 #include "ipc/process.hpp"
 #include "launch/serial_memory.hpp"
 #include "launch/variables.hpp"
@@ -21,10 +22,10 @@
 namespace accelmgr::program {
 namespace {
 
-constexpr double kill_s = 10;          // Who lives on for so long after SIGKILL sits in the kernel for good.
-constexpr double stop_s = 3;           // Of the launcher, when no process is left.
-constexpr double leave_s = 5;          // Of the store.
-constexpr double interrupted_s = 0.5;  // The same, when somebody waits for the end.
+constexpr double kill_s = 10;          // A process that survives SIGKILL this long is stuck in the kernel.
+constexpr double stop_s = 3;           // For the fork server to end, when no process is left.
+constexpr double leaving_s = 5;        // For the agents to leave the store.
+constexpr double interrupted_s = 0.5;  // The same after a signal: the user waits for the end.
 constexpr int exit_lost = 1;
 
 std::chrono::nanoseconds seconds(double s) {
@@ -44,34 +45,35 @@ bool same_process(const RankFailure& a, const RankFailure& b) {
 
 }  // namespace
 
-Agent::Agent(AgentOptions options, launch::Machine machine)
-    : options_(std::move(options)), machine_(std::move(machine)), signals_(loop_), timer_(loop_) {
-  plan_ = launch::resolve(options_.launch, machine_);
-  for (const auto& warning : plan_.warnings) base::log().warn("{}", warning);
+Agent::Agent(AgentOptions options, launch::HostInfo host_info)
+    : options_(std::move(options)), host_info_(std::move(host_info)), signals_(loop_), timer_(loop_) {
+  spec_ = launch::resolve(options_.launch, host_info_);
+  for (const auto& warning : spec_.warnings) base::log().warn("{}", warning);
   if (!options_.log_directory.empty()) make_log_folder(options_.log_directory);
 }
 
 Agent::Result Agent::run() {
-  // The launcher is forked while there is one thread, and nothing open that its children should not have.
+  // Fork the fork server first: this process still has one thread, and no descriptors that children must not
+  // get.
   auto spawner =
-      plan_.start_method == StartMethod::forkserver ? launch::Spawner::execute() : launch::Spawner::fork();
+      spec_.start_method == StartMethod::forkserver ? launch::Spawner::execute() : launch::Spawner::fork();
   ranks_ = std::make_unique<LocalRanks>(
       loop_, std::move(spawner), terminal_,
       LocalRanks::Settings{options_.program, options_.prefix, options_.log_directory},
       LocalRanks::Events{[this](int rank) { rank_ended(rank); },
-                         [this](const std::string& how) { launcher_ended(how); }});
+                         [this](const std::string& how) { fork_server_ended(how); }});
   remove_report(options_.log_directory);
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) signals_.add(number);
   watch_signals();
   open_store();
   loop_.run();
   ranks_->stop(base::Deadline::in_seconds(stop_s));
-  const bool clean = link_->close(base::Deadline::in_seconds(signal_ != 0 ? interrupted_s : leave_s));
+  const bool clean = link_->close(base::Deadline::in_seconds(signal_ != 0 ? interrupted_s : leaving_s));
   if (problem_) {
     terminal_.flush(base::Deadline::in_seconds(stop_s));
     std::rethrow_exception(problem_);
   }
-  // Whoever reads the output may take its time, unless the end was asked for.
+  // Wait for the reader of the output, but only shortly after a signal.
   signals_.clear();
   terminal_.flush(base::Deadline::in_seconds(signal_ != 0 ? interrupted_s : 1e9));
   if (const int code = terminal_.error(); code != 0) {
@@ -86,28 +88,28 @@ Agent::Result Agent::run() {
 
 void Agent::open_store() {
   NodeLink::OpenStore open;
-  if (plan_.node_rank == 0) {
-    auto socket = distributed::bind_tcp(plan_.master_addr, plan_.master_port);
-    plan_.master_port = distributed::port_of(socket.get());
+  if (spec_.node_rank == 0) {
+    auto socket = distributed::bind_tcp(spec_.master_addr, spec_.master_port);
+    spec_.master_port = ipc::bound_port(socket.get());
     auto shared = std::make_shared<base::UniqueFd>(std::move(socket));
     open = [shared] { return distributed::TcpStore::serve(std::move(*shared)); };
   } else {
-    open = [host = plan_.master_addr, port = plan_.master_port, timeout_s = options_.rendezvous_timeout_s] {
+    open = [host = spec_.master_addr, port = spec_.master_port, timeout_s = options_.rendezvous_timeout_s] {
       return distributed::TcpStore::connect(host, port, base::Deadline::in_seconds(timeout_s));
     };
   }
-  Node self{.nnodes = plan_.nnodes,
-            .nprocs = plan_.nprocs,
+  Node self{.nnodes = spec_.nnodes,
+            .nprocs = spec_.nprocs,
             .max_restarts = options_.max_restarts,
-            .backend = plan_.backend,
-            .host = machine_.hostname,
+            .backend = spec_.backend,
+            .host = host_info_.hostname,
             .pid = getpid()};
   NodeEvents events{.met = [this](World world) { met(std::move(world)); },
                     .outcome = [this](Nodes::Outcome o) { outcome(std::move(o)); },
                     .all_ended = [this](const EndedNode& all) { all_ended(all); },
                     .begun = [this] { begun(); },
                     .broken = [this](const std::exception_ptr& error) { broken(error); }};
-  link_ = std::make_unique<NodeLink>(loop_, std::move(open), plan_.node_rank, std::move(self),
+  link_ = std::make_unique<NodeLink>(loop_, std::move(open), spec_.node_rank, std::move(self),
                                      options_.rendezvous_timeout_s, std::move(events));
 }
 
@@ -140,26 +142,26 @@ void Agent::start_attempt() {
   asked_ = killed_ = false;
   state_ = State::running;
   try {
-    if (plan_.nnodes == 1 && plan_.backend == "shm")
-      world_memory_ = collective::shm::create_world(plan_.world_size);
-    ranks_->start(plan_, machine_, ports_, {attempt_, environment()});
+    if (spec_.nnodes == 1 && spec_.backend == "shm")
+      world_memory_ = collective::shm::create_world(spec_.world_size);
+    ranks_->start(spec_, host_info_, ports_, {attempt_, environment()});
   } catch (const Error& error) {
-    // The others learn that it was this host.
+    // Reported as a failure of this host, so that the other hosts learn the cause.
     fail(own_failure(error.what()));
   }
 }
 
-// ---- What happens ----
+// ---- Events ----
 
 void Agent::met(World world) {
   world_ = std::move(world);
   try {
     auto launch = options_.launch;
     launch.world_size = world_->size();
-    launch.rank_offset = world_->rank_offset(plan_.node_rank);
-    const auto port = std::exchange(plan_, launch::resolve(launch, machine_)).master_port;
-    plan_.master_port = port;
-    ports_ = launch::bind_worker_ports(plan_, machine_);
+    launch.rank_offset = world_->rank_offset(spec_.node_rank);
+    const auto port = std::exchange(spec_, launch::resolve(launch, host_info_)).master_port;
+    spec_.master_port = port;
+    ports_ = launch::bind_worker_ports(spec_, host_info_);
   } catch (const Error&) {
     problem_ = std::current_exception();
     return finish(exit_lost);
@@ -176,14 +178,14 @@ void Agent::rank_ended(int local_rank) {
   if_all_have_ended();
 }
 
-void Agent::launcher_ended(const std::string& how) {
+void Agent::fork_server_ended(const std::string& how) {
   if (state_ == State::over) return;
   if (state_ == State::meeting || world_ == std::nullopt) {
-    problem_ = std::make_exception_ptr(SessionError("the launcher of the processes ended: " + how));
+    problem_ = std::make_exception_ptr(SessionError("the fork server of the processes ended: " + how));
     return finish(exit_lost);
   }
-  // It took all processes with it; without it none can be started again.
-  auto why = own_failure("the launcher of the processes ended: " + how);
+  // All processes have ended with the fork server, and none can be started without it: no restart.
+  auto why = own_failure("the fork server of the processes ended: " + how);
   link_->stop(why);
   outcome({Nodes::Outcome::Kind::stopped, std::move(why)});
 }
@@ -225,9 +227,9 @@ void Agent::broken(const std::exception_ptr& error) {
   } catch (const std::exception& exception) {
     why.what = exception.what();
   }
-  if (plan_.node_rank != 0) why.what += "; node 0, which serves it, has ended or is out of reach";
+  if (spec_.node_rank != 0) why.what += "; node 0, which serves it, has ended or cannot be reached";
   if (state_ == State::settling || state_ == State::beginning) return report_failure();
-  // What failed here first is worth more than that nobody could be told.
+  // If a process here has failed, report that failure: it matters more than the loss of the store.
   outcome({Nodes::Outcome::Kind::stopped, own_.value_or(why)});
 }
 
@@ -246,11 +248,11 @@ void Agent::signalled(int number) {
   end_processes(number);
 }
 
-// ---- What follows ----
+// ---- Reactions ----
 
 RankFailure Agent::own_failure(std::string what, int signal) const {
-  return {.node_rank = plan_.node_rank,
-          .host = machine_.hostname,
+  return {.node_rank = spec_.node_rank,
+          .host = host_info_.hostname,
           .pid = getpid(),
           .time_s = seconds_since_1970(),
           .signal = signal,
@@ -263,11 +265,11 @@ void Agent::fail(RankFailure failure) {
   end_processes(SIGTERM);
 }
 
-/// Asks all that still run to end, and kills them when they do not.
+/// Sends the signal to all running processes, and kills them after terminate_timeout_s.
 void Agent::end_processes(int signal) {
   state_ = State::ending;
   ranks_->take_events();
-  if (state_ != State::ending) return;  // Those were the ends of all.
+  if (state_ != State::ending) return;  // take_events() reported the last end.
   for (int rank = 0; rank < ranks_->count(); ++rank) {
     if (ranks_->has_ended(rank))
       ended_of_itself_.insert(rank);
@@ -276,7 +278,7 @@ void Agent::end_processes(int signal) {
   }
   asked_ = true;
   ranks_->signal(signal);
-  timer_.expires_after(seconds(plan_.terminate_timeout_s));
+  timer_.expires_after(seconds(spec_.terminate_timeout_s));
   timer_.async_wait([this](const boost::system::error_code& error) {
     if (!error) kill_processes();
   });
@@ -294,7 +296,7 @@ void Agent::kill_processes() {
     });
     return;
   }
-  base::log().error("{} cannot be killed: they sit in the kernel", processes(ranks_->running()));
+  base::log().error("{} cannot be killed: blocked in the kernel", processes(ranks_->running()));
   if (own_ || outcome_) return report_failure();
   report_stop();
 }
@@ -303,7 +305,7 @@ void Agent::if_all_have_ended() {
   if (state_ != State::ending || ranks_->running() > 0) return;
   const bool failed = own_ || (outcome_ && outcome_->kind == Nodes::Outcome::Kind::failed);
   if (signal_ != 0) return failed ? report_failure() : report_stop();
-  if (!outcome_) return;  // Whether it was the first on all hosts, the store knows.
+  if (!outcome_) return;  // Wait for the store to say which failure of all hosts was the first.
   timer_.cancel();
   if (outcome_->kind == Nodes::Outcome::Kind::stopped) {
     if (outcome_->failure.signal != 0 && outcome_->failure.rank < 0) return report_stop();
@@ -315,7 +317,7 @@ void Agent::if_all_have_ended() {
 void Agent::settle() {
   state_ = State::settling;
   link_->ended(ended_);
-  timer_.expires_after(seconds(plan_.terminate_timeout_s + kill_s + Nodes::lost_after_s));
+  timer_.expires_after(seconds(spec_.terminate_timeout_s + kill_s + Nodes::lost_after_s));
   timer_.async_wait([this](const boost::system::error_code& error) {
     if (!error && state_ == State::settling) report_failure();
   });

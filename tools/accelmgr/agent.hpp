@@ -1,15 +1,15 @@
-// The agent of `accelmgr spawn` on one host: meets those of the other hosts, starts the processes of this
-// one, and sees to it that all of them end together.
+// The agent of `accelmgr spawn` on one host. It meets the agents of the other hosts, starts the processes of
+// this host, and makes sure that the processes of all hosts end together.
 //
 // clang-format off
-//   | state     | what is awaited                       | next                                                                       |
-//   |-----------|---------------------------------------|----------------------------------------------------------------------------|
-//   | meeting   | the agents of all hosts               | running                                                                    |
-//   | running   | an end, here or elsewhere             | ending: a process failed, or a signal came;  over: all have ended well       |
-//   | ending    | the ends of all processes here        | settling: one failed;  over: a signal, or what a new attempt cannot mend     |
-//   | settling  | that no process is left on any host   | beginning: a restart is left;  over                                         |
-//   | beginning | node 0 has emptied the store          | running: the next attempt                                                   |
-//   | over      |                                       |                                                                             |
+//   | state     | waits until                      | next                                                |
+//   |-----------|----------------------------------|-----------------------------------------------------|
+//   | meeting   | the agents of all hosts are here | running                                             |
+//   | running   | processes end, here or elsewhere | ending: one failed or a signal came; over: all done |
+//   | ending    | all processes here have ended    | settling: one failed; over: no restart can help     |
+//   | settling  | no process is left on any host   | beginning: a restart is left; over: none is left    |
+//   | beginning | node 0 has emptied the store     | running: the next attempt                           |
+//   | over      |                                  |                                                     |
 // clang-format on
 #pragma once
 
@@ -24,8 +24,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/machine.hpp"
-#include "launch/plan.hpp"
+#include "launch/host_info.hpp"
+#include "launch/launch_spec.hpp"
 #include "launch/ports.hpp"
 #include "local_ranks.hpp"
 #include "node_link.hpp"
@@ -35,25 +35,26 @@ namespace accelmgr::program {
 
 struct AgentOptions {
   launch::Options launch = {};
-  std::vector<std::string> program = {};  ///< To be executed as it is.
+  std::vector<std::string> program = {};  ///< argv, executed as it is.
   bool prefix = true;
   std::filesystem::path log_directory = {};  ///< May be empty.
   int max_restarts = 0;
   double rendezvous_timeout_s = 60;
-  std::string run_id = {};  ///< TORCHELASTIC_RUN_ID of the processes; empty: one that no other run has.
+  std::string run_id = {};  ///< TORCHELASTIC_RUN_ID of the processes; empty: a unique one is made.
 };
 
 class Agent {
  public:
-  /// Throws ConfigError for what cannot be, before anything is started or bound.
-  Agent(AgentOptions options, launch::Machine machine);
+  /// Invalid options throw ConfigError, before any process is started or port is bound.
+  Agent(AgentOptions options, launch::HostInfo host_info);
 
   struct Result {
     int exit_code = 0;
-    /// False: a thread hangs in a call that nobody answers. The program must end without destructors.
+    /// False: a thread hangs in a call to the store. The program must end without destructors.
     bool clean = true;
   };
-  /// Blocks until it is over. Throws ConfigError and SessionError when the hosts do not come together. Once.
+  /// Blocks until the launch is over. May be called once. Throws ConfigError and SessionError if the hosts do
+  /// not meet.
   Result run();
 
  private:
@@ -64,17 +65,17 @@ class Agent {
   std::map<std::string, std::string> environment() const;
   void start_attempt();
 
-  // What happens.
+  // Events.
   void met(World world);
   void rank_ended(int local_rank);
-  void launcher_ended(const std::string& how);
+  void fork_server_ended(const std::string& how);
   void outcome(Nodes::Outcome outcome);
   void all_ended(const EndedNode& all);
   void begun();
   void broken(const std::exception_ptr& error);
   void signalled(int number);
 
-  // What follows.
+  // Reactions.
   void fail(RankFailure failure);
   void end_processes(int signal);
   void kill_processes();
@@ -88,30 +89,29 @@ class Agent {
   RankFailure own_failure(std::string what, int signal = 0) const;
 
   AgentOptions options_;
-  launch::Machine machine_;
-  launch::Plan plan_;
+  launch::HostInfo host_info_;
+  launch::LaunchSpec spec_;
   launch::WorkerPorts ports_;
   Terminal terminal_;
   boost::asio::io_context loop_;
   boost::asio::signal_set signals_;
   boost::asio::steady_timer timer_;
   std::unique_ptr<LocalRanks> ranks_;
-  base::UniqueFd store_socket_;
-  base::UniqueFd world_memory_;  ///< Through which the ranks of one host collect; anew for each attempt.
+  base::UniqueFd world_memory_;  ///< For collectives of the ranks on one host; new for each attempt.
   std::unique_ptr<NodeLink> link_;
 
   State state_ = State::meeting;
   std::optional<World> world_;
   int attempt_ = 0;
-  int signal_ = 0;                  ///< That asked to end; 0: none.
-  std::optional<RankFailure> own_;  ///< The first one here.
+  int signal_ = 0;                  ///< The last signal that asked the program to end; 0: none.
+  std::optional<RankFailure> own_;  ///< The first failure on this host, in this attempt.
   std::optional<Nodes::Outcome> outcome_;
   EndedNode ended_;
   bool asked_ = false;             ///< The processes were asked to end.
-  std::set<int> ended_of_itself_;  ///< Local ranks whose end, told later, was before that.
+  std::set<int> ended_of_itself_;  ///< Local ranks that had ended before that; their events come later.
   bool killed_ = false;
   int exit_code_ = 0;
-  std::exception_ptr problem_;  ///< Thrown by run().
+  std::exception_ptr problem_;  ///< The error that run() throws.
 };
 
 }  // namespace accelmgr::program

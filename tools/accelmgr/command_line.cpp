@@ -18,7 +18,7 @@ std::vector<std::string> subcommands_of(const CLI::App& command) {
   return names;
 }
 
-/// "accelmgr config"
+/// With the names of its parents: "accelmgr config".
 std::string full_name(const CLI::App& command) {
   const auto* parent = command.get_parent();
   return parent == nullptr ? command.get_name() : full_name(*parent) + " " + command.get_name();
@@ -51,16 +51,16 @@ std::string misunderstood(const CLI::App& app) {
   if (!parsed.empty()) return misunderstood(*parsed.front());
   const auto names = subcommands_of(app);
   const auto words = app.remaining();
-  const bool is_program = app.get_prefix_command();  // Or the words of one, which has its own options.
+  const bool is_program = app.get_prefix_command();  // The remaining words belong to another program.
   if (is_program && app.get_options().empty()) return "";
   if (!words.empty() && words.front().starts_with('-')) return unknown_option(app, words.front());
   if (is_program) return "";
   if (!words.empty() && names.empty())
-    return fmt::format("{}: '{}' is one word too many", full_name(app), words.front());
+    return fmt::format("{}: unexpected argument '{}'", full_name(app), words.front());
   if (!words.empty()) {
     const auto meant = base::did_you_mean(words.front(), names);
     return fmt::format("{}: unknown command '{}'{}", full_name(app), words.front(),
-                       meant.empty() ? fmt::format("; there are {}", fmt::join(names, ", ")) : meant);
+                       meant.empty() ? fmt::format("; the commands are {}", fmt::join(names, ", ")) : meant);
   }
   if (names.empty() || app.get_parent() == nullptr) return "";
   return fmt::format("{}: a command is missing: {}", full_name(app), fmt::join(names, ", "));

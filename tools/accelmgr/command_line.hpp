@@ -1,4 +1,4 @@
-// What is wrong with a command line, in words.
+// Help texts, and errors of a command line.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,8 +13,8 @@ class Formatter : public CLI::Formatter {
   std::string make_option_name(const CLI::Option* option, bool is_positional) const override;
 };
 
-/// What the parser has left over, or missed: an option or a subcommand that is unknown ("accelmgr train:
-/// unknown option '--stesp'; did you mean '--steps'?"), or a subcommand that is missing. Empty: nothing.
+/// The error text for an unknown option or subcommand ("accelmgr train: unknown option '--stesp'; did you
+/// mean '--steps'?"), or for a missing subcommand. Empty if there is no such error.
 std::string misunderstood(const CLI::App& app);
 
 }  // namespace accelmgr::program

@@ -1,4 +1,4 @@
-// The subcommands of the program: each adds itself to the command line and returns an exit code when called.
+// The subcommands of the program. Each adds itself to the command line and sets an Action.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -18,12 +18,15 @@ constexpr int exit_failed = 1;
 constexpr int exit_usage = 2;
 constexpr int exit_interrupted = 130;
 
-/// What a subcommand does once the command line is parsed.
+/// Runs a subcommand after the command line is parsed; returns the exit code.
 using Action = std::function<int()>;
 
 void add_train(CLI::App& app, Action& action);
-/// `program`: the words after `--`, if there was one.
+/// `program`: the words after the first `--`; nullopt if there is no `--`.
 void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<std::string>>& program);
+void add_serve(CLI::App& app, Action& action);
+/// status, step and stop, which ask a service.
+void add_service_commands(CLI::App& app, Action& action);
 void add_config(CLI::App& app, Action& action);
 void add_plot(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
@@ -31,14 +34,15 @@ void add_info(CLI::App& app, Action& action);
 /// The options that choose a configuration.
 struct ConfigArguments {
   std::string file;
-  std::vector<config::Setting> settings;     ///< In the order in which they were typed: the last counts.
-  std::map<std::string, std::string> flags;  ///< Options that stand for a key, by key.
+  std::vector<config::Setting> settings;     ///< In the order of the command line. The last of a key wins.
+  std::map<std::string, std::string> flags;  ///< The option that stands for a key, by key.
 };
 void add_config_options(CLI::App& command, ConfigArguments& arguments, bool file_required);
-/// An option that takes one text, in the order of the command line; of several the last counts.
+/// Adds an option that takes one text. `take` is called in the order of the command line, so that the last of
+/// several wins.
 CLI::Option* add_text_option(CLI::App& command, const std::string& names,
                              std::function<void(const std::string&)> take, const std::string& help);
-/// An option that stands for a key; errors name it as it was typed.
+/// Adds an option that stands for a key. Errors name the option.
 CLI::Option* add_key_option(CLI::App& command, ConfigArguments& arguments, const std::string& name,
                             const std::string& key, const std::string& help);
 config::LoadedConfig load(const ConfigArguments& arguments);

@@ -48,7 +48,7 @@ config::LoadedConfig load(const ConfigArguments& arguments) {
 
 void add_config(CLI::App& app, Action& action) {
   auto* config = app.add_subcommand("config", "Shows or checks a configuration, or lists every option");
-  config->require_subcommand(0, 1);  // None is answered by us.
+  config->require_subcommand(0, 1);  // 0: misunderstood() writes a better error than the parser.
   auto arguments = std::make_shared<ConfigArguments>();
 
   auto* show = config->add_subcommand("show", "Prints every value and where it comes from");

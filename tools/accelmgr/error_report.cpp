@@ -11,7 +11,7 @@
 namespace accelmgr::program {
 namespace {
 
-using json = nlohmann::ordered_json;
+using nlohmann::ordered_json;
 
 /// Counted from 1.
 std::uint64_t failed_step(const StepResult& failure) {
@@ -20,30 +20,30 @@ std::uint64_t failed_step(const StepResult& failure) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// Whether a line of the log says what the exception does: its first line, or a further one.
+/// True if a log line repeats the text of the exception, its first line or a later one.
 bool repeats(const std::string& line, const FailureCause& cause) {
   if (cause.what.empty()) return false;
   return line.find(first_line(cause.what)) != std::string::npos || cause.what.find(line) != std::string::npos;
 }
 
-/// Of a runner that a signal ended, which nobody here sent: what to do.
+/// What to do about a runner that was ended by a signal from outside.
 std::string advice(const FailureCause& cause) {
   const auto by_signal = [&](int number) {
     return cause.exit.starts_with(fmt::format("killed by signal {} ", number));
   };
   if (cause.rank < 0 || !cause.what.empty()) return {};
   if (by_signal(SIGKILL))
-    return "a SIGKILL that nobody sent is the kernel's, for want of memory (dmesg says so): a smaller "
-           "batch_size_per_device, fewer nprocs or a smaller model need less";
+    return "if no process sent the SIGKILL, the kernel did, because memory ran out (dmesg shows it): "
+           "a smaller batch_size_per_device, fewer nprocs or a smaller model need less";
   for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT})
     if (by_signal(number))
       return "it crashed in native code, the model's own or a library's; runners.on_loss=fail ends the "
-             "run at the first crash, and ACCELMGR_LOG_LEVEL=debug tells each step of each runner";
+             "run at the first crash, and ACCELMGR_LOG_LEVEL=debug logs every step of every runner";
   return {};
 }
 
 std::string cause_text(const FailureCause& cause, const std::string& headline) {
-  const auto who = cause.rank < 0 ? "manager or launcher" : fmt::format("rank {}", cause.rank);
+  const auto who = cause.rank < 0 ? "manager or fork server" : fmt::format("rank {}", cause.rank);
   const auto phase = cause.phase.empty() ? "" : fmt::format(" phase {},", cause.phase);
   auto text = fmt::format("\n  {} {},{} step {}, pid {}: {}", utc(cause.time_s), who, phase, cause.step,
                           cause.pid, cause.exit);
@@ -54,7 +54,7 @@ std::string cause_text(const FailureCause& cause, const std::string& headline) {
   return text;
 }
 
-json cause_json(const FailureCause& cause) {
+ordered_json cause_json(const FailureCause& cause) {
   return {{"time", utc(cause.time_s)}, {"rank", cause.rank}, {"pid", cause.pid},
           {"phase", cause.phase},      {"step", cause.step}, {"attempt", cause.attempt},
           {"exit", cause.exit},        {"what", cause.what}, {"log", cause.log}};
@@ -72,12 +72,12 @@ std::string failure_text(const StepResult& failure) {
 }
 
 std::string error_json(const StepResult& failure, double time_s) {
-  json report{{"status", to_string(failure.status)},
-              {"step", failed_step(failure)},
-              {"attempt", failure.attempt},
-              {"error", failure.error},
-              {"time", utc(time_s)},
-              {"causes", json::array()}};
+  ordered_json report{{"status", to_string(failure.status)},
+                      {"step", failed_step(failure)},
+                      {"attempt", failure.attempt},
+                      {"error", failure.error},
+                      {"time", utc(time_s)},
+                      {"causes", ordered_json::array()}};
   for (const auto& cause : failure.causes) report["causes"].push_back(cause_json(cause));
   return report_text(report);
 }

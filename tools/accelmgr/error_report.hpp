@@ -1,5 +1,4 @@
-// How a failed step is reported: a text for people, and a file (report_file.hpp) for programs, beside the log
-// of the run.
+// Reports a failed step: a text for people, and a file (report_file.hpp) beside the log for programs.
 #pragma once
 
 #include <filesystem>
@@ -9,14 +8,14 @@
 
 namespace accelmgr::program {
 
-/// Lines without a last end of line: a headline ("step 17 failed: runner_lost: ..."), then for each cause,
-/// first cause first, when (UTC), who, where and how it ended, with its exception unless the headline has it,
-/// and its last log lines, indented.
+/// Lines, the last without a line end. A headline comes first ("step 17 failed: runner_lost: ..."). Then for
+/// each cause, the first cause first: the time (UTC), the process, where and how it ended, its exception
+/// unless the headline has it, and its last log lines, indented.
 std::string failure_text(const StepResult& failure);
 
-/// What the file holds: an object of status, step (the failed one, counted from 1), attempt, error, time
-/// (`time_s`, since 1970) and causes, first cause first. Times are UTC, ISO 8601 with milliseconds; a rank of
-/// -1 is the manager or the launcher.
+/// The content of the file: an object with status, step (the failed one, counted from 1), attempt, error,
+/// time (`time_s`, seconds since 1970) and causes, the first cause first. Times are UTC, ISO 8601 with
+/// milliseconds. Rank -1 is the manager or the fork server.
 std::string error_json(const StepResult& failure, double time_s);
 
 /// As write_report().

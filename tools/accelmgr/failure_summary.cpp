@@ -12,10 +12,10 @@
 namespace accelmgr::program {
 namespace {
 
-using json = nlohmann::ordered_json;
+using nlohmann::ordered_json;
 
 constexpr int exit_unknown = 1;
-constexpr std::size_t longest_what_bytes = 4096;  // An error file may be of any size.
+constexpr std::size_t longest_what_bytes = 4096;  // Bounds, because an error file may have any size.
 constexpr std::size_t longest_trace_bytes = 16384;
 
 /// The beginning of `text`.
@@ -24,7 +24,7 @@ std::string head(std::string_view text, std::size_t bytes) {
   return base::valid_utf8(text.substr(0, bytes)) + "...";
 }
 
-/// The end of `text`: of a trace, where it happened.
+/// The end of `text`. The end of a trace shows where the error was raised.
 std::string tail(std::string_view text, std::size_t bytes) {
   if (text.size() <= bytes) return base::valid_utf8(text);
   return "..." + base::valid_utf8(text.substr(text.size() - bytes));
@@ -58,8 +58,8 @@ std::string plural(int count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "es");
 }
 
-json readable(const RankFailure& failure) {
-  json object(to_json(failure));
+ordered_json readable(const RankFailure& failure) {
+  ordered_json object(to_json(failure));
   object.erase("time_s");
   object["time"] = utc(failure.time_s);
   return object;
@@ -143,14 +143,14 @@ std::string summary_text(const FailureSummary& summary) {
 }
 
 std::string summary_json(const FailureSummary& summary) {
-  json report{{"status", "failed"},
-              {"exit_code", exit_code_of(summary.first)},
-              {"time", utc(summary.first.time_s)},
-              {"attempt", summary.attempt},
-              {"max_restarts", summary.max_restarts},
-              {"ended", summary.ended},
-              {"first", readable(summary.first)},
-              {"later", json::array()}};
+  ordered_json report{{"status", "failed"},
+                      {"exit_code", exit_code_of(summary.first)},
+                      {"time", utc(summary.first.time_s)},
+                      {"attempt", summary.attempt},
+                      {"max_restarts", summary.max_restarts},
+                      {"ended", summary.ended},
+                      {"first", readable(summary.first)},
+                      {"later", ordered_json::array()}};
   for (const auto& failure : summary.later) report["later"].push_back(readable(failure));
   return report_text(report);
 }

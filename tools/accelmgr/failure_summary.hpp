@@ -1,4 +1,4 @@
-// How the failure of a launched program is reported: one summary for people, on standard error, and a file
+// Reports the failure of a launched program: a summary on standard error for people, and a file
 // (report_file.hpp) for programs.
 #pragma once
 
@@ -11,51 +11,51 @@
 
 namespace accelmgr::program {
 
-/// One process that failed, as the agents of all hosts tell each other.
+/// A failed process. The agents of the hosts exchange these.
 struct RankFailure {
-  int rank = -1;  ///< In the world; -1: no process of the program's, but what the agents themselves met.
+  int rank = -1;  ///< In the world; -1: an error of an agent, not of a process of the program.
   int local_rank = -1;
   int node_rank = 0;
   std::string host = {};
   pid_t pid = 0;
-  double time_s = 0;                         ///< Since 1970.
-  int exit_code = 0;                         ///< 0 when a signal killed it.
-  int signal = 0;                            ///< 0 when it exited.
-  std::string what = {};                     ///< What it wrote into its error file; empty: nothing.
-  std::string trace = {};                    ///< From there too.
+  double time_s = 0;                         ///< Seconds since 1970.
+  int exit_code = 0;                         ///< 0 if a signal killed it.
+  int signal = 0;                            ///< 0 if it exited.
+  std::string what = {};                     ///< The message of its error file; may be empty.
+  std::string trace = {};                    ///< The stack of its error file; may be empty.
   std::vector<std::string> last_lines = {};  ///< Of its standard error.
-  std::string log = {};                      ///< The folder of its output; empty: there is none.
+  std::string log = {};                      ///< The folder of its output; may be empty.
 
   bool operator==(const RankFailure&) const = default;
 };
 nlohmann::json to_json(const RankFailure& failure);
-/// Throws what nlohmann::json throws for text that is no such thing.
+/// Throws nlohmann::json's exceptions if `json` is not a failure.
 RankFailure failure_from(const nlohmann::json& json);
 
-/// As shells say it: the exit code, 128 and the number of the signal, 1 where there is neither.
+/// The exit code, or 128 plus the number of the signal as shells do, or 1 if there is neither.
 int exit_code_of(const RankFailure& failure) noexcept;
 /// "killed by signal 9 (KILL)", "exit code 3".
 std::string how_it_ended(const RankFailure& failure);
 
-/// Fills in `what` and `trace` from the content of an error file (TORCHELASTIC_ERROR_FILE), as torch's
-/// @record writes it: {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}, or {"message": "..."
-/// }. Any other text is `what` itself.
+/// Sets `what` and `trace` from the content of an error file (TORCHELASTIC_ERROR_FILE). torch's @record
+/// writes {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}} or {"message": "..."}. Any other
+/// text becomes `what`.
 void take_error_file(std::string_view content, RankFailure& failure);
 
 struct FailureSummary {
-  RankFailure first;                    ///< In time.
-  std::vector<RankFailure> later = {};  ///< Of themselves, not because they were ended.
-  int ended = 0;                        ///< Processes that were ended because of it.
-  int attempt = 0;                      ///< From 0.
+  RankFailure first;                    ///< The earliest failure.
+  std::vector<RankFailure> later = {};  ///< Processes that failed by themselves later.
+  int ended = 0;                        ///< Processes that the agents ended because of the first failure.
+  int attempt = 0;                      ///< Counted from 0.
   int max_restarts = 0;
-  std::string report = {};  ///< Where the file is; empty: it could not be written.
+  std::string report = {};  ///< Path of the file; empty: it could not be written.
 };
 
-/// Lines without a last end of line.
+/// Lines, the last without a line end.
 std::string summary_text(const FailureSummary& summary);
 
-/// An object of status ("failed"), exit_code, time, attempt, max_restarts, ended, first and later. Times are
-/// UTC, ISO 8601 with milliseconds.
+/// An object with status ("failed"), exit_code, time, attempt, max_restarts, ended, first and later. Times
+/// are UTC, ISO 8601 with milliseconds.
 std::string summary_json(const FailureSummary& summary);
 
 }  // namespace accelmgr::program

@@ -1,4 +1,4 @@
-// Whether files can be opened, before libraries find out that they cannot.
+// Checks that files can be opened, before a library fails because they cannot.
 #pragma once
 
 #include <unistd.h>
@@ -9,8 +9,8 @@
 
 namespace accelmgr::program {
 
-/// Throws SystemError, which says what to raise, unless `count` more files can be opened. torch's store ends
-/// the process where it can open none, and what boost says does not name the limit.
+/// Throws SystemError, which names the limit to raise, unless `count` more files can be opened. Without this
+/// check torch's store would end the process, and the errors of boost do not name the limit.
 inline void check_file_limit(int count) {
   std::vector<base::UniqueFd> opened;
   for (int i = 0; i < count; ++i) opened.push_back(base::duplicate(STDERR_FILENO));

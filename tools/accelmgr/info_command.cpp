@@ -4,12 +4,12 @@
 #include <spdlog/version.h>
 #include <boost/version.hpp>
 
-#include <thread>
 #include <utility>
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/model.hpp"
 #include "commands.hpp"
+#include "device/machine.hpp"
 #include "ipc/memory.hpp"
 #include "session/kernels.hpp"
 #include "standard_output.hpp"
@@ -22,6 +22,15 @@ void say(fmt::format_string<Values...> format, Values&&... values) {
   print_out(fmt::format(format, std::forward<Values>(values)...));
 }
 
+void say_devices() {
+  const auto machine = device::this_machine();
+  say("devices      cpu ({} cores)\n", machine.cores);
+  const auto& gpus = machine.gpus;
+  for (std::size_t i = 0; i < gpus.visible.size(); ++i) say("             {}\n", device::describe(gpus, i));
+  if (gpus.visible.empty()) say("             {}\n", fmt::format("no GPU can be used: {}", gpus.why_none));
+  if (machine.tpu_chips > 0) say("             {}\n", fmt::format("{} TPU chips", machine.tpu_chips));
+}
+
 }  // namespace
 
 void add_info(CLI::App& app, Action& action) {
@@ -32,7 +41,7 @@ void add_info(CLI::App& app, Action& action) {
       say("torch        {}\n", ACCELMGR_TORCH_VERSION);
       say("boost        {}.{}.{}\n", BOOST_VERSION / 100000, BOOST_VERSION / 100 % 1000, BOOST_VERSION % 100);
       say("spdlog       {}.{}.{}\n", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH);
-      say("devices      cpu ({} cores)\n", std::thread::hardware_concurrency());
+      say_devices();
       say("kernels      {}\n", to_string(session::best_kernels().isa()));
       say("memory       {:.1f} GiB available ({})\n", double(available.bytes) / (1 << 30),
           available.limited_by);

@@ -21,7 +21,7 @@
 namespace accelmgr::program {
 namespace {
 
-constexpr std::size_t most_pending_bytes = 256 * 1024;  // Then the processes wait for the terminal.
+constexpr std::size_t most_pending_bytes = 256 * 1024;  // Beyond it outputs are not read: processes wait.
 constexpr std::chrono::milliseconds pump_again{5};
 constexpr std::size_t lines_of_a_failure = 20;
 constexpr std::size_t most_error_bytes = 1 << 20;
@@ -60,49 +60,49 @@ LocalRanks::LocalRanks(boost::asio::io_context& loop, launch::Spawner spawner, T
       pump_timer_(loop) {
   spawner_watch_ = std::make_unique<manager::Watch>(loop_, spawner_.socket(), [this] {
     take_events();
-    if (!spawner_.launcher_end()) return true;
-    events_.launcher_ended(*spawner_.launcher_end());
+    if (!spawner_.fork_server_end()) return true;
+    events_.fork_server_ended(*spawner_.fork_server_end());
     return false;
   });
 }
 
 // ---- Starting ----
 
-void LocalRanks::start(const launch::Plan& plan, const launch::Machine& machine,
+void LocalRanks::start(const launch::LaunchSpec& spec, const launch::HostInfo& host_info,
                        const launch::WorkerPorts& ports, const Attempt& attempt) {
-  host_ = machine.hostname;
-  node_rank_ = plan.node_rank;
+  host_ = host_info.hostname;
+  node_rank_ = spec.node_rank;
   ranks_.clear();
-  for (int local_rank = 0; local_rank < plan.nprocs; ++local_rank) {
+  for (int local_rank = 0; local_rank < spec.nprocs; ++local_rank) {
     ranks_.emplace_back();
     try {
-      start_rank(local_rank, plan, machine, ports, attempt);
+      start_rank(local_rank, spec, host_info, ports, attempt);
     } catch (...) {
-      ranks_.pop_back();  // It is not there; those before it are.
+      ranks_.pop_back();  // This rank was not started; the ones before it were.
       throw;
     }
   }
 }
 
-void LocalRanks::start_rank(int local_rank, const launch::Plan& plan, const launch::Machine& machine,
+void LocalRanks::start_rank(int local_rank, const launch::LaunchSpec& spec, const launch::HostInfo& host_info,
                             const launch::WorkerPorts& ports, const Attempt& attempt) {
   auto& rank = ranks_[static_cast<std::size_t>(local_rank)];
-  rank.rank = plan.rank(local_rank);
+  rank.rank = spec.rank(local_rank);
   make_outputs(rank, attempt.number);
   launch::Task task;
   task.rank = rank.rank;
   task.program = settings_.program;
-  task.environment = launch::child_environment(plan, local_rank, machine);
+  task.environment = launch::child_environment(spec, local_rank, host_info);
   for (const auto& [name, value] : attempt.environment) task.environment[name] = value;
   task.environment[launch::variable::error_file] = make_error_file(rank);
   task.environment["ROLE_RANK"] = task.environment[launch::variable::rank];
   task.environment["ROLE_WORLD_SIZE"] = task.environment[launch::variable::world_size];
   task.environment["ROLE_NAME"] = "default";
-  // What Python keeps back would be lost when it is killed, and late when not.
+  // With a pipe as output Python buffers; the buffer would be lost if the process is killed, else come late.
   if (!rank.outputs.empty()) task.environment.emplace("PYTHONUNBUFFERED", "1");
   auto fds = ports.descriptors(local_rank);
-  // One reads it, or each would get a part. Nobody reads a terminal: whoever is not in its foreground group
-  // is stopped.
+  // Only rank 0 reads standard input; if several did, each would get a part. No rank reads a terminal: the
+  // kernel stops a reader that is not in the terminal's foreground process group.
   if (rank.rank != 0 || isatty(STDIN_FILENO) == 1) fds.emplace_back(no_input_.get(), STDIN_FILENO);
   for (const auto& output : rank.outputs) fds.emplace_back(output->write_end(), output->stream());
   rank.report = spawner_.start(local_rank, task, fds);
@@ -118,7 +118,7 @@ void LocalRanks::make_outputs(Rank& rank, int attempt) {
     rank.folder = settings_.log_directory / fmt::format("attempt_{}", attempt) / std::to_string(rank.rank);
     make_log_folder(rank.folder);
   } else if (!settings_.prefix) {
-    return;  // The terminal is theirs.
+    return;  // The processes write to the terminal directly.
   }
   const auto prefix = settings_.prefix ? fmt::format("[rank {}] ", rank.rank) : std::string();
   for (const auto& [stream, name] :
@@ -127,7 +127,7 @@ void LocalRanks::make_outputs(Rank& rank, int attempt) {
         std::make_unique<RankOutput>(stream, prefix, rank.folder.empty() ? rank.folder : rank.folder / name));
 }
 
-/// In memory: it needs no folder, and replaces no file.
+/// A memfd: it needs no folder and replaces no file.
 std::string LocalRanks::make_error_file(Rank& rank) {
   rank.error_file.reset(memfd_create("accelmgr-error-file", MFD_CLOEXEC));
   if (!rank.error_file) throw SystemError("memfd_create for an error file", errno);
@@ -150,7 +150,7 @@ void LocalRanks::watch_output(int local_rank, std::size_t output) {
       });
 }
 
-/// The terminal takes what it can; who had to wait for it goes on.
+/// Writes to the terminal, again after a while if it did not take everything. Then resumes paused outputs.
 void LocalRanks::pump() {
   terminal_.pump();
   if (terminal_.pending() == 0 || pumping_) return;

@@ -1,4 +1,4 @@
-// The processes of one host, in one attempt: started together, their output taken, their ends told.
+// The processes of one host in one attempt: starts them, forwards their output and reports their ends.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -13,8 +13,8 @@
 
 #include "base/unique_fd.hpp"
 #include "failure_summary.hpp"
-#include "launch/machine.hpp"
-#include "launch/plan.hpp"
+#include "launch/host_info.hpp"
+#include "launch/launch_spec.hpp"
 #include "launch/ports.hpp"
 #include "launch/spawner.hpp"
 #include "manager/watch.hpp"
@@ -23,48 +23,48 @@
 
 namespace accelmgr::program {
 
-/// With those above it. Throws ConfigError.
+/// Makes a folder and its parents. Throws ConfigError.
 void make_log_folder(const std::filesystem::path& folder);
 
 struct Attempt {
   int number = 0;
-  std::map<std::string, std::string> environment = {};  ///< For all, besides what child_environment() says.
+  std::map<std::string, std::string> environment = {};  ///< Added to child_environment() of every process.
 };
 
-/// Used by the loop's thread alone.
+/// Only the thread of the loop may call.
 class LocalRanks {
  public:
   struct Settings {
     std::vector<std::string> program;
     bool prefix = true;
-    std::filesystem::path log_directory;  ///< Empty: the output goes to the terminal alone.
+    std::filesystem::path log_directory;  ///< Empty: the output goes only to the terminal.
   };
   struct Events {
     std::function<void(int local_rank)> ended;
-    std::function<void(std::string how)> launcher_ended;  ///< And all processes with it.
+    std::function<void(std::string how)> fork_server_ended;  ///< All processes have ended with it.
   };
 
   LocalRanks(boost::asio::io_context& loop, launch::Spawner spawner, Terminal& terminal, Settings settings,
              Events events);
 
-  /// When none of the last attempt is left. Throws SystemError, ConfigError: a folder of the output that
-  /// cannot be made.
-  void start(const launch::Plan& plan, const launch::Machine& machine, const launch::WorkerPorts& ports,
-             const Attempt& attempt);
+  /// Call it when no process of the last attempt is left. Throws SystemError, SessionError if the fork server
+  /// is gone, ConfigError if a folder for the output cannot be made.
+  void start(const launch::LaunchSpec& spec, const launch::HostInfo& host_info,
+             const launch::WorkerPorts& ports, const Attempt& attempt);
 
-  /// Those that have not ended, as far as has been told.
+  /// The number of processes whose end has not been reported.
   int running() const noexcept;
-  bool has_ended(int local_rank) const;      ///< Told or not.
+  bool has_ended(int local_rank) const;      ///< True even if the end has not been reported yet.
   bool has_succeeded(int local_rank) const;  ///< Exit code 0.
   int count() const noexcept { return static_cast<int>(ranks_.size()); }
-  /// Of one whose end was told.
+  /// The end of this process must have been reported.
   RankFailure failure_of(int local_rank) const;
 
-  /// To the process groups of all.
+  /// Sends a signal to the process groups of all processes.
   void signal(int number) noexcept { spawner_.signal(number); }
-  /// Takes the ends that the launcher has told already.
+  /// Handles the events that the fork server has already sent.
   void take_events();
-  /// Ends the launcher and all processes.
+  /// Ends the fork server and all processes. Blocks until the deadline at most.
   void stop(base::Deadline deadline) noexcept;
 
  private:
@@ -72,15 +72,15 @@ class LocalRanks {
     int rank = -1;
     pid_t pid = 0;
     base::UniqueFd pidfd;
-    base::UniqueFd report;      ///< On which a program that cannot be executed tells so.
-    base::UniqueFd error_file;  ///< In memory: what the program says of its failure.
+    base::UniqueFd report;      ///< Socket on which the child reports that the program cannot be executed.
+    base::UniqueFd error_file;  ///< A memfd in which the program describes its failure.
     std::filesystem::path folder;
     std::vector<std::unique_ptr<RankOutput>> outputs;
-    std::vector<std::unique_ptr<manager::Watch>> watches;  ///< Of the outputs; null: it waits, or has ended.
+    std::vector<std::unique_ptr<manager::Watch>> watches;  ///< Of each output; null if paused or ended.
     std::optional<ipc::Ended> end;
   };
 
-  void start_rank(int local_rank, const launch::Plan& plan, const launch::Machine& machine,
+  void start_rank(int local_rank, const launch::LaunchSpec& spec, const launch::HostInfo& host_info,
                   const launch::WorkerPorts& ports, const Attempt& attempt);
   void make_outputs(Rank& rank, int attempt);
   std::string make_error_file(Rank& rank);

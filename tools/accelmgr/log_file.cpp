@@ -20,15 +20,15 @@ std::ifstream open_log(const std::string& file) {
   return stream;
 }
 
-/// A line of a log, as far as is asked here. RunLog writes them.
+/// The fields of a log line that are needed here. RunLog writes the lines.
 struct Line {
-  std::int64_t step = 0;  ///< Of the run, where it tells its end.
+  std::int64_t step = 0;  ///< In the line for the end of the run: the steps of the run.
   bool counted = false;
   bool ends_run = false;
-  std::string run_id;  ///< Empty: an earlier version wrote it.
+  std::string run_id;  ///< Empty: an earlier version wrote the line.
 };
 
-/// nullopt for what is no line of a log.
+/// nullopt if the text is not a line of a log.
 std::optional<Line> parse_line(const std::string& text) {
   const auto line = json::parse(text, nullptr, /*allow_exceptions=*/false);
   try {
@@ -49,7 +49,7 @@ bool is_log(const std::string& file) {
   std::string line;
   std::getline(stream, line);
   if (!stream.eof()) return parse_line(line).has_value();
-  return line.starts_with(R"({"step":)") || line.starts_with(R"({"run":)");  // It was not written to its end.
+  return line.starts_with(R"({"step":)") || line.starts_with(R"({"run":)");  // An incomplete line.
 }
 
 Kept kept_of_log(const std::string& file, const std::string& run_id, std::int64_t steps) {
@@ -58,8 +58,8 @@ Kept kept_of_log(const std::string& file, const std::string& run_id, std::int64_
   std::string text;
   for (std::int64_t number = 1; std::getline(stream, text) && !stream.eof(); ++number) {
     const auto line = parse_line(text);
-    if (!line && stream.peek() == std::ifstream::traits_type::eof()) break;  // A crash of the machine.
-    if (!line) throw ConfigError(fmt::format("line {} is none of `accelmgr train`", number));
+    if (!line && stream.peek() == std::ifstream::traits_type::eof()) break;  // The machine crashed.
+    if (!line) throw ConfigError(fmt::format("line {} was not written by `accelmgr train`", number));
     if (line->counted && !line->run_id.empty() && line->run_id != run_id)
       throw ConfigError(
           fmt::format("it is the log of another run ({}; this one is {})", line->run_id, run_id));

@@ -1,4 +1,4 @@
-// What a log of an earlier run holds: whether it is one, and where its lines end that a resumed run keeps.
+// Reads the log of an earlier run: is it a log, and which of its lines does a resumed run keep?
 #pragma once
 
 #include <sys/types.h>
@@ -8,18 +8,18 @@
 
 namespace accelmgr::program {
 
-/// Whether the file begins as a log does. Throws SystemError when it cannot be read.
+/// True if the file begins as a log does. Throws SystemError if it cannot be read.
 bool is_log(const std::string& file);
 
 struct Kept {
   off_t bytes = 0;
   std::int64_t last_step = 0;  ///< 0: there is none.
-  bool ended = false;          ///< The last line tells the end of the run.
+  bool ended = false;          ///< The last line is the one for the end of the run.
 };
 
-/// What a run that goes on at `steps` keeps of its log: all lines before the first of a later step, but for a
-/// last one that was not written to its end. Throws ConfigError, which says what was found, when a line is
-/// none of a log, or a counted step is of another run than `run_id`; SystemError when it cannot be read.
+/// The part of its log that a run resumed after `steps` steps keeps: all lines before the first of a later
+/// step, without an incomplete last line. Throws ConfigError, which says what was found, if a line does not
+/// belong to a log or a counted step belongs to another run than `run_id`; SystemError if it cannot be read.
 Kept kept_of_log(const std::string& file, const std::string& run_id, std::int64_t steps);
 
 }  // namespace accelmgr::program

@@ -19,8 +19,8 @@
 
 namespace {
 
-/// `accelmgr spawn OPTIONS -- PROGRAM ARGS`: what stands after the first `--` is the program's, whatever it
-/// looks like; the parser does not see it. Shortens argc.
+/// `accelmgr spawn OPTIONS -- PROGRAM ARGS`: returns the words after the first `--` and shortens argc. The
+/// parser must not see them, because they may look like options.
 std::optional<std::vector<std::string>> cut_program(int& argc, char** argv) {
   if (argc < 2 || std::strcmp(argv[1], "spawn") != 0) return std::nullopt;
   const auto is_cut = [](const char* word) { return std::strcmp(word, "--") == 0; };
@@ -45,14 +45,16 @@ int run(int argc, char** argv) {
       "Begin with:  accelmgr train --config configs/gpt-licenses.yaml",
       "accelmgr"};
   app.set_version_flag("--version", ACCELMGR_VERSION);
-  app.require_subcommand(0, 1);  // None is answered with the help, by us.
-  app.allow_extras();            // What is left over is refused by us; subcommands inherit it.
+  app.require_subcommand(0, 1);  // 0: refused below, with the help.
+  app.allow_extras();            // misunderstood() refuses extra words; subcommands inherit this.
   app.formatter(std::make_shared<Formatter>());
   app.footer("Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 130 interrupted.");
   Action action;
   const auto program = cut_program(argc, argv);
   add_train(app, action);
   add_spawn(app, action, program);
+  add_serve(app, action);
+  add_service_commands(app, action);
   add_config(app, action);
   add_plot(app, action);
   add_info(app, action);
@@ -64,7 +66,7 @@ int run(int argc, char** argv) {
     print_out(text.str());
     return exit_done;
   } catch (const CLI::ParseError& error) {
-    const auto better = misunderstood(app);  // A typing error is often why something is missing.
+    const auto better = misunderstood(app);  // Something is often missing because of a typing error.
     if (!better.empty()) return refused(better);
     return app.exit(error) == 0 ? exit_done : exit_usage;
   }
@@ -77,7 +79,7 @@ int report(const std::exception& error) {
   using namespace accelmgr;
   const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
   fmt::print(stderr, "accelmgr: {}\n", no_memory ? "not enough memory" : error.what());
-  // At the start the latter two are of a file that the configuration names.
+  // ModelError and DataError get here only from the start: they concern a file that the configuration names.
   const bool usage = dynamic_cast<const ConfigError*>(&error) != nullptr ||
                      dynamic_cast<const UsageError*>(&error) != nullptr ||
                      dynamic_cast<const ModelError*>(&error) != nullptr ||

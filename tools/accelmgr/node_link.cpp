@@ -47,7 +47,7 @@ struct NodeLink::Shared : std::enable_shared_from_this<Shared> {
         rendezvous_timeout_s(timeout_s),
         events(std::move(e)) {}
 
-  // Of the thread.
+  // Called by the link's thread.
   void run() noexcept;
   void serve();
   bool meet(Nodes& nodes);
@@ -58,11 +58,11 @@ struct NodeLink::Shared : std::enable_shared_from_this<Shared> {
     const std::lock_guard lock(mutex);
     if (closing) return;
     boost::asio::post(loop, [self = shared_from_this(), &event, ... args = std::move(args)]() mutable {
-      if (!self->closing) event(std::move(args)...);  // Set by this thread alone.
+      if (!self->closing) event(std::move(args)...);  // No lock: only the loop's thread writes `closing`.
     });
   }
 
-  // Of the loop.
+  // Called by the loop's thread.
   void order(Command command) {
     {
       const std::lock_guard lock(mutex);
@@ -84,7 +84,7 @@ struct NodeLink::Shared : std::enable_shared_from_this<Shared> {
   bool closing = false;  ///< Written by the loop's thread, under the mutex.
   bool ended = false;
 
-  // Of the thread alone.
+  // Used by the link's thread only.
   std::unique_ptr<distributed::TcpStore> store;
   Awaited awaited = Awaited::outcome;
   int next_attempt = 0;
@@ -126,7 +126,7 @@ bool NodeLink::Shared::meet(Nodes& nodes) {
   return false;
 }
 
-/// Does what was ordered meanwhile. False: it is to leave.
+/// Waits for commands, at most for the interval, and runs them. False if the link is closing.
 bool NodeLink::Shared::next_round(std::chrono::milliseconds interval, Nodes& nodes) {
   std::deque<Command> ordered;
   bool leaving = false;
@@ -165,7 +165,7 @@ NodeLink::NodeLink(boost::asio::io_context& loop, OpenStore open, int node_rank,
                    double rendezvous_timeout_s, NodeEvents events)
     : shared_(std::make_shared<Shared>(loop, std::move(open), node_rank, std::move(self),
                                        rendezvous_timeout_s, std::move(events))) {
-  const SignalsBlocked blocked;  // Its threads inherit that: signals are the loop's.
+  const SignalsBlocked blocked;  // New threads inherit the mask: only the loop's thread handles signals.
   std::thread([shared = shared_] { shared->run(); }).detach();
 }
 

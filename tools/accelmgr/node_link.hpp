@@ -1,4 +1,5 @@
-// The thread in which an agent talks to those of the other hosts: its event loop never waits for a store.
+// The thread in which an agent talks to the agents of the other hosts, so that its event loop never waits for
+// the store.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -14,16 +15,16 @@
 
 namespace accelmgr::program {
 
-/// Called in the loop.
+/// Called in the thread of the loop.
 struct NodeEvents {
   std::function<void(World)> met;
-  std::function<void(Nodes::Outcome)> outcome;  ///< Of an attempt, or of the whole (stopped); never running.
+  std::function<void(Nodes::Outcome)> outcome;  ///< Of an attempt, or of the launch (stopped); never running.
   std::function<void(EndedNode)> all_ended;     ///< After NodeLink::ended(): no process is left on any host.
   std::function<void()> begun;                  ///< After NodeLink::begin().
-  std::function<void(std::exception_ptr)> broken;  ///< The last event: nobody met, or the store is lost.
+  std::function<void(std::exception_ptr)> broken;  ///< The last event: no world, or the store is lost.
 };
 
-/// Used by the loop's thread alone.
+/// Only the thread of the loop may call. No call but close() blocks.
 class NodeLink {
  public:
   using OpenStore = std::function<std::unique_ptr<distributed::TcpStore>()>;
@@ -31,20 +32,21 @@ class NodeLink {
   /// `open` is called in the thread of the link, which blocks all signals.
   NodeLink(boost::asio::io_context& loop, OpenStore open, int node_rank, Node self,
            double rendezvous_timeout_s, NodeEvents events);
-  /// As close() with a bound of one second.
+  /// close() with a deadline of one second.
   ~NodeLink();
   NodeLink(const NodeLink&) = delete;
   NodeLink& operator=(const NodeLink&) = delete;
 
-  // Reports; after one of a failure comes the outcome, which may be that of an earlier one of another host.
+  // Reports to the other hosts. After failed() the event `outcome` comes; it may carry an earlier failure of
+  // another host.
   void failed(RankFailure failure);
   void done();
   void stop(RankFailure why);
   void ended(EndedNode ended);
   void begin(int attempt);
 
-  /// Leaves; no event comes any more. False when the thread still hangs in a call at the deadline: it is left
-  /// to itself, and the program must end without destructors of the whole.
+  /// Leaves the world; no events come from then on. False if the thread still hangs in a call at the
+  /// deadline. Then it goes on running, and the program must end without destructors.
   bool close(base::Deadline deadline);
 
  private:

@@ -14,12 +14,12 @@
 namespace accelmgr::program {
 namespace {
 
-using json = nlohmann::json;
-
-constexpr double read_s = 5;  // What is read is there already.
+constexpr double read_s = 5;  // For keys that are known to be set.
 constexpr double leave_again_s = 0.02;
 
-std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string written(const nlohmann::json& value) {
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 std::string text_of(const Node& node) {
   return written({{"nnodes", node.nnodes},
@@ -30,7 +30,7 @@ std::string text_of(const Node& node) {
                   {"pid", node.pid}});
 }
 
-Node node_from(const json& value) {
+Node node_from(const nlohmann::json& value) {
   return {.nnodes = value.at("nnodes"),
           .nprocs = value.at("nprocs"),
           .max_restarts = value.at("max_restarts"),
@@ -43,7 +43,7 @@ std::string name_of(int node_rank, const Node& node) {
   return fmt::format("node {} (host {}, pid {})", node_rank, node.host, node.pid);
 }
 
-/// Empty: they go together.
+/// How two agents contradict each other; empty if they do not.
 std::string difference(int a_rank, const Node& a, int b_rank, const Node& b) {
   const auto differ = [&](const char* option, const auto& ours, const auto& theirs) {
     return fmt::format("the hosts contradict each other: {} was started with {} {}, {} with {} {}",
@@ -92,12 +92,12 @@ std::optional<World> Nodes::meet() {
   check_contradictions();
   if (node_rank_ == 0 && !store_.has(key("world")))
     if (auto world = collect()) {
-      json nodes = json::array();
-      for (const auto& node : world->nodes) nodes.push_back(json::parse(text_of(node)));
+      nlohmann::json nodes = nlohmann::json::array();
+      for (const auto& node : world->nodes) nodes.push_back(nlohmann::json::parse(text_of(node)));
       store_.set(key("world"), written({{"nodes", nodes}, {"run_id", world->run_id}}));
     }
   if (!store_.has(key("world"))) return std::nullopt;
-  const auto value = json::parse(read("world"));
+  const auto value = nlohmann::json::parse(read("world"));
   World world{{}, value.at("run_id")};
   for (const auto& node : value.at("nodes")) world.nodes.push_back(node_from(node));
   node_count_ = static_cast<int>(world.nodes.size());
@@ -107,8 +107,8 @@ std::optional<World> Nodes::meet() {
 void Nodes::claim_place() {
   const auto place = fmt::format("node/{}", node_rank_);
   if (store_.add(key("claims/" + place), 1) > 1) {
-    const auto other = node_from(json::parse(read(place)));
-    throw ConfigError(fmt::format("--node-rank {} is taken by host {} (agent of pid {})", node_rank_,
+    const auto other = node_from(nlohmann::json::parse(read(place)));
+    throw ConfigError(fmt::format("--node-rank {} is already taken by host {} (agent of pid {})", node_rank_,
                                   other.host, other.pid),
                       "launch.node_rank");
   }
@@ -116,12 +116,12 @@ void Nodes::claim_place() {
   claimed_ = true;
 }
 
-/// With node 0 everyone compares itself: that of a node beyond its number is not looked at by it.
+/// Each agent compares itself with node 0, because node 0 does not read nodes beyond its own --nnodes.
 void Nodes::check_contradictions() {
   if (store_.has(key("contradiction"))) throw ConfigError(read("contradiction"), "launch.nnodes");
   if (store_.has(key("missing"))) throw SessionError(read("missing"));
   if (node_rank_ == 0 || known_.contains(0) || !store_.has(key("node", 0))) return;
-  known_[0] = node_from(json::parse(read("node/0")));
+  known_[0] = node_from(nlohmann::json::parse(read("node/0")));
   const auto what = difference(0, known_[0], node_rank_, self_);
   if (!what.empty()) contradict(what);
 }
@@ -135,7 +135,7 @@ std::optional<World> Nodes::collect() {
   known_[0] = self_;
   for (int node = 1; node < self_.nnodes; ++node) {
     if (known_.contains(node) || !store_.has(key("node", node))) continue;
-    known_[node] = node_from(json::parse(read(fmt::format("node/{}", node))));
+    known_[node] = node_from(nlohmann::json::parse(read(fmt::format("node/{}", node))));
     const auto what = difference(0, self_, node, known_[node]);
     if (!what.empty()) contradict(what);
   }
@@ -151,13 +151,13 @@ SessionError Nodes::missing(const std::string& address, double waited_s) {
     if (node == node_rank_)
       came.push_back(name_of(node, self_));
     else if (store_.has(key("node", node)))
-      came.push_back(name_of(node, node_from(json::parse(read(fmt::format("node/{}", node))))));
+      came.push_back(name_of(node, node_from(nlohmann::json::parse(read(fmt::format("node/{}", node))))));
     else
       did_not.push_back(fmt::format("node {}", node));
   }
-  const auto what = fmt::format(
-      "not all hosts came to {} within {:.3g} s (--rendezvous-timeout): {} missing; there {} {}", address,
-      waited_s, fmt::join(did_not, ", "), came.size() == 1 ? "is" : "are", fmt::join(came, ", "));
+  const auto what =
+      fmt::format("not all hosts joined {} within {:.3g} s (--rendezvous-timeout): {} missing; joined: {}",
+                  address, waited_s, fmt::join(did_not, ", "), fmt::join(came, ", "));
   if (node_rank_ == 0) store_.set(key("missing"), what);
   return SessionError(what);
 }
@@ -168,7 +168,7 @@ Nodes::Outcome Nodes::look() {
   store_.add(key("beat", node_rank_), 1);
   if (auto why = stopped()) return {Outcome::Kind::stopped, std::move(*why)};
   if (const auto first = of_attempt("first"); store_.has(key(first)))
-    return {Outcome::Kind::failed, failure_from(json::parse(read(first)))};
+    return {Outcome::Kind::failed, failure_from(nlohmann::json::parse(read(first)))};
   if (store_.has(key(of_attempt("all_done")))) return {.kind = Outcome::Kind::done};
   watch_the_others();
   if (node_rank_ == 0 && all_have(of_attempt("done"))) {
@@ -180,13 +180,13 @@ Nodes::Outcome Nodes::look() {
 
 std::optional<RankFailure> Nodes::stopped() {
   if (!store_.has(key("stop"))) return std::nullopt;
-  return failure_from(json::parse(read("stop")));
+  return failure_from(nlohmann::json::parse(read("stop")));
 }
 
-/// Node 0 watches all; that it is lost itself shows in the store, which it serves.
+/// Node 0 watches the other agents. They notice the loss of node 0 by its store.
 void Nodes::watch_the_others() {
   const auto now = now_ns_();
-  // Who has not looked for long was stopped itself, and knows nothing about the others.
+  // If this agent has not looked for a long time, it was stopped itself. Then old heartbeats prove nothing.
   const bool was_away = looked_ns_ != 0 && now - looked_ns_ > static_cast<std::int64_t>(lost_after_s * 0.5e9);
   looked_ns_ = now;
   for (int node = 1; node_rank_ == 0 && node < node_count_; ++node) {
@@ -197,7 +197,7 @@ void Nodes::watch_the_others() {
     stop({.node_rank = node,
           .host = known_[node].host,
           .pid = known_[node].pid,
-          .what = fmt::format("no sign of life of {} for {} s", name_of(node, known_[node]), lost_after_s)});
+          .what = fmt::format("no heartbeat of {} for {} s", name_of(node, known_[node]), lost_after_s)});
   }
 }
 
@@ -219,7 +219,7 @@ void Nodes::stop(const RankFailure& why) {
 }
 
 void Nodes::report_ended(const EndedNode& ended) {
-  json later = json::array();
+  nlohmann::json later = nlohmann::json::array();
   for (const auto& failure : ended.later) later.push_back(to_json(failure));
   store_.set(key(of_attempt("ended"), node_rank_), written({{"ended", ended.ended}, {"later", later}}));
 }
@@ -229,7 +229,7 @@ std::optional<EndedNode> Nodes::all_ended() {
   EndedNode all;
   if (!all_have(of_attempt("ended"))) return std::nullopt;
   for (int node = 0; node < node_count_; ++node) {
-    const auto value = json::parse(read(fmt::format("{}/{}", of_attempt("ended"), node)));
+    const auto value = nlohmann::json::parse(read(fmt::format("{}/{}", of_attempt("ended"), node)));
     all.ended += value.at("ended").get<int>();
     for (const auto& failure : value.at("later")) all.later.push_back(failure_from(failure));
   }
@@ -237,7 +237,7 @@ std::optional<EndedNode> Nodes::all_ended() {
   return all;
 }
 
-// ---- The next one, and the end ----
+// ---- The next attempt, and the end ----
 
 void Nodes::announce(int attempt) { store_.set(key("begun", attempt), "1"); }
 
@@ -250,14 +250,14 @@ bool Nodes::follow(int attempt) {
 }
 
 void Nodes::leave(base::Deadline deadline) noexcept {
-  if (!claimed_) return;  // That place is another's.
+  if (!claimed_) return;  // This node rank belongs to another agent.
   try {
     store_.set(key("left", node_rank_), "1");
     if (node_rank_ != 0) {
-      store_.has(key("left", node_rank_));  // It has arrived.
+      store_.has(key("left", node_rank_));  // The answer proves that set() has arrived.
       return;
     }
-    // Of those that came: when not all have, there is no world.
+    // Waits only for agents that came: without all of them there was no world.
     const auto gone = [this] {
       for (int node = 1; node < self_.nnodes; ++node)
         if (store_.has(key("node", node)) && !store_.has(key("left", node))) return false;
@@ -265,7 +265,7 @@ void Nodes::leave(base::Deadline deadline) noexcept {
     };
     while (!gone() && !deadline.passed()) ipc::wait_ready(-1, 0, base::Deadline::in_seconds(leave_again_s));
   } catch (const std::exception&) {
-    // Nobody is there any more.
+    // The store is gone, and the other agents with it.
   }
 }
 

@@ -1,15 +1,15 @@
-// How the agents of several hosts agree, through a store. One host is the same with nobody else in it.
+// The protocol by which the agents of several hosts agree through a store. A single host uses it too.
 //
-//   meet()          every agent says who it is; that of node 0 compares, and tells everyone what the world is
-//   attempt a       report_failed(): the first of all counts;  report_done(): all local processes have ended
-//   well
-//                   look() says what has come of it: running, failed, done, or stopped
-//   report_ended()  after a failure, when no local process is left; then all_ended(): those of all hosts
-//   begin()         the next attempt; that of node 0 has emptied the store of what the programs put there
-//   leave()         the agent of node 0, which serves the store, goes last
+//   meet()          each agent describes itself; node 0 compares the agents and publishes the world
+//   an attempt      report_failed(): the first failure of all hosts is the one that is reported
+//                   report_done(): all processes of this host have succeeded
+//                   look() returns the outcome: running, failed, done or stopped
+//   report_ended()  after a failure, when no process of this host is left; all_ended() collects all hosts
+//   begin()         begins the next attempt; node 0 first erases the keys of the programs
+//   leave()         node 0, which serves the store, leaves last
 //
-// Nothing here waits, but leave(): its user calls again. All calls throw SessionError when the store cannot
-// be reached. One thread at a time.
+// Only leave() waits; the caller repeats the other calls. All calls throw SessionError if the store cannot be
+// reached. One thread at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -27,7 +27,7 @@
 
 namespace accelmgr::program {
 
-/// What each agent says of itself.
+/// How an agent describes itself.
 struct Node {
   int nnodes = 1;
   int nprocs = 1;
@@ -41,50 +41,53 @@ struct Node {
 
 struct World {
   std::vector<Node> nodes;  ///< By node rank.
-  std::string run_id;       ///< The same on all hosts; of no two runs.
+  std::string run_id;       ///< The same on all hosts; unique to this run.
 
   int size() const;
   int rank_offset(int node_rank) const;
 };
 
-/// What an agent ended after a failure.
+/// The processes of a host that ended after the first failure.
 struct EndedNode {
-  std::vector<RankFailure> later = {};  ///< Processes that failed of themselves, after the first.
-  int ended = 0;                        ///< Processes that were ended.
+  std::vector<RankFailure> later = {};  ///< Processes that failed by themselves.
+  int ended = 0;                        ///< The number of processes that the agent ended.
 };
 
 class Nodes {
  public:
-  /// An agent that gives no sign of life for so long is lost.
+  /// An agent without a heartbeat for this long counts as lost.
   static constexpr double lost_after_s = 10;
 
-  /// `now_ns`: of a clock that tests can set.
+  /// `now_ns` is the clock; tests pass their own.
   Nodes(collective::Store& store, int node_rank, Node self, std::int64_t (*now_ns)() = &base::now_ns);
 
-  /// The world, once all are there. Throws ConfigError, on all hosts, when two agents contradict each other;
-  /// it says who; SessionError when node 0 has given up waiting. One that takes the place of another is alone
-  /// with its error.
+  /// The world; nullopt while agents are missing. Throws ConfigError on all hosts if two agents contradict
+  /// each other, and names them; SessionError if node 0 has given up waiting. An agent whose node rank is
+  /// taken also gets a ConfigError; the others do not.
   std::optional<World> meet();
-  /// Who is there, and who is not, after meet() has waited too long. Tells the others.
+  /// Called after meet() has waited too long: the error that lists present and missing agents. On node 0 it
+  /// also tells the other agents.
   SessionError missing(const std::string& address, double waited_s);
 
   struct Outcome {
     enum class Kind { running, failed, done, stopped } kind = Kind::running;
-    RankFailure failure = {};  ///< failed, stopped: the first one.
+    RankFailure failure = {};  ///< If failed or stopped: the first one of all hosts.
   };
+  /// The outcome of this attempt so far. Also sends a heartbeat; on node 0 it watches the other heartbeats.
   Outcome look();
-  /// Why all hosts are to stop for good; nullopt: they are not.
+  /// The reason why all hosts must stop for good; nullopt if they need not.
   std::optional<RankFailure> stopped();
 
   void report_failed(const RankFailure& failure);
   void report_done();
-  /// For good, on all hosts: a signal, or something that a new attempt cannot mend.
+  /// Stops all hosts for good: after a signal, or an error that a new attempt cannot mend.
   void stop(const RankFailure& why);
   void report_ended(const EndedNode& ended);
-  /// Of all hosts but those that are lost; nullopt while some are missing.
+  /// The sum of all hosts' reports, failures in the order of time; nullopt while a report is missing.
   std::optional<EndedNode> all_ended();
 
-  /// False: the agent of node 0 has not begun it yet. `empty_store` is called on node 0, when all have ended.
+  /// False if node 0 has not begun the attempt yet. On node 0 it first calls `empty_store`; all processes
+  /// must have ended by then.
   template <class EmptyStore>
   bool begin(int attempt, EmptyStore&& empty_store) {
     if (attempt == attempt_) return true;
@@ -95,10 +98,10 @@ class Nodes {
     return follow(attempt);
   }
 
-  /// Blocks on node 0 until all others have left, or the deadline.
+  /// On node 0: blocks until all other agents have left, or the deadline passes.
   void leave(base::Deadline deadline) noexcept;
 
-  /// All keys of the agents begin so.
+  /// All keys of the agents begin with this.
   static constexpr const char* prefix = "accelmgr/spawn/";
 
  private:
@@ -126,7 +129,7 @@ class Nodes {
   bool claimed_ = false;
   int attempt_ = 0;
   int node_count_ = 1;
-  std::map<int, Node> known_;  ///< Those that have come, by node rank.
+  std::map<int, Node> known_;  ///< The agents that this one has read, by node rank.
   std::map<int, Beat> beats_;
   std::int64_t looked_ns_ = 0;
 };

@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* path_if_none = "/usr/local/bin:/usr/bin:/bin";
 
-/// 0, or an errno value.
+/// The errno value of the reason; 0 if the file can be executed.
 int why_not_executable(const std::string& file) noexcept {
   struct stat status {};
   if (stat(file.c_str(), &status) != 0) return errno;
@@ -27,9 +27,9 @@ std::string path_of(const std::map<std::string, std::string>& environment) {
   return found == environment.end() ? path_if_none : found->second;
 }
 
-/// Throws unless `name` can be executed: as a file, or found in `path`.
+/// Throws unless `name` is an executable file (a name with a slash) or is found in `path`.
 void check_executable(const std::string& name, const std::string& path) {
-  if (name.empty()) throw ConfigError("PROGRAM is an empty text");
+  if (name.empty()) throw ConfigError("PROGRAM is empty");
   if (name.find('/') != std::string::npos) {
     if (const int code = why_not_executable(name); code != 0)
       throw ConfigError(fmt::format("cannot execute {}: {}", name, strerrordesc_np(code)));
@@ -45,9 +45,10 @@ void check_executable(const std::string& name, const std::string& path) {
   }
   if (!found_but.empty())
     throw ConfigError(fmt::format("cannot execute {}: {}", found_but, strerrordesc_np(EACCES)));
-  throw ConfigError(
-      fmt::format("there is no program '{}' in PATH ({}){}", name, path,
-                  access(name.c_str(), F_OK) == 0 ? fmt::format("; the file here is ./{}", name) : ""));
+  throw ConfigError(fmt::format("there is no program '{}' in PATH ({}){}", name, path,
+                                access(name.c_str(), F_OK) == 0
+                                    ? fmt::format("; to run the file of this directory, write ./{}", name)
+                                    : ""));
 }
 
 void check_readable(const std::string& file) {

@@ -1,4 +1,4 @@
-// Which program a command line means.
+// Finds the program to execute.
 #pragma once
 
 #include <map>
@@ -7,9 +7,9 @@
 
 namespace accelmgr::program {
 
-/// What is to be executed for PROGRAM ARGS: a file that ends in .py is run by `python3`, unless
-/// `python` is false. A name without a slash is looked for in PATH of `environment`.
-/// Throws ConfigError, which names what was looked for and where, when it is not there or cannot be executed.
+/// The argv for PROGRAM ARGS. A file that ends in .py is run by `python3`, unless `python` is false. A name
+/// without a slash is looked up in PATH of `environment`. Throws ConfigError, which names the program and the
+/// places that were searched, if it is not found or cannot be executed.
 std::vector<std::string> resolve_program(std::vector<std::string> program,
                                          const std::map<std::string, std::string>& environment,
                                          bool python = true);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr double terminal_every_s = 0.1;
 
-/// A terminal that says it is dumb, or says nothing, knows no escape sequences.
+/// A terminal without TERM, or with TERM=dumb, may not know escape sequences.
 bool can_rewrite_lines(std::FILE* stream) {
   const char* kind = std::getenv("TERM");
   return isatty(fileno(stream)) == 1 && kind != nullptr && *kind != '\0' && std::string_view(kind) != "dumb";

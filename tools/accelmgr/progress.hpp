@@ -1,4 +1,4 @@
-// What a run shows while it goes on, and at its end.
+// The progress line of a run, and its closing summary.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace accelmgr::program {
 
-/// What a run adds up to.
+/// The totals of a run.
 struct Summary {
-  std::int64_t steps = 0;  ///< Counted, those before a resumed checkpoint included.
+  std::int64_t steps = 0;  ///< Counted steps, including those before a resumed checkpoint.
   std::int64_t resumed_at =
-      0;  ///< Steps of the run that this one goes on with; all else here is this run's alone.
+      0;  ///< Steps before the resumed checkpoint; 0 for a new run. The fields below are without them.
   std::uint64_t samples = 0;
   double first_loss = std::numeric_limits<double>::quiet_NaN();
   double last_loss = std::numeric_limits<double>::quiet_NaN();
@@ -25,20 +25,20 @@ struct Summary {
   double seconds = 0;  ///< Of all steps, updates and evaluations.
 
   void add(const StepResult& result, double update_ms);
-  double samples_per_s() const;  ///< Evaluations left out.
-  /// Share of step time in which no model computed.
+  double samples_per_s() const;  ///< Without the time of evaluations.
+  /// The share of step time in which no model computed.
   double outside_model() const;
 };
 
-/// One line that is rewritten on a terminal; a line every `every_s` seconds elsewhere.
+/// On a terminal: one line that is rewritten. Elsewhere: a line every `every_s` seconds.
 class Progress {
  public:
-  /// `stream`: standard output, or standard error where that is taken.
+  /// `stream` is standard output, or standard error if the log goes to standard output.
   Progress(std::FILE* stream, std::int64_t total_steps, double every_s);
 
   void step(const Summary& summary, const StepResult& result, double update_ms);
   void held_out(const Summary& summary, double loss);
-  /// A line of its own.
+  /// Prints a line of its own.
   void say(const std::string& line);
 
  private:

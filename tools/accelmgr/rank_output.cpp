@@ -14,7 +14,7 @@ namespace accelmgr::program {
 namespace {
 
 constexpr std::size_t buffer_bytes = 64 * 1024;
-constexpr int most_buffers_at_the_end = 32;  // More than a pipe holds.
+constexpr int most_buffers_at_the_end = 32;  // 2 MiB, more than a pipe holds.
 
 bool write_all(int fd, std::string_view bytes) noexcept {
   while (!bytes.empty()) {
@@ -72,8 +72,8 @@ std::vector<std::string> RankOutput::last_lines(std::size_t most) const {
 
 void RankOutput::log(std::string_view bytes) {
   if (!log_ || write_all(log_.get(), bytes)) return;
-  base::log().warn("{} has no more of the output: {}", log_name_.string(), strerrordesc_np(errno));
-  log_.reset();  // The program does not fail because a disk is full.
+  base::log().warn("{} does not get the rest of the output: {}", log_name_.string(), strerrordesc_np(errno));
+  log_.reset();  // A full disk must not make the program fail.
 }
 
 }  // namespace accelmgr::program

@@ -1,5 +1,5 @@
-// One output stream of one process: through a pipe, line by line behind a prefix to the terminal, and as it
-// is into a file.
+// One output stream of one process. It comes through a pipe and goes to the terminal, with a prefix before
+// each line, and unchanged into a file.
 #pragma once
 
 #include <array>
@@ -19,26 +19,27 @@ namespace accelmgr::program {
 
 class RankOutput {
  public:
-  /// `stream`: 1 or 2, of the process and of the terminal. `log`: a file, made anew; empty: none. Throws
-  /// SystemError, which names the file.
+  /// `stream` is 1 or 2, of the process and of the terminal. `log` is a file, which is overwritten; empty for
+  /// none. Throws SystemError, which names the file.
   RankOutput(int stream, std::string prefix, const std::filesystem::path& log);
 
   int stream() const noexcept { return stream_; }
   int read_end() const noexcept { return read_end_.get(); }
   int write_end() const noexcept { return write_end_.get(); }
-  /// Once the process has it.
+  /// Call it when the process has the write end.
   void close_write_end() noexcept { write_end_.reset(); }
 
-  /// Takes what is there, a buffer full at most. False when nothing will come any more.
+  /// Forwards what the pipe holds, one buffer at most. Does not block. False at the end of the stream.
   bool take(Terminal& terminal);
-  /// The process has ended: takes what is left. Whoever else may hold the pipe is not waited for.
+  /// Call it when the process has ended: forwards the rest. Does not wait for other processes that hold the
+  /// pipe.
   void finish(Terminal& terminal);
 
-  /// The last of it, at most `most`.
+  /// The last lines, at most `most`.
   std::vector<std::string> last_lines(std::size_t most) const;
 
  private:
-  /// How much there was; 0 at the end; nullopt: nothing now.
+  /// The number of bytes read; 0 at the end; nullopt if there are none now.
   std::optional<std::size_t> read_some(Terminal& terminal);
   void log(std::string_view bytes);
 

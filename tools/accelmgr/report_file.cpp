@@ -4,6 +4,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,7 +33,7 @@ void check(bool succeeded, std::string_view call, const std::filesystem::path& o
   throw SystemError(fmt::format("{} {}", call, object.string()), code);
 }
 
-/// Whether it is a report of accelmgr's; nullopt: there is no such file.
+/// True if the file is a report of accelmgr; nullopt if it does not exist.
 std::optional<bool> is_report(const std::filesystem::path& file) {
   const base::UniqueFd fd(open(file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!fd && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
@@ -52,13 +53,29 @@ void write_durably(int fd, const std::filesystem::path& file, std::string_view t
   check(fsync(fd) == 0, "syncing", file);
 }
 
+/// The name of a report that is being written: this, and six characters that make it unique.
+std::string name_while_written(const std::filesystem::path& folder) {
+  return report_of(folder).string() + ".writing-";
+}
+
+/// Removes what writers have left that were killed. One that still writes holds a lock.
+void remove_leftovers(const std::filesystem::path& folder) {
+  const auto name = std::filesystem::path(name_while_written(folder)).filename().string();
+  std::error_code unreadable;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.empty() ? "." : folder, unreadable)) {
+    if (!entry.path().filename().string().starts_with(name)) continue;
+    const base::UniqueFd fd(open(entry.path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (fd && flock(fd.get(), LOCK_EX | LOCK_NB) == 0) unlink(entry.path().c_str());
+  }
+}
+
 mode_t permissions() noexcept {
   const auto mask = umask(0);
   umask(mask);
   return 0666 & ~mask;
 }
 
-/// Its entries are as they are seen now, after a loss of power too.
+/// Makes the folder's entries permanent, even after a loss of power.
 void sync_folder(const std::filesystem::path& folder) {
   const auto name = folder.empty() ? std::filesystem::path(".") : folder;
   const base::UniqueFd fd(open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -105,10 +122,12 @@ bool write_report(const std::filesystem::path& folder, std::string_view text) no
   try {
     const auto file = report_of(folder);
     if (!is_report(file).value_or(true))
-      throw Error(fmt::format("{} is no report of accelmgr's and stays as it is", file.string()));
-    auto temporary = file.string() + "." + std::string(6, 'X');  // mkostemp() puts a name there that is free.
+      throw Error(fmt::format("{} is not a report of accelmgr and is left as it is", file.string()));
+    remove_leftovers(folder);
+    auto temporary = name_while_written(folder) + std::string(6, 'X');
     const base::UniqueFd fd(mkostemp(temporary.data(), O_CLOEXEC));
     check(static_cast<bool>(fd), "opening", temporary);
+    flock(fd.get(), LOCK_EX | LOCK_NB);
     try {
       fchmod(fd.get(), permissions());
       write_durably(fd.get(), temporary, text);
@@ -120,18 +139,19 @@ bool write_report(const std::filesystem::path& folder, std::string_view text) no
     sync_folder(folder);
     return true;
   } catch (const std::exception& problem) {
-    warn(problem, "the failure stands on standard error alone");
+    warn(problem, "the failure is reported on standard error only");
     return false;
   }
 }
 
 void remove_report(const std::filesystem::path& folder) noexcept {
   try {
+    remove_leftovers(folder);
     const auto file = report_of(folder);
     if (is_report(file).value_or(false))
       check(unlink(file.c_str()) == 0 || errno == ENOENT, "removing", file);
   } catch (const std::exception& problem) {
-    warn(problem, "what it says is of an earlier run");
+    warn(problem, "its content is from an earlier run");
   }
 }
 

@@ -24,10 +24,12 @@
 namespace accelmgr::program {
 namespace {
 
-using json = nlohmann::ordered_json;
+using nlohmann::ordered_json;
 
 // JSON has no NaN and no infinity.
-json number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
+ordered_json number(double value) {
+  return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
+}
 
 std::string cpu_model() {
   std::ifstream cpuinfo("/proc/cpuinfo");
@@ -36,7 +38,7 @@ std::string cpu_model() {
   return "unknown";
 }
 
-json machine() {
+ordered_json host_info() {
   utsname system{};
   uname(&system);
   return {{"cpu", cpu_model()},
@@ -62,8 +64,8 @@ RunLog::RunLog(LogOptions options) : options_(std::move(options)) {
   if (!regular_ || status.st_size == 0 || options_.overwrites) return;
   if (!is_log(file))
     throw ConfigError(fmt::format(
-        "--log {}: the file holds something else than a log of `accelmgr train`; name another, or "
-        "add --overwrite to replace it",
+        "--log {}: the file is not a log of `accelmgr train`; name another file, or add --overwrite to "
+        "replace it",
         file));
   if (!options_.resumes)
     throw ConfigError(fmt::format(
@@ -77,9 +79,9 @@ void RunLog::begin(const std::string& run_id, std::int64_t steps) {
   if (!regular_) return;
   const auto& file = options_.file;
   if (flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    throw ConfigError(fmt::format("--log {}: another run writes it", file));
+    throw ConfigError(fmt::format("--log {}: another run is writing it", file));
   if (!options_.resumes && !options_.overwrites && lseek(fd_.get(), 0, SEEK_END) > 0)
-    throw ConfigError(fmt::format("--log {}: another run has written it meanwhile", file));
+    throw ConfigError(fmt::format("--log {}: another run has written to it since this one started", file));
   Kept kept;
   if (options_.resumes) try {
       kept = kept_of_log(file, run_id, steps);
@@ -88,18 +90,16 @@ void RunLog::begin(const std::string& run_id, std::int64_t steps) {
         throw ConfigError(fmt::format("--log {}: {}; name another file, or add --overwrite to replace it",
                                       file, error.what()));
     }
-  // One call to the kernel: whatever ends this process finds all of the lines, or those that are kept.
+  // One system call: if this process dies, the file has either all of its lines or the kept ones.
   if (ftruncate(fd_.get(), kept.bytes) != 0 || fsync(fd_.get()) != 0)
     throw SystemError(fmt::format("cutting {} to {} bytes", file, kept.bytes), errno);
   ended_ = kept.ended;
   if (kept.bytes > 0 && kept.last_step < steps)
-    fmt::print(
-        stderr,
-        "accelmgr: warning: --log {} lacks the steps {} to {}, which an earlier part of the run made\n", file,
-        kept.last_step + 1, steps);
+    fmt::print(stderr, "accelmgr: warning: --log {} lacks steps {} to {} of an earlier part of the run\n",
+               file, kept.last_step + 1, steps);
 }
 
-// All of a line or nothing, where it can be cut off again.
+// In a regular file a line is written completely or not at all: a partial line is removed again.
 bool RunLog::write(std::string line) {
   line += '\n';
   const off_t before = regular_ ? lseek(fd_.get(), 0, SEEK_END) : 0;
@@ -138,16 +138,17 @@ std::string RunLog::missing() const {
 
 void RunLog::step(const StepResult& r, double update_ms, std::optional<double> held_out_loss) {
   if (!fd_) return;
-  json line{{"step", r.step},       {"attempt", r.attempt},       {"status", to_string(r.status)},
-            {"counted", r.counted}, {"loss", number(r.loss)},     {"samples", r.samples},
-            {"step_ms", r.step_ms}, {"compute_ms", r.compute_ms}, {"reduce_ms", r.reduce_ms},
-            {"wait_ms", r.wait_ms}, {"update_ms", update_ms},     {"parameter_version", r.parameter_version},
-            {"run_id", run_id_}};
+  ordered_json line{
+      {"step", r.step},       {"attempt", r.attempt},       {"status", to_string(r.status)},
+      {"counted", r.counted}, {"loss", number(r.loss)},     {"samples", r.samples},
+      {"step_ms", r.step_ms}, {"compute_ms", r.compute_ms}, {"reduce_ms", r.reduce_ms},
+      {"wait_ms", r.wait_ms}, {"update_ms", update_ms},     {"parameter_version", r.parameter_version},
+      {"run_id", run_id_}};
   if (held_out_loss) line["held_out_loss"] = number(*held_out_loss);
   for (const auto& [name, value] : r.scalars) line["scalars"][name] = number(value);
   if (!r.error.empty()) line["error"] = r.error;
   ended_ = false;
-  if (!write(line.dump(-1, ' ', false, json::error_handler_t::replace)))
+  if (!write(line.dump(-1, ' ', false, ordered_json::error_handler_t::replace)))
     miss(static_cast<std::int64_t>(r.step));
 }
 
@@ -155,30 +156,30 @@ void RunLog::run(const Config& config, const Summary& summary, const Manager& ma
                  const std::string& ended) {
   if (!fd_) return;
   const auto statistics = manager.statistics();
-  json peak{{"manager", statistics.manager_peak_memory_bytes}, {"runners", json::array()}};
+  ordered_json peak{{"manager", statistics.manager_peak_memory_bytes}, {"runners", ordered_json::array()}};
   if (const auto host = ipc::usage(getpid())) peak["host"] = host->peak_rss_bytes;
   for (const auto& runner : statistics.runners) peak["runners"].push_back(runner.peak_memory_bytes);
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  json run{{"ended", ended},
-           {"run_id", run_id_},
-           {"steps", summary.steps},
-           {"samples", summary.samples},
-           {"seconds", summary.seconds},
-           {"first_loss", number(summary.first_loss)},
-           {"last_loss", number(summary.last_loss)},
-           {"samples_per_s", summary.samples_per_s()},
-           {"share_outside_model", summary.outside_model()},
-           {"threads",
-            {{"host", cores},
-             {"runner",
-              config.runners.threads > 0 ? config.runners.threads : std::max(1, cores / config.nprocs)}}},
-           {"versions", {{"accelmgr", ACCELMGR_VERSION}, {"torch", ACCELMGR_TORCH_VERSION}}},
-           {"machine", machine()},
-           {"session_bytes", statistics.session_bytes},
-           {"peak_memory_bytes", peak},
-           {"configuration", config::to_yaml(config)}};
+  ordered_json run{{"ended", ended},
+                   {"run_id", run_id_},
+                   {"steps", summary.steps},
+                   {"samples", summary.samples},
+                   {"seconds", summary.seconds},
+                   {"first_loss", number(summary.first_loss)},
+                   {"last_loss", number(summary.last_loss)},
+                   {"samples_per_s", summary.samples_per_s()},
+                   {"share_outside_model", summary.outside_model()},
+                   {"threads",
+                    {{"host", cores},
+                     {"runner", config.runners.threads > 0 ? config.runners.threads
+                                                           : std::max(1, cores / config.nprocs)}}},
+                   {"versions", {{"accelmgr", ACCELMGR_VERSION}, {"torch", ACCELMGR_TORCH_VERSION}}},
+                   {"machine", host_info()},
+                   {"session_bytes", statistics.session_bytes},
+                   {"peak_memory_bytes", peak},
+                   {"configuration", config::to_yaml(config)}};
   if (summary.last_held_out) run["held_out_loss"] = number(*summary.last_held_out);
-  ended_ = write(json{{"run", run}}.dump(-1, ' ', false, json::error_handler_t::replace));
+  ended_ = write(ordered_json{{"run", run}}.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
   missing_end_ = !ended_;
 }
 

@@ -19,10 +19,10 @@ std::string shipped_configuration() {
 #endif
   for (const auto& place : places)
     if (fs::exists(place, error)) return place.string();
-  throw ConfigError(fmt::format(
-      "train without --config: the shipped configuration is not at {}, where it is installed; name one: "
-      "accelmgr train --config FILE (in a checkout: --config configs/gpt-licenses.yaml)",
-      places.front().string()));
+  throw ConfigError(
+      fmt::format("train without --config needs the shipped configuration, which is not at {}; name a file: "
+                  "accelmgr train --config FILE (in a checkout: --config configs/gpt-licenses.yaml)",
+                  places.front().string()));
 }
 
 }  // namespace accelmgr::program

@@ -1,12 +1,12 @@
-// The configuration that comes with the program: a run for who has none.
+// The configuration that comes with the program, for users who have none.
 #pragma once
 
 #include <string>
 
 namespace accelmgr::program {
 
-/// The file where it was installed with this program, or in the source tree of the build. Throws ConfigError,
-/// which says the command that takes a file, when it is in neither.
+/// Its path: where this program is installed, or in the source tree of the build. Throws ConfigError, which
+/// shows the command that takes a file, if it is in neither.
 std::string shipped_configuration();
 
 }  // namespace accelmgr::program

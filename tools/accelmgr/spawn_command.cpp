@@ -10,6 +10,7 @@
 #include "agent.hpp"
 #include "commands.hpp"
 #include "file_limit.hpp"
+#include "job_environment.hpp"
 #include "launch/options.hpp"
 #include "program_path.hpp"
 #include "standard_output.hpp"
@@ -27,34 +28,34 @@ struct SpawnArguments {
   std::vector<std::string> program;
 };
 
-/// What the parser left over, and the words after `--`.
+/// PROGRAM ARGS: the words that the parser left over, and those after `--`.
 std::vector<std::string> program_of(const CLI::App& command,
                                     const std::optional<std::vector<std::string>>& after_dashes) {
   auto words = command.remaining();
   if (!after_dashes) return words;
-  if (!words.empty()) words.push_back("--");  // It was the program's own.
+  if (!words.empty()) words.push_back("--");  // PROGRAM came first, so this `--` is one of its ARGS.
   words.insert(words.end(), after_dashes->begin(), after_dashes->end());
   return words;
 }
 
-/// What is to be executed.
+/// The argv to execute.
 std::vector<std::string> command_of(const SpawnArguments& arguments,
                                     const std::map<std::string, std::string>& environment) {
   if (arguments.torchrun.module && arguments.no_python)
-    throw ConfigError("--module is a module of Python, and --no-python means none: leave out one of them");
+    throw ConfigError("--module runs PROGRAM with Python, and --no-python without it; leave out one of them");
   auto words = arguments.program;
   if (arguments.torchrun.module) words.insert(words.begin(), {"python3", "-m"});
   return resolve_program(std::move(words), environment, !arguments.no_python);
 }
 
-/// What the launch says of its options, in those of the command.
+/// Replaces names of launch options in an error text by the options of this command.
 std::string in_flags(const std::string& text, const config::LoadedConfig& loaded) {
   static const std::regex names(R"((^|[^\w.-])(?:option (\w+)|(nprocs|nnodes|node_rank|oversubscribe)\b))");
   return loaded.with_names(std::regex_replace(text, names, "$1launch.$2$3"));
 }
 
-/// What the configuration says of the launch, and what follows from it here.
-void print_config(const config::LoadedConfig& loaded, const launch::Plan& plan) {
+/// Prints the launch section of the configuration, then the launch spec that follows from it on this host.
+void print_config(const config::LoadedConfig& loaded, const launch::LaunchSpec& spec) {
   const auto all = config::show(loaded);
   for (std::size_t at = 0; at < all.size();) {
     const auto end = all.find('\n', at) + 1;
@@ -62,34 +63,52 @@ void print_config(const config::LoadedConfig& loaded, const launch::Plan& plan) 
     if (line.starts_with("launch.")) print_out(line);
     at = end;
   }
-  print_out("\n" + launch::text(plan));
+  print_out("\n" + launch::text(spec));
 }
 
 int spawn(const SpawnArguments& arguments, const config::LoadedConfig& loaded) {
   const auto& config = loaded.config.launch;
-  const auto machine = launch::this_machine();
+  const auto host_info = launch::this_host();
   auto options = launch::options_of(loaded.config);
-  if (arguments.print_config) print_config(loaded, launch::resolve(options, machine));
+  if (arguments.print_config) print_config(loaded, launch::resolve(options, host_info));
   if (arguments.program.empty()) {
     if (arguments.print_config) return exit_done;
     throw ConfigError("PROGRAM is missing: accelmgr spawn [options] -- PROGRAM ARGS");
   }
   check_file_limit(32);
   Agent agent({.launch = std::move(options),
-               .program = command_of(arguments, machine.environment),
+               .program = command_of(arguments, host_info.environment),
                .prefix = !arguments.no_prefix,
                .log_directory = config.log_directory,
                .max_restarts = config.max_restarts,
                .rendezvous_timeout_s = config.rendezvous_timeout,
                .run_id = arguments.torchrun.run_id},
-              machine);
+              host_info);
   const auto [exit_code, clean] = agent.run();
   if (!clean) std::_Exit(checked_output(exit_code));
   return exit_code;
 }
 
+/// Without --nnodes, the hosts are those of the job of SLURM or MPI, if there is one.
+config::LoadedConfig load_in_job(const SpawnArguments& arguments) {
+  auto config = with_torchrun(arguments.config, arguments.torchrun);
+  auto loaded = load(config);
+  const auto is_open = [&](const char* key) { return loaded.sources.at(key) == "default"; };
+  if (!is_open("launch.nnodes") || arguments.torchrun.standalone) return loaded;
+  const auto job = job_of(launch::this_host().environment);
+  if (!job) return loaded;
+  const auto set = [&](const char* key, const std::string& value) {
+    if (is_open(key) && !value.empty())
+      config.settings.push_back({.assignment = fmt::format("{}={}", key, value), .where = job->variable});
+  };
+  set("launch.nnodes", std::to_string(job->nnodes));
+  set("launch.node_rank", std::to_string(job->node_rank));
+  set("launch.rendezvous", job->rendezvous);
+  return load(config);
+}
+
 int spawn(const SpawnArguments& arguments) {
-  const auto loaded = load(with_torchrun(arguments.config, arguments.torchrun));
+  const auto loaded = load_in_job(arguments);
   check_torchrun(arguments.torchrun, loaded);
   try {
     return spawn(arguments, loaded);
@@ -105,12 +124,14 @@ void add_launch_options(CLI::App& command, ConfigArguments& config) {
   option("--nprocs", "nprocs", "Processes on this host; -1: one for each visible GPU, or core")
       ->type_name("N");
   option("--nnodes", "nnodes", "Hosts")->type_name("N");
-  option("--node-rank", "node_rank", "Which of them this one is, from 0")->type_name("R");
+  option("--node-rank", "node_rank", "Number of this host, from 0")->type_name("R");
   option("--rendezvous", "rendezvous", "Where the hosts meet: an address of node 0")->type_name("HOST:PORT");
-  option("--backend", "backend", "Of collectives: auto, serial, shm, gloo, nccl")->type_name("B");
+  option("--backend", "backend", "Backend of collectives: auto, serial, shm, gloo, nccl")->type_name("B");
+  option("--interface", "interface", "Network interface at which ranks of several hosts connect")
+      ->type_name("NAME");
   option("--gpus", "gpus", "GPUs by their absolute ids, one for each process")->type_name("LIST");
   option("--start-method", "start_method",
-         "Who forks the processes: this one (spawn, fork), or one executed anew (forkserver)")
+         "Process that forks the ranks: this one (spawn, fork), or a new one (forkserver)")
       ->type_name("M");
   option("--log-dir", "log_directory",
          "Folder for the output of each rank, attempt_0/RANK/stdout.log and stderr.log, and for "
@@ -122,7 +143,7 @@ void add_launch_options(CLI::App& command, ConfigArguments& config) {
          "Seconds after which a collective of accelmgr gives up; groups of torch.distributed have their own: "
          "init_process_group(timeout=...)")
       ->type_name("S");
-  option("--rendezvous-timeout", "rendezvous_timeout", "Seconds within which all hosts must be there")
+  option("--rendezvous-timeout", "rendezvous_timeout", "Seconds within which all hosts must have joined")
       ->type_name("S");
   option("--terminate-timeout", "terminate_timeout",
          "Seconds from asking processes to end until they are killed")
@@ -131,8 +152,9 @@ void add_launch_options(CLI::App& command, ConfigArguments& config) {
     config.settings.push_back({.assignment = "launch.oversubscribe=true", .flag = "--oversubscribe"});
   };
   config.flags.emplace("launch.oversubscribe", "--oversubscribe");
-  command.add_flag_callback("--oversubscribe", oversubscribe,
-                            "More processes than GPUs may share them (launch.oversubscribe)");
+  command.add_flag_callback(
+      "--oversubscribe", oversubscribe,
+      "Lets processes share GPUs if there are more processes than GPUs (launch.oversubscribe)");
 }
 
 }  // namespace
@@ -142,23 +164,23 @@ void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<st
   auto arguments = std::make_shared<SpawnArguments>();
   add_config_options(*command, arguments->config, false);
   add_launch_options(*command, arguments->config);
-  command->add_flag("--no-prefix", arguments->no_prefix, "Output without `[rank N] ` before each line");
+  command->add_flag("--no-prefix", arguments->no_prefix,
+                    "Prints output without `[rank N] ` before each line");
   command->add_flag(both_spellings("--no-python"), arguments->no_python,
-                    "Executes PROGRAM itself also when its name ends in .py; otherwise python3 does");
+                    "Executes PROGRAM itself even if its name ends in .py; otherwise python3 runs it");
   command->add_flag("--print-config", arguments->print_config,
-                    "Prints the resolved configuration first; without PROGRAM nothing else");
+                    "Prints the resolved configuration first; without PROGRAM, does nothing else");
   add_torchrun_options(*command, arguments->config, arguments->torchrun);
-  command->prefix_command();  // What follows the first word that is no option is the program's.
+  command->prefix_command();  // The first word that is not an option is PROGRAM; the rest is not parsed.
   command->footer(
       "accelmgr spawn [OPTIONS] -- PROGRAM ARGS\n\n"
       "Each process gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, "
-      "MASTER_PORT "
-      "and what else\ntorchrun sets; a program that uses torch.distributed with env:// runs unchanged. When "
-      "one fails, on whatever host, all\nare ended: exit code of the first failure, 128 and the number of "
-      "its "
-      "signal. Ctrl-C is forwarded; a second one kills.\n"
-      "Standard input goes to rank 0 if it is a file or a pipe; the other ranks, and at a terminal all, read "
-      "nothing.");
+      "MASTER_PORT and the other\nvariables of torchrun; a program that uses torch.distributed with env:// "
+      "runs unchanged. When one fails, on any host,\nall are ended; the exit code is that of the first "
+      "failure, "
+      "or 128 plus the number of its signal. Ctrl-C is forwarded; a\nsecond one kills.\n"
+      "Standard input goes to rank 0 if it is a file or a pipe; other ranks, and all ranks at a terminal, "
+      "read nothing.");
   command->callback([command, arguments, program, &action] {
     arguments->program = program_of(*command, program);
     action = [arguments] { return spawn(*arguments); };

@@ -25,7 +25,7 @@ void print_out(std::string_view text) noexcept {
 
 int checked_output(int exit_code) noexcept {
   flush();
-  if (first_error == 0 && std::ferror(stdout) != 0) first_error = EIO;  // By a library, which knew why.
+  if (first_error == 0 && std::ferror(stdout) != 0) first_error = EIO;  // A library's write failed.
   if (first_error == 0) return exit_code;
   std::fprintf(stderr, "accelmgr: standard output could not be written: %s\n", strerrordesc_np(first_error));
   return exit_code == exit_done ? exit_failed : exit_code;

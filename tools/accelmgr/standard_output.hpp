@@ -1,15 +1,15 @@
-// What the program says on standard output.
+// The standard output of the program.
 #pragma once
 
 #include <string_view>
 
 namespace accelmgr::program {
 
-/// Writes `text` now. What cannot be written is dropped: a run goes on when a disk is full.
+/// Writes `text` at once. Text that cannot be written is dropped: a run goes on even if a disk is full.
 void print_out(std::string_view text) noexcept;
 
-/// The exit code of the program that would end with `exit_code`: one that is 0 becomes 1 when standard output
-/// could not be written, which is said on standard error. Nothing is written behind it.
+/// Call it last. If standard output could not be written, prints that on standard error and turns exit code 0
+/// into 1. Otherwise returns `exit_code`.
 int checked_output(int exit_code) noexcept;
 
 }  // namespace accelmgr::program

@@ -14,8 +14,8 @@
 namespace accelmgr::program {
 namespace {
 
-/// What a descriptor that polls writable takes without making its writer wait. It is not set to non-blocking:
-/// that would hold for every process that shares it, the user's shell included.
+/// How many bytes a descriptor that polls writable takes without blocking. O_NONBLOCK is not used, because it
+/// would change the descriptor for all processes that share it, such as the user's shell.
 std::size_t taken_at_once(int stream) noexcept {
   constexpr std::size_t of_a_terminal = 256;
   struct stat status {};
@@ -46,7 +46,7 @@ void Terminal::pump() {
     const auto count = ::write(text.stream, piece.data(), piece.size());
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
     if (count < 0 && errno != EPIPE && text.stream == STDOUT_FILENO && error_ == 0) error_ = errno;
-    const auto done = count < 0 ? rest.size() : static_cast<std::size_t>(count);  // Nobody reads any more.
+    const auto done = count < 0 ? rest.size() : static_cast<std::size_t>(count);  // An error drops the text.
     written_ += done;
     pending_ -= done;
     if (written_ < text.bytes.size()) continue;

@@ -1,5 +1,6 @@
-// Standard output and standard error of the program, as many processes write to them through it: nothing
-// here waits for whoever reads them, and what they have not taken yet is bounded by who writes.
+// Standard output and standard error of the program, shared by many processes that write through it. write()
+// and pump() never wait for a reader. The queue of unwritten text is not bounded here: callers look at
+// pending().
 #pragma once
 
 #include <cstddef>
@@ -12,17 +13,19 @@ namespace accelmgr::program {
 
 class Terminal {
  public:
-  /// `stream`: 1 or 2. Texts come out in the order of the calls. One that cannot be written is dropped.
+  /// `stream` is 1 or 2. Texts are written in the order of the calls. A text that cannot be written is
+  /// dropped.
   void write(int stream, std::string text);
 
   /// Writes what can be written now.
   void pump();
-  /// Bytes that are still to be written.
+  /// Bytes that are not written yet.
   std::size_t pending() const noexcept { return pending_; }
-  /// pump() until all is written, or the deadline.
+  /// Blocks until all is written or the deadline passes.
   void flush(base::Deadline deadline);
 
-  /// Why standard output could not be written, an errno value; 0: it could, or nobody reads it any more.
+  /// The errno value of the first error of standard output; 0 for none. A closed pipe (EPIPE) is not an
+  /// error.
   int error() const noexcept { return error_; }
 
  private:
@@ -32,7 +35,7 @@ class Terminal {
   };
 
   std::deque<Text> queue_;
-  std::size_t written_ = 0;  ///< Of the first of the queue.
+  std::size_t written_ = 0;  ///< Bytes written of the first text in the queue.
   std::size_t pending_ = 0;
   int error_ = 0;
 };

@@ -33,7 +33,7 @@ constexpr Refused refused[] = {
     {"--local-addr", "leave it out: hosts meet at the address that --rendezvous names"},
     {"--numa-binding", "put numactl in front of PROGRAM"},
     {"--signals-to-handle", "leave it out: SIGINT, SIGTERM and SIGHUP are forwarded"},
-    {"--virtual-local-rank", "leave it out: each process sees its own GPU alone, as device 0"},
+    {"--virtual-local-rank", "leave it out: each process sees only its own GPU, as device 0"},
 };
 
 void add_refused(CLI::App& command) {
@@ -41,7 +41,7 @@ void add_refused(CLI::App& command) {
     const auto flag = std::string(names).substr(std::string(names).find("--"));
     const auto refuse = [flag, instead = instead](const std::string&) {
       throw ConfigError(
-          fmt::format("{} is an option of torchrun that accelmgr spawn has not: {}", flag, instead));
+          fmt::format("{} is an option of torchrun that accelmgr spawn does not have: {}", flag, instead));
     };
     add_text_option(command, both_spellings(names), refuse, "")->expected(0, 1)->group("");
   }
@@ -66,14 +66,14 @@ void check_backend(const std::string& backend) {
                     backend));
 }
 
-/// torchrun takes "2:2" for "2".
+/// torchrun accepts a range; "2:2" means "2".
 std::string fixed_nnodes(const std::string& text) {
   const auto colon = text.find(':');
   if (colon == std::string::npos) return text;
   const auto least = text.substr(0, colon), most = text.substr(colon + 1);
   if (least == most) return most;
   throw ConfigError(fmt::format(
-      "--nnodes is '{}'; hosts do not come and go: it must be one number, as --nnodes {}", text, most));
+      "--nnodes is '{}'; the number of hosts is fixed: it must be one number, as --nnodes {}", text, most));
 }
 
 }  // namespace
@@ -93,16 +93,14 @@ void add_torchrun_options(CLI::App& command, ConfigArguments& config, TorchrunAr
   const auto set = [&config](const std::string& key, const std::string& flag, const std::string& value) {
     config.settings.push_back({.assignment = key + "=" + value, .flag = flag});
   };
-  command.add_flag("-m,--module", arguments.module, "PROGRAM is a Python module, as of python3 -m")
+  command.add_flag("-m,--module", arguments.module, "PROGRAM is a Python module, as for python3 -m")
       ->group(group);
-  command
-      .add_flag("--standalone", arguments.standalone,
-                "One host, and a free port (what there is without it, too)")
+  command.add_flag("--standalone", arguments.standalone, "One host and a free port, as without this option")
       ->group(group);
   option(
       "--nproc-per-node",
       [set](const std::string& n) { set("launch.nprocs", "--nproc-per-node", nprocs_of(n)); },
-      "--nprocs; auto and gpu: -1, cpu: one for each core")
+      "The same as --nprocs; auto and gpu: -1, cpu: one for each core")
       ->type_name("N");
   option(
       "--rdzv-endpoint",
@@ -110,21 +108,21 @@ void add_torchrun_options(CLI::App& command, ConfigArguments& config, TorchrunAr
         arguments.asks_for_place = true;
         set("launch.rendezvous", "--rdzv-endpoint", with_port(endpoint, rendezvous_port));
       },
-      "--rendezvous; of several hosts each needs its --node-rank too")
+      "The same as --rendezvous; with several hosts each also needs its --node-rank")
       ->type_name("HOST[:PORT]");
   option(
       "--rdzv-id", [&arguments](const std::string& id) { arguments.run_id = id; },
       "TORCHELASTIC_RUN_ID of the ranks")
       ->type_name("ID");
-  option("--rdzv-backend", check_backend, "c10d or static: both mean the rendezvous there is")
+  option("--rdzv-backend", check_backend, "c10d or static: both use the rendezvous of accelmgr")
       ->type_name("B");
   option(
       "--master-addr", [&arguments](const std::string& host) { arguments.master_addr = host; },
-      "--rendezvous, with --master-port")
+      "The host of --rendezvous, with --master-port")
       ->type_name("HOST");
   option(
       "--master-port", [&arguments](const std::string& port) { arguments.master_port = port; },
-      "--rendezvous, with --master-addr")
+      "The port of --rendezvous, with --master-addr")
       ->type_name("PORT");
   add_refused(command);
 }
@@ -152,11 +150,11 @@ void check_torchrun(const TorchrunArguments& arguments, const config::LoadedConf
   const auto nnodes = loaded.config.launch.nnodes;
   if (arguments.standalone && nnodes > 1)
     throw ConfigError(
-        fmt::format("--standalone is one host, but {} is {}", loaded.name("launch.nnodes"), nnodes));
+        fmt::format("--standalone is for one host, but {} is {}", loaded.name("launch.nnodes"), nnodes));
   if (arguments.asks_for_place && nnodes > 1 && loaded.sources.at("launch.node_rank") == "default")
     throw ConfigError(
-        fmt::format("--node-rank is missing: of the {} hosts that meet at --rdzv-endpoint each says "
-                    "which it is, from 0; node 0 is the one whose address that is",
+        fmt::format("--node-rank is missing: each of the {} hosts that meet at --rdzv-endpoint needs its "
+                    "number, from 0; node 0 is the host with that address",
                     nnodes));
 }
 

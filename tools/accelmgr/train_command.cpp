@@ -58,7 +58,7 @@ void add_train(CLI::App& app, Action& action) {
   option("--resume", "checkpoint.resume", "Goes on from a checkpoint: `latest` of the folder, or a path")
       ->type_name("latest|PATH");
   command->add_flag("--overwrite", arguments->run.overwrites,
-                    "Begins anew where --log and --checkpoint-dir hold those of an earlier run, which go");
+                    "Starts a new run that replaces the log and the checkpoints of an earlier run");
   command
       ->add_option(
           "--checkpoint-fallback", arguments->run.checkpoint_fallback,
@@ -68,7 +68,7 @@ void add_train(CLI::App& app, Action& action) {
       ->type_name("DIR");
   command->footer(
       "Ctrl-C finishes the step and stops everything (exit code 130); a second Ctrl-C kills it at once.\n"
-      "`accelmgr config reference` lists what --set takes.");
+      "`accelmgr config reference` lists the keys of --set.");
   command->callback([arguments, &action] { action = [arguments] { return train(*arguments); }; });
 }
 

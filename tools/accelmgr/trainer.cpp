@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <set>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
@@ -17,6 +18,7 @@
 #include "config/loader.hpp"
 #include "config/table.hpp"
 #include "error_report.hpp"
+#include "python.hpp"
 
 namespace accelmgr::program {
 namespace {
@@ -24,7 +26,7 @@ namespace {
 std::atomic<int> interrupts{0};
 std::atomic<Manager*> running{nullptr};
 
-// The first finishes the step; the second ends everything at once.
+// The first signal ends the run after the current step; the second ends the program at once.
 void on_interrupt(int) {
   if (interrupts.fetch_add(1) == 0) return;
   if (auto* manager = running.load()) manager->kill();
@@ -36,10 +38,10 @@ void catch_interrupts() {
   action.sa_handler = on_interrupt;
   sigemptyset(&action.sa_mask);
   for (int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &action, nullptr);
-  signal(SIGXFSZ, SIG_IGN);  // A log beyond its limit of bytes (ulimit -f) is one that cannot be written.
+  signal(SIGXFSZ, SIG_IGN);  // A log beyond ulimit -f becomes a write error and does not kill the program.
 }
 
-constexpr double checkpoint_patience_s = 600;  // For the last one: a disk that takes longer hangs.
+constexpr double checkpoint_patience_s = 600;  // For the last checkpoint: a disk that takes longer hangs.
 
 double ms_since(std::int64_t begin_ns) { return double(base::now_ns() - begin_ns) / 1e6; }
 
@@ -49,16 +51,17 @@ std::string optimizer_of(const Config& config) {
 
 std::string used_folder(const std::filesystem::path& checkpoint) {
   return fmt::format(
-      "the folder of checkpoints is used already: '{}' is of another run. --resume latest goes on with it, "
-      "another --checkpoint-dir leaves it alone, --overwrite removes its checkpoints and begins anew",
+      "the folder has checkpoints already: '{}' is of another run. Use --resume latest to go on with that "
+      "run, another --checkpoint-dir to keep it, or --overwrite to replace it with a new run",
       checkpoint.string());
 }
 
-/// A new run neither replaces nor rotates away what an earlier one has left.
+/// Throws ConfigError if a new run could replace or rotate away checkpoints of an earlier run.
 const Config& with_free_folder(const Config& config, const TrainOptions& options) {
   const auto& directory = config.checkpoint.directory;
   if (directory.empty() && !options.checkpoint_fallback.empty())
-    throw ConfigError("--checkpoint-fallback without --checkpoint-dir: there is no checkpoint to be written");
+    throw ConfigError(
+        "--checkpoint-fallback without --checkpoint-dir has no effect: no checkpoint is written");
   std::error_code none;
   if (!config.checkpoint.resume.empty() || options.overwrites ||
       !std::filesystem::is_directory(directory, none))
@@ -66,6 +69,36 @@ const Config& with_free_folder(const Config& config, const TrainOptions& options
   if (const auto found = checkpoint::list_folders(directory); !found.empty())
     throw ConfigError(used_folder(found.front().path));
   return config;
+}
+
+/// Where the runners of `config` compute, if that was left to the manager: " on 2 GPUs".
+std::string devices_in_words(Device asked, const Config& config) {
+  if (asked != Device::automatic && asked != Device::cuda) return {};
+  const auto& devices = config.runners.devices;
+  if (config.runners.device == Device::cpu) return " on the CPU";
+  if (config.runners.device == Device::xla) return " on the chips of a TPU";
+  std::set<std::string> gpus(devices.begin(), devices.begin() + config.nprocs);
+  const bool has_cpu = gpus.erase("cpu") > 0;
+  return fmt::format(" on {} GPU{}{}", gpus.size(), gpus.size() == 1 ? "" : "s",
+                     has_cpu ? " and the CPU" : "");
+}
+
+bool is_of_python(const Config& config) {
+  return config.model.kind == "python" || config.data.kind == "python";
+}
+
+/// For models or data in Python the manager process is a Python interpreter.
+StartOptions start_options(const Config& config) {
+  StartOptions options{.lock_checkpoints = true};
+  if (!is_of_python(config)) return options;
+  if (config.train.evaluate_every > 0)
+    throw ConfigError(
+        fmt::format("train.evaluate_every is {}, but this program can evaluate only built-in models on "
+                    "built-in data; model.kind is {}, data.kind {}: set it to 0",
+                    config.train.evaluate_every, config.model.kind, config.data.kind),
+        "train.evaluate_every");
+  options.command = python_manager();
+  return options;
 }
 
 }  // namespace
@@ -80,13 +113,14 @@ Trainer::Trainer(const Config& config, TrainOptions options)
 int Trainer::run() {
   catch_interrupts();
   remove_error_report(report_folder_);
-  manager_.emplace(Manager::start(config_, {.lock_checkpoints = true}));
+  manager_.emplace(Manager::start(config_, start_options(config_)));
   running.store(&*manager_);
+  const auto asked = std::exchange(config_, manager_->config()).runners.device;
   const auto updates =
       (config_.train.steps + config_.optimizer.steps_per_update - 1) / config_.optimizer.steps_per_update;
   optimizer_.emplace(config_.optimizer, manager_->groups(), updates);
   if (config_.train.evaluate_every > 0) evaluator_.emplace(*manager_);
-  say_what_trains();
+  say_what_trains(asked);
   if (manager_->resumed()) resume(*manager_->resumed());
   begin_files();
   if (manager_->resumed() && summary_.steps >= config_.train.steps) return nothing_to_do();
@@ -98,16 +132,16 @@ int Trainer::run() {
   return finish();
 }
 
-void Trainer::say_what_trains() {
+void Trainer::say_what_trains(Device asked) {
   std::uint64_t parameters = 0;
   for (const auto& p : manager_->parameters()) parameters += static_cast<std::uint64_t>(p.tensor.numel());
-  progress_.say(fmt::format("{}: {} parameters; {} runners, {} samples a step; session {:.1f} MiB",
-                            config_.model.kind, parameters, config_.nprocs,
+  progress_.say(fmt::format("{}: {} parameters; {} runners{}, {} samples a step; session {:.1f} MiB",
+                            config_.model.kind, parameters, config_.nprocs, devices_in_words(asked, config_),
                             config_.nprocs * config_.batch_size_per_device * config_.grad_accumulation_steps,
                             double(manager_->statistics().session_bytes) / (1 << 20)));
 }
 
-// What an earlier run has left goes only now that its successor is known to begin.
+// Removes the log lines and checkpoints of an earlier run only here, when this run is known to begin.
 void Trainer::begin_files() {
   const auto& folder = config_.checkpoint.directory;
   const bool known = !manager_->resumed() || !manager_->resumed()->run_id.empty();
@@ -120,21 +154,24 @@ void Trainer::begin_files() {
   for (const auto& warning : warnings) fmt::print(stderr, "accelmgr: warning: {}\n", warning);
 }
 
-/// Throws ConfigError where the optimizer could not go on; says what else is not as it was.
+/// Compares with the configuration in the checkpoint. Throws ConfigError if the optimizer cannot continue;
+/// warns of other differences.
 void Trainer::compare(const std::string& configuration) const {
   Config saved;
   try {
     saved = config::from_yaml(configuration);
   } catch (const ConfigError&) {
-    return;  // A version with other keys wrote it.
+    return;  // Written by a version with other keys.
   }
   if (saved.optimizer.kind != config_.optimizer.kind)
-    throw ConfigError(fmt::format("the checkpoint is of {0}, this run uses {1} (optimizer.kind); go on with "
-                                  "--set optimizer.kind={0}, or begin anew without --resume",
-                                  optimizer_of(saved), optimizer_of(config_)),
-                      "optimizer.kind");
+    throw ConfigError(
+        fmt::format("the optimizer of the checkpoint is {0}, that of this run {1} (optimizer.kind); go on "
+                    "with --set optimizer.kind={0}, or start a new run without --resume",
+                    optimizer_of(saved), optimizer_of(config_)),
+        "optimizer.kind");
   if (const auto found = config::differences(saved, config_); !found.empty())
-    fmt::print(stderr, "accelmgr: warning: differs from the checkpoint: {}\n", fmt::join(found, ", "));
+    fmt::print(stderr, "accelmgr: warning: the configuration differs from the checkpoint: {}\n",
+               fmt::join(found, ", "));
 }
 
 int Trainer::nothing_to_do() {
@@ -189,7 +226,7 @@ void Trainer::resume(const Resumed& from) {
   if (!from.configuration.empty()) compare(from.configuration);
   optimizer_->load_state(from.tensors);
   summary_.steps = summary_.resumed_at = saved_step_ = static_cast<std::int64_t>(from.step);
-  for (const auto& why : from.refused) progress_.say(fmt::format("refused: {}", why));
+  for (const auto& why : from.refused) progress_.say(fmt::format("refused a checkpoint: {}", why));
   progress_.say(fmt::format("resumed from {} at step {}", from.path, from.step));
 }
 
@@ -261,7 +298,7 @@ bool Trainer::save_elsewhere(const std::filesystem::path& folder) {
   } catch (const std::exception& error) {
     why = error.what();
   }
-  fmt::print(stderr, "accelmgr: nor was it written to '{}': {}\n", folder.string(), why);
+  fmt::print(stderr, "accelmgr: it was not written to '{}' either: {}\n", folder.string(), why);
   return false;
 }
 

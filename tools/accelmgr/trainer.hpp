@@ -1,4 +1,4 @@
-// The training loop: the host's side of a run, from the first step to the closing summary.
+// The training loop of the host, from the first step to the closing summary.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +17,28 @@
 
 namespace accelmgr::program {
 
-/// What a run is asked besides its configuration.
+/// Options of a run besides its configuration.
 struct TrainOptions {
   std::string log;          ///< Empty: none; `-`: standard output, and progress goes to standard error.
-  bool overwrites = false;  ///< A log and checkpoints of another run may go.
+  bool overwrites = false;  ///< The log and the checkpoints of another run may be overwritten.
   std::string
-      checkpoint_fallback;  ///< Folder for the last checkpoint, should its own not take it; may be empty.
+      checkpoint_fallback;  ///< Folder for the last checkpoint if its own cannot take it; may be empty.
 };
 
 class Trainer {
  public:
-  /// Throws ConfigError when the log or the folder of checkpoints holds what may not go.
+  /// Throws ConfigError if the log or the checkpoint folder has content that the options protect.
   Trainer(const Config& config, TrainOptions options);
 
-  /// Trains; returns the exit code. Throws what keeps it from starting.
+  /// Trains; returns the exit code. Blocks. Throws if the run cannot start.
   int run();
 
  private:
-  /// One step and, where it is due, one update and one evaluation. False when the run is over.
+  /// Makes one step and, if due, an update and an evaluation. False if the run is over.
   bool step();
   void evaluate();
-  void say_what_trains();
+  /// `asked`: `runners.device` as it was before the start.
+  void say_what_trains(Device asked);
   void begin_files();
   void resume(const Resumed& from);
   void compare(const std::string& configuration) const;
@@ -59,9 +60,9 @@ class Trainer {
   std::optional<Optimizer> optimizer_;
   std::optional<Evaluator> evaluator_;
   Summary summary_;
-  StepResult failure_;                   ///< Of the step that ended the run, if one did.
+  StepResult failure_;                   ///< The result of the step that ended the run, if one did.
   std::filesystem::path report_folder_;  ///< For the report of a failure.
-  std::int64_t saved_step_ = -1;         ///< Of the last checkpoint.
+  std::int64_t saved_step_ = -1;         ///< The step of the last checkpoint.
   int recoveries_ = 0;
   bool checkpoint_failed_ = false;
 };

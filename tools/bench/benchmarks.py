@@ -1,4 +1,4 @@
-"""What each benchmark runs. A group is a list of contestants that take turns."""
+"""The benchmarks and what each runs. A group is a list of contestants that take turns."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from tables import ratio
 class Benchmark:
     about: str  # what it measures, and how to read it
     rounds: int
-    targets: list  # what is to be built
+    targets: list  # targets to build
     groups: Callable  # quick -> groups
     report: Callable  # lines -> tables.Report
     weighs_memory: bool = False
@@ -29,14 +29,14 @@ def quick_flag(quick):
 
 
 def read_reduce(output, _):
-    """reduce.cpp's objects have two numbers each, a line of the contract has one."""
+    """Makes lines of the contract, with one value each, of reduce.cpp's objects, which have two."""
     lines = []
     for found in contestants.parse_lines(output):
         attributes = {key: value for key, value in found.items() if key not in ("us", "gb_per_s")}
         if found["name"] == "stream_add":
             attributes.pop(
                 "mode", None
-            )  # the kind of stores that was faster, which may differ from round to round
+            )  # The faster kind of stores, which may differ between rounds.
         lines.append({**attributes, "metric": "time", "value": found["us"], "unit": "us"})
         if found["gb_per_s"] > 0:
             lines.append({**attributes, "metric": "bandwidth", "value": found["gb_per_s"], "unit": "GB/s"})
@@ -86,7 +86,7 @@ def step_groups(quick):
 
 
 def read_native(output, _):
-    """bench_step's lines, as those of another contestant than Python's."""
+    """Gives bench_step's lines the name "native", since "ours" is the Python package here."""
     return [{**line, "name": "native"} for line in contestants.parse_lines(output)]
 
 
@@ -109,13 +109,34 @@ def python_groups(quick):
     return groups
 
 
-TEXTS = pathlib.Path("/usr/share/common-licenses")  # as in the configuration
+XLA_SIZES = ("1", "17")
+
+
+def xla_groups(quick):
+    python = contestants.ROOT / ".venv-xla" / "bin" / "python"
+    if not python.exists():
+        raise Failure(f"there is no {python}, which has torch_xla; `tools/test --xla` makes it")
+    groups = []
+    for millions in XLA_SIZES:
+        size, case = ["--parameters", millions, *quick_flag(quick)], millions + "M"
+        ours = ["env", f"PYTHONPATH={RELEASE / 'python'}", python, BENCH / "xla_manager.py", *size]
+        theirs = [python, BENCH / "peers" / "xla_step.py", *size]
+        groups.append(
+            [
+                Contestant("ours", lambda command=ours: command, case),
+                Contestant("torch_xla", lambda command=theirs: command, case),
+            ]
+        )
+    return groups
+
+
+TEXTS = pathlib.Path("/usr/share/common-licenses")  # the texts that configs/gpt-licenses.yaml names
 QUICK_TRAIN_STEPS = 30
 
 
 class TrainingRun:
-    """`accelmgr train`, and the peers on the same documents: which are held out is its decision, it logs
-    it."""
+    """`accelmgr train`, and the peers on the same documents. accelmgr decides which documents are held out and logs
+    them."""
 
     def __init__(self, quick):
         self.steps = QUICK_TRAIN_STEPS if quick else 300
@@ -128,7 +149,7 @@ class TrainingRun:
         return [
             *("env", "ACCELMGR_LOG_LEVEL=info", RELEASE / "tools" / "accelmgr", "train", "--config", config),
             *("--steps", self.steps, "--set", f"train.evaluate_every={self.steps}", "--log", self._log),
-            "--overwrite",  # Rounds before.
+            "--overwrite",  # Replaces the log of the round before.
         ]
 
     def read(self, _, errors):
@@ -179,11 +200,11 @@ def collectives_groups(quick):
     return [[ours, peer("gloo", "gloo_collectives.py", *quick_flag(quick))]]
 
 
-RENDEZVOUS = "10.77.0.1:29500"  # the first of the two hosts that tests/contract/two_hosts makes
+RENDEZVOUS = "10.77.0.1:29500"  # on the first of the two hosts that tests/contract/two_hosts makes
 
 
 def on_two_hosts(name, program):
-    """Two ranks on each of two hosts, which `accelmgr spawn` starts there."""
+    """A contestant with two ranks on each of two hosts. `accelmgr spawn` starts them there."""
     command = [contestants.ROOT / "tests" / "contract" / "two_hosts", "--timeout", contestants.TIMEOUT_S]
     for node, host in enumerate(("A", "B")):
         command += [
@@ -248,6 +269,11 @@ ALL = {
         TPUManager pattern in Python, in its faithful variants and its best one, and the same cycle in C++ with no
         Python at all. The peers' runners are forked; ours start from nothing.""",
         3, ["bench_step", "_native"], python_groups, reports.python, weighs_memory=True),
+    "xla": Benchmark(
+        """A step of one XLA runner on this machine's CPU, with parameters that come from the host and gradients that go
+        there. Against the same in one process that has no manager: what torch_xla itself takes to send, compute and
+        read.""",
+        3, ["_native"], xla_groups, reports.xla),
     "train": Benchmark(
         """The shipped configuration for 300 steps: samples per second, and the loss on documents never trained on.
         Against a plain PyTorch loop with two threads and DistributedDataParallel with two processes. Faster counts
@@ -270,12 +296,13 @@ ALL = {
         cable). Against torch.distributed over gloo with all four in it.""",
         3, ["bench_hosts", "accelmgr"], hosts_groups, reports.hosts),
     "launch": Benchmark(
-        """From the call to all ranks past one barrier, for 2 and 8 ranks: spawn() by its three start methods, and programs
-        under `accelmgr spawn`. Against multiprocessing's fork in a process that has torch, torch.multiprocessing.spawn
-        and torchrun, all with a barrier over gloo.""",
+        """From the call to all ranks past one barrier, for 2 and 8 ranks: spawn() by its three start methods, and
+        programs under `accelmgr spawn`. Against multiprocessing's fork in a process that has torch,
+        torch.multiprocessing.spawn and torchrun, all with a barrier over gloo.""",
         1, ["bench_launch", "accelmgr"], launch_groups, reports.launch),
     "faults": Benchmark(
         """What every fault at every phase of a step comes to, and after how long the caller is told. No comparison: the
-        outcomes are those of tests/system/faults/outcomes.md, which a test holds it to; a cell with two is a mistake.""",
+        outcomes are those of tests/system/faults/outcomes.md, which a test holds it to; a cell with two is a
+        mistake.""",
         3, ["system_faults_test"], faults_groups, reports.faults),
 }  # fmt: skip

@@ -1,8 +1,8 @@
-// What it costs to take gradients over from autograd: the backward of a chain of linear layers, plain and
-// with the capture of a runner, in turns in one process, by the size of a weight.
+// Measures what gradient capture costs: the backward of a chain of linear layers, plain and with the capture
+// of a runner, in turns in one process, for several sizes of a weight.
 //
-// Plain backward keeps its pages (as runners do) and drops each gradient when the next one comes; `at_end`
-// copies all of them in one pass behind it. One thread; all slabs together have 128 MiB.
+// `plain` drops all gradients after backward; malloc keeps their pages, as in runners. `at_end` copies all
+// gradients into the slab after backward. One thread; the weights have 128 MiB together.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
@@ -14,10 +14,12 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "libtorch/gradient_hooks.hpp"
 #include "measurement.hpp"
+#include "replica/model.hpp"
+#include "runner/gradients.hpp"
 #include "session/manifest.hpp"
-#include "tensor/master.hpp"
-#include "tensor/take_over.hpp"
+#include "tensor/convert.hpp"
 
 namespace {
 
@@ -27,7 +29,7 @@ constexpr std::size_t sizes[] = {40 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20
 constexpr std::size_t all_bytes = std::size_t{128} << 20;
 constexpr std::int64_t batch = 32;
 
-/// Weights of one size, each the next layer's.
+/// A chain of layers whose weights have the same size.
 struct Chain {
   explicit Chain(std::size_t bytes) {
     const auto width = static_cast<std::int64_t>(std::sqrt(double(bytes) / sizeof(float)));
@@ -44,33 +46,46 @@ struct Chain {
   at::Tensor input;
 };
 
+/// Captures gradients as a runner does.
+class Slab final : public replica::Sink {
+ public:
+  Slab(session::Session& session, const session::Manifest& manifest) : gradients({session, 0}, manifest) {}
+  void capture(std::size_t index, const void* gradient) override { gradients.capture(index, gradient); }
+  void backward_begins() override {}
+  bool wanted() override { return true; }
+
+  runner::Gradients gradients;
+};
+
 double backward_ms(const at::Tensor& loss, const std::function<void(const at::Tensor&)>& backward) {
   const auto begin = base::now_ns();
   backward(loss);
   return double(base::now_ns() - begin) / 1e6;
 }
 
-/// The two have weights of their own: a capture stays on its parameters for good.
+/// Each chain has its own weights, because hooks stay on the parameters of the captured one.
 void measure(std::size_t bytes, int rounds) {
   const Chain plain(bytes), captured(bytes);
   std::vector<NamedTensor> names;
   for (const auto& weight : captured.weights) names.push_back({std::to_string(names.size()), weight});
-  auto model = tensor::describe(names, {});
+  auto model = replica::tensors_of(tensor::describe(names, {}));
   auto manifest = model.manifest;
   session::Extent extent{.ranks = 1, .element = session::Element::f32};
   extent.elements = manifest.place_tensors(extent.element);
   extent.tensors = manifest.tensors.size();
   extent.manifest_bytes = session::manifest_bytes(manifest);
-  const auto session = session::Session::create(extent, extent.ranks, 1);
-  tensor::TakeOver take_over(session, manifest, model, 0);
+  auto session = session::Session::create(extent, extent.ranks, 1);
+  Slab slab(session, manifest);
+  libtorch::GradientHooks hooks(captured.weights, slab);
   std::vector<double> alone, ours, at_end;
   for (int round = 0; round < rounds; ++round) {
     alone.push_back(backward_ms(plain.loss(), [&](const at::Tensor& loss) { loss.backward(); }));
     for (const auto& weight : plain.weights) weight.mutable_grad().reset();
-    take_over.begin(static_cast<std::uint64_t>(round) + 1);
+    slab.gradients.begin(static_cast<std::uint64_t>(round) + 1);
+    hooks.begin();
     ours.push_back(backward_ms(captured.loss(), [&](const at::Tensor& loss) {
-      take_over.backward(loss);
-      take_over.finish();
+      loss.backward();
+      hooks.finish();
     }));
     at_end.push_back(backward_ms(plain.loss(), [&](const at::Tensor& loss) {
       loss.backward();

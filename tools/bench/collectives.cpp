@@ -1,4 +1,5 @@
-// Collectives of two ranks between private tensors. Nobody is pinned, as the peers are not.
+// Measures collectives of two ranks between private tensors. The ranks are not pinned to cores; neither are
+// those of the peer.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -36,7 +37,7 @@ int repetitions(std::size_t bytes, bool quick) {
   return quick ? std::max(3, full / 8) : full;
 }
 
-/// Each call begins together; the first two are not counted.
+/// Median time of a call. The ranks begin each call together; the first two calls are not counted.
 double median_us(Communicator& communicator, const std::function<void()>& call, int count) {
   std::vector<double> times;
   for (int repetition = 0; repetition < count + 2; ++repetition) {

@@ -1,4 +1,4 @@
-"""Builds and runs the programs that are compared, one at a time, and leaves nothing of them behind."""
+"""Builds the programs of a benchmark, runs them one at a time, and ends all their processes."""
 
 import contextlib
 import ctypes
@@ -23,11 +23,11 @@ MEMORY_SAMPLE_EVERY_S = 0.02
 
 
 class Failure(Exception):
-    """A contestant cannot be built or run; the text says which, and what it wrote last."""
+    """A contestant cannot be built or run. The text names it and has the end of its output."""
 
 
 def parse_lines(output, _=""):
-    """The contract's JSON lines."""
+    """Parses the JSON lines of the contract; see tools/bench/run."""
     lines = []
     for line in output.splitlines():
         if not line.strip():
@@ -41,8 +41,8 @@ def parse_lines(output, _=""):
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """`command` is called at each turn: it may depend on what an earlier contestant found out. `read`
-    makes lines of what the program wrote to standard output and to standard error."""
+    """A program to measure. `command` is called before each turn, because it may depend on the output of an earlier
+    contestant. `read` makes lines of the program's standard output and standard error."""
 
     name: str
     command: Callable[[], list]
@@ -64,7 +64,7 @@ def peer(name, script, *arguments, case=""):
     return Contestant(name, lambda: [torch_python(), BENCH / "peers" / script, *arguments], case)
 
 
-OURS = ("ours", "ours_fork", "native")  # Names of those that are programs of a build of ours.
+OURS = ("ours", "ours_fork", "native")  # Contestants whose programs are built by this project.
 
 
 def of_another_build(contestant, release):
@@ -73,7 +73,7 @@ def of_another_build(contestant, release):
 
 
 def marked(contestant, build):
-    """Its lines say of which build they are."""
+    """Marks a contestant's lines with the build that they are from."""
 
     def read(output, errors):
         return [{**line, "build": build} for line in contestant.read(output, errors)]
@@ -96,20 +96,19 @@ def build(targets):
 
 
 def adopt_orphans():
-    """Processes whose parent ends become children of this one, so that whatever a contestant leaves behind
-    is seen."""
+    """Makes orphans children of this process, so that it sees which processes a contestant leaves behind."""
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
 
 
 def run(contestant):
-    """Its lines of one turn."""
+    """Runs a contestant once and returns its lines."""
     return contestant.read(*_run(contestant, contextlib.nullcontext()))
 
 
 def peak_memory(contestant):
-    """Most bytes that all its processes together had (proportional set size: shared pages count once), in
-    a turn of its own: looking costs time, so nothing is timed meanwhile."""
+    """Runs a contestant once and returns the peak memory of all its processes (proportional set size: shared pages
+    count once). Sampling costs time, so this turn is not timed."""
     sampler = MemorySampler()
     _run(contestant, sampler)
     return sampler.peak_bytes
@@ -128,8 +127,7 @@ def _run(contestant, observer):
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """A program that was started, and what it has written so far: to files, because a pipe would stay open
-    as long as anything of it were left behind."""
+    """A started program and the files with its output. A pipe would stay open as long as a process is left behind."""
 
     label: str
     process: subprocess.Popen
@@ -137,8 +135,8 @@ class Running:
     errors: pathlib.Path
 
     def check_end(self, *exit_codes):
-        """Waits for it; it must end with one of the exit codes (0 if none is given), and leave nothing
-        behind."""
+        """Waits until the program ends. Throws Failure unless it ends with one of the exit codes (0 if none is given)
+        and leaves no process behind."""
         returned = self.process.wait()
         remains = _wait_for_descendants(2)
         if returned not in (exit_codes or (0,)):
@@ -150,7 +148,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(contestant):
-    """Starts it. At the end all of it is ended."""
+    """Starts a contestant. Kills all its processes at the end."""
     command = [str(part) for part in contestant.command()]
     with tempfile.TemporaryDirectory(prefix="accelmgr-bench-") as scratch:
         output, errors = pathlib.Path(scratch, "output"), pathlib.Path(scratch, "errors")
@@ -164,7 +162,7 @@ def running(contestant):
 
 
 def _start(contestant, command, stdout, stderr, scratch):
-    """In a group of its own, so that Ctrl-C reaches this process alone, which then ends all of it."""
+    """Starts a program in a session of its own. So Ctrl-C reaches only this process, which then ends the program."""
     environment = {**os.environ, "TMPDIR": scratch}
     try:
         return subprocess.Popen(
@@ -175,7 +173,7 @@ def _start(contestant, command, stdout, stderr, scratch):
 
 
 def descendants():
-    """{pid: "pid name"} of all living processes below this one."""
+    """{pid: "pid name"} of all living descendants of this process."""
     parents, labels = {}, {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -210,7 +208,7 @@ def _kill_descendants():
 
 
 class MemorySampler:
-    """Looks at the proportional set size of all descendants while it is entered."""
+    """A context that samples the proportional set size of all descendants and keeps the largest sum."""
 
     def __init__(self):
         self.peak_bytes = 0
@@ -237,8 +235,8 @@ def proportional_set_bytes(pid):
     return 0
 
 
-def machine():
-    """What the numbers are from."""
+def host_info():
+    """Describes the machine and the commit that are measured."""
 
     def output_of(*command):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

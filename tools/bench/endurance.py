@@ -1,5 +1,4 @@
-"""Runs that last: what they find is a difference or a leak, or nothing. Lines are what was measured, as for
-benchmarks."""
+"""Long runs that look for wrong results (torture) and for leaks (soak)."""
 
 import contextlib
 import dataclasses
@@ -23,19 +22,19 @@ MIB = 1 << 20
 @dataclasses.dataclass(frozen=True)
 class Endurance:
     about: str  # what it does, and how to read it
-    targets: list  # what is to be built
+    targets: list  # targets to build
     run: Callable  # minutes, seed, say -> lines
     report: Callable  # lines -> tables.Report
 
 
 # ---- torture ----
 
-ROUND_PATIENCE_S = 1800  # Far more than a round takes.
+ROUND_PATIENCE_S = 1800  # Time limit of a round, which takes far less.
 LOGS = ROOT / "build" / "bench"
 
 
 def torture(minutes, seed, say):
-    """One line for each round."""
+    """Runs rounds of the torture test. Returns one line for each round."""
     LOGS.mkdir(parents=True, exist_ok=True)
     program = RELEASE / "tests" / "system" / "system_torture_test"
     command = [program, "--torture", minutes, seed, LOGS]
@@ -53,7 +52,7 @@ def torture(minutes, seed, say):
             if time.monotonic() - heard > ROUND_PATIENCE_S:
                 raise Failure(f"a round of torture has not ended within {ROUND_PATIENCE_S} s")
             time.sleep(0.5)
-        run.check_end(0, 1)  # 1: a round has failed, as its line says.
+        run.check_end(0, 1)  # It exits with 1 if a round has failed. The line of that round says so.
     return lines
 
 
@@ -78,7 +77,7 @@ def torture_report(lines):
         ["rounds", str(len(lines))],
         ["steps", str(total("steps"))],
         ["kills", str(total("kills"))],
-        ["runners and launchers lost", str(total("losses"))],
+        ["runners and fork servers lost", str(total("losses"))],
         ["recoveries", str(total("recoveries"))],
         ["recoveries whose manager was killed", str(total("failed_recoveries"))],
         ["disturbed, s", f"{total('disturbed_s'):.0f}"],
@@ -94,12 +93,12 @@ def torture_report(lines):
 
 SAMPLE_EVERY_S = 1.0
 KILL_EVERY_S = (1, 4)
-KINDS = ("manager", "launcher", "host", "runners")
+KINDS = ("manager", "fork server", "host", "runners")
 INTERRUPTED = 130
 
 
 def soak(minutes, seed, say):
-    """Samples, one line for each kind of process."""
+    """Trains and kills runners. Returns samples: one line for each kind of process and time."""
     chance = random.Random(seed)
     lines, kills = [], 0
     with tempfile.TemporaryDirectory(prefix="accelmgr-soak-") as folder:
@@ -127,8 +126,8 @@ def soak(minutes, seed, say):
 
 
 def soak_command(folder):
-    """The main job without an end, small so that there are many steps, checkpoints and evaluations; as many
-    restarts as there are kills."""
+    """An endless training with the shipped configuration. The model is small, for many steps, checkpoints and
+    evaluations. The number of restarts has no limit."""
     sets = [
         *("runners.on_loss=restart", "runners.restart_backoff=0", "runners.restarts_per_window=0"),
         *("runners.max_restarts=1000000000", "train.evaluate_every=500", "train.progress_every_s=60"),
@@ -144,7 +143,7 @@ def soak_command(folder):
 
 def processes_of(host):
     """{kind: [pid]}"""
-    names = {"accelmgr:mgr": "manager", "accelmgr:launch": "launcher"}
+    names = {"accelmgr:mgr": "manager", "accelmgr:fork": "fork server"}
     found = {kind: [] for kind in KINDS}
     for pid, label in contestants.descendants().items():
         name = label.split(" ", 1)[1]
@@ -155,7 +154,7 @@ def processes_of(host):
 
 
 def take_sample(host):
-    """None while anyone is missing: a runner that was killed, before its replacement is there."""
+    """Memory and descriptors by kind of process. Empty while a process is missing, such as a killed runner."""
     found = processes_of(host)
     sample = []
     for kind, pids in found.items():
@@ -168,8 +167,8 @@ def take_sample(host):
 
 
 def own_bytes(pid):
-    """Its proportional set size without pages of files: those are libraries, and its share of them depends on
-    who else on the machine uses them."""
+    """The proportional set size of a process without pages of files. Those are libraries, and the share of a process
+    in them depends on other processes of the machine."""
     with contextlib.suppress(OSError):
         fields = dict(
             line.split(":", 1) for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
@@ -212,7 +211,7 @@ def soak_report(lines):
 
 
 def course(lines, key):
-    """Five values over time, each the median of its neighbourhood."""
+    """Values at five times from start to end, each the median of neighbouring samples."""
     values = [line[key] for line in lines]
     width = max(1, len(values) // 20)
     middles = [round(share * (len(values) - 1)) for share in (0, 0.25, 0.5, 0.75, 1)]
@@ -220,7 +219,7 @@ def course(lines, key):
 
 
 def last_quarters(lines, key):
-    """Medians of the third and of the last quarter of the time."""
+    """Medians over the third and over the last quarter of the time."""
     end = lines[-1]["at_s"]
     return [
         statistics.median(line[key] for line in lines if begin * end <= line["at_s"] <= (begin + 0.25) * end)
@@ -231,13 +230,13 @@ def last_quarters(lines, key):
 ALL = {
     "torture": Endurance(
         """The torture test with one seed after the other: training under kills at random, by the fault library and
-        by a process that knows nothing, manager and launcher among the victims more often than in the test. After
+        by a process that knows nothing, manager and fork server among the victims more often than in the test. After
         every step parameters, gradients, buffers and counters must be those of the undisturbed run. The log of a
         round in which they are not stays in build/bench.""",
         ["system_torture_test"], torture, torture_report),
     "soak": Endurance(
         """The shipped configuration with a smaller model and without an end, with checkpoints; every few seconds a
-        runner is killed and replaced. Memory and descriptors of each process must level off: the median of the last quarter against
-        that of the third.""",
+        runner is killed and replaced. Memory and descriptors of each process must level off: the median of the last
+        quarter against that of the third.""",
         ["accelmgr"], soak, soak_report),
 }  # fmt: skip

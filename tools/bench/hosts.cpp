@@ -1,5 +1,5 @@
-// all_reduce of ranks on several hosts. Every rank runs this program under `accelmgr spawn`; rank 0 prints
-// the times, each that of the slowest rank.
+// Measures all_reduce of ranks on several hosts. Every rank runs this program under `accelmgr spawn`. Rank 0
+// prints the times of the slowest rank.
 #include <ATen/ops/full.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
-// How long it takes from the call of spawn() until all ranks are past one barrier.
+// Measures the time from the call of spawn() until all ranks are past one barrier.
 //
-// `bench_launch --as-rank FOLDER` is such a rank for a launcher that executes programs.
+// `bench_launch --as-rank FOLDER` is a rank for launchers that execute programs. It writes the time into
+// FOLDER.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ using namespace accelmgr;
 
 constexpr const char* function_name = "past_a_barrier";
 
-/// When this rank was past the barrier.
+/// Returns the time at which this rank was past the barrier.
 launch::Value past_a_barrier(int /*rank*/, const launch::Value& /*args*/) {
   distributed::barrier();
   return base::now_ns();
@@ -36,7 +37,7 @@ struct Way {
 
 constexpr Way ways[] = {
     {"ours_fork", StartMethod::fork, 15, 5},
-    {"ours_forkserver", StartMethod::forkserver, 15, 5},  // The first call, not counted, starts it.
+    {"ours_forkserver", StartMethod::forkserver, 15, 5},  // The first call, not counted, starts the server.
     {"ours_spawn", StartMethod::spawn, 3, 1}};
 
 double start_up_ms(int nprocs, StartMethod start_method) {

@@ -1,5 +1,5 @@
-"""accelmgr.Manager in its turn of `tools/bench/run python`: the same nn.Module, data and optimizer as the peers of
-mlp_step.py. Prints the contract's lines, and last what the binding costs beside the C++ handle's own time.
+"""Runs accelmgr.Manager for `tools/bench/run python`, with the nn.Module, data and optimizer of the peers of
+mlp_step.py. Prints lines of the contract. The last ones are the cost of the Python binding over the C++ handle.
 
 usage: python_manager.py --parameters 1|17|67|256 [--start-method spawn|fork] [--quick]
 """
@@ -15,12 +15,12 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
 
-import common  # noqa: E402  (before torch: it sets what OpenMP reads when it is loaded)
-import mlp  # noqa: E402
-import torch  # noqa: E402
-from mlp_step import WARMUP_CYCLES, cycles  # noqa: E402
+import common
+import mlp
+import torch
+from mlp_step import WARMUP_CYCLES, cycles
 
-import accelmgr  # noqa: E402
+import accelmgr
 
 BINDING_STEPS = 2000
 
@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
 
 
 class Resident(torch.utils.data.Dataset):
-    """The peers' elements, in memory, for ever."""
+    """The peers' elements, in memory and without an end."""
 
     def __init__(self, millions: str) -> None:
         self.inputs, self.targets = mlp.make_elements(millions, seed=1)
@@ -57,7 +57,7 @@ def measure_training(name: str, millions: str, start_method: str, quick: bool) -
         nprocs=mlp.RUNNERS,
         batch_size_per_device=mlp.BATCH_SIZE,
         prefetch=2 * mlp.BATCH_SIZE,
-        deterministic=False,  # As the peers have it.
+        deterministic=False,  # As in the peers.
         step_timeout=300,
         runners={"threads": mlp.THREADS},
         start_method=start_method,
@@ -65,7 +65,7 @@ def measure_training(name: str, millions: str, start_method: str, quick: bool) -
         manager.step(accumulate=False).raise_for_status()
         common.emit(name, case, "first_step", (time.perf_counter() - begin) * 1e3, "ms")
         check_views(manager, model)
-        torch.set_num_threads(os.cpu_count() or 1)  # The optimizer's; the runners sleep meanwhile.
+        torch.set_num_threads(os.cpu_count() or 1)  # For the optimizer: the runners sleep meanwhile.
         optimizer = mlp.make_optimizer(model.parameters())
 
         def cycle() -> None:
@@ -76,7 +76,7 @@ def measure_training(name: str, millions: str, start_method: str, quick: bool) -
 
 
 def check_views(manager: accelmgr.Manager, model: torch.nn.Module) -> None:
-    """Parameters and gradients are not copied."""
+    """Exits with an error unless all parameters and gradients of the model are views of the session."""
     own = {t.data_ptr() for _, t in manager.named_parameters()} | {t.data_ptr() for _, t in manager.named_gradients()}
     for name, parameter in model.named_parameters():
         if parameter.data_ptr() not in own or parameter.grad is None or parameter.grad.data_ptr() not in own:
@@ -84,8 +84,8 @@ def check_views(manager: accelmgr.Manager, model: torch.nn.Module) -> None:
 
 
 def measure_binding(millions: str, steps: int) -> None:
-    """What manager.step() takes in Python beyond the C++ handle's own step, which the result tells. A tiny model: what
-    is looked at for each parameter counts, what is computed does not."""
+    """Measures the time of manager.step() in Python beyond that of the C++ handle, which the result has. The model is
+    tiny, so that work for each parameter counts and computing does not."""
     shape = mlp.SHAPES["shapes"][millions]
     mlp_config = {"input_size": 8, "hidden_size": 8, "hidden_layers": shape["hidden_layers"], "output_size": 2}
     with accelmgr.Manager(
@@ -117,8 +117,8 @@ def main() -> None:
     parser.add_argument("--start-method", choices=["spawn", "fork"], default="spawn", help="fork: as the peers do")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
     arguments = parser.parse_args()
-    # Unlike the peers' hosts, from which runners are forked, malloc keeps its settings: it gives the model's first
-    # memory back.
+    # Leaves malloc's settings as they are, unlike the peers' hosts, whose runners inherit them by fork. So malloc
+    # returns the first memory of the model.
     torch.set_num_threads(1)
     name = "ours" if arguments.start_method == "spawn" else "ours_fork"
     measure_training(name, arguments.parameters, arguments.start_method, arguments.quick)

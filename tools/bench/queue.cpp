@@ -1,9 +1,9 @@
-// How long a batch takes from the loader's process to the runner's, through the session's queue: from the
-// call of publish() to the return of wait().
+// Measures the time of a batch from the loader's process to the runner's through the session's queue: from
+// the call of publish() to the return of wait().
 //
-// The consumer maps the session by itself, as a runner does, and checks that it is given the very slot that
-// the producer wrote: at the same offset, holding the same bytes. In a turn that is not timed, all system
-// calls of both processes during hand-offs are counted.
+// The consumer maps the session itself, as a runner does, and checks that it gets the slot that the producer
+// wrote: the same offset and the same bytes. A turn that is not timed counts the system calls of both
+// processes during hand-offs.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/ptrace.h>
@@ -34,24 +34,24 @@ constexpr std::int64_t settle_ns = 500'000;
 
 enum class Case { spinning, parked };
 
-/// What a hand-off leaves behind for the other side. One writer each.
+/// What producer and consumer tell each other. Each field has one writer.
 struct Shared {
   alignas(64) std::atomic<std::int64_t> sent_ns;       ///< producer
-  alignas(64) std::atomic<std::uint64_t> sent_offset;  ///< producer: where it wrote, in the session.
-  alignas(64) std::atomic<std::uint64_t> received;     ///< consumer: batches.
+  alignas(64) std::atomic<std::uint64_t> sent_offset;  ///< producer: the offset of the slot in the session.
+  alignas(64) std::atomic<std::uint64_t> received;     ///< consumer: number of batches.
 };
 
 std::uint64_t offset_of(const session::Session& session, const std::byte* slot) {
   return static_cast<std::uint64_t>(slot - reinterpret_cast<const std::byte*>(&session.header()));
 }
 
-/// A system call that does nothing, by which a traced process says: from here on (or: until here) count.
+/// A harmless system call. CallCounter begins to count at the first one of a process and stops at the next.
 void mark() { syscall(SYS_getppid); }
 
 class HandOff {
  public:
-  /// `calls_counted`: what happens between hand-offs makes no system call.
-  HandOff(const session::Session& session, Shared& shared, std::size_t bytes, Case in_case, int count,
+  /// With `calls_counted` the processes make no system calls between hand-offs.
+  HandOff(session::Session& session, Shared& shared, std::size_t bytes, Case in_case, int count,
           bool calls_counted)
       : session_(session),
         shared_(shared),
@@ -61,7 +61,7 @@ class HandOff {
         parks_between_(in_case == Case::parked && !calls_counted) {}
 
   void produce() const {
-    session::BatchQueue queue(session_, 0);
+    session::BatchQueueWriter queue(session_, 0);
     mark();
     for (int i = 0; i < count_; ++i) {
       std::byte* slot = nullptr;
@@ -76,12 +76,12 @@ class HandOff {
     mark();
   }
 
-  /// Latencies in microseconds, `count` of them.
+  /// Writes `count` latencies in microseconds to `us`.
   void consume(double* us) const {
     std::vector<int> fds;
     for (const int fd : session_.fds()) fds.push_back(dup(fd));
     std::vector<base::UniqueFd> owned(fds.begin(), fds.end());
-    const auto session = session::Session::attach(std::move(owned));
+    auto session = session::Session::attach(std::move(owned));
     const session::BatchQueue queue(session, 0);
     const int spin_us = case_ == Case::spinning ? spin_until_filled_us : 0;
     mark();
@@ -92,7 +92,7 @@ class HandOff {
       }
       us[i] = double(base::now_ns() - shared_.sent_ns.load()) / 1e3;
       check(session, batch.slot, i);
-      session.counters(session.word().index).batches[0] = number + 1;  // As the commit of a step releases it.
+      session.counters(session.word().index).batches[0] = number + 1;  // Releases the slot as a commit does.
       shared_.received.store(number + 1);
       if (parks_between_) ipc::advance(session.control().finish);
     }
@@ -109,7 +109,7 @@ class HandOff {
     } while (waiters.load() == 0);
   }
 
-  /// As a loader does whose slots are full.
+  /// Waits as a loader does when all slots are full.
   void wait_received(std::uint64_t batches) const {
     auto& finish = session_.control().finish;
     for (;;) {
@@ -128,7 +128,7 @@ class HandOff {
       throw std::runtime_error(fmt::format("queue: batch {} does not hold what was written into it", i));
   }
 
-  const session::Session& session_;
+  session::Session& session_;
   Shared& shared_;
   std::size_t bytes_;
   Case case_;
@@ -136,8 +136,8 @@ class HandOff {
   bool parks_between_;
 };
 
-/// Waits for traced processes, and counts their system calls between the two marks of each. Each stops at
-/// every call, on the way in and on the way out.
+/// Waits for traced processes and counts the system calls of each between its two marks. A traced process
+/// stops at the entry and at the exit of every call.
 class CallCounter {
  public:
   void add(pid_t pid) {
@@ -149,7 +149,7 @@ class CallCounter {
     ptrace(PTRACE_SYSCALL, pid, nullptr, nullptr);
   }
 
-  /// Returns the calls of all of them, once they have ended.
+  /// Returns the number of calls of all processes when they have ended.
   std::uint64_t count() {
     while (!traced_.empty()) {
       int status = 0;
@@ -180,34 +180,34 @@ class CallCounter {
     }
   }
 
-  std::map<pid_t, bool> traced_;  ///< Whether it is between its marks.
+  std::map<pid_t, bool> traced_;  ///< True while a process is between its marks.
   std::uint64_t calls_ = 0;
 };
 
 session::Session make_session(std::size_t bytes) {
   auto session = session::Session::create(
-      {.ranks = 1, .elements = 16, .tensors = 1, .slots = slots, .slot_bytes = bytes}, 1, 1);
+      {.ranks = 1, .elements = 16, .tensors = 1, .slots = slots, .slot_bytes = bytes, .batch_size = 1}, 1, 1);
   session.publish();
   return session;
 }
 
 double median_latency_us(std::size_t bytes, Case in_case, int count) {
-  const auto session = make_session(bytes);
+  auto session = make_session(bytes);
   auto& shared = *new (bench::share<Shared>()) Shared{};
   const int warm_up = count / 10;
   const HandOff hand_off(session, shared, bytes, in_case, warm_up + count, /*calls_counted=*/false);
   auto* us = bench::share<double>(static_cast<std::size_t>(warm_up + count));
   bench::run_together(2, [&](int i) {
-    std::optional<bench::Pin> pin;  // Where the other one sleeps, both may share a core.
+    std::optional<bench::Pin> pin;  // Not if parked: one process sleeps, so both may share a core.
     if (in_case == Case::spinning) pin.emplace(i, 2);
     i == 0 ? hand_off.produce() : hand_off.consume(us);
   });
   return bench::median({us + warm_up, us + warm_up + count});
 }
 
-/// Of both processes, for one hand-off; nothing where processes may not be traced.
+/// System calls of both processes in one hand-off. Empty if processes may not be traced.
 std::optional<double> system_calls(std::size_t bytes, Case in_case, int count) {
-  const auto session = make_session(bytes);
+  auto session = make_session(bytes);
   auto& shared = *new (bench::share<Shared>()) Shared{};
   const HandOff hand_off(session, shared, bytes, in_case, count, /*calls_counted=*/true);
   std::vector<double> us(static_cast<std::size_t>(count));

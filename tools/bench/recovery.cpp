@@ -1,8 +1,8 @@
-// How long it takes from a runner's death to the next committed step.
+// Measures the time from a runner's death to the next committed step.
 //
-// The runner is killed while it waits for a step; the clock starts when its pidfd is readable, and step() is
-// called at once. Parts: `model` and `start` (without the model) are the replacement's own, `compute` the
-// step's forward and backward, `rest` is what the supervisor, the launcher and the host need.
+// The runner is killed while it waits for a step. The clock starts when its pidfd is readable, and step() is
+// called at once. Parts: `model` and `start` (without the model) are the start of the replacement, `compute`
+// is the step's forward and backward, `rest` is the time of supervisor, fork server and host.
 #include <fmt/format.h>
 #include <signal.h>
 

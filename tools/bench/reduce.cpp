@@ -1,13 +1,13 @@
-// How fast two processes reduce gradients through shared memory, against what they could do instead and what
-// the machine can.
+// Measures how fast two processes reduce gradients through shared memory, and compares that with copying in
+// and out of private memory and with the memory bandwidth of the machine.
 //
-// Two processes, one per core where there are two, share a mapping with a slab each and the master; each
-// reduces half. One JSON object per case goes to standard output:
+// Two processes share the slab of each and the master; each reduces half. If they may use two cores, each has
+// its own. One JSON object per case goes to standard output:
 //   name              ours | copy_in_out | stream_add | barrier
-//   bytes_per_runner  of float32 gradients (a bfloat16 slab has half of that)
+//   bytes_per_runner  bytes of float32 gradients (a bfloat16 slab has half of that)
 //   mode, undo, dtype
-//   us                of one reduction and the barrier after it: median
-//   gb_per_s          counting the passes that the result needs: each slab once, the master once, or twice to
+//   us                median time of one reduction and the barrier after it
+//   gb_per_s          counts the passes that the result needs: each slab once, the master once, or twice to
 //                     accumulate
 //
 // copy_in_out: each process has a private gradient and wants the sum in private memory: copy into shared
@@ -54,7 +54,7 @@ void relax() noexcept {
 #endif
 }
 
-/// Of a fixed number of processes. Spins, then lets others run: a process of the pair may share its core.
+/// A barrier of both processes. Spins at first, then yields, because the processes may share a core.
 class Barrier {
  public:
   void wait() noexcept {
@@ -90,7 +90,7 @@ void* map(std::size_t bytes, int sharing) {
   return memory;
 }
 
-/// The better STREAM add is the machine's own: written with its widest vectors.
+/// STREAM add with the widest vectors of the machine is the bandwidth to compare with.
 #if defined(__x86_64__)
 [[gnu::target("avx512f")]] void add_avx512(float* c, const float* a, const float* b, std::size_t count,
                                            bool non_temporal) {
@@ -134,7 +134,7 @@ struct Case {
   std::vector<double> us{};
 };
 
-/// What one process knows.
+/// The memory of one process and the cases that it measures.
 class Bench {
  public:
   Bench(Shared* shared, std::size_t max_bytes)
@@ -142,11 +142,11 @@ class Bench {
         kernels_(session::best_kernels()),
         master_(static_cast<float*>(map(max_bytes, MAP_SHARED))) {
     for (auto& slab : slabs_) slab = static_cast<float*>(map(max_bytes, MAP_SHARED));
-    // Numbers whose halves, taken for bfloat16, are ordinary numbers too.
+    // The halves of these numbers' bits, read as bfloat16, are ordinary numbers too.
     for (int r = 0; r < processes; ++r) std::fill_n(slabs_[r], max_bytes / sizeof(float), r + 1.0f);
   }
 
-  /// In each process, after the fork.
+  /// Call it in each process after the fork.
   void start(int rank, std::size_t max_bytes) {
     rank_ = rank;
     gradient_ = static_cast<float*>(map(max_bytes, MAP_PRIVATE));
@@ -186,8 +186,8 @@ class Bench {
     return list;
   }
 
-  /// Runs the cases in turns. Each turn of a case is one sample: the mean of `repeats` runs, after one that
-  /// fills the caches where `warm`.
+  /// Runs the cases in turns. Each turn of a case gives one sample: the mean of `repeats` runs. If `warm`, a
+  /// run before them fills the caches.
   void measure(std::vector<Case>& list, int turns, int repeats, bool warm) {
     for (int turn = 0; turn < turns; ++turn) {
       for (Case& c : list) {
@@ -203,7 +203,7 @@ class Bench {
     }
   }
 
-  /// Whether a reduction of these bytes gives the sum.
+  /// True if a reduction of `bytes` gives the right sum.
   bool check(std::size_t bytes) {
     const std::size_t count = bytes / sizeof(float);
     reduce(0, count, {}, SumInto::overwrite);
@@ -285,7 +285,7 @@ void report(std::vector<Case>& list, std::size_t bytes) {
   std::fflush(stdout);
 }
 
-/// To the rank-th of the cores we may use; a single one is shared.
+/// Pins this process to the rank-th of its cores. Does nothing if there are too few.
 void pin(int rank) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < processes) return;
@@ -332,7 +332,7 @@ int main(int argc, char** argv) {
   Bench bench(shared, options.max_bytes);
   if (!bench.check(std::min(mib, options.max_bytes))) fail("a reduction gave a wrong sum");
 
-  // A barrier without its second process would never end.
+  // If the child dies, this process must end too: it would wait at a barrier for ever.
   std::signal(SIGCHLD, [](int) { _exit(1); });
   const pid_t parent = getpid();
   const pid_t child = fork();

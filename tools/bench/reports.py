@@ -1,5 +1,4 @@
-"""What each benchmark says about its measurements: tables, and the targets that the project has set
-itself."""
+"""Makes the report of each benchmark: tables of its measurements, and the targets of the project."""
 
 import itertools
 from statistics import median
@@ -23,7 +22,7 @@ def reduce(lines):
         case = {"bytes_per_runner": size, "dtype": dtype, "mode": mode, "undo": undo}
         us, gb_per_s = measured.get("ours", "time", **case), measured.get("ours", "bandwidth", **case)
         share = ratio(gb_per_s, measured.get("stream_add", "bandwidth", bytes_per_runner=size))
-        # Copying in and out has no accumulating variant: what it takes to overwrite is its lower bound.
+        # Without a mode it finds the first variant, which overwrites. For accumulating that is a lower bound.
         by_copy = ratio(measured.get("copy_in_out", "time", bytes_per_runner=size, dtype=dtype), us)
         by_gloo = ratio(measured.get("gloo", "time", bytes_per_runner=size, dtype=dtype), us)
         row = [size_text(size), mode, dtype, "yes" if undo else "no", us, gb_per_s, share, by_copy, by_gloo]
@@ -73,12 +72,13 @@ def trigger(lines):
 
 
 def before(lines):
-    """Of lines that say by `build` which of two builds they are from."""
+    """Compares the lines of two builds. The key `build` of a line says which build it is from."""
     measured = Measured(lines)
     table = Table("Medians of two builds; x: now over before", ["", "metric", "before", "now", "x"])
     seen = {}
     for line in lines:
-        seen.setdefault(tuple((k, v) for k, v in line.items() if k not in ("value", "round", "unit", "build")), line["unit"])
+        key = tuple((k, v) for k, v in line.items() if k not in ("value", "round", "unit", "build"))
+        seen.setdefault(key, line["unit"])
     for key, unit in seen.items():
         where = dict(key)
         then, now = (measured.get(**where, build=build) for build in ("before", "now"))
@@ -148,7 +148,7 @@ def step(lines):
             memory = measured.get(name, "peak_memory", case=case)
             table.rows.append([case, name, cycle, alone, overheads[name], share_of(overheads, name), memory])
         bound = measured.get("ours", "pass_bound", case=case)
-        # The faithful pattern counts with its data in memory, as all others have it.
+        # Targets use the faithful pattern with its data in memory, since all other contestants have theirs there.
         for name, share in (("ddp", 1 / 4), ("manager_faithful_resident", 1 / 10), ("manager_best", 1 / 3)):
             targets.append(overhead_target(case, name, share, overheads, bound))
     return Report([table], targets)
@@ -185,15 +185,31 @@ def python(lines):
     return Report([table], targets)
 
 
+def xla(lines):
+    measured = Measured(lines)
+    table = Table(
+        "A step of one XLA runner, and what torch_xla itself takes to send parameters, compute, and read gradients",
+        ["parameters", "ours ms", "torch_xla ms", "overhead"],
+    )
+    targets = []
+    for case in measured.values_of("case"):
+        ours, theirs = (measured.get(name, "cycle", case=case) for name in ("ours", "torch_xla"))
+        overhead = None if None in (ours, theirs) else ours / theirs - 1
+        table.rows.append([case, ours, theirs, overhead])
+        if case == "17M":
+            targets.append(at_most(0.05, f"{case}, overhead beyond torch_xla's own share", overhead))
+    return Report([table], targets)
+
+
 def share_of(overheads, name):
-    """Ours as a share of theirs; None where noise left them none."""
+    """Our overhead as a share of a peer's. None if noise made the peer's overhead zero or negative."""
     theirs = overheads.get(name)
     return ratio(overheads.get("ours"), theirs) if theirs is not None and theirs > 0 else None
 
 
 def overhead_target(case, name, share, overheads, bound):
-    """At most a share of the peer's, or 1.3 of the bandwidth bound of the passes that remain: whichever is
-    more."""
+    """The larger of two bounds: a share of the peer's overhead, or 1.3 times the bandwidth bound of the passes over
+    memory that remain."""
     theirs = overheads.get(name)
     if theirs is not None and bound is not None and 1.3 * bound > share * theirs:
         text = f"{case}, overhead over the bandwidth bound (more than {share:.2g} of {name})"
@@ -214,7 +230,7 @@ def train(lines):
         loss_text = None if loss[name] is None else f"{loss[name]:.3f}"
         factor = ratio(throughput["ours"], throughput[name])
         table.rows.append([name, throughput[name], measured.get(name, "loop"), loss_text, factor])
-    best = max((throughput[name] or 0 for name in names[1:]))
+    best = max(throughput[name] or 0 for name in names[1:])
     difference = None if None in (loss["ours"], loss["plain"]) else abs(loss["ours"] - loss["plain"])
     return Report(
         [table],
@@ -300,7 +316,10 @@ def launch(lines):
 
 
 def faults(lines):
-    bounds = "`runners.hang_timeout` 0.5 s, `start_timeout` 3 s; step's deadline in `data_manager` 1 s"
+    bounds = (
+        "`runners.hang_timeout` 0.5 s, `reduction_timeout` 1 s, `start_timeout` 3 s; "
+        "step's deadline in `data_manager` 1 s"
+    )
     titles = {
         "fail": f"With `runners.on_loss: fail` (for `stop` and `hang`: {bounds})",
         "restart": "With `runners.on_loss: restart`",
@@ -320,7 +339,7 @@ def faults(lines):
 
 
 def fault_cell(lines):
-    """The outcome and the median time; empty where there is no such case. Should there be several outcomes: all."""
+    """The outcomes of a case, each with its median time. A case should have one outcome; empty if there is no case."""
     outcomes = {}
     for line in lines:
         counted = "counted" if line["counted"] else "not counted"

@@ -1,9 +1,9 @@
-// How long it takes from the call of a training program to its first step, and from the fork of a runner to
+// Measures the time from the call of a training program to its first step, and from the fork of a runner to
 // its first backward.
 //
-// The program runs itself as such a host: with the shipped configuration, and a model and a data source that
-// note the time and leave the work to those that the configuration names. All its processes write into one
-// timeline, memory of the process that measures.
+// The program executes itself as the host. The host has the shipped configuration, but its model and data
+// source note the time and forward to those that the configuration names. All processes write into one
+// timeline, which is shared memory of the measuring process.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <pthread.h>
@@ -36,11 +36,11 @@ namespace {
 
 using namespace accelmgr;
 
-constexpr const char* timeline_variable = "BENCH_START_TIMELINE";  // Its file, for a process run from here.
+constexpr const char* timeline_variable = "BENCH_START_TIMELINE";  // The path of the timeline.
 constexpr const char* timed = "timed";
 constexpr int max_runners = 24;
 
-/// When it first happened, 0 while it has not.
+/// The time of the first call of now(), 0 before it.
 struct Moment {
   std::atomic<std::int64_t> ns;
   void now() {
@@ -60,11 +60,11 @@ struct Timeline {
   RunnerMoments runner[max_runners];
 };
 
-// What this process is, and where it writes. Set before any thread or fork.
+// The role of this process and the memory that it writes. Set before any thread or fork.
 Timeline* timeline = nullptr;
 bool in_host = false;
-int forks = 0;                    // Since the last exec: 1 in the launcher, 2 in a runner.
-RunnerMoments* runner = nullptr;  // In a runner.
+int forks = 0;                    // Forks since the last exec: 1 in the fork server, 2 in a runner.
+RunnerMoments* runner = nullptr;  // Set only in a runner.
 
 void on_forked() {
   if (++forks != 2) return;
@@ -100,7 +100,7 @@ class TimedModel final : public Model {
   std::unique_ptr<Model> model_;
 };
 
-/// The configuration as it is shipped; what is timed is named in `options`.
+/// The shipped configuration. `options` has the names of the model and the data source that are timed.
 Config without_timing(Config config) {
   config.model.kind = config.model.options.at(timed);
   config.data.kind = config.data.options.at(timed);
@@ -121,7 +121,7 @@ std::unique_ptr<BatchSource> make_timed_data(const Config& config) {
   return source;
 }
 
-/// What `accelmgr train` does until its first step is done, and the end.
+/// Does what `accelmgr train` does up to the end of its first step, then ends the manager.
 void train() {
   auto config = config::load_config(SHIPPED_CONFIG, {}, {}).config;
   config.model.options[timed] = std::exchange(config.model.kind, timed);
@@ -141,7 +141,7 @@ void train() {
   timeline->stepped.now();
 }
 
-/// Runs this program again as the host. `fd`: of the timeline.
+/// Runs this program again as the host. `fd` is the descriptor of the timeline.
 void run_host(int fd, char** argv) {
   const auto path = fmt::format("/proc/{}/fd/{}", getpid(), fd);
   setenv(timeline_variable, path.c_str(), 1);
@@ -153,7 +153,7 @@ void run_host(int fd, char** argv) {
   bench::wait_workers({pid});
 }
 
-/// Prints each part, from the end of the one before it.
+/// Prints the time of each part. A part begins at the end of the part before.
 class Parts {
  public:
   Parts(std::string in_case, const Moment& begin) : case_(std::move(in_case)), last_(begin.ns.load()) {}
@@ -165,7 +165,7 @@ class Parts {
     total_ms_ += ms;
     last_ = ns;
   }
-  /// What lies between belongs to others.
+  /// Leaves out the time up to `moment`, in which other processes work.
   void skip_to(const Moment& moment) { last_ = moment.ns.load(); }
   void total() const { bench::emit("ours", case_, "total", total_ms_, "ms"); }
 
@@ -192,7 +192,7 @@ void report(const Timeline& t) {
   Parts runner("runner", first.forked);
   runner.part("session mapped", first.model_begun);
   runner.part("model", first.model_made);
-  runner.part("bound, and ready", t.runner[1].forked);  // Staged: the next is forked when this one is ready.
+  runner.part("bound, and ready", t.runner[1].forked);  // The next is forked when this one is ready.
   runner.skip_to(first.forward_begun);
   runner.part("forward", first.forward_done);
   runner.part("backward", first.backward_done);
@@ -210,7 +210,7 @@ void measure(bool quick, char** argv) {
   }
 }
 
-/// In host and manager; the latter, and whatever it forks, does not return from accelmgr::init().
+/// Runs in host and manager. The manager and its forks do not return from accelmgr::init().
 void take_part(const char* path, int argc, char** argv) {
   const base::UniqueFd fd(open(path, O_RDWR | O_CLOEXEC));
   if (!fd) throw SystemError(fmt::format("open of {}", path), errno);

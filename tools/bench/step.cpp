@@ -1,9 +1,9 @@
-// The whole training cycle of an MLP through a manager: step, gradients in the master, SGD, parameters
-// published; what the same forward and backward take alone; and what the memory passes that remain between
-// the two would take at the machine's bandwidth.
+// Measures three things: the whole training cycle of an MLP through a manager (step, gradients in the master,
+// SGD in place); the same forward and backward alone; and the time at the machine's memory bandwidth of the
+// passes over memory that a cycle has beyond forward and backward.
 //
-// Every phase runs in processes of its own, forked from one in which torch has computed nothing, and the
-// phases take turns.
+// Every phase runs in processes of its own, forked from one in which torch has computed nothing. The phases
+// take turns.
 //
 // usage: bench_step --shapes FILE --parameters KEY [--quick]
 #include <ATen/Parallel.h>
@@ -35,7 +35,7 @@ namespace {
 
 using namespace accelmgr;
 
-constexpr int batches_in_memory = 8;  // One is not in the cache when its turn comes again.
+constexpr int batches_in_memory = 8;  // So many that a batch is not in the cache when its turn comes again.
 constexpr const char* resident = "resident";
 
 struct Arguments {
@@ -71,7 +71,7 @@ Config config_of(const Arguments& arguments) {
   config.batch_size_per_device = json.at("batch_size_per_device");
   config.prefetch = 2 * config.batch_size_per_device;
   config.runners.threads = json.at("threads_per_runner");
-  config.deterministic = false;  // As the peers have it.
+  config.deterministic = false;  // As in the peers.
   config.model.kind = "mlp";
   config.model.mlp = {.input_size = shape.at("input_size"),
                       .hidden_size = shape.at("hidden_size"),
@@ -83,7 +83,7 @@ Config config_of(const Arguments& arguments) {
   return config;
 }
 
-/// Random elements for `devices` runners: inputs and targets.
+/// Random inputs and targets for `devices` runners.
 std::vector<std::pair<std::string, at::Tensor>> elements_of(const Config& config, int devices) {
   const std::int64_t count = std::int64_t{devices} * batches_in_memory * config.batch_size_per_device;
   return {{"input", at::randn({count, config.model.mlp.input_size})},
@@ -96,7 +96,7 @@ struct Counts {
   int turns;
 };
 
-/// As many cycles as the peers take, in turns.
+/// As many cycles as the peers make, split into turns.
 Counts counts_of(const Config& config, bool quick) {
   const auto& mlp = config.model.mlp;
   const int cycles = mlp.hidden_size <= 512 ? 200 : mlp.hidden_size <= 2048 ? 40 : 15;
@@ -106,7 +106,7 @@ Counts counts_of(const Config& config, bool quick) {
 
 double ms_since(std::int64_t begin_ns) { return double(base::now_ns() - begin_ns) / 1e6; }
 
-/// Numbers of one process, kept in memory that its parent reads.
+/// Measurements of one process, in memory that its parent reads.
 struct Samples {
   explicit Samples(int count) : values(bench::share<double>(std::size_t(count))), size(count) {}
   double median() const { return bench::median({values, values + size}); }
@@ -114,7 +114,7 @@ struct Samples {
   int size;
 };
 
-/// Meets the other processes of a phase.
+/// A barrier of the processes of a phase.
 class Meeting {
  public:
   explicit Meeting(int processes) : processes_(processes), arrived_(bench::share<std::atomic<int>>()) {}
@@ -126,12 +126,12 @@ class Meeting {
 
  private:
   int processes_;
-  int meetings_ = 0;  ///< Of this process.
+  int meetings_ = 0;  ///< Calls of this process.
   std::atomic<int>* arrived_;
 };
 
-/// Median ms of the slower of `nprocs` processes side by side, each with a replica of its own; with gradients
-/// undefined before backward, which is how autograd needs the fewest passes.
+/// Median ms of the slowest of `nprocs` processes side by side, each with its own replica. Gradients are
+/// undefined before backward, because autograd needs the fewest passes then.
 double compute_alone_ms(const Config& config, const Counts& counts) {
   std::vector<Samples> samples;
   for (int rank = 0; rank < config.nprocs; ++rank) samples.emplace_back(counts.cycles);
@@ -162,15 +162,15 @@ double compute_alone_ms(const Config& config, const Counts& counts) {
       forward_and_backward(i);
       samples[std::size_t(rank)].values[i] = ms_since(begin);
     }
-    meet();  // Whoever is alone on the machine is faster.
+    meet();  // A process that measured on while the others have ended would be faster.
   });
   double slowest = 0;
   for (const auto& s : samples) slowest = std::max(slowest, s.median());
   return slowest;
 }
 
-/// Bytes per second that `nprocs` processes reach together in c = a + b, the sum of the three arrays' sizes
-/// counted; each array holds `bytes`.
+/// Bytes per second that `nprocs` processes reach together in c = a + b. Each array has `bytes`; all three
+/// count.
 double stream_bandwidth(int nprocs, std::size_t bytes) {
   constexpr int repetitions = 15;
   Samples samples(repetitions);
@@ -195,16 +195,16 @@ double stream_bandwidth(int nprocs, std::size_t bytes) {
   return 3.0 * double(bytes) / (samples.median() / 1e3);
 }
 
-/// What of a cycle is neither forward nor backward: each runner reads its gradient, which backward has
-/// written into its slab, to see that it is finite; the slabs are read and the master is written; and SGD
-/// reads gradients and parameters and writes parameters.
+/// The time of the passes over memory that are neither forward nor backward. Each runner reads its gradient,
+/// to see that it is finite. The reduction reads the slabs and writes the master. SGD reads gradients and
+/// parameters and writes parameters.
 double pass_bound_ms(const Config& config, std::int64_t parameters) {
   const double bytes = double(parameters) * sizeof(float);
   const double passes = config.nprocs + (config.nprocs + 1) + 3;
   return passes * bytes / stream_bandwidth(config.nprocs, std::size_t(parameters) * sizeof(float)) * 1e3;
 }
 
-/// The cycle and its parts, in the host.
+/// Times of the cycle and its parts, measured in the host.
 struct CycleSamples {
   explicit CycleSamples(int count)
       : cycle(count), compute(count), reduce(count), wait(count), update(count), parameters(1) {}

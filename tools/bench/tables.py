@@ -1,11 +1,11 @@
-"""Medians of what was measured, tables and targets: plain data, and how it is printed."""
+"""Medians of measurements, tables and targets as plain data, and their printed form."""
 
 import dataclasses
 import statistics
 
 
 class Measured:
-    """Medians over all lines that differ in nothing but value and round."""
+    """Medians over lines that differ only in value and round."""
 
     def __init__(self, lines):
         values = {}
@@ -15,7 +15,7 @@ class Measured:
         self._medians = [(dict(key), statistics.median(found)) for key, found in values.items()]
 
     def get(self, name, metric, **attributes):
-        """None if there is no such measurement. Attributes that a measurement lacks are not compared: a
+        """The median of a measurement; None if there is none. Attributes that a measurement lacks are not compared: a
         peer that does not depend on them has one number for all."""
         wanted = {"name": name, "metric": metric, **attributes}
         for key, median in self._medians:
@@ -24,8 +24,7 @@ class Measured:
         return None
 
     def values_of(self, attribute, **where):
-        """All values that an attribute has, in the order of the measurements for strings, sorted for
-        numbers."""
+        """All values of an attribute. Numbers are sorted; strings are in the order of the measurements."""
         found = {
             key[attribute]: None
             for key, _ in self._medians
@@ -43,12 +42,12 @@ class Table:
     title: str
     columns: list
     rows: list = dataclasses.field(default_factory=list)
-    is_markdown: bool = False  # for a page, not for a terminal
+    is_markdown: bool = False  # printed as a table of Markdown
 
 
 @dataclasses.dataclass
 class Target:
-    """`value` is to be at least (or at most) `bound`. None: not measured."""
+    """`value` should be at most `bound`, or at least, if `is_minimum`. A `value` of None was not measured."""
 
     text: str
     value: float | None
@@ -88,7 +87,7 @@ class Report:
 
 
 def number(value):
-    """Three digits that count; a dash for what was not measured."""
+    """A number with about three significant digits; a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -112,7 +111,7 @@ def as_text(report):
         lines = [
             "  ".join(
                 cell.ljust(width) if column == 0 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths))
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             for row in cells
         ]

@@ -1,12 +1,12 @@
-// How long it takes to set two runner processes off and to hear back from both.
+// Measures the round trip from the host to two runner processes and back from both.
 //
 //   ours           the session's trigger and finish epochs, waited on as host and runners do
-//   futex          the same with nothing but a futex: a counter each way, woken whether anybody sleeps or not
-//   whole_attempt  all that a step's protocol does around the model: the attempt is opened, voted on,
-//                  committed and closed. The vote is one more meeting of the runners than the two above have.
+//   futex          a bare futex: one counter each way, with a wake call even if no process sleeps
+//   whole_attempt  the protocol of a whole step without the model: the attempt is opened, voted on, committed
+//                  and closed. The vote is one more meeting of the runners than the two above have.
 //
-// Cases: runners that are `parked`, and runners that are `spinning`; there the host spins as well if it has a
-// core of its own. All take turns within one run.
+// Cases: runners are `parked` or `spinning`. While they spin, the host spins too if it has a core of its own.
+// All take turns within one run.
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/timing.hpp"
 #include "ipc/epoch.hpp"
 #include "measurement.hpp"
 #include "session/attempt.hpp"
@@ -29,14 +30,13 @@ namespace {
 using namespace accelmgr;
 
 constexpr int runners = 2;
-constexpr std::int64_t wait_slice_ns = 20'000'000;
 constexpr int spin_until_called_us = 1'000'000;
 
 using Word = std::atomic<std::uint32_t>;
 
 struct Shared {
-  alignas(64) Word round;    ///< Of `ours`: what the trigger epoch announces.
-  alignas(64) Word arrived;  ///< Runners, in all rounds of `ours` or of `futex`.
+  alignas(64) Word round;    ///< The round that the trigger epoch of `ours` announces.
+  alignas(64) Word arrived;  ///< Arrivals of runners in all rounds of `ours` or of `futex`.
   alignas(64) Word bare_trigger;
   alignas(64) Word bare_finish;
 };
@@ -56,17 +56,17 @@ void bare_wait(Word& word, std::uint32_t seen, bool spins) {
   }
 }
 
-void wait_until(ipc::Epoch& epoch, bool spins, const auto& done) {
+void wait_until(const ipc::Epoch& epoch, bool spins, const auto& done) {
   for (;;) {
     const auto seen = ipc::load(epoch);
     if (done()) return;
-    ipc::wait_changed(epoch, seen, wait_slice_ns, spins ? spin_until_called_us : 0);
+    ipc::wait_changed(epoch, seen, timing::look_ns, spins ? spin_until_called_us : 0);
   }
 }
 
 constexpr std::uint64_t elements = 16;
 
-/// So little that reducing it takes no time.
+/// A model so small that its reduction takes no time.
 session::Manifest one_tensor() {
   session::Manifest manifest;
   manifest.tensors.push_back({.name = "weight", .aliases = {}, .shape = {elements}, .count = elements});
@@ -84,7 +84,7 @@ class Way {
 
 class Ours final : public Way {
  public:
-  Ours(Shared& shared, const session::Session& session) : shared_(shared), control_(session.control()) {}
+  Ours(Shared& shared, session::Session& session) : shared_(shared), control_(session.control()) {}
   const char* name() const override { return "ours"; }
 
   void call(std::uint32_t round, bool spins) override {
@@ -122,14 +122,13 @@ class Futex final : public Way {
 
 class WholeAttempt final : public Way {
  public:
-  explicit WholeAttempt(const session::Session& session)
-      : session_(session), reduction_(session, one_tensor()) {}
+  explicit WholeAttempt(session::Session& session) : session_(session), reduction_(session, one_tensor()) {}
   const char* name() const override { return "whole_attempt"; }
 
   void call(std::uint32_t, bool spins) override {
     const session::Request request{.participants = session::all_ranks(runners),
                                    .accumulate = 0,
-                                   .micro_batches = 1,
+                                   .shares = session::even_shares(1),
                                    .batch_size = 1,
                                    .by_samples = 0,
                                    .mean_buffers = 0,
@@ -142,22 +141,22 @@ class WholeAttempt final : public Way {
     auto& control = session_.control();
     wait_until(control.trigger, spins, [&] { return session_.word().attempt >= round; });
     reduction_.reset_cursor(rank, round);
-    session::cast_vote(session_, round, rank);
+    session::cast_vote({session_, rank}, round);
     wait_until(control.votes, spins, [&] { return session_.word().committed(control.request.participants); });
     reduction_.finish_slice(rank, round);
-    session_.record(rank).settled.store(round);
-    ipc::advance(control.life);
+    session_.record(rank).acknowledged_attempt.store(round);
+    ipc::advance(control.readiness);
     session::close_if_over(session_, round);
   }
 
  private:
-  const session::Session& session_;
+  session::Session& session_;
   session::Reduction reduction_;
 };
 
 struct Schedule {
   int turns;
-  int rounds;  ///< Of a turn; the first tenth warms up.
+  int rounds;  ///< Rounds of a turn; the first tenth warms up.
 };
 
 /// All processes go through the same turns; `play(way, case, round, warm)` is one round of it.
@@ -175,8 +174,7 @@ void each_round(const Schedule& schedule, int ways, const auto& play) {
 
 void measure(bool quick) {
   const Schedule schedule{.turns = quick ? 3 : 10, .rounds = quick ? 200 : 1000};
-  const auto session =
-      session::Session::create({.ranks = runners, .elements = elements, .tensors = 1}, runners, 1);
+  auto session = session::Session::create({.ranks = runners, .elements = elements, .tensors = 1}, runners, 1);
   auto& shared = *new (bench::share<Shared>()) Shared{};
   auto& bare = *new (bench::share<Shared>()) Shared{};
   const bool host_has_a_core = std::thread::hardware_concurrency() > runners;
@@ -191,7 +189,7 @@ void measure(bool quick) {
     processes.push_back(bench::fork_worker([&] {
       std::optional<bench::Pin> pin;
       each_round(schedule, std::size(ways), [&](int way, bool spins, std::uint32_t round, bool) {
-        // Two spinners on one core would measure the scheduler.
+        // Pinned: two spinning processes on one core would measure the scheduler.
         if (spins && !pin) pin.emplace(rank, runners);
         if (!spins) pin.reset();
         ways[way]->answer(rank, round, spins);

@@ -1,34 +1,35 @@
 """A peer of a hivemind swarm: accelmgr computes the gradients, hivemind.Optimizer averages them and steps.
 
     python tools/examples/hivemind_peer.py --run-id licences                            the first; prints its address
-    python tools/examples/hivemind_peer.py --run-id licences --initial-peers ADDRESS    all others
+    python tools/examples/hivemind_peer.py --run-id licences --initial-peers ADDRESS    every further peer
 
-`run_swarm.py` beside this file starts several on one machine. Every line that is printed is a JSON object.
+`run_swarm.py` in this folder starts several peers on one machine. Every line that a peer prints is a JSON object.
 
-How the two fit together. `model.parameters()` are the session's memory: manager.step() adds a mean gradient to their
-`.grad`, and what optimizer.step() writes into them is what runners compute with next.
+How accelmgr and hivemind fit together. `model.parameters()` are memory of the session. manager.step() adds a mean
+gradient to their `.grad`, and runners compute the next step with the values that optimizer.step() writes.
 
-- hivemind's default (`params=`, and a factory as `optimizer=`: offloaded): each optimizer.step() adds `.grad` to
-  accumulators of its own. So `.grad` has one step only: manager.step(accumulate=False), or manager.step() with
-  optimizer.zero_grad() or manager.zero_grad() after each optimizer.step(). The same with `delay_optimizer_step=True`
-  and `delay_grad_averaging=True`. The optimizer has parameters of its own, which hivemind copies into the model's.
-- `reuse_grad_buffers=True` (here, unless `--overlap`): `.grad` is hivemind's accumulator. manager.step() adds to it,
-  hivemind divides it by the number of its own steps and zeroes it in place when an epoch is over. Never call
-  zero_grad(), and never step(accumulate=False). Saves a copy of the gradients.
-- `use_local_updates=True` (`--average parameters`): each optimizer.step() updates the parameters with `.grad`, and
-  leaves it as it is: manager.step(accumulate=False), or zero_grad().
-- A peer that joins downloads the state of another: hivemind sends the parameters through a pipe of multiprocessing.
-  They are sent as copies, one of the parameters for the moment, and stay in the session.
-- Never `reuse_tensors=True` in averager_opts: hivemind would move the parameters into memory of its own. manager.step()
-  finds that and raises ModelError. What hivemind keeps by default costs, beyond the session, one copy of the
+- hivemind's default (`params=`, and a factory as `optimizer=`: offloaded): each optimizer.step() adds `.grad` to its
+  own accumulators. So `.grad` must have the gradient of one step: call manager.step(accumulate=False), or
+  manager.step() and after each optimizer.step() optimizer.zero_grad() or manager.zero_grad(). The same holds with
+  `delay_optimizer_step=True` and `delay_grad_averaging=True`. The optimizer has its own parameters, which hivemind
+  copies into the model's.
+- `reuse_grad_buffers=True` (here, unless `--overlap`): `.grad` is hivemind's accumulator. manager.step() adds to it;
+  at the end of an epoch hivemind divides it by the number of its steps and zeroes it in place. Never call
+  zero_grad() or step(accumulate=False). This mode saves a copy of the gradients.
+- `use_local_updates=True` (`--average parameters`): each optimizer.step() updates the parameters with `.grad` and does
+  not change it. Call manager.step(accumulate=False), or zero_grad().
+- A peer that joins downloads the state of another peer. hivemind sends the parameters through a pipe of
+  multiprocessing. accelmgr sends them as copies, which exist only meanwhile; the parameters stay in the session.
+- Never set `reuse_tensors=True` in averager_opts: hivemind would move the parameters into its own memory.
+  manager.step() finds that and raises ModelError. By default hivemind needs, beyond the session, one copy of the
   parameters, one of the gradients, and the optimizer's state.
-- The thread that calls optimizer.step() is the one that writes parameters, so that a runner, which computes only within
-  manager.step(), never reads half of an update. With `delay_optimizer_step=True` too.
-- manager.step() waits for no other peer. optimizer.step() may: for matchmaking_time, and for an averaging_timeout each
-  for gradients and for parameters where a peer has died. So averaging_timeout is short. With `--overlap` averaging goes
-  on in the background, and its update comes one epoch late; `.grad` is not reused then.
-- hivemind forks its averagers from this process and needs multiprocessing's start method `fork`; accelmgr leaves the
-  default alone.
+- Only the thread that calls optimizer.step() writes parameters, also with `delay_optimizer_step=True`. Runners compute
+  only within manager.step(), so they never read half of an update.
+- manager.step() waits for no other peer. optimizer.step() may wait: for matchmaking_time, and if a peer has died for
+  one averaging_timeout each for gradients and parameters. So averaging_timeout is short. With `--overlap` averaging
+  runs in the background, its update comes one epoch late, and `.grad` is not reused.
+- hivemind forks its averagers from this process and needs multiprocessing's start method `fork`. accelmgr does not
+  change that method.
 """
 
 from __future__ import annotations
@@ -74,18 +75,18 @@ def parse() -> argparse.Namespace:
 
 
 class Track:
-    """Start and finish of peers on one machine: files in a folder. Without a folder, nobody waits for anybody."""
+    """Files in a folder by which peers of one machine start and finish together. Without a folder no peer waits."""
 
     def __init__(self, folder: pathlib.Path | None, peer: int) -> None:
         self._folder, self._peer = folder, peer  # The file "finished" has the number of the first peer to finish.
 
     def wait_for_start(self, seconds: float) -> None:
-        """A peer that is alone would train alone; a late one finds the file and starts at once."""
+        """Waits until run_swarm.py starts all peers: a first peer would train alone. A late peer starts at once."""
         if self._folder:
             self._wait("start", seconds)
 
     def last_epoch(self, otherwise: int) -> int:
-        """After which all end; run_swarm.py decides."""
+        """The epoch after which all peers end: run_swarm.py may set it while they train. Until then `otherwise`."""
         file = self._folder / "last_epoch" if self._folder else None
         return int(file.read_text()) if file and file.exists() else otherwise
 
@@ -93,14 +94,14 @@ class Track:
         return self._folder is not None and (self._folder / "finished").exists()
 
     def is_first_to_finish(self) -> bool:
-        """Whose parameters are the result. The first who asks; also a peer without a folder."""
+        """True for the first peer that asks, and for a peer without a folder. Its parameters are the result."""
         try:
             return self._folder is None or bool((self._folder / "finished").open("x").write(str(self._peer)))
         except FileExistsError:
             return False
 
     def wait_for_others(self, seconds: float) -> None:
-        """Serves its parameters until all have finished."""
+        """Waits until all peers have finished. Until then this peer serves its parameters to them."""
         if self._folder:
             self._wait("all_finished", seconds)
 
@@ -119,7 +120,7 @@ def make_manager(arguments: argparse.Namespace, model: Gpt) -> accelmgr.Manager:
     data = {
         "files": [str(file) for file in documents()[0]],
         "sequence_length": arguments.context,
-        "seed": 1000 + arguments.peer,  # Each peer reads the texts in an order of its own.
+        "seed": 1000 + arguments.peer,  # Each peer reads the texts in a different order.
     }
     return accelmgr.Manager(
         model,
@@ -133,14 +134,14 @@ def make_manager(arguments: argparse.Namespace, model: Gpt) -> accelmgr.Manager:
 
 
 def accumulates(arguments: argparse.Namespace) -> bool:
-    """Whether `.grad` is hivemind's accumulator: not where a gradient is still averaged in the next epoch."""
+    """True if `.grad` is hivemind's accumulator. Not with --overlap: a gradient is still averaged in the next epoch."""
     return arguments.average == "gradients" and not arguments.overlap
 
 
 def make_optimizer(arguments: argparse.Namespace, dht: Any, parameters: list[torch.nn.Parameter]) -> Any:
     import hivemind
 
-    # Below matchmaking_time. averager_opts reaches the averager of parameters only, so that of gradients has a factory.
+    # Below matchmaking_time. averager_opts only reaches the averager of parameters; that of gradients needs a factory.
     request_timeout = 0.6 * arguments.matchmaking_time
     by_gradients = arguments.average == "gradients"
     gradients = functools.partial(hivemind.optim.grad_averager.GradientAverager, request_timeout=request_timeout)
@@ -157,14 +158,14 @@ def make_optimizer(arguments: argparse.Namespace, dht: Any, parameters: list[tor
         averager_opts={"request_timeout": request_timeout},
         delay_grad_averaging=arguments.overlap and by_gradients,
         delay_optimizer_step=arguments.overlap,
-        delay_state_averaging=arguments.overlap,  # Otherwise parameters are equal after each epoch.
+        delay_state_averaging=arguments.overlap,  # Without it parameters are equal after each epoch.
         load_state_timeout=30,
         matchmaking_time=arguments.matchmaking_time,
-        # hivemind's default is matchmaking_time: a peer that begins a round so much later than another is left out of
-        # it without a word. Below averaging_timeout: when a peer dies in a round, the others still have a result.
+        # hivemind's default is matchmaking_time: a peer that begins a round so much later is silently left out of it.
+        # Below averaging_timeout, so that the other peers still have a result when a peer dies in a round.
         next_chunk_timeout=0.5 * arguments.averaging_timeout,
         averaging_timeout=arguments.averaging_timeout,
-        # Otherwise peers look at each other's progress every few seconds, which is more than an epoch takes here.
+        # By default peers fetch each other's progress every few seconds. An epoch here is shorter.
         tracker_opts={"min_refresh_period": 0.1, "default_refresh_period": 0.2, "max_refresh_period": 0.5},
     )
 
@@ -175,7 +176,7 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def train(arguments: argparse.Namespace, manager: accelmgr.Manager, optimizer: Any, track: Track) -> None:
-    """Until the last epoch; one line for each."""
+    """Trains until the last epoch and prints a line for each epoch."""
     model = manager.model
     assert model is not None
     accumulate = accumulates(arguments)
@@ -184,7 +185,7 @@ def train(arguments: argparse.Namespace, manager: accelmgr.Manager, optimizer: A
     epoch = -1
     while optimizer.local_epoch < track.last_epoch(arguments.epochs) and time.monotonic() < end:
         if track.another_has_finished():
-            break  # It averages with nobody any more.
+            break  # That peer does not average any more.
         begin = time.monotonic()
         result = manager.step(accumulate=accumulate)
         result.raise_for_status()
@@ -207,7 +208,7 @@ def train(arguments: argparse.Namespace, manager: accelmgr.Manager, optimizer: A
         )
         slowest_step = slowest_update = 0.0
         if epoch < optimizer.tracker.global_epoch:
-            optimizer.load_state_from_peers()  # hivemind lets a peer be one epoch behind, for ever if need be.
+            optimizer.load_state_from_peers()  # Otherwise hivemind lets a peer stay one epoch behind.
     optimizer.state_averager.step(wait_for_delayed_updates=True)
     if not track.is_first_to_finish():
         optimizer.load_state_from_peers()
@@ -216,12 +217,12 @@ def train(arguments: argparse.Namespace, manager: accelmgr.Manager, optimizer: A
 def main() -> None:
     arguments = parse()
     if multiprocessing.get_start_method() != "fork":
-        multiprocessing.set_start_method("fork", force=True)  # As hivemind needs it; no default since Python 3.14.
+        multiprocessing.set_start_method("fork", force=True)  # hivemind needs it; not the default since Python 3.14.
     try:
         import hivemind
     except ImportError:
         sys.exit("hivemind is missing: pip install 'accelmgr[hivemind]'")
-    torch.set_num_threads(1)  # The cores are the runners'.
+    torch.set_num_threads(1)  # Leaves the cores to the runners.
     torch.manual_seed(0)  # All peers begin with the same parameters.
     model = Gpt(arguments.layers, arguments.width, heads=4, context=arguments.context)
     track = Track(arguments.track, arguments.peer)
@@ -236,7 +237,7 @@ def main() -> None:
                 say(event="ready", peer=arguments.peer)
                 track.wait_for_start(arguments.seconds)
                 train(arguments, manager, optimizer, track)
-                manager.sync_buffers()  # For models that have some: the runners have changed them.
+                manager.sync_buffers()  # For models with buffers, which the runners have changed.
                 say(
                     event="end",
                     peer=arguments.peer,

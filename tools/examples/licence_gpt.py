@@ -1,4 +1,4 @@
-"""A byte-level GPT as a plain torch.nn.Module, and the licences that every Debian carries: what the examples train."""
+"""The model and the texts of the examples: a byte-level GPT as a plain torch.nn.Module, and the licences in Debian."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCABULARY = 256
 
 
 class Block(nn.Module):
-    """Attention and MLP, each normalized before and added to the residual stream."""
+    """Attention and MLP, each with a layer norm before it and added to the residual stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """float32; `context` is the longest sequence, in bytes."""
+    """A GPT in float32. `context` is the length of the longest sequence in bytes."""
 
     def __init__(self, layers: int = 4, width: int = 128, heads: int = 4, context: int = 128) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class Gpt(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-        """int64 [batch, length] each; {"loss": mean loss in nats per byte}."""
+        """`input` and `target` are int64 [batch, length]. Returns {"loss": mean loss in nats per byte}."""
         values = self.token_embedding(input) + self.position_embedding.weight[: input.shape[1]]
         logits = functional.linear(self.norm(self.blocks(values)), self.token_embedding.weight)
         return {"loss": functional.cross_entropy(logits.flatten(0, 1), target.flatten())}
 
 
 def documents() -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """Files to train on, and those that are held out: one in eight, the same ones for everybody."""
+    """Files to train on, and held-out files. One in eight is held out, the same ones in all peers."""
     files = sorted({file.resolve() for file in TEXTS.iterdir() if file.is_file()})
     files.sort(key=lambda file: hashlib.sha256(file.read_bytes()).digest())
     held_out = max(1, len(files) // 8)
@@ -62,7 +62,7 @@ def documents() -> tuple[list[pathlib.Path], list[pathlib.Path]]:
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, context: int, at_most: int = 64) -> float:
-    """Nats per byte, over at most so many windows of the texts that nobody trains on."""
+    """Mean loss in nats per byte over the first windows of the held-out texts, `at_most` of them."""
     windows = [
         torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8).long().unfold(0, context + 1, context)
         for file in documents()[1]

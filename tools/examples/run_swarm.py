@@ -1,9 +1,9 @@
-"""Starts peers of a hivemind swarm on this machine, kills one, starts one late, and says how they ended.
+"""Starts peers of a hivemind swarm on this machine and prints how they ended. Can kill one peer and start one late.
 
     python tools/examples/run_swarm.py                          two peers
     python tools/examples/run_swarm.py --peers 3 --kill --late  three: the second is killed, the third comes late
     python tools/examples/run_swarm.py --average parameters
-    python tools/examples/run_swarm.py -- --layers 2 --width 32 what follows `--` goes to hivemind_peer.py
+    python tools/examples/run_swarm.py -- --layers 2 --width 32 options after `--` go to hivemind_peer.py
 
 Exit code 1 unless every peer that was not killed ends with the same held-out loss within 0.05. Ends within --seconds.
 """
@@ -25,16 +25,16 @@ import time
 from typing import Any, TextIO
 
 PEER = pathlib.Path(__file__).with_name("hivemind_peer.py")
-END_S = 20  # Within which a peer that is through has ended; hivemind takes some seconds.
+END_S = 20  # Time limit for a finished peer to exit; hivemind takes some seconds.
 EQUAL_WITHIN = 0.05  # Nats per byte.
 
 
 class Failure(Exception):
-    """The swarm did not do what it should; the text says what."""
+    """The swarm failed; the text says how."""
 
 
 class Swarm:
-    """Peers by number, and the lines that they print."""
+    """The peers by number, and the lines that they have printed."""
 
     def __init__(self, folder: pathlib.Path, arguments: argparse.Namespace) -> None:
         self._folder, self._arguments = folder, arguments
@@ -54,7 +54,7 @@ class Swarm:
         command += ["--epochs", "1000000" if a.late else str(a.epochs), *a.peer_arguments]
         command += ["--initial-peers", *self._addresses] if self._addresses else []
         log = (self._folder / f"log.{peer}").open("w")
-        with log:  # In a group of its own: all that hivemind has started for it can be ended with it.
+        with log:  # A process group of its own: close() kills it with all that hivemind starts.
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
         self.processes[peer] = process
         assert process.stdout
@@ -63,12 +63,12 @@ class Swarm:
 
     def _read(self, peer: int, output: TextIO) -> None:
         for line in output:
-            with contextlib.suppress(ValueError):  # hivemind may print too.
+            with contextlib.suppress(ValueError):  # A line that hivemind prints is no JSON.
                 self._lines.put((peer, json.loads(line)))
         self._lines.put((peer, None))
 
     def _wait(self, done: Any, otherwise: str) -> None:
-        """Takes lines until it is done."""
+        """Takes lines until done() is true. Raises Failure with `otherwise` if time is up or a peer ends too early."""
         while not done():
             left = self._end - time.monotonic()
             try:
@@ -129,7 +129,7 @@ class Swarm:
         return "\n".join(f"peer {p}: {(self._folder / f'log.{p}').read_text()[-3000:]}" for p in which)
 
     def close(self) -> None:
-        """Nothing is left of any peer."""
+        """Kills the process groups of all peers."""
         for process in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -137,7 +137,7 @@ class Swarm:
 
 
 def run(arguments: argparse.Namespace, swarm: Swarm) -> list[str]:
-    """What is to be said at the end."""
+    """Runs the swarm to its end. Returns the lines of the report."""
     late = arguments.peers - 1 if arguments.late else None
     first = [peer for peer in range(arguments.peers) if peer != late]
     victim = first[-1] if arguments.kill else None
@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace, swarm: Swarm) -> list[str]:
     if victim is not None:
         swarm.wait_for_epoch(0, 2)
         swarm.kill(victim)
-    if late is not None:  # The end is set when it has joined and had some epochs with the others.
+    if late is not None:  # All end when the late peer has made some epochs with the others.
         swarm.wait_for_epoch(late, 1)
         swarm.end_after(max(swarm.epoch(late) + 3, arguments.epochs))
     swarm.wait_for_end()
@@ -163,8 +163,10 @@ def run(arguments: argparse.Namespace, swarm: Swarm) -> list[str]:
             for peer, end in sorted(swarm.ends.items())
         ),
         *(f"peer {peer}: killed in epoch {swarm.epoch(peer)}" for peer in sorted(swarm.killed)),
-        f"slowest manager.step() {max(line['slowest_step_s'] for line in rounds):.2f} s, slowest optimizer.step() "
-        f"{max(line['slowest_update_s'] for line in rounds):.2f} s",
+        (
+            f"slowest manager.step() {max(line['slowest_step_s'] for line in rounds):.2f} s, slowest optimizer.step() "
+            f"{max(line['slowest_update_s'] for line in rounds):.2f} s"
+        ),
     ]
     if max(losses.values()) - min(losses.values()) > EQUAL_WITHIN:
         raise Failure("\n".join([*report, f"the losses differ by more than {EQUAL_WITHIN}"]))

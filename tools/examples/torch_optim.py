@@ -1,9 +1,10 @@
-"""The built-in GPT of configs/gpt-licenses.yaml, trained by an optimizer and a schedule of torch.
+"""Trains the built-in GPT of configs/gpt-licenses.yaml with an optimizer and a schedule of torch.
 
     python tools/examples/torch_optim.py [--steps 300] [--set key=value ...]
 
-The runners have no Python: the model and the data are accelmgr's own. `manager.parameters()` is what an optimizer of
-torch takes; each has its master's memory, and its `.grad` is the mean gradient of all runners.
+The runners have no Python: the model and the data are built into accelmgr. An optimizer of torch takes
+`manager.parameters()`. Their memory is that of the master parameters, and their `.grad` is the mean gradient of all
+runners.
 """
 
 from __future__ import annotations

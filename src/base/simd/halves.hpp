@@ -1,5 +1,5 @@
-// float16 and bfloat16 to float32, exactly, and back, rounded to nearest even. As local to who includes it as
-// base/simd/vectors.hpp.
+// Conversion of float16 and bfloat16 to float32, exact, and back, rounded to nearest even. All names are
+// local to the including file, for the reason given in base/simd/vectors.hpp.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ ACCELMGR_INLINE FloatsOf<lanes> widen_bfloat16(HalvesOf<lanes> v) {
   return reinterpret_cast<FloatsOf<lanes>>(__builtin_convertvector(v, WordsOf<lanes>) << 16);
 }
 
-/// A NaN keeps its sign and high bits and is made quiet: rounding could carry it into infinity.
+/// A NaN keeps its sign and high bits and is made quiet, because rounding could turn it into infinity.
 template <std::size_t lanes>
 ACCELMGR_INLINE HalvesOf<lanes> narrow_bfloat16(FloatsOf<lanes> v) {
   using Words = WordsOf<lanes>;
@@ -51,12 +51,12 @@ using SignedWords = SignedWordsOf<float_lanes>;
 ACCELMGR_INLINE Words mask_of(SignedWords comparison) { return reinterpret_cast<Words>(comparison); }
 
 #if defined(__AVX512F__)
-// The forms without a mask are inline functions of g++ 12 that it warns about (GCC bug 105593).
+// With a mask, because g++ 12 warns about its own inline functions without one (GCC bug 105593).
 constexpr __mmask16 all_lanes = 0xffff;
 #endif
 
-/// The exponent moves by 112; those of infinity and NaN by as much again; a subnormal is its fraction over a
-/// power of two that is subtracted again.
+/// The portable form adds 112 to the exponent, and again 112 to that of infinity and NaN. It makes a
+/// subnormal by setting its fraction below a power of two, which it then subtracts.
 ACCELMGR_INLINE Floats widen_float16(Halves v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_maskz_cvtph_ps(all_lanes, reinterpret_cast<__m256i>(v)));
@@ -78,7 +78,7 @@ ACCELMGR_INLINE Floats widen_float16(Halves v) {
 #endif
 }
 
-/// Beyond the largest: infinity.
+/// Values beyond the largest float16 become infinity.
 ACCELMGR_INLINE Halves narrow_float16(Floats v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Halves>(_mm512_maskz_cvtps_ph(all_lanes, reinterpret_cast<__m512>(v),
@@ -90,7 +90,7 @@ ACCELMGR_INLINE Halves narrow_float16(Floats v) {
   const Words bits = reinterpret_cast<Words>(v);
   const Words magnitude = bits & 0x7fffffffu;
   const SignedWords ordered = reinterpret_cast<SignedWords>(magnitude);
-  // A subnormal: the addition shifts its fraction to the end of the word, and rounds.
+  // A subnormal result: the addition shifts the fraction to the end of the word, and rounds it.
   const Words base = Words{} + (126u << 23);
   const Words subnormal =
       reinterpret_cast<Words>(reinterpret_cast<Floats>(magnitude) + reinterpret_cast<Floats>(base)) - base;

@@ -1,5 +1,5 @@
-// Kernels are compiled once for each instruction set; which variants run here, and which is the fastest.
-// Thread-safe.
+// Kernels are compiled once for each instruction set. This says which variants this machine can run, and
+// which is the fastest. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -7,18 +7,18 @@
 
 namespace accelmgr::base::simd {
 
-/// In the order of their speed.
+/// Ordered by speed, slowest first.
 enum class Isa { portable, avx2, avx512 };
 const char* to_string(Isa isa) noexcept;
 
-/// avx2 includes F16C; avx512 is F, BW, VL and DQ. The flags of src/cmake/Kernels.cmake say the same.
+/// avx2 includes F16C. avx512 means F, BW, VL and DQ. The flags in src/cmake/Kernels.cmake must agree.
 bool machine_has(Isa isa) noexcept;
 
-/// A set of kernels, made of an Isa and its table of functions.
+/// The variants of a set of kernels. `Kernels` is made of an Isa and a pointer to its table of functions.
 template <class Kernels>
 class Variants {
  public:
-  /// A table is null where the compiler does not know the instruction set; the portable one never is.
+  /// A table is null if the compiler does not know the instruction set. `portable` is never null.
   template <class Table>
   Variants(const Table* portable, const std::type_identity_t<Table>* avx2,
            const std::type_identity_t<Table>* avx512) noexcept
@@ -28,7 +28,7 @@ class Variants {
       if (usable_[i]) best_ = i;
   }
 
-  /// Null when this machine or the compiler lacks it.
+  /// Null if this machine or the compiler lacks `isa`.
   const Kernels* find(Isa isa) const noexcept {
     const auto i = static_cast<std::size_t>(isa);
     return usable_[i] ? &kernels_[i] : nullptr;

@@ -1,8 +1,8 @@
-// The compiler's vector types, how they meet memory, and the walk over a range: what kernels are written on.
+// What kernels are written with: vector types of the compiler, loads and stores, and the walk over a range.
 //
-// For the variants of kernels alone, each compiled for its instruction set (base/simd/variants.hpp). So all
-// names are local to who includes this: an inline function shared with other code could be kept by the linker
-// in its AVX-512 form and then called everywhere.
+// Only the variants of kernels may include this, each compiled for its instruction set
+// (base/simd/variants.hpp). All names are local to the including file: of an inline function that is shared
+// with other code, the linker could keep the AVX-512 form, and all code would call it.
 #pragma once
 
 #include <cstddef>
@@ -26,21 +26,21 @@ constexpr std::size_t vector_bytes = 32;
 #else
 constexpr std::size_t vector_bytes = 16;
 #endif
-/// Vectors of a block of walk().
+/// Number of vectors in a block of walk().
 constexpr std::size_t unroll = 4;
 
 template <class T, std::size_t lanes>
 struct VectorOf {
-  typedef T type [[gnu::vector_size(lanes * sizeof(T))]];
+  using type [[gnu::vector_size(lanes * sizeof(T))]] = T;
 };
 template <class T, std::size_t lanes>
 using Vector = typename VectorOf<T, lanes>::type;
 
-/// How many fill a register.
+/// How many elements fill a register.
 template <class T>
 constexpr std::size_t lanes_of = vector_bytes / sizeof(T);
 
-/// `to` is aligned to the vector. Vectors narrower than any register are stored regularly.
+/// `to` must be aligned to the vector. A vector narrower than any register is stored regularly.
 template <class V>
 ACCELMGR_INLINE void store_past_caches(void* to, V v) {
   [[maybe_unused]] auto* bytes = static_cast<char*>(to);
@@ -65,7 +65,7 @@ ACCELMGR_INLINE void fence_past_caches() {
 #endif
 }
 
-// How a vector meets memory.
+// How a vector is loaded and stored: whole, whole past the caches, or in part.
 struct Whole {
   template <class V>
   ACCELMGR_INLINE static V load(const void* from) {
@@ -84,7 +84,7 @@ struct WholePastCaches : Whole {
     store_past_caches(to, v);
   }
 };
-/// The first `count` of a vector's `elements`; what is loaded is zero beyond.
+/// Only the first `count` of the `elements` of a vector. Loads set the rest to zero.
 template <std::size_t elements>
 struct Partial {
   std::size_t count;
@@ -100,13 +100,13 @@ struct Partial {
   }
 };
 
-/// Calls step(offset in elements, vectors, access) over `count` elements, `lanes` of which make a vector:
-/// first for blocks of `unroll` vectors, then for single ones, then for a partial one, so that every element
-/// meets the same operations wherever it lies. `vectors` is an integral constant.
+/// Calls step(offset in elements, vectors, access) over `count` elements. A vector has `lanes` elements.
+/// First for blocks of `unroll` vectors, then for single vectors, then for a partial one: every element gets
+/// the same operations at any position. `vectors` is an integral constant.
 ///
-/// `element` is the size of one at the destination. Stores past the caches need an aligned destination, which
-/// a partial step at the beginning provides; one that cannot be aligned is written regularly. They are
-/// fenced.
+/// `element` is the size in bytes of an element at the destination. Stores past the caches need an aligned
+/// destination: a partial step at the beginning aligns it. A destination that cannot be aligned is written
+/// regularly. A fence follows stores past the caches.
 template <std::size_t element, std::size_t lanes, bool past_caches, class Step>
 ACCELMGR_INLINE void walk(const void* destination, std::size_t count, Step step) {
   using Access = std::conditional_t<past_caches, WholePastCaches, Whole>;

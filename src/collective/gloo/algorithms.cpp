@@ -10,7 +10,8 @@
 namespace accelmgr::collective::gloo {
 namespace {
 
-/// Up to here all data to all ranks, in one step, is faster than two steps with a part each.
+/// Up to this size, one step in which all ranks send everything to all is faster than two steps with a part
+/// each.
 constexpr std::size_t one_step_bytes = std::size_t{32} << 10;
 
 std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
@@ -20,14 +21,14 @@ const std::byte* at(const void* data, std::size_t bytes) noexcept {
   return static_cast<const std::byte*>(data) + bytes;
 }
 
-/// Where the blocks begin; one more: where the last ends.
+/// Where the blocks begin. A last entry says where the last block ends.
 std::vector<std::size_t> offsets_of(std::span<const std::size_t> lengths) {
   std::vector<std::size_t> offsets(lengths.size() + 1, 0);
   std::partial_sum(lengths.begin(), lengths.end(), offsets.begin() + 1);
   return offsets;
 }
 
-/// `count` elements in as many parts as there are ranks, of whole cache lines but for the last.
+/// Cuts `count` elements into one part for each rank. All parts but the last are whole cache lines.
 std::vector<std::size_t> parts_of(std::size_t count, int ranks) {
   constexpr std::size_t line = 64;
   const auto each = (count / index(ranks) + line) / line * line;
@@ -44,13 +45,13 @@ std::vector<std::size_t> times(std::vector<std::size_t> counts, std::size_t fact
   return counts;
 }
 
-/// What the ranks sent of the same `bytes`, and where this rank's own lies.
+/// The blocks of `bytes` each that the other ranks sent, and this rank's own: `inputs` in the order of ranks.
 struct Received {
   std::unique_ptr<std::byte[]> memory;
   std::vector<const void*> inputs;
 };
 
-/// Sends to each rank what begins in `in` at its offset, and takes `bytes` from each.
+/// Sends each rank its block of `in`, and receives a block of this rank's size from each.
 Received exchange_parts(Mesh& mesh, const void* in, std::span<const std::size_t> offsets,
                         std::span<const std::size_t> sent, base::Deadline deadline) {
   const auto bytes = sent[index(mesh.rank())];
@@ -133,7 +134,8 @@ void all_gather(Mesh& mesh, void* out, std::span<const std::size_t> bytes, base:
 }
 
 void broadcast(Mesh& mesh, void* data, std::size_t bytes, int root, base::Deadline deadline) {
-  // Of long data, root sends each rank a part, and the ranks send them on: root's link carries it once.
+  // Long data: root sends each rank a part, and the ranks send the parts to each other. So root's link
+  // carries the data once.
   const bool in_parts = bytes > one_step_bytes && mesh.size() > 2;
   auto parts = in_parts ? parts_of(bytes, mesh.size()) : std::vector<std::size_t>(index(mesh.size()), bytes);
   const auto offsets = in_parts ? offsets_of(parts) : std::vector<std::size_t>(index(mesh.size()), 0);

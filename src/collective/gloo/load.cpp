@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "accelmgr/errors.hpp"
-#include "collective/gloo/factory.hpp"
+#include "collective/gloo/plugin.hpp"
 
 namespace accelmgr::collective::gloo {
 namespace {
@@ -30,8 +30,9 @@ std::filesystem::path own_folder() {
   return std::filesystem::path(info.dli_fname).parent_path();
 }
 
-/// ACCELMGR_GLOO_PLUGIN, if it is set, and nothing else; or: the build tree, beside the extension module of
-/// Python, beside the installed program that runs, where `cmake --install` puts it.
+/// The paths to try. ACCELMGR_GLOO_PLUGIN alone, if it is set. Otherwise: the build tree, the folder of the
+/// program or extension module, the library folder of the installed program, the one into which `cmake
+/// --install` puts the plug-in.
 std::vector<std::string> candidates() {
   if (const char* named = std::getenv("ACCELMGR_GLOO_PLUGIN"); named != nullptr && *named != '\0')
     return {named};
@@ -40,25 +41,28 @@ std::vector<std::string> candidates() {
   paths.emplace_back(ACCELMGR_GLOO_BUILT);
 #endif
   if (const auto folder = own_folder(); folder.is_absolute()) paths.push_back((folder / file_name).string());
+#ifdef ACCELMGR_GLOO_LIBDIR
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
   if (program.has_parent_path())
     paths.push_back((program.parent_path().parent_path() / ACCELMGR_GLOO_LIBDIR / file_name).string());
   paths.push_back((std::filesystem::path(ACCELMGR_GLOO_PREFIX) / ACCELMGR_GLOO_LIBDIR / file_name).string());
+#endif
   return paths;
 }
 
-/// Empty when `loaded` has it now, else why not.
+/// Loads the plug-in from `path`. Returns an empty string on success, otherwise the reason.
 std::string try_load(const std::string& path, Loaded& loaded) {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return fmt::format("{}: no such file", path);
-  // DEEPBIND: what gloo exports is looked for in the plug-in and its libraries first, not in torch.
+  // DEEPBIND: the plug-in's references to gloo's symbols resolve to its own libraries before torch's.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
   if (handle == nullptr) return dlerror();
   const auto entry = reinterpret_cast<PluginEntry>(dlsym(handle, plugin_symbol));
-  if (entry == nullptr) return fmt::format("{}: it has no {}", path, plugin_symbol);
+  if (entry == nullptr) return fmt::format("{}: it does not export {}", path, plugin_symbol);
   if (entry()->version != plugin_version)
-    return fmt::format("{}: its interface is version {}, not {}", path, entry()->version, plugin_version);
+    return fmt::format("{}: its interface has version {}, but this build needs version {}", path,
+                       entry()->version, plugin_version);
   loaded.plugin = entry();
   return "";
 }

@@ -1,13 +1,14 @@
 #include "collective/gloo/mesh.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <exception>
 
 #include "base/interruption.hpp"
 #include "base/log.hpp"
+#include "base/timing.hpp"
+#include "collective/checks.hpp"
 #include "collective/gloo/load.hpp"
 
 namespace accelmgr::collective::gloo {
@@ -15,17 +16,11 @@ namespace {
 
 using Cause = CollectiveError::Cause;
 
-/// gloo counts some lengths in 32 bits.
+/// Longer messages are cut: gloo counts some lengths in 32 bits.
 constexpr std::size_t most_message_bytes = std::size_t{1} << 28;
-/// How often who waits for one looks at the others.
-constexpr std::int64_t look_ns = 10'000'000;
-/// How long who has given up waits until the others know, one of which may not read for a moment.
-constexpr std::int64_t telling_ns = 1'000'000'000;
-/// How long it then waits for what they know.
-constexpr std::int64_t farewell_ns = 100'000'000;
 constexpr std::uint64_t note_slot = ~std::uint64_t{0};
 
-/// The store as the plug-in sees it. What it throws waits here until the plug-in has returned.
+/// The store as the plug-in sees it. An exception of the store is kept here until the plug-in has returned.
 struct StoreBorder {
   Gathering& store;
   std::exception_ptr thrown;
@@ -91,7 +86,7 @@ void Mesh::connect(Gathering& gathering, base::Deadline deadline, double timeout
   if (border.thrown) std::rethrow_exception(border.thrown);
   if (!mesh_)
     throw CollectiveError(
-        fmt::format("rank {} at {} could not connect to the others of '{}' within {:g} s: {}",
+        fmt::format("rank {} at {} could not connect to the other ranks of '{}' within {:g} s: {}",
                     world_rank(place_.rank), place_.address, place_.name, timeout_s, error.text),
         deadline.passed() ? Cause::timeout : Cause::lost, {});
   for (int peer = 0; peer < size(); ++peer) {
@@ -103,8 +98,8 @@ void Mesh::connect(Gathering& gathering, base::Deadline deadline, double timeout
   meet(deadline, timeout_s);
 }
 
-// gloo connects without its peer's doing. Nobody may go, and close, before all have taken their connections
-// up.
+// gloo can connect to a peer that has not yet accepted the connection. No rank may leave and close before all
+// have accepted theirs.
 void Mesh::meet(base::Deadline deadline, double timeout_s) {
   std::vector<char> hellos(place_.ranks.size());
   std::vector<Send> sends;
@@ -118,9 +113,8 @@ void Mesh::meet(base::Deadline deadline, double timeout_s) {
     exchange(sends, receives, deadline);
   } catch (const ExchangeError& error) {
     throw CollectiveError(
-        fmt::format("'{}' did not come together within {:g} s: rank {} waited for rank{} {}", place_.name,
-                    timeout_s, world_rank(place_.rank), error.failure().ranks.size() == 1 ? "" : "s",
-                    fmt::join(error.failure().ranks, ", ")),
+        fmt::format("the ranks of '{}' did not all connect within {:g} s: rank {} waited for {}", place_.name,
+                    timeout_s, world_rank(place_.rank), names_of(error.failure().ranks)),
         error.failure().cause, error.failure().ranks);
   }
 }
@@ -159,7 +153,7 @@ void Mesh::exchange(std::span<const Send> sends, std::span<const Receive> receiv
 
 void Mesh::wait_for_all(std::vector<Message>& messages, base::Deadline deadline) {
   for (auto& message : messages) {
-    while (wait(message, std::min(look_ns, deadline.remaining_ns())) == plugin_pending) {
+    while (wait(message, std::min(timing::mesh_look_ns, deadline.remaining_ns())) == plugin_pending) {
       const auto failed = [this](Message& other) { return has_failed(other); };
       if (deadline.passed() || base::interrupted() || somebody_gave_up() ||
           std::ranges::any_of(messages, failed))
@@ -169,15 +163,16 @@ void Mesh::wait_for_all(std::vector<Message>& messages, base::Deadline deadline)
   }
 }
 
-// Of the message in whose middle a connection broke, sent or received, gloo says nothing. The receipt of the
-// peer's note, always under way, fails with the connection: after what had come before was taken in.
+// gloo does not report a message that a broken connection cut short. But the receipt of the peer's note is
+// always pending, and it fails when the connection breaks. It fails only after all earlier bytes were taken
+// in.
 bool Mesh::has_failed(Message& message) noexcept {
   const bool disconnected = wait(peers_[static_cast<std::size_t>(message.peer)]->noted, 0) == plugin_failed;
   const auto state = wait(message, 0);
   return state == plugin_failed || (disconnected && state == plugin_pending);
 }
 
-// One that is merely gone may have done its part before.
+// A peer that is gone without a note may have completed its part.
 bool Mesh::somebody_gave_up() noexcept {
   return std::ranges::any_of(
       peers_, [this](const auto& peer) { return peer && wait(peer->noted, 0) == plugin_done; });
@@ -185,13 +180,13 @@ bool Mesh::somebody_gave_up() noexcept {
 
 void Mesh::give_up(std::vector<Message>& messages) {
   Failure failure{Cause::timeout, {}};
-  // Who is gone and owes nothing has done its part.
+  // A peer that is gone but has no message pending has completed its part.
   for (auto& message : messages) {
     const auto state = wait(message, 0);
     if (state == plugin_done) continue;
-    // When the message has failed the same will be known of the note, in a moment.
+    // If the message has failed, the note will fail too in a moment.
     auto& noted = peers_[static_cast<std::size_t>(message.peer)]->noted;
-    if (wait(noted, state == plugin_failed ? farewell_ns : 0) != plugin_failed) continue;
+    if (wait(noted, state == plugin_failed ? timing::mesh_farewell_ns : 0) != plugin_failed) continue;
     failure.cause = Cause::lost;
     add(failure.ranks, world_rank(message.peer));
   }
@@ -215,11 +210,11 @@ void Mesh::tell(const Failure& failure) noexcept {
   for (auto& peer : peers_)
     if (peer && wait(peer->noted, 0) != plugin_failed)
       told.push_back(begin(peer->noted.peer, note_slot, &note, sizeof note, true));
-  // The others have asked for it from the beginning: it leaves as soon as what was sent before. Nobody closes
-  // before it has come: who does without a word is taken for dead.
-  const auto told_by = base::Deadline::at_ns(base::now_ns() + telling_ns);
+  // The others have waited for the note from the beginning, so it leaves as soon as the bytes before it. No
+  // connection may be closed before the note is sent: a rank that closes without one is taken for dead.
+  const auto told_by = base::Deadline::at_ns(base::now_ns() + timing::mesh_telling_ns);
   for (auto& message : told) wait(message, told_by.remaining_ns());
-  const auto deadline = base::Deadline::at_ns(base::now_ns() + farewell_ns);
+  const auto deadline = base::Deadline::at_ns(base::now_ns() + timing::mesh_farewell_ns);
   for (auto& peer : peers_)
     if (peer) wait(peer->noted, deadline.remaining_ns());
   if (mesh_) plugin_->close(mesh_.get());
@@ -241,7 +236,7 @@ Failure Mesh::abandon(Failure failure) noexcept {
   for (auto& peer : peers_)
     if (peer && peer->noted.state == plugin_done) merge(failure, peer->note);
   if (failure.cause == Cause::timeout) {
-    // Who has given up too was not late, unless nobody else was.
+    // A rank that has given up too was not late. It is named only if no other rank is.
     auto late = failure.ranks;
     std::erase_if(late, [this](int rank) { return has_noted(rank); });
     if (!late.empty()) failure.ranks = std::move(late);
@@ -265,10 +260,11 @@ bool Mesh::has_noted(int world_rank) const noexcept {
 
 void Mesh::close() noexcept {
   if (!mesh_) return;
-  if (fork_mark_.inherited()) {  // Its thread is the parent's; what it watches would be forgotten there too.
+  if (fork_mark_.inherited()) {  // gloo's thread belongs to the parent; freeing here would also remove what
+                                 // that thread watches.
     for (auto& peer : peers_)
-      if (peer) peer->noted.handle.release();
-    mesh_.release();
+      if (peer) static_cast<void>(peer->noted.handle.release());
+    static_cast<void>(mesh_.release());
     return;
   }
   plugin_->close(mesh_.get());

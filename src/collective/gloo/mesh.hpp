@@ -1,6 +1,6 @@
-// A connection between any two of some ranks, over which they exchange messages; and what happens when one of
-// them is gone: who notices tells all others what it knows before it closes its connections, so that a rank
-// which has closed them is not taken for one that has died.
+// A mesh connects every two of its ranks and exchanges messages between them. A rank that notices a failure
+// sends all others a note of what it knows before it closes its connections. So the others do not take it for
+// dead.
 #pragma once
 
 #include <array>
@@ -19,13 +19,13 @@
 
 namespace accelmgr::collective::gloo {
 
-/// Why a mesh is of no use any more. `ranks`: of the world; missing (timeout) or lost.
+/// Why a mesh is unusable. `ranks` are ranks in the world: missing (timeout) or lost.
 struct Failure {
   CollectiveError::Cause cause;
   std::vector<int> ranks;
 };
 
-/// Thrown when an exchange cannot be completed; who calls knows what it was for.
+/// Thrown when an exchange cannot be completed. The caller adds which call it was.
 class ExchangeError : public Error {
  public:
   explicit ExchangeError(Failure failure) : Error("the exchange failed"), failure_(std::move(failure)) {}
@@ -35,19 +35,20 @@ class ExchangeError : public Error {
   Failure failure_;
 };
 
-/// All members make the same exchanges in the same order. One thread at a time.
+/// All members must make the same exchanges in the same order. Not thread-safe.
 class Mesh {
  public:
   struct Place {
-    std::string name;        ///< Of this mesh in the store; never used before.
-    int rank;                ///< Of this process in the mesh.
-    std::vector<int> ranks;  ///< In the world, of each member.
-    std::string address;     ///< This host's, numeric.
-    Mesh* parent = nullptr;  ///< Of which this is a group, while it is made: it tells of members that died.
+    std::string name;        ///< Name of this mesh in the store; never used before.
+    int rank;                ///< This process's rank in the mesh.
+    std::vector<int> ranks;  ///< The rank in the world of each member.
+    std::string address;     ///< Numeric address of this host.
+    Mesh* parent = nullptr;  ///< Set if this mesh is a group of another mesh. It reports dead members while
+                             ///< this mesh connects; it is not used later.
   };
 
-  /// Blocks until all are connected. Throws CollectiveError{timeout, lost}, UsageError without the plug-in,
-  /// which a mesh of one does not need.
+  /// Blocks until all ranks are connected. Throws CollectiveError{timeout, lost}, and UsageError when the
+  /// plug-in is missing. A mesh of one rank needs no plug-in.
   Mesh(SharedStore& store, Place place, double timeout_s, base::Deadline deadline);
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -67,18 +68,21 @@ class Mesh {
     std::size_t bytes;
   };
 
-  /// Sends and receives all that; none to or from itself. For each message there is one of the same length at
-  /// its other end, in the same call. Throws ExchangeError; afterwards all connections are closed.
+  /// Sends and receives all these messages, none to or from this rank. Blocks. Every message must have its
+  /// counterpart of the same length in the peer's same call. Throws ExchangeError; all connections are closed
+  /// then.
   void exchange(std::span<const Send> sends, std::span<const Receive> receives, base::Deadline deadline);
 
-  /// Of `ranks`, in the world: whose processes have died, or have let go of this mesh.
+  /// Returns those of `ranks` (in the world) whose processes have died or have closed this mesh. Does not
+  /// block.
   std::vector<int> gone(const std::vector<int>& ranks) noexcept;
 
-  /// Tells the others why this rank goes on no more, and closes. Returns what all of them know by then.
+  /// Tells the other ranks why this one goes on no more, and closes all connections. Returns the failure,
+  /// completed by what the others reported meanwhile.
   Failure abandon(Failure failure) noexcept;
 
  private:
-  /// What a rank says before it closes its connections.
+  /// What a rank sends before it closes its connections.
   struct Note {
     CollectiveError::Cause cause;
     std::uint32_t count;
@@ -100,7 +104,7 @@ class Mesh {
   };
   struct Peer {
     Note note{};
-    Message noted;  ///< The receipt of its note.
+    Message noted;  ///< The pending receipt of its note.
   };
 
   Message begin(int peer, std::uint64_t slot, void* data, std::size_t bytes, bool sends) noexcept;
@@ -120,7 +124,7 @@ class Mesh {
   Place place_;
   const Plugin* plugin_;
   std::unique_ptr<PluginMesh, FreeMesh> mesh_;
-  std::vector<std::unique_ptr<Peer>> peers_;  ///< Null: this rank.
+  std::vector<std::unique_ptr<Peer>> peers_;  ///< Null for this rank.
   ForkMark fork_mark_;
   std::uint64_t exchanges_ = 0;
   bool closed_ = false;

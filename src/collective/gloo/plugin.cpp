@@ -1,6 +1,6 @@
-// The only file that knows gloo. Of gloo it uses the transport: connections, and messages on them that its
-// thread moves. gloo's own collectives combine ranks in an order of their own, and end a wait that was too
-// long by closing all connections, so that nobody can say any more who was missing.
+// The only file that uses gloo. It uses gloo's transport: connections, and messages on them that gloo's
+// thread moves. It does not use gloo's collectives: these combine ranks in their own order, and they end a
+// wait at its timeout by closing all connections, so that nothing tells which rank was missing.
 #include "collective/gloo/plugin.hpp"
 
 #include <gloo/rendezvous/context.h>
@@ -64,7 +64,7 @@ class Store final : public ::gloo::rendezvous::Store {
     if (!store_.get(store_.self, key.c_str(), &value, take)) throw std::runtime_error("the store failed");
     return value;
   }
-  // get() waits, as long as the store's owner allows.
+  // Nothing to do: get() waits as long as the owner of the store allows.
   void wait(const std::vector<std::string>&) override {}
   void wait(const std::vector<std::string>&, const milliseconds&) override {}
 
@@ -72,9 +72,9 @@ class Store final : public ::gloo::rendezvous::Store {
   PluginStore store_;
 };
 
-/// What gloo's thread notes of a message. Its own waits are of no use here: when the time that they are given
-/// is over they close all connections, and what ends one earlier (abortWaitRecv()) also ends it when the
-/// message is there and the waiting thread, on a busy machine, has not looked yet.
+/// Waits on what gloo's thread records of a message. gloo's own waits do not fit: at their timeout they close
+/// all connections. abortWaitRecv(), which ends a wait early, also ends it when the message has arrived but
+/// the waiting thread has not looked yet.
 class Completion final : public Buffer {
  public:
   static PluginState wait(Buffer& buffer, bool sends, Clock::time_point until) {
@@ -137,7 +137,8 @@ void free_mesh(PluginMesh* mesh) noexcept {
 PluginMessage* begin(PluginMesh* mesh, int peer, std::uint64_t slot, void* data, std::size_t bytes,
                      bool sends, PluginError* error) noexcept {
   return guarded<PluginMessage*>(error, nullptr, [&] {
-    auto message = std::make_unique<PluginMessage>(mesh->context->createUnboundBuffer(data, bytes), sends);
+    auto message = std::make_unique<PluginMessage>(
+        PluginMessage{mesh->context->createUnboundBuffer(data, bytes), sends});
     sends ? message->buffer->send(peer, slot, 0, bytes) : message->buffer->recv(peer, slot, 0, bytes);
     return message.release();
   });
@@ -167,12 +168,10 @@ constexpr Plugin entries{plugin_version, connect, close, free_mesh, send, receiv
 
 }  // namespace
 
-// The plug-in's symbols are looked at before all others, so gloo calls these instead of the C library's.
+// The plug-in's symbols come before all others, so gloo calls these functions instead of the C library's.
 
-// In the next two it would end the process because a peer has died. gloo writes without asking for no
-// SIGPIPE.
-extern "C" __attribute__((visibility("default"))) ssize_t writev(int fd, const iovec* parts,
-                                                                 int count) noexcept {
+// gloo writes without MSG_NOSIGNAL, so SIGPIPE would end the process when a peer has died.
+extern "C" __attribute__((visibility("default"))) ssize_t writev(int fd, const iovec* parts, int count) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(parts);
   message.msg_iovlen = static_cast<std::size_t>(count);
@@ -180,8 +179,8 @@ extern "C" __attribute__((visibility("default"))) ssize_t writev(int fd, const i
   return sent >= 0 || errno != ENOTSOCK ? sent : syscall(SYS_writev, fd, parts, count);
 }
 
-// gloo resets a connection that it closes. What it has sent and the peer has not taken in by then would be
-// lost, and with it the peer's last call.
+// gloo sets SO_LINGER so that closing resets a connection. Bytes that the peer has not read by then would be
+// lost, and with them the peer's last call.
 extern "C" __attribute__((visibility("default"))) int setsockopt(int fd, int level, int option,
                                                                  const void* value,
                                                                  socklen_t length) noexcept {
@@ -189,15 +188,16 @@ extern "C" __attribute__((visibility("default"))) int setsockopt(int fd, int lev
   return static_cast<int>(syscall(SYS_setsockopt, fd, level, option, value, length));
 }
 
-// gloo asks, in its own thread, for the name of a peer that has connected, and throws when it is gone by
-// then. It finds out again when it reads. The name only occurs in messages: ours will do.
+// gloo's thread asks for the name of a peer that has connected, and throws when the peer is gone by then. The
+// name occurs in messages only, so this socket's own name will do; gloo notices the end of the peer when it
+// reads.
 extern "C" __attribute__((visibility("default"))) int getpeername(int socket, sockaddr* name,
                                                                   socklen_t* length) noexcept {
   const auto result = static_cast<int>(syscall(SYS_getpeername, socket, name, length));
   return result == 0 || errno != ENOTCONN ? result : getsockname(socket, name, length);
 }
 
-// Its sockets stay with this process.
+// Forked children do not inherit gloo's sockets.
 extern "C" __attribute__((visibility("default"))) int socket(int domain, int type, int protocol) noexcept {
   return NotInherited::sockets().add(
       static_cast<int>(syscall(SYS_socket, domain, type | SOCK_CLOEXEC, protocol)));

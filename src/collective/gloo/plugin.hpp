@@ -1,11 +1,12 @@
-// The border between accelmgr and the plug-in that holds gloo: plain C, so that neither side's C++ library,
-// exceptions or symbols meet the other's. torch exports its own copy of gloo; this one must stay apart.
+// The interface between accelmgr and the plug-in that holds gloo. It is plain C, so that C++ libraries,
+// exceptions and symbols of the two sides never meet. torch exports its own copy of gloo; this one must stay
+// apart.
 //
-// A mesh is one connection between any two of its ranks. Over it go messages: each is sent by one rank and
-// received by another, which has named the same slot; those of one slot in their order. Nothing closes a
-// connection but close(), the end of a peer, or the network: a wait that ends without success harms nothing.
+// A mesh connects every two of its ranks. A message goes from one rank to another; sender and receiver name
+// the same slot. Messages of one slot arrive in their order. Only close(), the end of a peer, or the network
+// closes a connection: a wait that times out does no harm.
 //
-// A mesh belongs to one thread at a time. A function that fails fills `Error`.
+// A mesh is not thread-safe. A function that fails fills in its `error`.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,8 @@ struct PluginError {
   char text[512];  ///< Ends with NUL.
 };
 
-/// The caller's store. Both return whether they succeeded; if not, connect() fails. `get` waits.
+/// The caller's store. Both functions return whether they succeeded; if one fails, connect() fails. `get`
+/// blocks.
 struct PluginStore {
   void* self;
   bool (*set)(void* self, const char* key, const char* data, std::size_t bytes);
@@ -37,22 +39,24 @@ enum PluginState { plugin_pending, plugin_done, plugin_failed };
 
 struct Plugin {
   std::uint32_t version;  ///< plugin_version
-  /// Waits for all others; null when it failed. `address`: a numeric one of this host.
+  /// Blocks until all ranks are connected; null when that failed. `address` is a numeric address of this
+  /// host.
   PluginMesh* (*connect)(const PluginStore* store, const char* address, int rank, int size, double timeout_s,
                          PluginError* error);
-  /// Closes all connections, at once. Messages under way fail; those that are done still arrive.
+  /// Closes all connections at once. Pending messages fail; completed ones still arrive.
   void (*close)(PluginMesh* mesh);
-  /// Closes, and frees. All messages must have been freed.
+  /// Closes all connections and frees the mesh. All messages must have been freed.
   void (*free_mesh)(PluginMesh* mesh);
 
-  /// Null when the connection has failed. The memory must stay until free_message().
+  /// Both start a message; null when the connection has failed. The memory at `data` must stay until
+  /// free_message().
   PluginMessage* (*send)(PluginMesh* mesh, int to, std::uint64_t slot, const void* data, std::size_t bytes,
                          PluginError* error);
   PluginMessage* (*receive)(PluginMesh* mesh, int from, std::uint64_t slot, void* data, std::size_t bytes,
                             PluginError* error);
-  /// Not again once it has said that the message is done, or has failed.
+  /// Must not be called again for a message that it has reported as done or failed.
   PluginState (*wait)(PluginMessage* message, double timeout_s, PluginError* error);
-  /// One that is still under way only after close().
+  /// Frees a message. One that is still pending may be freed only after close().
   void (*free_message)(PluginMessage* message);
 };
 

@@ -1,22 +1,21 @@
 #include "collective/shm/communicator.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
+#include "collective/checks.hpp"
 #include "collective/shm/factory.hpp"
 #include "collective/shm/mailbox.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {
 
-/// Slices are worth a second synchronization from here on.
+/// From this size on, reducing slices is worth a second synchronization.
 constexpr std::size_t slices_from_bytes = 16 * 1024;
 constexpr int slices_from_ranks = 3;
 
-/// Results of this size are not read soon from the caches.
+/// Results from this size on are stored past the caches.
 constexpr std::size_t past_caches_from_bytes = std::size_t{4} << 20;
 
 Stores stores_for(std::size_t bytes) noexcept {
@@ -37,7 +36,7 @@ constexpr std::size_t aligned_up(std::size_t bytes) noexcept { return (bytes + 6
 
 }  // namespace
 
-/// A call under way: its rounds, of which there is at least one.
+/// A call under way. It has one or more rounds.
 class ShmCommunicator::Call {
  public:
   Call(Group& group, const Signature& signature, double timeout_s)
@@ -68,12 +67,6 @@ double ShmCommunicator::timeout_s(const CallOptions& options) const noexcept {
   return options.timeout_s > 0 ? options.timeout_s : group_->world().timeout_s();
 }
 
-void ShmCommunicator::check_member(int rank, const char* what) const {
-  if (rank < 0 || rank >= size())
-    throw UsageError(
-        fmt::format("{} {} is not within 0 to {}, the ranks of this communicator", what, rank, size() - 1));
-}
-
 template <class Body>
 auto ShmCommunicator::run(CallKind kind, std::size_t count, DType dtype, ReduceOp op, int root,
                           const CallOptions& options, Body body) {
@@ -85,7 +78,7 @@ auto ShmCommunicator::run(CallKind kind, std::size_t count, DType dtype, ReduceO
   } catch (const CollectiveError&) {
     throw;
   } catch (...) {
-    group_->give_up();  // No memory: the others must not wait for the rest of this call.
+    group_->give_up();  // No memory. The other members must not wait for the rest of this call.
     throw;
   }
 }
@@ -106,8 +99,8 @@ void ShmCommunicator::reduce_halves(std::size_t offset, const void* mine, void* 
   best_kernels().reduce(reduction.dtype, reduction.op, inputs_, out, count, inputs_.size(), stores);
 }
 
-// All members that want the result reduce everything: one synchronization a chunk, and the fewest bytes moved
-// between two ranks.
+// Every member that wants the result reduces everything. This costs one synchronization per chunk and moves
+// the fewest bytes between two ranks.
 void ShmCommunicator::reduce_whole(Call& call, const Reduction& reduction) {
   const auto element = size_of(reduction.dtype);
   const auto bytes = reduction.count * element;
@@ -123,8 +116,8 @@ void ShmCommunicator::reduce_whole(Call& call, const Reduction& reduction) {
   } while (at < bytes);
 }
 
-// Each member reduces one slice of a chunk. In the round that posts the inputs of a chunk the reduced slices
-// of the chunk before are posted as well, so that each chunk costs one synchronization, the last one two:
+// Each member reduces one slice of a chunk. The round that posts the inputs of a chunk also posts the reduced
+// slices of the chunk before. So each chunk costs one synchronization, and the last one costs two.
 //
 //   half of a member, n members   | input slice 0 | ... | input slice n-1 | reduced slice |
 void ShmCommunicator::reduce_slices(Call& call, const Reduction& reduction) {
@@ -138,7 +131,7 @@ void ShmCommunicator::reduce_slices(Call& call, const Reduction& reduction) {
   const auto slice = aligned_up(parts_of(parts_of(bytes, chunks), n));
   const auto chunk = n * slice;
   const auto reduced = chunk;  // Its offset in a half.
-  // Of slice `member` in chunk `number`: begin and bytes, in the buffer.
+  // Begin and bytes, in the buffer, of slice `member` in chunk `number`.
   const auto place = [&](std::size_t number, std::size_t member) {
     const auto begin = std::min(bytes, number * chunk + member * slice);
     return std::pair(begin, std::min(slice, bytes - begin));
@@ -202,7 +195,8 @@ void ShmCommunicator::all_gather(const void* in, void* out, std::size_t count, D
       const auto part = std::min(group_->half_bytes(), block - at);
       copy_bytes(call.next_half(part), bytes_of(in) + at, part);
       call.exchange();
-      // Mine from the half too: where `in` is at the begin of `out`, that of rank 0 may have replaced it.
+      // This member's part is copied from the half too: when `in` is the begin of `out`, the copy of rank 0's
+      // part may already have overwritten it.
       for (int member = 0; member < size(); ++member)
         best_kernels().copy(bytes_of(out) + static_cast<std::size_t>(member) * block + at,
                             group_->half(member), part, stores);
@@ -213,7 +207,7 @@ void ShmCommunicator::all_gather(const void* in, void* out, std::size_t count, D
 
 void ShmCommunicator::broadcast(void* data, std::size_t count, DType dtype, int root,
                                 const CallOptions& options) {
-  check_member(root, "root");
+  check_member(root, size(), "root");
   const auto bytes = count * size_of(dtype);
   const auto stores = stores_for(bytes);
   run(CallKind::broadcast, count, dtype, ReduceOp::sum, root, options, [&](Call& call) {
@@ -287,7 +281,7 @@ std::vector<std::string> ShmCommunicator::all_gather_objects(std::string_view ob
 }
 
 std::string ShmCommunicator::broadcast_object(std::string_view object, int root, const CallOptions& options) {
-  check_member(root, "root");
+  check_member(root, size(), "root");
   return run(CallKind::broadcast_object, 0, DType::uint8, ReduceOp::sum, root, options, [&](Call& call) {
     const bool sends = rank() == root;
     std::string result(sends ? object : std::string_view());
@@ -308,32 +302,22 @@ std::string ShmCommunicator::broadcast_object(std::string_view object, int root,
 }
 
 void ShmCommunicator::send(std::string_view object, int to, const CallOptions& options) {
-  check_member(to, "rank to send to");
-  if (to == rank()) throw UsageError(fmt::format("rank {} sends to itself", to));
+  check_peer(to, rank(), size());
   Patience patience(timeout_s(options));
   shm::send(*group_, object, to, patience);
 }
 
 std::string ShmCommunicator::receive(int from, const CallOptions& options) {
-  check_member(from, "rank to receive from");
-  if (from == rank()) throw UsageError(fmt::format("rank {} receives from itself", from));
+  check_peer(from, rank(), size());
   Patience patience(timeout_s(options));
   return shm::receive(*group_, from, patience);
 }
 
 std::shared_ptr<Communicator> ShmCommunicator::group(std::span<const int> ranks, const CallOptions& options) {
+  check_group(ranks, rank(), size());
+  group_->check_process("group");
   GroupKey key{.parent = group_->id(), .ordinal = 0, .members = {}};
-  for (int member : ranks) {
-    check_member(member, "rank");
-    const auto rank = group_->members()[static_cast<std::size_t>(member)];
-    if (!key.members.empty() && rank <= key.members.back())
-      throw UsageError("the ranks of a group are in ascending order, each once");
-    key.members.push_back(rank);
-  }
-  if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end())
-    throw UsageError(fmt::format("rank {} makes a group that it is no member of", rank()));
-  if (group_->world().inherited())
-    throw UsageError("group: this communicator belongs to the process that forked this one");
+  for (const int member : ranks) key.members.push_back(group_->members()[static_cast<std::size_t>(member)]);
   key.ordinal = ++groups_made_[key.members];
   Patience patience(timeout_s(options));
   auto group = std::make_unique<Group>(group_->shared_world(), std::move(key), patience.deadline());

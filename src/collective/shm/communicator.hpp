@@ -1,4 +1,4 @@
-// The collectives of the shm backend: how buffers are cut into rounds of a group.
+// The collectives of the shm backend. They cut buffers into rounds of a group.
 #pragma once
 
 #include <map>
@@ -20,6 +20,7 @@ class ShmCommunicator final : public Communicator {
   int rank() const noexcept override { return group_->me(); }
   int size() const noexcept override { return group_->size(); }
   const std::vector<int>& ranks() const noexcept override { return group_->world_ranks(); }
+  std::vector<int> gone() override { return group_->gone(); }
 
   void all_reduce(const void* in, void* out, std::size_t count, DType dtype, ReduceOp op,
                   const CallOptions& options) override;
@@ -49,16 +50,17 @@ class ShmCommunicator final : public Communicator {
     ReduceOp op;
   };
 
-  /// body(call), of a call with that signature. What else is thrown than CollectiveError ends the group.
+  /// Returns body(call) for a call with this signature. Any exception other than CollectiveError ends the
+  /// group.
   template <class Body>
   auto run(CallKind kind, std::size_t count, DType dtype, ReduceOp op, int root, const CallOptions& options,
            Body body);
   double timeout_s(const CallOptions& options) const noexcept;
-  void check_member(int rank, const char* what) const;
 
   void reduce_whole(Call& call, const Reduction& reduction);
   void reduce_slices(Call& call, const Reduction& reduction);
-  /// out = the reduction of what all members have at `offset` of their halves, and this one at `mine`.
+  /// out = the reduction of `count` elements: those at `offset` in the halves of the other members, and those
+  /// at `mine` of this member.
   void reduce_halves(std::size_t offset, const void* mine, void* out, std::size_t count,
                      const Reduction& reduction, Stores stores);
 

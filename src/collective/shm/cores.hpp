@@ -9,7 +9,8 @@ namespace accelmgr::collective::shm {
 
 int cores_of_this_process() noexcept;
 
-/// Those of the calling thread, one bit each; none when there are more than a cpu_set_t can name.
+/// Stores the cores on which the calling thread may run, one bit each; all zeros when there are more than a
+/// cpu_set_t can name.
 void note_own_cores(std::span<std::atomic<std::uint64_t>> cores) noexcept;
 
 }  // namespace accelmgr::collective::shm

@@ -1,6 +1,7 @@
-// The only door to the shm backend: communicators of one host, over shared memory.
+// The only header of the shm backend that code outside of it includes: communicators of one host, over shared
+// memory.
 //
-// A world is one memfd, made before its ranks are. Ranks are processes, threads, or both.
+// A world is one memfd, created before its ranks join. Ranks are processes, threads, or both.
 #pragma once
 
 #include <memory>
@@ -11,29 +12,33 @@
 
 namespace accelmgr::collective::shm {
 
-/// How ranks wait for each other: spinning for a while, where each has a core of its own, or in the kernel.
+/// How ranks wait for each other: they spin for a while if each has a core of its own, or sleep in the
+/// kernel.
 enum class Waiting {
-  by_cores,  ///< As the cores that this process may use suggest, and later those of the ranks.
-  parked,    ///< For ranks whose cores have something else to do meanwhile.
+  by_cores,  ///< Spin if there is a core for each rank: first judged by this process's cores, later by those
+             ///< of all ranks.
+  parked,    ///< Never spin: the cores have other work meanwhile.
 };
 
-/// The memory of a world of `size` ranks, 1 or more. Throws SessionError when there is too little.
+/// Creates the memory of a world of `size` ranks, 1 to 1024. Throws SessionError when there is too little
+/// memory.
 base::UniqueFd create_world(int size, Waiting waiting = Waiting::by_cores);
 
 struct JoinOptions {
-  double timeout_s = 300;  ///< Of joining, and of every call that does not say otherwise.
-  /// The rank in the world of each member, where this memory is that of one host among several; empty: 0, 1,
-  /// ...
+  double timeout_s = 300;  ///< Of joining, and of every call whose options give none.
+  /// The rank of each member in the world of all hosts, if this memory is that of one host among several.
+  /// Empty: 0, 1, ...
   std::vector<int> world_ranks = {};
 };
 
-/// Makes the calling process, or thread, rank `rank` of the world in `fd`, which may be closed afterwards.
-/// Does not wait for the others. A member that needs no result may pass null as the `out` of its
-/// all_reduce(). Throws SessionError when the memory is no world, or of another build, or the rank is taken.
+/// Makes the calling process or thread rank `rank` of the world in `fd`. The caller may close `fd`
+/// afterwards. Does not wait for the other ranks. A member that needs no result may pass null as `out` of its
+/// all_reduce(). Throws SessionError when `fd` is no world, the world is of another build, or the rank is
+/// taken.
 std::shared_ptr<Communicator> join_world(int fd, int rank, const JoinOptions& options = {});
 
-/// Ends what the other members of a communicator wait for, now and later: this member goes on no more. One
-/// that is not of shared memory stays as it is.
+/// Tells the other members that this one goes on no more: their current and later calls throw. Does nothing
+/// if the communicator is not of the shm backend.
 void give_up(Communicator& communicator) noexcept;
 
 }  // namespace accelmgr::collective::shm

@@ -1,45 +1,24 @@
 #include "collective/shm/group.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/interruption.hpp"
+#include "base/timing.hpp"
+#include "collective/checks.hpp"
+#include "ipc/spin.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {
 
 using Cause = CollectiveError::Cause;
 
-constexpr std::int64_t slice_ns = 20'000'000;
-constexpr std::size_t first_bytes = 16 * 1024;  ///< Memory that a half gets at least.
+constexpr std::size_t first_bytes = 16 * 1024;  ///< The least memory that a half gets.
 
 std::size_t bytes_of_dimensions(const Signature& signature) noexcept {
   return offsetof(Signature, shape) + signature.dimensions * sizeof(signature.shape[0]);
-}
-
-std::string names_of(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
-
-/// Spins until ready() for about so long; returns whether it is.
-template <class Ready>
-bool spin(Ready ready, int spin_us) noexcept {
-  constexpr int looks_per_clock = 32;
-  if (ready()) return true;
-  if (spin_us == 0) return false;
-  std::int64_t until_ns = 0;
-  for (;;) {
-    for (int i = 0; i < looks_per_clock; ++i) {
-      relax();
-      if (ready()) return true;
-    }
-    const auto now_ns = base::now_ns();
-    if (until_ns == 0) until_ns = now_ns + spin_us * 1000LL;
-    if (now_ns >= until_ns) return false;
-  }
 }
 
 }  // namespace
@@ -73,13 +52,12 @@ Group::~Group() {
 void Group::check_usable(const Signature& signature, const Patience& patience) {
   if (world_->inherited()) check_process(describe(signature));
   if (verdict() == Verdict::none) return;
-  if (told_) throw missing_ranks(Cause::broken, signature, ranks_of_verdict(), 0);
+  if (told_) throw missing_ranks(Cause::broken, numbered(signature), ranks_of_verdict(), 0);
   throw_verdict(signature, patience.seconds());
 }
 
 void Group::check_process(std::string_view call) const {
-  if (world_->inherited())
-    throw UsageError(fmt::format("{}: this communicator belongs to the process that forked this one", call));
+  if (world_->inherited()) throw of_another_process(call);
 }
 
 std::byte* Group::next_half(std::size_t bytes) {
@@ -114,8 +92,8 @@ void Group::exchange(const Signature& signature, Patience& patience) {
   wait(arrived, signature, patience);
 }
 
-// Whoever is parked waits for all: only who completes the round has to wake anybody. Of two who arrive at the
-// same time at least one finds all the others.
+// A parked member waits for all others, so only the member that completes the round has to wake them. Of two
+// members that arrive at the same time at least one sees that all have arrived.
 void Group::arrive() noexcept {
   table_[me_].post[round_ & 1u].round.exchange(round_, std::memory_order_seq_cst);
   if (!anybody_parked(control_->arrivals)) return;
@@ -140,57 +118,61 @@ void Group::compare(const Signature& signature) const {
 }
 
 void Group::wait_joined(const Signature& signature, Patience& patience) {
-  // Those who came before may have given up, and count it as the same failure.
+  // Members that came earlier may have given up. That is the failure of this call too.
   if (verdict() != Verdict::none) throw_verdict(signature, patience.seconds());
   ipc::wake_all(control_->arrivals.epoch);
   const auto joined = [this](int member) {
     return table_[member].presence.load(std::memory_order_seq_cst) != Presence::absent;
   };
   wait(joined, signature, patience);
-  // All have come, but one of them has given up since.
+  // All members have joined, but one of them may have given up since.
   if (verdict() != Verdict::none) throw_verdict(signature, patience.seconds());
 }
 
 template <class Ready>
 void Group::wait(Ready ready, const Signature& signature, Patience& patience) {
-  int next = 0;  // All before it are ready.
+  int next = 0;  // All members before this one are ready.
   const auto all_ready = [&] {
     while (next < size() && ready(next)) ++next;
     return next == size();
   };
-  if (spin(all_ready, spin_us())) return;
+  if (ipc::spin(all_ready, spin_us() * 1000LL)) return;
   const auto until = patience.deadline();
   for (bool closer = false;;) {
     Parked parked(control_->arrivals);
     if (all_ready()) return;
     look(ready, closer, signature, patience);
-    closer = !parked.wait(std::min(slice_ns, until.remaining_ns()));
+    closer = !parked.wait(std::min(timing::look_ns, until.remaining_ns()));
   }
 }
 
 template <class Ready>
 void Group::look(Ready ready, bool closer, const Signature& signature, Patience& patience) {
-  // A member may come, and then leave, die or be given up, while it is looked at.
-  const auto those = [&](auto gone) {
-    std::vector<int> members;
-    for (int member = 0; member < size(); ++member)
-      if (!ready(member) && gone(member) && !ready(member)) members.push_back(member);
-    return members;
-  };
-  auto verdict = this->verdict();
-  if (verdict == Verdict::none) {
-    const auto left = those([this](int member) { return has_left(member); });
-    const auto ended = closer ? those([this](int member) { return has_ended(member); }) : std::vector<int>{};
-    if (!ended.empty())
-      fail(Verdict::lost, ended);
-    else if (!left.empty())
-      fail(Verdict::left, left);
-    else if (patience.deadline().passed() || (closer && base::interrupted()))
-      fail(Verdict::timeout, those([](int) { return true; }));
-    else
-      return;
+  if (verdict() == Verdict::none) judge(ready, closer, patience);
+  if (verdict() == Verdict::none) return;
+  // What ended the group does not concern this wait if all members have come to it.
+  if (!missing(ready, [](int) { return true; }).empty()) throw_verdict(signature, patience.seconds());
+}
+
+template <class Ready>
+void Group::judge(Ready ready, bool closer, Patience& patience) {
+  const auto left = missing(ready, [this](int member) { return has_left(member); });
+  if (closer) {
+    const auto ended = missing(ready, [this](int member) { return has_ended(member); });
+    if (!ended.empty()) return fail(Verdict::lost, ended);
   }
-  if (!those([](int) { return true; }).empty()) throw_verdict(signature, patience.seconds());
+  if (!left.empty()) return fail(Verdict::left, left);
+  if (patience.deadline().passed() || (closer && base::interrupted()))
+    fail(Verdict::timeout, missing(ready, [](int) { return true; }));
+}
+
+// ready() is asked again afterwards: a member may arrive, then leave or die, while this loop looks at it.
+template <class Ready, class Gone>
+std::vector<int> Group::missing(Ready ready, Gone gone) const {
+  std::vector<int> members;
+  for (int member = 0; member < size(); ++member)
+    if (!ready(member) && gone(member) && !ready(member)) members.push_back(member);
+  return members;
 }
 
 void Group::look_after(int member, bool closer, const std::function<bool()>& waits, std::string_view call,
@@ -208,10 +190,7 @@ void Group::look_after(int member, bool closer, const std::function<bool()>& wai
     else
       return;
   } else if (told_) {
-    auto ranks = ranks_of_verdict();
-    const auto what = fmt::format(
-        "{}: an earlier call ended without {}; make a new communicator with group()", call, names_of(ranks));
-    throw CollectiveError(what, Cause::broken, std::move(ranks));
+    throw missing_ranks(Cause::broken, call, ranks_of_verdict(), 0);
   }
   throw_verdict(call, patience.seconds());
 }
@@ -234,14 +213,23 @@ bool Group::has_left(int member) const noexcept {
 bool Group::has_ended(int member) {
   if (table_[member].presence.load(std::memory_order_acquire) != Presence::absent)
     return world_->liveness().has_ended(table_[member].identity);
-  // The process which joined the world before may be followed by another.
+  // In the world itself, a later process may still join in the place of the one that has ended.
   return !is_world_ &&
          world_->liveness().has_ended(world_->identity_of_rank(members_[static_cast<std::size_t>(member)]));
 }
 
+std::vector<int> Group::gone() {
+  std::vector<int> ranks;
+  for (int member = 0; member < size(); ++member)
+    if (member != me_ && (has_left(member) || has_ended(member)))
+      ranks.push_back(world_ranks_[static_cast<std::size_t>(member)]);
+  return ranks;
+}
+
 void Group::give_up() noexcept { fail(Verdict::lost, {me_}); }
 
-// The mask is complete before the word that points to it: whoever is killed in between has said nothing.
+// The mask is complete before the word that points to it. So a member that is killed in between leaves no
+// verdict.
 void Group::fail(Verdict verdict, const std::vector<int>& members) noexcept {
   auto* missing = world_->memory().missing(claim_.slot, me_);
   std::uint64_t none = 0;
@@ -269,29 +257,20 @@ std::vector<int> Group::ranks_of_verdict() const {
 }
 
 void Group::throw_verdict(const Signature& signature, double timeout_s) {
-  if (verdict() == Verdict::left)
-    throw_verdict(fmt::format("call {} ({})", signature.sequence, describe(signature)), timeout_s);
-  told_ = true;
-  const auto cause = verdict() == Verdict::timeout ? Cause::timeout : Cause::lost;
-  throw missing_ranks(cause, signature, ranks_of_verdict(), timeout_s);
+  throw_verdict(numbered(signature), timeout_s);
 }
 
 void Group::throw_verdict(std::string_view call, double timeout_s) {
   told_ = true;
   auto ranks = ranks_of_verdict();
-  const auto who = fmt::format("{}: {}", call, names_of(ranks));
-  const char* have = ranks.size() == 1 ? "has" : "have";
-  switch (verdict()) {
-    case Verdict::timeout:
-      throw CollectiveError(fmt::format("{} did not arrive within {:g} s", who, timeout_s), Cause::timeout,
-                            std::move(ranks));
-    case Verdict::left:
-      throw CollectiveError(fmt::format("{} {} left this communicator", who, have), Cause::lost,
-                            std::move(ranks));
-    default:
-      throw CollectiveError(fmt::format("{} {} died or cannot be reached", who, have), Cause::lost,
-                            std::move(ranks));
+  if (verdict() == Verdict::left) {
+    const auto who = names_of(ranks);
+    const char* have = ranks.size() == 1 ? "has" : "have";
+    throw CollectiveError(fmt::format("{}: {} {} left this communicator", call, who, have), Cause::lost,
+                          std::move(ranks));
   }
+  throw missing_ranks(verdict() == Verdict::timeout ? Cause::timeout : Cause::lost, call, std::move(ranks),
+                      timeout_s);
 }
 
 }  // namespace accelmgr::collective::shm

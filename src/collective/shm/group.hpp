@@ -1,9 +1,9 @@
-// One member's view of a group: rounds, in which all members post something and nobody goes on before all
-// have, and what ends them when a member does not come.
+// One member's view of a group. A group works in rounds: every member posts something, and no member goes on
+// before all have posted. A member that does not come ends the group.
 //
-// Round k uses post and half number k mod 2 of each member. Who has arrived at round k + 1 has finished with
-// what the others showed in round k. So what was posted in a round stays until its reader arrives at the next
-// one, and one round costs one synchronization.
+// Round k uses post and half number k mod 2 of each member. A member that has arrived at round k + 1 has
+// finished reading what the others posted in round k. So what is posted in a round stays until all its
+// readers arrive at the next one, and a round costs one synchronization.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace accelmgr::collective::shm {
 
-/// The deadline of a call. The clock is first looked at when somebody has to wait.
+/// The deadline of a call. It begins, and the clock is read, only when a member has to wait.
 class Patience {
  public:
   explicit Patience(double seconds) noexcept : seconds_(seconds) {}
@@ -35,11 +35,12 @@ class Patience {
 
 class Group {
  public:
-  /// Of the world: `key.parent` is 0, and registers this process. Throws as World::join() and claim().
+  /// Joins a group. If `key.parent` is 0 this is the world, and this process is registered as its rank.
+  /// Throws as World::join() and World::claim() do.
   Group(std::shared_ptr<World> world, GroupKey key, base::Deadline deadline);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
-  /// Leaves. In a forked child: does nothing.
+  /// Leaves the group. Does nothing in a forked child.
   ~Group();
 
   int size() const noexcept { return static_cast<int>(members_.size()); }
@@ -47,48 +48,50 @@ class Group {
   std::uint64_t id() const noexcept { return claim_.id; }
   World& world() noexcept { return *world_; }
   const std::shared_ptr<World>& shared_world() const noexcept { return world_; }
-  /// Ranks of this host's world; and of the world of all hosts.
+  /// Ranks in this host's world, and in the world of all hosts.
   const std::vector<int>& members() const noexcept { return members_; }
   const std::vector<int>& world_ranks() const noexcept { return world_ranks_; }
 
-  /// Waits until all members have joined. Throws CollectiveError.
+  /// Blocks until all members have joined. Throws CollectiveError.
   void wait_joined(const Signature& signature, Patience& patience);
 
-  /// Throws what ended the group: as this member's call would have, the first time that it hears of it, then
+  /// Throws if the group has ended: the first time the error that ended it, as if this call had met it; later
   /// CollectiveError{broken}.
   void check_usable(const Signature& signature, const Patience& patience);
   /// Throws UsageError in a forked child.
   void check_process(std::string_view call) const;
 
-  /// What a half holds.
+  /// Capacity of a half.
   std::size_t half_bytes() const noexcept { return half_bytes_; }
-  /// My half of the next round; `bytes` of it have memory. Throws SessionError when there is too little.
+  /// Returns this member's half of the next round, with memory for `bytes` bytes. Throws SessionError when
+  /// there is too little memory.
   std::byte* next_half(std::size_t bytes);
-  /// Posts the next round and waits until all have. Throws CollectiveError.
+  /// Posts the next round and blocks until all members have posted it. Throws CollectiveError.
   void exchange(const Signature& signature, Patience& patience);
-  /// The same in the first round of a call: throws CollectiveError{mismatch} too, after which the group is
-  /// as usable as before.
+  /// Like exchange(), for the first round of a call. Also throws CollectiveError{mismatch}; the group stays
+  /// usable after that.
   void exchange_first(const Signature& signature, std::uint64_t length, Patience& patience);
-  /// Of the last round.
+  /// Half and length that a member posted in the last round.
   const std::byte* half(int member) const noexcept { return half_of(member, round_); }
   std::uint64_t length(int member) const noexcept { return post_of(member, round_).length; }
 
   Mailbox& mailbox(int from, int to);
-  /// For one who deals with one member only, before and between two slices of a wait: throws when the group
-  /// has failed, when patience is at its end, and (`closer`) when that member has ended or left. `call` is
-  /// for the message.
-  /// `waits` is asked again after that member was found gone: what it did before its end counts, and nobody
-  /// is told that it is missing.
+  /// For a wait that depends on one member only: called before and between two slices of the wait. Throws
+  /// when the group has failed or, if `closer`, when that member has ended or left or patience is at its end.
+  /// `waits` is asked again after the member was found gone: if the wait is over by then, what the member did
+  /// last counts and nothing is thrown. `call` is for the error text.
   void look_after(int member, bool closer, const std::function<bool()>& waits, std::string_view call,
                   Patience& patience);
   int spin_us() const noexcept { return world_->spin_us(); }
 
-  /// Nobody can go on: this member throws in the middle of a call.
+  /// The ranks in the world of all hosts of members that have ended or left.
+  std::vector<int> gone();
+
+  /// Ends the group because this member throws in the middle of a call.
   void give_up() noexcept;
 
  private:
   enum class Verdict : std::uint32_t { none, lost, left, timeout };
-  using Mask = std::vector<std::uint64_t>;
 
   const Post& post_of(int member, std::uint64_t round) const noexcept {
     return table_[member].post[round & 1u];
@@ -97,17 +100,23 @@ class Group {
     return data_.data() + (2 * static_cast<std::size_t>(member) + (round & 1u)) * half_bytes_;
   }
   void arrive() noexcept;
-  void wait_arrived(const Signature& signature, Patience& patience);
   void compare(const Signature& signature) const;
-  /// Waits until ready(i) for all members i.
+  /// Blocks until ready(i) is true for all members i.
   template <class Ready>
   void wait(Ready ready, const Signature& signature, Patience& patience);
-  /// Between two slices of a wait: throws when the wait is hopeless. `closer`: at processes as well.
+  /// Called between two slices of a wait: throws when the wait cannot succeed. `closer` also checks whether
+  /// processes have ended.
   template <class Ready>
   void look(Ready ready, bool closer, const Signature& signature, Patience& patience);
+  /// Sets the verdict if a member that is waited for has ended or left, or patience is over.
+  template <class Ready>
+  void judge(Ready ready, bool closer, Patience& patience);
+  /// The members that are not ready and for which gone(i) is true.
+  template <class Ready, class Gone>
+  std::vector<int> missing(Ready ready, Gone gone) const;
   bool has_left(int member) const noexcept;
   bool has_ended(int member);
-  /// The first verdict is the one that counts. It wakes all.
+  /// Sets the verdict and wakes all members. The first verdict counts.
   void fail(Verdict verdict, const std::vector<int>& members) noexcept;
   [[noreturn]] void throw_verdict(const Signature& signature, double timeout_s);
   [[noreturn]] void throw_verdict(std::string_view call, double timeout_s);
@@ -124,10 +133,10 @@ class Group {
   Member* table_ = nullptr;
   ipc::Mapping data_;
   std::uint64_t round_ = 0;
-  bool told_ = false;  ///< The verdict, to this member's caller.
+  bool told_ = false;  ///< The verdict was thrown to this member's caller.
   std::size_t half_bytes_;
-  std::size_t half_has_bytes_ = 0;  ///< With memory, of each of my halves.
-  std::vector<bool> mailboxes_;     ///< With memory, as far as this member knows; [from][to].
+  std::size_t half_has_bytes_ = 0;  ///< How much of each of this member's halves has memory.
+  std::vector<bool> mailboxes_;     ///< Which mailboxes have memory, as far as this member knows: [from][to].
 };
 
 }  // namespace accelmgr::collective::shm

@@ -1,5 +1,7 @@
 #include "collective/shm/layout.hpp"
 
+#include "base/fnv1a.hpp"
+
 namespace accelmgr::collective::shm {
 namespace {
 
@@ -28,16 +30,12 @@ void plan_layout(std::uint32_t ranks, bool parks, Header& header) noexcept {
 }
 
 std::uint64_t build_fingerprint() noexcept {
-  // FNV-1a over what must agree for two programs to share this memory.
-  std::uint64_t hash = 0xcbf29ce484222325ull;
-  for (std::uint64_t value :
-       {std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)}, std::uint64_t{sizeof(Rank)},
-        std::uint64_t{sizeof(Slot)}, std::uint64_t{sizeof(Control)}, std::uint64_t{sizeof(Member)},
-        std::uint64_t{sizeof(Mailbox)}, std::uint64_t{slots}, std::uint64_t{spinning_half_bytes},
-        std::uint64_t{parking_half_bytes}, std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}}) {
-    hash = (hash ^ value) * 0x100000001b3ull;
-  }
-  return hash;
+  // What must be equal in two programs that share this memory.
+  return base::fnv1a(
+      {std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)}, std::uint64_t{sizeof(Rank)},
+       std::uint64_t{sizeof(Slot)}, std::uint64_t{sizeof(Control)}, std::uint64_t{sizeof(Member)},
+       std::uint64_t{sizeof(Mailbox)}, std::uint64_t{slots}, std::uint64_t{spinning_half_bytes},
+       std::uint64_t{parking_half_bytes}, std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}});
 }
 
 }  // namespace accelmgr::collective::shm

@@ -15,14 +15,14 @@
 namespace accelmgr::collective::shm {
 namespace {
 
-constexpr int start_time_field = 22;  // Of /proc/PID/stat, see proc(5); counted from 1.
+constexpr int start_time_field = 22;  // In /proc/PID/stat, see proc(5); counted from 1.
 
 }  // namespace
 
 Identity identity_of(pid_t pid) {
   const auto stat = ipc::read_proc(fmt::format("/proc/{}/stat", pid));
   if (!stat) return 0;
-  // The second field, the name in parentheses, may have blanks and parentheses of its own.
+  // The second field, the name in parentheses, may contain blanks and parentheses.
   std::string_view rest(*stat);
   rest.remove_prefix(std::min(rest.rfind(')') + 1, rest.size()));
   for (int field = 3; field < start_time_field; ++field)
@@ -41,7 +41,8 @@ Liveness::Watched Liveness::watch(Identity identity) {
     watched.ended = true;
     return watched;
   }
-  // The descriptor stays that process's; whether it is the one that was meant, its time of begin tells.
+  // The descriptor refers to whatever process has the pid now. Its start time tells whether that is the one
+  // meant.
   const auto now = identity_of(pid_of(identity));
   watched.ended = now != 0 && now != identity;
   return watched;
@@ -55,7 +56,7 @@ bool Liveness::has_ended(Identity identity) {
     try {
       found = watched_.emplace(identity, watch(identity)).first;
     } catch (const SystemError&) {
-      return kill(pid_of(identity), 0) != 0 && errno == ESRCH;  // All that can be known without a descriptor.
+      return kill(pid_of(identity), 0) != 0 && errno == ESRCH;  // Without a descriptor no more can be known.
     }
   }
   auto& watched = found->second;

@@ -1,6 +1,6 @@
-// Which processes of a world are still alive.
+// Tells which processes of a world have ended.
 //
-// A process is known by its pid together with the time it began: a pid alone is another process's as soon as
+// A process is identified by its pid and its start time: the kernel may give a pid to another process once
 // the first is reaped.
 #pragma once
 
@@ -14,18 +14,18 @@
 
 namespace accelmgr::collective::shm {
 
-/// pid, and in the high half the low bits of the time it began, in ticks since boot. 0: none.
+/// Low half: pid. High half: the low bits of the start time, in ticks since boot. 0: no process.
 using Identity = std::uint64_t;
 
 constexpr pid_t pid_of(Identity identity) noexcept { return static_cast<pid_t>(identity & 0xffffffffu); }
 
-/// 0 when there is no such process, or /proc does not tell.
+/// Returns 0 when there is no such process or its /proc entry cannot be read.
 Identity identity_of(pid_t pid);
 
 /// Thread-safe.
 class Liveness {
  public:
-  /// True when the process has ended, reaped or not. Never of this process, nor of nobody (0).
+  /// Returns true when the process has ended, reaped or not. Always false for the calling process and for 0.
   bool has_ended(Identity identity);
 
  private:

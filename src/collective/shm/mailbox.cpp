@@ -5,23 +5,19 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/timing.hpp"
+#include "ipc/spin.hpp"
+
 namespace accelmgr::collective::shm {
 namespace {
 
-constexpr std::int64_t slice_ns = 20'000'000;
-
-// ready() says how many bytes can be moved; the two ends differ in which word they wait for.
+// Waits until ready(), the number of bytes that can be moved, is not 0. Sender and receiver wait for
+// different words.
 template <class Ready>
 std::size_t wait(Group& group, Parking& parking, int member, const std::string& call, Patience& patience,
                  Ready ready) {
-  if (const auto bytes = ready()) return bytes;
-  if (group.spin_us() != 0) {
-    const auto until_ns = base::now_ns() + group.spin_us() * 1000LL;
-    while (base::now_ns() < until_ns) {
-      if (const auto bytes = ready()) return bytes;
-      relax();
-    }
-  }
+  std::size_t spun = 0;
+  if (ipc::spin([&] { return (spun = ready()) != 0; }, group.spin_us() * 1000LL)) return spun;
   const auto deadline = patience.deadline();
   for (bool closer = false;;) {
     Parked parked(parking);
@@ -30,10 +26,10 @@ std::size_t wait(Group& group, Parking& parking, int member, const std::string& 
       group.look_after(
           member, closer, [&] { return ready() == 0; }, call, patience);
     } catch (const CollectiveError&) {
-      if (const auto bytes = ready()) return bytes;  // The last it did before its end.
+      if (const auto bytes = ready()) return bytes;  // The peer's last bytes before it failed.
       throw;
     }
-    closer = !parked.wait(std::min(slice_ns, deadline.remaining_ns()));
+    closer = !parked.wait(std::min(timing::look_ns, deadline.remaining_ns()));
   }
 }
 
@@ -86,7 +82,7 @@ class Receiver {
     group.check_process(call_);
   }
 
-  /// As read(), but leaves them to be read again. No more than the ring holds.
+  /// Like read(), but leaves the bytes to be read again. `count` must not exceed the ring.
   void peek(void* bytes, std::size_t count) {
     const auto read = box_.read.load(std::memory_order_relaxed);
     wait(group_, box_.filled, from_, call_, patience_,

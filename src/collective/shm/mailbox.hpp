@@ -1,4 +1,4 @@
-// Objects from one member of a group to another, through a ring of a few kilobytes for each ordered pair. An
+// Sends objects from one member of a group to another, through a ring of 16 KiB for each ordered pair. An
 // object is its length, then its bytes.
 #pragma once
 
@@ -12,8 +12,9 @@ namespace accelmgr::collective::shm {
 /// Blocks while the ring is full. Throws CollectiveError; SessionError when there is no memory for the ring.
 void send(Group& group, std::string_view object, int to, Patience& patience);
 
-/// What a member has sent completely is received also after its end; one for which there was no memory
-/// (std::bad_alloc), by the next call.
+/// Blocks until an object has arrived. An object that was sent completely is received even after its sender
+/// has ended. If memory for an object is exhausted (std::bad_alloc), the next call receives it. Throws as
+/// send() does.
 std::string receive(Group& group, int from, Patience& patience);
 
 }  // namespace accelmgr::collective::shm

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
+#include <cstring>
 
 #include "accelmgr/errors.hpp"
 #include "collective/shm/cores.hpp"
@@ -14,35 +16,45 @@
 namespace accelmgr::collective::shm {
 namespace {
 
-// Below this the kernel is not asked first how much there is.
+// Up to this size, allocations do not ask first how much memory is available.
 constexpr std::uint64_t little_bytes = 128 * 1024;
 
 void check_available(std::uint64_t bytes) {
   const auto available = ipc::memory_available();
   if (available.bytes < bytes)
-    throw SessionError(
-        fmt::format("there is not enough memory for a world of ranks: {} bytes are needed, {} leaves {}",
-                    bytes, available.limited_by, available.bytes));
+    throw SessionError(fmt::format(
+        "there is not enough memory for a world of ranks: {} bytes are needed, {} are available ({})", bytes,
+        available.bytes, available.limited_by));
 }
 
-/// Bytes of a world up to the data of slots. Read, not mapped: a stranger's file may be shorter than a
-/// header.
+/// Checks a world and returns its bytes up to the data of the slots. Reads the header instead of mapping it:
+/// another program's file may be shorter than a header.
 std::uint64_t checked_table_bytes(int fd) {
   struct stat file {};
   if (fstat(fd, &file) != 0) throw SystemError(fmt::format("fstat of descriptor {}", fd), errno);
   const auto refuse = [fd](const std::string& why) {
-    return SessionError(fmt::format("descriptor {} is no memory of a world: {}", fd, why));
+    return SessionError(fmt::format("descriptor {} is not the memory of a world: {}", fd, why));
   };
   Header header{};
   if (pread(fd, static_cast<void*>(&header), sizeof header, 0) != static_cast<ssize_t>(sizeof header))
-    throw refuse(fmt::format("it has {} bytes", file.st_size));
-  if (header.magic.load() != magic) throw refuse("it begins with something else");
+    throw refuse(fmt::format("it has {} bytes, less than a header", file.st_size));
+  if (header.magic.load() != magic) throw refuse("its first bytes are not those of a world");
   if (header.layout_version != layout_version || header.fingerprint != build_fingerprint())
     throw SessionError(
         fmt::format("the world of descriptor {} was made by another build (layout {}, {:x}); this one has "
                     "layout {}, {:x}",
                     fd, header.layout_version, header.fingerprint, layout_version, build_fingerprint()));
-  // Who maps it relies on its size.
+  // Every offset and size follows from these two numbers.
+  if (header.ranks < 1 || header.ranks > most_ranks || header.parks > 1)
+    throw refuse(fmt::format("its header names {} ranks; 1 to {} are possible", header.ranks, most_ranks));
+  Header planned{};
+  plan_layout(header.ranks, header.parks == 1, planned);
+  constexpr auto first = offsetof(Header, layout_version),
+                 end = offsetof(Header, parks) + sizeof header.parks;
+  const auto plan_of = [](const Header& of) { return reinterpret_cast<const std::byte*>(&of) + first; };
+  if (std::memcmp(plan_of(header), plan_of(planned), end - first) != 0)
+    throw refuse(fmt::format("its sizes and offsets are not those of a world of {} ranks", header.ranks));
+  // A process that maps the world relies on its size.
   if (header.total_bytes != static_cast<std::uint64_t>(file.st_size) ||
       (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) == 0)
     throw refuse(
@@ -53,7 +65,7 @@ std::uint64_t checked_table_bytes(int fd) {
 }  // namespace
 
 void allocate_range(int memfd, std::uint64_t offset, std::uint64_t bytes) {
-  // Beyond the limits the kernel rather kills somebody than refuses.
+  // When memory runs out, the kernel kills a process rather than refuse the allocation.
   if (bytes > little_bytes) check_available(bytes);
   int error = EINTR;
   while (error == EINTR)
@@ -76,7 +88,7 @@ base::UniqueFd create_world(int size, Waiting waiting) {
   const bool parks = waiting == Waiting::parked || size > cores_of_this_process();
   Header plan{};
   plan_layout(static_cast<std::uint32_t>(size), parks, plan);
-  // What the ranks need for the group of all of them; more is asked for as it is used.
+  // What the group of all ranks needs at once. The rest is allocated as it is used.
   check_available(plan.controls + plan.control_bytes + plan.mailboxes);
   auto fd = ipc::create_memfd("accelmgr-world", plan.total_bytes, ipc::Allocate::later);
   allocate_range(fd.get(), 0, plan.controls);

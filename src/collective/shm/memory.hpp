@@ -1,4 +1,4 @@
-// The memory of a world: its descriptor, and the part of it that all ranks always have mapped.
+// The memory of a world: its descriptor, and the part of it that every rank keeps mapped.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace accelmgr::collective::shm {
 
-/// Gives [offset, offset + bytes) of a memfd its memory; contents stay. Throws SessionError when there is too
-/// little, and says how much there is; SystemError otherwise.
+/// Allocates the memory of [offset, offset + bytes) of a memfd; contents stay. Throws SessionError, which
+/// says how much memory is available, when there is too little; otherwise SystemError.
 void allocate_range(int memfd, std::uint64_t offset, std::uint64_t bytes);
 
-/// Returns the memory of whole pages: they are zeros afterwards.
+/// Returns the memory of whole pages to the kernel. They read as zeros afterwards.
 void discard_range(int memfd, std::uint64_t offset, std::uint64_t bytes) noexcept;
 
 class Memory {
  public:
-  /// Throws SessionError when `fd` is no world, or one of another build.
+  /// Throws SessionError when `fd` is no world or a world of another build.
   explicit Memory(int fd);
 
   int fd() const noexcept { return fd_.get(); }
@@ -35,7 +35,7 @@ class Memory {
   Member* members(std::size_t slot) const noexcept {
     return at<Member>(control_offset(slot) + sizeof(Control));
   }
-  /// The mask that member `member` may give with its verdict.
+  /// The mask of missing members that belongs to a verdict of member `member`.
   std::uint64_t* missing(std::size_t slot, int member) const noexcept {
     const auto masks = control_offset(slot) + sizeof(Control) + header().ranks * sizeof(Member);
     return at<std::uint64_t>(masks) + static_cast<std::size_t>(member) * words_of_mask(header().ranks);
@@ -48,7 +48,7 @@ class Memory {
   }
 
   base::UniqueFd fd_;
-  ipc::Mapping mapping_;  ///< Up to the data of slots.
+  ipc::Mapping mapping_;  ///< Everything before the data of the slots.
 };
 
 }  // namespace accelmgr::collective::shm

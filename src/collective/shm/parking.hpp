@@ -1,13 +1,14 @@
-// Waiting for something in shared memory that others change without telling, unless somebody is parked: so
-// that a change costs no system call, and no write to a line that all share, while everybody spins.
+// Waiting for a change in shared memory. A writer makes a system call only if a waiter is parked. While all
+// waiters spin, a change costs no system call and no write to a cache line that all share.
 //
-//   who waits                            who changes
+//   waiter                               writer
 //   Parked parked(parking);              change.exchange(..., seq_cst);
 //   if (changed) return;                 wake_parked(parking);
 //   parked.wait(slice_ns);
 //
-// No wake-up is lost: both sides write before they read, in one total order. Either who waits sees the
-// change, or who changes sees that somebody is parked and advances the epoch, which `parked` has read before.
+// No wake-up is lost: both sides write before they read, in one total order. Either the waiter sees the
+// change, or the writer sees that a waiter is parked and advances the epoch, whose value the waiter has read
+// before.
 #pragma once
 
 #include <atomic>
@@ -17,10 +18,11 @@
 
 namespace accelmgr::collective::shm {
 
-/// Plain data; all zeros is a valid one.
+/// Plain data. All zeros is a valid state.
 struct Parking {
-  ipc::Epoch epoch;                               ///< Who changes something, when somebody is parked.
-  alignas(64) std::atomic<std::uint32_t> parked;  ///< Who waits. One killed there stays counted.
+  ipc::Epoch epoch;                               ///< Advanced by a writer, when a waiter is parked.
+  alignas(64) std::atomic<std::uint32_t> parked;  ///< Number of waiters; written by each. A waiter that is
+                                                  ///< killed stays counted.
 };
 static_assert(sizeof(Parking) == 128);
 
@@ -50,15 +52,6 @@ inline bool anybody_parked(const Parking& parking) noexcept {
 
 inline void wake_parked(Parking& parking) noexcept {
   if (anybody_parked(parking)) ipc::wake_all(parking.epoch);
-}
-
-/// For the loop of one who spins.
-inline void relax() noexcept {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb");
-#endif
 }
 
 }  // namespace accelmgr::collective::shm

@@ -10,13 +10,11 @@
 #include <numeric>
 
 #include "accelmgr/communicator.hpp"
+#include "base/timing.hpp"
 #include "collective/shm/cores.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {
-
-constexpr int spin_when_alone_us = 500;
-constexpr double leave_within_s = 1;
 
 std::vector<int> ranks_of_world(std::vector<int> given, int size) {
   if (given.empty()) {
@@ -24,7 +22,8 @@ std::vector<int> ranks_of_world(std::vector<int> given, int size) {
     std::iota(given.begin(), given.end(), 0);
   }
   if (static_cast<int>(given.size()) != size)
-    throw UsageError(fmt::format("world_ranks has {} entries for a memory of {} ranks", given.size(), size));
+    throw UsageError(
+        fmt::format("world_ranks has {} entries, but the memory is that of {} ranks", given.size(), size));
   return given;
 }
 
@@ -34,9 +33,9 @@ bool has_member(const Slot& slot, int rank) noexcept {
 
 }  // namespace
 
-/// The table of groups changes under a lock of the whole world, which is held for a few microseconds. It is
-/// taken from a holder that has died; what the holder was about is then as if it had not begun, because the
-/// last thing it writes is what makes it valid.
+/// A lock of the whole world, held for a few microseconds, under which the table of groups changes. It is
+/// taken from a holder that has died. The holder's unfinished change does not count then: its last write is
+/// the one that makes a change valid.
 class World::Lock {
  public:
   Lock(World& world, base::Deadline deadline)
@@ -66,8 +65,9 @@ class World::Lock {
     std::vector<int> ranks;
     for (int rank = 0; rank < world.size(); ++rank)
       if (world.identity_of_rank(rank) == holder) ranks.push_back(world.world_rank(rank));
-    return {fmt::format("process {} holds the table of groups and does not go on", pid_of(holder)),
-            CollectiveError::Cause::timeout, std::move(ranks)};
+    return {
+        fmt::format("process {} holds the lock of the table of groups and makes no progress", pid_of(holder)),
+        CollectiveError::Cause::timeout, std::move(ranks)};
   }
 
   std::scoped_lock<std::mutex> in_process_;
@@ -88,7 +88,8 @@ Claim World::join() {
   auto& line = memory_.rank(rank_);
   const auto before = line.identity.load(std::memory_order_relaxed);
   if (line.joined != 0 && !liveness_.has_ended(before))
-    throw SessionError(fmt::format("rank {} of this world is taken, by process {}", rank_, pid_of(before)));
+    throw SessionError(
+        fmt::format("rank {} of this world is already taken by process {}", rank_, pid_of(before)));
   GroupKey key{.parent = 0, .ordinal = line.joins + 1, .members = std::vector<int>(std::size_t(size()))};
   std::iota(key.members.begin(), key.members.end(), 0);
   const auto claim = claim_locked(key);
@@ -104,13 +105,13 @@ int World::spin_us() noexcept {
     if (memory_.header().parks != 0) return spin_us_ = 0;
     std::array<std::uint64_t, std::extent_v<decltype(Rank::cores)>> cores{};
     for (int rank = 0; rank < size(); ++rank) {
-      if (identity_of_rank(rank) == 0) return 0;  // Not yet known.
+      if (identity_of_rank(rank) == 0) return 0;  // Some rank's cores are unknown yet.
       for (std::size_t i = 0; i < cores.size(); ++i)
         cores[i] |= memory_.rank(rank).cores[i].load(std::memory_order_relaxed);
     }
     int count = 0;
     for (const auto word : cores) count += std::popcount(word);
-    spin_us_ = count >= size() || count == 0 ? spin_when_alone_us : 0;
+    spin_us_ = count >= size() || count == 0 ? timing::spin_when_alone_us : 0;
   }
   return spin_us_;
 }
@@ -127,7 +128,7 @@ Claim World::claim_locked(const GroupKey& key) {
     index = free_slot();
     auto& slot = memory_.slot(index);
     auto& header = memory_.header();
-    if (slot.dirty != 0) release(index);  // Who released it last was killed in between.
+    if (slot.dirty != 0) release(index);  // Its last release was cut short by a kill.
     allocate_range(memory_.fd(), memory_.control_offset(index), header.control_bytes);
     slot.dirty = 1;
     slot.id = ++header.groups;
@@ -147,14 +148,16 @@ Claim World::claim_locked(const GroupKey& key) {
 std::size_t World::free_slot() {
   for (std::size_t i = 0; i < slots; ++i)
     if (memory_.slot(i).used == 0) return i;
-  // Those of the dead: nobody has left them.
+  // Slots whose members died without leaving.
   for (std::size_t i = 0; i < slots; ++i) {
     if (!is_over(i, true)) continue;
     release(i);
     return i;
   }
   throw SessionError(
-      fmt::format("there are {} groups at the same time in this world, and no room for more", slots));
+      fmt::format("this world has {} groups at the same time, which is the most it can have; release groups "
+                  "that are no longer used",
+                  slots));
 }
 
 bool World::serves(const Slot& slot, const GroupKey& key) const noexcept {
@@ -183,8 +186,8 @@ bool World::is_over(std::size_t index, bool look_closer) {
         gone = look_closer && liveness_.has_ended(member->identity);
         break;
       case Presence::absent:
-        // Who joins the world in the place of a dead one has nothing to do with the groups that one was in;
-        // but it may be what the world's next incarnation still waits for.
+        // A process that joins the world in the place of a dead one does not belong to the dead one's groups.
+        // But the world's next incarnation may still wait for it.
         gone = look_closer &&
                (slot.parent == 0 ? line.joins >= slot.ordinal : liveness_.has_ended(identity_of_rank(rank)));
         break;
@@ -206,13 +209,14 @@ void World::release(std::size_t index) noexcept {
 
 void World::leave(std::size_t slot, int member, bool as_world) noexcept {
   try {
-    const Lock lock(*this, base::Deadline::in_seconds(leave_within_s));
+    const Lock lock(*this, base::Deadline::in_seconds(timing::leave_s));
     memory_.members(slot)[member].presence.store(Presence::left, std::memory_order_release);
     ipc::wake_all(memory_.control(slot).arrivals.epoch);
     if (as_world) memory_.rank(rank_).joined = 0;
     if (is_over(slot, false)) release(slot);
   } catch (const Error&) {
-    // The lock is not to be had. Whoever needs the slot finds by the presence that this member is gone.
+    // The lock was not free in time. A process that needs the slot sees by `presence` that this member has
+    // left.
     memory_.members(slot)[member].presence.store(Presence::left, std::memory_order_release);
   }
 }

@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-import torch  # noqa: F401  (libtorch, which the extension module is linked to)
-
+from accelmgr import _torch_version  # noqa: F401  (first: whether there is a torch to work with)
+from accelmgr._native import VERSION as _VERSION
 from accelmgr._native import (
     CheckpointWritten,
     FailureCause,
@@ -19,6 +19,7 @@ from accelmgr._native import (
     Statistics,
     StepResult,
 )
+from accelmgr.compat.tpu_manager import TPUManager
 from accelmgr.errors import (
     CheckpointError,
     CollectiveError,
@@ -38,10 +39,9 @@ from accelmgr.errors import (
     SystemError,
     UsageError,
 )
-from accelmgr.manager import Manager
-from accelmgr.compat.tpu_manager import TPUManager
+from accelmgr.manager import Manager, attach
 
-__version__ = "0.1.0"
+__version__ = _VERSION
 
 __all__ = [
     "CheckpointError",
@@ -69,4 +69,5 @@ __all__ = [
     "SystemError",
     "TPUManager",
     "UsageError",
+    "attach",
 ]

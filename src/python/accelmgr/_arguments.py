@@ -1,10 +1,11 @@
-"""What a manager is called with: the values of a configuration, and models and datasets that it can train."""
+"""Checks the arguments of a manager: configuration values, model and dataset."""
 
 from __future__ import annotations
 
+import json
 import logging
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,14 +22,15 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
-        return ",".join(_text(item) for item in value)
+        return json.dumps([_text(item) for item in value], ensure_ascii=False)  # Also a list of YAML.
     return str(value)
 
 
 def settings_of(call: str, options: Mapping[str, Any], names: tuple[str, ...] = (), prefix: str = "") -> Settings:
-    """Every value of a nested mapping; `a__b` is the same as `a: {b: ...}`; None: left as it is.
+    """The values of a nested mapping as settings. `a__b` is the same as `a: {b: ...}`. None sets nothing.
 
-    `names`: the keyword of `call` under which the mapping was passed, and the keys below it; none: it is the keywords.
+    names: the keyword of `call` under which the mapping was passed, and the keys below it. Empty: `options` are the
+    keywords themselves.
     """
     settings: Settings = []
     for name, value in options.items():
@@ -43,37 +45,78 @@ def settings_of(call: str, options: Mapping[str, Any], names: tuple[str, ...] = 
     return settings
 
 
+def settings_of_call(
+    call: str,
+    model: Any,
+    dataset: Any,
+    device: Any,
+    config: Any,
+    named: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Settings:
+    """The settings of a manager's arguments. Raises ConfigError for a kind that is not the one that was passed.
+
+    named, options: the keywords of the configuration that the signature has, and further ones.
+    """
+    settings = settings_of(call, config, ("config",)) if isinstance(config, Mapping) else []
+    settings += settings_of(call, named)
+    settings += settings_of(call, options)
+    if device is not None:
+        where = f"{call}(device={str(device)!r})"
+        kind, _, number = str(device).partition(":")
+        numbered = kind == "cuda" and number != ""  # As torch names one GPU.
+        settings.append((f"runners.device={kind if numbered else device}", where))
+        if numbered:
+            settings.append((f"runners.devices={number}", where))
+    check_kind(settings, "model", model)
+    check_kind(settings, "data", dataset)
+    if isinstance(model, str):
+        settings.append((f"model.kind={model}", f"{call}(model={model!r})"))
+    if isinstance(dataset, str):
+        settings.append((f"data.kind={dataset}", f"{call}(dataset={dataset!r})"))
+    return settings
+
+
 def batches_of(dataset: Any) -> str:
-    """How a DataLoader makes batches; empty for any other dataset, and for one that gives single elements."""
+    """How a DataLoader makes batches. Empty for a DataLoader of single elements, and for any other dataset."""
     if not isinstance(dataset, torch.utils.data.DataLoader) or dataset.batch_sampler is None:
         return ""
     return f"batch_size={dataset.batch_size}" if dataset.batch_size is not None else "a batch_sampler"
 
 
+def is_named(passed: Any) -> bool:
+    """True if the configuration defines the model or dataset: a name was passed, or nothing."""
+    return passed is None or isinstance(passed, str)
+
+
+def check_unbatched(what: str, dataset: Any) -> None:
+    if batches := batches_of(dataset):
+        raise DataError(
+            f"{what} is a DataLoader that makes batches ({batches}), but a manager makes its batches itself, of "
+            "elements: pass loader.dataset, or a DataLoader of batch_size=None, and batch_size_per_device; or a "
+            "collate_fn that takes a list of the loader's batches"
+        )
+
+
 def check(model: Any, dataset: Any, collate_fn: Any) -> None:
-    """Whether a manager can train the one on the other. Raises ModelError, DataError, ConfigError."""
-    if not isinstance(model, (torch.nn.Module, str)):
+    """Raises ModelError, DataError or ConfigError if a manager cannot train `model` on `dataset`."""
+    if model is not None and not isinstance(model, (torch.nn.Module, str)):
         raise ModelError(
             f"model is a {type(model).__name__}; it must be a torch.nn.Module, a function that makes one, or a "
             "built-in one's name"
         )
-    if not isinstance(dataset, str) and not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+    if dataset is not None and not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
         raise DataError(f"dataset is a {type(dataset).__name__}, which is neither iterable nor indexed")
     if collate_fn is not None and not callable(collate_fn):
         raise ConfigError(f"collate_fn is a {type(collate_fn).__name__}, which cannot be called", "collate_fn")
-    if collate_fn is not None and (isinstance(model, str) or isinstance(dataset, str)):
+    if collate_fn is not None and (model is None or isinstance(model, str) or is_named(dataset)):
         raise ConfigError(
-            "collate_fn has no effect with a built-in model or dataset: it makes batches of a dataset of Python "
-            "for a model of Python",
+            "collate_fn has no effect with a built-in model or dataset: it needs a model and a dataset of Python",
             "collate_fn",
         )
-    if collate_fn is None and (batches := batches_of(dataset)):
-        raise DataError(
-            f"dataset is a DataLoader that makes batches ({batches}), and a manager makes batches of its elements "
-            "itself: pass loader.dataset, or a DataLoader of batch_size=None, and batch_size_per_device; or a "
-            "collate_fn that takes a list of the loader's batches"
-        )
-    if isinstance(model, str):
+    if collate_fn is None:
+        check_unbatched("dataset", dataset)
+    if model is None or isinstance(model, str):
         return
     parameters = list(model.named_parameters())
     if not parameters:
@@ -81,18 +124,20 @@ def check(model: Any, dataset: Any, collate_fn: Any) -> None:
     for name, parameter in parameters:
         if parameter.dtype not in (torch.float32, torch.float64):
             raise ModelError(
-                f"parameter '{name}' is {parameter.dtype}; the master's are float32 or float64, as mixed precision "
+                f"parameter '{name}' is {parameter.dtype}; parameters must be float32 or float64, as mixed precision "
                 "needs them: pass model.float(), and runners__autocast=\"bf16\" to compute in bfloat16"
             )
         if parameter.dtype != parameters[0][1].dtype:
             raise ModelError(
-                f"parameter '{name}' is {parameter.dtype}, '{parameters[0][0]}' {parameters[0][1].dtype}; all have "
-                "one dtype: pass model.float() or model.double()"
+                f"parameter '{name}' is {parameter.dtype}, '{parameters[0][0]}' {parameters[0][1].dtype}; all must "
+                "have one dtype: pass model.float() or model.double()"
             )
 
 
 def check_kind(settings: Settings, section: str, passed: Any) -> None:
-    """A model or dataset that is passed is the kind."""
+    """Raises ConfigError if `settings` name another kind of model or dataset than the one that was passed."""
+    if passed is None:
+        return
     for assignment, where in settings:
         key, _, kind = assignment.partition("=")
         name = passed if isinstance(passed, str) else type(passed).__name__
@@ -101,8 +146,25 @@ def check_kind(settings: Settings, section: str, passed: Any) -> None:
             raise ConfigError(text, key)
 
 
+def check_given(call: str, model: Any, dataset: Any, keys: Container[str]) -> None:
+    """Raises ModelError or DataError if one is neither passed nor in the configuration, whose set keys are `keys`."""
+    if model is None and "model.kind" not in keys:
+        raise ModelError(
+            f"{call}() without a model: pass a torch.nn.Module, a function that makes one, or a built-in one's name; "
+            "or name it in the configuration (model.kind)"
+        )
+    if dataset is None and "data.kind" not in keys:
+        raise DataError(
+            f"{call}() without a dataset: pass something iterable or indexed, or a built-in source's name; or name it "
+            "in the configuration (data.kind)"
+        )
+
+
 def check_read(unread: list[tuple[str, str, str]], settings: Settings) -> None:
-    """A file and the environment may serve other programs too: what nothing reads of them is no error."""
+    """Raises ConfigError for settings of the call that have no effect; logs a warning for those of other sources.
+
+    A file and the environment may serve other programs too.
+    """
     places = {assignment.partition("=")[0]: where for assignment, where in settings}
     for key, source, why in unread:
         if source == "flag":
@@ -113,13 +175,13 @@ def check_read(unread: list[tuple[str, str, str]], settings: Settings) -> None:
 
 
 def epochs_of(dataset: Any, epochs: int | None) -> int:
-    """How often the dataset is read."""
-    if epochs is None or epochs == 1 or isinstance(dataset, str):
+    """How often the dataset is read (0: without end). Raises ConfigError if it cannot be read again."""
+    if epochs is None or epochs == 1 or is_named(dataset):
         return 1
     if isinstance(dataset, Iterator):
         again = f"the dataset is a {type(dataset).__name__}, which can be iterated once"
     elif is_indexed(dataset) and not hasattr(dataset, "__len__"):
-        again = f"the dataset, a {type(dataset).__name__}, has no length, after which it would begin again"
+        again = f"the dataset, a {type(dataset).__name__}, has no length, so its end is not known"
     else:
         return epochs
     raise ConfigError(f"data.epochs is {epochs}, but {again}; pass a list or another iterable", "data.epochs")

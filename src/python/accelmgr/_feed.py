@@ -1,12 +1,12 @@
 """Datasets that cannot be pickled: read in the host, served to the manager process over a Unix socket.
 
-The manager process asks for one element at a time, by its number, and only where a queue of the session has room for
-it: so the dataset is read exactly as far as the session holds elements. What was read is kept, as bytes, until a
-committed step has consumed it: a manager that takes over asks for the elements that no step has consumed, and gets the
-same ones. Consumed ones it merely counts, and gets the first element in their place.
+The manager process asks for one element at a time, by its number, and only if a queue of the session has room for it.
+So the host reads the dataset exactly as far as the session holds elements. It keeps the elements, as bytes, until a
+committed step has consumed them. A manager that takes over a session asks for the elements that no step has consumed,
+and gets the same ones. For a consumed element it gets the first element instead: it only counts them.
 
-The conversation: the client sends the token, then the numbers of elements; each is answered by a kind and a length
-(HEADER) and so many bytes.
+Protocol: the client sends the token, then numbers of elements. The answer to each number is a kind and a length
+(HEADER), and that many bytes.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from typing import Any
 import cloudpickle
 import torch
 
+from accelmgr._describe import describe
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
 
 REQUEST = struct.Struct("<Q")
 HEADER = struct.Struct("<BQ")
-EXAMPLE = 2**64 - 1  # Instead of a number: the first element, whatever was consumed.
+EXAMPLE = 2**64 - 1  # A request for the first element, which works also after that was consumed.
 ELEMENT, CONSUMED, END, FAILED = range(4)
 
 TOKEN_BYTES = 32
-GREETING_S = 5.0  # For the token to arrive.
-JOIN_S = 2.0  # For a thread that is not inside the dataset to end.
-RETRY_S = 0.5  # Until a connection is accepted for which there was no descriptor or no memory.
+GREETING_S = 5.0  # The most time until the token arrives.
+JOIN_S = 2.0  # The most time until a thread ends that is not inside the dataset.
+RETRY_S = 0.5  # The pause after accept() failed for want of a descriptor or of memory.
 
 
 def is_indexed(dataset: Any) -> bool:
-    """Whether elements are had by dataset[i] alone."""
+    """True if the dataset has no __iter__(): elements are read as dataset[i]."""
     return not hasattr(dataset, "__iter__")
 
 
@@ -59,7 +60,7 @@ def _once(dataset: Any, position: int) -> Iterator[list[Any]]:
         try:
             element = dataset[position]
         except (IndexError, StopIteration):
-            if has_length:  # Which says where it ends: this is an error of its own.
+            if has_length:  # Within the length, so it is an error of the dataset and not its end.
                 raise
             return
         yield [element]
@@ -67,9 +68,10 @@ def _once(dataset: Any, position: int) -> Iterator[list[Any]]:
 
 
 def elements_of(dataset: Any, position: int = 0, epochs: int = 1) -> Iterator[list[Any]]:
-    """Its elements in order, each in a list of its own, `epochs` times (0: without end).
+    """Yields the elements in order, `epochs` times (0: without end), each in a list of its own.
 
-    Of an indexed dataset from `position` on, which counts those of all epochs; its length is known if epochs is not 1.
+    An indexed dataset is read from `position` on, which counts elements over all epochs. It must have a length unless
+    epochs is 1.
     """
     epoch = 0
     if epochs != 1 and is_indexed(dataset) and len(dataset):
@@ -98,7 +100,7 @@ def _rebuild(data: bytes | bytearray, dtype: torch.dtype, shape: tuple[int, ...]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Tensors as their values alone: torch's own way takes the whole storage of a view, and ten times as long."""
+    """Pickles the values of a tensor alone. torch pickles the whole storage of a view, and takes ten times as long."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.Tensor or obj.layout != torch.strided or obj.device.type != "cpu" or obj.is_quantized:
@@ -114,11 +116,11 @@ def dump(element: Any) -> bytes:
     return file.getvalue()
 
 
-# Of the manager process
+# The side of the manager process
 
 
 def _receive(connection: socket.socket, count: int) -> bytes | None:
-    """None at the end of the stream."""
+    """Receives `count` bytes; None at the end of the stream."""
     data = bytearray(count)
     memory = memoryview(data)
     while memory:
@@ -135,7 +137,7 @@ def _peer_uid(connection: socket.socket) -> int:
 
 
 class Client:
-    """The dataset as the manager process sees it. One thread."""
+    """The connection of the manager process to the dataset. One thread may use it."""
 
     def __init__(self, address: FeedAddress) -> None:
         self._pid = address.pid
@@ -144,7 +146,7 @@ class Client:
             self._connection.connect(address.name)
         except OSError as error:
             self._connection.close()
-            text = f"the dataset is in process {self._pid}, which does not serve it any more: {error}"
+            text = f"the dataset is in process {self._pid}, which no longer serves it: {error}"
             raise DataError(text) from error
         if _peer_uid(self._connection) != os.geteuid():
             self._connection.close()
@@ -158,7 +160,7 @@ class Client:
         return self._example
 
     def get(self, number: int) -> bytes | None:
-        """An element, as dump() makes it; some element in place of one that was consumed; None at the end."""
+        """Element `number`, as dump() makes it. For a consumed one: the first element. None at the end."""
         return self._ask(number)
 
     def _ask(self, number: int) -> bytes | None:
@@ -180,9 +182,9 @@ class Client:
 
 @dataclasses.dataclass(frozen=True)
 class FeedAddress:
-    """In the place of the dataset, among what the manager process is sent."""
+    """What the manager process gets instead of the dataset."""
 
-    name: bytes  # In the abstract namespace: it goes with the socket.
+    name: bytes  # In the abstract namespace, where names vanish with their socket.
     token: bytes
     pid: int
 
@@ -190,26 +192,27 @@ class FeedAddress:
         return Client(self)
 
 
-# Of the host
+# The side of the host
 
 _feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 
 class Feed:
-    """Serves `dataset` to the manager process that has its address. All methods return at once, close() within JOIN_S.
+    """Serves `dataset` to the manager process that has its address.
 
-    The dataset is read in a thread of its own, for which it may block; of several managers, one after the other, each
-    has one. A generator that reads torch's global random numbers shares them with the host's own thread.
+    All methods return at once; close() takes at most JOIN_S for each thread. The dataset is read in the thread of a
+    connection, one for each manager process in turn, and may block there. A generator that uses torch's global random
+    generator shares it with the host's own thread.
     """
 
     def __init__(self, dataset: Any, epochs: int = 1) -> None:
         self._elements = elements_of(dataset, epochs=epochs)
         self._owner = os.getpid()
         self._closed = False
-        self._turn = threading.Lock()  # Held by who reads the dataset.
-        self._reader = 0  # That thread, while it is inside the dataset.
-        self._lock = threading.Lock()  # Of what follows; held for moments.
-        self._kept: dict[int, bytes] = {}  # Numbers _first to _next - 1.
+        self._turn = threading.Lock()  # The thread that reads the dataset holds it.
+        self._reader = 0  # The id of that thread while it is inside the dataset, else 0.
+        self._lock = threading.Lock()  # Guards the members below; held for short times.
+        self._kept: dict[int, bytes] = {}  # Elements by number, _first to _next - 1.
         self._first = 0
         self._next = 0
         self._example: bytes | None = None
@@ -227,33 +230,33 @@ class Feed:
         self._start(_accept, weakref.ref(self), self._listener)
 
     def follow(self, consumed: Callable[[], int]) -> None:
-        """Elements below consumed() are kept no longer. It is called from the feed's threads."""
+        """From now on elements below consumed() are dropped. The feed's threads call consumed()."""
         self._consumed = consumed
 
     @property
     def kept(self) -> int:
-        """Elements that are kept; at most a quarter, or 16, more than were read and not consumed."""
+        """Number of elements that are kept. It exceeds those read and not consumed by a quarter, or 16, at most."""
         with self._lock:
             return len(self._kept)
 
     @property
     def read(self) -> int:
-        """Elements that were read from the dataset."""
+        """Number of elements that were read from the dataset."""
         with self._lock:
             return self._next
 
     def close(self) -> None:
-        """As end(), after the manager process has ended; waits for the threads but one inside the dataset."""
+        """As end(); call it after the manager process has ended. Waits for all threads but one inside the dataset."""
         self.end()
         for thread in list(self._threads):
             if thread is not threading.current_thread() and thread.ident != self._reader:
                 thread.join(JOIN_S)
 
     def end(self) -> None:
-        """Reads and serves no more; returns at once. Idempotent.
+        """Stops reading and serving; returns at once. Idempotent.
 
-        A connection ends when the manager process does; whoever asks until then is not answered. A thread that is
-        inside the dataset ends when that returns.
+        Connections end with the manager process; until then requests get no answer. A thread that is inside the dataset
+        ends when the dataset returns.
         """
         if os.getpid() != self._owner:
             return
@@ -271,7 +274,7 @@ class Feed:
 
     def _welcome(self, connection: socket.socket) -> None:
         if _peer_uid(connection) != os.geteuid():
-            logger.warning("another user, uid %d, was refused at the dataset", _peer_uid(connection))
+            logger.warning("refused a connection to the dataset from another user (uid %d)", _peer_uid(connection))
             connection.close()
             return
         self._connections.add(connection)
@@ -291,13 +294,13 @@ class Feed:
                     kind, data = answer
                     connection.sendall(HEADER.pack(kind, len(data)) + data)
         except OSError:
-            pass  # The manager process is gone, or another that was none.
+            pass  # The client is gone, or has not sent its token in time.
         finally:
             self._connections.discard(connection)
             connection.close()
 
     def _answer(self, number: int) -> tuple[int, bytes] | None:
-        """None when the feed is closed."""
+        """The answer to a request; None when the feed is closed."""
         answer = self._find(number)
         if answer is not None:
             return answer
@@ -317,7 +320,7 @@ class Feed:
             return self._over
 
     def _read(self, wanted: int) -> None:
-        """Reads an element; those before `wanted` are not kept: a source that is restored begins there."""
+        """Reads an element. Elements before `wanted`, where a restored source begins, are not kept."""
         over: tuple[int, bytes] | None = None
         data = b""
         self._reader = threading.get_ident()
@@ -327,9 +330,7 @@ class Feed:
                 over = END, b""
             elif self._next >= wanted or self._example is None:
                 data = dump(boxed[0])
-        except BaseException as error:  # A SystemExit of the dataset, too: it is to reach the host's own thread.
-            from accelmgr._child import describe
-
+        except BaseException as error:  # SystemExit, too: the error must reach the host's own thread.
             over = FAILED, describe(error).encode()
         finally:
             self._reader = 0
@@ -358,7 +359,7 @@ class Feed:
             self._most = len(self._kept) + max(16, len(self._kept) // 4)
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: its threads are not there, and its descriptors would keep connections from ending."""
+        """Called in a forked child. It has no thread of the feed; its descriptors would keep connections open."""
         self._closed = True
         self._listener.close()
         for connection in list(self._connections):
@@ -374,7 +375,7 @@ def _accept(reference: weakref.ref[Feed], listener: socket.socket) -> None:
             if feed is None or feed._closed:
                 return
             del feed
-            logger.warning("the manager process waits for a connection to the dataset: %s", error)
+            logger.warning("cannot accept the manager's connection to the dataset, trying again: %s", error)
             time.sleep(RETRY_S)
             continue
         feed = reference()

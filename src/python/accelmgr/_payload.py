@@ -1,11 +1,14 @@
-"""How a model and a dataset get from the host to the manager and its runners.
+"""Sends a model and a dataset from the host to the manager and its runners.
 
-Two memfds, found by the others through /proc. One holds what cloudpickle makes of model (or of the function that makes
-it), dataset and collate_fn, in which the model's parameters and buffers are mere numbers; it lasts as long as runners
-may be started, and each process reads of it what it needs. The other holds the initial values of these tensors; the
-host's own tensors are moved there meanwhile, so that they exist once, and it gives its memory back when the session has
-them. A manager that is a fork of the host needs the second one only, and there for parameters alone: buffers are memory
-of its own in each fork.
+They travel in two memfds of the host, which the other processes open through /proc.
+
+- "objects": the pickled model (or the function that makes it), dataset and collate_fn. A number stands for each
+  parameter and buffer of the model. It exists as long as runners may be started; each process reads the parts it needs.
+- "values": the initial values of these parameters and buffers. The host's own tensors are moved there meanwhile, so
+  that the values exist once. Its memory is freed when the session has them.
+
+A manager that is a fork of the host needs "values" alone, and only for parameters: each fork has its own memory for
+buffers.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
 import torch
@@ -32,7 +35,7 @@ ALIGNMENT = 64
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Where a tensor of the model lies among the values."""
+    """The place of a tensor of the model in the memfd of values."""
 
     name: str
     dtype: torch.dtype
@@ -44,7 +47,7 @@ class Slot:
 
     @property
     def extent(self) -> int:
-        """Elements from its first to its last one."""
+        """Number of elements from the first to the last one, gaps included."""
         if 0 in self.shape:
             return 0
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
@@ -65,7 +68,7 @@ def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of its first byte and behind its last one."""
+    """The address of the first byte, and the one behind the last byte."""
     begin = tensor.data_ptr()
     if tensor.numel() == 0:
         return begin, begin
@@ -74,7 +77,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def overlapping(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Their indexes, in groups that share memory; most are alone."""
+    """The indexes of the tensors, in groups that share memory. Most groups have one tensor."""
     groups: list[list[int]] = []
     reached = 0
     for (begin, end), index in sorted((_extent(tensor), index) for index, tensor in enumerate(tensors)):
@@ -89,7 +92,10 @@ def overlapping(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 
 
 def slots_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Slot], int]:
-    """Where each of them is to lie, and the bytes of all: dense, but for those that share memory, which still do."""
+    """The slot of each tensor, and the bytes of all slots.
+
+    Tensors are laid out without gaps, but those that share memory keep their strides and go on sharing it.
+    """
     slots: dict[int, Slot] = {}
     end = 0
     values = [tensor for _, tensor in tensors]
@@ -111,7 +117,7 @@ def slots_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Slot], i
 
 
 def copy_values(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], memory: Any) -> list[torch.Tensor]:
-    """Views of `memory`, by slots, that hold what the tensors do."""
+    """Copies the tensors into `memory`. Returns views of it, one for each slot."""
     views = [slot.view(memory) for slot in slots]
     for group in overlapping(tensors):
         if len(group) == 1:
@@ -124,14 +130,14 @@ def copy_values(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], memory: 
 
 
 def private_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of the same values in memory of this process; what shared memory still does."""
+    """Copies in the private memory of this process. Tensors that shared memory share it in the copy, too."""
     slots, size = slots_of([("", tensor) for tensor in tensors])
     return copy_values(tensors, slots, bytearray(size)) if size else [tensor.clone() for tensor in tensors]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Attached:
-    """What hangs on a tensor of the model, by its number: it is made anew in a runner."""
+    """Attributes and hooks of a tensor of the model. A runner attaches them to its own tensor of the same number."""
 
     number: int
     attributes: dict[str, Any]
@@ -174,7 +180,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _culprit(value: Any, path: str, depth: int = 4) -> str:
-    """The attribute, as far down as one alone is at fault, that cannot be pickled."""
+    """Path and type of the innermost attribute of `value` that cannot be pickled."""
     attributes: dict[Any, Any] = {}
     if isinstance(value, torch.nn.Module):
         attributes = {**value.__dict__.get("_modules", {})}
@@ -192,7 +198,7 @@ def _culprit(value: Any, path: str, depth: int = 4) -> str:
 
 
 def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType({})) -> bytes:
-    """Raises DataError, or ModelError for the model, that names what cannot be pickled."""
+    """Pickles `value`. Raises DataError, or ModelError for the model, that names the object that cannot be pickled."""
     file = io.BytesIO()
     try:
         _Pickler(file, numbers).dump(value)
@@ -213,14 +219,14 @@ def _memfd(name: str, size: int) -> int:
 
 
 class Values:
-    """The tensors of a model, in memory that all processes may map. They are moved there by move()."""
+    """The tensors of a model. move() moves them into a memfd that all processes may map."""
 
     def __init__(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:
             if tensor.device.type != "cpu" or tensor.layout != torch.strided:
                 raise ModelError(
-                    f"'{name}' of the model is on {tensor.device}, {tensor.layout}; pass the model on the CPU, dense: "
-                    "the runners have replicas of their own"
+                    f"'{name}' of the model is on {tensor.device}, {tensor.layout}; pass a dense model on the CPU: the "
+                    "runners make their own replicas"
                 )
         self.slots, self._bytes = slots_of(tensors)
         self.tensors = [tensor for _, tensor in tensors]
@@ -236,7 +242,7 @@ class Values:
                 tensor.data = view
 
     def release(self) -> None:
-        """What still lies there gets memory of its own, and this goes: in forks of this process too. Idempotent."""
+        """Gives tensors that still lie in the memfd private memory, and frees its pages, in forks too. Idempotent."""
         if self.fd < 0:
             return
         first = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
@@ -253,7 +259,7 @@ Factory = Callable[[], torch.nn.Module]
 
 
 class Payload:
-    """Of the host. `dataset` is what pickled() made; with a factory, it is sent instead of the model."""
+    """The host's side. `dataset`: from pickled(). `factory`: if it is passed, it is sent instead of the model."""
 
     def __init__(
         self,
@@ -269,7 +275,7 @@ class Payload:
         attached = [found for found in attached if found]
         made = pickled("model", factory) if factory is not None else pickled("model", (model, attached), numbers)
         sections = {"model": made, "dataset": dataset, "collate_fn": pickled("collate_fn", collate_fn)}
-        # By value where the class is: what is defined in __main__ travels too.
+        # cloudpickle, not pickle: it includes classes that are defined in __main__.
         header = cloudpickle.dumps(
             {
                 "path": list(sys.path),
@@ -281,18 +287,18 @@ class Payload:
         )
         parts = [len(header).to_bytes(8, "little"), header, *sections.values()]
         self._objects = _memfd("accelmgr-objects", sum(map(len, parts)))
-        self._closing = weakref.finalize(self, os.close, self._objects)  # Also for who drops its manager.
+        self._closing = weakref.finalize(self, os.close, self._objects)  # Also if the manager is never stopped.
         with os.fdopen(os.dup(self._objects), "wb") as file:
             file.writelines(parts)
         self._values.move()
 
     @property
     def path(self) -> str:
-        """For the other processes: `PID:OBJECTS:VALUES`, while the host lives."""
+        """The address for the other processes, `PID:OBJECTS:VALUES`. Valid while the host lives."""
         return f"{os.getpid()}:{self._objects}:{self._values.fd}"
 
     def release_values(self) -> None:
-        """The session has them."""
+        """Frees the initial values. The session has them now."""
         self._values.release()
 
     def close(self) -> None:
@@ -301,20 +307,20 @@ class Payload:
 
 
 class ForkedPayload:
-    """The same for a manager that is a fork of the host: the objects themselves, which it and its runners have too."""
+    """A Payload for a manager that is a fork of the host. The fork and its runners have the objects themselves."""
 
-    objects: dict[str, dict[str, Any]] = {}
+    objects: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
         if model is not None:
-            tensors_of(model)  # Says what cannot be used.
+            tensors_of(model)  # Raises for parameters that cannot be used.
         self._values = Values(list(model.named_parameters()) if model is not None else [])
         self._values.move()
         self.path = f"forked:{id(self)}"
         self.objects[self.path] = {"model": model, "dataset": dataset, "collate_fn": collate_fn, "options": options}
 
     def release_values(self) -> None:
-        """The session has them."""
+        """Frees the initial values. The session has them now."""
         self._values.release()
 
     def close(self) -> None:
@@ -323,7 +329,7 @@ class ForkedPayload:
 
 
 def _open(pid: str, fd: str, name: str) -> int | None:
-    """None when the host has let go of it: the number may be another file's by now."""
+    """Opens the memfd `name` of process `pid`. Returns None if that has closed it: `fd` may be another file by now."""
     link = f"/proc/{pid}/fd/{fd}"
     try:
         if os.readlink(link) != f"/memfd:{name} (deleted)":
@@ -334,7 +340,7 @@ def _open(pid: str, fd: str, name: str) -> int | None:
 
 
 class Received:
-    """Of the manager and the runners."""
+    """The side of the manager and the runners."""
 
     def __init__(self, path: str) -> None:
         self._forked = ForkedPayload.objects.get(path)
@@ -342,7 +348,7 @@ class Received:
             return
         if path.startswith("forked:"):
             raise UsageError(
-                "the launcher of runners was lost, and with the start method 'fork' there is none in its place"
+                "the fork server of the runners was lost, and the start method 'fork' cannot start another one"
             )
         pid, objects, values = path.split(":")
         fd = _open(pid, objects, "accelmgr-objects")
@@ -362,7 +368,7 @@ class Received:
         return options
 
     def _initial(self) -> list[torch.Tensor] | None:
-        """The values of the host's tensors, to be changed at will; None when the session has them."""
+        """Private views of the initial values, which the caller may change; None when they are in the session."""
         fd = _open(*self._values, "accelmgr-values")
         if fd is None:
             return None
@@ -374,7 +380,7 @@ class Received:
         slots = self._parts["slots"]
         tensors = self._initial()
         if tensors is None:
-            # Pages that nobody touches: what they stand for is in the session.
+            # Placeholders: the session has the values, so these pages are never touched.
             size = max((slot.offset + slot.extent * slot.dtype.itemsize for slot in slots), default=0)
             memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             tensors = [slot.view(memory) for slot in slots]
@@ -384,7 +390,7 @@ class Received:
         ]
 
     def load(self, what: str) -> Any:
-        """`dataset` or `collate_fn`."""
+        """Unpickles `dataset` or `collate_fn`."""
         if self._forked is not None:
             return self._forked[what]
         return self._unpickle(what, [])
@@ -399,12 +405,12 @@ class Received:
         return _Unpickler(self._objects, tensors).load()
 
     def model(self) -> torch.nn.Module:
-        """With the host's values as long as the session has not got them."""
+        """Makes the model. It has the initial values, unless these are in the session already."""
         if self._forked is not None:
             model: torch.nn.Module = self._forked["model"]
-            for parameter in model.parameters():  # Gradients of the host are no business of a replica's.
+            for parameter in model.parameters():  # The host's gradients are not those of a replica.
                 parameter.grad = None
-            buffers = list(model.buffers())  # Of its own, also where the host has them in shared memory.
+            buffers = list(model.buffers())  # Private ones, also if the host has them in shared memory.
             for buffer, copy in zip(buffers, private_copies(buffers), strict=True):
                 buffer.data = copy
             return model
@@ -429,7 +435,7 @@ class Received:
                 (f"{one} here and {two} there" for one, two in zip(found, expected, strict=False) if one != two),
                 f"{len(found)} tensors here and {len(expected)} there",
             )
-            raise ModelError(f"the function that makes the model made another one in the host: {other}")
+            raise ModelError(f"the function that makes the model made a different model in the host: {other}")
         initial = self._initial()
         with torch.no_grad():
             for (_, tensor), value in zip(tensors, initial, strict=True) if initial is not None else ():

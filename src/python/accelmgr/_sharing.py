@@ -1,8 +1,8 @@
-"""Tensors of a session on their way to another process, through multiprocessing's pipes and queues.
+"""Sends tensors of a session through multiprocessing's pipes and queues as copies.
 
-torch moves what it sends to where the other process can map it, in place: a parameter would leave the session, and what
-the host writes there would reach no runner any more. A copy is sent instead. (hivemind sends its state so when a peer
-that joins asks for it.)
+When torch sends a tensor, it moves the tensor's memory, in place, to where the other process can map it. A parameter
+would leave the session, and the host's writes would no longer reach the runners. (hivemind sends its state like this
+when a peer that joins asks for it.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _storages: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDicti
 
 
 def stay(owner: object, tensors: Iterable[torch.Tensor]) -> None:
-    """From now on, while `owner` lives, views of the same memory as these are sent as copies."""
+    """While `owner` lives, tensors that share memory with these are sent as copies."""
     _storages[owner] = frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
     for kind in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, _reduce)

@@ -1,8 +1,8 @@
-"""What a model is made of, and what of it the host changes after the start.
+"""The modules, parameters and buffers of a model, and the changes that the host makes to them after the start.
 
-Parameters are the session's memory, so writing them in place is enough. All else of a model that a step depends on
-travels as buffers: the buffers themselves, and `<modes>`, one byte for each module (in training mode?) and for each
-parameter (requires a gradient?).
+Parameters are in the session's memory, so a write in place is all that runners need. Everything else that a step
+depends on is sent as buffers: the model's own buffers, and `<modes>`, one byte for each module (1: training mode) and
+then for each parameter (1: requires a gradient).
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from accelmgr.errors import ModelError
 MODES = "<modes>"
 """The name of a buffer that is none of the model's."""
 
+_training = operator.attrgetter("training")
+_requires_grad = operator.attrgetter("requires_grad")
+
 
 def _listed(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -28,17 +31,17 @@ def _alike(one: torch.Tensor | None, other: torch.Tensor) -> TypeGuard[torch.Ten
 
 
 class Structure:
-    """The modules and parameters of `model` as they were when this was made."""
+    """The modules and parameters that `model` had when this object was made."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self.parameters = list(model.parameters())
-        self._names = {name: parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
+        self._names = dict(model.named_parameters(remove_duplicate=False))
         self._switched = list(model.modules())
         self._look()
 
     def _look(self) -> None:
-        # A module keeps these dictionaries for good. Comparing what they hold is cheap enough for every step.
+        # A module never replaces these dictionaries. Comparing their values is cheap enough for every step.
         self._dictionaries: list[dict[str, Any]] = [
             entries
             for module in self._model.modules()
@@ -48,7 +51,7 @@ class Structure:
         self._found = list(itertools.chain.from_iterable(map(dict.values, self._dictionaries)))
 
     def check(self) -> None:
-        """Raises ModelError unless the model has the parameters that it had, each of them the same object."""
+        """Raises ModelError if a parameter was added, removed, or replaced by another object."""
         now = itertools.chain.from_iterable(map(dict.values, self._dictionaries))
         if sum(map(len, self._dictionaries)) == len(self._found) and all(map(operator.is_, now, self._found)):
             return
@@ -68,11 +71,11 @@ class Structure:
 
     @property
     def modes(self) -> bytes:
-        """One byte for each module, then for each parameter."""
-        return bytes([module.training for module in self._switched] + [p.requires_grad for p in self.parameters])
+        """The content of `<modes>`: one byte for each module, then one for each parameter."""
+        return bytes([*map(_training, self._switched), *map(_requires_grad, self.parameters)])
 
     def follow(self, modes: bytes, before: bytes) -> None:
-        """Sets what differs from `before`: what the model itself has switched meanwhile stays."""
+        """Applies the bytes that differ from `before`, so that modes that the model itself has switched stay."""
         count = len(self._switched)
         for module, on, was in zip(self._switched, modes[:count], before[:count], strict=True):
             if on != was:
@@ -83,7 +86,7 @@ class Structure:
 
 
 class Buffers:
-    """The buffers of a model, each once, under its first name, wherever the model puts another tensor in its place."""
+    """The buffers of a model, each once, under its first name. A model may assign another tensor to that name."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._places: list[tuple[str, dict[str, Any], str, torch.Tensor]] = []
@@ -101,12 +104,23 @@ class Buffers:
                 if id(tensor) not in seen:
                     seen[id(tensor)] = name
                     self._places.append((name, module._buffers, key, tensor))
+        self.originals = [tensor for *_, tensor in self._places]
+        self._forms = [(tensor.dtype, tensor.shape) for tensor in self.originals]
+
+    def check_alike(self) -> None:
+        """Raises ModelError for a buffer whose shape or dtype was changed in place."""
+        for (name, *_, tensor), (dtype, shape) in zip(self._places, self._forms, strict=True):
+            if tensor.dtype != dtype or tensor.shape != shape:
+                raise ModelError(
+                    f"the model changed its buffer '{name}', {dtype} {list(shape)}, to {tensor.dtype} "
+                    f"{list(tensor.shape)}; a buffer must keep its shape and dtype"
+                )
 
     def settle(self) -> None:
-        """A tensor that was assigned to a buffer's name is copied into the buffer, which takes its place again.
+        """Copies a tensor that was assigned to a buffer's name into the buffer, and puts the buffer back.
 
-        Raises ModelError for one of another shape or dtype. A non-persistent one is left to the model then: a table
-        that forward() makes larger when it needs to.
+        Raises ModelError if the tensor has another shape or dtype. A non-persistent one is left as it is then: it may
+        be a table that forward() makes larger when needed.
         """
         for name, owner, key, original in self._places:
             current = owner.get(key)
@@ -118,15 +132,15 @@ class Buffers:
                 found = "None" if current is None else f"{current.dtype} {list(current.shape)}"
                 raise ModelError(
                     f"the model replaced its buffer '{name}', {original.dtype} {list(original.shape)}, by {found}; a "
-                    "buffer keeps shape and dtype. One that changes them on purpose should be registered with "
-                    "persistent=False, or be no buffer"
+                    "buffer must keep its shape and dtype. Register one that changes them on purpose with "
+                    "persistent=False, or make it a plain attribute"
                 )
             with torch.no_grad():
                 original.copy_(current)
             owner[key] = original
 
     def current(self) -> list[tuple[str, torch.Tensor]]:
-        """Each buffer as it is now, but for those that the model is left alone with."""
+        """The current tensor of each buffer, but for non-persistent ones of another shape or dtype."""
         found = []
         for name, owner, key, original in self._places:
             tensor = owner.get(key)
@@ -136,20 +150,20 @@ class Buffers:
 
 
 class Changes:
-    """What the host has written into buffers and modes since it was last told to the runners."""
+    """Finds the buffers and modes that the host has changed since they were last sent to the runners."""
 
     def __init__(self, model: torch.nn.Module, structure: Structure) -> None:
         self._structure = structure
         self._buffers = Buffers(model)
-        self._modes = b""  # The first step tells them.
+        self._modes = b""  # So that the first step sends them.
         self.note()
 
     def note(self) -> None:
-        """The runners have what the buffers hold now."""
+        """Records that the runners have the present content of the buffers."""
         self._noted = {name: (tensor, tensor._version) for name, tensor in self._buffers.current()}
 
     def take(self, everything: bool = False) -> list[tuple[str, torch.Tensor]]:
-        """What is to be told, as buffers by name; `everything`, whether or not it is known to have changed."""
+        """The buffers to send, by name. everything: all of them, also if no change is known."""
         told: list[tuple[str, torch.Tensor]] = []
         for name, tensor in self._buffers.current():
             was, version = self._noted.get(name, (None, 0))
@@ -160,6 +174,6 @@ class Changes:
         return told
 
     def told(self) -> None:
-        """What take() gave has arrived."""
+        """Records that the result of take() has been sent."""
         self.note()
         self._modes = self._structure.modes

@@ -1,4 +1,4 @@
-"""What accelmgr raises. One class per cause; the message names what was wrong, where, and what would be right."""
+"""The exceptions of accelmgr, one class per cause. A message says what was wrong, where, and what would be right."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Error(Exception):
 
 
 class UsageError(Error, RuntimeError):
-    """A rule of the interface was broken: a call after stop(), two threads in one manager, another manager's model."""
+    """The caller broke a rule of the interface: a call after stop(), two threads in one manager, a model of another."""
 
 
 class ConfigError(Error, ValueError):
-    """A configuration that cannot be used. `key`: the dotted path, empty when no single key is at fault."""
+    """The configuration is invalid. `key`: the dotted path of the key at fault; empty when it is no single one."""
 
     def __init__(self, message: str, key: str = "") -> None:
         super().__init__(message)
@@ -28,25 +28,25 @@ class ConfigError(Error, ValueError):
 
 
 class ModelError(Error, ValueError):
-    """A model that cannot be built or bound, or whose output is not what a model must return."""
+    """The model cannot be built or bound, or its output is not what a model must return."""
 
 
 class DataError(Error, ValueError):
-    """Data that cannot be read, or an element of another dtype or shape than the first."""
+    """The data cannot be read, or an element has another dtype or shape than the first one."""
 
 
 class SessionError(Error, RuntimeError):
-    """The session cannot be made or used: too little memory, a stranger's layout, the manager is gone."""
+    """The session cannot be made or used: too little memory, a layout of another build, the manager is gone."""
 
 
 class CheckpointError(Error, OSError):
-    """A checkpoint that cannot be read or written."""
+    """A checkpoint cannot be read or written."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
-class SystemError(Error, OSError):  # noqa: A001  (the name it has in C++)
+class SystemError(Error, OSError):  # The name it has in C++.
     """A system call failed. `code`: the value of errno."""
 
     def __init__(self, message: str, code: int = 0) -> None:
@@ -58,7 +58,7 @@ class SystemError(Error, OSError):  # noqa: A001  (the name it has in C++)
 
 
 class RunnerError(Error, RuntimeError):
-    """A runner failed. `rank` is -1 when no single one is at fault; `phase`: what it was doing."""
+    """A runner failed. `rank`: its rank, -1 when no single runner is at fault; `phase`: what it was doing."""
 
     def __init__(self, message: str, rank: int = -1, phase: str = "") -> None:
         super().__init__(message)
@@ -66,8 +66,15 @@ class RunnerError(Error, RuntimeError):
         self.phase = phase
 
 
+class DeviceError(Error, RuntimeError):
+    """The device of a runner failed: it is out of memory, was lost, or hangs. The runner ends with it, and is replaced.
+
+    A step reports it in the text of its result.
+    """
+
+
 class CollectiveError(Error, RuntimeError):
-    """A collective could not be completed. `cause`: mismatch, timeout, lost or broken; `ranks`: whose fault it was."""
+    """A collective could not be completed. `cause`: mismatch, timeout, lost or broken; `ranks`: the ranks at fault."""
 
     def __init__(self, message: str, cause: str = "broken", ranks: list[int] | None = None) -> None:
         super().__init__(message)
@@ -76,11 +83,11 @@ class CollectiveError(Error, RuntimeError):
 
 
 class SpawnError(Error, RuntimeError):
-    """A launched process failed, the first in time; the others were ended because of it. The message says all of it.
+    """A launched process failed; the others were ended because of it. The message has all of the values below.
 
-    `rank`: in the world; `exit_code`: 0 when a signal killed it; `signal`: 0 when it exited; `trace`: its traceback,
-    empty when it could not say; `type`: of its exception; `phase`: start, setup or function; `later`: those that failed
-    after it, of themselves.
+    They describe the process that failed first. `rank`: its rank in the world. `exit_code`: 0 when a signal killed it.
+    `signal`: 0 when it exited. `trace`: its traceback; empty when it reported none. `type`: the type of its exception.
+    `phase`: start, setup or function. `later`: the processes that failed after it by themselves.
     """
 
     def __init__(
@@ -90,7 +97,7 @@ class SpawnError(Error, RuntimeError):
         exit_code: int = 0,
         signal: int = 0,
         trace: str = "",
-        type: str = "",  # noqa: A002
+        type: str = "",
         phase: str = "",
         later: list[str] | None = None,
     ) -> None:
@@ -105,7 +112,7 @@ class SpawnError(Error, RuntimeError):
 
 
 class StepError(Error, RuntimeError):
-    """A step that is not `ok`. `status` and `rank` (-1: none) are those of the StepResult, `step` is its number."""
+    """A step is not `ok`. `status` and `rank` (-1: none) are those of the StepResult; `step` is the step's number."""
 
     status = ""
 
@@ -116,7 +123,7 @@ class StepError(Error, RuntimeError):
 
 
 class DataEnd(StepError):
-    """The dataset has ended, or failed: the message has its exception then."""
+    """The dataset has ended, or has failed: then the message has its exception."""
 
     status = "data_end"
 
@@ -143,7 +150,7 @@ class StepTimeout(StepError, TimeoutError):
 
 
 class ManagerLost(StepError):
-    """The manager process is gone; recover() starts another over the same session."""
+    """The manager process is gone; recover() starts a new one over the same session."""
 
     status = "manager_lost"
 

@@ -11,24 +11,24 @@ import pathlib
 import sys
 from typing import Any
 
-from accelmgr.errors import DataError
+from accelmgr.errors import DataError, Error, UsageError
 
-PHASES = {  # Keys of a record, in the order of a step; colours that differ in lightness too.
+PHASES = {  # Keys of a record, in the order of a step. The colours differ in lightness too.
     "compute_ms": ("forward and backward", "#1f5a94"),
     "reduce_ms": ("reduction", "#e08214"),
     "wait_ms": ("waiting", "#b2b2b2"),
     "update_ms": ("optimizer", "#4d9a4d"),
 }
 NEEDED = ("step", "samples", "step_ms")
-BINS = 120  # At most so many columns of the share of time and points of the throughput: a longer run is averaged.
+BINS = 120  # The most columns of the time chart and points of the throughput chart; longer runs are averaged.
 
 
 @dataclasses.dataclass
 class Log:
-    """Steps that counted, oldest first, and the last line's record of the run, empty while it has not ended.
+    """The steps that counted, oldest first, and the record of the run in the last line, empty while the run goes on.
 
-    Of each step: `step`, `loss` (None when it was not finite), `samples`, `step_ms`, the keys of PHASES, and where they
-    were measured `held_out_loss` and `scalars`.
+    A step has `step`, `loss` (None when it was not finite), `samples`, `step_ms`, the keys of PHASES, and, if they were
+    measured, `held_out_loss` and `scalars`.
     """
 
     steps: list[dict[str, Any]]
@@ -36,7 +36,7 @@ class Log:
 
 
 def read_log(path: str | os.PathLike[str]) -> Log:
-    """Reads a log, also one that is still written: an unfinished last line is left out. Raises DataError, OSError.
+    """Reads a log, also while it is being written: it ignores an unfinished last line. Raises DataError, OSError.
 
     Source: the lines that tools/accelmgr/run_log.cpp writes, one JSON object each.
     """
@@ -49,17 +49,17 @@ def read_log(path: str | os.PathLike[str]) -> Log:
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
-                raise ValueError("no object")
+                raise ValueError("it is not a JSON object")
         except ValueError as error:
             if number == len(lines):
                 break
-            raise DataError(f"{os.fspath(path)}:{number} is no record of a training run: {error}") from None
+            raise DataError(f"{os.fspath(path)}:{number} is not a record of a training run: {error}") from None
         if "run" in record:
             run = record["run"]
         elif record.get("counted") and all(isinstance(record.get(key), (int, float)) for key in NEEDED):
             steps[record["step"]] = record
     if not steps:
-        raise DataError(f"{os.fspath(path)} has no step that counted; is it what `accelmgr train --log FILE` wrote?")
+        raise DataError(f"{os.fspath(path)} has no step that counted; was it written by `accelmgr train --log FILE`?")
     return Log([steps[step] for step in sorted(steps)], run)
 
 
@@ -101,16 +101,17 @@ def _smooth(values: list[float], span: int) -> list[float]:
 
 
 def plot(log: Log, file: str | os.PathLike[str], title: str = "") -> None:
-    """Writes PNG, SVG or whatever the suffix of `file` says. Raises UsageError without matplotlib, OSError."""
+    """Writes the picture in the format that the suffix of `file` names (PNG, SVG, ...).
+
+    Raises UsageError if matplotlib is not installed, and OSError.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        from accelmgr.errors import UsageError
-
         raise UsageError("plotting needs matplotlib: pip install 'accelmgr[plot]'") from None
-    figure = Figure(figsize=(9, 9), layout="constrained")  # No pyplot: no window system, and nothing global.
+    figure = Figure(figsize=(9, 9), layout="constrained")  # Not pyplot, which has global state.
     FigureCanvasAgg(figure)
     top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[3, 2, 2])
     if title:
@@ -169,22 +170,20 @@ def _plot_phases(axes: Any, bins: list[_Bin]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
-    parser.add_argument("log", metavar="LOG", type=pathlib.Path, help="what `accelmgr train --log` wrote")
+    parser.add_argument("log", metavar="LOG", type=pathlib.Path, help="the file that `accelmgr train --log` wrote")
     parser.add_argument(
         "-o", "--output", type=pathlib.Path, metavar="FILE", help="PNG or SVG; default: LOG's name with .png"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code of `accelmgr plot`: 0, or 1 with what was wrong on standard error."""
+    """Runs `accelmgr plot`. Returns its exit code: 0, or 1 after it wrote the error to standard error."""
     output = arguments.output or arguments.log.with_suffix(".png")
     try:
         if output.suffix.lower() not in (".png", ".svg"):
             raise DataError(f"--output {output}: the file's name must end with .png or .svg")
         plot(read_log(arguments.log), output, arguments.log.name)
     except Exception as error:
-        from accelmgr.errors import Error
-
         if not isinstance(error, (Error, OSError, UnicodeDecodeError)):
             raise
         print(f"accelmgr plot: {error}", file=sys.stderr)
@@ -193,6 +192,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(output, flush=True)
     except OSError as error:
         print(f"accelmgr plot: standard output could not be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The interpreter would try again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Else the interpreter would try to flush again.
         return 1
     return 0

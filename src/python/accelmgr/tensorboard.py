@@ -10,15 +10,15 @@ from accelmgr.errors import UsageError
 
 
 class Writer:
-    """Writes what StepResults say to a folder that `tensorboard --logdir` shows: `loss`, the model's named numbers
-    under `metrics/`, samples per second as `throughput`, and milliseconds of each phase under `time/`.
+    """Writes StepResults to a folder for `tensorboard --logdir`: `loss`, the model's scalars under `metrics/`, samples
+    per second as `throughput`, and the milliseconds of each phase under `time/`.
 
         with accelmgr.tensorboard.Writer("runs/first") as writer:
             for result in manager.steps(100):
                 writer.add(result)
 
-    log_dir: made where it is missing. Raises UsageError without tensorboard (accelmgr[tensorboard]). One thread at a
-    time.
+    log_dir: created if it is missing. Raises UsageError if tensorboard is not installed (accelmgr[tensorboard]). One
+    thread at a time.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
@@ -29,7 +29,7 @@ class Writer:
         self._writer = SummaryWriter(os.fspath(log_dir))
 
     def add(self, result: StepResult, **metrics: float) -> None:
-        """A step that counted; of any other nothing is written. `metrics`: further numbers, under `metrics/` too."""
+        """Writes a step that is `ok` and counted; ignores any other. metrics: further numbers, under `metrics/` too."""
         if not result.ok or not result.counted:
             return
         step = result.step
@@ -45,7 +45,7 @@ class Writer:
         self._writer.flush()
 
     def close(self) -> None:
-        """Writes what is left. Idempotent."""
+        """Writes what is buffered and closes the files. Idempotent."""
         self._writer.close()
 
     def __enter__(self) -> Writer:

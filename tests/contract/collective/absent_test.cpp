@@ -1,4 +1,5 @@
-// A member that lives but does not come: the others wait until their deadline, no longer, and are told who.
+// Checks what happens when a member lives but does not make a call: the other members wait until their
+// deadline and no longer, and their error names the member.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -12,7 +13,7 @@ namespace {
 
 using Cause = CollectiveError::Cause;
 
-// Of calls that those who come begin together; long enough for them to do so on a busy machine.
+// For calls that the present members begin together: long enough for that on a busy machine.
 constexpr CallOptions hurried{.timeout_s = 0.3};
 constexpr double late_s = 5;
 constexpr std::size_t most_bytes = sanitized ? 1 << 19 : 2 << 20;
@@ -35,7 +36,7 @@ double seconds_of(const std::function<void()>& call) {
   return static_cast<double>(base::now_ns() - begin) * 1e-9;
 }
 
-/// What `call` throws; its cause and ranks are looked at.
+/// Checks the cause and the ranks of the error that `call` throws. Returns its message.
 std::string expect_error(Cause cause, const std::vector<int>& ranks, const std::function<void()>& call) {
   try {
     call();
@@ -56,7 +57,8 @@ void expect_timeout(const std::vector<int>& missing, const std::function<void()>
   EXPECT_LT(seconds, hurried.timeout_s + late_s);
 }
 
-/// Of the only one that waits: whoever waits with others is told when the first of them gives up.
+/// For a member that waits alone: it must wait for all of its timeout. Members that wait together all end
+/// when the first of them gives up.
 void expect_timeout_of_one(const std::vector<int>& missing, const std::function<void()>& call) {
   const auto seconds = seconds_of([&] { expect_timeout(missing, call); });
   EXPECT_GE(seconds, hurried.timeout_s * 0.99);
@@ -70,7 +72,7 @@ void expect_broken(const std::vector<int>& missing, Communicator& communicator) 
   EXPECT_LT(seconds, late_s);
 }
 
-/// To one who comes when the others have given up.
+/// For a member that calls after the others have given up: its call must fail soon.
 void expect_told(const std::function<void()>& call) {
   const auto seconds = seconds_of([&] {
     try {
@@ -144,7 +146,7 @@ CONTRACT(Absent, BreaksTheCommunicatorAndNoOther, .fewest_ranks = 2) {
   }
   self.meeting.meet(self.world.size());
   expect_works(self.world);
-  // With the one that was missing, from what broke.
+  // The broken communicator still makes a group of all, with the member that was missing.
   expect_works(*group->group(all_of(*group)));
 }
 
@@ -168,7 +170,7 @@ CONTRACT(Absent, ThatComesLateIsToldToo, .fewest_ranks = 2, .sizes = {2, 4}) {
 
 CONTRACT(Absent, InAGroupIsNamedByItsRankInTheWorld, .fewest_ranks = 3, .sizes = {3, 7}) {
   const int last = self.world.size() - 1;
-  std::shared_ptr<Communicator> group;  // It stays while the others wait: who has left is not late.
+  std::shared_ptr<Communicator> group;  // Kept until the end: a member that has left is not late.
   if (self.world.rank() >= last - 1) {
     group = self.world.group(std::vector<int>{last - 1, last});
     if (self.world.rank() == last - 1) expect_timeout_of_one({last}, [&] { group->barrier(hurried); });

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "collective/gloo/factory.hpp"
+#include "collective/gloo/load.hpp"
 #include "collective/hosts.hpp"
 #include "collective/serial.hpp"
 #include "collective/shm/factory.hpp"
@@ -40,7 +40,7 @@ Backend shm() {
   return backend;
 }
 
-/// It outlives all communicators.
+/// A store that lives until the process exits, so that it outlives all communicators.
 Store& store_in(const std::string& folder) {
   static std::mutex mutex;
   static std::vector<std::unique_ptr<FileStore>> stores;
@@ -56,7 +56,19 @@ Prepared folder_for_store(int) {
   return prepared;
 }
 
-/// All ranks in one mesh.
+/// Meets the other ranks in the store of `prepared`.
+std::shared_ptr<Communicator> meet(const Prepared& prepared, int rank, int size, double timeout_s,
+                                   const std::string& host) {
+  Membership membership;
+  membership.rank = rank;
+  membership.size = size;
+  membership.backend = "gloo";
+  membership.timeout_s = timeout_s;
+  membership.host = host;
+  return rendezvous(store_in(prepared.text), "world", membership);
+}
+
+/// Every rank counts as a host of its own: all of them communicate over gloo.
 Backend gloo_threads() {
   Backend backend;
   backend.name = "gloo";
@@ -65,14 +77,12 @@ Backend gloo_threads() {
   backend.unavailable_because = gloo::unavailable_because;
   backend.prepare = folder_for_store;
   backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
-    gloo::Options options;
-    options.timeout_s = timeout_s;
-    return gloo::connect(store_in(prepared.text), "world", rank, size, options);
+    return meet(prepared, rank, size, timeout_s, "host of rank " + std::to_string(rank));
   };
   return backend;
 }
 
-/// The same; with fewer sizes, as connecting takes its time.
+/// The same with processes; of one size, because connecting takes long.
 Backend gloo_processes() {
   Backend backend = gloo_threads();
   backend.name = "gloo_processes";
@@ -81,19 +91,14 @@ Backend gloo_processes() {
   return backend;
 }
 
-/// One host as it would be one of several: with a leader, who has nobody to talk to. tests/collective has
-/// two.
+/// One host that works like one of several: it has a leader, but there are no other leaders. For two hosts
+/// see tests/collective/hosts_test.cpp.
 Backend gloo_on_one_host() {
   Backend backend = gloo_threads();
   backend.name = "gloo_on_one_host";
   backend.sizes = {3};
   backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
-    Membership membership;
-    membership.rank = rank;
-    membership.size = size;
-    membership.backend = "gloo";
-    membership.timeout_s = timeout_s;
-    return rendezvous(store_in(prepared.text), "world", membership);
+    return meet(prepared, rank, size, timeout_s, host_key());
   };
   return backend;
 }

@@ -15,32 +15,32 @@ namespace accelmgr::collective::contract {
 enum class Start { threads, forked, executed };
 std::string name_of(Start start);
 
-/// What the ranks of one world have in common before they join: made by the test, inherited by forked ranks,
-/// handed to executed ones.
+/// What the ranks of a world share before they join. The test makes it. Forked ranks inherit it, executed
+/// ranks get it from the test.
 struct Prepared {
   std::vector<base::UniqueFd> fds;
-  std::string text;            ///< Of any kind: a folder, an address.
+  std::string text;            ///< Of any meaning, such as a folder or an address.
   std::shared_ptr<void> kept;  ///< Lives in the test until all ranks have ended.
 };
 
 struct Backend {
-  std::string name;        ///< Begins with what its communicators call themselves.
+  std::string name;        ///< Begins with the backend() of its communicators.
   std::vector<int> sizes;  ///< Numbers of ranks to run with.
   std::vector<Start> starts;
-  /// Of a reduction of floating point numbers, relative; 0: exactly those of rank order.
+  /// The relative tolerance of floating point reductions. 0: the bits are those of a reduction in rank order.
   double tolerance = 0;
-  /// The others are told of a death before that: 0.2 s, and what a busy machine takes to run them.
+  /// The other ranks are told of a death within this time: 0.2 s, and what a busy machine takes to run them.
   double death_within_s = 3;
   std::function<std::string()> unavailable_because = [] { return std::string(); };  ///< Empty: it can be run.
   std::function<Prepared(int size)> prepare;
-  /// Runs on the rank: `timeout_s` becomes the communicator's.
+  /// Joins the world as `rank`; runs on that rank. `timeout_s` becomes the communicator's timeout.
   std::function<std::shared_ptr<Communicator>(const Prepared&, int rank, int size, double timeout_s)> join;
 };
 
 const std::vector<Backend>& backends();
 const Backend& find_backend(const std::string& name);
 
-/// Built with sanitizers, everything takes ten times as long: fewer sizes will do.
+/// With sanitizers everything takes ten times as long, so tests use fewer sizes.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool sanitized = true;
 #else

@@ -10,8 +10,8 @@
 namespace accelmgr::collective::contract {
 namespace {
 
-/// Inputs repeat themselves after so many elements, and with them the outputs: it keeps large calls quick. A
-/// prime, so that what is moved by a chunk of any usual size differs.
+/// Inputs repeat after this number of elements, and so do outputs: that keeps large calls quick. It is a
+/// prime, so that data in the wrong place by a chunk of any usual size differs.
 constexpr std::size_t period = sanitized ? 509 : 4093;
 
 constexpr std::size_t guard_bytes = 64;
@@ -24,7 +24,7 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// The bits of any integer or truth value; of floating point numbers with all bits of the mantissa, and an
+/// The bits of a random element: any integer or truth value. A floating point number has any mantissa, and an
 /// absolute value from 0.5 to 2: results depend on the order of the operands, and do not overflow.
 std::uint64_t random_bits(DType dtype, std::uint64_t random) {
   const auto floating = [random](int width, int mantissa_bits, std::uint64_t bias) {
@@ -69,7 +69,7 @@ Bytes random_elements(DType dtype, std::size_t count, std::uint64_t seed) {
   return bytes;
 }
 
-/// The input of a rank, each block by itself, no longer than one period.
+/// The blocks of a rank's input, each cut to one period.
 std::vector<Bytes> blocks_of_input(const Call& call, int rank, int size) {
   std::vector<Bytes> blocks(input_blocks(call.kind, size));
   for (auto& block : blocks) {
@@ -103,7 +103,7 @@ std::vector<Bytes> blocks_of_output(const Call& call, int rank, int size) {
   }
 }
 
-/// Blocks of `bytes` each, repeated from their periods.
+/// Repeats each block up to `bytes` bytes, and joins them.
 Bytes repeat(const std::vector<Bytes>& blocks, std::size_t bytes) {
   Bytes whole;
   whole.reserve(blocks.size() * bytes);
@@ -122,7 +122,7 @@ class Buffer {
         begin_(guard_bytes + misaligned_by),
         bytes_(bytes) {}
 
-  /// Null when it has no bytes: nobody may look at it.
+  /// Null if the buffer has no bytes: the call must not touch it.
   std::byte* data() { return bytes_ == 0 ? nullptr : memory_.data() + begin_; }
   std::span<const std::byte> first(std::size_t bytes) const {
     return std::span(memory_).subspan(begin_, bytes);
@@ -181,7 +181,7 @@ std::string outcome(const Call& call, Communicator& communicator, double toleran
       !wrong.empty())
     return wrong;
   if (!out.is_intact_beyond(one_buffer ? larger : expected.size())) return "wrote beside the output";
-  // In place: the blocks of the input that the output does not cover.
+  // In place, the blocks of the input that the output does not cover must stay.
   if (one_buffer && input.size() > expected.size() &&
       !std::equal(input.begin() + static_cast<std::ptrdiff_t>(expected.size()), input.end(),
                   out.first(input.size()).begin() + static_cast<std::ptrdiff_t>(expected.size())))

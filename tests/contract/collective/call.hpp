@@ -1,5 +1,5 @@
-// One collective with its inputs, which follow from its description: every rank knows those of all others,
-// and so what it must get.
+// A collective call whose inputs follow from its description: every rank can compute the inputs of all ranks,
+// and from them the output that it must get.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,22 @@
 namespace accelmgr::collective::contract {
 
 struct Call {
-  CallKind kind = CallKind::barrier;  ///< One with elements, or barrier.
+  CallKind kind = CallKind::barrier;  ///< A collective of elements, or barrier.
   DType dtype = DType::uint8;
   ReduceOp op = ReduceOp::sum;
   std::size_t count = 0;
   int root = 0;
   bool in_place = false;
   bool misaligned = false;               ///< Buffers at odd addresses.
-  std::vector<std::int64_t> shape = {};  ///< Empty: none is said.
+  std::vector<std::int64_t> shape = {};  ///< Empty: none is given.
   std::uint64_t seed = 0;
 };
 
 /// "all_reduce SUM float32 [5], in place, misaligned"
 std::string describe(const Call& call);
 
-/// Makes the call. What was wrong, empty if nothing: with the result, the input (which must stay), or the
-/// memory beside the output.
+/// Makes the call. Returns what is wrong with the result, with the input (which must stay), or with the
+/// memory beside the output; empty if nothing is.
 std::string perform(const Call& call, Communicator& communicator, double tolerance = 0);
 
 inline constexpr DType all_dtypes[] = {
@@ -39,7 +39,7 @@ inline constexpr DType all_dtypes[] = {
 inline constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::avg,     ReduceOp::product, ReduceOp::min,
                                        ReduceOp::max, ReduceOp::bit_and, ReduceOp::bit_or};
 
-/// As check_reduction() must see it.
+/// Whether check_reduction() must accept it.
 bool makes_sense(DType dtype, ReduceOp op);
 
 }  // namespace accelmgr::collective::contract

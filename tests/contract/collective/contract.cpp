@@ -13,7 +13,8 @@ bool is_wanted(const std::vector<Value>& wanted, const Value& value) {
   return wanted.empty() || std::find(wanted.begin(), wanted.end(), value) != wanted.end();
 }
 
-/// All sizes as threads; the same code runs in processes, which take longer to start.
+/// With sanitizers, worlds of processes are worth it only with 2 and with 4 ranks: processes run the same
+/// code as threads and take longer to start.
 bool is_worth_it(Start start, int size) {
   return !sanitized || start == Start::threads || size == 2 || size == 4;
 }

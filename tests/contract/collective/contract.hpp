@@ -1,10 +1,11 @@
-// The contract of Communicator as a list of promises. Each is one function that every rank of a world runs;
-// each is a test per backend and per way to start ranks, in which it is run with every number of ranks.
+// The contract of Communicator as a list of promises. A promise is a function that every rank of a world
+// runs. It is a test for each backend and each way to start ranks; the test runs it with each number of
+// ranks.
 //
 //   CONTRACT(Barrier, ReturnsWhenAllHaveCalledIt, .fewest_ranks = 2) { self.world.barrier(); ... }
 //
-// The function has no surroundings: executed ranks find it by its name. It may use the assertions of
-// GoogleTest, on its own thread.
+// The function cannot capture variables, because executed ranks find it by its name. It may use the
+// assertions of GoogleTest, on its own thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +31,7 @@ using Body = void (*)(Rank&);
 
 struct Needs {
   int fewest_ranks = 1;
-  std::vector<int> sizes = {};     ///< Of the backend's, only these; empty: all.
+  std::vector<int> sizes = {};     ///< Only these of the backend's; empty: all.
   std::vector<Start> starts = {};  ///< Likewise.
 };
 
@@ -46,7 +47,7 @@ struct Promise {
 std::vector<Promise>& promises();
 const Promise& find_promise(const std::string& full_name);  ///< "Barrier.ReturnsWhenAllHaveCalledIt"
 
-/// Makes the tests, as "Barrier/shm_forked.ReturnsWhenAllHaveCalledIt".
+/// Registers the tests, such as "Barrier/shm_forked.ReturnsWhenAllHaveCalledIt".
 void register_tests();
 
 struct Registered {

@@ -1,4 +1,5 @@
-// A member that is killed: the others are told who, at once, and go on without it.
+// Checks what happens when a member is killed: the calls of the other members end at once with an error that
+// names it, and they can go on without it.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -69,7 +70,7 @@ std::size_t address_space_bytes() {
   return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
-std::byte memory[1 << 20];  // A rank is a process here.
+std::byte memory[1 << 20];  // One for each rank, because ranks are processes here.
 
 const Use uses[] = {
     [](Communicator& group) { group.barrier(); },
@@ -84,7 +85,7 @@ const Use uses[] = {
     [](Communicator& group) { group.group(first(group.size())); },
 };
 
-/// Takes long enough for a death in its middle.
+/// Broadcasts so many bytes that a member can die in the middle.
 struct LongBroadcast {
   LongBroadcast(Rank& self, int from)
       : root(from),
@@ -95,8 +96,8 @@ struct LongBroadcast {
   void repeat() {
     for (;;) group->broadcast(data.data(), data.size(), DType::uint8, root);
   }
-  /// Of a rank other than the root, in another thread: returns when the first byte has come; false if none
-  /// came.
+  /// For another thread of a rank that is not the root. Waits for the first byte and returns true; returns
+  /// false if `ended` is set first.
   bool has_begun() {
     while (!ended && std::atomic_ref(data.front()).load() == 0) std::this_thread::yield();
     return !ended;
@@ -110,7 +111,8 @@ struct LongBroadcast {
 
 }  // namespace
 
-// One after the other dies, the last of those left, while the others are in a call; they go on without it.
+// The member of the highest rank dies while the others are in a call. They go on without it, and the next
+// member dies, until one is left.
 CONTRACT(Death, EndsTheCallOnAllOthersAndTheyGoOnWithoutIt, .fewest_ranks = 2, .starts = processes) {
   auto group = self.world.group(first(self.world.size()));
   for (int size = self.world.size(); size > 1; --size) {
@@ -130,7 +132,7 @@ CONTRACT(Death, EndsEveryKindOfCall, .fewest_ranks = 2, .sizes = {7}, .starts = 
   for (int size = self.world.size(); size > 1; --size) {
     SCOPED_TRACE(size);
     const int victim = size - 1;
-    // From the end of the list: the promise above takes them from its begin.
+    // From the end of the list: the promise above takes them from the beginning.
     const auto& use = uses[std::size(uses) - 1 - static_cast<std::size_t>(self.world.size() - size)];
     self.meeting.meet(size);
     if (self.world.rank() == victim) self.meeting.die(victim);
@@ -140,7 +142,7 @@ CONTRACT(Death, EndsEveryKindOfCall, .fewest_ranks = 2, .sizes = {7}, .starts = 
   }
 }
 
-// The others have the first byte of its message by then.
+// The victim dies when another member has the first byte of its message.
 CONTRACT(Death, InTheMiddleOfItsMessageEndsTheCall, .fewest_ranks = 2, .starts = processes) {
   const int victim = self.world.size() - 1;
   LongBroadcast broadcast(self, victim);
@@ -176,7 +178,8 @@ CONTRACT(Death, WhileAGroupIsMadeIsTold, .fewest_ranks = 2, .starts = processes)
   if (victim > 0) expect_works(*self.world.group(first(victim)), self);
 }
 
-// A worker of a data loader, for instance: what it has from the dead one must not look like life.
+// The child is a worker of a data loader, for instance. What it inherited must not make the dead member look
+// alive.
 CONTRACT(Death, IsSeenWhileAForkedChildLivesOn, .fewest_ranks = 2, .starts = processes) {
   const int victim = self.world.size() - 1;
   self.world.barrier();
@@ -193,7 +196,7 @@ CONTRACT(Death, IsSeenWhileAForkedChildLivesOn, .fewest_ranks = 2, .starts = pro
   self.meeting.count();
 }
 
-// It lives, but has no memory for what the last one sends it.
+// Rank 0 lives, but has no memory for the object of the last rank.
 CONTRACT(Failure, OfOneInTheMiddleOfACallIsToldToAll, .fewest_ranks = 2, .starts = processes) {
   if (sanitized)
     GTEST_SKIP() << "under RLIMIT_AS a sanitizer cannot map its own memory, and ends the process";

@@ -1,4 +1,4 @@
-// Collectives of elements give what the oracle says, on every rank, for every dtype and any size.
+// Checks that collectives of elements give what the oracle says, on every rank, for every dtype and any size.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -13,7 +13,8 @@ namespace {
 
 const std::vector<std::size_t> small_counts =
     sanitized ? std::vector<std::size_t>{0, 1, 33} : std::vector<std::size_t>{0, 1, 257};
-/// More than any staging buffer holds, and no multiple of anything; of calls with a block a rank: of a block.
+/// More than any staging buffer holds, and no multiple of any usual size. large_block_bytes is for calls that
+/// have a block for each rank.
 constexpr std::size_t large_bytes = (sanitized ? 1 << 20 : 4 << 20) + 4099;
 constexpr std::size_t large_block_bytes = (sanitized ? 1 << 19 : 1 << 20) + 4099;
 
@@ -21,7 +22,7 @@ void expect_right(const Call& call, Rank& self) {
   EXPECT_EQ(perform(call, self.world, self.backend.tolerance), "");
 }
 
-/// In place and not, at even addresses and odd ones.
+/// Makes the call in place and not, with buffers at even addresses and at odd ones.
 void expect_right_anywhere(Call call, Rank& self) {
   for (const bool in_place : {false, true})
     for (const bool misaligned : {false, true}) {
@@ -56,7 +57,7 @@ void expect_right_when_large(CallKind kind, std::size_t bytes, Rank& self) {
   expect_right({.kind = kind, .dtype = DType::uint8, .count = bytes, .root = root, .misaligned = true}, self);
 }
 
-/// One element less and more than `bytes`, too.
+/// Makes the call with `bytes` bytes, with one element less and with one more.
 void expect_right_around(std::size_t bytes, Call call, Rank& self) {
   const auto elements = bytes / size_of(call.dtype);
   for (call.count = elements - 1; call.count <= elements + 1; ++call.count) expect_right(call, self);
@@ -115,7 +116,7 @@ std::vector<Number> special_numbers(int rank) {
   const std::vector<Number> numbers{
       Limits::quiet_NaN(), -Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity(), Number{0},
       -Number{0},          Limits::denorm_min(), Limits::max(),      Number{1} / 3};
-  // Every number meets every other, whichever ranks add them.
+  // Every number of an even rank meets every number of an odd rank.
   std::vector<Number> of_rank;
   for (std::size_t i = 0; i < numbers.size() * numbers.size(); ++i)
     of_rank.push_back(numbers[(rank % 2 == 0 ? i : i / numbers.size()) % numbers.size()]);
@@ -143,7 +144,8 @@ CONTRACT(AllReduce, GivesTheSameBitsOnAllRanksWhateverTheNumbers) {
 }
 
 CONTRACT(AllReduce, OfSixteenBitsIsRoundedOnceAtTheEnd) {
-  // 1 + 2^-9 + 2^-9 in float16 (ulp 2^-10 above 1); bfloat16 (ulp 2^-7): each addition alone would be lost.
+  // 1 + 2^-9 + 2^-9 + ... in bfloat16, whose ulp above 1 is 2^-7: rounded one by one, all additions would be
+  // lost.
   const int size = self.world.size();
   const std::uint16_t one = 0x3f80, small = 0x3b00;  // bfloat16: 1 and 2^-9.
   std::uint16_t sum = self.world.rank() == 0 ? one : small;

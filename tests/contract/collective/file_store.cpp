@@ -31,16 +31,16 @@ std::optional<std::string> contents_of(const std::filesystem::path& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-/// Whole or not at all: readers look without a lock.
+/// Replaces the whole file at once, because readers take no lock.
 void replace_contents(const std::filesystem::path& path, const std::string& value) {
-  // The kernel makes the name: ranks in two pid namespaces may have the same pid.
+  // mkostemp() finds a name that is free: ranks in two pid namespaces may have the same pid.
   auto draft = (path.parent_path() / "draft_XXXXXX").string();
   const base::UniqueFd made(mkostemp(draft.data(), O_CLOEXEC));
   std::ofstream(draft, std::ios::binary) << value;
   std::filesystem::rename(draft, path);
 }
 
-/// Readable when something in the folder has changed.
+/// A descriptor that is readable when a key has been set in the folder.
 base::UniqueFd watch(const std::filesystem::path& folder) {
   base::UniqueFd changes(inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
   if (!changes || inotify_add_watch(changes.get(), folder.c_str(), IN_MOVED_TO) < 0)
@@ -59,17 +59,6 @@ void wait_change(int changes, base::Deadline deadline) {
 
 }  // namespace
 
-TemporaryFolder::TemporaryFolder() {
-  auto name = (std::filesystem::temp_directory_path() / "accelmgr_store_XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp " + name);
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
 std::filesystem::path FileStore::path_of(const std::string& key) const { return folder_ / file_name_of(key); }
 
 void FileStore::set(const std::string& key, const std::string& value) {
@@ -81,7 +70,7 @@ std::string FileStore::get(const std::string& key, base::Deadline deadline) {
   for (;;) {
     if (auto value = contents_of(path_of(key))) return std::move(*value);
     if (deadline.passed())
-      throw CollectiveError(fmt::format("store {}: nobody has set {}", folder_.string(), key),
+      throw CollectiveError(fmt::format("store {}: no rank has set {}", folder_.string(), key),
                             CollectiveError::Cause::timeout, {});
     wait_change(changes.get(), deadline);
   }

@@ -1,27 +1,18 @@
-// A store over a folder: for ranks that share files, whatever else they do not share.
+// A store in a folder, for ranks that share files and perhaps nothing else.
 #pragma once
 
 #include <filesystem>
 #include <memory>
 
 #include "collective/store.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::collective::contract {
 
-/// A folder of its own, which goes with all that is in it.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const noexcept { return path_; }
+using test::TemporaryFolder;
 
- private:
-  std::filesystem::path path_;
-};
-
-/// One file a key. Any number of processes and threads, each with a FileStore of its own.
+/// Keeps each key in a file. Any number of processes and threads may use the folder, each with a FileStore of
+/// its own.
 class FileStore final : public Store {
  public:
   explicit FileStore(std::filesystem::path folder) : folder_(std::move(folder)) {}

@@ -1,4 +1,4 @@
-// Groups: communicators of some members, made from any communicator, used at the same time.
+// Tests of groups: communicators of some members, made from any communicator and used at the same time.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ Ranks all_of(const Communicator& communicator) {
   return ranks;
 }
 
-/// The group of `ranks` of `parent`; null on who is not in it.
+/// The group of `ranks` of `parent`; null on a member that is not in it.
 std::shared_ptr<Communicator> group_of(Communicator& parent, const Ranks& ranks) {
   return contains(ranks, parent.rank()) ? parent.group(ranks) : nullptr;
 }
@@ -46,7 +46,7 @@ void expect_works(Communicator& group, Rank& self, int rounds = 3) {
          .root = group.size() - 1,
          .seed = seed}};
     for (const auto& call : calls) EXPECT_EQ(perform(call, group, tolerance), "");
-    // Of whom it is, by their ranks in the world.
+    // The group has the right members, by their ranks in the world.
     const auto names = group.all_gather_objects(std::to_string(self.world.rank()));
     ASSERT_EQ(names.size(), group.ranks().size());
     for (std::size_t i = 0; i < names.size(); ++i) EXPECT_EQ(names[i], std::to_string(group.ranks()[i]));
@@ -55,7 +55,8 @@ void expect_works(Communicator& group, Rank& self, int rounds = 3) {
 
 }  // namespace
 
-// The first attempt of who comes too late ends at once, and its second is the second of all.
+// The first attempt of the late member ends at once. Its second one meets the second one of the other
+// members.
 CONTRACT(Group, ThatOneCameTooLateForIsMadeWhenAllTryAgain, .fewest_ranks = 2) {
   const int late = self.world.size() - 1;
   const auto attempt = [&](double timeout_s) {
@@ -80,7 +81,7 @@ CONTRACT(Group, ThatOneCameTooLateForIsMadeWhenAllTryAgain, .fewest_ranks = 2) {
   expect_works(*self.world.group(all_of(self.world)), self);
 }
 
-// As a child does that returns from main(), or is a data loader's worker.
+// A child that returns from main(), or a data loader's worker, destroys its copy like that.
 CONTRACT(Group, WhoseCopyAForkedChildDestroysWorksOn, .fewest_ranks = 2,
          .starts = {Start::forked, Start::executed}) {
   auto group = self.world.group(all_of(self.world));
@@ -130,7 +131,7 @@ CONTRACT(Group, OfAGroupNamesRanksOfTheWorld, .fewest_ranks = 3) {
   upper.erase(upper.begin());
   const auto group = group_of(self.world, upper);
   if (!group) return;
-  // By their ranks in the group: all but its first.
+  // All members of the group but its first, by their ranks in the group.
   Ranks inner = all_of(*group);
   inner.erase(inner.begin());
   if (const auto nested = group_of(*group, inner)) {

@@ -1,4 +1,5 @@
-// Beyond 2^31 elements: 2 ranks of uint8, in place, 4.3 GiB in all. A program of its own, which runs alone.
+// Tests of collectives of more than 2^31 elements: 2 ranks of uint8, in place, 4.3 GiB in all. A program of
+// its own, which runs alone.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +17,8 @@ constexpr std::uint64_t memory_needed = std::uint64_t{8} << 30;
 
 using Bytes = std::vector<std::byte>;
 
-/// A period that divides no chunk of any usual size, many times over: quick to write and to compare.
+/// Many repetitions of a period of 251 bytes, which divides no chunk of any usual size. The pattern is long,
+/// so that it is quick to write and to compare.
 Bytes pattern_of(unsigned factor) {
   Bytes pattern(251 * 4096);
   for (std::size_t i = 0; i < pattern.size(); ++i) pattern[i] = static_cast<std::byte>(i % 251 * factor);
@@ -37,7 +39,7 @@ std::string difference_from(const Bytes& pattern, const std::byte* data) {
 
 void reduce_and_broadcast(Rank& self) {
   const auto rank = static_cast<unsigned>(self.world.rank());
-  const std::unique_ptr<std::byte[]> data(new std::byte[count]);  // Not zeroed first.
+  const std::unique_ptr<std::byte[]> data(new std::byte[count]);  // Not zeroed.
   fill(data.get(), pattern_of(3 + 2 * rank));
   self.world.all_reduce(data.get(), data.get(), count, DType::uint8, ReduceOp::sum);
   EXPECT_EQ(difference_from(pattern_of(3 + 5), data.get()), "");

@@ -1,4 +1,4 @@
-// Runs the tests, or, executed again by one of them, is a rank.
+// Runs the tests of the contract. When a test executes this program again, it is a rank instead.
 #include <gtest/gtest.h>
 
 #include <string_view>

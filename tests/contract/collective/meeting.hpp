@@ -1,4 +1,4 @@
-// Where the ranks of a test meet beside the communicator under test: a page of memory that all of them share.
+// A page of memory that all ranks of a test share: they meet there without the communicator under test.
 #pragma once
 
 #include <array>
@@ -19,17 +19,17 @@ class Meeting {
   static base::UniqueFd create();
   explicit Meeting(int fd);
 
-  /// Returns when `ranks` of them have come. All who come have come equally often before. Throws
-  /// std::runtime_error when somebody does not come.
+  /// Blocks until `ranks` ranks have called it. All of them must have called it equally often before. Throws
+  /// std::runtime_error if not all come within 30 s.
   void meet(int ranks);
 
   /// Adds one to a number that is 0 at first; returns the sum.
   std::uint64_t count() noexcept { return page().counted.fetch_add(1) + 1; }
   std::uint64_t counted() const noexcept { return page().counted.load(); }
 
-  /// Notes when and ends this process as by kill -9.
+  /// Notes the time and kills this process with SIGKILL.
   [[noreturn]] void die(int rank) noexcept;
-  /// When a rank died of die(); 0 when it did not.
+  /// The time at which a rank called die(); 0 if it did not.
   std::int64_t died_ns(int rank) const noexcept {
     return page().died_ns[static_cast<std::size_t>(rank)].load();
   }

@@ -1,4 +1,5 @@
-// An object for which there is no memory: it is not lost, and nothing else is taken for it.
+// Checks that an object for which the receiver has no memory is not lost, and that no other object is
+// received in its place.
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -7,18 +8,19 @@
 
 namespace {
 
-/// In this thread there is no memory for more at once.
+/// operator new refuses more bytes than this in this thread.
 thread_local std::size_t most_bytes = SIZE_MAX;
 
 }  // namespace
 
-void* operator new(std::size_t bytes) {
+// Not inlined: g++ would take malloc() and delete for a pair that does not match.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   void* memory = bytes <= most_bytes ? std::malloc(bytes) : nullptr;
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace accelmgr::collective::contract {
 

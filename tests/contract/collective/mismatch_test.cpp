@@ -1,4 +1,5 @@
-// Members that do not make the same call are all told who called what, before a buffer is touched.
+// Checks that members that do not make the same call are all told which rank called what, before a buffer is
+// touched.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -20,8 +21,7 @@ CallOptions with_shape(std::span<const std::int64_t> shape) {
   return options;
 }
 
-/// A call that one member makes while another makes another, and what the error calls it. Its buffers have
-/// room for any.
+/// A call, and how an error describes it. Its buffers have room for each of the calls below.
 struct Made {
   std::string text;
   std::function<void(Communicator&, std::byte* in, std::byte* out)> call;
@@ -49,7 +49,8 @@ void expect_same_work(Communicator& world) {
   EXPECT_EQ(perform({.kind = CallKind::all_reduce, .dtype = DType::int32, .count = 1000}, world), "");
 }
 
-/// All call `usual`, the member `odd` calls `other`; `world` is any communicator.
+/// The member `odd` calls `other`, and all other members call `usual`: every member must be told. `world` is
+/// any communicator.
 void expect_told(const Made& usual, const Made& other, int odd, Communicator& world) {
   std::vector<std::byte> in(4096, std::byte{3}), out(4096, std::byte{4});
   std::vector<int> same = world.ranks();
@@ -101,7 +102,7 @@ Made object_from(int root) {
 CONTRACT(Mismatch, OfTheKindIsToldToAll, .fewest_ranks = 2) {
   const Made kinds[] = {plain(),  scatter, gather(6), broadcast("broadcast from rank 0 float32 [6]", 0),
                         exchange, barrier, objects,   object_from(0)};
-  // Each with the next one.
+  // Each kind against the next one.
   for (std::size_t i = 0; i < std::size(kinds); ++i)
     expect_told_by_each(kinds[i], kinds[(i + 1) % std::size(kinds)], self);
 }
@@ -129,6 +130,15 @@ CONTRACT(Mismatch, OfTheShapeIsToldToAll, .fewest_ranks = 2) {
   expect_told_by_each(plain(), shaped("[2, 3]", two_by_three), self);
 }
 
+CONTRACT(Mismatch, OfHostAndDeviceIsToldToAll, .fewest_ranks = 2) {
+  auto on_devices = with_shape(two_by_three);
+  on_devices.on_devices = true;
+  expect_told_by_each(
+      all_reduce("all_reduce SUM float32 [2, 3]", 6, DType::float32, ReduceOp::sum, with_shape(two_by_three)),
+      all_reduce("all_reduce SUM float32 [2, 3] on a device", 0, DType::float32, ReduceOp::sum, on_devices),
+      self);
+}
+
 CONTRACT(Mismatch, OfAScalarAndAVectorOfOneIsToldToAll, .fewest_ranks = 2) {
   const std::span<const std::int64_t> no_dimensions(two_by_three.data(), 0);
   expect_told_by_each(
@@ -146,7 +156,7 @@ CONTRACT(Mismatch, OfTheCountIsToldToAll, .fewest_ranks = 2) {
 }
 
 CONTRACT(Mismatch, OfLargeCallsIsToldToAll, .fewest_ranks = 2) {
-  // The right one needs many chunks, the other one none: memory for both is there.
+  // Both calls need many chunks. The buffer has room for either.
   constexpr std::size_t large = sanitized ? 1 << 19 : 3 << 20;
   std::vector<std::byte> data(large, std::byte{5});
   const bool is_odd = self.world.rank() == self.world.size() - 1;

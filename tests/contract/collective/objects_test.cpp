@@ -1,13 +1,13 @@
-// Objects: bytes of any length, which may differ from member to member.
+// Tests of objects: bytes of any length, which may differ from member to member.
 #include "contract.hpp"
 
 namespace accelmgr::collective::contract {
 namespace {
 
-constexpr std::size_t large_bytes = (sanitized ? 1 << 19 : 3 << 20) + 7;
+constexpr std::size_t large_object_bytes = (sanitized ? 1 << 19 : 3 << 20) + 7;
 constexpr std::size_t lengths[] = {0, 1, 100 * 1024, 3};
 
-/// Any bytes, zeros among them, that say whose they are.
+/// Bytes with zeros among them that differ from rank to rank.
 std::string object_of(int rank, std::size_t length) {
   std::string object(length, '\0');
   for (std::size_t i = 0; i < length; ++i)
@@ -37,7 +37,7 @@ CONTRACT(AllGatherObjects, OfDifferentLengthsArriveInTheOrderOfRanks) {
 
 CONTRACT(AllGatherObjects, OfManyBytesFromOneMember) {
   const int last = self.world.size() - 1;
-  const auto large = object_of(last, large_bytes);
+  const auto large = object_of(last, large_object_bytes);
   const auto found = self.world.all_gather_objects(self.world.rank() == last ? large : std::string("small"));
   ASSERT_EQ(found.size(), static_cast<std::size_t>(last) + 1);
   EXPECT_TRUE(found.back() == large);
@@ -46,7 +46,7 @@ CONTRACT(AllGatherObjects, OfManyBytesFromOneMember) {
 
 CONTRACT(BroadcastObject, OfEveryRootIsReturnedAndTheOthersNotLookedAt) {
   for (int root = 0; root < self.world.size(); ++root)
-    for (const auto length : {std::size_t{0}, std::size_t{1}, std::size_t{100} * 1024, large_bytes}) {
+    for (const auto length : {std::size_t{0}, std::size_t{1}, std::size_t{100} * 1024, large_object_bytes}) {
       const auto object = object_of(root, length);
       const bool is_root = self.world.rank() == root;
       const std::string others(static_cast<std::size_t>(self.world.rank()) * 1000, 'x');
@@ -59,7 +59,7 @@ CONTRACT(SendReceive, ComesInOrderFromEachMemberToEachOther, .fewest_ranks = 2) 
   constexpr int messages = 20;
   const int rank = self.world.rank();
   const int size = self.world.size();
-  // The ring turns by more each time; what is sent fits on the way.
+  // Each turn sends to a rank one further on. Messages are so short that send() does not wait for receive().
   for (int turn = 1; turn < size; ++turn) {
     const int to = (rank + turn) % size;
     const int from = (rank + size - turn) % size;
@@ -70,7 +70,7 @@ CONTRACT(SendReceive, ComesInOrderFromEachMemberToEachOther, .fewest_ranks = 2) 
 
 CONTRACT(SendReceive, OfEmptyAndLargeObjects, .fewest_ranks = 2) {
   const int last = self.world.size() - 1;
-  const std::string large = object_of(0, large_bytes);
+  const std::string large = object_of(0, large_object_bytes);
   if (self.world.rank() == 0) {
     self.world.send("", last);
     self.world.send(large, last);

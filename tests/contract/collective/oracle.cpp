@@ -32,7 +32,7 @@ struct Half {
     return sign * std::ldexp(static_cast<float>(whole), std::max(exponent, 1) - bias - mantissa_bits);
   }
 
-  /// To the nearest, ties to even.
+  /// Rounds to the nearest, ties to even.
   static Half round(float value) {
     const int sign = std::signbit(value) ? 1 << 15 : 0;
     if (std::isnan(value)) return {static_cast<std::uint16_t>(sign | infinity | 1 << (mantissa_bits - 1))};
@@ -71,14 +71,14 @@ struct Computed<Half<exponent_bits, mantissa_bits>> {
   throw std::invalid_argument(fmt::format("the oracle knows no {} of these", name_of(op)));
 }
 
-/// For a sum or product of avg: the part before the division.
+/// Combines two values. For avg it adds them: the division comes later.
 template <class Value>
 Value combine(Value a, Value b, ReduceOp op) {
   if constexpr (std::is_same_v<Value, bool>) {
     const bool is_or = op == ReduceOp::sum || op == ReduceOp::max || op == ReduceOp::bit_or;
     return is_or ? a || b : a && b;
   } else if constexpr (std::is_integral_v<Value>) {
-    // Modulo 2^64 is also modulo 2^8, 2^16 and 2^32.
+    // A result modulo 2^64 is also right modulo 2^8, 2^16 and 2^32.
     const auto x = static_cast<std::uint64_t>(a);
     const auto y = static_cast<std::uint64_t>(b);
     switch (op) {
@@ -186,8 +186,9 @@ auto with_element(DType dtype, Use&& use) {
       return use.template operator()<std::complex<double>>();
     case DType::boolean:
       return use.template operator()<bool>();
+    default:
+      throw std::invalid_argument("no reduction has this dtype");
   }
-  throw std::invalid_argument("no such dtype");
 }
 
 template <class Element>

@@ -15,8 +15,9 @@ using Bytes = std::vector<std::byte>;
 /// inputs[0] op inputs[1] op ..., element by element. Integers wrap around.
 Bytes reduce(std::span<const Bytes> inputs, DType dtype, ReduceOp op);
 
-/// Empty when the elements are the same bits, or, with a tolerance, numbers within it: |a - b| <= tolerance x
-/// (|a| + 16), 16 being above the sums of what Call gives as input. Else what differs first.
+/// Says how many elements differ, and which is the first; empty if none does. Without a tolerance, elements
+/// are equal if their bits are; with one, if |a - b| <= tolerance x (|a| + 16). The inputs of a Call have
+/// sums below 16.
 std::string difference(std::span<const std::byte> expected, std::span<const std::byte> found, DType dtype,
                        double tolerance = 0);
 

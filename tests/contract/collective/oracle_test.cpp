@@ -1,4 +1,4 @@
-// The oracle itself, by numbers written down by hand.
+// Tests of the oracle itself, with results that were computed by hand.
 #include "oracle.hpp"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ Bytes bytes_of(const std::vector<Element>& elements) {
   return bytes;
 }
 
-/// The bits of a op b.
+/// The bits of the reduction of `operands`.
 std::uint16_t halves(DType dtype, ReduceOp op, std::vector<std::uint16_t> operands) {
   std::vector<Bytes> inputs;
   for (const auto operand : operands) inputs.push_back(bytes_of<std::uint16_t>({operand}));
@@ -74,7 +74,7 @@ TEST(Oracle, KeepsEverySixteenBitNumberThatIsOne) {
   for (const auto dtype : {DType::float16, DType::bfloat16}) {
     const unsigned infinity = dtype == DType::float16 ? 0x7c00 : 0x7f80;
     for (unsigned bits = 0; bits < 0x10000; ++bits) {
-      if ((bits & 0x7fff) > infinity) continue;  // No number.
+      if ((bits & 0x7fff) > infinity) continue;  // NaN.
       const auto same = static_cast<std::uint16_t>(bits);
       ASSERT_EQ(halves(dtype, ReduceOp::max, {same, same}), same);
     }

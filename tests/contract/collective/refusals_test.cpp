@@ -1,5 +1,5 @@
-// What makes no sense is refused on the rank that calls it, before anything is sent: the others do not
-// notice.
+// Checks that a call with invalid arguments is refused on the rank that makes it, before anything is sent:
+// the other ranks do not notice.
 #include <array>
 
 #include "call.hpp"

@@ -1,4 +1,4 @@
-// Any sequence of collectives, in any groups, gives what the oracle says.
+// Checks that random sequences of collectives, in random groups, give what the oracle says.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -14,10 +14,11 @@
 namespace accelmgr::collective::contract {
 namespace {
 
-constexpr double timeout_s = 5;  // Of a call: what fails is run again and again, to find a smaller one.
+// For each call. Short, because RapidCheck runs a plan that fails again and again, to find a smaller one.
+constexpr double timeout_s = 5;
 
 using Sequence = std::vector<std::uint32_t>;
-constexpr int most_numbers = sanitized ? 150 : 300;  ///< Of a plan; a step takes about ten.
+constexpr int most_numbers = sanitized ? 150 : 300;  ///< The most numbers of a plan; a step takes about ten.
 
 /// A group made of another one's members.
 struct Group {
@@ -26,11 +27,11 @@ struct Group {
   std::vector<int> of_world;
 };
 
-/// One step: all members of `group` make a group of some of them, or the call.
+/// One step: some members of `group` make group number `made`, or all its members make the call.
 struct Step {
   std::size_t group;
   bool makes_group;
-  std::size_t made;  ///< Its number.
+  std::size_t made;  ///< The new group's number.
   Call call;
 };
 
@@ -51,7 +52,8 @@ void showValue(const Plan& plan, std::ostream& out) {
   }
 }
 
-// A plan comes from one list of numbers, so that RapidCheck shrinks it by shrinking that.
+// The numbers that a plan is made from. It is one list, so that RapidCheck shrinks a plan by shrinking the
+// list.
 class Numbers {
  public:
   explicit Numbers(const Sequence& numbers) : numbers_(numbers) {}
@@ -140,7 +142,7 @@ bool contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-/// What this rank does in it. Those who are in no group of a step go on to the next one.
+/// Carries out the plan on this rank. A rank skips the steps of groups that it is not in.
 void follow(const Plan& plan, Rank& self) {
   std::vector<std::shared_ptr<Communicator>> made(plan.groups.size());
   const auto communicator = [&](std::size_t group) -> Communicator& {

@@ -23,7 +23,7 @@ constexpr int report_fd = 10;
 constexpr int meeting_fd = 11;
 constexpr int first_prepared_fd = 12;
 
-/// The assertions that failed in `body` on this thread, and its exception.
+/// Runs `body`. Returns the assertions that failed in it on this thread, and its exception.
 template <class Function>
 std::vector<std::string> failures_of(Function&& body) {
   testing::TestPartResultArray results;
@@ -66,8 +66,8 @@ std::vector<std::string> run_rank(const Place& place, const Prepared& prepared, 
   return failures;
 }
 
-// A report is a memfd with one failure after the other, each ended by a zero byte: its reader needs no writer
-// that lives.
+// A report is a memfd with one failure after the other, each ended by a zero byte. It can be read when its
+// writer is dead.
 
 base::UniqueFd create_report() {
   base::UniqueFd report(memfd_create("report", MFD_CLOEXEC));
@@ -90,7 +90,7 @@ std::vector<std::string> read_report(int report) {
   return failures;
 }
 
-/// A rank that is a process. None survives.
+/// A rank that is a process. The destructor kills it.
 struct Process {
   ipc::Child child;
   base::UniqueFd report;
@@ -99,7 +99,7 @@ struct Process {
   Process(Process&&) noexcept = default;
   ~Process() { end(); }
 
-  /// Its wait status; killed if it has not ended by itself.
+  /// Kills the process if it has not ended. Reaps it and returns its wait status.
   int end() noexcept {
     if (!child.pidfd) return 0;
     ipc::send_signal(child.pidfd.get(), SIGKILL);
@@ -140,8 +140,9 @@ Process execute_rank(const Place& place, const Prepared& prepared, int meeting_m
   return process;
 }
 
-/// What the rank's process said and how it ended. The process is not reaped before all have ended: the others
-/// see the dead as they see them below a launcher that is slow.
+/// The failures that the rank's process reported, and how it ended if that is a failure. Reaps the process.
+/// It is called only when all ranks have ended, so other ranks see a dead one unreaped, as with a slow fork
+/// server.
 std::vector<std::string> failures_of_process(Process& process, int rank, const Meeting& meeting, bool ended) {
   auto failures = read_report(process.report.get());
   const int status = process.end();

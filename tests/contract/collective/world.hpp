@@ -1,4 +1,4 @@
-// Runs a body on all ranks of a world, as threads or processes, and brings back what went wrong.
+// Runs a body on all ranks of a world, as threads or processes, and returns what went wrong.
 #pragma once
 
 #include <functional>
@@ -9,14 +9,14 @@
 
 namespace accelmgr::collective::contract {
 
-/// Of every call of the communicators: more than any takes on a loaded machine.
+/// The timeout of every call of the communicators: longer than any takes on a loaded machine.
 inline constexpr double world_timeout_s = 20;
 
-/// Failed assertions, exceptions and unexpected ends: "rank 1: file:12: ...". Every process has ended on
-/// return. A rank that ended by Meeting::die() is none.
+/// Runs the promise on every rank. Returns failed assertions, exceptions and unexpected ends, as "rank 1:
+/// file:12: ...". An end by Meeting::die() is no failure. Every process has ended on return.
 std::vector<std::string> run_world(const Backend& backend, Start start, int size, const Promise& promise);
 
-/// As threads: any function will do.
+/// Like run_world(), with threads as ranks. `body` may be any function.
 std::vector<std::string> run_threads(const Backend& backend, int size, const std::function<void(Rank&)>& body,
                                      double timeout_s = world_timeout_s);
 

@@ -1,4 +1,5 @@
-// What fails on a rank arrives in the test, whatever the rank is.
+// Checks that run_world() reports what fails on a rank, whether the rank is a thread, a forked process or an
+// executed one.
 #include "world.hpp"
 
 #include <gtest/gtest.h>
@@ -39,7 +40,8 @@ void is_killed_on_one(Rank& self) {
   if (self.world.rank() == 1) kill(getpid(), SIGKILL);
 }
 
-// For executed ranks, which find it by its name. Needs more ranks than any backend has: no test of its own.
+// A promise that executed ranks find by its name. It needs more ranks than any backend has, so no test runs
+// it by itself.
 constexpr int nowhere = most_ranks;
 Promise promise(const char* name, Body body) {
   return {"Failing", name, body, {nowhere}, __FILE__, __LINE__};

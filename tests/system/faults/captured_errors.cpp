@@ -32,7 +32,7 @@ CapturedErrors::CapturedErrors() {
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw SystemError("pipe2", errno);
   said_.reset(ends[0]);
   const base::UniqueFd into(ends[1]);
-  fcntl(into.get(), F_SETFL, 0);  // Writers wait.
+  fcntl(into.get(), F_SETFL, 0);  // Writers block when the pipe is full.
   std::fflush(stderr);
   before_.reset(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
   dup2(into.get(), STDERR_FILENO);
@@ -81,7 +81,7 @@ void CapturedErrors::finish() {
 
 std::vector<std::string> CapturedErrors::losses() const {
   static const std::regex loss(
-      R"((?:info|warning) \[manager step \d+\] (runner \d+|the launcher) \(pid \d+\) )"
+      R"((?:info|warning) \[manager step \d+\] (runner \d+|the fork server) \(pid \d+\) )"
       R"((exit code \d+|killed by signal \d+ \(\w+\)))");
   std::vector<std::string> found;
   for (std::sregex_iterator at(text_.begin(), text_.end(), loss), end; at != end; ++at)

@@ -1,4 +1,4 @@
-// What this process and those that it starts say on standard error.
+// Captures what this process, and the processes that it starts, write to standard error.
 #pragma once
 
 #include <functional>
@@ -9,26 +9,26 @@
 
 namespace accelmgr::test {
 
-/// One at a time. Used by one thread.
+/// At most one may exist at a time. Use it only from one thread.
 class CapturedErrors {
  public:
-  /// From now on it is kept here, at log level info.
+  /// Captures standard error from now on, at log level info.
   CapturedErrors();
   ~CapturedErrors();
   CapturedErrors(const CapturedErrors&) = delete;
   CapturedErrors& operator=(const CapturedErrors&) = delete;
 
-  /// Returns when `text` has been said so many times. Fails the test after a bound.
+  /// Returns when `text` has been written `times` times. Fails the test after a time limit.
   void wait_for(const std::string& text, int times = 1);
-  /// Returns when the manager has told of the loss of a process. Fails the test after a bound.
+  /// Returns when the manager has logged the loss of a process. Fails the test after a time limit.
   void wait_for_loss();
-  /// Standard error is what it was; returns when nobody is left who could write here. Fails the test after a
-  /// bound.
+  /// Restores standard error. Returns when no process can write here any more. Fails the test after a time
+  /// limit.
   void finish();
 
-  /// All that was said so far.
+  /// All text that was captured so far.
   const std::string& text() const { return text_; }
-  /// Of them, who ended and how, in order: "runner 1: exit code 3".
+  /// The losses in that text, in order: "runner 1: exit code 3".
   std::vector<std::string> losses() const;
 
  private:

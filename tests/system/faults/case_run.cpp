@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
@@ -17,6 +16,7 @@
 #include "checkpoint/checkpoint.hpp"
 #include "system/stage.hpp"
 #include "system/staged_run.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -24,46 +24,29 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t disturbed_step = 2;
-// Slices of several chunks: of 4 KiB where the master is accumulated to, of 1 MiB where it is overwritten.
+// Slices of several chunks. A chunk has 4 KiB if the gradients are accumulated, and 1 MiB if they are
+// overwritten.
 constexpr const char *width = "4096", *overwrite_width = "49152";
-// FaultPhase::checkpoint: after each of three files, and before the rename.
+// A checkpoint reaches FaultPhase::checkpoint after each of three files, and before the rename.
 constexpr int reaches_of_a_checkpoint = 4;
 constexpr double hang_timeout_s = 0.5;
+constexpr double reduction_timeout_s = 1;
 constexpr double start_timeout_s = 3;
 constexpr double step_timeout_s = 20;
-constexpr double source_timeout_s = 1;  // Of a step whose elements never come.
-// On top of a deadline, at most: a committed reduction that somebody else finishes; a start that is ended by
-// force.
+constexpr double source_timeout_s = 1;  // For a step whose elements never come.
+// Added to a deadline: the longest time until another process has finished a committed reduction, and until a
+// start has been ended by force.
 constexpr double recovery_s = 5, end_s = 12;
 constexpr double checkpoint_s = 20;
 
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    auto name = (fs::temp_directory_path() / "accelmgr-faults-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw SystemError("mkdtemp", errno);
-    path_ = name;
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 std::string rank_text(int rank) { return rank == faults::manager_rank ? "manager" : std::to_string(rank); }
 
-/// The fault in the words of faults/plan.hpp.
+/// The fault in the syntax of faults/plan.hpp.
 std::string text_of(const FaultCase& c) {
   const auto& place = c.place;
-  std::string when = fmt::format("step={}", disturbed_step);  // The manager's threads know no step.
+  std::string when = fmt::format("step={}", disturbed_step);  // The threads of the manager have no step.
   if (place.phase == base::FaultPhase::init) when = "step=any";
-  // The second of the elements that the step needs, and the first file of the second checkpoint.
+  // In the manager: the second element that the step needs, or the first file of the second checkpoint.
   constexpr int elements_of_a_step = staged_ranks * staged_batch_size;
   if (place.order == Order::source_is_waited_for) when = fmt::format("occurrence={}", elements_of_a_step + 2);
   if (place.order == Order::checkpoint_strikes_first)
@@ -72,7 +55,7 @@ std::string text_of(const FaultCase& c) {
                      faults::name_of(place.phase), c.fault);
 }
 
-/// A fault that hurts nobody: the log tells when it strikes, and so how far a rank is.
+/// A harmless fault. When it strikes, the log tells how far a rank has come.
 std::string marker_of(const FaultCase& c) {
   const auto step = fmt::format("step={}", disturbed_step);
   if (c.place.order == Order::source_is_waited_for) return "rank=any " + step + " phase=data fault=slow:1";
@@ -80,20 +63,20 @@ std::string marker_of(const FaultCase& c) {
   return "";
 }
 
-std::uint64_t digest_of(Manager& manager) {
+std::uint64_t digest_of(const client::Handle& manager) {
   std::uint64_t digest = 0;
   const auto add = [&](std::string_view bytes) {
     digest = digest * 0x9e3779b97f4a7c15ULL + std::hash<std::string_view>{}(bytes);
   };
-  for (const auto& list : {manager.gradients(), manager.buffers()})
-    for (const auto& [name, tensor] : list)
-      add({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
+  for (const auto& list : {gradients_of(manager), buffers_of(manager)})
+    for (const auto& tensor : list)
+      add({reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()});
   const auto statistics = manager.statistics();
   add(fmt::format("{} {} {}", statistics.steps, statistics.samples, statistics.elements));
   return digest;
 }
 
-/// Descriptors of this process, and its mappings of memory without a name.
+/// The descriptors of this process, and its mappings of memfds.
 struct Held {
   std::ptrdiff_t descriptors = 0;
   int mappings = 0;
@@ -108,7 +91,7 @@ Held held() {
   return now;
 }
 
-/// One case, with this process as the host.
+/// Runs one case with this process as the host.
 class CaseRun {
  public:
   explicit CaseRun(const FaultCase& c) : case_(c), config_(config()) {}
@@ -119,12 +102,12 @@ class CaseRun {
   void start_and_step();
   void start_refused(const RunnerError& error);
   void step_three_times(StagedRun& run);
-  StepSeen step(Manager& manager, double timeout_s);
+  StepSeen step(client::Handle& manager, double timeout_s);
   double timeout_s() const;
   void hold_back(StagedRun& run);
   void let_go();
   std::string struck() const { return "injecting a fault: " + text_of(case_); }
-  void write_checkpoint(Manager& manager);
+  void write_checkpoint(client::Handle& manager);
   void check_checkpoints() const;
 
   bool at(Order order) const { return case_.place.order == order; }
@@ -132,7 +115,7 @@ class CaseRun {
 
   const FaultCase& case_;
   CapturedErrors errors_;
-  TemporaryDirectory directory_;
+  TemporaryFolder directory_;
   Stage stage_;
   Config config_;
   CaseSeen seen_;
@@ -141,6 +124,7 @@ class CaseRun {
 
 Config CaseRun::config() const {
   auto config = staged_config(stage_);
+  if (case_.on_device) config.model.kind = staged_on_fake_device;
   config.model.options["hidden"] = case_.place.accumulate ? width : overwrite_width;
   config.runners.on_loss = case_.policy;
   config.checkpoint.directory = directory_.path();
@@ -150,9 +134,13 @@ Config CaseRun::config() const {
   if (!is_silent(case_)) return config;
   const bool in_manager = case_.place.rank == faults::manager_rank;
   if (case_.place.phase == base::FaultPhase::init) config.start_timeout = start_timeout_s;
-  // So small a bound is set only where nothing else ends the wait: on a loaded machine others may meet it.
-  const bool in_reduction = is_committed(case_) && case_.place.phase != base::FaultPhase::close;
-  if (!in_manager && !in_reduction && !at(Order::victim_votes_first))
+  // Only waits that nothing else ends get such a short limit: on a loaded machine healthy runners may exceed
+  // it.
+  const bool in_reduction =
+      at(Order::victim_votes_first) || (is_committed(case_) && case_.place.phase != base::FaultPhase::close);
+  if (in_reduction)
+    config.runners.reduction_timeout = reduction_timeout_s;
+  else if (!in_manager)
     config.runners.hang_timeout = hang_timeout_s;
   return config;
 }
@@ -210,7 +198,7 @@ void CaseRun::step_three_times(StagedRun& run) {
   second.get();
   seen_.states[1] = digest_of(manager);
 
-  // Whether the next step finds the loss, or it happens in it, is not to be left to chance.
+  // Waits for the loss, so that the next step always finds it at its beginning.
   if (ends_process(case_) && case_.place.rank != faults::manager_rank && disturbed()) errors_.wait_for_loss();
   seen_.next = step(manager, timeout_s());
   seen_.states[2] = digest_of(manager);
@@ -220,7 +208,7 @@ double CaseRun::timeout_s() const {
   return at(Order::source_is_waited_for) && is_silent(case_) ? source_timeout_s : step_timeout_s;
 }
 
-StepSeen CaseRun::step(Manager& manager, double timeout_s) {
+StepSeen CaseRun::step(client::Handle& manager, double timeout_s) {
   const auto begin = base::now_ns();
   const auto result = manager.step({.timeout_s = timeout_s, .accumulate = case_.place.accumulate});
   EXPECT_LT(double(base::now_ns() - begin) / 1e9, timeout_s + recovery_s);
@@ -234,7 +222,7 @@ void CaseRun::hold_back(StagedRun& run) {
   if (at(Order::victim_votes_first)) stage_.tell(0, Act::block);
   if (at(Order::victim_votes_last)) stage_.tell(1, Act::block);
   if (!at(Order::checkpoint_strikes_first)) return;
-  run.manager().save_checkpoint();
+  run.manager().save_checkpoint({});
   errors_.wait_for(struck());
   const bool waits = ends_process(case_);
   EXPECT_TRUE(!waits || ipc::wait_ended(run.processes().manager.get(), soon()));
@@ -254,14 +242,14 @@ void CaseRun::let_go() {
   }
 }
 
-void CaseRun::write_checkpoint(Manager& manager) {
-  manager.save_checkpoint();
+void CaseRun::write_checkpoint(client::Handle& manager) {
+  manager.save_checkpoint({});
   const auto written = manager.checkpoints_written(checkpoint_s);
   ASSERT_EQ(written.size(), 1U);
   EXPECT_EQ(written[0].error, "");
 }
 
-// The one before is good, unless the disturbed one was completed.
+// The checkpoint before must be whole and the latest, unless the disturbed one was completed.
 void CaseRun::check_checkpoints() const {
   const auto latest = checkpoint::open_latest(directory_.path(), [](const std::string& why) {
     ADD_FAILURE() << "a checkpoint that is not whole has the name of one that is: " << why;

@@ -10,7 +10,7 @@ using base::FaultPhase;
 
 const std::vector<Place>& places() {
   constexpr int manager = faults::manager_rank;
-  // publish, published: of the rank that writes the result's copies.
+  // publish and published strike the rank that writes the result's copies.
   static const std::vector<Place> all{
       {.name = "init", .phase = FaultPhase::init},
       {.name = "load_parameters", .phase = FaultPhase::load_parameters},
@@ -21,7 +21,7 @@ const std::vector<Place>& places() {
        .order = Order::source_is_waited_for},
       {.name = "forward", .phase = FaultPhase::forward},
       {.name = "backward", .phase = FaultPhase::backward},
-      {.name = "take_over", .phase = FaultPhase::take_over},
+      {.name = "gradient_capture", .phase = FaultPhase::gradient_capture},
       {.name = "vote", .phase = FaultPhase::vote},
       {.name = "voted_first", .phase = FaultPhase::voted, .order = Order::victim_votes_first},
       {.name = "voted_last", .phase = FaultPhase::voted, .order = Order::victim_votes_last},
@@ -62,7 +62,7 @@ FaultCase undisturbed(const Place& place) { return {.place = place, .fault = ""}
 bool is_silent(const FaultCase& c) { return c.fault == "stop" || c.fault == "hang"; }
 
 bool ends_process(const FaultCase& c) {
-  // The manager's threads catch what they call.
+  // The manager's threads catch exceptions of the code that they call.
   const bool thrown = c.fault == "exception" && c.place.rank != faults::manager_rank;
   return c.fault == "kill" || c.fault == "exit:3" || thrown;
 }

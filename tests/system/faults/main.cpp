@@ -1,4 +1,4 @@
-// Runs the tests; or, told to measure, every case on its own, for tools/bench/run.
+// Runs the tests. With --measure it runs every case alone, for tools/bench/run.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 
@@ -40,7 +40,7 @@ int measure() {
 
 int main(int argc, char** argv) {
   accelmgr::init(argc, argv);
-  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become ours: a test can see that it leaves none.
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become children of this process, where tests see them.
   if (argc == 2 && std::string_view(argv[1]) == "--measure") return accelmgr::test::measure();
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -1,4 +1,5 @@
-// Every fault at every phase comes to what outcomes.md says, within its deadline, and leaves nothing behind.
+// Checks that every fault at every phase has the outcome in outcomes.md, within its deadline, and leaves
+// nothing behind.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -10,11 +11,11 @@
 namespace accelmgr::test {
 namespace {
 
-// More than cores: many wait for a deadline. Fewer than what would make a runner that waits for its turn look
-// like one that hangs.
+// More cases than cores, because many of them wait for a deadline. With still more, a runner that waits for
+// the CPU would look like one that hangs.
 constexpr int at_once = 4;
 
-/// The rows of the table that are cases, by place, fault and policy.
+/// The rows of the table that are cases, with place, fault and policy as the key.
 std::map<std::string, std::string> expected_rows() {
   std::ifstream file(FAULT_OUTCOMES);
   std::map<std::string, std::string> rows;
@@ -44,12 +45,13 @@ TEST(FaultOutcomes, AreExpectedForEveryCaseAndNoOther) {
   for (const auto& [key, row] : rows) ADD_FAILURE() << "no such case: " << row;
 }
 
-class FaultOutcome : public testing::TestWithParam<Place> {};
-
-TEST_P(FaultOutcome, IsWhatTheTableSays) {
+void expect_outcomes_of_the_table(const Place& place, bool on_device) {
   const auto expected = expected_rows();
-  auto cases = cases_at(GetParam());
-  cases.push_back(undisturbed(GetParam()));
+  auto cases = cases_at(place);
+  // What a device does to a runner shows under one policy. The other is the supervisor's alone.
+  if (on_device) std::erase_if(cases, [](const FaultCase& c) { return c.policy == LossPolicy::fail; });
+  for (auto& c : cases) c.on_device = on_device;
+  cases.push_back(undisturbed(place));  // In the host's memory: a device has the same bits.
   const auto seen = run_cases(cases, at_once);
   ASSERT_TRUE(seen.back()) << "the undisturbed run";
   const auto& states = seen.back()->states;
@@ -61,7 +63,7 @@ TEST_P(FaultOutcome, IsWhatTheTableSays) {
     }
     const auto row = expected.find(key_of(cases[i]));
     EXPECT_EQ(row_of(cases[i], *seen[i]), row == expected.end() ? "" : row->second);
-    if (seen[i]->next.status.empty()) continue;  // It never started.
+    if (seen[i]->next.status.empty()) continue;  // The system never started.
     std::size_t counted = 0;
     EXPECT_EQ(seen[i]->states[0], states[counted]);
     counted += seen[i]->disturbed.counted ? 1 : 0;
@@ -73,6 +75,22 @@ TEST_P(FaultOutcome, IsWhatTheTableSays) {
   }
 }
 
+class FaultOutcome : public testing::TestWithParam<Place> {};
+
+TEST_P(FaultOutcome, IsWhatTheTableSays) { expect_outcomes_of_the_table(GetParam(), false); }
+
+class DeviceFaultOutcome : public testing::TestWithParam<Place> {};
+
+TEST_P(DeviceFaultOutcome, IsWhatTheTableSays) { expect_outcomes_of_the_table(GetParam(), true); }
+
+std::vector<Place> places_of_runners() {
+  auto all = places();
+  std::erase_if(all, [](const Place& place) { return place.rank == faults::manager_rank; });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(At, DeviceFaultOutcome, testing::ValuesIn(places_of_runners()),
+                         [](const auto& place) { return place.param.name; });
 INSTANTIATE_TEST_SUITE_P(At, FaultOutcome, testing::ValuesIn(places()),
                          [](const auto& place) { return place.param.name; });
 

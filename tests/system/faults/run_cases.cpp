@@ -37,7 +37,8 @@ CaseSeen case_from(const std::string& text) {
           seen.at("states")};
 }
 
-/// The process of a case. What it writes is small enough for a pipe that nobody reads yet.
+/// The process of a case. Its result fits into the pipe's buffer, so the process can end before its result is
+/// read.
 struct Running {
   std::size_t number;
   pid_t pid;
@@ -47,7 +48,7 @@ struct Running {
 [[noreturn]] void become_host(const FaultCase& c, pid_t parent, int into) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
-  prctl(PR_SET_CHILD_SUBREAPER, 1);  // So that it sees whether it leaves any.
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // So that the case sees its orphans.
   bool done = false;
   try {
     const testing::ScopedTrace trace(__FILE__, __LINE__, name_of(c));
@@ -74,7 +75,7 @@ Running start(const FaultCase& c, std::size_t number) {
   return {number, pid, std::move(says)};
 }
 
-/// Blocks until one of them has ended, and takes it out.
+/// Blocks until one of the processes has ended, and removes it from the list.
 Running take_ended(std::vector<Running>& running) {
   for (;;) {
     const auto pid = waitpid(-1, nullptr, 0);

@@ -1,7 +1,6 @@
-"""What the peers share: one JSON line per result, process groups that end together, and torch settled for a
-benchmark.
+"""Functions of the peers: they print results as JSON lines, run processes that end together, and set torch up.
 
-Import it before torch: the settings of OpenMP are read when torch loads.
+Import this module before torch, which reads the settings of OpenMP when it loads.
 """
 
 import ctypes
@@ -12,12 +11,12 @@ import sys
 import tempfile
 import time
 
-# A thread that waits inside OpenMP would spin on a core that another process of the same benchmark needs.
+# Otherwise a thread that waits inside OpenMP spins on a core that another process of the benchmark needs.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# gloo otherwise resolves the host's name, which may lead to another interface than the loopback.
+# Otherwise gloo resolves the name of the host, which may lead to an interface other than the loopback.
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
-import multiprocessing as mp  # noqa: E402
+import multiprocessing as mp
 
 FORK = mp.get_context("fork")
 
@@ -29,16 +28,25 @@ def emit(name, case, metric, value, unit, **extra):
 
 
 def keep_freed_pages():
-    """Lets malloc keep large blocks: otherwise every gradient is mapped and faulted in anew, nearly half
-    of a backward."""
+    """Makes malloc keep large blocks. Otherwise every gradient is mapped and faulted in anew, which is nearly half of
+    the time of a backward."""
     m_trim_threshold, m_mmap_max = -1, -4
     libc = ctypes.CDLL(None)
     libc.mallopt(m_mmap_max, 0)
     libc.mallopt(m_trim_threshold, 2**31 - 1)
 
 
+def share_one_arena():
+    """Makes all threads allocate where freed pages are kept. Other arenas give a heap of 64 MiB back when it is empty.
+
+    Call it before there are threads.
+    """
+    m_arena_max = -8
+    ctypes.CDLL(None).mallopt(m_arena_max, 1)
+
+
 def settle_torch(threads):
-    """The settings of every process of every peer."""
+    """Makes the settings of torch and malloc that all processes of all peers have."""
     import torch
 
     torch.set_num_threads(threads)
@@ -46,11 +54,11 @@ def settle_torch(threads):
 
 
 def run_ranks(target, world_size, *args):
-    """Runs `target(rank, world_size, store_path, results, *args)` in forked processes; returns what they put
-    in `results`.
+    """Runs `target(rank, world_size, store_path, results, *args)` in forked processes. Returns what they put into
+    `results`.
 
-    Call it before this process has computed anything: a fork after an OpenMP region hangs. If a rank fails,
-    the others are killed and this process exits with 1.
+    Call it before this process has computed anything: a child that is forked after an OpenMP region hangs. If a rank
+    fails, the others are killed and this process exits with 1.
     """
     with tempfile.TemporaryDirectory(prefix="accelmgr-bench-") as folder:
         results = FORK.SimpleQueue()
@@ -83,7 +91,7 @@ def check(processes):
 
 
 def wait_for(processes, meanwhile=lambda: None):
-    """Returns when all have ended well; ends this process with 1 as soon as one has not."""
+    """Returns when all processes have ended without an error. If one fails, ends this process with 1 at once."""
     while any(process.is_alive() for process in processes):
         meanwhile()
         processes[0].join(0.05)
@@ -92,7 +100,7 @@ def wait_for(processes, meanwhile=lambda: None):
 
 
 def die_with_parent():
-    """For a process that starts others or outlives a crash: the kernel kills it with its parent."""
+    """Makes the kernel kill this process when its parent ends, also by a crash."""
     pr_set_pdeathsig, sigkill = 1, 9
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, sigkill)
 
@@ -112,7 +120,7 @@ def join_gloo(rank, world_size, store_path):
 
 
 def time_cycles(cycle, warmup, count):
-    """Median of `count` calls, in milliseconds."""
+    """Median time of `count` calls in milliseconds."""
     for _ in range(warmup):
         cycle()
     times = []

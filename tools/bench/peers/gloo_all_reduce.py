@@ -1,6 +1,6 @@
-"""torch.distributed's all_reduce over gloo, two processes on this machine: the peer of the reduction.
+"""Peer of the reduction: torch.distributed's all_reduce over gloo between two processes of this machine.
 
-Prints for every size the median time of one call, of the slower rank.
+Prints for every size the median time of a call on the slower rank.
 """
 
 import argparse
@@ -14,7 +14,7 @@ SIZES = [4 * KIB * 4**power for power in range(9)]  # to 256 MiB
 
 
 def repetitions(size_bytes, quick):
-    """About as long for every size; both ranks must come to the same number by themselves."""
+    """Makes each size take about the same time. Depends only on the arguments: both ranks must get the same number."""
     full = max(7, min(400, 256 * 1024 * KIB // size_bytes))
     return max(3, full // 8) if quick else full
 

@@ -1,10 +1,11 @@
-"""torch.distributed over gloo, two processes on this machine: the peer of the collectives between private tensors.
+"""Peer of the collectives between private tensors: torch.distributed over gloo, two processes of this machine.
 
-Prints the median time of one call, of the slower rank: barrier, all_reduce of 4 B to 256 MiB, all_gather_object of
+Prints the median time of a call on the slower rank: barrier, all_reduce of 4 B to 256 MiB, and all_gather_object of
 objects whose pickles have about 100 B and 100 KB.
 """
 
 import argparse
+import functools
 import statistics
 import time
 
@@ -15,13 +16,13 @@ OBJECTS = {100: "x" * 60, 100_000: "x" * 100_000}
 
 
 def repetitions(size_bytes, quick):
-    """About as long for every size; both ranks must come to the same number by themselves."""
+    """Makes each size take about the same time. Depends only on the arguments: both ranks must get the same number."""
     full = max(7, min(400, 256 * 2**20 // max(size_bytes, 1)))
     return max(3, full // 8) if quick else full
 
 
 def median_us(dist, call, count):
-    """Each call begins together; the first two are not counted."""
+    """Median time of a call. The ranks begin each call together; the first two calls are not counted."""
     times = []
     for repetition in range(count + 2):
         dist.barrier()
@@ -40,11 +41,12 @@ def measure(rank, world_size, store_path, results, sizes, quick):
     results.put(("barrier", 0, median_us(dist, dist.barrier, repetitions(0, quick))))
     for size in sizes:
         values = torch.full((size // 4,), 1.0 / world_size)
-        us = median_us(dist, lambda: dist.all_reduce(values), repetitions(size, quick))
+        us = median_us(dist, functools.partial(dist.all_reduce, values), repetitions(size, quick))
         results.put(("all_reduce", size, us))
     for size, value in OBJECTS.items():
         gathered = [None] * world_size
-        us = median_us(dist, lambda: dist.all_gather_object(gathered, value), repetitions(size, quick))
+        gather = functools.partial(dist.all_gather_object, gathered, value)
+        us = median_us(dist, gather, repetitions(size, quick))
         results.put(("all_gather_object", size, us))
     dist.destroy_process_group()
 

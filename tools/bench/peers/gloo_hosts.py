@@ -1,5 +1,5 @@
-"""all_reduce of ranks on several hosts, all in one gloo group. Every rank runs this script under a launcher; rank 0
-prints the times, each that of the slowest rank."""
+"""Measures all_reduce of ranks on several hosts, all in one gloo group. Every rank runs this script under a launcher.
+Rank 0 prints the times of the slowest rank."""
 
 import argparse
 import statistics

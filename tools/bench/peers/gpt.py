@@ -13,7 +13,7 @@ WARMUP_UPDATES, FINAL_LEARNING_RATE_RATIO = 20, 0.1
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Attention and MLP, each with a layer norm before it and added to the residual stream."""
 
     def __init__(self):
         super().__init__()
@@ -50,8 +50,8 @@ class Gpt(nn.Module):
         self.initialize()
 
     def initialize(self):
-        """As GPT-2: normal with 0.02, what ends in the residual stream scaled by the number of its
-        additions."""
+        """Initializes as GPT-2: normal with deviation 0.02, which is smaller for projections into the residual stream,
+        by the number of additions to it."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
@@ -62,7 +62,7 @@ class Gpt(nn.Module):
                 nn.init.normal_(projection.weight, std=0.02 / math.sqrt(2 * LAYERS))
 
     def forward(self, tokens, targets):
-        """Mean loss in nats per byte; `tokens` and `targets`: int64 [batch, length]."""
+        """Mean loss in nats per byte. `tokens` and `targets` are int64 [batch, length]."""
         positions = torch.arange(tokens.shape[1])
         values = self.drop(self.token_embedding(tokens) + self.position_embedding(positions))
         for block in self.blocks:
@@ -72,7 +72,7 @@ class Gpt(nn.Module):
 
 
 def read_documents(files):
-    """Each file's bytes as int64; they must be longer than CONTEXT."""
+    """The bytes of each file as int64. Every file must be longer than CONTEXT."""
     documents = []
     for file in files:
         with open(file, "rb") as document:
@@ -81,16 +81,16 @@ def read_documents(files):
 
 
 def windows(documents, phase_of=lambda document: 0):
-    """int64 [count, CONTEXT + 1]: consecutive windows of each document, from its phase on, and the byte
-    that follows each."""
+    """int64 [count, CONTEXT + 1]: consecutive windows of CONTEXT bytes of each document, each with the byte after it.
+    The first window begins at phase_of(document)."""
     return torch.cat(
         [document[phase_of(document) :].unfold(0, CONTEXT + 1, CONTEXT) for document in documents]
     )
 
 
 def training_batches(documents, seed, rank, world_size):
-    """(tokens, targets) for ever, this rank's share of each batch. Every epoch cuts the documents at other
-    places and has an order of its own, the same on all ranks."""
+    """Yields this rank's share (tokens, targets) of each batch, without an end. Every epoch cuts the documents at
+    different places and has a different order, the same on all ranks."""
     generator = torch.Generator().manual_seed(seed)
 
     def random_phase(document):

@@ -1,12 +1,11 @@
-"""The shipped configuration (configs/gpt-licenses.yaml) in plain PyTorch: what a user would write without
-accelmgr.
+"""Trains the shipped configuration (configs/gpt-licenses.yaml) in plain PyTorch, as a user would without accelmgr.
 
 Modes
   plain  one process, two threads
   ddp    two processes with one thread each, DistributedDataParallel over gloo, half of the batch each
 
-Prints samples per second (the whole loop, without evaluation), the time of the loop, and the held-out loss
-before and after.
+Prints samples per second (of the whole loop, without evaluation), the time of the loop, and the held-out loss before
+and after it.
 """
 
 import argparse
@@ -17,13 +16,13 @@ from common import emit, run_ranks, settle_torch
 
 
 def train(model, replica, arguments, rank, world_size):
-    """Seconds of the loop. `replica` is what computes: the model, or its DistributedDataParallel."""
+    """Trains and returns the seconds of the loop. `replica` is the model or its DistributedDataParallel."""
     import gpt
     import torch
 
     optimizer = gpt.make_optimizer(model)
     batches = gpt.training_batches(gpt.read_documents(arguments.train), arguments.seed, rank, world_size)
-    torch.manual_seed(arguments.seed + rank)  # of dropout
+    torch.manual_seed(arguments.seed + rank)  # for dropout
     begin = time.perf_counter()
     for update in range(arguments.steps):
         for group in optimizer.param_groups:

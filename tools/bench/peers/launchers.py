@@ -1,8 +1,8 @@
-"""Starting 2 and 8 ranks: from the call to all ranks past one barrier.
+"""Measures the time to start 2 and 8 ranks: from the call until all ranks are past one barrier.
 
-Over gloo, with what comes with torch: warm_fork (multiprocessing's fork in a process that has imported torch), mp_spawn
-(torch.multiprocessing.spawn), torchrun (with this script as the program). The same program under `accelmgr spawn` is
-ours_python; ours_program is one that is no Python and uses accelmgr's own collectives.
+Ways of torch, with a barrier over gloo: warm_fork (multiprocessing's fork in a process that has imported torch),
+mp_spawn (torch.multiprocessing.spawn), torchrun (with this script as the program). ours_python is the same script under
+`accelmgr spawn`. ours_program is a C++ program under `accelmgr spawn` that uses accelmgr's collectives.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from common import FORK, emit, end, join_gloo, wait_for
 def past_a_barrier(rank, world_size, store_path, times_folder):
     dist = join_gloo(rank, world_size, store_path)
     dist.barrier()
-    # CLOCK_MONOTONIC: one clock for all processes.
+    # CLOCK_MONOTONIC is the same clock in all processes.
     pathlib.Path(times_folder, str(rank)).write_text(str(time.monotonic_ns()))
     dist.destroy_process_group()
 
@@ -65,7 +65,7 @@ def torchrun(world_size, folder):
 
 
 def accelmgr_spawn(accelmgr, program):
-    """A way to start `program`, which takes --as-rank FOLDER."""
+    """A function that starts `program` under `accelmgr spawn`. The program must take --as-rank FOLDER."""
 
     def start(world_size, folder):
         return run_launcher(accelmgr, "spawn", f"--nprocs={world_size}", "--", *program, "--as-rank", folder)
@@ -74,7 +74,7 @@ def accelmgr_spawn(accelmgr, program):
 
 
 def as_rank(folder):
-    """What torchrun runs: joins as the environment says."""
+    """Runs in each rank of a launcher: joins the group that the environment describes, and writes the time."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -94,7 +94,7 @@ def main():
         as_rank(arguments.as_rank)
         return
 
-    import torch.distributed  # noqa: F401  (what a warm fork has)
+    import torch.distributed  # noqa: F401  (a warm fork has it)
 
     ways = {
         "warm_fork": warm_fork,

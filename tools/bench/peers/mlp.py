@@ -1,5 +1,4 @@
-"""The MLP, the data and the optimizer that all modes of mlp_step.py have in common, from
-tools/bench/shapes.json."""
+"""The MLP, the data and the optimizer of all modes of mlp_step.py, from tools/bench/shapes.json."""
 
 import json
 import pathlib
@@ -31,7 +30,7 @@ def make_model(millions):
 
 
 def make_elements(millions, seed):
-    """Random elements in memory: enough batches that one is not in the cache when its turn comes again."""
+    """Random elements in memory: so many that a batch is not in the cache when its turn comes again."""
     shape = SHAPES["shapes"][millions]
     generator = torch.Generator().manual_seed(seed)
     count = BATCHES_IN_MEMORY * BATCH_SIZE
@@ -41,10 +40,10 @@ def make_elements(millions, seed):
 
 
 def resident_batches(millions, seed):
-    """Batches as views of tensors in memory, for ever: what data costs when it costs nothing."""
+    """Yields batches that are views of tensors in memory, without an end, so that data costs nothing."""
     inputs, targets = make_elements(millions, seed)
     while True:
-        yield from zip(inputs.split(BATCH_SIZE), targets.split(BATCH_SIZE))
+        yield from zip(inputs.split(BATCH_SIZE), targets.split(BATCH_SIZE), strict=True)
 
 
 def loss_of(model, batch):

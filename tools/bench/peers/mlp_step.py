@@ -1,11 +1,12 @@
-"""One whole training cycle of an MLP on two CPU runners: step, gradients, SGD, parameters published.
+"""Measures the training cycle of an MLP on two CPU runners: step, gradients, SGD, parameters published.
 
 Modes
   ddp               torch's DistributedDataParallel over gloo: gradients are views of its buckets, the graph is static
   manager_faithful  the TPUManager pattern in Python multiprocessing (see tpu_manager.py)
-  manager_best      its best variant: aliased parameters, locked adding in backward, semaphores
+  manager_best      its best variant: runners compute on the master's parameters, add gradients under locks in backward,
+                    and wait on semaphores
   compute_only      forward and backward alone, one process
-  compute_only_pair the same in two processes side by side: what a cycle cannot be shorter than
+  compute_only_pair the same in two processes side by side: a lower bound of a cycle
 
 Model, batch, threads and data are the same in every mode (tools/bench/shapes.json). Prints the median in ms.
 """
@@ -39,7 +40,7 @@ def compute(rank, world_size, store_path, results, millions, count):
 
     dist.barrier()
     results.put(time_cycles(forward_and_backward, WARMUP_CYCLES, count))
-    # Not before all have measured: whoever is alone on the machine is faster.
+    # Waits for the other process: one that measured on alone would be faster.
     dist.barrier()
     dist.destroy_process_group()
 
@@ -67,9 +68,9 @@ def ddp(rank, world_size, store_path, results, millions, count):
 
 
 def with_manager(start, millions, count, host_threads):
-    """`start(model)` makes the manager; the host's part of the cycle runs here, in this process. Median ms of a
-    cycle, and ms until the first step was done."""
-    settle_torch(1)  # an OpenMP region before the manager's forks would hang its runners
+    """Makes a manager by `start(model)` and is its host. Returns the median ms of a cycle, and the ms until the first
+    step was done."""
+    settle_torch(1)  # 1 thread: an OpenMP region before the forks hangs runners
     import mlp
     import torch
 
@@ -92,7 +93,7 @@ def with_manager(start, millions, count, host_threads):
 
 
 def measure(arguments):
-    """Median cycle in ms, of the slower rank where each has a clock of its own; of managers, ms until the first step."""
+    """Median ms of a cycle, and for managers the ms until the first step. If each rank measures, the slower counts."""
     millions, count = arguments.parameters, cycles(arguments.parameters, arguments.quick)
     if arguments.mode == "ddp":
         return max(run_ranks(ddp, 2, millions, count)), None

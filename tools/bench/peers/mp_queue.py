@@ -1,13 +1,14 @@
-"""Handing a block of memory to another process with multiprocessing.Queue and torch.multiprocessing.Queue.
+"""Peer of the batch queue: hands memory to another process by multiprocessing.Queue and torch.multiprocessing.Queue.
 
-Prints the median time from the call of put() in one process to the return of get() in another that waits for it, for
-  mp_queue          bytes through multiprocessing.Queue (pickled, through a pipe)
-  torch_queue       a new tensor through torch.multiprocessing.Queue (moved to shared memory, descriptor passed)
-  torch_queue_shared  a tensor that lies in shared memory already: the best case of the same queue
+Prints the median time from the call of put() to the return of get() in another process, which waits in it, for
+  mp_queue            bytes through multiprocessing.Queue (pickled, through a pipe)
+  torch_queue         a new tensor through torch.multiprocessing.Queue (moved to shared memory, descriptor passed)
+  torch_queue_shared  a tensor that is in shared memory already: the best case of the same queue
 """
 
 import argparse
 import ctypes
+import functools
 import statistics
 import time
 
@@ -18,7 +19,7 @@ SIZES = [1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
 
 
 def receive(queue, sent_ns, acknowledged, times_us, count):
-    """The consumer: the clock is CLOCK_MONOTONIC, one for all processes of the machine."""
+    """Runs in the consumer. CLOCK_MONOTONIC is the same clock in all processes."""
     for index in range(count):
         item = queue.get()
         times_us[index] = (time.monotonic_ns() - sent_ns.value) / 1e3
@@ -27,7 +28,7 @@ def receive(queue, sent_ns, acknowledged, times_us, count):
 
 
 def measure(queue, make_item, count, settle_s=0.0005):
-    """Median one-way latency in microseconds. Each item is sent when the consumer sleeps in get()."""
+    """Median one-way latency in microseconds. The pause before each item lets the consumer fall asleep in get()."""
     warmup = max(10, count // 10)
     sent_ns = FORK.RawValue(ctypes.c_int64)
     times_us = FORK.RawArray(ctypes.c_double, warmup + count)
@@ -65,14 +66,12 @@ def main():
 
     for size in arguments.sizes:
 
-        def new_tensor():
-            return torch.zeros(size, dtype=torch.uint8)
-
+        new_tensor = functools.partial(torch.zeros, size, dtype=torch.uint8)
         payload, shared = bytes(size), new_tensor().share_memory_()
         for name, context, make_item in (
-            ("mp_queue", FORK, lambda: payload),
+            ("mp_queue", FORK, lambda payload=payload: payload),
             ("torch_queue", torch_mp.get_context("fork"), new_tensor),
-            ("torch_queue_shared", torch_mp.get_context("fork"), lambda: shared),
+            ("torch_queue_shared", torch_mp.get_context("fork"), lambda shared=shared: shared),
         ):
             emit(name, "parked", "latency", measure(context.Queue(), make_item, count), "us", bytes=size)
 

@@ -1,7 +1,6 @@
-"""Triggering two worker processes and hearing back from both, with multiprocessing's Event and Semaphore.
+"""Peer of the trigger: a round trip to two worker processes by multiprocessing's Event and Semaphore.
 
-Prints the median round trip host -> two workers -> host. Both primitives park at once, so their case is
-"parked".
+Prints the median round trip host -> two workers -> host. Both primitives park at once, so their case is "parked".
 """
 
 import argparse
@@ -10,7 +9,7 @@ from common import FORK, emit, end, time_cycles
 
 
 class EventPair:
-    """One event to trigger a worker, one to answer."""
+    """One event triggers a worker, another answers."""
 
     def __init__(self):
         self.triggered, self.finished = FORK.Event(), FORK.Event()
@@ -30,7 +29,7 @@ class EventPair:
 
 
 class SemaphorePair:
-    """The same with semaphores, which need no clearing."""
+    """The same with semaphores, which need not be cleared."""
 
     def __init__(self):
         self.triggered, self.finished = FORK.Semaphore(0), FORK.Semaphore(0)

@@ -1,31 +1,29 @@
-"""The TPUManager pattern on CPU processes, in Python: what a user of it has today. Two variants with one
-interface.
+"""The TPUManager pattern on CPU processes in Python, as its users have it today. Two variants with one interface.
 
-`FaithfulManager` keeps the pattern's data path: a master model and its gradients in shared memory, replicas
-with storage of their own, events, one queue of single elements for each device; gradients are all-reduced
-among the replicas (gloo stands where the accelerator's all-reduce stood) and added to the master's by rank 0
-under a lock; the host optimizes parameters of its own and publishes them by a copy into the master, which
-replicas copy at the beginning of the next step.
+`FaithfulManager` keeps the data path of the pattern. The master model and its gradients are in shared memory; each
+replica has its own storage. Processes wait on events. Each device has a queue of single elements. The replicas
+all-reduce their gradients (by gloo, in the place of the accelerator's all-reduce), and rank 0 adds them to the master's
+under a lock. The host optimizes parameters of its own and copies them into the master. Replicas copy them from there at
+the beginning of the next step.
 
-`AliasingManager` is the best that can be made of it without leaving Python's multiprocessing: the replicas
-compute on the master's parameters themselves, each adds its gradients into the master's under locks,
-semaphores instead of events, and the host optimizes the master in place.
+`AliasingManager` is the best variant that is possible with Python's multiprocessing. The replicas compute on the
+master's parameters, and each adds its gradients to the master's under locks. It has semaphores instead of events. The
+host optimizes the master in place.
 """
 
 import copy
 import ctypes
 import threading
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset
-
 import common
 import mlp
+import torch
 from common import FORK
+from torch.utils.data import DataLoader, IterableDataset
 
 
 def share_with_gradients(model):
-    """The master: parameters and gradients in shared memory."""
+    """Makes a model the master: moves its parameters and gradients into shared memory."""
     model.share_memory()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter).share_memory_()
@@ -33,7 +31,7 @@ def share_with_gradients(model):
 
 
 class QueueElements(IterableDataset):
-    """The elements of one device, as they come."""
+    """A dataset of the elements that arrive in the queue of one device."""
 
     def __init__(self, queue):
         self.queue = queue
@@ -44,8 +42,8 @@ class QueueElements(IterableDataset):
 
 
 class FaithfulManager:
-    """`elements`: "queue" deals single elements through a queue for each device, "resident" has the
-    batches in memory."""
+    """With `elements` "queue" each device gets single elements through its queue; with "resident" batches are in
+    memory."""
 
     def __init__(self, model, millions, store_path, elements):
         self.master = share_with_gradients(model)
@@ -54,13 +52,13 @@ class FaithfulManager:
         self.step_triggered, self.step_finished = FORK.Event(), FORK.Event()
         self.parameters_changed = FORK.Value(ctypes.c_bool, False)
         self.loss, self.samples = FORK.Value(ctypes.c_double, 0.0), FORK.Value(ctypes.c_long, 0)
-        # Two batches ahead: less would make the replicas wait for the loader, which is not what is measured.
+        # Two batches, so that the replicas do not wait for the loader.
         self.queues = [FORK.Queue(2 * mlp.BATCH_SIZE) for _ in range(mlp.RUNNERS)]
         self.process = FORK.Process(target=self._manage)
         self.process.start()
         if elements == "queue":
             threading.Thread(target=self._deal_elements, daemon=True).start()
-        # What the host's optimizer owns: a copy of the parameters.
+        # The host's optimizer has its own copy of the parameters.
         self.parameters = [
             parameter.detach().clone().requires_grad_() for parameter in self.master.parameters()
         ]
@@ -74,13 +72,13 @@ class FaithfulManager:
         return self.loss.value
 
     def optimize(self, optimizer):
-        """Gradients from the master, SGD on the host's parameters, parameters and zeroed gradients to the
-        master."""
-        for parameter, gradient in zip(self.parameters, self._master_gradients()):
+        """Makes an SGD step on the host's parameters with the master's gradients. Copies the parameters to the master
+        and zeroes its gradients."""
+        for parameter, gradient in zip(self.parameters, self._master_gradients(), strict=True):
             parameter.grad = gradient
         optimizer.step()
         with self.lock, torch.no_grad():
-            for master, parameter in zip(self.master.parameters(), self.parameters):
+            for master, parameter in zip(self.master.parameters(), self.parameters, strict=True):
                 master.copy_(parameter)
             self.parameters_changed.value = True
         with self.lock, torch.no_grad():
@@ -146,7 +144,7 @@ class FaithfulManager:
 
     def _load_parameters(self, dist, replica):
         with torch.no_grad():
-            for target, source in zip(replica.parameters(), self.master.parameters()):
+            for target, source in zip(replica.parameters(), self.master.parameters(), strict=True):
                 target.copy_(source)
         dist.barrier()
         self.parameters_changed.value = False
@@ -157,20 +155,20 @@ class FaithfulManager:
             pending.wait()
         if rank == 0:
             with self.lock, torch.no_grad():
-                for master, gradient in zip(self._master_gradients(), gradients):
+                for master, gradient in zip(self._master_gradients(), gradients, strict=True):
                     master.add_(gradient)
         dist.barrier()
 
 
 class AliasingManager:
-    """Gradients are added in backward, each as soon as it is there: then it is still in the cache, and the
-    locks of two replicas meet less often than after it."""
+    """Adds each gradient during backward, when it is still in the cache. The replicas also wait less for each other's
+    locks than after backward."""
 
     def __init__(self, model, millions):
         self.master = share_with_gradients(model)
         self.millions = millions
         self.parameters = list(self.master.parameters())
-        # One lock for each tensor: with a single one, the replicas would add one after the other.
+        # Each tensor has a lock. With a single lock the replicas would add one after the other.
         self.locks = [FORK.Lock() for _ in self.parameters]
         self.triggered = [FORK.Semaphore(0) for _ in range(mlp.RUNNERS)]
         self.finished = FORK.Semaphore(0)
@@ -190,7 +188,7 @@ class AliasingManager:
         return sum(self.losses)
 
     def optimize(self, optimizer):
-        """SGD on the master itself, so nothing is published; its gradients are zeroed for the next step."""
+        """Makes an SGD step on the master in place, so there is nothing to publish. Zeroes its gradients."""
         optimizer.step()
         with torch.no_grad():
             for parameter in self.parameters:
@@ -202,7 +200,7 @@ class AliasingManager:
     def _run(self, rank):
         common.die_with_parent()
         common.settle_torch(mlp.THREADS)
-        for parameter, lock in zip(self.parameters, self.locks):
+        for parameter, lock in zip(self.parameters, self.locks, strict=True):
             self._add_to_master_in_backward(parameter, parameter.grad, lock)
         batches = mlp.resident_batches(self.millions, seed=rank)
         while True:
@@ -214,8 +212,7 @@ class AliasingManager:
 
     @staticmethod
     def _add_to_master_in_backward(parameter, master_gradient, lock):
-        """After the fork the parameter object is this replica's own, its memory and the master's gradient
-        are shared."""
+        """After the fork each replica has its own parameter object. Its memory and the master's gradient are shared."""
 
         def add(_):
             with lock, torch.no_grad():

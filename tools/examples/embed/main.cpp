@@ -1,5 +1,5 @@
-// A program that embeds accelmgr: a model and a data source of its own, two runners, ten steps of SGD.
-// It prints the loss of each step, and fails if the loss did not fall.
+// A program that embeds accelmgr: it has its own model and data source, and trains ten steps of SGD with two
+// runners. It prints the loss of each step, and fails if the loss did not fall.
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/zeros.h>
@@ -24,7 +24,7 @@ namespace {
 constexpr std::int64_t input_count = 8;
 constexpr std::int64_t step_count = 10;
 
-/// target = weight . inputs + bias, under the mean squared error.
+/// target = weight . inputs + bias, with the mean squared error as loss.
 class LinearRegression final : public accelmgr::Model {
  public:
   std::vector<accelmgr::NamedTensor> parameters() override { return {{"weight", weight_}, {"bias", bias_}}; }
@@ -43,7 +43,7 @@ class LinearRegression final : public accelmgr::Model {
   at::Tensor bias_ = at::zeros({1}).requires_grad_();
 };
 
-/// Points on a plane, with a little noise; endless.
+/// Points on a plane with a little noise, without an end.
 class NoisyPlane final : public accelmgr::BatchSource {
  public:
   explicit NoisyPlane(std::uint64_t seed) : random_(seed) {}
@@ -88,7 +88,7 @@ int train() {
   accelmgr::Optimizer optimizer(config.optimizer, manager.groups(), step_count);
 
   accelmgr::StepOptions overwrite;
-  overwrite.accumulate = false;  // One step for each update: the gradients need no zeroing in between.
+  overwrite.accumulate = false;  // Each update uses one step, so gradients need no zeroing.
   double first_loss = 0;
   double last_loss = 0;
   for (std::int64_t step = 1; step <= step_count; ++step) {
@@ -118,8 +118,8 @@ int train() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Names cross into the manager and the runners, which are this program run again; so they come before
-  // init().
+  // The manager is this program executed again. It must know these names too, so they are registered before
+  // init(), which does not return there.
   accelmgr::register_model("linear_regression",
                            [](const accelmgr::Config&) { return std::make_unique<LinearRegression>(); });
   accelmgr::register_data("noisy_plane", [](const accelmgr::Config& config) {

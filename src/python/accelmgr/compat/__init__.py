@@ -1,1 +1,1 @@
-"""The interfaces that accelmgr takes the place of, each with its own names, signatures and defaults."""
+"""Interfaces of other packages that accelmgr replaces, each with its own names, signatures and defaults."""

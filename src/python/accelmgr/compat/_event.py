@@ -12,9 +12,9 @@ from accelmgr.errors import UsageError
 
 
 class Event:
-    """multiprocessing.Event of this process and those forked from it, any of which may be killed while it waits.
+    """An event as multiprocessing.Event, for this process and its forks. A process may be killed while it waits.
 
-    In the standard library's, set() waits for each process that it wakes.
+    The standard library's event does not allow that: its set() waits for each process that it wakes.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,10 @@ class Event:
             os.eventfd_read(self._fd)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is set, or for `timeout` seconds; whether it is."""
+        """Waits until the event is set, or for `timeout` seconds. Returns True if it is set."""
         waiter = select.poll()
         waiter.register(self._fd, select.POLLIN)
         return bool(waiter.poll(None if timeout is None else max(0.0, timeout * 1000)))
 
     def __reduce__(self) -> NoReturn:
-        raise UsageError("this event gets into other processes by fork() alone")
+        raise UsageError("this event can be passed to other processes only by fork()")

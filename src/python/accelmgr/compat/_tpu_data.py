@@ -1,4 +1,4 @@
-"""TPUDataManager: a dataset dealt to the queues of devices, in a thread of this process."""
+"""TPUDataManager shards a dataset across the queues of devices, in a thread of this process."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from accelmgr.errors import DataError, UsageError
 
 logger = logging.getLogger("accelmgr.tpu_manager")
 
-_SLICE_S = 0.2  # Within which a wait sees what cannot wake it.
+_SLICE_S = 0.2  # A wait looks this often for changes that do not wake it.
 
 
 class _End:
-    """Behind the last element of a queue; with the exception that ended the data."""
+    """Follows the last element in a queue. Holds the exception that ended the data, or None."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 class QueueDataset(torch.utils.data.IterableDataset[Any]):
-    """A dataset that ceaselessly iterates over a queue, until the data ends.
+    """Iterates over a queue until the data ends.
 
-    timeout: seconds to wait for an element, DataError then; None: for ever.
+    timeout: seconds to wait for an element; then it raises DataError. None: it waits for ever.
     """
 
     def __init__(self, queue: Any, timeout: float | None = None) -> None:
@@ -52,15 +52,15 @@ class QueueDataset(torch.utils.data.IterableDataset[Any]):
             raise DataError(f"the dataset failed: {type(error).__name__}: {error}") from error
 
     def __len__(self) -> int:
-        """Very many: nobody knows how many there will be."""
+        """A very large number: the real length is not known."""
         return 10**12
 
 
 class TPUDataManager:
-    """Deals element i of a dataset to the bounded queue of device i % nprocs, in a thread of this process.
+    """Puts element i of a dataset into the bounded queue of device i % nprocs, in a thread of this process.
 
-    A full queue stops the dealing, not the use of what the others hold. `TPUManager._data_manager` is the session's,
-    whose elements are dealt by the manager process.
+    A full queue stops the thread; the other queues can still be read. In `TPUManager._data_manager` the manager
+    process shards the elements instead (SessionData).
     """
 
     def __init__(self, dataset: Iterable[Any], nprocs: int, master_prefetch: int = 16) -> None:
@@ -76,7 +76,7 @@ class TPUDataManager:
             for i, element in enumerate(self.dataset):
                 if not self._put(i % self.nprocs, element):
                     return
-        except BaseException as error:  # A SystemExit of the dataset, too.
+        except BaseException as error:  # The dataset may raise SystemExit, too.
             end = _End(error)
         finally:
             logger.warning("Minibatch generator finished.")
@@ -90,7 +90,7 @@ class TPUDataManager:
         return False
 
     def _put_ends(self, end: _End) -> None:
-        left = list(self.device_queues)  # A queue that nobody empties does not keep it from the others.
+        left = list(self.device_queues)  # A full queue that is not read must not keep the end from the others.
         while left and not self._closed.is_set():
             for device_queue in list(left):
                 with contextlib.suppress(queue.Full):
@@ -98,16 +98,16 @@ class TPUDataManager:
                     left.remove(device_queue)
 
     def get_device_dataloader(self, ordinal: int | None = None, **kwargs: Any) -> torch.utils.data.DataLoader[Any]:
-        """Batches of one device's queue; keywords are DataLoader's. ordinal None: this process's LOCAL_RANK, or 0."""
+        """A DataLoader over the queue of device `ordinal` (None: $LOCAL_RANK, or 0). kwargs: those of DataLoader."""
         if kwargs.get("num_workers"):
-            raise UsageError("num_workers: the queues are this process's; pass 0")
+            raise UsageError("num_workers must be 0: the queues belong to this process")
         device = int(os.environ.get("LOCAL_RANK", "0")) if ordinal is None else ordinal
         if not 0 <= device < self.nprocs:
-            raise UsageError(f"device {device} of {self.nprocs}")
+            raise UsageError(f"the device is {device}; it must be 0 to {self.nprocs - 1}")
         return torch.utils.data.DataLoader(QueueDataset(self.device_queues[device]), **kwargs)
 
     def close(self) -> None:
-        """Ends the data for who reads a queue; and the thread, once the dataset has given its element. Idempotent."""
+        """Ends the data for the readers of all queues. The thread ends after its current element. Idempotent."""
         self._closed.set()
         for device_queue in self.device_queues:
             self._end_now(device_queue)
@@ -120,17 +120,17 @@ class TPUDataManager:
                 device_queue.put_nowait(_End(None))
                 return
             with contextlib.suppress(queue.Empty):
-                device_queue.get_nowait()  # In its place.
+                device_queue.get_nowait()  # Makes room for the end.
 
 
 _ELSEWHERE = (
-    "elements are dealt by the manager process, straight into memory that the runners share: the host has no queue of "
-    "them. TPUDataManager(dataset, nprocs) deals a dataset in this process"
+    "elements are sharded by the manager process, straight into memory that the runners share: the host has no queue "
+    "of them. TPUDataManager(dataset, nprocs) shards a dataset in this process"
 )
 
 
 class DeviceQueue:
-    """The queue of a runner, which is in the session: `rank`, `maxsize` elements (prefetch). The rest is UsageError."""
+    """Stands for a runner's queue, which is in the session. `maxsize`: prefetch. Its methods raise UsageError."""
 
     def __init__(self, rank: int, maxsize: int) -> None:
         self.rank, self.maxsize = rank, maxsize
@@ -158,4 +158,4 @@ class SessionData(TPUDataManager):
         raise UsageError(_ELSEWHERE)
 
     def close(self) -> None:
-        """Nothing: the manager ends what it has."""
+        """Does nothing: the manager process shards the data and ends itself."""

@@ -1,4 +1,4 @@
-"""TPUSynchronizer: a master model with gradients in shared memory, and what goes to and from its replicas."""
+"""TPUSynchronizer: a master model with gradients in shared memory, and the copies to and from its replicas."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _assign(source: Iterable[torch.Tensor], target: Iterable[torch.Tensor], add:
 class TPUSynchronizer:
     """A master model in shared memory with its gradients, and the copies to and from a replica of it.
 
-    By itself: of `model`, which is moved to shared memory, with gradients of zeros. `TPUManager._synchronizer` is one
-    over the session. Not thread-safe: TPUManager.lock is.
+    The constructor moves `model` to shared memory and gives it gradients of zeros. `TPUManager._synchronizer` uses the
+    session's memory instead (SessionSynchronizer). Not thread-safe; callers of a TPUManager hold TPUManager.lock.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -52,8 +52,11 @@ class TPUSynchronizer:
             parameter.grad.share_memory_()  # type: ignore[no-untyped-call]
 
     def get_device_model_replica(self, device: torch.device | str, tie_weights: bool = True) -> torch.nn.Module:
-        """A copy of the master on `device`, with gradients of zeros; tied weights are tied, once more by the model's
-        own tie_weights() where it has one."""
+        """A copy of the master on `device`, with gradients of zeros.
+
+        tie_weights: calls the replica's own tie_weights(), if it has one. Weights that are tied in the master are tied
+        in the replica anyway.
+        """
         replica = copy.deepcopy(self.master_model).to(device)
         if tie_weights and callable(tie := getattr(replica, "tie_weights", None)):
             tie()
@@ -62,7 +65,7 @@ class TPUSynchronizer:
         return replica
 
     def set_host_parameters(self, new_host_parameters: Iterable[torch.Tensor]) -> None:
-        """Copies them into the master's; ModelError (count, shape, device, dtype), and nothing has changed then."""
+        """Copies the parameters into the master's. Raises ModelError (count, shape, device, dtype), and copies none."""
         new = detached(new_host_parameters)
         self._assign(source=new, target=self.master_model.parameters(), add=False, strict=True)
 
@@ -75,15 +78,18 @@ class TPUSynchronizer:
         self._assign(source=self.master_model.parameters(), target=replica.parameters(), add=False)
 
     def aggregate_grads_on_host(self, replica: torch.nn.Module, *, add: bool) -> None:
-        """Adds the gradients of a replica in this process to the master's, or overwrites these; None is zero."""
+        """Adds the gradients of a replica in this process to the master's, or overwrites them; None counts as zero."""
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in replica.parameters()]
         self._assign(source=gradients, target=self.get_aggregated_gradients(), add=add)
 
     def _assign(
         self, source: Iterable[torch.Tensor], target: Iterable[torch.Tensor], add: bool, strict: bool = False
     ) -> None:
-        """Copies, or adds, source to target. ModelError before anything is written: another number of tensors, other
-        shapes; strict: other devices or dtypes."""
+        """Copies or adds the source tensors to the target tensors.
+
+        Raises ModelError, before it writes anything, if counts or shapes differ; with `strict` also if devices or
+        dtypes differ.
+        """
         _assign(source, target, add, strict)
 
 
@@ -92,7 +98,7 @@ class SessionSynchronizer(TPUSynchronizer):
 
     def __init__(self, model: torch.nn.Module, manager: TPUManager) -> None:
         self.master_model = model
-        self._manager: TPUManager = weakref.proxy(manager)  # Who drops the manager ends it.
+        self._manager: TPUManager = weakref.proxy(manager)  # A reference would keep the manager alive.
 
     def set_host_parameters(self, new_host_parameters: Iterable[torch.Tensor]) -> None:
         Manager.update_model_parameters(self._manager, new_host_parameters)

@@ -2,7 +2,7 @@
 
     launch_subprocesses(train, MultiprocessConfig(world_size=2))
 
-The fault of the original is not copied: local_world_size counts processes, not devices, where there are no GPUs.
+A bug of the original is fixed: on one host local_world_size is the number of processes, not of devices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any, ParamSpec
 
 import torch
 
-from accelmgr import _launch, _native, distributed
+from accelmgr import _native, distributed
+from accelmgr._launch.environment import refresh_environment
+from accelmgr._launch.processes import begin, prepare
+from accelmgr._launch.target import Target
 
 __all__ = [
     "DEFAULT_PORT",
@@ -50,7 +53,11 @@ P = ParamSpec("P")
 
 @dataclasses.dataclass
 class MultiprocessConfig:
-    """Processes of one model's training. Missing: the GPUs or 1; those of this host; a free port from 29500 on."""
+    """The processes that train one model.
+
+    Defaults of MISSING values: world_size: the number of GPUs, or 1. local_world_size: world_size if master_addr is a
+    loopback address or there is no GPU, else the number of GPUs. master_port: a free port from 29500 on.
+    """
 
     rank: int = -1
     local_rank: int = -1
@@ -69,7 +76,7 @@ class MultiprocessConfig:
 
     @classmethod
     def resolve(cls, config: MultiprocessConfig) -> None:
-        """Fills in what is missing. Raises ConfigError for what cannot be (degrees that do not divide the world)."""
+        """Fills in the missing values. Raises ConfigError for invalid ones (degrees that do not divide the world)."""
         _resolved(config)
 
     def text(self) -> str:
@@ -103,7 +110,7 @@ def _native_of(config: MultiprocessConfig) -> _native.MultiprocessConfig:
 
 
 def _resolved(config: MultiprocessConfig) -> _native.MultiprocessConfig:
-    """It keeps the port bound that it has found."""
+    """Fills in `config`. The object that it returns keeps the free port bound that it has found."""
     native = _native_of(config)
     native.resolve()
     for name in _OPTIONAL:
@@ -112,9 +119,9 @@ def _resolved(config: MultiprocessConfig) -> _native.MultiprocessConfig:
 
 
 def configure_logging(rank: int | None = None, world_size: int | None = None) -> None:
-    """Records say their rank; those below WARNING come from rank 0 only, those of level INFOALL from every one.
+    """Adds the rank to log records. Rank 0 alone logs records below WARNING; every rank logs those of level INFOALL.
 
-    Once a process; where the root logger has handlers already, they stay as they are.
+    Does nothing if the root logger has handlers already.
     """
     root = logging.getLogger()
     if root.handlers:
@@ -130,7 +137,7 @@ def configure_logging(rank: int | None = None, world_size: int | None = None) ->
 
 
 def default_backend() -> str:
-    """nccl with a GPU, else shm."""
+    """`nccl` with a GPU, else `shm`."""
     return _native.default_backend()
 
 
@@ -140,15 +147,16 @@ def get_distributed_backend() -> str:
 
 
 def set_distributed_backend(backend: str) -> None:
-    """For this process and those that it starts. Raises ConfigError for one that is not available."""
+    """Sets the backend of this process and of those that it starts. Raises ConfigError for one that is unavailable."""
     _native.set_distributed_backend(backend)
-    _launch.refresh_environment()
+    refresh_environment()
 
 
 def init_process_group_from_backend(backend: str | None = None) -> None:
-    """Joins the process group that the environment describes, and proves it by an all_reduce.
+    """Joins the process group that the environment describes, and checks it by an all_reduce.
 
-    Raises CollectiveError, which names the ranks that are missing, after the launcher's timeout or 300 s.
+    Blocks until all ranks have joined. Raises CollectiveError, which names the missing ranks, after the launcher's
+    timeout or 300 s.
     """
     _native.init_process_group_from_backend(backend)
 
@@ -163,13 +171,13 @@ def init_dist(
     init_method: str,
     backend: str | None = None,
 ) -> None:
-    """Sets the environment that the values describe, and joins, as init_process_group_from_backend() does."""
+    """Sets the environment variables of these values, and joins as init_process_group_from_backend() does."""
     try:
         _native.init_dist(
             rank, local_rank, world_size, local_world_size, master_addr, master_port, init_method, backend
         )
     finally:
-        _launch.refresh_environment()
+        refresh_environment()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,14 +197,14 @@ def init_parallelism(
     pp_backend: str | None = None,
     dp_backend: str | None = None,
 ) -> ParallelGroups:
-    """Called by all ranks. Raises ConfigError when the degrees do not divide the world."""
+    """Makes the groups. All ranks must call it. Raises ConfigError when the degrees do not divide the world."""
     return ParallelGroups(
         *_native.init_parallelism(model_parallelism, pipeline_parallelism, mp_backend, pp_backend, dp_backend)
     )
 
 
 def parallel_groups() -> ParallelGroups:
-    """Those of the last init_parallelism(). Raises UsageError before."""
+    """The groups of the last init_parallelism(). Raises UsageError before the first one."""
     return ParallelGroups(*_native.parallel_groups())
 
 
@@ -210,14 +218,14 @@ class _Logging:
 
 
 def init_and_run(func: Callable[P, None], cfg: MultiprocessConfig, *args: P.args, **kwargs: P.kwargs) -> None:
-    """init_dist(), init_parallelism() and the function, in this process."""
+    """Calls init_dist(), init_parallelism() and `func`, in this process."""
     native = _resolved(cfg)
-    target = _launch.Target(func, args, kwargs, around=_Logging(cfg.world_size))
-    _launch.prepare(target, "spawn", in_place=True)
+    target = Target(func, args, kwargs, around=_Logging(cfg.world_size))
+    prepare(target, "spawn", in_place=True)
     try:
         _native.run_multiprocess(target, native)
     finally:
-        _launch.refresh_environment()
+        refresh_environment()
 
 
 def launch_subprocesses(
@@ -228,20 +236,21 @@ def launch_subprocesses(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> None:
-    """`func(*args, **kwargs)` in the local_world_size processes of this host, of a world of world_size.
+    """Starts the local_world_size processes of this host, of a world of world_size. Each calls `func(*args, **kwargs)`.
 
-    setup: called in each one first. rank_offset: of the first one here. World size 1: in this process, with a warning.
-    Blocks until all have ended; Ctrl-C ends them. Raises ConfigError for a configuration that cannot be; SpawnError (a
-    RuntimeError), with the rank and its traceback, when one fails: the others are ended.
+    setup: each process calls it first. rank_offset: the rank of the first process of this host. With world size 1 it
+    warns, and calls `func` in this process, without `setup`. Blocks until all processes have ended; Ctrl-C ends them.
+    Raises ConfigError for an invalid configuration. Raises SpawnError (a RuntimeError), with the rank and its
+    traceback, when a process fails; then the others are ended.
     """
     native = _resolved(cfg)
     in_place = cfg.world_size == 1
     if in_place:
         logger.warning("Multi-process trainer expects more than one device; running single-process")
         cfg.rank = cfg.local_rank = 0
-    target = _launch.Target(func, args, kwargs, setup=setup, around=_Logging(cfg.world_size))
-    payload = _launch.prepare(target, cfg.launch_method, in_place)
-    context = _launch.begin(
+    target = Target(func, args, kwargs, setup=setup, around=_Logging(cfg.world_size))
+    payload = prepare(target, cfg.launch_method, in_place)
+    context = begin(
         lambda data: _native.start_multiprocess(target, data, native, setup is not None, rank_offset), target, payload
     )
     if context is not None:
@@ -249,5 +258,5 @@ def launch_subprocesses(
 
 
 def all_to_all(input: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """Block i of dimension 0 goes to rank i of the group (None: all). With a backward pass. Serial: the input."""
+    """Sends block i of dimension 0 to rank i of the group (None: all). Has a backward pass. In serial: the input."""
     return distributed.all_to_all(input, group)

@@ -1,113 +1,99 @@
 """paddle.distributed.spawn: the same names, signatures and defaults, over accelmgr's processes.
 
-    context = spawn(train, args=(True,), nprocs=2, join=False, backend="auto")
-    while not context.join(1.0): ...
+context = spawn(train, args=(True,), nprocs=2, join=False, backend="auto")
+while not context.join(1.0): ...
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
+import queue
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
-from accelmgr import _launch
-from accelmgr.errors import SpawnError
+from accelmgr._launch.processes import Process, SpawnContext, start
+from accelmgr._launch.target import Target
 
-__all__ = ["MultiprocessContext", "Process", "Results", "spawn"]
+__all__ = ["Errors", "MultiprocessContext", "Process", "Results", "spawn"]
+
+LOOK_S = 0.05
+"""How often a queue that waits for its process looks at the others."""
 
 _DEPRECATED = ("selected_devices", "started_port", "cluster_node_ips", "node_ip", "use_paddlecloud")
 
 
-class Process:
-    """One of the launched processes, as multiprocessing.Process says it."""
-
-    def __init__(self, context: MultiprocessContext, index: int, pid: int, daemon: bool) -> None:
-        self._context = context
-        self._index = index
-        self.pid = pid
-        self.name = f"SpawnProcess-{index}"
-        self.daemon = daemon
-        self._pidfd = -1
-        with contextlib.suppress(ProcessLookupError):  # It has ended already.
-            self._pidfd = os.pidfd_open(pid)
-            weakref.finalize(self, os.close, self._pidfd)
-
-    @property
-    def exitcode(self) -> int | None:
-        """None while it runs, as far as join() knows; -N: signal N killed it."""
-        return self._context._exitcodes[self._index]
-
-    def is_alive(self) -> bool:
-        """Whether join() has not seen its end."""
-        return self.exitcode is None
-
-    def terminate(self) -> None:
-        """Asks this process to end; join() raises what comes of it."""
-        if self.is_alive() and self.pid != os.getpid() and self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):  # It has ended, and join() has not seen it.
-                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
-
-
 class Results:
-    """Of one process: what its function returned, once."""
+    """A queue of one process, which holds what its function returned."""
 
-    def __init__(self, context: MultiprocessContext, index: int) -> None:
+    def __init__(self, context: MultiprocessContext, process: Process) -> None:
         self._context = context
-        self._index = index
+        self._process = process
         self._taken = False
 
     def empty(self) -> bool:
-        return self._taken or self._context._exitcodes[self._index] != 0
+        return self._taken or self._process.exitcode != 0
 
     def get(self) -> Any:
-        """Waits until the processes have ended; raises what MultiprocessContext.join() does."""
-        while not self._context.join():
-            pass
+        """Blocks until this process has ended, and returns the result. Raises as MultiprocessContext.join() does."""
+        while self._process.is_alive() and not any(process.exitcode for process in self._context.processes):
+            self._process.join(LOOK_S)
+        while self._process.exitcode != 0 and not self._context.join():
+            pass  # It raises, unless the processes were asked to end.
         self._taken = True
-        return self._context.results[self._index]
+        return self._context.results[self._context.processes.index(self._process)]
+
+
+class Errors:
+    """A queue of one process, which holds the traceback of its failure."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._taken = False
+
+    def empty(self) -> bool:
+        return self._taken or not self._process.trace
+
+    def get(self) -> str:
+        """Blocks until this process has ended. Raises queue.Empty when it did not end by an exception."""
+        self._process.join()
+        if self._process.trace is None:
+            raise queue.Empty
+        self._taken = True
+        return self._process.trace
 
 
 class MultiprocessContext:
-    """The launched processes; one thread at a time."""
+    """The launched processes. One thread at a time may use it."""
 
-    def __init__(self, context: _launch.SpawnContext, daemon: bool) -> None:
+    def __init__(self, context: SpawnContext) -> None:
         self._context = context
-        self._exitcodes: list[int | None] = [None] * len(context.pids())
-        self.processes = [Process(self, index, pid, daemon) for index, pid in enumerate(context.pids())]
-        self.return_queues = [Results(self, index) for index in range(len(self.processes))]
+        self.processes = context.processes
+        self.return_queues = [Results(self, process) for process in self.processes]
+        self.error_queues = [Errors(process) for process in self.processes]
+
+    @property
+    def sentinels(self) -> dict[int, int]:
+        """Descriptors of the processes that still run, for multiprocessing.connection.wait(), with their indices."""
+        return {process.sentinel: i for i, process in enumerate(self.processes) if process.is_alive()}
 
     def join(self, timeout: float | None = None) -> bool:
-        """True when all have ended, False when some run still after `timeout` seconds (None: as long as it takes).
+        """Waits for all processes. Returns True when all have ended, False if one still runs after `timeout` seconds.
 
-        Raises SpawnError when one has failed, after the others have been ended: `rank`, `exit_code`, `signal`, `trace`.
+        None: it waits without a limit. Raises SpawnError (`rank`, `exit_code`, `signal`, `trace`) when a process has
+        failed, after the others were ended.
         """
-        try:
-            over = self._context.join(timeout)
-        except SpawnError as error:
-            self._exitcodes = [code if code is not None else -int(signal.SIGTERM) for code in self._exitcodes]
-            if error.rank >= 0:  # In the world; each host has as many.
-                failed = error.rank % len(self._exitcodes)
-                self._exitcodes[failed] = -error.signal if error.signal else error.exit_code
-            raise
-        if over:
-            self._exitcodes = [0 if code is None else code for code in self._exitcodes]
-        return over
+        return self._context.join(timeout)
 
     def terminate(self) -> None:
-        """Ends all that still run; bounded."""
+        """Ends all processes that still run, in bounded time."""
         self._context.terminate()
-        self._exitcodes = [code if code is not None else -int(signal.SIGTERM) for code in self._exitcodes]
 
     def pids(self) -> list[int]:
         return self._context.pids()
 
     @property
     def results(self) -> list[Any]:
-        """What the functions returned, by local rank; None of those that have not."""
+        """What the functions returned, by local rank; None for those that have not returned."""
         return self._context.results
 
 
@@ -119,29 +105,29 @@ def spawn(
     daemon: bool = False,
     **options: Any,
 ) -> MultiprocessContext:
-    """`nprocs` processes, each of which calls `func(*args)`; -1: the visible GPUs, or the cores.
+    """Starts `nprocs` processes; each calls `func(*args)`. -1: one per visible GPU, or per core.
 
-    Options: `start_method` (spawn; fork, forkserver), `ips` ("192.168.0.16,192.168.0.17": all hosts, this one's among
-    them), `gpus` ("0,1": absolute ids, one a process), `xpus`, `backend` (auto), `print_config`. Deprecated, with a
-    DeprecationWarning: selected_devices, started_port, cluster_node_ips, node_ip, use_paddlecloud. In a process
-    accelmgr.distributed says its rank and has the collectives.
+    Options: `start_method` (spawn; or fork, forkserver), `ips` ("192.168.0.16,192.168.0.17": all hosts, this one
+    included), `gpus` ("0,1": absolute ids, one for each process), `xpus`, `backend` (auto), `print_config`. Deprecated,
+    with a DeprecationWarning: selected_devices, started_port, cluster_node_ips, node_ip, use_paddlecloud. The processes
+    get their rank and the collectives from accelmgr.distributed.
 
-    Returns when all have ended, unless join=False. Raises ConfigError (a ValueError) for an option that is not known
-    (it names the nearest), devices that are not there, or options that contradict each other; SpawnError when a
-    process fails: the others are ended.
+    Blocks until all processes have ended, unless join=False. Raises ConfigError (a ValueError) for an unknown option
+    (it names the nearest one), for devices that do not exist, and for options that contradict each other. Raises
+    SpawnError when a process fails; then the others are ended.
     """
     for name in options:
         if name in _DEPRECATED:
             warnings.warn(
-                f"the option {name} of spawn() is deprecated; its documentation says what took its place",
+                f"the option {name} of spawn() is deprecated; its documentation names the replacement",
                 DeprecationWarning,
                 stacklevel=2,
             )
     texts = dict(options)
     method = texts.pop("start_method", None)
-    target = _launch.Target(func, tuple(args))
+    target = Target(func, tuple(args))
     context = MultiprocessContext(
-        _launch.start(target, nprocs=nprocs, join=join, daemon=daemon, start_method=method, options=texts), daemon
+        start(target, nprocs=nprocs, join=join, daemon=daemon, start_method=method, options=texts)
     )
     while join and not context.join():
         pass

@@ -1,4 +1,4 @@
-"""TPUManager under its own names: a script written for the original runs with nothing changed but its import.
+"""TPUManager under its own names: a script that was written for the original runs after a change of its import alone.
 
     from accelmgr.compat.tpu_manager import TPUManager   # or: from accelmgr import TPUManager
 
@@ -6,10 +6,13 @@
     loss, samples = manager.step()
     gradients = manager.get_aggregated_gradients()
 
-What is different on purpose: step() always returns; an element's end, a lost runner or a number that is not finite are
-its error; `samples` is what took part; update_model_parameters() writes to the master, all of it or nothing; runners
-never compute with half of an update; what was started is ended, with the host at the latest. Its processes are not
-forked of the host's memory, so a name that raises here where the original had one says what to use in its place.
+It differs from the original on purpose:
+
+- step() always returns. The end of the data, a lost runner and a value that is not finite are errors of the result.
+- `samples` counts the elements that took part.
+- update_model_parameters() writes all of the master's parameters or none. Runners never compute with half of an update.
+- All processes end with the host at the latest.
+- The processes are not forks of the host. Members of the original that need this raise, and say what to use instead.
 
 Source: the class TPUManager of hivemind's examples (torch_xla), whose names, signatures and defaults these are.
 """
@@ -42,29 +45,33 @@ from accelmgr.manager import Manager
 
 logger = logging.getLogger("accelmgr.tpu_manager")
 
-# Lock and values as the original had them; of the context that needs no resource tracker. Values have no locks: a
-# process that is killed would hold them for ever.
+# Lock and values are of the types that the original had. The context fork needs no resource tracker. The values have
+# no locks: a process that is killed would hold them for ever.
 _context = multiprocessing.get_context("fork")
 _numbers = itertools.count(1)
-_SLICE_S = 0.2  # Within which a wait sees what cannot wake it.
+_SLICE_S = 0.2  # A wait looks this often for changes that do not wake it.
 
 
 class TPUManager(Manager):
-    """A Manager with the names of the original, which was a Process.
+    """A Manager with the names of the original, which was a multiprocessing.Process.
 
-    Of the original: nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base, collate_fn, as in its
-    signature; more is configured by the environment (`ACCELMGR_STEP_TIMEOUT`), or with accelmgr.Manager. Elements are
-    mappings (the model's keyword arguments), tuples or tensors.
+    nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base and collate_fn are as in the signature
+    of the original. `device="xla"` has runners compute on XLA devices, as those of the original did, and "cuda" on
+    GPUs; the default is the CPU. Other options come from the environment (`ACCELMGR_STEP_TIMEOUT`), or use
+    accelmgr.Manager.
+    Elements are mappings (the model's keyword arguments), tuples or tensors.
 
-    lock: held by update_model_parameters(), get_aggregated_gradients(), zero_grad() and step(): a thread that calls one
-        of them during another waits. It cannot be entered twice: who holds it and calls one of them gets UsageError
-        after `step_timeout` seconds.
-    step_triggered: `is_set()` from the moment a step is asked for until runners have begun it. `set()` asks for one: it
-        runs in a thread, and `step_finished` is set after it.
-    step_finished: set after a step, also a failed one (`gradients_accumulated.value` is 0 then); cleared as one begins.
-    should_load_parameters: `.value` is True from update_model_parameters() until a step was made with them.
-    gradients_accumulated, loss_accumulated: `.value`: samples and mean loss of the last step; 0 during a step.
-    last_result: the StepResult of the last step; None before.
+    lock: update_model_parameters(), get_aggregated_gradients(), zero_grad() and step() hold it. A thread that calls one
+        of them waits until a call of another thread has returned. The lock is not reentrant: a caller that holds it
+        and calls one of them gets UsageError after `step_timeout` seconds.
+    step_triggered: `is_set()` is true from the request of a step until runners have begun it. `set()` requests a step:
+        a thread makes it, and sets `step_finished` after it.
+    step_finished: set after a step, also after a failed one (then `gradients_accumulated.value` is 0); cleared when a
+        step begins.
+    should_load_parameters: `.value` is True from update_model_parameters() until a step was made with the parameters.
+    gradients_accumulated, loss_accumulated: `.value` is the samples and the mean loss of the last step; 0 during a
+        step.
+    last_result: the StepResult of the last step; None before the first one.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class TPUManager(Manager):
         grad_accumulation_steps: int = 1,
         seed_base: int = 42,
         start: bool,
+        device: str | torch.device | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -89,6 +97,8 @@ class TPUManager(Manager):
             batch_size_per_device=batch_size_per_device,
             grad_accumulation_steps=grad_accumulation_steps,
             seed_base=seed_base,
+            device=device,
+            start_method="spawn",  # `exitcode` and is_alive() ask about a child of this process.
             start=False,
         )
         self.nprocs, self.prefetch, self.seed_base = nprocs, prefetch, seed_base
@@ -106,8 +116,8 @@ class TPUManager(Manager):
         self._pidfd = -1
         self._exitcode: int | None = None
         self._patience_s = self._handle.step_timeout
-        self._callers: set[int] = set()  # Threads in a call that holds the lock, or waits for it.
-        self._ending: int | None = None  # Its exit code, where a call is to end it as it returns.
+        self._callers: set[int] = set()  # Threads in a call that holds the lock or waits for it.
+        self._ending: int | None = None  # The exit code, if a call must end the manager when it returns.
         if start:
             self.start()
 
@@ -134,7 +144,7 @@ class TPUManager(Manager):
     def step(
         self, timeout: float | None = None, accumulate: bool = True, parameters_changed: bool = True
     ) -> _native.StepResult:
-        """As Manager.step(): `loss, samples = manager.step()`. Other threads' calls wait for it, and it for theirs."""
+        """As Manager.step(): `loss, samples = manager.step()`. Calls of several threads wait for each other."""
         with self._held("step"):
             self.loss_accumulated.value = 0.0
             self.gradients_accumulated.value = 0
@@ -162,8 +172,8 @@ class TPUManager(Manager):
     def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Replaces the master's parameters, in the order of `model.parameters()`, before the next step.
 
-        All or nothing: count, shapes and dtypes are checked before anything is written (ModelError). Waits for a step
-        of another thread.
+        Raises ModelError for a wrong count, shape or dtype; then nothing was written. Waits for a step of another
+        thread.
         """
         values = detached(parameters)
         with self._held("update_model_parameters"):
@@ -171,8 +181,10 @@ class TPUManager(Manager):
             self.should_load_parameters.value = True
 
     def get_aggregated_gradients(self) -> list[torch.Tensor]:
-        """The master's gradients in the order of `model.parameters()`: views, the same at every call. Waits for a step
-        of another thread; hold `lock` while you read them where one may begin."""
+        """The master's gradients in the order of `model.parameters()`: views, the same at every call.
+
+        Waits for a step of another thread. Hold `lock` while you read the gradients if a step may begin meanwhile.
+        """
         with self._held("get_aggregated_gradients"):
             return self._synchronizer.get_aggregated_gradients()
 
@@ -197,7 +209,7 @@ class TPUManager(Manager):
     def _watch_process(self) -> None:
         self._close_pidfd()
         self._pid = self.statistics().manager_pid
-        with contextlib.suppress(ProcessLookupError):  # It has ended already: exitcode says how.
+        with contextlib.suppress(ProcessLookupError):  # It has ended already; exitcode says how.
             self._pidfd = os.pidfd_open(self._pid)
             self._closing = weakref.finalize(self, os.close, self._pidfd)
 
@@ -208,7 +220,7 @@ class TPUManager(Manager):
 
     @property
     def pid(self) -> int | None:
-        """Of the manager process; None before start()."""
+        """The pid of the manager process; None before start()."""
         return self._pid
 
     @property
@@ -218,17 +230,17 @@ class TPUManager(Manager):
 
     @property
     def daemon(self) -> bool:
-        """True: nothing that a manager starts outlives the host."""
+        """True: no process of a manager outlives the host."""
         return True
 
     @daemon.setter
     def daemon(self, value: bool) -> None:
         if not value:
-            raise UsageError("daemon = False: the manager ends with this process; join() it to wait for its end")
+            raise UsageError("daemon cannot be False: the manager ends with this process; join() waits for its end")
 
     @property
     def exitcode(self) -> int | None:
-        """Of the manager process: None until it has ended; 0 after stop(), -15 after terminate(), -N by a signal N."""
+        """Exit code of the manager process: None until it ends; 0: stop(), -15: terminate(), -N: signal N killed it."""
         if self._exitcode is None and self._pid is not None:
             self._exitcode = self._ended_with()
         return self._exitcode
@@ -238,7 +250,7 @@ class TPUManager(Manager):
             if self._pidfd < 0:
                 raise ChildProcessError
             ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # The session has taken note of its end already.
+        except ChildProcessError:  # The handle has waited for it already, and has recorded how it ended.
             causes = self.last_result.causes if self.last_result is not None else []
             found = re.search(r"(signal|exit code) (\d+)", causes[-1].exit if causes else "")
             if found is None:
@@ -255,7 +267,7 @@ class TPUManager(Manager):
     def join(self, timeout: float | None = None) -> None:
         """Waits until the manager process has ended, or for `timeout` seconds; UsageError before start()."""
         if self._pid is None:
-            raise UsageError("join() of a manager that was not started")
+            raise UsageError("join() was called on a manager that was not started")
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.exitcode is None and self._pidfd >= 0:
             left = _SLICE_S if deadline is None else min(_SLICE_S, deadline - time.monotonic())
@@ -270,13 +282,16 @@ class TPUManager(Manager):
         self._end(0)
 
     def terminate(self) -> None:
-        """As stop(); a step of another thread ends with ManagerLost, and so does one that a signal handler which calls
-        this has interrupted: what was started has ended when that returns."""
+        """As stop(), but it does not wait for a step: a step of another thread ends with ManagerLost.
+
+        In a signal handler that interrupts step(), that step ends with ManagerLost too, and all processes have ended
+        when step() returns.
+        """
         if self._pid is not None:
             self._end(-signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kills manager and runners at once, and returns when they have ended; in a signal handler as terminate()."""
+        """Kills manager and runners at once; returns when they have ended. In a signal handler: as terminate()."""
         if self._pid is not None:
             self._handle.kill()
             self._end(-signal.SIGKILL)
@@ -287,9 +302,10 @@ class TPUManager(Manager):
 
     def _end(self, code: int) -> None:
         held = self.lock.acquire(block=False)
-        if not held and code != 0:  # A step returns at once when nobody is left to make it.
+        if not held and code != 0:  # A step returns at once when the processes are killed.
             self._handle.kill()
-            if threading.get_ident() in self._callers:  # Of which this is a signal handler: it returns only after this.
+            # A signal handler has interrupted the call that holds the lock: that call returns only after this one.
+            if threading.get_ident() in self._callers:
                 self._ending = code
                 return
             held = self.lock.acquire(timeout=self._patience_s)
@@ -307,34 +323,34 @@ class TPUManager(Manager):
     # What the processes of the original ran
 
     def run(self) -> None:
-        """The body of the original's process. UsageError: start() starts it."""
-        raise UsageError("run() is what the manager process does; start() starts it")
+        """The body of the original's process. Always raises UsageError: start() starts the process."""
+        raise UsageError("run() is what the manager process does; call start(), which starts it")
 
     def runner(self, tpu_index: int) -> None:
-        """The body of the original's runners. UsageError: they are processes of their own; step() has them work."""
+        """The body of the original's runners. Always raises UsageError: start() starts them, and step() uses them."""
         raise UsageError(
             f"runner({tpu_index}) is what a runner process does; start() starts {self.nprocs} of them, "
-            "step() has them work"
+            "and step() lets them compute"
         )
 
     def _mark_step_finished(self, loss: float) -> None:
-        """Says to who waits for `step_finished` that a full step with this mean loss was made."""
+        """Records a full step with this mean loss, and wakes the threads that wait for `step_finished`."""
         self.gradients_accumulated.value = self.batch_size_per_device * self.nprocs * self.grad_accumulation_steps
         self.loss_accumulated.value = float(loss)
         self.step_finished.set()
 
 
 class StepTrigger:
-    """TPUManager.step_triggered. Any thread."""
+    """TPUManager.step_triggered. Any thread may use it."""
 
     def __init__(self, manager: TPUManager) -> None:
-        self._manager: TPUManager = weakref.proxy(manager)  # Who drops the manager ends it.
+        self._manager: TPUManager = weakref.proxy(manager)  # A reference would keep the manager alive.
         self._asked = threading.Condition()
-        self._pending = False  # Asked for, and step() has not begun.
-        self._after: int | None = None  # Attempts until the step that is under way.
+        self._pending = False  # A step is requested, and step() has not begun.
+        self._after: int | None = None  # The last attempt before the step that is under way.
 
     def set(self) -> None:
-        """Asks for a step, in a thread of its own; one at a time. How it went is in `last_result`."""
+        """Requests a step, which a new thread makes; ignored while one is requested. See `last_result` for its end."""
         with self._asked:
             if self._pending:
                 return
@@ -347,16 +363,16 @@ class StepTrigger:
         try:
             result = self._manager.step()
         except Exception:
-            logger.exception("the step that step_triggered.set() asked for")
+            logger.exception("the step that step_triggered.set() requested failed")
             with self._asked:
                 self._pending = False
             self._manager.step_finished.set()
             return
         if not result.ok:
-            logger.error("the step that step_triggered.set() asked for: %s: %s", result.status, result.error)
+            logger.error("the step that step_triggered.set() requested failed: %s: %s", result.status, result.error)
 
     def is_set(self) -> bool:
-        """Whether a step was asked for that no runner has begun."""
+        """True if a step is requested that no runner has begun."""
         with self._asked:
             return self._pending or (self._after is not None and not self._begun(self._after))
 
@@ -364,12 +380,12 @@ class StepTrigger:
         return any(runner.attempt > after for runner in self._manager.statistics().runners)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until a step is asked for, or for `timeout` seconds; whether one was."""
+        """Waits until a step is requested, or for `timeout` seconds. Returns True if one was requested."""
         with self._asked:
             return self._asked.wait_for(lambda: self._pending or self._after is not None, timeout)
 
     def clear(self) -> None:
-        """Nothing: a step that was asked for is made. It is cleared when runners begin it."""
+        """Does nothing: a requested step is always made. The trigger clears when runners begin the step."""
 
     def _begin(self) -> None:
         with self._asked:

@@ -4,7 +4,7 @@
 
     xmp.spawn(train, args=(config,), nprocs=2)
 
-What torch_xla reads from XRT_* variables has names of its own here: ACCELMGR_WORKERS, ACCELMGR_TPU_CONFIG,
+These variables replace the XRT_* variables of torch_xla: ACCELMGR_WORKERS, ACCELMGR_TPU_CONFIG,
 ACCELMGR_TPU_NUM_DEVICES, ACCELMGR_GPU_NUM_DEVICES, ACCELMGR_WORLD_SIZE (hosts), ACCELMGR_LOCAL_WORKER.
 """
 
@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from accelmgr import _launch, _native
-from accelmgr._launch import SpawnContext
+from accelmgr import _native
+from accelmgr._launch.processes import SpawnContext, start
+from accelmgr._launch.target import Target
 
 __all__ = ["MpModelWrapper", "MpSerialExecutor", "SpawnContext", "spawn"]
 
@@ -47,19 +48,27 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> SpawnContext | None:
-    """`nprocs` processes, each of which calls `fn(index, *args)`; index: of the process in the world.
+    """Starts `nprocs` processes; each calls `fn(index, *args)`, where index is its number in the world.
 
-    nprocs: any number up to the configured devices; None: all of them, or 1 when nothing is configured. One process
-    with `join` is this one. start_method: spawn (by cloudpickle), fork, forkserver.
+    nprocs: at most the number of configured devices. None: all devices, or 1 when none is configured. nprocs=1 with
+    `join` calls `fn` in this process. start_method: spawn (fn and args are pickled with cloudpickle), fork, forkserver.
 
-    Returns None when all have ended, or, with join=False, what torch.multiprocessing.spawn returns: join(timeout),
-    pids(). Raises ConfigError (a ValueError) for what cannot be started, before anything is; SpawnError, with rank
-    and traceback, when a process fails: it prints `Exception in device=...` and ends with exit code 17, the others
-    are ended. Ctrl-C ends all of them.
+    Blocks until all processes have ended and returns None. With join=False it returns at once, as
+    torch.multiprocessing.spawn does, an object with join(timeout) and pids(). Raises ConfigError (a ValueError) for
+    invalid arguments, before it starts a process. A process that fails prints `Exception in device=...` and ends with
+    exit code 17; the others are ended, and SpawnError has its rank and traceback. Ctrl-C ends all of them.
     """
-    target = _launch.Target(fn, tuple(args), with_rank=True)
+    target = Target(fn, tuple(args), with_rank=True)
     count = nprocs if nprocs is not None else (-1 if _is_configured() else 1)
-    context = _launch.start(target, nprocs=count, join=join, daemon=daemon, start_method=start_method, options={})
+    context = start(
+        target,
+        nprocs=count,
+        join=join,
+        daemon=daemon,
+        start_method=start_method,
+        options={},
+        in_place=count == 1 and join,
+    )
     if not join:
         return context
     context.join()
@@ -70,7 +79,7 @@ _made: Counter[str] = Counter()
 
 
 def _name_of_place(kind: str, depth: int) -> str:
-    """The same for the object that another process of the launch makes at the same place of the program."""
+    """A name for an object: the same in each process of the launch that makes it at the same place of the program."""
     frame = sys._getframe(depth + 1)
     place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
     _made[kind + place] += 1
@@ -78,10 +87,10 @@ def _name_of_place(kind: str, depth: int) -> str:
 
 
 class MpSerialExecutor:
-    """Runs functions of the processes of one launch one after the other: one process at a time.
+    """Runs functions of the processes of one launch one at a time.
 
-    The death of the process that is inside lets the next one in. Works under every start method, as a global or
-    passed on.
+    When a process dies while it runs its function, the next one goes on. Works with every start method, as a global
+    variable or as an argument.
     """
 
     def __init__(self) -> None:
@@ -92,7 +101,7 @@ class MpSerialExecutor:
         return _serial_executor, (self._name,)
 
     def run(self, fn: Callable[[], Result]) -> Result:
-        """What `fn()` returns or raises. Raises SessionError after 300 s of waiting: it names who is inside."""
+        """Calls `fn()` and returns its result. Raises SessionError, which names the running process, after 300 s."""
         result: Result = self._executor.run(fn)
         return result
 
@@ -105,9 +114,9 @@ def _serial_executor(name: str) -> MpSerialExecutor:
 
 
 class MpModelWrapper:
-    """A model built once, before the processes are forked, and moved to each one's device, one process at a time.
+    """A model that is built once, before the fork. The processes move it to their devices one at a time.
 
-    With start_method='fork' the memory of the host's weights exists once.
+    With start_method='fork' the weights exist once in the memory of the host.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -115,5 +124,5 @@ class MpModelWrapper:
         self._turn = _serial_executor(_name_of_place("model", 1))
 
     def to(self, device: torch.device | str) -> torch.nn.Module:
-        """The same model every time, on `device`. Raises SessionError after 300 s of waiting for the others."""
+        """Returns the one model, on `device`. Raises SessionError after it has waited 300 s for the others."""
         return self._turn.run(lambda: self._model.to(device))

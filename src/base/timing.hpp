@@ -1,0 +1,146 @@
+// All intervals and bounds of waits of the processes of a session, a launch or a world. They are in one place
+// because most depend on others. Those that a user may set are in the configuration instead.
+#pragma once
+
+#include <cstdint>
+
+namespace accelmgr::timing {
+
+constexpr double seconds(std::int64_t ns) { return double(ns) / 1e9; }
+
+// Intervals at which a wait looks around.
+
+/// A wait looks at the processes that it waits for, and asks whether it is interrupted.
+inline constexpr std::int64_t look_ns = 20'000'000;
+inline constexpr double look_s = seconds(look_ns);
+/// A wait polls a condition that no descriptor and no futex reports.
+inline constexpr double short_look_s = 0.001;
+/// A client polls a store.
+inline constexpr std::int64_t store_look_ns = 200'000'000;
+/// A mesh over gloo looks at the ranks of other hosts.
+inline constexpr std::int64_t mesh_look_ns = 10'000'000;
+/// A wait that a signal handler of Python can end looks for signals.
+inline constexpr double signal_look_s = 0.05;
+/// The supervisor looks at all runners.
+inline constexpr std::int64_t supervisor_look_ns = 50'000'000;
+/// If two looks of the supervisor are further apart, it was suspended, or starved like other processes.
+inline constexpr std::int64_t supervisor_gap_ns = 10 * supervisor_look_ns;
+/// Between two looks at a standstill at most this counts, because this process may have been stopped.
+inline constexpr std::int64_t standstill_look_ns = 200'000'000;
+/// Until the fork server sends a report again that it could not send for lack of memory.
+inline constexpr int report_again_ms = 50;
+/// Until the next attempt to connect to a host that did not answer.
+inline constexpr double connect_again_s = 0.05;
+/// How long a rank spins that has a core for itself.
+inline constexpr int spin_when_alone_us = 500;
+
+static_assert(short_look_s < look_s && look_s < seconds(supervisor_gap_ns));
+static_assert(standstill_look_ns > supervisor_look_ns && standstill_look_ns > look_ns);
+
+// A step.
+
+/// The host finishes a committed attempt itself if no slice has moved for so much longer than
+/// runners.reduction_timeout. That happens only if the supervisor is stuck: otherwise it has ended the stuck
+/// runners.
+inline constexpr double reduction_by_host_margin_s = 3.0;
+/// A read of the data source that takes longer is logged.
+inline constexpr double source_patience_s = 5.0;
+/// The longest delay before a restart.
+inline constexpr double longest_backoff_s = 30;
+
+static_assert(reduction_by_host_margin_s > 2 * seconds(supervisor_gap_ns));
+
+// Ends, from inner to outer processes: a process that ends others waits longer than they need to end.
+
+/// What user code has forked in the process group of the manager gets TERM, and after this KILL.
+inline constexpr double group_end_s = 0.3;
+/// The fork server reports the end of a runner within this: more than it takes to reap it.
+inline constexpr double fork_server_report_s = 1.0;
+/// The creator of a fork server ends by itself within this, once its host or its socket is gone.
+inline constexpr double creator_ends_s = 1.0;
+/// The fork server waits for the end of processes that it has killed.
+inline constexpr double fork_server_kill_s = 2.0;
+/// The supervisor waits for runners to finish what they compute, and then as long for the fork server, which
+/// kills those that have not.
+inline constexpr double runners_stop_s = 2.0;
+/// The same for runners when the host is gone: no process needs what they compute.
+inline constexpr double host_gone_s = 0.2;
+/// A manager that is asked to stop and still writes a checkpoint looks whether its host is gone.
+inline constexpr double writer_look_s = 0.2;
+/// A process that has not ended so long after SIGKILL is stuck in the kernel.
+inline constexpr double sits_in_kernel_s = 10.0;
+/// The host waits for the manager: more than the manager takes to end its runners by force.
+inline constexpr double manager_stop_s = 6.0;
+/// The host waits for the exit status of a manager that the zygote has reaped.
+inline constexpr double manager_status_s = 1.0;
+/// A manager that was killed just now ends within this. recover() waits for it.
+inline constexpr double killed_manager_ends_s = 2.0;
+/// The manager of a killed run, which may still write a checkpoint, ends within this.
+inline constexpr double last_writer_ends_s = 10.0;
+/// A single process ends within this after KILL.
+inline constexpr double killed_child_ends_s = 1.0;
+
+/// Left work of a device ends within this. Otherwise the device hangs, and the process ends without it.
+inline constexpr double device_settles_s = 5.0;
+
+/// The devices of a team find each other within this. NCCL takes seconds for many GPUs.
+inline constexpr double team_joins_s = 60;
+
+static_assert(group_end_s < fork_server_kill_s);
+static_assert(creator_ends_s + group_end_s < fork_server_kill_s);
+static_assert(host_gone_s < runners_stop_s);
+static_assert(runners_stop_s + fork_server_kill_s < manager_stop_s);
+static_assert(fork_server_report_s < runners_stop_s);
+static_assert(manager_stop_s < sits_in_kernel_s);
+static_assert(killed_manager_ends_s < manager_stop_s && killed_manager_ends_s < last_writer_ends_s);
+
+// Beginnings and messages.
+
+/// For the first message that a new process or its creator gets: it was sent before, or follows at once.
+inline constexpr double first_words_s = 30;
+/// For room in a socket to a peer that reads.
+inline constexpr double send_s = 10;
+/// For a GPU's driver to list its GPUs. One that is not used otherwise begins anew, a second or two for each
+/// GPU.
+inline constexpr double driver_answer_s = 30;
+/// For the processes of spawn() to begin.
+inline constexpr double spawn_start_s = 60;
+/// For the fork server of spawn() to end. It kills processes, and waits for their ends.
+inline constexpr double spawn_stop_s = 5;
+/// For an earlier checkpoint to be written. A disk that takes longer hangs.
+inline constexpr double checkpoint_write_s = 600;
+
+static_assert(send_s < first_words_s && first_words_s < spawn_start_s);
+static_assert(fork_server_kill_s + creator_ends_s < spawn_stop_s);
+
+// A world of ranks.
+
+/// Default for a rendezvous and for every collective.
+inline constexpr double world_s = 300;
+/// What a member of a collective on devices had queued when it ended is done within this, or never.
+inline constexpr double part_of_the_gone_s = 1.0;
+/// For an answer of the store.
+inline constexpr double store_answer_s = 10;
+/// For one attempt to connect. TCP sends a lost packet again after one second.
+inline constexpr double connect_s = 3;
+/// For the first message of a connection.
+inline constexpr double greeting_s = 1;
+/// For the lock of a file store.
+inline constexpr double file_lock_s = 10;
+/// A rank that leaves a world in shared memory waits for the lock of that world.
+inline constexpr double leave_s = 1;
+/// How much longer the leaders of hosts wait for each other. When the members of a host miss one of their
+/// own, their leader tells the other leaders at its deadline.
+inline constexpr std::int64_t leaders_margin_ns = 250'000'000;
+/// How long a rank that has given up waits until the others, which may not read just now, have its note.
+inline constexpr std::int64_t mesh_telling_ns = 1'000'000'000;
+/// How long it then waits for their notes.
+inline constexpr std::int64_t mesh_farewell_ns = 100'000'000;
+/// How much longer the members of a host wait for their leader, which may be telling other hosts.
+inline constexpr std::int64_t leader_margin_ns = 2'000'000'000;
+
+static_assert(greeting_s < connect_s && connect_s < store_answer_s && store_answer_s < world_s);
+static_assert(leader_margin_ns > leaders_margin_ns + mesh_telling_ns + mesh_farewell_ns);
+static_assert(mesh_look_ns < mesh_farewell_ns && mesh_farewell_ns < mesh_telling_ns);
+
+}  // namespace accelmgr::timing

@@ -1,0 +1,87 @@
+#include "client/attached_manager.hpp"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <time.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "accelmgr/errors.hpp"
+#include "base/log.hpp"
+#include "base/timing.hpp"
+#include "client/service_socket.hpp"
+#include "session/layout.hpp"
+
+namespace accelmgr::client {
+namespace {
+
+/// What a name may have in a line of a header.
+std::string header_text(std::string_view name) {
+  std::string text;
+  for (const char c : name.substr(0, 64))
+    if (c > ' ' && c < 127) text += c;
+  return text;
+}
+
+/// Whether the service may admit this host soon.
+bool passes(const ServiceAnswer& answer) {
+  const auto code = error_code(answer);
+  return code == "not_ready" || code == "host_is_ending";
+}
+
+}  // namespace
+
+AttachedManager AttachedManager::attach(const std::string& path, const Settings& settings) {
+  // The first answer of a service that is ready comes within a second.
+  const auto deadline = base::Deadline::in_seconds(std::max(settings.patience_s, 1.0));
+  const auto name = header_text(settings.name.empty() ? program_invocation_short_name : settings.name);
+  const auto head = fmt::format(
+      "Connection: Upgrade\r\nUpgrade: accelmgr-host\r\nAccelmgr-Build: {:016x}\r\nAccelmgr-Host: {}\r\n",
+      session::build_fingerprint(), name);
+  for (;;) {
+    auto socket = ServiceSocket::connect(path, deadline, settings.interrupted);
+    auto answer = socket.ask("GET", "/v1/attach", head, "", deadline);
+    if (answer.status == 101 && answer.fd) {
+      const auto soon = base::Deadline::in_seconds(timing::first_words_s);
+      auto attached = protocol::receive_attached(answer.fd.get(), soon);
+      auto begun = protocol::receive_answer(answer.fd.get(), soon);
+      auto* started = std::get_if<protocol::Started>(&begun);
+      if (started == nullptr) throw SessionError("the service did not say which runners it has");
+      Link link(std::move(answer.fd), socket.take_service(), attached.lease);
+      link.take_in(std::move(*started));
+      return {std::move(link), std::move(attached)};
+    }
+    const bool interrupted = settings.interrupted && settings.interrupted();
+    if (!passes(answer) || deadline.passed() || interrupted)
+      throw SessionError(
+          fmt::format("the service at '{}' does not admit this host: {}", path, error_text(answer)));
+    const timespec look{.tv_sec = 0,
+                        .tv_nsec = timing::look_ns};  // Another process's end, of which this has no pidfd.
+    nanosleep(&look, nullptr);
+  }
+}
+
+void AttachedManager::detach() noexcept {
+  try {
+    link_.send(protocol::Detach{});
+  } catch (const Error&) {
+    // The service is gone, or reads nothing. It sees the end of this process.
+  }
+  link_.close();
+}
+
+std::string AttachedManager::end() noexcept {
+  const auto deadline = base::Deadline::in_seconds(timing::manager_stop_s);
+  if (!link_.wait_until_others_ended(deadline)) {
+    link_.kill();
+    link_.kill_fork_server();
+    link_.wait_until_others_ended(base::Deadline::in_seconds(timing::manager_stop_s));
+  }
+  link_.wait_until_manager_ended(base::Deadline::in_seconds(timing::manager_stop_s));
+  link_.forget_manager();
+  return "the service has ended";
+}
+
+}  // namespace accelmgr::client

@@ -1,0 +1,85 @@
+// The host's side of checkpoints: the staging area from which the manager writes them, and the checkpoint
+// that a run goes on from.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelmgr/checkpoint.hpp"
+#include "accelmgr/config.hpp"
+#include "base/unique_fd.hpp"
+#include "checkpoint/lock.hpp"
+#include "checkpoint/session_state.hpp"
+#include "client/link.hpp"
+#include "client/values.hpp"
+#include "ipc/memory.hpp"
+#include "session/manifest.hpp"
+#include "session/session.hpp"
+#include "session/views.hpp"
+
+namespace accelmgr::client {
+
+/// The run that a manager belongs to.
+struct Run {
+  std::optional<checkpoint::DirectoryLock> lock;  ///< The lock of the checkpoint directory, once taken.
+  std::optional<ResumedFrom> resumed;
+  std::string id;
+
+  /// Finds the checkpoint that the run goes on from. Locks `checkpoint.directory` before that, if there is
+  /// one and `lock_now` is true. If there is no checkpoint yet because the run was killed before its first
+  /// one, it begins anew under its old id; that needs the lock. Throws CheckpointError.
+  Run(const CheckpointConfig& config, bool lock_now);
+  struct OfService {
+    std::string id;
+  };
+  /// The run of a service, which locks the directory itself.
+  explicit Run(OfService run) : id(std::move(run.id)), of_service_(true) {}
+  /// Locks `directory` for this run, if it is not locked yet. Throws CheckpointError when another run has
+  /// locked it, or when it holds checkpoints of another run.
+  void take_directory(const std::string& directory);
+
+ private:
+  bool of_service_ = false;
+  bool alone_ = false;  ///< The directory was found to hold no checkpoints of another run.
+};
+
+/// Used by one thread.
+class Checkpoints {
+ public:
+  Checkpoints(const Config& config, Run& run, const session::HostView& view,
+              const session::Manifest& manifest, Link& link)
+      : config_(config), run_(run), view_(view), session_(view.session()), manifest_(manifest), link_(link) {}
+
+  /// See Manager::save_checkpoint().
+  double save(const Extras& extras);
+  /// See Manager::checkpoints_written().
+  std::vector<CheckpointWritten> written(base::Deadline deadline);
+  /// Marks the checkpoint under way as failed, because its manager is gone.
+  void manager_lost();
+
+ private:
+  /// Memory for the image of one file. Reused by the next checkpoint.
+  struct Staging {
+    base::UniqueFd fd;
+    ipc::Mapping map;
+    std::uint64_t fill(const std::vector<checkpoint::TensorBytes>& tensors);
+    void reserve(std::uint64_t bytes);
+  };
+  void take_in();
+  void wait_for_earlier();
+  base::UniqueFd describe(const Extras& extras, std::uint64_t model_bytes,
+                          std::uint64_t training_bytes) const;
+
+  const Config& config_;
+  Run& run_;
+  session::HostView view_;
+  const session::Session& session_;
+  const session::Manifest& manifest_;
+  Link& link_;
+  Staging model_, training_;
+  std::optional<CheckpointWritten> under_way_;
+  std::vector<CheckpointWritten> done_;
+};
+
+}  // namespace accelmgr::client

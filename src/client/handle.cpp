@@ -1,0 +1,367 @@
+#include "client/handle.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "accelmgr/errors.hpp"
+#include "base/clock.hpp"
+#include "base/interruption.hpp"
+#include "base/log.hpp"
+#include "base/timing.hpp"
+#include "client/attached_manager.hpp"
+#include "client/checkpoints.hpp"
+#include "client/owned_manager.hpp"
+#include "client/stepper.hpp"
+#include "config/device_name.hpp"
+#include "config/loader.hpp"
+#include "config/start_method.hpp"
+#include "ipc/memory.hpp"
+#include "ipc/process.hpp"
+#include "manager/role.hpp"
+#include "session/kernels.hpp"
+
+namespace accelmgr::client {
+namespace {
+
+std::uint64_t peak_memory(pid_t pid) {
+  const auto usage = ipc::usage(pid);
+  return usage && pid != 0 ? usage->peak_rss_bytes : 0;
+}
+
+/// Finds the buffer that `value` replaces, by any of its names. Throws ModelError unless `value` fits it.
+const session::BufferEntry& replaced_by(const Value& value, const session::Manifest& manifest) {
+  const auto found = std::ranges::find_if(manifest.buffers, [&](const auto& entry) {
+    return entry.name == value.name || std::ranges::find(entry.aliases, value.name) != entry.aliases.end();
+  });
+  if (found == manifest.buffers.end())
+    throw ModelError(
+        fmt::format("update_buffers: the model has no buffer '{}'; nothing was changed", value.name));
+  if (found->dtype != value.dtype || found->shape != value.shape)
+    throw ModelError(fmt::format(
+        "update_buffers: '{}' is {} [{}], but the tensor passed for it is {} [{}]; nothing was changed",
+        value.name, name_of(found->dtype), fmt::join(found->shape, ", "), name_of(value.dtype),
+        fmt::join(value.shape, ", ")));
+  return *found;
+}
+
+}  // namespace
+
+struct Handle::State {
+  State(const Config& c, const StartSettings& settings)
+      : config(c),
+        run(config.checkpoint, settings.lock_checkpoints),
+        origin{settings.method, settings.command} {}
+  explicit State(AttachedManager to)
+      : config(config::from_yaml(to.attached().configuration)),
+        run(Run::OfService{to.attached().run_id}),
+        unfinished(to.attached().unfinished),
+        service(std::move(to)) {}
+  ~State() { stop(); }
+
+  /// Throws UsageError for a second thread, and in a forked child.
+  class Use {
+   public:
+    Use(State& state, const char* call) : state_(state) {
+      state.check_owner(call);
+      if (state.busy.exchange(true))
+        throw UsageError(fmt::format(
+            "{}() was called while another thread uses this manager; only one thread at a time may use it",
+            call));
+    }
+    ~Use() { state_.busy.store(false); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    State& state_;
+  };
+
+  void check_owner(const char* call) const {
+    if (getpid() != owner)
+      throw UsageError(
+          fmt::format("{}() was called in a forked child; the manager belongs to process {}", call, owner));
+  }
+  void check_open(const char* call) const {
+    if (stopped) throw UsageError(fmt::format("{}() was called after stop()", call));
+  }
+  void start(const StartSettings& settings);
+  void attach();
+  void assign(const protocol::Assigned& assigned);
+  void map(std::vector<base::UniqueFd> session_fds);
+  void stop() noexcept;
+  void end() noexcept;
+  void detach() noexcept;
+  Link& link() noexcept { return manager ? manager->link() : service->link(); }
+
+  Config config;
+  Run run;  ///< Holds the directory lock until the processes of the manager have ended.
+  Origin origin;
+  pid_t owner = getpid();
+  std::atomic<bool> busy{false};
+  bool stopped = false;
+  std::string unfinished;
+  // The process of the manager: one that this process has started, or a service.
+  std::optional<OwnedManager> manager;
+  std::optional<AttachedManager> service;
+  std::shared_ptr<session::Session> session;
+  std::optional<session::HostView> view;
+  session::Manifest manifest;
+  std::optional<Stepper> stepper;
+  std::optional<Checkpoints> checkpoints;
+};
+
+void Handle::State::map(std::vector<base::UniqueFd> session_fds) {
+  session = std::make_shared<session::Session>(session::Session::attach(std::move(session_fds)));
+  view.emplace(*session);
+  for (auto* region : {view->parameters(), view->gradients()})
+    ipc::populate(region, session->master_bytes(), 1);
+  manifest = session::read_manifest(*session);
+}
+
+void Handle::State::assign(const protocol::Assigned& assigned) {
+  config.nprocs = assigned.nprocs;
+  config.runners.device = config::device_named(assigned.device);
+  config.runners.devices = assigned.devices;
+}
+
+void Handle::State::start(const StartSettings& settings) {
+  auto concrete = config;  // With a path in place of `latest`: it is looked up once.
+  concrete.checkpoint.resume = run.resumed ? run.resumed->path : "";
+  manager = OwnedManager::start(concrete, origin, settings.interrupted,
+                                {.assigned = [&](const auto& assigned) { assign(assigned); },
+                                 .prepared =
+                                     [&](auto session_fds) {
+                                       map(std::move(session_fds));
+                                       if (settings.prepared) settings.prepared(session, *view, manifest);
+                                     }});
+  stepper.emplace(config, *view, manifest, link(), [this] { return manager->end(); });
+  checkpoints.emplace(config, run, *view, manifest, link());
+}
+
+void Handle::State::attach() {
+  map(std::move(service->attached().session));
+  stepper.emplace(config, *view, manifest, link(), [this] { return service->end(); });
+  checkpoints.emplace(config, run, *view, manifest, link());
+}
+
+void Handle::State::stop() noexcept {
+  if (std::exchange(stopped, true)) return;
+  if (getpid() != owner) return;  // A forked child must not end the processes of its parent.
+  if (manager) end();
+  if (service) detach();
+}
+
+// Other hosts drive the session from now on, so this process must not be able to write there any more.
+void Handle::State::detach() noexcept {
+  if (!session || session->make_private())
+    service->detach();
+  else
+    link().close();  // The service admits no other host until this process has ended.
+  base::log().info("this host has left the service (pid {})", link().manager_pid());
+}
+
+void Handle::State::end() noexcept {
+  base::log().info("the manager (pid {}) is asked to stop", manager->link().manager_pid());
+  manager->ask_to_stop();
+  const auto how = manager->end();
+  base::log().info("all processes have ended; the manager: {}", how);
+  run.lock.reset();
+}
+
+Handle::Handle(const Config& config, const StartSettings& settings) {
+  if (!manager::initialized())
+    throw UsageError(
+        "Manager::start() was called without accelmgr::init(); call accelmgr::init(argc, argv) first in "
+        "main()");
+  config::validate(config);
+  const auto begin = base::now_ns();
+  base::log().info("a manager is started ({}): model '{}', data source '{}', {} runners",
+                   config::name_of(settings.method), config.model.kind, config.data.kind,
+                   config.nprocs == one_per_device ? "as many as devices," : std::to_string(config.nprocs));
+  state_ = std::make_unique<State>(config, settings);
+  state_->start(settings);
+  base::set_log_step(session()->counters(session()->word().index).steps + 1);
+  base::log().info("the manager (pid {}) has {} runners ready, after {:.1f} ms", state_->link().manager_pid(),
+                   state_->config.nprocs, double(base::now_ns() - begin) / 1e6);
+}
+
+Handle::Handle(const std::string& path, const AttachSettings& settings) {
+  if (!manager::initialized())
+    throw UsageError(
+        "Manager::attach() was called without accelmgr::init(); call accelmgr::init(argc, argv) first in "
+        "main()");
+  state_ = std::make_unique<State>(AttachedManager::attach(
+      path, {.name = settings.name, .patience_s = settings.timeout_s, .interrupted = settings.interrupted}));
+  state_->attach();
+  base::set_log_step(session()->counters(session()->word().index).steps + 1);
+  base::log().info("this host drives the session of the service (pid {}) at '{}', with lease {}",
+                   state_->link().manager_pid(), path, state_->link().lease());
+  if (!state_->unfinished.empty()) base::log().warn("{}", state_->unfinished);
+}
+
+Handle::Handle(Handle&&) noexcept = default;
+Handle& Handle::operator=(Handle&&) noexcept = default;
+Handle::~Handle() = default;
+
+std::shared_ptr<const session::Session> Handle::session() const { return state_->session; }
+const session::HostView& Handle::view() const { return *state_->view; }
+const session::Manifest& Handle::manifest() const { return state_->manifest; }
+const Config& Handle::config() const { return state_->config; }
+const std::string& Handle::unfinished() const { return state_->unfinished; }
+const std::optional<ResumedFrom>& Handle::resumed() const { return state_->run.resumed; }
+const std::string& Handle::run_id() const { return state_->run.id; }
+void Handle::check_owner(const char* call) const { state_->check_owner(call); }
+
+StepResult Handle::step(const StepOptions& options) {
+  const State::Use use(*state_, "step");
+  state_->check_open("step");
+  const double timeout_s = options.timeout_s.value_or(state_->config.step_timeout);
+  if (!(timeout_s >= 0))  // Also true for a NaN.
+    throw UsageError(
+        fmt::format("step(): timeout is {}; it must be a number of seconds, 0 or more", timeout_s));
+  return state_->stepper->step(options, timeout_s);
+}
+
+void Handle::zero_grad() {
+  const State::Use use(*state_, "zero_grad");
+  // One thread with stores past the cache (128 MiB: 1.5 ms) is faster than torch's zero_() with two (3.7 ms).
+  session::best_kernels().zero(view().gradients(), session()->master_bytes());
+}
+
+void Handle::begin_writing() {
+  const State::Use use(*state_, "writing");
+  auto& version = view().control().parameter_version;
+  if (version.load() % 2 != 0)
+    throw UsageError("parameters are being written already; writing() does not nest");
+  if (!session()->word().closed) throw UsageError("parameters may only be written between steps");
+  version.fetch_add(1);
+}
+
+void Handle::end_writing() noexcept { view().control().parameter_version.fetch_add(1); }
+
+std::vector<Value> Handle::buffers() const {
+  const State::Use use(*state_, "buffers");
+  std::vector<Value> out;
+  const auto* copy = session()->result_buffers(session()->word().index);
+  for (const auto& entry : manifest().buffers)
+    if (entry.name != session::modes_buffer)
+      out.push_back({entry.name, entry.dtype, entry.shape, copy + entry.offset});
+  return out;
+}
+
+void Handle::update_buffers(std::span<const Value> values) {
+  const State::Use use(*state_, "update_buffers");
+  const auto& session = *state_->session;
+  if (!session.word().closed) throw UsageError("buffers may only be written between steps");
+  std::vector<const session::BufferEntry*> entries;
+  for (const auto& value : values) entries.push_back(&replaced_by(value, manifest()));
+  const auto valid = session.word().index;
+  auto& version = view().control().buffer_version;
+  version.fetch_add(1);  // Odd: if this process dies now, the next host is told.
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto& entry = *entries[i];
+    if (entry.bytes == 0) continue;  // An empty value may have a null address.
+    std::memcpy(view().result_buffers(valid) + entry.offset, values[i].data, entry.bytes);
+    for (int rank = 0; rank < session.ranks(); ++rank)
+      std::memcpy(view().buffers(valid, rank) + entry.offset, values[i].data, entry.bytes);
+  }
+  version.fetch_add(1);  // Runners load them when they begin the next attempt.
+}
+
+Statistics Handle::statistics() const {
+  state_->check_owner("statistics");
+  const auto& session = *state_->session;
+  const auto word = session.word();
+  const auto team = session.control().team.load();
+  const auto& counters = session.counters(word.index);
+  Statistics out;
+  out.steps = counters.steps;
+  out.attempts = word.attempt;
+  out.samples = counters.samples;
+  out.elements = counters.elements;
+  out.skips = counters.skips;
+  out.replacements = session.control().replacements.load();
+  out.losses = session.control().incidents.load();
+  out.parameter_version = session.control().parameter_version.load();
+  out.session_bytes = session::session_bytes(session.header(), __builtin_popcount(team));
+  out.manager_pid = state_->link().manager_pid();
+  out.manager_peak_memory_bytes = peak_memory(out.manager_pid);
+  for (int rank = 0; rank < session.ranks(); ++rank) {
+    if ((team >> rank & 1) == 0) continue;
+    const auto& record = session.record(rank);
+    const auto pid = record.pid.load();
+    out.runners.push_back({rank, pid, record.generation.load(), to_string(record.phase.load()),
+                           record.attempt.load(), counters.rank_samples[rank], peak_memory(pid),
+                           double(record.start_ns.load()) / 1e6, double(record.model_ns.load()) / 1e6});
+  }
+  return out;
+}
+
+void Handle::resize(int runners) {
+  const State::Use use(*state_, "resize");
+  state_->check_open("resize");
+  const int most = session()->ranks();
+  if (runners < 1 || runners > most)
+    throw UsageError(
+        fmt::format("resize({}): the session has room for 1 to {} runners (runners.max_runners, or nprocs)",
+                    runners, most));
+  const double timeout_s = state_->config.start_timeout;
+  const std::function<bool()> interrupted = base::interrupted;
+  const Stepper::Patience patience{base::Deadline::in_seconds(timeout_s), timeout_s, interrupted};
+  auto& link = state_->link();
+  link.send(protocol::Resize{runners});
+  if (const auto answer = link.take_resized(patience.deadline); !answer.refused.empty())
+    throw SessionError(fmt::format("resize({}): {}; nothing has changed", runners, answer.refused));
+  const auto outcome = state_->stepper->assemble(patience);
+  if (outcome.status != StepStatus::ok)
+    throw RunnerError(fmt::format("resize({}): {}", runners, outcome.error), outcome.rank, "init");
+  base::log().info("the team has {} runners, and they are ready", runners);
+}
+
+void Handle::recover() {
+  const State::Use use(*state_, "recover");
+  state_->check_open("recover");
+  if (!state_->manager)
+    throw UsageError("recover() was called for a service; attach to it again when it has been started again");
+  const auto& link = state_->link();
+  const auto deadline = base::Deadline::in_seconds(timing::killed_manager_ends_s);
+  while (!link.wait_until_manager_ended(next_look(deadline)) && !deadline.passed() && !base::interrupted()) {
+  }
+  if (!state_->stepper->manager_is_lost())
+    throw UsageError(fmt::format(
+        "recover() was called while the manager process (pid {}) runs; call it when that process is gone",
+        link.manager_pid()));
+  state_->checkpoints->manager_lost();
+  *state_->manager = OwnedManager::start_over(state_->config, state_->origin, session()->fds());
+  state_->stepper->manager_recovered();
+  base::log().info("a new manager (pid {}) has taken the session over", link.manager_pid());
+}
+
+double Handle::save_checkpoint(const Extras& extras) {
+  const State::Use use(*state_, "save_checkpoint");
+  state_->check_open("save_checkpoint");
+  return state_->checkpoints->save(extras);
+}
+
+std::vector<CheckpointWritten> Handle::checkpoints_written(double wait_s) {
+  const State::Use use(*state_, "checkpoints_written");
+  return state_->checkpoints->written(base::Deadline::in_seconds(wait_s));
+}
+
+void Handle::stop() {
+  const State::Use use(*state_, "stop");
+  state_->stop();
+}
+
+void Handle::kill() noexcept {
+  // A service is not this process's to kill.
+  if (state_ && getpid() == state_->owner && state_->manager) state_->manager->link().kill();
+}
+
+}  // namespace accelmgr::client

@@ -1,0 +1,94 @@
+// The host's side of a manager, without tensors of any library. accelmgr::Manager (libtorch) and the Python
+// package are built on it: they put tensors over the memory of the session, and check their arguments.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "accelmgr/checkpoint.hpp"
+#include "accelmgr/config.hpp"
+#include "accelmgr/statistics.hpp"
+#include "accelmgr/step_result.hpp"
+#include "client/values.hpp"
+#include "session/manifest.hpp"
+#include "session/session.hpp"
+#include "session/views.hpp"
+
+namespace accelmgr::client {
+
+/// See StartOptions.
+struct StartSettings {
+  std::function<bool()> interrupted{};
+  StartMethod method = StartMethod::spawn;
+  std::vector<std::string> command{};
+  std::function<void(std::shared_ptr<const session::Session>, const session::HostView&,
+                     const session::Manifest&)>
+      prepared{};
+  bool lock_checkpoints = false;
+};
+
+/// See AttachOptions.
+struct AttachSettings {
+  std::string name{};
+  double timeout_s = 10.0;
+  std::function<bool()> interrupted{};
+};
+
+/// Members that accelmgr::Manager has too block and throw as they do there. One thread at a time: a call
+/// during another throws UsageError. In a forked child of the host it is closed: step() and the like throw
+/// UsageError, and kill() and the destructor do nothing.
+class Handle {
+ public:
+  /// Starts a manager. Blocks and throws as Manager::start() does.
+  Handle(const Config& config, const StartSettings& settings);
+  /// Attaches to a service. Blocks and throws as Manager::attach() does.
+  Handle(const std::string& path, const AttachSettings& settings);
+  Handle(Handle&&) noexcept;
+  Handle& operator=(Handle&&) noexcept;
+  ~Handle();
+
+  /// The session stays mapped as long as a copy of this pointer exists.
+  std::shared_ptr<const session::Session> session() const;
+  /// Valid while the session is mapped.
+  const session::HostView& view() const;
+  const session::Manifest& manifest() const;
+  const Config& config() const;
+  /// See Manager::unfinished().
+  const std::string& unfinished() const;
+
+  StepResult step(const StepOptions& options = {});
+  void zero_grad();
+  /// Call these two around writes to parameters. begin_writing() throws UsageError inside another pair, and
+  /// while an attempt is open.
+  void begin_writing();
+  void end_writing() noexcept;
+
+  /// Buffers of the last committed step, without modes_buffer. Views: the next step overwrites them.
+  std::vector<Value> buffers() const;
+  /// Replaces some buffers, by any of their names; also modes_buffer. Throws ModelError when there is no such
+  /// buffer or its dtype or shape differs: then no buffer has changed. Throws UsageError during a step.
+  void update_buffers(std::span<const Value> values);
+
+  void resize(int runners);
+  void recover();
+  double save_checkpoint(const Extras& extras);
+  std::vector<CheckpointWritten> checkpoints_written(double wait_s);
+  const std::optional<ResumedFrom>& resumed() const;
+  const std::string& run_id() const;
+  Statistics statistics() const;
+  void stop();
+  void kill() noexcept;
+
+  /// Throws UsageError, with the name of the call, in any process but the one that started this.
+  void check_owner(const char* call) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace accelmgr::client

@@ -1,0 +1,25 @@
+// The names of the kinds of devices.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include "accelmgr/config.hpp"
+
+namespace accelmgr::config {
+
+/// In the order of the enumerators.
+inline constexpr std::array<std::string_view, 4> device_names = {"auto", "cpu", "cuda", "xla"};
+
+constexpr std::string_view name_of(Device device) noexcept {
+  return device_names.at(static_cast<std::size_t>(device));
+}
+
+/// `name` is one of `device_names`.
+constexpr Device device_named(std::string_view name) noexcept {
+  return static_cast<Device>(std::ranges::find(device_names, name) - device_names.begin());
+}
+
+}  // namespace accelmgr::config

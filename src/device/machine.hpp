@@ -1,0 +1,52 @@
+// What this machine has to compute on.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/timing.hpp"
+
+namespace accelmgr::device {
+
+/// A GPU that CUDA_VISIBLE_DEVICES leaves visible.
+struct Gpu {
+  std::string name;
+  std::string uuid;  ///< "GPU-8ab1...": CUDA_VISIBLE_DEVICES takes it.
+  std::uint64_t memory_bytes = 0;
+  int major = 0, minor = 0;  ///< The compute capability.
+
+  bool operator==(const Gpu&) const = default;
+};
+
+struct Gpus {
+  std::vector<Gpu> visible;  ///< By their numbers in CUDA.
+  std::string why_none;      ///< Why `visible` is empty, in words.
+};
+
+struct Machine {
+  Gpus gpus;
+  int tpu_chips = 0;  ///< 0 also if PJRT_DEVICE names another kind of device.
+  int cores = 1;
+};
+
+struct DriverQuestion {
+  std::string library = "libcuda.so.1";
+  double timeout_s = timing::driver_answer_s;
+  std::filesystem::path root = "/";  ///< Of /dev, /proc and /sys.
+};
+
+/// Lists the GPUs of this process's environment. A child process asks the driver, so this process has neither
+/// the driver nor a context in it afterwards, and a driver that hangs or crashes ends the child alone. Call
+/// it while this process has one thread. Blocks for at most twice the timeout, and moments more. Throws
+/// SystemError if there can be no child.
+Gpus list_gpus(const DriverQuestion& question = {});
+
+/// As list_gpus().
+Machine this_machine(const DriverQuestion& question = {});
+
+/// "GPU 0 (NVIDIA H200, 139.8 GiB, compute capability 9.0, GPU-8ab1...)".
+std::string describe(const Gpus& gpus, std::size_t index);
+
+}  // namespace accelmgr::device

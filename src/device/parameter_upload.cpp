@@ -1,0 +1,113 @@
+#include "device/parameter_upload.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/log.hpp"
+
+namespace accelmgr::device {
+namespace {
+
+std::uintptr_t begin_of(std::span<std::byte> range) { return reinterpret_cast<std::uintptr_t>(range.data()); }
+std::uintptr_t end_of(std::span<std::byte> range) { return begin_of(range) + range.size(); }
+
+}  // namespace
+
+std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> ranges,
+                                              std::size_t page_bytes) {
+  std::ranges::sort(ranges, {}, begin_of);
+  std::vector<std::span<std::byte>> merged;
+  for (const auto& range : ranges) {
+    if (range.empty()) continue;
+    // The page behind the last one, counted from 0.
+    const auto end_page = merged.empty() ? 0 : (end_of(merged.back()) + page_bytes - 1) / page_bytes;
+    if (merged.empty() || begin_of(range) / page_bytes > end_page) {
+      merged.push_back(range);
+      continue;
+    }
+    const auto end = std::max(end_of(merged.back()), end_of(range));
+    merged.back() = {merged.back().data(), end - begin_of(merged.back())};
+  }
+  return merged;
+}
+
+ParameterUpload::ParameterUpload(Device& device, const session::Manifest& manifest, session::Element element,
+                                 std::span<const replica::Place> places, std::span<std::byte* const> targets,
+                                 StreamHandle compute)
+    : device_(device),
+      manifest_(manifest),
+      element_(element),
+      targets_(targets.begin(), targets.end()),
+      compute_(compute) {
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    if (targets[i] == nullptr) continue;
+    const auto& entry = manifest.tensors[i];
+    all_.push_back({targets[i], places[i].data, entry.count * session::bytes_of(element)});
+    master_ = places[i].data - entry.first * session::bytes_of(element);
+  }
+  register_master();
+  copies_ = device.make_stream();
+  loaded_ = device.make_event();
+}
+
+ParameterUpload::~ParameterUpload() { device_.settle(copies_.get()); }
+
+// A driver that cannot register the memory, because it is mapped read-only for instance, still copies from
+// it, by way of a buffer of its own.
+void ParameterUpload::register_master() {
+  std::vector<std::span<std::byte>> ranges;
+  for (const auto& copy : all_) ranges.emplace_back(copy.from, copy.bytes);
+  try {
+    for (const auto range : merge_pages(std::move(ranges), static_cast<std::size_t>(sysconf(_SC_PAGESIZE))))
+      registrations_.push_back(device_.register_pages(range, register_read_write));
+  } catch (const DeviceError& error) {
+    base::log().info("parameters go to the device more slowly, because their memory is not registered: {}",
+                     error.what());
+  }
+}
+
+void ParameterUpload::join(DeviceCollectives& collectives) {
+  session::ShardPlan plan(manifest_, element_, session::ShardPlan::Of::parameters);
+  std::uint64_t most = 1;
+  for (const auto& bucket : plan.buckets())
+    most = std::max(most, plan.shard_elements(bucket, collectives.size()));
+  const auto bytes = most * session::bytes_of(element_) * static_cast<std::uint64_t>(collectives.size());
+  team_.emplace(Team{collectives, std::move(plan), device_.allocate(bytes)});
+}
+
+/// Returns false if the communicator was aborted, because nobody wants the parameters.
+bool ParameterUpload::load_shards() {
+  auto& [collectives, plan, gathered] = *team_;
+  const auto element_bytes = session::bytes_of(element_);
+  for (std::size_t b = 0; b < plan.buckets().size(); ++b) {
+    const auto& bucket = plan.buckets()[b];
+    const auto each = plan.shard_elements(bucket, collectives.size()) * element_bytes;
+    const auto shard = plan.shard(bucket, collectives.rank(), collectives.size());
+    auto* own = gathered.get() + static_cast<std::uint64_t>(collectives.rank()) * each;
+    if (shard.count() != 0)
+      device_.copy(own, master_ + shard.first * element_bytes, shard.count() * element_bytes,
+                   Direction::to_device, copies_.get());
+    if (!collectives.all_gather(own, gathered.get(), each, copies_.get())) return false;
+    for (const auto i : plan.tensors(b)) {
+      const auto& entry = manifest_.tensors[i];
+      if (targets_[i] != nullptr)
+        device_.copy(targets_[i], gathered.get() + (entry.first - bucket.first) * element_bytes,
+                     entry.count * element_bytes, Direction::on_device, copies_.get());
+    }
+  }
+  return true;
+}
+
+void ParameterUpload::load() {
+  if (team_) {
+    if (!load_shards()) return;
+  } else {
+    for (const auto& copy : all_)
+      device_.copy(copy.to, copy.from, copy.bytes, Direction::to_device, copies_.get());
+  }
+  device_.record(loaded_, copies_.get());
+  device_.wait(compute_, loaded_);
+}
+
+}  // namespace accelmgr::device

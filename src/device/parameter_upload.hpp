@@ -1,0 +1,79 @@
+// Copies the master's parameters to a device, once per version. In a team each rank copies its shards only,
+// and the devices give them to each other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "device/device.hpp"
+#include "device/device_collectives.hpp"
+#include "replica/replica.hpp"
+#include "session/manifest.hpp"
+#include "session/shards.hpp"
+
+namespace accelmgr::device {
+
+/// Merges ranges whose pages touch or overlap, because no page can be registered twice. Pages have
+/// `page_bytes` bytes.
+std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> ranges,
+                                              std::size_t page_bytes);
+
+/// Used by one thread. Device, manifest and the compute stream outlive it, and so do places and targets.
+/// Members throw DeviceError.
+class ParameterUpload {
+ public:
+  /// `places` are those of Replica::bind(). `targets` has memory of the device for each parameter that has
+  /// its own memory, row-major, and null for one that shares another's.
+  ParameterUpload(Device& device, const session::Manifest& manifest, session::Element element,
+                  std::span<const replica::Place> places, std::span<std::byte* const> targets,
+                  StreamHandle compute);
+  ~ParameterUpload();
+  ParameterUpload(const ParameterUpload&) = delete;
+  ParameterUpload& operator=(const ParameterUpload&) = delete;
+
+  /// From now on, load() shares the work with the other ranks of `collectives`, which outlive this or the
+  /// next call of join() or leave(). All of them join, and all of them call load() in the same attempts.
+  void join(DeviceCollectives& collectives);
+  /// From now on, load() copies everything itself, as in the beginning.
+  void leave() noexcept { team_.reset(); }
+
+  /// Queues the copies. Work that is queued on the compute stream from now on begins after them; what is
+  /// queued already must not need the parameters any more. Returns at once. In a team it may wait for the
+  /// others; the communicator is aborted if nobody wants that any more, and the parameters on the device are
+  /// any values then, until the next load().
+  void load();
+
+ private:
+  struct Copy {
+    std::byte* to;
+    std::byte* from;
+    std::size_t bytes;
+  };
+
+  /// What is needed in a team.
+  struct Team {
+    DeviceCollectives& collectives;
+    session::ShardPlan plan;
+    Memory gathered;  ///< One bucket, padded to shards of one size.
+  };
+
+  void register_master();
+  bool load_shards();
+
+  Device& device_;
+  const session::Manifest& manifest_;
+  session::Element element_;
+  std::vector<std::byte*> targets_;
+  StreamHandle compute_;
+  std::byte* master_ = nullptr;  ///< Where the flat master begins.
+  std::vector<Copy> all_;
+  std::vector<Registration> registrations_;
+  Stream copies_;
+  Event loaded_;
+  std::optional<Team> team_;
+};
+
+}  // namespace accelmgr::device

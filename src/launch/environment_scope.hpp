@@ -1,0 +1,33 @@
+// The environment of this process.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace accelmgr::launch {
+
+/// The variables of this process.
+std::map<std::string, std::string> own_environment();
+
+/// Replaces the whole environment. Safe in a process just forked: it does not use setenv(), whose lock
+/// another thread of the parent may have held during the fork.
+void replace_environment(const std::map<std::string, std::string>& environment);
+
+/// The destructor restores variables of this process. Not safe while another thread calls getenv().
+class EnvironmentScope {
+ public:
+  /// Replaces the environment by `environment`; restored are the variables that this changes.
+  explicit EnvironmentScope(const std::map<std::string, std::string>& environment);
+  /// Changes nothing; restored are these.
+  explicit EnvironmentScope(const std::vector<const char*>& names);
+  ~EnvironmentScope();
+  EnvironmentScope(const EnvironmentScope&) = delete;
+  EnvironmentScope& operator=(const EnvironmentScope&) = delete;
+
+ private:
+  std::map<std::string, std::optional<std::string>> before_;  ///< To restore; nullopt: was not set.
+};
+
+}  // namespace accelmgr::launch

@@ -1,0 +1,28 @@
+// This host and the environment of this process: the second input of resolve(), besides the options. The
+// launch spec is a pure function of both.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace accelmgr::launch {
+
+struct HostInfo {
+  std::map<std::string, std::string> environment;  ///< The variables of this process.
+  int cores = 1;                                   ///< Cores that this process may run on.
+  int gpus = 0;                                    ///< GPUs of the driver; ignores CUDA_VISIBLE_DEVICES.
+  std::string hostname;
+  std::vector<std::string> addresses;  ///< Of all interfaces, as text; IPv6 without brackets and zone.
+  /// Why a backend cannot be used here; empty: it can. It is called only when needed, because the answer for
+  /// gloo loads its plug-in: for a backend that the options name, and to list the usable ones in an error.
+  std::function<std::string(const std::string& backend)> unavailable_because = [](const std::string&) {
+    return std::string();
+  };
+};
+
+/// Uses no device library, so it creates no device context and loads nothing.
+HostInfo this_host();
+
+}  // namespace accelmgr::launch

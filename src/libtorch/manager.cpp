@@ -1,0 +1,312 @@
+#include "accelmgr/manager.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "client/handle.hpp"
+#include "libtorch/replica.hpp"
+#include "tensor/convert.hpp"
+#include "tensor/torch_version.hpp"
+
+namespace accelmgr {
+namespace {
+
+// The manager and the runners never return from init(); they need the factory of replicas before it.
+[[maybe_unused]] const bool registered = libtorch::register_replica();
+
+/// A whole region as one tensor. The session stays mapped as long as any view of the tensor exists.
+at::Tensor owning_view(const std::shared_ptr<const session::Session>& session, std::byte* region) {
+  const auto& header = session->header();
+  const auto dtype = tensor::scalar_type(session::dtype_of(header.element));
+  return at::from_blob(
+      region, {static_cast<std::int64_t>(header.elements)}, [session](void*) {},
+      at::TensorOptions().dtype(dtype));
+}
+
+at::Tensor view_of(const at::Tensor& flat, const session::TensorEntry& entry) {
+  return flat.narrow(0, static_cast<std::int64_t>(entry.first), static_cast<std::int64_t>(entry.count))
+      .view(entry.shape)
+      .detach();
+}
+
+/// A view of a parameter's values: its own memory, or the memory of the parameter that it shares.
+at::Tensor values_of(const at::Tensor& flat, const session::Manifest& manifest,
+                     const session::TensorEntry& entry) {
+  if (entry.shares < 0) return view_of(flat, entry);
+  const auto first = manifest.tensors[static_cast<std::size_t>(entry.shares)].first + entry.shared_offset;
+  return flat.as_strided(entry.shape, entry.strides, static_cast<std::int64_t>(first)).detach();
+}
+
+/// Tensors over the session, in the order of the manifest.
+struct Views {
+  Views(const std::shared_ptr<const session::Session>& session, const session::HostView& host,
+        const session::Manifest& manifest);
+
+  std::vector<NamedTensor> parameters;
+  std::vector<NamedTensor> gradients;
+  std::vector<FlatGroup> groups;
+};
+
+Views::Views(const std::shared_ptr<const session::Session>& session, const session::HostView& host,
+             const session::Manifest& manifest) {
+  const at::NoGradGuard no_grad;
+  const auto flat_parameters = owning_view(session, host.parameters());
+  const auto flat_gradients = owning_view(session, host.gradients());
+  for (const auto& entry : manifest.tensors) {
+    auto parameter = values_of(flat_parameters, manifest, entry);
+    auto gradient = view_of(flat_gradients, entry);
+    if (entry.group != session::Group::frozen) {
+      parameter.set_requires_grad(true);
+      parameter.mutable_grad() = gradient;
+    }
+    parameters.push_back({entry.name, parameter});
+    gradients.push_back({entry.name, gradient});
+  }
+  const auto alignment = session::region_alignment / session::bytes_of(session->header().element);
+  for (auto group : {session::Group::decay, session::Group::no_decay, session::Group::frozen}) {
+    std::uint64_t first = ~std::uint64_t{0}, end = 0;
+    for (const auto& entry : manifest.tensors) {
+      if (entry.group != group) continue;
+      first = std::min(first, entry.first);
+      end = std::max(end, session::align_up(entry.first + entry.count, alignment));
+    }
+    if (end == 0) continue;
+    const auto from = static_cast<std::int64_t>(first), length = static_cast<std::int64_t>(end - first);
+    groups.push_back({static_cast<FlatGroup::Kind>(group), flat_parameters.narrow(0, from, length),
+                      flat_gradients.narrow(0, from, length)});
+  }
+}
+
+/// Throws ModelError unless `value` is a tensor whose elements can be copied.
+void check_copied(const char* call, const std::string& name, const at::Tensor& value) {
+  if (!value.defined())
+    throw ModelError(fmt::format("{}: the tensor for '{}' is undefined; nothing was changed", call, name));
+  if (!value.is_cpu() || value.layout() != at::kStrided)
+    throw ModelError(
+        fmt::format("{}: the tensor for '{}' is a {}; it must be dense and on the CPU; nothing was changed",
+                    call, name, value.toString()));
+}
+
+std::string type_text(const at::Tensor& tensor) {
+  return fmt::format("{} [{}]", name_of(tensor::dtype_of(tensor.scalar_type())),
+                     fmt::join(tensor.sizes(), ", "));
+}
+
+/// Throws ModelError unless copying `value` over `current`, a parameter, cannot fail.
+void check_replacement(const NamedTensor& current, const at::Tensor& value) {
+  constexpr const char* call = "update_model_parameters";
+  check_copied(call, current.name, value);
+  if (value.sizes() != current.tensor.sizes() || value.scalar_type() != current.tensor.scalar_type())
+    throw ModelError(fmt::format("{}: '{}' is {}, but the tensor passed for it is {}; nothing was changed",
+                                 call, current.name, type_text(current.tensor), type_text(value)));
+}
+
+/// Refers to the memory of `dense`, which must be row-major without gaps and outlive the result.
+client::Value value_of(const std::string& name, const at::Tensor& dense) {
+  return {name, tensor::dtype_of(dense.scalar_type()), dense.sizes().vec(),
+          static_cast<const std::byte*>(dense.const_data_ptr())};
+}
+
+client::Extras extras_of(const CheckpointExtras& extras) {
+  client::Extras out{.metric = extras.metric, .json = extras.json, .directory = extras.directory};
+  for (const auto& [name, tensor] : extras.tensors) {
+    if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != at::kStrided || !tensor.is_contiguous() ||
+        tensor.is_neg())
+      throw CheckpointError(fmt::format("'{}' is a {}; a checkpoint holds contiguous tensors on the CPU",
+                                        name, tensor.toString()));
+    try {
+      out.tensors.push_back(value_of(name, tensor));
+    } catch (const ModelError& error) {
+      throw CheckpointError(fmt::format("'{}': {}", name, error.what()));
+    }
+  }
+  return out;
+}
+
+std::optional<Resumed> resumed_of(const std::optional<client::ResumedFrom>& from) {
+  if (!from) return std::nullopt;
+  Resumed out{.path = from->path,
+              .step = from->step,
+              .json = from->json,
+              .refused = from->refused,
+              .run_id = from->run_id,
+              .configuration = from->configuration};
+  for (const auto& value : from->tensors)
+    out.tensors.push_back({value.name, at::from_blob(
+                                           value.data.get(), value.shape, [data = value.data](void*) {},
+                                           at::TensorOptions().dtype(tensor::scalar_type(value.dtype)))});
+  return out;
+}
+
+}  // namespace
+
+struct Manager::State {
+  State(const Config& config, const StartOptions& options);
+  State(const std::string& path, const AttachOptions& options);
+
+  /// Throws UsageError when requires_grad of a parameter is no longer what it was at the start.
+  void check_frozen() const;
+
+  std::optional<Views> views;
+  client::Handle handle;
+  std::optional<Resumed> resumed;
+};
+
+Manager::State::State(const Config& config, const StartOptions& options)
+    : handle(config, {.interrupted = options.interrupted,
+                      .method = options.method,
+                      .command = options.command,
+                      .prepared =
+                          [&](const auto& session, const auto& host, const auto& manifest) {
+                            views.emplace(session, host, manifest);
+                            if (options.prepared) options.prepared(views->parameters, views->gradients);
+                          },
+                      .lock_checkpoints = options.lock_checkpoints}),
+      resumed(resumed_of(handle.resumed())) {}
+
+Manager::State::State(const std::string& path, const AttachOptions& options)
+    : handle(path,
+             {.name = options.name, .timeout_s = options.timeout_s, .interrupted = options.interrupted}) {
+  views.emplace(handle.session(), handle.view(), handle.manifest());
+}
+
+// The group of a parameter in the master decides whether it is trained, and is fixed at the start.
+void Manager::State::check_frozen() const {
+  for (std::size_t i = 0; i < views->parameters.size(); ++i) {
+    const bool frozen = handle.manifest().tensors[i].group == session::Group::frozen;
+    if (views->parameters[i].tensor.requires_grad() == frozen)
+      throw UsageError(fmt::format(
+          "requires_grad of parameter '{}' was changed after the start, but runners do not see that; stop "
+          "this manager, and start one with the changed model",
+          views->parameters[i].name));
+  }
+}
+
+Manager::Manager(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Manager::Manager(Manager&&) noexcept = default;
+Manager& Manager::operator=(Manager&&) noexcept = default;
+Manager::~Manager() = default;
+
+Manager Manager::start(const Config& config, const StartOptions& options) {
+  tensor::check_torch_version();
+  return Manager(std::make_unique<State>(config, options));
+}
+
+Manager Manager::attach(const std::string& path, const AttachOptions& options) {
+  tensor::check_torch_version();
+  return Manager(std::make_unique<State>(path, options));
+}
+
+const std::string& Manager::unfinished() const { return state_->handle.unfinished(); }
+
+StepResult Manager::step(const StepOptions& options) {
+  state_->handle.check_owner("step");
+  state_->check_frozen();
+  return state_->handle.step(options);
+}
+
+void Manager::zero_grad() { state_->handle.zero_grad(); }
+
+const std::vector<NamedTensor>& Manager::parameters() const {
+  state_->handle.check_owner("parameters");
+  return state_->views->parameters;
+}
+
+const std::vector<NamedTensor>& Manager::gradients() const {
+  state_->handle.check_owner("gradients");
+  return state_->views->gradients;
+}
+
+const std::vector<FlatGroup>& Manager::groups() const {
+  state_->handle.check_owner("groups");
+  const auto& tensors = state_->handle.manifest().tensors;
+  for (const auto& entry : tensors)
+    if (entry.shares >= 0)
+      throw ModelError(
+          fmt::format("parameter '{}' shares the memory of '{}' without being the same parameter: flat "
+                      "groups would update "
+                      "a copy of it. Register one parameter under both names, or step on parameters()",
+                      entry.name, tensors[static_cast<std::size_t>(entry.shares)].name));
+  return state_->views->groups;
+}
+
+std::vector<NamedTensor> Manager::buffers() const {
+  std::vector<NamedTensor> out;
+  for (const auto& value : state_->handle.buffers())
+    out.push_back(
+        {value.name, tensor::view(const_cast<std::byte*>(value.data), value.dtype, value.shape).clone()});
+  return out;
+}
+
+std::vector<NamedTensor> Manager::state_dict() const {
+  std::vector<NamedTensor> out;
+  const auto& manifest = state_->handle.manifest();
+  for (const auto& [name, copy] : buffers()) {
+    const auto entry = std::ranges::find(manifest.buffers, name, &session::BufferEntry::name);
+    if (!entry->persistent) continue;
+    out.push_back({name, copy});
+    for (const auto& alias : entry->aliases) out.push_back({alias, copy});
+  }
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& [name, tensor] = state_->views->parameters[i];
+    const auto copy = tensor.detach().clone();
+    out.push_back({name, copy});
+    for (const auto& alias : manifest.tensors[i].aliases) out.push_back({alias, copy});
+  }
+  return out;
+}
+
+Manager::Writing::Writing(Manager& manager) : manager_(manager) { manager.state_->handle.begin_writing(); }
+Manager::Writing::~Writing() { manager_.state_->handle.end_writing(); }
+
+void Manager::update_model_parameters(std::span<const at::Tensor> values) {
+  state_->handle.check_owner("update_model_parameters");
+  const auto& parameters = state_->views->parameters;
+  if (values.size() != parameters.size())
+    throw ModelError(fmt::format("update_model_parameters: {} tensors for {} parameters; nothing was changed",
+                                 values.size(), parameters.size()));
+  for (std::size_t i = 0; i < values.size(); ++i) check_replacement(parameters[i], values[i]);
+  const at::NoGradGuard no_grad;
+  const auto bracket = writing();
+  for (std::size_t i = 0; i < values.size(); ++i) parameters[i].tensor.copy_(values[i]);
+}
+
+void Manager::update_buffers(const std::vector<NamedTensor>& values) {
+  state_->handle.check_owner("update_buffers");
+  std::vector<at::Tensor> dense;
+  std::vector<client::Value> memory;
+  for (const auto& [name, value] : values) {
+    check_copied("update_buffers", name, value);
+    dense.push_back(value.resolve_conj().resolve_neg().contiguous());
+    memory.push_back(value_of(name, dense.back()));
+  }
+  state_->handle.update_buffers(memory);
+}
+
+Statistics Manager::statistics() const { return state_->handle.statistics(); }
+void Manager::resize(int runners) { state_->handle.resize(runners); }
+void Manager::recover() { state_->handle.recover(); }
+
+double Manager::save_checkpoint(const CheckpointExtras& extras) {
+  return state_->handle.save_checkpoint(extras_of(extras));
+}
+
+std::vector<CheckpointWritten> Manager::checkpoints_written(double wait_s) {
+  return state_->handle.checkpoints_written(wait_s);
+}
+
+const std::optional<Resumed>& Manager::resumed() const { return state_->resumed; }
+const std::string& Manager::run_id() const { return state_->handle.run_id(); }
+const Config& Manager::config() const { return state_->handle.config(); }
+void Manager::stop() { state_->handle.stop(); }
+
+void Manager::kill() noexcept {
+  if (state_) state_->handle.kill();
+}
+
+}  // namespace accelmgr

@@ -1,0 +1,141 @@
+#include "manager/lease.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <boost/asio/post.hpp>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "base/log.hpp"
+#include "base/timing.hpp"
+#include "ipc/process.hpp"
+#include "ipc/socket.hpp"
+#include "session/attempt.hpp"
+
+namespace accelmgr::manager {
+namespace {
+
+std::string text_of(const Lease::Host& host) { return fmt::format("process {} ({})", host.pid, host.name); }
+
+}  // namespace
+
+Lease::Lease(boost::asio::io_context& loop, const session::SupervisorView& view, Supervisor& supervisor,
+             Events events)
+    : loop_(loop), view_(view), supervisor_(supervisor), events_(std::move(events)), timer_(loop) {}
+
+base::UniqueFd Lease::admit(Host host, const std::string& configuration, const std::string& run_id) {
+  auto [ours, theirs] = ipc::socket_pair();
+  const auto number = number_ + 1;
+  protocol::send_attached(ours.get(),
+                          {.configuration = configuration,
+                           .lease = number,
+                           .run_id = run_id,
+                           .unfinished = unfinished_,
+                           .session = {}},
+                          view_.session().fds());
+  protocol::send_started(ours.get(), supervisor_.started());
+  auto& link = link_.emplace(ours.get(), base::duplicate(host.pidfd.get()), number);
+  // Posted, because an event must not destroy the connection that calls it.
+  const auto leaving = [this, number](bool detached) {
+    return [this, number, detached] {
+      boost::asio::post(loop_, [this, number, detached] { leave(number, detached); });
+    };
+  };
+  connection_.emplace(loop_, link, view_, supervisor_,
+                      HostConnection::Events{.stop = {},
+                                             .detach = leaving(true),
+                                             .closed = leaving(false),
+                                             .ended = leaving(false),
+                                             .save = [this](protocol::Save save) {
+                                               saves_.push_back(number_);
+                                               events_.save(std::move(save));
+                                             }});
+  socket_ = std::move(ours);
+  number_ = number;
+  host_ = std::move(host);
+  detached_ = false;
+  state_ = State::driven;
+  const auto& control = view_.session().control();
+  parameters_before_ = control.parameter_version.load();
+  buffers_before_ = control.buffer_version.load();
+  supervisor_.report_to(&link);
+  view_.control().lease.store(number);
+  base::log().info("{} drives the session, with lease {}", text_of(host_), number);
+  return std::move(theirs);
+}
+
+// Several events of one host may come at once: the later ones find that it has left, or another host.
+void Lease::leave(std::uint64_t number, bool detached) {
+  if (number != number_) return;
+  if (state_ == State::driven) {
+    state_ = State::leaving;
+    // A thread of this process that drives the session ends before its socket does.
+    detached_ = detached || host_.pid == getpid();
+    supervisor_.report_to(nullptr);
+    connection_.reset();
+    link_.reset();
+    socket_.reset();
+    base::log().info("{} leaves the session: it has {}", text_of(host_),
+                     detached                            ? "detached"
+                     : ipc::has_ended(host_.pidfd.get()) ? "ended"
+                                                         : "closed its socket, and has not ended yet");
+  }
+  look();
+}
+
+void Lease::look() {
+  if (state_ != State::leaving) return;
+  const auto& session = view_.session();
+  const auto attempt = session.word().attempt;
+  const bool is_gone = detached_ || ipc::has_ended(host_.pidfd.get());
+  if (is_gone) {
+    session::abort_attempt(view_, attempt, session::author_supervisor);
+    session::close_if_over(view_, attempt);  // Otherwise it is committed, and runners reduce it.
+  }
+  if (!is_gone || !session.word().closed) {
+    timer_.expires_after(std::chrono::nanoseconds(timing::look_ns));
+    timer_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) look();
+    });
+    return;
+  }
+  note_half_written();
+  view_.control().lease.store(0);
+  state_ = State::free;
+  base::log().info("the session is free after {} steps", session.counters(session.word().index).steps);
+  events_.freed();
+}
+
+void Lease::note_half_written() {
+  const auto& control = view_.session().control();
+  // An odd version is that of a write under way.
+  const auto is_whole = [](std::uint64_t before, std::uint64_t now) { return now / 2 > before / 2; };
+  if (is_whole(parameters_before_, control.parameter_version.load())) half_.parameters = false;
+  if (is_whole(buffers_before_, control.buffer_version.load())) half_.buffers = false;
+  if (!half_.parameters && !half_.buffers) unfinished_.clear();
+  const auto half = view_.settle_host();
+  if (!half.parameters && !half.buffers) return;
+  half_ = {.parameters = half_.parameters || half.parameters, .buffers = half_.buffers || half.buffers};
+  unfinished_ = fmt::format("{} ended while it wrote {}: they are half new and half old", text_of(host_),
+                            !half_.buffers      ? "parameters"
+                            : !half_.parameters ? "buffers"
+                                                : "parameters and buffers");
+  base::log().warn("{}", unfinished_);
+}
+
+void Lease::saved(protocol::Saved saved) {
+  auto shared = std::make_shared<protocol::Saved>(std::move(saved));
+  boost::asio::post(loop_, [this, shared] { tell_saved(*shared); });
+}
+
+// Checkpoints are written in the order in which they were asked for.
+void Lease::tell_saved(const protocol::Saved& saved) {
+  const auto asked_under = saves_.front();
+  saves_.pop_front();
+  if (saved.error.empty()) saved_step_ = saved.step;
+  if (connection_ && asked_under == number_) connection_->tell(saved);
+}
+
+}  // namespace accelmgr::manager

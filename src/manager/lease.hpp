@@ -1,0 +1,101 @@
+// Which host drives the session of a service. There is one at a time, and its lease has a number that is
+// never used again.
+//
+// clang-format off
+//   | the session is | meaning                                 | next                                         |
+//   |----------------|-----------------------------------------|----------------------------------------------|
+//   | free           | no host drives it                       | driven: admit()                              |
+//   | driven         | a host has the lease                    | leaving: the host detaches, closes, or ends  |
+//   | leaving        | the host may still write to the session | free: its process has ended or has detached, |
+//   |                | or its attempt is open                  | and its attempt is closed                    |
+// clang-format on
+//
+// A mapping cannot be taken back from a process. So a host that closes its socket is leaving until its
+// process has ended. Only one that detaches has given up its mappings itself.
+#pragma once
+
+#include <sys/types.h>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "base/unique_fd.hpp"
+#include "manager/host_connection.hpp"
+#include "manager/host_link.hpp"
+#include "manager/supervisor.hpp"
+#include "session/views.hpp"
+
+namespace accelmgr::manager {
+
+/// Used by the thread of its loop, except for saved().
+class Lease {
+ public:
+  enum class State { free, driven, leaving };
+  struct Host {
+    std::string name;
+    pid_t pid = 0;
+    base::UniqueFd pidfd;
+  };
+  struct Events {
+    std::function<void(protocol::Save)> save;
+    std::function<void()> freed;  ///< The session is free again.
+  };
+
+  /// What `view` shows and `supervisor` must outlive this.
+  Lease(boost::asio::io_context& loop, const session::SupervisorView& view, Supervisor& supervisor,
+        Events events);
+
+  State state() const noexcept { return state_; }
+  /// The host that drives the session, or is leaving.
+  const Host& host() const noexcept { return host_; }
+  std::uint64_t number() const noexcept { return number_; }
+  /// What a host that has ended left half written, as a sentence. Every host is told until one has written it
+  /// whole, or made a step that says it has. Empty: nothing.
+  const std::string& unfinished() const noexcept { return unfinished_; }
+  /// Whether checkpoints that were asked for are not written yet.
+  bool is_saving() const noexcept { return !saves_.empty(); }
+  /// The step of the last checkpoint that was written.
+  std::optional<std::uint64_t> saved_step() const noexcept { return saved_step_; }
+
+  /// Gives the lease to `host`. The session must be free, and the supervisor have started. `configuration`
+  /// and `run_id` are for the host. Returns the host's end of the socket, on which it finds Attached and
+  /// Started. Throws SystemError, SessionError: then the session is free.
+  base::UniqueFd admit(Host host, const std::string& configuration, const std::string& run_id);
+
+  /// The host to which the lease `number` was given has never heard of it.
+  void take_back(std::uint64_t number) { leave(number, /*detached=*/true); }
+
+  /// Sends the host which asked for it the outcome of a checkpoint. Any thread.
+  void saved(protocol::Saved saved);
+
+ private:
+  void leave(std::uint64_t number, bool detached);
+  void look();
+  void note_half_written();
+  void tell_saved(const protocol::Saved& saved);
+
+  boost::asio::io_context& loop_;
+  session::SupervisorView view_;
+  Supervisor& supervisor_;
+  Events events_;
+  boost::asio::steady_timer timer_;
+  State state_ = State::free;
+  std::uint64_t number_ = 0;
+  Host host_;
+  bool detached_ = false;
+  base::UniqueFd socket_;
+  std::optional<HostLink> link_;
+  std::optional<HostConnection> connection_;
+  std::deque<std::uint64_t> saves_;  ///< The leases under which checkpoints were asked for, in order.
+  std::optional<std::uint64_t> saved_step_;
+  session::HalfWritten half_;
+  std::uint64_t parameters_before_ = 0, buffers_before_ = 0;  ///< Versions when the host was admitted.
+  std::string unfinished_;
+};
+
+}  // namespace accelmgr::manager

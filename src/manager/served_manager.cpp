@@ -1,0 +1,55 @@
+#include "manager/served_manager.hpp"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/log.hpp"
+#include "base/timing.hpp"
+#include "config/faults.hpp"
+#include "ipc/process.hpp"
+#include "manager/beginning.hpp"
+#include "manager/embedding.hpp"
+#include "manager/fork_servers.hpp"
+
+namespace accelmgr::manager {
+
+ServedManager::ServedManager(boost::asio::io_context& loop, const Config& config, int listener)
+    : loop_(loop), config_(choose_devices(config)), self_(ipc::open_pidfd(getpid())) {
+  first_fork_server_.emplace(fork_first_server(config_, self_.get(), {&listener, 1}));
+  base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(),
+                   first_fork_server_->pid());
+  call_at_begin();
+}
+
+void ServedManager::make_session(const std::string& resume) {
+  config_.checkpoint.resume = resume;
+  owner_.emplace(SessionOwner::make(config_, [](const session::Session&) {}));
+  owner_->session().keep_from_children();
+  config::arm_faults(config_, -1, owner_->session().control().managers.load());
+  loader_ = &owner_->start_loading(config_);
+}
+
+void ServedManager::start(std::function<void()> ready, std::function<void()> freed) {
+  writer_.emplace(config_.checkpoint, [this](protocol::Saved saved) { lease_->saved(std::move(saved)); });
+  supervisor_.emplace(
+      loop_, config_, owner_->view(), owner_->manifest(), std::move(*first_fork_server_),
+      [this] { return execute_fork_server(config_, self_.get()); }, [this] { return loader_->reading(); });
+  first_fork_server_.reset();
+  lease_.emplace(loop_, owner_->view(), *supervisor_,
+                 Lease::Events{.save = [this](protocol::Save save) { writer_->write(std::move(save)); },
+                               .freed = std::move(freed)});
+  supervisor_->start(std::move(ready));
+}
+
+void ServedManager::stop(base::Deadline deadline) {
+  supervisor_->stop_runners(timing::runners_stop_s);
+  if (!writer_->finish(deadline)) base::log().warn("a checkpoint was not written in time");
+}
+
+void ServedManager::abandon() noexcept {
+  if (supervisor_) supervisor_->end_runners();
+  if (first_fork_server_) first_fork_server_->stop(base::Deadline::in_seconds(timing::runners_stop_s));
+}
+
+}  // namespace accelmgr::manager

@@ -1,0 +1,62 @@
+// A manager that no host has started: it owns a session, to which hosts attach one after the other.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "accelmgr/config.hpp"
+#include "base/unique_fd.hpp"
+#include "ipc/fork_server_client.hpp"
+#include "manager/checkpoint_writer.hpp"
+#include "manager/lease.hpp"
+#include "manager/session_owner.hpp"
+#include "manager/supervisor.hpp"
+
+namespace accelmgr::manager {
+
+/// Used by the thread of its loop. It must live until the process ends by leave(), because its threads use
+/// it.
+class ServedManager {
+ public:
+  /// Forks the fork server. Call it while the process has one thread, and before any code of the user has
+  /// run. Throws ConfigError, SystemError.
+  ServedManager(boost::asio::io_context& loop, const Config& config, int listener);
+  ServedManager(const ServedManager&) = delete;
+  ServedManager& operator=(const ServedManager&) = delete;
+
+  /// Creates the session, with the values of the checkpoint at `resume` (empty: those of the model), and
+  /// starts the loader. Blocks. Throws as SessionOwner::make() does.
+  void make_session(const std::string& resume);
+  /// Starts the runners: see Supervisor::start(). `freed`: see Lease::Events.
+  void start(std::function<void()> ready, std::function<void()> freed);
+
+  /// With the devices that were chosen.
+  const Config& config() const noexcept { return config_; }
+  const session::Session& session() const noexcept { return owner_->session(); }
+  session::SupervisorView view() const noexcept { return owner_->view(); }
+  session::HostView host_view() const noexcept { return owner_->host_view(); }
+  const session::Manifest& manifest() const noexcept { return owner_->manifest(); }
+  Supervisor& supervisor() noexcept { return *supervisor_; }
+  Lease& lease() noexcept { return *lease_; }
+
+  /// Ends runners and fork server, and waits until `deadline` for checkpoints that are being written. Blocks:
+  /// call it when the loop has ended.
+  void stop(base::Deadline deadline);
+  /// Ends them after an exception. Blocks.
+  void abandon() noexcept;
+
+ private:
+  boost::asio::io_context& loop_;
+  Config config_;
+  base::UniqueFd self_;  ///< The pidfd of this process: fork servers end with it, as they do with a host.
+  std::optional<ipc::ForkServerClient> first_fork_server_;
+  std::optional<SessionOwner> owner_;
+  const data::Loader* loader_ = nullptr;
+  std::optional<Lease> lease_;
+  std::optional<CheckpointWriter> writer_;
+  std::optional<Supervisor> supervisor_;
+};
+
+}  // namespace accelmgr::manager

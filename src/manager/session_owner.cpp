@@ -1,0 +1,103 @@
+#include "manager/session_owner.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "accelmgr/errors.hpp"
+#include "base/exception_text.hpp"
+#include "base/log.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/session_state.hpp"
+#include "data/sharding.hpp"
+#include "replica/model.hpp"
+
+namespace accelmgr::manager {
+namespace {
+
+session::Extent extent_of(const Config& config, session::Manifest& manifest, session::Element element) {
+  const auto batch_size = static_cast<std::uint64_t>(config.batch_size_per_device);
+  session::Extent extent;
+  extent.ranks = std::max(config.nprocs, config.runners.max_runners);
+  extent.element = element;
+  extent.slab_element = config.gradients.slab_dtype == SlabDtype::bf16 ? session::SlabElement::bf16
+                                                                       : session::SlabElement::same;
+  extent.elements = manifest.place_tensors(element);
+  extent.tensors = manifest.tensors.size();
+  extent.buffer_bytes = manifest.place_buffers();
+  const auto most = config.runners.share == Share::even
+                        ? config.grad_accumulation_steps
+                        : data::largest_share(extent.ranks, config.grad_accumulation_steps);
+  extent.slots = data::batch_slots(most, config.prefetch, config.batch_size_per_device);
+  extent.slot_bytes = manifest.place_fields(batch_size);
+  extent.batch_size = batch_size;
+  extent.manifest_bytes = session::manifest_bytes(manifest);
+  return extent;
+}
+
+/// How errors of the user's data source begin.
+std::string name_of_source(const Config& config) { return fmt::format("data source '{}'", config.data.kind); }
+
+}  // namespace
+
+// The model is made before the data source: if there is no such model, the error of make_replica() says best
+// what was meant. Slabs get their memory last: by then the host has released the model from which the
+// parameters came.
+SessionOwner SessionOwner::make(const Config& config, const Prepared& prepared) {
+  const auto replica = replica::make_replica(config, replica::Role::description());
+  auto source = make_data(config);
+  const auto model = base::in_user_code<ModelError>(fmt::format("model '{}'", config.model.kind),
+                                                    [&] { return replica::tensors_of(replica->describe()); });
+  auto manifest = model.manifest;
+  manifest.fields = base::in_user_code<DataError>(name_of_source(config),
+                                                  [&] { return data::field_entries(source->fields()); });
+  const auto extent = extent_of(config, manifest, model.element);
+  session::Header plan{};
+  session::plan_layout(extent, plan);
+  session::check_memory(session::session_bytes(plan, config.nprocs),
+                        static_cast<std::uint64_t>(config.memory.limit_bytes));
+
+  const int threads = static_cast<int>(std::thread::hardware_concurrency());
+  auto session = session::Session::create(extent, 0, threads);
+  session::write_manifest(manifest, session.manifest());
+  replica::store_initial(model, session, manifest);
+  const auto team = session::all_ranks(config.nprocs);
+  session.control().team.store(team);
+  session.control().assignment = {
+      team, session::even_shares(static_cast<std::uint32_t>(config.grad_accumulation_steps))};
+  session.control().assignments.store(1);
+  if (!config.checkpoint.resume.empty()) {
+    checkpoint::restore(checkpoint::open(config.checkpoint.resume), session, manifest);
+    replica::scatter_shared_parameters(session, manifest);
+  }
+  session.publish();
+  base::log().info("the session has {:.1f} MiB: model '{}' of {} tensors, data source '{}'",
+                   double(session::session_bytes(session.header(), config.nprocs)) / (1 << 20),
+                   config.model.kind, manifest.tensors.size(), config.data.kind);
+  prepared(session);
+  for (int rank = 0; rank < config.nprocs; ++rank) session.allocate_slab(rank, threads);
+  return {std::move(session), std::move(manifest), std::move(source)};
+}
+
+SessionOwner SessionOwner::take_over(const Config& config, std::vector<base::UniqueFd> fds) {
+  auto session = session::Session::attach(std::move(fds));
+  session::SupervisorView(session).take_over();
+  base::log().info("this manager takes the session over after {} steps",
+                   session.counters(session.word().index).steps);
+  auto manifest = session::read_manifest(session);
+  return {std::move(session), std::move(manifest), make_data(config)};
+}
+
+const data::Loader& SessionOwner::start_loading(const Config& config) {
+  loader_ = base::in_user_code<DataError>(name_of_source(config), [&] {
+    return std::make_unique<data::Loader>(std::move(source_), session::LoaderView(*session_), *manifest_,
+                                          data::Loading{.batch_size = config.batch_size_per_device,
+                                                        .prefetch = config.prefetch,
+                                                        .drop_last = config.data.drop_last});
+  });
+  std::thread([loader = loader_.get()] { loader->run(); }).detach();
+  return *loader_;
+}
+
+}  // namespace accelmgr::manager

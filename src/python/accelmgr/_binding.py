@@ -1,0 +1,139 @@
+"""The host's model, bound to the memory of a session."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from accelmgr import _memory, _native
+from accelmgr._master import Master, check_on_cpu
+from accelmgr._payload import private_copies
+from accelmgr._structure import Changes, Structure
+from accelmgr.errors import ModelError, UsageError
+
+
+class Binding:
+    """The parameters of a session as those of a model, or, of a built-in model, as parameters of their own.
+
+    It exists as soon as the session holds the initial values.
+    """
+
+    def __init__(self, handle: _native.Handle, model: torch.nn.Module | None) -> None:
+        self._handle = handle
+        self._model = model
+        self._changes: Changes | None = None
+        self._structure: Structure | None = None
+        self.master = Master(handle)
+        if model is not None:
+            self._structure = Structure(model)
+            by_name = dict(model.named_parameters(remove_duplicate=False))
+            self._leaves = [by_name[name] for name, _ in self.master.parameters]
+        else:
+            self._leaves = [torch.nn.Parameter(tensor) for _, tensor in self.master.parameters]
+        self._former_gradients = [leaf.grad for leaf in self._leaves]
+
+    def bind(self) -> None:
+        """Moves the parameters and their gradients into the session."""
+        self.master.bind(self._leaves)
+
+    def undo(self) -> None:
+        """Gives the model memory of its own again, and its former gradients, after the start failed."""
+        copies = private_copies([leaf.data for leaf in self._leaves])
+        for leaf, own, gradient in zip(self._leaves, copies, self._former_gradients, strict=True):
+            leaf.data = own
+            leaf.grad = gradient
+
+    def started(self) -> None:
+        """From now on it knows what of the model changes."""
+        self._former_gradients = []
+        if self._model is not None and self._structure is not None:
+            self._changes = Changes(self._model, self._structure)
+
+    def check(self) -> None:
+        """Raises ModelError unless the parameters are the session's; puts gradients back that were set to None."""
+        if self._structure is not None:
+            self._structure.check()
+        self.master.look_after()
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """In the order of `model.parameters()`; of a built-in model in the master's."""
+        if self._structure is None:
+            return self._leaves
+        self._structure.check()
+        return list(self._structure.parameters)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """In the order of parameters()."""
+        gradients = [gradient for _, gradient in self.master.gradients]
+        if self._structure is None:
+            return gradients
+        self.check()
+        by_leaf = dict(zip(map(id, self._leaves), gradients, strict=True))
+        return [by_leaf[id(parameter)] for parameter in self._structure.parameters]
+
+    def update(self, values: list[torch.Tensor]) -> None:
+        """Replaces all parameters, in the order of parameters(), or raises ModelError."""
+        ordered = self.parameters()
+        if len(values) != len(ordered):
+            raise ModelError(
+                f"update_model_parameters: got {len(values)} tensors for {len(ordered)} parameters; nothing was changed"
+            )
+        by_parameter = dict(zip(map(id, ordered), values, strict=True))
+        self.master.update([by_parameter[id(leaf)] for leaf in self._leaves])
+
+    def send_changes(self, everything: bool = False) -> None:
+        """Sends buffers and modes that have changed to the runners. everything: all buffers."""
+        if self._changes is None or not (changes := self._changes.take(everything)):
+            return
+        for name, tensor in changes:
+            check_on_cpu("update_buffers", name, tensor)
+        dense = [(name, tensor.contiguous().resolve_conj().resolve_neg()) for name, tensor in changes]
+        self._handle.update_buffers(_memory.addressed(dense))
+        self._changes.told()
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Copies of the buffers of the last committed step."""
+        return dict(_memory.named_tensors(self._handle.buffers()))
+
+    def sync_buffers(self) -> None:
+        """Copies the buffers of the last committed step into those of the model."""
+        if self._model is None:
+            return
+        buffers = self.buffers()
+        with torch.no_grad():
+            for name, buffer in self._model.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
+        if self._changes is not None:
+            self._changes.note()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        saved = self.master.state_dict(self.buffers())
+        if self._model is None:
+            return saved
+        own = self._model.state_dict()  # For its order, and for further entries (get_extra_state()).
+        return {name: saved[name] if name in saved else copy.deepcopy(value) for name, value in own.items()}
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises UsageError for an optimizer that would train these parameters wrongly or not at all."""
+        groups = getattr(optimizer, "param_groups", None)
+        if groups is None:
+            raise UsageError(
+                f"check_optimizer: a {type(optimizer).__name__} has no param_groups; pass an optimizer of torch.optim, "
+                "or a hivemind.Optimizer"
+            )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UsageError(
+                "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure. "
+                "Use an optimizer that takes one step per gradient"
+            )
+        self.check()
+        own = {tensor.data_ptr() for _, tensor in self.master.parameters}
+        for index, group in enumerate(groups):
+            for parameter in group["params"]:
+                if parameter.numel() and parameter.data_ptr() not in own:
+                    raise UsageError(
+                        f"the optimizer has a tensor of shape {list(parameter.shape)} in group {index} which is not "
+                        "a parameter of this manager; make the optimizer from manager.parameters()"
+                    )

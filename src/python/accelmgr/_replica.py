@@ -1,0 +1,365 @@
+"""The replica of a Python model, with which a runner computes. The extension module calls it.
+
+Memory is passed by address. The parameters are tensors over the session's memory. Each gradient goes to a sink as soon
+as autograd has made it.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import operator
+import pickle
+import random
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from accelmgr import _native
+from accelmgr._describe import describe
+from accelmgr._elements import PICKLED, Elements, restore_structure, structure_of
+from accelmgr._memory import dense_over, dtype_name, tensor_over
+from accelmgr._structure import MODES, Buffers, Structure
+from accelmgr.errors import ConfigError, ModelError
+
+Field = tuple[str, str, tuple[int, ...], Any]
+"""Of a micro-batch: name, dtype, shape, and its bytes while run() lasts."""
+Description = tuple[str, str, tuple[int, ...], tuple[int, ...], int, int, bool]
+"""Of a tensor: name, dtype, shape, strides, address, identity; requires a gradient (parameter), persistent (buffer)."""
+
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The dtypes of `runners.autocast`, which may also be "off"."""
+
+_address = torch.Tensor.data_ptr
+_gradient = operator.attrgetter("grad")
+
+
+class Left(Exception):
+    """The attempt is over, and its work is left unfinished. It is no error."""
+
+
+def described(name: str, tensor: torch.Tensor, flag: bool) -> Description:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise ModelError(
+            f"'{name}' of the model is on {tensor.device}, {tensor.layout}; a replica's tensors must be dense and on "
+            "the CPU"
+        )
+    dtype = dtype_name(tensor.dtype)
+    return name, dtype, tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), id(tensor), flag
+
+
+def _text_of(inputs: Any) -> str:
+    """ "input float32 [4, 16], target int64 [4]" """
+    texts = []
+    for name, value in zip(*structure_of(inputs), strict=True):
+        kind = type(value).__name__
+        if isinstance(value, torch.Tensor):
+            kind = f"{dtype_name(value.dtype)} {list(value.shape)}"
+        texts.append(f"{'' if name.startswith('<') else name + ' '}{kind}")
+    return ", ".join(texts)
+
+
+def _checked_loss(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor):
+        raise ModelError(
+            f"the model's loss is of type {type(loss).__name__}; it must be a tensor: the output, its 'loss', or "
+            "its first element"
+        )
+    if loss.numel() != 1 or not loss.is_floating_point():
+        raise ModelError(
+            f"the loss is {loss.dtype} of shape {list(loss.shape)}; it must be one floating-point number (reduce it, "
+            "by mean())"
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise ModelError("the loss does not require a gradient: it does not depend on a parameter, or was detached")
+    return loss
+
+
+def read_outputs(outputs: Any) -> tuple[torch.Tensor, list[tuple[str, float | torch.Tensor]]]:
+    """The loss of a model's output, checked, and its other numbers. 0-d tensors are copied, and read later."""
+    scalars: list[tuple[str, float | torch.Tensor]] = []
+    if isinstance(outputs, collections.abc.Mapping):
+        if "loss" not in outputs:
+            raise ModelError(f"the model's output has no 'loss'; it has: {', '.join(map(str, outputs))}")
+        loss = outputs["loss"]
+        for name, value in outputs.items():
+            if name == "loss":
+                continue
+            if isinstance(value, (bool, int, float)):
+                scalars.append((str(name), float(value)))
+            elif isinstance(value, torch.Tensor) and value.dim() == 0:
+                scalars.append((str(name), value.detach().clone()))
+    elif isinstance(outputs, (tuple, list)):
+        if not outputs:
+            raise ModelError("the model returned an empty tuple; its first element must be the loss")
+        loss = outputs[0]
+    else:
+        loss = outputs
+    return _checked_loss(loss), scalars
+
+
+class Gradients:
+    """Hands gradients from autograd to the sink, by a hook on each parameter.
+
+    The sink copies the first gradient of an attempt and adds later ones. The hook leaves `.grad` None, so that autograd
+    never adds. If the user has a post-accumulate hook on the parameter, `.grad` is kept until rest(), and the user's
+    hook sees the sum over micro-batches.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], sink: _native.Sink) -> None:
+        self._parameters = parameters
+        self._sink = sink
+        self._hooked = [False] * len(parameters)
+        self.hook()
+
+    def hook(self) -> None:
+        """Adds missing hooks. Call it again when further parameters require gradients."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter.requires_grad and not self._hooked[index]:
+                self._hooked[index] = True
+                parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        capture = self._sink.capture
+
+        def hook(parameter: torch.Tensor) -> None:
+            if len(parameter._post_accumulate_grad_hooks) > 1:
+                return
+            gradient = parameter.grad
+            parameter.grad = None
+            if gradient is None:
+                return
+            dense = (gradient if gradient.layout is torch.strided else gradient.to_dense()).contiguous()
+            capture(index, dense.data_ptr())
+
+        return hook
+
+    def forget(self) -> None:
+        """Drops the gradients of an aborted attempt."""
+        if any(gradient is not None for gradient in map(_gradient, self._parameters)):
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def rest(self) -> None:
+        """Hands over what is still in `.grad`. Call it after the last backward pass of an attempt."""
+        for index, gradient in enumerate(map(_gradient, self._parameters)):
+            if gradient is None:
+                continue
+            parameter = self._parameters[index]
+            parameter.grad = None
+            dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
+            if dense.shape != parameter.shape:  # A hook has called resize_().
+                raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
+            dense = dense.to(parameter.dtype).contiguous().resolve_neg()
+            self._sink.capture(index, dense.data_ptr())
+
+
+class Replica:
+    """Implements replica/replica.hpp, which documents the members, on the CPU. Others compute on a device."""
+
+    _device_type = "cpu"
+
+    def __init__(self, model: torch.nn.Module, collate_fn: Any, *, autocast: str = "off") -> None:
+        self._model = model
+        self._collate_fn = collate_fn or torch.utils.data.default_collate
+        self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
+        self._structure = Structure(model)
+        self._buffers = Buffers(model)
+        self._followed = self._structure.modes
+        self._modes = bytearray(self._followed)
+        self._modes_tensor = torch.frombuffer(self._modes, dtype=torch.uint8)
+        self._parameters = self._structure.parameters
+        self._names = [name for name, _ in model.named_parameters()]
+        self._gradients: Gradients | None = None
+        self._sink: _native.Sink | None = None
+        self._addresses: list[int] = []
+        self._buffer_addresses: list[int] = []
+        self._losses: list[torch.Tensor] = []
+        self._scalars: list[tuple[str, float | torch.Tensor, float]] = []
+
+    def describe(self) -> tuple[list[Description], list[Description]]:
+        parameters = [
+            described(name, parameter, parameter.requires_grad)
+            for name, parameter in self._model.named_parameters(remove_duplicate=False)
+        ]
+        buffers = [
+            described(name, buffer, name not in self._buffers.non_persistent) for name, buffer in self._buffers.named
+        ]
+        buffers.append(described(MODES, self._modes_tensor, False))
+        self._buffer_addresses = list(map(_address, self._buffers.originals))
+        return parameters, buffers
+
+    def bind(self, places: list[tuple[Any, tuple[int, ...]]], sink: _native.Sink) -> None:
+        for parameter, (memory, strides) in zip(self._parameters, places, strict=True):
+            parameter.data = tensor_over(memory, dtype_name(parameter.dtype), parameter.shape, strides)
+        self._addresses = list(map(_address, self._parameters))
+        self._sink = sink
+        self._gradients = Gradients(self._parameters, sink)
+
+    def seed(self, seed: int) -> None:
+        seed_generators(seed)
+
+    def begin_attempt(self) -> None:
+        self._losses, self._scalars = [], []
+        if self._gradients is not None:
+            self._gradients.forget()
+
+    def load_parameters(self) -> None:
+        """Nothing is to be done where the model's parameters are the master's."""
+
+    def team_member(self) -> int | str:
+        """The address of its device's part in teams (src/device/team_member.hpp), or why there is none."""
+        return "this device has no part in teams"
+
+    def run(self, fields: list[Field], divisor: float) -> None:
+        self._follow()
+        loss = self._loss(self._inputs(fields), divisor)
+        if self._sink is not None:
+            self._sink.backward_begins()
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _follow(self) -> None:
+        """Switches the modes that the host has switched."""
+        if self._modes != self._followed:
+            modes = bytes(self._modes)
+            self._structure.follow(modes, self._followed)
+            self._followed = modes
+            if self._gradients is not None:
+                self._gradients.hook()
+
+    def _loss(self, inputs: Any, divisor: float) -> torch.Tensor:
+        """The loss of a micro-batch, divided. Notes it for collect(), and the other numbers of the output."""
+        with self._autocast_context():
+            loss, scalars = read_outputs(self._forward(inputs))
+            del inputs
+            if loss.dtype is not torch.float64:
+                loss = loss.to(torch.float32)
+        loss = self._divided(loss, divisor)
+        self._losses.append(loss.detach())
+        self._scalars += [(name, value, 1 / divisor) for name, value in scalars]
+        return loss
+
+    def _autocast_context(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device_type, dtype=self._autocast_dtype)
+
+    def _divided(self, loss: torch.Tensor, divisor: float) -> torch.Tensor:
+        return loss.div(divisor)
+
+    def _inputs(self, fields: list[Field]) -> Any:
+        if fields[0][0] == PICKLED:
+            _, _, (count, size), memory = fields[0]
+            rows = memoryview(memory)
+            return self._collate_fn([self._element(rows[i * size : (i + 1) * size]) for i in range(count)])
+        # Copies, because a model may write into its batch or keep it, and an attempt may be repeated with the batch.
+        return restore_structure(
+            [(name, dense_over(memory, dtype, shape).clone()) for name, dtype, shape, memory in fields]
+        )
+
+    @staticmethod
+    def _element(row: memoryview) -> Any:
+        (length,) = Elements.LENGTH.unpack_from(row)
+        return pickle.loads(row[Elements.LENGTH.size : Elements.LENGTH.size + length])
+
+    def _forward(self, inputs: Any) -> Any:
+        try:
+            if isinstance(inputs, collections.abc.Mapping):
+                return self._model(**inputs)
+            if isinstance(inputs, (tuple, list)):
+                return self._model(*inputs)
+            return self._model(inputs)
+        except (RuntimeError, IndexError) as error:
+            if type(error) not in (RuntimeError, IndexError):
+                raise
+            first, line, rest = describe(error).partition("\n")  # An error of torch, which names no tensor.
+            raise ModelError(f"{first} (forward() was given {_text_of(inputs)}){line}{rest}") from error
+
+    def collect(self) -> tuple[float, list[tuple[str, float]]]:
+        if self._gradients is not None:
+            self._gradients.rest()
+        self._check()
+        return self._totals()
+
+    def _totals(self) -> tuple[float, list[tuple[str, float]]]:
+        # item() only here: each number is read once, after all computation.
+        loss = 0.0
+        for each in self._losses:  # Not sum(), which rounds differently from Python 3.12 on.
+            loss += each.item()
+        sums: dict[str, float] = {}
+        for name, value, weight in self._scalars:
+            number = value.item() if isinstance(value, torch.Tensor) else value
+            sums[name] = sums.get(name, 0.0) + float(number) * weight
+        return loss, list(sums.items())
+
+    def _check(self) -> None:
+        """Raises ModelError unless the parameters still lie in the master's memory, where bind() has put them."""
+        self._structure.check()
+        if list(map(_address, self._parameters)) == self._addresses:
+            return
+        for name, parameter, address in zip(self._names, self._parameters, self._addresses, strict=True):
+            if parameter.numel() and parameter.data_ptr() != address:
+                raise ModelError(
+                    f"parameter '{name}' was replaced: it no longer lies in the master's memory (load() or "
+                    "set_data()?): gradients of the tensor in its place are lost. Change parameters in place; what "
+                    "forward() assigns must not be a parameter"
+                )
+
+    def settle(self) -> list[Description] | None:
+        """Puts the model's buffers back in place. Returns None, or their descriptions if an address has changed."""
+        self._buffers.settle()
+        addresses = list(map(_address, self._buffers.originals))
+        if addresses == self._buffer_addresses:
+            return None
+        self._buffers.check_alike()
+        self._buffer_addresses = addresses
+        tensors = [*self._buffers.originals, self._modes_tensor]
+        return [described("", tensor, False) for tensor in tensors]
+
+    def buffers_loaded(self) -> None:
+        """The session's buffers were written to the addresses of describe(), which are those of the model's."""
+
+    def generator_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def load_generator(self, state: bytearray) -> None:
+        """A state that was saved with another device may be longer: the CPU's generator comes first."""
+        own = torch.get_rng_state().numel()
+        torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8)[:own])
+
+
+def seed_generators(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def prepare_runner(threads: int, deterministic: bool) -> None:
+    torch.set_num_threads(threads)
+    torch.set_deterministic_debug_mode("warn" if deterministic else "default")
+
+
+def check_autocast(autocast: str, device: torch.device) -> None:
+    """Raises ConfigError if torch's autocast has no such dtype on the device. Otherwise it would only warn."""
+    if autocast not in AUTOCAST_DTYPES:
+        return
+    dtype = AUTOCAST_DTYPES[autocast]
+    found: torch.dtype | None = None
+    why = "autocast does not cast to it there"
+    try:
+        with warnings.catch_warnings(), torch.autocast(device.type, dtype=dtype):
+            warnings.simplefilter("ignore")
+            product = torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)
+        found = product.cpu().dtype
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+    if found is not dtype:
+        raise ConfigError(
+            f"runners.autocast is {autocast}, but torch {torch.__version__} does not compute in {dtype} on "
+            f"{device.type} ({why}); choose another",
+            "runners.autocast",
+        )

@@ -1,0 +1,100 @@
+"""The process group of torch.distributed beside a context of the engine.
+
+Programs for ignite.distributed call torch.distributed after initialize() or in a spawned function. So with a backend
+that torch has (gloo, nccl) there is a process group of torch, which ends with the context; the collectives of
+accelmgr.distributed stay with the engine. With every backend MASTER_ADDR and MASTER_PORT are set, so that the program
+may make a process group itself where there is none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accelmgr.distributed._engine import EngineContext
+
+logger = logging.getLogger("accelmgr.distributed")
+
+ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _store(host: str, port: int, is_master: bool) -> Any:
+    return dist.TCPStore(host, port, is_master=is_master, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def _made(context: EngineContext, backend: str, store: Any, timeout_s: float | None) -> Any:
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)  # None: torch's own.
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=context.rank(), world_size=context.world_size())
+    return dist.group.WORLD
+
+
+def _tried(call: Callable[..., Any], *args: Any) -> Any:
+    """What `call` returns; None, and a warning, if it fails: the collectives of the engine do not need it."""
+    try:
+        return call(*args)
+    except Exception as error:
+        logger.warning("torch.distributed cannot be initialized (%s); the collectives of accelmgr can", error)
+        return None
+
+
+class ProcessGroup:
+    def __init__(self) -> None:
+        self._world: Any = None
+        self._set: list[str] = []
+
+    def begin(self, context: EngineContext, timeout_s: float | None = None) -> None:
+        """All ranks call it. A process group that there is stays."""
+        if not dist.is_available():
+            return
+        backend = context.backend()
+        if backend == "nccl":
+            torch.cuda.set_device(context.device())
+        wanted = backend in ("gloo", "nccl") and dist.is_backend_available(backend)
+        everywhere = all(context.all_gather_objects(wanted and not dist.is_initialized(), None))
+        store: Any = None
+        meeting: tuple[str, str, int] | None = None
+        if context.rank() == 0:
+            # What fails here is told to the other ranks: they do not wait for a store that is not there.
+            host = "127.0.0.1" if context.nnodes() == 1 else os.environ.get(ADDRESS) or socket.gethostname()
+            store = _tried(_store, host, 0, True) if everywhere else None
+            meeting = host, os.environ.get(PORT) or str(_free_port()), 0 if store is None else store.port
+        if context.world_size() > 1:
+            meeting = context.broadcast_object(meeting, 0)
+        assert meeting is not None
+        host, master_port, store_port = meeting
+        for name, value in ((ADDRESS, host), (PORT, master_port)):
+            if not os.environ.get(name):
+                os.environ[name] = value
+                self._set.append(name)
+        if store is None and store_port > 0:
+            store = _tried(_store, host, store_port, False)
+        if store is not None:
+            self._world = _tried(_made, context, backend, store, timeout_s)
+
+    def end(self) -> None:
+        """Destroys the process group of begin(), if it is there yet."""
+        world, self._world = self._world, None
+        if world is not None and dist.is_initialized() and dist.group.WORLD is world:
+            dist.destroy_process_group()
+
+    def forget_address(self) -> None:
+        """Removes the variables that begin() has set."""
+        for name in self._set:
+            os.environ.pop(name, None)
+        self._set.clear()
+
+
+process_group = ProcessGroup()

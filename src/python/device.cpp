@@ -1,0 +1,198 @@
+// The transport of a CUDA device (src/device) for a replica of Python, which passes addresses and sizes.
+// accelmgr._replica_cuda computes.
+#include "device/device.hpp"
+
+#include <fmt/format.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "device/batch_upload.hpp"
+#include "device/cuda_runtime.hpp"
+#include "device/gradient_copies.hpp"
+#include "device/parameter_upload.hpp"
+#include "device/team_member.hpp"
+#include "python/interpreter.hpp"
+#include "python/memory.hpp"
+#include "python/sink.hpp"
+
+namespace nb = nanobind;
+using namespace nanobind::literals;
+
+namespace accelmgr::python {
+namespace {
+
+using Address = std::uintptr_t;
+/// Address on the device, offset in host memory, bytes.
+using Part = std::tuple<Address, std::size_t, std::size_t>;
+
+device::StreamHandle stream_at(Address address) { return reinterpret_cast<device::StreamHandle>(address); }
+
+std::vector<std::byte*> pointers_of(const std::vector<Address>& addresses) {
+  std::vector<std::byte*> pointers;
+  pointers.reserve(addresses.size());
+  for (const auto address : addresses) pointers.push_back(reinterpret_cast<std::byte*>(address));
+  return pointers;
+}
+
+template <class To>
+std::vector<To> parts_of(const std::vector<Part>& parts) {
+  std::vector<To> converted;
+  converted.reserve(parts.size());
+  for (const auto& [address, offset, bytes] : parts)
+    converted.push_back({reinterpret_cast<std::byte*>(address), offset, bytes});
+  return converted;
+}
+
+/// Device 0 of this process. One thread uses it at a time; members that wait release the interpreter's lock.
+class CudaTransport {
+ public:
+  CudaTransport(Sink& sink, const std::string& library, Address compute, Address batches,
+                const std::vector<Address>& parameters, double timeout_s)
+      : sink_(sink),
+        device_(library.empty() ? device::load_cuda_runtime(device::cuda_runtime_candidates({}))
+                                : device::load_cuda_runtime_at(library),
+                0),
+        compute_(stream_at(compute)),
+        joined_(device_.make_event()),
+        idle_(device_.make_event()),
+        parameters_(device_, *sink.manifest, sink.element, sink.places, pointers_of(parameters), compute_),
+        gradients_(device_, *sink.manifest, sink.element, *sink.sink, compute_, timeout_s),
+        batches_(device_, *sink.sink, stream_at(batches), compute_, timeout_s),
+        results_(device_, compute_),
+        timeout_s_(timeout_s) {}
+
+  void begin_attempt() { gradients_.begin_attempt(); }
+  void load_parameters() {
+    sink_.call([&](auto&) {
+      const Unlocked unlocked;  // In a team it may wait for other ranks.
+      parameters_.load();
+    });
+  }
+  /// A replica::TeamMember.
+  Address team_member(const std::string& library) {
+    const auto nccl =
+        library.empty() ? device::load_nccl(device::nccl_candidates({})) : device::load_nccl_at(library);
+    team_member_.emplace(device_, nccl, gradients_, parameters_, *sink_.sink, timeout_s_);
+    return reinterpret_cast<Address>(static_cast<replica::TeamMember*>(&*team_member_));
+  }
+
+  std::optional<Memory> stage(std::size_t bytes) {
+    std::optional<std::span<std::byte>> memory;
+    sink_.call([&](auto&) {
+      const Unlocked unlocked;
+      memory = batches_.stage(bytes);
+    });
+    if (!memory) return std::nullopt;
+    return Memory{memory->data(), memory->size()};
+  }
+  void load(const std::vector<Part>& parts) { batches_.load(parts_of<device::BatchUpload::Part>(parts)); }
+  void load_behind(const std::vector<Part>& parts) {
+    batches_.load_behind(parts_of<device::BatchUpload::Part>(parts));
+  }
+
+  void join(Address stream) {
+    device_.record(joined_, stream_at(stream));
+    device_.wait(compute_, joined_);
+  }
+  void written(std::size_t index, Address gradient) {
+    sink_.call([&](auto&) {
+      const Unlocked unlocked;  // In a team it may wait for other ranks.
+      gradients_.written(index, reinterpret_cast<const std::byte*>(gradient));
+    });
+  }
+
+  bool wait_until_idle(double begun_s, double timeout_s) {
+    bool idle = false;
+    sink_.call([&](auto& sink) {
+      const Unlocked unlocked;
+      try {
+        device_.record(idle_, compute_);
+        idle = device_.wait(idle_, sink, std::max(0.0, timeout_s - begun_s));
+      } catch (const device::DeviceError& error) {
+        if (!device_.given_up()) throw;
+        throw device::DeviceError(
+            fmt::format(
+                "{}: the device hangs: it has not ended within {} s what an attempt began that is over",
+                error.function(), timeout_s),
+            error.function(), error.code());
+      }
+    });
+    return idle;
+  }
+  Memory read(const std::vector<Part>& parts, std::size_t bytes) {
+    const Unlocked unlocked;
+    const auto memory = results_.read(parts_of<device::Results::Part>(parts), bytes);
+    return {const_cast<std::byte*>(memory.data()), memory.size()};
+  }
+  bool finish() {
+    bool complete = false;
+    sink_.call([&](auto&) {
+      const Unlocked unlocked;
+      complete = gradients_.finish();
+    });
+    return complete;
+  }
+
+ private:
+  Sink& sink_;
+  device::Device device_;
+  device::StreamHandle compute_;
+  device::Event joined_, idle_;
+  device::ParameterUpload parameters_;
+  device::GradientCopies gradients_;
+  device::BatchUpload batches_;
+  device::Results results_;
+  double timeout_s_;
+  std::optional<device::TeamMember> team_member_;
+};
+
+}  // namespace
+
+void bind_device(nb::module_& module) {
+  nb::class_<CudaTransport>(module, "CudaTransport",
+                            "Carries parameters and batches to device 0 of this process, and gradients back.")
+      .def(nb::init<Sink&, const std::string&, Address, Address, const std::vector<Address>&, double>(),
+           nb::kw_only(), "sink"_a, "library"_a, "compute"_a, "batches"_a, "parameters"_a, "timeout_s"_a,
+           "library: CUDA's runtime; empty for the one that torch uses. compute, batches: streams. "
+           "parameters: "
+           "where each is on the device; 0 for one that shares another's memory.")
+      .def("begin_attempt", &CudaTransport::begin_attempt)
+      .def("wait_until_idle", &CudaTransport::wait_until_idle, "begun_s"_a, "timeout_s"_a,
+           "Waits for work that began `begun_s` ago. False: the attempt is over. Raises DeviceError when it "
+           "takes "
+           "longer than `timeout_s`.")
+      .def("load_parameters", &CudaTransport::load_parameters,
+           "Queues the copies of all parameters; what is computed from now on begins after them.")
+      .def("team_member", &CudaTransport::team_member, "library"_a,
+           "The address of the device's part in teams, which live as long as this. library: NCCL; empty for "
+           "the one that torch uses. Raises UsageError without it.")
+      .def(
+          "stage", &CudaTransport::stage, "size"_a,
+          "Memory for what the next load() copies. Waits until the device has read what lay there. None: the "
+          "attempt is over.")
+      .def("load", &CudaTransport::load, "parts"_a,
+           "Queues copies of staged memory: address on the device, offset, bytes. What is computed from now "
+           "on "
+           "begins after them; what is queued already may still run, so the targets must be new.")
+      .def("load_behind", &CudaTransport::load_behind, "parts"_a,
+           "The same behind the work that is queued, for targets that it may still use.")
+      .def("join", &CudaTransport::join, "stream"_a,
+           "What is computed from now on begins after the work that is queued on `stream`.")
+      .def("written", &CudaTransport::written, "index"_a, "address"_a,
+           "The work queued so far completes the dense gradient of parameter `index` at `address`.")
+      .def(
+          "read", &CudaTransport::read, "parts"_a, "size"_a,
+          "Queues copies to the memory that it returns: address on the device, offset, bytes. The values are "
+          "there after finish().")
+      .def("finish", &CudaTransport::finish,
+           "Waits for the device, and hands over all gradients. False: the attempt is over.");
+}
+
+}  // namespace accelmgr::python

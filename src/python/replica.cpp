@@ -1,0 +1,247 @@
+// A model of Python as the replica of a runner. accelmgr._replica computes; this file passes addresses.
+#include "python/replica.hpp"
+
+#include <fmt/format.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "accelmgr/errors.hpp"
+#include "python/interpreter.hpp"
+#include "python/memory.hpp"
+#include "python/object_reference.hpp"
+#include "python/sink.hpp"
+#include "replica/generator_state.hpp"
+#include "replica/model.hpp"
+#include "replica/replica.hpp"
+
+namespace nb = nanobind;
+using namespace nanobind::literals;
+
+namespace accelmgr::python {
+namespace {
+
+using replica::Tensor;
+
+/// A Description of accelmgr._replica: name, dtype, shape, strides, address, identity, and requires_grad of a
+/// parameter or persistent of a buffer.
+using Described = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::vector<std::int64_t>,
+                             std::uintptr_t, std::uintptr_t, bool>;
+
+std::vector<Tensor> tensors_of(const char* what, const nb::handle& list) {
+  std::vector<Tensor> tensors;
+  for (auto& [name, dtype, shape, strides, address, identity, flag] :
+       nb::cast<std::vector<Described>>(list)) {
+    const auto type = dtype_named<ModelError>(dtype, fmt::format("{} '{}' of the model", what, name));
+    tensors.push_back({.name = std::move(name),
+                       .dtype = type,
+                       .shape = std::move(shape),
+                       .strides = std::move(strides),
+                       .data = reinterpret_cast<std::byte*>(address),
+                       .identity = identity,
+                       .requires_grad = flag,
+                       .persistent = flag});
+  }
+  return tensors;
+}
+
+class PythonReplica final : public replica::Replica {
+  /// Runs `body` with the interpreter's lock. Throws ModelError, what the sink has thrown, or Error for a
+  /// device that failed.
+  template <class Body>
+  auto called(Body&& body) {
+    try {
+      return in_python<ModelError>(std::forward<Body>(body));
+    } catch (const ModelError&) {
+      if (sink_.thrown) std::rethrow_exception(std::exchange(sink_.thrown, nullptr));
+      throw;
+    }
+  }
+
+ public:
+  explicit PythonReplica(nb::object replica) : replica_(std::move(replica)) {}
+
+  replica::Description describe() override {
+    return called([&] {
+      const nb::object described = (*replica_).attr("describe")();
+      replica::Description description{tensors_of("parameter", nb::object(described[0])),
+                                       tensors_of("buffer", nb::object(described[1]))};
+      const auto tensors = replica::tensors_of(description);
+      buffers_ = tensors.buffers;
+      element_bytes_ = size_of(tensors.parameters.front().dtype);
+      sink_.element = tensors.element;
+      return description;
+    });
+  }
+
+  void bind(const session::Manifest& manifest, std::span<const replica::Place> places,
+            replica::Sink& sink) override {
+    manifest_ = &manifest;
+    sink_.sink = &sink;
+    sink_.manifest = &manifest;
+    sink_.places.assign(places.begin(), places.end());
+    called([&] {
+      nb::list list;
+      for (std::size_t i = 0; i < places.size(); ++i) {
+        const auto& [data, strides] = places[i];
+        const auto elements = extent_of(manifest.tensors[i].shape, strides);
+        list.append(nb::make_tuple(Memory{data, elements * element_bytes_}, tuple_of(strides)));
+      }
+      (*replica_).attr("bind")(list, nb::cast(&sink_, nb::rv_policy::reference));
+    });
+  }
+
+  void seed(std::uint64_t seed) override {
+    called([&] { (*replica_).attr("seed")(seed); });
+  }
+
+  void begin_attempt() override {
+    called([&] { (*replica_).attr("begin_attempt")(); });
+  }
+
+  void load_parameters() override {
+    called([&] { (*replica_).attr("load_parameters")(); });
+  }
+
+  replica::TeamMember* team_member() override {
+    return called([&] {
+      const nb::object member = (*replica_).attr("team_member")();
+      if (nb::isinstance<nb::str>(member)) throw UsageError(nb::cast<std::string>(member));
+      return reinterpret_cast<replica::TeamMember*>(nb::cast<std::uintptr_t>(member));
+    });
+  }
+
+  void run(std::span<const replica::Field> batch, double divisor) override {
+    called([&] {
+      nb::list fields;
+      for (const auto& field : batch) {
+        std::size_t bytes = size_of(field.dtype);
+        for (const auto size : field.shape) bytes *= static_cast<std::size_t>(size);
+        fields.append(nb::make_tuple(field.name, nb::str(name_of(field.dtype).data()), tuple_of(field.shape),
+                                     Memory{const_cast<std::byte*>(field.data), bytes}));
+      }
+      (*replica_).attr("run")(fields, divisor);
+    });
+  }
+
+  replica::Totals collect() override {
+    return called([&] {
+      auto [loss, scalars] = nb::cast<std::pair<double, std::vector<std::pair<std::string, double>>>>(
+          (*replica_).attr("collect")());
+      return replica::Totals{loss, std::move(scalars)};
+    });
+  }
+
+  void save(const replica::State& to) override {
+    called([&] {
+      if (to.buffers != nullptr) {
+        settle();
+        replica::store_buffers(buffers_, *manifest_, to.buffers);
+      }
+      const nb::object state = (*replica_).attr("generator_state")();
+      const auto* bytes =
+          reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(state.attr("data_ptr")()));
+      replica::store_generator({bytes, nb::cast<std::size_t>(state.attr("nbytes"))}, to.generator);
+    });
+  }
+
+  void load(const replica::ConstState& from) override {
+    called([&] {
+      settle();
+      replica::load_buffers(buffers_, *manifest_, from.buffers);
+      (*replica_).attr("buffers_loaded")();
+      const auto state = replica::stored_generator(from.generator);
+      if (!state.empty()) (*replica_).attr("load_generator")(nb::bytearray(state.data(), state.size()));
+    });
+  }
+
+ private:
+  /// Puts the buffers back where the model has assigned other tensors, and notes buffers that have moved.
+  void settle() {
+    const nb::object moved = (*replica_).attr("settle")();
+    if (!moved.is_none()) buffers_ = tensors_of("buffer", moved);
+  }
+
+  ObjectReference replica_;
+  Sink sink_;
+  const session::Manifest* manifest_ = nullptr;
+  std::vector<Tensor> buffers_;  ///< In the order of manifest_->buffers.
+  std::size_t element_bytes_ = 0;
+};
+
+std::vector<std::pair<std::int64_t, std::uint64_t>> shared(const Sink& sink) {
+  std::vector<std::pair<std::int64_t, std::uint64_t>> list;
+  for (const auto& entry : sink.manifest->tensors) list.emplace_back(entry.shares, entry.shared_offset);
+  return list;
+}
+
+const char* name_of(Device device) {
+  switch (device) {
+    case Device::cuda:
+      return "cuda";
+    case Device::xla:
+      return "xla";
+    default:
+      return "cpu";
+  }
+}
+
+const char* name_of(Autocast autocast) {
+  switch (autocast) {
+    case Autocast::bf16:
+      return "bf16";
+    case Autocast::fp16:
+      return "fp16";
+    default:
+      return "off";
+  }
+}
+
+std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role) {
+  return in_python<ModelError>([&] {
+    return std::make_unique<PythonReplica>(factories().attr("make_replica")(
+        config.model.factory, config.model.options, "seed"_a = config.seed_base, "rank"_a = role.rank,
+        "device"_a = name_of(config.runners.device), "threads"_a = replica::compute_threads(config),
+        "deterministic"_a = config.deterministic, "autocast"_a = name_of(config.runners.autocast),
+        "micro_batches"_a = config.grad_accumulation_steps, "step_timeout"_a = config.step_timeout));
+  });
+}
+
+/// The program accelmgr manages built-in models; a process with an interpreter cannot.
+std::unique_ptr<replica::Replica> make_built_in(const Config& config, replica::Role) {
+  throw ConfigError(
+      fmt::format("model.kind '{}' is computed by libtorch in C++, which this Python package does not have; "
+                  "pass a torch.nn.Module, or train it with `accelmgr train`",
+                  config.model.kind),
+      "model.kind");
+}
+
+}  // namespace
+
+void register_replicas() {
+  replica::register_factory(kind, make);
+  replica::register_factory("", make_built_in);
+}
+
+void bind_replica(nb::module_& module) {
+  nb::class_<Sink>(module, "Sink", "Takes the gradients of a runner's replica.")
+      .def("capture", &Sink::capture, nb::arg("index"), nb::arg("address"),
+           "Copies the dense gradient of parameter `index` at `address` into the slab.")
+      .def("capture_unlocked", &Sink::capture, nb::arg("index"), nb::arg("address"),
+           nb::call_guard<Unlocked>(),
+           "As capture(), while other threads of Python run. The caller keeps the gradient alive.")
+      .def_prop_ro("shared", &shared,
+                   "Of each parameter: the one whose memory it shares, or -1; and from which element on.")
+      .def("backward_begins", &Sink::backward_begins)
+      .def("last_micro_batch", &Sink::last_micro_batch,
+           "Whether no micro-batch follows the one that runs now. False: perhaps one follows.")
+      .def("wanted", &Sink::wanted,
+           "A sign of life, of a replica that waits for a device. False: it should leave its work "
+           "unfinished.");
+}
+
+}  // namespace accelmgr::python

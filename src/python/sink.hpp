@@ -1,0 +1,55 @@
+// The sink of a runner as Python meets it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <vector>
+
+#include "device/error.hpp"
+#include "replica/replica.hpp"
+#include "session/manifest.hpp"
+
+namespace accelmgr::python {
+
+/// The hooks of Python call it. Its exceptions pass through autograd as exceptions of Python;
+/// PythonReplica::called() throws the original again.
+struct Sink {
+  replica::Sink* sink = nullptr;
+  // What a transport of a device needs beside it; set by Replica::bind().
+  const session::Manifest* manifest = nullptr;
+  session::Element element = session::Element::f32;
+  std::vector<replica::Place> places{};
+  std::exception_ptr thrown{};
+
+  template <class Call>
+  void call(Call&& body) {
+    try {
+      body(*sink);
+    } catch (const device::DeviceError&) {
+      throw;  // The replica of Python decides what it means.
+    } catch (...) {
+      thrown = std::current_exception();
+      throw;
+    }
+  }
+  void capture(std::size_t index, std::uintptr_t address) {
+    call([&](auto& to) { to.capture(index, reinterpret_cast<const void*>(address)); });
+  }
+  void backward_begins() {
+    call([](auto& to) { to.backward_begins(); });
+  }
+  bool last_micro_batch() {
+    bool last = false;
+    call([&](auto& to) { last = to.last_micro_batch(); });
+    return last;
+  }
+  bool wanted() {
+    bool wanted = false;
+    call([&](auto& to) { wanted = to.wanted(); });
+    return wanted;
+  }
+};
+
+}  // namespace accelmgr::python

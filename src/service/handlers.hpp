@@ -1,0 +1,12 @@
+// What a service answers to each request.
+#pragma once
+
+#include "service/request.hpp"
+#include "service/service.hpp"
+
+namespace accelmgr::service {
+
+/// Serves `request`, or throws Problem. Does not block: `respond` may be called later.
+void handle(Service& service, const Request& request, const Respond& respond);
+
+}  // namespace accelmgr::service

@@ -1,0 +1,248 @@
+#include "service/http_server.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <boost/beast/core/basic_stream.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http.hpp>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "accelmgr/errors.hpp"
+#include "base/exception_text.hpp"
+#include "base/log.hpp"
+#include "base/refusals.hpp"
+#include "ipc/socket.hpp"
+
+namespace accelmgr::service {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using Protocol = asio::local::stream_protocol;
+using boost::system::error_code;
+
+constexpr std::array header_fields{"accelmgr-build", "accelmgr-host", "upgrade"};
+
+std::chrono::milliseconds duration(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
+int hex(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+/// Throws Problem for what is no percent-encoding.
+std::string decoded(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      out += text[i] == '+' ? ' ' : text[i];
+      continue;
+    }
+    const int high = i + 1 < text.size() ? hex(text[i + 1]) : -1,
+              low = i + 2 < text.size() ? hex(text[i + 2]) : -1;
+    if (high < 0 || low < 0) throw Problem(400, "bad_request", "the address has a wrong percent-encoding");
+    out += static_cast<char>(high * 16 + low);
+    i += 2;
+  }
+  return out;
+}
+
+Request request_of(const http::request<http::string_body>& from, std::shared_ptr<const Peer> peer) {
+  Request request{.method = std::string(from.method_string()), .path = {}};
+  const std::string_view target(from.target().data(), from.target().size());
+  const auto mark = target.find('?');
+  request.path = decoded(target.substr(0, mark));
+  auto rest = mark == std::string_view::npos ? std::string_view() : target.substr(mark + 1);
+  while (!rest.empty()) {
+    const auto part = rest.substr(0, rest.find('&'));
+    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+    const auto equals = part.find('=');
+    request.query[decoded(part.substr(0, equals))] =
+        equals == std::string_view::npos ? "" : decoded(part.substr(equals + 1));
+  }
+  for (const auto* name : header_fields)
+    if (const auto found = from.find(name); found != from.end())
+      request.header[name] = std::string(found->value());
+  request.body = from.body();
+  request.peer = std::move(peer);
+  return request;
+}
+
+}  // namespace
+
+struct HttpServer::Shared {
+  Access access;
+  HttpLimits limits;
+  Handler handler;
+  int connections = 0;
+  base::Refusals refusals;
+};
+
+class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(Protocol::socket socket, std::shared_ptr<Shared> shared)
+      : stream_(std::move(socket)), shared_(std::move(shared)), buffer_(most_buffered()) {
+    ++shared_->connections;
+  }
+  ~Connection() { --shared_->connections; }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  void begin() {
+    const int fd = stream_.socket().native_handle();
+    if (shared_->connections > shared_->limits.connections)
+      return refuse({503,
+                     "too_many_connections",
+                     "the service has as many connections as it takes",
+                     {.hint = "close one, or try again"}});
+    try {
+      auto peer = std::make_shared<Peer>(peer_of(fd));
+      if (!may_use(*peer, fd, shared_->access))
+        return refuse({403, "not_allowed", fmt::format("user {} may not use this service", peer->uid)});
+      peer_ = std::move(peer);
+    } catch (const Error& error) {
+      return refuse({403, "not_allowed", error.what()});
+    }
+    wait_for_request();
+  }
+
+ private:
+  using Stream = beast::basic_stream<Protocol>;
+
+  std::size_t most_buffered() const { return shared_->limits.header_bytes + shared_->limits.body_bytes; }
+
+  void wait_for_request() {
+    parser_.emplace();
+    parser_->header_limit(static_cast<std::uint32_t>(shared_->limits.header_bytes));
+    parser_->body_limit(shared_->limits.body_bytes);
+    if (buffer_.size() > 0) return read();  // The client has sent the next request already.
+    stream_.expires_after(duration(shared_->limits.between_s));
+    stream_.async_read_some(buffer_.prepare(std::min<std::size_t>(buffer_.max_size(), 4096)),
+                            [self = shared_from_this()](const error_code& error, std::size_t bytes) {
+                              if (error) return;
+                              self->buffer_.commit(bytes);
+                              self->read();
+                            });
+  }
+
+  void read() {
+    stream_.expires_after(duration(shared_->limits.request_s));
+    http::async_read(
+        stream_, buffer_, *parser_,
+        [self = shared_from_this()](const error_code& error, std::size_t) { self->take(error); });
+  }
+
+  void take(const error_code& error) {
+    if (error == http::error::end_of_stream || error == beast::error::timeout) return;
+    if (error == http::error::header_limit)
+      return refuse(
+          {431, "header_too_large", fmt::format("a header may have {} bytes", shared_->limits.header_bytes)});
+    if (error == http::error::body_limit || error == http::error::buffer_overflow)
+      return refuse(
+          {413, "body_too_large", fmt::format("a body may have {} bytes", shared_->limits.body_bytes)});
+    if (error.category() == http::make_error_code(http::error::bad_method).category())
+      return refuse({400, "bad_request", fmt::format("this is no request of HTTP: {}", error.message())});
+    if (error) return;
+    stream_.expires_never();  // The handler has limits of its own.
+    keep_alive_ = parser_->get().keep_alive();
+    const auto respond = [self = shared_from_this()](Response response) { self->send(std::move(response)); };
+    try {
+      shared_->handler(request_of(parser_->get(), peer_), respond);
+    } catch (const Problem& problem) {
+      send(problem.response());
+    } catch (...) {
+      const auto text = base::current_exception_text();
+      base::log().warn("a request was not served: {}", text);
+      send(Problem(500, "internal", text).response());
+    }
+  }
+
+  void refuse(const Problem& problem) {
+    shared_->refusals.note(problem.what());
+    keep_alive_ = false;
+    send(problem.response());
+  }
+
+  void send(Response response) {
+    if (response.fd) return send_descriptor(response);
+    response_ = {};
+    response_.result(static_cast<unsigned>(response.status));
+    response_.version(11);
+    response_.set(http::field::content_type, response.type);
+    response_.set(http::field::cache_control, "no-store");
+    response_.keep_alive(keep_alive_);
+    response_.body() = std::move(response.body);
+    response_.prepare_payload();
+    stream_.expires_after(duration(shared_->limits.request_s));
+    http::async_write(stream_, response_, [self = shared_from_this()](const error_code& error, std::size_t) {
+      self->sent(error);
+    });
+  }
+
+  void sent(const error_code& error) {
+    if (!error && keep_alive_) return wait_for_request();
+    error_code ignored;
+    stream_.socket().shutdown(Protocol::socket::shutdown_send, ignored);
+  }
+
+  /// The descriptor comes with the header's first byte. There is room for so little in a socket that was just
+  /// read from.
+  void send_descriptor(const Response& response) {
+    const int fd = response.fd->get();
+    try {
+      ipc::send(stream_.socket().native_handle(),
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: accelmgr-host\r\n\r\n",
+                {&fd, 1}, base::Deadline::at_ns(0));
+    } catch (const Error& error) {
+      base::log().info("a host did not take the socket that it had asked for: {}", error.what());
+      if (response.undelivered) response.undelivered();
+    }
+  }
+
+  Stream stream_;
+  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<const Peer> peer_;
+  beast::flat_buffer buffer_;
+  std::optional<http::request_parser<http::string_body>> parser_;
+  http::response<http::string_body> response_;
+  bool keep_alive_ = false;
+};
+
+HttpServer::HttpServer(asio::io_context& loop, base::UniqueFd socket, Access access, HttpLimits limits,
+                       Handler handler)
+    : acceptor_(loop, Protocol(), socket.get()),
+      shared_(std::make_shared<Shared>(Shared{access, limits, std::move(handler), 0, {}})) {
+  socket.release();  // The acceptor owns it now.
+  accept();
+}
+
+HttpServer::~HttpServer() = default;
+
+void HttpServer::accept() {
+  acceptor_.async_accept([this](const error_code& error, Protocol::socket socket) {
+    if (error == asio::error::operation_aborted) return;
+    if (!error) std::make_shared<Connection>(std::move(socket), shared_)->begin();
+    // Without room for another descriptor the next call would fail at once, for ever.
+    if (error) {
+      auto timer =
+          std::make_shared<asio::steady_timer>(acceptor_.get_executor(), std::chrono::milliseconds(20));
+      timer->async_wait([this, timer](const error_code& ended) {
+        if (!ended) accept();
+      });
+      return;
+    }
+    accept();
+  });
+}
+
+}  // namespace accelmgr::service

@@ -1,0 +1,48 @@
+// HTTP over a Unix socket: reads requests within limits, hands them to a handler, and sends the responses.
+//
+// Each connection serves one request after the other. A client that is too slow, sends too much or is one too
+// many loses its connection; nothing waits for it.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+#include "base/unique_fd.hpp"
+#include "service/peer.hpp"
+#include "service/request.hpp"
+
+namespace accelmgr::service {
+
+struct HttpLimits {
+  std::size_t header_bytes = 8 * 1024;
+  std::size_t body_bytes = 64 * 1024;
+  int connections = 64;
+  double request_s = 10;  ///< For a client to send a request, and to read its response.
+  double between_s = 60;  ///< A connection without a request ends after this.
+};
+
+/// Used by the thread of its loop. Does not block.
+class HttpServer {
+ public:
+  using Handler = std::function<void(const Request&, Respond)>;
+
+  /// `socket` listens.
+  HttpServer(boost::asio::io_context& loop, base::UniqueFd socket, Access access, HttpLimits limits,
+             Handler handler);
+  ~HttpServer();
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+ private:
+  struct Shared;
+  class Connection;
+  void accept();
+
+  boost::asio::local::stream_protocol::acceptor acceptor_;
+  std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace accelmgr::service

@@ -1,0 +1,33 @@
+#include "service/request.hpp"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace accelmgr::service {
+
+using nlohmann::json;
+
+std::string Request::header_field(const std::string& name) const {
+  const auto found = header.find(name);
+  return found == header.end() ? std::string() : found->second;
+}
+
+Problem::Problem(int status, std::string code, std::string message, ProblemDetails details)
+    : status_(status), code_(std::move(code)), message_(std::move(message)), details_(std::move(details)) {}
+
+Response Problem::response() const {
+  return json_response({{"error",
+                         {{"code", code_},
+                          {"message", message_},
+                          {"rank", details_.rank < 0 ? json() : json(details_.rank)},
+                          {"step", details_.step < 0 ? json() : json(details_.step)},
+                          {"hint", details_.hint.empty() ? json() : json(details_.hint)}}}},
+                       status_);
+}
+
+Response json_response(const json& body, int status) {
+  // A text may hold bytes of user code that are no UTF-8.
+  return {.status = status, .body = body.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"};
+}
+
+}  // namespace accelmgr::service

@@ -1,0 +1,205 @@
+#include "service/service.hpp"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "accelmgr/errors.hpp"
+#include "base/exception_text.hpp"
+#include "base/log.hpp"
+#include "base/timing.hpp"
+#include "config/loader.hpp"
+#include "ipc/process.hpp"
+#include "manager/beginning.hpp"
+#include "manager/role.hpp"
+#include "service/handlers.hpp"
+#include "service/notify.hpp"
+
+namespace accelmgr::service {
+namespace {
+
+/// How long a host that makes no step may stay after the service has begun to end.
+constexpr double idle_host_s = 2;
+
+constexpr int exit_failed = 1, exit_usage = 2;
+
+/// Whether the configuration, or a file that it names, is wrong.
+bool is_of_the_user(const std::exception& error) {
+  return dynamic_cast<const ConfigError*>(&error) != nullptr ||
+         dynamic_cast<const ModelError*>(&error) != nullptr ||
+         dynamic_cast<const DataError*>(&error) != nullptr;
+}
+
+}  // namespace
+
+Service::Service(boost::asio::io_context& loop, const Config& config, const ServeOptions& options)
+    : loop_(loop),
+      options_(options),
+      path_(options.socket, options.group),
+      manager_(loop, config, path_.fd()),
+      signals_(loop),
+      timer_(loop),
+      host_until_(base::Deadline::at_ns(0)),
+      close_until_(base::Deadline::at_ns(0)) {}
+
+void Service::begin(const std::function<void(const std::string&)>& say) {
+  const auto& checkpoint = manager_.config().checkpoint;
+  run_.emplace(checkpoint, /*lock_now=*/true);
+  if (!checkpoint.directory.empty()) run_->take_directory(checkpoint.directory);
+  manager_.make_session(run_->resumed ? run_->resumed->path : "");
+  driver_.emplace(loop_, manager_, *run_);
+  for (const int number : {SIGTERM, SIGINT}) signals_.add(number);
+  wait_for_signal();
+  manager_.start([this, say] { ready(say); }, [this] { driver_->freed(); });
+  server_.emplace(
+      loop_, path_.take(), Access{options_.group}, options_.limits,
+      [this](const Request& request, const Respond& respond) { handle(*this, request, respond); });
+}
+
+void Service::ready(const std::function<void(const std::string&)>& say) {
+  if (closing_) return;
+  const auto& config = manager_.config();
+  notify(fmt::format("READY=1\nSTATUS=serves model '{}' with {} runners", config.model.kind, config.nprocs));
+  say(fmt::format("ready: model '{}', {} runners, process {}, socket {}", config.model.kind, config.nprocs,
+                  getpid(), options_.socket));
+}
+
+void Service::wait_for_signal() {
+  signals_.async_wait([this](const boost::system::error_code& error, int number) {
+    if (error) return;
+    if (closing_) {
+      base::log().warn("a second signal ({}) ends the service at once", number);
+      close_until_ = base::Deadline::at_ns(0);
+      loop_.stop();
+      return;
+    }
+    close(fmt::format("signal {}", number));
+    wait_for_signal();
+  });
+}
+
+double Service::uptime_s() const noexcept { return timing::seconds(base::now_ns() - began_ns_); }
+
+void Service::close(const std::string& why) {
+  if (std::exchange(closing_, true)) return;
+  base::log().info("the service ends: {}", why);
+  notify("STOPPING=1");
+  manager_.view().control().closing.store(1);
+  manager_.view().wake_everyone();  // A host that waits for runners sees it.
+  close_until_ = base::Deadline::in_seconds(options_.stop_timeout_s);
+  host_until_ = host_leaves_until();
+  look_at_end();
+}
+
+base::Deadline Service::host_leaves_until() const {
+  return base::Deadline::in_seconds(std::min(idle_host_s, options_.stop_timeout_s / 2));
+}
+
+// Waits for the step under way, then for the checkpoints that were asked for and for a host to leave: its end
+// would cost it what it has not saved.
+void Service::look_at_end() {
+  if (!manager_.supervisor().has_started()) return loop_.stop();
+  const auto& lease = manager_.lease();
+  if (!manager_.session().word().closed || driver_->is_busy() || lease.is_saving())
+    host_until_ = host_leaves_until();
+  const bool hosted = lease.state() != manager::Lease::State::free;
+  const bool waits = lease.is_saving() || driver_->is_busy() || (hosted && !host_until_.passed());
+  if (waits && !close_until_.passed()) {
+    timer_.expires_after(std::chrono::nanoseconds(timing::look_ns));
+    timer_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) look_at_end();
+    });
+    return;
+  }
+  save_and_stop();
+}
+
+void Service::save_and_stop() {
+  const auto& session = manager_.session();
+  const auto& lease = manager_.lease();
+  const auto steps = session.counters(session.word().index).steps;
+  // The checkpoint of a host has its optimizer, which one of the service would not have.
+  const auto saved = lease.saved_step() ? *lease.saved_step() : run_->resumed ? run_->resumed->step : 0;
+  if (is_saving_ || manager_.config().checkpoint.directory.empty() || steps == saved) return loop_.stop();
+  std::string why_not;
+  if (lease.state() != manager::Lease::State::free || driver_->is_busy())
+    why_not = fmt::format("{} (pid {}) still drives the session", lease.host().name, lease.host().pid);
+  else
+    why_not = lease.unfinished();
+  if (!why_not.empty()) {
+    base::log().warn("no checkpoint is written at the end: {}", why_not);
+    return loop_.stop();
+  }
+  is_saving_ = true;
+  try {
+    save_last();
+  } catch (const std::exception& error) {
+    fail_last(error.what());
+  }
+}
+
+void Service::fail_last(const std::string& why) {
+  base::log().error("no checkpoint was written at the end: {}", why);
+  failed_ = true;
+  loop_.stop();
+}
+
+void Service::save_last() {
+  const auto until = close_until_;
+  driver_->run(
+      [until](Drive& drive) {
+        drive.checkpoints.save({});
+        for (const auto& written : drive.checkpoints.written(until))
+          if (!written.error.empty()) throw CheckpointError(written.error);
+      },
+      [this](const std::exception_ptr& thrown) {
+        try {
+          if (thrown) std::rethrow_exception(thrown);
+          loop_.stop();
+        } catch (...) {
+          fail_last(base::current_exception_text());
+        }
+      });
+}
+
+int Service::end() {
+  const bool had_started = manager_.supervisor().has_started();
+  server_.reset();
+  path_.remove();
+  manager_.stop(close_until_);
+  return closing_ && had_started && !failed_ ? 0 : exit_failed;
+}
+
+void Service::abandon() noexcept {
+  path_.remove();
+  manager_.abandon();
+}
+
+void serve(const Config& config, const ServeOptions& options,
+           const std::function<void(const std::string&)>& say) {
+  if (!manager::initialized()) throw UsageError("serve() was called without accelmgr::init()");
+  config::validate(config);
+  ipc::name_process("accelmgr:mgr");
+  ipc::survive_failed_writes();
+  // Neither is ever destroyed: other threads use them until the process ends.
+  auto& loop = *new boost::asio::io_context;
+  auto& service = *new Service(loop, config, options);
+  int code = exit_failed;
+  try {
+    service.begin(say);
+    loop.run();
+    code = service.end();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "accelmgr: {}\n", error.what());
+    code = is_of_the_user(error) ? exit_usage : exit_failed;
+    service.abandon();
+  }
+  // Not leave(): the process group of a service may have been made by a shell, for a whole pipeline.
+  _exit(code);
+}
+
+}  // namespace accelmgr::service

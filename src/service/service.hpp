@@ -1,0 +1,90 @@
+// A service: a session with its runners that lives without a host, and its socket.
+//
+//   POST /v1/step  --->  HttpServer --> Handlers --> LocalDriver --+
+//   GET /v1/attach --->                     |                      |   one of them drives
+//   a host's steps:  no messages            +----> Lease <---------+
+//
+// Everything but steps runs on one thread, in one loop. It ends by a request, or by SIGTERM or SIGINT: the
+// step under way is finished, a checkpoint is written if there is a directory for it, within
+// `stop_timeout_s`; then the runners are stopped. A second signal ends it without waiting.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "accelmgr/config.hpp"
+#include "base/clock.hpp"
+#include "client/checkpoints.hpp"
+#include "manager/served_manager.hpp"
+#include "service/http_server.hpp"
+#include "service/local_driver.hpp"
+#include "service/socket_path.hpp"
+
+namespace accelmgr::service {
+
+struct ServeOptions {
+  std::string socket{};
+  std::optional<gid_t> group{};  ///< Its members may use the service too.
+  double stop_timeout_s = 20;
+  HttpLimits limits{};
+};
+
+/// Serves a session. Call it in a program that has called init(), while it has one thread. `say` gets a line
+/// when the service is ready. Ends the process when the service ends, with exit code 0; 1 if it failed, also
+/// to write its last checkpoint, or ended before it was ready; 2 if model or data cannot be made. Throws
+/// ConfigError, SystemError before it has started anything.
+[[noreturn]] void serve(const Config& config, const ServeOptions& options,
+                        const std::function<void(const std::string&)>& say);
+
+/// Used by the thread of its loop.
+class Service {
+ public:
+  Service(boost::asio::io_context& loop, const Config& config, const ServeOptions& options);
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  /// Makes the session, listens, and starts the runners. Blocks while the model and the data source are made.
+  void begin(const std::function<void(const std::string&)>& say);
+  /// Ends what the loop has served. Blocks. Returns the exit code.
+  int end();
+  /// Ends the runners after an exception. Blocks.
+  void abandon() noexcept;
+
+  // What handlers use.
+  manager::ServedManager& manager() noexcept { return manager_; }
+  LocalDriver& driver() noexcept { return *driver_; }
+  const std::string& run_id() const noexcept { return run_->id; }
+  double uptime_s() const noexcept;
+  bool is_closing() const noexcept { return closing_; }
+  /// Ends the service in an orderly way. `why` is for the log.
+  void close(const std::string& why);
+
+ private:
+  void ready(const std::function<void(const std::string&)>& say);
+  void wait_for_signal();
+  base::Deadline host_leaves_until() const;
+  void look_at_end();
+  void save_and_stop();
+  void save_last();
+  void fail_last(const std::string& why);
+
+  boost::asio::io_context& loop_;
+  ServeOptions options_;
+  SocketPath path_;
+  manager::ServedManager manager_;
+  std::optional<client::Run> run_;
+  std::optional<LocalDriver> driver_;
+  std::optional<HttpServer> server_;
+  boost::asio::signal_set signals_;
+  boost::asio::steady_timer timer_;
+  std::int64_t began_ns_ = base::now_ns();
+  bool closing_ = false;
+  bool is_saving_ = false, failed_ = false;
+  base::Deadline host_until_, close_until_;
+};
+
+}  // namespace accelmgr::service

@@ -1,0 +1,40 @@
+// The socket at a path where a service listens.
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+
+#include "base/unique_fd.hpp"
+
+namespace accelmgr::service {
+
+class SocketPath {
+ public:
+  /// Listens at `path`. Only this user may connect, and the members of `group` if there is one. Replaces a
+  /// socket that a killed service has left. Throws ConfigError: the path is too long, another service listens
+  /// there, there is something else than a socket, or other users may change the folder.
+  SocketPath(const std::string& path, std::optional<gid_t> group);
+  /// Removes the path, unless it is another service's by now.
+  ~SocketPath();
+  SocketPath(const SocketPath&) = delete;
+  SocketPath& operator=(const SocketPath&) = delete;
+
+  int fd() const noexcept { return fd_.get(); }
+  base::UniqueFd take() noexcept { return std::move(fd_); }
+  void remove() noexcept;
+
+ private:
+  std::string path_;
+  base::UniqueFd fd_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+  bool removed_ = false;
+};
+
+/// The path where a service of this user listens unless it is told otherwise: accelmgr.sock in
+/// $XDG_RUNTIME_DIR; empty if there is none.
+std::string default_socket_path();
+
+}  // namespace accelmgr::service

@@ -1,0 +1,122 @@
+#include "service/status.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "session/stored_text.hpp"
+
+namespace accelmgr::service {
+namespace {
+
+using manager::Lease;
+using nlohmann::json;
+
+const char* name_of(session::RunnerState state) {
+  switch (state) {
+    case session::RunnerState::absent:
+      return "absent";
+    case session::RunnerState::starting:
+      return "starting";
+    case session::RunnerState::ready:
+      return "ready";
+    case session::RunnerState::retiring:
+      return "retiring";
+    case session::RunnerState::lost:
+      return "lost";
+  }
+  return "unknown";
+}
+
+json host_of(const Lease& lease) {
+  if (lease.state() == Lease::State::free) return nullptr;
+  return {{"name", lease.host().name},
+          {"pid", lease.host().pid},
+          {"lease", lease.number()},
+          {"leaving", lease.state() == Lease::State::leaving}};
+}
+
+}  // namespace
+
+std::optional<NotReady> why_not_ready(Service& service) {
+  const auto& control = service.manager().session().control();
+  if (service.is_closing()) return NotReady{"closing", "the service is being stopped"};
+  if (!service.manager().supervisor().has_started()) return NotReady{"not_ready", "the runners are starting"};
+  if (control.given_up.load() != 0)
+    return NotReady{"given_up", fmt::format("lost runners are not replaced any more: {}",
+                                            session::text_of(control.given_up_why))};
+  return std::nullopt;
+}
+
+json runners_of(Service& service) {
+  const auto& session = service.manager().session();
+  const auto& counters = session.counters(session.word().index);
+  const auto team = session.control().team.load();
+  json runners = json::array();
+  for (int rank = 0; rank < session.ranks(); ++rank) {
+    const auto& record = session.record(rank);
+    if ((team >> rank & 1) == 0 && record.state.load() == session::RunnerState::absent) continue;
+    runners.push_back({{"rank", rank},
+                       {"pid", record.pid.load()},
+                       {"generation", record.generation.load()},
+                       {"in_team", (team >> rank & 1) != 0},
+                       {"state", name_of(record.state.load())},
+                       {"phase", session::to_string(record.phase.load())},
+                       {"attempt", record.attempt.load()},
+                       {"samples", counters.rank_samples[rank]}});
+  }
+  return runners;
+}
+
+json status_of(Service& service) {
+  const auto& session = service.manager().session();
+  const auto& lease = service.manager().lease();
+  const auto word = session.word();
+  const auto& counters = session.counters(word.index);
+  const auto& control = session.control();
+  const auto not_ready = why_not_ready(service);
+  return {
+      {"ready", !not_ready},
+      {"why_not_ready", not_ready ? json(not_ready->why) : json()},
+      {"pid", getpid()},
+      {"run_id", service.run_id()},
+      {"uptime_s", service.uptime_s()},
+      {"model", service.manager().config().model.kind},
+      {"data", service.manager().config().data.kind},
+      {"host", host_of(lease)},
+      {"leases", lease.number()},
+      {"unfinished", lease.unfinished().empty() ? json() : json(lease.unfinished())},
+      {"stepping", !word.closed},
+      {"steps", counters.steps},
+      {"attempts", word.attempt},
+      {"samples", counters.samples},
+      {"elements", counters.elements},
+      {"skips", counters.skips},
+      {"losses", control.incidents.load()},
+      {"replacements", control.replacements.load()},
+      {"parameter_version", control.parameter_version.load()},
+      {"session_bytes", session::session_bytes(session.header(), __builtin_popcount(control.team.load()))},
+      {"runners", runners_of(service)}};
+}
+
+json result_of(const StepResult& result) {
+  json scalars = json::object();
+  for (const auto& [name, value] : result.scalars) scalars[name] = value;
+  return {{"status", to_string(result.status)},
+          {"counted", result.counted},
+          {"step", result.step},
+          {"attempt", result.attempt},
+          {"loss", result.loss},
+          {"samples", result.samples},
+          {"scalars", scalars},
+          {"nonfinite", result.nonfinite},
+          {"participants", result.participants},
+          {"tries", result.tries},
+          {"step_ms", result.step_ms},
+          {"compute_ms", result.compute_ms},
+          {"reduce_ms", result.reduce_ms},
+          {"wait_ms", result.wait_ms}};
+}
+
+}  // namespace accelmgr::service

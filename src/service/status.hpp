@@ -1,0 +1,24 @@
+// What a service says about its session, as JSON. Reads the session's memory alone: no step waits for it.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "accelmgr/step_result.hpp"
+#include "service/service.hpp"
+
+namespace accelmgr::service {
+
+nlohmann::json status_of(Service& service);
+nlohmann::json runners_of(Service& service);
+nlohmann::json result_of(const StepResult& result);
+
+struct NotReady {
+  std::string code;
+  std::string why;
+};
+/// Why a host that asked now could make no step; nullopt if it could.
+std::optional<NotReady> why_not_ready(Service& service);
+
+}  // namespace accelmgr::service

@@ -1,0 +1,106 @@
+// Who may write what in a session. Each kind of process has a view, with its own writes and no others.
+//
+// clang-format off
+//   | view           | of                        | writes                                                   |
+//   |----------------|---------------------------|----------------------------------------------------------|
+//   | HostView       | the host's thread         | requests, parameters, gradients, valid copies of buffers |
+//   | SupervisorView | the manager's main thread | team, states, incidents                                  |
+//   | LoaderView     | the manager's loader      | sharding, queues                                         |
+//   | RunnerView     | a runner                  | its record, slab and copies                              |
+// clang-format on
+//
+// All of them may change the step word (attempt.hpp), finish the slices of dead runners (reduction.hpp), wake
+// other processes, and stop the session. The session must outlive its views.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "session/session.hpp"
+
+namespace accelmgr::session {
+
+class View {
+ public:
+  View(Session& session) noexcept : memory_(&session) {}
+  const Session& session() const noexcept { return *memory_; }
+
+  /// Wakes every process that waits on an epoch of this session. Async-signal-safe.
+  void wake_everyone() const noexcept;
+  /// Wakes the host: a runner is ready or has acknowledged an attempt, or a sharding has begun.
+  void announce_readiness() const noexcept { ipc::advance(memory_->control().readiness); }
+  void wake_for_readiness() const noexcept { ipc::wake_all(memory_->control().readiness); }
+  void stop() const noexcept { memory_->control().stopping.store(1); }
+
+ protected:
+  Session& memory() const noexcept { return *memory_; }
+
+ private:
+  friend class Reduction;
+  friend SharedControl& shared(const View& view) noexcept;  // attempt.cpp
+  Session* memory_;
+};
+
+class HostView : public View {
+ public:
+  using View::View;
+  HostControl& control() const noexcept { return memory().control(); }
+  /// Asks the loader to assign to other ranks, or with other shares. It must have followed the last request.
+  void ask_for(const Assignment& assignment) const noexcept;
+  std::byte* parameters() const noexcept { return memory().parameters(); }
+  std::byte* gradients() const noexcept { return memory().gradients(); }
+  // The state copies may be written only while no attempt is open.
+  std::byte* generator(std::uint32_t index, int rank) const noexcept {
+    return memory().generator(index, rank);
+  }
+  std::byte* buffers(std::uint32_t index, int rank) const noexcept { return memory().buffers(index, rank); }
+  std::byte* result_buffers(std::uint32_t index) const noexcept { return memory().result_buffers(index); }
+};
+
+/// What a host was writing when it ended.
+struct HalfWritten {
+  bool parameters = false;
+  bool buffers = false;
+};
+
+class SupervisorView : public View {
+ public:
+  using View::View;
+  SupervisorControl& control() const noexcept { return memory().control(); }
+  SupervisorRecord& record(int rank) const noexcept { return memory().record(rank); }
+  Incident& incident(std::uint64_t number) const noexcept { return memory().incident(number); }
+  /// Call it before starting a runner of that rank. The incident keeps what its predecessor wrote.
+  void clear_record(int rank) const noexcept;
+  /// Takes over the session of a manager that has ended: no rank has a runner, and given_up and stopping are
+  /// reset.
+  void take_over() const noexcept;
+  /// Makes the fields of a host that has ended usable for the next one: ends unfinished writes, and takes
+  /// back a request to the loader that was not complete. Call it when no process of that host is left, and no
+  /// attempt is open.
+  HalfWritten settle_host() const noexcept;
+};
+
+class LoaderView : public View {
+ public:
+  using View::View;
+  Sharding& sharding() const noexcept { return memory().sharding(); }
+  Queue& queue(int rank) const noexcept { return memory().queue(rank); }
+};
+
+class RunnerView : public View {
+ public:
+  RunnerView(Session& session, int rank) noexcept : View(session), rank_(rank) {}
+  int rank() const noexcept { return rank_; }
+  RunnerRecord& record() const noexcept { return memory().record(rank_); }
+  std::byte* generator(std::uint32_t index) const noexcept { return memory().generator(index, rank_); }
+  std::byte* buffers(std::uint32_t index) const noexcept { return memory().buffers(index, rank_); }
+  std::span<std::atomic<std::uint64_t>> tags() const noexcept { return memory().tags(rank_); }
+  std::byte* slab() const noexcept { return memory().slab(rank_); }
+  /// For replicas that use the parameters where they lie. Read-only with `runners.protect_parameters`.
+  std::byte* parameters() const noexcept { return memory().parameters(); }
+
+ private:
+  int rank_;
+};
+
+}  // namespace accelmgr::session

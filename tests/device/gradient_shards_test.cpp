@@ -1,0 +1,350 @@
+// Tests of a team of devices: each rank is a thread with a device, a slab and a manifest of its own, and the
+// fakes sum up. Gradients are small whole numbers, so that sums are the same in any order.
+#include "device/gradient_shards.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+
+#include "accelmgr/errors.hpp"
+#include "message_of.hpp"
+#include "rig.hpp"
+#include "team.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+constexpr std::size_t memory_bytes = std::size_t{2} << 20;
+constexpr float nothing = std::numeric_limits<float>::quiet_NaN();
+
+session::Manifest team_manifest(const std::vector<std::pair<std::uint64_t, session::Group>>& tensors) {
+  session::Manifest manifest;
+  for (const auto& [count, group] : tensors)
+    manifest.tensors.push_back({.name = "p" + std::to_string(manifest.tensors.size()),
+                                .aliases = {},
+                                .shape = {static_cast<std::int64_t>(count)},
+                                .count = count,
+                                .group = group});
+  manifest.place_tensors(session::Element::f32);
+  return manifest;
+}
+
+/// Three buckets of gradients; one parameter is frozen.
+session::Manifest usual_manifest() {
+  using session::Group;
+  return team_manifest({{3000, Group::decay},
+                        {5, Group::no_decay},
+                        {700, Group::decay},
+                        {40, Group::frozen},
+                        {263'000, Group::decay},
+                        {33, Group::no_decay}});
+}
+
+/// The sink of one rank. Shards go to `shards`, at their place in the flat master.
+class ShardSink final : public replica::Sink {
+ public:
+  explicit ShardSink(bool has_slab) : has_slab_(has_slab) {}
+
+  void capture(std::size_t, const void*) override { ADD_FAILURE() << "a team gives shards only"; }
+  void arrived(std::size_t) override { ADD_FAILURE() << "a team gives shards only"; }
+  std::span<std::byte> slab() override { return has_slab_ ? memory_.span() : std::span<std::byte>(); }
+  std::byte* place_of(std::size_t index) override {
+    return memory_.span().data() + manifest->tensors[index].first * sizeof(float);
+  }
+  void shard(session::RankMask team, std::uint64_t first, std::uint64_t count, const void* sums) override {
+    teams.push_back(team);
+    EXPECT_EQ(has_slab_, sums == memory_.span().data() + first * sizeof(float));
+    std::copy_n(static_cast<const float*>(sums), count, shards.begin() + std::ptrdiff_t(first));
+  }
+  void backward_begins() override {}
+  bool last_micro_batch() override { return last; }
+  bool wanted() override { return wants; }
+
+  const session::Manifest* manifest = nullptr;
+  /// The flat master; NaN where no shard was given.
+  std::vector<float> shards = std::vector<float>(memory_bytes / sizeof(float), nothing);
+  std::vector<session::RankMask> teams;
+  bool last = false;
+  std::atomic<bool> wants = true;
+
+ private:
+  bool has_slab_;
+  Pages memory_{memory_bytes};
+};
+
+float parameter_value(std::size_t attempt, std::uint64_t element) {
+  return float((element + attempt * 3) % 7);
+}
+
+/// One rank of a team with parameters and gradients.
+struct TeamRank {
+  TeamRank(Team& team, int rank, const session::Manifest& manifest, bool has_slab = true,
+           double timeout_s = 30)
+      : fakes(team),
+        manifest(manifest),
+        sink(has_slab),
+        device(FakeCuda::runtime(), rank),
+        collectives(device, FakeNccl::table(), team.id, rank, team.size(), sink, timeout_s) {
+    sink.manifest = &manifest;
+    std::vector<std::byte*> targets;
+    for (const auto& entry : manifest.tensors) {
+      places.push_back({master.span().data() + entry.first * sizeof(float), {1}});
+      targets.push_back(parameters.emplace_back(device.allocate(entry.count * sizeof(float))).get());
+      gradients.push_back(device.allocate(entry.count * sizeof(float)));
+    }
+    upload.emplace(device, manifest, session::Element::f32, places, targets, compute.get());
+    copies.emplace(device, manifest, session::Element::f32, sink, compute.get(), timeout_s);
+  }
+
+  int rank() const { return collectives.rank(); }
+  bool join() {
+    if (!collectives.connect()) return false;
+    copies->join(collectives, session::all_ranks(collectives.size()));
+    upload->join(collectives);
+    return true;
+  }
+  /// The gradient of parameter i is its value and what the rank adds to it, once for each micro-batch.
+  void micro_batch(bool first, const std::vector<std::size_t>& used) {
+    for (const auto i : used) {
+      fakes.cuda.launch(compute.get(), [this, i, first] {
+        const auto count = manifest.tensors[i].count;
+        const auto* from = reinterpret_cast<const float*>(parameters[i].get());
+        auto* to = reinterpret_cast<float*>(gradients[i].get());
+        for (std::uint64_t e = 0; e < count; ++e) to[e] = (first ? 0 : to[e]) + from[e] + float(rank());
+      });
+      copies->written(i, gradients[i].get());
+    }
+  }
+
+  /// As the host does it. The gaps stay zero.
+  void write(std::size_t attempt) {
+    auto* values = reinterpret_cast<float*>(master.span().data());
+    for (const auto& entry : manifest.tensors)
+      for (std::uint64_t e = entry.first; e < entry.first + entry.count; ++e)
+        values[e] = parameter_value(attempt, e);
+  }
+
+  Team& fakes;
+  const session::Manifest& manifest;
+  Pages master{memory_bytes};  ///< Each process has a mapping of its own, and registers that.
+  ShardSink sink;
+  device::Device device;
+  device::Stream compute = device.make_stream();
+  std::vector<replica::Place> places;
+  std::vector<device::Memory> parameters, gradients;
+  device::DeviceCollectives collectives;
+  std::optional<device::ParameterUpload> upload;
+  std::optional<device::GradientCopies> copies;
+};
+
+/// What each rank does in each attempt: a random order, random unused parameters, one or two micro-batches of
+/// which it may not know the last one.
+struct RandomAttempt {
+  RandomAttempt(std::uint64_t seed, std::size_t attempt, int rank) {
+    std::mt19937_64 random(seed * 1000 + attempt * 10 + std::uint64_t(rank));
+    for (const std::size_t i : {0, 1, 2, 4, 5})
+      if (random() % 4 != 0) used.push_back(i);
+    std::ranges::shuffle(used, random);
+    micro_batches = 1 + int(random() % 2);
+    knows_last = random() % 3 != 0;
+  }
+  bool uses(std::size_t parameter) const { return std::ranges::find(used, parameter) != used.end(); }
+  std::vector<std::size_t> used;
+  int micro_batches;
+  bool knows_last;
+};
+
+class Shards : public testing::TestWithParam<FakeCuda::Execution> {};
+
+TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    SCOPED_TRACE(seed);
+    const int size = 1 + int(seed % 4);
+    const bool has_slab = seed % 3 != 0;
+    Team team({.size = size, .execution = GetParam(), .seed = seed});
+    const auto manifest = usual_manifest();
+    constexpr std::size_t attempts = 4;
+    std::vector<std::vector<std::vector<float>>> shards(attempts);
+    for (auto& one : shards) one.resize(std::size_t(size));
+    std::vector<std::thread> threads;
+    for (int number = 0; number < size; ++number)
+      threads.emplace_back([&, number] {
+        TeamRank rank(team, number, manifest, has_slab);
+        EXPECT_TRUE(rank.join());
+        for (std::size_t a = 0; a < attempts; ++a) {
+          const RandomAttempt plan(seed, a, number);
+          std::ranges::fill(rank.sink.shards, nothing);
+          rank.write(a);
+          rank.copies->begin_attempt();
+          rank.upload->load();
+          for (int i = 0; i < plan.micro_batches; ++i) {
+            rank.sink.last = plan.knows_last && i + 1 == plan.micro_batches;
+            rank.micro_batch(i == 0, plan.used);
+          }
+          EXPECT_TRUE(rank.copies->finish());
+          shards[a][std::size_t(number)] = rank.sink.shards;
+          for (const auto told : rank.sink.teams) EXPECT_EQ(told, session::all_ranks(size));
+          EXPECT_FALSE(rank.sink.teams.empty());
+        }
+      });
+    for (auto& thread : threads) thread.join();
+    const session::ShardPlan plan(manifest, session::Element::f32);
+    for (std::size_t a = 0; a < attempts; ++a) {
+      std::vector<RandomAttempt> did;
+      for (int r = 0; r < size; ++r) did.emplace_back(seed, a, r);
+      for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+        const auto& entry = manifest.tensors[i];
+        if (entry.group == session::Group::frozen) continue;
+        for (std::uint64_t e = entry.first; e < entry.first + entry.count; e += 1 + e % 5) {
+          float sum = 0;
+          for (std::size_t r = 0; r < did.size(); ++r)
+            if (did[r].uses(i)) sum += float(did[r].micro_batches) * (parameter_value(a, e) + float(r));
+          const auto holder = std::size_t(plan.holder_of(e, size).position);
+          for (std::size_t r = 0; r < did.size(); ++r) {
+            const auto found = shards[a][r][e];
+            ASSERT_EQ(!std::isnan(found), r == holder) << "rank " << r << ", element " << e;
+            if (r == holder) {
+              ASSERT_EQ(found, sum) << "attempt " << a << ", element " << e;
+            }
+          }
+        }
+      }
+    }
+    EXPECT_EQ(team.nccl.misuses(), std::vector<std::string>{});
+    EXPECT_EQ(team.nccl.mismatches(), std::vector<std::string>{});
+    EXPECT_EQ(team.nccl.live(), 0);
+    EXPECT_EQ(team.nccl.calls("ncclCommAbort"), 0);
+    EXPECT_EQ(team.cuda.unregistered_copies(), 0);
+    EXPECT_EQ(team.cuda.held(), FakeCuda::Held{});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Executions, Shards,
+                         testing::Values(FakeCuda::Execution::stepped, FakeCuda::Execution::threads));
+
+TEST(GradientShards, CopyOnlyTheirPartUpAndDown) {
+  constexpr int size = 4;
+  Team team({.size = size});
+  const auto manifest = team_manifest({{256'000, session::Group::decay}});
+  std::vector<std::thread> threads;
+  for (int number = 0; number < size; ++number)
+    threads.emplace_back([&, number] {
+      TeamRank rank(team, number, manifest);
+      EXPECT_TRUE(rank.join());
+      rank.write(0);
+      rank.copies->begin_attempt();
+      rank.upload->load();
+      rank.sink.last = true;
+      rank.micro_batch(true, {0});
+      EXPECT_TRUE(rank.copies->finish());
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(team.cuda.copied(device::Direction::to_device), 256'000 * sizeof(float)) << "all ranks together";
+  EXPECT_EQ(team.cuda.copied(device::Direction::to_host), 256'000 * sizeof(float));
+}
+
+TEST(GradientShards, ABucketIsQueuedBehindTheOneBeforeIt) {
+  Team team({.size = 1});
+  const auto manifest = usual_manifest();
+  TeamRank rank(team, 0, manifest);
+  ASSERT_TRUE(rank.join());
+  EXPECT_EQ(rank.copies->buckets(), (std::vector<std::vector<std::size_t>>{{4}, {0, 2}, {1, 5}}));
+  const auto queued = [&] { return team.nccl.calls("ncclReduceScatter"); };
+  rank.copies->begin_attempt();
+  rank.sink.last = true;
+  rank.micro_batch(true, {1, 5, 2, 0});
+  EXPECT_EQ(queued(), 0) << "the first bucket is not complete";
+  rank.micro_batch(true, {4});
+  EXPECT_EQ(queued(), 3);
+  EXPECT_THROW(rank.copies->written(4, rank.gradients[4].get()), ModelError);
+  EXPECT_EQ(message_of<ModelError>([&] { rank.copies->written(3, rank.gradients[3].get()); }),
+            "a gradient of 'p3' was passed, but the parameter is frozen");
+  EXPECT_THROW(rank.copies->written(6, rank.gradients[0].get()), ModelError);
+  EXPECT_TRUE(rank.copies->finish());
+}
+
+TEST(GradientShards, RefuseATeamOfAnotherSize) {
+  Team team({.size = 1});
+  const auto manifest = usual_manifest();
+  TeamRank rank(team, 0, manifest);
+  ASSERT_TRUE(rank.collectives.connect());
+  EXPECT_THROW(rank.copies->join(rank.collectives, 0b101), UsageError);
+}
+
+// A rank dies while the other waits for its part. The session tells the other, which is then not wanted, and
+// gives the gradients of the next attempt alone.
+TEST(GradientShards, AreLeftWhenAPeerDiesAndTheNextAttemptGoesOnWithoutIt) {
+  Team team({.size = 2});
+  const auto manifest = usual_manifest();
+  std::optional<TeamRank> first(std::in_place, team, 0, manifest);
+  std::optional<TeamRank> second(std::in_place, team, 1, manifest);
+  ASSERT_TRUE(first->join() && second->join());
+  for (auto* rank : {&*first, &*second}) {
+    rank->write(0);
+    rank->copies->begin_attempt();
+    rank->upload->load();
+    rank->sink.last = true;
+  }
+  first->micro_batch(true, {4, 2, 0, 1, 5});
+  second->micro_batch(true, {4});
+  second.reset();  // Aborts, as the end of a process does.
+  first->sink.wants = false;
+  EXPECT_FALSE(first->copies->finish());
+  EXPECT_TRUE(first->collectives.aborted());
+  EXPECT_TRUE(first->sink.teams.empty()) << "nothing of a sum that may be incomplete";
+  EXPECT_FALSE(first->device.given_up());
+
+  first->sink.wants = true;
+  first->copies->begin_attempt();
+  EXPECT_THROW(first->micro_batch(true, {4}), device::DeviceError) << "the team needs another communicator";
+  first->copies->leave();
+  first->upload->leave();
+  first.reset();
+  EXPECT_EQ(team.nccl.live(), 0);
+  EXPECT_EQ(team.nccl.misuses(), std::vector<std::string>{});
+  EXPECT_EQ(team.cuda.held(), FakeCuda::Held{});
+}
+
+// A rank leaves an attempt before its end, for instance by an exception of the model.
+TEST(GradientShards, ThatAreLeftInTheMiddleAbortTheCommunicator) {
+  for (const bool begins_again : {true, false}) {
+    Team team({.size = 2});
+    const auto manifest = usual_manifest();
+    {
+      TeamRank first(team, 0, manifest);
+      TeamRank second(team, 1, manifest);
+      ASSERT_TRUE(first.join() && second.join());
+      first.copies->begin_attempt();
+      first.sink.last = true;
+      first.micro_batch(true, {4});
+      if (begins_again) {
+        first.copies->begin_attempt();
+        EXPECT_TRUE(first.collectives.aborted());
+      }
+    }
+    EXPECT_EQ(team.nccl.live(), 0);
+    EXPECT_EQ(team.cuda.held(), FakeCuda::Held{});
+    EXPECT_EQ(team.cuda.endless_waits(), 0);
+    EXPECT_EQ(team.cuda.early_unregistrations(), 0);
+  }
+}
+
+TEST(GradientShards, OfARankWhosePeerHangsEndAtTheDeadline) {
+  Team team({.size = 2});
+  const auto manifest = usual_manifest();
+  TeamRank first(team, 0, manifest, true, 0.1);
+  TeamRank second(team, 1, manifest, true, 0.1);
+  ASSERT_TRUE(first.join() && second.join());
+  first.copies->begin_attempt();
+  first.micro_batch(true, {4});
+  EXPECT_THROW(first.copies->finish(), device::DeviceError);
+  EXPECT_TRUE(first.collectives.aborted());
+  EXPECT_FALSE(first.device.given_up());
+}
+
+}  // namespace
+}  // namespace accelmgr::test

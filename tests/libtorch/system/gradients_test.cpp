@@ -1,0 +1,318 @@
+// Checks the master gradients after a step: what steps accumulate, each parameter's own gradient, and the
+// configured weights and dtypes.
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "model/layers.hpp"
+#include "support.hpp"
+#include "tensor/generator.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+/// Parameters in float64, some of which take part in some micro-batches only. A batch has one element, whose
+/// number tells step, rank and micro-batch.
+class Selective final : public model::ParameterModel {
+ public:
+  explicit Selective(const Config& config)
+      : ranks_(config.nprocs), accumulation_(config.grad_accumulation_steps) {
+    always_ = parameter("always", vector(0.5));
+    frozen_ = parameter("frozen", vector(0.25)).set_requires_grad(false);
+    parameter("never", vector(1.0));
+    even_steps_ = parameter("even_steps", vector(0.75));
+    second_micro_batch_ = parameter("second_micro_batch", vector(1.25));
+    rank_1_ = parameter("rank_1", vector(1.5));
+    rows_ = parameter("rows", at::ones({5, 4}, at::kDouble));
+    encoder_ = parameter("encoder", at::full({4, 4}, 0.3, at::kDouble));
+    tie("decoder", encoder_);
+  }
+
+  Outputs forward(const Batch& batch) override {
+    const auto& input = batch["input"];
+    const auto& number = batch["number"];
+    const auto element = number.item().toLong();
+    const auto step = element / (ranks_ * accumulation_);
+    const auto micro_batch = element / ranks_ % accumulation_;
+    auto sum = always_.mul(always_).add(frozen_);
+    if (step % 2 == 0) sum = sum.add(even_steps_.mul(even_steps_));
+    if (micro_batch == 1) sum = sum.add(second_micro_batch_.mul(second_micro_batch_));
+    if (element % ranks_ == 1) sum = sum.add(rank_1_.mul(rank_1_));
+    const auto row = at::embedding(rows_, number.remainder(3), -1, false, /*sparse=*/true);
+    const auto decoded = at::linear(at::tanh(at::linear(input, encoder_)), encoder_);
+    const auto loss = sum.add(row.mul(row)).mul(input).sum().add(decoded.sum());
+    return {loss, {{"number", static_cast<double>(element)}}};
+  }
+
+ private:
+  static at::Tensor vector(double value) { return at::full({4}, value, at::kDouble); }
+
+  int ranks_, accumulation_;
+  at::Tensor always_, frozen_, even_steps_, second_micro_batch_, rank_1_, rows_, encoder_;
+};
+
+const RegisteredModel selective("selective",
+                                [](const Config& config) { return std::make_unique<Selective>(config); });
+
+Config selective_config() {
+  auto config = small_config("selective");
+  config.data.kind = "numbered";
+  config.batch_size_per_device = 1;
+  config.grad_accumulation_steps = 2;
+  return config;
+}
+
+at::Tensor gradient_of(const Manager& manager, const std::string& name) {
+  for (const auto& gradient : manager.gradients())
+    if (gradient.name == name) return gradient.tensor;
+  ADD_FAILURE() << "no gradient '" << name << "'";
+  return {};
+}
+
+bool all_zero(const at::Tensor& tensor) { return tensor.eq(0).all().item().toBool(); }
+
+std::vector<at::Tensor> sum_of(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  std::vector<at::Tensor> out;
+  std::ranges::transform(a, b, std::back_inserter(out),
+                         [](const auto& x, const auto& y) { return x.add(y); });
+  return out;
+}
+
+TEST(Accumulate, StepsAddTheirMeansUntilAStepOverwritesOrTheHostZeroes) {
+  const auto config = selective_config();
+  auto manager = Manager::start(config);
+  Reference reference(config);
+  const auto parameters = copies(manager.parameters());
+  for (const auto& group : manager.groups()) EXPECT_TRUE(all_zero(group.gradients)) << "before any step";
+
+  auto expected = reference.step(parameters).gradients;
+  expect_ok(manager);
+  for (int step = 1; step < 3; ++step) {
+    expected = sum_of(expected, reference.step(parameters).gradients);
+    expect_ok(manager);
+    EXPECT_LE(distance(copies(manager.gradients()), expected), 1e-12);
+  }
+  expected = reference.step(parameters).gradients;
+  expect_ok(manager, {.accumulate = false});
+  EXPECT_LE(distance(copies(manager.gradients()), expected), 1e-12);
+
+  manager.zero_grad();
+  for (const auto& [name, gradient] : manager.gradients())
+    EXPECT_TRUE(same_bits({gradient}, {at::zeros_like(gradient)})) << name;
+  expected = reference.step(parameters).gradients;
+  expect_ok(manager);
+  EXPECT_LE(distance(copies(manager.gradients()), expected), 1e-12);
+}
+
+TEST(Accumulate, ZeroGradReachesAllOfAModelLargerThanACache) {
+  auto config = small_config("mlp");
+  config.model.mlp.hidden_size = 2048;
+  auto manager = Manager::start(config);
+  for (const auto& group : manager.groups()) group.gradients.fill_(7);
+  manager.zero_grad();
+  for (const auto& group : manager.groups()) EXPECT_TRUE(all_zero(group.gradients));
+}
+
+TEST(Accumulate, AParameterThatAStepDoesNotUseKeepsWhatItHasOrIsZeroWhenOverwritten) {
+  auto manager = Manager::start(selective_config());
+  expect_ok(manager);
+  const auto after_even_step = gradient_of(manager, "even_steps").clone();
+  EXPECT_FALSE(all_zero(after_even_step));
+  expect_ok(manager);
+  EXPECT_TRUE(same_bits({gradient_of(manager, "even_steps")}, {after_even_step})) << "odd, accumulated";
+  expect_ok(manager);
+  expect_ok(manager, {.accumulate = false});
+  EXPECT_TRUE(all_zero(gradient_of(manager, "even_steps"))) << "odd, overwritten: not the last step's";
+}
+
+TEST(Gradients, OfParametersThatAreFrozenUnusedSparseOrOfSomeMicroBatchesAreRight) {
+  const auto config = selective_config();
+  auto manager = Manager::start(config);
+  Reference reference(config);
+  const auto parameters = copies(manager.parameters());
+  for (int step = 0; step < 4; ++step) {
+    const auto expected = reference.step(parameters);
+    const auto result = expect_ok(manager, {.accumulate = false});
+    EXPECT_NEAR(result.loss, expected.loss, 1e-12);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto& [name, gradient] = manager.gradients()[i];
+      EXPECT_LE(distance({gradient}, {expected.gradients[i]}), 1e-12) << name << " in step " << step;
+    }
+    EXPECT_TRUE(all_zero(gradient_of(manager, "frozen")));
+    EXPECT_TRUE(all_zero(gradient_of(manager, "never")));
+    EXPECT_EQ(all_zero(gradient_of(manager, "even_steps")), step % 2 == 1);
+    EXPECT_FALSE(all_zero(gradient_of(manager, "second_micro_batch")));
+    EXPECT_FALSE(all_zero(gradient_of(manager, "rank_1")));
+    EXPECT_TRUE(all_zero(gradient_of(manager, "rows").narrow(0, 3, 2))) << "rows that nobody looked up";
+  }
+  EXPECT_TRUE(same_bits(copies(manager.parameters()), parameters)) << "a step writes no parameter";
+}
+
+TEST(Gradients, OfAFrozenParameterStayAsTheHostWroteThem) {
+  auto manager = Manager::start(selective_config());
+  const auto frozen = std::ranges::find(manager.parameters(), "frozen", &NamedTensor::name);
+  ASSERT_NE(frozen, manager.parameters().end());
+  EXPECT_FALSE(frozen->tensor.requires_grad());
+  const auto mark = gradient_of(manager, "frozen").fill_(7).clone();
+  expect_ok(manager);
+  EXPECT_TRUE(same_bits({gradient_of(manager, "frozen")}, {mark}));
+}
+
+TEST(Gradients, TiedWeightsAreStoredAndReducedOnce) {
+  auto manager = Manager::start(selective_config());
+  const auto named = [](const std::vector<NamedTensor>& tensors, const std::string& name) {
+    return std::ranges::count(tensors, name, &NamedTensor::name);
+  };
+  EXPECT_EQ(named(manager.parameters(), "encoder"), 1);
+  EXPECT_EQ(named(manager.parameters(), "decoder"), 0);
+  EXPECT_EQ(manager.gradients().size(), manager.parameters().size());
+  const auto state = manager.state_dict();
+  EXPECT_EQ(state.size(), manager.parameters().size() + 1);
+  EXPECT_EQ(named(state, "encoder"), 1);
+  EXPECT_EQ(named(state, "decoder"), 1);
+  const auto decoder = std::ranges::find(state, "decoder", &NamedTensor::name);
+  ASSERT_NE(decoder, state.end());
+  EXPECT_TRUE(decoder->tensor.equal(at::full({4, 4}, 0.3, at::kDouble)));
+}
+
+TEST(Gradients, InBf16SlabsAreRoundedOnceForEachMicroBatch) {
+  const auto run = [](SlabDtype dtype, int nprocs, int accumulation) {
+    auto config = small_config("mlp");
+    config.nprocs = nprocs;
+    config.grad_accumulation_steps = accumulation;
+    config.gradients.slab_dtype = dtype;
+    auto manager = Manager::start(config);
+    expect_ok(manager);
+    return copies(manager.gradients());
+  };
+  auto rounded = run(SlabDtype::parameters, 1, 1);
+  for (auto& gradient : rounded) gradient = gradient.to(at::kBFloat16).to(at::kFloat);
+  EXPECT_TRUE(same_bits(run(SlabDtype::bf16, 1, 1), rounded));
+
+  const double unit_roundoff = std::exp2(-9);
+  const auto apart = distance(run(SlabDtype::bf16, 2, 2), run(SlabDtype::parameters, 2, 2));
+  EXPECT_LE(apart, 4 * unit_roundoff);
+  EXPECT_GT(apart, 1e-6) << "nothing was rounded";
+}
+
+class UnderAutocast : public testing::TestWithParam<Autocast> {};
+
+TEST_P(UnderAutocast, GradientsAreNearThoseWithoutIt) {
+  const auto run = [](Autocast autocast) {
+    auto config = small_config("gpt");
+    config.runners.autocast = autocast;
+    auto manager = Manager::start(config);
+    const auto loss = expect_ok(manager).loss;
+    return std::pair(copies(manager.gradients()), loss);
+  };
+  const auto [gradients, loss] = run(GetParam());
+  const auto [exact_gradients, exact_loss] = run(Autocast::off);
+  EXPECT_NEAR(loss, exact_loss, 0.01 * exact_loss);
+  EXPECT_NE(loss, exact_loss) << "autocast was off";
+  EXPECT_LE(distance(gradients, exact_gradients), 0.1);
+  for (const auto& gradient : gradients) EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gradients, UnderAutocast, testing::Values(Autocast::bf16, Autocast::fp16),
+                         [](const auto& info) { return info.param == Autocast::bf16 ? "bf16" : "fp16"; });
+
+/// A step of 2 ranks x 2 micro-batches x 2 elements, and too few elements for a second full step. The test
+/// parameters say whether losses are weighed by samples, and how many elements are left.
+class ShortStep : public testing::TestWithParam<std::tuple<bool, int>> {
+ protected:
+  Config config(bool drop_last) const {
+    const auto [by_samples, left] = GetParam();
+    auto config = small_config("mlp");
+    config.batch_size_per_device = 2;
+    config.grad_accumulation_steps = 2;
+    config.loss_scaling = by_samples ? LossScaling::samples : LossScaling::runners;
+    config.data.elements = 8 + left;
+    config.data.epochs = 1;
+    config.data.drop_last = drop_last;
+    return config;
+  }
+};
+
+TEST_P(ShortStep, HasItsTrueDivisorAndSamples) {
+  auto manager = Manager::start(config(false));
+  Reference reference(config(false));
+  const auto parameters = copies(manager.parameters());
+  for (const auto samples : {8, std::get<int>(GetParam())}) {
+    const auto expected = reference.step(parameters);
+    const auto result = expect_ok(manager, {.accumulate = false});
+    EXPECT_LE(distance(copies(manager.gradients()), expected.gradients), 1e-6);
+    EXPECT_NEAR(result.loss, expected.loss, 1e-6);
+    EXPECT_EQ(result.samples, samples);
+  }
+  EXPECT_EQ(manager.step().status, StepStatus::data_end);
+  EXPECT_EQ(manager.statistics().samples, 8 + std::get<int>(GetParam()));
+}
+
+TEST_P(ShortStep, IsLeftOutUnderDropLast) {
+  auto manager = Manager::start(config(true));
+  expect_ok(manager);
+  const auto gradients = copies(manager.gradients());
+  const auto result = manager.step();
+  EXPECT_EQ(result.status, StepStatus::data_end);
+  EXPECT_FALSE(result.counted);
+  EXPECT_EQ(result.samples, 0u);
+  EXPECT_EQ(result.step, 1u);
+  EXPECT_TRUE(same_bits(copies(manager.gradients()), gradients));
+  EXPECT_EQ(manager.statistics().samples, 8u);
+}
+
+// With 7 elements left, rank 0 has two micro-batches and rank 1 one and a half. With 5, they have one and a
+// half, and one. With 1, rank 0 has half a micro-batch and rank 1 has none.
+INSTANTIATE_TEST_SUITE_P(Scaling, ShortStep, testing::Combine(testing::Bool(), testing::Values(7, 5, 1)),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) ? "BySamples" : "ByRunners") +
+                                  std::to_string(std::get<1>(info.param));
+                         });
+
+TEST(Result, ScalarsOfTheModelAreAveragedLikeTheLoss) {
+  auto manager = Manager::start(selective_config());
+  for (int step = 0; step < 3; ++step) {
+    const auto result = expect_ok(manager);
+    ASSERT_EQ(result.scalars.size(), 1u);
+    EXPECT_EQ(result.scalars[0].first, "number");
+    // The mean of the numbers 4 step to 4 step + 3.
+    EXPECT_DOUBLE_EQ(result.scalars[0].second, 4 * step + 1.5);
+  }
+}
+
+/// Draws a number in each forward().
+class Drawing final : public model::ParameterModel {
+ public:
+  Outputs forward(const Batch& batch) override {
+    const auto drawn = at::rand({1}, at::kDouble).item().toDouble();
+    return {weight_.mul(batch["input"]).sum(), {{"drawn", drawn}}};
+  }
+
+ private:
+  at::Tensor weight_ = parameter("weight", at::ones({4}, at::kDouble));
+};
+
+const RegisteredModel drawing("drawing", [](const Config&) { return std::make_unique<Drawing>(); });
+
+TEST(Generators, RunnersDrawTheirOwnNumbersAndGoOnWhereTheyWere) {
+  auto config = small_config("drawing");
+  config.data.kind = "numbered";
+  auto manager = Manager::start(config);
+  std::array<double, 3> expected{};
+  for (const auto rank : {0, 1}) {
+    tensor::seed_generator(config.seed_base + static_cast<std::uint64_t>(rank));
+    for (auto& mean : expected) mean += at::rand({1}, at::kDouble).item().toDouble() / 2;
+  }
+  for (const auto mean : expected) EXPECT_DOUBLE_EQ(expect_ok(manager).scalars.at(0).second, mean);
+}
+
+}  // namespace
+}  // namespace accelmgr::test

@@ -1,0 +1,197 @@
+"""What tests of runners on devices share: a manager on them (XLA unless said otherwise), data, models, tolerances."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from oracle import Oracle
+from torch import nn
+
+import accelmgr
+
+TOLERANCE = 1e-5  # Of a gradient's norm.
+BF16_TOLERANCE = 2**-8 * 4  # A product of numbers that have 8 bits, over the few layers of these models.
+SHAPE = {"batch_size_per_device": 3, "grad_accumulation_steps": 2}
+
+# LLVM's optimization takes half of the time in which a runner compiles, and these models gain nothing by it.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+def vectors(size: int, seed: int = 0) -> Iterator[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(size, generator=generator)
+        yield {"x": x, "y": torch.stack([x.sum(), x.prod()])}
+
+
+class Vectors:
+    def __init__(self, size: int = 4) -> None:
+        self._size = size
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return vectors(self._size)
+
+
+def start(model: Any, dataset: Any, **options: Any) -> accelmgr.Manager:
+    fixed = {"nprocs": 2, "device": "xla", "runners__threads": 1, "seed_base": 7, "runners__restart_backoff": 0.01}
+    return accelmgr.Manager(model, dataset, **{**fixed, **options})
+
+
+def distance(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Of all gradients together, in norms of the expected ones."""
+    assert len(found) == len(expected)
+    one = torch.cat([gradient.detach().double().flatten() for gradient in found])
+    other = torch.cat([gradient.detach().double().flatten() for gradient in expected])
+    assert other.norm() > 0
+    return ((one - other).norm() / other.norm()).item()
+
+
+def assert_close(manager: accelmgr.Manager, oracle: Oracle, tolerance: float = TOLERANCE) -> None:
+    found = distance(manager.get_aggregated_gradients(), oracle.gradients())
+    assert found <= tolerance, f"{found:.3g} of the norm"
+
+
+class Counted(nn.Module):
+    """Tells, beside the loss, what torch_xla has counted in its process before this forward pass."""
+
+    def counts(self) -> dict[str, float]:
+        if "torch_xla" not in sys.modules:
+            return {}  # It computes on the CPU.
+        from torch_xla.debug import metrics
+
+        return {
+            "compiled": float(metrics.counter_value("UncachedCompile") or 0),
+            "programs": float(metrics.counter_value("MarkStep") or 0),
+            "tensors_read": float((metrics.metric_data("TransferFromDeviceTime") or (0,))[0]),
+        }
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other, strict=True)
+    )
+
+
+def wait_until_settled(manager: accelmgr.Manager) -> None:
+    """step() returns when a step is over, which runners may see a moment later."""
+    deadline = time.monotonic() + 60
+    while any(runner.phase != "waiting" for runner in manager.statistics().runners):
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+class Encoder(Counted):
+    """A stock encoder between two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.first, self.last = nn.Linear(1, 16), nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        hidden = self.encoder(self.first(x.unsqueeze(-1)))
+        loss = nn.functional.mse_loss(self.last(hidden.mean(1)), y)
+        return {"loss": loss, "twice": 2 * loss} | self.counts()
+
+
+class Switched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.LayerNorm(8), nn.Linear(8, 2))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.layers(x), y)
+
+
+class Writes(Switched):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = super().forward(x, y)
+        with torch.no_grad():
+            self.layers[3].bias.mul_(0.5)
+        return loss
+
+
+class Ties(nn.Module):
+    """One weight under two names, in a list and in a closure; an LSTM, which holds weak references to its weights; a
+    parameter that lies within another; frozen and unused ones; hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 4, bias=False)
+        self.head = nn.Linear(4, 4, bias=False)
+        self.head.weight = self.embed.weight
+        self.all = [self.embed.weight]
+        self.recurrent = nn.LSTM(4, 4, batch_first=True)
+        self.whole = nn.Parameter(torch.randn(6))
+        self.part = nn.Parameter(self.whole.data[2:6])
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.never = nn.Parameter(torch.ones(2))
+        weight = self.embed.weight
+        self.norm = lambda: weight.square().mean()
+        self.part.register_hook(lambda gradient: 2 * gradient)
+        self.register_forward_pre_hook(lambda module, args: args)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.recurrent(self.frozen(self.embed(x)).unsqueeze(1))
+        hidden = self.head(hidden.squeeze(1)) * self.part + self.whole.sum() + self.all[0].sum()
+        return hidden.square().mean() + self.norm()
+
+
+class Normalized(Counted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        self.steps = self.steps + 1
+        return {"loss": (self.layers(x) * self.table[1]).square().mean()} | self.counts()
+
+
+class Images:
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(index))
+
+
+class Dropping(Counted):
+    """Random numbers of the device and of the CPU. Does what a file says, which it takes away."""
+
+    def __init__(self, folder: Any) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.BatchNorm1d(16), nn.Linear(16, 2))
+        self._folder = folder
+
+    def tell(self, what: str) -> None:
+        (self._folder / what).touch()
+
+    def told(self, what: str) -> bool:
+        try:
+            (self._folder / what).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def obey(self) -> None:
+        if self.told("die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.told("raise"):
+            raise ArithmeticError("told to raise")
+        if self.told("hang"):
+            threading.Event().wait()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        self.obey()
+        noise = 0.1 * torch.rand(2).to(x.device)
+        return {"loss": (self.layers(x) * y + noise).square().mean(), "noise": noise.sum()} | self.counts()

@@ -1,0 +1,66 @@
+"""Functions that tests name as model.factory or data.factory, good ones and bad ones."""
+
+import pathlib
+
+import torch
+from torch import nn
+
+NOT_CALLABLE = 3
+
+
+class Scaled(nn.Module):
+    def __init__(self, count: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.scale * x.unsqueeze(-1)).mean()
+
+
+def model(count: str = "3") -> nn.Module:
+    return Scaled(int(count))
+
+
+def model_of_file(path: str) -> nn.Module:
+    """A model whose size is read from a file: it changes between processes if the test rewrites the file."""
+    return Scaled(int(pathlib.Path(path).read_text()))
+
+
+def text() -> str:
+    return "no model"
+
+
+def broken() -> nn.Module:
+    raise LookupError("no weights here")
+
+
+def without_parameters() -> nn.Module:
+    return nn.ReLU()
+
+
+def one_name_twice() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 2))
+    module._parameters["0.weight"] = nn.Parameter(torch.ones(1))  # register_parameter() refuses the dot.
+    return module
+
+
+def of_quantized_numbers() -> nn.Module:
+    module = Scaled(2)
+    module.register_buffer("table", torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8))
+    return module
+
+
+def data(count: str = "8") -> list[torch.Tensor]:
+    return [torch.tensor(float(i)) for i in range(int(count))]
+
+
+def endless() -> object:
+    return (torch.tensor(float(i)) for i in range(8))
+
+
+def quantized_data() -> list[torch.Tensor]:
+    return [torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8)]
+
+
+def batches() -> object:
+    return torch.utils.data.DataLoader(data(), batch_size=2)

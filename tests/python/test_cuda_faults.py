@@ -1,0 +1,266 @@
+"""CUDA runners under faults: steps that are replayed bit for bit, and what a failing device and a model are told apart
+by. The device is the fake of cuda_runners.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cuda_runners import ASSERT, ILLEGAL_ADDRESS, AcceleratorError, FakeCuda, Installed, start
+from device_runners import SHAPE, Dropping, Switched, Vectors, Writes, same, wait_until_settled
+from torch import nn
+
+import accelmgr
+from accelmgr import _cuda
+
+OF_TORCH = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB"
+
+
+def break_copies(code: int) -> None:
+    """The device breaks when it has done what computing waits for, and has begun to copy gradients."""
+    FakeCuda.current.runtime.fake_cuda_break_after(3, code)
+
+
+class Failing(Dropping):
+    """Draws random numbers of the device too. Breaks its device when a file says so."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        outputs = super().forward(x, y)
+        drawn = FakeCuda.current.draw() if hasattr(FakeCuda, "current") else 0.5
+        runtime = FakeCuda.current.runtime if hasattr(FakeCuda, "current") else None
+        if self.told("copy fails"):
+            runtime.fake_cuda_fail(b"cudaMemcpyAsync", 2, ILLEGAL_ADDRESS)
+        if self.told("device breaks"):
+            runtime.fake_cuda_break_after(0, ILLEGAL_ADDRESS)
+        if self.told("kernel asserts"):
+            runtime.fake_cuda_break_after(0, ASSERT)
+        if self.told("copies break"):
+            outputs["loss"].register_hook(lambda _: break_copies(ILLEGAL_ADDRESS))
+        if self.told("copies find an assert"):
+            outputs["loss"].register_hook(lambda _: break_copies(ASSERT))
+        if self.told("device hangs"):
+            FakeCuda.current.hangs = True
+            runtime.fake_cuda_hang_after(0)
+        if self.told("out of memory"):
+            raise torch.cuda.OutOfMemoryError(OF_TORCH)
+        if self.told("out of memory in backward"):
+            outputs["loss"].register_hook(self.run_out)
+        if self.told("plain error"):
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        if self.told("plain assert"):
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return outputs | {"loss": outputs["loss"] + drawn, "drawn": drawn}
+
+    @staticmethod
+    def run_out(gradient: torch.Tensor) -> None:
+        raise torch.cuda.OutOfMemoryError(OF_TORCH)
+
+
+def made(folder: Any) -> Failing:
+    torch.manual_seed(4)
+    return Failing(folder)
+
+
+def bits_of(manager: accelmgr.Manager) -> list[Any]:
+    """Everything that a step gives."""
+    result = manager.step(accumulate=False)
+    result.raise_for_status()
+    found = [(result.loss, result.scalars["noise"], result.scalars["drawn"])]
+    found += [gradient.clone() for gradient in manager.get_aggregated_gradients()]
+    found += [buffer for _, buffer in sorted(manager.buffers().items())]
+    return [*found, ("tries", result.tries)]
+
+
+def trained(folder: Any, disturb: dict[int, str]) -> tuple[list[Any], list[int]]:
+    """Everything that five steps give, bit for bit; and how often each was tried."""
+    model = made(folder)
+    bits: list[Any] = []
+    tries = []
+    with start(model, Vectors(), **SHAPE) as manager:
+        for step in range(5):
+            if step in disturb:
+                model.tell(disturb[step])
+            *found, (_, tried) = bits_of(manager)
+            bits += found
+            tries.append(tried)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.01 * parameter.grad
+    return bits, tries
+
+
+def test_a_step_that_is_disturbed_is_replayed_bit_for_bit(tmp_path):
+    undisturbed, _ = trained(tmp_path, {})
+    numbers = [each for each in undisturbed if isinstance(each, tuple)]
+    for column in zip(*numbers, strict=True):
+        assert len(set(column)) == 5, "other random numbers in each step"
+    disturbed, tries = trained(tmp_path, {1: "die", 3: "die"})
+    assert tries == [1, 2, 1, 2, 1]
+    assert same(undisturbed, disturbed)
+    broken, tries = trained(tmp_path, {0: "device breaks", 2: "copy fails", 3: "out of memory"})
+    assert tries == [2, 1, 2, 2, 1]
+    assert same(undisturbed, broken)
+
+
+@pytest.mark.parametrize("first", ["cuda", "cpu"])
+def test_a_resumed_run_goes_on_bit_for_bit_and_another_device_may_resume_it(tmp_path, first):
+    second = {"cuda": "cpu", "cpu": "cuda"}[first]
+    with start(made(tmp_path), Vectors(), device=first, checkpoint__directory=str(tmp_path), **SHAPE) as manager:
+        bits_of(manager)
+        manager.save_checkpoint()
+        assert not manager.checkpoints_written(wait=30)[0].error
+        expected = bits_of(manager)
+    again = {"checkpoint": {"directory": str(tmp_path), "resume": "latest"}, **SHAPE}
+    with start(made(tmp_path), Vectors(), device=first, **again) as manager:
+        assert same(bits_of(manager), expected)
+    with start(made(tmp_path), Vectors(), device=second, **again) as manager:
+        noise_of_the_cpu = bits_of(manager)[0][1]
+        assert noise_of_the_cpu == expected[0][1]
+
+
+LOST = {
+    "device breaks": "an illegal memory access was encountered",
+    "copies break": "cudaEventQuery: cudaErrorIllegalAddress",
+    "copy fails": "cudaMemcpyAsync: cudaErrorIllegalAddress",
+    "out of memory": "Tried to allocate 20.00 MiB",
+    "out of memory in backward": "Tried to allocate 20.00 MiB",
+    "plain error": "unspecified launch failure",
+}
+
+
+@pytest.mark.parametrize("fault", LOST)
+def test_a_device_that_fails_is_a_lost_runner_which_is_replaced(tmp_path, capfd, fault):
+    model = made(tmp_path)
+    with start(model, Vectors(), nprocs=1, batch_size_per_device=3) as manager:
+        assert manager.step().ok
+        model.tell(fault)
+        result = manager.step()
+        assert result.ok and result.tries == 2
+        assert manager.step().tries == 1
+    assert LOST[fault] in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("fault", ["kernel asserts", "copies find an assert", "plain assert", "raise"])
+def test_an_error_of_the_model_is_not_tried_again(tmp_path, fault):
+    model = made(tmp_path)
+    with start(model, Vectors(), nprocs=1, batch_size_per_device=3) as manager:
+        assert manager.step().ok
+        model.tell(fault)
+        result = manager.step()
+        assert (result.status, result.error_type) == ("runner_lost", "ModelError")
+        expected = {"copies find an assert": "cudaErrorAssert", "raise": "ArithmeticError: told to raise"}
+        assert expected.get(fault, "device-side assert") in result.error
+
+
+def test_a_device_that_always_fails_ends_the_run_with_the_reason(tmp_path):
+    model = made(tmp_path)
+    with start(model, Vectors(), nprocs=1, runners__max_restarts=1, **SHAPE) as manager:
+        model.tell("out of memory")
+        assert manager.step().tries == 2
+        model.tell("out of memory")
+        result = manager.step()
+        assert result.status == "runner_lost" and result.error_type == ""
+        assert "runners.max_restarts" in result.error and "Tried to allocate 20.00 MiB" in result.error
+
+
+def test_a_device_that_hangs_is_a_timeout_and_then_a_lost_runner(tmp_path, capfd):
+    undisturbed = made(tmp_path)
+    with start(undisturbed, Vectors(), nprocs=1, **SHAPE) as manager:
+        expected = [bits_of(manager) for _ in range(2)]
+    model = made(tmp_path)
+    with start(model, Vectors(), nprocs=1, step_timeout=1.0, **SHAPE) as manager:
+        assert same(bits_of(manager), expected[0])
+        pid = manager.statistics().runners[0].pid
+        model.tell("device hangs")
+        assert manager.step(accumulate=False).status == "timeout"
+        wait_until_settled(manager)
+        assert manager.statistics().runners[0].pid == pid, "it has left the step, and so it stays"
+        result = manager.step(timeout=60, accumulate=False)
+        assert result.ok and manager.statistics().runners[0].pid != pid
+        assert result.loss == expected[1][0][0]
+    assert "the device hangs: it has not ended within 1 s" in capfd.readouterr().err
+
+
+def test_a_machine_without_a_gpu_is_told_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(accelmgr.ConfigError, match="runners.device is cuda, but .* GPU") as caught:
+        accelmgr.Manager(Dropping(tmp_path), Vectors(), nprocs=1, device="cuda", start_method="spawn")
+    assert caught.value.key == "runners.device"
+
+
+def test_a_runtime_that_cannot_be_loaded_is_named(tmp_path):
+    model = made(tmp_path)
+    model.fake_of_cuda = Installed("/nowhere/libcudart.so")
+    with pytest.raises(accelmgr.RunnerError, match="is cuda, but CUDA's runtime .*/nowhere/libcudart.so"):
+        start(model, Vectors(), nprocs=1)
+
+
+def test_a_torch_without_cuda_and_a_machine_without_a_driver_are_told_apart(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for version, reason, message in (
+        (None, None, "was built without CUDA; install one that was built for it"),
+        ("13.0", "Found no NVIDIA driver on your system.\nPlease", "no GPU that torch .* can use: Found no NVIDIA"),
+        ("13.0", "No CUDA GPUs are available", r"\(CUDA_VISIBLE_DEVICES=7\): No CUDA GPUs are available"),
+    ):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        monkeypatch.setattr(torch.cuda, "init", lambda reason=reason: fail(reason))
+        if reason is not None and reason.startswith("No CUDA"):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+        with pytest.raises(accelmgr.ConfigError, match=message) as caught:
+            _cuda.check()
+        assert caught.value.key == "runners.device"
+
+
+def fail(reason: str) -> None:
+    raise RuntimeError(reason)
+
+
+class Replaces(Switched):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = super().forward(x, y)
+        self.layers[0].bias = nn.Parameter(torch.zeros(8))
+        return loss
+
+
+class Moves(Switched):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.layers[0].bias.data = torch.zeros(8)
+        return super().forward(x, y)
+
+
+class Detached(Switched):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, y).detach()
+
+
+WRONG = {
+    Writes: r"the model wrote to its parameter 'layers.3.bias'",
+    Replaces: r"after the start 'layers.0.bias' of the model was replaced",
+    Moves: r"parameter 'layers.0.bias' was replaced",
+    Detached: r"the loss does not require a gradient",
+}
+
+
+@pytest.mark.parametrize("model", WRONG, ids=lambda model: model.__name__)
+def test_a_model_that_does_what_it_must_not_is_told(model):
+    with start(model(), Vectors(), nprocs=1) as manager:
+        result = manager.step()
+        assert (result.status, result.error_type) == ("runner_lost", "ModelError")
+        assert WRONG[model] in result.error
+
+
+def test_errors_of_devices_are_told_from_errors_of_models():
+    def is_lost(error: Exception) -> bool:
+        return _cuda.failure_of(error) is not None
+
+    assert is_lost(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB"))
+    assert is_lost(AcceleratorError("CUDA error: an illegal memory access was encountered"))
+    assert is_lost(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
+    assert is_lost(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert not is_lost(AcceleratorError("CUDA error: device-side assert triggered"))
+    assert not is_lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_lost(ValueError("a value in a text about CUDA error"))
+    wrapped = accelmgr.ModelError("of the model")
+    wrapped.__cause__ = RuntimeError("CUDA error: unspecified launch failure")
+    assert is_lost(wrapped)

@@ -1,0 +1,366 @@
+"""What CUDA runners compute, against plain PyTorch on the CPU. The device is the fake of cuda_runners.py."""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cuda_runners import FakeCuda, install, start
+from device_runners import (
+    BF16_TOLERANCE,
+    TOLERANCE,
+    Encoder,
+    Images,
+    Normalized,
+    Switched,
+    Ties,
+    Vectors,
+    assert_close,
+    distance,
+    vectors,
+)
+from oracle import Oracle, assert_equal
+from programs import run
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import accelmgr
+
+
+def follow(model: nn.Module, oracle: Oracle) -> None:
+    with torch.no_grad():
+        for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
+            other.copy_(one)
+
+
+def train(
+    model: nn.Module, dataset: Any, elements: Any, steps: int = 3, replacements: int = 0, **options: Any
+) -> list[accelmgr.StepResult]:
+    """Trains for some steps, and checks losses and gradients of each."""
+    shape = {
+        key: options.get(key, default)
+        for key, default in (("nprocs", 2), ("batch_size_per_device", 1), ("grad_accumulation_steps", 1))
+    }
+    oracle = Oracle(model, elements, **shape, collate_fn=options.get("collate_fn"))
+    results = []
+    with start(model, dataset, **options) as manager:
+        for step in range(steps):
+            results.append(manager.step(accumulate=step % 2 == 1))
+            results[-1].raise_for_status()
+            if step % 2 == 0:
+                oracle.zero_grad()
+            assert results[-1].loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(0.01 * parameter.grad.clamp(-1, 1) + 0.001 * parameter)
+            follow(model, oracle)
+        assert manager.statistics().replacements == replacements
+    return results
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"nprocs": 2, "batch_size_per_device": 3, "grad_accumulation_steps": 1},
+        {"nprocs": 3, "batch_size_per_device": 2, "grad_accumulation_steps": 3},
+    ],
+    ids=["two", "three_of_three_micro_batches"],
+)
+def test_runners_train_as_one_process_on_the_cpu_does(shape):
+    torch.manual_seed(1)
+    model = Encoder()
+    results = train(model, Vectors(), vectors(4), steps=5, **shape)
+    assert all(result.scalars["twice"] == pytest.approx(2 * result.loss, rel=1e-6) for result in results)
+    assert {str(parameter.device) for parameter in model.parameters()} == {"cpu"}
+
+
+class Watched(Encoder):
+    """From its second micro-batch on, nothing may be read while it computes. May read a value itself."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self._reads = reads
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        if hasattr(FakeCuda, "current"):
+            FakeCuda.current.refuses_reads = True
+        outputs = super().forward(x, y)
+        if self._reads:
+            outputs["first"] = outputs["loss"].item()
+        return outputs
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_nothing_is_read_before_the_last_backward_pass_is_queued(reads):
+    with start(Watched(reads), Vectors(), nprocs=1, grad_accumulation_steps=3) as manager:
+        results = [manager.step() for _ in range(3 - 2 * reads)]
+        assert all(result.ok != reads for result in results), results
+        assert ("reads from the device" in results[-1].error) == reads
+
+
+def test_in_double_precision():
+    torch.manual_seed(1)
+    model = Switched().double().eval()
+    with start(model, Doubles()) as manager:
+        oracle = Oracle(model, Doubles(), nprocs=2)
+        assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-12)
+        assert_close(manager, oracle, 1e-12)
+
+
+class Doubles:
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return ({key: value.double() for key, value in element.items()} for element in vectors(4))
+
+
+def test_ties_views_weak_references_and_hooks_are_the_model_s():
+    torch.manual_seed(2)
+    model = Ties()
+    oracle = Oracle(model, vectors(4), batch_size_per_device=2, nprocs=2)
+    oracle.model = Ties()  # A copy would have the closure of the original.
+    oracle.model.load_state_dict(model.state_dict())
+    for parameter in oracle.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with start(model, Vectors(), batch_size_per_device=2) as manager:
+        for _ in range(3):
+            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+            oracle.zero_grad()
+            with torch.no_grad():
+                for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
+                    one.mul_(0.9)
+                    other.copy_(one)
+
+
+def test_buffers_are_those_of_the_cpu():
+    torch.manual_seed(3)
+    model = Normalized()
+    shape = {"nprocs": 1, "batch_size_per_device": 5, "grad_accumulation_steps": 2}
+    oracle = Oracle(model, (Images()[i] for i in range(1000)), **shape)
+    with start(model, Images(), **shape) as manager:
+        for step in range(4):
+            if step == 2:
+                for each in (model, oracle.model):
+                    each.layers[1].running_mean.fill_(0.5)
+            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
+            theirs = dict(oracle.model.named_buffers())
+            for name, buffer in manager.buffers().items():
+                torch.testing.assert_close(buffer, theirs[name])
+        assert manager.buffers()["steps"] == 8
+
+
+class Expanded(nn.Module):
+    """A buffer whose elements share memory, an empty one, and one that the model writes without a trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("wide", torch.ones(1).expand(4))
+        self.register_buffer("empty", torch.empty(0))
+        self.register_buffer("hidden", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.hidden.data += 1
+        return (self.linear(x * self.wide) - y + self.hidden).square().mean()
+
+
+def test_buffers_of_any_form():
+    torch.manual_seed(3)
+    model = Expanded()
+    oracle = Oracle(model, vectors(4), grad_accumulation_steps=2)
+    with start(model, Vectors(), nprocs=1, grad_accumulation_steps=2) as manager:
+        for _ in range(3):
+            assert manager.step().loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+        assert manager.buffers()["hidden"].tolist() == [6, 6]
+
+
+def test_modes_and_frozen_parameters_are_those_of_the_host_s_model():
+    torch.manual_seed(9)
+    model = Switched()
+    oracle = Oracle(model, vectors(4), nprocs=2)
+    with start(model, Vectors()) as manager:
+        assert manager.step(accumulate=False).loss != pytest.approx(oracle.step(), rel=1e-3), "something is dropped"
+        for frozen in (True, False):
+            for each in (model, oracle.model):
+                each.eval()
+                each.layers[0].requires_grad_(not frozen)
+            oracle.zero_grad()
+            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+            assert manager.get_aggregated_gradients()[0].any() != frozen
+
+
+class Odd(nn.Module):
+    """Gradients that are sparse, transposed by a hook, of a weight used by several backward passes, and of one that
+    only some batches use; tensors in the batch that are neither named nor alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4, sparse=True)
+        self.shared = nn.Linear(4, 4)
+        self.turned = nn.Parameter(torch.randn(4, 4))
+        self.sometimes = nn.Parameter(torch.randn(4))
+        self.turned.register_post_accumulate_grad_hook(turn)
+        self.calls = 0
+
+    def forward(self, words: torch.Tensor, rest: dict[str, Any]) -> torch.Tensor:
+        hidden = self.embedding(words)
+        for _ in range(3):
+            hidden = checkpoint(self.layer, hidden, use_reentrant=True)
+        hidden = hidden @ self.turned
+        if rest["many"][0].sum() > 3:
+            hidden = hidden * self.sometimes
+        rest["many"][1].add_(1)  # The batch is the model's own.
+        return (hidden.mean((1, 2)) - rest["many"][1].float()).square().mean()
+
+    def layer(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.shared(x))
+
+
+def turn(parameter: torch.Tensor) -> None:
+    parameter.grad = parameter.grad.t().contiguous().t()
+
+
+class Words:
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(index)
+        words = torch.randint(8, (3,), generator=generator)
+        numbers = torch.randint(5, (2,), generator=generator)
+        return {"words": words, "rest": {"many": (numbers, torch.tensor(index % 7))}}
+
+
+def collated(elements: list[Any]) -> Any:
+    return torch.utils.data.default_collate(elements)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_gradients_of_any_form_and_batches_of_any_structure(micro_batches):
+    torch.manual_seed(5)
+    options = {"batch_size_per_device": 2, "grad_accumulation_steps": micro_batches, "collate_fn": collated}
+    train(Odd(), Words(), (Words()[i] for i in range(1000)), steps=4, **options)
+
+
+class Sums(nn.Module):
+    """A hook of the user multiplies the gradient that it finds, which is the sum over the micro-batches so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.linear.weight.register_post_accumulate_grad_hook(double)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) - y).square().mean()
+
+
+def double(parameter: torch.Tensor) -> None:
+    parameter.grad *= 2
+
+
+def test_hooks_of_the_user_see_the_sum_as_on_the_cpu():
+    found = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(6)
+        with start(Sums(), Vectors(), nprocs=1, grad_accumulation_steps=3, device=device) as manager:
+            assert manager.step().ok
+            found.append([gradient.clone() for gradient in manager.get_aggregated_gradients()])
+    assert_equal(found[1], found[0])
+
+
+class Beside(nn.Module):
+    """Its gradient is written by another stream than that of the forward pass, and late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.values = torch.zeros(4)
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        fake = FakeCuda.current
+        self.steps += 1
+        self.values.copy_(x[0])
+        fake.runtime.cudaHostRegister(ctypes.c_void_p(self.values.data_ptr()), ctypes.c_size_t(16), 0)
+        if self.weight._backward_hooks is None:
+            self.weight.register_hook(self.late)
+        return (self.weight * x).sum()
+
+    def late(self, gradient: torch.Tensor) -> torch.Tensor:
+        if self.steps == 1:
+            return gradient  # Such a gradient is copied behind the backward pass, for which torch has waited.
+        fake, target = FakeCuda.current, torch.zeros(4)
+        fake.current_stream = lambda: fake.side_stream  # type: ignore[method-assign]
+        to, from_ = ctypes.c_void_p(target.data_ptr()), ctypes.c_void_p(self.values.data_ptr())
+        assert fake.runtime.cudaMemcpyAsync(to, from_, ctypes.c_size_t(16), 1, ctypes.c_void_p(fake.side_stream)) == 0
+        return target
+
+
+def test_a_gradient_of_another_stream_is_awaited():
+    model = Beside()
+    with start(model, Vectors(), nprocs=1) as manager:
+        elements = vectors(4)
+        for _ in range(3):
+            manager.step(accumulate=False).raise_for_status()
+            assert_equal([model.weight.grad], [next(elements)["x"]])
+        assert manager.statistics().replacements == 0
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_data_that_ends_within_a_step(drop_last):
+    torch.manual_seed(7)
+    model = Encoder()
+    dataset = [element for element, _ in zip(vectors(4), range(7), strict=False)]
+    shape = {"nprocs": 1, "batch_size_per_device": 2, "grad_accumulation_steps": 3}
+    with start(model, dataset, **shape, data={"drop_last": drop_last}) as manager:
+        oracle = Oracle(model, dataset, **shape)
+        assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
+        result = manager.step(accumulate=False)
+        assert result.status == "data_end" if drop_last else result.ok and result.samples == 1
+        if not drop_last:
+            rest = Oracle(model, dataset[6:])
+            rest.step()
+            assert distance(manager.get_aggregated_gradients(), rest.gradients()) < 1  # It is scaled by samples.
+            one, other = manager.get_aggregated_gradients()[0], rest.gradients()[0]
+            torch.testing.assert_close(one / one.norm(), other / other.norm())
+
+
+def test_gradients_are_rounded_once_where_slabs_are_bfloat16():
+    torch.manual_seed(8)
+    model = Encoder()
+    oracle = Oracle(model, vectors(4), nprocs=1, grad_accumulation_steps=2)
+    with start(model, Vectors(), nprocs=1, grad_accumulation_steps=2, gradients={"slab_dtype": "bf16"}) as manager:
+        for _ in range(3):
+            assert manager.step(accumulate=False).ok
+            oracle.zero_grad()
+            oracle.step()
+            for ours, theirs in zip(manager.get_aggregated_gradients(), oracle.gradients(), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=2**-8, atol=1e-6)
+
+
+def test_in_bfloat16_gradients_are_as_near_as_its_eight_bits_allow():
+    torch.manual_seed(6)
+    model = Encoder()
+    oracle = Oracle(model, vectors(4), nprocs=2, batch_size_per_device=4)
+    with start(model, Vectors(), batch_size_per_device=4, runners__autocast="bf16") as manager:
+        assert manager.step().loss == pytest.approx(oracle.step(), rel=BF16_TOLERANCE)
+        assert_close(manager, oracle, BF16_TOLERANCE)
+        assert distance(manager.get_aggregated_gradients(), oracle.gradients()) > TOLERANCE
+
+
+def train_in_a_fork() -> None:
+    install()  # Nothing is unpickled there.
+    torch.manual_seed(1)
+    train(Encoder(), Vectors(), vectors(4), steps=2, start_method="fork")
+
+
+def test_the_manager_may_be_a_fork():
+    # A process of its own: where libraries are looked for is settled when a program starts, and a fork inherits it.
+    code, _, err = run("-c", "import test_cuda_numbers; test_cuda_numbers.train_in_a_fork()", cwd=pathlib.Path.cwd())
+    assert code == 0, err

@@ -1,0 +1,97 @@
+"""Checks that the modules of the package do not import each other in a circle."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src/python/accelmgr"
+Graph = dict[str, set[str]]
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def executed(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes that may run, those in functions included, but not those under `if TYPE_CHECKING`."""
+    yield node
+    for child in node.orelse if isinstance(node, ast.If) and is_type_checking(node) else ast.iter_child_nodes(node):
+        yield from executed(child)
+
+
+def imported(node: ast.AST, package: str) -> list[str]:
+    """Dotted names of an import in a module of `package`. `from x import y` gives `x.y`, which may be no module."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+    source = ".".join([*above, *([node.module] if node.module else [])])
+    return [f"{source}.{alias.name}" for alias in node.names]
+
+
+def with_parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def graph_of(folder: pathlib.Path, extensions: tuple[str, ...] = ()) -> Graph:
+    """Maps each module to those that it imports. Importing `a.b.c` imports `a.b` too, unless that is under way."""
+    files = {}
+    for file in folder.rglob("*.py"):
+        parts = file.relative_to(folder.parent).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    graph: Graph = {name: set() for name in extensions}
+    for module, file in files.items():
+        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+        names = {name for node in executed(ast.parse(file.read_text())) for name in imported(node, package)}
+        graph[module] = set()
+        for name in names:
+            known = [each for each in with_parents(name) if each in files or each in extensions]
+            graph[module] |= (set(known[:-1]) - set(with_parents(package))) | set(known[-1:])
+    return graph
+
+
+def circles_of(graph: Graph) -> list[str]:
+    """The import circles of a graph, as "a > b > a". Each module of a circle is in at least one of them."""
+    circles = []
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        if module in path:
+            circles.append(" > ".join([*path[path.index(module) :], module]))
+        elif module not in done:
+            for other in sorted(graph[module]):
+                visit(other, [*path, module])
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, [])
+    return circles
+
+
+def test_no_module_of_the_package_imports_itself_by_way_of_others() -> None:
+    graph = graph_of(PACKAGE, ("accelmgr._native",))
+    assert "accelmgr.manager" in graph["accelmgr"]  # The graph has edges.
+    assert circles_of(graph) == []
+
+
+def test_a_circle_is_found(tmp_path: pathlib.Path) -> None:
+    package = tmp_path / "made"
+    (package / "inner").mkdir(parents=True)
+    for name, text in {
+        "__init__.py": "from made import first",
+        "first.py": "import made.second as other",
+        "second.py": "def later():\n    from made.inner import leaf",
+        "inner/__init__.py": "from .. import first",
+        "inner/leaf.py": "from made.inner import twig",
+        "inner/twig.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from made.inner import leaf",
+    }.items():
+        (package / name).write_text(text)
+    assert circles_of(graph_of(package)) == ["made.first > made.second > made.inner > made.first"]
+    (package / "inner/__init__.py").write_text("")
+    assert circles_of(graph_of(package)) == []
+    (package / "inner/twig.py").write_text("from . import leaf")
+    assert circles_of(graph_of(package)) == ["made.inner.leaf > made.inner.twig > made.inner.leaf"]

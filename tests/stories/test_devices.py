@@ -1,0 +1,125 @@
+"""Checks what a person is told of devices: by `info`, by a run that chooses them, and where they are missing.
+
+The GPUs are those of a fake of NVIDIA's driver, which lists them and does nothing else.
+"""
+
+import os
+
+import pytest
+from conftest import DONE, USAGE
+
+FAKE = {"LD_LIBRARY_PATH": os.environ["FAKE_DRIVER_FOLDER"]}
+NO_GPU = FAKE | {"FAKE_DRIVER_GPUS": "0"}
+GPU_A = "GPU 0 (Fake GPU A, 16.0 GiB, compute capability 9.0, GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf)"
+
+CONFIG = """\
+batch_size_per_device: 4
+runners: {threads: 1}
+model: {kind: mlp, mlp: {input_size: 16, hidden_size: 32}}
+train: {steps: 5}
+"""
+
+SEEING = """\
+import os
+import torch
+
+
+def make():
+    if (gpu := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        raise RuntimeError(f"this runner sees {gpu}")
+    return torch.nn.Linear(2, 1)
+
+
+def points():
+    return [(torch.ones(2),)]
+"""
+
+
+def train(person, *settings, env=None):
+    person.file("run.yaml").write_text(CONFIG)
+    words = " ".join(f"--set {setting}" for setting in settings)
+    return person.types(f"accelmgr train -c run.yaml {words}", env=env)
+
+
+def test_info_lists_the_gpus(person):
+    ended = person.types("accelmgr info", env=FAKE)
+    assert ended.code == DONE
+    assert GPU_A in ended.out and "GPU 1 (Fake GPU B, 32.0 GiB" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (NO_GPU, "no GPU can be used: cuInit: CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected"),
+        (FAKE | {"FAKE_DRIVER_FAILS": "999"}, "no GPU can be used: cuInit: CUDA_ERROR_UNKNOWN (999)"),
+        (FAKE | {"FAKE_DRIVER_CRASHES": "1"}, "killed by signal 11 (SEGV)"),
+        (FAKE | {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES is '' and hides all 2 GPUs"),
+    ],
+    ids=["no GPU", "error", "crash", "hidden"],
+)
+def test_info_says_why_no_gpu_can_be_used(person, env, said):
+    ended = person.types("accelmgr info", env=env)
+    assert ended.code == DONE
+    assert said in ended.out
+
+
+def test_auto_computes_on_the_cpu_where_there_is_no_gpu_and_says_so(person):
+    ended = train(person, "runners.device=auto", env=NO_GPU)
+    assert ended.code == DONE, ended.text
+    assert "2 runners on the CPU, " in ended.out
+    assert "the runners compute on the CPU, because no GPU can be used: cuInit: CUDA_ERROR_NO_DEVICE" in ended.err
+
+
+def test_auto_begins_on_whatever_this_machine_has(person):
+    ended = train(person, "runners.device=auto", env={"CUDA_VISIBLE_DEVICES": "", "ACCELMGR_LOG_LEVEL": "info"})
+    assert ended.code == DONE, ended.text
+    assert "no GPU can be used: " in ended.err
+    assert "rank 0 computes on the CPU" in ended.err and "rank 1 computes on the CPU" in ended.err
+
+
+REFUSED = {
+    "no GPU": (NO_GPU, ["runners.device=cuda"], ["runners.device is cuda, but no GPU can be used: cuInit"]),
+    "hidden": (
+        FAKE | {"CUDA_VISIBLE_DEVICES": "-1"},
+        ["runners.device=cuda"],
+        ["CUDA_VISIBLE_DEVICES is '-1' and hides all 2 GPUs"],
+    ),
+    "too few": (
+        FAKE,
+        ["runners.device=auto", "nprocs=3"],
+        ["nprocs is 3, but 2 GPUs are visible; set runners.oversubscribe"],
+    ),
+    "no such GPU": (FAKE, ["runners.device=cuda", "runners.devices=0,7"], ["runners.devices names '7'", GPU_A]),
+    "twice": (FAKE, ["runners.device=cuda", "runners.devices=GPU-a0,0"], [f"names {GPU_A} twice"]),
+    "a list beside a count": (
+        FAKE,
+        ["runners.device=cuda", "runners.devices=0,1", "nprocs=3"],
+        ["runners.devices has 2 devices", "nprocs is 3"],
+    ),
+    "a list for the CPU": (FAKE, ["runners.devices=0,1"], ["runners.device is cpu; set auto or cuda"]),
+    "another name": (FAKE, ["runners.device=gpu"], ["a GPU is a device of CUDA: cuda"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_devices_that_cannot_be_had_are_refused(person, case):
+    env, settings, said = REFUSED[case]
+    ended = train(person, *settings, env=env)
+    assert ended.code == USAGE, ended.text
+    for part in said:
+        assert part in ended.err, ended.text
+
+
+def test_a_runner_of_python_sees_its_gpu_in_the_environment_of_python_too(person):
+    person.file("seeing.py").write_text(SEEING)
+    ended = train(
+        person,
+        "runners.device=cuda",
+        "runners.devices=1",
+        "model.kind=python",
+        "model.factory=seeing:make",
+        "data.kind=python",
+        "data.factory=seeing:points",
+        env=FAKE,
+    )
+    assert "this runner sees GPU-b0b1b2b3-b4b5-b6b7-b8b9-babbbcbdbebf" in ended.err, ended.text

@@ -1,0 +1,93 @@
+"""Checks that the program trains a Python model on Python data, both named in a configuration, without a script."""
+
+import json
+
+import pytest
+from conftest import DONE, USAGE
+
+MODELS = '''
+import torch
+
+
+class Line(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(width))
+
+    def forward(self, x, y):
+        return {"loss": (x @ self.weight - y).square().mean()}
+
+
+def make(width):
+    return Line(int(width))
+
+
+def nothing():
+    return 7
+
+
+def points():
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        x = torch.randn(3, generator=generator)
+        yield {"x": x, "y": x.sum()}
+'''
+
+CONFIG = """\
+nprocs: 2
+batch_size_per_device: 8
+runners: {threads: 1}
+model: {kind: python, factory: "FACTORY", options: {OPTIONS}}
+data: {kind: python, factory: "lines:points", epochs: 1}
+optimizer: {kind: sgd, learning_rate: 0.2, warmup_updates: 0}
+train: {steps: 20}
+"""
+
+
+def write(person, factory="lines:make", options='width: "3"'):
+    person.file("lines.py").write_text(MODELS)
+    person.file("line.yaml").write_text(CONFIG.replace("FACTORY", factory).replace("OPTIONS", options))
+
+
+def losses_of(log):
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_a_configuration_trains_it(person):
+    write(person)
+    ended = person.types("accelmgr train -c line.yaml --log line.jsonl --checkpoint-dir ck")
+    assert ended.code == DONE, ended.text
+    losses = losses_of(person.file("line.jsonl"))
+    assert len(losses) == 20 and losses[-1] < losses[0] / 10, losses
+    ended = person.types(
+        "accelmgr train -c line.yaml --steps 25 --log line.jsonl --checkpoint-dir ck --resume latest"
+    )
+    assert ended.code == DONE, ended.text
+    assert len(losses_of(person.file("line.jsonl"))) == 25
+
+
+WRONG = {
+    "no module": ("no_such_lines:make", USAGE, "model.factory is 'no_such_lines:make': there is no module"),
+    "no function": ("lines:made", USAGE, "has no 'made'"),
+    "no colon": ("lines.make", USAGE, "it must be package.module:function"),
+    "no function at all": ("", USAGE, "model.factory is empty"),
+    "what cannot be called": ("lines:__name__", USAGE, "which is a str and cannot be called"),
+    "what makes no model": ("lines:nothing", USAGE, "it must return a torch.nn.Module"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_factory_that_is_wrong_is_named(person, case):
+    factory, code, said = WRONG[case]
+    write(person, factory, "" if factory == "lines:nothing" else 'width: "3"')
+    ended = person.types("accelmgr train -c line.yaml")
+    assert ended.code == code, ended.text
+    assert said in ended.err, ended.text
+
+
+def test_held_out_data_of_python_is_not_evaluated(person):
+    write(person)
+    ended = person.types("accelmgr train -c line.yaml --set train.evaluate_every=5")
+    assert ended.code == USAGE, ended.text
+    assert "train.evaluate_every is 5" in ended.err

@@ -1,0 +1,59 @@
+#include "support/bound_replica.hpp"
+
+#include "replica/model.hpp"
+#include "replica/strided.hpp"
+#include "session/layout.hpp"
+
+namespace accelmgr::test {
+
+void GradientSums::capture(std::size_t index, const void* gradient) {
+  auto& sum = sums[index];
+  sum.resize(manifest->tensors.at(index).count);
+  for (std::size_t i = 0; i < sum.size(); ++i)
+    sum[i] += dtype == DType::float64 ? static_cast<const double*>(gradient)[i]
+                                      : double(static_cast<const float*>(gradient)[i]);
+  order.push_back(index);
+}
+
+BoundReplica::BoundReplica(std::unique_ptr<replica::Replica> replica, std::uint64_t seed)
+    : generator_(session::generator_bytes), replica_(std::move(replica)) {
+  auto tensors = replica::tensors_of(replica_->describe());
+  manifest_ = std::move(tensors.manifest);
+  buffers_.resize(manifest_.place_buffers());
+  sink_.manifest = &manifest_;
+  sink_.dtype = tensors.parameters.at(0).dtype;
+  const auto bytes = size_of(sink_.dtype);
+  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
+    const auto& entry = manifest_.tensors[i];
+    const auto& from = tensors.parameters[i];
+    if (entry.shares >= 0) {
+      auto* first = places_.at(static_cast<std::size_t>(entry.shares)).data;
+      places_.push_back({first + entry.shared_offset * bytes, entry.strides});
+      continue;
+    }
+    memory_.emplace_back(entry.count * bytes);
+    places_.push_back({memory_.back().data(), replica::dense_strides(entry.shape)});
+    replica::copy_strided(places_.back().data, places_.back().strides, from.data, from.strides, from.shape,
+                          bytes);
+  }
+  replica_->bind(manifest_, places_, sink_);
+  replica_->seed(seed);
+  save();
+}
+
+void BoundReplica::begin_attempt() {
+  sink_.sums.clear();
+  sink_.order.clear();
+  sink_.backwards = 0;
+  replica_->begin_attempt();
+}
+
+replica::Totals BoundReplica::attempt(std::span<const replica::Field> batch, double divisor, int times) {
+  load();
+  begin_attempt();
+  replica_->load_parameters();
+  for (int i = 0; i < times; ++i) replica_->run(batch, divisor);
+  return replica_->collect();
+}
+
+}  // namespace accelmgr::test

@@ -1,0 +1,375 @@
+// Teams of devices in whole systems: runners with a GPU each sum up their gradients over NCCL, beside runners
+// on CPUs; what happens to a team when one of its ranks is lost, cannot join, or a step is given up. Driver,
+// CUDA and NCCL are fakes; the processes are real.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <fstream>
+#include <thread>
+
+#include "staged_run.hpp"
+#include "temporary_folder.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+using session::RankMask;
+
+constexpr double rounding = 1e-5;
+constexpr const char* width = "512";  // Every rank has chunks to reduce.
+
+/// The steps of a run, in each of which the host has written other parameters.
+class Trained {
+ public:
+  explicit Trained(const Config& config) : run(config) {}
+
+  StepResult step(const StepOptions& options = {}) {
+    write();
+    return expect_ok(run.manager(), options);
+  }
+  void write() {
+    auto parameters = parameters_of(run.manager());
+    for (auto& parameter : parameters) {
+      auto* values = reinterpret_cast<float*>(parameter.bytes.data());
+      for (std::size_t i = 0; i < parameter.count(); ++i) values[i] = 0.9F * values[i] + 0.01F;
+    }
+    write_parameters(run.manager(), parameters);
+  }
+  /// The team of the last attempt, which all its ranks have told in their ballots, and no others.
+  RankMask team() {
+    const auto session = run.manager().session();
+    const auto& request = session->control().request;
+    for (int rank = 0; rank < session->ranks(); ++rank) {
+      if ((request.participants >> rank & 1) == 0) continue;
+      const bool in_team = (request.device_team.ranks >> rank & 1) != 0;
+      EXPECT_EQ(session->record(rank).ballot.team, in_team ? request.device_team.ranks : 0)
+          << "rank " << rank;
+    }
+    return request.device_team.ranks;
+  }
+  /// The attempt in which the communicator of the team was made.
+  std::uint64_t communicator(int rank = 0) {
+    return run.manager().session()->record(rank).device_team.communicator.load();
+  }
+  void kill(int rank) {
+    const auto pidfd = ipc::open_pidfd(pid(rank));
+    run.kill_and_wait(pidfd.get());
+  }
+  pid_t pid(int rank) { return run.manager().statistics().runners.at(static_cast<std::size_t>(rank)).pid; }
+
+  StagedRun run;
+};
+
+class DeviceTeam : public testing::Test {
+ protected:
+  DeviceTeam() {
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    setenv("FAKE_DRIVER_GPUS", "4", 1);
+  }
+
+  static Config on_host(const Stage& stage, int runners) {
+    auto config = restarting(stage);
+    config.nprocs = runners;
+    config.model.options["hidden"] = width;
+    return config;
+  }
+  Config on_gpus(int gpus, int cpus = 0) const {
+    auto config = on_host(stage_, gpus + cpus);
+    config.model.kind = staged_by_device;
+    config.step_timeout = 60;
+    config.abort_grace = 30;
+    config.runners.device = accelmgr::Device::cuda;
+    for (int i = 0; i < gpus; ++i) config.runners.devices.push_back(std::to_string(i));
+    for (int i = 0; i < cpus; ++i) config.runners.devices.push_back("cpu");
+    return config;
+  }
+  Config with_fault(const char* fault, int gpus = 2) const {
+    auto config = on_gpus(gpus);
+    config.model.options["nccl_fault"] = fault;
+    config.model.options["nccl_fault_once"] = (folder_ / "struck").string();
+    return config;
+  }
+  bool has_struck() const { return std::ifstream(folder_ / "struck").good(); }
+
+  /// The same steps with as many runners on CPUs.
+  static StagedOutcome on_cpus(int runners, int steps) {
+    Stage stage;
+    Trained trained(on_host(stage, runners));
+    for (int i = 0; i < steps; ++i) trained.step();
+    return outcome_of(trained.run);
+  }
+  static void expect_like(Trained& trained, const StagedOutcome& expected) {
+    const auto outcome = outcome_of(trained.run);
+    EXPECT_LE(distance(outcome.gradients, expected.gradients), rounding);
+    EXPECT_LE(distance(outcome.buffers, expected.buffers), rounding);
+    EXPECT_EQ(outcome.elements, expected.elements);
+    EXPECT_EQ(outcome.steps, expected.steps);
+    EXPECT_EQ(outcome.samples, expected.samples);
+  }
+
+  Stage stage_;
+  TemporaryFolder folder_;
+};
+
+TEST_F(DeviceTeam, SumsUpWhatTwoRunnersOnCpusWould) {
+  const auto expected = on_cpus(2, 3);
+  Trained trained(on_gpus(2));
+  for (int i = 0; i < 3; ++i) trained.step();
+  EXPECT_EQ(trained.team(), 0b11U);
+  EXPECT_EQ(trained.communicator(0), 1U) << "one communicator does for all steps";
+  EXPECT_EQ(trained.communicator(1), 1U);
+  expect_like(trained, expected);
+}
+
+// Each rank has another part of the master: shards of 3 and 4.
+TEST_F(DeviceTeam, SumsUpWhatThreeAndFourRunnersOnCpusWould) {
+  for (const int ranks : {3, 4}) {
+    const auto expected = on_cpus(ranks, 2);
+    Trained trained(on_gpus(ranks));
+    for (int i = 0; i < 2; ++i) trained.step();
+    EXPECT_EQ(trained.team(), session::all_ranks(ranks));
+    expect_like(trained, expected);
+  }
+}
+
+TEST_F(DeviceTeam, AddsToWhatRunnersOnCpusHave) {
+  const auto expected = on_cpus(4, 3);
+  Trained trained(on_gpus(2, 2));
+  for (int i = 0; i < 3; ++i) trained.step();
+  EXPECT_EQ(trained.team(), 0b0011U);
+  expect_like(trained, expected);
+}
+
+TEST_F(DeviceTeam, AccumulatesSteps) {
+  const auto twice = [](const Config& config) {
+    Trained trained(config);
+    trained.step();
+    trained.step({.accumulate = true});
+    return gradients_of(trained.run.manager());
+  };
+  Stage stage;
+  EXPECT_LE(distance(twice(on_gpus(2)), twice(on_host(stage, 2))), rounding);
+}
+
+TEST_F(DeviceTeam, IsNotWhereItIsOffOrGpusAreSharedOrThereIsOne) {
+  const auto expected = on_cpus(2, 2);
+  auto off = on_gpus(2);
+  off.runners.nccl = NcclUse::off;
+  auto shared = on_gpus(2);
+  shared.runners.devices = {"0", "0"};
+  shared.runners.oversubscribe = true;
+  for (const auto& config : {off, shared, on_gpus(1, 1)}) {
+    Trained trained(config);
+    for (int i = 0; i < 2; ++i) trained.step();
+    EXPECT_EQ(trained.team(), 0U);
+    expect_like(trained, expected);
+  }
+}
+
+// Those with a library are the team.
+TEST_F(DeviceTeam, LeavesOutARankWithoutTheLibrary) {
+  const auto expected = on_cpus(3, 2);
+  auto config = with_fault("1:missing", 3);
+  config.model.options.erase("nccl_fault_once");
+  Trained trained(config);
+  for (int i = 0; i < 2; ++i) trained.step();
+  EXPECT_EQ(trained.team(), 0b101U);
+  expect_like(trained, expected);
+}
+
+// It has computed nothing that counts.
+TEST_F(DeviceTeam, ThatARankCannotJoinIsNoLossAndTheStepGoesThroughTheSession) {
+  const auto expected = on_cpus(2, 2);
+  for (const char* fault : {"0:refuse_id", "0:refuse_join", "1:refuse_join", "1:fail_gather", "0:fail_sum"}) {
+    SCOPED_TRACE(fault);
+    auto config = with_fault(fault);
+    config.runners.on_loss = LossPolicy::fail;
+    config.model.options["nccl_fault_once"] += fault;
+    Trained trained(config);
+    EXPECT_EQ(trained.step().tries, 2U);
+    EXPECT_EQ(trained.team(), 0U);
+    EXPECT_EQ(trained.step().tries, 1U);
+    EXPECT_EQ(trained.run.manager().statistics().losses, 0U);
+    expect_like(trained, expected);
+  }
+}
+
+TEST_F(DeviceTeam, ThatARankDoesNotJoinIsGivenUpAtTheDeadline) {
+  const auto expected = on_cpus(2, 1);
+  auto config = with_fault("1:absent");
+  config.runners.on_loss = LossPolicy::fail;
+  config.step_timeout = 10;  // Half of it is for joining.
+  Trained trained(config);
+  EXPECT_EQ(trained.step().tries, 2U);
+  EXPECT_EQ(trained.team(), 0U);
+  EXPECT_EQ(trained.run.manager().statistics().losses, 0U);
+  expect_like(trained, expected);
+}
+
+// The watchdog kills it; its replacement makes another team with the others.
+TEST_F(DeviceTeam, GetsAReplacementForARankThatHangsInTheJoin) {
+  const auto expected = on_cpus(2, 1);
+  auto config = with_fault("1:hang_join");
+  config.runners.hang_timeout = 0.5;
+  Trained trained(config);
+  EXPECT_EQ(trained.step().tries, 2U);
+  EXPECT_TRUE(has_struck());
+  EXPECT_EQ(trained.team(), 0b11U);
+  EXPECT_EQ(trained.run.manager().statistics().replacements, 1U);
+  expect_like(trained, expected);
+}
+
+TEST_F(DeviceTeam, GetsAReplacementForARankThatDiesInACallOfNccl) {
+  const auto expected = on_cpus(2, 2);
+  for (const char* fault : {"0:kill_join", "1:kill_join", "0:kill_gather", "1:kill_sum"}) {
+    SCOPED_TRACE(fault);
+    auto config = with_fault(fault);
+    config.model.options["nccl_fault_once"] += fault;
+    Trained trained(config);
+    EXPECT_EQ(trained.step().tries, 2U);
+    EXPECT_EQ(trained.team(), 0b11U);
+    trained.step();
+    EXPECT_EQ(trained.communicator(0), trained.communicator(1));
+    EXPECT_EQ(trained.run.manager().statistics().replacements, 1U);
+    expect_like(trained, expected);
+  }
+}
+
+// KILL behind an abort that does nothing.
+TEST_F(DeviceTeam, GetsAReplacementForARankThatDoesNotComeBackFromTheAbort) {
+  const auto expected = on_cpus(2, 3);
+  auto config = with_fault("0:hang_abort");
+  config.faults = {"rank=1 step=2 phase=backward fault=kill"};
+  config.abort_grace = 1;
+  Trained trained(config);
+  for (int i = 0; i < 3; ++i) trained.step();
+  EXPECT_TRUE(has_struck());
+  EXPECT_EQ(trained.team(), 0b11U);
+  EXPECT_EQ(trained.run.manager().statistics().replacements, 2U);
+  expect_like(trained, expected);
+}
+
+class DeviceTeamByPhase : public DeviceTeam, public testing::WithParamInterface<const char*> {};
+
+TEST_P(DeviceTeamByPhase, CountsAStepOnceWhoeverIsKilled) {
+  const auto expected = on_cpus(3, 3);
+  for (const int rank : {0, 2}) {
+    SCOPED_TRACE(rank);
+    auto config = on_gpus(3);
+    config.faults = {fmt::format("rank={} step=2 phase={} fault=kill", rank, GetParam())};
+    Trained trained(config);
+    for (int i = 0; i < 3; ++i) trained.step();
+    EXPECT_EQ(trained.team(), 0b111U);
+    EXPECT_EQ(trained.run.manager().statistics().replacements, 1U);
+    for (const int each : {0, 1, 2}) EXPECT_GT(trained.communicator(each), 1U) << "another team";
+    expect_like(trained, expected);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceTeamByPhase,
+                         testing::Values("load_parameters", "data", "forward", "backward", "gradient_capture",
+                                         "vote", "voted", "reduced", "chunk", "publish", "published",
+                                         "close"),
+                         [](const auto& info) { return info.param; });
+
+TEST_F(DeviceTeam, CountsEveryStepOnceUnderKillsAtRandom) {
+  constexpr int steps = 12;
+  const auto expected = on_cpus(3, steps);
+  auto config = on_gpus(3);
+  config.runners.restarts_per_window = 0;
+  for (const char* phase :
+       {"load_parameters", "forward", "gradient_capture", "vote", "voted", "chunk", "close"})
+    config.faults.push_back(fmt::format(
+        "rank=any generation=any phase={} probability=0.02 seed={} fault=kill", phase, config.faults.size()));
+  Trained trained(config);
+  for (int i = 0; i < steps; ++i) trained.step();
+  EXPECT_GT(trained.run.manager().statistics().replacements, 2U);
+  expect_like(trained, expected);
+}
+
+TEST_F(DeviceTeam, IsMadeAgainAfterAnAttemptThatWasGivenUp) {
+  const auto expected = on_cpus(2, 2);
+  Trained trained(on_gpus(2));
+  trained.step();
+  stage_.tell(1, Act::block);
+  trained.write();
+  EXPECT_EQ(trained.run.manager().step({.interrupted = [&] { return stage_.blocks(1); }}).status,
+            StepStatus::timeout);
+  // Rank 0 waits for rank 1, which has its parameters. Otherwise both might do their parts before they look.
+  while (trained.communicator(0) != 0) std::this_thread::yield();
+  stage_.tell(1, Act::compute);
+  expect_ok(trained.run.manager());
+  EXPECT_EQ(trained.team(), 0b11U);
+  EXPECT_EQ(trained.communicator(0), 3U);
+  EXPECT_EQ(trained.communicator(1), 3U);
+  EXPECT_EQ(trained.run.manager().statistics().losses, 0U);
+  expect_like(trained, expected);
+}
+
+// A rank whose values are not finite has done its part of the sum, as the others have.
+TEST_F(DeviceTeam, SkipsABatchThatIsNotFinite) {
+  const auto skipped = [](Stage& stage, Config config) {
+    config.on_nonfinite = NonfinitePolicy::skip_batch;
+    Trained trained(config);
+    trained.step();
+    stage.tell_once(1, Act::undefined_gradient);
+    EXPECT_EQ(trained.step().skipped, 1U);
+    trained.step();
+    return outcome_of(trained.run);
+  };
+  Stage stage;
+  const auto expected = skipped(stage, on_host(stage, 2));
+  const auto outcome = skipped(stage_, on_gpus(2));
+  EXPECT_LE(distance(outcome.gradients, expected.gradients), rounding);
+  EXPECT_EQ(outcome.elements, expected.elements);
+  EXPECT_EQ(outcome.samples, expected.samples);
+}
+
+TEST_F(DeviceTeam, GrowsAndShrinksWithTheRunners) {
+  auto config = on_gpus(3);
+  config.nprocs = 2;
+  config.runners.max_runners = 3;
+  Trained trained(config);
+  trained.step();
+  EXPECT_EQ(trained.team(), 0b011U);
+  trained.run.manager().resize(3);
+  trained.step();
+  EXPECT_EQ(trained.team(), 0b111U);
+  trained.run.manager().resize(1);
+  trained.step();
+  EXPECT_EQ(trained.team(), 0U);
+  trained.run.manager().resize(2);
+  trained.step();
+  EXPECT_EQ(trained.team(), 0b011U);
+  EXPECT_EQ(trained.communicator(0), trained.communicator(1));
+}
+
+TEST_F(DeviceTeam, LosesARankThatIsNotReplaced) {
+  auto config = on_gpus(3);
+  config.runners.on_loss = LossPolicy::shrink;
+  Trained trained(config);
+  trained.step();
+  trained.kill(1);
+  trained.step();
+  EXPECT_EQ(trained.team(), 0b101U);
+  trained.kill(0);
+  trained.step();
+  EXPECT_EQ(trained.team(), 0U);
+}
+
+TEST_F(DeviceTeam, IsMadeAnewByTheRunnersOfAnotherManager) {
+  const auto expected = on_cpus(2, 2);
+  Trained trained(on_gpus(2));
+  trained.step();
+  trained.run.kill_and_wait(trained.run.processes().manager.get());
+  EXPECT_EQ(trained.run.manager().step().status, StepStatus::manager_lost);
+  trained.run.manager().recover();
+  trained.step();
+  EXPECT_EQ(trained.team(), 0b11U);
+  EXPECT_GT(trained.communicator(0), 1U);
+  expect_like(trained, expected);
+}
+
+}  // namespace
+}  // namespace accelmgr::test

@@ -1,0 +1,23 @@
+// Runs the tests with a fake of NVIDIA's driver: executes this program again with its folder in
+// LD_LIBRARY_PATH, which the dynamic linker reads when a program begins.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "accelmgr/init.hpp"
+
+int main(int argc, char** argv) {
+  const char* path = getenv("LD_LIBRARY_PATH");
+  if (path == nullptr || std::strcmp(path, FAKE_DRIVER_FOLDER) != 0) {
+    setenv("LD_LIBRARY_PATH", FAKE_DRIVER_FOLDER, 1);
+    execv("/proc/self/exe", argv);
+    return 1;
+  }
+  accelmgr::init(argc, argv);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become children of this process, where tests see them.
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

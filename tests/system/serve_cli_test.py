@@ -1,0 +1,141 @@
+"""Tests of `accelmgr serve` and of the commands that ask it: serve_cli_test.py PROGRAM [unittest arguments]."""
+import json
+import os
+import pathlib
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = ""
+
+DONE, FAILED, USAGE = 0, 1, 2
+WATCHDOG_S = 60  # Longer than any test takes on a loaded machine; only a failing test gets here.
+
+SMALL = """\
+nprocs: 2
+batch_size_per_device: 4
+runners: {threads: 1}
+model: {kind: mlp, mlp: {input_size: 16, hidden_size: 32}}
+"""
+
+
+def environment(extra):
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ACCELMGR_")}
+    return {**own, **(extra or {})}
+
+
+class Serve(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.socket = self.folder / "socket"
+        self.configuration = self.folder / "run.yaml"
+        self.configuration.write_text(SMALL)
+
+    def command(self, *arguments):
+        return [PROGRAM, "serve", "--config", str(self.configuration), "--socket", str(self.socket), *arguments]
+
+    def serve(self, *arguments, extra=None):
+        process = subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE, text=True, env=environment(extra))
+        self.addCleanup(process.wait, WATCHDOG_S)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.kill)
+        self.assertRegex(process.stdout.readline(), r"^ready: model 'mlp', 2 runners, process \d+, socket ")
+        return process
+
+    def run_program(self, *arguments, extra=None):
+        return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=WATCHDOG_S,
+                              env=environment(extra))
+
+    def ask(self, *arguments):
+        return self.run_program(*arguments, "--socket", str(self.socket))
+
+    def status(self):
+        return json.loads(self.ask("status", "--json").stdout)
+
+    def end(self, process, number=signal.SIGTERM):
+        process.send_signal(number)
+        self.assertEqual(process.wait(WATCHDOG_S), DONE)
+        self.assertFalse(self.socket.exists())
+
+    def test_a_service_is_asked_and_steps_and_stops(self):
+        process = self.serve()
+        self.assertEqual(stat.S_IMODE(self.socket.stat().st_mode), 0o600)
+        status = self.status()
+        self.assertEqual((status["ready"], status["host"], status["steps"]), (True, None, 0))
+        self.assertEqual([runner["state"] for runner in status["runners"]], ["ready", "ready"])
+        step = self.ask("step", "--count", "2")
+        self.assertEqual((step.returncode, step.stderr), (DONE, ""))
+        self.assertRegex(step.stdout, r"^step 1: loss [\d.]+, 8 samples, [\d.]+ ms\nstep 2: loss ")
+        self.assertEqual(json.loads(self.ask("step", "--json").stdout)["steps"][0]["step"], 3)
+        self.assertRegex(self.ask("status").stdout, r"(?m)^steps +3 of 3 attempts, 24 samples$")
+        self.assertEqual(self.ask("stop").returncode, DONE)
+        self.assertEqual(process.wait(WATCHDOG_S), DONE)
+        self.assertFalse(self.socket.exists())
+
+    def test_signals_end_it(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.end(self.serve(), number)
+
+    def test_it_goes_on_from_its_last_checkpoint(self):
+        keep = ["--set", f"checkpoint.directory={self.folder / 'checkpoints'}"]
+        process = self.serve(*keep)
+        self.assertEqual(self.ask("step", "--count", "3").returncode, DONE)
+        before = self.status()
+        self.end(process)
+        process = self.serve(*keep, "--set", "checkpoint.resume=latest")
+        status = self.status()
+        self.assertEqual((status["steps"], status["elements"], status["run_id"]),
+                         (3, before["elements"], before["run_id"]))
+        self.end(process)
+
+    def test_a_killed_service_is_replaced_and_a_live_one_is_not(self):
+        process = self.serve()
+        second = subprocess.run(self.command(), capture_output=True, text=True, timeout=WATCHDOG_S)
+        self.assertEqual(second.returncode, USAGE)
+        self.assertIn("another service listens there", second.stderr)
+        self.assertTrue(self.status()["ready"])
+        process.kill()
+        process.wait(WATCHDOG_S)
+        self.assertTrue(self.socket.exists())
+        self.end(self.serve())
+
+    def test_systemd_is_told(self):
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(listener.close)
+        listener.settimeout(WATCHDOG_S)
+        listener.bind(str(self.folder / "notify"))
+        process = self.serve(extra={"NOTIFY_SOCKET": str(self.folder / "notify")})
+        self.assertRegex(listener.recv(4096).decode(), r"^READY=1\nSTATUS=serves model 'mlp' with 2 runners$")
+        self.end(process)
+        self.assertEqual(listener.recv(4096), b"STOPPING=1")
+
+    def test_the_default_socket_is_that_of_the_user(self):
+        runtime = {"XDG_RUNTIME_DIR": str(self.folder)}
+        command = [PROGRAM, "serve", "--config", str(self.configuration)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(runtime))
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.kill)
+        self.assertIn(f"socket {self.folder}/accelmgr.sock", process.stdout.readline())
+        self.assertEqual(self.run_program("stop", extra=runtime).returncode, DONE)
+        self.assertEqual(process.wait(WATCHDOG_S), DONE)
+
+    def test_what_is_wrong_is_said(self):
+        missing = self.ask("status")
+        self.assertEqual(missing.returncode, FAILED)
+        self.assertIn("no service can be reached at", missing.stderr)
+        self.configuration.write_text("model: {kind: nothing}\n")
+        wrong = subprocess.run(self.command(), capture_output=True, text=True, timeout=WATCHDOG_S)
+        self.assertEqual(wrong.returncode, USAGE)
+        self.assertIn("nothing", wrong.stderr)
+        self.assertFalse(self.socket.exists())
+
+
+if __name__ == "__main__":
+    PROGRAM = sys.argv.pop(1)
+    unittest.main()

@@ -1,0 +1,369 @@
+// Checks that a service outlives its hosts: they attach one after the other, end at any instant, and nothing
+// is lost, doubled or left hanging.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "checkpoint/folder.hpp"
+#include "service_run.hpp"
+#include "session/layout.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+TEST(Service, AHostTrainsAsWithAManagerOfItsOwn) {
+  const auto expected = undisturbed(3);
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto manager = service.attach();
+  for (int i = 0; i < 3; ++i) expect_ok(manager);
+  const auto statistics = manager.statistics();
+  EXPECT_EQ(statistics.manager_pid, service.pid());
+  EXPECT_EQ(statistics.steps, expected.steps);
+  EXPECT_EQ(statistics.elements, expected.elements);
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
+  EXPECT_TRUE(same_bits(buffers_of(manager), expected.buffers));
+  EXPECT_EQ(manager.unfinished(), "");
+}
+
+TEST(Service, TheNextHostGoesOnWhereTheLastOneDetached) {
+  const auto expected = undisturbed(4);
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  for (int host = 0; host < 4; ++host) {
+    auto manager = service.attach();
+    expect_ok(manager);
+    manager.stop();
+  }
+  auto manager = service.attach();
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
+  EXPECT_TRUE(same_bits(buffers_of(manager), expected.buffers));
+  EXPECT_EQ(manager.statistics().elements, expected.elements);
+  EXPECT_EQ(service.status()["host"]["lease"], 5);
+}
+
+TEST(Service, AHostThatHasDetachedKeepsACopyAndChangesNothing) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto first = service.attach();
+  expect_ok(first);
+  const auto gradients = gradients_of(first);
+  first.stop();
+  EXPECT_TRUE(same_bits(gradients_of(first), gradients));
+  first.zero_grad();
+  auto second = service.attach();
+  EXPECT_TRUE(same_bits(gradients_of(second), gradients));
+  EXPECT_FALSE(same_bits(gradients_of(first), gradients));
+  EXPECT_THROW(first.step(), UsageError);
+}
+
+TEST(Service, ASecondHostIsRefusedWithTheNameOfTheFirst) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto manager = service.attach();
+  const auto text = message_of<SessionError>([&] { service.attach(); });
+  EXPECT_NE(text.find("test (pid"), std::string::npos) << text;
+  EXPECT_NE(text.find("drives the session"), std::string::npos) << text;
+  expect_ok(manager);
+}
+
+TEST(Service, AHostThatOnlyClosesItsSocketKeepsOthersOutUntilItHasEnded) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  AttachedHost host(service, {"step", "fork"});
+  EXPECT_EQ(host.line(), "");
+  EXPECT_EQ(host.line(), "ok");
+  EXPECT_EQ(host.line(), "fork");
+  host.kill_and_wait();  // Its child holds the socket.
+  auto manager = service.attach();
+  expect_ok(manager);
+  EXPECT_EQ(manager.statistics().steps, 2u);
+  host.let_go();
+}
+
+TEST(Service, AHostThatDiesWhileItWritesParametersIsReported) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  AttachedHost host(service, {"step", "write"});
+  for (const auto* expected : {"", "ok", "write"}) EXPECT_EQ(host.line(), expected);
+  host.kill_and_wait();
+  {
+    const auto manager = service.attach();
+    EXPECT_NE(manager.unfinished().find("test"), std::string::npos) << manager.unfinished();
+    EXPECT_NE(manager.unfinished().find("ended while it wrote parameters"), std::string::npos);
+  }
+  {
+    auto manager = service.attach();
+    EXPECT_NE(manager.unfinished(), "") << "the host before has not written them either";
+    write_parameters(manager, parameters_of(manager));
+    expect_ok(manager);
+  }
+  EXPECT_EQ(service.attach().unfinished(), "");
+}
+
+TEST(Service, MakesNoStepItselfWithHalfWrittenParameters) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  AttachedHost host(service, {"write"});
+  for (const auto* expected : {"", "write"}) EXPECT_EQ(host.line(), expected);
+  host.kill_and_wait();
+  while (!service.status()["host"].is_null()) std::this_thread::yield();
+  const auto answer = service.ask("POST", "/v1/step");
+  EXPECT_EQ(answer.status, 409);
+  EXPECT_EQ(answer.code(), "unfinished");
+}
+
+/// Where a host is killed: while a runner is stopped in a phase of its second step.
+class HostKilled : public testing::TestWithParam<const char*> {};
+
+TEST_P(HostKilled, NothingIsLostOrDoubled) {
+  const auto expected = undisturbed(4);
+  const Stage stage;
+  auto config = restarting(stage);
+  config.faults = {std::string("rank=1 step=2 fault=stop phase=") + GetParam()};
+  const ServiceRun service(config);
+  AttachedHost host(service, {"step", "step"});
+  EXPECT_EQ(host.line(), "");
+  EXPECT_EQ(host.line(), "ok");
+  const auto pid = service.status()["runners"][1]["pid"].get<pid_t>();
+  while (ipc::usage(pid).value().state != 'T') std::this_thread::yield();
+  host.kill_and_wait();
+  ipc::send_signal(service.runner(1), SIGCONT);
+  auto manager = service.attach();
+  EXPECT_EQ(manager.unfinished(), "");
+  while (manager.statistics().steps < 4) expect_ok(manager);
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
+  EXPECT_TRUE(same_bits(buffers_of(manager), expected.buffers));
+  EXPECT_EQ(manager.statistics().elements, expected.elements);
+  EXPECT_EQ(manager.statistics().samples, expected.samples);
+}
+
+INSTANTIATE_TEST_SUITE_P(InPhase, HostKilled,
+                         testing::Values("load_parameters", "data", "forward", "backward", "gradient_capture",
+                                         "vote", "voted", "undo_saved", "in_flight", "reduced", "chunk",
+                                         "publish", "published", "close"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(Service, ALostRunnerIsReplacedWithoutAHost) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  ipc::send_signal(service.runner(0), SIGKILL);
+  while (service.status()["replacements"] != 1) std::this_thread::yield();
+  auto manager = service.attach();
+  expect_ok(manager);
+}
+
+TEST(Service, ALostForkServerIsReplacedWithoutAHost) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  ipc::send_signal(service.processes().fork_server.get(), SIGKILL);
+  while (service.status()["replacements"] != 2) std::this_thread::yield();
+  auto manager = service.attach();
+  expect_ok(manager);
+}
+
+TEST(Service, ItsLossIsThatOfTheManager) {
+  const Stage stage;
+  ServiceRun service(restarting(stage));
+  auto manager = service.attach();
+  expect_ok(manager);
+  const auto gradients = gradients_of(manager);
+  ipc::send_signal(service.pidfd(), SIGKILL);
+  EXPECT_TRUE(ipc::wait_ended(service.pidfd(), soon()));
+  expect_failed(manager.step(), StepStatus::manager_lost, {"the service has ended"});
+  EXPECT_THROW(manager.recover(), UsageError);
+  EXPECT_TRUE(same_bits(gradients_of(manager), gradients));
+  manager.stop();
+  EXPECT_TRUE(same_bits(gradients_of(manager), gradients));
+  service.wait();
+  std::filesystem::remove(service.socket());
+}
+
+// ---- Without a host ----
+
+TEST(Service, MakesStepsItself) {
+  const auto expected = undisturbed(3);
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  EXPECT_EQ(service.ask("POST", "/v1/step").body["steps"][0]["status"], "ok");
+  const auto answer = service.ask("POST", "/v1/step", R"({"count": 2})");
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(answer.body["steps"].size(), 2u);
+  EXPECT_EQ(answer.body["steps"][1]["step"], 3);
+  auto manager = service.attach();
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
+}
+
+TEST(Service, MakesNoStepForARequestWhileAHostDrives) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  const auto manager = service.attach();
+  const auto answer = service.ask("POST", "/v1/step");
+  EXPECT_EQ(answer.status, 409);
+  EXPECT_EQ(answer.code(), "host_drives");
+  EXPECT_NE(answer.body["error"]["message"].get<std::string>().find("test (pid"), std::string::npos);
+  EXPECT_EQ(manager.statistics().steps, 0u);
+}
+
+TEST(Service, AFailedStepIsAnErrorWithItsRank) {
+  Stage stage;
+  const ServiceRun service(restarting(stage));
+  stage.tell(1, Act::infinite_loss);
+  const auto answer = service.ask("POST", "/v1/step");
+  EXPECT_EQ(answer.status, 409);
+  EXPECT_EQ(answer.code(), "nonfinite");
+  EXPECT_EQ(answer.body["error"]["rank"], 1);
+  EXPECT_EQ(answer.body["error"]["step"], 0);
+}
+
+TEST(Service, RefusesWhatItDoesNotKnow) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  EXPECT_EQ(service.ask("GET", "/v1/nothing").code(), "unknown_request");
+  EXPECT_EQ(service.ask("DELETE", "/v1/stop").code(), "wrong_method");
+  EXPECT_EQ(service.ask("GET", "/v1/step").status, 405);
+  for (const auto* body :
+       {"{", "[]", R"({"steps": 1})", R"({"count": 0})", R"({"count": "1"})", R"({"timeout_s": -1})"})
+    EXPECT_EQ(service.ask("POST", "/v1/step", body).code(), "bad_request") << body;
+  EXPECT_EQ(service.ask("GET", "/v1/attach").code(), "upgrade_required");
+  EXPECT_EQ(service.ask("GET", "/v1/attach", "", "Upgrade: accelmgr-host\r\nAccelmgr-Build: 1\r\n").code(),
+            "foreign_build");
+  EXPECT_EQ(service.ask("POST", "/v1/step", std::string(100'000, ' ')).code(), "body_too_large");
+  EXPECT_EQ(service.ask("GET", "/healthz", "", "X: " + std::string(10'000, 'x') + "\r\n").code(),
+            "header_too_large");
+  EXPECT_EQ(service.ask("GET", "/healthz").status, 200);
+  EXPECT_EQ(service.status()["steps"], 0);
+}
+
+TEST(Service, SaysWhetherAStepWouldBeServed) {
+  const Stage stage;
+  auto config = restarting(stage);
+  config.runners.max_restarts = 0;
+  const ServiceRun service(config);
+  EXPECT_EQ(service.ask("GET", "/readyz").status, 200);
+  ipc::send_signal(service.runner(0), SIGKILL);
+  while (service.ask("GET", "/readyz").status == 200) std::this_thread::yield();
+  EXPECT_EQ(service.ask("GET", "/readyz").code(), "given_up");
+  EXPECT_EQ(service.ask("GET", "/healthz").status, 200);
+}
+
+// ---- Its socket ----
+
+TEST(Service, OnlyItsUserMayConnect) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  struct stat found {};
+  ASSERT_EQ(stat(service.socket().c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0600u);
+}
+
+// ---- Its end ----
+
+TEST(Service, SigtermFinishesTheStepUnderWay) {
+  Stage stage;
+  ServiceRun service(restarting(stage));
+  stage.tell(1, Act::block);
+  AttachedHost host(service, {"step", "step"});
+  EXPECT_EQ(host.line(), "");
+  stage.wait_until_blocked(1);
+  ipc::send_signal(service.pidfd(), SIGTERM);
+  while (service.ask("GET", "/readyz").code() != "closing") std::this_thread::yield();
+  // The 2 s that the host has to leave begin when the step ends.
+  const double begun = service.status()["uptime_s"];
+  while (service.status()["uptime_s"].get<double>() < begun + 2.5) std::this_thread::yield();
+  stage.tell(1, Act::compute);
+  EXPECT_EQ(host.line(), "ok");
+  EXPECT_EQ(host.line(), "the service is being stopped and makes no more steps");
+  host.let_go();
+  EXPECT_EQ(host.status(), 0);
+  EXPECT_EQ(service.terminate(), 0);
+}
+
+TEST(Service, ARequestEndsIt) {
+  const Stage stage;
+  ServiceRun service(restarting(stage));
+  EXPECT_EQ(service.ask("POST", "/v1/stop").status, 202);
+  EXPECT_EQ(service.terminate(), 0);
+}
+
+TEST(Service, WritesACheckpointWhenItEnds) {
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  Tensors gradients;
+  {
+    ServiceRun service(config);
+    EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 2})").status, 200);
+    {
+      const auto manager = service.attach();
+      gradients = gradients_of(manager);
+    }
+    while (!service.status()["host"].is_null()) std::this_thread::yield();
+    EXPECT_EQ(service.terminate(), 0);
+  }
+  config.checkpoint.resume = "latest";
+  const ServiceRun service(config);
+  EXPECT_EQ(service.status()["steps"], 2);
+  EXPECT_TRUE(same_bits(gradients_of(service.attach()), gradients));
+}
+
+// One of the service would not have the host's optimizer.
+TEST(Service, LeavesTheCheckpointOfAHostAsItIsWhenItEnds) {
+  using nlohmann::literals::operator""_json_pointer;
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  for (const bool resumed : {false, true}) {
+    ServiceRun service(config);
+    if (!resumed) {
+      auto manager = service.attach();
+      expect_ok(manager);
+      manager.save_checkpoint({.json = R"({"optimizer": 17})"});
+    }
+    EXPECT_EQ(service.terminate(), 0);
+    std::ifstream file(folder / "checkpoints" / checkpoint::folder_name(1) / checkpoint::state_file);
+    EXPECT_EQ(nlohmann::json::parse(file).value("/state/run/host/optimizer"_json_pointer, 0), 17);
+    config.checkpoint.resume = "latest";
+  }
+}
+
+TEST(Service, WritesNoCheckpointsBesideThoseOfAnotherRun) {
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  {
+    ServiceRun service(config);
+    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+    EXPECT_EQ(service.terminate(), 0);
+  }
+  RoleProcess other(serves, {config::to_yaml(config), folder / "socket"});
+  EXPECT_EQ(other.line(), "");
+  EXPECT_TRUE(WIFEXITED(other.status()));
+}
+
+TEST(Service, TheHostOfAServiceWritesCheckpointsOfItsRun) {
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  const ServiceRun service(config);
+  for (int host = 0; host < 2; ++host) {
+    auto manager = service.attach();
+    expect_ok(manager);
+    manager.save_checkpoint({});
+    const auto written = manager.checkpoints_written(30);
+    ASSERT_EQ(written.size(), 1u);
+    EXPECT_EQ(written[0].error, "");
+    EXPECT_EQ(manager.run_id(), service.status()["run_id"]);
+  }
+}
+
+}  // namespace
+}  // namespace accelmgr::test

@@ -1,0 +1,67 @@
+// Tests of the jobs of SLURM and of MPI in which `accelmgr spawn` finds itself.
+#include "job_environment.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "accelmgr/errors.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::program {
+namespace {
+
+using test::message_of;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Environment = std::map<std::string, std::string>;
+
+const Environment of_srun{{"SLURM_STEP_NUM_TASKS", "3"},
+                          {"SLURM_STEP_NUM_NODES", "3"},
+                          {"SLURM_PROCID", "2"},
+                          {"SLURM_STEP_NODELIST", "gpu[09-11]"},
+                          {"SLURM_JOB_ID", "4007"}};
+
+TEST(Hosts, AreReadAsSlurmWritesThem) {
+  EXPECT_THAT(hosts_in("a"), ElementsAre("a"));
+  EXPECT_THAT(hosts_in("a,b-1"), ElementsAre("a", "b-1"));
+  EXPECT_THAT(hosts_in("n[09-11,7],m[1].rack"), ElementsAre("n09", "n10", "n11", "n7", "m1.rack"));
+  for (const auto* list : {"", "a,", "n[1", "n[x]", "n[3-1]", "n[]"})
+    EXPECT_THAT(message_of<ConfigError>([&] { hosts_in(list); }), HasSubstr("not a list of hosts")) << list;
+}
+
+TEST(JobOf, SrunHasItsHostsAndTheFirstIsTheRendezvous) {
+  EXPECT_EQ(job_of(of_srun), (Job{3, 2, "gpu09:29407", "SLURM_STEP_NUM_TASKS"}));
+}
+
+TEST(JobOf, ABatchScriptWithoutSrunIsNone) {
+  EXPECT_EQ(job_of({{"SLURM_NNODES", "3"}, {"SLURM_PROCID", "0"}, {"SLURM_NODEID", "0"}}), std::nullopt);
+  EXPECT_EQ(job_of({}), std::nullopt);
+}
+
+TEST(JobOf, MpiHasItsRanksAndNoRendezvous) {
+  EXPECT_EQ(job_of({{"OMPI_COMM_WORLD_SIZE", "2"},
+                    {"OMPI_COMM_WORLD_RANK", "1"},
+                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}),
+            (Job{2, 1, "", "OMPI_COMM_WORLD_SIZE"}));
+  EXPECT_EQ(job_of({{"PMI_SIZE", "2"}, {"PMI_RANK", "0"}}), (Job{2, 0, "", "PMI_SIZE"}));
+  EXPECT_EQ(job_of({{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}}), std::nullopt);
+}
+
+TEST(JobOf, SeveralProcessesOnAHostAreRefused) {
+  auto crowded = of_srun;
+  crowded["SLURM_STEP_NUM_TASKS"] = "6";
+  EXPECT_THAT(message_of<ConfigError>([&] { job_of(crowded); }), HasSubstr("--ntasks-per-node=1"));
+  EXPECT_THAT(message_of<ConfigError>([] {
+                job_of({{"OMPI_COMM_WORLD_SIZE", "4"},
+                        {"OMPI_COMM_WORLD_RANK", "1"},
+                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+              }),
+              HasSubstr("OMPI_COMM_WORLD_SIZE=4"));
+  EXPECT_THAT(message_of<ConfigError>([] {
+                job_of({{"PMI_SIZE", "two"}, {"PMI_RANK", "0"}});
+              }),
+              HasSubstr("PMI_SIZE=two: it must be a whole number"));
+}
+
+}  // namespace
+}  // namespace accelmgr::program

@@ -1,0 +1,30 @@
+// A job that SLURM or mpirun has started on several hosts, with one `accelmgr spawn` on each.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace accelmgr::program {
+
+struct Job {
+  int nnodes = 1;
+  int node_rank = 0;
+  std::string rendezvous;  ///< HOST:PORT on the first host; empty: the launcher does not tell the hosts.
+  std::string variable;    ///< The variable that says how many hosts there are.
+
+  bool operator==(const Job&) const = default;
+};
+
+/// The job that the variables of srun, Open MPI, MPICH or Intel MPI describe; nullopt if there is none, or if
+/// it has one process. Throws ConfigError if the launcher has started several processes on a host: `accelmgr
+/// spawn` starts the ranks itself.
+std::optional<Job> job_of(const std::map<std::string, std::string>& environment);
+
+/// The hosts of a list as SLURM writes it: "node[01-03,7],login" is node01, node02, node03, node7, login.
+/// Throws ConfigError for another text.
+std::vector<std::string> hosts_in(std::string_view list);
+
+}  // namespace accelmgr::program

@@ -1,0 +1,75 @@
+// accelmgr serve
+#include <fmt/core.h>
+#include <grp.h>
+
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "accelmgr/errors.hpp"
+#include "commands.hpp"
+#include "file_limit.hpp"
+#include "service/service.hpp"
+#include "standard_output.hpp"
+
+namespace accelmgr::program {
+namespace {
+
+struct ServeArguments {
+  ConfigArguments config;
+  service::ServeOptions options;
+  std::string group;
+};
+
+gid_t group_named(const std::string& name) {
+  const auto* found = getgrnam(name.c_str());
+  if (found == nullptr)
+    throw ConfigError(fmt::format("--group '{}': there is no such group", name), "--group");
+  return found->gr_gid;
+}
+
+[[noreturn]] void serve(const ServeArguments& arguments) {
+  auto options = arguments.options;
+  if (options.socket.empty()) options.socket = service::default_socket_path();
+  if (options.socket.empty())
+    throw ConfigError("--socket is missing, and XDG_RUNTIME_DIR, the folder for a default, is not set",
+                      "--socket");
+  if (!arguments.group.empty()) options.group = group_named(arguments.group);
+  const auto loaded = load(arguments.config);
+  for (const auto& warning :
+       config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
+    fmt::print(stderr, "accelmgr: warning: {}\n", warning);
+  check_file_limit(16);
+  service::serve(loaded.config, options, [](const std::string& line) { print_out(line + "\n"); });
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand(
+      "serve", "Owns a session and its runners; hosts attach to it, and `accelmgr status` and others ask it");
+  auto arguments = std::make_shared<ServeArguments>();
+  add_config_options(*command, arguments->config, true);
+  command
+      ->add_option("--socket", arguments->options.socket,
+                   "Unix socket to listen at (default: $XDG_RUNTIME_DIR/accelmgr.sock)")
+      ->take_last()
+      ->type_name("PATH");
+  command->add_option("--group", arguments->group, "A group whose members may use the service too")
+      ->take_last()
+      ->type_name("NAME");
+  command
+      ->add_option("--stop-timeout", arguments->options.stop_timeout_s,
+                   "Seconds for the step under way and the last checkpoint when the service ends (20)")
+      ->take_last()
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("SECONDS");
+  command->footer(
+      "Runs in the foreground, prints a line when it is ready, and tells systemd (sd_notify). SIGTERM and "
+      "Ctrl-C\n"
+      "finish the step under way, write a checkpoint if checkpoint.directory is set and no host drives the\n"
+      "session, and end everything; a second one ends it at once.");
+  command->callback([arguments, &action] { action = [arguments]() -> int { serve(*arguments); }; });
+}
+
+}  // namespace accelmgr::program

@@ -1,0 +1,52 @@
+"""accelmgr.Manager with one runner on a GPU in its turn of `tools/bench/gpu`. Prints the contract's lines.
+
+usage: gpu_manager.py [--device cuda|cpu] [--model small|tiny] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
+
+import common
+import gpt2
+from gpu_step import WARMUP_CYCLES, cycles
+
+import accelmgr
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--model", default="small", choices=list(gpt2.SHAPES))
+    parser.add_argument("--quick", action="store_true", help="fewer cycles")
+    arguments = parser.parse_args()
+    batch_size = gpt2.SHAPES[arguments.model].batch_size
+    losses: list[float] = []
+    with accelmgr.Manager(
+        gpt2.make_model(arguments.model),
+        gpt2.Texts(arguments.model),
+        nprocs=1,
+        batch_size_per_device=batch_size,
+        prefetch=4 * batch_size,
+        device=arguments.device,
+        runners__autocast="bf16",
+        deterministic=False,  # As in the peers.
+        step_timeout=300,
+    ) as manager:
+
+        def cycle() -> None:
+            result = manager.step(accumulate=False)
+            result.raise_for_status()
+            losses.append(result.loss)
+
+        time = common.time_cycles(cycle, WARMUP_CYCLES, cycles(arguments.quick))
+    common.emit("ours", arguments.model, "step", time, "ms")
+    common.emit("ours", arguments.model, "first_loss", losses[0], "nats")
+
+
+if __name__ == "__main__":
+    main()

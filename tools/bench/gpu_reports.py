@@ -1,0 +1,106 @@
+"""The report of tools/bench/gpu."""
+
+from tables import Measured, Report, Table, at_least, at_most, ratio, size_text
+
+MIB = 2**20
+FULL_BYTES = 475 * MIB  # the gradients of 124 million parameters
+BUCKET_BYTES = 25 * MIB  # of the transport
+BEYOND_A_BUCKET_MS = 0.2
+
+
+def bandwidth_table(measured, case, title, transports):
+    """A row for each size: copies of each size of a bucket, with the host's memory registered, and not; then what the
+    transport reaches."""
+    buckets = measured.values_of("bucket_bytes", case=case)
+    columns = ["size", *(f"{kind} {size_text(int(b))}" for kind in ("reg.", "not") for b in buckets), *transports]
+    table = Table(title, columns)
+    for size in measured.values_of("bytes", case=case):
+        raw = [
+            measured_bucket(measured, name, case, size, bucket)
+            for name in ("registered", "unregistered")
+            for bucket in buckets
+        ]
+        ours = [measured.get(name, "bandwidth", case=case, bytes=size) for name in transports]
+        table.rows.append([size_text(int(size)), *raw, *ours])
+    return table
+
+
+def measured_bucket(measured, name, case, size, bucket):
+    return measured.get(name, "bandwidth", case=case, bytes=size, bucket_bytes=bucket) if bucket <= size else None
+
+
+def transport(measured):
+    gradients = bandwidth_table(
+        measured,
+        "gradients",
+        "Gradients from the device to the slab, GB/s: plain copies by the size of one, registered memory and not; the "
+        "transport; the transport with the runner's look for Inf and NaN",
+        ["transport", "checked"],
+    )
+    parameters = bandwidth_table(
+        measured,
+        "parameters",
+        "Parameters from the session to the device, GB/s: plain copies; the transport; it from a read-only mapping",
+        ["transport", "read_only"],
+    )
+    exposed = Table(
+        "What is left of the copies after the last write, ms: an attempt without the same computing alone",
+        ["size", "computing", "transport", "checked", "one bucket and 0.2 ms"],
+    )
+    targets = []
+    for size in measured.values_of("bytes", case="exposed"):
+        left = {name: measured.get(name, "time", case="exposed", bytes=size) for name in ("transport", "checked")}
+        computing = measured.get("transport", "compute", case="exposed", bytes=size)
+        speed = measured_bucket(measured, "registered", "gradients", size, BUCKET_BYTES)
+        bound = None if not speed else BUCKET_BYTES / speed / 1e6 + BEYOND_A_BUCKET_MS
+        exposed.rows.append([size_text(int(size)), computing, left["transport"], left["checked"], bound])
+        if size == FULL_BYTES:
+            share = None if left["checked"] is None else ratio(max(left["checked"], 0), bound)
+            targets.append(at_most(1, "475 MiB, what is left over one bucket and 0.2 ms", share))
+    full = {"case": "gradients", "bytes": FULL_BYTES, "bucket_bytes": BUCKET_BYTES}
+    targets += [
+        at_least(52, "475 MiB of gradients in buckets of 25 MiB, registered, GB/s", best(measured, "registered", full)),
+        at_least(16, "475 MiB of gradients, not registered, GB/s", best(measured, "unregistered", full)),
+        at_least(
+            50,
+            "475 MiB of parameters, GB/s",
+            measured.get("transport", "bandwidth", case="parameters", bytes=FULL_BYTES),
+        ),
+    ]
+    return [gradients, parameters, exposed], targets
+
+
+def best(measured, name, attributes):
+    return measured.get(name, "bandwidth", **attributes)
+
+
+PEERS = ("compute", "plain_copies", "ddp")
+
+
+def step(measured):
+    """The step of a GPT. An empty list without its lines."""
+    tables, targets = [], []
+    for case in measured.values_of("case", metric="step"):
+        ours = measured.get("ours", "step", case=case)
+        table = Table(
+            f"A step of a GPT-2 ({case}) in bf16, parameters from the host and gradients to it, ms. compute: no copies",
+            ["", "step", "ours / it", "first loss"],
+            [["ours", ours, None, measured.get("ours", "first_loss", case=case)]],
+        )
+        for name in PEERS:
+            theirs = measured.get(name, "step", case=case)
+            loss = measured.get(name, "first_loss", case=case)
+            table.rows.append([name, theirs, ratio(ours, theirs), loss])
+        tables.append(table)
+        if case == "small":
+            for name, text in (("plain_copies", "copies after backward"), ("ddp", "DistributedDataParallel")):
+                value = ratio(ours, measured.get(name, "step", case=case))
+                targets.append(at_most(1, f"step over that of {text}", value))
+    return tables, targets
+
+
+def gpu(lines):
+    measured = Measured([line for line in lines if line["case"] != "machine"])
+    tables, targets = transport(measured)
+    more_tables, more_targets = step(measured)
+    return Report(tables + more_tables, targets + more_targets)
