@@ -45,23 +45,26 @@ using Variables = std::map<std::string, std::string>;
 
 constexpr double short_s = 0.3;
 
-/// The environment that torchrun's agent sets, with a port that is bound here. A rank serves the store,
-/// because its threads would not survive a fork.
+/// The environment that torchrun's agent sets.
+Variables torchrun_variables(int port, int world_size) {
+  return {{"RANK", "{rank}"},
+          {"LOCAL_RANK", "{rank}"},
+          {"WORLD_SIZE", std::to_string(world_size)},
+          {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
+          {"GROUP_RANK", "0"},
+          {"GROUP_WORLD_SIZE", "1"},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(port)},
+          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+          {"TORCHELASTIC_RESTART_COUNT", "2"}};
+}
+
+/// The agent of torchrun, with a port that is bound here. A rank serves the store, because its threads would
+/// not survive a fork.
 class Agent {
  public:
   Agent() : socket_(bind_tcp("127.0.0.1", 0)), port_(ipc::bound_port(socket_.get())) {}
-  Variables variables(int world_size) const {
-    return {{"RANK", "{rank}"},
-            {"LOCAL_RANK", "{rank}"},
-            {"WORLD_SIZE", std::to_string(world_size)},
-            {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
-            {"GROUP_RANK", "0"},
-            {"GROUP_WORLD_SIZE", "1"},
-            {"MASTER_ADDR", "127.0.0.1"},
-            {"MASTER_PORT", std::to_string(port_)},
-            {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-            {"TORCHELASTIC_RESTART_COUNT", "2"}};
-  }
+  Variables variables(int world_size) const { return torchrun_variables(port_, world_size); }
   /// Call it in one rank, before that rank connects.
   std::unique_ptr<TcpStore> serve() { return TcpStore::serve(std::move(socket_)); }
   int port() const { return port_; }
@@ -155,6 +158,31 @@ TEST(ContextOfTorchrun, ARankOfTheNextProgramThatIsEarlyDoesNotJoinTheWorldOfThe
       barrier();
     });
     if (rank == 0) ipc::end_group(server, base::Deadline::at_ns(0));
+    return Value();
+  });
+}
+
+TEST(ContextOfTorchrun, ARankThatIsEarlyAtTheStoreOfALaunchThatEndsGoesToTheNext) {
+  const ReservedPort port;
+  const auto serve = [&] { return TcpStore::serve(bind_tcp("127.0.0.1", port.number())); };
+  const auto meet_once = [] {
+    initialize("shm", {.timeout_s = 20});
+    EXPECT_EQ(all_reduce(1.0), 2.0);
+    barrier();
+    finalize();
+  };
+  on_strangers(2, torchrun_variables(port.number(), 2), [&](int rank) {
+    auto store = rank == 0 ? serve() : nullptr;
+    meet_once();
+    if (store) {
+      const auto deadline = base::Deadline::in_seconds(20);
+      const auto seat = store->get("accelmgr/attempt_2/last", deadline) + "/seat/1";
+      while (store->add(seat, 0) < 2 && !deadline.passed()) std::this_thread::yield();
+      EXPECT_EQ(store->add(seat, 0), 2) << "rank 1 has not come for the second world";
+      store.reset();
+      store = serve();
+    }
+    meet_once();
     return Value();
   });
 }
