@@ -166,6 +166,30 @@ def test_torch_distributed_is_initialized_with_the_context_and_ends_with_it(tmp_
     assert launched(_by_hand, str(tmp_path), address, count=2) == expected
 
 
+def _where_rank_1_fails(rank: int, path: str) -> tuple[bool, Any]:
+    os.environ.pop("ACCELMGR_WORLD_MEMORY", None)
+    real = dist.init_process_group
+
+    def fails_at_the_end(*args: Any, **options: Any) -> None:
+        real(*args, **options)
+        raise RuntimeError("the last step failed")
+
+    if rank == 1:
+        dist.init_process_group = fails_at_the_end
+    distributed.initialize("gloo", init_method=f"file://{path}/store", rank=rank, world_size=2, timeout=60)
+    has_one = rank == 0 and dist.is_initialized()
+    total = distributed.all_reduce(rank + 1)
+    distributed.finalize()
+    if rank == 1:
+        dist.destroy_process_group()
+    return has_one, total
+
+
+def test_no_rank_has_a_process_group_if_one_fails_to_make_it(tmp_path: Any) -> None:
+    # A rank that waited for the others to say so has also waited for them to connect.
+    assert launched(_where_rank_1_fails, str(tmp_path), count=2) == [(False, 3)] * 2
+
+
 def _assert_initialized(rank: int) -> None:
     assert dist.is_initialized() and dist.get_world_size() == 1
     assert os.environ["MASTER_PORT"].isdigit()

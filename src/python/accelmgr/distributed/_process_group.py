@@ -31,14 +31,24 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _store(host: str, port: int, is_master: bool) -> Any:
-    return dist.TCPStore(host, port, is_master=is_master, wait_for_workers=False)  # type: ignore[attr-defined]
+def _timeout(timeout_s: float | None) -> dict[str, timedelta]:
+    return {} if timeout_s is None else {"timeout": timedelta(seconds=timeout_s)}  # Else it is torch's own.
+
+
+def _store(host: str, port: int, is_master: bool, timeout_s: float | None) -> Any:
+    timeout = _timeout(timeout_s)
+    return dist.TCPStore(host, port, is_master=is_master, wait_for_workers=False, **timeout)  # type: ignore[attr-defined]
 
 
 def _made(context: EngineContext, backend: str, store: Any, timeout_s: float | None) -> Any:
-    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)  # None: torch's own.
-    dist.init_process_group(backend, timeout=timeout, store=store, rank=context.rank(), world_size=context.world_size())
+    place = {"rank": context.rank(), "world_size": context.world_size()}
+    dist.init_process_group(backend, store=store, **place, **_timeout(timeout_s))
     return dist.group.WORLD
+
+
+def _on_all(context: EngineContext, here: bool) -> bool:
+    """Whether it is true on all ranks. Also a barrier."""
+    return all(context.all_gather_objects(here, None))
 
 
 def _tried(call: Callable[..., Any], *args: Any) -> Any:
@@ -63,13 +73,13 @@ class ProcessGroup:
         if backend == "nccl":
             torch.cuda.set_device(context.device())
         wanted = backend in ("gloo", "nccl") and dist.is_backend_available(backend)
-        everywhere = all(context.all_gather_objects(wanted and not dist.is_initialized(), None))
+        everywhere = _on_all(context, wanted and not dist.is_initialized())
         store: Any = None
         meeting: tuple[str, str, int] | None = None
         if context.rank() == 0:
             # What fails here is told to the other ranks: they do not wait for a store that is not there.
             host = "127.0.0.1" if context.nnodes() == 1 else os.environ.get(ADDRESS) or socket.gethostname()
-            store = _tried(_store, host, 0, True) if everywhere else None
+            store = _tried(_store, host, 0, True, timeout_s) if everywhere else None
             meeting = host, os.environ.get(PORT) or str(_free_port()), 0 if store is None else store.port
         if context.world_size() > 1:
             meeting = context.broadcast_object(meeting, 0)
@@ -79,10 +89,17 @@ class ProcessGroup:
             if not os.environ.get(name):
                 os.environ[name] = value
                 self._set.append(name)
-        if store is None and store_port > 0:
-            store = _tried(_store, host, store_port, False)
-        if store is not None:
-            self._world = _tried(_made, context, backend, store, timeout_s)
+        if store_port == 0:
+            return
+        # A rank that fails is seen by all: no rank waits for it, or has a process group that others have not.
+        if store is None:
+            store = _tried(_store, host, store_port, False, timeout_s)
+        if not _on_all(context, store is not None):
+            return
+        self._world = _tried(_made, context, backend, store, timeout_s)
+        # Here a rank also waits for those that still connect to it: it may end the process group at once.
+        if not _on_all(context, self._world is not None):
+            self.end()
 
     def end(self) -> None:
         """Destroys the process group of begin(), if it is there yet."""
