@@ -54,8 +54,11 @@ static_assert(reduction_by_host_margin_s > 2 * seconds(supervisor_gap_ns));
 
 /// What user code has forked in the process group of the manager gets TERM, and after this KILL.
 inline constexpr double group_end_s = 0.3;
-/// The fork server reports the end of a runner within this: more than it takes to reap it.
-inline constexpr double fork_server_report_s = 1.0;
+/// A fork server that has killed its processes ends within this.
+inline constexpr double fork_server_end_s = 1.0;
+/// The fork server reports how a process ended within this, even if it gets no processor for a while. Later
+/// the process counts as ended in an unknown way.
+inline constexpr double end_report_s = 3.0;
 /// The creator of a fork server ends by itself within this, once its host or its socket is gone.
 inline constexpr double creator_ends_s = 1.0;
 /// The fork server waits for the end of processes that it has killed.
@@ -72,13 +75,13 @@ inline constexpr double sits_in_kernel_s = 10.0;
 /// The host waits for the manager: more than the manager takes to end its runners by force.
 inline constexpr double manager_stop_s = 6.0;
 /// The host waits for the exit status of a manager that the zygote has reaped.
-inline constexpr double manager_status_s = 1.0;
+inline constexpr double manager_status_s = 5.0;
 /// A manager that was killed just now ends within this. recover() waits for it.
-inline constexpr double killed_manager_ends_s = 2.0;
+inline constexpr double killed_manager_ends_s = 5.0;
 /// The manager of a killed run, which may still write a checkpoint, ends within this.
 inline constexpr double last_writer_ends_s = 10.0;
-/// A single process ends within this after KILL.
-inline constexpr double killed_child_ends_s = 1.0;
+/// A single process ends within this after KILL, even on a busy machine.
+inline constexpr double killed_child_ends_s = 3.0;
 
 /// Left work of a device ends within this. Otherwise the device hangs, and the process ends without it.
 inline constexpr double device_settles_s = 5.0;
@@ -90,7 +93,7 @@ static_assert(group_end_s < fork_server_kill_s);
 static_assert(creator_ends_s + group_end_s < fork_server_kill_s);
 static_assert(host_gone_s < runners_stop_s);
 static_assert(runners_stop_s + fork_server_kill_s < manager_stop_s);
-static_assert(fork_server_report_s < runners_stop_s);
+static_assert(fork_server_end_s < runners_stop_s);
 static_assert(manager_stop_s < sits_in_kernel_s);
 static_assert(killed_manager_ends_s < manager_stop_s && killed_manager_ends_s < last_writer_ends_s);
 
@@ -131,13 +134,13 @@ inline constexpr double file_lock_s = 10;
 inline constexpr double leave_s = 1;
 /// How much longer the leaders of hosts wait for each other. When the members of a host miss one of their
 /// own, their leader tells the other leaders at its deadline.
-inline constexpr std::int64_t leaders_margin_ns = 250'000'000;
+inline constexpr std::int64_t leaders_margin_ns = 1'500'000'000;
 /// How long a rank that has given up waits until the others, which may not read just now, have its note.
 inline constexpr std::int64_t mesh_telling_ns = 1'000'000'000;
 /// How long it then waits for their notes.
 inline constexpr std::int64_t mesh_farewell_ns = 100'000'000;
 /// How much longer the members of a host wait for their leader, which may be telling other hosts.
-inline constexpr std::int64_t leader_margin_ns = 2'000'000'000;
+inline constexpr std::int64_t leader_margin_ns = 4'000'000'000;
 
 static_assert(greeting_s < connect_s && connect_s < store_answer_s && store_answer_s < world_s);
 static_assert(leader_margin_ns > leaders_margin_ns + mesh_telling_ns + mesh_farewell_ns);

@@ -150,8 +150,8 @@ std::pair<std::shared_ptr<collective::Store>, std::string> find_store_and_world(
       if (request.place.rank == 0) return {store, name_world(*store, prefix, deadline)};
       return {store, find_world(*store, prefix, request.place.rank, deadline)};
     } catch (const SessionError&) {
-      // This may have been the store of the previous world, or of the previous launch, which has ended. Rank 0,
-      // or the process that launches it, will serve a new one there.
+      // This may have been the store of the previous world, or of the previous launch, which has ended. Rank
+      // 0, or the process that launches it, will serve a new one there.
       if (request.place.rank == 0 || request.init_method.starts_with(file_method) || deadline.passed() ||
           base::interrupted())
         throw;

@@ -60,7 +60,7 @@ Event event_of(Message& message, const Report& report) {
 }
 
 void check_one_thread() {
-  if (thread_count() == 1) return;
+  if (has_one_thread()) return;
   throw UsageError(
       fmt::format("the fork server must be forked from a process with one thread; this process has: {}",
                   fmt::join(thread_names(), ", ")));
@@ -107,7 +107,7 @@ ForkServerClient ForkServerClient::start_beside_threads(const ChildMain& child_m
   });
 }
 
-ForkServerClient::~ForkServerClient() { stop(base::Deadline::in_seconds(timing::fork_server_report_s)); }
+ForkServerClient::~ForkServerClient() { stop(base::Deadline::in_seconds(timing::fork_server_end_s)); }
 
 void ForkServerClient::spawn(int rank, std::uint32_t generation, std::span<const int> fds) {
   asked_for_.insert(rank);

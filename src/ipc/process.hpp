@@ -122,6 +122,10 @@ void die_with(pid_t parent) noexcept;
 /// The number of threads of this process. Throws SessionError if /proc is not mounted.
 int thread_count();
 
+/// True if this process has one thread. Threads that end just now do not count: one that was joined is listed
+/// by the kernel for a moment longer, for which this waits. Throws as thread_count() does.
+bool has_one_thread();
+
 /// The names of the threads of this process.
 std::vector<std::string> thread_names();
 

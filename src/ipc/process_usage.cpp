@@ -78,6 +78,13 @@ int thread_count() {
   return static_cast<int>(*threads);
 }
 
+bool has_one_thread() {
+  constexpr double thread_ends_s = 0.5;
+  for (const auto deadline = base::Deadline::in_seconds(thread_ends_s); thread_count() != 1; sched_yield())
+    if (deadline.passed()) return false;
+  return true;
+}
+
 std::vector<std::string> thread_names() {
   std::vector<std::string> names;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))

@@ -156,7 +156,7 @@ std::vector<ProcessState> SpawnContext::Processes::states() {
     const auto& rank = ranks_[slot];
     // Its pidfd tells the end before the fork server does.
     if (!rank.exit_code && ipc::has_ended(rank.pidfd.get()))
-      wait(static_cast<int>(slot), base::Deadline::in_seconds(timing::fork_server_report_s));
+      wait(static_cast<int>(slot), base::Deadline::in_seconds(timing::end_report_s));
     states.push_back({rank.pid, rank.pidfd.get(), rank.exit_code, rank.failure});
   }
   return states;

@@ -61,7 +61,7 @@ void Supervisor::look_for_unreported_ends(std::int64_t now_ns) {
   const auto overdue = [&](int rank) {
     const auto ended_ns = runner(rank).ended_ns;
     return ended_ns != 0 && !has_no_process(rank) &&
-           timing::seconds(now_ns - ended_ns) > timing::fork_server_report_s;
+           timing::seconds(now_ns - ended_ns) > timing::end_report_s;
   };
   for (int rank = 0; rank < session_.ranks(); ++rank) {
     const auto& r = runner(rank);

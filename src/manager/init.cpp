@@ -61,9 +61,9 @@ void init(int argc, char** argv) {
     throw UsageError("accelmgr::init() was called twice; call it once, first in main()");
   open_standard_streams();
   take_role_of(argc, argv);
-  if (const int threads = ipc::thread_count(); threads != 1)
-    throw UsageError(
-        fmt::format("accelmgr::init() was called with {} threads running; call it first in main()", threads));
+  if (!ipc::has_one_thread())
+    throw UsageError(fmt::format(
+        "accelmgr::init() was called with {} threads running; call it first in main()", ipc::thread_count()));
   base::start_logging("host");
 }
 

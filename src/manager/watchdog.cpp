@@ -12,6 +12,11 @@ namespace {
 /// A process that uses less than this share of the time as CPU time does not compute.
 constexpr double least_cpu_share = 0.05;
 
+/// How much longer a committed reduction may take if the runner waits for a processor. Then others finish it,
+/// before the host takes the supervisor for stuck.
+constexpr double processor_margin_s = 2.0;
+static_assert(processor_margin_s < timing::reduction_by_host_margin_s);
+
 std::int64_t ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
 
 }  // namespace
@@ -78,10 +83,14 @@ std::optional<std::string> Watchdog::judge_over(int rank, Seen& seen, std::int64
                   usage_of(rank));
 }
 
-std::optional<std::string> Watchdog::judge_committed(int rank, const Seen& seen, std::int64_t now_ns) const {
+std::optional<std::string> Watchdog::judge_committed(int rank, Seen& seen, std::int64_t now_ns) const {
+  const auto timeout_ns = ns(config_.runners.reduction_timeout);
   const auto silent_ns = now_ns - seen.since_ns;
-  if (silent_ns < ns(config_.runners.reduction_timeout)) return std::nullopt;
-  return standing(rank, "does not finish its part of a committed step", silent_ns, usage_of(rank));
+  if (silent_ns < timeout_ns / 2) return std::nullopt;
+  const auto usage = usage_of(rank);
+  const bool waits = usage && waits_for_processor(*usage, seen, now_ns);
+  if (silent_ns < timeout_ns + (waits ? ns(processor_margin_s) : 0)) return std::nullopt;
+  return standing(rank, "does not finish its part of a committed step", silent_ns, usage);
 }
 
 std::optional<std::string> Watchdog::judge_computing(int rank, Seen& seen, std::int64_t now_ns) const {
@@ -90,26 +99,30 @@ std::optional<std::string> Watchdog::judge_computing(int rank, Seen& seen, std::
   if (timeout_ns == 0 || silent_ns < timeout_ns / 2) return std::nullopt;
   const auto usage = usage_of(rank);
   if (!usage) return std::nullopt;  // It has ended. Its pidfd reports that.
-  if (seen.cpu_at_ns == 0) count_cpu_time(seen, *usage, now_ns);
-  const auto observed_ns = now_ns - seen.cpu_at_ns;
-  const bool computes =
-      static_cast<double>(usage->cpu_ns - seen.cpu_ns) >= least_cpu_share * double(observed_ns);
-  if (usage->state == 'R' && !computes) {
-    // It waits for a processor. That other processes have them all proves nothing about it.
-    count_cpu_time(seen, *usage, now_ns);
-    return std::nullopt;
-  }
-  if (silent_ns < timeout_ns) return std::nullopt;
+  if (waits_for_processor(*usage, seen, now_ns) || silent_ns < timeout_ns) return std::nullopt;
   if (usage->state == 'T' || usage->state == 't') return standing(rank, "is stopped", silent_ns, usage);
   // CPU time is observed for at least half of the timeout, even if the first look came late: the kernel
   // counts it in ticks of 10 ms.
-  if (observed_ns < timeout_ns / 2) return std::nullopt;
-  if (!computes) return standing(rank, "hangs", silent_ns, usage);
+  if (now_ns - seen.cpu_at_ns < timeout_ns / 2) return std::nullopt;
+  if (!computes(*usage, seen, now_ns)) return standing(rank, "hangs", silent_ns, usage);
   if (!seen.called_slow)
     base::log().warn("{}; it is computing and may go on until step_timeout",
                      standing(rank, "is slow", silent_ns, usage));
   seen.called_slow = true;
   return std::nullopt;
+}
+
+bool Watchdog::computes(const ipc::ProcessUsage& usage, const Seen& seen, std::int64_t now_ns) noexcept {
+  return double(usage.cpu_ns - seen.cpu_ns) >= least_cpu_share * double(now_ns - seen.cpu_at_ns);
+}
+
+// That other processes have all processors proves nothing about this one: observing its CPU time begins
+// again.
+bool Watchdog::waits_for_processor(const ipc::ProcessUsage& usage, Seen& seen, std::int64_t now_ns) noexcept {
+  if (seen.cpu_at_ns == 0) count_cpu_time(seen, usage, now_ns);
+  if (usage.state != 'R' || computes(usage, seen, now_ns)) return false;
+  count_cpu_time(seen, usage, now_ns);
+  return true;
 }
 
 void Watchdog::count_cpu_time(Seen& seen, const ipc::ProcessUsage& usage, std::int64_t now_ns) noexcept {

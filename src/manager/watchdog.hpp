@@ -60,8 +60,12 @@ class Watchdog {
   /// The silence begins anew if the runner has moved, or has nothing to do (`busy` is false).
   void note_progress(int rank, std::uint64_t attempt, bool busy, Seen& seen, std::int64_t now_ns) const;
   std::optional<std::string> judge_over(int rank, Seen& seen, std::int64_t now_ns) const;
-  std::optional<std::string> judge_committed(int rank, const Seen& seen, std::int64_t now_ns) const;
+  std::optional<std::string> judge_committed(int rank, Seen& seen, std::int64_t now_ns) const;
   std::optional<std::string> judge_computing(int rank, Seen& seen, std::int64_t now_ns) const;
+  /// Whether the process has used CPU time since it is counted.
+  static bool computes(const ipc::ProcessUsage& usage, const Seen& seen, std::int64_t now_ns) noexcept;
+  /// True if the process could run but gets no processor.
+  static bool waits_for_processor(const ipc::ProcessUsage& usage, Seen& seen, std::int64_t now_ns) noexcept;
   static void count_cpu_time(Seen& seen, const ipc::ProcessUsage& usage, std::int64_t now_ns) noexcept;
   std::optional<ipc::ProcessUsage> usage_of(int rank) const;
   std::string standing(int rank, const char* what, std::int64_t silent_ns,

@@ -168,8 +168,8 @@ void Service::save_last() {
 
 int Service::end() {
   const bool had_started = manager_.supervisor().has_started();
+  path_.remove();  // First: while it listens, no other service takes the path.
   server_.reset();
-  path_.remove();
   manager_.stop(close_until_);
   return closing_ && had_started && !failed_ ? 0 : exit_failed;
 }

@@ -28,6 +28,8 @@ using test::message_of;
 using testing::HasSubstr;
 
 constexpr double patient_s = 30;
+constexpr double noticed_s =
+    10;  ///< A death is noticed within this; nothing else ends a call before patient_s.
 
 #define SCENARIO(name, ...)                                                               \
   void name(RankOnHost& self);                                                            \
@@ -204,7 +206,7 @@ void expect_without_and_form_again(RankOnHost& self, Communicator& world, int de
     world.all_reduce(data.data(), data.data(), 1000, DType::float32, ReduceOp::sum);
   };
   expect_failure(Cause::lost, {dead}, reduce);
-  EXPECT_LT(self.seconds_since_death_of(dead), 1) << "200 ms on an idle machine";
+  EXPECT_LT(self.seconds_since_death_of(dead), noticed_s) << "200 ms on an idle machine";
   expect_failure(Cause::broken, {dead}, reduce);
   std::vector<int> rest;
   for (int rank = 0; rank < self.size(); ++rank)
@@ -244,7 +246,8 @@ SCENARIO(KilledInTheMiddle, 0) {
   expect_failure(Cause::lost, {0}, [&] {
     for (;;) reduce();
   });
-  EXPECT_LT(self.seconds_since_death_of(0), 5) << "200 ms on an idle machine; a part of the data at most";
+  EXPECT_LT(self.seconds_since_death_of(0), noticed_s)
+      << "200 ms on an idle machine; a part of the data at most";
 }
 
 SCENARIO(KilledBeforeAGroup, 1) {
@@ -253,7 +256,7 @@ SCENARIO(KilledBeforeAGroup, 1) {
   if (self.rank() == 1) self.die();
   const std::vector<int> all{0, 1, 2, 3};
   expect_failure(Cause::lost, {1}, [&] { world->group(all); });
-  EXPECT_LT(self.seconds_since_death_of(1), 5);
+  EXPECT_LT(self.seconds_since_death_of(1), noticed_s);
 }
 
 /// The receive() of rank 1 fails, which breaks the world. The next call of every other rank says so.
@@ -315,7 +318,10 @@ SCENARIO(OneNeverCame) {
   // The ranks that come wait for each other first, because the hosts start at different times.
   if (self.store().add("have come", 1) == self.size() - 1) self.store().set("all have come", "");
   self.store().get("all have come", base::Deadline::in_seconds(patient_s));
-  EXPECT_THAT(expect_failure(Cause::timeout, {1}, [&] { self.meet(1); }), HasSubstr("rank 1 did not join"));
+  // Its leader gives up, and tells the others. Those are patient: one that arrives late is not missing.
+  const double timeout_s = self.rank() == 0 ? 1 : patient_s;
+  EXPECT_THAT(expect_failure(Cause::timeout, {1}, [&] { self.meet(timeout_s); }),
+              HasSubstr("rank 1 did not join"));
 }
 
 /// Rank 0 leaves as soon as its broadcast returns: its kernel then still holds most of the data.

@@ -57,6 +57,12 @@ class Processes {
     }
   }
 
+  /// Blocks until the process has stopped itself.
+  void wait_stopped(std::size_t i) {
+    siginfo_t info{};
+    waitid(P_PID, static_cast<id_t>(children_.at(i).pid), &info, WSTOPPED | WNOWAIT);
+  }
+
   /// Runs body() in a forked child, which exits with 0 if body() returns and no expectation in it has failed.
   template <class Body>
   void start(Body body) {

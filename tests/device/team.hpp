@@ -71,7 +71,7 @@ class Team {
   Rank& operator[](int rank) { return *ranks[static_cast<std::size_t>(rank)]; }
   bool connect() {
     bool all = true;
-    for (const auto& rank : ranks) all = rank->collectives.connect() && all;
+    for (const auto& rank : ranks) all = rank->collectives.connect(60) && all;
     return all;
   }
   /// Does that with each rank, in a thread of its own.

@@ -18,6 +18,7 @@
 #include "ipc/network.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
+#include "reserved_port.hpp"
 
 namespace accelmgr {
 namespace {
@@ -210,7 +211,8 @@ TEST(DistributedBackend, OfAVariableThatIsNoneNamesTheVariable) {
 }
 
 TEST(InitDist, SetsTheEnvironmentAndJoins) {
-  const int port = ipc::bound_port(distributed::bind_tcp("127.0.0.1", 0).get());
+  const test::ReservedPort reserved;
+  const int port = reserved.number();
   test::on_strangers(2, {}, [port](int rank) {
     init_dist(rank, rank, 2, 2, "127.0.0.1", port, "env://");
     EXPECT_EQ(distributed::get_rank(), rank);
@@ -337,7 +339,8 @@ TEST(LaunchSubprocesses, TheFirstErrorIsRaisedWithRankAndTrace) {
 TEST(LaunchSubprocesses, OffsetsOfTheRanksMakeOneWorldOfSeveralHosts) {
   // Two launches of one rank each on this host. A child of this process makes the second.
   if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
-  const int port = ipc::bound_port(distributed::bind_tcp("127.0.0.1", 0).get());
+  const test::ReservedPort reserved;
+  const int port = reserved.number();
   const launch::Function body = [](int rank, const Value&) -> Value {
     if (distributed::get_rank() != rank || distributed::get_local_rank() != 0 ||
         distributed::get_nnodes() != 2 || distributed::backend() != "gloo" ||

@@ -10,12 +10,14 @@
 #include "distributed/tcp.hpp"
 #include "ipc/network.hpp"
 #include "message_of.hpp"
+#include "reserved_port.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
 using launch::StartMethod;
 using test::message_of;
+using test::ReservedPort;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -112,7 +114,8 @@ TEST(Spawn, AFailureIsNamedWithItsRank) {
 TEST(Spawn, NodesMeetAtAStoreThatTheFirstOneServes) {
   // Two nodes of one rank each on this host. A child of this process starts the second.
   if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
-  const int port = ipc::bound_port(bind_tcp("127.0.0.1", 0).get());
+  const ReservedPort reserved;
+  const int port = reserved.number();
   const auto node = [port](int node_rank) {
     auto options = forked(1);
     options.nnodes = 2;

@@ -64,12 +64,15 @@ TEST_F(Leftovers, WhoHasABoundToEndInUsesIt) {
   chosen.terminate_timeout_s = 20;
   auto context = spawn(
       [&](int rank, const Value&) {
-        static std::atomic<bool> asked{false};
-        signal(SIGTERM, [](int) { asked = true; });
+        sigset_t term;
+        sigemptyset(&term);
+        sigaddset(&term, SIGTERM);
+        pthread_sigmask(SIG_BLOCK, &term, nullptr);
         line.tell_pidfd();
         line.await_order();
         if (rank == 1) _exit(1);
-        while (!asked) pause();
+        int number = 0;
+        sigwait(&term, &number);
         line.tell("cleaned up");
         return Value();
       },

@@ -141,6 +141,19 @@ TEST_F(WatchdogTest, ACommittedReductionHasTheTimeOfItsOwnSetting) {
   EXPECT_LE(now_ns_ - ns(1000), ns(3) + 2 * step_ns);
 }
 
+TEST_F(WatchdogTest, WhoWaitsForAProcessorInACommittedReductionHasMoreTime) {
+  for (int rank = 0; rank < 2; ++rank) session::cast_vote({session_, rank}, 1);
+  usage_->state = 'R';
+  EXPECT_TRUE(watch(4.9).empty());
+  EXPECT_EQ(watch(0.3).size(), 2u);
+}
+
+TEST_F(WatchdogTest, WhoComputesInACommittedReductionWithoutProgressHangs) {
+  for (int rank = 0; rank < 2; ++rank) session::cast_vote({session_, rank}, 1);
+  usage_->state = 'R';
+  EXPECT_EQ(watch(100, [this] { usage_->cpu_ns += step_ns / 2; }).size(), 2u);
+}
+
 TEST_F(WatchdogTest, AReplacementBeginsWithFullPatience) {
   watch(9);
   for (int rank = 0; rank < 2; ++rank) session_.record(rank).generation.fetch_add(1);

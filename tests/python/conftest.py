@@ -19,7 +19,7 @@ from launching import SERVER, START_METHOD
 import accelmgr
 from accelmgr import _native
 
-TEST_S = 240  # Time limit of a test: more than any takes on a loaded machine.
+TEST_S = 480  # Time limit of a test: more than any takes on a loaded machine.
 GONE_S = 30  # Time limit for processes to end after a test.
 PR_SET_CHILD_SUBREAPER = 36
 TORCH_SHM_MANAGER = "torch_shm_manager"[:15]  # It ends 2 s after the last process that it served.

@@ -178,7 +178,7 @@ def _programs(what: str, count: int, **environment: str) -> list[str]:
                 [sys.executable, "-c", PROGRAM, what, str(rank), str(port)], stdout=subprocess.PIPE, text=True,
                 env={**os.environ, **own, **environment},
             ))
-        return [program.communicate(timeout=60)[0] for program in programs]
+        return [program.communicate(timeout=120)[0] for program in programs]
     finally:
         for program in programs:
             program.kill()
@@ -216,5 +216,5 @@ def test_records_say_their_rank() -> None:
         "import logging; from accelmgr.compat import ml_mp; ml_mp.configure_logging(1, 2); "
         "logging.info('quiet'); logging.log(ml_mp.INFOALL, 'all'); logging.warning('loud')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stderr == "[1/2] INFOALL root: all\n[1/2] WARNING root: loud\n"

@@ -64,7 +64,7 @@ def made(folder: Any) -> Failing:
 
 def bits_of(manager: accelmgr.Manager) -> list[Any]:
     """Everything that a step gives."""
-    result = manager.step(accumulate=False)
+    result = manager.step(timeout=60, accumulate=False)
     result.raise_for_status()
     found = [(result.loss, result.scalars["noise"], result.scalars["drawn"])]
     found += [gradient.clone() for gradient in manager.get_aggregated_gradients()]
@@ -109,7 +109,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_and_another_device_may_resume_it(tmp_
     with start(made(tmp_path), Vectors(), device=first, checkpoint__directory=str(tmp_path), **SHAPE) as manager:
         bits_of(manager)
         manager.save_checkpoint()
-        assert not manager.checkpoints_written(wait=30)[0].error
+        assert not manager.checkpoints_written(wait=120)[0].error
         expected = bits_of(manager)
     again = {"checkpoint": {"directory": str(tmp_path), "resume": "latest"}, **SHAPE}
     with start(made(tmp_path), Vectors(), device=first, **again) as manager:

@@ -460,7 +460,7 @@ def _late(rank: int) -> tuple[str, str, list[int]]:
 
 
 def test_a_collective_that_one_does_not_come_to_ends_with_its_rank() -> None:
-    context = distributed.spawn("shm", _late, (), nproc_per_node=2, start_method="fork", join=False, timeout=1)
+    context = distributed.spawn("shm", _late, (), nproc_per_node=2, start_method="fork", join=False, timeout=5)
     assert context is not None
     deadline = time.monotonic() + 60
     while context.results[0] is None:

@@ -187,18 +187,25 @@ class Same(nn.Module):
 def test_a_background_thread_cannot_tear_what_runners_read():
     model = Same()
     manager = accelmgr.TPUManager(model, Count(), nprocs=2, batch_size_per_device=1, start=True)
-    ended = threading.Event()
+    ended, updated = threading.Event(), threading.Event()
     updates = []
 
     def optimize():
         while not ended.is_set():
             updates.append(len(updates) + 1.0)
             manager.update_model_parameters([torch.full((50_000,), updates[-1])] * 4)
+            updated.set()
+
+    def step():
+        # At least one update between steps: a thread that only waits for the manager's lock may never get it.
+        assert updated.wait(60)
+        updated.clear()
+        return manager.step()
 
     background = threading.Thread(target=optimize)
     try:
         background.start()
-        results = [manager.step() for _ in range(25)]
+        results = [step() for _ in range(25)]
     finally:
         ended.set()
         background.join()

@@ -90,7 +90,7 @@ def life(tmp_path_factory):
         # 3. A checkpoint, the steps after it up to the end of the data, and the end of the manager.
         manager.zero_grad()
         manager.save_checkpoint()
-        seen["written"] = manager.checkpoints_written(wait=30)
+        seen["written"] = manager.checkpoints_written(wait=120)
         seen["before"] = [manager.step(), manager.step()]
         seen["last"] = manager.step()
         seen["end"] = manager.step()

@@ -109,9 +109,14 @@ def test_a_notebook(tmp_path):
     cells = json.dumps([DEFINITIONS, STEP])
     (tmp_path / "client.py").write_text(
         textwrap.dedent(f"""\
-            from jupyter_client.manager import start_new_kernel
-            kernel, client = start_new_kernel(kernel_name="python3")
+            import os
+            from jupyter_client.manager import KernelManager
+            kernel = KernelManager(kernel_name="python3", transport="ipc", ip=os.path.abspath("kernel"))
+            kernel.start_kernel()
+            client = kernel.client()
+            client.start_channels()
             try:
+                client.wait_for_ready(timeout={BOUND_S})
                 for cell in {cells}:
                     client.execute_interactive(cell, timeout={BOUND_S}, allow_stdin=False)
             finally:

@@ -6,6 +6,7 @@ import os
 import pathlib
 import shlex
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -50,6 +51,7 @@ class Person:
         self.folder = folder
         (folder / "small.yaml").write_text(SMALL)
         self._started: list[subprocess.Popen[str]] = []
+        self._held: list[socket.socket] = []
 
     def types(self, command: str, **options: object) -> Ended:
         """Runs a command to its end. Options are those of begins()."""
@@ -86,8 +88,19 @@ class Person:
         """All names in the folder except `small.yaml`."""
         return {entry.name for entry in self.folder.iterdir()} - {"small.yaml"}
 
+    def reserved_port(self) -> int:
+        """A port of this host that no other process gets until the story ends. A program that sets SO_REUSEADDR may
+        listen there."""
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        self._held.append(held)
+        return int(held.getsockname()[1])
+
     def leaves(self) -> None:
         """Kills the commands that a failed story left running."""
+        for held in self._held:
+            held.close()
         for started in self._started:
             if started.poll() is None:
                 os.killpg(started.pid, signal.SIGKILL)

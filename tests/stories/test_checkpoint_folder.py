@@ -10,6 +10,7 @@ from records import checkpoint, checkpoints_in, contents_of, run_of, tensors_of
 
 TRAIN = "accelmgr train -c small.yaml --checkpoint-dir ck --checkpoint-every 5"
 ENDLESS = f"{TRAIN} --steps 1000000 --set grad_accumulation_steps=50"
+LAST = "accelmgr train -c small.yaml --checkpoint-dir ck --set grad_accumulation_steps=50"  # Only the last checkpoint.
 
 
 def begins(person, command):
@@ -125,7 +126,7 @@ def ends_elsewhere(person, command):
 
 def test_a_last_checkpoint_that_fails_is_written_elsewhere(person):
     person.file("logs").mkdir()
-    command = f"{TRAIN} --set grad_accumulation_steps=50 --log logs/l.jsonl"
+    command = f"{LAST} --log logs/l.jsonl"
     where = ends_elsewhere(person, f"{command} --steps 1000000")
     assert where.startswith(f"{person.folder}/logs/accelmgr-checkpoints-")
     step = int(where[-8:])
@@ -136,7 +137,7 @@ def test_a_last_checkpoint_that_fails_is_written_elsewhere(person):
 
 
 def test_a_fallback_may_be_named(person):
-    where = ends_elsewhere(person, f"{ENDLESS} --checkpoint-fallback spare")
+    where = ends_elsewhere(person, f"{LAST} --steps 1000000 --checkpoint-fallback spare")
     assert where.startswith(f"{person.folder}/spare/accelmgr-checkpoints-")
     assert set(tensors_of(person.file(where))) == {"model.safetensors", "training.safetensors"}
 

@@ -45,8 +45,10 @@ def test_a_run_killed_at_20_random_moments_ends_as_one_that_never_was(person):
     moments = [("step", step) for step in sorted(chance.sample(range(1, STEPS // 2), KILLS - STARTING))]
     for _ in range(STARTING):
         moments.insert(chance.randrange(len(moments) + 1), ("time", chance.uniform(0, 0.5)))
+    # These runs wait before their end, so that even a late kill finds them.
+    killed_one = COMMAND.format("killed") + f" --set 'faults=rank=1 step={STEPS - 10} phase=forward fault=hang'"
     for what, moment in moments:
-        run = person.begins(COMMAND.format("killed"))
+        run = person.begins(killed_one)
         # Kills within 30 ms of a step, when the run may be writing a checkpoint, or at a random time of the start.
         alive = reaches(run, moment) and not ends_within(run, chance.uniform(0, 0.03)) if what == "step" else (
             not ends_within(run, moment))

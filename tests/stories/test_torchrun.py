@@ -1,7 +1,6 @@
 """Checks that a torchrun command line works with `accelmgr spawn` in the place of torchrun."""
 
 import os
-import socket
 
 import pytest
 from conftest import DONE, USAGE
@@ -53,8 +52,7 @@ def test_a_module_is_run_as_of_python(person, option):
 
 
 def test_the_port_and_the_id_reach_the_processes(person):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = person.reserved_port()
     ended = person.types(f"accelmgr spawn --nproc-per-node 1 --no-prefix --master-port {port} --rdzv-id job7 "
                          "sh -c 'echo $MASTER_ADDR $MASTER_PORT $TORCHELASTIC_RUN_ID'")
     assert (ended.code, ended.out) == (DONE, f"127.0.0.1 {port} job7\n"), ended.err

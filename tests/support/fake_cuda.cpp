@@ -21,6 +21,7 @@ thread_local int device_of_thread = 0;
 // Device memory and the memory of a new allocation begin as NaN.
 constexpr std::byte uninitialized{0xff};
 constexpr std::uint64_t longest_dawdle = 64;  // Yields.
+constexpr std::int64_t longest_dawdle_ns = 100'000;
 constexpr std::size_t device_bytes = std::size_t{1} << 40;
 
 template <class Range>
@@ -363,7 +364,9 @@ void FakeCuda::work_off(StreamState& stream) {
     if (ending_) return;
     const auto dawdle = random_() % longest_dawdle;
     lock.unlock();
-    for (std::uint64_t i = 0; i < dawdle; ++i) sched_yield();
+    // Where other processes want the processors, one yield takes milliseconds.
+    const auto until_ns = base::now_ns() + longest_dawdle_ns;
+    for (std::uint64_t i = 0; i < dawdle && base::now_ns() < until_ns; ++i) sched_yield();
     lock.lock();
     execute_front(stream, lock);
   }

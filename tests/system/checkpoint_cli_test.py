@@ -94,6 +94,8 @@ class ResumeTest(CheckpointTest):
     def test_a_run_killed_in_a_step_and_resumed_ends_with_the_same_bits(self):
         run = RunningProgram(self, *IN_CK, *faults("rank=1 step=14 phase=forward fault=hang"))
         run.read_until("step 13/")
+        while 10 not in self.steps_in("ck"):  # It is written while steps go on.
+            os.sched_yield()
         run.process.kill()
         run.process.communicate()
         self.assertEqual(self.steps_in("ck"), [5, 10])

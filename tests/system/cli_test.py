@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,15 @@ class ProgramTest(unittest.TestCase):
     def write(self, name, text):
         (self.folder / name).write_text(text)
         return name
+
+    def reserved_port(self):
+        """A port of this host that no other process gets until the test ends. Connections to it are refused until one
+        listens there, for which it must have set SO_REUSEADDR."""
+        held = socket.socket()
+        self.addCleanup(held.close)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
 
     def run_program(self, *arguments, exits=DONE, env=None):
         """Runs the program to its end; returns standard output and standard error."""

@@ -166,9 +166,10 @@ TEST(LossScale, OutlivesTheManager) {
   client::Handle manager(config, {});
   const auto first = expect_ok(manager);
   ASSERT_GT(first.loss_scale_lowered, 0u);
-  kill(manager.statistics().manager_pid, SIGKILL);
-  while (manager.step().status != StepStatus::manager_lost) {
-  }
+  const auto pidfd = ipc::open_pidfd(manager.statistics().manager_pid);
+  ipc::send_signal(pidfd.get(), SIGKILL);
+  ASSERT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
+  EXPECT_EQ(manager.step().status, StepStatus::manager_lost);
   manager.recover();
   const auto second = expect_ok(manager);
   EXPECT_LE(second.loss_scale, first.loss_scale);

@@ -261,15 +261,13 @@ class BadInputTest(SpawnTest):
         self.assert_contains(err, f"port {port} is in use", f"127.0.0.1:{port}")
 
     def test_a_rendezvous_that_nobody_serves_names_the_address(self):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{self.reserved_port()}"
         err = self.refused("--nprocs", "1", "--nnodes", "2", "--node-rank", "1", "--rendezvous", address,
                            "--rendezvous-timeout", "0.3", *shell("true"), exits=FAILED)
         self.assert_contains(err, address, "refused")
 
     def test_a_host_that_does_not_come_is_named(self):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{self.reserved_port()}"
         err = self.refused("--nprocs", "1", "--nnodes", "2", "--rendezvous", address, "--rendezvous-timeout", "0.3",
                            *shell("true"), exits=FAILED)
         self.assert_contains(err, address, "node 1 missing", "node 0 (host")
@@ -279,8 +277,7 @@ class TwoNodesTest(SpawnTest):
     """Two agents that know of each other only through their rendezvous."""
 
     def start_two(self, *arguments, nprocs=(1, 1), nnodes=(2, 2)):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{self.reserved_port()}"
         return [self.start("--nprocs", str(nprocs[node]), "--nnodes", str(nnodes[node]), "--node-rank", str(node),
                            "--rendezvous", address, "--log-dir", f"node{node}", *arguments) for node in range(2)]
 

@@ -8,8 +8,10 @@ may make a process group itself where there is none.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import random
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,23 +28,23 @@ ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
-def _timeout(timeout_s: float | None) -> dict[str, timedelta]:
-    return {} if timeout_s is None else {"timeout": timedelta(seconds=timeout_s)}  # Else it is torch's own.
+    """A port that no process uses. It is below those that the kernel gives to clients, so that it is still free when
+    the program serves there."""
+    for port in random.SystemRandom().sample(range(16384, 32768), 100):  # Leaves the program's generator alone.
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise OSError("100 ports from 16384 to 32767 are in use")
 
 
 def _store(host: str, port: int, is_master: bool, timeout_s: float | None) -> Any:
-    timeout = _timeout(timeout_s)
-    return dist.TCPStore(host, port, is_master=is_master, wait_for_workers=False, **timeout)  # type: ignore[attr-defined]
+    options: dict[str, Any] = {} if timeout_s is None else {"timeout": timedelta(seconds=timeout_s)}
+    return dist.TCPStore(host, port, is_master=is_master, wait_for_workers=False, **options)  # type: ignore[attr-defined]
 
 
 def _made(context: EngineContext, backend: str, store: Any, timeout_s: float | None) -> Any:
-    place = {"rank": context.rank(), "world_size": context.world_size()}
-    dist.init_process_group(backend, store=store, **place, **_timeout(timeout_s))
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)  # None: torch's own.
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=context.rank(), world_size=context.world_size())
     return dist.group.WORLD
 
 
