@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "base/clock.hpp"
+
 namespace accelmgr::test {
 
 using device::Code;
