@@ -16,8 +16,10 @@
 #include "base/fields.hpp"
 #include "base/log.hpp"
 #include "config/loader.hpp"
+#include "service/query.hpp"
 #include "service/status.hpp"
 #include "session/kernels.hpp"
+#include "session/step_history.hpp"
 
 namespace accelmgr::service {
 namespace {
@@ -175,6 +177,33 @@ void zero_grad(Service& service, const Request& request, const Respond& respond)
       });
 }
 
+/// The steps after number `since` that the session still has, oldest first. With `first` a client sees what
+/// it has missed; `next` is the `since` of its next request. A number beyond the last one is of an earlier
+/// service: then all steps are new.
+void steps(Service& service, const Request& request, const Respond& respond) {
+  check_query(request, {"since", "limit"});
+  const auto parameter = [&](const char* name, std::uint64_t otherwise, std::uint64_t least,
+                             std::uint64_t most) {
+    const auto found = request.query.find(name);
+    return found == request.query.end() ? otherwise : whole_number(found->second, name, least, most);
+  };
+  auto since = parameter("since", 0, 0, most_steps);
+  const auto limit = parameter("limit", session::max_step_records, 1, session::max_step_records);
+  const auto& session = service.manager().session();
+  const auto recorded = session::recorded_steps(session);
+  const auto first = session::first_step_record(recorded);
+  if (since > recorded) since = 0;
+  json found = json::array();
+  auto next = since;
+  for (auto number = std::max(since + 1, first); number <= recorded && found.size() < limit; ++number) {
+    const auto record = session::step_record(session, number);
+    if (!record) continue;  // The host has gone on: it is written over.
+    found.push_back(record_of(number, *record));
+    next = number;
+  }
+  respond(json_response({{"steps", found}, {"first", first}, {"next", next}}));
+}
+
 void stop(Service& service, const Request& request, const Respond& respond) {
   body_of(request, {});
   service.close(fmt::format("process {} asked for it", request.peer->pid));
@@ -210,10 +239,11 @@ struct Route {
   void (*serve)(Service&, const Request&, const Respond&);
 };
 
-constexpr Route routes[] = {
-    {"GET", "/v1/status", status}, {"GET", "/v1/runners", runners},      {"GET", "/v1/config", configuration},
-    {"GET", "/healthz", healthz},  {"GET", "/readyz", readyz},           {"GET", "/v1/attach", attach},
-    {"POST", "/v1/step", step},    {"POST", "/v1/zero_grad", zero_grad}, {"POST", "/v1/stop", stop}};
+constexpr Route routes[] = {{"GET", "/v1/status", status},        {"GET", "/v1/runners", runners},
+                            {"GET", "/v1/config", configuration}, {"GET", "/v1/steps", steps},
+                            {"GET", "/healthz", healthz},         {"GET", "/readyz", readyz},
+                            {"GET", "/v1/attach", attach},        {"POST", "/v1/step", step},
+                            {"POST", "/v1/zero_grad", zero_grad}, {"POST", "/v1/stop", stop}};
 
 }  // namespace
 

@@ -119,4 +119,22 @@ json result_of(const StepResult& result) {
           {"wait_ms", result.wait_ms}};
 }
 
+json record_of(std::uint64_t number, const session::StepRecord& record) {
+  const auto ms = [](std::int64_t ns) { return double(ns) / 1e6; };
+  return {{"number", number},
+          {"time_s", double(record.time_ns) / 1e9},
+          {"step", record.step},
+          {"attempt", record.attempt},
+          {"status", to_string(record.status)},
+          {"counted", record.counted != 0},
+          {"loss", record.loss},
+          {"samples", record.samples},
+          {"participants", record.participants},
+          {"tries", record.tries},
+          {"step_ms", ms(record.duration_ns)},
+          {"compute_ms", ms(record.compute_ns)},
+          {"reduce_ms", ms(record.reduce_ns)},
+          {"wait_ms", ms(record.wait_ns)}};
+}
+
 }  // namespace accelmgr::service

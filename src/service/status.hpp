@@ -7,12 +7,14 @@
 
 #include "accelmgr/step_result.hpp"
 #include "service/service.hpp"
+#include "session/layout.hpp"
 
 namespace accelmgr::service {
 
 nlohmann::json status_of(Service& service);
 nlohmann::json runners_of(Service& service);
 nlohmann::json result_of(const StepResult& result);
+nlohmann::json record_of(std::uint64_t number, const session::StepRecord& record);
 
 struct NotReady {
   std::string code;
