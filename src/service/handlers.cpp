@@ -16,6 +16,7 @@
 #include "base/fields.hpp"
 #include "base/log.hpp"
 #include "config/loader.hpp"
+#include "service/metrics.hpp"
 #include "service/query.hpp"
 #include "service/status.hpp"
 #include "session/kernels.hpp"
@@ -204,6 +205,10 @@ void steps(Service& service, const Request& request, const Respond& respond) {
   respond(json_response({{"steps", found}, {"first", first}, {"next", next}}));
 }
 
+void metrics(Service& service, const Request&, const Respond& respond) {
+  respond({.body = metrics_of(service), .type = metrics_type});
+}
+
 void stop(Service& service, const Request& request, const Respond& respond) {
   body_of(request, {});
   service.close(fmt::format("process {} asked for it", request.peer->pid));
@@ -239,11 +244,17 @@ struct Route {
   void (*serve)(Service&, const Request&, const Respond&);
 };
 
-constexpr Route routes[] = {{"GET", "/v1/status", status},        {"GET", "/v1/runners", runners},
-                            {"GET", "/v1/config", configuration}, {"GET", "/v1/steps", steps},
-                            {"GET", "/healthz", healthz},         {"GET", "/readyz", readyz},
-                            {"GET", "/v1/attach", attach},        {"POST", "/v1/step", step},
-                            {"POST", "/v1/zero_grad", zero_grad}, {"POST", "/v1/stop", stop}};
+constexpr Route routes[] = {{"GET", "/v1/status", status},
+                            {"GET", "/v1/runners", runners},
+                            {"GET", "/v1/config", configuration},
+                            {"GET", "/v1/steps", steps},
+                            {"GET", "/metrics", metrics},
+                            {"GET", "/healthz", healthz},
+                            {"GET", "/readyz", readyz},
+                            {"GET", "/v1/attach", attach},
+                            {"POST", "/v1/step", step},
+                            {"POST", "/v1/zero_grad", zero_grad},
+                            {"POST", "/v1/stop", stop}};
 
 }  // namespace
 

@@ -1,4 +1,5 @@
 // What people and machines that watch a service see of its steps and its processes.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@ namespace accelmgr::test {
 namespace {
 
 using nlohmann::json;
+using testing::HasSubstr;
 
 json steps(const ServiceRun& service, const std::string& query = "") {
   return service.ask("GET", "/v1/steps" + query).body;
@@ -72,6 +74,19 @@ TEST(Watch, WrongParametersAreRefusedWithWhatIsRight) {
   }
   EXPECT_EQ(service.ask("GET", "/v1/steps?limit=257").body["error"]["message"],
             "limit is '257'; it must be a whole number from 1 to 256");
+}
+
+TEST(Watch, MetricsAreThoseOfTheSession) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto manager = service.attach();
+  for (int i = 0; i < 2; ++i) expect_ok(manager);
+  auto connection = client::ServiceSocket::connect(service.socket(), soon());
+  const auto text = connection.ask("GET", "/metrics", "", "", soon()).body;
+  for (const auto* line : {"accelmgr_host_attached 1\n", "accelmgr_steps_total{status=\"ok\"} 2\n",
+                           "accelmgr_step_duration_seconds_count 2\n", "accelmgr_committed_steps_total 2\n",
+                           "accelmgr_runner_ready{rank=\"1\"} 1\n", "accelmgr_incidents_total 0\n"})
+    EXPECT_THAT(text, HasSubstr(line));
 }
 
 }  // namespace
