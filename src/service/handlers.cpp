@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -209,6 +210,24 @@ void metrics(Service& service, const Request&, const Respond& respond) {
   respond({.body = metrics_of(service), .type = metrics_type});
 }
 
+void events(Service& service, const Request& request, const Respond& respond) {
+  check_query(request, {"since"});
+  auto& events = service.events();
+  std::optional<Events::Position> since;
+  // The header is what a client sends by itself when it connects again.
+  if (const auto last = request.header_field("last-event-id"); !last.empty())
+    since = events.position_in(last, "Last-Event-ID");
+  else if (const auto found = request.query.find("since"); found != request.query.end())
+    since = events.position_in(found->second, "since");
+  if (!events.has_room())
+    throw Problem(503, "too_many_subscribers",
+                  fmt::format("{} clients watch the events already", Events::most_subscribers),
+                  {.hint = "close one, or ask GET /v1/steps now and then"});
+  respond({.type = "text/event-stream", .stream = [&events, since](std::weak_ptr<Stream> client) {
+             events.subscribe(std::move(client), since);
+           }});
+}
+
 void stop(Service& service, const Request& request, const Respond& respond) {
   body_of(request, {});
   service.close(fmt::format("process {} asked for it", request.peer->pid));
@@ -236,6 +255,7 @@ void attach(Service& service, const Request& request, const Respond& respond) {
   respond({.status = 101,
            .fd = std::make_shared<const base::UniqueFd>(std::move(socket)),
            .undelivered = [&lease, number = lease.number()] { lease.take_back(number); }});
+  service.events().look();
 }
 
 struct Route {
@@ -244,17 +264,11 @@ struct Route {
   void (*serve)(Service&, const Request&, const Respond&);
 };
 
-constexpr Route routes[] = {{"GET", "/v1/status", status},
-                            {"GET", "/v1/runners", runners},
-                            {"GET", "/v1/config", configuration},
-                            {"GET", "/v1/steps", steps},
-                            {"GET", "/metrics", metrics},
-                            {"GET", "/healthz", healthz},
-                            {"GET", "/readyz", readyz},
-                            {"GET", "/v1/attach", attach},
-                            {"POST", "/v1/step", step},
-                            {"POST", "/v1/zero_grad", zero_grad},
-                            {"POST", "/v1/stop", stop}};
+constexpr Route routes[] = {
+    {"GET", "/v1/status", status}, {"GET", "/v1/runners", runners},      {"GET", "/v1/config", configuration},
+    {"GET", "/v1/steps", steps},   {"GET", "/v1/events", events},        {"GET", "/metrics", metrics},
+    {"GET", "/healthz", healthz},  {"GET", "/readyz", readyz},           {"GET", "/v1/attach", attach},
+    {"POST", "/v1/step", step},    {"POST", "/v1/zero_grad", zero_grad}, {"POST", "/v1/stop", stop}};
 
 }  // namespace
 

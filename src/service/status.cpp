@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "ipc/process.hpp"
 #include "session/stored_text.hpp"
 
 namespace accelmgr::service {
@@ -27,14 +28,6 @@ const char* name_of(session::RunnerState state) {
       return "lost";
   }
   return "unknown";
-}
-
-json host_of(const Lease& lease) {
-  if (lease.state() == Lease::State::free) return nullptr;
-  return {{"name", lease.host().name},
-          {"pid", lease.host().pid},
-          {"lease", lease.number()},
-          {"leaving", lease.state() == Lease::State::leaving}};
 }
 
 }  // namespace
@@ -100,6 +93,14 @@ json status_of(Service& service) {
       {"runners", runners_of(service)}};
 }
 
+json host_of(const Lease& lease) {
+  if (lease.state() == Lease::State::free) return nullptr;
+  return {{"name", lease.host().name},
+          {"pid", lease.host().pid},
+          {"lease", lease.number()},
+          {"leaving", lease.state() == Lease::State::leaving}};
+}
+
 json result_of(const StepResult& result) {
   json scalars = json::object();
   for (const auto& [name, value] : result.scalars) scalars[name] = value;
@@ -135,6 +136,19 @@ json record_of(std::uint64_t number, const session::StepRecord& record) {
           {"compute_ms", ms(record.compute_ns)},
           {"reduce_ms", ms(record.reduce_ns)},
           {"wait_ms", ms(record.wait_ns)}};
+}
+
+json incident_of(std::uint64_t number, const session::Incident& incident) {
+  return {{"number", number},
+          {"time_s", double(incident.time_ns) / 1e9},
+          {"rank", incident.rank},
+          {"pid", incident.pid},
+          {"phase", incident.rank < 0 ? json() : json(session::to_string(incident.phase))},
+          {"step", incident.step},
+          {"attempt", incident.attempt},
+          {"exit", ipc::describe_exit(incident.exit_status)},
+          {"what", session::text_of(incident.what)},
+          {"log", session::text_of(incident.log)}};
 }
 
 }  // namespace accelmgr::service
