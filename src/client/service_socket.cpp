@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
@@ -23,7 +24,8 @@
 namespace accelmgr::client {
 namespace {
 
-constexpr std::size_t most_header_bytes = 16 * 1024, most_body_bytes = 4 * 1024 * 1024;
+constexpr std::size_t most_header_bytes = 16 * 1024, most_body_bytes = 4 * 1024 * 1024,
+                      part_bytes = 64 * 1024;
 
 sockaddr_un address_of(const std::string& path) {
   sockaddr_un address{};
@@ -146,15 +148,16 @@ std::size_t ServiceSocket::receive(std::span<char> to, base::UniqueFd& passed, b
   }
 }
 
-ServiceAnswer ServiceSocket::ask(const std::string& method, const std::string& target,
-                                 const std::string& head, const std::string& body, base::Deadline deadline) {
+ServiceAnswer ServiceSocket::begin(const std::string& method, const std::string& target,
+                                   const std::string& head, const std::string& body, std::string& header,
+                                   base::Deadline deadline) {
   send(fmt::format("{} {} HTTP/1.1\r\nHost: accelmgr\r\nContent-Length: {}\r\n{}\r\n{}", method, target,
                    body.size(), head, body),
        deadline);
   ServiceAnswer answer;
   std::string text;
   std::size_t header_end = std::string::npos;
-  std::vector<char> part(64 * 1024);
+  std::vector<char> part(part_bytes);
   while (header_end == std::string::npos) {
     const auto received = receive(part, answer.fd, deadline);
     if (received == 0) throw SessionError(fmt::format("the service at '{}' closed the connection", path_));
@@ -163,24 +166,52 @@ ServiceAnswer ServiceSocket::ask(const std::string& method, const std::string& t
     if (header_end == std::string::npos && text.size() > most_header_bytes)
       throw SessionError(fmt::format("what answers at '{}' is no service: its header has no end", path_));
   }
-  const auto header = text.substr(0, header_end);
+  header = text.substr(0, header_end);
   constexpr std::size_t status_at = 9;  // "HTTP/1.1 200 OK"
   const auto* digits = header.data() + std::min(status_at, header.size());
   if (!header.starts_with("HTTP/1.") ||
       std::from_chars(digits, header.data() + header.size(), answer.status).ec != std::errc{})
     throw SessionError(fmt::format("what answers at '{}' does not speak HTTP", path_));
   answer.body = text.substr(header_end + 4);
-  if (answer.status == 101) return answer;
+  return answer;
+}
+
+void ServiceSocket::read_body(const std::string& header, ServiceAnswer& answer, base::Deadline deadline) {
   std::size_t length = 0;
   const auto stated = value_of(header, "content-length").value_or("0");
   if (std::from_chars(stated.data(), stated.data() + stated.size(), length).ec != std::errc{} ||
       length > most_body_bytes)
     throw SessionError(fmt::format("the answer of the service at '{}' states {} bytes", path_, stated));
+  std::vector<char> part(part_bytes);
   while (answer.body.size() < length) {
     const auto received = receive(part, answer.fd, deadline);
     if (received == 0) throw SessionError(fmt::format("the service at '{}' closed the connection", path_));
     answer.body.append(part.data(), received);
   }
+}
+
+ServiceAnswer ServiceSocket::ask(const std::string& method, const std::string& target,
+                                 const std::string& head, const std::string& body, base::Deadline deadline) {
+  std::string header;
+  auto answer = begin(method, target, head, body, header, deadline);
+  if (answer.status != 101) read_body(header, answer, deadline);
+  return answer;
+}
+
+ServiceAnswer ServiceSocket::follow(const std::string& target, const std::string& head,
+                                    base::Deadline deadline,
+                                    const std::function<void(std::string_view)>& take) {
+  std::string header;
+  auto answer = begin("GET", target, head, "", header, deadline);
+  if (answer.status != 200) {
+    read_body(header, answer, deadline);
+    return answer;
+  }
+  take(answer.body);
+  answer.body.clear();
+  std::vector<char> part(part_bytes);
+  const auto ever = base::Deadline::in_seconds(std::numeric_limits<double>::infinity());
+  while (const auto received = receive(part, answer.fd, ever)) take({part.data(), received});
   return answer;
 }
 

@@ -32,6 +32,12 @@ class ServiceSocket {
   ServiceAnswer ask(const std::string& method, const std::string& target, const std::string& head,
                     const std::string& body, base::Deadline deadline);
 
+  /// Sends a GET request whose answer goes on. Gives `take` each part of its body as it comes, and returns
+  /// when the service ends it. An answer with another status than 200 is returned as by ask(); `take` gets
+  /// nothing then. `deadline` is for the header. Throws as ask() does.
+  ServiceAnswer follow(const std::string& target, const std::string& head, base::Deadline deadline,
+                       const std::function<void(std::string_view)>& take);
+
   /// The process that listens there.
   const ipc::Child& service() const noexcept { return service_; }
   ipc::Child take_service() noexcept { return std::move(service_); }
@@ -46,6 +52,11 @@ class ServiceSocket {
   bool wait(short events, base::Deadline deadline) const;
   void send(std::string_view text, base::Deadline deadline);
   std::size_t receive(std::span<char> to, base::UniqueFd& passed, base::Deadline deadline);
+  /// Sends a request, and reads the header of its answer into `header`. What came of the body is in the
+  /// answer.
+  ServiceAnswer begin(const std::string& method, const std::string& target, const std::string& head,
+                      const std::string& body, std::string& header, base::Deadline deadline);
+  void read_body(const std::string& header, ServiceAnswer& answer, base::Deadline deadline);
 
   std::string path_;
   base::UniqueFd fd_;

@@ -15,6 +15,7 @@
 #include "ipc/process.hpp"
 #include "session/attempt.hpp"
 #include "session/device_team.hpp"
+#include "session/step_history.hpp"
 #include "session/stored_text.hpp"
 
 namespace accelmgr::client {
@@ -26,6 +27,23 @@ using session::RunnerState;
 constexpr std::uint64_t most_causes = 3;
 
 double ms(std::uint64_t ns) { return double(ns) / 1e6; }
+std::int64_t ns(double ms) { return static_cast<std::int64_t>(ms * 1e6); }
+
+session::StepRecord record_of(const StepResult& result) {
+  return {.time_ns = std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1),
+          .step = result.step,
+          .attempt = result.attempt,
+          .loss = result.loss,
+          .samples = result.samples,
+          .duration_ns = ns(result.step_ms),
+          .compute_ns = ns(result.compute_ms),
+          .reduce_ns = ns(result.reduce_ms),
+          .wait_ns = ns(result.wait_ms),
+          .status = result.status,
+          .counted = result.counted,
+          .participants = result.participants,
+          .tries = result.tries};
+}
 
 std::vector<std::string> lines_of(const std::string& log) {
   std::vector<std::string> lines;
@@ -114,6 +132,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   if (result.counted && measured_shares_) measure();
   result.step_ms = ms(static_cast<std::uint64_t>(base::now_ns() - begin));
   result.wait_ms = std::max(0.0, result.step_ms - result.compute_ms - result.reduce_ms);
+  session::record_step(view_, record_of(result));
   base::log().debug("{}: loss {}, {} samples, {} attempts, {:.3f} ms", to_string(result.status), result.loss,
                     result.samples, result.tries, result.step_ms);
   base::set_log_step(result.step + 1);

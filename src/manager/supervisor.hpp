@@ -58,6 +58,8 @@ class Supervisor {
   void start(std::function<void()> ready);
   /// Whether all runners of the first team have been ready.
   bool has_started() const noexcept { return has_started_; }
+  /// See Watchdog::silent_ns(); of a runner that is ready.
+  std::int64_t silent_ns(int rank) const noexcept { return watchdog_.silent_ns(rank); }
   /// The fork server and the runners that are ready, for a host.
   protocol::Started started() const;
 

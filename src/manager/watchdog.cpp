@@ -49,6 +49,11 @@ std::vector<Verdict> Watchdog::look(std::int64_t now_ns) {
   return verdicts;
 }
 
+std::int64_t Watchdog::silent_ns(int rank) const noexcept {
+  const auto since_ns = seen_[static_cast<std::size_t>(rank)].since_ns;
+  return since_ns == 0 ? 0 : looked_ns_ - since_ns;
+}
+
 std::optional<std::string> Watchdog::judge(int rank, std::int64_t now_ns) {
   auto& seen = seen_[static_cast<std::size_t>(rank)];
   const session::RankMask participants = session_.control().request.participants;

@@ -39,6 +39,8 @@ class Watchdog {
   Watchdog(const Config& config, const session::Session& session, Usage usage = ipc::usage);
 
   std::vector<Verdict> look(std::int64_t now_ns);
+  /// How long a runner has given no sign of life in an attempt, as of the last look.
+  std::int64_t silent_ns(int rank) const noexcept;
 
  private:
   struct Progress {

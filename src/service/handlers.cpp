@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -16,8 +17,11 @@
 #include "base/fields.hpp"
 #include "base/log.hpp"
 #include "config/loader.hpp"
+#include "service/metrics.hpp"
+#include "service/query.hpp"
 #include "service/status.hpp"
 #include "session/kernels.hpp"
+#include "session/step_history.hpp"
 
 namespace accelmgr::service {
 namespace {
@@ -175,6 +179,55 @@ void zero_grad(Service& service, const Request& request, const Respond& respond)
       });
 }
 
+/// The steps after number `since` that the session still has, oldest first. With `first` a client sees what
+/// it has missed; `next` is the `since` of its next request. A number beyond the last one is of an earlier
+/// service: then all steps are new.
+void steps(Service& service, const Request& request, const Respond& respond) {
+  check_query(request, {"since", "limit"});
+  const auto parameter = [&](const char* name, std::uint64_t otherwise, std::uint64_t least,
+                             std::uint64_t most) {
+    const auto found = request.query.find(name);
+    return found == request.query.end() ? otherwise : whole_number(found->second, name, least, most);
+  };
+  auto since = parameter("since", 0, 0, most_steps);
+  const auto limit = parameter("limit", session::max_step_records, 1, session::max_step_records);
+  const auto& session = service.manager().session();
+  const auto recorded = session::recorded_steps(session);
+  const auto first = session::first_step_record(recorded);
+  if (since > recorded) since = 0;
+  json found = json::array();
+  auto next = since;
+  for (auto number = std::max(since + 1, first); number <= recorded && found.size() < limit; ++number) {
+    const auto record = session::step_record(session, number);
+    if (!record) continue;  // The host has gone on: it is written over.
+    found.push_back(record_of(number, *record));
+    next = number;
+  }
+  respond(json_response({{"steps", found}, {"first", first}, {"next", next}}));
+}
+
+void metrics(Service& service, const Request&, const Respond& respond) {
+  respond({.body = metrics_of(service), .type = metrics_type});
+}
+
+void events(Service& service, const Request& request, const Respond& respond) {
+  check_query(request, {"since"});
+  auto& events = service.events();
+  std::optional<Events::Position> since;
+  // The header is what a client sends by itself when it connects again.
+  if (const auto last = request.header_field("last-event-id"); !last.empty())
+    since = events.position_in(last, "Last-Event-ID");
+  else if (const auto found = request.query.find("since"); found != request.query.end())
+    since = events.position_in(found->second, "since");
+  if (!events.has_room())
+    throw Problem(503, "too_many_subscribers",
+                  fmt::format("{} clients watch the events already", Events::most_subscribers),
+                  {.hint = "close one, or ask GET /v1/steps now and then"});
+  respond({.type = "text/event-stream", .stream = [&events, since](std::weak_ptr<Stream> client) {
+             events.subscribe(std::move(client), since);
+           }});
+}
+
 void stop(Service& service, const Request& request, const Respond& respond) {
   body_of(request, {});
   service.close(fmt::format("process {} asked for it", request.peer->pid));
@@ -199,6 +252,7 @@ void attach(Service& service, const Request& request, const Respond& respond) {
                              .pid = request.peer->pid,
                              .pidfd = base::duplicate(request.peer->pidfd.get())},
                             config::to_yaml(service.manager().config()), service.run_id());
+  service.events().look();  // Before the host can make a step.
   respond({.status = 101,
            .fd = std::make_shared<const base::UniqueFd>(std::move(socket)),
            .undelivered = [&lease, number = lease.number()] { lease.take_back(number); }});
@@ -212,6 +266,7 @@ struct Route {
 
 constexpr Route routes[] = {
     {"GET", "/v1/status", status}, {"GET", "/v1/runners", runners},      {"GET", "/v1/config", configuration},
+    {"GET", "/v1/steps", steps},   {"GET", "/v1/events", events},        {"GET", "/metrics", metrics},
     {"GET", "/healthz", healthz},  {"GET", "/readyz", readyz},           {"GET", "/v1/attach", attach},
     {"POST", "/v1/step", step},    {"POST", "/v1/zero_grad", zero_grad}, {"POST", "/v1/stop", stop}};
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/basic_stream.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
@@ -27,7 +28,7 @@ namespace http = beast::http;
 using Protocol = asio::local::stream_protocol;
 using boost::system::error_code;
 
-constexpr std::array header_fields{"accelmgr-build", "accelmgr-host", "upgrade"};
+constexpr std::array header_fields{"accelmgr-build", "accelmgr-host", "last-event-id", "upgrade"};
 
 std::chrono::milliseconds duration(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
@@ -80,21 +81,24 @@ Request request_of(const http::request<http::string_body>& from, std::shared_ptr
 
 }  // namespace
 
+/// What connections and the operations of the acceptor use, which may end after the server.
 struct HttpServer::Shared {
+  Protocol::acceptor acceptor;
+  asio::steady_timer retry;
   Access access;
   HttpLimits limits;
   Handler handler;
   int connections = 0;
-  base::Refusals refusals;
+  base::Refusals refusals{};
 };
 
-class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
+class HttpServer::Connection final : public Stream, public std::enable_shared_from_this<Connection> {
  public:
   Connection(Protocol::socket socket, std::shared_ptr<Shared> shared)
       : stream_(std::move(socket)), shared_(std::move(shared)), buffer_(most_buffered()) {
     ++shared_->connections;
   }
-  ~Connection() { --shared_->connections; }
+  ~Connection() override { --shared_->connections; }
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
@@ -116,9 +120,15 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
     wait_for_request();
   }
 
- private:
-  using Stream = beast::basic_stream<Protocol>;
+  void send(std::string_view part) override {
+    unsent_ += part;
+    if (!waits_for_room_) return send_unsent();
+    if (unsent_.size() <= shared_->limits.stream_bytes) return;
+    shared_->refusals.note("a client does not read its stream, and loses its connection");
+    close();
+  }
 
+ private:
   std::size_t most_buffered() const { return shared_->limits.header_bytes + shared_->limits.body_bytes; }
 
   void wait_for_request() {
@@ -155,26 +165,51 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
     if (error) return;
     stream_.expires_never();  // The handler has limits of its own.
     keep_alive_ = parser_->get().keep_alive();
-    const auto respond = [self = shared_from_this()](Response response) { self->send(std::move(response)); };
+    is_answered_ = false;
     try {
-      shared_->handler(request_of(parser_->get(), peer_), respond);
+      shared_->handler(request_of(parser_->get(), peer_), [weak = weak_from_this()](Response response) {
+        if (const auto self = weak.lock()) return self->answer(std::move(response));
+        if (response.undelivered) response.undelivered();
+      });
     } catch (const Problem& problem) {
-      send(problem.response());
+      answer(problem.response());
     } catch (...) {
       const auto text = base::current_exception_text();
       base::log().warn("a request was not served: {}", text);
-      send(Problem(500, "internal", text).response());
+      answer(Problem(500, "internal", text).response());
     }
+    if (!is_answered_) watch_client();
+  }
+
+  /// Until it is cancelled this keeps the connection, and closes it when the client has left. A client that
+  /// has only ended its own sending is still there.
+  void watch_client() {
+    stream_.socket().async_wait(Protocol::socket::wait_error,
+                                [self = shared_from_this()](const error_code& error) {
+                                  if (!error) self->close();
+                                });
+  }
+
+  void close() {
+    error_code ignored;
+    stream_.socket().close(ignored);
+  }
+
+  void answer(Response response) {
+    is_answered_ = true;
+    stream_.socket().cancel();
+    if (response.fd) return send_descriptor(response);
+    if (response.stream) return begin_stream(response);
+    send_whole(std::move(response));
   }
 
   void refuse(const Problem& problem) {
     shared_->refusals.note(problem.what());
     keep_alive_ = false;
-    send(problem.response());
+    send_whole(problem.response());
   }
 
-  void send(Response response) {
-    if (response.fd) return send_descriptor(response);
+  void send_whole(Response response) {
     response_ = {};
     response_.result(static_cast<unsigned>(response.status));
     response_.version(11);
@@ -195,6 +230,32 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
     stream_.socket().shutdown(Protocol::socket::shutdown_send, ignored);
   }
 
+  void begin_stream(const Response& response) {
+    error_code ignored;
+    stream_.socket().non_blocking(true, ignored);
+    watch_client();
+    send(fmt::format(
+        "HTTP/1.1 {} OK\r\nContent-Type: {}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n{}",
+        response.status, response.type, response.body));
+    response.stream(weak_from_this());
+  }
+
+  void send_unsent() {
+    error_code error;
+    std::size_t sent = 0;
+    while (!error && sent < unsent_.size())
+      sent += stream_.socket().write_some(asio::buffer(unsent_) + sent, error);
+    unsent_.erase(0, sent);
+    if (!error) return;
+    if (error != asio::error::would_block) return close();
+    waits_for_room_ = true;
+    stream_.socket().async_wait(Protocol::socket::wait_write,
+                                [self = shared_from_this()](const error_code& ended) {
+                                  self->waits_for_room_ = false;
+                                  if (!ended) self->send_unsent();
+                                });
+  }
+
   /// The descriptor comes with the header's first byte. There is room for so little in a socket that was just
   /// read from.
   void send_descriptor(const Response& response) {
@@ -209,39 +270,47 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
     }
   }
 
-  Stream stream_;
+  beast::basic_stream<Protocol> stream_;
   std::shared_ptr<Shared> shared_;
   std::shared_ptr<const Peer> peer_;
   beast::flat_buffer buffer_;
   std::optional<http::request_parser<http::string_body>> parser_;
   http::response<http::string_body> response_;
   bool keep_alive_ = false;
+  bool is_answered_ = false;
+  std::string unsent_;  ///< Of a stream.
+  bool waits_for_room_ = false;
 };
 
 HttpServer::HttpServer(asio::io_context& loop, base::UniqueFd socket, Access access, HttpLimits limits,
                        Handler handler)
-    : acceptor_(loop, Protocol(), socket.get()),
-      shared_(std::make_shared<Shared>(Shared{access, limits, std::move(handler), 0, {}})) {
+    : shared_(new Shared{.acceptor = Protocol::acceptor(loop, Protocol(), socket.get()),
+                         .retry = asio::steady_timer(loop),
+                         .access = access,
+                         .limits = limits,
+                         .handler = std::move(handler)}) {
   socket.release();  // The acceptor owns it now.
-  accept();
+  accept(shared_);
 }
 
-HttpServer::~HttpServer() = default;
+HttpServer::~HttpServer() {
+  error_code ignored;
+  shared_->acceptor.close(ignored);
+  shared_->retry.cancel();
+}
 
-void HttpServer::accept() {
-  acceptor_.async_accept([this](const error_code& error, Protocol::socket socket) {
-    if (error == asio::error::operation_aborted) return;
-    if (!error) std::make_shared<Connection>(std::move(socket), shared_)->begin();
-    // Without room for another descriptor the next call would fail at once, for ever.
-    if (error) {
-      auto timer =
-          std::make_shared<asio::steady_timer>(acceptor_.get_executor(), std::chrono::milliseconds(20));
-      timer->async_wait([this, timer](const error_code& ended) {
-        if (!ended) accept();
-      });
-      return;
+void HttpServer::accept(const std::shared_ptr<Shared>& shared) {
+  shared->acceptor.async_accept([shared](const error_code& error, Protocol::socket socket) {
+    if (!shared->acceptor.is_open()) return;
+    if (!error) {
+      std::make_shared<Connection>(std::move(socket), shared)->begin();
+      return accept(shared);
     }
-    accept();
+    // Without room for another descriptor the next call would fail at once, for ever.
+    shared->retry.expires_after(std::chrono::milliseconds(20));
+    shared->retry.async_wait([shared](const error_code&) {
+      if (shared->acceptor.is_open()) accept(shared);
+    });
   });
 }
 

@@ -1,7 +1,8 @@
 // HTTP over a Unix socket: reads requests within limits, hands them to a handler, and sends the responses.
 //
 // Each connection serves one request after the other. A client that is too slow, sends too much or is one too
-// many loses its connection; nothing waits for it.
+// many loses its connection; nothing waits for it. The connection of a client that leaves before its answer
+// is free at once.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -19,7 +20,8 @@ namespace accelmgr::service {
 struct HttpLimits {
   std::size_t header_bytes = 8 * 1024;
   std::size_t body_bytes = 64 * 1024;
-  int connections = 64;
+  std::size_t stream_bytes = 256 * 1024;  ///< Of a stream, that a client may leave unread.
+  int connections = 128;
   double request_s = 10;  ///< For a client to send a request, and to read its response.
   double between_s = 60;  ///< A connection without a request ends after this.
 };
@@ -39,9 +41,8 @@ class HttpServer {
  private:
   struct Shared;
   class Connection;
-  void accept();
+  static void accept(const std::shared_ptr<Shared>& shared);
 
-  boost::asio::local::stream_protocol::acceptor acceptor_;
   std::shared_ptr<Shared> shared_;
 };
 

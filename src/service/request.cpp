@@ -25,9 +25,10 @@ Response Problem::response() const {
                        status_);
 }
 
+std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
 Response json_response(const json& body, int status) {
-  // A text may hold bytes of user code that are no UTF-8.
-  return {.status = status, .body = body.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"};
+  return {.status = status, .body = text_of(body) + "\n"};
 }
 
 }  // namespace accelmgr::service

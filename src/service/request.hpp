@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 
 #include "base/unique_fd.hpp"
 #include "service/peer.hpp"
@@ -26,17 +27,30 @@ struct Request {
   std::string header_field(const std::string& name) const;
 };
 
+/// The body of a response that goes on. It ends with the connection: when the client leaves, or does not
+/// read.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  /// Does not block: what the client has no room for is kept until it reads. A client for which too much is
+  /// kept loses its connection.
+  virtual void send(std::string_view part) = 0;
+};
+
 struct Response {
   int status = 200;
   std::string body{};
   std::string type = "application/json";
+  /// If not empty, the body goes on after `body`: called with its stream, which is gone when the client is.
+  std::function<void(std::weak_ptr<Stream>)> stream{};
   /// Sent with the response. The connection ends then.
   std::shared_ptr<const base::UniqueFd> fd{};
   /// Called if that cannot be sent. May be empty.
   std::function<void()> undelivered{};
 };
 
-/// Takes the response of a request, now or later. Called once, on the thread of the service's loop.
+/// Takes the response of a request, now or later. Called once, on the thread of the service's loop. Does
+/// nothing if the client has left meanwhile.
 using Respond = std::function<void(Response)>;
 
 struct ProblemDetails {
@@ -61,6 +75,8 @@ class Problem : public std::exception {
   ProblemDetails details_;
 };
 
+/// The text of JSON, on one line. It may hold text of user code, and that bytes which are no UTF-8.
+std::string text_of(const nlohmann::json& value);
 Response json_response(const nlohmann::json& body, int status = 200);
 
 }  // namespace accelmgr::service

@@ -54,7 +54,12 @@ void Service::begin(const std::function<void(const std::string&)>& say) {
   driver_.emplace(loop_, manager_, *run_);
   for (const int number : {SIGTERM, SIGINT}) signals_.add(number);
   wait_for_signal();
-  manager_.start([this, say] { ready(say); }, [this] { driver_->freed(); });
+  manager_.start([this, say] { ready(say); },
+                 [this] {
+                   driver_->freed();
+                   events_->look();
+                 });
+  events_.emplace(loop_, manager_);
   server_.emplace(
       loop_, path_.take(), Access{options_.group}, options_.limits,
       [this](const Request& request, const Respond& respond) { handle(*this, request, respond); });
@@ -88,6 +93,7 @@ void Service::close(const std::string& why) {
   if (std::exchange(closing_, true)) return;
   base::log().info("the service ends: {}", why);
   notify("STOPPING=1");
+  events_->closing(why);
   manager_.view().control().closing.store(1);
   manager_.view().wake_everyone();  // A host that waits for runners sees it.
   close_until_ = base::Deadline::in_seconds(options_.stop_timeout_s);
@@ -168,7 +174,8 @@ void Service::save_last() {
 
 int Service::end() {
   const bool had_started = manager_.supervisor().has_started();
-  path_.remove();  // First: while it listens, no other service takes the path.
+  events_->look();  // The last step.
+  path_.remove();   // While it listens: no other service takes the path before.
   server_.reset();
   manager_.stop(close_until_);
   return closing_ && had_started && !failed_ ? 0 : exit_failed;

@@ -20,6 +20,7 @@
 #include "base/clock.hpp"
 #include "client/checkpoints.hpp"
 #include "manager/served_manager.hpp"
+#include "service/events.hpp"
 #include "service/http_server.hpp"
 #include "service/local_driver.hpp"
 #include "service/socket_path.hpp"
@@ -57,6 +58,7 @@ class Service {
   // What handlers use.
   manager::ServedManager& manager() noexcept { return manager_; }
   LocalDriver& driver() noexcept { return *driver_; }
+  Events& events() noexcept { return *events_; }
   const std::string& run_id() const noexcept { return run_->id; }
   double uptime_s() const noexcept;
   bool is_closing() const noexcept { return closing_; }
@@ -78,6 +80,7 @@ class Service {
   manager::ServedManager manager_;
   std::optional<client::Run> run_;
   std::optional<LocalDriver> driver_;
+  std::optional<Events> events_;
   std::optional<HttpServer> server_;
   boost::asio::signal_set signals_;
   boost::asio::steady_timer timer_;

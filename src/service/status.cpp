@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "ipc/process.hpp"
 #include "session/stored_text.hpp"
 
 namespace accelmgr::service {
@@ -27,14 +28,6 @@ const char* name_of(session::RunnerState state) {
       return "lost";
   }
   return "unknown";
-}
-
-json host_of(const Lease& lease) {
-  if (lease.state() == Lease::State::free) return nullptr;
-  return {{"name", lease.host().name},
-          {"pid", lease.host().pid},
-          {"lease", lease.number()},
-          {"leaving", lease.state() == Lease::State::leaving}};
 }
 
 }  // namespace
@@ -100,6 +93,14 @@ json status_of(Service& service) {
       {"runners", runners_of(service)}};
 }
 
+json host_of(const Lease& lease) {
+  if (lease.state() == Lease::State::free) return nullptr;
+  return {{"name", lease.host().name},
+          {"pid", lease.host().pid},
+          {"lease", lease.number()},
+          {"leaving", lease.state() == Lease::State::leaving}};
+}
+
 json result_of(const StepResult& result) {
   json scalars = json::object();
   for (const auto& [name, value] : result.scalars) scalars[name] = value;
@@ -117,6 +118,37 @@ json result_of(const StepResult& result) {
           {"compute_ms", result.compute_ms},
           {"reduce_ms", result.reduce_ms},
           {"wait_ms", result.wait_ms}};
+}
+
+json record_of(std::uint64_t number, const session::StepRecord& record) {
+  const auto ms = [](std::int64_t ns) { return double(ns) / 1e6; };
+  return {{"number", number},
+          {"time_s", double(record.time_ns) / 1e9},
+          {"step", record.step},
+          {"attempt", record.attempt},
+          {"status", to_string(record.status)},
+          {"counted", record.counted != 0},
+          {"loss", record.loss},
+          {"samples", record.samples},
+          {"participants", record.participants},
+          {"tries", record.tries},
+          {"step_ms", ms(record.duration_ns)},
+          {"compute_ms", ms(record.compute_ns)},
+          {"reduce_ms", ms(record.reduce_ns)},
+          {"wait_ms", ms(record.wait_ns)}};
+}
+
+json incident_of(std::uint64_t number, const session::Incident& incident) {
+  return {{"number", number},
+          {"time_s", double(incident.time_ns) / 1e9},
+          {"rank", incident.rank},
+          {"pid", incident.pid},
+          {"phase", incident.rank < 0 ? json() : json(session::to_string(incident.phase))},
+          {"step", incident.step},
+          {"attempt", incident.attempt},
+          {"exit", ipc::describe_exit(incident.exit_status)},
+          {"what", session::text_of(incident.what)},
+          {"log", session::text_of(incident.log)}};
 }
 
 }  // namespace accelmgr::service

@@ -6,13 +6,19 @@
 #include <string>
 
 #include "accelmgr/step_result.hpp"
+#include "manager/lease.hpp"
 #include "service/service.hpp"
+#include "session/layout.hpp"
 
 namespace accelmgr::service {
 
 nlohmann::json status_of(Service& service);
 nlohmann::json runners_of(Service& service);
 nlohmann::json result_of(const StepResult& result);
+/// The host that has the lease, or null.
+nlohmann::json host_of(const manager::Lease& lease);
+nlohmann::json record_of(std::uint64_t number, const session::StepRecord& record);
+nlohmann::json incident_of(std::uint64_t number, const session::Incident& incident);
 
 struct NotReady {
   std::string code;

@@ -60,6 +60,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.records = region(sizeof(RankRecord) * max_ranks, region_alignment);
   header.sharding = region(sizeof(Sharding), region_alignment);
   header.incidents = region(sizeof(Incident) * max_incidents, region_alignment);
+  header.history = region(sizeof(StepHistory), region_alignment);
   header.manifest_bytes = extent.manifest_bytes;
   header.manifest = region(extent.manifest_bytes, 4096);
   header.copy_bytes = align_up(sizeof(Counters), region_alignment) +
@@ -140,11 +141,11 @@ std::uint64_t session_bytes(const Header& header, int ranks) {
 
 std::uint64_t build_fingerprint() noexcept {
   // What must be equal in two programs that share this memory.
-  return base::fnv1a({std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)},
-                      std::uint64_t{sizeof(Control)}, std::uint64_t{sizeof(RankRecord)},
-                      std::uint64_t{sizeof(Counters)}, std::uint64_t{sizeof(Queue)},
-                      std::uint64_t{sizeof(Sharding)}, std::uint64_t{sizeof(Incident)},
-                      std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}});
+  return base::fnv1a(
+      {std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)}, std::uint64_t{sizeof(Control)},
+       std::uint64_t{sizeof(RankRecord)}, std::uint64_t{sizeof(Counters)}, std::uint64_t{sizeof(Queue)},
+       std::uint64_t{sizeof(Sharding)}, std::uint64_t{sizeof(Incident)}, std::uint64_t{sizeof(StepHistory)},
+       std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}});
 }
 
 }  // namespace accelmgr::session

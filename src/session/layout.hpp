@@ -2,11 +2,11 @@
 //
 // clang-format off
 //   session memfd (offsets in Header, regions 64-byte aligned, the big ones 2 MiB)
-//   +--------+---------+------------+----------+-----------+----------+----------------+------+--------+------------+-----------+
-//   | Header | Control | RankRecord | Sharding | Incident  | manifest | state copies   | undo | queues | parameters | gradients |
-//   |        |         | [24]       |          | [4]       |          | x2             |      |        |            |           |
-//   +--------+---------+------------+----------+-----------+----------+----------------+------+--------+------------+-----------+
-//                                                          per copy: Counters, per rank: generator, buffers; result buffers
+//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+-----------+
+//   | Header | Control | RankRecord | Sharding | Incident  | Step    | manifest | state copies   | undo | queues | parameters | gradients |
+//   |        |         | [24]       |          | [4]       | History |          | x2             |      |        |            |           |
+//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+-----------+
+//                                                                    per copy: Counters, per rank: generator, buffers; result buffers
 //   slab memfd, one per rank, allocated when the rank is first wanted
 //   +---------------+-----------------------------+
 //   | tag[tensors]  | gradients in the slab dtype |
@@ -25,13 +25,14 @@
 #include <cstdint>
 
 #include "accelmgr/dtype.hpp"
+#include "accelmgr/step_result.hpp"
 #include "ipc/epoch.hpp"
 #include "session/step_word.hpp"
 
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 7;
+constexpr std::uint32_t layout_version = 8;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
@@ -42,6 +43,7 @@ constexpr std::size_t source_state_bytes = 4000;
 constexpr std::size_t row_guard_bytes = 64;      ///< Behind each row of a slot: unused, or a later row.
 constexpr std::size_t queue_guard_bytes = 4096;  ///< Unused bytes behind the slots of a queue.
 constexpr std::uint64_t max_incidents = 4;       ///< The session holds the last so many.
+constexpr std::uint64_t max_step_records = 256;  ///< It holds those of the last so many calls of step().
 constexpr int max_scalars = 16;
 constexpr std::size_t scalar_name_bytes = 48;
 constexpr std::size_t team_id_bytes = 128;  ///< NCCL's ids have so many.
@@ -70,8 +72,8 @@ struct Header {
   std::uint64_t slab_bytes;        ///< Size of each slab memfd.
   std::uint64_t slab_data_offset;  ///< Offset of the gradients in a slab memfd.
   // Offsets of the regions, and sizes of some.
-  std::uint64_t control, records, sharding, incidents, manifest, manifest_bytes, copies, copy_bytes, undo,
-      queues, queue_bytes, parameters, gradients;
+  std::uint64_t control, records, sharding, incidents, history, manifest, manifest_bytes, copies, copy_bytes,
+      undo, queues, queue_bytes, parameters, gradients;
 };
 
 /// Why a runner refuses an attempt.
@@ -329,6 +331,56 @@ struct Incident {
   char log[log_tail_bytes];
 };
 
+/// What a call of step() came to, as in StepResult.
+struct StepRecord {
+  std::int64_t time_ns;  ///< When it returned. Since 1970, UTC.
+  std::uint64_t step;
+  std::uint64_t attempt;
+  double loss;
+  std::uint64_t samples;
+  std::int64_t duration_ns, compute_ns, reduce_ns, wait_ns;
+  StepStatus status;
+  std::uint32_t counted;
+  std::uint32_t participants;
+  std::uint32_t tries;
+};
+
+constexpr std::size_t step_statuses = 6;
+/// Bounds of the buckets in which durations are counted.
+constexpr std::array<std::int64_t, 19> duration_bounds_ns{
+    100'000,        200'000,        500'000,        1'000'000,      2'000'000,
+    5'000'000,      10'000'000,     20'000'000,     50'000'000,     100'000'000,
+    200'000'000,    500'000'000,    1'000'000'000,  2'000'000'000,  5'000'000'000,
+    10'000'000'000, 20'000'000'000, 50'000'000'000, 100'000'000'000};
+
+struct Durations {
+  std::uint64_t in_bucket[duration_bounds_ns.size() + 1];  ///< The last one is above all bounds.
+  std::int64_t sum_ns;
+};
+
+/// What the records since the session's beginning add up to.
+struct StepTotals {
+  std::uint64_t calls[step_statuses];  ///< Of step(), by StepStatus.
+  // Of the steps that counted.
+  Durations duration, compute, reduce, wait;
+  double last_loss;  ///< 0: none has counted.
+};
+
+/// Plain data that is read while another process writes it. The reader finds out by other fields whether it
+/// has read what was written at once.
+template <class Data>
+using SharedWords = std::array<std::atomic<std::uint64_t>, sizeof(Data) / sizeof(std::uint64_t)>;
+
+/// The last calls of step(). Written by the host (session/step_history.hpp). Record i is at i mod the number
+/// of places; the place that no record of the last max_step_records has is for the one that is being written.
+struct StepHistory {
+  /// How many records there were. Advanced when one is whole, with the totals that include it: what a host
+  /// that was killed has left half written is no part of the history, and the next host writes over it.
+  alignas(64) std::atomic<std::uint64_t> recorded;
+  SharedWords<StepRecord> record[max_step_records + 1];
+  SharedWords<StepTotals> totals[2];  ///< The valid one is at `recorded` mod 2.
+};
+
 /// Written by the loader. The numbers of elements of all slots follow, then the slots.
 struct Queue {
   ipc::Epoch filled;                                 ///< The runner waits on it.
@@ -343,6 +395,8 @@ static_assert(sizeof(Header) <= 4096);
 static_assert(alignof(Control) == 64 && alignof(RankRecord) == 64 && sizeof(RankRecord) % 64 == 0);
 static_assert(alignof(Sharding) == 8 && alignof(Incident) == 8);
 static_assert(sizeof(Counters) % 8 == 0 && sizeof(Queue) % 64 == 0);
+static_assert(sizeof(StepRecord) % 8 == 0 && sizeof(StepTotals) % 8 == 0 && alignof(StepHistory) == 64);
+static_assert(static_cast<std::size_t>(StepStatus::manager_lost) + 1 == step_statuses);
 static_assert(std::atomic<Phase>::is_always_lock_free && std::atomic<RunnerState>::is_always_lock_free);
 
 /// The sizes from which a session is planned.

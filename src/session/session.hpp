@@ -71,6 +71,8 @@ class Session {
   /// Incident `number`, counted from 1; it must be one of the last max_incidents.
   const Incident& incident(std::uint64_t number) const noexcept { return incidents()[place_of(number)]; }
   Incident& incident(std::uint64_t number) noexcept { return incidents()[place_of(number)]; }
+  const StepHistory& history() const noexcept { return *at<StepHistory>(header_->history); }
+  StepHistory& history() noexcept { return *at<StepHistory>(header_->history); }
   std::span<const std::byte> manifest() const noexcept {
     return {at<std::byte>(header_->manifest), header_->manifest_bytes};
   }

@@ -3,7 +3,8 @@
 // clang-format off
 //   | view           | of                        | writes                                                   |
 //   |----------------|---------------------------|----------------------------------------------------------|
-//   | HostView       | the host's thread         | requests, parameters, gradients, valid copies of buffers |
+//   | HostView       | the host's thread         | requests, parameters, gradients, valid copies of         |
+//   |                |                           | buffers, the step history                                |
 //   | SupervisorView | the manager's main thread | team, states, incidents                                  |
 //   | LoaderView     | the manager's loader      | sharding, queues                                         |
 //   | RunnerView     | a runner                  | its record, slab and copies                              |
@@ -45,6 +46,7 @@ class HostView : public View {
  public:
   using View::View;
   HostControl& control() const noexcept { return memory().control(); }
+  StepHistory& history() const noexcept { return memory().history(); }
   /// Asks the loader to assign to other ranks, or with other shares. It must have followed the last request.
   void ask_for(const Assignment& assignment) const noexcept;
   std::byte* parameters() const noexcept { return memory().parameters(); }

@@ -4,14 +4,17 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/use_future.hpp>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <vector>
 
 #include "client/service_socket.hpp"
 #include "ipc/socket.hpp"
@@ -51,6 +54,11 @@ class HttpServerTest : public testing::Test {
       later_ = std::move(respond);
       return;
     }
+    if (request.path == "/stream")
+      return respond(
+          {.body = "first\n", .type = "text/plain", .stream = [this](std::weak_ptr<Stream> stream) {
+             streams_.push_back(std::move(stream));
+           }});
     if (request.path == "/socket") {
       auto [ours, theirs] = ipc::socket_pair();
       ipc::send(ours.get(), "hello");
@@ -62,6 +70,27 @@ class HttpServerTest : public testing::Test {
                            {"body", request.body},
                            {"upgrade", request.header_field("upgrade")},
                            {"pid", request.peer->pid}}));
+  }
+
+  /// Calls `work` on the thread of the loop.
+  template <class Work>
+  auto on_loop(Work work) {
+    return boost::asio::post(loop_, boost::asio::use_future(std::move(work))).get();
+  }
+  /// Returns when `condition` holds on the thread of the loop.
+  template <class Condition>
+  void wait_until(Condition condition) {
+    for (const auto until = soon(); !on_loop(condition);) {
+      ASSERT_FALSE(until.passed());
+      std::this_thread::yield();
+    }
+  }
+  /// Sends a part to each stream that is still there.
+  void send_to_streams(const std::string& part) {
+    on_loop([&] {
+      for (const auto& weak : streams_)
+        if (const auto stream = weak.lock()) stream->send(part);
+    });
   }
 
   client::ServiceSocket connect() const { return client::ServiceSocket::connect(path_, soon()); }
@@ -80,6 +109,18 @@ class HttpServerTest : public testing::Test {
   }
   static void write(int fd, std::string_view text) {
     EXPECT_EQ(::send(fd, text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+  }
+  /// Reads until the text ends so, and returns it.
+  static std::string read_until(int fd, std::string_view end) {
+    std::string text;
+    char part[4096];
+    while (!text.ends_with(end) && ipc::wait_ready(fd, POLLIN, soon()) != 0) {
+      const auto bytes = recv(fd, part, sizeof part, 0);
+      if (bytes <= 0) break;
+      text.append(part, static_cast<std::size_t>(bytes));
+    }
+    EXPECT_TRUE(text.ends_with(end)) << text;
+    return text;
   }
   /// All that the server sends until it closes the connection.
   static std::string read_all(int fd) {
@@ -100,6 +141,7 @@ class HttpServerTest : public testing::Test {
   std::optional<SocketPath> socket_;
   std::optional<HttpServer> server_;
   Respond later_;
+  std::vector<std::weak_ptr<Stream>> streams_;
   std::jthread thread_;
 };
 
@@ -209,6 +251,95 @@ TEST_F(HttpServerTest, AClientThatIsGoneBeforeItsAnswerHarmsNothing) {
     if (later_) later_(json_response({{"late", true}}));
   });
   EXPECT_EQ(ask("/").status, 200);
+}
+
+TEST_F(HttpServerTest, TheConnectionOfAClientThatLeavesBeforeItsAnswerIsFreeAtOnce) {
+  serve({.connections = 1});
+  {
+    const auto fd = raw();
+    write(fd.get(), "GET /later HTTP/1.1\r\n\r\n");
+    wait_until([this] { return later_ != nullptr; });
+  }
+  for (const auto until = soon(); ask("/").status != 200;) ASSERT_FALSE(until.passed());
+  on_loop([this] { later_(json_response({{"late", true}})); });
+  EXPECT_EQ(ask("/").status, 200);
+}
+
+TEST_F(HttpServerTest, AClientThatHasEndedItsSendingGetsItsAnswer) {
+  serve();
+  const auto fd = raw();
+  write(fd.get(), "GET /later HTTP/1.1\r\nConnection: close\r\n\r\n");
+  ASSERT_EQ(shutdown(fd.get(), SHUT_WR), 0);
+  wait_until([this] { return later_ != nullptr; });
+  EXPECT_EQ(ask("/").status, 200);
+  on_loop([this] { later_(json_response({{"late", true}})); });
+  EXPECT_THAT(read_all(fd.get()), HasSubstr("late"));
+}
+
+TEST_F(HttpServerTest, AStreamGoesOnUntilItsClientLeaves) {
+  serve();
+  {
+    const auto fd = raw();
+    write(fd.get(), "GET /stream HTTP/1.1\r\n\r\n");
+    EXPECT_THAT(read_until(fd.get(), "first\n"),
+                StartsWith("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"));
+    for (const auto* part : {"second\n", "third\n"}) {
+      send_to_streams(part);
+      EXPECT_EQ(read_until(fd.get(), "\n"), part);
+    }
+  }
+  wait_until([this] { return streams_.at(0).expired(); });
+}
+
+TEST_F(HttpServerTest, AClientThatDoesNotReadItsStreamLosesItWhileOthersGoOn) {
+  serve({.stream_bytes = 64 * 1024});
+  const auto reads = raw(), sleeps = raw();
+  for (const auto* fd : {&reads, &sleeps}) {
+    write(fd->get(), "GET /stream HTTP/1.1\r\n\r\n");
+    ASSERT_NE(ipc::wait_ready(fd->get(), POLLIN, soon()), 0);
+  }
+  read_until(reads.get(), "first\n");
+  ASSERT_EQ(on_loop([this] { return streams_.size(); }), 2u);
+  const auto part = std::string(16 * 1024, '.') + "\n";
+  std::size_t sent = 0;
+  while (!on_loop([this] { return streams_[1].expired(); })) {
+    ASSERT_LT(sent += part.size(), 64u << 20) << "so much is kept for a client";
+    send_to_streams(part);
+    ASSERT_EQ(read_until(reads.get(), "\n"), part);
+  }
+  send_to_streams("last\n");
+  EXPECT_EQ(read_until(reads.get(), "\n"), "last\n");
+  // What the kernel had taken is still there, and then the end.
+  EXPECT_LT(read_all(sleeps.get()).size(), sent);
+}
+
+TEST_F(HttpServerTest, AStreamHasTheOrderInWhichItWasSent) {
+  serve({.stream_bytes = 8 << 20});
+  const auto fd = raw();
+  write(fd.get(), "GET /stream HTTP/1.1\r\n\r\n");
+  read_until(fd.get(), "first\n");
+  std::string sent;
+  for (int i = 0; i < 200; ++i) {  // More than a socket holds.
+    const auto part = std::to_string(i) + std::string(10'000, '.') + (i == 199 ? "\n" : "");
+    send_to_streams(part);
+    sent += part;
+  }
+  EXPECT_TRUE(read_until(fd.get(), "\n") == sent);
+}
+
+TEST_F(HttpServerTest, CanEndWhileItHasNoDescriptorForAClient) {
+  socket_.emplace(path_, std::nullopt);
+  auto server = std::make_unique<HttpServer>(loop_, socket_->take(), Access{}, HttpLimits{},
+                                             [](const Request&, const Respond&) {});
+  const auto client = raw();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  loop_.run_one();  // The server cannot accept, and will try again.
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  server.reset();
+  loop_.run();  // Ends, because nothing is left to do.
 }
 
 TEST_F(HttpServerTest, DescriptorsThatAClientPassesAreNotTaken) {

@@ -1,11 +1,13 @@
 #include "service/request.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 #include "ipc/socket.hpp"
+#include "service/query.hpp"
 
 namespace accelmgr::service {
 namespace {
@@ -29,6 +31,29 @@ TEST(Problem, WhatItDoesNotConcernIsNull) {
 
 TEST(Problem, TextThatIsNoUtf8MakesAResponse) {
   EXPECT_TRUE(json::accept(Problem(500, "internal", "\xff\xfe").response().body));
+}
+
+std::string message_of(const std::string& number) {
+  try {
+    whole_number(number, "limit", 1, 256);
+  } catch (const Problem& problem) {
+    return problem.what();
+  }
+  return {};
+}
+
+TEST(Query, ANumberIsWithinItsBoundsOrRefusedWithThem) {
+  EXPECT_EQ(whole_number("1", "limit", 1, 256), 1u);
+  EXPECT_EQ(whole_number("256", "limit", 1, 256), 256u);
+  for (const auto* text :
+       {"", "0", "257", "-1", "+1", "1.5", " 1", "1 ", "0x10", "99999999999999999999", "x"})
+    EXPECT_EQ(message_of(text), fmt::format("limit is '{}'; it must be a whole number from 1 to 256", text));
+}
+
+TEST(Query, AParameterThatIsNotKnownIsRefused) {
+  const Request request{.method = "GET", .path = "/v1/steps", .query = {{"since", "1"}, {"limits", "2"}}};
+  EXPECT_NO_THROW(check_query(request, {"since", "limits"}));
+  EXPECT_THROW(check_query(request, {"since", "limit"}), Problem);
 }
 
 TEST(Peer, IsTheOtherProcess) {

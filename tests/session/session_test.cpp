@@ -30,6 +30,7 @@ TEST(Session, RegionsAreAlignedAndDoNotOverlap) {
       {0, sizeof(Header)},
       {h.control, sizeof(Control)},
       {h.records, sizeof(RankRecord) * max_ranks},
+      {h.history, sizeof(StepHistory)},
       {h.manifest, h.manifest_bytes},
       {h.copies, 2 * h.copy_bytes},
       {h.undo, 3 * chunk_bytes},

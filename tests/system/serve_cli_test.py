@@ -28,7 +28,7 @@ def environment(extra):
     return {**own, **(extra or {})}
 
 
-class Serve(unittest.TestCase):
+class ServiceTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -63,6 +63,8 @@ class Serve(unittest.TestCase):
         self.assertEqual(process.wait(WATCHDOG_S), DONE)
         self.assertFalse(self.socket.exists())
 
+
+class Serve(ServiceTest):
     def test_a_service_is_asked_and_steps_and_stops(self):
         process = self.serve()
         self.assertEqual(stat.S_IMODE(self.socket.stat().st_mode), 0o600)

@@ -1,10 +1,13 @@
-// accelmgr status | step | stop: what asks a service over its socket
+// accelmgr status | step | events | stop: what asks a service over its socket
 #include <fmt/core.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
@@ -25,6 +28,7 @@ struct AskArguments {
   int count = 1;
   bool overwrite = false;
   double timeout_s = 0;
+  std::string since;
 };
 
 std::string socket_of(const AskArguments& arguments) {
@@ -81,12 +85,102 @@ std::string status_text(const json& status) {
 /// JSON has no NaN.
 double number_in(const json& value) { return value.is_null() ? std::nan("") : value.get<double>(); }
 
+std::string step_text(const json& step) {
+  return fmt::format("step {}: loss {:.6g}, {} samples, {:.1f} ms\n", text_of(step["step"]),
+                     number_in(step["loss"]), text_of(step["samples"]), step["step_ms"].get<double>());
+}
+
 std::string steps_text(const json& answer) {
   std::string text;
-  for (const auto& step : answer["steps"])
-    text += fmt::format("step {}: loss {:.6g}, {} samples, {:.1f} ms\n", text_of(step["step"]),
-                        number_in(step["loss"]), text_of(step["samples"]), step["step_ms"].get<double>());
+  for (const auto& step : answer["steps"]) text += step_text(step);
   return text;
+}
+
+std::string incident_text(const json& incident) {
+  const bool is_runner = incident["rank"].get<int>() >= 0;
+  const auto what = text_of(incident["what"]);
+  auto text = fmt::format("lost: {} (pid {}) {}",
+                          is_runner ? "runner " + text_of(incident["rank"]) : "the fork server",
+                          text_of(incident["pid"]), text_of(incident["exit"]));
+  if (is_runner)
+    text +=
+        fmt::format(" in phase {} of attempt {}", text_of(incident["phase"]), text_of(incident["attempt"]));
+  return text + (what.empty() ? "" : ": " + what) + "\n";
+}
+
+/// An event of a service on one line.
+std::string event_text(const std::string& name, const json& data) {
+  if (name == "step" && data["counted"].get<bool>()) return step_text(data);
+  if (name == "step")
+    return fmt::format("step {} does not count: {}, {:.1f} ms\n", data["step"].get<std::uint64_t>() + 1,
+                       text_of(data["status"]), data["step_ms"].get<double>());
+  if (name == "incident") return incident_text(data);
+  if (name == "host" && data["host"].is_null()) return "host: none\n";
+  if (name == "host")
+    return fmt::format("host: {} (pid {}), lease {}\n", text_of(data["host"]["name"]),
+                       text_of(data["host"]["pid"]), text_of(data["host"]["lease"]));
+  return fmt::format("the service ends: {}\n", text_of(data["why"]));
+}
+
+/// Cuts server-sent events out of what comes.
+class EventReader {
+ public:
+  struct Event {
+    std::string id, name, data;
+  };
+  /// Returns the events that are complete.
+  std::vector<Event> take(std::string_view part) {
+    text_ += part;
+    std::vector<Event> events;
+    for (auto end = text_.find("\n\n"); end != std::string::npos; end = text_.find("\n\n")) {
+      events.push_back(event_in(std::string_view(text_).substr(0, end)));
+      text_.erase(0, end + 2);
+    }
+    return events;
+  }
+
+ private:
+  static Event event_in(std::string_view lines) {
+    Event event;
+    while (!lines.empty()) {
+      const auto line = lines.substr(0, lines.find('\n'));
+      lines.remove_prefix(std::min(lines.size(), line.size() + 1));
+      const auto take = [&](std::string_view field, std::string& value) {
+        if (line.starts_with(field)) value = line.substr(field.size());
+      };
+      take("id: ", event.id);
+      take("event: ", event.name);
+      take("data: ", event.data);
+    }
+    return event;
+  }
+  std::string text_;
+};
+
+/// Prints events until the service ends.
+int watch(const AskArguments& arguments) {
+  const auto path = socket_of(arguments);
+  auto connection = client::ServiceSocket::connect(path, base::Deadline::in_seconds(timing::connect_s));
+  EventReader reader;
+  bool has_closed = false;
+  const auto target = arguments.since.empty() ? "/v1/events" : "/v1/events?since=" + arguments.since;
+  const auto answer = connection.follow(
+      target, "", base::Deadline::in_seconds(timing::first_words_s), [&](std::string_view part) {
+        for (const auto& event : reader.take(part)) {
+          const auto data = json::parse(event.data);
+          has_closed = has_closed || event.name == "closing";
+          print_out(arguments.as_json
+                        ? json{{"event", event.name}, {"id", event.id}, {"data", data}}.dump() + "\n"
+                        : event_text(event.name, data));
+        }
+      });
+  if (answer.status != 200)
+    fmt::print(stderr, "accelmgr: {}\n", client::error_text(answer));
+  else if (!has_closed)
+    fmt::print(stderr,
+               "accelmgr: the service at '{}' was killed, or dropped this program, which did not read\n",
+               path);
+  return has_closed ? exit_done : exit_failed;
 }
 
 CLI::App* add(CLI::App& app, const char* name, const char* help,
@@ -130,6 +224,22 @@ void add_service_commands(CLI::App& app, Action& action) {
       return ask(*arguments, "POST", "/v1/step", body.dump(), patience, steps_text);
     };
   });
+
+  auto* events =
+      add(app, "events", "Prints what happens in a service, a line for each event, until it ends", arguments);
+  events
+      ->add_option("--since", arguments->since,
+                   "Begins after this step, or after the event with this id (now)")
+      ->take_last()
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            return text.find_first_not_of("0123456789.") == std::string::npos
+                       ? std::string()
+                       : "must be a number, or an id as 17.2";
+          },
+          "N"))
+      ->type_name("N");
+  events->callback([arguments, &action] { action = [arguments] { return watch(*arguments); }; });
 
   add(app, "stop", "Ends a service: it finishes its step, and writes a checkpoint", arguments)
       ->callback([arguments, &action] {

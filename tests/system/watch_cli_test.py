@@ -1,0 +1,188 @@
+"""Tests of how a service is watched: watch_cli_test.py PROGRAM [unittest arguments].
+
+Metrics are read by the official client of Prometheus, where it is installed.
+"""
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import unittest
+
+import serve_cli_test
+from serve_cli_test import DONE, FAILED, USAGE, WATCHDOG_S, ServiceTest
+
+try:
+    from prometheus_client import parser
+except ImportError:
+    parser = None
+
+SEVEN_STEPS = ["--set", "data.elements=56", "--set", "data.epochs=1"]
+PARTS = {"duration": "step_ms", "compute": "compute_ms", "reduce": "reduce_ms", "wait": "wait_ms"}
+
+
+class Connection(http.client.HTTPConnection):
+    """Over a Unix socket."""
+
+    def __init__(self, path):
+        super().__init__("localhost", timeout=WATCHDOG_S)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self.path))
+
+
+class Metrics:
+    def __init__(self, text):
+        self.families = {}
+        self.samples = {}
+        for family in parser.text_string_to_metric_families(text):
+            assert family.name not in self.families, f"{family.name} is there twice"
+            self.families[family.name] = family
+            for sample in family.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                assert key not in self.samples, f"{key} is there twice"
+                self.samples[key] = sample.value
+
+    def __getitem__(self, name):
+        return self.samples[f"accelmgr_{name}", ()]
+
+    def labelled(self, name, label):
+        """The values by the label, which is the only one."""
+        found = {dict(labels)[label]: value for (sample, labels), value in self.samples.items()
+                 if sample == f"accelmgr_{name}"}
+        assert found, f"there is no {name}"
+        return found
+
+
+class Watch(ServiceTest):
+    def get(self, target):
+        connection = Connection(self.socket)
+        self.addCleanup(connection.close)
+        connection.request("GET", target)
+        return connection.getresponse()
+
+    def metrics(self):
+        return Metrics(self.get("/metrics").read().decode())
+
+    def events(self, *arguments):
+        process = subprocess.Popen([serve_cli_test.PROGRAM, "events", "--socket", str(self.socket), *arguments],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for stream in (process.stdout, process.stderr):
+            self.addCleanup(stream.close)
+        self.addCleanup(process.wait, WATCHDOG_S)
+        self.addCleanup(process.kill)
+        return process
+
+    @unittest.skipIf(parser is None, "prometheus-client is not installed")
+    def test_metrics_are_what_the_steps_were(self):
+        process = self.serve(*SEVEN_STEPS)
+        self.assertEqual(self.get("/metrics").getheader("Content-Type"), "text/plain; version=0.0.4; charset=utf-8")
+        before = self.metrics()
+        while 0 in before.labelled("queue_batches", "rank").values():
+            before = self.metrics()
+        self.assertNotIn("accelmgr_loss", before.families)
+        self.assertEqual(before["step_duration_seconds_count"], 0)
+        made = json.loads(self.ask("step", "--json", "--count", "7").stdout)["steps"]
+        self.assertEqual(self.ask("step").returncode, FAILED)
+        metrics = self.metrics()
+        status = self.status()
+        self.assertEqual(metrics.labelled("steps_total", "status"),
+                         {"ok": 7, "data_end": 1, "timeout": 0, "runner_lost": 0, "nonfinite": 0, "manager_lost": 0})
+        self.assertEqual(metrics["committed_steps_total"], status["steps"])
+        self.assertEqual(metrics["samples_total"], sum(step["samples"] for step in made))
+        self.assertAlmostEqual(metrics["loss"], made[-1]["loss"])
+        for part, field in PARTS.items():
+            seconds = [step[field] / 1e3 for step in made]
+            name = f"step_{part}_seconds"
+            self.assertEqual(metrics[name + "_count"], len(seconds))
+            self.assertAlmostEqual(metrics[name + "_sum"], sum(seconds), places=7)
+            for bound, count in metrics.labelled(name + "_bucket", "le").items():
+                self.assertEqual(count, sum(value <= float(bound) for value in seconds), f"{name} up to {bound} s")
+        ranks = {"0", "1"}
+        for name in ("queue_batches", "runner_ready", "runner_heartbeat_age_seconds"):
+            self.assertEqual(set(metrics.labelled(name, "rank")), ranks, name)
+        self.assertEqual(metrics.labelled("queue_batches", "rank"), {"0": 0, "1": 0})
+        self.assertEqual(metrics.labelled("build_info", "version"), {self.version(): 1})
+        for name, value in {"ready": 1, "host_attached": 0, "incidents_total": 0, "runner_restarts_total": 0,
+                            "session_bytes": status["session_bytes"],
+                            "parameter_version": status["parameter_version"]}.items():
+            self.assertEqual(metrics[name], value, name)
+        self.assertTrue(all(family.type != "unknown" and family.documentation for family in metrics.families.values()))
+        self.end(process)
+
+    def version(self):
+        return self.run_program("--version").stdout.split()[-1]
+
+    @unittest.skipIf(parser is None, "prometheus-client is not installed")
+    def test_a_lost_runner_is_in_metrics_and_events(self):
+        process = self.serve()
+        events = self.events("--json")
+        self.assertEqual(json.loads(events.stdout.readline())["event"], "host")
+        os.kill(self.status()["runners"][1]["pid"], signal.SIGKILL)
+        incident = json.loads(events.stdout.readline())
+        self.assertEqual((incident["event"], incident["id"]), ("incident", "0.1"))
+        self.assertEqual((incident["data"]["rank"], incident["data"]["exit"]), (1, "killed by signal 9 (KILL)"))
+        self.assertEqual(self.ask("step").returncode, DONE)
+        metrics = self.metrics()
+        self.assertEqual((metrics["incidents_total"], metrics["runner_restarts_total"]), (1, 1))
+        self.end(process)
+
+    def test_steps_are_polled(self):
+        process = self.serve()
+        made = json.loads(self.ask("step", "--json", "--count", "3").stdout)["steps"]
+        answer = json.loads(self.get("/v1/steps?since=1").read())
+        self.assertEqual((answer["first"], answer["next"]), (1, 3))
+        self.assertEqual([step["number"] for step in answer["steps"]], [2, 3])
+        for step, result in zip(answer["steps"], made[1:], strict=True):
+            self.assertEqual({name: step[name] for name in ("step", "loss", "samples")},
+                             {name: result[name] for name in ("step", "loss", "samples")})
+        wrong = self.get("/v1/steps?limit=0")
+        self.assertEqual(wrong.status, 400)
+        self.assertIn("limit is '0'; it must be a whole number from 1 to 256", wrong.read().decode())
+        self.end(process)
+
+    def test_events_are_lines_until_the_service_ends(self):
+        process = self.serve(*SEVEN_STEPS)
+        events = self.events()
+        self.assertEqual(events.stdout.readline(), "host: none\n")
+        self.assertEqual(self.ask("step", "--count", "7").returncode, DONE)
+        self.assertRegex(events.stdout.readline(), r"^step 1: loss [\d.]+, 8 samples, [\d.]+ ms$")
+        for number in range(2, 8):
+            self.assertRegex(events.stdout.readline(), f"^step {number}: ")
+        self.assertEqual(self.ask("step").returncode, FAILED)
+        self.assertRegex(events.stdout.readline(), r"^step 8 does not count: data_end, [\d.]+ ms$")
+        again = self.events("--since", "6")
+        self.assertEqual(again.stdout.readline(), "host: none\n")
+        self.assertRegex(again.stdout.readline(), "^step 7: ")
+        again.send_signal(signal.SIGINT)
+        self.assertEqual(again.wait(WATCHDOG_S), -signal.SIGINT)
+        self.end(process)
+        self.assertEqual(events.stdout.read(), "the service ends: signal 15\n")
+        self.assertEqual((events.wait(WATCHDOG_S), events.stderr.read()), (DONE, ""))
+
+    def test_a_killed_service_is_no_orderly_end(self):
+        process = self.serve()
+        events = self.events()
+        events.stdout.readline()
+        process.kill()
+        self.assertEqual(events.wait(WATCHDOG_S), FAILED)
+        self.assertIn("was killed", events.stderr.read())
+
+    def test_what_is_wrong_is_said(self):
+        self.assertIn("no service can be reached at", self.ask("events").stderr)
+        self.assertEqual(self.ask("events", "--since", "x").returncode, USAGE)
+        process = self.serve()
+        answer = self.ask("events", "--since", "1.2.3")
+        self.assertEqual(answer.returncode, FAILED)
+        self.assertIn("since is '2.3'; it must be a whole number", answer.stderr)
+        self.end(process)
+
+
+if __name__ == "__main__":
+    serve_cli_test.PROGRAM = sys.argv.pop(1)
+    unittest.main()

@@ -1,0 +1,290 @@
+// What people and machines that watch a service see of its steps and its processes. watch_cli_test.py reads
+// its metrics with the official client of Prometheus.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "service_run.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+/// A client that reads the events of a service on a thread.
+class Subscriber {
+ public:
+  struct Event {
+    std::string id, name;
+    json data;
+  };
+  explicit Subscriber(const ServiceRun& service, const std::string& query = "", const std::string& head = "")
+      : thread_([this, path = service.socket(), target = "/v1/events" + query, head] {
+          read(path, target, head);
+        }) {}
+  ~Subscriber() { leaves_ = true; }
+
+  /// The next event.
+  Event next() {
+    std::unique_lock lock(mutex_);
+    const bool came =
+        changed_.wait_for(lock, std::chrono::seconds(60), [this] { return !events_.empty() || ended_; });
+    EXPECT_TRUE(came && !events_.empty()) << "no event";
+    if (events_.empty()) return {};
+    auto event = std::move(events_.front());
+    events_.pop_front();
+    return event;
+  }
+  /// The next event, which must have that name.
+  json next(const std::string& name) {
+    auto event = next();
+    EXPECT_EQ(event.name, name) << event.data;
+    return event.data;
+  }
+  bool has_ended() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(60), [this] { return ended_; });
+  }
+
+ private:
+  void read(const std::string& path, const std::string& target, const std::string& head) {
+    std::string text;
+    try {
+      client::ServiceSocket::connect(path, soon(), [this] {
+        return leaves_.load();
+      }).follow(target, head, soon(), [&](std::string_view part) {
+        text += part;
+        for (auto end = text.find("\n\n"); end != std::string::npos; end = text.find("\n\n")) {
+          take(text.substr(0, end));
+          text.erase(0, end + 2);
+        }
+      });
+    } catch (const SessionError&) {  // This client leaves.
+    }
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    changed_.notify_all();
+  }
+  void take(const std::string& lines) {
+    const auto field = [&](const std::string& name) {
+      const auto at = lines.find(name + ": ") + name.size() + 2;
+      return lines.substr(at, lines.find('\n', at) - at);
+    };
+    const std::lock_guard lock(mutex_);
+    events_.push_back({field("id"), field("event"), json::parse(field("data"))});
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Event> events_;
+  bool ended_ = false;
+  std::atomic<bool> leaves_ = false;
+  std::jthread thread_;
+};
+
+json steps(const ServiceRun& service, const std::string& query = "") {
+  return service.ask("GET", "/v1/steps" + query).body;
+}
+
+std::vector<int> numbers_of(const json& answer) {
+  std::vector<int> numbers;
+  for (const auto& step : answer["steps"]) numbers.push_back(step["number"].get<int>());
+  return numbers;
+}
+
+TEST(Watch, TheLastStepsAreThere) {
+  Stage stage;
+  const ServiceRun service(restarting(stage));
+  EXPECT_EQ(steps(service), json::parse(R"({"steps": [], "first": 1, "next": 0})"));
+  const auto made = service.ask("POST", "/v1/step", R"({"count": 3})").body["steps"];
+  stage.tell(1, Act::infinite_loss);
+  EXPECT_EQ(service.ask("POST", "/v1/step").code(), "nonfinite");
+  const auto found = steps(service);
+  EXPECT_EQ(numbers_of(found), (std::vector{1, 2, 3, 4}));
+  EXPECT_EQ(found["first"], 1);
+  EXPECT_EQ(found["next"], 4);
+  for (std::size_t i = 0; i < 3; ++i)
+    for (const auto* field :
+         {"step", "attempt", "status", "counted", "loss", "samples", "participants", "tries"})
+      EXPECT_EQ(found["steps"][i][field], made[i][field]) << field;
+  for (const auto* field : {"step_ms", "compute_ms", "reduce_ms", "wait_ms"})
+    EXPECT_NEAR(found["steps"][0][field].get<double>(), made[0][field].get<double>(), 1e-5) << field;
+  EXPECT_EQ(found["steps"][3]["status"], "nonfinite");
+  EXPECT_EQ(found["steps"][3]["counted"], false);
+  EXPECT_EQ(found["steps"][3]["step"], 3);
+}
+
+TEST(Watch, APollerGetsWhatIsNew) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 5})").status, 200);
+  EXPECT_EQ(numbers_of(steps(service, "?since=3")), (std::vector{4, 5}));
+  const auto first = steps(service, "?since=1&limit=2");
+  EXPECT_EQ(numbers_of(first), (std::vector{2, 3}));
+  EXPECT_EQ(first["next"], 3);
+  const auto none = steps(service, "?since=5");
+  EXPECT_EQ(numbers_of(none), std::vector<int>());
+  EXPECT_EQ(none["next"], 5);
+  // A number of an earlier service.
+  EXPECT_EQ(numbers_of(steps(service, "?since=9")), (std::vector{1, 2, 3, 4, 5}));
+  EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 300})").status, 200);
+  const auto late = steps(service, "?since=5");
+  EXPECT_EQ(late["first"], 50);
+  EXPECT_EQ(late["steps"].size(), 256u);
+  EXPECT_EQ(late["next"], 305);
+}
+
+TEST(Watch, WrongParametersAreRefusedWithWhatIsRight) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  for (const auto* query : {"?since=-1", "?since=x", "?since", "?limit=0", "?limit=257", "?last=1"}) {
+    const auto answer = service.ask("GET", std::string("/v1/steps") + query);
+    EXPECT_EQ(answer.status, 400) << query;
+    EXPECT_EQ(answer.code(), "bad_request") << query;
+  }
+  EXPECT_EQ(service.ask("GET", "/v1/steps?limit=257").body["error"]["message"],
+            "limit is '257'; it must be a whole number from 1 to 256");
+  EXPECT_EQ(service.ask("GET", "/v1/events?limit=1").code(), "bad_request");
+  EXPECT_EQ(service.ask("GET", "/v1/events?since=1.x").code(), "bad_request");
+}
+
+TEST(Watch, AHostThatIsKilledLeavesItsStepsAndTheNextOneGoesOn) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  Subscriber subscriber(service);
+  EXPECT_EQ(subscriber.next("host"), json::parse(R"({"host": null})"));
+  AttachedHost host(service, {"step", "step"});
+  for (const auto* expected : {"", "ok", "ok"}) EXPECT_EQ(host.line(), expected);
+  const auto attached = subscriber.next("host")["host"];
+  EXPECT_EQ(attached["pid"], host.pid());
+  EXPECT_EQ(attached["name"], "testhost");
+  host.kill_and_wait();
+  for (const int number : {1, 2}) EXPECT_EQ(subscriber.next("step")["number"], number);
+  EXPECT_EQ(subscriber.next("host"), json::parse(R"({"host": null})"));
+  EXPECT_EQ(numbers_of(steps(service)), (std::vector{1, 2}));
+  auto manager = service.attach();
+  EXPECT_EQ(subscriber.next("host")["host"]["name"], "test");
+  expect_ok(manager);
+  EXPECT_EQ(subscriber.next("step")["number"], 3);
+  EXPECT_EQ(steps(service, "?since=2")["steps"][0]["step"], 3);
+}
+
+TEST(Watch, EventsSayWhatIsLostAndWhenTheServiceEnds) {
+  const Stage stage;
+  ServiceRun service(restarting(stage));
+  Subscriber subscriber(service);
+  subscriber.next("host");
+  ipc::send_signal(service.runner(1), SIGKILL);
+  const auto incident = subscriber.next("incident");
+  EXPECT_EQ(incident["rank"], 1);
+  EXPECT_EQ(incident["exit"], "killed by signal 9 (KILL)");
+  EXPECT_EQ(service.terminate(), 0);
+  EXPECT_EQ(subscriber.next("closing"), json::parse(R"({"why": "signal 15"})"));
+  EXPECT_TRUE(subscriber.has_ended());
+}
+
+TEST(Watch, TheLastStepOfAServiceIsAnEvent) {
+  Stage stage;
+  ServiceRun service(restarting(stage));
+  Subscriber subscriber(service);
+  subscriber.next("host");
+  stage.tell(1, Act::block);
+  AttachedHost host(service, {"step", "detach"});
+  EXPECT_EQ(host.line(), "");
+  subscriber.next("host");
+  stage.wait_until_blocked(1);
+  ipc::send_signal(service.pidfd(), SIGTERM);
+  subscriber.next("closing");
+  stage.tell(1, Act::compute);
+  EXPECT_EQ(host.line(), "ok");
+  EXPECT_EQ(host.line(), "detach");
+  EXPECT_EQ(service.wait(), 0);
+  EXPECT_EQ(subscriber.next("step")["number"], 1);
+}
+
+TEST(Watch, AClientThatConnectsAgainMissesNothing) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  std::string id;
+  {
+    Subscriber subscriber(service);
+    subscriber.next("host");
+    EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 2})").status, 200);
+    subscriber.next("step");
+    id = subscriber.next().id;
+    EXPECT_EQ(id, "2.0");
+  }
+  ipc::send_signal(service.runner(0), SIGKILL);
+  while (service.status()["replacements"] != 1) std::this_thread::yield();
+  EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+  for (const auto& [query, head] : {std::pair<std::string, std::string>{"?since=" + id, ""},
+                                    {"?since=0", "Last-Event-ID: " + id + "\r\n"}}) {
+    Subscriber again(service, query, head);
+    again.next("host");
+    EXPECT_EQ(again.next("incident")["number"], 1);
+    const auto step = again.next();
+    EXPECT_EQ(step.data["number"], 3);
+    EXPECT_EQ(step.id, "3.1");
+  }
+  // A number alone is that of a step: the incidents until now are known.
+  Subscriber from_step(service, "?since=1");
+  from_step.next("host");
+  for (const int number : {2, 3}) EXPECT_EQ(from_step.next("step")["number"], number);
+}
+
+TEST(Watch, SoManyClientsMayWatchAndNoMore) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  std::deque<Subscriber> subscribers;
+  for (int i = 0; i < 100; ++i) subscribers.emplace_back(service).next("host");
+  const auto answer = service.ask("GET", "/v1/events");
+  EXPECT_EQ(answer.status, 503);
+  EXPECT_EQ(answer.code(), "too_many_subscribers");
+  EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+  for (auto& subscriber : subscribers) EXPECT_EQ(subscriber.next("step")["number"], 1);
+}
+
+TEST(Watch, AClientThatLeavesDuringAStepDisturbsNothing) {
+  Stage stage;
+  const ServiceRun service(restarting(stage));
+  stage.tell(1, Act::block);
+  std::atomic<bool> leaves = false;
+  std::jthread client([&] {
+    EXPECT_THROW(client::ServiceSocket::connect(service.socket(), soon(), [&] { return leaves.load(); })
+                     .ask("POST", "/v1/step", "", "", soon()),
+                 SessionError);
+  });
+  stage.wait_until_blocked(1);
+  leaves = true;
+  client.join();
+  stage.tell(1, Act::compute);
+  while (service.status()["steps"] != 1) std::this_thread::yield();
+  while (service.ask("POST", "/v1/step").status != 200) std::this_thread::yield();
+  EXPECT_EQ(numbers_of(steps(service)), (std::vector{1, 2}));
+}
+
+TEST(Watch, MetricsAreThoseOfTheSession) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto manager = service.attach();
+  for (int i = 0; i < 2; ++i) expect_ok(manager);
+  auto connection = client::ServiceSocket::connect(service.socket(), soon());
+  const auto text = connection.ask("GET", "/metrics", "", "", soon()).body;
+  for (const auto* line : {"accelmgr_host_attached 1\n", "accelmgr_steps_total{status=\"ok\"} 2\n",
+                           "accelmgr_step_duration_seconds_count 2\n", "accelmgr_committed_steps_total 2\n",
+                           "accelmgr_runner_ready{rank=\"1\"} 1\n", "accelmgr_incidents_total 0\n"})
+    EXPECT_THAT(text, HasSubstr(line));
+}
+
+}  // namespace
+}  // namespace accelmgr::test
