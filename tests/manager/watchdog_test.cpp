@@ -72,6 +72,17 @@ TEST_F(WatchdogTest, WhoIsSilentAndUsesNoProcessorHangs) {
   EXPECT_LE(now_ns_ - begin_ns, ns(10) + 2 * step_ns);
 }
 
+TEST_F(WatchdogTest, SaysForHowLongARunnerHasBeenSilent) {
+  EXPECT_EQ(watchdog_.silent_ns(0), 0) << "it has not looked yet";
+  watch(4, [this] { beat(0); });
+  EXPECT_EQ(watchdog_.silent_ns(0), 0);
+  EXPECT_EQ(watchdog_.silent_ns(1), ns(4) - step_ns);
+  for (int rank = 0; rank < 2; ++rank)
+    session_.record(rank).acknowledged_attempt.store(session_.word().attempt);
+  watch(1);
+  EXPECT_EQ(watchdog_.silent_ns(1), 0) << "it has nothing to do";
+}
+
 TEST_F(WatchdogTest, WhoWasStoppedIsCalledStopped) {
   usage_->state = 'T';
   const auto verdicts = watch(100, [this] { beat(0); });
