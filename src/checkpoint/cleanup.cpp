@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/unique_fd.hpp"
+#include "checkpoint/lock.hpp"
 #include "checkpoint/state_file.hpp"
 
 namespace accelmgr::checkpoint {
@@ -25,9 +25,6 @@ struct Candidate {
   Folder folder;
   std::optional<double> metric;
 };
-
-// EPERM: a process of another user, which is alive.
-bool is_alive(pid_t pid) { return kill(pid, 0) == 0 || errno != ESRCH; }
 
 bool rename_or_warn(const fs::path& from, const fs::path& to, std::vector<std::string>& warnings) {
   if (rename(from.c_str(), to.c_str()) == 0) return true;
@@ -79,7 +76,7 @@ void remove_folder(const fs::path& folder, std::vector<std::string>& warnings) {
 
 void clear_leftovers(const fs::path& directory, std::vector<std::string>& warnings) {
   for (const auto& leftover : list_leftovers(directory)) {
-    if (leftover.pid != getpid() && is_alive(leftover.pid)) continue;
+    if (leftover.pid != getpid() && !has_ended(leftover.pid)) continue;
     const auto name = directory / folder_name(leftover.step);
     std::error_code ignored;
     if (leftover.replaced && !fs::exists(name, ignored)) {

@@ -53,12 +53,7 @@ Holder read_holder(int fd) {
 /// False for a process of another host: it cannot be examined from here.
 bool has_ended(const Holder& holder) {
   if (holder.pid <= 0) return true;
-  if (holder.host != host_name()) return false;
-  try {
-    return ipc::has_ended(ipc::open_pidfd(holder.pid).get());
-  } catch (const SystemError& error) {
-    return error.code() == ESRCH;
-  }
+  return holder.host == host_name() && checkpoint::has_ended(holder.pid);
 }
 
 std::string describe(const Holder& holder) {
@@ -93,6 +88,12 @@ void for_writing(const fs::path& directory, Call&& call) {
 }
 
 }  // namespace
+
+bool has_ended(pid_t pid) try {
+  return ipc::has_ended(ipc::open_pidfd(pid).get());
+} catch (const SystemError& error) {
+  return error.code() == ESRCH;
+}
 
 DirectoryLock::DirectoryLock(const fs::path& directory) : owner_(getpid()) {
   for_writing(directory, [&] {

@@ -16,6 +16,10 @@
 
 namespace accelmgr::checkpoint {
 
+/// True if no process of this host has that pid, or only one that has ended and that its parent has not
+/// waited for. False if that cannot be found out.
+bool has_ended(pid_t pid);
+
 /// Not thread-safe.
 class DirectoryLock {
  public:

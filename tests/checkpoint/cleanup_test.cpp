@@ -6,7 +6,9 @@
 
 #include <cmath>
 
+#include "base/clock.hpp"
 #include "checkpoint/checkpoint.hpp"
+#include "ipc/process.hpp"
 #include "ipc/processes.hpp"
 #include "support.hpp"
 
@@ -91,6 +93,17 @@ TEST_F(Kept, AreLeftoversOfTheLivingAndNotOfTheDead) {
   auto expected = others;
   expected.insert({living, "step-00000002"});
   EXPECT_EQ(names(), expected);
+}
+
+// In a container whose first process waits for nobody, a killed run stays in the table of processes.
+TEST_F(Kept, IsNoLeftoverOfOneThatHasEndedAndThatNobodyHasWaitedFor) {
+  const auto child = ipc::test::fork_child([] { return 0; });
+  ASSERT_TRUE(ipc::wait_ended(child.pidfd.get(), base::Deadline::in_seconds(20)));
+  const auto leftover = directory_ / (".step-00000001.tmp-" + std::to_string(child.pid));
+  fs::create_directory(leftover);
+  write_one(2, {}, 1);
+  EXPECT_EQ(names(), Names{"step-00000002"});
+  EXPECT_EQ(ipc::test::end_of(child), "exit code 0");
 }
 
 TEST_F(Kept, IsOneThatWasPutAsideAndNotReplaced) {
