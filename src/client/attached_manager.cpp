@@ -57,8 +57,8 @@ AttachedManager AttachedManager::attach(const std::string& path, const Settings&
     if (!passes(answer) || deadline.passed() || interrupted)
       throw SessionError(
           fmt::format("the service at '{}' does not admit this host: {}", path, error_text(answer)));
-    const timespec look{.tv_sec = 0,
-                        .tv_nsec = timing::look_ns};  // Another process's end, of which this has no pidfd.
+    // The runners still start, or the host before still ends. The service sends no message when that is done.
+    const timespec look{.tv_sec = 0, .tv_nsec = timing::look_ns};
     nanosleep(&look, nullptr);
   }
 }

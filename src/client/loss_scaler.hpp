@@ -6,7 +6,7 @@
 //   the same at the least scale            the values are not finite by themselves: `on_nonfinite` decides
 //   a loss is infinite or NaN              no scale changes that: `on_nonfinite` decides
 //
-// The scale stays as it was when an attempt does not commit, and when it commits values that are not finite.
+// An attempt that does not commit, or that commits values that are not finite, does not change the scale.
 #pragma once
 
 #include <algorithm>

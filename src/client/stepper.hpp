@@ -116,7 +116,8 @@ class Stepper {
   session::Shares even_shares_;
   std::optional<MeasuredShares> measured_shares_;
   int nonfinite_in_a_row_ = 0;
-  Members team_members_{}, failed_team_{};  ///< Of the team of the attempt, and of the last one that failed.
+  Members team_members_{};  ///< The members of the attempt's team.
+  Members failed_team_{};   ///< The members of the last team that failed.
   std::optional<FailureCause> manager_loss_;
 };
 

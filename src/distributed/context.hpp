@@ -53,8 +53,8 @@ class Context {
   /// The communicator of these ranks (ascending), which include this process. Each list gets one
   /// communicator, made at the first call.
   std::shared_ptr<Communicator> group_of(const std::vector<int>& ranks);
-  /// The GPUs of the members of one of these communicators. The first call may say of which backend they are;
-  /// otherwise it is that of the context.
+  /// The team that runs collectives on the GPUs of `members`, which is one of these communicators. The first
+  /// call for it chooses the backend; without a choice it is the context's.
   DeviceTeam& device_team(const std::shared_ptr<Communicator>& members,
                           const std::optional<std::string>& backend = std::nullopt);
   /// True if all these ranks are on one host. Joins the world.

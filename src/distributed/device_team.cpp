@@ -41,7 +41,7 @@ DeviceLibraries& libraries() {
 struct Standing {
   std::string hindrance;  ///< Why it cannot use NCCL; empty: it can.
   std::string gpu;        ///< Two members with the same text have the same GPU.
-  std::string name;       ///< Of the GPU, for a reader.
+  std::string name;       ///< The GPU's name, for messages.
 };
 
 std::string encode(const Standing& standing) {

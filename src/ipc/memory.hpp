@@ -59,9 +59,9 @@ class Mapping {
   boost::interprocess::mapped_region region_;
 };
 
-/// Makes the pages that hold [p, p + bytes) present and writable, so that no later access faults; contents
-/// stay. Blocks. `threads` threads, of which the caller is one, share the work. Throws SessionError if memory
-/// runs out, SystemError for other failures.
+/// Makes the pages that hold [p, p + bytes) present and writable, so that no later access faults. Does not
+/// change what they hold. Blocks. The caller and `threads` - 1 other threads share the work. Throws
+/// SessionError if memory runs out, SystemError for other failures.
 void populate(std::byte* p, std::size_t bytes, int threads);
 
 /// The same for reading, on the calling thread alone.

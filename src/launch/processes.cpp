@@ -192,7 +192,7 @@ void SpawnContext::Processes::end_others() noexcept {
     while (!all_ended() && take_event(until)) {
     }
   } catch (const std::exception&) {
-    // An event could not be handled. stop() ends the processes all the same.
+    // Asking them to end has failed. stop() kills them.
   }
   stop();
 }

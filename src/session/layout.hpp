@@ -241,7 +241,7 @@ struct LogTail {
 /// What a runner says of its device and teams. It changes between attempts of the runner, but for the id.
 struct TeamRecord {
   std::atomic<std::uint32_t> able;          ///< 1: its device can be in a team.
-  std::atomic<RankMask> ranks;              ///< Of the communicator that it has; valid if there is one.
+  std::atomic<RankMask> ranks;              ///< The ranks of its communicator; valid if it has one.
   std::atomic<std::uint64_t> communicator;  ///< The attempt in which it was made; 0: there is none.
   /// The attempt whose team has the id; 0 while it is written. Only the lowest rank of a team writes one.
   std::atomic<std::uint64_t> id_of;
@@ -361,7 +361,7 @@ struct Durations {
 /// What the records since the session's beginning add up to.
 struct StepTotals {
   std::uint64_t calls[step_statuses];  ///< Of step(), by StepStatus.
-  // Of the steps that counted.
+  // Only steps that counted are added to these.
   Durations duration, compute, reduce, wait;
   double last_loss;  ///< 0: none has counted.
 };

@@ -137,7 +137,7 @@ class StepHistoryByInstruction : public testing::Test {
  protected:
   void SetUp() override {
     if (!few_enough)
-      GTEST_SKIP() << "unoptimized code has ten times more instructions, sanitized code still more";
+      GTEST_SKIP() << "it runs in the preset release: elsewhere a step has ten times more instructions";
     try {
       SteppedProcess child([] {});
     } catch (const SystemError& error) {

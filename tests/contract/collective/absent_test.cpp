@@ -15,7 +15,8 @@ using Cause = CollectiveError::Cause;
 
 // For a member that waits alone.
 constexpr CallOptions hurried{.timeout_s = 0.3};
-// For calls that the present members begin together: who is later than this is missing too.
+// For calls that all present members make at the same time. It is long enough for a present member that gets
+// no processor for a second: such a member would be named as missing, too.
 constexpr CallOptions together{.timeout_s = 1.5};
 constexpr double late_s = 5;
 constexpr std::size_t most_bytes = sanitized ? 1 << 19 : 2 << 20;
