@@ -114,6 +114,7 @@ struct Handle::State {
   session::Manifest manifest;
   std::optional<Stepper> stepper;
   std::optional<Checkpoints> checkpoints;
+  std::uint64_t requests_answered = 0;  ///< Of Control::checkpoint_requests.
 };
 
 void Handle::State::map(std::vector<base::UniqueFd> session_fds) {
@@ -146,6 +147,7 @@ void Handle::State::start(const StartSettings& settings) {
 
 void Handle::State::attach() {
   map(std::move(service->attached().session));
+  requests_answered = session->control().checkpoint_requests.load();  // Those of earlier hosts.
   stepper.emplace(config, *view, manifest, link(), [this] { return service->end(); });
   checkpoints.emplace(config, run, *view, manifest, link());
 }
@@ -346,7 +348,14 @@ void Handle::recover() {
 double Handle::save_checkpoint(const Extras& extras) {
   const State::Use use(*state_, "save_checkpoint");
   state_->check_open("save_checkpoint");
-  return state_->checkpoints->save(extras);
+  const auto requests = session()->control().checkpoint_requests.load();
+  const auto blocked_ms = state_->checkpoints->save(extras);
+  state_->requests_answered = requests;
+  return blocked_ms;
+}
+
+bool Handle::checkpoint_requested() const noexcept {
+  return !state_->stopped && session()->control().checkpoint_requests.load() != state_->requests_answered;
 }
 
 std::vector<CheckpointWritten> Handle::checkpoints_written(double wait_s) {

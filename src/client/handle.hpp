@@ -76,6 +76,7 @@ class Handle {
   void resize(int runners);
   void recover();
   double save_checkpoint(const Extras& extras);
+  bool checkpoint_requested() const noexcept;
   std::vector<CheckpointWritten> checkpoints_written(double wait_s);
   const std::optional<ResumedFrom>& resumed() const;
   const std::string& run_id() const;

@@ -301,6 +301,8 @@ std::vector<CheckpointWritten> Manager::checkpoints_written(double wait_s) {
 }
 
 const std::optional<Resumed>& Manager::resumed() const { return state_->resumed; }
+bool Manager::checkpoint_requested() const { return state_->handle.checkpoint_requested(); }
+
 const std::string& Manager::run_id() const { return state_->handle.run_id(); }
 const Config& Manager::config() const { return state_->handle.config(); }
 void Manager::stop() { state_->handle.stop(); }

@@ -102,13 +102,13 @@ void Supervisor::note_end(int rank, int wait_status) {
     ipc::send_group_signal(runner(rank).pidfd.get(), session_.record(rank).pid.load(), SIGKILL);
   const bool retired = runner(rank).retiring;
   if (retired)
-    base::log().info("runner {}, which a resize has removed, ended: {}", rank,
+    base::log().info("runner {}, which was asked to end, has ended: {}", rank,
                      ipc::describe_exit(wait_status));
   record.state.store(retired ? RunnerState::absent : RunnerState::lost);
   finish_for(rank);
   view_.wake_everyone();
   if (starting_ == rank) starting_.reset();
-  if (retired && (session_.control().team.load() >> rank & 1) != 0) want(rank, 0);  // The team grew again.
+  if (retired && (session_.control().team.load() >> rank & 1) != 0) want(rank, 0);
 }
 
 void Supervisor::finish_for(int rank) {

@@ -135,7 +135,9 @@ void Lease::tell_saved(const protocol::Saved& saved) {
   const auto asked_under = saves_.front();
   saves_.pop_front();
   if (saved.error.empty()) saved_step_ = saved.step;
-  if (connection_ && asked_under == number_) connection_->tell(saved);
+  if (asked_under != number_) return;
+  if (connection_) connection_->tell(saved);
+  events_.saved(saved);
 }
 
 }  // namespace accelmgr::manager

@@ -44,6 +44,8 @@ class Lease {
   struct Events {
     std::function<void(protocol::Save)> save;
     std::function<void()> freed;  ///< The session is free again.
+    /// A checkpoint was written, or failed: one of the last host's.
+    std::function<void(const protocol::Saved&)> saved;
   };
 
   /// What `view` shows and `supervisor` must outlive this.
@@ -70,6 +72,8 @@ class Lease {
   /// The host to which the lease `number` was given has never heard of it.
   void take_back(std::uint64_t number) { leave(number, /*detached=*/true); }
 
+  /// Asks the host that drives the session for a checkpoint: see Handle::checkpoint_requested().
+  void ask_for_checkpoint() noexcept { view_.control().checkpoint_requests.fetch_add(1); }
   /// Sends the host which asked for it the outcome of a checkpoint. Any thread.
   void saved(protocol::Saved saved);
 

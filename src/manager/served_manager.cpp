@@ -14,9 +14,10 @@
 
 namespace accelmgr::manager {
 
-ServedManager::ServedManager(boost::asio::io_context& loop, const Config& config, int listener)
+ServedManager::ServedManager(boost::asio::io_context& loop, const Config& config,
+                             std::span<const int> listeners)
     : loop_(loop), config_(choose_devices(config)), self_(ipc::open_pidfd(getpid())) {
-  first_fork_server_.emplace(fork_first_server(config_, self_.get(), {&listener, 1}));
+  first_fork_server_.emplace(fork_first_server(config_, self_.get(), listeners));
   base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(),
                    first_fork_server_->pid());
   call_at_begin();
@@ -30,7 +31,7 @@ void ServedManager::make_session(const std::string& resume) {
   loader_ = &owner_->start_loading(config_);
 }
 
-void ServedManager::start(std::function<void()> ready, std::function<void()> freed) {
+void ServedManager::start(Events events) {
   writer_.emplace(config_.checkpoint, [this](protocol::Saved saved) { lease_->saved(std::move(saved)); });
   supervisor_.emplace(
       loop_, config_, owner_->view(), owner_->manifest(), std::move(*first_fork_server_),
@@ -38,8 +39,9 @@ void ServedManager::start(std::function<void()> ready, std::function<void()> fre
   first_fork_server_.reset();
   lease_.emplace(loop_, owner_->view(), *supervisor_,
                  Lease::Events{.save = [this](protocol::Save save) { writer_->write(std::move(save)); },
-                               .freed = std::move(freed)});
-  supervisor_->start(std::move(ready));
+                               .freed = std::move(events.freed),
+                               .saved = std::move(events.saved)});
+  supervisor_->start(std::move(events.ready));
 }
 
 void ServedManager::stop(base::Deadline deadline) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "accelmgr/config.hpp"
 #include "base/unique_fd.hpp"
@@ -20,17 +21,22 @@ namespace accelmgr::manager {
 /// it.
 class ServedManager {
  public:
-  /// Forks the fork server. Call it while the process has one thread, and before any code of the user has
-  /// run. Throws ConfigError, SystemError.
-  ServedManager(boost::asio::io_context& loop, const Config& config, int listener);
+  /// Forks the fork server, which closes `listeners`. Call it while the process has one thread, and before
+  /// any code of the user has run. Throws ConfigError, SystemError.
+  ServedManager(boost::asio::io_context& loop, const Config& config, std::span<const int> listeners);
   ServedManager(const ServedManager&) = delete;
   ServedManager& operator=(const ServedManager&) = delete;
 
   /// Creates the session, with the values of the checkpoint at `resume` (empty: those of the model), and
   /// starts the loader. Blocks. Throws as SessionOwner::make() does.
   void make_session(const std::string& resume);
-  /// Starts the runners: see Supervisor::start(). `freed`: see Lease::Events.
-  void start(std::function<void()> ready, std::function<void()> freed);
+  struct Events {
+    std::function<void()> ready;  ///< See Supervisor::start().
+    std::function<void()> freed;  ///< This and the next one: see Lease::Events.
+    std::function<void(const protocol::Saved&)> saved;
+  };
+  /// Starts the runners.
+  void start(Events events);
 
   /// With the devices that were chosen.
   const Config& config() const noexcept { return config_; }

@@ -237,7 +237,7 @@ protocol::Resized Supervisor::resize(int ranks) {
     if (is && !was && has_no_process(rank)) want(rank, 0);  // If it is still retiring, lost() does this.
     if (was && !is) {
       std::erase_if(wanted_, [rank](const Wanted& w) { return w.rank == rank; });
-      if (!has_no_process(rank)) retire(rank);
+      if (!has_no_process(rank)) retire(rank, "a resize removes it");
     }
   }
   start_next();
@@ -249,8 +249,21 @@ bool Supervisor::has_no_process(int rank) const noexcept {
   return state == RunnerState::absent || state == RunnerState::lost;
 }
 
-void Supervisor::retire(int rank) {
-  base::log().info("runner {} (pid {}) is removed by a resize", rank, session_.record(rank).pid.load());
+void Supervisor::replace(int rank) {
+  const auto refuse = [rank](const std::string& why) {
+    throw SessionError(fmt::format("runner {} cannot be replaced now: {}", rank, why));
+  };
+  if (session_.control().given_up.load() != 0) refuse(session::text_of(session_.control().given_up_why));
+  if ((session_.control().team.load() >> rank & 1) == 0) refuse("it is not in the team");
+  if (fork_server_lost_ || session_.record(rank).state.load() != RunnerState::ready)
+    refuse("it is being replaced already");
+  view_.control().replacements.fetch_add(1);
+  retire(rank, "it is to be replaced");
+}
+
+// If the rank is in the team, another runner takes its place when this one has ended: see note_end().
+void Supervisor::retire(int rank, const char* why) {
+  base::log().info("runner {} (pid {}) is asked to end: {}", rank, session_.record(rank).pid.load(), why);
   view_.record(rank).state.store(RunnerState::retiring);
   runner(rank).retiring = true;
   runner(rank).killed_ns = base::now_ns();

@@ -9,7 +9,7 @@
 //   | starting  | starting | ready: the runner said so;  lost: its process has ended                        |
 //   | ready     | ready    | lost: its process has ended, by itself or killed by the watchdog               |
 //   | lost      | lost     | wanted again (restart), out of the team (shrink), or given up (fail, limits)   |
-//   | retiring  | retiring | absent: its process has ended;  wanted: the same, but the team has grown again |
+//   | retiring  | retiring | absent: its process has ended;  wanted: the same, but it is in the team        |
 // clang-format on
 #pragma once
 
@@ -67,6 +67,9 @@ class Supervisor {
   void report_to(HostLink* host) noexcept { host_ = host; }
   /// Makes the ranks 0 to `ranks` - 1 the team.
   protocol::Resized resize(int ranks);
+  /// Replaces the runner of a rank of the team, whatever `runners.on_loss` says. It may finish what it
+  /// computes; a step that it leaves is tried again. Throws SessionError: it cannot be replaced now.
+  void replace(int rank);
 
   /// Ends runners and fork server. Blocks: call it when the loop has ended. `patience_s`: how long runners
   /// may take to finish what they compute.
@@ -124,7 +127,7 @@ class Supervisor {
   void take(ipc::Started& started);
   void take(const ipc::Ended& ended);
   bool has_no_process(int rank) const noexcept;
-  void retire(int rank);
+  void retire(int rank, const char* why);
   void tick();
   void end_late_start(int rank);
   void stop_runners();

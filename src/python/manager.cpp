@@ -383,6 +383,7 @@ void bind_manager(nb::module_& module) {
             return waiting([&, &m = self.started()] { return m.checkpoints_written(wait_s); });
           },
           nb::arg("wait_s"))
+      .def_prop_ro("checkpoint_requested", [](Handle& self) { return self.started().checkpoint_requested(); })
       .def_prop_ro("resumed", [](Handle& self) { return self.started().resumed(); })
       .def_prop_ro("run_id", [](Handle& self) { return self.started().run_id(); })
       .def(

@@ -37,8 +37,7 @@ class Events {
   };
 
   /// `manager` must have been started, and outlive this.
-  Events(boost::asio::io_context& loop, manager::ServedManager& manager)
-      : loop_(loop), manager_(manager), timer_(loop) {}
+  Events(boost::asio::io_context& loop, manager::ServedManager& manager) : manager_(manager), timer_(loop) {}
 
   /// Whether one more client may subscribe.
   bool has_room();
@@ -59,7 +58,6 @@ class Events {
   void send(const std::string& text);
   void look_later();
 
-  boost::asio::io_context& loop_;
   manager::ServedManager& manager_;
   boost::asio::steady_timer timer_;
   bool looks_later_ = false;

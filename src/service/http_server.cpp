@@ -1,10 +1,14 @@
 #include "service/http_server.hpp"
 
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
+#include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/basic_stream.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -14,9 +18,11 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/clock.hpp"
 #include "base/exception_text.hpp"
 #include "base/log.hpp"
 #include "base/refusals.hpp"
+#include "base/timing.hpp"
 #include "ipc/socket.hpp"
 
 namespace accelmgr::service {
@@ -25,7 +31,7 @@ namespace {
 namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = beast::http;
-using Protocol = asio::local::stream_protocol;
+using Protocol = asio::generic::stream_protocol;
 using boost::system::error_code;
 
 constexpr std::array header_fields{"accelmgr-build", "accelmgr-host", "last-event-id", "upgrade"};
@@ -58,6 +64,14 @@ std::string decoded(std::string_view text) {
   return out;
 }
 
+Protocol protocol_of(int socket) {
+  int family = 0;
+  socklen_t size = sizeof family;
+  if (getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &family, &size) != 0)
+    throw SystemError("asking a socket for its family", errno);
+  return {family, family == AF_UNIX ? 0 : IPPROTO_TCP};
+}
+
 Request request_of(const http::request<http::string_body>& from, std::shared_ptr<const Peer> peer) {
   Request request{.method = std::string(from.method_string()), .path = {}};
   const std::string_view target(from.target().data(), from.target().size());
@@ -83,13 +97,25 @@ Request request_of(const http::request<http::string_body>& from, std::shared_ptr
 
 /// What connections and the operations of the acceptor use, which may end after the server.
 struct HttpServer::Shared {
-  Protocol::acceptor acceptor;
+  asio::basic_socket_acceptor<Protocol> acceptor;
   asio::steady_timer retry;
-  Access access;
+  std::variant<Access, Token> guard;
   HttpLimits limits;
   Handler handler;
   int connections = 0;
   base::Refusals refusals{};
+  double allowance = limits.requests_per_s;  ///< Requests that may come now. It grows again with time.
+  std::int64_t seen_ns = base::now_ns();
+
+  /// Whether one more request is within the rate.
+  bool has_room() {
+    const auto now = base::now_ns();
+    allowance += timing::seconds(now - std::exchange(seen_ns, now)) * limits.requests_per_s;
+    allowance = std::min(allowance, limits.requests_per_s);
+    if (allowance < 1) return false;
+    allowance -= 1;
+    return true;
+  }
 };
 
 class HttpServer::Connection final : public Stream, public std::enable_shared_from_this<Connection> {
@@ -109,9 +135,11 @@ class HttpServer::Connection final : public Stream, public std::enable_shared_fr
                      "too_many_connections",
                      "the service has as many connections as it takes",
                      {.hint = "close one, or try again"}});
+    const auto* access = std::get_if<Access>(&shared_->guard);
+    if (access == nullptr) return wait_for_request();
     try {
       auto peer = std::make_shared<Peer>(peer_of(fd));
-      if (!may_use(*peer, fd, shared_->access))
+      if (!may_use(*peer, fd, *access))
         return refuse({403, "not_allowed", fmt::format("user {} may not use this service", peer->uid)});
       peer_ = std::move(peer);
     } catch (const Error& error) {
@@ -167,7 +195,13 @@ class HttpServer::Connection final : public Stream, public std::enable_shared_fr
     keep_alive_ = parser_->get().keep_alive();
     is_answered_ = false;
     try {
-      shared_->handler(request_of(parser_->get(), peer_), [weak = weak_from_this()](Response response) {
+      if (!shared_->has_room())
+        throw Problem(429, "too_many_requests",
+                      fmt::format("the service takes {} requests a second", shared_->limits.requests_per_s),
+                      {.hint = "try again", .header = {{"Retry-After", "1"}}});
+      auto request = request_of(parser_->get(), peer_);
+      request.is_admitted = is_admitted();
+      shared_->handler(request, [weak = weak_from_this()](Response response) {
         if (const auto self = weak.lock()) return self->answer(std::move(response));
         if (response.undelivered) response.undelivered();
       });
@@ -179,6 +213,12 @@ class HttpServer::Connection final : public Stream, public std::enable_shared_fr
       answer(Problem(500, "internal", text).response());
     }
     if (!is_answered_) watch_client();
+  }
+
+  bool is_admitted() const {
+    const auto* token = std::get_if<Token>(&shared_->guard);
+    const auto stated = parser_->get()[http::field::authorization];
+    return token == nullptr || token->is_stated_by({stated.data(), stated.size()});
   }
 
   /// Until it is cancelled this keeps the connection, and closes it when the client has left. A client that
@@ -215,6 +255,7 @@ class HttpServer::Connection final : public Stream, public std::enable_shared_fr
     response_.version(11);
     response_.set(http::field::content_type, response.type);
     response_.set(http::field::cache_control, "no-store");
+    for (const auto& [name, value] : response.header) response_.set(name, value);
     response_.keep_alive(keep_alive_);
     response_.body() = std::move(response.body);
     response_.prepare_payload();
@@ -282,11 +323,11 @@ class HttpServer::Connection final : public Stream, public std::enable_shared_fr
   bool waits_for_room_ = false;
 };
 
-HttpServer::HttpServer(asio::io_context& loop, base::UniqueFd socket, Access access, HttpLimits limits,
-                       Handler handler)
-    : shared_(new Shared{.acceptor = Protocol::acceptor(loop, Protocol(), socket.get()),
+HttpServer::HttpServer(asio::io_context& loop, base::UniqueFd socket, std::variant<Access, Token> guard,
+                       HttpLimits limits, Handler handler)
+    : shared_(new Shared{.acceptor = {loop, protocol_of(socket.get()), socket.get()},
                          .retry = asio::steady_timer(loop),
-                         .access = access,
+                         .guard = std::move(guard),
                          .limits = limits,
                          .handler = std::move(handler)}) {
   socket.release();  // The acceptor owns it now.

@@ -1,4 +1,5 @@
-// HTTP over a Unix socket: reads requests within limits, hands them to a handler, and sends the responses.
+// HTTP over a Unix socket or a TCP port: reads requests within limits, hands them to a handler, and sends the
+// responses.
 //
 // Each connection serves one request after the other. A client that is too slow, sends too much or is one too
 // many loses its connection; nothing waits for it. The connection of a client that leaves before its answer
@@ -6,14 +7,15 @@
 #pragma once
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/local/stream_protocol.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <variant>
 
 #include "base/unique_fd.hpp"
 #include "service/peer.hpp"
 #include "service/request.hpp"
+#include "service/token.hpp"
 
 namespace accelmgr::service {
 
@@ -22,8 +24,9 @@ struct HttpLimits {
   std::size_t body_bytes = 64 * 1024;
   std::size_t stream_bytes = 256 * 1024;  ///< Of a stream, that a client may leave unread.
   int connections = 128;
-  double request_s = 10;  ///< For a client to send a request, and to read its response.
-  double between_s = 60;  ///< A connection without a request ends after this.
+  double requests_per_s = 5000;  ///< Of all clients together.
+  double request_s = 10;         ///< For a client to send a request, and to read its response.
+  double between_s = 60;         ///< A connection without a request ends after this.
 };
 
 /// Used by the thread of its loop. Does not block.
@@ -31,9 +34,10 @@ class HttpServer {
  public:
   using Handler = std::function<void(const Request&, Respond)>;
 
-  /// `socket` listens.
-  HttpServer(boost::asio::io_context& loop, base::UniqueFd socket, Access access, HttpLimits limits,
-             Handler handler);
+  /// `socket` listens: a Unix socket for those who have `Access`, or a TCP port for those who know a token.
+  /// The former are refused at once; requests of the latter reach the handler, and say whether they know it.
+  HttpServer(boost::asio::io_context& loop, base::UniqueFd socket, std::variant<Access, Token> guard,
+             HttpLimits limits, Handler handler);
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;

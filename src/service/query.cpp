@@ -4,6 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "base/fields.hpp"
 
 namespace accelmgr::service {
 
@@ -24,6 +27,21 @@ void check_query(const Request& request, const std::set<std::string>& known) {
     if (!known.contains(name))
       throw Problem(400, "bad_request", fmt::format("the query has a parameter '{}' that is not known", name),
                     {.hint = fmt::format("the parameters are {}", fmt::join(known, ", "))});
+}
+
+nlohmann::json body_of(const Request& request, const std::set<std::string>& known) {
+  nlohmann::json body;
+  try {
+    body = request.body.empty() ? nlohmann::json::object() : base::parse_json(request.body, "the body");
+  } catch (const SessionError& error) {
+    throw Problem(400, "bad_request", error.what());
+  }
+  if (!body.is_object()) throw Problem(400, "bad_request", "the body must be a JSON object");
+  for (const auto& [name, value] : body.items())
+    if (!known.contains(name))
+      throw Problem(400, "bad_request", fmt::format("the body has a field '{}' that is not known", name),
+                    {.hint = fmt::format("the fields are {}", fmt::join(known, ", "))});
+  return body;
 }
 
 }  // namespace accelmgr::service

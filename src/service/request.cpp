@@ -16,13 +16,15 @@ Problem::Problem(int status, std::string code, std::string message, ProblemDetai
     : status_(status), code_(std::move(code)), message_(std::move(message)), details_(std::move(details)) {}
 
 Response Problem::response() const {
-  return json_response({{"error",
-                         {{"code", code_},
-                          {"message", message_},
-                          {"rank", details_.rank < 0 ? json() : json(details_.rank)},
-                          {"step", details_.step < 0 ? json() : json(details_.step)},
-                          {"hint", details_.hint.empty() ? json() : json(details_.hint)}}}},
-                       status_);
+  auto response = json_response({{"error",
+                                  {{"code", code_},
+                                   {"message", message_},
+                                   {"rank", details_.rank < 0 ? json() : json(details_.rank)},
+                                   {"step", details_.step < 0 ? json() : json(details_.step)},
+                                   {"hint", details_.hint.empty() ? json() : json(details_.hint)}}}},
+                                status_);
+  response.header = details_.header;
+  return response;
 }
 
 std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }

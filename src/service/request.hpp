@@ -9,6 +9,8 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/unique_fd.hpp"
 #include "service/peer.hpp"
@@ -22,7 +24,8 @@ struct Request {
   /// The fields of the header that handlers read, by names in lower case.
   std::map<std::string, std::string> header{};
   std::string body{};
-  std::shared_ptr<const Peer> peer{};
+  std::shared_ptr<const Peer> peer{};  ///< Null: it came over TCP.
+  bool is_admitted = true;             ///< False: it came over TCP, without the token.
 
   std::string header_field(const std::string& name) const;
 };
@@ -37,10 +40,14 @@ class Stream {
   virtual void send(std::string_view part) = 0;
 };
 
+/// Fields of a response's header: name and value.
+using Header = std::vector<std::pair<std::string, std::string>>;
+
 struct Response {
   int status = 200;
   std::string body{};
   std::string type = "application/json";
+  Header header{};
   /// If not empty, the body goes on after `body`: called with its stream, which is gone when the client is.
   std::function<void(std::weak_ptr<Stream>)> stream{};
   /// Sent with the response. The connection ends then.
@@ -57,6 +64,7 @@ struct ProblemDetails {
   int rank = -1;           ///< -1: none.
   std::int64_t step = -1;  ///< -1: none.
   std::string hint{};      ///< What to do.
+  Header header{};
 };
 
 /// Why a request is not served. Handlers throw it.

@@ -40,11 +40,19 @@ Service::Service(boost::asio::io_context& loop, const Config& config, const Serv
     : loop_(loop),
       options_(options),
       path_(options.socket, options.group),
-      manager_(loop, config, path_.fd()),
+      token_(options.http.empty() ? std::nullopt : std::optional(Token::from_file(options.token_file))),
+      tcp_(options.http.empty() ? std::nullopt : std::optional(listen_at(options.http))),
+      manager_(loop, config, listeners()),
       signals_(loop),
       timer_(loop),
       host_until_(base::Deadline::at_ns(0)),
       close_until_(base::Deadline::at_ns(0)) {}
+
+std::vector<int> Service::listeners() const {
+  std::vector<int> fds{path_.fd()};
+  if (tcp_) fds.push_back(tcp_->fd.get());
+  return fds;
+}
 
 void Service::begin(const std::function<void(const std::string&)>& say) {
   const auto& checkpoint = manager_.config().checkpoint;
@@ -54,23 +62,34 @@ void Service::begin(const std::function<void(const std::string&)>& say) {
   driver_.emplace(loop_, manager_, *run_);
   for (const int number : {SIGTERM, SIGINT}) signals_.add(number);
   wait_for_signal();
-  manager_.start([this, say] { ready(say); },
-                 [this] {
-                   driver_->freed();
-                   events_->look();
-                 });
+  manager_.start({.ready = [this, say] { ready(say); },
+                  .freed =
+                      [this] {
+                        driver_->freed();
+                        host_checkpoints_->left();
+                        events_->look();
+                      },
+                  .saved = [this](const protocol::Saved& saved) { host_checkpoints_->saved(saved); }});
+  host_checkpoints_.emplace(loop_, manager_.lease());
   events_.emplace(loop_, manager_);
-  server_.emplace(
-      loop_, path_.take(), Access{options_.group}, options_.limits,
-      [this](const Request& request, const Respond& respond) { handle(*this, request, respond); });
+  const auto serve = [this](const Request& request, const Respond& respond) {
+    handle(*this, request, respond);
+  };
+  server_.emplace(loop_, path_.take(), Access{options_.group}, options_.limits, serve);
+  if (tcp_) tcp_server_.emplace(loop_, std::move(tcp_->fd), *token_, options_.limits, serve);
 }
 
 void Service::ready(const std::function<void(const std::string&)>& say) {
   if (closing_) return;
   const auto& config = manager_.config();
   notify(fmt::format("READY=1\nSTATUS=serves model '{}' with {} runners", config.model.kind, config.nprocs));
-  say(fmt::format("ready: model '{}', {} runners, process {}, socket {}", config.model.kind, config.nprocs,
-                  getpid(), options_.socket));
+  say(fmt::format("ready: model '{}', {} runners, process {}, socket {}{}", config.model.kind, config.nprocs,
+                  getpid(), options_.socket, tcp_ ? ", http://" + tcp_->address : ""));
+  if (tcp_ && tcp_->others_reach_it)
+    base::log().warn(
+        "other machines reach http://{}: whoever knows the token may stop and change this service, "
+        "and the token goes over the network unencrypted",
+        tcp_->address);
 }
 
 void Service::wait_for_signal() {
@@ -177,6 +196,7 @@ int Service::end() {
   events_->look();  // The last step.
   path_.remove();   // While it listens: no other service takes the path before.
   server_.reset();
+  tcp_server_.reset();
   manager_.stop(close_until_);
   return closing_ && had_started && !failed_ ? 0 : exit_failed;
 }

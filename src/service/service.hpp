@@ -15,21 +15,27 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "accelmgr/config.hpp"
 #include "base/clock.hpp"
 #include "client/checkpoints.hpp"
 #include "manager/served_manager.hpp"
 #include "service/events.hpp"
+#include "service/host_checkpoints.hpp"
 #include "service/http_server.hpp"
 #include "service/local_driver.hpp"
 #include "service/socket_path.hpp"
+#include "service/tcp_listener.hpp"
+#include "service/token.hpp"
 
 namespace accelmgr::service {
 
 struct ServeOptions {
   std::string socket{};
   std::optional<gid_t> group{};  ///< Its members may use the service too.
+  std::string http{};            ///< HOST:PORT to listen at too; empty: none.
+  std::string token_file{};      ///< The file with the token that its clients must state.
   double stop_timeout_s = 20;
   HttpLimits limits{};
 };
@@ -58,6 +64,7 @@ class Service {
   // What handlers use.
   manager::ServedManager& manager() noexcept { return manager_; }
   LocalDriver& driver() noexcept { return *driver_; }
+  HostCheckpoints& host_checkpoints() noexcept { return *host_checkpoints_; }
   Events& events() noexcept { return *events_; }
   const std::string& run_id() const noexcept { return run_->id; }
   double uptime_s() const noexcept;
@@ -66,6 +73,7 @@ class Service {
   void close(const std::string& why);
 
  private:
+  std::vector<int> listeners() const;
   void ready(const std::function<void(const std::string&)>& say);
   void wait_for_signal();
   base::Deadline host_leaves_until() const;
@@ -77,11 +85,14 @@ class Service {
   boost::asio::io_context& loop_;
   ServeOptions options_;
   SocketPath path_;
+  std::optional<Token> token_;
+  std::optional<TcpListener> tcp_;
   manager::ServedManager manager_;
   std::optional<client::Run> run_;
   std::optional<LocalDriver> driver_;
+  std::optional<HostCheckpoints> host_checkpoints_;
   std::optional<Events> events_;
-  std::optional<HttpServer> server_;
+  std::optional<HttpServer> server_, tcp_server_;
   boost::asio::signal_set signals_;
   boost::asio::steady_timer timer_;
   std::int64_t began_ns_ = base::now_ns();

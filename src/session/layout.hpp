@@ -32,7 +32,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 8;
+constexpr std::uint32_t layout_version = 9;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
@@ -201,6 +201,8 @@ struct SupervisorControl {
   /// service.
   std::atomic<std::uint64_t> lease;
   std::atomic<std::uint32_t> closing;  ///< 1: the service ends, and no attempt may be opened any more.
+  /// How many checkpoints were asked for that the host is to write, with its optimizer.
+  std::atomic<std::uint64_t> checkpoint_requests;
 };
 
 struct Control : SharedControl, HostControl, SupervisorControl {};

@@ -34,6 +34,10 @@ gid_t group_named(const std::string& name) {
   if (options.socket.empty())
     throw ConfigError("--socket is missing, and XDG_RUNTIME_DIR, the folder for a default, is not set",
                       "--socket");
+  if (options.http.empty() != options.token_file.empty())
+    throw ConfigError(
+        "--http and --token-file are for each other: a TCP port is served only to those who state a token",
+        options.http.empty() ? "--token-file" : "--http");
   if (!arguments.group.empty()) options.group = group_named(arguments.group);
   const auto loaded = load(arguments.config);
   for (const auto& warning :
@@ -58,6 +62,17 @@ void add_serve(CLI::App& app, Action& action) {
   command->add_option("--group", arguments->group, "A group whose members may use the service too")
       ->take_last()
       ->type_name("NAME");
+  command
+      ->add_option(
+          "--http", arguments->options.http,
+          "TCP address to listen at too, for clients that state the token (none); :PORT is 127.0.0.1")
+      ->take_last()
+      ->type_name("HOST:PORT");
+  command
+      ->add_option("--token-file", arguments->options.token_file,
+                   "File with the token of --http; only its owner may read it")
+      ->take_last()
+      ->type_name("FILE");
   command
       ->add_option("--stop-timeout", arguments->options.stop_timeout_s,
                    "Seconds for the step under way and the last checkpoint when the service ends (20)")

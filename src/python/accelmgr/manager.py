@@ -391,6 +391,15 @@ class Manager:
         values, saved = _state.collected(extra or {}, tensors or {}, {"optimizer": optimizer, "scheduler": scheduler})
         return self._handle.save_checkpoint(metric, _memory.addressed(saved.items()), values)
 
+    @property
+    def checkpoint_requested(self) -> bool:
+        """Whether a client of the service has asked for a checkpoint since the last save_checkpoint().
+
+        A host looks between its steps, so that the checkpoint has its optimizer. Costs next to nothing. Always False for
+        a manager that is no service.
+        """
+        return self._handle.checkpoint_requested
+
     def restore(self, optimizer: Any = None, scheduler: Any = None) -> dict[str, Any] | None:
         """Loads the saved states of optimizer and scheduler, if start() resumed from a checkpoint.
 

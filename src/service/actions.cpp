@@ -1,0 +1,226 @@
+#include "service/actions.hpp"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "accelmgr/errors.hpp"
+#include "base/exception_text.hpp"
+#include "base/fields.hpp"
+#include "config/loader.hpp"
+#include "service/query.hpp"
+#include "service/status.hpp"
+#include "session/kernels.hpp"
+
+namespace accelmgr::service {
+namespace {
+
+using manager::Lease;
+using nlohmann::json;
+
+constexpr int most_steps_at_once = 1000;
+constexpr double longest_step_s = 1e8;  // As in the configuration.
+constexpr double checkpoint_s = 60;  // For a host to look at the request for a checkpoint, and to write it.
+constexpr std::size_t longest_name = 64;
+
+/// Throws Problem unless the session is free for a host, or for the service itself.
+void check_free(Service& service) {
+  check_ready(service);
+  const auto& lease = service.manager().lease();
+  const auto& host = lease.host();
+  if (service.driver().is_busy())
+    throw Problem(409, "host_is_ending", "the service makes steps for another request",
+                  {.hint = "try again when they are done"});
+  if (lease.state() == Lease::State::driven)
+    throw Problem(409, "host_drives", fmt::format("{} (pid {}) drives the session", host.name, host.pid),
+                  {.hint = "one host at a time drives a session; it must detach or end first"});
+  if (lease.state() == Lease::State::leaving)
+    throw Problem(409, "host_is_ending", fmt::format("{} (pid {}) is ending", host.name, host.pid),
+                  {.hint = "try again when its process has ended"});
+}
+
+/// The same for the service itself, which does not go on with what is half written.
+void check_free_for_service(Service& service) {
+  check_free(service);
+  if (const auto& unfinished = service.manager().lease().unfinished(); !unfinished.empty())
+    throw Problem(409, "unfinished", unfinished,
+                  {.hint = "attach a host that writes the parameters, or start again from a checkpoint"});
+}
+
+double timeout_in(const base::Fields& fields, double otherwise) {
+  if (!fields.has("timeout_s")) return otherwise;
+  return checked([&] {
+    const auto timeout_s = fields.real("timeout_s");
+    if (!(timeout_s >= 0 && timeout_s <= longest_step_s))
+      fields.refuse("timeout_s", fmt::format("from 0 to {}", longest_step_s));
+    return timeout_s;
+  });
+}
+
+/// The problem that the exception under way is.
+Problem problem_of_exception(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Problem& problem) {
+    return problem;
+  } catch (const UsageError& error) {
+    return {409, "usage", error.what()};
+  } catch (...) {
+    return {500, "internal", base::current_exception_text()};
+  }
+}
+
+Problem problem_of(const StepResult& result) {
+  const int status = result.status == StepStatus::timeout                                              ? 504
+                     : result.status == StepStatus::data_end || result.status == StepStatus::nonfinite ? 409
+                                                                                                       : 503;
+  return {status,
+          to_string(result.status),
+          !result.error.empty() ? result.error
+          : result.status == StepStatus::data_end
+              ? "the data source has ended"
+              : fmt::format("the step ended as {}", to_string(result.status)),
+          {.rank = result.rank, .step = static_cast<std::int64_t>(result.step)}};
+}
+
+}  // namespace
+
+void check_ready(Service& service) {
+  if (const auto not_ready = why_not_ready(service)) throw Problem(503, not_ready->code, not_ready->why);
+}
+
+void step(Service& service, const Request& request, const Respond& respond) {
+  const auto body = body_of(request, {"count", "accumulate", "timeout_s"});
+  const base::Fields fields(body, "the body");
+  const auto count =
+      checked([&] { return fields.has("count") ? fields.number<int>("count", 1, most_steps_at_once) : 1; });
+  StepOptions options;
+  if (fields.has("accumulate")) options.accumulate = checked([&] { return fields.flag("accumulate"); });
+  options.parameters_changed = false;  // Nothing but a host writes parameters.
+  const double timeout_s = timeout_in(fields, service.manager().config().step_timeout);
+  check_free_for_service(service);
+  const auto results = std::make_shared<std::vector<StepResult>>();
+  const auto& control = service.manager().session().control();
+  service.driver().run(
+      [=, &control](Drive& drive) {
+        for (int i = 0; i < count && (i == 0 || control.closing.load() == 0); ++i) {
+          results->push_back(drive.stepper.step(options, timeout_s));
+          if (!results->back()) break;
+        }
+      },
+      [=](const std::exception_ptr& thrown) {
+        if (thrown) return respond(problem_of_exception(thrown).response());
+        if (!results->back()) return respond(problem_of(results->back()).response());
+        json steps = json::array();
+        for (const auto& result : *results) steps.push_back(result_of(result));
+        respond(json_response({{"steps", steps}}));
+      });
+}
+
+void zero_grad(Service& service, const Request& request, const Respond& respond) {
+  body_of(request, {});
+  check_free_for_service(service);
+  service.driver().run(
+      [](Drive& drive) {
+        session::best_kernels().zero(drive.view.gradients(), drive.view.session().master_bytes());
+      },
+      [=](const std::exception_ptr& thrown) {
+        respond(thrown ? problem_of_exception(thrown).response() : json_response({{"zeroed", true}}));
+      });
+}
+
+void resize(Service& service, const Request& request, const Respond& respond) {
+  const auto body = body_of(request, {"runners"});
+  const base::Fields fields(body, "the body");
+  const int most = service.manager().session().ranks();
+  const int runners = checked([&] { return fields.number<int>("runners", 1, most); });
+  check_ready(service);
+  if (const auto answer = service.manager().supervisor().resize(runners); !answer.refused.empty())
+    throw Problem(409, "refused", answer.refused, {.hint = "nothing has changed"});
+  respond(json_response({{"runners", runners_of(service)}}));
+}
+
+void restart(Service& service, const Request& request, const Respond& respond) {
+  body_of(request, {});
+  const auto rank = request.query.find("rank");
+  if (rank == request.query.end())
+    throw Problem(400, "bad_request", "the query has no rank", {.hint = "POST /v1/restart?rank=0"});
+  const auto most = static_cast<std::uint64_t>(service.manager().session().ranks()) - 1;
+  const auto number = static_cast<int>(whole_number(rank->second, "rank", 0, most));
+  check_ready(service);
+  try {
+    service.manager().supervisor().replace(number);
+  } catch (const SessionError& error) {
+    throw Problem(409, "refused", error.what(), {.rank = number});
+  }
+  respond(json_response({{"runners", runners_of(service)}}));
+}
+
+/// A host that drives the session writes the checkpoint, with its optimizer.
+void checkpoint(Service& service, const Request& request, const Respond& respond) {
+  const auto body = body_of(request, {"timeout_s"});
+  const auto timeout_s = timeout_in(base::Fields(body, "the body"), checkpoint_s);
+  if (service.manager().config().checkpoint.directory.empty())
+    throw Problem(409, "no_directory", "the service has no folder for checkpoints",
+                  {.hint = "start it with checkpoint.directory"});
+  const auto until = base::Deadline::in_seconds(timeout_s);
+  if (service.manager().lease().state() == Lease::State::driven && !service.driver().is_busy())
+    return service.host_checkpoints().ask(respond, until);
+  check_free_for_service(service);
+  const auto written = std::make_shared<std::vector<CheckpointWritten>>();
+  service.driver().run(
+      [=](Drive& drive) {
+        drive.checkpoints.save({});
+        *written = drive.checkpoints.written(until);
+      },
+      [=](const std::exception_ptr& thrown) {
+        if (thrown) return respond(problem_of_exception(thrown).response());
+        if (written->empty())
+          return respond(Problem(504, "timeout",
+                                 fmt::format("the checkpoint was not written within {} s", timeout_s),
+                                 {.hint = "it may be written later"})
+                             .response());
+        respond(response_to(written->back()));
+      });
+}
+
+void stop(Service& service, const Request& request, const Respond& respond) {
+  body_of(request, {});
+  service.close(request.peer ? fmt::format("process {} asked for it", request.peer->pid)
+                             : std::string("a client of --http asked for it"));
+  respond(json_response({{"stopping", true}}, 202));
+}
+
+/// Gives the lease to the process that asks, with the socket on which it finds the session.
+void attach(Service& service, const Request& request, const Respond& respond) {
+  const auto build = fmt::format("{:016x}", session::build_fingerprint());
+  if (request.header_field("upgrade") != "accelmgr-host")
+    throw Problem(426, "upgrade_required", "a host attaches with Upgrade: accelmgr-host",
+                  {.hint = "use Manager::attach() or accelmgr.attach()"});
+  if (request.header_field("accelmgr-build") != build)
+    throw Problem(409, "foreign_build",
+                  fmt::format("this host is of build '{}', the service of build '{}'",
+                              request.header_field("accelmgr-build"), build),
+                  {.hint = "use the same build of accelmgr for both"});
+  if (!request.peer)
+    throw Problem(409, "no_unix_socket",
+                  "a host shares memory with the service, which no TCP connection carries",
+                  {.hint = "attach over the Unix socket of the service"});
+  check_free(service);
+  const auto name = request.header_field("accelmgr-host").substr(0, longest_name);
+  auto& lease = service.manager().lease();
+  auto socket = lease.admit({.name = name.empty() ? "a host" : name,
+                             .pid = request.peer->pid,
+                             .pidfd = base::duplicate(request.peer->pidfd.get())},
+                            config::to_yaml(service.manager().config()), service.run_id());
+  service.events().look();  // Before the host can make a step.
+  respond({.status = 101,
+           .fd = std::make_shared<const base::UniqueFd>(std::move(socket)),
+           .undelivered = [&lease, number = lease.number()] { lease.take_back(number); }});
+}
+
+}  // namespace accelmgr::service
