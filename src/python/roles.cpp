@@ -1,12 +1,18 @@
-// Starts the processes of a manager when the program is a Python interpreter.
+// Starts the processes of a manager, or a service, when the program is a Python interpreter.
+#include <fmt/core.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <optional>
 
+#include "config/loader.hpp"
 #include "manager/embedding.hpp"
 #include "python/interpreter.hpp"
 #include "python/replica.hpp"
+#include "service/service.hpp"
 
 namespace nb = nanobind;
 
@@ -58,6 +64,21 @@ void embed(std::vector<std::string> command) {
                   .runner_began = begin_runner});
 }
 
+/// Keeps the interpreter's lock until begin_manager().
+void serve(const std::string& configuration, const std::string& socket, std::optional<gid_t> group,
+           const std::string& http, const std::string& token_file, double stop_timeout_s) {
+  service::serve(config::from_yaml(configuration),
+                 {.socket = socket,
+                  .group = group,
+                  .http = http,
+                  .token_file = token_file,
+                  .stop_timeout_s = stop_timeout_s},
+                 [](const std::string& line) {
+                   fmt::print("{}\n", line);
+                   std::fflush(stdout);
+                 });
+}
+
 }  // namespace
 
 void bind_roles(nb::module_& module) {
@@ -67,6 +88,11 @@ void bind_roles(nb::module_& module) {
   module.def(
       "take_role", [](const std::vector<std::string>& arguments) { manager::take_role(arguments); },
       nb::arg("arguments"), "Gives such a process the role in the arguments; does not return.");
+  module.def("serve", &serve, nb::arg("configuration"), nb::arg("socket"), nb::arg("group").none(),
+             nb::arg("http"), nb::arg("token_file"), nb::arg("stop_timeout_s"),
+             "Serves a session in this process, whose only thread calls it. Raises ConfigError before it has "
+             "started "
+             "anything; otherwise the process ends with the service.");
 }
 
 }  // namespace accelmgr::python

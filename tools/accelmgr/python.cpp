@@ -3,8 +3,11 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+
+#include "accelmgr/errors.hpp"
 
 namespace accelmgr::program {
 
@@ -24,11 +27,28 @@ std::string python_interpreter() {
   return "python3";
 }
 
-std::vector<std::string> python_manager() {
-  // env looks the interpreter up in PATH.
+/// env looks the interpreter up in PATH.
+static std::vector<std::string> python_that_calls(const std::string& function) {
   return {"/usr/bin/env", python_interpreter(), "-c",
-          "import gc, os, sys; gc.disable(); os.environ['OPENBLAS_NUM_THREADS'] = '1'; "
-          "from accelmgr._child import main; main(sys.argv[1:])"};
+          fmt::format("import gc, os, sys; gc.disable(); os.environ['OPENBLAS_NUM_THREADS'] = '1'; "
+                      "from accelmgr._child import {0}; {0}(sys.argv[1:])",
+                      function)};
+}
+
+std::vector<std::string> python_manager() { return python_that_calls("main"); }
+
+bool is_of_python(const Config& config) {
+  return config.model.kind == "python" || config.data.kind == "python";
+}
+
+void execute_python_service(const std::vector<std::string>& arguments) {
+  auto command = python_that_calls("serve");
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (auto& argument : command) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  execv(argv[0], argv.data());
+  throw SystemError("executing " + command[1], errno);
 }
 
 }  // namespace accelmgr::program

@@ -9,6 +9,7 @@
 #include "accelmgr/errors.hpp"
 #include "commands.hpp"
 #include "file_limit.hpp"
+#include "python.hpp"
 #include "service/service.hpp"
 #include "standard_output.hpp"
 
@@ -44,6 +45,10 @@ gid_t group_named(const std::string& name) {
        config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
     fmt::print(stderr, "accelmgr: warning: {}\n", warning);
   check_file_limit(16);
+  if (is_of_python(loaded.config))
+    execute_python_service({config::to_yaml(loaded.config), options.socket,
+                            options.group ? std::to_string(*options.group) : "", options.http,
+                            options.token_file, std::to_string(options.stop_timeout_s)});
   service::serve(loaded.config, options, [](const std::string& line) { print_out(line + "\n"); });
 }
 

@@ -83,10 +83,6 @@ std::string devices_in_words(Device asked, const Config& config) {
                      has_cpu ? " and the CPU" : "");
 }
 
-bool is_of_python(const Config& config) {
-  return config.model.kind == "python" || config.data.kind == "python";
-}
-
 /// For models or data in Python the manager process is a Python interpreter.
 StartOptions start_options(const Config& config) {
   StartOptions options{.lock_checkpoints = true};

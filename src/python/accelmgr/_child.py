@@ -1,4 +1,4 @@
-"""Entry point of an interpreter that accelmgr executes: a manager process, its fork server, a process of spawn()."""
+"""Entry points of an interpreter that accelmgr executes: a manager, its fork server, a service, a process of spawn()."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 
 from accelmgr import _native
+from accelmgr.errors import ConfigError, DataError, Error, ModelError
 
 LAUNCHED = ("--accelmgr-child", "--accelmgr-zygote")
 """Processes of spawn(): what they compute is the user's, by the user's settings."""
@@ -23,6 +24,22 @@ def main(arguments: list[str]) -> None:
     gc.enable()
     embed()
     _native.take_role(arguments)
+
+
+def serve(arguments: list[str]) -> None:
+    """What `accelmgr serve` executes for models or data in Python. The arguments are those of _native.serve()."""
+    configuration, socket, group, http, token_file, stop_timeout_s = arguments
+    gc.freeze()
+    gc.enable()
+    embed()
+    try:
+        _native.serve(configuration, socket, int(group) if group else None, http, token_file, float(stop_timeout_s))
+    except (ConfigError, ModelError, DataError) as error:
+        print(f"accelmgr: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Error as error:
+        print(f"accelmgr: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 def embed() -> None:
