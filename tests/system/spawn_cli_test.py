@@ -260,6 +260,11 @@ class BadInputTest(SpawnTest):
             err = self.refused("--nprocs", "1", "--rendezvous", f"127.0.0.1:{port}", *shell("true"))
         self.assert_contains(err, f"port {port} is in use", f"127.0.0.1:{port}")
 
+    def test_a_job_of_mpi_without_a_meeting_place_names_its_variable(self):
+        err = self.refused("--nprocs", "1", *shell("true"), env={
+            "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+        self.assert_contains(err, "OMPI_COMM_WORLD_SIZE is 2", "--rendezvous HOST:PORT", "rank 0")
+
     def test_a_rendezvous_that_nobody_serves_names_the_address(self):
         address = f"127.0.0.1:{self.reserved_port()}"
         err = self.refused("--nprocs", "1", "--nnodes", "2", "--node-rank", "1", "--rendezvous", address,

@@ -101,6 +101,11 @@ config::LoadedConfig load_in_job(const SpawnArguments& arguments) {
     if (is_open(key) && !value.empty())
       config.settings.push_back({.assignment = fmt::format("{}={}", key, value), .where = job->variable});
   };
+  if (job->rendezvous.empty() && is_open("launch.rendezvous") && is_open("launch.workers"))
+    throw ConfigError(fmt::format("{} is {}, but it is not known where these hosts meet: add --rendezvous "
+                                  "HOST:PORT, an address of the host with rank 0, or set --nnodes",
+                                  job->variable, job->nnodes),
+                      "launch.rendezvous");
   set("launch.nnodes", std::to_string(job->nnodes));
   set("launch.node_rank", std::to_string(job->node_rank));
   set("launch.rendezvous", job->rendezvous);
