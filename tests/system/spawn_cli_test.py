@@ -114,6 +114,13 @@ class EnvironmentTest(SpawnTest):
         self.assertRegex(out, r"(?m)^launch\.rendezvous +.*127\.0\.0\.1:0.* +file launch\.yaml:1$")
         self.assertEqual(out.count("of 2\n"), 2)
 
+    def test_a_range_of_hosts_in_a_job_takes_the_number_of_this_one_from_the_job(self):
+        out, _ = self.spawn("--nnodes", "2:3", "--rendezvous", "n1:29400", "--nprocs", "1", "--print-config", env={
+            "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "3", "SLURM_PROCID": "2", "SLURM_NODEID": "2",
+            "SLURM_STEP_NODELIST": "n[1-3]", "SLURM_JOB_ID": "5"})
+        for key, value in (("nnodes", "3"), ("min_nodes", "2"), ("node_rank", "2"), ("rendezvous", '"n1:29400"')):
+            self.assertRegex(out, rf"(?m)^launch\.{key} +{value} ")
+
     def test_a_script_of_torch_distributed_runs_unchanged(self):
         out, err = self.spawn("--nprocs", "3", "--", TORCH_PROGRAM)
         sums = [f"[rank {rank}] rank {rank} of 3: sum 6.0" for rank in range(3)]
@@ -464,8 +471,8 @@ class RandomKills:
 class TwoHostsTest(SpawnTest):
     def test_a_host_whose_network_is_cut_ends_and_the_other_goes_on(self):
         script = ("if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then echo $RANK of $WORLD_SIZE; exit 0; fi; "
-                  f"touch said$RANK; [ $RANK = 1 ] || {{ until [ -e said1 ]; do sleep 0.05; done; {sys.executable} {TWO_HOSTS} "
-                  "--link down; }; exec sleep 1000")
+                  "touch said$RANK; [ $RANK = 1 ] || { until [ -e said1 ]; do sleep 0.05; done; "
+                  f"{sys.executable} {TWO_HOSTS} --link down; }}; exec sleep 1000")
 
         def host(node):
             return ["sh", "-c", '"$@"; echo node $0 ended with $?', str(node), cli_test.PROGRAM, "spawn", "--nprocs",
