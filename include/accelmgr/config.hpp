@@ -199,6 +199,7 @@ struct CheckpointConfig {
 struct LaunchConfig {
   int nprocs = -1;  ///< Processes on this host; -1: the visible GPUs, or the cores where there are none.
   int nnodes = 1;
+  int min_nodes = 0;  ///< Of `accelmgr spawn`: the launch goes on with as few hosts; 0: as many as nnodes.
   int node_rank = 0;
   std::string rendezvous{};      ///< HOST:PORT on the first host; empty: 127.0.0.1 and a free port.
   std::string backend = "auto";  ///< auto, serial, shm, gloo, nccl.

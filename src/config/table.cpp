@@ -242,6 +242,8 @@ std::vector<Option> launch_options() {
       number(KEY(launch.nprocs), {.min = -1, .max = 4096},
              "Processes on this host; -1: one for each visible GPU or, without GPUs, for each core."),
       number(KEY(launch.nnodes), {.min = 1, .max = 65536}, "Number of hosts."),
+      number(KEY(launch.min_nodes), {.min = 0, .max = 65536},
+             "Number of hosts with which a launch goes on; 0: as many as nnodes."),
       number(KEY(launch.node_rank), {.min = 0, .max = 65535}, "Rank of this host among them, from 0."),
       plain<Text>(
           KEY(launch.rendezvous),

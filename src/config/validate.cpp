@@ -74,6 +74,15 @@ void validate_launch(const LaunchConfig& launch) {
   require(launch.node_rank < launch.nnodes, "launch.node_rank",
           fmt::format("launch.node_rank is {}; it must be 0 to {}, because launch.nnodes is {}",
                       launch.node_rank, launch.nnodes - 1, launch.nnodes));
+  require(launch.min_nodes <= launch.nnodes, "launch.min_nodes",
+          fmt::format("launch.min_nodes is {}; it must be at most {}, because launch.nnodes is {}",
+                      launch.min_nodes, launch.nnodes, launch.nnodes));
+  require(
+      launch.min_nodes == 0 || launch.min_nodes == launch.nnodes || launch.workers.empty(),
+      "launch.min_nodes",
+      fmt::format("launch.min_nodes is {} and launch.nnodes {}, but launch.workers lists hosts that are all "
+                  "needed; leave launch.min_nodes out",
+                  launch.min_nodes, launch.nnodes));
   require(launch.nnodes == 1 || !launch.rendezvous.empty() || !launch.workers.empty(), "launch.rendezvous",
           fmt::format("launch.nnodes is {}, but launch.rendezvous is empty, and so is launch.workers: hosts "
                       "need a HOST:PORT at which they meet",

@@ -126,6 +126,22 @@ INSTANTIATE_TEST_SUITE_P(
              },
              "launch.node_rank",
              {"launch.node_rank is 2", "launch.nnodes is 2", "0 to 1"}},
+        Flaw{"MoreHostsNeededThanThereAre",
+             [](Config& c) {
+               c.launch.nnodes = 2;
+               c.launch.rendezvous = "10.0.0.1:2222";
+               c.launch.min_nodes = 3;
+             },
+             "launch.min_nodes",
+             {"launch.min_nodes is 3", "at most 2", "launch.nnodes is 2"}},
+        Flaw{"FewerHostsThanAreListed",
+             [](Config& c) {
+               c.launch.nnodes = 2;
+               c.launch.workers = "a;10.0.0.1:2222|b;10.0.0.2:2222";
+               c.launch.min_nodes = 1;
+             },
+             "launch.min_nodes",
+             {"launch.min_nodes is 1", "launch.workers lists hosts"}},
         Flaw{"HostsThatMeetNowhere",
              [](Config& c) { c.launch.nnodes = 2; },
              "launch.rendezvous",

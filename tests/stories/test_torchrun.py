@@ -34,6 +34,13 @@ def test_the_options_of_torchrun_start_two_processes(person, options):
     assert person.files() == set()
 
 
+def test_a_range_of_hosts_begins_with_those_that_came(person):
+    here = f"--node-rank=0 --rdzv-endpoint=127.0.0.1:{person.reserved_port()}"
+    ended = person.types(f"accelmgr spawn --nnodes=1:3 {here} --nproc-per-node=2 --rendezvous-timeout=0.1 {WORLD}")
+    assert ended.code == DONE, ended.err
+    assert lines(ended) == ["[rank 0] 0 of 2", "[rank 1] 1 of 2"]
+
+
 @pytest.mark.parametrize("kind", ["cpu", "auto"])
 def test_a_process_for_each_core(person, kind):
     ended = person.types(f"accelmgr spawn --nproc-per-node {kind} --no-prefix sh -c 'echo $WORLD_SIZE'")
@@ -68,7 +75,9 @@ REFUSED = {
     "--role trainer": "leave it out: all processes have the role `default`",
     "--signals-to-handle SIGUSR1": "SIGINT, SIGTERM and SIGHUP are forwarded",
     "--rdzv-backend etcd": "--rdzv-backend is 'etcd'; hosts meet at node 0",
-    "--nnodes 1:4": "--nnodes is '1:4'; the number of hosts is fixed: it must be one number, as --nnodes 4",
+    "--nnodes 1:4": "--nnodes is 4, but --rendezvous is empty",
+    "--nnodes 4:3 --master-port 0": "--nnodes is 4; it must be at most 3",
+    "--nnodes 1:x": "'x'",
     "--nproc-per-node many": "--nproc-per-node is 'many'; it must be a whole number from -1 to 4096",
     "--nproc_per_node 0": "--nproc-per-node is 0; it must be at least 1",
     "--standalone --nnodes 2": "--standalone is for one host, but --nnodes is 2",

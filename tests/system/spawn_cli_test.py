@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -112,6 +113,13 @@ class EnvironmentTest(SpawnTest):
         self.assertRegex(out, r"(?m)^launch\.nprocs +2 +environment ACCELMGR_LAUNCH__NPROCS$")
         self.assertRegex(out, r"(?m)^launch\.rendezvous +.*127\.0\.0\.1:0.* +file launch\.yaml:1$")
         self.assertEqual(out.count("of 2\n"), 2)
+
+    def test_a_range_of_hosts_in_a_job_takes_the_number_of_this_one_from_the_job(self):
+        out, _ = self.spawn("--nnodes", "2:3", "--rendezvous", "n1:29400", "--nprocs", "1", "--print-config", env={
+            "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "3", "SLURM_PROCID": "2", "SLURM_NODEID": "2",
+            "SLURM_STEP_NODELIST": "n[1-3]", "SLURM_JOB_ID": "5"})
+        for key, value in (("nnodes", "3"), ("min_nodes", "2"), ("node_rank", "2"), ("rendezvous", '"n1:29400"')):
+            self.assertRegex(out, rf"(?m)^launch\.{key} +{value} ")
 
     def test_a_script_of_torch_distributed_runs_unchanged(self):
         out, err = self.spawn("--nprocs", "3", "--", TORCH_PROGRAM)
@@ -260,6 +268,11 @@ class BadInputTest(SpawnTest):
             err = self.refused("--nprocs", "1", "--rendezvous", f"127.0.0.1:{port}", *shell("true"))
         self.assert_contains(err, f"port {port} is in use", f"127.0.0.1:{port}")
 
+    def test_a_job_of_mpi_without_a_meeting_place_names_its_variable(self):
+        err = self.refused("--nprocs", "1", *shell("true"), env={
+            "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+        self.assert_contains(err, "OMPI_COMM_WORLD_SIZE is 2", "--rendezvous HOST:PORT", "rank 0")
+
     def test_a_rendezvous_that_nobody_serves_names_the_address(self):
         address = f"127.0.0.1:{self.reserved_port()}"
         err = self.refused("--nprocs", "1", "--nnodes", "2", "--node-rank", "1", "--rendezvous", address,
@@ -334,7 +347,146 @@ class TwoNodesTest(SpawnTest):
             self.assert_contains(err, "node 0", "--nnodes 2", "node 1", "--nnodes 3")
 
 
+class ElasticTest(SpawnTest):
+    """Agents of --nnodes 2:3. Their processes run until there is a file `finish`."""
+
+    WAITS = ("echo $RANK of $WORLD_SIZE, node $GROUP_RANK, restart $TORCHELASTIC_RESTART_COUNT; "
+             "until [ -e %s ]; do sleep 0.05; done")
+    END_S = 200  # More than all bounds together: 10 s without heartbeat, 30 s to meet, for each change of hosts.
+
+    def setUp(self):
+        super().setUp()
+        signal.alarm(self.END_S + cli_test.WATCHDOG_S)
+
+    def start_node(self, node, address, nprocs=1, finish="finish", restarts=3):
+        return self.start("--nprocs", str(nprocs), "--nnodes", "2:3", "--node-rank", str(node), "--rendezvous", address,
+                          "--rendezvous-timeout", "20", "--max-restarts", str(restarts),
+                          "--log-dir", f"{finish}.node{node}", *shell(self.WAITS % finish))
+
+    def start_three(self, **options):
+        self.address = f"127.0.0.1:{self.reserved_port()}"
+        return [self.start_node(node, self.address, **options) for node in range(3)]
+
+    def expect(self, run, *lines):
+        self.assertEqual(self.read_lines(run, len(lines)), [f"[rank {line[0]}] {line}\n" for line in lines])
+
+    def assert_ends(self, run, code):
+        out, err = run.communicate(timeout=self.END_S)
+        self.assertEqual(run.returncode, code, out + err)
+        return err
+
+    def test_two_of_three_go_on_and_take_the_third_back(self):
+        runs = self.start_three()
+        for rank, run in enumerate(runs):
+            self.expect(run, f"{rank} of 3, node {rank}, restart 0")
+        runs[1].kill()
+        self.expect(runs[0], "0 of 2, node 0, restart 1")
+        self.expect(runs[2], "1 of 2, node 1, restart 1")
+        runs[1].communicate()
+        runs[1] = self.start_node(1, self.address, nprocs=2)
+        self.expect(runs[0], "0 of 4, node 0, restart 2")
+        self.expect(runs[1], "1 of 4, node 1, restart 2", "2 of 4, node 1, restart 2")
+        self.expect(runs[2], "3 of 4, node 2, restart 2")
+        (self.folder / "finish").touch()
+        err = [self.assert_ends(run, DONE) for run in runs]
+        self.assert_contains(err[2], "no heartbeat of node 1 (host", "restart 1 of 3", "came; restart 2 of 3")
+        self.wait_for_all()
+
+    def test_fewer_than_the_least_number_end_with_an_error_that_says_so(self):
+        runs = self.start_three()
+        for rank, run in enumerate(runs):
+            self.expect(run, f"{rank} of 3, node {rank}, restart 0")
+        runs[1].kill()
+        runs[2].kill()
+        err = self.assert_ends(runs[0], 1)
+        self.assert_contains(err, "1 of at least 2 hosts (--nnodes 2:3)", "within 20 s", "node 0 (host")
+        for run in runs[1:]:
+            run.communicate()
+        self.wait_for_all()
+
+    def test_without_a_restart_a_loss_is_the_end(self):
+        runs = self.start_three(restarts=0)
+        for rank, run in enumerate(runs):
+            self.expect(run, f"{rank} of 3, node {rank}, restart 0")
+        runs[2].kill()
+        for run in runs[:2]:
+            self.assertIn("no heartbeat of node 2", self.assert_ends(run, 1))
+        runs[2].communicate()
+        self.wait_for_all()
+
+    def test_the_loss_of_node_0_is_the_end(self):
+        runs = self.start_three()
+        for rank, run in enumerate(runs):
+            self.expect(run, f"{rank} of 3, node {rank}, restart 0")
+        runs[0].kill()
+        for run in runs[1:]:
+            self.assertIn("node 0, which serves it, has ended", self.assert_ends(run, 1))
+        runs[0].communicate()
+        self.wait_for_all()
+
+    def test_random_kills_never_make_it_hang_or_leave_a_process(self):
+        launches = [RandomKills(self, seed) for seed in range(3)]
+        for _ in range(4):
+            for launch in launches:  # Each one's hosts are lost while the test waits for another one's.
+                launch.disturb()
+        for seed, launch in enumerate(launches):
+            (self.folder / launch.finish).touch()
+            for run in launch.all_runs:
+                with self.subTest(seed=seed):
+                    out, err = run.communicate(timeout=self.END_S)
+                    self.assertIn(run.returncode, (DONE, FAILED, -signal.SIGKILL, 128 + signal.SIGKILL), out + err)
+        self.wait_for_all()
+
+
+class RandomKills:
+    """Kills launchers and ranks of a launch of three hosts, and starts launchers again."""
+
+    def __init__(self, test, seed):
+        self.chance, self.finish, self.all_runs = random.Random(seed), f"finish{seed}", []
+        address = f"127.0.0.1:{test.reserved_port()}"
+
+        def start(node):
+            self.all_runs.append(test.start_node(node, address, finish=self.finish, restarts=100))
+            return self.all_runs[-1]
+        self.start = start
+        self.runs = [start(node) for node in range(3)]
+
+    def disturb(self):
+        # Every deed begins a new world or ends node 0: there is a line or an end to read.
+        if self.chance.random() < 0.7:
+            self.runs[0].stdout.readline()
+        node = self.chance.choices((0, 1, 2), (1, 8, 8))[0]
+        if self.runs[node] is None:
+            self.runs[node] = self.start(node)
+        elif self.chance.random() < 0.3:
+            for pid in descendants(self.runs[node].pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        else:
+            self.runs[node].kill()
+            if node > 0:
+                self.runs[node] = None if self.chance.random() < 0.5 else self.start(node)
+
+
 class TwoHostsTest(SpawnTest):
+    def test_a_host_whose_network_is_cut_ends_and_the_other_goes_on(self):
+        script = ("if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then echo $RANK of $WORLD_SIZE; exit 0; fi; "
+                  "touch said$RANK; [ $RANK = 1 ] || { until [ -e said1 ]; do sleep 0.05; done; "
+                  f"{sys.executable} {TWO_HOSTS} --link down; }}; exec sleep 1000")
+
+        def host(node):
+            return ["sh", "-c", '"$@"; echo node $0 ended with $?', str(node), cli_test.PROGRAM, "spawn", "--nprocs",
+                    "1", "--nnodes", "1:2", "--node-rank", str(node), "--rendezvous", "10.77.0.1:29500",
+                    "--max-restarts", "1", "--log-dir", f"node{node}", *shell(script)]
+        done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", "150", "--host", "alpha", *host(0), "--host",
+                               "beta", *host(1)], text=True, capture_output=True, check=False, cwd=self.folder,
+                              env=cli_test.environment({}))
+        if done.returncode == NO_NAMESPACES:
+            self.skipTest(done.stderr)
+        self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()),
+                         ["[rank 0] 0 of 1", "node 0 ended with 0", "node 1 ended with 1"], done.stderr)
+
     def test_a_script_of_torch_distributed_runs_over_two_hosts(self):
         def host(node, nprocs):
             return ["sh", "-c", ('export GLOO_SOCKET_IFNAME=$(ip -o address | sed -n "s/^[0-9]*: *\\([^ ]*\\).* '

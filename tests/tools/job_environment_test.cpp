@@ -47,6 +47,43 @@ TEST(JobOf, MpiHasItsRanksAndNoRendezvous) {
   EXPECT_EQ(job_of({{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}}), std::nullopt);
 }
 
+TEST(JobOf, MpirunInAJobOfSlurmHasTheRanksOfMpi) {
+  auto daemons = of_srun;  // mpirun has started its daemons with srun; the one on its own host not.
+  daemons["OMPI_COMM_WORLD_SIZE"] = "4";
+  daemons["OMPI_COMM_WORLD_RANK"] = "3";
+  daemons["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
+  EXPECT_EQ(job_of(daemons), (Job{4, 3, "", "OMPI_COMM_WORLD_SIZE"}));
+  auto hydra = of_srun;
+  hydra["PMI_SIZE"] = "6";
+  hydra["PMI_RANK"] = "5";
+  hydra["MPI_LOCALNRANKS"] = "2";
+  EXPECT_THAT(message_of<ConfigError>([&] { job_of(hydra); }), HasSubstr("PMI_SIZE=6: the job has several"));
+  hydra.erase("MPI_LOCALNRANKS");  // As `srun --mpi=pmi2` sets them.
+  EXPECT_EQ(job_of(hydra), job_of(of_srun));
+}
+
+TEST(JobOf, NodeZeroIsTheFirstHostOfTheListAlsoWhereItHasNotTaskZero) {
+  auto dealt = of_srun;
+  dealt["SLURM_NODEID"] = "0";
+  EXPECT_EQ(job_of(dealt)->node_rank, 0);
+}
+
+TEST(JobOf, AVariableThatIsMissingOrOutOfRangeIsNamedWithWhatWouldBeRight) {
+  const auto refused = [](const char* name, const char* value) {
+    auto wrong = of_srun;
+    wrong.erase(name);
+    if (*value != '\0') wrong[name] = value;
+    return message_of<ConfigError>([&] { job_of(wrong); });
+  };
+  EXPECT_THAT(refused("SLURM_PROCID", ""), HasSubstr("SLURM_STEP_NUM_TASKS is set, but SLURM_PROCID is not"));
+  EXPECT_THAT(refused("SLURM_STEP_NUM_NODES", ""), HasSubstr("SLURM_STEP_NUM_NODES is not"));
+  EXPECT_THAT(refused("SLURM_PROCID", "3"), HasSubstr("SLURM_PROCID=3: it must be from 0 to 2, because "
+                                                      "SLURM_STEP_NUM_TASKS is 3"));
+  EXPECT_THAT(refused("SLURM_NODEID", "7"), HasSubstr("SLURM_NODEID=7: it must be from 0 to 2"));
+  EXPECT_THAT(refused("SLURM_PROCID", "-1"),
+              HasSubstr("SLURM_PROCID=-1: it must be a whole number, 0 or more"));
+}
+
 TEST(JobOf, SeveralProcessesOnAHostAreRefused) {
   auto crowded = of_srun;
   crowded["SLURM_STEP_NUM_TASKS"] = "6";

@@ -36,7 +36,13 @@ std::int64_t now_ns = 0;
 void pass_time(double seconds) { now_ns += static_cast<std::int64_t>(seconds * 1e9); }
 
 Node node(int nnodes, int nprocs, const std::string& host) {
-  return {.nnodes = nnodes, .nprocs = nprocs, .max_restarts = 1, .backend = "gloo", .host = host, .pid = 7};
+  return {.nnodes = nnodes,
+          .min_nodes = nnodes,
+          .nprocs = nprocs,
+          .max_restarts = 1,
+          .backend = "gloo",
+          .host = host,
+          .pid = 7};
 }
 
 RankFailure failure_of_rank(int rank) {
@@ -45,8 +51,9 @@ RankFailure failure_of_rank(int rank) {
 
 class TwoNodes : public testing::Test {
  protected:
-  Nodes make(int node_rank, const Node& self) {
-    return Nodes(store, node_rank, self, [] { return now_ns; });
+  Nodes make(int node_rank, Node self) {
+    self.node_rank = node_rank;
+    return Nodes(store, self, [] { return now_ns; });
   }
   void meet() {
     a.meet();
@@ -200,9 +207,193 @@ TEST_F(TwoNodes, NodeZeroLeavesLast) {
   EXPECT_TRUE(store.has("accelmgr/spawn/left/0"));
 }
 
+/// --nnodes 2:3 --max-restarts 2.
+class ElasticNodes : public testing::Test {
+ protected:
+  Nodes make(int node_rank, const std::string& host, int max_restarts = 2) {
+    auto self = node(3, 1, host);
+    self.min_nodes = 2;
+    self.node_rank = node_rank;
+    self.max_restarts = max_restarts;
+    return Nodes(store, self, [] { return now_ns; });
+  }
+  /// Agents that live call this; of the others no heartbeat comes.
+  static void live(std::initializer_list<Nodes*> nodes, double seconds) {
+    for (double passed = 0; passed <= seconds; passed += 1) {
+      for (auto* n : nodes) n->look();
+      pass_time(1);
+    }
+  }
+  static std::vector<std::string> hosts(const std::optional<World>& world) {
+    std::vector<std::string> names;
+    if (world)
+      for (const auto& n : world->nodes) names.push_back(n.host);
+    return names;
+  }
+  void meet() {
+    for (auto* n : {&a, &b, &c}) n->meet();
+    for (auto* n : {&a, &b, &c}) ASSERT_TRUE(n->meet());
+  }
+  static void end(std::initializer_list<Nodes*> nodes) {
+    for (auto* n : nodes) n->report_ended({});
+  }
+
+  StoreInMemory store;
+  Nodes a = make(0, "alpha");
+  Nodes b = make(1, "beta");
+  Nodes c = make(2, "gamma");
+  const std::function<void()> nothing = [] {};
+};
+
+TEST_F(ElasticNodes, AreInTheOrderOfTheirNodeRanksWhoeverCameFirst) {
+  c.meet();
+  b.meet();
+  EXPECT_THAT(hosts(a.meet()), testing::ElementsAre("alpha", "beta", "gamma"));
+  EXPECT_EQ(c.meet()->node_rank, 2);
+}
+
+TEST_F(ElasticNodes, AreWaitedForUntilTheTimeoutAndThenEnoughSuffice) {
+  c.meet();
+  EXPECT_FALSE(a.meet());
+  EXPECT_THAT(hosts(a.meet(false)), testing::ElementsAre("alpha", "gamma"));
+  EXPECT_EQ(c.meet()->node_rank, 1);
+}
+
+TEST_F(ElasticNodes, WithTooFewEndWithAnErrorThatSaysSo) {
+  EXPECT_FALSE(a.meet(false));
+  EXPECT_THAT(a.missing("alpha:29500", 60).what(), AllOf(HasSubstr("1 of at least 2 hosts (--nnodes 2:3)"),
+                                                         HasSubstr("60 s"), HasSubstr("host alpha")));
+  EXPECT_THAT(message_of<SessionError>([&] { b.meet(); }), HasSubstr("1 of at least 2 hosts"));
+}
+
+TEST_F(ElasticNodes, GoOnWithoutALostOne) {
+  meet();
+  live({&a, &b}, Nodes::lost_after_s + 1);
+  for (auto* n : {&a, &b}) {
+    const auto outcome = n->look();
+    EXPECT_EQ(outcome.kind, Kind::changed);
+    EXPECT_THAT(outcome.failure.what, AllOf(HasSubstr("no heartbeat"), HasSubstr("node 2 (host gamma")));
+  }
+  end({&a});
+  EXPECT_FALSE(a.all_ended()) << "b has processes";
+  end({&b});
+  EXPECT_TRUE(a.all_ended());
+  EXPECT_TRUE(b.all_ended());
+  EXPECT_FALSE(b.begin(1, nothing));
+  EXPECT_THAT(hosts(a.begin(1, nothing)), testing::ElementsAre("alpha", "beta"));
+  const auto world = b.begin(1, nothing);
+  ASSERT_TRUE(world);
+  EXPECT_EQ(world->attempt, 1);
+  EXPECT_EQ(a.look().kind, Kind::running);
+  EXPECT_EQ(b.look().kind, Kind::running);
+}
+
+TEST_F(ElasticNodes, AFailureThatALossBringsIsOneRestart) {
+  meet();
+  b.report_failed(failure_of_rank(1));
+  EXPECT_EQ(a.look().kind, Kind::failed);
+  end({&a, &b});
+  for (double waited = 0; waited < Nodes::lost_after_s; waited += 1) {
+    EXPECT_FALSE(a.all_ended()) << waited;
+    EXPECT_FALSE(b.all_ended()) << waited;
+    pass_time(1);
+  }
+  pass_time(1);
+  EXPECT_TRUE(a.all_ended());
+  EXPECT_TRUE(b.all_ended());
+  EXPECT_THAT(hosts(a.begin(1, nothing)), testing::ElementsAre("alpha", "beta"));
+}
+
+TEST_F(ElasticNodes, TakeOneThatComesLater) {
+  c.meet();
+  ASSERT_TRUE(a.meet(false));
+  ASSERT_TRUE(c.meet());
+  EXPECT_FALSE(b.meet());
+  for (auto* n : {&a, &c}) n->look();
+  for (auto* n : {&a, &c}) EXPECT_THAT(n->look().failure.what, HasSubstr("node 1 (host beta, pid 7) came"));
+  end({&a, &c});
+  ASSERT_TRUE(a.all_ended());
+  EXPECT_THAT(hosts(a.begin(1, nothing)), testing::ElementsAre("alpha", "beta", "gamma"));
+  const auto world = b.meet();
+  ASSERT_TRUE(world);
+  EXPECT_EQ(world->attempt, 1);
+  EXPECT_EQ(world->node_rank, 1);
+  EXPECT_EQ(c.begin(1, nothing)->node_rank, 2);
+}
+
+TEST_F(ElasticNodes, LeaveOneOutForWhomThereIsNoPlaceOrNoRestart) {
+  meet();
+  auto fourth = make(1, "delta");
+  EXPECT_FALSE(fourth.meet());
+  live({&a, &b, &c}, 2);
+  EXPECT_EQ(a.look().kind, Kind::running);
+  EXPECT_THAT(fourth.missing("alpha:29500", 60).what(), HasSubstr("has not taken this host within 60 s"));
+
+  StoreInMemory another;
+  std::swap(store.values, another.values);
+  auto first = make(0, "alpha", 0), second = make(1, "beta", 0), third = make(2, "gamma", 0);
+  second.meet();
+  ASSERT_TRUE(first.meet(false));
+  EXPECT_FALSE(third.meet());
+  first.look();
+  EXPECT_EQ(first.look().kind, Kind::running);
+}
+
+TEST_F(ElasticNodes, TheOneInWhosePlaceAnotherCameIsToldSo) {
+  meet();
+  live({&a, &b}, Nodes::lost_after_s + 1);  // c is stopped for so long.
+  const auto outcome = c.look();
+  EXPECT_EQ(outcome.kind, Kind::stopped);
+  EXPECT_THAT(outcome.failure.what, HasSubstr("the others go on without this host"));
+}
+
+TEST_F(ElasticNodes, AHostThatIsDoneIsNotLost) {
+  meet();
+  c.report_done();
+  live({&a, &b}, 2 * Nodes::lost_after_s);
+  EXPECT_EQ(a.look().kind, Kind::running);
+  a.report_done();
+  b.report_done();
+  EXPECT_EQ(a.look().kind, Kind::done);
+}
+
+TEST_F(ElasticNodes, OneThatLeavesWhileTooFewAreThereDoesNotCount) {
+  meet();
+  b.report_failed(failure_of_rank(1));
+  end({&a, &b, &c});
+  ASSERT_TRUE(a.all_ended());
+  b.leave(base::Deadline::at_ns(0));
+  c.leave(base::Deadline::at_ns(0));
+  EXPECT_FALSE(a.begin(1, nothing));
+  a.give_up(a.missing("alpha:29500", 60));
+  EXPECT_THAT(a.stopped()->what, HasSubstr("1 of at least 2 hosts"));
+}
+
+TEST_F(ElasticNodes, OneThatContradictsThemDoesNotStopThem) {
+  meet();
+  auto wrong = make(1, "delta", 7);
+  EXPECT_THAT(message_of<ConfigError>([&] { wrong.meet(); }), HasSubstr("--max-restarts 7"));
+  auto self = node(2, 1, "epsilon");
+  self.node_rank = 1;
+  EXPECT_THAT(message_of<ConfigError>([&] { Nodes(store, self, [] { return now_ns; }).meet(); }),
+              AllOf(HasSubstr("--nnodes 2:3"), HasSubstr("--nnodes 2")));
+  live({&a, &b, &c}, 2);
+  EXPECT_EQ(b.look().kind, Kind::running);
+}
+
+TEST_F(ElasticNodes, OneThatComesAtTheEndIsToldThatItIsOver) {
+  meet();
+  auto fourth = make(1, "delta");
+  fourth.meet();
+  for (auto* n : {&a, &b, &c}) n->report_done();
+  EXPECT_EQ(a.look().kind, Kind::done);
+  EXPECT_THAT(message_of<SessionError>([&] { fourth.meet(); }),
+              HasSubstr("ended before this host could join"));
+}
+
 TEST(OneNode, IsAWorldOfItsOwn) {
   StoreInMemory store;
-  Nodes alone(store, 0, node(1, 4, "alpha"));
+  Nodes alone(store, node(1, 4, "alpha"));
   const auto world = alone.meet();
   ASSERT_TRUE(world);
   EXPECT_EQ(world->size(), 4);

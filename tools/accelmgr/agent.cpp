@@ -99,6 +99,8 @@ void Agent::open_store() {
     };
   }
   Node self{.nnodes = spec_.nnodes,
+            .min_nodes = options_.min_nodes > 0 ? options_.min_nodes : spec_.nnodes,
+            .node_rank = spec_.node_rank,
             .nprocs = spec_.nprocs,
             .max_restarts = options_.max_restarts,
             .backend = spec_.backend,
@@ -107,10 +109,9 @@ void Agent::open_store() {
   NodeEvents events{.met = [this](World world) { met(std::move(world)); },
                     .outcome = [this](Nodes::Outcome o) { outcome(std::move(o)); },
                     .all_ended = [this](const EndedNode& all) { all_ended(all); },
-                    .begun = [this] { begun(); },
                     .broken = [this](const std::exception_ptr& error) { broken(error); }};
-  link_ = std::make_unique<NodeLink>(loop_, std::move(open), spec_.node_rank, std::move(self),
-                                     options_.rendezvous_timeout_s, std::move(events));
+  link_ = std::make_unique<NodeLink>(loop_, std::move(open), std::move(self), options_.rendezvous_timeout_s,
+                                     std::move(events));
 }
 
 void Agent::watch_signals() {
@@ -154,11 +155,18 @@ void Agent::start_attempt() {
 // ---- Events ----
 
 void Agent::met(World world) {
+  if (state_ != State::meeting && state_ != State::beginning) return;
+  timer_.cancel();
   world_ = std::move(world);
+  attempt_ = world_->attempt;
   try {
     auto launch = options_.launch;
+    if (launch.nnodes > 0) {
+      launch.nnodes = static_cast<int>(world_->nodes.size());
+      launch.node_rank = world_->node_rank;
+    }
     launch.world_size = world_->size();
-    launch.rank_offset = world_->rank_offset(spec_.node_rank);
+    launch.rank_offset = world_->rank_offset(world_->node_rank);
     const auto port = std::exchange(spec_, launch::resolve(launch, host_info_)).master_port;
     spec_.master_port = port;
     ports_ = launch::bind_worker_ports(spec_, host_info_);
@@ -198,6 +206,7 @@ void Agent::outcome(Nodes::Outcome outcome) {
   if (outcome_->kind == Kind::failed && own_ && !same_process(*own_, outcome_->failure))
     ended_.later.insert(ended_.later.begin(), *own_);
   if (state_ == State::running) return end_processes(SIGTERM);
+  if (state_ == State::settling || state_ == State::beginning) return report_outcome();
   if_all_have_ended();
 }
 
@@ -207,12 +216,6 @@ void Agent::all_ended(const EndedNode& all) {
   ended_ = all;
   if (attempt_ < options_.max_restarts) return restart();
   report_failure();
-}
-
-void Agent::begun() {
-  if (state_ != State::beginning) return;
-  timer_.cancel();
-  start_attempt();
 }
 
 void Agent::broken(const std::exception_ptr& error) {
@@ -228,8 +231,8 @@ void Agent::broken(const std::exception_ptr& error) {
     why.what = exception.what();
   }
   if (spec_.node_rank != 0) why.what += "; node 0, which serves it, has ended or cannot be reached";
-  if (state_ == State::settling || state_ == State::beginning) return report_failure();
-  // If a process here has failed, report that failure: it matters more than the loss of the store.
+  // If a process has failed, report that failure: it matters more than the loss of the store.
+  if (outcome_ && outcome_->kind == Nodes::Outcome::Kind::failed) why = outcome_->failure;
   outcome({Nodes::Outcome::Kind::stopped, own_.value_or(why)});
 }
 
@@ -307,11 +310,14 @@ void Agent::if_all_have_ended() {
   if (signal_ != 0) return failed ? report_failure() : report_stop();
   if (!outcome_) return;  // Wait for the store to say which failure of all hosts was the first.
   timer_.cancel();
-  if (outcome_->kind == Nodes::Outcome::Kind::stopped) {
-    if (outcome_->failure.signal != 0 && outcome_->failure.rank < 0) return report_stop();
-    return report_failure();
-  }
+  if (outcome_->kind == Nodes::Outcome::Kind::stopped) return report_outcome();
   settle();
+}
+
+/// Of a launch that was stopped.
+void Agent::report_outcome() {
+  if (outcome_->failure.signal != 0 && outcome_->failure.rank < 0) return report_stop();
+  report_failure();
 }
 
 void Agent::settle() {
@@ -325,12 +331,14 @@ void Agent::settle() {
 
 void Agent::restart() {
   const auto& first = outcome_->failure;
-  ++attempt_;
-  say(fmt::format("accelmgr: rank {} (host {}) failed: {}; restart {} of {}", first.rank, first.host,
-                  how_it_ended(first), attempt_, options_.max_restarts));
+  const auto why =
+      outcome_->kind == Nodes::Outcome::Kind::changed
+          ? first.what
+          : fmt::format("rank {} (host {}) failed: {}", first.rank, first.host, how_it_ended(first));
+  say(fmt::format("accelmgr: {}; restart {} of {}", why, attempt_ + 1, options_.max_restarts));
   state_ = State::beginning;
-  link_->begin(attempt_);
-  timer_.expires_after(seconds(Nodes::lost_after_s));
+  link_->begin(attempt_ + 1);
+  timer_.expires_after(seconds(options_.rendezvous_timeout_s + 2 * Nodes::lost_after_s));
   timer_.async_wait([this](const boost::system::error_code& error) {
     if (!error && state_ == State::beginning) report_failure();
   });

@@ -4,11 +4,12 @@
 // clang-format off
 //   | state     | waits until                      | next                                                |
 //   |-----------|----------------------------------|-----------------------------------------------------|
-//   | meeting   | the agents of all hosts are here | running                                             |
-//   | running   | processes end, here or elsewhere | ending: one failed or a signal came; over: all done |
-//   | ending    | all processes here have ended    | settling: one failed; over: no restart can help     |
+//   | meeting   | agents of enough hosts are here  | running                                             |
+//   | running   | processes end, here or elsewhere | ending: one failed, hosts changed, or a signal came; |
+//   |           |                                  | over: all done                                      |
+//   | ending    | all processes here have ended    | settling; over: no restart can help                 |
 //   | settling  | no process is left on any host   | beginning: a restart is left; over: none is left    |
-//   | beginning | node 0 has emptied the store     | running: the next attempt                           |
+//   | beginning | node 0 has made the next world   | running: the next attempt                           |
 //   | over      |                                  |                                                     |
 // clang-format on
 #pragma once
@@ -39,6 +40,7 @@ struct AgentOptions {
   bool prefix = true;
   std::filesystem::path log_directory = {};  ///< May be empty.
   int max_restarts = 0;
+  int min_nodes = 0;  ///< The world may shrink to this many hosts; 0: its size is fixed.
   double rendezvous_timeout_s = 60;
   std::string run_id = {};  ///< TORCHELASTIC_RUN_ID of the processes; empty: a unique one is made.
 };
@@ -71,7 +73,6 @@ class Agent {
   void fork_server_ended(const std::string& how);
   void outcome(Nodes::Outcome outcome);
   void all_ended(const EndedNode& all);
-  void begun();
   void broken(const std::exception_ptr& error);
   void signalled(int number);
 
@@ -80,6 +81,7 @@ class Agent {
   void end_processes(int signal);
   void kill_processes();
   void if_all_have_ended();
+  void report_outcome();
   void settle();
   void restart();
   void report_failure();

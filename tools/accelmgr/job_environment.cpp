@@ -16,16 +16,20 @@ constexpr int first_port = 29400;  // That of torchrun's rendezvous.
 constexpr int ports = 1000;        // Jobs that share a host have different ports, mostly.
 
 struct Launcher {
-  const char* size;        ///< Of the job; "" in what follows: the launcher has no such variable.
+  const char* size;        ///< Of the job.
   const char* rank;        ///< Of this process.
-  const char* local_size;  ///< Processes on this host.
-  const char* hosts;       ///< Number of hosts.
+  const char* local_size;  ///< Processes on this host; "": the launcher has no such variable.
+  const char* hosts;       ///< Number of hosts; "": the launcher has no such variable.
+  const char* node;        ///< Number of this host; "": it is the rank.
 };
-// SLURM's are those of a step: a batch script without srun runs on the first host alone.
+// The first whose variables are set. mpirun comes before SLURM: in a job of SLURM it starts its daemons with
+// srun, and their variables of SLURM reach the processes. MPICH has MPI_LOCALNRANKS; srun, which may set
+// PMI_* too, has not. SLURM's are those of a step: a batch script without srun runs on the first host alone.
 constexpr Launcher launchers[] = {
-    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "", "SLURM_STEP_NUM_NODES"},
-    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ""},
-    {"PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", ""},
+    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "", ""},
+    {"PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "", ""},
+    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "", "SLURM_STEP_NUM_NODES", "SLURM_NODEID"},
+    {"PMI_SIZE", "PMI_RANK", "", "", ""},
 };
 
 std::optional<int> number(const Environment& environment, const char* name) {
@@ -33,8 +37,21 @@ std::optional<int> number(const Environment& environment, const char* name) {
   if (found == environment.end()) return std::nullopt;
   const auto parsed = launch::parse_number<int>(found->second);
   if (!parsed || *parsed < 0)
-    throw ConfigError(fmt::format("{}={}: it must be a whole number", name, found->second));
+    throw ConfigError(fmt::format("{}={}: it must be a whole number, 0 or more", name, found->second));
   return parsed;
+}
+
+int needed(const Environment& environment, const char* name, const Launcher& launcher) {
+  if (const auto value = number(environment, name)) return *value;
+  throw ConfigError(
+      fmt::format("{} is set, but {} is not: the job is described in part; keep {}, or set --nnodes",
+                  launcher.size, name, name));
+}
+
+void check_below(const char* name, int value, const Launcher& launcher, int size) {
+  if (value >= size)
+    throw ConfigError(fmt::format("{}={}: it must be from 0 to {}, because {} is {}", name, value, size - 1,
+                                  launcher.size, size));
 }
 
 [[noreturn]] void refuse_list(std::string_view list, const char* why) {
@@ -79,6 +96,26 @@ std::string rendezvous_of_slurm(const Environment& environment) {
   return fmt::format("{}:{}", hosts_in(list->second).front(), first_port + static_cast<int>(job % ports));
 }
 
+Job job_of(const Environment& environment, const Launcher& launcher, int size) {
+  const int rank = needed(environment, launcher.rank, launcher);
+  check_below(launcher.rank, rank, launcher, size);
+  const bool is_slurm = launcher.hosts[0] != '\0';
+  const bool crowded = is_slurm ? needed(environment, launcher.hosts, launcher) != size
+                       : launcher.local_size[0] != '\0'
+                           ? needed(environment, launcher.local_size, launcher) != 1
+                           : false;
+  if (crowded)
+    throw ConfigError(fmt::format(
+        "{}={}: the job has several processes on one host, but accelmgr spawn starts the ranks itself; "
+        "start it once on each host (srun --ntasks-per-node=1, mpirun --map-by ppr:1:node), or set --nnodes",
+        launcher.size, size));
+  if (!is_slurm) return {size, rank, "", launcher.size};
+  // Tasks may be dealt to hosts in another order than that of the list, whose first host is node 0.
+  const int node = number(environment, launcher.node).value_or(rank);
+  check_below(launcher.node, node, launcher, size);
+  return {size, node, rendezvous_of_slurm(environment), launcher.size};
+}
+
 }  // namespace
 
 std::vector<std::string> hosts_in(std::string_view list) {
@@ -102,21 +139,11 @@ std::vector<std::string> hosts_in(std::string_view list) {
 }
 
 std::optional<Job> job_of(const Environment& environment) {
+  const auto has = [&](const char* name) { return name[0] == '\0' || environment.contains(name); };
   for (const auto& launcher : launchers) {
-    const auto size = number(environment, launcher.size);
-    const auto rank = number(environment, launcher.rank);
-    if (!size || !rank) continue;
-    if (*size <= 1) return std::nullopt;
-    const bool is_slurm = launcher.hosts[0] != '\0';
-    const auto hosts = is_slurm ? number(environment, launcher.hosts) : std::nullopt;
-    const auto here = is_slurm ? std::nullopt : number(environment, launcher.local_size);
-    if ((hosts && *hosts != *size) || (here && *here != 1))
-      throw ConfigError(fmt::format(
-          "{}={}: the job has several processes on one host, but accelmgr spawn starts the ranks itself; "
-          "start it once on each "
-          "host (srun --ntasks-per-node=1, mpirun --map-by ppr:1:node), or set --nnodes",
-          launcher.size, *size));
-    return Job{*size, *rank, is_slurm ? rendezvous_of_slurm(environment) : "", launcher.size};
+    if (!has(launcher.size) || !has(launcher.local_size)) continue;
+    const int size = *number(environment, launcher.size);
+    return size > 1 ? std::optional(job_of(environment, launcher, size)) : std::nullopt;
   }
   return std::nullopt;
 }

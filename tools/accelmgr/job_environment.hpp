@@ -19,8 +19,9 @@ struct Job {
 };
 
 /// The job that the variables of srun, Open MPI, MPICH or Intel MPI describe; nullopt if there is none, or if
-/// it has one process. Throws ConfigError if the launcher has started several processes on a host: `accelmgr
-/// spawn` starts the ranks itself.
+/// it has one process. Throws ConfigError, which names the variable, if the launcher has started several
+/// processes on a host (`accelmgr spawn` starts the ranks itself), or if a variable is missing or out of
+/// range.
 std::optional<Job> job_of(const std::map<std::string, std::string>& environment);
 
 /// The hosts of a list as SLURM writes it: "node[01-03,7],login" is node01, node02, node03, node7, login.

@@ -37,15 +37,20 @@ class SignalsBlocked {
 
 struct NodeLink::Shared : std::enable_shared_from_this<Shared> {
   using Command = std::function<void(Nodes&)>;
-  enum class Awaited { outcome, all_ended, begun, nothing };
+  enum class Awaited { outcome, all_ended, world, nothing };
 
-  Shared(boost::asio::io_context& l, OpenStore o, int r, Node s, double timeout_s, NodeEvents e)
+  Shared(boost::asio::io_context& l, OpenStore o, Node s, double timeout_s, NodeEvents e)
       : loop(l),
         open(std::move(o)),
-        node_rank(r),
         self(std::move(s)),
         rendezvous_timeout_s(timeout_s),
         events(std::move(e)) {}
+
+  /// For the hosts of a world. Node 0 decides at its end whether an elastic world has enough; the others wait
+  /// for that.
+  double patience_s() const {
+    return rendezvous_timeout_s + (self.is_elastic() && self.node_rank != 0 ? Nodes::lost_after_s : 0);
+  }
 
   // Called by the link's thread.
   void run() noexcept;
@@ -73,7 +78,6 @@ struct NodeLink::Shared : std::enable_shared_from_this<Shared> {
 
   boost::asio::io_context& loop;
   const OpenStore open;
-  const int node_rank;
   const Node self;
   const double rendezvous_timeout_s;
   NodeEvents events;
@@ -88,6 +92,7 @@ struct NodeLink::Shared : std::enable_shared_from_this<Shared> {
   std::unique_ptr<distributed::TcpStore> store;
   Awaited awaited = Awaited::outcome;
   int next_attempt = 0;
+  base::Deadline begin_deadline = base::Deadline::at_ns(0);
 };
 
 void NodeLink::Shared::run() noexcept {
@@ -104,7 +109,7 @@ void NodeLink::Shared::run() noexcept {
 
 void NodeLink::Shared::serve() {
   store = open();
-  Nodes nodes(*store, node_rank, self);
+  Nodes nodes(*store, self);
   struct Leave {
     Nodes& nodes;
     ~Leave() { nodes.leave(base::Deadline::in_seconds(leave_s)); }
@@ -115,13 +120,14 @@ void NodeLink::Shared::serve() {
 }
 
 bool NodeLink::Shared::meet(Nodes& nodes) {
-  const auto deadline = base::Deadline::in_seconds(rendezvous_timeout_s);
+  const auto deadline = base::Deadline::in_seconds(patience_s());
   do {
-    if (auto world = nodes.meet()) {
+    const bool late = deadline.passed();
+    if (auto world = nodes.meet(!late)) {
       tell(events.met, std::move(*world));
       return true;
     }
-    if (deadline.passed()) throw nodes.missing(store->address(), rendezvous_timeout_s);
+    if (late) throw nodes.missing(store->address(), patience_s());
   } while (next_round(meet_again, nodes));
   return false;
 }
@@ -141,7 +147,7 @@ bool NodeLink::Shared::next_round(std::chrono::milliseconds interval, Nodes& nod
 }
 
 void NodeLink::Shared::await(Nodes& nodes) {
-  if (awaited == Awaited::nothing) return;
+  if (awaited == Awaited::nothing) return nodes.beat();
   if (awaited == Awaited::outcome) {
     auto outcome = nodes.look();
     if (outcome.kind == Nodes::Outcome::Kind::running) return;
@@ -155,16 +161,18 @@ void NodeLink::Shared::await(Nodes& nodes) {
     if (!all) return;
     awaited = Awaited::nothing;
     tell(events.all_ended, std::move(*all));
-  } else if (nodes.begin(next_attempt, [this] { store->erase_all_but(Nodes::prefix); })) {
+  } else if (auto world = nodes.begin(next_attempt, [this] { store->erase_all_but(Nodes::prefix); })) {
     awaited = Awaited::outcome;
-    tell(events.begun);
+    tell(events.met, std::move(*world));
+  } else if (begin_deadline.passed()) {
+    nodes.give_up(nodes.missing(store->address(), patience_s()));
   }
 }
 
-NodeLink::NodeLink(boost::asio::io_context& loop, OpenStore open, int node_rank, Node self,
-                   double rendezvous_timeout_s, NodeEvents events)
-    : shared_(std::make_shared<Shared>(loop, std::move(open), node_rank, std::move(self),
-                                       rendezvous_timeout_s, std::move(events))) {
+NodeLink::NodeLink(boost::asio::io_context& loop, OpenStore open, Node self, double rendezvous_timeout_s,
+                   NodeEvents events)
+    : shared_(std::make_shared<Shared>(loop, std::move(open), std::move(self), rendezvous_timeout_s,
+                                       std::move(events))) {
   const SignalsBlocked blocked;  // New threads inherit the mask: only the loop's thread handles signals.
   std::thread([shared = shared_] { shared->run(); }).detach();
 }
@@ -193,7 +201,8 @@ void NodeLink::ended(EndedNode ended) {
 void NodeLink::begin(int attempt) {
   shared_->order([shared = shared_.get(), attempt](Nodes&) {
     shared->next_attempt = attempt;
-    shared->awaited = Shared::Awaited::begun;
+    shared->begin_deadline = base::Deadline::in_seconds(shared->patience_s());
+    shared->awaited = Shared::Awaited::world;
   });
 }
 

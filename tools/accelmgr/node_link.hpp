@@ -17,10 +17,9 @@ namespace accelmgr::program {
 
 /// Called in the thread of the loop.
 struct NodeEvents {
-  std::function<void(World)> met;
+  std::function<void(World)> met;               ///< At first, and after begin().
   std::function<void(Nodes::Outcome)> outcome;  ///< Of an attempt, or of the launch (stopped); never running.
   std::function<void(EndedNode)> all_ended;     ///< After NodeLink::ended(): no process is left on any host.
-  std::function<void()> begun;                  ///< After NodeLink::begin().
   std::function<void(std::exception_ptr)> broken;  ///< The last event: no world, or the store is lost.
 };
 
@@ -30,8 +29,8 @@ class NodeLink {
   using OpenStore = std::function<std::unique_ptr<distributed::TcpStore>()>;
 
   /// `open` is called in the thread of the link, which blocks all signals.
-  NodeLink(boost::asio::io_context& loop, OpenStore open, int node_rank, Node self,
-           double rendezvous_timeout_s, NodeEvents events);
+  NodeLink(boost::asio::io_context& loop, OpenStore open, Node self, double rendezvous_timeout_s,
+           NodeEvents events);
   /// close() with a deadline of one second.
   ~NodeLink();
   NodeLink(const NodeLink&) = delete;

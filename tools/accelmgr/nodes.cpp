@@ -10,6 +10,7 @@
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
 #include "ipc/wait_ready.hpp"
+#include "report_file.hpp"
 
 namespace accelmgr::program {
 namespace {
@@ -23,6 +24,8 @@ std::string written(const nlohmann::json& value) {
 
 std::string text_of(const Node& node) {
   return written({{"nnodes", node.nnodes},
+                  {"min_nodes", node.min_nodes},
+                  {"node_rank", node.node_rank},
                   {"nprocs", node.nprocs},
                   {"max_restarts", node.max_restarts},
                   {"backend", node.backend},
@@ -32,6 +35,8 @@ std::string text_of(const Node& node) {
 
 Node node_from(const nlohmann::json& value) {
   return {.nnodes = value.at("nnodes"),
+          .min_nodes = value.at("min_nodes"),
+          .node_rank = value.at("node_rank"),
           .nprocs = value.at("nprocs"),
           .max_restarts = value.at("max_restarts"),
           .backend = value.at("backend"),
@@ -43,16 +48,28 @@ std::string name_of(int node_rank, const Node& node) {
   return fmt::format("node {} (host {}, pid {})", node_rank, node.host, node.pid);
 }
 
+std::string range(const Node& node) {
+  return node.is_elastic() ? fmt::format("{}:{}", node.min_nodes, node.nnodes) : std::to_string(node.nnodes);
+}
+
 /// How two agents contradict each other; empty if they do not.
 std::string difference(int a_rank, const Node& a, int b_rank, const Node& b) {
   const auto differ = [&](const char* option, const auto& ours, const auto& theirs) {
     return fmt::format("the hosts contradict each other: {} was started with {} {}, {} with {} {}",
                        name_of(a_rank, a), option, ours, name_of(b_rank, b), option, theirs);
   };
-  if (a.nnodes != b.nnodes) return differ("--nnodes", a.nnodes, b.nnodes);
+  if (range(a) != range(b)) return differ("--nnodes", range(a), range(b));
   if (a.max_restarts != b.max_restarts) return differ("--max-restarts", a.max_restarts, b.max_restarts);
   if (a.backend != b.backend) return differ("backend", a.backend, b.backend);
   return "";
+}
+
+RankFailure failure_at(int node_rank, const Node& node, std::string what) {
+  return {.node_rank = node_rank,
+          .host = node.host,
+          .pid = node.pid,
+          .time_s = seconds_since_1970(),
+          .what = std::move(what)};
 }
 
 std::string new_run_id() {
@@ -70,49 +87,54 @@ int World::rank_offset(int node_rank) const {
   return offset;
 }
 
-Nodes::Nodes(collective::Store& store, int node_rank, Node self, std::int64_t (*now_ns)())
-    : store_(store), node_rank_(node_rank), self_(std::move(self)), now_ns_(now_ns) {}
+Nodes::Nodes(collective::Store& store, Node self, std::int64_t (*now_ns)())
+    : store_(store), self_(std::move(self)), now_ns_(now_ns), agent_(self_.node_rank) {
+  world_.run_id = new_run_id();  // Node 0 tells its own one to the others.
+}
 
 std::string Nodes::key(const std::string& name, int number) const {
   return key(fmt::format("{}/{}", name, number));
 }
 
 std::string Nodes::of_attempt(const std::string& name) const {
-  return fmt::format("attempt/{}/{}", attempt_, name);
+  return fmt::format("attempt/{}/{}", world_.attempt, name);
 }
 
 std::string Nodes::read(const std::string& name) {
   return store_.get(key(name), base::Deadline::in_seconds(read_s));
 }
 
+/// Where an agent describes itself. Numbers of an elastic world are not node ranks.
+std::string Nodes::place_of(int agent) const {
+  return fmt::format("{}/{}", self_.is_elastic() && agent > 0 ? "agent" : "node", agent);
+}
+
 // ---- Meeting ----
 
-std::optional<World> Nodes::meet() {
+std::optional<World> Nodes::meet(bool longer) {
   if (!claimed_) claim_place();
   check_contradictions();
-  if (node_rank_ == 0 && !store_.has(key("world")))
-    if (auto world = collect()) {
-      nlohmann::json nodes = nlohmann::json::array();
-      for (const auto& node : world->nodes) nodes.push_back(nlohmann::json::parse(text_of(node)));
-      store_.set(key("world"), written({{"nodes", nodes}, {"run_id", world->run_id}}));
-    }
-  if (!store_.has(key("world"))) return std::nullopt;
-  const auto value = nlohmann::json::parse(read("world"));
-  World world{{}, value.at("run_id")};
-  for (const auto& node : value.at("nodes")) world.nodes.push_back(node_from(node));
-  node_count_ = static_cast<int>(world.nodes.size());
+  beat();
+  if (agent_ == 0)
+    if (const auto world = collect(0, longer)) announce(*world);
+  if (!store_.has(key("latest"))) return std::nullopt;
+  const auto attempt = std::stoi(read("latest"));
+  auto world = follow(attempt);
+  if (!world && store_.has(key(fmt::format("attempt/{}/all_done", attempt))))
+    throw SessionError("the launch ended before this host could join it");
   return world;
 }
 
 void Nodes::claim_place() {
-  const auto place = fmt::format("node/{}", node_rank_);
-  if (store_.add(key("claims/" + place), 1) > 1) {
-    const auto other = node_from(nlohmann::json::parse(read(place)));
-    throw ConfigError(fmt::format("--node-rank {} is already taken by host {} (agent of pid {})", node_rank_,
-                                  other.host, other.pid),
+  if (self_.is_elastic() && agent_ > 0)
+    agent_ = static_cast<int>(store_.add(key("agents"), 1));
+  else if (store_.add(key("claims/" + place_of(agent_)), 1) > 1) {
+    const auto other = node_from(nlohmann::json::parse(read(place_of(agent_))));
+    throw ConfigError(fmt::format("--node-rank {} is already taken by host {} (agent of pid {})",
+                                  self_.node_rank, other.host, other.pid),
                       "launch.node_rank");
   }
-  store_.set(key(place), text_of(self_));
+  store_.set(key(place_of(agent_)), text_of(self_));
   claimed_ = true;
 }
 
@@ -120,91 +142,191 @@ void Nodes::claim_place() {
 void Nodes::check_contradictions() {
   if (store_.has(key("contradiction"))) throw ConfigError(read("contradiction"), "launch.nnodes");
   if (store_.has(key("missing"))) throw SessionError(read("missing"));
-  if (node_rank_ == 0 || known_.contains(0) || !store_.has(key("node", 0))) return;
+  if (const auto why = stopped()) throw SessionError("the launch was stopped: " + why->what);
+  if (agent_ == 0 || known_.contains(0) || !store_.has(key("node", 0))) return;
   known_[0] = node_from(nlohmann::json::parse(read("node/0")));
-  const auto what = difference(0, known_[0], node_rank_, self_);
+  const auto what = difference(0, known_[0], self_.node_rank, self_);
   if (!what.empty()) contradict(what);
 }
 
 void Nodes::contradict(const std::string& what) {
-  store_.set(key("contradiction"), what);
+  // An elastic world goes on without the agent that contradicts it.
+  if (!known_[0].is_elastic()) store_.set(key("contradiction"), what);
   throw ConfigError(what, "launch.nnodes");
 }
 
-std::optional<World> Nodes::collect() {
-  known_[0] = self_;
-  for (int node = 1; node < self_.nnodes; ++node) {
-    if (known_.contains(node) || !store_.has(key("node", node))) continue;
-    known_[node] = node_from(nlohmann::json::parse(read(fmt::format("node/{}", node))));
-    const auto what = difference(0, self_, node, known_[node]);
-    if (!what.empty()) contradict(what);
+bool Nodes::is_candidate(int agent) {
+  if (agent == agent_) return true;
+  const auto place = place_of(agent);
+  if (!known_.contains(agent)) {
+    if (!store_.has(key(place))) return false;
+    known_[agent] = node_from(nlohmann::json::parse(read(place)));
   }
-  if (static_cast<int>(known_.size()) < self_.nnodes) return std::nullopt;
-  World world{{}, new_run_id()};
-  for (const auto& [rank, node] : known_) world.nodes.push_back(node);
+  const auto what = difference(0, self_, known_[agent].node_rank, known_[agent]);
+  if (!self_.is_elastic()) {
+    if (!what.empty()) contradict(what);
+    return true;
+  }
+  if (!what.empty() || store_.has(key("left", agent)) || is_lost(agent)) return false;
+  if (has_heartbeat(agent)) return true;
+  store_.set(key("lost", agent), "1");
+  return false;
+}
+
+std::optional<World> Nodes::collect(int attempt, bool longer) {
+  known_[0] = self_;
+  const auto numbers = self_.is_elastic() ? store_.add(key("agents"), 0) + 1 : self_.nnodes;
+  World world{.attempt = attempt, .run_id = world_.run_id};
+  for (int agent = 0; agent < numbers; ++agent)
+    if (is_candidate(agent)) world.agents.push_back(agent);
+  const auto size = static_cast<int>(world.agents.size());
+  if (size < (longer ? self_.nnodes : self_.min_nodes)) return std::nullopt;
+  // Hosts of the present world come first; one that has come too late waits for a place.
+  std::stable_partition(world.agents.begin(), world.agents.end(), [this](int agent) {
+    return std::ranges::find(world_.agents, agent) != world_.agents.end();
+  });
+  world.agents.resize(static_cast<std::size_t>(std::min(size, self_.nnodes)));
+  std::ranges::stable_sort(world.agents, {}, [this](int agent) { return known_[agent].node_rank; });
+  for (const int agent : world.agents) world.nodes.push_back(known_[agent]);
   return world;
+}
+
+void Nodes::announce(const World& world) {
+  nlohmann::json nodes = nlohmann::json::array();
+  for (const auto& node : world.nodes) nodes.push_back(nlohmann::json::parse(text_of(node)));
+  store_.set(key("world", world.attempt),
+             written({{"nodes", nodes}, {"agents", world.agents}, {"run_id", world.run_id}}));
+  store_.set(key("latest"), std::to_string(world.attempt));
+}
+
+std::optional<World> Nodes::follow(int attempt) {
+  if (!store_.has(key("world", attempt))) return std::nullopt;
+  const auto value = nlohmann::json::parse(read(fmt::format("world/{}", attempt)));
+  World world{.agents = value.at("agents"), .attempt = attempt, .run_id = value.at("run_id")};
+  const auto own = std::ranges::find(world.agents, agent_);
+  if (own == world.agents.end()) return std::nullopt;
+  world.node_rank = static_cast<int>(own - world.agents.begin());
+  for (const auto& node : value.at("nodes")) world.nodes.push_back(node_from(node));
+  beats_.clear();
+  return world_ = std::move(world);
 }
 
 SessionError Nodes::missing(const std::string& address, double waited_s) {
   std::vector<std::string> came, did_not;
-  for (int node = 0; node < self_.nnodes; ++node) {
-    if (node == node_rank_)
-      came.push_back(name_of(node, self_));
-    else if (store_.has(key("node", node)))
-      came.push_back(name_of(node, node_from(nlohmann::json::parse(read(fmt::format("node/{}", node))))));
-    else
-      did_not.push_back(fmt::format("node {}", node));
+  if (self_.is_elastic() && agent_ > 0)
+    return SessionError(
+        fmt::format("the launch at {} has not taken this host within {:.3g} s "
+                    "(--rendezvous-timeout): fewer than {} hosts came, or it has {}, or no "
+                    "restart is left",
+                    address, waited_s, self_.min_nodes, self_.nnodes));
+  const auto numbers = self_.is_elastic() ? store_.add(key("agents"), 0) + 1 : self_.nnodes;
+  for (int agent = 0; agent < numbers; ++agent) {
+    if (agent != agent_ && !(self_.is_elastic() ? is_candidate(agent) : store_.has(key("node", agent)))) {
+      did_not.push_back(fmt::format("node {}", agent));
+      continue;
+    }
+    const auto node = agent == agent_ ? self_ : node_from(nlohmann::json::parse(read(place_of(agent))));
+    came.push_back(name_of(node.node_rank, node));
   }
   const auto what =
-      fmt::format("not all hosts joined {} within {:.3g} s (--rendezvous-timeout): {} missing; joined: {}",
-                  address, waited_s, fmt::join(did_not, ", "), fmt::join(came, ", "));
-  if (node_rank_ == 0) store_.set(key("missing"), what);
+      self_.is_elastic()
+          ? fmt::format(
+                "{} of at least {} hosts (--nnodes {}) were at {} within {:.3g} s "
+                "(--rendezvous-timeout): {}",
+                came.size(), self_.min_nodes, range(self_), address, waited_s, fmt::join(came, ", "))
+          : fmt::format(
+                "not all hosts joined {} within {:.3g} s (--rendezvous-timeout): {} missing; joined: {}",
+                address, waited_s, fmt::join(did_not, ", "), fmt::join(came, ", "));
+  if (agent_ == 0) store_.set(key("missing"), what);
   return SessionError(what);
+}
+
+void Nodes::give_up(const SessionError& why) {
+  if (agent_ != 0) throw why;
+  stop(failure_at(0, self_, why.what()));
 }
 
 // ---- An attempt ----
 
 Nodes::Outcome Nodes::look() {
-  store_.add(key("beat", node_rank_), 1);
+  beat();
   if (auto why = stopped()) return {Outcome::Kind::stopped, std::move(*why)};
   if (const auto first = of_attempt("first"); store_.has(key(first)))
     return {Outcome::Kind::failed, failure_from(nlohmann::json::parse(read(first)))};
+  if (const auto changed = of_attempt("changed"); store_.has(key(changed)))
+    return {Outcome::Kind::changed, failure_from(nlohmann::json::parse(read(changed)))};
   if (store_.has(key(of_attempt("all_done")))) return {.kind = Outcome::Kind::done};
-  watch_the_others();
-  if (node_rank_ == 0 && all_have(of_attempt("done"))) {
+  if (agent_ != 0) return {};  // The loss of node 0 is seen by its store.
+  if (all_have("done")) {
     store_.set(key(of_attempt("all_done")), "1");
     return {.kind = Outcome::Kind::done};
   }
+  watch_the_others("done");
+  admit_newcomers();
   return {};
 }
 
 std::optional<RankFailure> Nodes::stopped() {
-  if (!store_.has(key("stop"))) return std::nullopt;
-  return failure_from(nlohmann::json::parse(read("stop")));
+  if (store_.has(key("stop"))) return failure_from(nlohmann::json::parse(read("stop")));
+  if (!is_lost(agent_)) return std::nullopt;
+  return failure_at(
+      world_.node_rank, self_,
+      fmt::format("the others go on without this host, which gave no heartbeat for {} s", lost_after_s));
 }
 
-/// Node 0 watches the other agents. They notice the loss of node 0 by its store.
-void Nodes::watch_the_others() {
+void Nodes::beat() {
+  store_.add(key("beat", agent_), 1);
   const auto now = now_ns_();
-  // If this agent has not looked for a long time, it was stopped itself. Then old heartbeats prove nothing.
-  const bool was_away = looked_ns_ != 0 && now - looked_ns_ > static_cast<std::int64_t>(lost_after_s * 0.5e9);
-  looked_ns_ = now;
-  for (int node = 1; node_rank_ == 0 && node < node_count_; ++node) {
-    auto& beat = beats_[node];
-    const auto count = store_.add(key("beat", node), 0);
-    if (count != beat.count || was_away) beat = {count, now};
-    if (static_cast<double>(now - beat.changed_ns) < lost_after_s * 1e9) continue;
-    stop({.node_rank = node,
-          .host = known_[node].host,
-          .pid = known_[node].pid,
-          .what = fmt::format("no heartbeat of {} for {} s", name_of(node, known_[node]), lost_after_s)});
+  // If this agent has not been here for a long time, it was stopped itself. Then old heartbeats prove
+  // nothing.
+  if (beat_ns_ != 0 && now - beat_ns_ > static_cast<std::int64_t>(lost_after_s * 0.5e9)) beats_.clear();
+  beat_ns_ = now;
+}
+
+bool Nodes::has_heartbeat(int agent) {
+  const auto now = now_ns_();
+  const auto count = store_.add(key("beat", agent), 0);
+  auto& beat = beats_[agent];
+  if (count != beat.count) beat = {count, now};
+  return static_cast<double>(now - beat.changed_ns) < lost_after_s * 1e9;
+}
+
+/// Hosts that have nothing more to do in this state are not lost.
+void Nodes::watch_the_others(const std::string& except_who_has) {
+  for (std::size_t place = 1; place < world_.agents.size(); ++place) {
+    const int agent = world_.agents[place];
+    if (store_.has(key(of_attempt(except_who_has), agent)) || is_lost(agent) || has_heartbeat(agent))
+      continue;
+    const auto node_rank = static_cast<int>(place);
+    const auto& node = world_.nodes[place];
+    const auto why = failure_at(
+        node_rank, node, fmt::format("no heartbeat of {} for {} s", name_of(node_rank, node), lost_after_s));
+    if (!self_.is_elastic()) return stop(why);
+    store_.set(key("lost", agent), "1");
+    change(why);
   }
 }
 
+/// Not when the launch is nearly over, or would be by a restart.
+void Nodes::admit_newcomers() {
+  if (!self_.is_elastic() || world_.attempt >= self_.max_restarts ||
+      static_cast<int>(world_.agents.size()) == self_.nnodes)
+    return;
+  for (const int agent : world_.agents)
+    if (store_.has(key(of_attempt("done"), agent))) return;
+  for (int agent = 1; agent <= store_.add(key("agents"), 0); ++agent)
+    if (std::ranges::find(world_.agents, agent) == world_.agents.end() && is_candidate(agent))
+      return change(failure_at(known_[agent].node_rank, known_[agent],
+                               name_of(known_[agent].node_rank, known_[agent]) + " came"));
+}
+
+void Nodes::change(const RankFailure& why) { store_.set(key(of_attempt("changed")), written(to_json(why))); }
+
+bool Nodes::is_lost(int agent) { return self_.is_elastic() && store_.has(key("lost", agent)); }
+
 bool Nodes::all_have(const std::string& name) {
-  for (int node = 0; node < node_count_; ++node)
-    if (!store_.has(key(name, node))) return false;
-  return true;
+  return std::ranges::all_of(world_.agents,
+                             [&](int agent) { return store_.has(key(of_attempt(name), agent)); });
 }
 
 void Nodes::report_failed(const RankFailure& failure) {
@@ -212,7 +334,7 @@ void Nodes::report_failed(const RankFailure& failure) {
     store_.set(key(of_attempt("first")), written(to_json(failure)));
 }
 
-void Nodes::report_done() { store_.set(key(of_attempt("done"), node_rank_), "1"); }
+void Nodes::report_done() { store_.set(key(of_attempt("done"), agent_), "1"); }
 
 void Nodes::stop(const RankFailure& why) {
   if (store_.add(key("stops"), 1) == 1) store_.set(key("stop"), written(to_json(why)));
@@ -221,15 +343,17 @@ void Nodes::stop(const RankFailure& why) {
 void Nodes::report_ended(const EndedNode& ended) {
   nlohmann::json later = nlohmann::json::array();
   for (const auto& failure : ended.later) later.push_back(to_json(failure));
-  store_.set(key(of_attempt("ended"), node_rank_), written({{"ended", ended.ended}, {"later", later}}));
+  store_.set(key(of_attempt("ended"), agent_), written({{"ended", ended.ended}, {"later", later}}));
 }
 
 std::optional<EndedNode> Nodes::all_ended() {
-  store_.add(key("beat", node_rank_), 1);
   EndedNode all;
-  if (!all_have(of_attempt("ended"))) return std::nullopt;
-  for (int node = 0; node < node_count_; ++node) {
-    const auto value = nlohmann::json::parse(read(fmt::format("{}/{}", of_attempt("ended"), node)));
+  beat();
+  if (agent_ == 0 && self_.is_elastic()) watch_the_others("ended");
+  for (const int agent : world_.agents) {
+    if (is_lost(agent)) continue;
+    if (!store_.has(key(of_attempt("ended"), agent))) return std::nullopt;
+    const auto value = nlohmann::json::parse(read(fmt::format("{}/{}", of_attempt("ended"), agent)));
     all.ended += value.at("ended").get<int>();
     for (const auto& failure : value.at("later")) all.later.push_back(failure_from(failure));
   }
@@ -237,30 +361,22 @@ std::optional<EndedNode> Nodes::all_ended() {
   return all;
 }
 
-// ---- The next attempt, and the end ----
-
-void Nodes::announce(int attempt) { store_.set(key("begun", attempt), "1"); }
-
-bool Nodes::follow(int attempt) {
-  store_.add(key("beat", node_rank_), 1);
-  if (!store_.has(key("begun", attempt))) return false;
-  attempt_ = attempt;
-  beats_.clear();
-  return true;
-}
+// ---- The end ----
 
 void Nodes::leave(base::Deadline deadline) noexcept {
   if (!claimed_) return;  // This node rank belongs to another agent.
   try {
-    store_.set(key("left", node_rank_), "1");
-    if (node_rank_ != 0) {
-      store_.has(key("left", node_rank_));  // The answer proves that set() has arrived.
+    store_.set(key("left", agent_), "1");
+    if (agent_ != 0) {
+      store_.has(key("left", agent_));  // The answer proves that set() has arrived.
       return;
     }
     // Waits only for agents that came: without all of them there was no world.
-    const auto gone = [this] {
-      for (int node = 1; node < self_.nnodes; ++node)
-        if (store_.has(key("node", node)) && !store_.has(key("left", node))) return false;
+    const auto numbers = self_.is_elastic() ? store_.add(key("agents"), 0) + 1 : self_.nnodes;
+    const auto gone = [&] {
+      for (int agent = 1; agent < numbers; ++agent)
+        if (store_.has(key(place_of(agent))) && !store_.has(key("left", agent)) && !is_lost(agent))
+          return false;
       return true;
     };
     while (!gone() && !deadline.passed()) ipc::wait_ready(-1, 0, base::Deadline::in_seconds(leave_again_s));

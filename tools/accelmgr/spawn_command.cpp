@@ -81,6 +81,7 @@ int spawn(const SpawnArguments& arguments, const config::LoadedConfig& loaded) {
                .prefix = !arguments.no_prefix,
                .log_directory = config.log_directory,
                .max_restarts = config.max_restarts,
+               .min_nodes = config.min_nodes,
                .rendezvous_timeout_s = config.rendezvous_timeout,
                .run_id = arguments.torchrun.run_id},
               host_info);
@@ -89,18 +90,24 @@ int spawn(const SpawnArguments& arguments, const config::LoadedConfig& loaded) {
   return exit_code;
 }
 
-/// Without --nnodes, the hosts are those of the job of SLURM or MPI, if there is one.
+/// Without --nnodes, or with a range, the hosts are those of the job of SLURM or MPI, if there is one.
 config::LoadedConfig load_in_job(const SpawnArguments& arguments) {
   auto config = with_torchrun(arguments.config, arguments.torchrun);
   auto loaded = load(config);
   const auto is_open = [&](const char* key) { return loaded.sources.at(key) == "default"; };
-  if (!is_open("launch.nnodes") || arguments.torchrun.standalone) return loaded;
+  const bool is_range = loaded.config.launch.min_nodes > 0;  // The number of this host is still to be found.
+  if ((!is_open("launch.nnodes") && !is_range) || arguments.torchrun.standalone) return loaded;
   const auto job = job_of(launch::this_host().environment);
   if (!job) return loaded;
   const auto set = [&](const char* key, const std::string& value) {
     if (is_open(key) && !value.empty())
       config.settings.push_back({.assignment = fmt::format("{}={}", key, value), .where = job->variable});
   };
+  if (job->rendezvous.empty() && is_open("launch.rendezvous") && is_open("launch.workers"))
+    throw ConfigError(fmt::format("{} is {}, but it is not known where these hosts meet: add --rendezvous "
+                                  "HOST:PORT, an address of the host with rank 0, or set --nnodes",
+                                  job->variable, job->nnodes),
+                      "launch.rendezvous");
   set("launch.nnodes", std::to_string(job->nnodes));
   set("launch.node_rank", std::to_string(job->node_rank));
   set("launch.rendezvous", job->rendezvous);
@@ -123,7 +130,11 @@ void add_launch_options(CLI::App& command, ConfigArguments& config) {
   };
   option("--nprocs", "nprocs", "Processes on this host; -1: one for each visible GPU, or core")
       ->type_name("N");
-  option("--nnodes", "nnodes", "Hosts")->type_name("N");
+  option("--nnodes", "nnodes",
+         "Hosts; with MIN:MAX the launch goes on with those that are left, at least MIN, and takes new ones "
+         "up to "
+         "MAX")
+      ->type_name("N|MIN:MAX");
   option("--node-rank", "node_rank", "Number of this host, from 0")->type_name("R");
   option("--rendezvous", "rendezvous", "Where the hosts meet: an address of node 0")->type_name("HOST:PORT");
   option("--backend", "backend", "Backend of collectives: auto, serial, shm, gloo, nccl")->type_name("B");

@@ -66,16 +66,6 @@ void check_backend(const std::string& backend) {
                     backend));
 }
 
-/// torchrun accepts a range; "2:2" means "2".
-std::string fixed_nnodes(const std::string& text) {
-  const auto colon = text.find(':');
-  if (colon == std::string::npos) return text;
-  const auto least = text.substr(0, colon), most = text.substr(colon + 1);
-  if (least == most) return most;
-  throw ConfigError(fmt::format(
-      "--nnodes is '{}'; the number of hosts is fixed: it must be one number, as --nnodes {}", text, most));
-}
-
 }  // namespace
 
 std::string both_spellings(const std::string& name) {
@@ -131,10 +121,16 @@ ConfigArguments with_torchrun(ConfigArguments config, const TorchrunArguments& a
   const auto meet = [&](const std::string& flag, const std::string& address) {
     config.settings.push_back({.assignment = "launch.rendezvous=" + address, .flag = flag});
   };
-  for (auto& setting : config.settings)
-    if (setting.flag == "--nnodes")
-      setting.assignment =
-          "launch.nnodes=" + fixed_nnodes(setting.assignment.substr(setting.assignment.find('=') + 1));
+  std::string least;
+  for (auto& setting : config.settings) {
+    const auto colon = setting.assignment.find(':');
+    if (setting.flag != "--nnodes" || colon == std::string::npos) continue;
+    const auto equals = setting.assignment.find('=') + 1;
+    least = setting.assignment.substr(equals, colon - equals);
+    setting.assignment.erase(equals, colon + 1 - equals);
+  }
+  if (!least.empty())
+    config.settings.push_back({.assignment = "launch.min_nodes=" + least, .flag = "--nnodes"});
   if (arguments.standalone) {
     meet("--standalone", "127.0.0.1:0");
   } else if (!arguments.master_addr.empty() || !arguments.master_port.empty()) {
