@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import mmap
 import os
+import pathlib
 import pickle
 import signal
 import socket
@@ -18,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import descendants
 from launching import is_gone
 
 import accelmgr
@@ -577,6 +580,27 @@ def test_terminate_ends_all_of_them(tmp_path: Any) -> None:
     assert all(map(is_gone, context.pids()))
     assert context.join()
     assert context.results == [None, None]
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_fork_of_the_host_is_there_with_the_start_method_fork_alone(tmp_path: Any, method: str) -> None:
+    memory = os.memfd_create("memory_of_the_host")
+    os.truncate(memory, mmap.PAGESIZE)
+    with mmap.mmap(memory, mmap.PAGESIZE):
+        os.close(memory)
+        others = descendants()
+        context = distributed.spawn(
+            "shm", _wait_for_ever, (str(tmp_path),), nproc_per_node=2, start_method=method, join=False
+        )
+        assert context is not None
+        try:
+            _wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "the ranks have begun")
+            pids = set(descendants()) - set(others)
+            assert pids > set(context.pids()), "the fork server is among them"
+            forks = {pid for pid in pids if "memory_of_the_host" in pathlib.Path(f"/proc/{pid}/maps").read_text()}
+            assert forks == (pids if method == "fork" else set())
+        finally:
+            context.terminate()
 
 
 SCRIPT = """
