@@ -17,7 +17,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from accelmgr.distributed._engine import EngineContext
@@ -76,9 +75,7 @@ class ProcessGroup:
         if not dist.is_available():
             return
         backend = context.backend()
-        if backend == "nccl":
-            torch.cuda.set_device(context.device())
-        elif always:
+        if always and backend != "nccl":
             backend = "gloo"
         wanted = backend in ("gloo", "nccl") and dist.is_backend_available(backend)
         everywhere = _on_all(context, wanted and not dist.is_initialized())
