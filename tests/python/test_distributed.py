@@ -562,7 +562,7 @@ def _wait_for_ever(rank: int, path: str) -> None:
     signal.pause()
 
 
-def _wait_for(condition: Any, what: str, seconds: float = 60) -> None:
+def _wait_for(condition: Any, what: str, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
@@ -606,6 +606,7 @@ def test_a_fork_of_the_host_is_there_with_the_start_method_fork_alone(tmp_path: 
 SCRIPT = """
 import os, signal, sys
 from accelmgr import distributed
+from accelmgr.compat.ml_mp import MultiprocessConfig, launch_subprocesses
 
 def wait(rank, path):
     with open(os.path.join(path, f"{rank}.part"), "w") as file:
@@ -614,14 +615,18 @@ def wait(rank, path):
     signal.pause()
 
 if __name__ == "__main__":
+    path, method = sys.argv[1:]
     try:
-        distributed.spawn("shm", wait, (sys.argv[1],), nproc_per_node=2, start_method=sys.argv[2])
+        if method == "of ml":
+            launch_subprocesses(lambda: wait(distributed.get_rank(), path), MultiprocessConfig(world_size=2))
+        else:
+            distributed.spawn("shm", wait, (path,), nproc_per_node=2, start_method=method)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
 
 
-@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("method", [*START_METHODS, "of ml"])
 def test_ctrl_c_in_join_ends_the_ranks_of_a_script(tmp_path: Any, method: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -46,7 +46,6 @@ INFOALL = logging.INFO + 1
 MISSING: Any = "???"
 """A value to be resolved, as omegaconf spells it."""
 
-logger = logging.getLogger(__name__)
 logging.addLevelName(INFOALL, "INFOALL")
 
 P = ParamSpec("P")
@@ -258,7 +257,6 @@ def launch_subprocesses(
     native = _resolved(cfg)
     in_place = cfg.world_size == 1
     if in_place:
-        logger.warning("Multi-process trainer expects more than one device; running single-process")
         cfg.rank = cfg.local_rank = 0
     target = Target(func, args, kwargs, setup=setup, around=_Rank(cfg.world_size, leaves=True))
     payload = prepare(target, cfg.launch_method, in_place)
