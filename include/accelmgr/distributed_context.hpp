@@ -61,9 +61,10 @@ struct InitializeOptions {
   std::optional<int> world_size = std::nullopt;  ///< nullopt: from the environment.
 };
 /// Joins the other processes. Blocks until all have joined. backend: one of available_backends(), or "auto":
-/// shm on one host, gloo over several. Throws ConfigError for an unknown backend (the error lists the
-/// available ones) and for values that contradict each other, CollectiveError{timeout} with the missing ranks
-/// and the address, UsageError when this process has a context already.
+/// shm on one host, gloo over several. With backend nccl, and in a launch for GPUs, torch's GPU with the
+/// number of the local rank is current afterwards. Throws ConfigError for an unknown backend (the error lists
+/// the available ones) and for values that contradict each other, CollectiveError{timeout} with the missing
+/// ranks and the address, UsageError when this process has a context already.
 void initialize(const std::string& backend, const InitializeOptions& options = {});
 /// Leaves the world. This process is serial afterwards.
 void finalize();

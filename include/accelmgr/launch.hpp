@@ -50,7 +50,9 @@ struct Options {
   /// Network interface at which ranks of several hosts connect: "eth0". Empty: $ACCELMGR_LAUNCH_INTERFACE,
   /// else the ranks choose by $GLOO_SOCKET_IFNAME, the host's name or the default route.
   std::string interface = {};
-  std::string gpus = {};  ///< Absolute ids, one per process: "4,5". Empty: the first visible ones.
+  /// Absolute ids, one per process: "4,5". Empty: the first visible ones. A process sees those of all
+  /// processes of its host, and local rank r has number r among them; with `workers` it sees its own alone.
+  std::string gpus = {};
   std::string xpus = {};
   /// Addresses of all hosts, including this one: "192.168.0.16,192.168.0.17"; empty: this host alone.
   std::string ips = {};

@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <utility>
 
 #include "distributed/backends.hpp"
 #include "distributed/context.hpp"
+#include "distributed/cuda_device.hpp"
+#include "launch/variables.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -72,7 +75,11 @@ void initialize(const std::string& backend, const InitializeOptions& options, ba
   auto context = std::make_unique<Context>(std::move(request));
   context->world()->barrier();
   context->keep();
+  // The ranks of a host see the GPUs of all of them, and each computes on its own.
+  const bool on_gpu =
+      context->backend() == nccl_backend || std::getenv(launch::variable::selected_gpus) != nullptr;
   replace_context(std::move(context));
+  if (on_gpu) use_cuda_device(get_local_rank());
 }
 
 }  // namespace accelmgr::distributed

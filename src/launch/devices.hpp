@@ -15,9 +15,9 @@ struct DeviceKind {
   std::string option;    ///< The option that selects devices of this kind ("gpus"). Empty: there is none.
   std::string visible;   ///< The variable that limits the devices a process sees. Empty: it sees all.
   std::string selected;  ///< The variable that names the device of a process. Empty: it has no own device.
-  std::string flag;      ///< The same, by the name that paddle gives it; may be empty.
-  std::string backend;   ///< The backend of collectives between processes of one host.
-  bool has_driver;       ///< False: this build cannot detect such devices, so `count` is 0.
+  std::string flag;  ///< Paddle's variable for the number of that device among those it sees; may be empty.
+  std::string backend;  ///< The backend of collectives between processes of one host.
+  bool has_driver;      ///< False: this build cannot detect such devices, so `count` is 0.
   int (*count)(const HostInfo&);
 };
 

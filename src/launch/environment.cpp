@@ -30,15 +30,27 @@ void set_ranks(Environment& child, const LaunchSpec& spec, int local_index) {
   child[variable::timeout] = fmt::format("{}", spec.timeout_s);
 }
 
+/// The devices that a process sees. In the worker form (torch_xla) it sees its own alone, as its first one.
+/// Otherwise it sees those of all processes of this host, in their order: programs for torchrun, ignite and
+/// paddle compute on the device with the number of their local rank.
+std::vector<std::string> seen_devices(const LaunchSpec& spec, const std::string& own) {
+  if (spec.worker_form == WorkerForm::worker) return {own};
+  std::vector<std::string> seen;
+  for (const auto& id : spec.visible_devices)
+    if (std::ranges::find(seen, id) == seen.end()) seen.push_back(id);
+  return seen;
+}
+
 void set_device(Environment& child, const LaunchSpec& spec, int local_index) {
   const auto& kind = device_kind(spec.device);
   const auto label = spec.worker_form == WorkerForm::tpu ? "TPU" : kind.label;
   child[variable::mp_device] = fmt::format("{}:{}", label, spec.rank(local_index));
   if (spec.visible_devices.empty()) return;
-  const auto& id = spec.visible_devices.at(static_cast<std::size_t>(local_index));
-  child[kind.visible] = id;
-  child[kind.selected] = id;
-  if (!kind.flag.empty()) child[kind.flag] = id;
+  const auto& own = spec.visible_devices.at(static_cast<std::size_t>(local_index));
+  const auto seen = seen_devices(spec, own);
+  child[kind.visible] = fmt::format("{}", fmt::join(seen, ","));
+  child[kind.selected] = own;
+  if (!kind.flag.empty()) child[kind.flag] = std::to_string(std::ranges::find(seen, own) - seen.begin());
 }
 
 void set_worker_form(Environment& child, const LaunchSpec& spec, int local_index) {

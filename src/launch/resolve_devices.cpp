@@ -129,9 +129,9 @@ std::vector<std::string> selected_devices(const Resolution& r, const std::vector
       refuse(kind.option,
              fmt::format("option {} is '{}', but {} '{}' is not among the visible ones ({}; {})", kind.option,
                          option, kind.label, id, fmt::join(visible, ","), visible_source(kind, r.host_info)));
-    if (!seen.insert(id).second && !r.options.oversubscribe)
-      refuse(kind.option, fmt::format("option {} is '{}', which has {} '{}' twice; set oversubscribe to let "
-                                      "processes share one",
+    if (!seen.insert(id).second)
+      refuse(kind.option, fmt::format("option {} is '{}', which has {} '{}' twice; name it once, and set "
+                                      "oversubscribe to let processes share it",
                                       kind.option, option, kind.label, id));
   }
   const auto count = static_cast<int>(chosen.size());
@@ -214,8 +214,6 @@ void choose_nprocs(Resolution& r) {
 void choose_backend(Resolution& r) {
   auto& spec = r.spec;
   const auto& asked = r.options.backend;
-  const std::string of_hosts = spec.nnodes > 1 ? "gloo" : "shm";
-  const auto hosts = spec.nnodes > 1 ? fmt::format("{} hosts", spec.nnodes) : std::string("one host");
   if (asked != "auto") {
     if (const auto why = r.host_info.unavailable_because(asked); !why.empty())
       refuse("backend", fmt::format("backend {} cannot be used: {}; available are {}", asked, why,
@@ -231,13 +229,9 @@ void choose_backend(Resolution& r) {
     spec.backend = asked;
     r.from("backend", from_option);
   } else if (spec.device == "cpu") {
-    spec.backend = of_hosts;
-    r.from("backend", fmt::format("default: CPUs of {}", hosts));
-  } else if (const auto why = r.host_info.unavailable_because(r.kind->backend); !why.empty()) {
-    spec.backend = of_hosts;
-    r.from("backend", fmt::format("default: {}", why));
-    r.warn(fmt::format("{}: collectives of the {} processes go through the host's memory ({})", why,
-                       r.kind->label, of_hosts));
+    spec.backend = spec.nnodes > 1 ? "gloo" : "shm";
+    r.from("backend", spec.nnodes > 1 ? fmt::format("default: CPUs of {} hosts", spec.nnodes)
+                                      : "default: CPUs of one host");
   } else {
     spec.backend = r.kind->backend;
     r.from("backend", fmt::format("default: {}s", r.kind->label));

@@ -155,9 +155,9 @@ const Launch second_of_two_cpu_hosts = {
 const Launch one_gpu_host = {"OneGpuHost",
                              gpu_host(4, with({{"CUDA_VISIBLE_DEVICES", "3,1,2"}})),
                              two_processes(),
-                             {{"CUDA_VISIBLE_DEVICES", {"3", "1"}},
+                             {{"CUDA_VISIBLE_DEVICES", both("3,1")},
                               {"ACCELMGR_SELECTED_GPUS", {"3", "1"}},
-                              {"FLAGS_selected_gpus", {"3", "1"}},
+                              {"FLAGS_selected_gpus", {"0", "1"}},
                               {"ACCELMGR_MP_DEVICE", {"GPU:0", "GPU:1"}},
                               {"ACCELMGR_LAUNCH_BACKEND", both("nccl")},
                               {"XPU_VISIBLE_DEVICES", both(absent)}}};
@@ -165,12 +165,16 @@ const Launch one_gpu_host = {"OneGpuHost",
 const Launch selected_gpus = {"SelectedGpus",
                               gpu_host(8, inherited),
                               two_processes([](Options& o) { o.gpus = "5,4"; }),
-                              {{"CUDA_VISIBLE_DEVICES", {"5", "4"}}, {"ACCELMGR_SELECTED_GPUS", {"5", "4"}}}};
+                              {{"CUDA_VISIBLE_DEVICES", both("5,4")},
+                               {"ACCELMGR_SELECTED_GPUS", {"5", "4"}},
+                               {"FLAGS_selected_gpus", {"0", "1"}}}};
 
 const Launch shared_gpu = {"SharedGpu",
                            gpu_host(1, inherited),
                            two_processes([](Options& o) { o.oversubscribe = true; }),
-                           {{"CUDA_VISIBLE_DEVICES", both("0")}, {"ACCELMGR_MP_DEVICE", {"GPU:0", "GPU:1"}}}};
+                           {{"CUDA_VISIBLE_DEVICES", both("0")},
+                            {"FLAGS_selected_gpus", both("0")},
+                            {"ACCELMGR_MP_DEVICE", {"GPU:0", "GPU:1"}}}};
 
 const Launch cpus_beside_gpus = {"CpusBesideGpus",
                                  gpu_host(1, with({{"CUDA_VISIBLE_DEVICES", "0"}})),
@@ -188,6 +192,8 @@ const Launch worker_form_on_one_host = {
      {"ACCELMGR_WORLD_SIZE", both("2")},
      {"ACCELMGR_MP_DEVICE", {"GPU:0", "GPU:1"}},
      {"CUDA_VISIBLE_DEVICES", {"0", "1"}},
+     {"ACCELMGR_SELECTED_GPUS", {"0", "1"}},
+     {"FLAGS_selected_gpus", both("0")},
      {"ACCELMGR_LOCAL_WORKER", {"localservice:0", "localservice:1"}},
      {"ACCELMGR_WORKERS", both("localservice:0;grpc://node1:4001|localservice:1;grpc://node1:4002")},
      {"ACCELMGR_DEVICE_MAP", both("GPU:0;/job:localservice/replica:0/task:0/device:XLA_GPU:0|"

@@ -24,15 +24,10 @@ inline HostInfo cpu_host(int cores, Environment environment = {}) {
           .unavailable_because = [](const std::string&) { return std::string(); }};
 }
 
-/// A host with GPUs and NCCL.
+/// A host with GPUs.
 inline HostInfo gpu_host(int gpus, Environment environment = {}) {
   auto host_info = cpu_host(8, std::move(environment));
   host_info.gpus = gpus;
-  return host_info;
-}
-
-inline HostInfo without(const std::string& missing, const std::string& why, HostInfo host_info) {
-  host_info.unavailable_because = [=](const std::string& backend) { return backend == missing ? why : ""; };
   return host_info;
 }
 

@@ -18,10 +18,6 @@ struct Spec {
 
 void PrintTo(const Spec& c, std::ostream* out) { *out << c.name; }
 
-HostInfo without_nccl(HostInfo host_info) {
-  return without("nccl", "this build has no NCCL", std::move(host_info));
-}
-
 class Defaults : public ::testing::TestWithParam<Spec> {};
 
 TEST_P(Defaults, FollowTheDevicesAndTheHosts) {
@@ -71,7 +67,6 @@ INSTANTIATE_TEST_SUITE_P(
              "serial",
              1,
              "default: serial is one process"},
-        Spec{"GpuWithoutNccl", without_nccl(gpu_host(2)), {}, "gpu", "shm", 2, "default: 2 GPUs"},
         Spec{"ConfiguredGpus",
              gpu_host(4, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}}),
              {},
@@ -182,12 +177,6 @@ TEST(LaunchSpecWarnings, TellOfMoreProcessesThanCores) {
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_TRUE(says(warnings.front(), {"3 processes", "2 cores"}));
   EXPECT_TRUE(resolve({.nprocs = 16, .oversubscribe = true}, gpu_host(1)).warnings.empty());
-}
-
-TEST(LaunchSpecWarnings, TellOfGpusWithoutNccl) {
-  const auto warnings = resolve({}, without_nccl(gpu_host(2))).warnings;
-  ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_TRUE(says(warnings.front(), {"no NCCL", "shm"}));
 }
 
 TEST(LaunchSpecWarnings, TellOfGpusThatABackendOfCpusLeavesIdle) {

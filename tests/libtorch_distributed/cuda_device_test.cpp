@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "accelmgr/multiprocess.hpp"
 #include "distributed/cuda_device.hpp"
 #include "distributed/ranks.hpp"
@@ -13,6 +15,7 @@ namespace accelmgr::distributed {
 namespace {
 
 using test::expect_on_ranks;
+using test::on_ranks;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -43,7 +46,6 @@ class CudaDevice : public testing::Test {
 TEST_F(CudaDevice, IsTheLocalRankModuloThoseThatThisProcessSees) {
   EXPECT_EQ(cuda_device(0), 0);
   EXPECT_EQ(cuda_device(3), 1);
-  // Under a launcher, each process sees one device.
   Devices::count = 1;
   EXPECT_EQ(cuda_device(3), 0);
   Devices::count = 0;
@@ -56,6 +58,17 @@ TEST_F(CudaDevice, IsTheCurrentOneInAProcessGroup) {
     EXPECT_EQ(Devices::current, rank % 2);
     barrier();
   });
+}
+
+TEST_F(CudaDevice, IsTheCurrentOneInALaunchForGpus) {
+  for (const bool for_gpus : {true, false})
+    on_ranks(2, [for_gpus](int rank) {
+      if (for_gpus) ::setenv("ACCELMGR_SELECTED_GPUS", "7", 1);
+      initialize("shm");
+      EXPECT_EQ(Devices::current, for_gpus ? rank : 0);
+      barrier();
+      return test::Value();
+    });
 }
 
 TEST_F(CudaDevice, ThatCannotBeUsedIsNamed) {

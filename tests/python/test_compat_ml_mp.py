@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
+import socket
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from programs import free_port
 
 import accelmgr
@@ -18,7 +19,9 @@ from accelmgr import _native, distributed
 from accelmgr.compat import ml_mp
 from accelmgr.compat.ml_mp import MultiprocessConfig, launch_subprocesses
 
-_native.SerialExecutor("any")  # A process keeps this memory: opens it before tests count descriptors.
+# A process keeps this memory, and a pipe of libuv: opens them before tests count descriptors.
+_native.SerialExecutor("any")
+dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def _say(path: str, word: str = "") -> None:
@@ -63,13 +66,58 @@ def test_launch_subprocesses_runs_the_function_in_every_rank(tmp_path: Any, meth
     assert config.local_world_size == 2 and config.master_port >= ml_mp.DEFAULT_PORT
 
 
-def test_a_world_of_one_runs_here_with_a_warning(tmp_path: Any, caplog: Any) -> None:
-    before = dict(os.environ)
-    with caplog.at_level(logging.WARNING, logger="accelmgr.compat.ml_mp"):
-        launch_subprocesses(_say, MultiprocessConfig(world_size=1), _set_up, 0, str(tmp_path))
-    assert "running single-process" in caplog.text
+def test_a_world_of_one_runs_here_with_a_warning(tmp_path: Any, capfd: Any) -> None:
+    readline = {"COLUMNS", "LINES"}  # torch.distributed imports it, and it sets these.
+    before = {name: value for name, value in os.environ.items() if name not in readline}
+    launch_subprocesses(_say, MultiprocessConfig(world_size=1), _set_up, 0, str(tmp_path))
+    warned = [line for line in capfd.readouterr().err.splitlines() if "warning" in line.lower()]
+    assert len(warned) == 1 and warned[0].endswith("the world has one rank; it runs in this process")
     assert _said(tmp_path)[0]["pid"] == os.getpid() and _said(tmp_path)[0]["setup"] == ""
-    assert dict(os.environ) == before and distributed.model_name() == "serial"
+    assert {name: value for name, value in os.environ.items() if name not in readline} == before
+    assert distributed.model_name() == "serial"
+
+
+def _use_torch(path: str) -> None:
+    total, doubled = torch.ones(1), torch.ones(2) * distributed.get_rank()
+    dist.all_reduce(total)
+    said = [
+        dist.get_backend(), dist.get_rank(), dist.get_world_size(), total.item(),
+        ml_mp.all_to_all(doubled, dist.group.WORLD).tolist() if dist.get_world_size() == 2 else None,
+        distributed.all_reduce(1, group=dist.new_group([0])),
+    ]
+    distributed.finalize()
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo", rank=said[1], world_size=said[2])  # The program's own, at the master's port.
+    dist.destroy_process_group()
+    with open(f"{path}/{said[1]}", "w") as file:
+        json.dump(said, file)
+
+
+@pytest.mark.parametrize("backend", [None, "shm", "gloo"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_torch_distributed_is_initialized_in_a_launched_function(tmp_path: Any, backend: str, size: int) -> None:
+    config = MultiprocessConfig(world_size=size, backend=backend, launch_method="fork", master_port=free_port())
+    launch_subprocesses(_use_torch, config, None, 0, str(tmp_path))
+    exchanged = [0.0, 1.0] if size == 2 else None
+    assert _said(tmp_path) == [["gloo", rank, size, size, exchanged, 1] for rank in range(size)]
+    assert not dist.is_initialized()
+
+
+def _serve_at_the_port() -> None:
+    if distributed.get_rank() == 0:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+
+
+def test_the_port_that_was_resolved_is_free_for_the_ranks() -> None:
+    config = MultiprocessConfig(world_size=2, launch_method="fork")
+    MultiprocessConfig.resolve(config)
+    for left in reversed(range(20)):  # Another process may take the port in between, but not each time.
+        try:
+            return launch_subprocesses(_serve_at_the_port, config)
+        except accelmgr.SpawnError as error:
+            if not left or "already in use" not in str(error):
+                raise
 
 
 def _fail() -> None:
@@ -142,7 +190,7 @@ def test_the_backend_of_the_environment_is_used(monkeypatch: Any) -> None:
 
 PROGRAM = """
 import sys
-import torch
+import torch.distributed as dist
 from accelmgr import CollectiveError, distributed
 from accelmgr.compat import ml_mp
 
@@ -150,15 +198,16 @@ what, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 if what == "dist":
     ml_mp.init_dist(rank, rank, 2, 2, "127.0.0.1", port, "env://", "gloo")
     groups = ml_mp.init_parallelism(1, 2)
-    print(groups.pipeline.ranks, distributed.all_reduce(rank + 1), distributed.backend())
+    print(groups.pipeline.ranks, distributed.all_reduce(rank + 1), distributed.backend(), dist.get_world_size())
 elif what == "environment":
     ml_mp.init_process_group_from_backend()
-    print(distributed.all_gather(rank).tolist(), distributed.get_local_rank())
+    print(distributed.all_gather(rank).tolist(), distributed.get_local_rank(), dist.get_world_size())
 elif what == "run":
     def report(word):
-        print(word, distributed.get_rank(), ml_mp.parallel_groups().data.ranks)
+        print(word, distributed.get_rank(), ml_mp.parallel_groups().data.ranks, dist.get_world_size())
     config = ml_mp.MultiprocessConfig(rank=rank, local_rank=rank, world_size=2, master_port=port)
     ml_mp.init_and_run(report, config, "ran")
+    assert dist.is_initialized()
 elif what == "alone":
     try:
         ml_mp.init_process_group_from_backend()
@@ -186,15 +235,15 @@ def _programs(what: str, count: int, **environment: str) -> list[str]:
 
 
 def test_init_dist_joins_processes_that_others_have_started() -> None:
-    assert _programs("dist", 2) == ["[0, 1] 3 gloo\n"] * 2
+    assert _programs("dist", 2) == ["[0, 1] 3 gloo 2\n"] * 2
 
 
 def test_init_process_group_from_backend_reads_the_environment() -> None:
-    assert _programs("environment", 2) == ["[0, 1] 0\n", "[0, 1] 1\n"]
+    assert _programs("environment", 2) == ["[0, 1] 0 2\n", "[0, 1] 1 2\n"]
 
 
 def test_init_and_run_calls_the_function_in_this_process() -> None:
-    assert _programs("run", 2) == ["ran 0 [0, 1]\n", "ran 1 [0, 1]\n"]
+    assert _programs("run", 2) == ["ran 0 [0, 1] 2\n", "ran 1 [0, 1] 2\n"]
 
 
 def test_a_rank_that_is_missing_is_named() -> None:

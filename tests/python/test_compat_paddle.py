@@ -94,7 +94,10 @@ def test_terminate_reaches_no_other_process_that_has_the_number_by_now(method: s
 def test_processes_are_seen_to_end_without_a_join(method: str) -> None:
     context = spawn(_wait_in_rank_1, nprocs=2, join=False, daemon=True, start_method=method)
     first, second = context.processes
+    while context.return_queues[0].empty():
+        pass
     assert context.return_queues[0].get() is None, "it does not wait for rank 1"
+    assert context.return_queues[1].empty()
     assert multiprocessing.connection.wait([first.sentinel, second.sentinel], 60) == [first.sentinel]
     assert (first.exitcode, first.is_alive(), second.is_alive()) == (0, False, True)
     assert context.sentinels == {second.sentinel: 1}

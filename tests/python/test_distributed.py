@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import mmap
 import os
+import pathlib
 import pickle
 import signal
 import socket
@@ -18,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import descendants
 from launching import is_gone
 
 import accelmgr
@@ -559,7 +562,7 @@ def _wait_for_ever(rank: int, path: str) -> None:
     signal.pause()
 
 
-def _wait_for(condition: Any, what: str, seconds: float = 60) -> None:
+def _wait_for(condition: Any, what: str, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
@@ -579,9 +582,31 @@ def test_terminate_ends_all_of_them(tmp_path: Any) -> None:
     assert context.results == [None, None]
 
 
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_fork_of_the_host_is_there_with_the_start_method_fork_alone(tmp_path: Any, method: str) -> None:
+    memory = os.memfd_create("memory_of_the_host")
+    os.truncate(memory, mmap.PAGESIZE)
+    with mmap.mmap(memory, mmap.PAGESIZE):
+        os.close(memory)
+        others = descendants()
+        context = distributed.spawn(
+            "shm", _wait_for_ever, (str(tmp_path),), nproc_per_node=2, start_method=method, join=False
+        )
+        assert context is not None
+        try:
+            _wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "the ranks have begun")
+            pids = set(descendants()) - set(others)
+            assert pids > set(context.pids()), "the fork server is among them"
+            forks = {pid for pid in pids if "memory_of_the_host" in pathlib.Path(f"/proc/{pid}/maps").read_text()}
+            assert forks == (pids if method == "fork" else set())
+        finally:
+            context.terminate()
+
+
 SCRIPT = """
 import os, signal, sys
 from accelmgr import distributed
+from accelmgr.compat.ml_mp import MultiprocessConfig, launch_subprocesses
 
 def wait(rank, path):
     with open(os.path.join(path, f"{rank}.part"), "w") as file:
@@ -590,14 +615,18 @@ def wait(rank, path):
     signal.pause()
 
 if __name__ == "__main__":
+    path, method = sys.argv[1:]
     try:
-        distributed.spawn("shm", wait, (sys.argv[1],), nproc_per_node=2, start_method=sys.argv[2])
+        if method == "of ml":
+            launch_subprocesses(lambda: wait(distributed.get_rank(), path), MultiprocessConfig(world_size=2))
+        else:
+            distributed.spawn("shm", wait, (path,), nproc_per_node=2, start_method=method)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
 
 
-@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("method", [*START_METHODS, "of ml"])
 def test_ctrl_c_in_join_ends_the_ranks_of_a_script(tmp_path: Any, method: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

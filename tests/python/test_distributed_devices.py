@@ -15,6 +15,7 @@ from cuda_runners import LIBRARY
 from test_distributed import error_of, ranks
 
 from accelmgr import _native, distributed
+from accelmgr.compat import ml_mp
 from accelmgr.distributed import _devices
 
 
@@ -135,6 +136,20 @@ def _groups(rank: int) -> None:
 def test_a_group_has_a_backend_of_its_own(capfd: Any) -> None:
     ranks(_groups, backend="auto")
     assert capfd.readouterr().err.count("through host memory") == 1  # That of the third group; the others ask for it.
+
+
+def _in_the_data_group() -> None:
+    gpus = on_gpus()
+    reduced = distributed.all_reduce(gpus.mark(torch.ones(1)), group=ml_mp.parallel_groups().data)
+    assert isinstance(reduced, torch.Tensor) and reduced.tolist() == [2]
+
+
+@pytest.mark.parametrize("kind", ["data", "model"])
+def test_each_kind_of_parallel_groups_has_a_backend_of_its_own(kind: str, capfd: Any) -> None:
+    config = ml_mp.MultiprocessConfig(world_size=2, launch_method="fork", **{f"{kind}_parallel_backend": "shm"})
+    ml_mp.launch_subprocesses(_in_the_data_group, config)
+    asks_for_nccl = kind != "data"
+    assert capfd.readouterr().err.count("through host memory") == int(asks_for_nccl)
 
 
 def _gradient(rank: int) -> list[float]:

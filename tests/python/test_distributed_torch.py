@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from test_distributed import error_of, launched, ranks
 
 from accelmgr import distributed
-from accelmgr.distributed import _torch
+from accelmgr.distributed import _process_group, _torch
 
 
 def _initialize(rank: int, path: str, name: str = "store") -> None:
@@ -135,6 +136,39 @@ def test_torch_distributed_is_initialized_in_a_spawned_function(method: str) -> 
     assert ranks(_beside, backend="gloo", method=method) == [(rank, 2, "gloo", "accelmgr-dist", 6.0) for rank in (0, 1)]
 
 
+def _groups_of_torch(rank: int) -> list[Any]:
+    alone, both = dist.new_group([1]), dist.new_group([0, 1])
+    groups = [alone, both, dist.group.WORLD]
+    return [distributed.all_reduce(torch.tensor([rank + 1.0]), group=group).tolist() for group in groups]
+
+
+def test_a_group_of_torch_is_a_group() -> None:
+    assert ranks(_groups_of_torch, backend="gloo") == [[[rank + 1], [3], [3]] for rank in (0, 1)]
+
+
+def _no_port(rank: int, path: str, backend: str) -> tuple[Any, ...]:
+    def none() -> int:
+        raise OSError("no port is free")
+
+    os.environ.pop("ACCELMGR_WORLD_MEMORY", None)
+    _process_group._free_port = none
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("accelmgr.distributed").addHandler(handler)
+    distributed.initialize(backend, init_method=f"file://{path}/store", rank=rank, world_size=2, timeout=60)
+    found = messages, dist.is_initialized(), "MASTER_PORT" in os.environ, distributed.all_reduce(rank + 1)
+    distributed.finalize()
+    return found
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_every_rank_is_told_that_rank_0_finds_no_port(tmp_path: Any, backend: str) -> None:
+    for messages, initialized, has_port, total in launched(_no_port, str(tmp_path), backend, count=2):
+        assert len(messages) == 1 and "rank 0 finds no place for it: no port is free" in messages[0]
+        assert (initialized, has_port, total) == (False, False, 3)
+
+
 def _own_process_group(rank: int) -> float:
     assert not dist.is_initialized()  # torch has no backend shm.
     dist.init_process_group("gloo")
@@ -197,7 +231,7 @@ def _assert_initialized(rank: int) -> None:
 
 def _alone(rank: int) -> tuple[bool, bool]:
     before = dict(os.environ)
-    distributed.spawn("gloo", _assert_initialized, (), nproc_per_node=1)  # In this process.
+    distributed.spawn("gloo", _assert_initialized, (), nproc_per_node=1)
     return dist.is_initialized(), dict(os.environ) == before
 
 

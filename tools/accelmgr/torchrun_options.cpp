@@ -33,7 +33,7 @@ constexpr Refused refused[] = {
     {"--local-addr", "leave it out: hosts meet at the address that --rendezvous names"},
     {"--numa-binding", "put numactl in front of PROGRAM"},
     {"--signals-to-handle", "leave it out: SIGINT, SIGTERM and SIGHUP are forwarded"},
-    {"--virtual-local-rank", "leave it out: each process sees only its own GPU, as device 0"},
+    {"--virtual-local-rank", "leave it out: the GPU of a process has the number LOCAL_RANK"},
 };
 
 void add_refused(CLI::App& command) {

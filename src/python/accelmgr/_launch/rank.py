@@ -22,8 +22,7 @@ MOST_FRAMES = 16
 
 def load(data: bytes) -> Target:
     """Unpickles the target that a Payload has pickled."""
-    path, where, pickled = pickle.loads(data)
-    sys.path[:] = path
+    sys.path[:], sys.argv[:], where, pickled = pickle.loads(data)
     if where:
         pid, fd = where.split(":")
         memory = _open(pid, fd, "accelmgr-target")

@@ -66,7 +66,7 @@ class Payload:
                 file.write(data)
             where, data = f"{os.getpid()}:{self._fd}", b""
         # The target is pickled apart: the reader sets sys.path first, as modules of the target may be found there.
-        self.data = pickle.dumps(([os.path.abspath(path) for path in sys.path], where, data))
+        self.data = pickle.dumps(([os.path.abspath(path) for path in sys.path], sys.argv, where, data))
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -18,6 +18,7 @@ from accelmgr import _native, distributed
 from accelmgr._launch.environment import refresh_environment
 from accelmgr._launch.processes import begin, prepare
 from accelmgr._launch.target import Target
+from accelmgr.distributed import _context
 
 __all__ = [
     "DEFAULT_PORT",
@@ -45,7 +46,6 @@ INFOALL = logging.INFO + 1
 MISSING: Any = "???"
 """A value to be resolved, as omegaconf spells it."""
 
-logger = logging.getLogger(__name__)
 logging.addLevelName(INFOALL, "INFOALL")
 
 P = ParamSpec("P")
@@ -155,10 +155,12 @@ def set_distributed_backend(backend: str) -> None:
 def init_process_group_from_backend(backend: str | None = None) -> None:
     """Joins the process group that the environment describes, and checks it by an all_reduce.
 
-    Blocks until all ranks have joined. Raises CollectiveError, which names the missing ranks, after the launcher's
+    Blocks until all ranks have joined. Then torch.distributed is initialized too, with gloo unless the backend is nccl,
+    until accelmgr.distributed.finalize(). Raises CollectiveError, which names the missing ranks, after the launcher's
     timeout or 300 s.
     """
     _native.init_process_group_from_backend(backend)
+    _context.enter(torch_always=True)
 
 
 def init_dist(
@@ -178,6 +180,7 @@ def init_dist(
         )
     finally:
         refresh_environment()
+    _context.enter(torch_always=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,18 +212,26 @@ def parallel_groups() -> ParallelGroups:
 
 
 @dataclasses.dataclass
-class _Logging:
+class _Rank:
+    """Calls the function of a rank, which has joined: with its logging, and with torch.distributed."""
+
     world_size: int
+    leaves: bool
+    """After the call it leaves the process group of torch."""
 
     def __call__(self, rank: int, call: Callable[[], Any]) -> None:
         configure_logging(rank=rank, world_size=self.world_size)
-        call()
+        if self.leaves:
+            _context.within(rank, call, torch_always=True)
+        else:
+            _context.enter(torch_always=True)
+            call()
 
 
 def init_and_run(func: Callable[P, None], cfg: MultiprocessConfig, *args: P.args, **kwargs: P.kwargs) -> None:
     """Calls init_dist(), init_parallelism() and `func`, in this process."""
     native = _resolved(cfg)
-    target = Target(func, args, kwargs, around=_Logging(cfg.world_size))
+    target = Target(func, args, kwargs, around=_Rank(cfg.world_size, leaves=False))
     prepare(target, "spawn", in_place=True)
     try:
         _native.run_multiprocess(target, native)
@@ -246,9 +257,8 @@ def launch_subprocesses(
     native = _resolved(cfg)
     in_place = cfg.world_size == 1
     if in_place:
-        logger.warning("Multi-process trainer expects more than one device; running single-process")
         cfg.rank = cfg.local_rank = 0
-    target = Target(func, args, kwargs, setup=setup, around=_Logging(cfg.world_size))
+    target = Target(func, args, kwargs, setup=setup, around=_Rank(cfg.world_size, leaves=True))
     payload = prepare(target, cfg.launch_method, in_place)
     context = begin(
         lambda data: _native.start_multiprocess(target, data, native, setup is not None, rank_offset), target, payload

@@ -141,7 +141,6 @@ def initialize(backend: str, **kwargs: Any) -> None:
     With a backend that torch has (gloo, nccl) torch.distributed is initialized too, until finalize(). With every
     backend MASTER_ADDR and MASTER_PORT are set afterwards, for a process group that the program makes itself.
     """
-    global _initialized
     options.known_only("initialize", kwargs, ("timeout", "init_method", "rank", "world_size"))
     if _torch.is_present():
         raise UsageError(
@@ -157,8 +156,17 @@ def initialize(backend: str, **kwargs: Any) -> None:
         kwargs.get("rank"),
         kwargs.get("world_size"),
     )
+    enter(timeout_s)
+
+
+def enter(timeout_s: float | None = None, *, torch_always: bool = False) -> None:
+    """Uses the engine's context, which this process has joined, also if there is a process group of torch; makes one.
+
+    torch_always: also with a backend that torch has not.
+    """
+    global _initialized
     _initialized = True
-    process_group.begin(_of_engine, timeout_s)
+    process_group.begin(_of_engine, timeout_s, always=torch_always)
 
 
 def finalize() -> None:
@@ -185,12 +193,12 @@ def show_config() -> None:
     logger.info("node rank: %s", context.node_rank())
 
 
-def within(local_rank: int, call: Callable[[], Any]) -> Any:
-    """Calls `call` in the engine's context, also if it initializes torch.distributed."""
+def within(local_rank: int, call: Callable[[], Any], *, torch_always: bool = False) -> Any:
+    """Calls `call` in the engine's context, as enter() makes it."""
     global _initialized
-    before, _initialized = _initialized, True
+    before = _initialized
     try:
-        process_group.begin(_of_engine)
+        enter(torch_always=torch_always)
         result = call()
         process_group.end()  # After an error the other ranks may not be there to end it.
         return result

@@ -10,7 +10,7 @@ import cloudpickle
 import torch
 
 from accelmgr import _native
-from accelmgr.distributed import _devices
+from accelmgr.distributed import _devices, _torch
 from accelmgr.errors import ConfigError, UsageError
 
 # The engine takes tensors as addresses with dtype and shape.
@@ -136,6 +136,8 @@ class EngineContext:
             return group
         if isinstance(group, (list, tuple)):
             return list(group)
+        if (ranks := _torch.ranks_of(group)) is not None:
+            return ranks
         raise UsageError(
             f"a group must be a list of ranks or what new_group() returned; this is a {type(group).__name__}"
         )

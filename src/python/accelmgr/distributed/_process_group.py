@@ -3,7 +3,7 @@
 Programs for ignite.distributed call torch.distributed after initialize() or in a spawned function. So with a backend
 that torch has (gloo, nccl) there is a process group of torch, which ends with the context; the collectives of
 accelmgr.distributed stay with the engine. With every backend MASTER_ADDR and MASTER_PORT are set, so that the program
-may make a process group itself where there is none.
+may make a process group itself where there is none. Programs for ml.utils.mp find one with every backend.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from accelmgr.distributed._engine import EngineContext
@@ -53,13 +52,17 @@ def _on_all(context: EngineContext, here: bool) -> bool:
     return all(context.all_gather_objects(here, None))
 
 
+def _warn(why: object) -> None:
+    """For what fails here: the collectives of the engine do not need it."""
+    logger.warning("torch.distributed cannot be initialized (%s); the collectives of accelmgr can", why)
+
+
 def _tried(call: Callable[..., Any], *args: Any) -> Any:
-    """What `call` returns; None, and a warning, if it fails: the collectives of the engine do not need it."""
+    """What `call` returns; None, and a warning, if it fails."""
     try:
         return call(*args)
     except Exception as error:
-        logger.warning("torch.distributed cannot be initialized (%s); the collectives of accelmgr can", error)
-        return None
+        return _warn(error)
 
 
 class ProcessGroup:
@@ -67,25 +70,28 @@ class ProcessGroup:
         self._world: Any = None
         self._set: list[str] = []
 
-    def begin(self, context: EngineContext, timeout_s: float | None = None) -> None:
-        """All ranks call it. A process group that there is stays."""
+    def begin(self, context: EngineContext, timeout_s: float | None = None, *, always: bool = False) -> None:
+        """All ranks call it. A process group that there is stays. always: also with a backend that torch has not."""
         if not dist.is_available():
             return
         backend = context.backend()
-        if backend == "nccl":
-            torch.cuda.set_device(context.device())
+        if always and backend != "nccl":
+            backend = "gloo"
         wanted = backend in ("gloo", "nccl") and dist.is_backend_available(backend)
         everywhere = _on_all(context, wanted and not dist.is_initialized())
         store: Any = None
-        meeting: tuple[str, str, int] | None = None
+        meeting: tuple[str, str, int] | str = ""
         if context.rank() == 0:
-            # What fails here is told to the other ranks: they do not wait for a store that is not there.
-            host = "127.0.0.1" if context.nnodes() == 1 else os.environ.get(ADDRESS) or socket.gethostname()
-            store = _tried(_store, host, 0, True, timeout_s) if everywhere else None
-            meeting = host, os.environ.get(PORT) or str(_free_port()), 0 if store is None else store.port
+            try:
+                host = "127.0.0.1" if context.nnodes() == 1 else os.environ.get(ADDRESS) or socket.gethostname()
+                store = _store(host, 0, True, timeout_s) if everywhere else None
+                meeting = host, os.environ.get(PORT) or str(_free_port()), 0 if store is None else store.port
+            except Exception as error:  # The other ranks wait for the answer, whatever it is.
+                meeting = f"rank 0 finds no place for it: {error}"
         if context.world_size() > 1:
             meeting = context.broadcast_object(meeting, 0)
-        assert meeting is not None
+        if isinstance(meeting, str):
+            return _warn(meeting)
         host, master_port, store_port = meeting
         for name, value in ((ADDRESS, host), (PORT, master_port)):
             if not os.environ.get(name):

@@ -59,6 +59,15 @@ def _on_one_host() -> bool:
     return dist.get_world_size() == 1 or address in ("localhost", "::1") or address.startswith("127.")
 
 
+def ranks_of(group: Any) -> list[int] | None:
+    """The ranks in the world of what torch's new_group() has returned; none outside the group. None: it is no group."""
+    if not is_present():
+        return None
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return []
+    return dist.get_process_group_ranks(group) if isinstance(group, dist.ProcessGroup) else None
+
+
 _UNKNOWN = (
     "it is not known which ranks of this process group share a host, as no launcher set the environment: call "
     "set_local_rank() first, or set LOCAL_RANK and LOCAL_WORLD_SIZE"
