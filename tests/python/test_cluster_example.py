@@ -10,19 +10,14 @@ import subprocess
 import sys
 
 import pytest
-import torch
+from plain_gpt import BATCH, EXAMPLES, SMALL, loss_of, losses_of, small_gpt
 from programs import environment
 
 from accelmgr import _native
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "tools" / "examples"
 PROGRAM = pathlib.Path(_native.__file__).parents[2] / "tools" / "accelmgr"
-sys.path.insert(0, str(EXAMPLES))
-from licence_gpt import Gpt, Sequences, held_out_loss  # noqa: E402
-
-BATCH, CONTEXT, RATE, STEPS = 4, 32, 5e-3, 8
-SMALL = ["--layers=2", "--width=32", f"--context={CONTEXT}", f"--batch-size={BATCH}", f"--learning-rate={RATE}"]
+STEPS = 8
 COMMAND = [str(EXAMPLES / "cluster_host.py"), *SMALL, f"--steps={STEPS}"]
 SECONDS = 240  # Time limit of a run; it needs a tenth of that.
 ADDRESSES, PORT = ("10.77.0.1", "10.77.0.2"), "29400"  # In a network of its own.
@@ -95,25 +90,6 @@ def printed(output: str, rank: int) -> tuple[list[int], list[float]]:
     return [int(hosts) for _, _, hosts, _ in steps], [float(loss) for _, _, _, loss in steps] + ends
 
 
-def plain(steps: list[tuple[int, list[int]]], shares: int) -> list[float]:
-    """Losses of plain PyTorch. `steps`: of each step the batch, counted from 0, and the ranks that compute it."""
-    torch.manual_seed(0)
-    model, data = Gpt(2, 32, heads=4, context=CONTEXT), Sequences(1 << 40, CONTEXT)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    losses = []
-    for batch, ranks in steps:
-        optimizer.zero_grad()
-        losses.append(0.0)
-        for rank in ranks:
-            rows = [data[rank + shares * (batch * BATCH + row)] for row in range(BATCH)]
-            loss = model(*(torch.stack([row[name] for row in rows]) for name in ("input", "target")))["loss"]
-            loss /= len(ranks)
-            loss.backward()
-            losses[-1] += loss.item()
-        optimizer.step()
-    return [*losses, held_out_loss(model, CONTEXT)]
-
-
 @functools.cache
 def of_one_machine() -> list[float]:
     hosts, losses = printed(on_two_hosts(as_srun_starts(0, 1, *COMMAND, "--runners=2"), ["true"]), 0)
@@ -145,12 +121,8 @@ def test_a_machine_with_more_runners_weighs_more() -> None:
     """Two runners and one: the mean of both machines is that of all runners."""
     commands = [as_srun_starts(rank, 2, *COMMAND, f"--runners={2 - rank}") for rank in range(2)]
     _, losses = printed(on_two_hosts(*commands), 1)
-    torch.manual_seed(0)
-    model, data = Gpt(2, 32, heads=4, context=CONTEXT), Sequences(1 << 40, CONTEXT)
-    rows = [data[2 * index] for index in range(2 * BATCH)] + [data[2 * index + 1] for index in range(BATCH)]
-    with torch.no_grad():
-        loss = model(*(torch.stack([row[name] for row in rows]) for name in ("input", "target")))["loss"]
-    assert losses[0] == pytest.approx(loss.item(), abs=2e-6)
+    indices = [2 * index for index in range(2 * BATCH)] + [2 * index + 1 for index in range(BATCH)]
+    assert losses[0] == pytest.approx(loss_of(small_gpt(), indices).item(), abs=2e-6)
 
 
 def test_the_death_of_a_machine_ends_the_others() -> None:
@@ -171,7 +143,7 @@ def test_the_other_machine_goes_on_after_a_death() -> None:
     assert hosts == [2] * (DEATH - 1) + [1] * (STEPS - DEATH + 1), output
     # The batch of the step that the machine was lost in is left out.
     steps = [(step, [0, 1]) for step in range(DEATH - 1)] + [(step, [0]) for step in range(DEATH, STEPS + 1)]
-    assert losses == pytest.approx(plain(steps, 2), abs=1e-4)
+    assert losses == pytest.approx(losses_of(steps, 2), abs=1e-4)
 
 
 def test_the_death_of_the_first_machine_ends_the_others_in_any_case() -> None:

@@ -11,21 +11,15 @@ import sys
 
 import pytest
 import torch
+from plain_gpt import CONTEXT, EXAMPLES, SMALL, elements, held_out_loss, loss_of, small_gpt
 from programs import environment, started
 
 from accelmgr import _native
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "tools" / "examples"
 EXAMPLE = str(EXAMPLES / "diloco.py")
 PROGRAM = pathlib.Path(_native.__file__).parents[2] / "tools" / "accelmgr"
-sys.path.insert(0, str(EXAMPLES))
-from licence_gpt import Gpt, Sequences, held_out_loss  # noqa: E402
-
-MACHINES, ROUNDS, INNER_STEPS, BATCH, CONTEXT, INNER_RATE = 2, 4, 4, 4, 32, 5e-3
-OPTIONS = [
-    f"--rounds={ROUNDS}", f"--inner-steps={INNER_STEPS}", f"--batch-size={BATCH}", f"--context={CONTEXT}",
-    f"--inner-rate={INNER_RATE}", "--runners=1", "--layers=2", "--width=32",
-]  # fmt: skip
+MACHINES, ROUNDS, INNER_STEPS, RATE = 2, 4, 4, 5e-3
+OPTIONS = [*SMALL, f"--rounds={ROUNDS}", f"--inner-steps={INNER_STEPS}", f"--inner-rate={RATE}", "--runners=1"]
 SECONDS = 240  # Time limit of a run; it needs a tenth of that.
 ROUND = re.compile(r"rank (\d): round (\d), machines (\d), loss ([\d.]+)")
 HELD_OUT = re.compile(r"rank (\d): held-out loss ([\d.]+)")
@@ -36,19 +30,17 @@ BOUND = 1e-4
 @functools.cache
 def plain() -> list[list[float]]:
     """For each machine the loss of the last step of each round, and the held-out loss."""
-    torch.manual_seed(0)
-    outer_model, data = Gpt(2, 32, heads=4, context=CONTEXT), Sequences(1 << 40, CONTEXT)
+    outer_model = small_gpt()
     outer = torch.optim.SGD(outer_model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     models = [copy.deepcopy(outer_model) for _ in range(MACHINES)]
-    inner = [torch.optim.AdamW(model.parameters(), lr=INNER_RATE) for model in models]
+    inner = [torch.optim.AdamW(model.parameters(), lr=RATE) for model in models]
     losses: list[list[float]] = [[] for _ in range(MACHINES)]
     for number in range(ROUNDS):
         for rank, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
             model.load_state_dict(outer_model.state_dict())
             for step in range(number * INNER_STEPS, (number + 1) * INNER_STEPS):
-                rows = [data[rank + MACHINES * (step * BATCH + row)] for row in range(BATCH)]
                 optimizer.zero_grad()
-                loss = model(*(torch.stack([row[name] for row in rows]) for name in ("input", "target")))["loss"]
+                loss = loss_of(model, elements(step, rank, MACHINES))
                 loss.backward()
                 optimizer.step()
             losses[rank].append(loss.item())
