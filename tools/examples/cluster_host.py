@@ -40,12 +40,17 @@ class HostLost(Exception):
 class Hosts:
     """The machines that average. `members` are their ranks, in the order of the present process group."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, start_timeout_s: float, timeout_s: float) -> None:
         if "RANK" not in os.environ and "SLURM_PROCID" in os.environ:  # srun has started this process itself.
             os.environ |= {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": os.environ["SLURM_NTASKS"]}
-        self.timeout = datetime.timedelta(seconds=timeout_s)
-        self._store, self.rank, size = next(dist.rendezvous("env://", timeout=self.timeout))
+        self.start_timeout, self.timeout = (datetime.timedelta(seconds=value) for value in (start_timeout_s, timeout_s))
+        self._store, self.rank, size = next(dist.rendezvous("env://", timeout=self.start_timeout))
         self.members = list(range(size))
+
+    def meet(self) -> None:
+        """Waits until all machines are ready to train."""
+        self._store.set(f"ready {self.rank}", "")
+        self._store.wait([f"ready {member}" for member in self.members], self.start_timeout)
         self._join()
 
     def _join(self) -> None:
@@ -106,6 +111,7 @@ class Hosts:
 def train(arguments: argparse.Namespace, hosts: Hosts, model: Gpt, manager: accelmgr.Manager) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
     parameters, gradients = [value.data for value in model.parameters()], manager.get_aggregated_gradients()
+    hosts.meet()
     hosts.copy_from_first(parameters, None)
     step = 0
     while step < arguments.steps:
@@ -135,13 +141,14 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8, help="sequences of each runner in a step")
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--on-host-loss", choices=["end", "shrink"], default="end")
+    parser.add_argument("--start-timeout", type=float, default=300, help="seconds to wait until all machines are ready")
     parser.add_argument("--timeout", type=float, default=60, help="seconds after which a machine that is late is lost")
     for name, value in (("layers", 4), ("width", 128), ("context", 128)):
         parser.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     model = Gpt(arguments.layers, arguments.width, heads=4, context=arguments.context)
-    hosts = Hosts(arguments.timeout)
+    hosts = Hosts(arguments.start_timeout, arguments.timeout)
     # Element i is for machine i % machines. There are enough elements, so that no machine ends before the others.
     data = Sequences(1 << 40, arguments.context)
     share = torch.utils.data.Subset(data, range(hosts.rank, len(data), len(hosts.members)))
