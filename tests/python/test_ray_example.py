@@ -25,7 +25,7 @@ def test_two_actors_have_the_losses_of_plain_torch() -> None:
         variables = {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
         done = subprocess.run(
             [sys.executable, str(EXAMPLES / "ray_managers.py"), *SMALL, f"--steps={STEPS}"],
-            env=environment(**variables, ACCELMGR_RUNNERS__THREADS="1"),
+            env=environment(**variables, ACCELMGR_RUNNERS__THREADS="1", OMP_NUM_THREADS="1"),
             capture_output=True,
             text=True,
             timeout=SECONDS,
