@@ -60,6 +60,24 @@ def documents() -> tuple[list[pathlib.Path], list[pathlib.Path]]:
     return files[held_out:], files[:held_out]
 
 
+class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """`count` random sequences of `context` bytes of the texts to train on. Element i is the same on every machine."""
+
+    def __init__(self, count: int, context: int) -> None:
+        content = b"".join(file.read_bytes() for file in documents()[0])
+        self.count, self.context = count, context
+        self.text = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        begin = int(torch.randint(len(self.text) - self.context, (1,), generator=generator))
+        sequence = self.text[begin : begin + self.context + 1].long()
+        return {"input": sequence[:-1], "target": sequence[1:]}
+
+
 @torch.no_grad()
 def held_out_loss(model: nn.Module, context: int, at_most: int = 64) -> float:
     """Mean loss in nats per byte over the first windows of the held-out texts, `at_most` of them."""
