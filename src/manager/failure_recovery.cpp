@@ -101,6 +101,8 @@ void Supervisor::note_end(int rank, int wait_status) {
   if (fork_server_lost_ && runner(rank).pidfd)
     ipc::send_group_signal(runner(rank).pidfd.get(), session_.record(rank).pid.load(), SIGKILL);
   const bool retired = runner(rank).retiring;
+  if (auto& lost_ns = lost_ns_[static_cast<std::size_t>(rank)]; !retired && lost_ns == 0)
+    lost_ns = runner(rank).ended_ns != 0 ? runner(rank).ended_ns : base::now_ns();
   if (retired)
     base::log().info("runner {}, which a resize has removed, ended: {}", rank,
                      ipc::describe_exit(wait_status));
