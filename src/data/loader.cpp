@@ -222,7 +222,7 @@ bool Loader::assign() {
   ++next_;
   if (at.position + 1 == batch_size_) {
     queue.publish(batch_size_);
-    activities_.enter(Activity::read, base::now_ns());  // A span for each batch.
+    enter(Activity::none);  // A span for each batch.
   } else {
     queue.fill(at.position + 1);
   }

@@ -20,6 +20,7 @@
 #include "service/metrics.hpp"
 #include "service/query.hpp"
 #include "service/status.hpp"
+#include "service/trace.hpp"
 #include "session/kernels.hpp"
 #include "session/step_history.hpp"
 
@@ -268,7 +269,8 @@ constexpr Route routes[] = {
     {"GET", "/v1/status", status}, {"GET", "/v1/runners", runners},      {"GET", "/v1/config", configuration},
     {"GET", "/v1/steps", steps},   {"GET", "/v1/events", events},        {"GET", "/metrics", metrics},
     {"GET", "/healthz", healthz},  {"GET", "/readyz", readyz},           {"GET", "/v1/attach", attach},
-    {"POST", "/v1/step", step},    {"POST", "/v1/zero_grad", zero_grad}, {"POST", "/v1/stop", stop}};
+    {"POST", "/v1/step", step},    {"POST", "/v1/zero_grad", zero_grad}, {"POST", "/v1/stop", stop},
+    {"GET", "/v1/trace", trace}};
 
 }  // namespace
 
