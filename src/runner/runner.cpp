@@ -183,6 +183,7 @@ void Runner::serve() {
     if (word.attempt > record_.acknowledged_attempt.load(std::memory_order_relaxed) && mine) {
       if (!word.closed) {
         attempt(word.attempt);
+        enter(Activity::waiting);
         // The runner left the open attempt in order to stop. It must not begin the attempt again: that would
         // add to a slab for which it may have voted.
         if (record_.acknowledged_attempt.load(std::memory_order_relaxed) < word.attempt) break;
@@ -206,7 +207,7 @@ void Runner::attempt(std::uint64_t number) {
   record_.attempt.store(number);
   const auto step = session_.counters(session_.word().index).steps + 1;
   base::set_log_step(step);
-  activities_.set_attempt(step, number);  // The wait that ends now was for it.
+  activities_.set_attempt(step, number);  // The wait that ends now was for it, too.
   enter(Activity::prepare);
   reduction_.reset_cursor(rank_, number);
   gradients_.begin(number);

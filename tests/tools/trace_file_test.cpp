@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "accelmgr/errors.hpp"
 
@@ -26,11 +28,14 @@ json thread(const char* name, const char* spans, int rank = -1) {
   return out;
 }
 
-json answer(const json& threads) { return {{"threads", threads}, {"next", "1"}, {"more", false}}; }
+json answer(const std::vector<json>& threads) {
+  return {{"threads", threads}, {"next", "1"}, {"more", false}};
+}
 
 json events(const TraceFile& trace, const char* phase) {
   json found = json::array();
-  for (const auto& event : written(trace)["traceEvents"])
+  const auto file = written(trace);
+  for (const auto& event : file["traceEvents"])
     if (event["ph"] == phase) found.push_back(event);
   return found;
 }
@@ -38,7 +43,8 @@ json events(const TraceFile& trace, const char* phase) {
 /// {"process_name 7": "manager", "thread_name 7 2": ...}
 json names(const TraceFile& trace) {
   json found;
-  for (const auto& event : events(trace, "M")) {
+  const auto given = events(trace, "M");
+  for (const auto& event : given) {
     auto key = event["name"].get<std::string>() + " " + event["pid"].dump();
     if (event["tid"] != 0) key += " " + event["tid"].dump();
     found[key] = *event["args"].begin();
@@ -68,11 +74,11 @@ TEST(TraceFile, ProcessesAndThreadsHaveNames) {
   trace.add(answer({thread("host", other), thread("supervisor", start), thread("loader", one),
                     thread("checkpoint_writer", one), thread("runner", two, 0)}));
   const auto found = names(trace);
-  for (const auto& [key, value] : json::parse(R"({
+  const auto expected = json::parse(R"({
            "process_name 8": "host", "process_name 7": "manager", "process_name 9": "runner 0",
            "process_name 10": "runner 0", "thread_name 8 1": "steps", "thread_name 7 12": "starts of runner 2",
-           "thread_name 7 3": "loader", "thread_name 7 4": "checkpoints", "thread_name 9 1": "runner 0"})")
-                                      .items())
+           "thread_name 7 3": "loader", "thread_name 7 4": "checkpoints", "thread_name 9 1": "runner 0"})");
+  for (const auto& [key, value] : expected.items())
     EXPECT_EQ(found.value(key, json()), value) << key << " in " << found;
 }
 
@@ -92,7 +98,7 @@ TEST(TraceFile, SpansThatTouchOrNestStillDoInDoubles) {
   for (std::int64_t i = 0; i < 1000; ++i)
     spans.push_back(
         {{"begin_ns", first + i * 1237}, {"end_ns", first + (i + 1) * 1237}, {"activity", "x"}, {"pid", 7}});
-  trace.add(answer({{{"thread", "loader"}, {"overwritten", 0}, {"spans", spans}}}));
+  trace.add(answer({thread("loader", spans.dump().c_str())}));
   const auto found = events(trace, "X");
   for (std::size_t i = 1; i < found.size(); ++i) {
     const double end = found[i - 1]["ts"].get<double>() + found[i - 1]["dur"].get<double>();
@@ -116,8 +122,8 @@ TEST(TraceFile, SpansThatWereWrittenOverAreCounted) {
   TraceFile trace;
   auto one = thread("loader", "[]");
   one["overwritten"] = 3;
-  trace.add(answer({one}));
-  trace.add(answer({one}));
+  trace.add(answer({one})));
+  trace.add(answer({one})));
   EXPECT_EQ(trace.overwritten(), 6u);
   EXPECT_EQ(written(trace)["otherData"]["overwritten_spans"], 6);
   EXPECT_EQ(events(trace, "X"), json::array());
