@@ -144,6 +144,7 @@ void Supervisor::repair(int rank, Reason reason, const std::string& incident) {
       break;
     case Decision::Kind::leave_out:
       control.team.store(rest);
+      lost_ns_[static_cast<std::size_t>(rank)] = 0;
       base::log().warn("runner {} is left out from now on; {} runners go on", rank, __builtin_popcount(rest));
       break;
     case Decision::Kind::give_up:
