@@ -177,6 +177,8 @@ double Checkpoints::save(const Extras& extras) {
   if (config_.checkpoint.directory.empty() && extras.directory.empty())
     throw UsageError("save_checkpoint() was called without checkpoint.directory: there is nowhere to write");
   const auto begin = base::now_ns();
+  const auto step = session_.counters(session_.word().index).steps;
+  const session::SpanScope span(spans_, session::Activity::copy_checkpoint, step, begin);
   if (extras.directory.empty()) run_.take_directory(config_.checkpoint.directory);
   wait_for_earlier();
   auto training = checkpoint::training_tensors(session_, manifest_);
@@ -184,7 +186,6 @@ double Checkpoints::save(const Extras& extras) {
   replica::gather_shared_parameters(view_, manifest_);
   const auto model_bytes = model_.fill(checkpoint::model_tensors(session_, manifest_));
   const auto training_bytes = training_.fill(training);
-  const auto step = session_.counters(session_.word().index).steps;
   protocol::Save save;
   save.step = step;
   save.model = base::duplicate(model_.fd.get());

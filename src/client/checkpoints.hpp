@@ -16,6 +16,7 @@
 #include "ipc/memory.hpp"
 #include "session/manifest.hpp"
 #include "session/session.hpp"
+#include "session/spans.hpp"
 #include "session/views.hpp"
 
 namespace accelmgr::client {
@@ -49,7 +50,13 @@ class Checkpoints {
  public:
   Checkpoints(const Config& config, Run& run, const session::HostView& view,
               const session::Manifest& manifest, Link& link)
-      : config_(config), run_(run), view_(view), session_(view.session()), manifest_(manifest), link_(link) {}
+      : config_(config),
+        run_(run),
+        view_(view),
+        session_(view.session()),
+        spans_(view.spans()),
+        manifest_(manifest),
+        link_(link) {}
 
   /// See Manager::save_checkpoint().
   double save(const Extras& extras);
@@ -75,6 +82,7 @@ class Checkpoints {
   Run& run_;
   session::HostView view_;
   const session::Session& session_;
+  session::SpanWriter spans_;
   const session::Manifest& manifest_;
   Link& link_;
   Staging model_, training_;

@@ -21,6 +21,7 @@
 namespace accelmgr::client {
 namespace {
 
+using session::Activity;
 using session::Reason;
 using session::RunnerState;
 
@@ -72,6 +73,7 @@ Stepper::Stepper(const Config& config, const session::HostView& view, const sess
     : config_(config),
       view_(view),
       session_(view.session()),
+      spans_(view.spans()),
       reduction_(view, manifest),
       link_(link),
       end_processes_(std::move(end_processes)),
@@ -82,6 +84,7 @@ Stepper::Stepper(const Config& config, const session::HostView& view, const sess
 
 StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   const auto begin = base::now_ns();
+  const auto number = step_under_way();
   const Patience patience{base::Deadline::in_seconds(timeout_s), timeout_s, options.interrupted};
   auto& version = view_.control().parameter_version;
   if (version.load() % 2 != 0)
@@ -130,13 +133,25 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   fill(result);
   if (result.counted) nonfinite_in_a_row_ = result.nonfinite ? nonfinite_in_a_row_ + 1 : 0;
   if (result.counted && measured_shares_) measure();
-  result.step_ms = ms(static_cast<std::uint64_t>(base::now_ns() - begin));
+  const auto end = base::now_ns();
+  result.step_ms = ms(static_cast<std::uint64_t>(end - begin));
   result.wait_ms = std::max(0.0, result.step_ms - result.compute_ms - result.reduce_ms);
   session::record_step(view_, record_of(result));
+  spans_.record({.begin_ns = begin,
+                 .end_ns = end,
+                 .step = number,
+                 .attempt = result.attempt,
+                 .pid = 0,
+                 .rank = -1,
+                 .activity = Activity::step});
   base::log().debug("{}: loss {}, {} samples, {} attempts, {:.3f} ms", to_string(result.status), result.loss,
                     result.samples, result.tries, result.step_ms);
   base::set_log_step(result.step + 1);
   return result;
+}
+
+std::uint64_t Stepper::step_under_way() const noexcept {
+  return session_.counters(session_.word().index).steps + 1;
 }
 
 bool Stepper::Patience::over() const {
@@ -161,6 +176,7 @@ std::string Stepper::Patience::bound() const {
 // the last commit, and elements are assigned to exactly these ranks. Until then the host waits for the
 // supervisor and the loader.
 Stepper::Outcome Stepper::assemble(const Patience& patience) {
+  const session::SpanScope span(spans_, Activity::assemble, step_under_way());
   const auto& control = session_.control();
   for (;;) {
     const auto seen = ipc::load(control.readiness);
@@ -275,6 +291,7 @@ void Stepper::team_failed(const Outcome& outcome) {
 
 Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, double loss_scale,
                                   const Patience& patience, StepResult& result) {
+  session::SpanScope span(spans_, Activity::attempt, step_under_way());
   const auto& control = session_.control();
   const bool skip = purpose == Purpose::skip;
   const bool keep =
@@ -296,6 +313,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, double loss_
               .next_loss_scale = loss_scaler_.after(committed_loss_scale(), loss_scale)});
   if (attempt == 0) throw SessionError("the previous attempt was never closed");
   base::log().debug("attempt {} is open for the ranks of mask {:#x}", attempt, participants_);
+  span.set_attempt(attempt);
   result.attempt = attempt;
   result.loss_scale = loss_scale;
   result.tries += skip ? 0 : 1;
@@ -455,7 +473,7 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
     auto& loss = manager_loss_.emplace();
     loss.time_s = time_s;
     loss.pid = pid;
-    loss.step = session_.counters(session_.word().index).steps + 1;
+    loss.step = step_under_way();
     loss.attempt = attempt;
     loss.exit = end_processes_();
     loss.what = "the manager process is gone";

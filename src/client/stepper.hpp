@@ -18,6 +18,7 @@
 #include "client/standstill.hpp"
 #include "session/reduction.hpp"
 #include "session/session.hpp"
+#include "session/spans.hpp"
 #include "session/views.hpp"
 
 namespace accelmgr::client {
@@ -81,6 +82,7 @@ class Stepper {
     Standings standings{};
     bool parked = false;
   };
+  std::uint64_t step_under_way() const noexcept;
   std::uint64_t elements_assigned() const noexcept;
   Outcome attempt(Purpose purpose, bool accumulate, double loss_scale, const Patience& patience,
                   StepResult& result);
@@ -108,6 +110,7 @@ class Stepper {
   const Config& config_;
   session::HostView view_;
   const session::Session& session_;
+  session::SpanWriter spans_;
   session::Reduction reduction_;
   Link& link_;
   EndProcesses end_processes_;

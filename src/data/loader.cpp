@@ -6,12 +6,16 @@
 #include <iterator>
 
 #include "accelmgr/errors.hpp"
+#include "base/clock.hpp"
 #include "base/exception_text.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "ipc/epoch.hpp"
 
 namespace accelmgr::data {
+
+using session::Activity;
+
 namespace {
 
 std::vector<int> ranks_of(session::RankMask team) {
@@ -44,6 +48,7 @@ Loader::Loader(std::unique_ptr<BatchSource> source, const session::LoaderView& v
                const session::Manifest& manifest, const Loading& loading)
     : source_(std::move(source), view),
       view_(view),
+      activities_(view.spans()),
       session_(&view.session()),
       fields_(manifest.fields),
       batch_size_(static_cast<std::uint64_t>(loading.batch_size)),
@@ -203,6 +208,7 @@ bool Loader::assign() {
   auto& queue = queues_[static_cast<std::size_t>(at.rank)];
   const bool there = at.batch * batch_size_ + at.position < rows(at.rank);
   if (behind || there) {
+    enter(Activity::read);
     if (is_element(source_.discard()) && !behind) ++next_;
     return true;
   }
@@ -211,10 +217,12 @@ bool Loader::assign() {
   // A queue has slots for the largest share; one with a smaller share must not be filled further ahead.
   const auto share = session_->sharding().shares.of[at.rank];
   if (queue.published() - queue.released() >= share + ahead_) return false;
+  enter(Activity::read);
   if (!write(at, rows_at(slot, at.position))) return true;
   ++next_;
   if (at.position + 1 == batch_size_) {
     queue.publish(batch_size_);
+    enter(Activity::none);  // A span for each batch.
   } else {
     queue.fill(at.position + 1);
   }
@@ -264,11 +272,18 @@ void Loader::finish() {
         dropped_);
 }
 
+// Only a change is worth a look at the clock: there are many elements.
+void Loader::enter(Activity activity) noexcept {
+  if (activity != activities_.activity()) activities_.enter(activity, base::now_ns());
+}
+
 void Loader::run() {
   const auto& control = session_->control();
   while (control.stopping.load() == 0) {
     const auto seen = ipc::load(control.finish);
-    if (!do_work()) ipc::wait_changed(control.finish, seen, timing::look_ns, 0);
+    if (do_work()) continue;
+    enter(Activity::waiting);
+    ipc::wait_changed(control.finish, seen, timing::look_ns, 0);
   }
 }
 

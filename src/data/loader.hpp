@@ -28,6 +28,7 @@
 #include "session/batch_queue.hpp"
 #include "session/manifest.hpp"
 #include "session/session.hpp"
+#include "session/spans.hpp"
 #include "session/views.hpp"
 
 namespace accelmgr::data {
@@ -88,6 +89,7 @@ class Loader {
   /// DataError when the source ended sooner than before.
   bool is_element(bool read);
   void finish();
+  void enter(session::Activity activity) noexcept;
 
   session::RankMask team() const noexcept { return session_->sharding().assigned_to.load(); }
   Place place(std::uint64_t element) const noexcept;
@@ -98,6 +100,7 @@ class Loader {
 
   CountedSource source_;
   session::LoaderView view_;
+  session::ActivityWriter activities_;
   const session::Session* session_;
   std::vector<session::FieldEntry> fields_;
   std::vector<session::BatchQueueWriter> queues_;

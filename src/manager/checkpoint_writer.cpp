@@ -80,7 +80,15 @@ void CheckpointWriter::run() {
       saved.error = error.what();
       base::log().info("the checkpoint of step {} was not written: {}", save.step, error.what());
     }
-    saved.write_ms = double(base::now_ns() - begin) / 1e6;
+    const auto end = base::now_ns();
+    saved.write_ms = double(end - begin) / 1e6;
+    spans_.record({.begin_ns = begin,
+                   .end_ns = end,
+                   .step = save.step,
+                   .attempt = 0,
+                   .pid = 0,
+                   .rank = -1,
+                   .activity = session::Activity::write_checkpoint});
     tell_(std::move(saved));
     const std::lock_guard lock(mutex_);
     queue_.pop_front();

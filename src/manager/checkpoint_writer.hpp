@@ -10,6 +10,8 @@
 #include "accelmgr/config.hpp"
 #include "base/clock.hpp"
 #include "protocol/messages.hpp"
+#include "session/spans.hpp"
+#include "session/views.hpp"
 
 namespace accelmgr::manager {
 
@@ -19,7 +21,8 @@ class CheckpointWriter {
   /// `tell` is called on the writer's thread, after each checkpoint that was written or failed. The thread
   /// begins with the first checkpoint and never ends, because a disk may block it for ever: `config` and this
   /// object must live until the process ends by _exit().
-  CheckpointWriter(const CheckpointConfig& config, Tell tell) : config_(config), tell_(std::move(tell)) {}
+  CheckpointWriter(const CheckpointConfig& config, const session::CheckpointView& view, Tell tell)
+      : config_(config), spans_(view.spans()), tell_(std::move(tell)) {}
 
   /// Queues a checkpoint. Does not block. Any thread.
   void write(protocol::Save save);
@@ -31,6 +34,7 @@ class CheckpointWriter {
   [[noreturn]] void run();
 
   const CheckpointConfig& config_;
+  session::SpanWriter spans_;
   Tell tell_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -101,6 +101,8 @@ void Supervisor::note_end(int rank, int wait_status) {
   if (fork_server_lost_ && runner(rank).pidfd)
     ipc::send_group_signal(runner(rank).pidfd.get(), session_.record(rank).pid.load(), SIGKILL);
   const bool retired = runner(rank).retiring;
+  if (auto& lost_ns = lost_ns_[static_cast<std::size_t>(rank)]; !retired && lost_ns == 0)
+    lost_ns = runner(rank).ended_ns != 0 ? runner(rank).ended_ns : base::now_ns();
   if (retired)
     base::log().info("runner {}, which was asked to end, has ended: {}", rank,
                      ipc::describe_exit(wait_status));
@@ -142,6 +144,7 @@ void Supervisor::repair(int rank, Reason reason, const std::string& incident) {
       break;
     case Decision::Kind::leave_out:
       control.team.store(rest);
+      lost_ns_[static_cast<std::size_t>(rank)] = 0;
       base::log().warn("runner {} is left out from now on; {} runners go on", rank, __builtin_popcount(rest));
       break;
     case Decision::Kind::give_up:

@@ -68,7 +68,7 @@ Config with_devices(const Config& config, int socket) {
                             ipc::ForkServerClient fork_server, HostLink& host) {
   boost::asio::io_context loop;
   HostConnection* told = nullptr;
-  CheckpointWriter writer(config.checkpoint, [&](protocol::Saved saved) {
+  CheckpointWriter writer(config.checkpoint, owner.checkpoint_view(), [&](protocol::Saved saved) {
     boost::asio::post(loop, [&, saved = std::move(saved)] { told->tell(saved); });
   });
   Supervisor supervisor(

@@ -32,7 +32,8 @@ void ServedManager::make_session(const std::string& resume) {
 }
 
 void ServedManager::start(Events events) {
-  writer_.emplace(config_.checkpoint, [this](protocol::Saved saved) { lease_->saved(std::move(saved)); });
+  writer_.emplace(config_.checkpoint, owner_->checkpoint_view(),
+                  [this](protocol::Saved saved) { lease_->saved(std::move(saved)); });
   supervisor_.emplace(
       loop_, config_, owner_->view(), owner_->manifest(), std::move(*first_fork_server_),
       [this] { return execute_fork_server(config_, self_.get()); }, [this] { return loader_->reading(); });

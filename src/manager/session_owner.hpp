@@ -30,6 +30,7 @@ class SessionOwner {
 
   const session::Session& session() const noexcept { return *session_; }
   session::SupervisorView view() const noexcept { return *session_; }
+  session::CheckpointView checkpoint_view() const noexcept { return *session_; }
   /// For a thread of this process that drives the session in the place of a host.
   session::HostView host_view() const noexcept { return *session_; }
   const session::Manifest& manifest() const noexcept { return *manifest_; }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
@@ -29,12 +30,14 @@ Supervisor::Supervisor(boost::asio::io_context& loop, const Config& config,
       config_(config),
       view_(view),
       session_(view.session()),
+      spans_(view.spans()),
       reduction_(view, manifest),
       fork_server_(std::move(fork_server)),
       relaunch_(std::move(relaunch)),
       ticker_(loop),
       start_timer_(loop),
       runners_(static_cast<std::size_t>(session_.ranks())),
+      lost_ns_(static_cast<std::size_t>(session_.ranks())),
       start_deadline_(base::Deadline::in_seconds(config.start_timeout)),
       policy_(config.runners),
       watchdog_(config, session_),
@@ -171,6 +174,7 @@ void Supervisor::watch_runner(int rank) {
 void Supervisor::ready_if_known(int rank) {
   if (starting_ != rank || !runner(rank).is_ready || !runner(rank).pidfd) return;
   starting_.reset();
+  record_start(rank);
   view_.record(rank).state.store(RunnerState::ready);
   view_.announce_readiness();
   const auto& record = session_.record(rank);
@@ -184,6 +188,22 @@ void Supervisor::ready_if_known(int rank) {
     has_started_ = true;
   }
   start_next();
+}
+
+void Supervisor::record_start(int rank) {
+  const auto now = base::now_ns();
+  const auto record = [&](session::Activity activity, std::int64_t begin_ns) {
+    spans_.record({.begin_ns = begin_ns,
+                   .end_ns = now,
+                   .step = step_under_way(),
+                   .attempt = 0,
+                   .pid = 0,
+                   .rank = static_cast<std::int16_t>(rank),
+                   .activity = activity});
+  };
+  record(session::Activity::start_runner, starting_ns_);
+  auto& lost_ns = lost_ns_[static_cast<std::size_t>(rank)];
+  if (lost_ns != 0) record(session::Activity::recover, std::exchange(lost_ns, 0));
 }
 
 void Supervisor::tell_of_ready(int rank) {

@@ -36,6 +36,7 @@
 #include "protocol/messages.hpp"
 #include "session/reduction.hpp"
 #include "session/session.hpp"
+#include "session/spans.hpp"
 #include "session/views.hpp"
 
 namespace accelmgr::manager {
@@ -103,6 +104,7 @@ class Supervisor {
   void watch_runner(int rank);
   void ready_if_known(int rank);
   void tell_of_ready(int rank);
+  void record_start(int rank);
 
   // Failure recovery (failure_recovery.cpp).
   void runner_ended(int rank);
@@ -140,6 +142,7 @@ class Supervisor {
   const Config& config_;
   session::SupervisorView view_;
   const session::Session& session_;
+  session::SpanWriter spans_;
   session::Reduction reduction_;
   std::optional<ipc::ForkServerClient> fork_server_;
   MakeForkServer relaunch_;
@@ -150,6 +153,8 @@ class Supervisor {
   boost::asio::steady_timer start_timer_;
   std::unique_ptr<Watch> fork_server_watch_, fork_server_end_;
   std::vector<Runner> runners_;
+  std::vector<std::int64_t>
+      lost_ns_;  ///< For each rank, when its runner was lost that is to be replaced; or 0.
   std::deque<Wanted> wanted_;
   std::optional<int> starting_;
   std::int64_t starting_ns_ = 0;  ///< When the start of `starting_` began.

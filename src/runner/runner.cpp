@@ -23,8 +23,32 @@ namespace accelmgr::runner {
 namespace {
 
 using base::FaultPhase;
+using session::Activity;
 using session::Phase;
 using session::Reason;
+
+Activity activity_of(Phase phase) noexcept {
+  switch (phase) {
+    case Phase::init:
+      return Activity::init;
+    case Phase::waiting:
+      return Activity::waiting;
+    case Phase::data:
+      return Activity::data;
+    case Phase::forward:
+      return Activity::forward;
+    case Phase::backward:
+      return Activity::backward;
+    case Phase::vote:
+      return Activity::vote;
+    case Phase::reduce:
+      return Activity::reduce;
+    case Phase::none:
+    case Phase::stopping:
+      break;
+  }
+  return Activity::none;
+}
 
 /// "'a', 'b' and 3 more"
 std::string listed(const std::vector<std::string>& names) {
@@ -46,6 +70,7 @@ Runner::Runner(const Config& config, const session::RunnerView& runner, int life
       rank_(runner.rank()),
       lifeline_(lifeline),
       record_(runner.record()),
+      activities_(runner.spans()),
       batches_(config, session_, manifest_, rank_),
       gradients_(runner, manifest_),
       reduction_(runner, manifest_) {
@@ -105,8 +130,20 @@ void Runner::load_state() {
   replica_->load({valid.buffers, valid.generator});
 }
 
-void Runner::enter(Phase phase) noexcept {
+void Runner::enter(Phase phase) noexcept { enter(phase, activity_of(phase)); }
+
+void Runner::enter(Phase phase, Activity activity) noexcept {
   record_.phase.store(phase, std::memory_order_relaxed);
+  give_sign_of_life();
+  enter(activity);
+}
+
+// Only a change is worth a look at the clock.
+void Runner::enter(Activity activity) noexcept {
+  if (activity != activities_.activity()) activities_.enter(activity, base::now_ns());
+}
+
+void Runner::give_sign_of_life() noexcept {
   record_.heartbeat.store(record_.heartbeat.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
@@ -132,7 +169,7 @@ void Runner::backward_begins() {
 }
 
 bool Runner::wanted() {
-  enter(record_.phase.load(std::memory_order_relaxed));
+  give_sign_of_life();
   left_ = left_ || over() || stopping();
   return !left_;
 }
@@ -146,6 +183,7 @@ void Runner::serve() {
     if (word.attempt > record_.acknowledged_attempt.load(std::memory_order_relaxed) && mine) {
       if (!word.closed) {
         attempt(word.attempt);
+        enter(Activity::waiting);
         // The runner left the open attempt in order to stop. It must not begin the attempt again: that would
         // add to a slab for which it may have voted.
         if (record_.acknowledged_attempt.load(std::memory_order_relaxed) < word.attempt) break;
@@ -167,7 +205,10 @@ void Runner::attempt(std::uint64_t number) {
   attempt_ = number;
   left_ = false;
   record_.attempt.store(number);
-  base::set_log_step(session_.counters(session_.word().index).steps + 1);
+  const auto step = session_.counters(session_.word().index).steps + 1;
+  base::set_log_step(step);
+  activities_.set_attempt(step, number);  // The wait that ends now was for it, too.
+  enter(Activity::prepare);
   reduction_.reset_cursor(rank_, number);
   gradients_.begin(number);
   ballot_ = {};
@@ -195,7 +236,7 @@ void Runner::attempt(std::uint64_t number) {
     const auto word = session_.word();
     if (word.attempt == number && word.committed(control.request.participants)) break;
     if (over()) return acknowledge(word.attempt == number && word.closed && !word.abort);
-    enter(Phase::vote);  // Advances the heartbeat.
+    enter(Phase::vote, Activity::other_votes);
     if (!ipc::wait_changed(control.votes, seen, timing::look_ns, config_.runners.spin_us) && stopping())
       return;
   }
@@ -239,7 +280,7 @@ void Runner::acknowledge(bool committed) {
 std::optional<Batches::Filled> Runner::next_batch() {
   enter(Phase::data);
   const auto give_up = [&] {
-    enter(Phase::data);  // Advances the heartbeat.
+    give_sign_of_life();
     return over() || stopping();
   };
   return batches_.next(ballot_.micro_batches, give_up, ballot_.data_ns);

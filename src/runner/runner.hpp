@@ -17,6 +17,7 @@
 #include "session/manifest.hpp"
 #include "session/reduction.hpp"
 #include "session/session.hpp"
+#include "session/spans.hpp"
 #include "session/views.hpp"
 
 namespace accelmgr::runner {
@@ -67,6 +68,9 @@ class Runner final : private replica::Sink {
   bool over() const;
   bool stopping() const;
   void enter(session::Phase phase) noexcept;
+  void enter(session::Phase phase, session::Activity activity) noexcept;
+  void enter(session::Activity activity) noexcept;
+  void give_sign_of_life() noexcept;
 
   static constexpr std::uint64_t unknown_version = ~std::uint64_t{0};
 
@@ -77,6 +81,7 @@ class Runner final : private replica::Sink {
   int rank_;
   int lifeline_;
   session::RunnerRecord& record_;
+  session::ActivityWriter activities_;
   Batches batches_;
   Gradients gradients_;
   session::Reduction reduction_;

@@ -15,6 +15,7 @@
 #include "service/metrics.hpp"
 #include "service/query.hpp"
 #include "service/status.hpp"
+#include "service/trace.hpp"
 #include "session/step_history.hpp"
 
 namespace accelmgr::service {
@@ -116,6 +117,12 @@ const std::vector<Route>& routes() {
        .serve = events,
        .query = {{"since", position, "The id of an event, or the number of a step, after which they begin"}},
        .answer = "text/event-stream"},
+      {.method = "GET",
+       .path = "/v1/trace",
+       .summary = "What each thread of the session did, for accelmgr trace",
+       .serve = trace,
+       .query = {{"since", place, "now, or `next` of an earlier answer, after which it begins"}},
+       .answer = "Trace"},
       {.method = "GET",
        .path = "/v1/attach",
        .summary = "Makes the process that asks over a Unix socket the host; for accelmgr's own libraries",

@@ -103,6 +103,12 @@ constexpr const char* schemas = R"json({
   "StepsMade": {
     "required": ["steps"],
     "properties": {"steps": {"type": "array", "items": {"$ref": "#/components/schemas/Step"}}}},
+  "Trace": {
+    "required": ["threads", "next", "more"],
+    "properties": {
+      "threads": {"type": "array", "items": {"type": "object"}},
+      "next": {"type": "string", "description": "The `since` of the next request"},
+      "more": {"type": "boolean", "description": "The next request need not wait"}}},
   "Checkpoint": {
     "required": ["step", "path", "bytes", "write_ms", "warnings"],
     "properties": {
@@ -129,6 +135,8 @@ json schema_of(const Parameter& parameter, int highest_rank) {
       return {{"type", "boolean"}};
     case Parameter::Type::position:
       return {{"type", "string"}, {"pattern", R"(^[0-9]{1,18}(\.[0-9]{1,18})?$)"}};
+    case Parameter::Type::place:
+      return {{"type", "string"}};
   }
   return {};
 }

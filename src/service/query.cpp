@@ -58,6 +58,7 @@ void check(const base::Fields& fields, const Parameter& parameter) {
       fields.flag(parameter.name);
       break;
     case Parameter::Type::position:
+    case Parameter::Type::place:
       fields.text(parameter.name);
       break;
   }

@@ -18,10 +18,10 @@ inline constexpr std::uint64_t most_steps = std::numeric_limits<std::int64_t>::m
 
 /// A parameter of a query, or a field of a body.
 struct Parameter {
-  enum class Type { integer, number, flag, position };
+  enum class Type { integer, number, flag, position, place };
 
   const char* name;
-  Type type;
+  Type type;  ///< `position` is one of events, `place` one of a trace.
   const char* meaning;
   std::uint64_t least = 0;
   std::uint64_t most = most_steps;

@@ -34,6 +34,52 @@ const char* to_string(Phase phase) noexcept {
   return "?";
 }
 
+const char* to_string(Activity activity) noexcept {
+  switch (activity) {
+    case Activity::none:
+      return "none";
+    case Activity::step:
+      return "step";
+    case Activity::assemble:
+      return "assemble";
+    case Activity::attempt:
+      return "attempt";
+    case Activity::zero_grad:
+      return "zero_grad";
+    case Activity::write_parameters:
+      return "write_parameters";
+    case Activity::copy_checkpoint:
+      return "copy_checkpoint";
+    case Activity::init:
+      return "init";
+    case Activity::waiting:
+      return "waiting";
+    case Activity::prepare:
+      return "prepare";
+    case Activity::data:
+      return "data";
+    case Activity::forward:
+      return "forward";
+    case Activity::backward:
+      return "backward";
+    case Activity::vote:
+      return "vote";
+    case Activity::other_votes:
+      return "other_votes";
+    case Activity::reduce:
+      return "reduce";
+    case Activity::recover:
+      return "recover";
+    case Activity::start_runner:
+      return "start_runner";
+    case Activity::read:
+      return "read";
+    case Activity::write_checkpoint:
+      return "write_checkpoint";
+  }
+  return "?";
+}
+
 void plan_layout(const Extent& extent, Header& header) {
   header.layout_version = layout_version;
   header.fingerprint = build_fingerprint();
@@ -71,6 +117,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.queue_bytes = sizeof(Queue) + align_up(header.slots * sizeof(std::uint64_t), region_alignment) +
                        header.slots * header.slot_bytes + queue_guard_bytes;
   header.queues = region(ranks * header.queue_bytes, 4096);
+  header.spans = region(span_rings(extent.ranks) * sizeof(SpanRing), region_alignment);
   header.parameters = region(master_bytes, big_region_alignment);
   header.gradients = region(master_bytes, big_region_alignment);
   header.total_bytes = align_up(at, 4096);
@@ -145,7 +192,7 @@ std::uint64_t build_fingerprint() noexcept {
       {std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)}, std::uint64_t{sizeof(Control)},
        std::uint64_t{sizeof(RankRecord)}, std::uint64_t{sizeof(Counters)}, std::uint64_t{sizeof(Queue)},
        std::uint64_t{sizeof(Sharding)}, std::uint64_t{sizeof(Incident)}, std::uint64_t{sizeof(StepHistory)},
-       std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}});
+       std::uint64_t{sizeof(SpanRing)}, std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}});
 }
 
 }  // namespace accelmgr::session

@@ -2,10 +2,10 @@
 //
 // clang-format off
 //   session memfd (offsets in Header, regions 64-byte aligned, the big ones 2 MiB)
-//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+-----------+
-//   | Header | Control | RankRecord | Sharding | Incident  | Step    | manifest | state copies   | undo | queues | parameters | gradients |
-//   |        |         | [24]       |          | [4]       | History |          | x2             |      |        |            |           |
-//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+-----------+
+//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+
+//   | Header | Control | RankRecord | Sharding | Incident  | Step    | manifest | state copies   | undo | queues | SpanRing   | parameters | gradients |
+//   |        |         | [24]       |          | [4]       | History |          | x2             |      |        | [ranks + 4]|            |           |
+//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+
 //                                                                    per copy: Counters, per rank: generator, buffers; result buffers
 //   slab memfd, one per rank, allocated when the rank is first wanted
 //   +---------------+-----------------------------+
@@ -44,6 +44,7 @@ constexpr std::size_t row_guard_bytes = 64;      ///< Behind each row of a slot:
 constexpr std::size_t queue_guard_bytes = 4096;  ///< Unused bytes behind the slots of a queue.
 constexpr std::uint64_t max_incidents = 4;       ///< The session holds the last so many.
 constexpr std::uint64_t max_step_records = 256;  ///< It holds those of the last so many calls of step().
+constexpr std::uint64_t max_spans = 2047;        ///< It holds the last so many of each thread.
 constexpr int max_scalars = 16;
 constexpr std::size_t scalar_name_bytes = 48;
 constexpr std::size_t team_id_bytes = 128;  ///< NCCL's ids have so many.
@@ -73,7 +74,7 @@ struct Header {
   std::uint64_t slab_data_offset;  ///< Offset of the gradients in a slab memfd.
   // Offsets of the regions, and sizes of some.
   std::uint64_t control, records, sharding, incidents, history, manifest, manifest_bytes, copies, copy_bytes,
-      undo, queues, queue_bytes, parameters, gradients;
+      undo, queues, queue_bytes, spans, parameters, gradients;
 };
 
 /// Why a runner refuses an attempt.
@@ -383,6 +384,63 @@ struct StepHistory {
   SharedWords<StepTotals> totals[2];  ///< The valid one is at `recorded` mod 2.
 };
 
+/// What a thread of a session does for a while.
+enum class Activity : std::uint16_t {
+  none,
+  // A host.
+  step,
+  assemble,  ///< Until an attempt can be opened.
+  attempt,   ///< From its opening to its result.
+  zero_grad,
+  write_parameters,
+  copy_checkpoint,
+  // A runner. Most are phases of that name.
+  init,
+  waiting,  ///< For an attempt; of the loader: for a free slot, or another sharding.
+  prepare,  ///< From the trigger to the first batch; loads parameters where the replica has copies.
+  data,
+  forward,
+  backward,  ///< With the wait for what a device has not finished.
+  vote,
+  other_votes,  ///< Waits for those of the other ranks.
+  reduce,
+  // The supervisor, of a rank.
+  recover,       ///< From the end of a runner until its replacement is ready.
+  start_runner,  ///< The part of it, or of the beginning, from the fork on.
+  // The loader.
+  read,
+  // The checkpoint writer.
+  write_checkpoint,
+};
+const char* to_string(Activity activity) noexcept;
+
+/// What a thread did from one time to another.
+struct Span {
+  std::int64_t begin_ns;  ///< base::now_ns()
+  std::int64_t end_ns;
+  std::uint64_t step;     ///< The step that it was for; 0: none.
+  std::uint64_t attempt;  ///< 0: none.
+  std::int32_t pid;
+  std::int16_t rank;  ///< The rank that the supervisor did it for; -1: none.
+  Activity activity;
+};
+
+/// The last spans of a thread, which alone writes them (session/spans.hpp). A process that takes its place
+/// goes on in the same ring. Span i is at i mod the number of places; the place that no span of the last
+/// max_spans has is for the one that is being written.
+struct SpanRing {
+  /// How many spans there were. Advanced when one is whole, so a killed process leaves none half written.
+  alignas(64) std::atomic<std::uint64_t> recorded;
+  SharedWords<Span> span[max_spans + 1];
+};
+
+/// The threads of a session that are no runners. Their rings follow those of the ranks.
+enum class SpanThread : std::uint32_t { host, supervisor, loader, checkpoint_writer };
+constexpr std::uint64_t span_threads = 4;
+constexpr std::uint64_t span_rings(int ranks) noexcept {
+  return static_cast<std::uint64_t>(ranks) + span_threads;
+}
+
 /// Written by the loader. The numbers of elements of all slots follow, then the slots.
 struct Queue {
   ipc::Epoch filled;                                 ///< The runner waits on it.
@@ -398,6 +456,8 @@ static_assert(alignof(Control) == 64 && alignof(RankRecord) == 64 && sizeof(Rank
 static_assert(alignof(Sharding) == 8 && alignof(Incident) == 8);
 static_assert(sizeof(Counters) % 8 == 0 && sizeof(Queue) % 64 == 0);
 static_assert(sizeof(StepRecord) % 8 == 0 && sizeof(StepTotals) % 8 == 0 && alignof(StepHistory) == 64);
+static_assert(sizeof(Span) % 8 == 0 && alignof(SpanRing) == 64 && sizeof(SpanRing) % 64 == 0);
+static_assert(((max_spans + 1) & max_spans) == 0);  // So that a place is found without a division.
 static_assert(static_cast<std::size_t>(StepStatus::manager_lost) + 1 == step_statuses);
 static_assert(std::atomic<Phase>::is_always_lock_free && std::atomic<RunnerState>::is_always_lock_free);
 

@@ -73,6 +73,14 @@ class Session {
   Incident& incident(std::uint64_t number) noexcept { return incidents()[place_of(number)]; }
   const StepHistory& history() const noexcept { return *at<StepHistory>(header_->history); }
   StepHistory& history() noexcept { return *at<StepHistory>(header_->history); }
+  /// The ring of a runner, or of another thread.
+  SpanRing& runner_spans(int rank) noexcept { return span_ring(static_cast<std::uint64_t>(rank)); }
+  SpanRing& spans(SpanThread thread) noexcept {
+    return span_ring(header_->ranks + static_cast<std::uint64_t>(thread));
+  }
+  /// One of the span_rings(ranks()) rings.
+  const SpanRing& span_ring(std::uint64_t ring) const noexcept { return at<SpanRing>(header_->spans)[ring]; }
+  SpanRing& span_ring(std::uint64_t ring) noexcept { return at<SpanRing>(header_->spans)[ring]; }
   std::span<const std::byte> manifest() const noexcept {
     return {at<std::byte>(header_->manifest), header_->manifest_bytes};
   }

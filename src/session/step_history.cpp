@@ -1,25 +1,12 @@
 #include "session/step_history.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
+
+#include "session/shared_words.hpp"
 
 namespace accelmgr::session {
 namespace {
-
-/// Releases with each word: a reader that finds one of them finds what was stored before them, too.
-template <class Data>
-void store(SharedWords<Data>& words, const Data& data) noexcept {
-  const auto plain = std::bit_cast<std::array<std::uint64_t, sizeof data / sizeof(std::uint64_t)>>(data);
-  for (std::size_t i = 0; i < plain.size(); ++i) words[i].store(plain[i], std::memory_order_release);
-}
-
-template <class Data>
-Data load(const SharedWords<Data>& words) noexcept {
-  std::array<std::uint64_t, sizeof(Data) / sizeof(std::uint64_t)> plain;
-  for (std::size_t i = 0; i < plain.size(); ++i) plain[i] = words[i].load(std::memory_order_acquire);
-  return std::bit_cast<Data>(plain);
-}
 
 void add(Durations& durations, std::int64_t ns) noexcept {
   const auto bucket = std::lower_bound(duration_bounds_ns.begin(), duration_bounds_ns.end(), ns);

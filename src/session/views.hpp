@@ -4,10 +4,11 @@
 //   | view           | of                        | writes                                                   |
 //   |----------------|---------------------------|----------------------------------------------------------|
 //   | HostView       | the host's thread         | requests, parameters, gradients, valid copies of         |
-//   |                |                           | buffers, the step history                                |
-//   | SupervisorView | the manager's main thread | team, states, incidents                                  |
-//   | LoaderView     | the manager's loader      | sharding, queues                                         |
-//   | RunnerView     | a runner                  | its record, slab and copies                              |
+//   |                |                           | buffers, the step history, its spans                     |
+//   | SupervisorView | the manager's main thread | team, states, incidents, its spans                       |
+//   | LoaderView     | the manager's loader      | sharding, queues, its spans                              |
+//   | CheckpointView | the checkpoint writer     | its spans                                                |
+//   | RunnerView     | a runner                  | its record, slab, copies and spans                       |
 // clang-format on
 //
 // All of them may change the step word (attempt.hpp), finish the slices of dead runners (reduction.hpp), wake
@@ -47,6 +48,7 @@ class HostView : public View {
   using View::View;
   HostControl& control() const noexcept { return memory().control(); }
   StepHistory& history() const noexcept { return memory().history(); }
+  SpanRing& spans() const noexcept { return memory().spans(SpanThread::host); }
   /// Asks the loader to assign to other ranks, or with other shares. It must have followed the last request.
   void ask_for(const Assignment& assignment) const noexcept;
   std::byte* parameters() const noexcept { return memory().parameters(); }
@@ -71,6 +73,7 @@ class SupervisorView : public View {
   SupervisorControl& control() const noexcept { return memory().control(); }
   SupervisorRecord& record(int rank) const noexcept { return memory().record(rank); }
   Incident& incident(std::uint64_t number) const noexcept { return memory().incident(number); }
+  SpanRing& spans() const noexcept { return memory().spans(SpanThread::supervisor); }
   /// Call it before starting a runner of that rank. The incident keeps what its predecessor wrote.
   void clear_record(int rank) const noexcept;
   /// Takes over the session of a manager that has ended: no rank has a runner, and given_up and stopping are
@@ -87,6 +90,13 @@ class LoaderView : public View {
   using View::View;
   Sharding& sharding() const noexcept { return memory().sharding(); }
   Queue& queue(int rank) const noexcept { return memory().queue(rank); }
+  SpanRing& spans() const noexcept { return memory().spans(SpanThread::loader); }
+};
+
+class CheckpointView : public View {
+ public:
+  using View::View;
+  SpanRing& spans() const noexcept { return memory().spans(SpanThread::checkpoint_writer); }
 };
 
 class RunnerView : public View {
@@ -94,6 +104,7 @@ class RunnerView : public View {
   RunnerView(Session& session, int rank) noexcept : View(session), rank_(rank) {}
   int rank() const noexcept { return rank_; }
   RunnerRecord& record() const noexcept { return memory().record(rank_); }
+  SpanRing& spans() const noexcept { return memory().runner_spans(rank_); }
   std::byte* generator(std::uint32_t index) const noexcept { return memory().generator(index, rank_); }
   std::byte* buffers(std::uint32_t index) const noexcept { return memory().buffers(index, rank_); }
   std::span<std::atomic<std::uint64_t>> tags() const noexcept { return memory().tags(rank_); }

@@ -103,6 +103,8 @@ void use(Session& s) {
         touch(const_cast<std::byte*>(queue.slot(number)) + f.offset, f.element_bytes * h.batch_size);
       }
   }
+  for (std::uint64_t ring = 0; ring < span_rings(s.ranks()); ++ring)
+    touch(reinterpret_cast<std::byte*>(&s.span_ring(ring)), sizeof(SpanRing));
   touch(reinterpret_cast<std::byte*>(&s.sharding()), sizeof(Sharding));
   touch(reinterpret_cast<std::byte*>(&s.incident(max_incidents)), sizeof(Incident));
   (void)s.source_state();

@@ -35,6 +35,7 @@ TEST(Session, RegionsAreAlignedAndDoNotOverlap) {
       {h.copies, 2 * h.copy_bytes},
       {h.undo, 3 * chunk_bytes},
       {h.queues, 3 * h.queue_bytes},
+      {h.spans, span_rings(3) * sizeof(SpanRing)},
       {h.parameters, h.elements * 4},
       {h.gradients, h.elements * 4}};
   std::uint64_t end = 0;

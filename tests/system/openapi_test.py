@@ -53,8 +53,9 @@ class OpenApi(unittest.TestCase):
     def test_answers_are_as_described(self):
         command = [sys.executable, "-m", "schemathesis.cli", "run", self.url + "/openapi.json",
                    "--header", "Authorization: Bearer " + TOKEN,
-                   # The former ends the service, the answer of the latter never ends.
-                   "--exclude-path", "/v1/stop", "--exclude-path", "/v1/events",
+                   # The first ends the service, the answer of the second never ends, and what the third takes is the
+                   # `next` of its own answers.
+                   "--exclude-path", "/v1/stop", "--exclude-path", "/v1/events", "--exclude-path", "/v1/trace",
                    # A step whose time is over before it begins is a 504. Errors of the service itself are looked for below.
                    "--exclude-checks", "not_a_server_error",
                    "--phases", "examples,coverage,fuzzing", "--max-examples", "15", "--seed", "1", "--no-color",

@@ -27,6 +27,7 @@ void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<st
 void add_serve(CLI::App& app, Action& action);
 /// status, step, events and stop, which ask a service.
 void add_service_commands(CLI::App& app, Action& action);
+void add_trace(CLI::App& app, Action& action);
 void add_config(CLI::App& app, Action& action);
 void add_plot(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);

@@ -54,6 +54,10 @@ def trigger_groups(quick):
     return [[ours, peer("multiprocessing", "mp_trigger.py", *quick_flag(quick))]]
 
 
+def trace_groups(quick):
+    return [[program("ours", "bench_trace", *quick_flag(quick))]]
+
+
 def capture_groups(quick):
     return [[program("ours", "bench_capture", *quick_flag(quick))]]
 
@@ -256,6 +260,10 @@ ALL = {
         multiprocessing.Queue (bytes) and torch's (new tensors, and tensors that are in shared memory already).
         Ours should not depend on the size.""",
         3, ["bench_queue"], queue_groups, reports.queue),
+    "trace": Benchmark(
+        """What the spans that are always recorded cost a runner and a host in a step: its looks at the clock, and the
+        writing. Warm: one step after the other. Cold: the caches hold other memory before each step.""",
+        5, ["bench_trace"], trace_groups, reports.trace),
     "step": Benchmark(
         """The whole training cycle of MLPs with 1, 17 and 67 million parameters. What counts is the overhead: the
         cycle without the same forward and backward alone, in two processes side by side. Against

@@ -87,6 +87,18 @@ def before(lines):
     return Report([table], [])
 
 
+def trace(lines):
+    measured = Measured(lines)
+    table = Table("All spans of a step, us; of a step of 1 ms, %", ["caches", "runner", "host", "runner %", "host %"])
+    targets = []
+    for case in measured.values_of("case"):
+        runner, host = (measured.get("ours", who, case=case) for who in ("runner", "host"))
+        table.rows.append([case, runner, host, runner / 10, host / 10])
+        for who, us in (("runner", runner), ("host", host)):
+            targets.append(at_most(10, f"{case}, us of a {who} in a step", us))
+    return Report([table], targets)
+
+
 def capture(lines):
     measured = Measured(lines)
     names = ["ours", "plain", "at_end"]
