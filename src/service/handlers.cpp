@@ -7,11 +7,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "config/loader.hpp"
 #include "service/actions.hpp"
+#include "service/dashboard/dashboard.hpp"
 #include "service/metrics.hpp"
 #include "service/query.hpp"
 #include "service/status.hpp"
@@ -21,6 +23,14 @@ namespace accelmgr::service {
 namespace {
 
 using nlohmann::json;
+
+void dashboard(Service&, const Request&, const Respond& respond) {
+  respond({.body = std::string(dashboard_page),
+           .type = "text/html; charset=utf-8",
+           .header = {{"Content-Security-Policy", std::string(dashboard_policy)},
+                      {"X-Content-Type-Options", "nosniff"},
+                      {"Referrer-Policy", "no-referrer"}}});
+}
 
 void status(Service& service, const Request&, const Respond& respond) {
   respond(json_response(status_of(service)));
@@ -96,9 +106,10 @@ struct Route {
 };
 
 /// What a client may have without a token.
-const std::set<std::string> open_to_all{"/healthz"};
+const std::set<std::string> open_to_all{"/", "/healthz"};
 
-const Route routes[] = {{"GET", "/v1/status", status},
+const Route routes[] = {{"GET", "/", dashboard},
+                        {"GET", "/v1/status", status},
                         {"GET", "/v1/runners", runners},
                         {"GET", "/v1/config", configuration},
                         {"GET", "/v1/steps", steps, {"since", "limit"}},

@@ -45,7 +45,8 @@ class ServiceTest(unittest.TestCase):
         self.addCleanup(process.wait, WATCHDOG_S)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.kill)
-        self.assertRegex(process.stdout.readline(), r"^ready: model 'mlp', 2 runners, process \d+, socket ")
+        self.ready = process.stdout.readline()
+        self.assertRegex(self.ready, r"^ready: model 'mlp', 2 runners, process \d+, socket ")
         return process
 
     def run_program(self, *arguments, extra=None):
