@@ -2,7 +2,6 @@
 
 They need Chromium and selenium, which `tools/setup --all` installs. Without them the exit code is 5.
 """
-import http.client
 import json
 import os
 import re
@@ -10,16 +9,17 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import unittest
 
 import serve_cli_test
 from serve_cli_test import DONE, WATCHDOG_S, ServiceTest
+from watch_cli_test import Connection
 
 try:
     from selenium import webdriver
+    from selenium.common.exceptions import TimeoutException
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 except ImportError:
@@ -143,11 +143,13 @@ class Dashboard(ServiceTest):
         return self.browser.execute_script(script, selector)
 
     def is_shown(self, selector):
-        return self.browser.execute_script("return document.querySelector(arguments[0]).checkVisibility()", selector)
+        return self.browser.execute_script("return document.querySelector(arguments[0])?.checkVisibility()", selector)
 
     def wait(self, condition, what):
-        WebDriverWait(self.browser, WATCHDOG_S, poll_frequency=0.05).until(
-            lambda _: condition(), f"{what}; the page shows: {self.browser.execute_script('return document.body.innerText')}")
+        try:
+            WebDriverWait(self.browser, WATCHDOG_S, poll_frequency=0.05).until(lambda _: condition())
+        except TimeoutException:
+            self.fail(f"{what}; the page shows: {self.text('body')}")
 
     def wait_for(self, selector, pattern):
         self.wait(lambda: re.search(pattern, self.text(selector)), f"{selector} does not show {pattern!r}")
@@ -178,7 +180,7 @@ class Dashboard(ServiceTest):
 
     def test_a_wrong_token_is_refused_and_the_right_one_is_kept_by_the_tab(self):
         process = self.serve()
-        self.browser.get(self.door.origin + "/?token=" + "wrong")  # A token in the address is not read.
+        self.browser.get(self.door.origin + "/")
         self.wait(lambda: self.is_shown("#login"), "the page does not ask for the token")
         self.assertEqual(self.text("#login-error"), "")
         self.log_in("not the token of this service")
@@ -255,7 +257,7 @@ class Dashboard(ServiceTest):
         os.kill(pid, signal.SIGKILL)
         self.wait_for("#events", rf"Runner 1 \(pid {pid}\) was lost in phase .*: killed by signal 9 \(KILL\)")
         self.wait_for("#events", r"Runner 1 is ready: process \d+")
-        self.wait_for("#losses", "^1 loss so far$")
+        self.wait_for("#losses", "^1 lost so far$")
         self.wait_for("#runners", f"pid {self.pids()[1]}")
         self.end(process)
 
@@ -291,7 +293,10 @@ class Dashboard(ServiceTest):
         keep = ["--set", f"checkpoint.directory={self.folder / 'checkpoints'}"]
         process = self.serve(*keep)
         self.assertEqual(self.ask("step", "--count", "3").returncode, DONE)
-        self.assertEqual(self.ask("checkpoint").returncode, DONE)
+        connection = Connection(self.socket)
+        self.addCleanup(connection.close)
+        connection.request("POST", "/v1/checkpoint")
+        self.assertEqual(connection.getresponse().status, 200)
         self.assertEqual(self.ask("step").returncode, DONE)
         self.open()
         self.wait_for("#steps", "^4$")

@@ -7,7 +7,7 @@ const poll_ms = 1000;
 const answer_ms = 20000;     // For an answer that waits for nothing.
 const silent_s = 5;          // A runner that gives no sign of life for longer is marked.
 const first_pause_s = 1, longest_pause_s = 30;
-const smoothing = 0.9;
+const smoothing = 0.8;
 
 const $ = (id) => document.getElementById(id);
 const sleep = (ms) => new Promise((wake) => setTimeout(wake, ms));
@@ -178,7 +178,7 @@ let status = null;
 let steps = [];                // Those that counted, by their number, oldest first.
 let lost_at = new Set();       // The steps in which a runner was lost.
 let position = "0.0";          // The id of the last event.
-let host_seen = null;
+let host_seen;                 // Undefined until the service has said it.
 let entries = [];              // Of the events, oldest first.
 
 const throughput_of = (step) => (step.samples / step.step_ms) * 1000;
@@ -217,8 +217,8 @@ function add_incident(incident) {
 }
 
 function see_host({ host }) {
-  if (host?.lease === host_seen?.lease) return;
-  add_own("host", host ? `${host.name} (pid ${host.pid}) drives the session` : `${host_seen.name} has left`);
+  if (host_seen !== undefined && host?.lease !== host_seen?.lease)
+    add_own("host", host ? `${host.name} (pid ${host.pid}) drives the session` : `${host_seen.name} has left`);
   host_seen = host;
 }
 
@@ -253,6 +253,11 @@ function show_entry(entry) {
 
 // ---- The service's answers ----
 
+class Gone extends Error {}
+const gone = () => {
+  throw new Gone("the service does not answer");
+};
+
 class Refused extends Error {
   constructor(status, { message, hint }) {
     super(hint ? `${message} (${hint})` : message);
@@ -265,9 +270,9 @@ async function ask(method, target, { body, header, signal } = {}) {
     method, signal, cache: "no-store",
     headers: { ...(token && { Authorization: `Bearer ${token}` }), ...header },
     body: body === undefined ? undefined : JSON.stringify(body),
-  });
+  }).catch(gone);
   if (answer.ok) return answer;
-  const text = await answer.text();
+  const text = await answer.text().catch(gone);
   let error = { message: `the answer was ${answer.status}` };
   try {
     error = JSON.parse(text).error;
@@ -279,7 +284,8 @@ async function ask(method, target, { body, header, signal } = {}) {
 
 async function look(signal) {
   const limit = AbortSignal.any([signal, AbortSignal.timeout(answer_ms)]);
-  take_status(await (await ask("GET", "/v1/status", { signal: limit })).json());
+  const answer = await ask("GET", "/v1/status", { signal: limit });
+  take_status(await answer.json().catch(gone));
 }
 
 function take_status(now) {
@@ -287,11 +293,9 @@ function take_status(now) {
   if (is_other) {
     add_own("service", `Another service answers: process ${now.pid}, run ${now.run_id}, after step ${now.steps}`);
     position = "0.0";
-    host_seen = null;
-    if (now.run_id !== status.run_id) {
-      steps = [];
-      lost_at = new Set();
-    }
+    host_seen = undefined;
+    if (now.run_id !== status.run_id) [steps, lost_at] = [[], new Set()];
+    steps = steps.filter(({ step }) => step <= now.steps);  // The others are lost.
   } else if (status) {
     for (const runner of now.runners) {
       const before = status.runners.find(({ rank }) => rank === runner.rank);
@@ -308,8 +312,8 @@ async function* events_of(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
+    const { value, done } = await reader.read().catch(gone);
+    if (done) gone();
     const events = (text + value).split("\n\n");
     text = events.pop();
     for (const lines of events)
@@ -329,13 +333,12 @@ async function follow(signal) {
     position = id;
     draw_soon();
   }
-  throw new Error("the connection has ended");
 }
 
 async function poll(signal) {
   for (;;) {
     await sleep(poll_ms);
-    signal.throwIfAborted();
+    if (signal.aborted) return;
     if (!document.hidden) await look(signal);
   }
 }
@@ -364,6 +367,7 @@ async function main() {
       if (error.status === 401) {
         await ask_for_token();
       } else {
+        if (!(error instanceof Gone || error instanceof Refused)) reportError(error);  // A defect of this script.
         await wait_for_service(error, pause_s);
         pause_s = Math.min(2 * pause_s, longest_pause_s);
       }
@@ -422,13 +426,13 @@ async function act(name, what, target, body) {
   draw_soon();
   report(`${what} …`);
   try {
-    const answer = await (await ask("POST", target, { body })).json();
+    const answer = await ask("POST", target, { body });
+    const { path } = await answer.json().catch(gone);
     report(`${what}: done.`);
-    add_own("you", answer.path ? `${what}: ${answer.path}` : what);
+    add_own("you", path ? `${what}: ${path}` : what);
   } catch (error) {
-    const why = error instanceof Refused ? error.message : "the service did not answer";
-    report(`${what}: ${why}`, true);
-    add_own("you", `${what}: ${why}`, "warn");
+    report(`${what}: ${error.message}`, true);
+    add_own("you", `${what}: ${error.message}`, "warn");
   }
   busy.delete(name);
   draw_soon();
@@ -477,6 +481,7 @@ function show_theme() {
   if (theme) document.documentElement.dataset.theme = theme;
   const is_dark = theme ? theme === "dark" : system_is_dark.matches;
   say($("theme"), is_dark ? "Light" : "Dark");
+  $("theme").title = `Show the ${is_dark ? "light" : "dark"} theme`;
   $("theme").onclick = () => {
     localStorage.setItem("theme", is_dark ? "light" : "dark");
     show_theme();
@@ -503,8 +508,9 @@ function draw_state() {
 function draw_tiles() {
   const last = steps.at(-1);
   const recent = steps.slice(-50);
-  say($("steps"), whole.format(status.steps));
-  say($("attempts"), `of ${counted(status.attempts, "attempt")}`);
+  // Events come sooner than the next status.
+  say($("steps"), whole.format(Math.max(status.steps, last?.step ?? 0)));
+  say($("attempts"), `of ${counted(Math.max(status.attempts, last?.attempt ?? 0), "attempt")}`);
   say($("loss"), last ? figures(last.loss) : "–");
   say($("loss-change"), steps.length > 1 ? `from ${figures(steps[0].loss)} at step ${whole.format(steps[0].step)}` : "");
   say($("throughput"), last ? figures(quantile(recent.map(throughput_of), 0.5), 3) : "–");
@@ -515,7 +521,7 @@ function draw_tiles() {
   const team = status.runners.filter((runner) => runner.in_team);
   $("ready").replaceChildren(`${team.filter(({ state }) => state === "ready").length}`,
                              make("span", "unit", `of ${team.length} ready`));
-  say($("losses"), status.losses ? `${counted(status.losses, "loss").replace(/losss$/, "losses")} so far` : "none lost");
+  say($("losses"), status.losses ? `${short(status.losses)} lost so far` : "none lost");
   const all = recent.reduce((sum, step) => sum + step.step_ms, 0);
   for (const part of ["compute", "reduce", "wait"]) {
     const share = recent.reduce((sum, step) => sum + step[`${part}_ms`], 0) / all;
