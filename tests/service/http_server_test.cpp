@@ -1,9 +1,11 @@
 // What a client may do to the socket of a service, and what it may not.
 #include "service/http_server.hpp"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -12,14 +14,17 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_future.hpp>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
 
 #include "client/service_socket.hpp"
+#include "ipc/network.hpp"
 #include "ipc/socket.hpp"
 #include "ipc/wait_ready.hpp"
 #include "service/socket_path.hpp"
+#include "service/tcp_listener.hpp"
 #include "temporary_folder.hpp"
 
 namespace accelmgr::service {
@@ -43,6 +48,7 @@ class HttpServerTest : public testing::Test {
     boost::asio::post(loop_, [this] {
       later_ = {};
       server_.reset();
+      tcp_server_.reset();
       loop_.stop();
     });
   }
@@ -122,6 +128,38 @@ class HttpServerTest : public testing::Test {
     EXPECT_TRUE(text.ends_with(end)) << text;
     return text;
   }
+  /// Serves a TCP port too, for those who know a token. Returns its port.
+  int serve_tcp() {
+    const auto file = (folder_ / "token").string();
+    std::ofstream(file) << "0123456789abcdef";
+    std::filesystem::permissions(file, std::filesystem::perms::owner_read);
+    auto listener = listen_at(":0");
+    const int port = ipc::bound_port(listener.fd.get());
+    on_loop([&] {
+      tcp_server_.emplace(loop_, std::move(listener.fd), Token::from_file(file), HttpLimits{},
+                          [](const Request& request, const Respond& respond) {
+                            if (!request.is_admitted) throw Problem(401, "no_token", "who are you?");
+                            EXPECT_EQ(request.peer, nullptr);
+                            respond(json_response({{"path", request.path}}));
+                          });
+    });
+    return port;
+  }
+  /// What the server sends until the requests in `text` have ended their connection.
+  static std::string exchange(int port, const std::string& text) {
+    base::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    write(fd.get(), text);
+    return read_all(fd.get());
+  }
+  static std::string ask_port(int port, const std::string& target, const std::string& head) {
+    return exchange(port, "GET " + target + " HTTP/1.1\r\nConnection: close\r\n" + head + "\r\n");
+  }
+
   /// All that the server sends until it closes the connection.
   static std::string read_all(int fd) {
     std::string text;
@@ -139,7 +177,7 @@ class HttpServerTest : public testing::Test {
   std::string path_ = (folder_ / "socket").string();
   boost::asio::io_context loop_;
   std::optional<SocketPath> socket_;
-  std::optional<HttpServer> server_;
+  std::optional<HttpServer> server_, tcp_server_;
   Respond later_;
   std::vector<std::weak_ptr<Stream>> streams_;
   std::jthread thread_;
@@ -226,6 +264,37 @@ TEST_F(HttpServerTest, AClientThatSendsHalfARequestLosesItsConnection) {
   write(half.get(), "GET / HT");
   EXPECT_EQ(read_all(half.get()), "");
   EXPECT_EQ(ask("/").status, 200);
+}
+
+TEST_F(HttpServerTest, OverTcpARequestSaysWhetherItStatesTheToken) {
+  serve();
+  const int port = serve_tcp();
+  EXPECT_THAT(ask_port(port, "/x", "Authorization: Bearer 0123456789abcdef\r\n"), HasSubstr("\"/x\""));
+  for (const auto* head : {"", "Authorization: Bearer 0123456789abcdeX\r\n", "Authorization:\r\n",
+                           "Authorization: Basic 0123456789abcdef\r\n", "Token: 0123456789abcdef\r\n"})
+    EXPECT_THAT(ask_port(port, "/x", head), StartsWith("HTTP/1.1 401")) << head;
+  EXPECT_THAT(ask_port(port, "/x?token=0123456789abcdef", ""), StartsWith("HTTP/1.1 401"));
+}
+
+// The token of a request does not admit those that follow on its connection.
+TEST_F(HttpServerTest, EachRequestStatesTheToken) {
+  serve();
+  const auto text = exchange(serve_tcp(),
+                             "GET /x HTTP/1.1\r\nAuthorization: Bearer 0123456789abcdef\r\n\r\n"
+                             "GET /y HTTP/1.1\r\nConnection: close\r\n\r\n");
+  EXPECT_THAT(text, HasSubstr("\"/x\""));
+  EXPECT_THAT(text, HasSubstr("HTTP/1.1 401"));
+}
+
+TEST_F(HttpServerTest, ARequestTooManyInASecondIsRefused) {
+  serve({.requests_per_s = 3});
+  int refused = 0;
+  for (int i = 0; i < 100; ++i) refused += ask("/").status == 429;
+  EXPECT_GT(refused, 0);
+  for (const auto until = soon(); ask("/").status != 200;) {
+    ASSERT_FALSE(until.passed());
+    std::this_thread::yield();
+  }
 }
 
 TEST_F(HttpServerTest, OneConnectionTooManyIsRefused) {

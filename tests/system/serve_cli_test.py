@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.error
+import urllib.request
 
 PROGRAM = ""
 
@@ -117,6 +119,71 @@ class Serve(ServiceTest):
         self.assertRegex(listener.recv(4096).decode(), r"^READY=1\nSTATUS=serves model 'mlp' with 2 runners$")
         self.end(process)
         self.assertEqual(listener.recv(4096), b"STOPPING=1")
+
+    def test_the_team_and_single_runners_are_changed(self):
+        process = self.serve("--set", "runners.max_runners=3")
+        resized = self.ask("resize", "3")
+        self.assertEqual((resized.returncode, resized.stderr), (DONE, ""))
+        self.assertRegex(resized.stdout, r"(?m)^runner 2 +\w+, pid \d+, phase ")
+        self.assertEqual(json.loads(self.ask("step", "--json").stdout)["steps"][0]["participants"], 3)
+        before = self.status()["runners"][1]["pid"]
+        self.assertEqual(self.ask("restart", "1").returncode, DONE)
+        self.assertEqual(self.ask("step").returncode, DONE)
+        self.assertNotEqual(self.status()["runners"][1]["pid"], before)
+        self.assertEqual(self.ask("resize", "4").returncode, FAILED)
+        self.assertIn("rank is '7'", self.ask("restart", "7").stderr)
+        self.assertEqual(self.ask("resize").returncode, USAGE)
+        self.end(process)
+
+    def test_a_checkpoint_is_written_when_it_is_asked_for(self):
+        process = self.serve()
+        refused = self.ask("checkpoint")
+        self.assertEqual(refused.returncode, FAILED)
+        self.assertIn("checkpoint.directory", refused.stderr)
+        self.end(process)
+        process = self.serve("--set", f"checkpoint.directory={self.folder / 'checkpoints'}")
+        self.ask("step")
+        written = self.ask("checkpoint")
+        self.assertEqual((written.returncode, written.stderr), (DONE, ""))
+        self.assertRegex(written.stdout, r"^step 1: .*/checkpoints/step-\w+ \([\d.]+ MiB, \d+ ms\)\n$")
+        self.end(process)
+
+    def test_over_tcp_it_answers_those_who_state_the_token(self):
+        token = self.folder / "token"
+        token.write_text("0123456789abcdef\n")
+        token.chmod(0o600)
+        process = self.serve("--http", ":0", "--token-file", str(token))
+        url = self.ready.rpartition(", ")[2].strip()
+        self.assertRegex(url, r"^http://127\.0\.0\.1:\d+$")
+
+        def asked(path, head=None):
+            request = urllib.request.Request(url + path, headers=head or {})
+            try:
+                with urllib.request.urlopen(request, timeout=WATCHDOG_S) as answer:
+                    return answer.status
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code
+
+        right = {"Authorization": "Bearer 0123456789abcdef"}
+        self.assertEqual(asked("/v1/status", right), 200)
+        self.assertEqual(asked("/v1/attach", {**right, "Upgrade": "accelmgr-host"}), 409)
+        self.assertEqual(asked("/healthz"), 200)
+        for path in ("/v1/status", "/v1/status?token=0123456789abcdef", "/metrics", "/nothing", "/v1/step"):
+            self.assertEqual(asked(path), 401, path)
+        self.assertEqual(asked("/v1/status", {"Authorization": "Bearer 0123456789abcdeF"}), 401)
+        self.assertEqual(asked("/v1/status?token=0123456789abcdef", right), 400)
+        shown = pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes() + self.ready.encode()
+        self.assertNotIn(b"0123456789abcdef", shown)
+        self.assertTrue(self.status()["ready"])
+        self.end(process)
+
+    def test_tcp_and_a_token_are_for_each_other(self):
+        for option in (["--http", ":0"], ["--token-file", "/dev/null"]):
+            refused = subprocess.run(self.command(*option), capture_output=True, text=True, timeout=WATCHDOG_S)
+            self.assertEqual(refused.returncode, USAGE)
+            self.assertIn("--http and --token-file are for each other", refused.stderr)
+        self.assertFalse(self.socket.exists())
 
     def test_the_default_socket_is_that_of_the_user(self):
         runtime = {"XDG_RUNTIME_DIR": str(self.folder)}

@@ -1,4 +1,4 @@
-// accelmgr status | step | events | stop: what asks a service over its socket
+// accelmgr status | step | events | checkpoint | resize | restart | stop: what asks a service over its socket
 #include <fmt/core.h>
 #include <fmt/format.h>
 
@@ -29,6 +29,7 @@ struct AskArguments {
   bool overwrite = false;
   double timeout_s = 0;
   std::string since;
+  int runners = 0, rank = 0;
 };
 
 std::string socket_of(const AskArguments& arguments) {
@@ -55,11 +56,23 @@ int ask(const AskArguments& arguments, const char* method, const char* target, c
 
 std::string text_of(const json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
 
+std::string named_line(const std::string& name, const std::string& value) {
+  return fmt::format("{:<12} {}\n", name, value);
+}
+
+std::string runners_text(const json& runners) {
+  std::string text;
+  for (const auto& runner : runners)
+    text +=
+        named_line("runner " + text_of(runner["rank"]),
+                   fmt::format("{}, pid {}, phase {}, {} samples", text_of(runner["state"]),
+                               text_of(runner["pid"]), text_of(runner["phase"]), text_of(runner["samples"])));
+  return text;
+}
+
 std::string status_text(const json& status) {
   std::string text;
-  const auto line = [&](const char* name, const std::string& value) {
-    text += fmt::format("{:<12} {}\n", name, value);
-  };
+  const auto line = [&](const char* name, const std::string& value) { text += named_line(name, value); };
   line("ready",
        status["ready"].get<bool>() ? "yes" : fmt::format("no: {}", text_of(status["why_not_ready"])));
   line("service", fmt::format("process {}, run {}, up {:.0f} s", text_of(status["pid"]),
@@ -75,11 +88,7 @@ std::string status_text(const json& status) {
                             text_of(status["attempts"]), text_of(status["samples"])));
   line("losses",
        fmt::format("{}, {} replacements", text_of(status["losses"]), text_of(status["replacements"])));
-  for (const auto& runner : status["runners"])
-    line(fmt::format("runner {}", text_of(runner["rank"])).c_str(),
-         fmt::format("{}, pid {}, phase {}, {} samples", text_of(runner["state"]), text_of(runner["pid"]),
-                     text_of(runner["phase"]), text_of(runner["samples"])));
-  return text;
+  return text + runners_text(status["runners"]);
 }
 
 /// JSON has no NaN.
@@ -93,6 +102,14 @@ std::string step_text(const json& step) {
 std::string steps_text(const json& answer) {
   std::string text;
   for (const auto& step : answer["steps"]) text += step_text(step);
+  return text;
+}
+
+std::string checkpoint_text(const json& written) {
+  std::string text =
+      fmt::format("step {}: {} ({:.1f} MiB, {:.0f} ms)\n", text_of(written["step"]), text_of(written["path"]),
+                  written["bytes"].get<double>() / (1 << 20), written["write_ms"].get<double>());
+  for (const auto& warning : written["warnings"]) text += fmt::format("warning: {}\n", text_of(warning));
   return text;
 }
 
@@ -197,6 +214,9 @@ CLI::App* add(CLI::App& app, const char* name, const char* help,
 
 base::Deadline soon() { return base::Deadline::in_seconds(timing::first_words_s); }
 
+/// For requests that the service itself bounds.
+base::Deadline service_bounds() { return base::Deadline::in_seconds(1e9); }
+
 }  // namespace
 
 void add_service_commands(CLI::App& app, Action& action) {
@@ -220,8 +240,7 @@ void add_service_commands(CLI::App& app, Action& action) {
     action = [arguments, has_timeout] {
       json body{{"count", arguments->count}, {"accumulate", !arguments->overwrite}};
       if (has_timeout) body["timeout_s"] = arguments->timeout_s;
-      const auto patience = base::Deadline::in_seconds(1e9);  // The service bounds each step.
-      return ask(*arguments, "POST", "/v1/step", body.dump(), patience, steps_text);
+      return ask(*arguments, "POST", "/v1/step", body.dump(), service_bounds(), steps_text);
     };
   });
 
@@ -240,6 +259,48 @@ void add_service_commands(CLI::App& app, Action& action) {
           "N"))
       ->type_name("N");
   events->callback([arguments, &action] { action = [arguments] { return watch(*arguments); }; });
+
+  auto* checkpoint =
+      add(app, "checkpoint", "Lets a service write a checkpoint; a host that drives it adds its optimizer",
+          arguments);
+  checkpoint->add_option("--timeout", arguments->timeout_s, "Seconds until it must be written (60)")
+      ->take_last()
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("SECONDS");
+  checkpoint->callback([arguments, checkpoint, &action] {
+    const bool has_timeout = checkpoint->count("--timeout") > 0;
+    action = [arguments, has_timeout] {
+      const auto body = has_timeout ? json{{"timeout_s", arguments->timeout_s}} : json::object();
+      return ask(*arguments, "POST", "/v1/checkpoint", body.dump(), service_bounds(), checkpoint_text);
+    };
+  });
+
+  auto* resize =
+      add(app, "resize", "Changes how many runners a service has, from its next step on", arguments);
+  resize->add_option("runners", arguments->runners, "Runners, at most runners.max_runners of the service")
+      ->required()
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  resize->callback([arguments, &action] {
+    action = [arguments] {
+      return ask(*arguments, "POST", "/v1/resize", json{{"runners", arguments->runners}}.dump(), soon(),
+                 [](const json& answer) { return runners_text(answer["runners"]); });
+    };
+  });
+
+  auto* restart =
+      add(app, "restart", "Replaces a runner of a service; a step that it leaves is tried again", arguments);
+  restart->add_option("rank", arguments->rank, "Rank of the runner")
+      ->required()
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("RANK");
+  restart->callback([arguments, &action] {
+    action = [arguments] {
+      const auto target = fmt::format("/v1/restart?rank={}", arguments->rank);
+      return ask(*arguments, "POST", target.c_str(), "", soon(),
+                 [](const json& answer) { return runners_text(answer["runners"]); });
+    };
+  });
 
   add(app, "stop", "Ends a service: it finishes its step, and writes a checkpoint", arguments)
       ->callback([arguments, &action] {
