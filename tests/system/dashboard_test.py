@@ -15,7 +15,6 @@ import unittest
 
 import serve_cli_test
 from serve_cli_test import DONE, WATCHDOG_S, ServiceTest
-from watch_cli_test import Connection
 
 try:
     from selenium import webdriver
@@ -107,7 +106,8 @@ class Dashboard(ServiceTest):
         self.addCleanup(self.door.close)
         self.addCleanup(self.browser.get, "about:blank")  # It ends the page's connections.
         for log in ("browser", "performance"):
-            self.browser.get_log(log)
+            self.browser.get_log(log)  # What is left of the test before.
+        self.addCleanup(self.check_logs)
 
     def command(self, *arguments):
         return super().command("--http", "127.0.0.1:0", "--token-file", str(self.token_file), *arguments)
@@ -116,10 +116,6 @@ class Dashboard(ServiceTest):
         process = super().serve(*arguments, extra=extra)
         self.door.target = re.search(r"http://(\S+)$", self.ready)[1]
         return process
-
-    def doCleanups(self):
-        self.check_logs()
-        return super().doCleanups()
 
     def check_logs(self):
         """The console has no error but those of requests that failed, and no request went to another host."""
@@ -293,10 +289,7 @@ class Dashboard(ServiceTest):
         keep = ["--set", f"checkpoint.directory={self.folder / 'checkpoints'}"]
         process = self.serve(*keep)
         self.assertEqual(self.ask("step", "--count", "3").returncode, DONE)
-        connection = Connection(self.socket)
-        self.addCleanup(connection.close)
-        connection.request("POST", "/v1/checkpoint")
-        self.assertEqual(connection.getresponse().status, 200)
+        self.assertEqual(self.ask("checkpoint").returncode, DONE)
         self.assertEqual(self.ask("step").returncode, DONE)
         self.open()
         self.wait_for("#steps", "^4$")

@@ -6,7 +6,7 @@ const most_entries = 200;    // Of the events.
 const poll_ms = 1000;
 const answer_ms = 20000;     // For an answer that waits for nothing.
 const silent_s = 5;          // A runner that gives no sign of life for longer is marked.
-const first_pause_s = 1, longest_pause_s = 30;
+const first_pause_s = 1, longest_pause_s = 15;
 const smoothing = 0.8;
 
 const $ = (id) => document.getElementById(id);
