@@ -181,8 +181,6 @@ let position = "0.0";          // The id of the last event.
 let host_seen;                 // Undefined until the service has said it.
 let entries = [];              // Of the events, oldest first.
 
-const throughput_of = (step) => (step.samples / step.step_ms) * 1000;
-
 function add_step(step) {
   if (!step.counted) {
     add_entry({ time_s: step.time_s, kind: "failed", tag: ["warn", "step"],
@@ -191,9 +189,12 @@ function add_step(step) {
   }
   // A run that was resumed from an earlier step makes some steps again.
   while (steps.length && steps.at(-1).step >= step.step) steps.pop();
-  const before = steps.at(-1)?.smoothed;
-  step.smoothed = Number.isFinite(before) && Number.isFinite(step.loss)
-    ? smoothing * before + (1 - smoothing) * step.loss : step.loss;
+  step.throughput = (step.samples / step.step_ms) * 1000;
+  for (const name of ["loss", "throughput"]) {
+    const before = steps.at(-1)?.[`smooth_${name}`];
+    step[`smooth_${name}`] = Number.isFinite(before) && Number.isFinite(step[name])
+      ? smoothing * before + (1 - smoothing) * step[name] : step[name];
+  }
   steps.push(step);
   if (steps.length > most_steps) steps.shift();
   const last = entries.findLast(({ time_s }) => time_s <= step.time_s);
@@ -513,7 +514,7 @@ function draw_tiles() {
   say($("attempts"), `of ${counted(Math.max(status.attempts, last?.attempt ?? 0), "attempt")}`);
   say($("loss"), last ? figures(last.loss) : "–");
   say($("loss-change"), steps.length > 1 ? `from ${figures(steps[0].loss)} at step ${whole.format(steps[0].step)}` : "");
-  say($("throughput"), last ? figures(quantile(recent.map(throughput_of), 0.5), 3) : "–");
+  say($("throughput"), last ? figures(quantile(recent.map((step) => step.throughput), 0.5), 3) : "–");
   if (last) with_unit($("step-time"), duration(quantile(recent.map((step) => step.step_ms), 0.5)));
   else say($("step-time"), "–");
   say($("samples"), short(status.samples));
@@ -631,14 +632,16 @@ function draw_host_and_service() {
   ]);
 }
 
+const raw_and_smooth = (name) => [
+  { name, of: (step) => step[name], thin: true }, { name, of: (step) => step[`smooth_${name}`] },
+];
 const charts = [
   new Chart("loss-chart", {
-    series: [{ name: "loss", of: (step) => step.loss, thin: true }, { name: "loss", of: (step) => step.smoothed }],
-    from_zero: false, label: (value) => figures(value, 3), readout: (step) => figures(step.loss),
+    series: raw_and_smooth("loss"), from_zero: false, label: (value) => figures(value, 3), readout: (step) => figures(step.loss),
   }),
   new Chart("throughput-chart", {
-    series: [{ name: "throughput", of: throughput_of }],
-    label: short, readout: (step) => `${figures(throughput_of(step), 3)} samples/s`,
+    series: raw_and_smooth("throughput"),
+    label: short, readout: (step) => `${figures(step.throughput, 3)} samples/s`,
   }),
   new Chart("time-chart", {
     series: ["compute", "reduce", "wait"].map((name) => ({ name, of: (step) => step[`${name}_ms`] })),
