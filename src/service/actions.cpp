@@ -10,7 +10,6 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/exception_text.hpp"
-#include "base/fields.hpp"
 #include "config/loader.hpp"
 #include "service/query.hpp"
 #include "service/status.hpp"
@@ -22,8 +21,6 @@ namespace {
 using manager::Lease;
 using nlohmann::json;
 
-constexpr int most_steps_at_once = 1000;
-constexpr double longest_step_s = 1e8;  // As in the configuration.
 constexpr double checkpoint_s = 60;  // For a host to look at the request for a checkpoint, and to write it.
 constexpr std::size_t longest_name = 64;
 
@@ -49,16 +46,6 @@ void check_free_for_service(Service& service) {
   if (const auto& unfinished = service.manager().lease().unfinished(); !unfinished.empty())
     throw Problem(409, "unfinished", unfinished,
                   {.hint = "attach a host that writes the parameters, or start again from a checkpoint"});
-}
-
-double timeout_in(const base::Fields& fields, double otherwise) {
-  if (!fields.has("timeout_s")) return otherwise;
-  return checked([&] {
-    const auto timeout_s = fields.real("timeout_s");
-    if (!(timeout_s >= 0 && timeout_s <= longest_step_s))
-      fields.refuse("timeout_s", fmt::format("from 0 to {}", longest_step_s));
-    return timeout_s;
-  });
 }
 
 /// The problem that the exception under way is.
@@ -94,14 +81,10 @@ void check_ready(Service& service) {
 }
 
 void step(Service& service, const Request& request, const Respond& respond) {
-  const auto body = body_of(request, {"count", "accumulate", "timeout_s"});
-  const base::Fields fields(body, "the body");
-  const auto count =
-      checked([&] { return fields.has("count") ? fields.number<int>("count", 1, most_steps_at_once) : 1; });
-  StepOptions options;
-  if (fields.has("accumulate")) options.accumulate = checked([&] { return fields.flag("accumulate"); });
-  options.parameters_changed = false;  // Nothing but a host writes parameters.
-  const double timeout_s = timeout_in(fields, service.manager().config().step_timeout);
+  const auto count = request.fields.value("count", 1);
+  const StepOptions options{.accumulate = request.fields.value("accumulate", StepOptions().accumulate),
+                            .parameters_changed = false};  // Nothing but a host writes parameters.
+  const double timeout_s = request.fields.value("timeout_s", service.manager().config().step_timeout);
   check_free_for_service(service);
   const auto results = std::make_shared<std::vector<StepResult>>();
   const auto& control = service.manager().session().control();
@@ -121,8 +104,7 @@ void step(Service& service, const Request& request, const Respond& respond) {
       });
 }
 
-void zero_grad(Service& service, const Request& request, const Respond& respond) {
-  body_of(request, {});
+void zero_grad(Service& service, const Request&, const Respond& respond) {
   check_free_for_service(service);
   service.driver().run(
       [](Drive& drive) {
@@ -134,10 +116,11 @@ void zero_grad(Service& service, const Request& request, const Respond& respond)
 }
 
 void resize(Service& service, const Request& request, const Respond& respond) {
-  const auto body = body_of(request, {"runners"});
-  const base::Fields fields(body, "the body");
-  const int most = service.manager().session().ranks();
-  const int runners = checked([&] { return fields.number<int>("runners", 1, most); });
+  const auto runners = request.fields.at("runners").get<int>();
+  if (const int most = service.manager().session().ranks(); runners > most)
+    throw Problem(400, "bad_request",
+                  fmt::format("runners is {}; the session has room for 1 to {}", runners, most),
+                  {.hint = "runners.max_runners says for how many"});
   check_ready(service);
   if (const auto answer = service.manager().supervisor().resize(runners); !answer.refused.empty())
     throw Problem(409, "refused", answer.refused, {.hint = "nothing has changed"});
@@ -145,12 +128,7 @@ void resize(Service& service, const Request& request, const Respond& respond) {
 }
 
 void restart(Service& service, const Request& request, const Respond& respond) {
-  body_of(request, {});
-  const auto rank = request.query.find("rank");
-  if (rank == request.query.end())
-    throw Problem(400, "bad_request", "the query has no rank", {.hint = "POST /v1/restart?rank=0"});
-  const auto most = static_cast<std::uint64_t>(service.manager().session().ranks()) - 1;
-  const auto number = static_cast<int>(whole_number(rank->second, "rank", 0, most));
+  const auto number = static_cast<int>(number_in(request, "rank", 0));
   check_ready(service);
   try {
     service.manager().supervisor().replace(number);
@@ -162,8 +140,7 @@ void restart(Service& service, const Request& request, const Respond& respond) {
 
 /// A host that drives the session writes the checkpoint, with its optimizer.
 void checkpoint(Service& service, const Request& request, const Respond& respond) {
-  const auto body = body_of(request, {"timeout_s"});
-  const auto timeout_s = timeout_in(base::Fields(body, "the body"), checkpoint_s);
+  const double timeout_s = request.fields.value("timeout_s", checkpoint_s);
   if (service.manager().config().checkpoint.directory.empty())
     throw Problem(409, "no_directory", "the service has no folder for checkpoints",
                   {.hint = "start it with checkpoint.directory"});
@@ -189,7 +166,6 @@ void checkpoint(Service& service, const Request& request, const Respond& respond
 }
 
 void stop(Service& service, const Request& request, const Respond& respond) {
-  body_of(request, {});
   service.close(request.peer ? fmt::format("process {} asked for it", request.peer->pid)
                              : std::string("a client of --http asked for it"));
   respond(json_response({{"stopping", true}}, 202));

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,13 +54,8 @@ void readyz(Service& service, const Request&, const Respond& respond) {
 /// it has missed; `next` is the `since` of its next request. A number beyond the last one is of an earlier
 /// service: then all steps are new.
 void steps(Service& service, const Request& request, const Respond& respond) {
-  const auto parameter = [&](const char* name, std::uint64_t otherwise, std::uint64_t least,
-                             std::uint64_t most) {
-    const auto found = request.query.find(name);
-    return found == request.query.end() ? otherwise : whole_number(found->second, name, least, most);
-  };
-  auto since = parameter("since", 0, 0, most_steps);
-  const auto limit = parameter("limit", session::max_step_records, 1, session::max_step_records);
+  auto since = number_in(request, "since", 0);
+  const auto limit = number_in(request, "limit", session::max_step_records);
   const auto& session = service.manager().session();
   const auto recorded = session::recorded_steps(session);
   const auto first = session::first_step_record(recorded);
@@ -98,54 +92,145 @@ void events(Service& service, const Request& request, const Respond& respond) {
            }});
 }
 
-struct Route {
-  const char* method;
-  const char* path;
-  void (*serve)(Service&, const Request&, const Respond&);
-  std::set<std::string> query{};  ///< The names of its parameters.
-};
+constexpr std::uint64_t longest_step_s = 100'000'000;  // As in the configuration.
 
-/// What a client may have without a token.
-const std::set<std::string> open_to_all{"/", "/healthz"};
+const std::vector<Route>& routes() {
+  using enum Parameter::Type;
+  static const std::vector<Route> all{
+      {.method = "GET",
+       .path = "/",
+       .summary = "The dashboard, for a browser",
+       .serve = dashboard,
+       .answer = "text/html",
+       .is_open = true},
+      {.method = "GET",
+       .path = "/v1/status",
+       .summary = "How the service is",
+       .serve = status,
+       .answer = "Status"},
+      {.method = "GET",
+       .path = "/v1/runners",
+       .summary = "The runners",
+       .serve = runners,
+       .answer = "Runners"},
+      {.method = "GET",
+       .path = "/v1/config",
+       .summary = "The configuration, with the devices that were chosen",
+       .serve = configuration,
+       .answer = "application/yaml"},
+      {.method = "GET",
+       .path = "/v1/steps",
+       .summary = "The last calls of step()",
+       .serve = steps,
+       .query = {{"since", integer, "The number after which they begin; 0: all that are kept"},
+                 {"limit", integer, "How many at most", 1, session::max_step_records}},
+       .answer = "Steps"},
+      {.method = "GET",
+       .path = "/v1/events",
+       .summary = "What happens, as it happens: host, step, incident and closing, as server-sent events",
+       .serve = events,
+       .query = {{"since", position, "The id of an event, or the number of a step, after which they begin"}},
+       .answer = "text/event-stream"},
+      {.method = "GET",
+       .path = "/v1/attach",
+       .summary = "Makes the process that asks over a Unix socket the host; for accelmgr's own libraries",
+       .serve = attach,
+       .answer = "application/octet-stream"},
+      {.method = "POST",
+       .path = "/v1/step",
+       .summary = "Makes steps, if no host drives the session",
+       .serve = step,
+       .body = {{"count", integer, "How many; 1", 1, 1000},
+                {"accumulate", flag, "Whether gradients are added to those that are there; true"},
+                {"timeout_s", number, "For each step; step_timeout", 0, longest_step_s}},
+       .answer = "StepsMade"},
+      {.method = "POST",
+       .path = "/v1/zero_grad",
+       .summary = "Sets the gradients to zero, if no host drives the session",
+       .serve = zero_grad,
+       .answer = "Zeroed"},
+      {.method = "POST",
+       .path = "/v1/resize",
+       .summary = "Changes how many runners there are, from the next step on",
+       .serve = resize,
+       .body = {{"runners", integer, "How many, at most runners.max_runners", 1, session::max_ranks, true}},
+       .answer = "Runners"},
+      {.method = "POST",
+       .path = "/v1/restart",
+       .summary = "Replaces a runner; a step that it leaves is tried again",
+       .serve = restart,
+       .query = {{"rank", integer, "Its rank", 0, session::max_ranks - 1, true}},
+       .answer = "Runners"},
+      {.method = "POST",
+       .path = "/v1/checkpoint",
+       .summary = "Writes a checkpoint; a host that drives the session is asked to, with its optimizer",
+       .serve = checkpoint,
+       .body = {{"timeout_s", number, "Until when it must be written; 60", 0, longest_step_s}},
+       .answer = "Checkpoint"},
+      {.method = "POST",
+       .path = "/v1/stop",
+       .summary = "Ends the service",
+       .serve = stop,
+       .answer = "Stopping"},
+      {.method = "GET",
+       .path = "/healthz",
+       .summary = "The service is alive",
+       .serve = healthz,
+       .answer = "Alive",
+       .is_open = true},
+      {.method = "GET",
+       .path = "/readyz",
+       .summary = "A step could be made",
+       .serve = readyz,
+       .answer = "Ready"},
+      {.method = "GET",
+       .path = "/metrics",
+       .summary = "Figures in the text format of Prometheus",
+       .serve = metrics,
+       .answer = "text/plain"},
+      {.method = "GET",
+       .path = "/openapi.json",
+       .summary = "This description",
+       .serve =
+           [](Service& service, const Request&, const Respond& respond) {
+             respond({.body = openapi_of(routes(), service.manager().session().ranks() - 1)});
+           },
+       .answer = "OpenApi"}};
+  return all;
+}
 
-const Route routes[] = {{"GET", "/", dashboard},
-                        {"GET", "/v1/status", status},
-                        {"GET", "/v1/runners", runners},
-                        {"GET", "/v1/config", configuration},
-                        {"GET", "/v1/steps", steps, {"since", "limit"}},
-                        {"GET", "/v1/events", events, {"since"}},
-                        {"GET", "/metrics", metrics},
-                        {"GET", "/healthz", healthz},
-                        {"GET", "/readyz", readyz},
-                        {"GET", "/v1/attach", attach},
-                        {"POST", "/v1/step", step},
-                        {"POST", "/v1/zero_grad", zero_grad},
-                        {"POST", "/v1/resize", resize},
-                        {"POST", "/v1/restart", restart, {"rank"}},
-                        {"POST", "/v1/checkpoint", checkpoint},
-                        {"POST", "/v1/stop", stop}};
-
-}  // namespace
-
-void handle(Service& service, const Request& request, const Respond& respond) {
-  if (!request.is_admitted && !open_to_all.contains(request.path))
-    throw Problem(401, "no_token", "the request does not state the token of this service",
-                  {.hint = "send Authorization: Bearer TOKEN; a token in the address is not read",
-                   .header = {{"WWW-Authenticate", "Bearer"}}});
+/// Throws Problem if there is no such route.
+const Route& route_of(const Request& request) {
   std::vector<std::string> methods;
-  for (const auto& route : routes) {
+  for (const auto& route : routes()) {
     if (request.path != route.path) continue;
-    if (request.method == route.method) {
-      check_query(request, route.query);
-      return route.serve(service, request, respond);
-    }
+    if (request.method == route.method) return route;
     methods.emplace_back(route.method);
   }
   if (!methods.empty())
     throw Problem(405, "wrong_method", fmt::format("{} does not take {}", request.path, request.method),
                   {.hint = fmt::format("use {}", fmt::join(methods, ", ")),
                    .header = {{"Allow", fmt::format("{}", fmt::join(methods, ", "))}}});
-  throw Problem(404, "unknown_request", fmt::format("there is no {}", request.path));
+  throw Problem(404, "unknown_request", fmt::format("there is no {}", request.path),
+                {.hint = "GET /openapi.json says what there is"});
+}
+
+bool is_open(const Request& request) {
+  return std::ranges::any_of(routes(),
+                             [&](const Route& route) { return request.path == route.path && route.is_open; });
+}
+
+}  // namespace
+
+void handle(Service& service, Request request, const Respond& respond) {
+  if (!request.is_admitted && !is_open(request))
+    throw Problem(401, "no_token", "the request does not state the token of this service",
+                  {.hint = "send Authorization: Bearer TOKEN; a token in the address is not read",
+                   .header = {{"WWW-Authenticate", "Bearer"}}});
+  const auto& route = route_of(request);
+  check_query(request, route.query);
+  request.fields = checked_body(request, route.body);
+  route.serve(service, request, respond);
 }
 
 }  // namespace accelmgr::service

@@ -7,6 +7,6 @@
 namespace accelmgr::service {
 
 /// Serves `request`, or throws Problem. Does not block: `respond` may be called later.
-void handle(Service& service, const Request& request, const Respond& respond);
+void handle(Service& service, Request request, const Respond& respond);
 
 }  // namespace accelmgr::service

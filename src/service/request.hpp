@@ -6,7 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,6 +24,7 @@ struct Request {
   /// The fields of the header that handlers read, by names in lower case.
   std::map<std::string, std::string> header{};
   std::string body{};
+  nlohmann::json fields{};             ///< Those of the body, checked; set by handle().
   std::shared_ptr<const Peer> peer{};  ///< Null: it came over TCP.
   bool is_admitted = true;             ///< False: it came over TCP, without the token.
 

@@ -52,8 +52,33 @@ TEST(Query, ANumberIsWithinItsBoundsOrRefusedWithThem) {
 
 TEST(Query, AParameterThatIsNotKnownIsRefused) {
   const Request request{.method = "GET", .path = "/v1/steps", .query = {{"since", "1"}, {"limits", "2"}}};
-  EXPECT_NO_THROW(check_query(request, {"since", "limits"}));
-  EXPECT_THROW(check_query(request, {"since", "limit"}), Problem);
+  const auto whole = Parameter::Type::integer;
+  EXPECT_NO_THROW(check_query(request, {{"since", whole, ""}, {"limits", whole, ""}}));
+  EXPECT_THROW(check_query(request, {{"since", whole, ""}, {"limit", whole, ""}}), Problem);
+  EXPECT_THROW(check_query(request, {{"since", whole, ""}, {"limits", whole, "", 3, 9}}), Problem);
+}
+
+TEST(Query, OneThatIsMissingIsRefused) {
+  const Request request{.method = "POST", .path = "/v1/restart"};
+  EXPECT_THROW(check_query(request, {{"rank", Parameter::Type::integer, "", 0, 1, true}}), Problem);
+}
+
+TEST(Body, FieldsAreCheckedAgainstWhatIsKnown) {
+  const std::vector<Parameter> known{{"count", Parameter::Type::integer, "", 1, 10, true},
+                                     {"timeout_s", Parameter::Type::number, "", 0, 5},
+                                     {"all", Parameter::Type::flag, ""}};
+  const auto check = [&](const char* body) {
+    return checked_body({.method = "POST", .path = "/", .body = body}, known);
+  };
+  EXPECT_EQ(check(R"({"count": 10, "timeout_s": 0.5, "all": true})").size(), 3u);
+  EXPECT_EQ(check(R"({"count": 2.0})").at("count").get<int>(), 2);
+  for (const auto* wrong :
+       {"", "{}", "[]", "1", "{", R"({"count": 0})", R"({"count": 11})", R"({"count": -1})",
+        R"({"count": 1.5})", R"({"count": "1"})", R"({"count": true})", R"({"count": null})",
+        R"({"count": 1, "timeout_s": 5.1})", R"({"count": 1, "timeout_s": -0.1})",
+        R"({"count": 1, "timeout_s": "1"})", R"({"count": 1, "all": 1})", R"({"count": 1, "counts": 1})",
+        R"({"count": 1e99})"})
+    EXPECT_THROW(check(wrong), Problem) << wrong;
 }
 
 TEST(Peer, IsTheOtherProcess) {

@@ -1,6 +1,6 @@
 """Tests of the dashboard of a service in a browser without a window: dashboard_test.py PROGRAM [unittest arguments].
 
-They need Chromium and selenium, which `tools/setup --all` installs. Without them the exit code is 5.
+They need Chromium and selenium, which `tools/setup --all` installs. Without them the exit code is 77.
 """
 import json
 import os
@@ -24,7 +24,7 @@ try:
 except ImportError:
     webdriver = None
 
-SKIPPED = 5
+SKIPPED = 77
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 THREE = ["--set", "runners.max_runners=3"]
 HOSTILE = "<img src=x onerror=alert(1)>"

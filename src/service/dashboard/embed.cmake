@@ -5,7 +5,7 @@
 # A browser runs the style and the script because the policy of the page names their SHA-256.
 cmake_minimum_required(VERSION 3.25)
 
-# hash_of(VARIABLE TEXT): the SHA-256 of the text, as a policy names it. CMake says it in hexadecimal digits, and a policy has
+# hash_of(VARIABLE TEXT): the SHA-256 of the text, as a policy names it. CMake says it in hexadecimal digits. A policy has
 # it in base64, whose digits have 6 bits.
 function(hash_of variable text)
   set(digits ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/)
@@ -35,7 +35,8 @@ foreach(part IN ITEMS style.css script.js)
   hash_of(hash_of_${part} "${text}")
 endforeach()
 string(JOIN "; " policy
-  "default-src 'none'" "style-src ${hash_of_style.css}" "script-src ${hash_of_script.js}" "connect-src 'self'" "img-src data:"
+  "default-src 'none'" "style-src ${hash_of_style.css}" "script-src ${hash_of_script.js}" "connect-src 'self'"
+  "img-src data:"
   "base-uri 'none'" "form-action 'none'" "frame-ancestors 'none'" "require-trusted-types-for 'script'")
 file(WRITE ${OUTPUT} "// Made by src/service/dashboard/embed.cmake.
 #include \"service/dashboard/dashboard.hpp\"

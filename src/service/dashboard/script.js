@@ -150,7 +150,10 @@ class Chart {
         .map((step) => `${x(step.step).toFixed(1)},${y(of(step))}`);
       if (!points.length) continue;
       const [from, to] = [points.at(0).split(",")[0], points.at(-1).split(",")];
-      if (!thin) parts.push(shape("path", { class: `under ${name}`, d: `M${from},${bottom}L${points.join("L")}V${bottom}Z` }));
+      if (!thin) {
+        const area = `M${from},${bottom}L${points.join("L")}V${bottom}Z`;
+        parts.push(shape("path", { class: `under ${name}`, d: area }));
+      }
       parts.push(shape("path", { class: `line ${thin ? "thin " : ""}${name}`, d: `M${points.join("L")}` }));
       if (!thin) parts.push(shape("circle", { class: `dot ${name}`, cx: to[0], cy: to[1], r: 3 }));
     }
@@ -420,7 +423,7 @@ async function wait_for_service(error, pause_s) {
 
 // ---- Actions ----
 
-let busy = new Set();  // The requests that are under way.
+const busy = new Set();  // The requests that are under way.
 
 async function act(name, what, target, body) {
   busy.add(name);
@@ -460,9 +463,10 @@ on_submit("resize", (form) => {
 });
 $("checkpoint").addEventListener("click", () => act("checkpoint", "Writing a checkpoint", "/v1/checkpoint", {}));
 $("stop").addEventListener("click", () => {
-  const host = status.host && !is_own(status.host) ? `${status.host.name} (pid ${status.host.pid}) is told to leave. ` : "";
-  const saved = status.checkpoint_directory ? "A checkpoint is written if the last step has none." : "Nothing is saved.";
-  say($("stop-notes"), host + saved);
+  const { host, checkpoint_directory } = status;
+  const hosted = host && !is_own(host);
+  say($("stop-notes"), hosted ? `${host.name} (pid ${host.pid}) is told to leave.`
+    : checkpoint_directory ? "A checkpoint is written if the last step has none." : "No checkpoint is written.");
   $("stop-dialog").showModal();
 });
 $("stop-no").addEventListener("click", () => $("stop-dialog").close());
@@ -513,7 +517,8 @@ function draw_tiles() {
   say($("steps"), whole.format(Math.max(status.steps, last?.step ?? 0)));
   say($("attempts"), `of ${counted(Math.max(status.attempts, last?.attempt ?? 0), "attempt")}`);
   say($("loss"), last ? figures(last.loss) : "–");
-  say($("loss-change"), steps.length > 1 ? `from ${figures(steps[0].loss)} at step ${whole.format(steps[0].step)}` : "");
+  const [first] = steps;
+  say($("loss-change"), steps.length > 1 ? `from ${figures(first.loss)} at step ${whole.format(first.step)}` : "");
   say($("throughput"), last ? figures(quantile(recent.map((step) => step.throughput), 0.5), 3) : "–");
   if (last) with_unit($("step-time"), duration(quantile(recent.map((step) => step.step_ms), 0.5)));
   else say($("step-time"), "–");
@@ -556,7 +561,8 @@ function restart_button(rank) {
     const button = make("button", "small", "Restart");
     button.type = "button";
     button.setAttribute("aria-label", `Restart runner ${rank}`);
-    button.addEventListener("click", () => act(`restart ${rank}`, `Restarting runner ${rank}`, `/v1/restart?rank=${rank}`));
+    button.addEventListener("click", () =>
+      act(`restart ${rank}`, `Restarting runner ${rank}`, `/v1/restart?rank=${rank}`));
     restart_buttons.set(rank, button);
   }
   return restart_buttons.get(rank);
@@ -592,12 +598,14 @@ function draw_actions() {
   const why_no_step = !can_ask() ? status.why_not_ready ?? "The service is gone."
     : host && !is_own(host) ? `Steps are made by ${host.name} (pid ${host.pid}), which drives the session.`
     : status.unfinished ? `No step can be made: ${status.unfinished}.` : "";
-  const why_no_checkpoint = status.checkpoint_directory ? "" : "There is no folder for checkpoints (checkpoint.directory).";
+  const why_no_checkpoint = status.checkpoint_directory ? ""
+    : "There is no folder for checkpoints (checkpoint.directory).";
   const is_stepping = busy.has("step");
   const disable = (button, is_disabled, why = "") => Object.assign(button, { disabled: is_disabled, title: why });
   disable($("step").querySelector("button"), why_no_step !== "" || is_stepping, why_no_step);
   disable($("resize").querySelector("button"), !can_ask() || busy.has("resize") || status.max_runners === 1);
-  disable($("checkpoint"), !can_ask() || why_no_checkpoint !== "" || is_stepping || busy.has("checkpoint"), why_no_checkpoint);
+  const is_writing = is_stepping || busy.has("checkpoint");
+  disable($("checkpoint"), !can_ask() || is_writing || why_no_checkpoint !== "", why_no_checkpoint);
   disable($("stop"), !$("gone").hidden || busy.has("stop"));
   const input = $("resize").elements.runners;
   if (input.max !== `${status.max_runners}`) {
@@ -619,7 +627,8 @@ function draw_host_and_service() {
   const { host } = status;
   const hosted = host && !is_own(host);
   draw_facts($("host"), hosted
-    ? [["Name", host.name], ["Process", host.pid], ["Lease", host.lease], ["State", host.leaving ? "is ending" : "drives the session"]]
+    ? [["Name", host.name], ["Process", host.pid], ["Lease", host.lease],
+       ["State", host.leaving ? "is ending" : "drives the session"]]
     : [["Leases so far", status.leases]],
     status.unfinished ? status.unfinished : hosted ? "" : host ? "The service makes steps by itself."
       : "No program drives the session. The next one may attach.");
@@ -637,7 +646,8 @@ const raw_and_smooth = (name) => [
 ];
 const charts = [
   new Chart("loss-chart", {
-    series: raw_and_smooth("loss"), from_zero: false, label: (value) => figures(value, 3), readout: (step) => figures(step.loss),
+    series: raw_and_smooth("loss"), from_zero: false,
+    label: (value) => figures(value, 3), readout: (step) => figures(step.loss),
   }),
   new Chart("throughput-chart", {
     series: raw_and_smooth("throughput"),

@@ -1,0 +1,207 @@
+#include <fmt/format.h>
+
+#include <cctype>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "service/route.hpp"
+
+namespace accelmgr::service {
+namespace {
+
+using nlohmann::json;
+
+/// The answers, by the names that routes call them.
+constexpr const char* schemas = R"json({
+  "Alive": {"required": ["alive"], "properties": {"alive": {"const": true}}},
+  "Ready": {"required": ["ready"], "properties": {"ready": {"const": true}}},
+  "Zeroed": {"required": ["zeroed"], "properties": {"zeroed": {"const": true}}},
+  "Stopping": {"required": ["stopping"], "properties": {"stopping": {"const": true}}},
+  "OpenApi": {"required": ["openapi", "paths"]},
+  "Error": {
+    "required": ["error"],
+    "properties": {"error": {
+      "type": "object",
+      "required": ["code", "message", "rank", "step", "hint"],
+      "properties": {
+        "code": {"type": "string", "description": "For programs"},
+        "message": {"type": "string", "description": "For people"},
+        "rank": {"type": ["integer", "null"], "description": "The runner that it is about"},
+        "step": {"type": ["integer", "null"]},
+        "hint": {"type": ["string", "null"], "description": "What to do"}}}}},
+  "Runner": {
+    "required": ["rank", "pid", "generation", "in_team", "state", "phase", "attempt", "samples", "silent_s",
+                 "queued_batches", "queue_slots"],
+    "properties": {
+      "rank": {"type": "integer"},
+      "pid": {"type": "integer"},
+      "generation": {"type": "integer", "description": "Counts the processes that this rank has had"},
+      "in_team": {"type": "boolean", "description": "It takes part in the next step"},
+      "state": {"enum": ["absent", "starting", "ready", "retiring", "lost"]},
+      "phase": {"enum": ["none", "init", "waiting", "data", "forward", "backward", "vote", "reduce", "stopping"]},
+      "attempt": {"type": "integer", "description": "The last one that it began"},
+      "samples": {"type": "integer"},
+      "silent_s": {
+        "type": ["number", "null"],
+        "description": "For how long it has given no sign of life in a step; null: it is not ready"},
+      "queued_batches": {"type": "integer", "description": "Loaded, and used by no step that counted"},
+      "queue_slots": {"type": "integer", "description": "For how many batches its queue has room"}}},
+  "Runners": {
+    "required": ["runners"],
+    "properties": {"runners": {"type": "array", "items": {"$ref": "#/components/schemas/Runner"}}}},
+  "Host": {
+    "required": ["name", "pid", "lease", "leaving"],
+    "properties": {
+      "name": {"type": "string"},
+      "pid": {"type": "integer"},
+      "lease": {"type": "integer", "description": "Counts the hosts that this service has had"},
+      "leaving": {"type": "boolean", "description": "It drives no more, but its process has not ended"}}},
+  "Status": {
+    "required": ["ready", "why_not_ready", "pid", "run_id", "version", "uptime_s", "model", "data", "host", "leases", "unfinished",
+                 "stepping", "steps", "attempts", "samples", "elements", "skips", "losses", "replacements",
+                 "parameter_version", "session_bytes", "checkpoint_directory", "max_runners", "runners"],
+    "properties": {
+      "ready": {"type": "boolean", "description": "A step could be made"},
+      "why_not_ready": {"type": ["string", "null"]},
+      "pid": {"type": "integer"},
+      "run_id": {"type": "string"},
+      "version": {"type": "string"},
+      "uptime_s": {"type": "number"},
+      "model": {"type": "string"},
+      "data": {"type": "string"},
+      "host": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Host"}]},
+      "leases": {"type": "integer"},
+      "unfinished": {"type": ["string", "null"], "description": "What a host left half written"},
+      "stepping": {"type": "boolean", "description": "A step is under way"},
+      "steps": {"type": "integer"},
+      "attempts": {"type": "integer"},
+      "samples": {"type": "integer"},
+      "elements": {"type": "integer"},
+      "skips": {"type": "integer"},
+      "losses": {"type": "integer", "description": "Of processes"},
+      "replacements": {"type": "integer"},
+      "parameter_version": {"type": "integer"},
+      "session_bytes": {"type": "integer"},
+      "checkpoint_directory": {"type": ["string", "null"]},
+      "max_runners": {"type": "integer", "description": "The service can be resized up to it"},
+      "runners": {"type": "array", "items": {"$ref": "#/components/schemas/Runner"}}}},
+  "Step": {
+    "required": ["status", "counted", "step", "attempt", "loss", "samples", "participants", "tries", "step_ms",
+                 "compute_ms", "reduce_ms", "wait_ms"],
+    "properties": {
+      "number": {"type": "integer", "description": "Counts the calls of step()"},
+      "time_s": {"type": "number", "description": "When it returned, since 1970"},
+      "status": {"enum": ["ok", "data_end", "runner_lost", "nonfinite", "timeout", "manager_lost"]},
+      "counted": {"type": "boolean"},
+      "step": {"type": "integer", "description": "Of the run; of a step that did not count, the last one that did"},
+      "attempt": {"type": "integer"},
+      "loss": {"type": ["number", "null"], "description": "null: not finite"},
+      "samples": {"type": "integer"},
+      "participants": {"type": "integer"},
+      "tries": {"type": "integer"},
+      "step_ms": {"type": "number"},
+      "compute_ms": {"type": "number"},
+      "reduce_ms": {"type": "number"},
+      "wait_ms": {"type": "number"}}},
+  "Steps": {
+    "required": ["steps", "first", "next"],
+    "properties": {
+      "steps": {"type": "array", "items": {"$ref": "#/components/schemas/Step"}},
+      "first": {"type": "integer", "description": "The number of the first one that is kept"},
+      "next": {"type": "integer", "description": "The `since` of the next request"}}},
+  "StepsMade": {
+    "required": ["steps"],
+    "properties": {"steps": {"type": "array", "items": {"$ref": "#/components/schemas/Step"}}}},
+  "Checkpoint": {
+    "required": ["step", "path", "bytes", "write_ms", "warnings"],
+    "properties": {
+      "step": {"type": "integer"},
+      "path": {"type": "string"},
+      "bytes": {"type": "integer"},
+      "write_ms": {"type": "number"},
+      "warnings": {"type": "array", "items": {"type": "string"}}}}
+})json";
+
+json schema_of(const Parameter& parameter, int highest_rank) {
+  switch (parameter.type) {
+    case Parameter::Type::integer: {
+      // The session may have fewer ranks than there can be.
+      const auto most = std::string_view(parameter.name) == "rank" ? static_cast<std::uint64_t>(highest_rank)
+                        : std::string_view(parameter.name) == "runners"
+                            ? static_cast<std::uint64_t>(highest_rank) + 1
+                            : parameter.most;
+      return {{"type", "integer"}, {"minimum", parameter.least}, {"maximum", most}};
+    }
+    case Parameter::Type::number:
+      return {{"type", "number"}, {"minimum", parameter.least}, {"maximum", parameter.most}};
+    case Parameter::Type::flag:
+      return {{"type", "boolean"}};
+    case Parameter::Type::position:
+      return {{"type", "string"}, {"pattern", R"(^[0-9]{1,18}(\.[0-9]{1,18})?$)"}};
+  }
+  return {};
+}
+
+json reference_to(std::string_view schema) {
+  return {{"schema", {{"$ref", fmt::format("#/components/schemas/{}", schema)}}}};
+}
+
+json answer_of(const Route& route) {
+  const std::string_view answer = route.answer;
+  if (answer.find('/') != std::string_view::npos) return {{answer, json::object()}};
+  return {{"application/json", reference_to(answer)}};
+}
+
+json operation_of(const Route& route, int highest_rank) {
+  json operation{{"summary", route.summary},
+                 {"responses",
+                  {{std::string_view(route.path) == "/v1/stop" ? "202" : "200",
+                    {{"description", route.summary}, {"content", answer_of(route)}}},
+                   {"default",
+                    {{"description", "It was refused, or has failed"},
+                     {"content", {{"application/json", reference_to("Error")}}}}}}}};
+  if (route.is_open) operation["security"] = json::array();
+  for (const auto& parameter : route.query)
+    operation["parameters"].push_back({{"name", parameter.name},
+                                       {"in", "query"},
+                                       {"description", parameter.meaning},
+                                       {"required", parameter.required},
+                                       {"schema", schema_of(parameter, highest_rank)}});
+  if (std::string_view(route.method) != "POST") return operation;
+  json body{{"type", "object"}, {"additionalProperties", false}, {"properties", json::object()}};
+  for (const auto& field : route.body) {
+    body["properties"][field.name] = schema_of(field, highest_rank);
+    body["properties"][field.name]["description"] = field.meaning;
+    if (field.required) body["required"].push_back(field.name);
+  }
+  operation["requestBody"] = {{"required", body.contains("required")},
+                              {"content", {{"application/json", {{"schema", body}}}}}};
+  return operation;
+}
+
+}  // namespace
+
+std::string openapi_of(const std::vector<Route>& routes, int highest_rank) {
+  json description{
+      {"openapi", "3.1.0"},
+      {"info",
+       {{"title", "accelmgr"},
+        {"version", ACCELMGR_VERSION},
+        {"description", "A service that owns a session"}}},
+      {"security", json::array({{{"token", json::array()}}})},
+      {"components",
+       {{"schemas", json::parse(schemas)},
+        {"securitySchemes",
+         {{"token", {{"type", "http"}, {"scheme", "bearer"}, {"description", "Over TCP alone"}}}}}}}};
+  for (auto& [name, schema] : description["components"]["schemas"].items()) schema["type"] = "object";
+  for (const auto& route : routes) {
+    std::string method = route.method;
+    for (char& letter : method) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    description["paths"][route.path][method] = operation_of(route, highest_rank);
+  }
+  // It upgrades the connection, which no description of HTTP can say.
+  description["paths"].erase("/v1/attach");
+  return description.dump();
+}
+
+}  // namespace accelmgr::service
