@@ -97,9 +97,8 @@ void add_runners(Text& text, Service& service) {
   };
   text.family("accelmgr_queue_batches", "gauge",
               "Batches that are loaded and that no committed step has used.");
-  each_rank([&](int rank, const std::string& label) {
-    text.sample(label, double(queued_batches(session, rank)));
-  });
+  each_rank(
+      [&](int rank, const std::string& label) { text.sample(label, double(queued_batches(session, rank))); });
   text.family("accelmgr_runner_ready", "gauge", "1: the runner of this rank can take part in a step.");
   each_rank([&](int rank, const std::string& label) {
     text.sample(label, session.record(rank).state.load() == session::RunnerState::ready);
