@@ -8,6 +8,7 @@ const answer_ms = 20000;     // For an answer that waits for nothing.
 const silent_s = 5;          // A runner that gives no sign of life for longer is marked.
 const first_pause_s = 1, longest_pause_s = 15;
 const smoothing = 0.8;
+const parts_of_a_step = ["compute", "reduce", "wait"];
 
 const $ = (id) => document.getElementById(id);
 const sleep = (ms) => new Promise((wake) => setTimeout(wake, ms));
@@ -528,10 +529,17 @@ function draw_tiles() {
   $("ready").replaceChildren(`${team.filter(({ state }) => state === "ready").length}`,
                              make("span", "unit", `of ${team.length} ready`));
   say($("losses"), status.losses ? `${short(status.losses)} lost so far` : "none lost");
+}
+
+// The shares of the last steps; the times of the step that the pointer is at.
+function draw_shares() {
+  const hovered = steps.find(({ step }) => step === Chart.hovered);
+  const recent = steps.slice(-50);
   const all = recent.reduce((sum, step) => sum + step.step_ms, 0);
-  for (const part of ["compute", "reduce", "wait"]) {
+  for (const part of parts_of_a_step) {
     const share = recent.reduce((sum, step) => sum + step[`${part}_ms`], 0) / all;
-    say($(`${part}-share`), recent.length ? `${figures(100 * share, share >= 0.1 ? 2 : 1)}%` : "");
+    say($(`${part}-share`), hovered ? duration(hovered[`${part}_ms`]).join(" ")
+      : recent.length ? `${figures(100 * share, share >= 0.1 ? 2 : 1)}%` : "");
   }
 }
 
@@ -654,9 +662,9 @@ const charts = [
     label: short, readout: (step) => `${figures(step.throughput, 3)} samples/s`,
   }),
   new Chart("time-chart", {
-    series: ["compute", "reduce", "wait"].map((name) => ({ name, of: (step) => step[`${name}_ms`] })),
+    series: parts_of_a_step.map((name) => ({ name, of: (step) => step[`${name}_ms`] })),
     stacked: true, label: (ms) => { const [number, unit] = duration(ms); return ms ? `${+number} ${unit}` : "0"; },
-    readout: (step) => ["compute", "reduce", "wait"].map((part) => duration(step[`${part}_ms`]).join(" ")).join(" + "),
+    readout: (step) => duration(step.step_ms).join(" "),
   }),
 ];
 
@@ -669,6 +677,7 @@ function draw_soon() {
     if ($("view").hidden) return;
     draw_state();
     draw_tiles();
+    draw_shares();
     for (const chart of charts) chart.draw();
     draw_runners();
     draw_actions();
