@@ -12,6 +12,7 @@
 
 #include "config/loader.hpp"
 #include "service/actions.hpp"
+#include "service/dashboard/dashboard.hpp"
 #include "service/metrics.hpp"
 #include "service/query.hpp"
 #include "service/status.hpp"
@@ -22,6 +23,14 @@ namespace accelmgr::service {
 namespace {
 
 using nlohmann::json;
+
+void dashboard(Service&, const Request&, const Respond& respond) {
+  respond({.body = std::string(dashboard_page),
+           .type = "text/html; charset=utf-8",
+           .header = {{"Content-Security-Policy", std::string(dashboard_policy)},
+                      {"X-Content-Type-Options", "nosniff"},
+                      {"Referrer-Policy", "no-referrer"}}});
+}
 
 void status(Service& service, const Request&, const Respond& respond) {
   respond(json_response(status_of(service)));
@@ -89,6 +98,12 @@ constexpr std::uint64_t longest_step_s = 100'000'000;  // As in the configuratio
 const std::vector<Route>& routes() {
   using enum Parameter::Type;
   static const std::vector<Route> all{
+      {.method = "GET",
+       .path = "/",
+       .summary = "The dashboard, for a browser",
+       .serve = dashboard,
+       .answer = "text/html",
+       .is_open = true},
       {.method = "GET",
        .path = "/v1/status",
        .summary = "How the service is",

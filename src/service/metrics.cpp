@@ -90,7 +90,6 @@ void add_steps(Text& text, const session::Session& session) {
 void add_runners(Text& text, Service& service) {
   const auto& session = service.manager().session();
   const auto& control = session.control();
-  const auto& counters = session.counters(session.word().index);
   const auto team = control.team.load();
   const auto each_rank = [&](auto&& value) {
     for (int rank = 0; rank < session.ranks(); ++rank)
@@ -98,10 +97,8 @@ void add_runners(Text& text, Service& service) {
   };
   text.family("accelmgr_queue_batches", "gauge",
               "Batches that are loaded and that no committed step has used.");
-  each_rank([&](int rank, const std::string& label) {
-    const auto published = session.queue(rank).published.load(), used = counters.batches[rank];
-    text.sample(label, double(published > used ? published - used : 0));
-  });
+  each_rank(
+      [&](int rank, const std::string& label) { text.sample(label, double(queued_batches(session, rank))); });
   text.family("accelmgr_runner_ready", "gauge", "1: the runner of this rank can take part in a step.");
   each_rank([&](int rank, const std::string& label) {
     text.sample(label, session.record(rank).state.load() == session::RunnerState::ready);

@@ -30,7 +30,8 @@ constexpr const char* schemas = R"json({
         "step": {"type": ["integer", "null"]},
         "hint": {"type": ["string", "null"], "description": "What to do"}}}}},
   "Runner": {
-    "required": ["rank", "pid", "generation", "in_team", "state", "phase", "attempt", "samples"],
+    "required": ["rank", "pid", "generation", "in_team", "state", "phase", "attempt", "samples", "silent_s",
+                 "queued_batches", "queue_slots"],
     "properties": {
       "rank": {"type": "integer"},
       "pid": {"type": "integer"},
@@ -39,7 +40,12 @@ constexpr const char* schemas = R"json({
       "state": {"enum": ["absent", "starting", "ready", "retiring", "lost"]},
       "phase": {"enum": ["none", "init", "waiting", "data", "forward", "backward", "vote", "reduce", "stopping"]},
       "attempt": {"type": "integer", "description": "The last one that it began"},
-      "samples": {"type": "integer"}}},
+      "samples": {"type": "integer"},
+      "silent_s": {
+        "type": ["number", "null"],
+        "description": "For how long it has given no sign of life in a step; null: it is not ready"},
+      "queued_batches": {"type": "integer", "description": "Loaded, and used by no step that counted"},
+      "queue_slots": {"type": "integer", "description": "For how many batches its queue has room"}}},
   "Runners": {
     "required": ["runners"],
     "properties": {"runners": {"type": "array", "items": {"$ref": "#/components/schemas/Runner"}}}},
@@ -51,14 +57,15 @@ constexpr const char* schemas = R"json({
       "lease": {"type": "integer", "description": "Counts the hosts that this service has had"},
       "leaving": {"type": "boolean", "description": "It drives no more, but its process has not ended"}}},
   "Status": {
-    "required": ["ready", "why_not_ready", "pid", "run_id", "uptime_s", "model", "data", "host", "leases", "unfinished",
+    "required": ["ready", "why_not_ready", "pid", "run_id", "version", "uptime_s", "model", "data", "host", "leases", "unfinished",
                  "stepping", "steps", "attempts", "samples", "elements", "skips", "losses", "replacements",
-                 "parameter_version", "session_bytes", "runners"],
+                 "parameter_version", "session_bytes", "checkpoint_directory", "max_runners", "runners"],
     "properties": {
       "ready": {"type": "boolean", "description": "A step could be made"},
       "why_not_ready": {"type": ["string", "null"]},
       "pid": {"type": "integer"},
       "run_id": {"type": "string"},
+      "version": {"type": "string"},
       "uptime_s": {"type": "number"},
       "model": {"type": "string"},
       "data": {"type": "string"},
@@ -75,6 +82,8 @@ constexpr const char* schemas = R"json({
       "replacements": {"type": "integer"},
       "parameter_version": {"type": "integer"},
       "session_bytes": {"type": "integer"},
+      "checkpoint_directory": {"type": ["string", "null"]},
+      "max_runners": {"type": "integer", "description": "The service can be resized up to it"},
       "runners": {"type": "array", "items": {"$ref": "#/components/schemas/Runner"}}}},
   "Step": {
     "required": ["status", "counted", "step", "attempt", "loss", "samples", "participants", "tries", "step_ms",

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/timing.hpp"
 #include "ipc/process.hpp"
 #include "session/stored_text.hpp"
 
@@ -32,6 +33,12 @@ const char* name_of(session::RunnerState state) {
 
 }  // namespace
 
+std::uint64_t queued_batches(const session::Session& session, int rank) {
+  const auto published = session.queue(rank).published.load();
+  const auto used = session.counters(session.word().index).batches[rank];
+  return published > used ? published - used : 0;
+}
+
 std::optional<NotReady> why_not_ready(Service& service) {
   const auto& control = service.manager().session().control();
   if (service.is_closing()) return NotReady{"closing", "the service is being stopped"};
@@ -46,18 +53,24 @@ json runners_of(Service& service) {
   const auto& session = service.manager().session();
   const auto& counters = session.counters(session.word().index);
   const auto team = session.control().team.load();
+  const auto& supervisor = service.manager().supervisor();
   json runners = json::array();
   for (int rank = 0; rank < session.ranks(); ++rank) {
     const auto& record = session.record(rank);
-    if ((team >> rank & 1) == 0 && record.state.load() == session::RunnerState::absent) continue;
+    const auto state = record.state.load();
+    if ((team >> rank & 1) == 0 && state == session::RunnerState::absent) continue;
+    const bool is_ready = state == session::RunnerState::ready;
     runners.push_back({{"rank", rank},
                        {"pid", record.pid.load()},
                        {"generation", record.generation.load()},
                        {"in_team", (team >> rank & 1) != 0},
-                       {"state", name_of(record.state.load())},
+                       {"state", name_of(state)},
                        {"phase", session::to_string(record.phase.load())},
                        {"attempt", record.attempt.load()},
-                       {"samples", counters.rank_samples[rank]}});
+                       {"samples", counters.rank_samples[rank]},
+                       {"silent_s", is_ready ? json(timing::seconds(supervisor.silent_ns(rank))) : json()},
+                       {"queued_batches", queued_batches(session, rank)},
+                       {"queue_slots", session.header().slots}});
   }
   return runners;
 }
@@ -69,11 +82,13 @@ json status_of(Service& service) {
   const auto& counters = session.counters(word.index);
   const auto& control = session.control();
   const auto not_ready = why_not_ready(service);
+  const auto& directory = service.manager().config().checkpoint.directory;
   return {
       {"ready", !not_ready},
       {"why_not_ready", not_ready ? json(not_ready->why) : json()},
       {"pid", getpid()},
       {"run_id", service.run_id()},
+      {"version", ACCELMGR_VERSION},
       {"uptime_s", service.uptime_s()},
       {"model", service.manager().config().model.kind},
       {"data", service.manager().config().data.kind},
@@ -90,6 +105,8 @@ json status_of(Service& service) {
       {"replacements", control.replacements.load()},
       {"parameter_version", control.parameter_version.load()},
       {"session_bytes", session::session_bytes(session.header(), __builtin_popcount(control.team.load()))},
+      {"checkpoint_directory", directory.empty() ? json() : json(directory)},
+      {"max_runners", session.ranks()},
       {"runners", runners_of(service)}};
 }
 

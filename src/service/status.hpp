@@ -20,6 +20,9 @@ nlohmann::json host_of(const manager::Lease& lease);
 nlohmann::json record_of(std::uint64_t number, const session::StepRecord& record);
 nlohmann::json incident_of(std::uint64_t number, const session::Incident& incident);
 
+/// Batches that are loaded for a rank and that no committed step has used.
+std::uint64_t queued_batches(const session::Session& session, int rank);
+
 struct NotReady {
   std::string code;
   std::string why;

@@ -169,6 +169,7 @@ class Serve(ServiceTest):
         self.assertEqual(asked("/v1/status", right), 200)
         self.assertEqual(asked("/v1/attach", {**right, "Upgrade": "accelmgr-host"}), 409)
         self.assertEqual(asked("/healthz"), 200)
+        self.assertEqual(asked("/"), 200)  # The dashboard has no data.
         for path in ("/v1/status", "/v1/status?token=0123456789abcdef", "/metrics", "/nothing", "/v1/step"):
             self.assertEqual(asked(path), 401, path)
         self.assertEqual(asked("/v1/status", {"Authorization": "Bearer 0123456789abcdeF"}), 401)

@@ -2,9 +2,12 @@
 
 Metrics are read by the official client of Prometheus, where it is installed.
 """
+import base64
+import hashlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -83,8 +86,9 @@ class Watch(ServiceTest):
         process = self.serve(*SEVEN_STEPS)
         self.assertEqual(self.get("/metrics").getheader("Content-Type"), "text/plain; version=0.0.4; charset=utf-8")
         before = self.metrics()
-        while 0 in before.labelled("queue_batches", "rank").values():
+        while set(before.labelled("queue_batches", "rank").values()) != {3}:
             before = self.metrics()
+        filled = self.status()
         self.assertNotIn("accelmgr_loss", before.families)
         self.assertEqual(before["step_duration_seconds_count"], 0)
         made = json.loads(self.ask("step", "--json", "--count", "7").stdout)["steps"]
@@ -107,6 +111,12 @@ class Watch(ServiceTest):
         for name in ("queue_batches", "runner_ready", "runner_heartbeat_age_seconds"):
             self.assertEqual(set(metrics.labelled(name, "rank")), ranks, name)
         self.assertEqual(metrics.labelled("queue_batches", "rank"), {"0": 0, "1": 0})
+        self.assertEqual([runner["queued_batches"] for runner in status["runners"]], [0, 0])
+        self.assertEqual([runner["queued_batches"] for runner in filled["runners"]], [3, 3])
+        self.assertEqual([runner["queue_slots"] for runner in filled["runners"]], [3, 3])
+        self.assertEqual([runner["silent_s"] for runner in filled["runners"]], [0, 0])
+        self.assertEqual((status["version"], status["max_runners"]), (self.version(), 2))
+        self.assertIsNone(status["checkpoint_directory"])
         self.assertEqual(metrics.labelled("build_info", "version"), {self.version(): 1})
         for name, value in {"ready": 1, "host_attached": 0, "incidents_total": 0, "runner_restarts_total": 0,
                             "session_bytes": status["session_bytes"],
@@ -130,6 +140,29 @@ class Watch(ServiceTest):
         self.assertEqual(self.ask("step").returncode, DONE)
         metrics = self.metrics()
         self.assertEqual((metrics["incidents_total"], metrics["runner_restarts_total"]), (1, 1))
+        self.end(process)
+
+    # dashboard_test.py has what it shows in a browser.
+    def test_the_dashboard_may_run_and_reach_nothing_but_its_own(self):
+        process = self.serve()
+        answer = self.get("/")
+        self.assertEqual((answer.status, answer.getheader("Content-Type")), (200, "text/html; charset=utf-8"))
+        page = answer.read().decode()
+        self.assertTrue(page.startswith("<!doctype html>") and page.endswith("</html>\n"))
+        hashes = {}
+        for tag in ("style", "script"):
+            (text,) = re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", page, re.DOTALL)
+            self.assertGreater(len(text), 1000)
+            hashes[tag] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        policy = answer.getheader("Content-Security-Policy").split("; ")
+        self.assertEqual(sorted(policy), sorted([
+            "default-src 'none'", f"style-src 'sha256-{hashes['style']}'", f"script-src 'sha256-{hashes['script']}'",
+            "connect-src 'self'", "img-src data:", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'"]))
+        self.assertEqual((answer.getheader("X-Content-Type-Options"), answer.getheader("Referrer-Policy")),
+                         ("nosniff", "no-referrer"))
+        self.assertNotRegex(page, r"https?://(?!www\.w3\.org/2000/svg|html\.spec\.whatwg\.org/)")
+        self.assertEqual(self.get("/?token=x").status, 400)
         self.end(process)
 
     def test_steps_are_polled(self):
