@@ -50,7 +50,7 @@ void receive(int socket, char kind) {
 
 int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 2) return 0;
-  static const auto open_before = test::open_count();
+  const auto open_before = test::open_count();
   {
     const auto [ours, theirs] = ipc::socket_pair();
     std::vector<base::UniqueFd> passed(data[1] % 32);
