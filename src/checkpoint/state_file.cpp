@@ -8,6 +8,7 @@
 #include <span>
 
 #include "accelmgr/errors.hpp"
+#include "base/fields.hpp"
 #include "checkpoint/checksum.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/storage.hpp"
@@ -41,6 +42,15 @@ void check_size(const std::string& text) {
                     largest_file));
 }
 
+/// For a parser of JSON: throws where lists and objects are nested deeper than `most` levels, because
+/// printing them uses the stack.
+json::parser_callback_t refuse_deeper_than(int most, const std::string& what) {
+  return [=](int depth, json::parse_event_t, const json&) {
+    if (depth > most) throw CheckpointError(fmt::format("{} is nested deeper than {} levels", what, most));
+    return true;
+  };
+}
+
 void check_run(const json& run) {
   if (!run.is_object())
     throw CheckpointError(
@@ -48,7 +58,9 @@ void check_run(const json& run) {
   try {
     const auto text = run.dump();
     check_size(text);
-    const auto changes = json::diff(run, json::parse(text));
+    constexpr int most = base::max_nesting - 2;  // In the file it is in the object `state` of an object.
+    const auto again = json::parse(text, refuse_deeper_than(most, "the state of a checkpoint"));
+    const auto changes = json::diff(run, again);
     if (changes.empty()) return;
     throw CheckpointError(
         fmt::format("the state of a checkpoint cannot be kept as JSON: {} would not be the same when read "
@@ -62,13 +74,13 @@ void check_run(const json& run) {
 json seal_entry(const Seal& seal) { return {{"bytes", seal.bytes}, {"checksum", seal.checksum}}; }
 
 Seal read_seal(const json& entry) {
-  return {entry.at("bytes").get<std::uint64_t>(), entry.at("checksum").get<std::string>()};
+  return {entry.at("bytes").get_ref<const std::uint64_t&>(), entry.at("checksum").get<std::string>()};
 }
 
 json parse_json(std::string_view text, const std::string& where) {
   if (text.empty()) refuse(where, "is torn: it is empty");
   try {
-    return json::parse(text);
+    return json::parse(text, refuse_deeper_than(base::max_nesting, fmt::format("'{}'", where)));
   } catch (const json::parse_error& error) {
     if (error.byte > text.size())
       refuse(where, fmt::format("is torn: its JSON is not complete after {} bytes", text.size()));
@@ -135,11 +147,13 @@ State parse_state(std::string_view text, const std::string& where) {
     refuse(where, "is damaged: its content is what was written, but its bytes are not");
   try {
     State state;
-    state.step = entries.at("step");
+    state.step = entries.at("step").get_ref<const std::uint64_t&>();
     if (const auto& metric = entries.at("metric"); !metric.is_null()) state.metric = metric.get<double>();
     state.model = read_seal(entries.at("files").at(model_file));
     state.training = read_seal(entries.at("files").at(training_file));
     state.run = entries.at("run");
+    if (!state.run.is_object() || print_state(state) != text)
+      refuse(where, "was not written by accelmgr, although its checksum is right: its fields are others");
     return state;
   } catch (const json::exception& error) {
     refuse(where,

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -21,6 +22,30 @@ namespace accelmgr::config {
 namespace {
 
 constexpr std::size_t largest_file = 16 << 20;  // A larger file is a device, or no configuration.
+
+/// Keeps nothing of a document: only whether there is one is asked.
+struct Passed final : YAML::EventHandler {
+  using Style = YAML::EmitterStyle::value;
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, Style) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, Style) override {}
+  void OnMapEnd() override {}
+};
+
+/// The document in `text`, null if there is none; nullopt if there are several. YAML::LoadAll() would take
+/// documents without end out of some texts ("&x a\n? "), until there is no memory.
+std::optional<YAML::Node> only_document(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  Passed passed;
+  if (parser.HandleNextDocument(passed) && parser.HandleNextDocument(passed)) return std::nullopt;
+  return YAML::Load(text);
+}
 
 /// Line and column, counted from 1, of the first tab in the indentation of the lines from 0 to `last_line`.
 std::optional<std::pair<int, std::size_t>> tab_in_indentation(const std::string& text, int last_line) {
@@ -108,11 +133,10 @@ class Reader {
 
 std::vector<Assignment> parse_yaml(const std::string& text, const std::string& name) {
   try {
-    const auto documents = YAML::LoadAll(text);
-    if (documents.size() > 1)
-      throw ConfigError(
-          fmt::format("{}: it has {} YAML documents; a configuration must be one", name, documents.size()));
-    return documents.empty() ? std::vector<Assignment>() : Reader(name).read(documents.front());
+    const auto document = only_document(text);
+    if (!document)
+      throw ConfigError(fmt::format("{}: it has several YAML documents; a configuration must be one", name));
+    return Reader(name).read(*document);
   } catch (const YAML::Exception& error) {
     if (const auto tab = tab_in_indentation(text, error.mark.line))
       throw ConfigError(
@@ -131,9 +155,9 @@ RawValue parse_list(const std::string& text, const std::string& subject, const s
   };
   RawValue list{RawValue::Form::list, {}};
   try {
-    const auto documents = YAML::LoadAll(text);
-    if (documents.size() != 1 || !documents.front().IsSequence()) fail("there is more than one list");
-    for (const auto& item : documents.front()) {
+    const auto document = only_document(text);
+    if (!document || !document->IsSequence()) fail("there is more than one list");
+    for (const auto& item : *document) {
       if (!item.IsScalar()) fail(fmt::format("item {} is not a string", list.items.size() + 1));
       list.items.push_back(item.Scalar());
     }

@@ -50,6 +50,19 @@ TEST(StateFile, GivesBackWhatWasWritten) {
   EXPECT_EQ(read.run, state.run);
 }
 
+TEST(StateFile, WhatIsNestedTooDeepIsRefusedBeforeTheStackEnds) {
+  constexpr std::size_t levels = 1'000'000;
+  const auto deep = std::string(levels, '[') + std::string(levels, ']');
+  EXPECT_EQ(refusal(R"({"checksum": "xxh3-128:x", "state": {"run": )" + deep + "}}"),
+            "'state.json' is nested deeper than 256 levels");
+  auto state = sample_state();
+  for (int level = 0; level < 250; ++level) state.run = {{"of", state.run}};
+  EXPECT_EQ(parse_state(print_state(state), "state.json").run, state.run);
+  for (int level = 0; level < 10; ++level) state.run = {{"of", state.run}};
+  EXPECT_EQ(message_of<CheckpointError>([&] { print_state(state); }),
+            "the state of a checkpoint is nested deeper than 254 levels");
+}
+
 TEST(StateFile, AMetricThatIsNotFiniteIsNone) {
   auto state = sample_state();
   for (const std::optional<double> metric : {std::optional<double>(), std::optional(std::nan("")),
@@ -125,6 +138,14 @@ TEST(StateFile, WhatIsNotOursIsRefused) {
   state["files"].erase("model.safetensors");
   EXPECT_THAT(refusal(sealed(state)),
               HasSubstr("was not written by accelmgr, although its checksum is right"));
+  for (const auto& [field, value] : std::vector<std::pair<std::string, json>>{
+           {"step", 1.5}, {"step", -1}, {"metric", 531}, {"run", 1}, {"more", 1}}) {
+    state = state_of(print_state(sample_state()));
+    state[field] = value;
+    EXPECT_THAT(refusal(sealed(state)),
+                HasSubstr("was not written by accelmgr, although its checksum is right"))
+        << field << " " << value;
+  }
 }
 
 }  // namespace

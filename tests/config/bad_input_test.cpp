@@ -116,7 +116,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"NoYaml", "nprocs: 1\nmodel: [gpt\n", "", {"run.yaml:", "not valid YAML"}},
         Case{"Tab", "model:\n\tkind: gpt\n", "", {"run.yaml:2:1: there is a tab; indent with spaces"}},
         Case{"TabBehindSpaces", "a:\n  \tb: 1\n", "", {"run.yaml:2:3: there is a tab; indent with spaces"}},
-        Case{"TwoDocuments", "nprocs: 1\n---\nnprocs: 2\n", "", {"run.yaml: it has 2 YAML documents"}}),
+        Case{"TwoDocuments", "nprocs: 1\n---\nnprocs: 2\n", "", {"run.yaml: it has several YAML documents"}},
+        // yaml-cpp finds documents without end in it.
+        Case{"EndlessDocuments", "&x a\n? ", "", {"run.yaml: it has several YAML documents"}}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Config, NamesTheFileThatIsNotThere) {

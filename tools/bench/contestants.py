@@ -88,8 +88,9 @@ def torch_python():
     return python
 
 
-def build(targets):
-    for command in (["cmake", "--preset", "release"], ["cmake", "--build", RELEASE, "--target", *targets]):
+def build(targets, preset="release"):
+    folder = ROOT / "build" / preset
+    for command in (["cmake", "--preset", preset], ["cmake", "--build", folder, "--target", *targets]):
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             raise Failure(f"{' '.join(map(str, command))} failed:\n{done.stdout[-4000:]}")

@@ -1,4 +1,4 @@
-"""Long runs that look for wrong results (torture) and for leaks (soak)."""
+"""Long runs that look for wrong results (torture), for leaks (soak), and for input that breaks something (fuzz)."""
 
 import contextlib
 import dataclasses
@@ -6,8 +6,10 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,6 +27,7 @@ class Endurance:
     targets: list  # targets to build
     run: Callable  # minutes, seed, say -> lines
     report: Callable  # lines -> tables.Report
+    preset: str = "release"
 
 
 # ---- torture ----
@@ -227,6 +230,41 @@ def last_quarters(lines, key):
     ]
 
 
+# ---- fuzz ----
+
+ASAN = ROOT / "build" / "asan"
+
+
+def fuzz(minutes, seed, say):
+    """Runs one fuzz target after the other. Returns a line for each."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for target in sorted((ASAN / "tests" / "fuzz").glob("fuzz_*")):
+        name, log = target.name.removeprefix("fuzz_"), LOGS / f"{target.name}.log"
+        keep = LOGS / "fuzz" / name
+        keep.mkdir(parents=True, exist_ok=True)
+        command = [ROOT / "tests" / "fuzz" / "run", target, "--keep", keep]
+        command += ["--seconds", str(round(60 * minutes)), "--seed", str(seed)]
+        with log.open("w") as output:
+            ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
+        printed = log.read_text(errors="replace")
+        inputs, edges = (
+            max(map(int, re.findall(pattern, printed)), default=0) for pattern in (r"(?m)^#(\d+)\s", r" cov: (\d+) ")
+        )
+        lines.append({"target": name, "inputs": inputs, "edges": edges, "ended": ended})
+        say(f"  {name}: {inputs:,} inputs, {edges:,} edges" + (f"; a finding: {log}" if ended else ""))
+    return lines
+
+
+def fuzz_report(lines):
+    table = Table("Fuzzing", ["target", "inputs", "edges that they reach", "finding"])
+    table.rows = [
+        [line["target"], f"{line['inputs']:,}", f"{line['edges']:,}", "yes" if line["ended"] else "none"]
+        for line in lines
+    ]
+    return Report([table], [at_most(0, "targets with a finding", sum(1 for line in lines if line["ended"]))])
+
+
 ALL = {
     "torture": Endurance(
         """The torture test with one seed after the other: training under kills at random, by the fault library and
@@ -239,4 +277,9 @@ ALL = {
         runner is killed and replaced. Memory and descriptors of each process must level off: the median of the last
         quarter against that of the third.""",
         ["accelmgr"], soak, soak_report),
+    "fuzz": Endurance(
+        """Inputs that libFuzzer makes, one target of tests/fuzz after the other, each for as many minutes, in preset
+        asan. What reaches more stays in build/bench/fuzz and is where the next run begins. The log of a finding says
+        how to run it again.""",
+        ["fuzz_targets"], fuzz, fuzz_report, preset="asan"),
 }  # fmt: skip
