@@ -162,9 +162,9 @@ class Manager {
   /// run, which this one would replace), SessionError (too little memory, manager lost), UsageError (no
   /// directory). stop() waits only a few seconds for the writing: call checkpoints_written() before it.
   double save_checkpoint(const CheckpointExtras& extras = {});
-  /// Whether a client of the service has asked for a checkpoint since the last save_checkpoint(). A host looks
-  /// between its steps, so that the checkpoint has its optimizer. Reads one word of memory. Always false for a
-  /// manager that is no service.
+  /// Whether a client of the service has asked for a checkpoint since the last save_checkpoint(). A host
+  /// looks between its steps, so that the checkpoint has its optimizer. Reads one word of memory. Always
+  /// false for a manager that is no service.
   bool checkpoint_requested() const;
   /// The checkpoints that were written, or failed, since the last call. Waits at most `wait_s` for the one in
   /// progress.

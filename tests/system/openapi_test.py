@@ -56,7 +56,7 @@ class OpenApi(unittest.TestCase):
                    # The first ends the service, the answer of the second never ends, and what the third takes is the
                    # `next` of its own answers.
                    "--exclude-path", "/v1/stop", "--exclude-path", "/v1/events", "--exclude-path", "/v1/trace",
-                   # A step whose time is over before it begins is a 504. Errors of the service itself are looked for below.
+                   # A step whose time is over before it begins is a 504. Errors of the service are looked for below.
                    "--exclude-checks", "not_a_server_error",
                    "--phases", "examples,coverage,fuzzing", "--max-examples", "15", "--seed", "1", "--no-color",
                    "--generation-database", ":memory:", "--request-timeout", "60", "--max-failures", "5"]

@@ -1,4 +1,4 @@
-"""Entry points of an interpreter that accelmgr executes: a manager, its fork server, a service, a process of spawn()."""
+"""Entry points of an interpreter that accelmgr executes: manager, fork server, service, process of spawn()."""
 
 from __future__ import annotations
 

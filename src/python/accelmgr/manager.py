@@ -395,8 +395,8 @@ class Manager:
     def checkpoint_requested(self) -> bool:
         """Whether a client of the service has asked for a checkpoint since the last save_checkpoint().
 
-        A host looks between its steps, so that the checkpoint has its optimizer. Costs next to nothing. Always False for
-        a manager that is no service.
+        A host looks between its steps, so that the checkpoint has its optimizer. Costs next to nothing. Always False
+        for a manager that is no service.
         """
         return self._handle.checkpoint_requested
 
