@@ -60,7 +60,7 @@ def on_two_hosts(first: list[str], second: list[str]) -> str:
         text=True,
         timeout=SECONDS + 20,
         # Runners have one thread, however many there are: with more, a sum may have another order.
-        env=environment(ACCELMGR_RUNNERS__THREADS="1", OMP_NUM_THREADS="1"),
+        env=environment(ACCELMGR_RUNNERS__THREADS="1", ACCELMGR_START_TIMEOUT="240", OMP_NUM_THREADS="1"),
     )
     if done.returncode == 77:
         pytest.skip(done.stderr)

@@ -23,9 +23,10 @@ SECONDS = 300  # Time limit of a run; it needs a tenth of that.
 def test_two_actors_have_the_losses_of_plain_torch() -> None:
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # Short: names of Ray's sockets begin with it.
         variables = {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+        variables |= {"ACCELMGR_RUNNERS__THREADS": "1", "ACCELMGR_START_TIMEOUT": "240", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, str(EXAMPLES / "ray_managers.py"), *SMALL, f"--steps={STEPS}"],
-            env=environment(**variables, ACCELMGR_RUNNERS__THREADS="1", OMP_NUM_THREADS="1"),
+            env=environment(**variables),
             capture_output=True,
             text=True,
             timeout=SECONDS,
