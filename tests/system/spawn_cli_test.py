@@ -392,6 +392,20 @@ class ElasticTest(SpawnTest):
         self.assert_contains(err[2], "no heartbeat of node 1 (host", "restart 1 of 3", "came; restart 2 of 3")
         self.wait_for_all()
 
+    def test_memory_of_one_host_is_only_for_a_world_of_one_host(self):
+        address = f"127.0.0.1:{self.reserved_port()}"
+        script = "echo \"$WORLD_SIZE ${ACCELMGR_WORLD_MEMORY:+memory}\"; until [ -e finish ]; do sleep 0.05; done"
+        runs = []
+        for node, (lines, wait) in enumerate(((["2 memory"] * 2, "1"), (["4 "] * 2, "20"))):
+            runs.append(self.start("--nprocs", "2", "--nnodes", "1:2", "--node-rank", str(node), "--rendezvous",
+                                   address, "--rendezvous-timeout", wait, "--max-restarts", "1", "--no-prefix",
+                                   "--log-dir", f"node{node}", *shell(script)))
+            self.assertEqual(self.read_lines(runs[node], 2), [line + "\n" for line in lines])
+        self.assertEqual(self.read_lines(runs[0], 2), ["4 \n"] * 2)
+        (self.folder / "finish").touch()
+        for run in runs:
+            self.assert_ends(run, DONE)
+
     def test_fewer_than_the_least_number_end_with_an_error_that_says_so(self):
         runs = self.start_three()
         for rank, run in enumerate(runs):

@@ -143,8 +143,10 @@ void Agent::start_attempt() {
   asked_ = killed_ = false;
   state_ = State::running;
   try {
-    if (spec_.nnodes == 1 && spec_.backend == "shm")
-      world_memory_ = collective::shm::create_world(spec_.world_size);
+    // An elastic world may have more hosts than that of the attempt before.
+    world_memory_ = spec_.nnodes == 1 && spec_.backend == "shm"
+                        ? collective::shm::create_world(spec_.world_size)
+                        : base::UniqueFd();
     ranks_->start(spec_, host_info_, ports_, {attempt_, environment()});
   } catch (const Error& error) {
     // Reported as a failure of this host, so that the other hosts learn the cause.
