@@ -216,6 +216,51 @@ class Watch(ServiceTest):
         self.end(process)
 
 
+class Top(ServiceTest):
+    def test_it_shows_what_the_service_does(self):
+        process = self.serve()
+        self.ask("step", "--count", "5")
+        top = self.ask("top", "--count", "2", "--interval", "0.05")
+        self.assertEqual((top.returncode, top.stderr), (DONE, ""))
+        self.assertEqual(top.stdout.count("accelmgr  model 'mlp'"), 2)
+        self.assertRegex(top.stdout, r"(?m)^steps     5 of 5 attempts, 40 samples, ")
+        self.assertRegex(top.stdout, r"(?m)^loss      [\d.]+ +[\u2581-\u2588]{5}$")
+        self.assertRegex(top.stdout, r"(?m)^1      ready     waiting +\d+ +\d+/\d+ +[\d.]+ s +20$")
+        self.assertNotIn("\x1b", top.stdout)
+        views = [json.loads(line) for line in self.ask("top", "--json", "--count", "2", "--interval", "0.05")
+                 .stdout.splitlines()]
+        self.assertEqual([len(view["steps"]) for view in views], [5, 0])
+        self.assertEqual(views[1]["status"]["steps"], 5)
+        self.end(process)
+
+    def test_a_terminal_is_left_as_it_was(self):
+        process = self.serve()
+        for ends in ("interrupt", "service"):
+            ours, theirs = os.openpty()
+            top = subprocess.Popen([serve_cli_test.PROGRAM, "top", "--socket", str(self.socket), "--interval", "0.05"],
+                                   stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(top.kill)
+            self.addCleanup(top.stderr.close)
+            os.close(theirs)
+            shown = b""
+            while shown.count(b"accelmgr  model") < 2:
+                shown += os.read(ours, 65536)
+            self.assertTrue(shown.startswith(b"\x1b[?1049h\x1b[?25l\x1b[H"), shown[:40])
+            if ends == "interrupt":
+                top.send_signal(signal.SIGINT)
+            else:
+                self.end(process)
+            try:
+                while part := os.read(ours, 65536):
+                    shown += part
+            except OSError:  # The other end is closed.
+                pass
+            os.close(ours)
+            self.assertEqual(top.wait(WATCHDOG_S), DONE if ends == "interrupt" else FAILED)
+            self.assertTrue(shown.endswith(b"\x1b[?25h\x1b[?1049l"), shown[-40:])
+            self.assertEqual(top.stderr.read() == "", ends == "interrupt")
+
+
 if __name__ == "__main__":
     serve_cli_test.PROGRAM = sys.argv.pop(1)
     unittest.main()

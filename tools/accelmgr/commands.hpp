@@ -25,9 +25,10 @@ void add_train(CLI::App& app, Action& action);
 /// `program`: the words after the first `--`; nullopt if there is no `--`.
 void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<std::string>>& program);
 void add_serve(CLI::App& app, Action& action);
-/// status, step, events and stop, which ask a service.
+/// status, step, events, checkpoint, resize, restart and stop, which ask a service.
 void add_service_commands(CLI::App& app, Action& action);
 void add_trace(CLI::App& app, Action& action);
+void add_top(CLI::App& app, Action& action);
 void add_config(CLI::App& app, Action& action);
 void add_plot(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);

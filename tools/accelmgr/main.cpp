@@ -56,6 +56,7 @@ int run(int argc, char** argv) {
   add_serve(app, action);
   add_service_commands(app, action);
   add_trace(app, action);
+  add_top(app, action);
   add_config(app, action);
   add_plot(app, action);
   add_info(app, action);

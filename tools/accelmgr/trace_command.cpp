@@ -1,7 +1,6 @@
 // accelmgr trace: what the processes of a service did, as a file for Perfetto
 #include <fmt/core.h>
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -14,6 +13,7 @@
 #include "base/timing.hpp"
 #include "client/service_socket.hpp"
 #include "commands.hpp"
+#include "interruptible.hpp"
 #include "service/socket_path.hpp"
 #include "standard_output.hpp"
 #include "trace_file.hpp"
@@ -29,33 +29,6 @@ struct TraceArguments {
   std::string socket;
   double seconds = 0;
   std::string file = "trace.json";
-};
-
-/// While it lives, Ctrl-C and SIGTERM end a wait, and not this program.
-class Interruptible {
- public:
-  Interruptible() {
-    sigemptyset(&signals_);
-    sigaddset(&signals_, SIGINT);
-    sigaddset(&signals_, SIGTERM);
-    sigprocmask(SIG_BLOCK, &signals_, &before_);
-  }
-  ~Interruptible() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  Interruptible(const Interruptible&) = delete;
-  Interruptible& operator=(const Interruptible&) = delete;
-
-  bool interrupted() {
-    wait(0);
-    return interrupted_;
-  }
-  void wait(std::int64_t ns) {
-    const timespec patience{.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
-    if (!interrupted_) interrupted_ = sigtimedwait(&signals_, nullptr, &patience) > 0;
-  }
-
- private:
-  sigset_t signals_, before_;
-  bool interrupted_ = false;
 };
 
 class TraceClient {
