@@ -19,6 +19,8 @@ struct Decision {
 class RestartPolicy {
  public:
   explicit RestartPolicy(const RunnersConfig& config) : config_(config) {}
+  /// From now on decides by `config`. What was replaced before counts.
+  void change(const RunnersConfig& config) { config_ = config; }
 
   /// A runner was lost, and `others` are left in the team. `would_recur`: a replacement would be lost in the
   /// same way, because the model is wrong, not the process. Then the policy gives up.

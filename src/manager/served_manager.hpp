@@ -40,6 +40,11 @@ class ServedManager {
 
   /// With the devices that were chosen.
   const Config& config() const noexcept { return config_; }
+  /// Changes what the supervisor goes by. No thread may drive the session meanwhile.
+  void change(const std::function<void(Config&)>& change) {
+    change(config_);
+    supervisor_->config_changed();
+  }
   const session::Session& session() const noexcept { return owner_->session(); }
   session::SupervisorView view() const noexcept { return owner_->view(); }
   session::HostView host_view() const noexcept { return owner_->host_view(); }

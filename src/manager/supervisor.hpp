@@ -68,6 +68,8 @@ class Supervisor {
   void report_to(HostLink* host) noexcept { host_ = host; }
   /// Makes the ranks 0 to `ranks` - 1 the team.
   protocol::Resized resize(int ranks);
+  /// Call it when `config` has changed.
+  void config_changed() { policy_.change(config_.runners); }
   /// Replaces the runner of a rank of the team, whatever `runners.on_loss` says. It may finish what it
   /// computes; a step that it leaves is tried again. Throws SessionError: it cannot be replaced now.
   void replace(int rank);

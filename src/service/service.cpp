@@ -18,6 +18,7 @@
 #include "manager/role.hpp"
 #include "service/handlers.hpp"
 #include "service/notify.hpp"
+#include "service/reload.hpp"
 
 namespace accelmgr::service {
 namespace {
@@ -39,12 +40,14 @@ bool is_of_the_user(const std::exception& error) {
 Service::Service(boost::asio::io_context& loop, const Config& config, const ServeOptions& options)
     : loop_(loop),
       options_(options),
+      read_(config),
       path_(options.socket, options.group),
       token_(options.http.empty() ? std::nullopt : std::optional(Token::from_file(options.token_file))),
       tcp_(options.http.empty() ? std::nullopt : std::optional(listen_at(options.http))),
       manager_(loop, config, listeners()),
       signals_(loop),
       timer_(loop),
+      reload_timer_(loop),
       host_until_(base::Deadline::at_ns(0)),
       close_until_(base::Deadline::at_ns(0)) {}
 
@@ -60,7 +63,7 @@ void Service::begin(const std::function<void(const std::string&)>& say) {
   if (!checkpoint.directory.empty()) run_->take_directory(checkpoint.directory);
   manager_.make_session(run_->resumed ? run_->resumed->path : "");
   driver_.emplace(loop_, manager_, *run_);
-  for (const int number : {SIGTERM, SIGINT}) signals_.add(number);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) signals_.add(number);
   wait_for_signal();
   manager_.start({.ready = [this, say] { ready(say); },
                   .freed =
@@ -95,6 +98,10 @@ void Service::ready(const std::function<void(const std::string&)>& say) {
 void Service::wait_for_signal() {
   signals_.async_wait([this](const boost::system::error_code& error, int number) {
     if (error) return;
+    if (number == SIGHUP) {
+      reload();
+      return wait_for_signal();
+    }
     if (closing_) {
       base::log().warn("a second signal ({}) ends the service at once", number);
       close_until_ = base::Deadline::at_ns(0);
@@ -104,6 +111,37 @@ void Service::wait_for_signal() {
     close(fmt::format("signal {}", number));
     wait_for_signal();
   });
+}
+
+void Service::reload() {
+  if (!options_.reload || closing_ || !manager_.supervisor().has_started())
+    return base::log().warn("SIGHUP: the configuration is not read again now");
+  reload_when_idle();
+}
+
+// A request that drives the session reads the configuration on another thread.
+void Service::reload_when_idle() {
+  if (driver_->is_busy()) {
+    reload_timer_.expires_after(std::chrono::nanoseconds(timing::look_ns));
+    return reload_timer_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) reload_when_idle();
+    });
+  }
+  try {
+    const auto next = options_.reload();
+    const auto reload = differences_of(read_, next);
+    manager_.change([&](Config& config) { take_over(config, next); });
+    if (next.nprocs != read_.nprocs && next.nprocs > 0)
+      if (const auto answer = manager_.supervisor().resize(next.nprocs); !answer.refused.empty())
+        base::log().warn("SIGHUP: the team stays as it is: {}", answer.refused);
+    read_ = next;
+    if (reload.changed.empty()) base::log().warn("SIGHUP: nothing changes");
+    for (const auto& change : reload.changed) base::log().warn("SIGHUP: {}", change);
+    for (const auto& change : reload.kept)
+      base::log().warn("SIGHUP: {} needs another start of the service", change);
+  } catch (const std::exception& error) {
+    base::log().error("SIGHUP: the configuration stays as it is: {}", error.what());
+  }
 }
 
 double Service::uptime_s() const noexcept { return timing::seconds(base::now_ns() - began_ns_); }

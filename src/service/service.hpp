@@ -37,6 +37,8 @@ struct ServeOptions {
   std::string http{};            ///< HOST:PORT to listen at too; empty: none.
   std::string token_file{};      ///< The file with the token that its clients must state.
   double stop_timeout_s = 20;
+  /// Reads the configuration again, for SIGHUP. Throws as it did at the start. May be empty.
+  std::function<Config()> reload{};
   HttpLimits limits{};
 };
 
@@ -77,6 +79,9 @@ class Service {
   void ready(const std::function<void(const std::string&)>& say);
   void wait_for_signal();
   base::Deadline host_leaves_until() const;
+  /// Reads the configuration again.
+  void reload();
+  void reload_when_idle();
   void look_at_end();
   void save_and_stop();
   void save_last();
@@ -84,6 +89,7 @@ class Service {
 
   boost::asio::io_context& loop_;
   ServeOptions options_;
+  Config read_;  ///< The configuration as it was read last.
   SocketPath path_;
   std::optional<Token> token_;
   std::optional<TcpListener> tcp_;
@@ -94,7 +100,7 @@ class Service {
   std::optional<Events> events_;
   std::optional<HttpServer> server_, tcp_server_;
   boost::asio::signal_set signals_;
-  boost::asio::steady_timer timer_;
+  boost::asio::steady_timer timer_, reload_timer_;
   std::int64_t began_ns_ = base::now_ns();
   bool closing_ = false;
   bool is_saving_ = false, failed_ = false;

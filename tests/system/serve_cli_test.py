@@ -1,4 +1,5 @@
 """Tests of `accelmgr serve` and of the commands that ask it: serve_cli_test.py PROGRAM [unittest arguments]."""
+import http.client
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -42,8 +44,10 @@ class ServiceTest(unittest.TestCase):
     def command(self, *arguments):
         return [PROGRAM, "serve", "--config", str(self.configuration), "--socket", str(self.socket), *arguments]
 
-    def serve(self, *arguments, extra=None):
-        process = subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE, text=True, env=environment(extra))
+    def serve(self, *arguments, extra=None, errors=None):
+        with open(errors or os.devnull, "w") as stderr:
+            process = subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE, text=True,
+                                       stderr=stderr if errors else None, env=environment(extra))
         self.addCleanup(process.wait, WATCHDOG_S)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.kill)
@@ -60,6 +64,14 @@ class ServiceTest(unittest.TestCase):
 
     def status(self):
         return json.loads(self.ask("status", "--json").stdout)
+
+    def config(self):
+        connection = http.client.HTTPConnection("localhost", timeout=WATCHDOG_S)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        self.addCleanup(connection.close)
+        connection.sock.connect(str(self.socket))
+        connection.request("GET", "/v1/config")
+        return connection.getresponse().read().decode()
 
     def end(self, process, number=signal.SIGTERM):
         process.send_signal(number)
@@ -133,6 +145,33 @@ class Serve(ServiceTest):
         self.assertEqual(self.ask("resize", "4").returncode, FAILED)
         self.assertIn("rank is '7'", self.ask("restart", "7").stderr)
         self.assertEqual(self.ask("resize").returncode, USAGE)
+        self.end(process)
+
+    def test_its_configuration_is_read_again(self):
+        process = self.serve("--set", "runners.max_runners=3", errors=self.folder / "errors")
+        said = self.folder / "errors"
+
+        def reload(changes, expected):
+            before = said.stat().st_size
+            self.configuration.write_text(SMALL + changes)
+            process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + WATCHDOG_S
+            while expected not in said.read_text()[before:]:
+                self.assertLess(time.monotonic(), deadline, said.read_text()[before:])
+                self.ask("status")
+
+        reload("step_timeout: 7\nseed_base: 5\n", "SIGHUP: seed_base 42 -> 5 needs another start of the service")
+        self.assertIn("SIGHUP: step_timeout 300 -> 7\n", said.read_text())
+        self.assertIn("step_timeout: 7", self.config())
+        self.assertIn("seed_base: 42", self.config())
+        reload("step_timeout: 7\nseed_base: 5\n", "SIGHUP: nothing changes")
+        reload("step_timeouts: 8\n", "SIGHUP: the configuration stays as it is: ")
+        self.assertIn("did you mean 'step_timeout'?", said.read_text())
+        self.configuration.write_text(SMALL.replace("nprocs: 2", "nprocs: 3"))
+        process.send_signal(signal.SIGHUP)
+        while len(self.status()["runners"]) < 3:
+            pass
+        self.assertEqual(json.loads(self.ask("step", "--json").stdout)["steps"][0]["participants"], 3)
         self.end(process)
 
     def test_a_checkpoint_is_written_when_it_is_asked_for(self):

@@ -167,8 +167,10 @@ TEST(Trace, ARunnerThatIsKilledAndItsReplacementHaveEachTheirSpans) {
   const auto started = trace.of("supervisor", "start_runner", 1);
   ASSERT_EQ(started.size(), 2u);
   EXPECT_LE(recovered[0].begin_ns, started[1].begin_ns);
-  for (const auto& span : trace.of("runner", "init", 1))
-    if (span.pid == replacement) EXPECT_GE(span.begin_ns, recovered[0].begin_ns);
+  for (const auto& span : trace.of("runner", "init", 1)) {
+    if (span.pid != replacement) continue;
+    EXPECT_GE(span.begin_ns, recovered[0].begin_ns);
+  }
   // The host has tried step 2 twice, within one call.
   const auto attempts = trace.of("host", "attempt");
   EXPECT_EQ(std::ranges::count_if(attempts, [](const Seen& s) { return s.step == 2; }), 2);

@@ -122,8 +122,8 @@ TEST(TraceFile, SpansThatWereWrittenOverAreCounted) {
   TraceFile trace;
   auto one = thread("loader", "[]");
   one["overwritten"] = 3;
-  trace.add(answer({one})));
-  trace.add(answer({one})));
+  trace.add(answer({one}));
+  trace.add(answer({one}));
   EXPECT_EQ(trace.overwritten(), 6u);
   EXPECT_EQ(written(trace)["otherData"]["overwritten_spans"], 6);
   EXPECT_EQ(events(trace, "X"), json::array());

@@ -49,6 +49,7 @@ gid_t group_named(const std::string& name) {
     execute_python_service({config::to_yaml(loaded.config), options.socket,
                             options.group ? std::to_string(*options.group) : "", options.http,
                             options.token_file, std::to_string(options.stop_timeout_s)});
+  options.reload = [config = arguments.config] { return load(config).config; };
   service::serve(loaded.config, options, [](const std::string& line) { print_out(line + "\n"); });
 }
 
