@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-BOUND_S = 60
+BOUND_S = 240
 
 
 def free_port() -> int:
