@@ -85,10 +85,13 @@ class Watch(ServiceTest):
     def test_metrics_are_what_the_steps_were(self):
         process = self.serve(*SEVEN_STEPS)
         self.assertEqual(self.get("/metrics").getheader("Content-Type"), "text/plain; version=0.0.4; charset=utf-8")
-        before = self.metrics()
-        while set(before.labelled("queue_batches", "rank").values()) != {3}:
-            before = self.metrics()
         filled = self.status()
+        while any(runner["queued_batches"] < runner["queue_slots"] for runner in filled["runners"]):
+            filled = self.status()
+        before = self.metrics()
+        slots = filled["runners"][0]["queue_slots"]
+        self.assertGreater(slots, 0)
+        self.assertEqual(before.labelled("queue_batches", "rank"), {"0": slots, "1": slots})
         self.assertNotIn("accelmgr_loss", before.families)
         self.assertEqual(before["step_duration_seconds_count"], 0)
         made = json.loads(self.ask("step", "--json", "--count", "7").stdout)["steps"]
@@ -112,8 +115,6 @@ class Watch(ServiceTest):
             self.assertEqual(set(metrics.labelled(name, "rank")), ranks, name)
         self.assertEqual(metrics.labelled("queue_batches", "rank"), {"0": 0, "1": 0})
         self.assertEqual([runner["queued_batches"] for runner in status["runners"]], [0, 0])
-        self.assertEqual([runner["queued_batches"] for runner in filled["runners"]], [3, 3])
-        self.assertEqual([runner["queue_slots"] for runner in filled["runners"]], [3, 3])
         self.assertEqual([runner["silent_s"] for runner in filled["runners"]], [0, 0])
         self.assertEqual((status["version"], status["max_runners"]), (self.version(), 2))
         self.assertIsNone(status["checkpoint_directory"])
