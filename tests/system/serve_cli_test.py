@@ -143,7 +143,7 @@ class Serve(ServiceTest):
         self.assertEqual(self.ask("step").returncode, DONE)
         self.assertNotEqual(self.status()["runners"][1]["pid"], before)
         self.assertEqual(self.ask("resize", "4").returncode, FAILED)
-        self.assertIn("rank is '7'", self.ask("restart", "7").stderr)
+        self.assertIn("it is not in the team", self.ask("restart", "7").stderr)
         self.assertEqual(self.ask("resize").returncode, USAGE)
         self.end(process)
 
@@ -162,8 +162,8 @@ class Serve(ServiceTest):
 
         reload("step_timeout: 7\nseed_base: 5\n", "SIGHUP: seed_base 42 -> 5 needs another start of the service")
         self.assertIn("SIGHUP: step_timeout 300 -> 7\n", said.read_text())
-        self.assertIn("step_timeout: 7", self.config())
-        self.assertIn("seed_base: 42", self.config())
+        self.assertIn('"step_timeout": 7\n', self.config())
+        self.assertIn('"seed_base": 42\n', self.config())
         reload("step_timeout: 7\nseed_base: 5\n", "SIGHUP: nothing changes")
         reload("step_timeouts: 8\n", "SIGHUP: the configuration stays as it is: ")
         self.assertIn("did you mean 'step_timeout'?", said.read_text())
