@@ -32,6 +32,7 @@ template <class Has>
 void check_names(const std::string& where, const std::vector<std::string>& given,
                  const std::vector<Parameter>& known, Has&& has) {
   std::vector<std::string> names;
+  names.reserve(known.size());
   for (const auto& parameter : known) names.emplace_back(parameter.name);
   for (const auto& name : given)
     if (std::ranges::find(names, name) == names.end())
