@@ -507,7 +507,7 @@ class TwoHostsTest(SpawnTest):
                                  '$TWO_HOSTS_ADDRESS\\/.*/\\1/p"); exec "$@"'), "sh", cli_test.PROGRAM, "spawn",
                     "--nprocs", str(nprocs), "--nnodes", "2", "--node-rank", str(node),
                     "--rendezvous", "10.77.0.1:29500", "--", TORCH_PROGRAM]
-        done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", "80", "--host", "alpha", *host(0, 2), "--host",
+        done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", "240", "--host", "alpha", *host(0, 2), "--host",
                                "beta", *host(1, 1)], text=True, capture_output=True, check=False, cwd=self.folder,
                               env=cli_test.environment({}))
         if done.returncode == NO_NAMESPACES:
