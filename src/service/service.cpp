@@ -90,8 +90,8 @@ void Service::ready(const std::function<void(const std::string&)>& say) {
                   getpid(), options_.socket, tcp_ ? ", http://" + tcp_->address : ""));
   if (tcp_ && tcp_->others_reach_it)
     base::log().warn(
-        "other machines reach http://{}: whoever knows the token may stop and change this service, "
-        "and the token goes over the network unencrypted",
+        "other machines can reach http://{}. A client that knows the token can stop this service; the token "
+        "crosses the network without encryption",
         tcp_->address);
 }
 

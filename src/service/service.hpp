@@ -89,7 +89,7 @@ class Service {
 
   boost::asio::io_context& loop_;
   ServeOptions options_;
-  Config read_;  ///< The configuration as it was read last.
+  Config read_;  ///< What the last reading of the configuration gave.
   SocketPath path_;
   std::optional<Token> token_;
   std::optional<TcpListener> tcp_;

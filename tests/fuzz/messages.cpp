@@ -1,5 +1,5 @@
-// The input is a packet between host and manager. Its first byte says whose it is, the second how many
-// descriptors come with it, none of which is a session's.
+// The input is a packet between host and manager. Its first byte says who sends it. Its second byte says how
+// many descriptors come with it; they are not descriptors of a session.
 #include "protocol/messages.hpp"
 #include "accelmgr/errors.hpp"
 #include "fuzz_target.hpp"

@@ -45,7 +45,7 @@ def plain() -> list[list[float]]:
                 optimizer.step()
             losses[rank].append(loss.item())
         for before, *after in zip(outer_model.parameters(), *(model.parameters() for model in models), strict=True):
-            before.grad = sum(before.detach() - now.detach() for now in after) / MACHINES
+            before.grad = sum(before.detach() - parameter.detach() for parameter in after) / MACHINES
         outer.step()
     return [[*found, held_out_loss(outer_model, CONTEXT)] for found in losses]
 

@@ -43,8 +43,8 @@ bool is_made(Span span, std::uint64_t number) {
   return std::memcmp(&span, &expected, sizeof span) == 0;
 }
 
-/// What is wrong with the spans that a reader finds, of which at least `least` are known; empty if nothing
-/// is. `moving`: the thread goes on meanwhile.
+/// Returns what is wrong with the spans that a reader finds, or an empty text. The ring must have recorded at
+/// least `least` spans. `moving`: its thread goes on to write.
 std::string wrong(const SpanRing& ring, std::uint64_t least, bool moving = false) {
   const auto recorded = recorded_spans(ring);
   if (recorded < least) return "spans are gone";

@@ -16,8 +16,8 @@ constexpr int first_port = 29400;  // That of torchrun's rendezvous.
 constexpr int ports = 1000;        // Jobs that share a host have different ports, mostly.
 
 struct Launcher {
-  const char* size;        ///< Of the job.
-  const char* rank;        ///< Of this process.
+  const char* size;        ///< The variable that says how many processes the job has.
+  const char* rank;        ///< The variable that says which of them this process is.
   const char* local_size;  ///< Processes on this host; "": the launcher has no such variable.
   const char* hosts;       ///< Number of hosts; "": the launcher has no such variable.
   const char* node;        ///< Number of this host; "": it is the rank.

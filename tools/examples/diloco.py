@@ -90,12 +90,12 @@ def train(arguments: argparse.Namespace, rank: int, size: int, model: Gpt) -> No
                 result.raise_for_status()
                 inner.step()
             with torch.no_grad():
-                for change, before, now in zip(changes, outer_parameters, model.parameters(), strict=True):
-                    torch.sub(before, now, out=change)
+                for change, before, after in zip(changes, outer_parameters, model.parameters(), strict=True):
+                    torch.sub(before, after, out=change)
                 machines = average()
                 outer.step()
-                for now, value in zip(model.parameters(), outer_parameters, strict=True):
-                    now.copy_(value)
+                for parameter, value in zip(model.parameters(), outer_parameters, strict=True):
+                    parameter.copy_(value)
             print(f"rank {rank}: round {number}, machines {machines}, loss {result.loss:.6f}", flush=True)
     print(f"rank {rank}: held-out loss {held_out_loss(model, arguments.context):.6f}", flush=True)
 
