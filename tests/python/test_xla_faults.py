@@ -37,7 +37,7 @@ def fail(what: str) -> None:
     elif what == "upload":
         xla_model.send_cpu_data_to_device = fails
     elif what == "read":
-        torch._to_cpu = fails
+        torch._to_cpu = torch_xla._XLAC._to_dlpack = fails
     else:
         torch_xla.sync = fails
 

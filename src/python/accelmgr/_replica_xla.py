@@ -5,7 +5,7 @@ follows from that:
 
 - Parameters go to the device when the host has written some, all at once. Losses, scalars, gradients and buffers come
   back at the end of a step, group by group: one is copied into the slab while the next is read. Nothing is read
-  before: every read would end the program there.
+  before: every read would end the program there. If the device is the CPU, they are not copied to be read.
 - A number that may change is a tensor on the device. As a number of Python it would be part of the program, which
   would be compiled again for each value.
 - Compiling may take minutes. A thread does all work with the device, while the runner's thread gives signs of life.
@@ -22,10 +22,11 @@ import itertools
 import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 from torch.utils import deterministic
 
 from accelmgr import _native
@@ -174,6 +175,7 @@ class XlaReplica(Replica):
         self._xla: Any = importlib.import_module("torch_xla")
         self._xla_model: Any = importlib.import_module("torch_xla.core.xla_model")
         self._device = device
+        self._is_cpu = self._xla.runtime.device_type() == "CPU"
         self._accumulates = accumulates
         self._thread = DeviceThread(patience_s)
         self._left = False
@@ -372,7 +374,7 @@ class XlaReplica(Replica):
         buffers = [(index, buffer) for index, buffer in enumerate(self._own_buffers) if self._changed[index]]
         tensors = [*self._losses, *scalars, *(tensor for _, tensor in buffers + gradients)]
         reads = [(group,) for group in groups_of(tensors)]
-        read = itertools.chain.from_iterable(self._thread.each(self._wanted, torch._to_cpu, reads))
+        read = itertools.chain.from_iterable(self._thread.each(self._wanted, self._read, reads))
         self._losses = [next(read) for _ in self._losses]
         self._scalars = [
             (name, next(read) if isinstance(value, torch.Tensor) else value, weight)
@@ -386,6 +388,17 @@ class XlaReplica(Replica):
                 self._sink.capture_unlocked(index, dense.data_ptr())
         if not self._accumulates:
             self._sums = [None] * len(self._parameters)
+
+    def _read(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The tensors on the CPU, when they are computed. If that is the device, they are not copied."""
+        if not self._is_cpu:
+            return torch._to_cpu(tensors)
+        runtime = self._xla._XLAC
+        own = [tensor for tensor in tensors if tensor.device == self._device]
+        runtime._xla_sync_multi(own, [])  # Each has memory of its own now, which a program under way may yet fill.
+        runtime._xla_wait_device_ops([])
+        read = (torch.utils.dlpack.from_dlpack(runtime._to_dlpack(tensor)) for tensor in own)
+        return [next(read) if tensor.device == self._device else tensor for tensor in tensors]
 
     def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         form = self._master[index]
