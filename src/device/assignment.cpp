@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "config/device_name.hpp"
 #include "config/loader.hpp"
 
 namespace accelmgr::device {
@@ -52,19 +53,49 @@ std::size_t gpu_named(const std::string& text, const Gpus& gpus) {
       devices_key);
 }
 
-/// The devices that the configuration names, or else all GPUs.
+/// "GPU 0 (...) by process 4711".
+std::string taken(const Gpus& gpus, std::size_t index) {
+  return fmt::format("{} by {}", describe(gpus, index), gpus.visible[index].taken_by);
+}
+
+/// The GPUs that no other session computes on. Throws if there is none.
+std::vector<Chosen> free_gpus(const Config& config, const Gpus& gpus) {
+  std::vector<Chosen> free;
+  std::vector<std::string> others;
+  for (std::size_t i = 0; i < gpus.visible.size(); ++i) {
+    if (gpus.visible[i].taken_by.empty() || config.runners.oversubscribe)
+      free.emplace_back(i);
+    else
+      others.push_back(taken(gpus, i));
+  }
+  if (free.empty())
+    throw ConfigError(
+        fmt::format("{} is {}, but other sessions have all GPUs ({}); set runners.oversubscribe to "
+                    "share them, or {} to cpu",
+                    device_key, config::name_of(config.runners.device), fmt::join(others, ", "), device_key),
+        device_key);
+  return free;
+}
+
+/// The devices that the configuration names, or else all GPUs that are free.
 std::vector<Chosen> chosen_devices(const Config& config, const Gpus& gpus) {
   std::vector<Chosen> chosen;
   for (const auto& text : config.runners.devices)
     chosen.push_back(text == on_cpu ? Chosen() : gpu_named(text, gpus));
-  if (chosen.empty())
-    for (std::size_t i = 0; i < gpus.visible.size(); ++i) chosen.emplace_back(i);
+  if (chosen.empty()) return free_gpus(config, gpus);
   if (config.runners.oversubscribe) return chosen;
-  for (auto one = chosen.begin(); one != chosen.end(); ++one)
-    if (*one && std::find(chosen.begin(), one, *one) != one)
+  for (auto one = chosen.begin(); one != chosen.end(); ++one) {
+    if (!*one) continue;
+    if (std::find(chosen.begin(), one, *one) != one)
       throw ConfigError(fmt::format("{} names {} twice; set runners.oversubscribe to let runners share it",
                                     devices_key, describe(gpus, **one)),
                         devices_key);
+    if (!gpus.visible[**one].taken_by.empty())
+      throw ConfigError(
+          fmt::format("{} names a GPU that another session has: {}; set runners.oversubscribe to share it",
+                      devices_key, taken(gpus, **one)),
+          devices_key);
+  }
   return chosen;
 }
 
@@ -73,7 +104,7 @@ void check_count(const Config& config, int ranks, const char* key, std::size_t d
   if (std::cmp_less_equal(ranks, devices) || config.runners.oversubscribe) return;
   const auto there =
       config.runners.devices.empty()
-          ? fmt::format("{} visible", devices == 1 ? "1 GPU is" : fmt::format("{} GPUs are", devices))
+          ? fmt::format("{} free", devices == 1 ? "1 GPU is" : fmt::format("{} GPUs are", devices))
           : fmt::format("{} has {} devices", devices_key, devices);
   throw ConfigError(
       fmt::format("{} is {}, but {}; set runners.oversubscribe to let runners share them", key, ranks, there),

@@ -12,6 +12,7 @@
 
 #include "base/fields.hpp"
 #include "device/cuda_driver.hpp"
+#include "device/gpu_claims.hpp"
 #include "ipc/accelerators.hpp"
 #include "ipc/process.hpp"
 #include "ipc/socket.hpp"
@@ -97,6 +98,9 @@ Answer ask_in_child(const DriverQuestion& question, bool all) {
 
 Gpus list_gpus(const DriverQuestion& question) {
   auto [found, is_of_driver] = ask_in_child(question, false);
+  const auto claimed = claimed_gpus();
+  for (auto& gpu : found.visible)
+    if (const auto claim = claimed.find(gpu.uuid); claim != claimed.end()) gpu.taken_by = claim->second;
   const char* visible = getenv(visibility);
   if (!found.visible.empty() || !is_of_driver || visible == nullptr) return found;
   if (const auto all = ask_in_child(question, true).gpus.visible.size(); all > 0)

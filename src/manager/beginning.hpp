@@ -2,12 +2,18 @@
 #pragma once
 
 #include "accelmgr/config.hpp"
+#include "device/gpu_claims.hpp"
 
 namespace accelmgr::manager {
 
-/// Chooses the devices of the runners, if `config` leaves them open, and logs them. Call it while this
-/// process has one thread. Blocks while a driver lists its GPUs. Throws ConfigError.
-Config choose_devices(const Config& config);
+struct ChosenDevices {
+  Config config;
+  device::GpuClaims claims;
+};
+
+/// Chooses the devices of the runners, if `config` leaves them open, logs them, and claims the GPUs. Call it
+/// while this process has one thread. Blocks while a driver lists its GPUs. Throws ConfigError.
+ChosenDevices choose_devices(const Config& config);
 
 /// Ends the processes that user code has forked here, then this process. Does not unwind: other threads may
 /// use what is on any stack.

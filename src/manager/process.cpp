@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <tuple>
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
@@ -30,14 +31,23 @@
 namespace accelmgr::manager {
 namespace {
 
-/// Chooses the devices of the runners, if `config` leaves them open, and tells the host.
-Config with_devices(const Config& config, int socket) {
-  if (!device::leaves_devices_open(config)) return config;
-  auto chosen = choose_devices(config);
-  const auto& runners = chosen.runners;
-  protocol::send_assigned(socket,
-                          {chosen.nprocs, std::string(config::name_of(runners.device)), runners.devices});
+/// Chooses and claims the devices of the runners, and tells the host those that its configuration leaves
+/// open.
+ChosenDevices with_devices(const Config& given, int socket) {
+  auto chosen = choose_devices(given);
+  const auto& [nprocs, runners] = std::tie(chosen.config.nprocs, chosen.config.runners);
+  if (device::leaves_devices_open(given))
+    protocol::send_assigned(socket, {nprocs, std::string(config::name_of(runners.device)), runners.devices});
   return chosen;
+}
+
+/// The devices of a session that this manager takes over.
+ChosenDevices with_devices_of_session(const Config& config) {
+  ChosenDevices kept{config, device::GpuClaims(config)};
+  if (!kept.claims.missed().empty())
+    base::log().warn("another session has {} by now; the runners of this one compute there too",
+                     kept.claims.missed());
+  return kept;
 }
 
 /// Sends the error to the host, or logs it if the host is gone, and ends the process. The fork server sees
@@ -106,10 +116,12 @@ Config with_devices(const Config& config, int socket) {
   auto offered = protocol::receive_begin(socket, patience);
   // Before the fork server, so that its configuration has the devices, and while there is one thread. Who
   // takes a session over keeps its devices.
-  const auto config = offered.empty() ? with_devices(given, socket) : given;
+  const auto chosen = offered.empty() ? with_devices(given, socket) : with_devices_of_session(given);
+  const auto& config = chosen.config;
   // Runners can be forked from this fork server: no code of the user has run, and there is no second thread.
-  const int host_socket[] = {socket};
-  auto fork_server = fork_first_server(config, host.pidfd(), host_socket);
+  auto not_for_runners = chosen.claims.sockets();
+  not_for_runners.push_back(socket);
+  auto fork_server = fork_first_server(config, host.pidfd(), not_for_runners);
   base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(), fork_server.pid());
   call_at_begin();
   const auto prepared = [&](const session::Session& session) {

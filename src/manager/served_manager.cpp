@@ -16,27 +16,30 @@ namespace accelmgr::manager {
 
 ServedManager::ServedManager(boost::asio::io_context& loop, const Config& config,
                              std::span<const int> listeners)
-    : loop_(loop), config_(choose_devices(config)), self_(ipc::open_pidfd(getpid())) {
-  first_fork_server_.emplace(fork_first_server(config_, self_.get(), listeners));
+    : loop_(loop), chosen_(choose_devices(config)), self_(ipc::open_pidfd(getpid())) {
+  auto not_for_runners = chosen_.claims.sockets();
+  not_for_runners.insert(not_for_runners.end(), listeners.begin(), listeners.end());
+  first_fork_server_.emplace(fork_first_server(chosen_.config, self_.get(), not_for_runners));
   base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(),
                    first_fork_server_->pid());
   call_at_begin();
 }
 
 void ServedManager::make_session(const std::string& resume) {
-  config_.checkpoint.resume = resume;
-  owner_.emplace(SessionOwner::make(config_, [](const session::Session&) {}));
+  chosen_.config.checkpoint.resume = resume;
+  owner_.emplace(SessionOwner::make(chosen_.config, [](const session::Session&) {}));
   owner_->session().keep_from_children();
-  config::arm_faults(config_, -1, owner_->session().control().managers.load());
-  loader_ = &owner_->start_loading(config_);
+  config::arm_faults(chosen_.config, -1, owner_->session().control().managers.load());
+  loader_ = &owner_->start_loading(chosen_.config);
 }
 
 void ServedManager::start(Events events) {
-  writer_.emplace(config_.checkpoint, owner_->checkpoint_view(),
+  writer_.emplace(chosen_.config.checkpoint, owner_->checkpoint_view(),
                   [this](protocol::Saved saved) { lease_->saved(std::move(saved)); });
   supervisor_.emplace(
-      loop_, config_, owner_->view(), owner_->manifest(), std::move(*first_fork_server_),
-      [this] { return execute_fork_server(config_, self_.get()); }, [this] { return loader_->reading(); });
+      loop_, chosen_.config, owner_->view(), owner_->manifest(), std::move(*first_fork_server_),
+      [this] { return execute_fork_server(chosen_.config, self_.get()); },
+      [this] { return loader_->reading(); });
   first_fork_server_.reset();
   lease_.emplace(loop_, owner_->view(), *supervisor_,
                  Lease::Events{.save = [this](protocol::Save save) { writer_->write(std::move(save)); },

@@ -10,6 +10,7 @@
 #include "accelmgr/config.hpp"
 #include "base/unique_fd.hpp"
 #include "ipc/fork_server_client.hpp"
+#include "manager/beginning.hpp"
 #include "manager/checkpoint_writer.hpp"
 #include "manager/lease.hpp"
 #include "manager/session_owner.hpp"
@@ -39,10 +40,10 @@ class ServedManager {
   void start(Events events);
 
   /// With the devices that were chosen.
-  const Config& config() const noexcept { return config_; }
+  const Config& config() const noexcept { return chosen_.config; }
   /// Changes what the supervisor goes by. No thread may drive the session meanwhile.
   void change(const std::function<void(Config&)>& change) {
-    change(config_);
+    change(chosen_.config);
     supervisor_->config_changed();
   }
   const session::Session& session() const noexcept { return owner_->session(); }
@@ -60,7 +61,7 @@ class ServedManager {
 
  private:
   boost::asio::io_context& loop_;
-  Config config_;
+  ChosenDevices chosen_;
   base::UniqueFd self_;  ///< The pidfd of this process: fork servers end with it, as they do with a host.
   std::optional<ipc::ForkServerClient> first_fork_server_;
   std::optional<SessionOwner> owner_;

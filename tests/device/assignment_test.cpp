@@ -22,6 +22,13 @@ Machine with_gpus(std::size_t count) {
   return machine;
 }
 
+/// The first of them are those of another session.
+Machine with_taken_gpus(std::size_t taken, std::size_t count) {
+  auto machine = with_gpus(count);
+  for (std::size_t i = 0; i < taken; ++i) machine.gpus.visible[i].taken_by = "process 47";
+  return machine;
+}
+
 Machine with_chips(int count) {
   auto machine = with_gpus(0);
   machine.tpu_chips = count;
@@ -98,6 +105,10 @@ INSTANTIATE_TEST_SUITE_P(
         Choice{
             "ListWithRoomForAResize", with_gpus(4), {cuda, 2, {"3", "1", "0"}, false, 3}, cuda, 2, {d, b, a}},
         Choice{"ResizeThatShares", with_gpus(2), {cuda, 2, {}, true, 4}, cuda, 2, {a, b, a, b}},
+        Choice{"EveryGpuThatIsFree", with_taken_gpus(1, 3), {automatic}, cuda, 2, {b, c}},
+        Choice{"FreeGpuThatIsNamedByItsNumber", with_taken_gpus(1, 3), {cuda, each, {"2"}}, cuda, 1, {c}},
+        Choice{"TakenGpusThatAreShared", with_taken_gpus(2, 2), {cuda, 2, {}, true}, cuda, 2, {a, b}},
+        Choice{"CpuBesideATakenGpu", with_taken_gpus(1, 1), {automatic, each, {"cpu"}}, cpu, 1},
         Choice{"CpuWithoutGpus", with_gpus(0), {automatic}, cpu, 2},
         Choice{"CpuWithoutGpusAsManyAsAreAskedFor", with_gpus(0), {automatic, 5}, cpu, 5},
         Choice{"CpuThatIsNamed", with_gpus(2), {automatic, each, {"cpu", "cpu", "cpu"}}, cpu, 3},
@@ -147,17 +158,29 @@ INSTANTIATE_TEST_SUITE_P(
              with_gpus(2),
              {automatic, 3},
              "nprocs",
-             {"nprocs is 3, but 2 GPUs are visible; set runners.oversubscribe"}},
-        Flaw{"MoreRunnersThanOneGpu",
-             with_gpus(1),
-             {cuda, 2},
+             {"nprocs is 3, but 2 GPUs are free; set runners.oversubscribe"}},
+        Flaw{"MoreRunnersThanFreeGpus",
+             with_taken_gpus(2, 3),
+             {automatic, 2},
              "nprocs",
-             {"nprocs is 2, but 1 GPU is visible"}},
+             {"nprocs is 2, but 1 GPU is free; set runners.oversubscribe"}},
+        Flaw{"NoGpuIsFree",
+             with_taken_gpus(2, 2),
+             {automatic},
+             "runners.device",
+             {"runners.device is auto, but other sessions have all GPUs (GPU 0 (T4", "by process 47",
+              "runners.oversubscribe", "cpu"}},
+        Flaw{"NamedGpuIsTaken",
+             with_taken_gpus(1, 2),
+             {cuda, each, {"1", "0"}},
+             "runners.devices",
+             {"names a GPU that another session has: GPU 0 (T4", "by process 47"}},
+        Flaw{"MoreRunnersThanOneGpu", with_gpus(1), {cuda, 2}, "nprocs", {"nprocs is 2, but 1 GPU is free"}},
         Flaw{"ResizeBeyondTheGpus",
              with_gpus(2),
              {cuda, 2, {}, false, 3},
              "runners.max_runners",
-             {"runners.max_runners is 3, but 2 GPUs are visible"}},
+             {"runners.max_runners is 3, but 2 GPUs are free"}},
         Flaw{"ResizeBeyondTheList",
              with_gpus(4),
              {cuda, 2, {"0", "1"}, false, 3},

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <stdlib.h>
 
+#include "device/gpu_claims.hpp"
 #include "ipc/process.hpp"
 #include "temporary_folder.hpp"
 
@@ -61,6 +62,27 @@ TEST_F(ListedGpus, AreThoseThatTheEnvironmentLeavesInItsOrder) {
 TEST_F(ListedGpus, ThatAreSlicesHaveTheirOwnKindOfUuid) {
   const Variable slices("FAKE_DRIVER_SLICES", "1");
   EXPECT_THAT(list_gpus(of_fake()).visible.at(0).uuid, testing::StartsWith("MIG-a0a1"));
+}
+
+TEST_F(ListedGpus, SayWhoHasTakenThem) {
+  const Variable machine("FAKE_DRIVER_MACHINE", std::to_string(getpid()).c_str());
+  const auto uuid = list_gpus(of_fake()).visible.at(1).uuid;
+  Config config;
+  config.runners.device = accelmgr::Device::cuda;
+  config.runners.devices = {"cpu", uuid, uuid};
+  {
+    const GpuClaims claims(config);
+    EXPECT_EQ(claims.missed(), "");
+    EXPECT_EQ(GpuClaims(config).missed(), uuid);
+    const auto gpus = list_gpus(of_fake());
+    EXPECT_EQ(gpus.visible.at(0).taken_by, "");
+    EXPECT_EQ(gpus.visible.at(1).taken_by, "process " + std::to_string(getpid()));
+  }
+  EXPECT_EQ(list_gpus(of_fake()).visible.at(1).taken_by, "");
+  EXPECT_EQ(GpuClaims(config).missed(), "");
+  config.runners.oversubscribe = true;
+  const GpuClaims none(config);
+  EXPECT_TRUE(none.sockets().empty());
 }
 
 TEST_F(ListedGpus, ThatAreAllHiddenAreCountedAndTheVariableIsNamed) {

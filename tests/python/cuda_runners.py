@@ -30,6 +30,7 @@ TEXTS = {ILLEGAL_ADDRESS: "an illegal memory access was encountered", ASSERT: "d
 # Where a manager looks for GPUs, it finds those of a fake driver, if the build has one.
 os.environ["LD_LIBRARY_PATH"] = str(TESTS / "support/fake_driver")
 os.environ["FAKE_DRIVER_GPUS"] = "8"
+os.environ["FAKE_DRIVER_MACHINE"] = str(os.getpid())  # Managers claim GPUs; those of other tests are others.
 
 
 class NoReads(TorchDispatchMode):

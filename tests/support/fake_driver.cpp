@@ -5,6 +5,9 @@
 //   FAKE_DRIVER_FAILS  code that cuInit returns, or name of another function, which then returns 999
 //   FAKE_DRIVER_HANGS  cuInit does not return
 //   FAKE_DRIVER_CRASHES  cuInit ends the process by SIGSEGV
+//   FAKE_DRIVER_MACHINE  a number in the UUIDs, in place of their last four bytes: tests that run at the same
+//   time
+//                        have different GPUs
 //   FAKE_DRIVER_SLICES each GPU is a slice of one (MIG)
 #include <signal.h>
 #include <unistd.h>
@@ -78,6 +81,8 @@ int cuDeviceGetName(char* name, int bytes, int device) {
 }
 int cuDeviceGetUuid_v2(DriverUuid* uuid, int device) {
   for (int i = 0; i < 16; ++i) uuid->bytes[i] = static_cast<char>(0xa0 + 16 * device + i);
+  if (const char* machine = std::getenv("FAKE_DRIVER_MACHINE"))
+    for (int i = 0; i < 4; ++i) uuid->bytes[12 + i] = static_cast<char>(std::atoi(machine) >> (24 - 8 * i));
   return fails("cuDeviceGetUuid");
 }
 int cuDeviceTotalMem_v2(std::size_t* bytes, int device) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <string>
 
 #include "accelmgr/init.hpp"
 
@@ -13,6 +14,8 @@ int main(int argc, char** argv) {
   const char* path = getenv("LD_LIBRARY_PATH");
   if (path == nullptr || std::strcmp(path, FAKE_DRIVER_FOLDER) != 0) {
     setenv("LD_LIBRARY_PATH", FAKE_DRIVER_FOLDER, 1);
+    setenv("FAKE_DRIVER_MACHINE", std::to_string(getpid()).c_str(),
+           1);  // Managers claim the GPUs of a machine.
     execv("/proc/self/exe", argv);
     return 1;
   }

@@ -1,12 +1,15 @@
 // Tests of the devices of whole systems: which GPU each runner sees, also the replacements and those of a
 // later manager. The driver is a fake, and the runners compute on the CPU: what is tested is what they were
 // told.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <memory>
+#include <thread>
 
 #include "config/start_method.hpp"
 #include "ipc/process.hpp"
@@ -21,6 +24,7 @@ namespace accelmgr::test {
 namespace {
 
 using testing::ElementsAre;
+using testing::UnorderedElementsAre;
 
 constexpr const char* told_perceptron = "told_perceptron";
 
@@ -38,9 +42,11 @@ const RegisteredReplica told(told_perceptron, [](const Config& config, replica::
   return replica::make_replica(plain, role);
 });
 
-const std::string on_a = "cuda GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf";
-const std::string on_b = "cuda GPU-b0b1b2b3-b4b5-b6b7-b8b9-babbbcbdbebf";
-const std::string on_c = "cuda GPU-c0c1c2c3-c4c5-c6c7-c8c9-cacbcccdcecf";
+/// What a runner is told that has that GPU of the fake driver.
+std::string on(char gpu) {
+  return fmt::format("cuda GPU-{0}0{0}1{0}2{0}3-{0}4{0}5-{0}6{0}7-{0}8{0}9-{0}a{0}b{1:08x}", gpu,
+                     std::stoi(getenv("FAKE_DRIVER_MACHINE")));
+}
 
 class Devices : public testing::Test {
  protected:
@@ -90,9 +96,9 @@ TEST_P(DevicesByStartMethod, AreOneForEachRunnerAndAsManyAsThereAre) {
   EXPECT_EQ(manager.statistics().runners.size(), 3u);
   EXPECT_EQ(manager.config().nprocs, 3);
   EXPECT_EQ(manager.config().runners.device, accelmgr::Device::cuda);
-  EXPECT_THAT(told_to(0), ElementsAre(on_a));
-  EXPECT_THAT(told_to(1), ElementsAre(on_b));
-  EXPECT_THAT(told_to(2), ElementsAre(on_c));
+  EXPECT_THAT(told_to(0), ElementsAre(on('a')));
+  EXPECT_THAT(told_to(1), ElementsAre(on('b')));
+  EXPECT_THAT(told_to(2), ElementsAre(on('c')));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DevicesByStartMethod,
@@ -104,19 +110,19 @@ TEST_F(Devices, StayWithTheirRanksWhateverIsLost) {
   expect_ok(manager);
   kill_and_wait(manager.statistics().runners.at(1).pid);
   EXPECT_TRUE(manager.step().counted);
-  EXPECT_THAT(told_to(0), ElementsAre(on_a));
-  EXPECT_THAT(told_to(1), ElementsAre(on_b, on_b));
+  EXPECT_THAT(told_to(0), ElementsAre(on('a')));
+  EXPECT_THAT(told_to(1), ElementsAre(on('b'), on('b')));
   set_gpus("0");  // The new manager does not ask the driver again.
   kill_and_wait(manager.statistics().manager_pid);
   EXPECT_EQ(manager.step().status, StepStatus::manager_lost);
   manager.recover();
   expect_ok(manager);
-  EXPECT_THAT(told_to(0), ElementsAre(on_a, on_a));
-  EXPECT_THAT(told_to(1), ElementsAre(on_b, on_b, on_b));
+  EXPECT_THAT(told_to(0), ElementsAre(on('a'), on('a')));
+  EXPECT_THAT(told_to(1), ElementsAre(on('b'), on('b'), on('b')));
   kill_and_wait(parent_of(manager.statistics().runners.at(0).pid));  // The fork server; another is executed.
   EXPECT_TRUE(manager.step().counted);
-  EXPECT_THAT(told_to(0), ElementsAre(on_a, on_a, on_a));
-  EXPECT_THAT(told_to(1), ElementsAre(on_b, on_b, on_b, on_b));
+  EXPECT_THAT(told_to(0), ElementsAre(on('a'), on('a'), on('a')));
+  EXPECT_THAT(told_to(1), ElementsAre(on('b'), on('b'), on('b'), on('b')));
 }
 
 TEST_F(Devices, MayBeMixedWithTheCpuWhoseRunnersSeeNoGpu) {
@@ -124,9 +130,9 @@ TEST_F(Devices, MayBeMixedWithTheCpuWhoseRunnersSeeNoGpu) {
   mixed.runners.devices = {"2", "cpu", "GPU-a0"};
   client::Handle manager(mixed, {});
   expect_ok(manager);
-  EXPECT_THAT(told_to(0), ElementsAre(on_c));
+  EXPECT_THAT(told_to(0), ElementsAre(on('c')));
   EXPECT_THAT(told_to(1), ElementsAre("cpu "));
-  EXPECT_THAT(told_to(2), ElementsAre(on_a));
+  EXPECT_THAT(told_to(2), ElementsAre(on('a')));
 }
 
 TEST_F(Devices, AreThereForTheRunnersOfAResize) {
@@ -136,7 +142,7 @@ TEST_F(Devices, AreThereForTheRunnersOfAResize) {
   expect_ok(manager);
   manager.resize(2);
   expect_ok(manager);
-  EXPECT_THAT(told_to(1), ElementsAre(on_b));
+  EXPECT_THAT(told_to(1), ElementsAre(on('b')));
 }
 
 TEST_F(Devices, ThatAreMissingRefuseTheStart) {
@@ -158,6 +164,61 @@ TEST_F(Devices, ThatAreMissingLeaveTheCpuWhereThatIsAllowed) {
   EXPECT_EQ(manager.config().nprocs, 2);
   EXPECT_EQ(manager.config().runners.device, accelmgr::Device::cpu);
   EXPECT_THAT(told_to(0), ElementsAre("cpu 5")) << "a run on the CPU changes no variable";
+}
+
+TEST_F(Devices, OfAnotherSessionAreLeftToIt) {
+  client::Handle first(config(accelmgr::Device::automatic, 2), {});
+  expect_ok(first);
+  {
+    client::Handle second(config(accelmgr::Device::cuda), {});  // One runner for each GPU that is free.
+    expect_ok(second);
+    EXPECT_THAT(told_to(0), ElementsAre(on('a'), on('c')));
+    EXPECT_EQ(second.statistics().runners.size(), 1u);
+    const auto other = fmt::format("by process {}", first.statistics().manager_pid);
+    for (const auto device : {accelmgr::Device::automatic, accelmgr::Device::cuda}) {
+      try {
+        client::Handle(config(device), {});
+        FAIL() << "no exception";
+      } catch (const ConfigError& error) {
+        EXPECT_EQ(error.key(), "runners.device");
+        expect_contains(error.what(), {"other sessions have all GPUs", other, "runners.oversubscribe"});
+      }
+    }
+    auto naming = config(accelmgr::Device::cuda);
+    naming.runners.devices = {"1"};
+    try {
+      client::Handle(naming, {});
+      FAIL() << "no exception";
+    } catch (const ConfigError& error) {
+      EXPECT_EQ(error.key(), "runners.devices");
+      expect_contains(error.what(), {"GPU 1", other, "runners.oversubscribe"});
+    }
+    naming.runners.oversubscribe = true;
+    client::Handle sharing(naming, {});
+    expect_ok(sharing);
+    EXPECT_THAT(told_to(0), ElementsAre(on('a'), on('c'), on('b')));
+  }
+  kill_and_wait(first.statistics().manager_pid);
+  EXPECT_EQ(first.step().status, StepStatus::manager_lost);
+  first.recover();
+  expect_ok(first);
+  client::Handle next(config(accelmgr::Device::cuda), {});
+  EXPECT_EQ(next.statistics().runners.size(), 1u) << "the manager that took the session over has its GPUs";
+}
+
+TEST_F(Devices, GoToOneOfTwoSessionsThatBeginAtOnce) {
+  set_gpus("2");
+  std::vector<std::unique_ptr<client::Handle>> sessions(2);
+  {
+    std::vector<std::jthread> starts;
+    for (auto& session : sessions)
+      starts.emplace_back([&] {
+        session =
+            std::make_unique<client::Handle>(config(accelmgr::Device::cuda, 1), client::StartSettings{});
+      });
+  }
+  for (auto& session : sessions) expect_ok(*session);
+  EXPECT_THAT(told_to(0), UnorderedElementsAre(on('a'), on('b')));
 }
 
 TEST_F(Devices, AreNotAskedForByARunOnTheCpu) {

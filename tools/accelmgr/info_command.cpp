@@ -26,7 +26,10 @@ void say_devices() {
   const auto machine = device::this_machine();
   say("devices      cpu ({} cores)\n", machine.cores);
   const auto& gpus = machine.gpus;
-  for (std::size_t i = 0; i < gpus.visible.size(); ++i) say("             {}\n", device::describe(gpus, i));
+  for (std::size_t i = 0; i < gpus.visible.size(); ++i) {
+    const auto& taken_by = gpus.visible[i].taken_by;
+    say("             {}{}\n", device::describe(gpus, i), taken_by.empty() ? "" : "; taken by " + taken_by);
+  }
   if (gpus.visible.empty()) say("             {}\n", fmt::format("no GPU can be used: {}", gpus.why_none));
   if (machine.tpu_chips > 0) say("             {}\n", fmt::format("{} TPU chips", machine.tpu_chips));
 }
