@@ -16,7 +16,7 @@ struct Gpu {
   std::string uuid;  ///< "GPU-8ab1...": CUDA_VISIBLE_DEVICES takes it.
   std::uint64_t memory_bytes = 0;
   int major = 0, minor = 0;  ///< The compute capability.
-  std::string taken_by;      ///< The process whose session computes there, in words; empty if there is none.
+  std::string taken_by{};    ///< The process whose session computes there, in words; empty if there is none.
 
   bool operator==(const Gpu&) const = default;
 };
