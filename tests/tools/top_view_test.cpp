@@ -74,8 +74,8 @@ TEST(TopView, ShowsTheServiceItsHostAndItsRunners) {
 
 TEST(TopView, StepsAddUp) {
   TopView view;
-  for (int i = 0; i < 600; ++i) view.take(status(), steps({step(i, 600 - i)}, i + 1));
-  EXPECT_THAT(text_of(view), HasSubstr("over the last 256 steps"));
+  for (int i = 0; i < 600; ++i) view.take(status(), steps({step(i / 2000., 600 - i)}, i + 1));
+  EXPECT_THAT(text_of(view), HasSubstr("2000 steps/s, 16000 samples/s over the last 256 steps"));
   EXPECT_EQ(view.since(), 600u);
 }
 

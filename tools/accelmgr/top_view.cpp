@@ -84,14 +84,23 @@ void TopView::take(const json& status, const json& steps) {
   since_ = steps["next"].get<std::uint64_t>();
 }
 
+namespace {
+
+/// Three digits, or all of a large number: no exponent.
+std::string rate(double per_second) {
+  return per_second < 100 ? fmt::format("{:.3g}", per_second) : fmt::format("{:.0f}", per_second);
+}
+
+}  // namespace
+
 std::string TopView::speed() const {
   if (steps_.size() < 2) return "-";
   const double seconds = steps_.back().time_s - steps_.front().time_s;
   double samples = 0;
   for (std::size_t i = 1; i < steps_.size(); ++i) samples += steps_[i].samples;
   if (!(seconds > 0)) return "-";
-  return fmt::format("{:.3g} steps/s, {:.4g} samples/s over the last {} steps",
-                     double(steps_.size() - 1) / seconds, samples / seconds, steps_.size());
+  return fmt::format("{} steps/s, {} samples/s over the last {} steps",
+                     rate(double(steps_.size() - 1) / seconds), rate(samples / seconds), steps_.size());
 }
 
 std::string TopView::losses(std::size_t width) const {
