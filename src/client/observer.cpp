@@ -59,9 +59,10 @@ Moment now(const session::Session& session) noexcept {
 class Polling {
  public:
   explicit Polling(double timeout_s) noexcept : deadline_(base::Deadline::in_seconds(timeout_s)) {}
-  /// False at the deadline, and if the wait is interrupted.
-  bool pause(int service) noexcept {
-    if (deadline_.passed() || base::interrupted()) return false;
+  /// False at the deadline. Throws SessionError if the wait is interrupted.
+  bool pause(int service) {
+    if (base::interrupted()) throw SessionError("interrupted while a service was observed");
+    if (deadline_.passed()) return false;
     const auto soon = base::Deadline::at_ns(base::now_ns() + pause_ns_);
     pause_ns_ = std::min(2 * pause_ns_, timing::look_ns);
     ipc::wait_ended(service, base::earlier(deadline_, soon));

@@ -23,7 +23,7 @@ struct ParameterValues {
   std::shared_ptr<std::byte[]> values{};
 };
 
-/// See accelmgr::Observer. Waits end early when base::interrupted() says so: as at their deadline.
+/// See accelmgr::Observer. Waits throw SessionError when base::interrupted() says so.
 class Observer {
  public:
   static Observer attach(const std::string& path, double timeout_s);
