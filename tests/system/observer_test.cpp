@@ -139,9 +139,10 @@ TEST_P(WrittenParameters, AreNeverCopiedHalfWritten) {
   const ServiceRun service(config);
   auto manager = service.attach();
   std::atomic<int> versions = 0;
+  // Many times between two steps, so that most copies meet a write if they are not kept from it.
   const auto write = [&](int number) {
     if (GetParam()) manager.begin_writing();
-    fill(manager, float(number % 1000) / 1e6f);
+    for (int i = 0; i < 50; ++i) fill(manager, float((number + i) % 1000) / 1e6f);
     if (GetParam()) manager.end_writing();
   };
   write(0);
@@ -154,7 +155,7 @@ TEST_P(WrittenParameters, AreNeverCopiedHalfWritten) {
   });
   const auto observer = observer_of(service);
   std::uint64_t version = 0;
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < 100; ++i) {
     const auto copy = observer.parameters(60);
     const auto values = values_of(observer, copy);
     EXPECT_EQ(std::ranges::count(values, values.front()), std::ssize(values)) << "copy " << i;
