@@ -17,6 +17,7 @@
 #include "client/attached_manager.hpp"
 #include "client/checkpoints.hpp"
 #include "client/owned_manager.hpp"
+#include "client/statistics.hpp"
 #include "client/stepper.hpp"
 #include "config/device_name.hpp"
 #include "config/loader.hpp"
@@ -29,11 +30,6 @@
 
 namespace accelmgr::client {
 namespace {
-
-std::uint64_t peak_memory(pid_t pid) {
-  const auto usage = ipc::usage(pid);
-  return usage && pid != 0 ? usage->peak_rss_bytes : 0;
-}
 
 /// Finds the buffer that `value` replaces, by any of its names. Throws ModelError unless `value` fits it.
 const session::BufferEntry& replaced_by(const Value& value, const session::Manifest& manifest) {
@@ -289,31 +285,7 @@ void Handle::update_buffers(std::span<const Value> values) {
 
 Statistics Handle::statistics() const {
   state_->check_owner("statistics");
-  const auto& session = *state_->session;
-  const auto word = session.word();
-  const auto team = session.control().team.load();
-  const auto& counters = session.counters(word.index);
-  Statistics out;
-  out.steps = counters.steps;
-  out.attempts = word.attempt;
-  out.samples = counters.samples;
-  out.elements = counters.elements;
-  out.skips = counters.skips;
-  out.replacements = session.control().replacements.load();
-  out.losses = session.control().incidents.load();
-  out.parameter_version = session.control().parameter_version.load();
-  out.session_bytes = session::session_bytes(session.header(), __builtin_popcount(team));
-  out.manager_pid = state_->link().manager_pid();
-  out.manager_peak_memory_bytes = peak_memory(out.manager_pid);
-  for (int rank = 0; rank < session.ranks(); ++rank) {
-    if ((team >> rank & 1) == 0) continue;
-    const auto& record = session.record(rank);
-    const auto pid = record.pid.load();
-    out.runners.push_back({rank, pid, record.generation.load(), to_string(record.phase.load()),
-                           record.attempt.load(), counters.rank_samples[rank], peak_memory(pid),
-                           double(record.start_ns.load()) / 1e6, double(record.model_ns.load()) / 1e6});
-  }
-  return out;
+  return statistics_of(*state_->session, state_->link().manager_pid());
 }
 
 void Handle::resize(int runners) {

@@ -102,9 +102,18 @@ base::UniqueFd create_memfd(const std::string& name, std::size_t bytes, Allocate
   } else if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw SystemError(fmt::format("ftruncate of '{}' to {} bytes", name, bytes), errno);
   }
+  // The kernel gives a memfd to all users. One that gets a descriptor for reading alone could open
+  // /proc/self/fd/N for writing.
+  if (fchmod(fd.get(), S_IRUSR | S_IWUSR) != 0) throw SystemError(fmt::format("fchmod of '{}'", name), errno);
   // A process that maps the memfd relies on its size, so no process may change it.
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     throw SystemError(fmt::format("sealing of '{}'", name), errno);
+  return fd;
+}
+
+base::UniqueFd open_read_only(int memfd) {
+  base::UniqueFd fd(open(fmt::format("/proc/self/fd/{}", memfd).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) throw SystemError(fmt::format("opening memfd {} for reading", memfd), errno);
   return fd;
 }
 

@@ -23,6 +23,11 @@ base::UniqueFd create_memfd(const std::string& name, std::size_t bytes, Allocate
 /// the text of the error.
 void allocate(int memfd, std::size_t bytes, const std::string& name);
 
+/// Opens a memfd of this process again, for reading alone: no process can map the result writable. It can
+/// open the memfd for writing by way of /proc if it has the user of this process, or is privileged. Throws
+/// SystemError.
+base::UniqueFd open_read_only(int memfd);
+
 /// The size of a memfd that is sealed against shrinking, as create_memfd() makes them: accesses within a
 /// mapping of it cannot raise SIGBUS because another process shrank it. Throws SessionError for any other
 /// descriptor; `what` says in the text what it should be ("the slab of rank 3").

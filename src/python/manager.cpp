@@ -13,6 +13,7 @@
 
 #include "accelmgr/launch.hpp"
 #include "client/handle.hpp"
+#include "client/observer.hpp"
 #include "config/loader.hpp"
 #include "python/interpreter.hpp"
 #include "python/memory.hpp"
@@ -32,6 +33,13 @@ struct Place {
   std::vector<std::int64_t> strides;
   Memory memory;
 };
+
+Place place_of(const session::TensorEntry& entry, DType dtype, std::byte* data,
+               std::vector<std::int64_t> strides, std::shared_ptr<const void> owner) {
+  const auto bytes = extent_of(entry.shape, strides) * size_of(dtype);
+  return {entry.name,  entry.aliases,      std::string(name_of(dtype)),
+          entry.shape, std::move(strides), {data, bytes, std::move(owner)}};
+}
 
 /// Name, dtype, shape, address of a dense tensor of Python. The caller keeps it alive during the call.
 using Addressed = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::uintptr_t>;
@@ -206,10 +214,7 @@ class Handle {
 
  private:
   Place place(const session::TensorEntry& entry, std::byte* data, std::vector<std::int64_t> strides) const {
-    const auto dtype = session::dtype_of(session_->header().element);
-    const auto bytes = extent_of(entry.shape, strides) * size_of(dtype);
-    return {entry.name,  entry.aliases,      std::string(name_of(dtype)),
-            entry.shape, std::move(strides), {data, bytes, session_}};
+    return place_of(entry, session::dtype_of(session_->header().element), data, std::move(strides), session_);
   }
 
   config::LoadedConfig loaded_;
@@ -218,6 +223,42 @@ class Handle {
   std::optional<session::HostView> view_;
   session::Manifest manifest_;
 };
+
+/// Version, step, and the parameters in memory of their own.
+using ParameterTuple = std::tuple<std::uint64_t, std::uint64_t, std::vector<Place>>;
+
+ParameterTuple parameters_of(const client::Observer& observer, double timeout_s) {
+  const auto copy = waiting([&] { return observer.parameters(timeout_s); });
+  const auto element = observer.header().element;
+  const auto& tensors = observer.manifest().tensors;
+  auto places = replica::places_of(copy.values.get(), element, observer.manifest());
+  std::vector<Place> values;
+  for (std::size_t i = 0; i < places.size(); ++i)
+    values.push_back(place_of(tensors[i], session::dtype_of(element), places[i].data,
+                              std::move(places[i].strides), copy.values));
+  return {copy.version, copy.step, std::move(values)};
+}
+
+void bind_observer(nb::module_& module) {
+  nb::class_<client::Observer>(module, "Observer", "See accelmgr.Observer.")
+      .def_static(
+          "attach",
+          [](const std::string& path, double timeout_s) {
+            return waiting([&] { return client::Observer::attach(path, timeout_s); });
+          },
+          nb::arg("path"), nb::arg("timeout"))
+      .def_prop_ro("has_ended", &client::Observer::has_ended)
+      .def("statistics", &client::Observer::statistics)
+      .def("last_step", &client::Observer::last_step)
+      .def(
+          "next_step",
+          [](client::Observer& self, double timeout_s) {
+            return waiting([&] { return self.next_step(timeout_s); });
+          },
+          nb::arg("timeout"))
+      .def("parameters", parameters_of, nb::arg("timeout"),
+           "Version, number of committed steps, and copies of the parameters.");
+}
 
 void bind_places(nb::module_& module) {
   nb::class_<Place>(module, "Place", "A parameter of the master, or the gradient of one.")
@@ -314,6 +355,7 @@ void bind_manager(nb::module_& module) {
   bind_statistics(module);
   bind_checkpoints(module);
   bind_places(module);
+  bind_observer(module);
   nb::class_<Handle>(
       module, "Handle",
       "The host's side of a manager. One thread at a time; not usable in a fork of the host.\n"

@@ -11,6 +11,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/exception_text.hpp"
 #include "config/loader.hpp"
+#include "ipc/memory.hpp"
 #include "service/query.hpp"
 #include "service/status.hpp"
 #include "session/kernels.hpp"
@@ -46,6 +47,24 @@ void check_free_for_service(Service& service) {
   if (const auto& unfinished = service.manager().lease().unfinished(); !unfinished.empty())
     throw Problem(409, "unfinished", unfinished,
                   {.hint = "attach a host that writes the parameters, or start again from a checkpoint"});
+}
+
+/// Throws Problem unless the process that asks can share memory with the service. `kind`: what it wants to
+/// be.
+void check_can_share(const Request& request, const std::string& kind, const std::string& calls) {
+  if (request.header_field("upgrade") != "accelmgr-" + kind)
+    throw Problem(426, "upgrade_required", fmt::format("the request does not say Upgrade: accelmgr-{}", kind),
+                  {.hint = "use " + calls});
+  const auto build = fmt::format("{:016x}", session::build_fingerprint());
+  if (request.header_field("accelmgr-build") != build)
+    throw Problem(409, "foreign_build",
+                  fmt::format("this {} is of build '{}', the service of build '{}'", kind,
+                              request.header_field("accelmgr-build"), build),
+                  {.hint = "use the same build of accelmgr for both"});
+  if (!request.peer)
+    throw Problem(409, "no_unix_socket",
+                  "the service shares its memory with whoever attaches, which no TCP connection carries",
+                  {.hint = "attach over the Unix socket of the service"});
 }
 
 /// The problem that the exception under way is.
@@ -173,19 +192,7 @@ void stop(Service& service, const Request& request, const Respond& respond) {
 
 /// Gives the lease to the process that asks, with the socket on which it finds the session.
 void attach(Service& service, const Request& request, const Respond& respond) {
-  const auto build = fmt::format("{:016x}", session::build_fingerprint());
-  if (request.header_field("upgrade") != "accelmgr-host")
-    throw Problem(426, "upgrade_required", "a host attaches with Upgrade: accelmgr-host",
-                  {.hint = "use Manager::attach() or accelmgr.attach()"});
-  if (request.header_field("accelmgr-build") != build)
-    throw Problem(409, "foreign_build",
-                  fmt::format("this host is of build '{}', the service of build '{}'",
-                              request.header_field("accelmgr-build"), build),
-                  {.hint = "use the same build of accelmgr for both"});
-  if (!request.peer)
-    throw Problem(409, "no_unix_socket",
-                  "a host shares memory with the service, which no TCP connection carries",
-                  {.hint = "attach over the Unix socket of the service"});
+  check_can_share(request, "host", "Manager::attach() or accelmgr.attach()");
   check_free(service);
   const auto name = request.header_field("accelmgr-host").substr(0, longest_name);
   auto& lease = service.manager().lease();
@@ -195,8 +202,17 @@ void attach(Service& service, const Request& request, const Respond& respond) {
                             config::to_yaml(service.manager().config()), service.run_id());
   service.events().look();  // Before the host can make a step.
   respond({.status = 101,
+           .header = {{"Upgrade", "accelmgr-host"}},
            .fd = std::make_shared<const base::UniqueFd>(std::move(socket)),
            .undelivered = [&lease, number = lease.number()] { lease.take_back(number); }});
+}
+
+void observe(Service& service, const Request& request, const Respond& respond) {
+  check_can_share(request, "observer", "Observer::attach() or accelmgr.observe()");
+  auto memory = ipc::open_read_only(service.manager().session().fds().front());
+  respond({.status = 101,
+           .header = {{"Upgrade", "accelmgr-observer"}},
+           .fd = std::make_shared<const base::UniqueFd>(std::move(memory))});
 }
 
 }  // namespace accelmgr::service

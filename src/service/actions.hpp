@@ -17,5 +17,7 @@ void checkpoint(Service& service, const Request& request, const Respond& respond
 void stop(Service& service, const Request& request, const Respond& respond);
 /// Gives the lease to the process that asks, with the socket on which it finds the session.
 void attach(Service& service, const Request& request, const Respond& respond);
+/// Gives the process that asks the session's memory, for reading alone. The service keeps nothing of it.
+void observe(Service& service, const Request& request, const Respond& respond);
 
 }  // namespace accelmgr::service

@@ -143,6 +143,12 @@ const std::vector<Route>& routes() {
        .summary = "Makes the process that asks over a Unix socket the host; for accelmgr's own libraries",
        .serve = attach,
        .answer = "application/octet-stream"},
+      {.method = "GET",
+       .path = "/v1/observe",
+       .summary =
+           "Lets the process that asks over a Unix socket read the session; for accelmgr's own libraries",
+       .serve = observe,
+       .answer = "application/octet-stream"},
       {.method = "POST",
        .path = "/v1/step",
        .summary = "Makes steps, if no host drives the session",

@@ -302,11 +302,11 @@ class HttpServer::Connection final : public Stream, public std::enable_shared_fr
   void send_descriptor(const Response& response) {
     const int fd = response.fd->get();
     try {
-      ipc::send(stream_.socket().native_handle(),
-                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: accelmgr-host\r\n\r\n",
-                {&fd, 1}, base::Deadline::at_ns(0));
+      std::string head = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n";
+      for (const auto& [name, value] : response.header) head += fmt::format("{}: {}\r\n", name, value);
+      ipc::send(stream_.socket().native_handle(), head + "\r\n", {&fd, 1}, base::Deadline::at_ns(0));
     } catch (const Error& error) {
-      base::log().info("a host did not take the socket that it had asked for: {}", error.what());
+      base::log().info("a client did not take the descriptor that it had asked for: {}", error.what());
       if (response.undelivered) response.undelivered();
     }
   }

@@ -207,8 +207,8 @@ std::string openapi_of(const std::vector<Route>& routes, int highest_rank) {
     for (char& letter : method) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
     description["paths"][route.path][method] = operation_of(route, highest_rank);
   }
-  // It upgrades the connection, which no description of HTTP can say.
-  description["paths"].erase("/v1/attach");
+  // These upgrade the connection, which no description of HTTP can say.
+  for (const auto* path : {"/v1/attach", "/v1/observe"}) description["paths"].erase(path);
   return description.dump();
 }
 

@@ -55,14 +55,13 @@ Session Session::create(const Extent& extent, int ranks, int populate_threads) {
   return session;
 }
 
-Session Session::attach(std::vector<base::UniqueFd> fds, int protect_for_rank, bool protect_parameters) {
-  if (fds.empty()) throw SessionError("a session needs at least one memfd; none was passed");
-  const auto bytes = ipc::sealed_bytes(fds[0].get(), "the memory of a session");
+Session::Checked Session::map_checked(int fd, ipc::Access access) {
+  const auto bytes = ipc::sealed_bytes(fd, "the memory of a session");
   if (bytes < sizeof(Header))
     throw SessionError(
         fmt::format("the memory passed is not a session: it has {} bytes; the header alone has {}", bytes,
                     sizeof(Header)));
-  ipc::Mapping map(fds[0].get(), 0, bytes, ipc::Access::read_write);
+  ipc::Mapping map(fd, 0, bytes, access);
   const auto& stated = *reinterpret_cast<const Header*>(map.data());
   if (stated.magic.load() != magic)
     throw SessionError("the memory passed is not an accelmgr session (its magic word differs)");
@@ -73,6 +72,17 @@ Session Session::attach(std::vector<base::UniqueFd> fds, int protect_for_rank, b
         stated.layout_version, stated.fingerprint, layout_version, build_fingerprint()));
   auto header = std::make_unique<Header>();
   plan_stated_layout(stated, bytes, *header);
+  return {std::move(map), std::move(header)};
+}
+
+Session Session::observe(const base::UniqueFd& fd) {
+  auto [map, header] = map_checked(fd.get(), ipc::Access::read);
+  return {{}, std::move(map), {}, std::move(header)};
+}
+
+Session Session::attach(std::vector<base::UniqueFd> fds, int protect_for_rank, bool protect_parameters) {
+  if (fds.empty()) throw SessionError("a session needs at least one memfd; none was passed");
+  auto [map, header] = map_checked(fds[0].get(), ipc::Access::read_write);
   if (fds.size() != 1 + header->ranks)
     throw SessionError(fmt::format("a session of {} ranks has {} memfds; {} were passed", header->ranks,
                                    1 + header->ranks, fds.size()));

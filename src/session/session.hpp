@@ -33,6 +33,10 @@ class Session {
   static Session attach(std::vector<base::UniqueFd> fds, int protect_for_rank = -1,
                         bool protect_parameters = false);
 
+  /// Maps the session memfd alone, for reading: the members that are not const, and those that concern slabs,
+  /// do not apply. `fd` is not needed afterwards. Throws as attach() does.
+  static Session observe(const base::UniqueFd& fd);
+
   /// Stores the magic word: from now on other processes can attach.
   void publish() noexcept;
   /// Allocates the slab of a rank if it has no memory yet. Makes its pages present in this process unless
@@ -125,6 +129,11 @@ class Session {
  private:
   Session(std::vector<base::UniqueFd> fds, ipc::Mapping map, std::vector<ipc::Mapping> slabs,
           std::unique_ptr<const Header> header);
+  struct Checked {
+    ipc::Mapping map;
+    std::unique_ptr<const Header> header;
+  };
+  static Checked map_checked(int fd, ipc::Access access);
   template <class T>
   T* at(std::uint64_t offset) const noexcept {
     return reinterpret_cast<T*>(map_.data() + offset);

@@ -33,7 +33,10 @@ HalfWritten SupervisorView::settle_host() const noexcept {
   const auto& sharding = session().sharding();
   if (sharding.follows.load(std::memory_order_acquire) == host.assignments.load())
     host.assignment = {sharding.assigned_to.load(), sharding.shares};
-  return {.parameters = end_write(host.parameter_version), .buffers = end_write(host.buffer_version)};
+  const bool is_half = end_write(host.parameter_version);
+  // A host that ends between its steps may have written parameters without saying so.
+  if (!is_half) host.parameter_version.fetch_add(2);
+  return {.parameters = is_half, .buffers = end_write(host.buffer_version)};
 }
 
 void SupervisorView::take_over() const noexcept {

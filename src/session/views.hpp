@@ -79,9 +79,9 @@ class SupervisorView : public View {
   /// Takes over the session of a manager that has ended: no rank has a runner, and given_up and stopping are
   /// reset.
   void take_over() const noexcept;
-  /// Makes the fields of a host that has ended usable for the next one: ends unfinished writes, and takes
-  /// back a request to the loader that was not complete. Call it when no process of that host is left, and no
-  /// attempt is open.
+  /// Makes the fields of a host that has ended usable for the next one: ends unfinished writes, advances the
+  /// version of the parameters, and takes back a request to the loader that was not complete. Call it when no
+  /// process of that host is left, and no attempt is open.
   HalfWritten settle_host() const noexcept;
 };
 

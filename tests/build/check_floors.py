@@ -28,6 +28,7 @@ FLOOR_OF_PUBLIC_HEADER = {
     "statistics.hpp": "client",
     "evaluator.hpp": "libtorch",
     "manager.hpp": "libtorch",
+    "observer.hpp": "libtorch",
     "optimizer.hpp": "libtorch",
     "distributed_context.hpp": "distributed",
     "multiprocess_launch.hpp": "distributed",

@@ -1,11 +1,14 @@
 #include "ipc/memory.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -70,6 +73,34 @@ TEST(Memfd, WithoutMemoryForItIsAnErrorThatSaysHowMuch) {
                  : 1;
     }
     return 2;
+  });
+  EXPECT_EQ(end_of(child), "exit code 0");
+}
+
+TEST(Memfd, ThatIsOpenedForReadingAloneCannotBeWritten) {
+  const auto memfd = create_memfd("test", page);
+  const auto fd = open_read_only(memfd.get());
+  EXPECT_EQ(sealed_bytes(fd.get(), "test"), page);
+  EXPECT_EQ(mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), MAP_FAILED);
+  EXPECT_EQ(errno, EACCES);
+  const Mapping map(fd.get(), 0, page, Access::read);
+  EXPECT_EQ(mprotect(map.data(), page, PROT_READ | PROT_WRITE), -1);
+  EXPECT_EQ(errno, EACCES);
+  EXPECT_EQ(write(fd.get(), "x", 1), -1);
+  EXPECT_EQ(errno, EBADF);
+}
+
+TEST(Memfd, CannotBeOpenedForWritingByOtherUsers) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const auto memfd = create_memfd("test", page);
+  const auto fd = open_read_only(memfd.get());
+  const auto child = fork_child([&fd] {
+    constexpr uid_t nobody = 65534;
+    if (setresuid(nobody, nobody, nobody) != 0) return 1;
+    prctl(PR_SET_DUMPABLE, 1);  // So that its entries in /proc are its own.
+    const auto path = fmt::format("/proc/self/fd/{}", fd.get());
+    if (access("/proc/self/fd", R_OK | X_OK) != 0 || fchmod(fd.get(), 0666) == 0) return 2;
+    return open(path.c_str(), O_RDWR) == -1 && errno == EACCES ? 0 : 3;
   });
   EXPECT_EQ(end_of(child), "exit code 0");
 }

@@ -164,6 +164,13 @@ TEST(Session, WhatAHostLeavesHalfWrittenIsEndedAndSaid) {
   EXPECT_FALSE(SupervisorView(s).settle_host().parameters);
 }
 
+TEST(Session, WhatAHostMayHaveWrittenWithoutSayingSoIsAnotherVersion) {
+  auto [manifest, s] = small_session(1, {10});
+  s.control().parameter_version.store(4);
+  EXPECT_FALSE(SupervisorView(s).settle_host().parameters);
+  EXPECT_EQ(s.control().parameter_version.load(), 6u);
+}
+
 TEST(Session, ARequestToTheLoaderThatWasNotCompleteIsTakenBack) {
   auto [manifest, s] = small_session(2, {10});
   s.sharding().assigned_to.store(3);
@@ -194,6 +201,16 @@ TEST(Session, APrivateSessionNeitherSeesNorMakesChanges) {
   EXPECT_EQ(s.parameters()[0], std::byte{2});
   EXPECT_TRUE(other.fds().empty());
   EXPECT_EQ(other.slab(0)[0], std::byte{0});
+}
+
+TEST(SessionDeathTest, AnObserverReadsAndCannotWrite) {
+  auto [manifest, made] = small_session(2, {10});
+  made.parameters()[0] = std::byte{7};
+  auto observed = Session::observe(ipc::open_read_only(made.fds()[0]));
+  EXPECT_EQ(observed.parameters()[0], std::byte{7});
+  EXPECT_EQ(read_manifest(observed).tensors.size(), manifest.tensors.size());
+  EXPECT_TRUE(observed.fds().empty());
+  EXPECT_DEATH(*reinterpret_cast<volatile float*>(observed.parameters()) = 1, "");
 }
 
 TEST(SessionDeathTest, ProtectedParametersCannotBeWritten) {

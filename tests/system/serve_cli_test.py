@@ -207,6 +207,16 @@ class Serve(ServiceTest):
         right = {"Authorization": "Bearer 0123456789abcdef"}
         self.assertEqual(asked("/v1/status", right), 200)
         self.assertEqual(asked("/v1/attach", {**right, "Upgrade": "accelmgr-host"}), 409)
+
+        def problem(head):
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(urllib.request.Request(url + "/v1/observe", headers=head), timeout=WATCHDOG_S)
+            with refused.exception as error:
+                return json.load(error)["error"]
+
+        observer = {**right, "Upgrade": "accelmgr-observer"}
+        build = problem(observer)["message"].split("'")[-2]
+        self.assertEqual(problem({**observer, "Accelmgr-Build": build})["code"], "no_unix_socket")
         self.assertEqual(asked("/healthz"), 200)
         self.assertEqual(asked("/"), 200)  # The dashboard has no data.
         for path in ("/v1/status", "/v1/status?token=0123456789abcdef", "/metrics", "/nothing", "/v1/step"):

@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "accelmgr/init.hpp"
+#include "client/observer.hpp"
 #include "config/loader.hpp"
 #include "roles.hpp"
 #include "service/service.hpp"
@@ -63,12 +64,24 @@ int host(const std::vector<std::string>& arguments) {
   return 0;
 }
 
+int observe(const std::vector<std::string>& arguments) {
+  auto observer = client::Observer::attach(arguments.at(0), 30);
+  say("observes");
+  for (;;) {
+    observer.next_step(0.01);
+    try {
+      observer.parameters(0.01);
+    } catch (const SessionError&) {  // The host was between its steps.
+    }
+  }
+}
+
 }  // namespace
 
 int play_service(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv) {
   ipc::die_with(getppid());  // Also when the test is killed because it takes too long.
   init(argc, argv);
-  return role == serves ? serve(arguments) : host(arguments);
+  return role == serves ? serve(arguments) : role == observes ? observe(arguments) : host(arguments);
 }
 
 RoleProcess::RoleProcess(const std::string& role, const std::vector<std::string>& arguments) {

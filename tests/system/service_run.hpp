@@ -23,6 +23,10 @@ inline constexpr const char* serves = "serves";
 /// then waits for the test.
 inline constexpr const char* attaches = "attaches";
 
+/// The role of an observer: the path of the socket. It says "observes", and then reads steps and parameters
+/// until it is killed.
+inline constexpr const char* observes = "observes";
+
 /// Plays one of these roles, and returns the exit code.
 int play_service(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv);
 

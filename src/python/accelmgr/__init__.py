@@ -40,6 +40,7 @@ from accelmgr.errors import (
     UsageError,
 )
 from accelmgr.manager import Manager, attach
+from accelmgr.observer import Observer, ParameterCopy, observe
 
 __version__ = _VERSION
 
@@ -56,6 +57,8 @@ __all__ = [
     "ManagerLost",
     "ModelError",
     "Nonfinite",
+    "Observer",
+    "ParameterCopy",
     "Resumed",
     "RunnerError",
     "RunnerLost",
@@ -70,4 +73,5 @@ __all__ = [
     "TPUManager",
     "UsageError",
     "attach",
+    "observe",
 ]

@@ -1,0 +1,142 @@
+"""Processes of Python observe a service, which `accelmgr serve` runs."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from test_attach import Service
+
+import accelmgr
+
+
+@pytest.fixture
+def service(tmp_path: pathlib.Path) -> Iterator[Service]:
+    service = Service(tmp_path)
+    try:
+        yield service
+    finally:
+        service.process.kill()
+        service.process.wait()
+        assert service.process.stdout is not None
+        service.process.stdout.close()
+
+
+def test_an_observer_sees_the_steps_of_one_host_after_the_other(service: Service) -> None:
+    with accelmgr.observe(service.socket) as observer:
+        assert observer.last_step() is None
+        assert observer.next_step(timeout=0) is None
+        for step in (1, 2):
+            with accelmgr.attach(service.socket) as manager:
+                result = manager.step()
+            seen = observer.next_step(timeout=30)
+            assert seen is not None and seen.status == "ok" and seen.counted
+            assert (seen.step, seen.loss, seen.samples) == (step, result.loss, 8)
+        last = observer.last_step()
+        assert last is not None and last.step == 2
+        statistics = observer.statistics()
+        assert (statistics.steps, statistics.samples, len(statistics.runners)) == (2, 16, 2)
+        assert statistics.manager_pid == service.process.pid
+    with pytest.raises(accelmgr.UsageError, match="closed"):
+        observer.statistics()
+
+
+def test_an_observer_has_the_parameters_of_the_service(service: Service) -> None:
+    with accelmgr.observe(service.socket) as observer:
+        with accelmgr.attach(service.socket) as manager:
+            with pytest.raises(accelmgr.SessionError, match="between its steps"):
+                observer.parameters(timeout=0.05)
+            manager.step()
+            with torch.no_grad():
+                for number, parameter in enumerate(manager.parameters()):
+                    parameter.fill_(number)
+            names = [name for name, _ in manager.named_parameters()]
+        copy = observer.parameters(timeout=30)
+        assert (copy.step, list(copy.tensors)) == (1, names)
+        for number, (parameter, tensor) in enumerate(zip(manager.parameters(), copy.tensors.values(), strict=True)):
+            assert tensor.shape == parameter.shape
+            assert tensor.dtype == parameter.dtype
+            assert torch.equal(tensor, torch.full_like(tensor, number))
+        copy.tensors[names[0]].fill_(-1)  # A copy of its own.
+        assert not observer.parameters(timeout=30).tensors[names[0]].any()
+
+
+def test_parameters_are_never_torn_while_a_host_trains(service: Service) -> None:
+    enough = threading.Event()
+
+    def train(manager: accelmgr.Manager) -> None:
+        number = 0
+        while not enough.is_set():
+            number += 1
+            with torch.no_grad():
+                for parameter in manager.parameters():
+                    parameter.fill_(number % 1000 / 1e6)
+            manager.step()
+
+    with accelmgr.attach(service.socket) as manager, accelmgr.observe(service.socket) as observer:
+        with torch.no_grad():
+            for parameter in manager.parameters():
+                parameter.fill_(0)
+        host = threading.Thread(target=train, args=(manager,))
+        host.start()
+        try:
+            for _ in range(20):
+                tensors = observer.parameters(timeout=60).tensors.values()
+                assert len({value for tensor in tensors for value in tensor.unique().tolist()}) == 1
+        finally:
+            enough.set()
+            host.join()
+
+
+def test_a_killed_observer_changes_nothing(service: Service) -> None:
+    program = (
+        "import accelmgr, os, signal\n"
+        f"observer = accelmgr.observe({os.fspath(service.socket)!r})\n"
+        "observer.parameters(60)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    with accelmgr.attach(service.socket) as manager:
+        assert manager.unfinished == ""
+        assert manager.step().step == 1
+    assert service.stop() == 0
+
+
+def test_the_end_of_the_service_is_noticed(service: Service) -> None:
+    with accelmgr.observe(service.socket) as observer:
+        assert not observer.has_ended
+        assert service.stop() == 0
+        assert observer.has_ended
+        with pytest.raises(accelmgr.SessionError, match="the service has ended"):
+            observer.next_step()
+        with pytest.raises(accelmgr.SessionError, match="the service has ended"):
+            observer.parameters()
+        assert observer.statistics().steps == 0
+
+
+def test_no_service_is_said(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(accelmgr.SessionError, match="no service can be reached at"):
+        accelmgr.observe(tmp_path / "nothing")
+
+
+def test_a_wait_ends_when_a_signal_handler_raises(service: Service) -> None:
+    class Alarm(Exception):
+        pass
+
+    def raise_alarm(number: int, frame: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, raise_alarm)
+    try:
+        with accelmgr.observe(service.socket) as observer, pytest.raises(Alarm):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            observer.next_step()
+    finally:
+        signal.signal(signal.SIGALRM, before)
