@@ -130,10 +130,6 @@ std::string broadcast(const std::string& text, int src = 0, bool safe_mode = fal
 inline std::string broadcast(const char* text, int src = 0, bool safe_mode = false) {
   return broadcast(std::string(text), src, safe_mode);
 }
-/// Sends an object to rank `to`, as Communicator::send() does. Throws UsageError when `to` is this rank.
-void send_object(const Value& object, int to);
-/// Blocks until rank `from` sends an object, and returns it.
-Value receive_object(int from);
 
 /// Wraps a function so that it runs on one rank only; it returns nullopt on the others. with_barrier: all
 /// ranks wait until it has run.

@@ -36,10 +36,7 @@ std::size_t HostLayout::local_of(int member) const noexcept {
 
 Hierarchical::Hierarchical(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local,
                            gloo::Mesh* parent)
-    : setup_(std::move(setup)),
-      mailbox_(*setup_.store, setup_.name + "/mail", setup_.rank, setup_.address),
-      layout_(std::move(layout)),
-      local_(std::move(local)) {
+    : setup_(std::move(setup)), layout_(std::move(layout)), local_(std::move(local)) {
   for (const auto& members : layout_.hosts) {
     bases_.push_back(order_.size());
     order_.insert(order_.end(), members.begin(), members.end());

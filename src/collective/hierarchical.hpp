@@ -30,7 +30,6 @@
 #include "base/clock.hpp"
 #include "collective/fork_mark.hpp"
 #include "collective/gloo/mesh.hpp"
-#include "collective/mailbox.hpp"
 #include "collective/shared_store.hpp"
 #include "collective/signature.hpp"
 
@@ -87,8 +86,6 @@ class Hierarchical final : public Communicator {
   void barrier(const CallOptions& options) override;
   std::vector<std::string> all_gather_objects(std::string_view object, const CallOptions& options) override;
   std::string broadcast_object(std::string_view object, int root, const CallOptions& options) override;
-  void send(std::string_view object, int to, const CallOptions& options) override;
-  std::string receive(int from, const CallOptions& options) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const CallOptions& options) override;
 
  private:
@@ -146,9 +143,6 @@ class Hierarchical final : public Communicator {
   [[noreturn]] void fail(const Call& call, gloo::Failure failure);
 
   void check_process(std::string_view call) const;
-  /// For send() and receive(). `what` is the call in the words of an error text.
-  void check_usable(const std::string& what) const;
-  void check_transfer(Mailbox::Result result, const std::string& what, int peer, double timeout_s);
 
   /// Blocks until all members have made this call. Throws CollectiveError{mismatch} when they differ.
   void agree(const Call& call);
@@ -180,7 +174,6 @@ class Hierarchical final : public Communicator {
   Setup setup_of_group(std::span<const int> ranks, const CallOptions& options);
 
   Setup setup_;
-  Mailbox mailbox_;  ///< Objects between ranks of different hosts.
   HostLayout layout_;
   std::vector<int> order_;          ///< All members, host by host.
   std::vector<std::size_t> bases_;  ///< Where each host begins in order_.

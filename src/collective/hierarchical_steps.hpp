@@ -25,7 +25,6 @@ auto Hierarchical::locally(const Call& call, std::int64_t margin_ns, Step&& step
   try {
     return step(*local_, until(call.deadline, margin_ns));
   } catch (const CollectiveError& error) {
-    // A local communicator that an earlier send() broke counts as lost.
     const gloo::Failure failure{error.cause() == Cause::timeout ? Cause::timeout : Cause::lost,
                                 error.ranks()};
     leave(failure);

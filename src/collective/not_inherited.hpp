@@ -8,7 +8,6 @@
 
 #include <mutex>
 #include <set>
-#include <utility>
 
 namespace accelmgr::collective {
 
@@ -24,11 +23,10 @@ class NotInherited {
     if (fd >= 0) fds_.insert(fd);
     return fd;
   }
-  /// Must be called before `fd` is closed: afterwards the number may name another file. Returns false if `fd`
-  /// is not registered, as in a forked child, where it is closed already.
-  bool remove(int fd) {
+  /// Must be called before `fd` is closed: afterwards the number may name another file.
+  void remove(int fd) {
     const std::lock_guard lock(mutex_);
-    return fds_.erase(fd) != 0;
+    fds_.erase(fd);
   }
 
  private:
@@ -44,26 +42,6 @@ class NotInherited {
 
   std::mutex mutex_;
   std::set<int> fds_;
-};
-
-/// Owns such a socket. In a forked child it owns nothing.
-class OwnSocket {
- public:
-  OwnSocket() = default;
-  explicit OwnSocket(int fd) : fd_(NotInherited::sockets().add(fd)) {}
-  OwnSocket(OwnSocket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  OwnSocket& operator=(OwnSocket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~OwnSocket() {
-    if (fd_ >= 0 && NotInherited::sockets().remove(fd_)) ::close(fd_);
-  }
-  int get() const noexcept { return fd_; }
-  explicit operator bool() const noexcept { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
 };
 
 }  // namespace accelmgr::collective

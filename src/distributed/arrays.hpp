@@ -70,8 +70,4 @@ Came broadcast_safely(const Members& members, const Sent& mine, const MakeArray&
 /// All ranks, for a broadcast from `src`. Throws UsageError if there is no such rank.
 Members everyone(int src);
 
-/// Throws UsageError if the rank is not in the world or, if `other`, is this process. `call` names the
-/// function in the error.
-void check_rank(const Context& context, const char* call, int rank, bool other = false);
-
 }  // namespace accelmgr::distributed

@@ -39,16 +39,4 @@ std::vector<Value> all_gather_object(const Value& object, const GroupArgument& g
   return objects;
 }
 
-void send_object(const Value& object, int to) {
-  const auto members = members_of({});
-  check_rank(members.context, "send_object", to, /*other=*/true);
-  members.communicator->send(encode_value(object), to);
-}
-
-Value receive_object(int from) {
-  const auto members = members_of({});
-  check_rank(members.context, "receive_object", from, /*other=*/true);
-  return decode_value(members.communicator->receive(from), from);
-}
-
 }  // namespace accelmgr::distributed

@@ -19,7 +19,6 @@ namespace {
 
 using distributed::Group;
 using distributed::GroupArgument;
-using distributed::Value;
 
 std::string binary_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
@@ -40,26 +39,10 @@ nb::bytes broadcast_bytes(const nb::bytes& bytes, int src) {
 
 nb::list all_gather_bytes(const nb::bytes& bytes, const GroupArgument& group) {
   const auto text = binary_of(bytes);
-  const auto gathered = waiting([&] {
-    return distributed::all_gather_object(Value::binary({text.begin(), text.end()}), group);
-  });
+  const auto gathered = waiting([&] { return distributed::all_gather(text, group); });
   nb::list all;
-  for (const auto& value : gathered) {
-    const auto& binary = value.get_binary();
-    all.append(nb::bytes(binary.data(), binary.size()));
-  }
+  for (const auto& one : gathered) all.append(nb::bytes(one.data(), one.size()));
   return all;
-}
-
-void send_bytes(const nb::bytes& bytes, int to) {
-  const auto text = binary_of(bytes);
-  waiting([&] { distributed::send_object(Value::binary({text.begin(), text.end()}), to); });
-}
-
-nb::bytes receive_bytes(int from) {
-  const auto value = waiting([&] { return distributed::receive_object(from); });
-  const auto& binary = value.get_binary();
-  return nb::bytes(binary.data(), binary.size());
 }
 
 void bind_context(nb::module_& module) {
@@ -271,8 +254,6 @@ void bind_collectives(nb::module_& module) {
   module.def("dist_all_gather_bytes", &all_gather_bytes, nb::arg("data"), nb::arg("group").none(),
              nb::sig("def dist_all_gather_bytes(data: bytes, group: Group | collections.abc.Sequence[int] | "
                      "None) -> list[bytes]"));
-  module.def("dist_send_bytes", &send_bytes, nb::arg("data"), nb::arg("to"));
-  module.def("dist_receive_bytes", &receive_bytes, nb::arg("source"));
 }
 
 }  // namespace

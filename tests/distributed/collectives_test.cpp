@@ -81,20 +81,6 @@ TEST(Collective, TextsAndObjectsAreNotTakenForEachOther) {
   });
 }
 
-TEST(Collective, ObjectsGoFromOneRankToAnother) {
-  expect_on_ranks(3, [](int rank) {
-    const Value object{{"from", rank}, {"bytes", Value::binary({1, 0, 2})}};
-    send_object(object, (rank + 1) % 3);
-    send_object(std::string(100, 'x'), (rank + 1) % 3);
-    const int from = (rank + 2) % 3;
-    EXPECT_EQ(receive_object(from), (Value{{"from", from}, {"bytes", Value::binary({1, 0, 2})}}));
-    EXPECT_EQ(receive_object(from), std::string(100, 'x'));
-    EXPECT_THAT(message_of<UsageError>([&] { send_object(1, rank); }), HasSubstr("itself"));
-    EXPECT_THAT(message_of<UsageError>([] { receive_object(3); }),
-                AllOf(HasSubstr("no rank 3"), HasSubstr("of 3")));
-  });
-}
-
 TEST(Collective, ARankThatHasEndedIsNamedAndTheRestGoesOn) {
   expect_on_ranks(3, [](int rank) {
     barrier();

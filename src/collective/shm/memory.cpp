@@ -89,7 +89,7 @@ base::UniqueFd create_world(int size, Waiting waiting) {
   Header plan{};
   plan_layout(static_cast<std::uint32_t>(size), parks, plan);
   // What the group of all ranks needs at once. The rest is allocated as it is used.
-  check_available(plan.controls + plan.control_bytes + plan.mailboxes);
+  check_available(plan.controls + plan.control_bytes + plan.data_bytes);
   auto fd = ipc::create_memfd("accelmgr-world", plan.total_bytes, ipc::Allocate::later);
   allocate_range(fd.get(), 0, plan.controls);
   const ipc::Mapping mapping(fd.get(), 0, page_bytes, ipc::Access::read_write);
