@@ -121,6 +121,7 @@ void barrier();
 /// op: SUM, AVG, PRODUCT, MIN, MAX, AND, OR.
 double all_reduce(double number, const std::string& op = "SUM", const GroupArgument& group = {});
 std::vector<std::string> all_gather(const std::string& text, const GroupArgument& group = {});
+/// Throws SessionError, on all ranks, for an object of more than 256 levels of lists and objects.
 std::vector<Value> all_gather_object(const Value& object, const GroupArgument& group = {});
 
 /// Returns the value of rank `src`. The other ranks pass a value of the same kind; in safe mode they may pass

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "accelmgr/communicator.hpp"
+#include "base/fields.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -45,8 +46,7 @@ std::string decode_text(std::string_view object, int from) {
 }
 
 launch::Value decode_value(std::string_view object, int from, ObjectKind kind) {
-  return launch::Value::from_cbor(body(object, from, kind), true, true,
-                                  launch::Value::cbor_tag_handler_t::store);
+  return base::parse_cbor(body(object, from, kind), fmt::format("{} of rank {}", name_of(kind), from));
 }
 
 }  // namespace accelmgr::distributed

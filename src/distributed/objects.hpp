@@ -16,7 +16,8 @@ std::string encode_text(std::string_view text);
 std::string encode_value(const launch::Value& value, ObjectKind kind = ObjectKind::value);
 
 /// These throw CollectiveError{mismatch}, which names `from`, if the object has another kind: then the ranks
-/// did not make the same call.
+/// did not make the same call. decode_value() also throws SessionError, if the value has more than
+/// base::max_nesting levels or cannot be read.
 std::string decode_text(std::string_view object, int from);
 launch::Value decode_value(std::string_view object, int from, ObjectKind kind = ObjectKind::value);
 
