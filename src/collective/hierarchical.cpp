@@ -62,18 +62,18 @@ void Hierarchical::connect(gloo::Mesh* parent) {
     try {
       mesh_.emplace(*setup_.store, std::move(place), setup_.connect_timeout_s, deadline);
     } catch (const CollectiveError& error) {
-      verdict = verdict_of_failure({error.cause(), error.ranks()});
+      verdict = {Verdict::Kind::failed, gloo::note_of({error.cause(), error.ranks()})};
       text = error.what();
     } catch (const std::exception& error) {
-      verdict = verdict_of_failure({Cause::lost, {}});
+      verdict = {Verdict::Kind::failed, gloo::note_of({Cause::lost, {}})};
       text = error.what();
     }
   }
   const auto options = until(deadline, timing::leader_margin_ns);
   local_->broadcast(&verdict, sizeof verdict, DType::uint8, 0, options);
   if (verdict.kind == Verdict::Kind::go_on) return;
-  throw CollectiveError(local_->broadcast_object(text, 0, options), verdict.cause,
-                        {verdict.ranks.begin(), verdict.ranks.begin() + verdict.count});
+  auto failure = gloo::failure_of(verdict.failure);
+  throw CollectiveError(local_->broadcast_object(text, 0, options), failure.cause, std::move(failure.ranks));
 }
 
 Hierarchical::Call Hierarchical::begin(CallKind kind, std::size_t count, DType dtype, ReduceOp op, int root,
@@ -105,13 +105,6 @@ void Hierarchical::leave(const gloo::Failure& why) noexcept {
   shm::give_up(*local_);
 }
 
-Hierarchical::Verdict Hierarchical::verdict_of_failure(const gloo::Failure& failure) {
-  Verdict verdict{Verdict::Kind::failed, failure.cause, 0, {}};
-  for (const int rank : failure.ranks)
-    if (verdict.count < verdict.ranks.size()) verdict.ranks[verdict.count++] = rank;
-  return verdict;
-}
-
 // If a leader is late, the others cannot know which rank of its host is the cause. So a timeout names all
 // ranks of that host.
 gloo::Failure Hierarchical::whole_hosts(gloo::Failure failure) const {
@@ -138,8 +131,7 @@ void Hierarchical::share(const Call& call, void* data, std::size_t bytes) {
 
 Hierarchical::Verdict::Kind Hierarchical::share_verdict(const Call& call, Verdict verdict) {
   share(call, &verdict, sizeof verdict);
-  if (verdict.kind == Verdict::Kind::failed)
-    fail(call, {verdict.cause, {verdict.ranks.begin(), verdict.ranks.begin() + verdict.count}});
+  if (verdict.kind == Verdict::Kind::failed) fail(call, gloo::failure_of(verdict.failure));
   return verdict.kind;
 }
 

@@ -16,7 +16,6 @@
 // ranks. All ranks get the same bits.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -113,9 +112,7 @@ class Hierarchical final : public Communicator {
   /// How an exchange between leaders ended, as a leader tells the ranks of its host.
   struct Verdict {
     enum class Kind : std::uint32_t { go_on, differ, failed } kind = Kind::go_on;
-    CollectiveError::Cause cause{};
-    std::uint32_t count = 0;
-    std::array<std::int32_t, 61> ranks{};
+    gloo::Note failure{};
   };
 
   std::size_t world() const noexcept { return setup_.ranks.size(); }
@@ -167,7 +164,6 @@ class Hierarchical final : public Communicator {
   /// Returns the verdict of the leader to all ranks of the host; throws if its exchange failed.
   Verdict::Kind share_verdict(const Call& call, Verdict verdict);
   void share(const Call& call, void* data, std::size_t bytes);
-  static Verdict verdict_of_failure(const gloo::Failure& failure);
   gloo::Failure whole_hosts(gloo::Failure failure) const;
 
   /// The setup of a group.

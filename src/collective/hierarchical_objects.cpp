@@ -42,7 +42,7 @@ std::vector<std::string> Hierarchical::all_gather_objects(std::string_view objec
   });
   std::string packed;
   between_hosts(call, [&](gloo::Mesh& mesh) {
-    for (const auto& of_host : gloo::all_gather_objects(mesh, pack(own), call.deadline)) packed += of_host;
+    packed = gloo::all_gather_objects(mesh, pack(own), call.deadline);
   });
   packed = locally(call, [&](Communicator& local, const CallOptions& local_options) {
     return local.broadcast_object(packed, 0, local_options);

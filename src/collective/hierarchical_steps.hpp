@@ -59,7 +59,7 @@ Hierarchical::Verdict Hierarchical::verdict_of(Exchange&& exchange) {
   try {
     return {.kind = exchange(*mesh_)};
   } catch (const gloo::ExchangeError& error) {
-    return verdict_of_failure(whole_hosts(error.failure()));
+    return {Verdict::Kind::failed, gloo::note_of(whole_hosts(error.failure()))};
   }
 }
 
