@@ -129,12 +129,6 @@ void Hierarchical::share(const Call& call, void* data, std::size_t bytes) {
   });
 }
 
-Hierarchical::Verdict::Kind Hierarchical::share_verdict(const Call& call, Verdict verdict) {
-  share(call, &verdict, sizeof verdict);
-  if (verdict.kind == Verdict::Kind::failed) fail(call, gloo::failure_of(verdict.failure));
-  return verdict.kind;
-}
-
 // Leaders exchange one signature of their host and whether all ranks there agree. They exchange all
 // signatures only if something differs.
 void Hierarchical::agree(const Call& call) {

@@ -158,11 +158,6 @@ class Hierarchical final : public Communicator {
   /// Like between_hosts(). exchange(mesh) returns whether the calls of the hosts differ, and so does this.
   template <class Exchange>
   bool hosts_differ(const Call& call, Exchange&& exchange);
-  /// Leaders: what exchange(mesh) returns, or how it failed. The other ranks learn that from their leader.
-  template <class Exchange>
-  Verdict verdict_of(Exchange&& exchange);
-  /// Returns the verdict of the leader to all ranks of the host; throws if its exchange failed.
-  Verdict::Kind share_verdict(const Call& call, Verdict verdict);
   void share(const Call& call, void* data, std::size_t bytes);
   gloo::Failure whole_hosts(gloo::Failure failure) const;
 

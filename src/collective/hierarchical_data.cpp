@@ -101,8 +101,8 @@ void Hierarchical::reduce_scatter(const void* in, void* out, std::size_t count, 
   for (std::size_t done = 0; done < count; done += most) {
     const auto n = std::min(most, count - done);
     for (std::size_t i = 0; i < world(); ++i)
-      working.load(bytes_of(in) + part_of(order_[i], count, done) * size_of(dtype), all.get() + i * n * element,
-                   n);
+      working.load(bytes_of(in) + part_of(order_[i], count, done) * size_of(dtype),
+                   all.get() + i * n * element, n);
     locally(call, [&](Communicator& local, const CallOptions& local_options) {
       local.all_reduce(all.get(), leads() ? all.get() : nullptr, world() * n, working.dtype(),
                        without_division(op), local_options);

@@ -41,9 +41,8 @@ std::vector<std::string> Hierarchical::all_gather_objects(std::string_view objec
     return local.all_gather_objects(object, local_options);
   });
   std::string packed;
-  between_hosts(call, [&](gloo::Mesh& mesh) {
-    packed = gloo::all_gather_objects(mesh, pack(own), call.deadline);
-  });
+  between_hosts(call,
+                [&](gloo::Mesh& mesh) { packed = gloo::all_gather_objects(mesh, pack(own), call.deadline); });
   packed = locally(call, [&](Communicator& local, const CallOptions& local_options) {
     return local.broadcast_object(packed, 0, local_options);
   });

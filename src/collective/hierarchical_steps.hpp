@@ -39,28 +39,23 @@ auto Hierarchical::locally(const Call& call, Step&& step) {
 
 template <class Exchange>
 void Hierarchical::between_hosts(const Call& call, Exchange&& exchange) {
-  share_verdict(call, verdict_of([&](gloo::Mesh& mesh) {
-                  exchange(mesh);
-                  return Verdict::Kind::go_on;
-                }));
+  hosts_differ(call, [&](gloo::Mesh& mesh) {
+    exchange(mesh);
+    return false;
+  });
 }
 
 template <class Exchange>
 bool Hierarchical::hosts_differ(const Call& call, Exchange&& exchange) {
-  const auto kind = share_verdict(call, verdict_of([&](gloo::Mesh& mesh) {
-                                    return exchange(mesh) ? Verdict::Kind::differ : Verdict::Kind::go_on;
-                                  }));
-  return kind == Verdict::Kind::differ;
-}
-
-template <class Exchange>
-Hierarchical::Verdict Hierarchical::verdict_of(Exchange&& exchange) {
-  if (!mesh_) return {};
-  try {
-    return {.kind = exchange(*mesh_)};
-  } catch (const gloo::ExchangeError& error) {
-    return {Verdict::Kind::failed, gloo::note_of(whole_hosts(error.failure()))};
-  }
+  Verdict verdict;
+  if (mesh_) try {
+      verdict.kind = exchange(*mesh_) ? Verdict::Kind::differ : Verdict::Kind::go_on;
+    } catch (const gloo::ExchangeError& error) {
+      verdict = {Verdict::Kind::failed, gloo::note_of(whole_hosts(error.failure()))};
+    }
+  share(call, &verdict, sizeof verdict);
+  if (verdict.kind == Verdict::Kind::failed) fail(call, gloo::failure_of(verdict.failure));
+  return verdict.kind == Verdict::Kind::differ;
 }
 
 }  // namespace accelmgr::collective

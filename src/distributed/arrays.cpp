@@ -10,7 +10,6 @@
 #include <numeric>
 
 #include "base/nearest.hpp"
-#include "distributed/call.hpp"
 
 namespace accelmgr::distributed {
 namespace {

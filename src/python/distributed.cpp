@@ -156,15 +156,16 @@ void broadcast(std::uintptr_t data, const std::string& dtype, const Shape& shape
 
 using StreamPlace = std::tuple<int, std::uintptr_t>;
 
-/// Calls call(members, tensor, place) through waiting().
+/// Calls call(device team, tensor, place) through waiting().
 template <class Call>
 bool on_device(const StreamPlace& place, std::uintptr_t data, const std::string& dtype, const Shape& shape,
                const GroupArgument& group, Call call) {
   const auto& [device, stream] = place;
   const distributed::OnDevice where{device, reinterpret_cast<device::StreamHandle>(stream)};
   bool done = false;
-  collective(data, dtype, shape, data, group,
-             [&](const auto& members, const auto& in, void*) { done = call(members, in, where); });
+  collective(data, dtype, shape, data, group, [&](const auto& members, const auto& in, void*) {
+    done = call(members.device_team(), in, where);
+  });
   return done;
 }
 
@@ -172,43 +173,39 @@ bool device_all_reduce(const StreamPlace& place, std::uintptr_t data, const std:
                        const Shape& shape, std::uintptr_t out, const std::string& op,
                        const GroupArgument& group) {
   const auto operation = distributed::reduce_op(op);
-  return on_device(place, data, dtype, shape, group,
-                   [&](const auto& members, const auto& in, const auto& at) {
-                     return distributed::all_reduce(members, in, reinterpret_cast<void*>(out), operation, at);
-                   });
+  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
+    return team.all_reduce(in, reinterpret_cast<void*>(out), operation, at);
+  });
 }
 
 bool device_reduce_scatter(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
                            const Shape& shape, std::uintptr_t out, const std::string& op,
                            const GroupArgument& group) {
   const auto operation = distributed::reduce_op(op);
-  return on_device(
-      place, data, dtype, shape, group, [&](const auto& members, const auto& in, const auto& at) {
-        return distributed::reduce_scatter(members, in, reinterpret_cast<void*>(out), operation, at);
-      });
+  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
+    return team.reduce_scatter(in, reinterpret_cast<void*>(out), operation, at);
+  });
 }
 
 bool device_all_gather(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
                        const Shape& shape, std::uintptr_t out, const GroupArgument& group) {
-  return on_device(place, data, dtype, shape, group,
-                   [&](const auto& members, const auto& in, const auto& at) {
-                     return distributed::all_gather(members, in, reinterpret_cast<void*>(out), at);
-                   });
+  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
+    return team.all_gather(in, reinterpret_cast<void*>(out), at);
+  });
 }
 
 bool device_all_to_all(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
                        const Shape& shape, std::uintptr_t out, const GroupArgument& group) {
-  return on_device(place, data, dtype, shape, group,
-                   [&](const auto& members, const auto& in, const auto& at) {
-                     return distributed::all_to_all(members, in, reinterpret_cast<void*>(out), at);
-                   });
+  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
+    return team.all_to_all(in, reinterpret_cast<void*>(out), at);
+  });
 }
 
 /// Receives in place: `data` is also the memory for the result.
 bool device_broadcast(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
                       const Shape& shape, int src) {
-  return on_device(place, data, dtype, shape, {}, [&](const auto& members, const auto& like, const auto& at) {
-    return distributed::broadcast(members, like, reinterpret_cast<void*>(data), src, at);
+  return on_device(place, data, dtype, shape, {}, [&](auto& team, const auto& like, const auto& at) {
+    return team.broadcast(like, reinterpret_cast<void*>(data), src, at);
   });
 }
 

@@ -103,8 +103,8 @@ void all_reduce(Mesh& mesh, const void* in, void* out, std::size_t count, DType 
   all_gather(mesh, out, parts.bytes, deadline);
 }
 
-void reduce_scatter(Mesh& mesh, const void* in, void* out, const std::vector<std::size_t>& counts, DType dtype,
-                    ReduceOp op, std::size_t divisor, base::Deadline deadline) {
+void reduce_scatter(Mesh& mesh, const void* in, void* out, const std::vector<std::size_t>& counts,
+                    DType dtype, ReduceOp op, std::size_t divisor, base::Deadline deadline) {
   const auto blocks = one_after_another(times(counts, size_of(dtype)));
   const auto inputs = exchange_inputs(mesh, in, blocks, deadline);
   best_kernels().reduce(dtype, op, inputs.blocks, out, counts[index(mesh.rank())], divisor);

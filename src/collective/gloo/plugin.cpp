@@ -156,8 +156,8 @@ void free_message(PluginMessage* message) noexcept { delete message; }
 
 constexpr Plugin entries{plugin_version, connect, close, free_mesh, begin, wait, free_message};
 
-/// Sockets that are closed in every forked child. A child would keep them open after this process has died, so
-/// that the peers would not see its death. O_CLOEXEC helps only when the child executes another program.
+/// Sockets that are closed in every forked child. A child would keep them open after this process has died,
+/// so that the peers would not see its death. O_CLOEXEC helps only when the child executes another program.
 class NotInherited {
  public:
   static NotInherited& sockets() {

@@ -48,8 +48,8 @@ struct Plugin {
   /// Closes all connections and frees the mesh. All messages must have been freed.
   void (*free_mesh)(PluginMesh* mesh);
 
-  /// Starts a message to `peer`, or the receipt of one from it; null when the connection has failed. The memory
-  /// at `data` must stay until free_message(). It is not written to if `sends`.
+  /// Starts a message to `peer`, or the receipt of one from it; null when the connection has failed. The
+  /// memory at `data` must stay until free_message(). It is not written to if `sends`.
   PluginMessage* (*begin)(PluginMesh* mesh, int peer, std::uint64_t slot, void* data, std::size_t bytes,
                           bool sends, PluginError* error);
   /// Must not be called again for a message that it has reported as done or failed.
