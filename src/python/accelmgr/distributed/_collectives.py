@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import cloudpickle
 import torch
 
-from accelmgr import _native
 from accelmgr._launch import options
 from accelmgr.distributed import _devices, _whole
 from accelmgr.distributed._context import Context, current
