@@ -4,6 +4,18 @@
 #include "distributed/objects.hpp"
 
 namespace accelmgr::distributed {
+namespace {
+
+std::vector<std::string> gathered(const std::string& text, ObjectKind kind, const GroupArgument& group) {
+  const auto members = members_of(group);
+  if (!members.communicate()) return {text};
+  const auto& ranks = members.communicator->ranks();
+  auto texts = members.communicator->all_gather_objects(encode_text(text, kind));
+  for (std::size_t i = 0; i < texts.size(); ++i) texts[i] = decode_text(texts[i], ranks[i], kind);
+  return texts;
+}
+
+}  // namespace
 
 void barrier() {
   const auto members = members_of({});
@@ -21,12 +33,11 @@ double all_reduce(double number, const std::string& op, const GroupArgument& gro
 }
 
 std::vector<std::string> all_gather(const std::string& text, const GroupArgument& group) {
-  const auto members = members_of(group);
-  if (!members.communicate()) return {text};
-  const auto& ranks = members.communicator->ranks();
-  auto texts = members.communicator->all_gather_objects(encode_text(text));
-  for (std::size_t i = 0; i < texts.size(); ++i) texts[i] = decode_text(texts[i], ranks[i]);
-  return texts;
+  return gathered(text, ObjectKind::text, group);
+}
+
+std::vector<std::string> all_gather_bytes(const std::string& bytes, const GroupArgument& group) {
+  return gathered(bytes, ObjectKind::bytes, group);
 }
 
 std::vector<Value> all_gather_object(const Value& object, const GroupArgument& group) {

@@ -10,6 +10,7 @@
 #include "accelmgr/multiprocess_launch.hpp"
 #include "distributed/arrays.hpp"
 #include "distributed/device_team.hpp"
+#include "distributed/objects.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;
@@ -39,7 +40,7 @@ nb::bytes broadcast_bytes(const nb::bytes& bytes, int src) {
 
 nb::list all_gather_bytes(const nb::bytes& bytes, const GroupArgument& group) {
   const auto text = binary_of(bytes);
-  const auto gathered = waiting([&] { return distributed::all_gather(text, group); });
+  const auto gathered = waiting([&] { return distributed::all_gather_bytes(text, group); });
   nb::list all;
   for (const auto& one : gathered) all.append(nb::bytes(one.data(), one.size()));
   return all;
