@@ -116,10 +116,6 @@ class Communicator {
   /// Returns the object of member `root`. The objects of other members are ignored.
   virtual std::string broadcast_object(std::string_view object, int root,
                                        const CallOptions& options = {}) = 0;
-  /// Sends an object to another member. Objects arrive in order. send() may return before the receiver calls
-  /// receive(); it blocks when more than a few kilobytes are not yet received.
-  virtual void send(std::string_view object, int to, const CallOptions& options = {}) = 0;
-  virtual std::string receive(int from, const CallOptions& options = {}) = 0;
 
   /// Makes a communicator of some members. `ranks` are their ranks in this communicator, in ascending order,
   /// without duplicates. Exactly these members call it, all with the same list; it blocks until all have.

@@ -121,6 +121,7 @@ void barrier();
 /// op: SUM, AVG, PRODUCT, MIN, MAX, AND, OR.
 double all_reduce(double number, const std::string& op = "SUM", const GroupArgument& group = {});
 std::vector<std::string> all_gather(const std::string& text, const GroupArgument& group = {});
+/// Throws SessionError, on all ranks, for an object of more than 256 levels of lists and objects.
 std::vector<Value> all_gather_object(const Value& object, const GroupArgument& group = {});
 
 /// Returns the value of rank `src`. The other ranks pass a value of the same kind; in safe mode they may pass
@@ -130,10 +131,6 @@ std::string broadcast(const std::string& text, int src = 0, bool safe_mode = fal
 inline std::string broadcast(const char* text, int src = 0, bool safe_mode = false) {
   return broadcast(std::string(text), src, safe_mode);
 }
-/// Sends an object to rank `to`, as Communicator::send() does. Throws UsageError when `to` is this rank.
-void send_object(const Value& object, int to);
-/// Blocks until rank `from` sends an object, and returns it.
-Value receive_object(int from);
 
 /// Wraps a function so that it runs on one rank only; it returns nullopt on the others. with_barrier: all
 /// ranks wait until it has run.

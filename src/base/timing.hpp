@@ -13,8 +13,6 @@ constexpr double seconds(std::int64_t ns) { return double(ns) / 1e9; }
 /// A wait looks at the processes that it waits for, and asks whether it is interrupted.
 inline constexpr std::int64_t look_ns = 20'000'000;
 inline constexpr double look_s = seconds(look_ns);
-/// A wait polls a condition that no descriptor and no futex reports.
-inline constexpr double short_look_s = 0.001;
 /// A client polls a store.
 inline constexpr std::int64_t store_look_ns = 200'000'000;
 /// A mesh over gloo looks at the ranks of other hosts.
@@ -34,7 +32,7 @@ inline constexpr double connect_again_s = 0.05;
 /// How long a rank spins that has a core for itself.
 inline constexpr int spin_when_alone_us = 500;
 
-static_assert(short_look_s < look_s && look_s < seconds(supervisor_gap_ns));
+static_assert(look_s < seconds(supervisor_gap_ns));
 static_assert(standstill_look_ns > supervisor_look_ns && standstill_look_ns > look_ns);
 
 // A step.
@@ -126,8 +124,6 @@ inline constexpr double part_of_the_gone_s = 1.0;
 inline constexpr double store_answer_s = 10;
 /// For one attempt to connect. TCP sends a lost packet again after one second.
 inline constexpr double connect_s = 3;
-/// For the first message of a connection.
-inline constexpr double greeting_s = 1;
 /// For the lock of a file store.
 inline constexpr double file_lock_s = 10;
 /// A rank that leaves a world in shared memory waits for the lock of that world.
@@ -142,7 +138,7 @@ inline constexpr std::int64_t mesh_farewell_ns = 100'000'000;
 /// How much longer the members of a host wait for their leader, which may be telling other hosts.
 inline constexpr std::int64_t leader_margin_ns = 4'000'000'000;
 
-static_assert(greeting_s < connect_s && connect_s < store_answer_s && store_answer_s < world_s);
+static_assert(connect_s < store_answer_s && store_answer_s < world_s);
 static_assert(leader_margin_ns > leaders_margin_ns + mesh_telling_ns + mesh_farewell_ns);
 static_assert(mesh_look_ns < mesh_farewell_ns && mesh_farewell_ns < mesh_telling_ns);
 

@@ -19,12 +19,6 @@ void check_member(int rank, int size, const char* what) {
         fmt::format("{} {} is not within 0 to {}, the ranks of this communicator", what, rank, size - 1));
 }
 
-void check_peer(int peer, int self, int size) {
-  check_member(peer, size, "peer");
-  if (peer == self)
-    throw UsageError(fmt::format("rank {} can neither send to nor receive from itself", self));
-}
-
 void check_group(std::span<const int> ranks, int self, int size) {
   const auto list = fmt::format("[{}]", fmt::join(ranks, ", "));
   if (std::ranges::adjacent_find(ranks, std::greater_equal<>{}) != ranks.end())

@@ -16,8 +16,6 @@ std::string names_of(const std::vector<int>& ranks);
 /// Throws UsageError unless `rank` is a rank of a communicator of `size`. `what` is what the caller takes it
 /// for.
 void check_member(int rank, int size, const char* what);
-/// For the other side of send() and receive(): throws UsageError unless it is a member other than `self`.
-void check_peer(int peer, int self, int size);
 /// Throws UsageError unless `self` may call Communicator::group() with these ranks.
 void check_group(std::span<const int> ranks, int self, int size);
 

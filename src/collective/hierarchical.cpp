@@ -36,10 +36,7 @@ std::size_t HostLayout::local_of(int member) const noexcept {
 
 Hierarchical::Hierarchical(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local,
                            gloo::Mesh* parent)
-    : setup_(std::move(setup)),
-      mailbox_(*setup_.store, setup_.name + "/mail", setup_.rank, setup_.address),
-      layout_(std::move(layout)),
-      local_(std::move(local)) {
+    : setup_(std::move(setup)), layout_(std::move(layout)), local_(std::move(local)) {
   for (const auto& members : layout_.hosts) {
     bases_.push_back(order_.size());
     order_.insert(order_.end(), members.begin(), members.end());
@@ -65,18 +62,18 @@ void Hierarchical::connect(gloo::Mesh* parent) {
     try {
       mesh_.emplace(*setup_.store, std::move(place), setup_.connect_timeout_s, deadline);
     } catch (const CollectiveError& error) {
-      verdict = verdict_of_failure({error.cause(), error.ranks()});
+      verdict = {Verdict::Kind::failed, gloo::note_of({error.cause(), error.ranks()})};
       text = error.what();
     } catch (const std::exception& error) {
-      verdict = verdict_of_failure({Cause::lost, {}});
+      verdict = {Verdict::Kind::failed, gloo::note_of({Cause::lost, {}})};
       text = error.what();
     }
   }
   const auto options = until(deadline, timing::leader_margin_ns);
   local_->broadcast(&verdict, sizeof verdict, DType::uint8, 0, options);
   if (verdict.kind == Verdict::Kind::go_on) return;
-  throw CollectiveError(local_->broadcast_object(text, 0, options), verdict.cause,
-                        {verdict.ranks.begin(), verdict.ranks.begin() + verdict.count});
+  auto failure = gloo::failure_of(verdict.failure);
+  throw CollectiveError(local_->broadcast_object(text, 0, options), failure.cause, std::move(failure.ranks));
 }
 
 Hierarchical::Call Hierarchical::begin(CallKind kind, std::size_t count, DType dtype, ReduceOp op, int root,
@@ -108,13 +105,6 @@ void Hierarchical::leave(const gloo::Failure& why) noexcept {
   shm::give_up(*local_);
 }
 
-Hierarchical::Verdict Hierarchical::verdict_of_failure(const gloo::Failure& failure) {
-  Verdict verdict{Verdict::Kind::failed, failure.cause, 0, {}};
-  for (const int rank : failure.ranks)
-    if (verdict.count < verdict.ranks.size()) verdict.ranks[verdict.count++] = rank;
-  return verdict;
-}
-
 // If a leader is late, the others cannot know which rank of its host is the cause. So a timeout names all
 // ranks of that host.
 gloo::Failure Hierarchical::whole_hosts(gloo::Failure failure) const {
@@ -137,13 +127,6 @@ void Hierarchical::share(const Call& call, void* data, std::size_t bytes) {
   locally(call, [&](Communicator& local, const CallOptions& options) {
     local.broadcast(data, bytes, DType::uint8, 0, options);
   });
-}
-
-Hierarchical::Verdict::Kind Hierarchical::share_verdict(const Call& call, Verdict verdict) {
-  share(call, &verdict, sizeof verdict);
-  if (verdict.kind == Verdict::Kind::failed)
-    fail(call, {verdict.cause, {verdict.ranks.begin(), verdict.ranks.begin() + verdict.count}});
-  return verdict.kind;
 }
 
 // Leaders exchange one signature of their host and whether all ranks there agree. They exchange all

@@ -16,7 +16,6 @@
 // ranks. All ranks get the same bits.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -30,7 +29,6 @@
 #include "base/clock.hpp"
 #include "collective/fork_mark.hpp"
 #include "collective/gloo/mesh.hpp"
-#include "collective/mailbox.hpp"
 #include "collective/shared_store.hpp"
 #include "collective/signature.hpp"
 
@@ -87,8 +85,6 @@ class Hierarchical final : public Communicator {
   void barrier(const CallOptions& options) override;
   std::vector<std::string> all_gather_objects(std::string_view object, const CallOptions& options) override;
   std::string broadcast_object(std::string_view object, int root, const CallOptions& options) override;
-  void send(std::string_view object, int to, const CallOptions& options) override;
-  std::string receive(int from, const CallOptions& options) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const CallOptions& options) override;
 
  private:
@@ -116,9 +112,7 @@ class Hierarchical final : public Communicator {
   /// How an exchange between leaders ended, as a leader tells the ranks of its host.
   struct Verdict {
     enum class Kind : std::uint32_t { go_on, differ, failed } kind = Kind::go_on;
-    CollectiveError::Cause cause{};
-    std::uint32_t count = 0;
-    std::array<std::int32_t, 61> ranks{};
+    gloo::Note failure{};
   };
 
   std::size_t world() const noexcept { return setup_.ranks.size(); }
@@ -146,9 +140,6 @@ class Hierarchical final : public Communicator {
   [[noreturn]] void fail(const Call& call, gloo::Failure failure);
 
   void check_process(std::string_view call) const;
-  /// For send() and receive(). `what` is the call in the words of an error text.
-  void check_usable(const std::string& what) const;
-  void check_transfer(Mailbox::Result result, const std::string& what, int peer, double timeout_s);
 
   /// Blocks until all members have made this call. Throws CollectiveError{mismatch} when they differ.
   void agree(const Call& call);
@@ -167,20 +158,13 @@ class Hierarchical final : public Communicator {
   /// Like between_hosts(). exchange(mesh) returns whether the calls of the hosts differ, and so does this.
   template <class Exchange>
   bool hosts_differ(const Call& call, Exchange&& exchange);
-  /// Leaders: what exchange(mesh) returns, or how it failed. The other ranks learn that from their leader.
-  template <class Exchange>
-  Verdict verdict_of(Exchange&& exchange);
-  /// Returns the verdict of the leader to all ranks of the host; throws if its exchange failed.
-  Verdict::Kind share_verdict(const Call& call, Verdict verdict);
   void share(const Call& call, void* data, std::size_t bytes);
-  static Verdict verdict_of_failure(const gloo::Failure& failure);
   gloo::Failure whole_hosts(gloo::Failure failure) const;
 
   /// The setup of a group.
   Setup setup_of_group(std::span<const int> ranks, const CallOptions& options);
 
   Setup setup_;
-  Mailbox mailbox_;  ///< Objects between ranks of different hosts.
   HostLayout layout_;
   std::vector<int> order_;          ///< All members, host by host.
   std::vector<std::size_t> bases_;  ///< Where each host begins in order_.

@@ -18,22 +18,14 @@ std::size_t elements_at_once(std::size_t blocks, std::size_t element_bytes) {
   return std::max<std::size_t>(gloo::most_bytes_at_once / element_bytes / blocks, 1);
 }
 
-/// Buffers of blocks of `bytes` each. One part is n bytes of each block, from `done` on.
-struct Blocks {
-  std::byte* data;
-  std::size_t bytes;
-  std::byte* at(int block, std::size_t done) const noexcept { return data + index(block) * bytes + done; }
-};
-struct ConstBlocks {
-  const std::byte* data;
-  std::size_t bytes;
-  const std::byte* at(int block, std::size_t done) const noexcept {
-    return data + index(block) * bytes + done;
-  }
-};
-
 std::byte* bytes_of(void* data) noexcept { return static_cast<std::byte*>(data); }
 const std::byte* bytes_of(const void* data) noexcept { return static_cast<const std::byte*>(data); }
+
+/// In a buffer with a block of `bytes` for each member: where a part of a member's block begins, `done` bytes
+/// after the begin of that block.
+std::size_t part_of(int member, std::size_t bytes, std::size_t done) noexcept {
+  return index(member) * bytes + done;
+}
 
 /// Half-precision inputs are reduced in float32 from beginning to end and rounded once.
 class Working {
@@ -104,13 +96,13 @@ void Hierarchical::reduce_scatter(const void* in, void* out, std::size_t count, 
   const Working working(dtype);
   const auto element = working.element_bytes();
   const auto most = std::min(elements_at_once(world(), element), count);
-  const ConstBlocks from{bytes_of(in), count * size_of(dtype)};
   const auto all = scratch(world() * most * element);
   const auto own = scratch(locals() * most * element);
   for (std::size_t done = 0; done < count; done += most) {
     const auto n = std::min(most, count - done);
     for (std::size_t i = 0; i < world(); ++i)
-      working.load(from.at(order_[i], done * size_of(dtype)), all.get() + i * n * element, n);
+      working.load(bytes_of(in) + part_of(order_[i], count, done) * size_of(dtype),
+                   all.get() + i * n * element, n);
     locally(call, [&](Communicator& local, const CallOptions& local_options) {
       local.all_reduce(all.get(), leads() ? all.get() : nullptr, world() * n, working.dtype(),
                        without_division(op), local_options);
@@ -130,7 +122,6 @@ void Hierarchical::all_gather(const void* in, void* out, std::size_t count, DTyp
   agree(call);
   const auto bytes = count * size_of(dtype);
   const auto most = std::min(elements_at_once(world(), 1), bytes);
-  const Blocks to{bytes_of(out), bytes};
   const auto all = scratch(world() * most);
   for (std::size_t done = 0; done < bytes; done += most) {
     const auto n = std::min(most, bytes - done);
@@ -141,7 +132,8 @@ void Hierarchical::all_gather(const void* in, void* out, std::size_t count, DTyp
     between_hosts(call,
                   [&](gloo::Mesh& mesh) { gloo::all_gather(mesh, all.get(), per_host(n), call.deadline); });
     share(call, all.get(), world() * n);
-    for (std::size_t i = 0; i < world(); ++i) std::memcpy(to.at(order_[i], done), all.get() + i * n, n);
+    for (std::size_t i = 0; i < world(); ++i)
+      std::memcpy(bytes_of(out) + part_of(order_[i], bytes, done), all.get() + i * n, n);
   }
 }
 
@@ -173,15 +165,14 @@ void Hierarchical::all_to_all(const void* in, void* out, std::size_t count, DTyp
   const auto bytes = count * size_of(dtype);
   const auto largest_host = std::ranges::max(per_host(1));
   const auto most = std::min(elements_at_once(world() * largest_host, 1), bytes);
-  const ConstBlocks from{bytes_of(in), bytes};
-  const Blocks to{bytes_of(out), bytes};
   const auto mine = scratch(world() * most);                 // [to]
   const auto of_host = scratch(locals() * world() * most);   // [local][to]
   const auto leaving = scratch(locals() * world() * most);   // [host][local][to, there]
   const auto arriving = scratch(world() * locals() * most);  // [from][local]
   for (std::size_t done = 0; done < bytes; done += most) {
     const auto n = std::min(most, bytes - done);
-    for (std::size_t i = 0; i < world(); ++i) std::memcpy(mine.get() + i * n, from.at(order_[i], done), n);
+    for (std::size_t i = 0; i < world(); ++i)
+      std::memcpy(mine.get() + i * n, bytes_of(in) + part_of(order_[i], bytes, done), n);
     locally(call, [&](Communicator& local, const CallOptions& local_options) {
       local.all_gather(mine.get(), of_host.get(), world() * n, DType::uint8, local_options);
     });
@@ -193,12 +184,12 @@ void Hierarchical::all_to_all(const void* in, void* out, std::size_t count, DTyp
           std::memcpy(place, of_host.get() + (local * world() + bases_[host]) * n, there);
           place += there;
         }
-      const auto lengths = per_host(locals() * n);
-      gloo::all_to_all(mesh, leaving.get(), lengths, arriving.get(), lengths, call.deadline);
+      gloo::all_to_all(mesh, leaving.get(), arriving.get(), per_host(locals() * n), call.deadline);
     });
     share(call, arriving.get(), world() * locals() * n);
     for (std::size_t i = 0; i < world(); ++i)
-      std::memcpy(to.at(order_[i], done), arriving.get() + (i * locals() + layout_.local) * n, n);
+      std::memcpy(bytes_of(out) + part_of(order_[i], bytes, done),
+                  arriving.get() + (i * locals() + layout_.local) * n, n);
   }
 }
 

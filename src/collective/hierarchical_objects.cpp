@@ -1,6 +1,4 @@
-// The calls with objects: collectives, and from one member to another.
-#include <fmt/format.h>
-
+// The collectives of objects.
 #include <cstring>
 
 #include "collective/checks.hpp"
@@ -43,9 +41,8 @@ std::vector<std::string> Hierarchical::all_gather_objects(std::string_view objec
     return local.all_gather_objects(object, local_options);
   });
   std::string packed;
-  between_hosts(call, [&](gloo::Mesh& mesh) {
-    for (const auto& of_host : gloo::all_gather_objects(mesh, pack(own), call.deadline)) packed += of_host;
-  });
+  between_hosts(call,
+                [&](gloo::Mesh& mesh) { packed = gloo::all_gather_objects(mesh, pack(own), call.deadline); });
   packed = locally(call, [&](Communicator& local, const CallOptions& local_options) {
     return local.broadcast_object(packed, 0, local_options);
   });
@@ -71,44 +68,6 @@ std::string Hierarchical::broadcast_object(std::string_view object, int root, co
     data = gloo::broadcast_object(mesh, data, static_cast<int>(source), call.deadline);
   });
   return layout_.host == source ? data : from_local(data, 0);
-}
-
-void Hierarchical::check_usable(const std::string& what) const {
-  check_process(what);
-  if (broken_) throw missing_ranks(CollectiveError::Cause::broken, what, broken_->ranks, 0);
-}
-
-void Hierarchical::check_transfer(Mailbox::Result result, const std::string& what, int peer,
-                                  double timeout_s) {
-  if (result == Mailbox::Result::done) return;
-  using Cause = CollectiveError::Cause;
-  const auto cause = result == Mailbox::Result::lost ? Cause::lost : Cause::timeout;
-  broken_ = gloo::Failure{cause, {setup_.ranks[index(peer)]}};
-  leave(*broken_);
-  throw missing_ranks(cause, what, broken_->ranks, timeout_s);
-}
-
-void Hierarchical::send(std::string_view object, int to, const CallOptions& options) {
-  check_peer(to, rank(), size());
-  if (layout_.host_of(to) == layout_.host)
-    return local_->send(object, static_cast<int>(layout_.local_of(to)), options);
-  const auto what = fmt::format("send to rank {}", setup_.ranks[index(to)]);
-  check_usable(what);
-  const auto timeout_s = timeout_of(options);
-  check_transfer(mailbox_.send(object, to, base::Deadline::in_seconds(timeout_s)), what, to, timeout_s);
-}
-
-std::string Hierarchical::receive(int from, const CallOptions& options) {
-  check_peer(from, rank(), size());
-  if (layout_.host_of(from) == layout_.host)
-    return local_->receive(static_cast<int>(layout_.local_of(from)), options);
-  const auto what = fmt::format("receive from rank {}", setup_.ranks[index(from)]);
-  check_usable(what);
-  const auto timeout_s = timeout_of(options);
-  std::string object;
-  check_transfer(mailbox_.receive(object, from, base::Deadline::in_seconds(timeout_s)), what, from,
-                 timeout_s);
-  return object;
 }
 
 }  // namespace accelmgr::collective

@@ -25,7 +25,6 @@ auto Hierarchical::locally(const Call& call, std::int64_t margin_ns, Step&& step
   try {
     return step(*local_, until(call.deadline, margin_ns));
   } catch (const CollectiveError& error) {
-    // A local communicator that an earlier send() broke counts as lost.
     const gloo::Failure failure{error.cause() == Cause::timeout ? Cause::timeout : Cause::lost,
                                 error.ranks()};
     leave(failure);
@@ -40,28 +39,23 @@ auto Hierarchical::locally(const Call& call, Step&& step) {
 
 template <class Exchange>
 void Hierarchical::between_hosts(const Call& call, Exchange&& exchange) {
-  share_verdict(call, verdict_of([&](gloo::Mesh& mesh) {
-                  exchange(mesh);
-                  return Verdict::Kind::go_on;
-                }));
+  hosts_differ(call, [&](gloo::Mesh& mesh) {
+    exchange(mesh);
+    return false;
+  });
 }
 
 template <class Exchange>
 bool Hierarchical::hosts_differ(const Call& call, Exchange&& exchange) {
-  const auto kind = share_verdict(call, verdict_of([&](gloo::Mesh& mesh) {
-                                    return exchange(mesh) ? Verdict::Kind::differ : Verdict::Kind::go_on;
-                                  }));
-  return kind == Verdict::Kind::differ;
-}
-
-template <class Exchange>
-Hierarchical::Verdict Hierarchical::verdict_of(Exchange&& exchange) {
-  if (!mesh_) return {};
-  try {
-    return {.kind = exchange(*mesh_)};
-  } catch (const gloo::ExchangeError& error) {
-    return verdict_of_failure(whole_hosts(error.failure()));
-  }
+  Verdict verdict;
+  if (mesh_) try {
+      verdict.kind = exchange(*mesh_) ? Verdict::Kind::differ : Verdict::Kind::go_on;
+    } catch (const gloo::ExchangeError& error) {
+      verdict = {Verdict::Kind::failed, gloo::note_of(whole_hosts(error.failure()))};
+    }
+  share(call, &verdict, sizeof verdict);
+  if (verdict.kind == Verdict::Kind::failed) fail(call, gloo::failure_of(verdict.failure));
+  return verdict.kind == Verdict::Kind::differ;
 }
 
 }  // namespace accelmgr::collective

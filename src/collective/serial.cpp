@@ -51,14 +51,6 @@ class Serial final : public Communicator {
     check_member(root, 1, "root");
     return std::string(object);
   }
-  void send(std::string_view, int to, const CallOptions&) override {
-    throw UsageError("cannot send to rank " + std::to_string(to) + ": this communicator has one rank, 0");
-  }
-  std::string receive(int from, const CallOptions&) override {
-    throw UsageError("cannot receive from rank " + std::to_string(from) +
-                     ": this communicator has one rank, 0");
-  }
-
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const CallOptions&) override {
     if (ranks.size() != 1 || ranks[0] != 0)
       throw UsageError(

@@ -10,7 +10,6 @@
 #include <numeric>
 
 #include "base/nearest.hpp"
-#include "distributed/call.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -78,15 +77,6 @@ void all_to_all(const Members& members, const Array& in, void* out) {
   const Blocks blocks(in, members.communicator->size());
   members.communicator->all_to_all(in.data, out, blocks.count(), in.dtype, options_for(in));
   blocks.check(in, "all_to_all");
-}
-
-void check_rank(const Context& context, const char* call, int rank, bool other) {
-  const int size = context.world_size();
-  if (rank < 0 || rank >= size)
-    throw UsageError(
-        fmt::format("{}: there is no rank {} in a world of {}; ranks are counted from 0", call, rank, size));
-  if (other && rank == context.rank())
-    throw UsageError(fmt::format("{}: rank {} is this process itself; name another rank", call, rank));
 }
 
 }  // namespace accelmgr::distributed

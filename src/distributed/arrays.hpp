@@ -31,6 +31,32 @@ struct Array {
   std::size_t count() const noexcept;
 };
 
+/// The shape, which the members compare. A 0-d tensor gets an empty span with a pointer, because a null span
+/// means that the shape is unknown.
+inline CallOptions options_for(const Array& array) {
+  static constexpr std::int64_t of_0_d = 0;
+  return {.shape = array.shape.empty() ? std::span(&of_0_d, 0) : array.shape};
+}
+
+/// The size of one of `blocks` blocks of dimension 0. If dimension 0 is not a multiple of `blocks`, the
+/// collective is still made, with 0 elements, so that no member waits: either the members find that their
+/// shapes differ, or check() throws on all of them.
+class Blocks {
+ public:
+  Blocks(const Array& array, int blocks)
+      : even_(!array.shape.empty() && array.shape[0] % blocks == 0),
+        count_(even_ ? array.count() / static_cast<std::size_t>(blocks) : 0),
+        blocks_(blocks) {}
+  std::size_t count() const noexcept { return count_; }
+  /// Throws UsageError.
+  void check(const Array& array, const char* call) const;
+
+ private:
+  bool even_;
+  std::size_t count_;
+  int blocks_;
+};
+
 // The result is written to `out`, which is the input's memory or does not overlap it. members.communicate()
 // must be true. All of these block, and throw as Communicator does.
 
@@ -69,9 +95,5 @@ Came broadcast_safely(const Members& members, const Sent& mine, const MakeArray&
 
 /// All ranks, for a broadcast from `src`. Throws UsageError if there is no such rank.
 Members everyone(int src);
-
-/// Throws UsageError if the rank is not in the world or, if `other`, is this process. `call` names the
-/// function in the error.
-void check_rank(const Context& context, const char* call, int rank, bool other = false);
 
 }  // namespace accelmgr::distributed

@@ -8,7 +8,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/nearest.hpp"
 #include "collective/gloo/load.hpp"
-#include "distributed/gpus.hpp"
+#include "launch/resolution.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -21,6 +21,10 @@ std::string unavailable_because(const std::string& backend) {
 }
 
 }  // namespace
+
+int visible_gpus() {
+  return static_cast<int>(launch::visible_devices(launch::device_kind("gpu"), launch::this_host()).size());
+}
 
 std::vector<std::string> available_backends() {
   std::vector<std::string> available;

@@ -11,6 +11,9 @@ inline constexpr const char* auto_backend = "auto";
 /// Tensors on GPUs go over NCCL; what is in host memory goes as with "auto".
 inline constexpr const char* nccl_backend = "nccl";
 
+/// The number of GPUs that CUDA_VISIBLE_DEVICES leaves visible. Uses no device library.
+int visible_gpus();
+
 /// Throws ConfigError if the backend is unknown (the text lists the usable ones and the nearest) or cannot be
 /// used here (the text says why).
 void check_backend(const std::string& backend);

@@ -42,7 +42,9 @@ Kind broadcast_expected(const Kind& mine, int src, const char* expected) {
 
 Members everyone(int src) {
   auto members = members_of({});
-  check_rank(members.context, "broadcast", src);
+  if (const int size = members.context.world_size(); src < 0 || src >= size)
+    throw UsageError(
+        fmt::format("broadcast: there is no rank {} in a world of {}; ranks are counted from 0", src, size));
   return members;
 }
 

@@ -4,6 +4,18 @@
 #include "distributed/objects.hpp"
 
 namespace accelmgr::distributed {
+namespace {
+
+std::vector<std::string> gathered(const std::string& text, ObjectKind kind, const GroupArgument& group) {
+  const auto members = members_of(group);
+  if (!members.communicate()) return {text};
+  const auto& ranks = members.communicator->ranks();
+  auto texts = members.communicator->all_gather_objects(encode_text(text, kind));
+  for (std::size_t i = 0; i < texts.size(); ++i) texts[i] = decode_text(texts[i], ranks[i], kind);
+  return texts;
+}
+
+}  // namespace
 
 void barrier() {
   const auto members = members_of({});
@@ -21,12 +33,11 @@ double all_reduce(double number, const std::string& op, const GroupArgument& gro
 }
 
 std::vector<std::string> all_gather(const std::string& text, const GroupArgument& group) {
-  const auto members = members_of(group);
-  if (!members.communicate()) return {text};
-  const auto& ranks = members.communicator->ranks();
-  auto texts = members.communicator->all_gather_objects(encode_text(text));
-  for (std::size_t i = 0; i < texts.size(); ++i) texts[i] = decode_text(texts[i], ranks[i]);
-  return texts;
+  return gathered(text, ObjectKind::text, group);
+}
+
+std::vector<std::string> all_gather_bytes(const std::string& bytes, const GroupArgument& group) {
+  return gathered(bytes, ObjectKind::bytes, group);
 }
 
 std::vector<Value> all_gather_object(const Value& object, const GroupArgument& group) {
@@ -37,18 +48,6 @@ std::vector<Value> all_gather_object(const Value& object, const GroupArgument& g
   std::vector<Value> objects;
   for (std::size_t i = 0; i < gathered.size(); ++i) objects.push_back(decode_value(gathered[i], ranks[i]));
   return objects;
-}
-
-void send_object(const Value& object, int to) {
-  const auto members = members_of({});
-  check_rank(members.context, "send_object", to, /*other=*/true);
-  members.communicator->send(encode_value(object), to);
-}
-
-Value receive_object(int from) {
-  const auto members = members_of({});
-  check_rank(members.context, "receive_object", from, /*other=*/true);
-  return decode_value(members.communicator->receive(from), from);
 }
 
 }  // namespace accelmgr::distributed

@@ -8,7 +8,6 @@
 #include "accelmgr/distributed_context.hpp"
 #include "base/log.hpp"
 #include "distributed/context.hpp"
-#include "distributed/cuda_device.hpp"
 #include "distributed/torch.hpp"
 
 namespace accelmgr::distributed {

@@ -14,7 +14,6 @@
 #include "collective/checks.hpp"
 #include "collective/hosts.hpp"
 #include "device/cuda_runtime.hpp"
-#include "distributed/call.hpp"
 #include "launch/task.hpp"
 #include "replica/replica.hpp"
 
@@ -202,14 +201,15 @@ bool DeviceTeam::reduces(DType dtype, ReduceOp op) {
   return false;
 }
 
-void DeviceTeam::run(const char* call, const OnDevice& place, const Queue& queue) {
+bool DeviceTeam::run(const char* call, const Array& array, const OnDevice& place, const Queue& queue) {
+  if (array.count() == 0) return true;
   watch_->begin();
   auto& nccl = *nccl_;
   const auto named = [&] { return fmt::format("{} on {} devices", call, members_.size()); };
   try {
     if (queue(*nccl.collectives)) {
       nccl.device.record(nccl.event, place.stream);
-      if (nccl.collectives->wait(nccl.event)) return;
+      if (nccl.collectives->wait(nccl.event)) return true;
     }
   } catch (const device::DeviceError& error) {
     broken_ = true;
@@ -235,34 +235,28 @@ bool DeviceTeam::all_reduce(const Array& in, void* out, ReduceOp op, const OnDev
   check_place(place);
   members_.all_reduce(nullptr, nullptr, 0, in.dtype, op, on_devices(in));
   if (!over_nccl(place) || !reduces(in.dtype, op)) return false;
-  if (in.count() == 0) return true;
-  run("all_reduce", place, [&](auto& collectives) {
+  return run("all_reduce", in, place, [&](auto& collectives) {
     return collectives.all_reduce(bytes_at(in.data), bytes_at(out), in.count(), in.dtype, op, place.stream);
   });
-  return true;
 }
 
 bool DeviceTeam::all_gather(const Array& in, void* out, const OnDevice& place) {
   check_place(place);
   members_.all_gather(nullptr, nullptr, 0, in.dtype, on_devices(in));
   if (!over_nccl(place)) return false;
-  if (in.count() == 0) return true;
-  run("all_gather", place, [&](auto& collectives) {
+  return run("all_gather", in, place, [&](auto& collectives) {
     return collectives.all_gather(bytes_at(in.data), bytes_at(out), in.count() * size_of(in.dtype),
                                   place.stream);
   });
-  return true;
 }
 
 bool DeviceTeam::broadcast(const Array& like, void* data, int src, const OnDevice& place) {
   check_place(place);
   members_.broadcast(nullptr, 0, like.dtype, src, on_devices(like));
   if (!over_nccl(place)) return false;
-  if (like.count() == 0) return true;
-  run("broadcast", place, [&](auto& collectives) {
+  return run("broadcast", like, place, [&](auto& collectives) {
     return collectives.broadcast(bytes_at(data), like.count() * size_of(like.dtype), src, place.stream);
   });
-  return true;
 }
 
 bool DeviceTeam::reduce_scatter(const Array& in, void* out, ReduceOp op, const OnDevice& place) {
@@ -272,12 +266,10 @@ bool DeviceTeam::reduce_scatter(const Array& in, void* out, ReduceOp op, const O
   members_.reduce_scatter(nullptr, nullptr, 0, in.dtype, op, on_devices(in));
   blocks.check(in, "reduce_scatter");
   if (!over_nccl(place) || !reduces(in.dtype, op)) return false;
-  if (in.count() == 0) return true;
-  run("reduce_scatter", place, [&](auto& collectives) {
+  return run("reduce_scatter", in, place, [&](auto& collectives) {
     return collectives.reduce_scatter(bytes_at(in.data), bytes_at(out), blocks.count(), in.dtype, op,
                                       place.stream);
   });
-  return true;
 }
 
 bool DeviceTeam::all_to_all(const Array& in, void* out, const OnDevice& place) {
@@ -286,32 +278,10 @@ bool DeviceTeam::all_to_all(const Array& in, void* out, const OnDevice& place) {
   members_.all_to_all(nullptr, nullptr, 0, in.dtype, on_devices(in));
   blocks.check(in, "all_to_all");
   if (!over_nccl(place)) return false;
-  if (in.count() == 0) return true;
-  run("all_to_all", place, [&](auto& collectives) {
+  return run("all_to_all", in, place, [&](auto& collectives) {
     return collectives.all_to_all(bytes_at(in.data), bytes_at(out), blocks.count() * size_of(in.dtype),
                                   place.stream);
   });
-  return true;
-}
-
-bool all_reduce(const Members& members, const Array& in, void* out, ReduceOp op, const OnDevice& place) {
-  return members.context.device_team(members.communicator).all_reduce(in, out, op, place);
-}
-
-bool all_gather(const Members& members, const Array& in, void* out, const OnDevice& place) {
-  return members.context.device_team(members.communicator).all_gather(in, out, place);
-}
-
-bool broadcast(const Members& members, const Array& like, void* data, int src, const OnDevice& place) {
-  return members.context.device_team(members.communicator).broadcast(like, data, src, place);
-}
-
-bool reduce_scatter(const Members& members, const Array& in, void* out, ReduceOp op, const OnDevice& place) {
-  return members.context.device_team(members.communicator).reduce_scatter(in, out, op, place);
-}
-
-bool all_to_all(const Members& members, const Array& in, void* out, const OnDevice& place) {
-  return members.context.device_team(members.communicator).all_to_all(in, out, place);
 }
 
 }  // namespace accelmgr::distributed

@@ -79,7 +79,8 @@ class DeviceTeam {
   void establish(const OnDevice& place);
   std::string what_hinders(const OnDevice& place);
   std::string connect();
-  void run(const char* call, const OnDevice& place, const Queue& queue);
+  /// Makes a call over NCCL, if there are elements. Returns true, or throws.
+  bool run(const char* call, const Array& array, const OnDevice& place, const Queue& queue);
 
   Communicator& members_;
   Options options_;
@@ -89,16 +90,5 @@ class DeviceTeam {
   bool established_ = false, broken_ = false;
   std::set<std::pair<DType, ReduceOp>> told_;  ///< Reductions that NCCL does not have.
 };
-
-// For the members of a collective, as the functions of arrays.hpp.
-
-[[nodiscard]] bool all_reduce(const Members& members, const Array& in, void* out, ReduceOp op,
-                              const OnDevice& place);
-[[nodiscard]] bool all_gather(const Members& members, const Array& in, void* out, const OnDevice& place);
-[[nodiscard]] bool broadcast(const Members& members, const Array& like, void* data, int src,
-                             const OnDevice& place);
-[[nodiscard]] bool reduce_scatter(const Members& members, const Array& in, void* out, ReduceOp op,
-                                  const OnDevice& place);
-[[nodiscard]] bool all_to_all(const Members& members, const Array& in, void* out, const OnDevice& place);
 
 }  // namespace accelmgr::distributed

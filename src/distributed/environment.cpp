@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <climits>
 #include <cmath>
 #include <cstdlib>
 #include <string_view>
 
 #include "accelmgr/errors.hpp"
+#include "launch/parse_number.hpp"
 #include "launch/variables.hpp"
 
 namespace accelmgr::distributed {
@@ -30,9 +30,8 @@ std::string text_of(const Lookup& lookup, const char* name) {
 std::optional<int> number_of(const Lookup& lookup, const char* name, int least, int most) {
   const auto text = text_of(lookup, name);
   if (text.empty()) return std::nullopt;
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size() || number < least || number > most)
+  const auto number = launch::parse_number<int>(text);
+  if (!number || *number < least || *number > most)
     throw ConfigError(most == INT_MAX
                           ? fmt::format("{}={}: it must be a number of at least {}", name, text, least)
                           : fmt::format("{}={}: it must be a number from {} to {}", name, text, least, most));
@@ -42,9 +41,8 @@ std::optional<int> number_of(const Lookup& lookup, const char* name, int least, 
 std::optional<double> seconds_of(const Lookup& lookup, const char* name) {
   const auto text = text_of(lookup, name);
   if (text.empty()) return std::nullopt;
-  char* end = nullptr;
-  const double seconds = std::strtod(text.c_str(), &end);
-  if (end != text.c_str() + text.size() || !std::isfinite(seconds) || seconds <= 0)
+  const auto seconds = launch::parse_number<double>(text);
+  if (!seconds || !std::isfinite(*seconds) || *seconds <= 0)
     throw ConfigError(fmt::format("{}={}: it must be a number of seconds above 0", name, text));
   return seconds;
 }

@@ -22,6 +22,8 @@ struct Members {
   std::shared_ptr<Communicator> communicator;  ///< Null: this process is no member, or alone in the world.
 
   bool communicate() const noexcept { return communicator != nullptr; }
+  /// Their GPUs, if they communicate.
+  DeviceTeam& device_team() const { return context.device_team(communicator); }
 };
 
 /// The members that the group argument of a collective means. Joins the world if necessary. Throws

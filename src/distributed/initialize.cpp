@@ -7,7 +7,7 @@
 
 #include "distributed/backends.hpp"
 #include "distributed/context.hpp"
-#include "distributed/cuda_device.hpp"
+#include "distributed/torch.hpp"
 #include "launch/variables.hpp"
 
 namespace accelmgr::distributed {
@@ -29,7 +29,7 @@ int given_or_set(const char* option, std::optional<int> given, const char* name,
 /// The environment, with the options in place of its variables.
 Environment environment_for(const InitializeOptions& options) {
   auto environment = read_environment();
-  const bool by_environment = options.init_method.empty() || options.init_method == "env://";
+  const bool by_environment = is_by_environment(options.init_method);
   const auto world_size =
       given_or_set("world_size", options.world_size, "WORLD_SIZE", environment.world_size, by_environment);
   const auto rank = given_or_set("rank", options.rank, "RANK", environment.rank, by_environment);

@@ -25,10 +25,6 @@ namespace {
 
 constexpr std::string_view env_method = "env://", tcp_method = "tcp://", file_method = "file://";
 
-bool is_by_environment(const std::string& init_method) {
-  return init_method.empty() || init_method == env_method;
-}
-
 bool meets_by_environment(const JoinRequest& request) { return is_by_environment(request.init_method); }
 
 HostPort address_in(const std::string& tcp) {
@@ -189,6 +185,10 @@ Joined join_through_store(JoinRequest request) {
 }
 
 }  // namespace
+
+bool is_by_environment(const std::string& init_method) {
+  return init_method.empty() || init_method == env_method;
+}
 
 void check_init_method(const std::string& init_method) {
   if (is_by_environment(init_method)) return;

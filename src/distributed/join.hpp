@@ -20,6 +20,8 @@ struct JoinRequest {
   base::UniqueFd socket;  ///< Listens at the master's address already; may be empty.
 };
 
+/// Whether the ranks meet where the environment says: env:// (or empty).
+bool is_by_environment(const std::string& init_method);
 /// Throws ConfigError, which quotes it, unless it is env:// (or empty), tcp://HOST:PORT or file:///PATH.
 void check_init_method(const std::string& init_method);
 

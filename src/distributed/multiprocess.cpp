@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "distributed/join.hpp"
 #include "distributed/process_group.hpp"
 #include "distributed/tcp_store.hpp"
 #include "launch/environment_scope.hpp"
@@ -108,12 +109,6 @@ void check_offset(const MultiprocessConfig& config, int rank_offset) {
         "rank_offset");
 }
 
-/// The socket that resolve() has bound, if it did and nobody has taken it.
-base::UniqueFd taken_port(const MultiprocessConfig& config) {
-  if (!config.bound_port) return {};
-  return std::move(*static_cast<base::UniqueFd*>(config.bound_port.get()));
-}
-
 /// The listening socket of the store for ranks of several hosts. Empty if another host serves the store.
 base::UniqueFd bind_store(const MultiprocessConfig& config, int rank_offset) {
   if (rank_offset > 0) return {};
@@ -123,17 +118,8 @@ base::UniqueFd bind_store(const MultiprocessConfig& config, int rank_offset) {
 
 }  // namespace
 
-Value init_and_run(const launch::Function& function, const MultiprocessConfig& given, const Value& args) {
-  auto config = given;
-  MultiprocessConfig::resolve(config);
-  if (config.rank < 0 || config.local_rank < 0)
-    throw ConfigError(fmt::format("init_and_run(): rank is {} and local_rank {}; both must be 0 or more",
-                                  config.rank, config.local_rank),
-                      "rank");
-  set_environment(config);
-  auto socket = taken_port(config);
-  if (config.rank != 0) socket.reset();
-  join_process_group(config.backend, std::nullopt, config.init_method, std::move(socket));
+Value init_and_run(const launch::Function& function, const MultiprocessConfig& config, const Value& args) {
+  join_as_rank(config, "init_and_run()");
   const auto backend_or = [&](const std::optional<std::string>& own) { return own ? own : config.backend; };
   init_parallelism(config.model_parallelism, config.pipeline_parallelism,
                    backend_or(config.model_parallel_backend), backend_or(config.pipeline_parallel_backend),
@@ -165,8 +151,8 @@ std::optional<launch::SpawnContext> start_subprocesses(
   auto options = launch_options(config, setup, rank_offset);
   // Ranks of several hosts meet at a store. On the first host this process serves it; the store's threads
   // start after all children have been forked.
-  const bool by_store = *config.local_world_size < *config.world_size &&
-                        (config.init_method.empty() || config.init_method == "env://");
+  const bool by_store =
+      *config.local_world_size < *config.world_size && distributed::is_by_environment(config.init_method);
   base::UniqueFd socket;
   if (by_store) {
     socket = bind_store(config, rank_offset);

@@ -6,7 +6,6 @@
 #include "config/start_method.hpp"
 #include "distributed/backends.hpp"
 #include "distributed/environment.hpp"
-#include "distributed/gpus.hpp"
 #include "distributed/join.hpp"
 #include "distributed/parallel_layout.hpp"
 #include "distributed/process_group.hpp"

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "accelmgr/communicator.hpp"
+#include "base/fields.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -11,6 +12,8 @@ const char* name_of(ObjectKind kind) {
   switch (kind) {
     case ObjectKind::text:
       return "a string";
+    case ObjectKind::bytes:
+      return "an object as bytes";
     case ObjectKind::value:
       return "an object";
     case ObjectKind::broadcast_header:
@@ -30,8 +33,8 @@ std::string_view body(std::string_view object, int from, ObjectKind expected) {
 
 }  // namespace
 
-std::string encode_text(std::string_view text) {
-  return static_cast<char>(ObjectKind::text) + std::string(text);
+std::string encode_text(std::string_view text, ObjectKind kind) {
+  return static_cast<char>(kind) + std::string(text);
 }
 
 std::string encode_value(const launch::Value& value, ObjectKind kind) {
@@ -40,13 +43,12 @@ std::string encode_value(const launch::Value& value, ObjectKind kind) {
   return object;
 }
 
-std::string decode_text(std::string_view object, int from) {
-  return std::string(body(object, from, ObjectKind::text));
+std::string decode_text(std::string_view object, int from, ObjectKind kind) {
+  return std::string(body(object, from, kind));
 }
 
 launch::Value decode_value(std::string_view object, int from, ObjectKind kind) {
-  return launch::Value::from_cbor(body(object, from, kind), true, true,
-                                  launch::Value::cbor_tag_handler_t::store);
+  return base::parse_cbor(body(object, from, kind), fmt::format("{} of rank {}", name_of(kind), from));
 }
 
 }  // namespace accelmgr::distributed

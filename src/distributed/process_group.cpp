@@ -2,16 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <utility>
 
 #include "base/log.hpp"
 #include "distributed/backends.hpp"
-#include "distributed/cuda_device.hpp"
-#include "distributed/gpus.hpp"
 #include "distributed/initialize.hpp"
+#include "distributed/torch.hpp"
 #include "launch/variables.hpp"
 
 namespace accelmgr {
@@ -55,24 +53,21 @@ void check(const Chosen& chosen) {
   }
 }
 
-}  // namespace
-
-std::string default_backend() {
-  const auto available = distributed::available_backends();
-  const bool nccl = std::find(available.begin(), available.end(), "nccl") != available.end();
-  return nccl && distributed::visible_gpus() > 0 ? "nccl" : "shm";
+void set_environment(const MultiprocessConfig& config) {
+  const bool same_launch = value_of(variable::rank) == std::to_string(config.rank) &&
+                           value_of(variable::world_size) == std::to_string(*config.world_size);
+  if (!same_launch)
+    for (const char* name : of_launch) ::unsetenv(name);
+  set(variable::rank, config.rank);
+  set(variable::local_rank, config.local_rank);
+  set(variable::world_size, *config.world_size);
+  set(variable::local_world_size, *config.local_world_size);
+  set(variable::master_addr, config.master_addr);
+  set(variable::master_port, *config.master_port);
 }
 
-std::string get_distributed_backend() {
-  const auto chosen = chosen_backend();
-  return chosen ? chosen->backend : default_backend();
-}
-
-void set_distributed_backend(const std::string& backend) {
-  distributed::check_backend(backend);
-  set(our_variable, backend);
-}
-
+/// Joins the world, selects the CUDA device, and checks the group with an all-reduce. Without `backend` the
+/// environment chooses; if it does not, the default fits the hosts. `socket` as in initialize().
 void join_process_group(const std::optional<std::string>& backend, std::optional<double> timeout_s,
                         const std::string& init_method, base::UniqueFd socket) {
   auto name = backend.value_or(get_distributed_backend());
@@ -92,22 +87,40 @@ void join_process_group(const std::optional<std::string>& backend, std::optional
                                    world_size, counted));
 }
 
-void init_process_group_from_backend(const std::optional<std::string>& backend,
-                                     std::optional<double> timeout_s) {
-  join_process_group(backend, timeout_s);
+}  // namespace
+
+std::string default_backend() { return distributed::visible_gpus() > 0 ? "nccl" : "shm"; }
+
+std::string get_distributed_backend() {
+  const auto chosen = chosen_backend();
+  return chosen ? chosen->backend : default_backend();
 }
 
-void set_environment(const MultiprocessConfig& config) {
-  const bool same_launch = value_of(variable::rank) == std::to_string(config.rank) &&
-                           value_of(variable::world_size) == std::to_string(*config.world_size);
-  if (!same_launch)
-    for (const char* name : of_launch) ::unsetenv(name);
-  set(variable::rank, config.rank);
-  set(variable::local_rank, config.local_rank);
-  set(variable::world_size, *config.world_size);
-  set(variable::local_world_size, *config.local_world_size);
-  set(variable::master_addr, config.master_addr);
-  set(variable::master_port, *config.master_port);
+void set_distributed_backend(const std::string& backend) {
+  distributed::check_backend(backend);
+  set(our_variable, backend);
+}
+
+void init_process_group_from_backend(const std::optional<std::string>& backend,
+                                     std::optional<double> timeout_s) {
+  join_process_group(backend, timeout_s, "", {});
+}
+
+base::UniqueFd taken_port(const MultiprocessConfig& config) {
+  if (!config.bound_port) return {};
+  return std::move(*static_cast<base::UniqueFd*>(config.bound_port.get()));
+}
+
+void join_as_rank(MultiprocessConfig config, const char* caller) {
+  MultiprocessConfig::resolve(config);
+  if (config.rank < 0 || config.local_rank < 0)
+    throw ConfigError(fmt::format("{}: rank is {} and local_rank {}; both must be 0 or more", caller,
+                                  config.rank, config.local_rank),
+                      "rank");
+  set_environment(config);
+  auto socket = taken_port(config);
+  if (config.rank != 0) socket.reset();
+  join_process_group(config.backend, std::nullopt, config.init_method, std::move(socket));
 }
 
 void init_dist(int rank, int local_rank, int world_size, int local_world_size, const std::string& master_addr,
@@ -119,13 +132,9 @@ void init_dist(int rank, int local_rank, int world_size, int local_world_size, c
   config.local_world_size = local_world_size;
   config.master_addr = master_addr;
   config.master_port = master_port;
+  config.init_method = init_method;
   config.backend = backend;
-  MultiprocessConfig::resolve(config);
-  if (rank < 0 || local_rank < 0)
-    throw ConfigError(
-        fmt::format("init_dist(): rank is {} and local_rank {}; both must be 0 or more", rank, local_rank));
-  set_environment(config);
-  join_process_group(backend, std::nullopt, init_method);
+  join_as_rank(std::move(config), "init_dist()");
 }
 
 std::vector<const char*> variables_of_a_rank() {

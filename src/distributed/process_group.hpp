@@ -12,16 +12,14 @@
 
 namespace accelmgr {
 
-/// Sets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a resolved
-/// configuration, whose rank and local_rank must be set. Removes variables of another launch. Not safe while
-/// another thread calls getenv().
-void set_environment(const MultiprocessConfig& config);
+/// Resolves the configuration, whose rank and local_rank must be set, and joins as
+/// init_process_group_from_backend() does, after it has set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
+/// MASTER_ADDR and MASTER_PORT and has removed variables of another launch. Not safe while another thread
+/// calls getenv(). `caller` is for the error text.
+void join_as_rank(MultiprocessConfig config, const char* caller);
 
-/// Joins the world, selects the CUDA device, and checks the group with an all-reduce. Without `backend` the
-/// environment chooses; if it does not, the default fits the hosts. `socket` as in initialize(). Blocks until
-/// all ranks are there. Throws as initialize() does.
-void join_process_group(const std::optional<std::string>& backend, std::optional<double> timeout_s,
-                        const std::string& init_method = "", base::UniqueFd socket = {});
+/// The socket that resolve() has bound at the master's port, if it did and nobody has taken it.
+base::UniqueFd taken_port(const MultiprocessConfig& config);
 
 /// As MultiprocessConfig::resolve(), on a host with so many GPUs.
 void resolve(MultiprocessConfig& config, int gpus);
@@ -32,7 +30,7 @@ std::optional<launch::SpawnContext> start_subprocesses(
     const std::variant<std::string, launch::Function>& function, MultiprocessConfig config,
     const std::string& setup, int rank_offset, const launch::Value& args);
 
-/// The variables that set_environment() sets or removes.
+/// The variables that join_as_rank() sets or removes.
 std::vector<const char*> variables_of_a_rank();
 
 }  // namespace accelmgr

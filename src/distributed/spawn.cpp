@@ -100,8 +100,7 @@ launch::SpawnContext spawn(const std::string& backend, const std::variant<std::s
     };
   }
   launch.join = false;  // Also of a single process: it has a process of its own.
-  const bool by_store =
-      options.nnodes > 1 && (options.init_method.empty() || options.init_method == "env://");
+  const bool by_store = options.nnodes > 1 && is_by_environment(options.init_method);
   // The ranks of several hosts meet at a store, which this process serves on the first host. The port is
   // bound before any child is started; the store's threads start after all children have been forked.
   base::UniqueFd socket;

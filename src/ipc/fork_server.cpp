@@ -7,7 +7,6 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +22,7 @@
 #include "base/clock.hpp"
 #include "base/exception_text.hpp"
 #include "base/log.hpp"
+#include "base/real_time.hpp"
 #include "base/refusals.hpp"
 #include "base/timing.hpp"
 #include "ipc/fork_server_messages.hpp"
@@ -52,12 +52,6 @@ struct Unsent {
   Report report;
   std::shared_ptr<const base::UniqueFd> pidfd;
 };
-
-std::int64_t real_time_ns() noexcept {
-  timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
-}
 
 Request request_of(const Message& message) {
   const auto request = packet_of<Request>(message.bytes);
@@ -188,7 +182,7 @@ class ForkServer {
       }
       kill(-running->pid, SIGKILL);  // Before the leader is reaped: until then no other group has its number.
       Report report{Report::Kind::ended, running->rank, running->generation, running->pid, 0, 0,
-                    real_time_ns()};
+                    base::real_time_ns()};
       waitpid(running->pid, &report.wait_status, 0);
       if (!ended.empty()) report.time_ns = ended.front().time_ns;
       ended.push_back(report);
@@ -249,8 +243,8 @@ class ForkServer {
 
   /// Reports the failure to the client, which logs it.
   void not_started(int rank, std::uint32_t generation, int error) {
-    send_report(
-        {Report::Kind::ended, rank, generation, 0, W_EXITCODE(exit_not_forked, 0), error, real_time_ns()});
+    send_report({Report::Kind::ended, rank, generation, 0, W_EXITCODE(exit_not_forked, 0), error,
+                 base::real_time_ns()});
   }
 
   void start_child(SpawnRequest request) {
@@ -277,7 +271,7 @@ class ForkServer {
       throw;
     }
     running_.push_back({request.rank, request.generation, pid, pidfd});
-    send_report({Report::Kind::started, request.rank, request.generation, pid, 0, 0, real_time_ns()},
+    send_report({Report::Kind::started, request.rank, request.generation, pid, 0, 0, base::real_time_ns()},
                 std::move(pidfd));
   }
 

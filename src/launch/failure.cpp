@@ -8,18 +8,13 @@
 #include <fstream>
 
 #include "base/log.hpp"
+#include "base/real_time.hpp"
 #include "ipc/fork_server.hpp"
 #include "ipc/process.hpp"
 #include "launch/variables.hpp"
 
 namespace accelmgr::launch {
 namespace {
-
-double real_time_s() noexcept {
-  timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
-}
 
 std::string current_type() {
   const auto* type = abi::__cxa_current_exception_type();
@@ -68,6 +63,18 @@ void add_trace(const std::exception_ptr& error, int depth, Failure& failure) {
   if (nested) add_trace(nested, depth + 1, failure);
 }
 
+std::string text_of(const Failure& first, const std::vector<Failure>& later) {
+  auto text = describe(first);
+  if (!first.trace.empty()) text += "\n" + first.trace;
+  if (!later.empty()) {
+    text += text.ends_with('\n') ? "" : "\n";
+    text += "later failures:";
+    for (const auto& failure : later) text += "\n  " + describe(failure);
+  }
+  if (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
 }  // namespace
 
 Failure failure_of(const std::exception_ptr& error, int rank, const std::string& phase) {
@@ -75,7 +82,7 @@ Failure failure_of(const std::exception_ptr& error, int rank, const std::string&
   failure.rank = rank;
   failure.exit_code = ipc::exit_uncaught;
   failure.phase = phase;
-  failure.time_s = real_time_s();
+  failure.time_s = static_cast<double>(base::real_time_ns()) / 1e9;
   try {
     std::rethrow_exception(error);
   } catch (const ForeignException& foreign) {
@@ -124,5 +131,8 @@ std::string describe(const Failure& failure) {
   return fmt::format("{} failed{}: {}{}{}", who, where, type, failure.what,
                      failure.exit_code == 0 ? "" : fmt::format(" ({})", code));
 }
+
+SpawnError::SpawnError(Failure first, std::vector<Failure> later)
+    : Error(text_of(first, later)), first_(std::move(first)), later_(std::move(later)) {}
 
 }  // namespace accelmgr::launch

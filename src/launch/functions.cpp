@@ -21,16 +21,11 @@ void register_function(const std::string& name, Function function) {
     throw UsageError(fmt::format("a function is already registered under the name '{}'", name));
 }
 
-std::vector<std::string> registered_functions() {
-  std::vector<std::string> names;
-  for (const auto& [name, _] : functions()) names.push_back(name);
-  return names;
-}
-
 const Function& registered_function(const std::string& name) {
   const auto found = functions().find(name);
   if (found != functions().end()) return found->second;
-  const auto names = registered_functions();
+  std::vector<std::string> names;
+  for (const auto& [known, _] : functions()) names.push_back(known);
   throw ConfigError(fmt::format("no function is registered under the name '{}'{}; registered are: {}", name,
                                 base::did_you_mean(name, names),
                                 names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));

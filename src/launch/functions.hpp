@@ -7,6 +7,5 @@ namespace accelmgr::launch {
 
 /// Throws ConfigError for an unknown name; the text lists the registered names and the nearest one.
 const Function& registered_function(const std::string& name);
-std::vector<std::string> registered_functions();
 
 }  // namespace accelmgr::launch

@@ -1,34 +1,19 @@
 #include "launch/host_info.hpp"
 
-#include <sched.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <cstring>
-#include <memory>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
 #include "collective/gloo/load.hpp"
 #include "ipc/accelerators.hpp"
+#include "ipc/cores.hpp"
 #include "ipc/network.hpp"
 #include "launch/environment_scope.hpp"
 
 namespace accelmgr::launch {
 namespace {
-
-// Grows the set, because the default size is too small on machines with more than 1024 cores.
-int allowed_cores() {
-  for (std::size_t cores = CPU_SETSIZE; cores <= (1u << 20); cores *= 2) {
-    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(cores),
-                                                               [](cpu_set_t* s) { CPU_FREE(s); });
-    const auto bytes = CPU_ALLOC_SIZE(cores);
-    if (set != nullptr && ::sched_getaffinity(0, bytes, set.get()) == 0)
-      return std::max(1, CPU_COUNT_S(bytes, set.get()));
-  }
-  return 1;
-}
 
 std::string own_hostname() {
   std::array<char, 256> name{};
@@ -54,7 +39,7 @@ std::string unavailable_because(const std::string& backend) {
 
 HostInfo this_host() {
   return {.environment = own_environment(),
-          .cores = allowed_cores(),
+          .cores = ipc::allowed_cores(),
           .gpus = ipc::driver_gpus(),
           .hostname = own_hostname(),
           .addresses = own_addresses(),

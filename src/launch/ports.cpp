@@ -15,39 +15,28 @@
 namespace accelmgr::launch {
 namespace {
 
-union Address {
-  sockaddr any;
-  sockaddr_in v4;
-  sockaddr_in6 v6;
-};
-
-socklen_t fill(Address& address, int family, int port) {
-  address = {};
-  if (family == AF_INET6) {
-    address.v6.sin6_family = AF_INET6;
-    address.v6.sin6_addr = in6addr_any;
-    address.v6.sin6_port = htons(static_cast<std::uint16_t>(port));
-    return sizeof address.v6;
-  }
-  address.v4.sin_family = AF_INET;
-  address.v4.sin_addr.s_addr = htonl(INADDR_ANY);
-  address.v4.sin_port = htons(static_cast<std::uint16_t>(port));
-  return sizeof address.v4;
-}
-
 // A listening socket. Empty if that failed; `why` is then the errno value.
-base::UniqueFd listen_at(int family, int port, int& why) {
+template <class Address>
+base::UniqueFd listen_at(const Address& address, int family, int& why) {
   base::UniqueFd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  Address address;
-  const auto bytes = fill(address, family, port);
-  why = socket ? ipc::bind_and_listen(socket.get(), &address.any, bytes) : errno;
+  why = socket
+            ? ipc::bind_and_listen(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address)
+            : errno;
   return why == 0 ? std::move(socket) : base::UniqueFd();
 }
 
 std::optional<BoundPort> try_port(int port, int& why) {
-  auto socket = listen_at(AF_INET6, port, why);
-  if (!socket && (why == EAFNOSUPPORT || why == EADDRNOTAVAIL || why == EPROTONOSUPPORT))
-    socket = listen_at(AF_INET, port, why);
+  // What is not set is 0, and the address of zeros stands for all addresses.
+  sockaddr_in6 v6{};
+  v6.sin6_family = AF_INET6;
+  v6.sin6_port = htons(static_cast<std::uint16_t>(port));
+  auto socket = listen_at(v6, AF_INET6, why);
+  if (!socket && (why == EAFNOSUPPORT || why == EADDRNOTAVAIL || why == EPROTONOSUPPORT)) {
+    sockaddr_in v4{};
+    v4.sin_family = AF_INET;
+    v4.sin_port = v6.sin6_port;
+    socket = listen_at(v4, AF_INET, why);
+  }
   if (!socket) return std::nullopt;
   const int bound = ipc::bound_port(socket.get());
   return BoundPort{std::move(socket), bound};

@@ -8,24 +8,15 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <ctime>
 #include <tuple>
 
+#include "base/real_time.hpp"
 #include "base/timing.hpp"
 #include "ipc/process.hpp"
 #include "launch/failure.hpp"
 #include "launch/limits.hpp"
 
 namespace accelmgr::launch {
-namespace {
-
-std::int64_t real_time_ns() noexcept {
-  timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
-}
-
-}  // namespace
 
 SpawnContext::Processes::Processes(Spawner spawner, Settings settings)
     : spawner_(std::move(spawner)), settings_(settings), owner_(getpid()) {}
@@ -175,8 +166,8 @@ void SpawnContext::Processes::lose_fork_server() {
   failure.phase = "fork server";
   failure.what = fmt::format("the fork server, which is the parent of the ranks, {}; they ended with it",
                              *spawner_->fork_server_end());
-  failure.time_s = static_cast<double>(real_time_ns()) / 1e9;
-  failures_.push_back({.failure = std::move(failure), .seen_ns = real_time_ns(), .reported = false});
+  failure.time_s = static_cast<double>(base::real_time_ns()) / 1e9;
+  failures_.push_back({.failure = std::move(failure), .seen_ns = base::real_time_ns(), .reported = false});
   note_killed();
 }
 
@@ -203,7 +194,7 @@ void SpawnContext::Processes::end_others() noexcept {
 void SpawnContext::Processes::fail() {
   while (take_event(base::Deadline::at_ns(0))) {
   }
-  const auto asked_to_end_ns = real_time_ns();
+  const auto asked_to_end_ns = base::real_time_ns();
   end_others();
   // Processes that ended later were ended by SIGTERM. A failure reported before that has an earlier time_s.
   std::erase_if(failures_, [&](const Noticed& noticed) {

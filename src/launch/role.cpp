@@ -1,11 +1,10 @@
 #include <fcntl.h>
 
 #include <atomic>
-#include <charconv>
 #include <cstring>
-#include <optional>
 
 #include "launch/child.hpp"
+#include "launch/parse_number.hpp"
 #include "launch/spawner.hpp"
 #include "launch/zygote.hpp"
 
@@ -13,13 +12,6 @@ namespace accelmgr::launch {
 namespace {
 
 std::atomic<bool> role_taken{false};
-
-std::optional<int> number_in(const char* text) noexcept {
-  int number = 0;
-  const char* end = text + std::strlen(text);
-  const auto [stop, error] = std::from_chars(text, end, number);
-  return error == std::errc{} && stop == end ? std::optional(number) : std::nullopt;
-}
 
 [[noreturn]] void run_executed_fork_server() noexcept {
   for (const int fd : {fork_server_socket, fork_server_creator}) fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -33,7 +25,7 @@ void take_role(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], zygote_argument) == 0) run_zygote();
   if (argc == 2 && std::strcmp(argv[1], fork_server_argument) == 0) run_executed_fork_server();
   if (argc != 4 || std::strcmp(argv[1], child_argument) != 0) return;
-  const auto socket = number_in(argv[2]), rank = number_in(argv[3]);
+  const auto socket = parse_number<int>(argv[2]), rank = parse_number<int>(argv[3]);
   if (socket && rank) run_executed_child(*socket, *rank);
 }
 

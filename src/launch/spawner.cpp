@@ -68,14 +68,6 @@ std::shared_ptr<const TextMessage> make_call(const std::string& function, const 
 Spawner::Spawner(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
 Spawner::Spawner(Spawner&&) noexcept = default;
 
-Spawner& Spawner::operator=(Spawner&& other) noexcept {
-  if (this != &other) {
-    stop(base::Deadline::in_seconds(timing::fork_server_kill_s));
-    state_ = std::move(other.state_);
-  }
-  return *this;
-}
-
 Spawner::~Spawner() { stop(base::Deadline::in_seconds(timing::fork_server_kill_s)); }
 
 Spawner Spawner::fork(std::function<Value(int)> callable, std::function<void(int)> setup) {

@@ -53,7 +53,6 @@ class Spawner {
   /// this process. Throws UsageError unless can_be_executed(), SystemError, SessionError.
   static Spawner execute();
   Spawner(Spawner&&) noexcept;
-  Spawner& operator=(Spawner&&) noexcept;
   ~Spawner();
 
   /// Asks the fork server for a child; does not wait for it. Events carry `slot` as their `rank`. Each pair

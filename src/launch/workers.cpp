@@ -73,22 +73,12 @@ WorkerForm form_of(std::string_view part) {
                                                                            : WorkerForm::worker;
 }
 
-std::vector<std::string_view> parts_of(std::string_view text) {
-  std::vector<std::string_view> parts;
-  for (std::size_t start = 0;;) {
-    const auto end = text.find('|', start);
-    parts.push_back(text.substr(start, end - start));
-    if (end == std::string_view::npos) return parts;
-    start = end + 1;
-  }
-}
-
 }  // namespace
 
 std::vector<Worker> parse_workers(std::string_view text, WorkerForm form) {
   std::vector<Worker> workers;
   std::set<std::pair<std::string, int>> seen;
-  for (const auto part : parts_of(text)) {
+  for (const auto part : parts_of(text, '|')) {
     auto worker = parse_entry(part, form);
     if (!seen.emplace(worker.name, worker.ordinal).second)
       throw ConfigError(fmt::format("worker {}:{} appears twice in '{}'", worker.name, worker.ordinal, text),
@@ -99,7 +89,7 @@ std::vector<Worker> parse_workers(std::string_view text, WorkerForm form) {
 }
 
 WorkerList parse_workers(std::string_view text) {
-  const auto form = form_of(parts_of(text).front());
+  const auto form = form_of(parts_of(text, '|').front());
   return {form, parse_workers(text, form)};
 }
 

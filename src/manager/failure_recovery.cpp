@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
-#include <time.h>
 
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
+#include "base/real_time.hpp"
 #include "base/timing.hpp"
 #include "ipc/process.hpp"
 #include "ipc/socket.hpp"
@@ -20,12 +20,6 @@ namespace {
 
 using session::Reason;
 using session::RunnerState;
-
-std::int64_t wall_clock_ns() {
-  timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
-}
 
 template <std::size_t N>
 void copy_text(char (&to)[N], const std::string& from) {
@@ -219,7 +213,7 @@ std::string Supervisor::record_incident(int rank, int pid, int wait_status, cons
   auto& control = view_.control();
   const auto number = control.incidents.load() + 1;
   auto& incident = view_.incident(number);
-  incident.time_ns = wall_clock_ns();
+  incident.time_ns = base::real_time_ns();
   incident.rank = rank;
   incident.pid = pid;
   incident.exit_status = wait_status;

@@ -10,6 +10,7 @@
 #include "accelmgr/multiprocess_launch.hpp"
 #include "distributed/arrays.hpp"
 #include "distributed/device_team.hpp"
+#include "distributed/objects.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;
@@ -19,7 +20,6 @@ namespace {
 
 using distributed::Group;
 using distributed::GroupArgument;
-using distributed::Value;
 
 std::string binary_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
@@ -40,26 +40,10 @@ nb::bytes broadcast_bytes(const nb::bytes& bytes, int src) {
 
 nb::list all_gather_bytes(const nb::bytes& bytes, const GroupArgument& group) {
   const auto text = binary_of(bytes);
-  const auto gathered = waiting([&] {
-    return distributed::all_gather_object(Value::binary({text.begin(), text.end()}), group);
-  });
+  const auto gathered = waiting([&] { return distributed::all_gather_bytes(text, group); });
   nb::list all;
-  for (const auto& value : gathered) {
-    const auto& binary = value.get_binary();
-    all.append(nb::bytes(binary.data(), binary.size()));
-  }
+  for (const auto& one : gathered) all.append(nb::bytes(one.data(), one.size()));
   return all;
-}
-
-void send_bytes(const nb::bytes& bytes, int to) {
-  const auto text = binary_of(bytes);
-  waiting([&] { distributed::send_object(Value::binary({text.begin(), text.end()}), to); });
-}
-
-nb::bytes receive_bytes(int from) {
-  const auto value = waiting([&] { return distributed::receive_object(from); });
-  const auto& binary = value.get_binary();
-  return nb::bytes(binary.data(), binary.size());
 }
 
 void bind_context(nb::module_& module) {
@@ -173,15 +157,16 @@ void broadcast(std::uintptr_t data, const std::string& dtype, const Shape& shape
 
 using StreamPlace = std::tuple<int, std::uintptr_t>;
 
-/// Calls call(members, tensor, place) through waiting().
+/// Calls call(device team, tensor, place) through waiting().
 template <class Call>
 bool on_device(const StreamPlace& place, std::uintptr_t data, const std::string& dtype, const Shape& shape,
                const GroupArgument& group, Call call) {
   const auto& [device, stream] = place;
   const distributed::OnDevice where{device, reinterpret_cast<device::StreamHandle>(stream)};
   bool done = false;
-  collective(data, dtype, shape, data, group,
-             [&](const auto& members, const auto& in, void*) { done = call(members, in, where); });
+  collective(data, dtype, shape, data, group, [&](const auto& members, const auto& in, void*) {
+    done = call(members.device_team(), in, where);
+  });
   return done;
 }
 
@@ -189,43 +174,39 @@ bool device_all_reduce(const StreamPlace& place, std::uintptr_t data, const std:
                        const Shape& shape, std::uintptr_t out, const std::string& op,
                        const GroupArgument& group) {
   const auto operation = distributed::reduce_op(op);
-  return on_device(place, data, dtype, shape, group,
-                   [&](const auto& members, const auto& in, const auto& at) {
-                     return distributed::all_reduce(members, in, reinterpret_cast<void*>(out), operation, at);
-                   });
+  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
+    return team.all_reduce(in, reinterpret_cast<void*>(out), operation, at);
+  });
 }
 
 bool device_reduce_scatter(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
                            const Shape& shape, std::uintptr_t out, const std::string& op,
                            const GroupArgument& group) {
   const auto operation = distributed::reduce_op(op);
-  return on_device(
-      place, data, dtype, shape, group, [&](const auto& members, const auto& in, const auto& at) {
-        return distributed::reduce_scatter(members, in, reinterpret_cast<void*>(out), operation, at);
-      });
+  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
+    return team.reduce_scatter(in, reinterpret_cast<void*>(out), operation, at);
+  });
 }
 
 bool device_all_gather(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
                        const Shape& shape, std::uintptr_t out, const GroupArgument& group) {
-  return on_device(place, data, dtype, shape, group,
-                   [&](const auto& members, const auto& in, const auto& at) {
-                     return distributed::all_gather(members, in, reinterpret_cast<void*>(out), at);
-                   });
+  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
+    return team.all_gather(in, reinterpret_cast<void*>(out), at);
+  });
 }
 
 bool device_all_to_all(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
                        const Shape& shape, std::uintptr_t out, const GroupArgument& group) {
-  return on_device(place, data, dtype, shape, group,
-                   [&](const auto& members, const auto& in, const auto& at) {
-                     return distributed::all_to_all(members, in, reinterpret_cast<void*>(out), at);
-                   });
+  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
+    return team.all_to_all(in, reinterpret_cast<void*>(out), at);
+  });
 }
 
 /// Receives in place: `data` is also the memory for the result.
 bool device_broadcast(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
                       const Shape& shape, int src) {
-  return on_device(place, data, dtype, shape, {}, [&](const auto& members, const auto& like, const auto& at) {
-    return distributed::broadcast(members, like, reinterpret_cast<void*>(data), src, at);
+  return on_device(place, data, dtype, shape, {}, [&](auto& team, const auto& like, const auto& at) {
+    return team.broadcast(like, reinterpret_cast<void*>(data), src, at);
   });
 }
 
@@ -271,8 +252,6 @@ void bind_collectives(nb::module_& module) {
   module.def("dist_all_gather_bytes", &all_gather_bytes, nb::arg("data"), nb::arg("group").none(),
              nb::sig("def dist_all_gather_bytes(data: bytes, group: Group | collections.abc.Sequence[int] | "
                      "None) -> list[bytes]"));
-  module.def("dist_send_bytes", &send_bytes, nb::arg("data"), nb::arg("to"));
-  module.def("dist_receive_bytes", &receive_bytes, nb::arg("source"));
 }
 
 }  // namespace

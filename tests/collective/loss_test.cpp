@@ -80,10 +80,6 @@ const Phase phases[] = {
        world.group(all);
      },
      Cause::lost},
-    {"before it sends", [](Communicator&, const std::function<void()>& die) { die(); },
-     [](Communicator& world) { world.receive(2); }},
-    {"before it receives all", [](Communicator&, const std::function<void()>& die) { die(); },
-     [](Communicator& world) { world.send(std::string(1'000'000, 'x'), 2); }},
 };
 
 TEST(LossOfAMember, EndsTheCallOfAllOthersInEveryPhase) {
@@ -141,26 +137,6 @@ TEST(LossOfAMember, LeavesAGroupOfTheOthers) {
     });
   }
   for (int rank : {0, 2, 3}) EXPECT_EQ(ranks.end_of(static_cast<std::size_t>(rank)), "exit code 0");
-}
-
-TEST(LossOfAMember, LeavesWhatItHadSent) {
-  const auto world = shm::create_world(2);
-  Processes ranks;
-  ranks.start([&] {
-    const auto communicator = join(world, 0);
-    communicator->send("first", 1);
-    communicator->send("second", 1);
-    kill(getpid(), SIGKILL);
-  });
-  EXPECT_EQ(ranks.end_of(0), "killed by signal 9 (KILL)");
-  ranks.start([&] {
-    const auto communicator = join(world, 1);
-    EXPECT_EQ(error_of([&] { communicator->barrier(); }).cause(), Cause::lost);
-    EXPECT_EQ(communicator->receive(0), "first");
-    EXPECT_EQ(communicator->receive(0), "second");
-    EXPECT_EQ(error_of([&] { communicator->receive(0); }).cause(), Cause::broken);
-  });
-  EXPECT_EQ(ranks.end_of(1), "exit code 0");
 }
 
 TEST(LossOfAMember, FreesItsRankForTheNextProcess) {
@@ -264,7 +240,6 @@ TEST(ForkedChild, DoesNotDisturbTheRankItComesFrom) {
           << message;
     };
     refuses([&] { communicator->barrier(); });
-    refuses([&] { communicator->send("", 1); });
     const int alone[] = {0};
     refuses([&] { communicator->group(alone); });
     communicator.reset();

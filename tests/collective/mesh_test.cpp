@@ -204,8 +204,9 @@ TEST_F(MeshTest, AMessageThatIsThereIsSeenByAThreadThatIsStoppedNowAndThen) {
   for (std::uint64_t slot = 0; slot < 20; ++slot) {
     PluginError error;
     std::vector<PluginMessage*> receipts, sent;
-    for (auto& byte : bytes) receipts.push_back(plugin().receive(ends.receiver(), 0, slot, &byte, 1, &error));
-    for (const auto& byte : bytes) sent.push_back(plugin().send(ends.sender(), 1, slot, &byte, 1, &error));
+    for (auto& byte : bytes)
+      receipts.push_back(plugin().begin(ends.receiver(), 0, slot, &byte, 1, false, &error));
+    for (auto& byte : bytes) sent.push_back(plugin().begin(ends.sender(), 1, slot, &byte, 1, true, &error));
     // When the last message has come, all have.
     EXPECT_EQ(plugin().wait(receipts.back(), patience_s, &error), plugin_done);
     const auto unseen = std::count_if(receipts.begin(), receipts.end() - 1, [&](PluginMessage* receipt) {

@@ -104,9 +104,8 @@ TEST_P(Cuts, OfACopyAreNotSeen) {
 TEST_P(Cuts, OfObjectsAreNotSeen) {
   const int size = this->size();
   run([&](Communicator& world) {
-    for (const std::size_t length :
-         {std::size_t{0}, std::size_t{1}, shm::Mailbox::ring_bytes - 8, shm::Mailbox::ring_bytes + 1,
-          2 * shm::spinning_half_bytes + 1, 2 * shm::parking_half_bytes + 1}) {
+    for (const std::size_t length : {std::size_t{0}, std::size_t{1}, 2 * shm::spinning_half_bytes + 1,
+                                     2 * shm::parking_half_bytes + 1}) {
       const auto object = [&](int rank) {
         return std::string(length / static_cast<std::size_t>(rank + 1), static_cast<char>('a' + rank));
       };
@@ -114,12 +113,6 @@ TEST_P(Cuts, OfObjectsAreNotSeen) {
       for (int rank = 0; rank < size; ++rank)
         EXPECT_TRUE(all[static_cast<std::size_t>(rank)] == object(rank)) << length;
       EXPECT_TRUE(world.broadcast_object(object(world.rank()), size - 1) == object(size - 1)) << length;
-      const int next = (world.rank() + 1) % size;
-      const int before = (world.rank() + size - 1) % size;
-      if (size == 1) continue;
-      if (world.rank() == 0) world.send(object(0), next);
-      EXPECT_TRUE(world.receive(before) == object(before)) << length;
-      if (world.rank() != 0) world.send(object(world.rank()), next);
     }
   });
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "accelmgr/distributed_context.hpp"
+#include "distributed/objects.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -81,18 +82,10 @@ TEST(Collective, TextsAndObjectsAreNotTakenForEachOther) {
   });
 }
 
-TEST(Collective, ObjectsGoFromOneRankToAnother) {
-  expect_on_ranks(3, [](int rank) {
-    const Value object{{"from", rank}, {"bytes", Value::binary({1, 0, 2})}};
-    send_object(object, (rank + 1) % 3);
-    send_object(std::string(100, 'x'), (rank + 1) % 3);
-    const int from = (rank + 2) % 3;
-    EXPECT_EQ(receive_object(from), (Value{{"from", from}, {"bytes", Value::binary({1, 0, 2})}}));
-    EXPECT_EQ(receive_object(from), std::string(100, 'x'));
-    EXPECT_THAT(message_of<UsageError>([&] { send_object(1, rank); }), HasSubstr("itself"));
-    EXPECT_THAT(message_of<UsageError>([] { receive_object(3); }),
-                AllOf(HasSubstr("no rank 3"), HasSubstr("of 3")));
-  });
+TEST(Collective, AnObjectThatIsNestedTooDeepIsRefusedWithItsRank) {
+  const auto deep = static_cast<char>(ObjectKind::value) + std::string(1'000'000, '\x81');
+  EXPECT_THAT(message_of<SessionError>([&] { decode_value(deep, 3); }),
+              AllOf(HasSubstr("rank 3"), HasSubstr("nested deeper than 256 levels")));
 }
 
 TEST(Collective, ARankThatHasEndedIsNamedAndTheRestGoesOn) {

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "accelmgr/distributed_context.hpp"
-#include "distributed/cuda_device.hpp"
 #include "distributed/tcp_store.hpp"
+#include "distributed/torch.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::distributed {

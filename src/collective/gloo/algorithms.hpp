@@ -1,12 +1,11 @@
 // The collectives over a mesh. Ranks send to each other directly. A reduction combines the inputs in the
 // order of ranks, so all ranks get the same bits, which are those of the other backends.
 //
-// All calls block and throw ExchangeError. Buffers larger than `most_bytes_at_once` go in parts, which bounds
-// the scratch memory.
+// All calls block and throw ExchangeError. Callers cut longer buffers into parts of `most_bytes_at_once`,
+// which bounds the scratch memory.
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,22 +24,22 @@ void all_reduce(Mesh& mesh, const void* in, void* out, std::size_t count, DType 
 
 /// `in` has a block of `counts[r]` elements for each rank r, in the order of ranks. Rank r gets in `out` the
 /// reduction of all ranks' block r.
-void reduce_scatter(Mesh& mesh, const void* in, void* out, std::span<const std::size_t> counts, DType dtype,
-                    ReduceOp op, std::size_t divisor, base::Deadline deadline);
+void reduce_scatter(Mesh& mesh, const void* in, void* out, const std::vector<std::size_t>& counts,
+                    DType dtype, ReduceOp op, std::size_t divisor, base::Deadline deadline);
 
 /// `out` has a block of `bytes[r]` bytes for each rank r. This rank's block must be there; the call fills in
 /// the others.
-void all_gather(Mesh& mesh, void* out, std::span<const std::size_t> bytes, base::Deadline deadline);
+void all_gather(Mesh& mesh, void* out, const std::vector<std::size_t>& bytes, base::Deadline deadline);
 
 void broadcast(Mesh& mesh, void* data, std::size_t bytes, int root, base::Deadline deadline);
 
-/// `in` has a block of `sent[r]` bytes for each rank r; `out` gets a block of `received[r]` bytes from it.
-/// `in` and `out` must not overlap.
-void all_to_all(Mesh& mesh, const void* in, std::span<const std::size_t> sent, void* out,
-                std::span<const std::size_t> received, base::Deadline deadline);
+/// `in` has a block of `bytes[r]` bytes for each rank r; `out` gets one of as many bytes from it. `in` and
+/// `out` must not overlap.
+void all_to_all(Mesh& mesh, const void* in, void* out, const std::vector<std::size_t>& bytes,
+                base::Deadline deadline);
 
-/// Objects may have any length, which may differ from rank to rank.
-std::vector<std::string> all_gather_objects(Mesh& mesh, std::string_view object, base::Deadline deadline);
+/// Objects may have any length, which may differ from rank to rank. Returns them one after another.
+std::string all_gather_objects(Mesh& mesh, std::string_view object, base::Deadline deadline);
 std::string broadcast_object(Mesh& mesh, std::string_view object, int root, base::Deadline deadline);
 
 }  // namespace accelmgr::collective::gloo

@@ -61,6 +61,18 @@ void add(std::vector<int>& ranks, int rank) {
 
 }  // namespace
 
+Note note_of(const Failure& failure) noexcept {
+  Note note{failure.cause, 0, {}};
+  for (const int rank : failure.ranks)
+    if (note.count < note.ranks.size()) note.ranks[note.count++] = rank;
+  return note;
+}
+
+Failure failure_of(const Note& note) {
+  const auto count = std::min<std::size_t>(note.count, note.ranks.size());
+  return {note.cause, {note.ranks.begin(), note.ranks.begin() + count}};
+}
+
 Mesh::Mesh(SharedStore& store, Place place, double timeout_s, base::Deadline deadline)
     : place_(std::move(place)),
       plugin_(size() == 1 ? nullptr : &plugin()),
@@ -123,8 +135,7 @@ Mesh::~Mesh() { close(); }
 
 Mesh::Message Mesh::begin(int peer, std::uint64_t slot, void* data, std::size_t bytes, bool sends) noexcept {
   PluginError error;
-  auto* handle = sends ? plugin_->send(mesh_.get(), peer, slot, data, bytes, &error)
-                       : plugin_->receive(mesh_.get(), peer, slot, data, bytes, &error);
+  auto* handle = plugin_->begin(mesh_.get(), peer, slot, data, bytes, sends, &error);
   return {peer, sends, handle == nullptr ? plugin_failed : plugin_pending, {handle, FreeMessage{plugin_}}};
 }
 
@@ -203,9 +214,7 @@ void Mesh::give_up(std::vector<Message>& messages) {
 }
 
 void Mesh::tell(const Failure& failure) noexcept {
-  Note note{failure.cause, 0, {}};
-  for (const int rank : failure.ranks)
-    if (note.count < note.ranks.size()) note.ranks[note.count++] = rank;
+  auto note = note_of(failure);
   std::vector<Message> told;
   for (auto& peer : peers_)
     if (peer && wait(peer->noted, 0) != plugin_failed)
@@ -234,7 +243,7 @@ Failure Mesh::abandon(Failure failure) noexcept {
   tell(failure);
   closed_ = true;
   for (auto& peer : peers_)
-    if (peer && peer->noted.state == plugin_done) merge(failure, peer->note);
+    if (peer && peer->noted.state == plugin_done) merge(failure, failure_of(peer->note));
   if (failure.cause == Cause::timeout) {
     // A rank that has given up too was not late. It is named only if no other rank is.
     auto late = failure.ranks;
@@ -245,11 +254,10 @@ Failure Mesh::abandon(Failure failure) noexcept {
   return failure;
 }
 
-void Mesh::merge(Failure& failure, const Note& note) {
-  if (note.cause == Cause::lost && failure.cause == Cause::timeout) failure = {Cause::lost, {}};
-  if (note.cause != failure.cause) return;
-  for (std::size_t i = 0; i < std::min<std::size_t>(note.count, note.ranks.size()); ++i)
-    add(failure.ranks, note.ranks[i]);
+void Mesh::merge(Failure& failure, const Failure& told) {
+  if (told.cause == Cause::lost && failure.cause == Cause::timeout) failure = {Cause::lost, {}};
+  if (told.cause != failure.cause) return;
+  for (const int rank : told.ranks) add(failure.ranks, rank);
 }
 
 bool Mesh::has_noted(int world_rank) const noexcept {

@@ -25,6 +25,15 @@ struct Failure {
   std::vector<int> ranks;
 };
 
+/// A failure as plain data, which processes tell each other. Has room for the first of many ranks.
+struct Note {
+  CollectiveError::Cause cause;
+  std::uint32_t count;
+  std::array<std::int32_t, 126> ranks;
+};
+Note note_of(const Failure& failure) noexcept;
+Failure failure_of(const Note& note);
+
 /// Thrown when an exchange cannot be completed. The caller adds which call it was.
 class ExchangeError : public Error {
  public:
@@ -82,12 +91,6 @@ class Mesh {
   Failure abandon(Failure failure) noexcept;
 
  private:
-  /// What a rank sends before it closes its connections.
-  struct Note {
-    CollectiveError::Cause cause;
-    std::uint32_t count;
-    std::array<std::int32_t, 126> ranks;
-  };
   struct FreeMessage {
     const Plugin* plugin;
     void operator()(PluginMessage* message) const noexcept { plugin->free_message(message); }
@@ -103,8 +106,8 @@ class Mesh {
     std::unique_ptr<PluginMessage, FreeMessage> handle;
   };
   struct Peer {
-    Note note{};
-    Message noted;  ///< The pending receipt of its note.
+    Note note{};    ///< What it sends before it closes its connections.
+    Message noted;  ///< The pending receipt of that.
   };
 
   Message begin(int peer, std::uint64_t slot, void* data, std::size_t bytes, bool sends) noexcept;
@@ -116,7 +119,7 @@ class Mesh {
   bool somebody_gave_up() noexcept;
   [[noreturn]] void give_up(std::vector<Message>& messages);
   void tell(const Failure& failure) noexcept;
-  static void merge(Failure& failure, const Note& note);
+  static void merge(Failure& failure, const Failure& told);
   bool has_noted(int world_rank) const noexcept;
   int world_rank(int peer) const noexcept { return place_.ranks[static_cast<std::size_t>(peer)]; }
   void close() noexcept;

@@ -8,6 +8,7 @@
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/tcp/unbound_buffer.h>
 
+#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -20,8 +21,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-
-#include "collective/not_inherited.hpp"
+#include <set>
 
 namespace accelmgr::collective::gloo {
 namespace {
@@ -144,16 +144,6 @@ PluginMessage* begin(PluginMesh* mesh, int peer, std::uint64_t slot, void* data,
   });
 }
 
-PluginMessage* send(PluginMesh* mesh, int to, std::uint64_t slot, const void* data, std::size_t bytes,
-                    PluginError* error) noexcept {
-  return begin(mesh, to, slot, const_cast<void*>(data), bytes, true, error);
-}
-
-PluginMessage* receive(PluginMesh* mesh, int from, std::uint64_t slot, void* data, std::size_t bytes,
-                       PluginError* error) noexcept {
-  return begin(mesh, from, slot, data, bytes, false, error);
-}
-
 PluginState wait(PluginMessage* message, double timeout_s, PluginError* error) noexcept {
   return guarded(error, plugin_failed, [&] {
     const auto patience =
@@ -164,7 +154,42 @@ PluginState wait(PluginMessage* message, double timeout_s, PluginError* error) n
 
 void free_message(PluginMessage* message) noexcept { delete message; }
 
-constexpr Plugin entries{plugin_version, connect, close, free_mesh, send, receive, wait, free_message};
+constexpr Plugin entries{plugin_version, connect, close, free_mesh, begin, wait, free_message};
+
+/// Sockets that are closed in every forked child. A child would keep them open after this process has died,
+/// so that the peers would not see its death. O_CLOEXEC helps only when the child executes another program.
+class NotInherited {
+ public:
+  static NotInherited& sockets() {
+    static auto* all = new NotInherited;  // Never freed: a fork may come at any time.
+    return *all;
+  }
+  /// Registers and returns `fd`. -1, the result of a failed call, is returned as it is.
+  int add(int fd) {
+    const std::lock_guard lock(mutex_);
+    if (fd >= 0) fds_.insert(fd);
+    return fd;
+  }
+  /// Must be called before `fd` is closed: afterwards the number may name another file.
+  void remove(int fd) {
+    const std::lock_guard lock(mutex_);
+    fds_.erase(fd);
+  }
+
+ private:
+  NotInherited() {
+    pthread_atfork([] { sockets().mutex_.lock(); }, [] { sockets().mutex_.unlock(); },
+                   [] { sockets().close_all(); });
+  }
+  void close_all() {
+    for (const int fd : fds_) syscall(SYS_close, fd);
+    fds_.clear();
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::set<int> fds_;
+};
 
 }  // namespace
 

@@ -14,7 +14,7 @@
 
 namespace accelmgr::collective::gloo {
 
-inline constexpr std::uint32_t plugin_version = 1;
+inline constexpr std::uint32_t plugin_version = 2;
 inline constexpr char plugin_symbol[] = "accelmgr_gloo_plugin";
 
 extern "C" {
@@ -48,12 +48,10 @@ struct Plugin {
   /// Closes all connections and frees the mesh. All messages must have been freed.
   void (*free_mesh)(PluginMesh* mesh);
 
-  /// Both start a message; null when the connection has failed. The memory at `data` must stay until
-  /// free_message().
-  PluginMessage* (*send)(PluginMesh* mesh, int to, std::uint64_t slot, const void* data, std::size_t bytes,
-                         PluginError* error);
-  PluginMessage* (*receive)(PluginMesh* mesh, int from, std::uint64_t slot, void* data, std::size_t bytes,
-                            PluginError* error);
+  /// Starts a message to `peer`, or the receipt of one from it; null when the connection has failed. The
+  /// memory at `data` must stay until free_message(). It is not written to if `sends`.
+  PluginMessage* (*begin)(PluginMesh* mesh, int peer, std::uint64_t slot, void* data, std::size_t bytes,
+                          bool sends, PluginError* error);
   /// Must not be called again for a message that it has reported as done or failed.
   PluginState (*wait)(PluginMessage* message, double timeout_s, PluginError* error);
   /// Frees a message. One that is still pending may be freed only after close().

@@ -6,7 +6,6 @@
 
 #include "collective/checks.hpp"
 #include "collective/shm/factory.hpp"
-#include "collective/shm/mailbox.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {
@@ -299,18 +298,6 @@ std::string ShmCommunicator::broadcast_object(std::string_view object, int root,
     } while (at < result.size());
     return result;
   });
-}
-
-void ShmCommunicator::send(std::string_view object, int to, const CallOptions& options) {
-  check_peer(to, rank(), size());
-  Patience patience(timeout_s(options));
-  shm::send(*group_, object, to, patience);
-}
-
-std::string ShmCommunicator::receive(int from, const CallOptions& options) {
-  check_peer(from, rank(), size());
-  Patience patience(timeout_s(options));
-  return shm::receive(*group_, from, patience);
 }
 
 std::shared_ptr<Communicator> ShmCommunicator::group(std::span<const int> ranks, const CallOptions& options) {

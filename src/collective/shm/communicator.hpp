@@ -34,8 +34,6 @@ class ShmCommunicator final : public Communicator {
   void barrier(const CallOptions& options) override;
   std::vector<std::string> all_gather_objects(std::string_view object, const CallOptions& options) override;
   std::string broadcast_object(std::string_view object, int root, const CallOptions& options) override;
-  void send(std::string_view object, int to, const CallOptions& options) override;
-  std::string receive(int from, const CallOptions& options) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const CallOptions& options) override;
 
   void give_up() noexcept { group_->give_up(); }

@@ -31,7 +31,6 @@ Group::Group(std::shared_ptr<World> world, GroupKey key, base::Deadline deadline
   const auto mine = std::lower_bound(members_.begin(), members_.end(), world_->rank());
   me_ = static_cast<int>(mine - members_.begin());
   for (int member : members_) world_ranks_.push_back(world_->world_rank(member));
-  mailboxes_.resize(members_.size() * members_.size());
   claim_ = is_world_ ? world_->join() : world_->claim({key.parent, key.ordinal, members_}, deadline);
   try {
     auto& memory = world_->memory();
@@ -136,7 +135,7 @@ void Group::wait(Ready ready, const Signature& signature, Patience& patience) {
     while (next < size() && ready(next)) ++next;
     return next == size();
   };
-  if (ipc::spin(all_ready, spin_us() * 1000LL)) return;
+  if (ipc::spin(all_ready, world_->spin_us() * 1000LL)) return;
   const auto until = patience.deadline();
   for (bool closer = false;;) {
     Parked parked(control_->arrivals);
@@ -173,37 +172,6 @@ std::vector<int> Group::missing(Ready ready, Gone gone) const {
   for (int member = 0; member < size(); ++member)
     if (!ready(member) && gone(member) && !ready(member)) members.push_back(member);
   return members;
-}
-
-void Group::look_after(int member, bool closer, const std::function<bool()>& waits, std::string_view call,
-                       Patience& patience) {
-  if (verdict() == Verdict::none) {
-    const bool left = closer && has_left(member);
-    const bool ended = closer && has_ended(member);
-    if (!waits()) return;
-    if (ended)
-      fail(Verdict::lost, {member});
-    else if (left)
-      fail(Verdict::left, {member});
-    else if (closer && (patience.deadline().passed() || base::interrupted()))
-      fail(Verdict::timeout, {member});
-    else
-      return;
-  } else if (told_) {
-    throw missing_ranks(Cause::broken, call, ranks_of_verdict(), 0);
-  }
-  throw_verdict(call, patience.seconds());
-}
-
-Mailbox& Group::mailbox(int from, int to) {
-  const auto index = static_cast<std::size_t>(from) * members_.size() + static_cast<std::size_t>(to);
-  const auto offset = world_->memory().header().mailboxes + index * sizeof(Mailbox);
-  if (!mailboxes_[index]) {
-    allocate_range(world_->memory().fd(), world_->memory().data_offset(claim_.slot) + offset,
-                   sizeof(Mailbox));
-    mailboxes_[index] = true;
-  }
-  return *reinterpret_cast<Mailbox*>(data_.data() + offset);
 }
 
 bool Group::has_left(int member) const noexcept {
@@ -257,11 +225,8 @@ std::vector<int> Group::ranks_of_verdict() const {
 }
 
 void Group::throw_verdict(const Signature& signature, double timeout_s) {
-  throw_verdict(numbered(signature), timeout_s);
-}
-
-void Group::throw_verdict(std::string_view call, double timeout_s) {
   told_ = true;
+  const auto call = numbered(signature);
   auto ranks = ranks_of_verdict();
   if (verdict() == Verdict::left) {
     const auto who = names_of(ranks);

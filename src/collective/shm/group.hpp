@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -75,15 +74,6 @@ class Group {
   const std::byte* half(int member) const noexcept { return half_of(member, round_); }
   std::uint64_t length(int member) const noexcept { return post_of(member, round_).length; }
 
-  Mailbox& mailbox(int from, int to);
-  /// For a wait that depends on one member only: called before and between two slices of the wait. Throws
-  /// when the group has failed or, if `closer`, when that member has ended or left or patience is at its end.
-  /// `waits` is asked again after the member was found gone: if the wait is over by then, what the member did
-  /// last counts and nothing is thrown. `call` is for the error text.
-  void look_after(int member, bool closer, const std::function<bool()>& waits, std::string_view call,
-                  Patience& patience);
-  int spin_us() const noexcept { return world_->spin_us(); }
-
   /// The ranks in the world of all hosts of members that have ended or left.
   std::vector<int> gone();
 
@@ -119,7 +109,6 @@ class Group {
   /// Sets the verdict and wakes all members. The first verdict counts.
   void fail(Verdict verdict, const std::vector<int>& members) noexcept;
   [[noreturn]] void throw_verdict(const Signature& signature, double timeout_s);
-  [[noreturn]] void throw_verdict(std::string_view call, double timeout_s);
   Verdict verdict() const noexcept;
   std::vector<int> ranks_of_verdict() const;
 
@@ -136,7 +125,6 @@ class Group {
   bool told_ = false;  ///< The verdict was thrown to this member's caller.
   std::size_t half_bytes_;
   std::size_t half_has_bytes_ = 0;  ///< How much of each of this member's halves has memory.
-  std::vector<bool> mailboxes_;     ///< Which mailboxes have memory, as far as this member knows: [from][to].
 };
 
 }  // namespace accelmgr::collective::shm

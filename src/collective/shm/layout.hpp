@@ -6,9 +6,9 @@
 //   | Header | Rank[N] | Slot[128] | control of slot 0 ... 127 | data of slot 0 ... 127 |
 //   +--------+---------+-----------+---------------------------+------------------------+
 //   control of a slot: which members have arrived   data of a slot: what the members exchange
-//   +---------+-----------+-----------------------+ +---------------------------+---------------+
-//   | Control | Member[N] | missing[N][N/64 bits] | | half[N][2]                | Mailbox[N][N] |
-//   +---------+-----------+-----------------------+ +---------------------------+---------------+
+//   +---------+-----------+-----------------------+ +------------+
+//   | Control | Member[N] | missing[N][N/64 bits] | | half[N][2] |
+//   +---------+-----------+-----------------------+ +------------+
 // clang-format on
 //
 // A slot serves one group at a time; the world itself is the first group. Member i of a group of n ranks is
@@ -30,7 +30,7 @@
 namespace accelmgr::collective::shm {
 
 constexpr std::uint64_t magic = 0x44524c574d434341ull;  // "ACCMWLRD"
-constexpr std::uint32_t layout_version = 2;
+constexpr std::uint32_t layout_version = 3;
 constexpr int most_ranks = 1024;
 constexpr std::size_t slots = 128;  ///< Groups at the same time, the world included.
 /// Bytes of a half where ranks spin: two halves stay in the second-level cache.
@@ -49,8 +49,7 @@ struct Header {
   std::uint64_t fingerprint;  ///< Identifies the build. Other builds refuse this world.
   std::uint64_t total_bytes;
   std::uint64_t rank_lines, slots, controls, control_bytes, data,
-      data_bytes;           ///< Offsets, and bytes of each.
-  std::uint64_t mailboxes;  ///< In the data of a slot.
+      data_bytes;  ///< Offsets, and bytes of each.
   std::uint64_t half_bytes;
   std::uint32_t parks;                          ///< 1: no rank ever spins.
   alignas(64) std::atomic<std::uint64_t> lock;  ///< All, by compare-and-swap. Holder's identity; 0: free.
@@ -96,21 +95,10 @@ struct alignas(64) Member {
   Post post[2];  ///< Of even and odd rounds: others may still read one while this member writes the other.
 };
 
-/// Bytes on their way from one member to another. Byte number i since the beginning lies at i mod ring_bytes.
-struct Mailbox {
-  static constexpr std::size_t ring_bytes = 16 * 1024 - 384;
-  alignas(64) std::atomic<std::uint64_t> written;  ///< The sender.
-  alignas(64) std::atomic<std::uint64_t> read;     ///< The receiver.
-  Parking filled;                                  ///< The receiver waits.
-  Parking drained;                                 ///< The sender waits.
-  std::byte ring[ring_bytes];
-};
-
 static_assert(sizeof(Header) <= 256 && sizeof(Rank) == 192 && sizeof(Slot) % 64 == 0);
 static_assert(offsetof(Post, signature) + offsetof(Signature, shape) + 4 * sizeof(std::int64_t) == 64);
 static_assert(sizeof(Post) == 192 && sizeof(Member) == 64 + 2 * 192);
-static_assert(sizeof(Mailbox) == 16 * 1024 && spinning_half_bytes % page_bytes == 0 &&
-              parking_half_bytes % page_bytes == 0);
+static_assert(spinning_half_bytes % page_bytes == 0 && parking_half_bytes % page_bytes == 0);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<Presence>::is_always_lock_free);
 
 constexpr std::size_t words_of_mask(std::uint32_t ranks) noexcept { return (ranks + 63) / 64; }

@@ -10,8 +10,8 @@
 #include <cstring>
 
 #include "accelmgr/errors.hpp"
-#include "collective/shm/cores.hpp"
 #include "collective/shm/factory.hpp"
+#include "ipc/cores.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {
@@ -85,11 +85,11 @@ void discard_range(int memfd, std::uint64_t offset, std::uint64_t bytes) noexcep
 base::UniqueFd create_world(int size, Waiting waiting) {
   if (size < 1 || size > most_ranks)
     throw UsageError(fmt::format("a world on one host has 1 to {} ranks, not {}", most_ranks, size));
-  const bool parks = waiting == Waiting::parked || size > cores_of_this_process();
+  const bool parks = waiting == Waiting::parked || size > ipc::allowed_cores();
   Header plan{};
   plan_layout(static_cast<std::uint32_t>(size), parks, plan);
   // What the group of all ranks needs at once. The rest is allocated as it is used.
-  check_available(plan.controls + plan.control_bytes + plan.mailboxes);
+  check_available(plan.controls + plan.control_bytes + plan.data_bytes);
   auto fd = ipc::create_memfd("accelmgr-world", plan.total_bytes, ipc::Allocate::later);
   allocate_range(fd.get(), 0, plan.controls);
   const ipc::Mapping mapping(fd.get(), 0, page_bytes, ipc::Access::read_write);

@@ -3,7 +3,7 @@
 //
 //   waiter                               writer
 //   Parked parked(parking);              change.exchange(..., seq_cst);
-//   if (changed) return;                 wake_parked(parking);
+//   if (changed) return;                 if (anybody_parked(parking)) ipc::wake_all(parking.epoch);
 //   parked.wait(slice_ns);
 //
 // No wake-up is lost: both sides write before they read, in one total order. Either the waiter sees the
@@ -48,10 +48,6 @@ class Parked {
 
 inline bool anybody_parked(const Parking& parking) noexcept {
   return parking.parked.load(std::memory_order_seq_cst) != 0;
-}
-
-inline void wake_parked(Parking& parking) noexcept {
-  if (anybody_parked(parking)) ipc::wake_all(parking.epoch);
 }
 
 }  // namespace accelmgr::collective::shm

@@ -1,6 +1,7 @@
 #include "collective/shm/world.hpp"
 
 #include <fmt/format.h>
+#include <sched.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -8,10 +9,10 @@
 #include <array>
 #include <bit>
 #include <numeric>
+#include <span>
 
 #include "accelmgr/communicator.hpp"
 #include "base/timing.hpp"
-#include "collective/shm/cores.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {
@@ -25,6 +26,20 @@ std::vector<int> ranks_of_world(std::vector<int> given, int size) {
     throw UsageError(
         fmt::format("world_ranks has {} entries, but the memory is that of {} ranks", given.size(), size));
   return given;
+}
+
+/// Stores the cores on which the calling thread may run, one bit each; all zeros when there are more than a
+/// cpu_set_t can name.
+void note_own_cores(std::span<std::atomic<std::uint64_t>> cores) noexcept {
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  if (sched_getaffinity(0, sizeof own, &own) != 0) CPU_ZERO(&own);
+  for (std::size_t word = 0; word < cores.size(); ++word) {
+    std::uint64_t bits = 0;
+    for (std::size_t bit = 0; bit < 64; ++bit)
+      if (CPU_ISSET(word * 64 + bit, &own)) bits |= std::uint64_t{1} << bit;
+    cores[word].store(bits, std::memory_order_relaxed);
+  }
 }
 
 bool has_member(const Slot& slot, int rank) noexcept {

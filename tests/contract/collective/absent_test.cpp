@@ -191,19 +191,4 @@ CONTRACT(Absent, FromGroupIsATimeoutOfAllAndTheNextOneWorks, .fewest_ranks = 2, 
   expect_works(*self.world.group(all));
 }
 
-CONTRACT(Absent, SenderIsATimeoutOfReceive, .fewest_ranks = 2, .sizes = {2, 4}) {
-  const int silent = self.world.size() - 1;
-  const auto group = group_of_all(self);
-  if (self.world.rank() == 0) expect_timeout_of_one({silent}, [&] { group->receive(silent, hurried); });
-  self.meeting.meet(self.world.size());
-}
-
-CONTRACT(Absent, ReceiverIsATimeoutOfALargeSend, .fewest_ranks = 2, .sizes = {2, 4}) {
-  const int deaf = self.world.size() - 1;
-  const auto group = group_of_all(self);
-  if (self.world.rank() == 0)
-    expect_timeout_of_one({deaf}, [&] { group->send(std::string(16 << 20, 'x'), deaf, hurried); });
-  self.meeting.meet(self.world.size());
-}
-
 }  // namespace accelmgr::collective::contract

@@ -257,32 +257,4 @@ CONTRACT(Death, OutsideAGroupDoesNotDisturbIt, .fewest_ranks = 3, .starts = proc
   expect_works(*self.world.group(first(victim)), self);
 }
 
-CONTRACT(Death, OfTheOtherEndEndsSendAndReceive, .fewest_ranks = 2, .starts = processes) {
-  const int size = self.world.size();
-  const int victim = size - 1;
-  const auto group = self.world.group(first(size));
-  self.meeting.meet(size);
-  if (self.world.rank() == victim) self.meeting.die(victim);
-  if (self.world.rank() == 0)
-    expect_lost(
-        victim, *group, [&](Communicator& of) { of.receive(victim); }, self);
-  if (self.world.rank() == 1)
-    expect_lost(
-        victim, *group, [&](Communicator& of) { of.send(std::string(16 << 20, 'x'), victim); }, self);
-}
-
-CONTRACT(Death, LeavesWhatItSentBeforeToBeReceived, .fewest_ranks = 2, .starts = processes) {
-  const int size = self.world.size();
-  const int victim = size - 1;
-  if (self.world.rank() == victim) {
-    self.world.send("the last words", 0);
-    self.meeting.meet(size);
-    self.meeting.die(victim);
-  }
-  self.meeting.meet(size);
-  if (self.world.rank() == 0) {
-    EXPECT_EQ(self.world.receive(victim), "the last words");
-  }
-}
-
 }  // namespace accelmgr::collective::contract

@@ -199,31 +199,6 @@ CONTRACT(Groups, AreUsedByTwoThreadsOfAMemberAtTheSameTime, .fewest_ranks = 2) {
   EXPECT_EQ(wrong, "");
 }
 
-CONTRACT(SendReceive, LargeOnesCrossInTwoGroupsAtTheSameTime, .fewest_ranks = 2) {
-  const Ranks pair{0, 1};
-  const auto forth = group_of(self.world, pair);
-  const auto back = group_of(self.world, pair);
-  if (!forth) return;
-  const std::string large((sanitized ? 1 << 19 : 3 << 20) + 1, static_cast<char>('a' + self.world.rank()));
-  const int other = 1 - self.world.rank();
-  std::string thrown;
-  std::string received;
-  {
-    auto& sends = self.world.rank() == 0 ? *forth : *back;
-    auto& receives = self.world.rank() == 0 ? *back : *forth;
-    const std::jthread sender([&] {
-      try {
-        sends.send(large, other);
-      } catch (const std::exception& error) {
-        thrown = error.what();
-      }
-    });
-    received = receives.receive(other);
-  }
-  EXPECT_EQ(thrown, "");
-  EXPECT_TRUE(received == std::string(large.size(), static_cast<char>('a' + other)));
-}
-
 CONTRACT(Group, OfAListThatIsWrongIsRefusedAndNothingIsSent) {
   const int size = self.world.size();
   const int rank = self.world.rank();

@@ -55,48 +55,4 @@ CONTRACT(BroadcastObject, OfEveryRootIsReturnedAndTheOthersNotLookedAt) {
     }
 }
 
-CONTRACT(SendReceive, ComesInOrderFromEachMemberToEachOther, .fewest_ranks = 2) {
-  constexpr int messages = 20;
-  const int rank = self.world.rank();
-  const int size = self.world.size();
-  // Each turn sends to a rank one further on. Messages are so short that send() does not wait for receive().
-  for (int turn = 1; turn < size; ++turn) {
-    const int to = (rank + turn) % size;
-    const int from = (rank + size - turn) % size;
-    for (int i = 0; i < messages; ++i) self.world.send(std::to_string(1000 * rank + i), to);
-    for (int i = 0; i < messages; ++i) EXPECT_EQ(self.world.receive(from), std::to_string(1000 * from + i));
-  }
-}
-
-CONTRACT(SendReceive, OfEmptyAndLargeObjects, .fewest_ranks = 2) {
-  const int last = self.world.size() - 1;
-  const std::string large = object_of(0, large_object_bytes);
-  if (self.world.rank() == 0) {
-    self.world.send("", last);
-    self.world.send(large, last);
-    self.world.send("x", last);
-    EXPECT_TRUE(self.world.receive(last) == large);
-  } else if (self.world.rank() == last) {
-    EXPECT_EQ(self.world.receive(0), "");
-    EXPECT_TRUE(self.world.receive(0) == large);
-    EXPECT_EQ(self.world.receive(0), "x");
-    self.world.send(large, 0);
-  }
-  self.world.barrier();
-}
-
-CONTRACT(SendReceive, BetweenCollectivesDisturbsNone, .fewest_ranks = 2) {
-  const int rank = self.world.rank();
-  const int last = self.world.size() - 1;
-  for (int round = 0; round < 20; ++round) {
-    if (rank == 0) self.world.send("round " + std::to_string(round), last);
-    std::int64_t sum = rank;
-    self.world.all_reduce(&sum, &sum, 1, DType::int64, ReduceOp::sum);
-    EXPECT_EQ(sum, last * (last + 1) / 2);
-    if (rank == last) {
-      EXPECT_EQ(self.world.receive(0), "round " + std::to_string(round));
-    }
-  }
-}
-
 }  // namespace accelmgr::collective::contract

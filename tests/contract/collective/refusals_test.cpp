@@ -52,15 +52,4 @@ CONTRACT(Roots, OutOfRangeAreRefused) {
   expect_usable(self);
 }
 
-CONTRACT(SendReceive, WithOneselfOrNobodyIsRefused) {
-  if (is_chosen(self))
-    for (const int whom : {-1, self.world.size(), self.world.rank()}) {
-      const auto of_send = message_of<UsageError>([&] { self.world.send("x", whom); });
-      EXPECT_NE(of_send.find(std::to_string(whom)), std::string::npos) << of_send;
-      const auto of_receive = message_of<UsageError>([&] { self.world.receive(whom); });
-      EXPECT_NE(of_receive.find(std::to_string(whom)), std::string::npos) << of_receive;
-    }
-  expect_usable(self);
-}
-
 }  // namespace accelmgr::collective::contract

@@ -24,9 +24,7 @@ from accelmgr.distributed._collectives import (
     barrier,
     broadcast,
     new_group,
-    receive_object,
     reduce_scatter,
-    send_object,
 )
 from accelmgr.distributed._context import (
     available_backends,
@@ -83,10 +81,8 @@ __all__ = [
     "new_group",
     "one_rank_first",
     "one_rank_only",
-    "receive_object",
     "reduce_scatter",
     "registered_computation_models",
-    "send_object",
     "set_local_rank",
     "show_config",
     "spawn",

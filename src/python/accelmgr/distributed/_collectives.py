@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import cloudpickle
 import torch
 
-from accelmgr import _native
 from accelmgr._launch import options
 from accelmgr.distributed import _devices, _whole
 from accelmgr.distributed._context import Context, current
@@ -237,20 +236,3 @@ def all_to_all(input: torch.Tensor, group: Any = None) -> torch.Tensor:
     context = current()
     members = context.group_of(group)
     return context.all_to_all(input, members) if context.contains(members) else input
-
-
-def send_object(value: Any, to: int) -> None:
-    """Sends an object that can be pickled to rank `to`, which must call receive_object()."""
-    if isinstance(current(), TorchContext):
-        torch.distributed.send_object_list([value], dst=to)
-    else:
-        _native.dist_send_bytes(cloudpickle.dumps(value), to)
-
-
-def receive_object(source: int) -> Any:
-    """Returns the object that rank `source` sends. Blocks until it has arrived."""
-    if isinstance(current(), TorchContext):
-        box: list[Any] = [None]
-        torch.distributed.recv_object_list(box, src=source)
-        return box[0]
-    return pickle.loads(_native.dist_receive_bytes(source))
