@@ -66,13 +66,20 @@ void embed(std::vector<std::string> command) {
 
 /// Keeps the interpreter's lock until begin_manager().
 void serve(const std::string& configuration, const std::string& socket, std::optional<gid_t> group,
-           const std::string& http, const std::string& token_file, double stop_timeout_s) {
+           const std::string& http, const std::string& token_file, double stop_timeout_s,
+           const std::string& file, const std::vector<std::string>& assignments) {
+  std::vector<config::Setting> settings;
+  for (const auto& assignment : assignments) settings.push_back({assignment});
   service::serve(config::from_yaml(configuration),
                  {.socket = socket,
                   .group = group,
                   .http = http,
                   .token_file = token_file,
-                  .stop_timeout_s = stop_timeout_s},
+                  .stop_timeout_s = stop_timeout_s,
+                  .reload =
+                      [file, settings] {
+                        return config::load_config(file, settings, config::accelmgr_environment()).config;
+                      }},
                  [](const std::string& line) {
                    fmt::print("{}\n", line);
                    std::fflush(stdout);
@@ -88,11 +95,12 @@ void bind_roles(nb::module_& module) {
   module.def(
       "take_role", [](const std::vector<std::string>& arguments) { manager::take_role(arguments); },
       nb::arg("arguments"), "Gives such a process the role in the arguments; does not return.");
-  module.def("serve", &serve, nb::arg("configuration"), nb::arg("socket"), nb::arg("group").none(),
-             nb::arg("http"), nb::arg("token_file"), nb::arg("stop_timeout_s"),
-             "Serves a session in this process, whose only thread calls it. Raises ConfigError before it has "
-             "started "
-             "anything; otherwise the process ends with the service.");
+  module.def(
+      "serve", &serve, nb::arg("configuration"), nb::arg("socket"), nb::arg("group").none(), nb::arg("http"),
+      nb::arg("token_file"), nb::arg("stop_timeout_s"), nb::arg("file"), nb::arg("settings"),
+      "Serves a session in this process, whose only thread calls it. SIGHUP lets it read `file` and the "
+      "environment again, with `settings` (key=value) on top. Raises ConfigError before it has started "
+      "anything; otherwise the process ends with the service.");
 }
 
 }  // namespace accelmgr::python

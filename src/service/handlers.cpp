@@ -14,6 +14,7 @@
 #include "service/actions.hpp"
 #include "service/dashboard/dashboard.hpp"
 #include "service/metrics.hpp"
+#include "service/origin.hpp"
 #include "service/query.hpp"
 #include "service/status.hpp"
 #include "service/trace.hpp"
@@ -236,6 +237,7 @@ bool is_open(const Request& request) {
 }  // namespace
 
 void handle(Service& service, Request request, const Respond& respond) {
+  check_origin(request);
   if (!request.is_admitted && !is_open(request))
     throw Problem(401, "no_token", "the request does not state the token of this service",
                   {.hint = "send Authorization: Bearer TOKEN; a token in the address is not read",

@@ -34,7 +34,8 @@ namespace http = beast::http;
 using Protocol = asio::generic::stream_protocol;
 using boost::system::error_code;
 
-constexpr std::array header_fields{"accelmgr-build", "accelmgr-host", "last-event-id", "upgrade"};
+constexpr std::array header_fields{"accelmgr-build", "accelmgr-host",  "host",   "last-event-id",
+                                   "origin",         "sec-fetch-site", "upgrade"};
 
 std::chrono::milliseconds duration(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));

@@ -5,15 +5,22 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
 
 #include "accelmgr/errors.hpp"
+#include "base/clock.hpp"
+#include "base/timing.hpp"
 
 namespace accelmgr::service {
 namespace {
@@ -34,9 +41,23 @@ sockaddr_un address_of(const std::string& path) {
   return address;
 }
 
+/// The process that has locked this file; empty if the kernel does not tell. Lines of /proc/locks:
+/// "1: FLOCK  ADVISORY  WRITE 4711 fe:00:10993779 0 EOF".
+std::string holder_of(const struct stat& file) {
+  const auto name = fmt::format("{:02x}:{:02x}:{}", major(file.st_dev), minor(file.st_dev), file.st_ino);
+  std::ifstream locks("/proc/locks");
+  for (std::string line; std::getline(locks, line);) {
+    std::istringstream words(line);
+    std::string number, kind, advisory, mode, pid, locked;
+    words >> number >> kind >> advisory >> mode >> pid >> locked;
+    if (kind == "FLOCK" && locked == name) return fmt::format(" by process {}", pid);
+  }
+  return {};
+}
+
 /// Locked while the path is looked at and replaced, so that two services that start at once do not remove
 /// each other's socket.
-base::UniqueFd locked_folder_of(const std::string& path) {
+base::UniqueFd locked_folder_of(const std::string& path, double patience_s) {
   auto folder = std::filesystem::path(path).parent_path();
   if (folder.empty()) folder = ".";
   base::UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -47,16 +68,29 @@ base::UniqueFd locked_folder_of(const std::string& path) {
   const bool is_of_another = found.st_uid != geteuid() && found.st_uid != 0;
   if (others_may_write || is_of_another)
     refuse(path, "other users may replace files in its folder; use one that only this user may write to");
-  if (flock(fd.get(), LOCK_EX) != 0) refuse(path, fmt::format("its folder: {}", std::strerror(errno)));
+  const auto until = base::Deadline::in_seconds(patience_s);
+  while (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) refuse(path, fmt::format("its folder: {}", std::strerror(errno)));
+    if (until.passed())
+      refuse(path, fmt::format("its folder '{}' has been locked{} for {} s; end what holds the lock, or use "
+                               "another folder",
+                               folder.string(), holder_of(found), patience_s));
+    std::this_thread::sleep_for(std::chrono::nanoseconds(timing::look_ns));
+  }
   return fd;
 }
 
-bool answers(const sockaddr_un& address) {
+void refuse_live(const std::string& path, const sockaddr_un& address) {
   const base::UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!probe) throw SystemError("socket", errno);
   const bool connected =
       connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-  return connected || errno != ECONNREFUSED;
+  if (!connected && errno == ECONNREFUSED) return;
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  const bool known = connected && getsockopt(probe.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+  refuse(path, fmt::format("another service listens there{}; each service needs a path of its own",
+                           known ? fmt::format(" (process {})", peer.pid) : ""));
 }
 
 void remove_stale(const std::string& path, const sockaddr_un& address) {
@@ -64,16 +98,16 @@ void remove_stale(const std::string& path, const sockaddr_un& address) {
   if (lstat(path.c_str(), &found) != 0) return;
   if (!S_ISSOCK(found.st_mode)) refuse(path, "there is something that is not a socket");
   if (found.st_uid != geteuid()) refuse(path, "the socket there is of another user");
-  if (answers(address)) refuse(path, "another service listens there");
+  refuse_live(path, address);
   if (unlink(path.c_str()) != 0) refuse(path, fmt::format("the old socket: {}", std::strerror(errno)));
 }
 
 }  // namespace
 
-SocketPath::SocketPath(const std::string& path, std::optional<gid_t> group)
+SocketPath::SocketPath(const std::string& path, std::optional<gid_t> group, double patience_s)
     : path_(std::filesystem::absolute(path).string()) {
   const auto address = address_of(path_);
-  const auto folder = locked_folder_of(path_);
+  const auto folder = locked_folder_of(path_, patience_s);
   remove_stale(path_, address);
   fd_ = base::UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd_) throw SystemError("socket", errno);

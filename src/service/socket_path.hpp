@@ -10,12 +10,16 @@
 
 namespace accelmgr::service {
 
+/// For another service that begins to listen in the same folder, which takes less than a millisecond.
+inline constexpr double folder_patience_s = 5;
+
 class SocketPath {
  public:
   /// Listens at `path`. Only this user may connect, and the members of `group` if there is one. Replaces a
   /// socket that a killed service has left. Throws ConfigError: the path is too long, another service listens
-  /// there, there is something else than a socket, or other users may change the folder.
-  SocketPath(const std::string& path, std::optional<gid_t> group);
+  /// there, there is something else than a socket, other users may change the folder, or another process
+  /// keeps the folder locked for longer than `patience_s`. Blocks until then.
+  SocketPath(const std::string& path, std::optional<gid_t> group, double patience_s = folder_patience_s);
   /// Removes the path, unless it is another service's by now.
   ~SocketPath();
   SocketPath(const SocketPath&) = delete;

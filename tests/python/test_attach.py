@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -26,25 +28,44 @@ model: {kind: mlp, mlp: {input_size: 16, hidden_size: 32}}
 
 
 class Service:
-    def __init__(self, folder: pathlib.Path) -> None:
-        configuration = folder / "service.yaml"
-        configuration.write_text(CONFIGURATION)
+    def __init__(self, folder: pathlib.Path, configuration: str = CONFIGURATION, *settings: str) -> None:
+        self.configuration = folder / "service.yaml"
+        self.configuration.write_text(configuration)
         self.socket = folder / "socket"
+        self.errors = folder / "errors"
         command = [
             os.fspath(PROGRAM),
             "serve",
             "--config",
-            os.fspath(configuration),
+            os.fspath(self.configuration),
             "--socket",
             os.fspath(self.socket),
+            *(word for setting in settings for word in ("--set", setting)),
         ]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        path = os.pathsep.join([os.fspath(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "PYTHONPATH": path}
+            )
         assert self.process.stdout is not None
-        assert self.process.stdout.readline().startswith("ready: model 'mlp', 2 runners")
+        ready = self.process.stdout.readline()
+        assert re.match("ready: model '(mlp|python)', 2 runners", ready), ready + self.errors.read_text()
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(30)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def wait_until_it_says(self, text: str) -> None:
+        deadline = time.monotonic() + 60
+        while text not in self.errors.read_text():
+            assert time.monotonic() < deadline, self.errors.read_text()
+            assert self.process.poll() is None, self.errors.read_text()
 
 
 @pytest.fixture
@@ -53,10 +74,7 @@ def service(tmp_path: pathlib.Path) -> Iterator[Service]:
     try:
         yield service
     finally:
-        service.process.kill()
-        service.process.wait()
-        assert service.process.stdout is not None
-        service.process.stdout.close()
+        service.end()
 
 
 def test_trains_the_model_of_a_service(service: Service) -> None:
@@ -111,3 +129,33 @@ def test_a_host_that_is_killed_while_it_writes_is_told_of(service: Service) -> N
     with accelmgr.attach(service.socket) as manager:
         assert "(doomed) ended while it wrote parameters" in manager.unfinished
         manager.step()
+
+
+PYTHON = """\
+nprocs: 2
+batch_size_per_device: 1
+runners: {threads: 1}
+model: {kind: python, factory: 'factories:model', options: {count: 5}}
+data: {kind: python, factory: 'factories:data'}
+"""
+
+
+def test_a_service_of_python_reads_its_configuration_again(tmp_path: pathlib.Path) -> None:
+    service = Service(tmp_path, PYTHON, "runners.max_runners=3", "start_timeout=77")
+    try:
+        service.configuration.write_text(PYTHON + "step_timeout: 7\nstart_timeout: 8\n")
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_until_it_says("SIGHUP: step_timeout 300 -> 7\n")
+        service.configuration.write_text(PYTHON.replace("count: 5", "count: 6"))
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_until_it_says('SIGHUP: model.options "5" -> "6" needs another start of the service\n')
+        service.configuration.write_text(PYTHON.replace("nprocs: 2", "nprocs: 3"))
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_until_it_says("SIGHUP: nprocs 2 -> 3\n")
+        assert "start_timeout" not in service.errors.read_text()  # What --set states is stronger than the file.
+        with accelmgr.attach(service.socket) as manager:
+            assert manager.named_parameters()[0][1].shape == (5,)
+            assert manager.step().participants == 3
+        assert service.stop() == 0
+    finally:
+        service.end()

@@ -266,6 +266,21 @@ TEST_F(HttpServerTest, AClientThatSendsHalfARequestLosesItsConnection) {
   EXPECT_EQ(ask("/").status, 200);
 }
 
+// A byte now and then does not make the time longer.
+TEST_F(HttpServerTest, AClientThatSendsSlowlyLosesItsConnection) {
+  serve({.request_s = 0.2});
+  for (const auto* begin : {"GET / HTTP/1.1\r\nX: ", "POST / HTTP/1.1\r\nContent-Length: 10000\r\n\r\n"}) {
+    const auto slow = raw();
+    write(slow.get(), begin);
+    const auto until = soon();
+    while (ipc::wait_ready(slow.get(), POLLIN, base::Deadline::in_seconds(0.01)) == 0) {
+      ASSERT_FALSE(until.passed());
+      send(slow.get(), "x", 1, MSG_NOSIGNAL);
+    }
+    EXPECT_EQ(read_all(slow.get()), "");
+  }
+}
+
 TEST_F(HttpServerTest, OverTcpARequestSaysWhetherItStatesTheToken) {
   serve();
   const int port = serve_tcp();

@@ -81,6 +81,15 @@ TEST(Body, FieldsAreCheckedAgainstWhatIsKnown) {
     EXPECT_THROW(check(wrong), Problem) << wrong;
 }
 
+TEST(Body, OneOfBracketsIsRefused) {
+  const std::vector<Parameter> known{{"count", Parameter::Type::integer, "", 1, 10}};
+  constexpr std::size_t deep = 32'000;  // More than a stack of calls holds, and a body of 64 KiB.
+  const auto open = std::string(deep, '['), closed = open + std::string(deep, ']');
+  for (const auto& body : {open, closed, "{\"count\":" + closed + "}", "{\"x\":" + closed + "}"})
+    EXPECT_THROW(checked_body({.method = "POST", .path = "/", .body = body}, known), Problem)
+        << body.substr(0, 10);
+}
+
 TEST(Peer, IsTheOtherProcess) {
   const auto [ours, theirs] = ipc::socket_pair();
   const auto peer = peer_of(ours.get());

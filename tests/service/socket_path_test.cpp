@@ -1,7 +1,10 @@
 #include "service/socket_path.hpp"
 
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -71,7 +74,7 @@ TEST_F(SocketPathTest, AStaleSocketIsReplaced) {
 
 TEST_F(SocketPathTest, ALiveSocketIsNotReplaced) {
   const SocketPath socket(path, {});
-  EXPECT_THAT(why_not(), HasSubstr("another service listens there"));
+  EXPECT_THAT(why_not(), HasSubstr(fmt::format("another service listens there (process {})", getpid())));
   EXPECT_NO_THROW(client::ServiceSocket::connect(path, base::Deadline::in_seconds(10)));
 }
 
@@ -99,6 +102,17 @@ TEST_F(SocketPathTest, OfServicesThatBeginAtOnceOneListens) {
       });
   }
   EXPECT_EQ(listening.load(), 1);
+}
+
+// Anybody who may read a folder may lock it.
+TEST_F(SocketPathTest, AFolderThatStaysLockedIsRefused) {
+  const base::UniqueFd held(open(folder.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_EQ(flock(held.get(), LOCK_EX), 0);
+  EXPECT_THAT(
+      message_of<ConfigError>([&] { SocketPath(path, {}, 0.05); }),
+      AllOf(HasSubstr(folder.path().string()), HasSubstr("has been locked"), HasSubstr(" for 0.05 s")));
+  ASSERT_EQ(flock(held.get(), LOCK_UN), 0);
+  EXPECT_NO_THROW(SocketPath(path, {}));
 }
 
 TEST_F(SocketPathTest, WhatIsNoSocketStays) {

@@ -2,6 +2,7 @@
 
 They need Chromium and selenium, which `tools/setup --all` installs. Without them the exit code is 77.
 """
+import http.server
 import json
 import os
 import re
@@ -82,6 +83,21 @@ class Door:
                 pass
 
 
+class OtherSite(http.server.BaseHTTPRequestHandler):
+    """A page that knows no service."""
+
+    def do_GET(self):
+        page = b"<!doctype html><link rel=icon href=data:,><title>other</title>"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *_):
+        pass
+
+
 class Dashboard(ServiceTest):
     @classmethod
     def setUpClass(cls):
@@ -102,6 +118,7 @@ class Dashboard(ServiceTest):
         self.token_file = self.folder / "token"
         self.token_file.touch(0o600)
         self.token_file.write_text(self.token + "\n")
+        self.other_sites = []
         self.door = Door()  # Another origin for each test, which has another sessionStorage.
         self.addCleanup(self.door.close)
         self.addCleanup(self.browser.get, "about:blank")  # It ends the page's connections.
@@ -125,7 +142,8 @@ class Dashboard(ServiceTest):
         messages = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
         urls = [message["params"]["request"]["url"] for message in messages
                 if message["method"] == "Network.requestWillBeSent"]
-        self.assertEqual([url for url in urls if not url.startswith((self.door.origin + "/", "data:"))], [])
+        own = (self.door.origin + "/", "data:", *self.other_sites)
+        self.assertEqual([url for url in urls if not url.startswith(own)], [])
         self.assertEqual([url for url in urls if self.token in url], [])
 
     # ---- What the page shows ----
@@ -328,6 +346,39 @@ class Dashboard(ServiceTest):
         self.browser.get(self.door.origin + "/")
         self.wait(lambda: self.is_shown("#view"), "the page does not show the service")
         self.assertFalse(self.is_shown("#forget"))
+        self.end(process)
+
+    def other_site(self, name):
+        """The address of a page of another site, on this machine."""
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), OtherSite)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        self.other_sites.append(f"http://{name}:{server.server_port}/")
+        return self.other_sites[-1]
+
+    def test_a_page_of_another_site_changes_nothing(self):
+        process = self.serve()
+        self.door.target = self.socket  # Without a token.
+        post = """
+            const [url, done] = arguments;
+            fetch(url + "/v1/step", {method: "POST", mode: "no-cors"}).then(() => done("sent"), () => done("failed"));
+        """
+        for name in ("127.0.0.1", "localhost"):  # For a browser the same site as the service, and another one.
+            self.browser.get(self.other_site(name))
+            self.assertEqual(self.browser.execute_async_script(post, self.door.origin), "sent")
+            self.browser.execute_script("""
+                const form = document.createElement("form");
+                [form.method, form.action] = ["POST", arguments[0] + "/v1/step"];
+                document.body.append(form);
+                form.submit();
+            """, self.door.origin)
+            self.wait_for("body", "a web page of another site may not change this service")
+        self.assertEqual(self.status()["attempts"], 0)
+        self.browser.get(self.door.origin + "/")
+        self.click("#step button")
+        self.wait_for("#result", "^Making 1 step: done.$")
         self.end(process)
 
     def test_it_fits_a_phone(self):

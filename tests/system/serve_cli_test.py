@@ -65,11 +65,23 @@ class ServiceTest(unittest.TestCase):
     def status(self):
         return json.loads(self.ask("status", "--json").stdout)
 
-    def config(self):
+    def connection(self):
         connection = http.client.HTTPConnection("localhost", timeout=WATCHDOG_S)
         connection.sock = socket.socket(socket.AF_UNIX)
         self.addCleanup(connection.close)
+        connection.sock.settimeout(WATCHDOG_S)
         connection.sock.connect(str(self.socket))
+        return connection
+
+    def request(self, method, target, header):
+        """Status and JSON of the answer."""
+        connection = self.connection()
+        connection.request(method, target, headers=header)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+    def config(self):
+        connection = self.connection()
         connection.request("GET", "/v1/config")
         return connection.getresponse().read().decode()
 
@@ -226,6 +238,20 @@ class Serve(ServiceTest):
         shown = pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes() + self.ready.encode()
         self.assertNotIn(b"0123456789abcdef", shown)
         self.assertTrue(self.status()["ready"])
+        self.end(process)
+
+    def test_a_web_page_that_reaches_the_socket_changes_nothing(self):
+        process = self.serve()
+        page = {"Host": "localhost:8080", "Origin": "http://evil.example"}
+        for header in (page, {**page, "Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example:8080"}):
+            status, answer = self.request("POST", "/v1/step", header)
+            self.assertEqual((status, answer["error"]["code"]), (403, "other_site"), header)
+            self.assertTrue(answer["error"]["hint"])
+        self.assertEqual(self.request("GET", "/v1/status", {"Host": "evil.example"})[0], 403)
+        self.assertEqual(self.status()["attempts"], 0)
+        own = {"Host": "localhost:8080", "Origin": "http://localhost:8080"}
+        for header in (own, {"Host": "localhost:8080", "Sec-Fetch-Site": "same-origin"}, {"Host": "any"}):
+            self.assertEqual(self.request("POST", "/v1/step", header)[0], 200, header)
         self.end(process)
 
     def test_tcp_and_a_token_are_for_each_other(self):

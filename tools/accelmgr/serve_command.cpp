@@ -45,10 +45,17 @@ gid_t group_named(const std::string& name) {
        config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
     fmt::print(stderr, "accelmgr: warning: {}\n", warning);
   check_file_limit(16);
-  if (is_of_python(loaded.config))
-    execute_python_service({config::to_yaml(loaded.config), options.socket,
-                            options.group ? std::to_string(*options.group) : "", options.http,
-                            options.token_file, std::to_string(options.stop_timeout_s)});
+  if (is_of_python(loaded.config)) {
+    std::vector<std::string> words{config::to_yaml(loaded.config),
+                                   options.socket,
+                                   options.group ? std::to_string(*options.group) : "",
+                                   options.http,
+                                   options.token_file,
+                                   std::to_string(options.stop_timeout_s),
+                                   arguments.config.file};
+    for (const auto& setting : arguments.config.settings) words.push_back(setting.assignment);
+    execute_python_service(words);
+  }
   options.reload = [config = arguments.config] { return load(config).config; };
   service::serve(loaded.config, options, [](const std::string& line) { print_out(line + "\n"); });
 }

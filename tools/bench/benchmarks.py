@@ -58,6 +58,10 @@ def trace_groups(quick):
     return [[program("ours", "bench_trace", *quick_flag(quick))]]
 
 
+def service_load_groups(quick):
+    return [[program("ours", "bench_service_load", *quick_flag(quick))]]
+
+
 def capture_groups(quick):
     return [[program("ours", "bench_capture", *quick_flag(quick))]]
 
@@ -264,6 +268,11 @@ ALL = {
         """What the spans that are always recorded cost a runner and a host in a step: its looks at the clock, and the
         writing. Warm: one step after the other. Cold: the caches hold other memory before each step.""",
         5, ["bench_trace"], trace_groups, reports.trace),
+    "service_load": Benchmark(
+        """What clients cost the host that drives a service: its steps alone, and while 1,000 requests a second come
+        over 8 connections and 100 clients follow the events. Both take turns of 2 seconds. They need a core beside
+        those of runner and host.""",
+        3, ["bench_service_load"], service_load_groups, reports.service_load),
     "step": Benchmark(
         """The whole training cycle of MLPs with 1, 17 and 67 million parameters. What counts is the overhead: the
         cycle without the same forward and backward alone, in two processes side by side. Against

@@ -99,6 +99,25 @@ def trace(lines):
     return Report([table], targets)
 
 
+def service_load(lines):
+    measured = Measured(lines)
+    table = Table("Steps of a host of a service", ["step, ms", "alone", "loaded", "x"])
+    targets = []
+    for metric in ("median", "p99"):
+        alone, loaded = (measured.get(name, metric) for name in ("alone", "loaded"))
+        table.rows.append([metric, alone, loaded, ratio(loaded, alone)])
+        targets.append(at_most(1.02, f"{metric} of a step under load over alone", ratio(loaded, alone)))
+    alone, loaded = (measured.get(name, "processor") for name in ("alone", "loaded"))
+    table.rows.append(["the service's process, % of a core", alone, loaded, None])
+    requests, errors, growth = (measured.get("loaded", metric) for metric in ("requests", "errors", "growth"))
+    targets += [
+        at_least(900, "requests a second", requests),
+        at_most(0, "requests that failed", errors),
+        at_most(1, "growth of the service's memory, MiB", growth),
+    ]
+    return Report([table], targets)
+
+
 def capture(lines):
     measured = Measured(lines)
     names = ["ours", "plain", "at_end"]

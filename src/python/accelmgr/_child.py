@@ -28,12 +28,21 @@ def main(arguments: list[str]) -> None:
 
 def serve(arguments: list[str]) -> None:
     """What `accelmgr serve` executes for models or data in Python. The arguments are those of _native.serve()."""
-    configuration, socket, group, http, token_file, stop_timeout_s = arguments
+    configuration, socket, group, http, token_file, stop_timeout_s, file, *settings = arguments
     gc.freeze()
     gc.enable()
     embed()
     try:
-        _native.serve(configuration, socket, int(group) if group else None, http, token_file, float(stop_timeout_s))
+        _native.serve(
+            configuration,
+            socket,
+            int(group) if group else None,
+            http,
+            token_file,
+            float(stop_timeout_s),
+            file,
+            settings,
+        )
     except (ConfigError, ModelError, DataError) as error:
         print(f"accelmgr: {error}", file=sys.stderr)
         sys.exit(2)
