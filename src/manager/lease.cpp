@@ -115,8 +115,8 @@ void Lease::note_half_written() {
   if (is_whole(parameters_before_, control.parameter_version.load())) half_.parameters = false;
   if (is_whole(buffers_before_, control.buffer_version.load())) half_.buffers = false;
   if (!half_.parameters && !half_.buffers) unfinished_.clear();
-  if (host_.pid == getpid())
-    return;  // A thread of this process writes neither, and leaves nothing half done.
+  // A thread of this process writes neither, and leaves nothing half done.
+  if (host_.pid == getpid()) return;
   const auto half = view_.settle_host();
   if (!half.parameters && !half.buffers) return;
   half_ = {.parameters = half_.parameters || half.parameters, .buffers = half_.buffers || half.buffers};
