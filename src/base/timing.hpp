@@ -13,6 +13,8 @@ constexpr double seconds(std::int64_t ns) { return double(ns) / 1e9; }
 /// A wait looks at the processes that it waits for, and asks whether it is interrupted.
 inline constexpr std::int64_t look_ns = 20'000'000;
 inline constexpr double look_s = seconds(look_ns);
+/// The first pauses of a wait that polls what no descriptor and no futex reports.
+inline constexpr std::int64_t short_look_ns = 1'000'000;
 /// A client polls a store.
 inline constexpr std::int64_t store_look_ns = 200'000'000;
 /// A mesh over gloo looks at the ranks of other hosts.
@@ -32,7 +34,7 @@ inline constexpr double connect_again_s = 0.05;
 /// How long a rank spins that has a core for itself.
 inline constexpr int spin_when_alone_us = 500;
 
-static_assert(look_s < seconds(supervisor_gap_ns));
+static_assert(short_look_ns < look_ns && look_s < seconds(supervisor_gap_ns));
 static_assert(standstill_look_ns > supervisor_look_ns && standstill_look_ns > look_ns);
 
 // A step.

@@ -71,7 +71,7 @@ class Polling {
 
  private:
   base::Deadline deadline_;
-  std::int64_t pause_ns_ = static_cast<std::int64_t>(timing::short_look_s * 1e9);
+  std::int64_t pause_ns_ = timing::short_look_ns;
 };
 
 }  // namespace
