@@ -23,8 +23,6 @@
 namespace accelmgr::service {
 namespace {
 
-using nlohmann::json;
-
 void dashboard(Service&, const Request&, const Respond& respond) {
   respond({.body = std::string(dashboard_page),
            .type = "text/html; charset=utf-8",
