@@ -21,8 +21,8 @@ using nlohmann::json;
 /// How often the session is looked at while there are subscribers.
 constexpr std::chrono::milliseconds look_interval{100};
 
-std::string event(const char* name, Events::Position at, const json& data) {
-  return fmt::format("id: {}.{}\nevent: {}\ndata: {}\n\n", at.steps, at.incidents, name, text_of(data));
+std::string event(const char* name, Events::Position at, std::string_view data) {
+  return fmt::format("id: {}.{}\nevent: {}\ndata: {}\n\n", at.steps, at.incidents, name, data);
 }
 
 /// The lease of the host that drives the session; 0: none does. The service's own steps are no host's.
@@ -83,20 +83,20 @@ std::string Events::since(Position from, Position to) const {
   Position at{.steps = from.steps, .incidents = from.incidents};
   for (auto number = std::max(from.incidents + 1, first_incident); number <= to.incidents; ++number) {
     at.incidents = number;
-    text += event("incident", at, incident_of(number, session.incident(number)));
+    text += event("incident", at, text_of(incident_of(number, session.incident(number))));
   }
   for (auto number = std::max(from.steps + 1, session::first_step_record(to.steps)); number <= to.steps;
        ++number) {
     const auto record = session::step_record(session, number);
     if (!record) continue;  // The host has gone on: it is written over.
     at.steps = number;
-    text += event("step", at, record_of(number, *record));
+    text += event("step", at, record_text(number, *record));
   }
   return text;
 }
 
 std::string Events::host_event(Position at) const {
-  return event("host", at, {{"host", host_seen_ == 0 ? json() : host_of(manager_.lease())}});
+  return event("host", at, text_of({{"host", host_seen_ == 0 ? json() : host_of(manager_.lease())}}));
 }
 
 void Events::look() {
@@ -112,7 +112,7 @@ void Events::look() {
 
 void Events::closing(const std::string& why) {
   look();
-  send(event("closing", seen_, {{"why", why}}));
+  send(event("closing", seen_, text_of({{"why", why}})));
 }
 
 void Events::send(const std::string& text) {

@@ -23,8 +23,6 @@
 namespace accelmgr::service {
 namespace {
 
-using nlohmann::json;
-
 void dashboard(Service&, const Request&, const Respond& respond) {
   respond({.body = std::string(dashboard_page),
            .type = "text/html; charset=utf-8",
@@ -62,15 +60,16 @@ void steps(Service& service, const Request& request, const Respond& respond) {
   const auto recorded = session::recorded_steps(session);
   const auto first = session::first_step_record(recorded);
   if (since > recorded) since = 0;
-  json found = json::array();
+  std::vector<std::string> found;
   auto next = since;
   for (auto number = std::max(since + 1, first); number <= recorded && found.size() < limit; ++number) {
     const auto record = session::step_record(session, number);
     if (!record) continue;  // The host has gone on: it is written over.
-    found.push_back(record_of(number, *record));
+    found.push_back(record_text(number, *record));
     next = number;
   }
-  respond(json_response({{"steps", found}, {"first", first}, {"next", next}}));
+  respond({.body = fmt::format("{{\"steps\":[{}],\"first\":{},\"next\":{}}}\n", fmt::join(found, ","), first,
+                               next)});
 }
 
 void metrics(Service& service, const Request&, const Respond& respond) {

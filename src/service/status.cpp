@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/timing.hpp"
@@ -137,22 +138,15 @@ json result_of(const StepResult& result) {
           {"wait_ms", result.wait_ms}};
 }
 
-json record_of(std::uint64_t number, const session::StepRecord& record) {
+std::string record_text(std::uint64_t number, const session::StepRecord& record) {
   const auto ms = [](std::int64_t ns) { return double(ns) / 1e6; };
-  return {{"number", number},
-          {"time_s", double(record.time_ns) / 1e9},
-          {"step", record.step},
-          {"attempt", record.attempt},
-          {"status", to_string(record.status)},
-          {"counted", record.counted != 0},
-          {"loss", record.loss},
-          {"samples", record.samples},
-          {"participants", record.participants},
-          {"tries", record.tries},
-          {"step_ms", ms(record.duration_ns)},
-          {"compute_ms", ms(record.compute_ns)},
-          {"reduce_ms", ms(record.reduce_ns)},
-          {"wait_ms", ms(record.wait_ns)}};
+  return fmt::format(
+      R"({{"number":{},"time_s":{},"step":{},"attempt":{},"status":"{}","counted":{},"loss":{},"samples":{},)"
+      R"("participants":{},"tries":{},"step_ms":{},"compute_ms":{},"reduce_ms":{},"wait_ms":{}}})",
+      number, double(record.time_ns) / 1e9, record.step, record.attempt, to_string(record.status),
+      record.counted != 0, std::isfinite(record.loss) ? fmt::format("{}", record.loss) : "null",
+      record.samples, record.participants, record.tries, ms(record.duration_ns), ms(record.compute_ns),
+      ms(record.reduce_ns), ms(record.wait_ns));
 }
 
 json incident_of(std::uint64_t number, const session::Incident& incident) {

@@ -17,7 +17,9 @@ nlohmann::json runners_of(Service& service);
 nlohmann::json result_of(const StepResult& result);
 /// The host that has the lease, or null.
 nlohmann::json host_of(const manager::Lease& lease);
-nlohmann::json record_of(std::uint64_t number, const session::StepRecord& record);
+/// A step as JSON. As text, because a client may ask for 256 of them: values of nlohmann::json take six times
+/// as long.
+std::string record_text(std::uint64_t number, const session::StepRecord& record);
 nlohmann::json incident_of(std::uint64_t number, const session::Incident& incident);
 
 /// Batches that are loaded for a rank and that no committed step has used.
