@@ -20,7 +20,7 @@ TEST(ShippedConfig, TrainsTheGptOnLicences) {
 TEST(ShippedConfig, AreAllValid) {
   std::size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(SOURCE_FOLDER "/configs")) {
-    if (entry.path().extension() != ".yaml") continue;  // The unit for systemd.
+    if (entry.path().extension() != ".yaml") continue;  // The unit for systemd, and the recipe of an image.
     EXPECT_NO_THROW(load_config(entry.path().string(), {}, {})) << entry.path();
     ++files;
   }
