@@ -88,7 +88,7 @@ REFUSED = {
     "too few": (
         FAKE,
         ["runners.device=auto", "nprocs=3"],
-        ["nprocs is 3, but 2 GPUs are visible; set runners.oversubscribe"],
+        ["nprocs is 3, but 2 GPUs are free; set runners.oversubscribe"],
     ),
     "no such GPU": (FAKE, ["runners.device=cuda", "runners.devices=0,7"], ["runners.devices names '7'", GPU_A]),
     "twice": (FAKE, ["runners.device=cuda", "runners.devices=GPU-a0,0"], [f"names {GPU_A} twice"]),
