@@ -30,7 +30,7 @@ constexpr const char *width = "4096", *overwrite_width = "49152";
 // A checkpoint reaches FaultPhase::checkpoint after each of three files, and before the rename.
 constexpr int reaches_of_a_checkpoint = 4;
 constexpr double hang_timeout_s = 0.5;
-constexpr double reduction_timeout_s = 1;
+constexpr double reduction_timeout_s = 3;
 constexpr double start_timeout_s = 3;
 constexpr double step_timeout_s = 20;
 constexpr double source_timeout_s = 1;  // For a step whose elements never come.
