@@ -69,6 +69,7 @@ void serve(const std::string& configuration, const std::string& socket, std::opt
            const std::string& http, const std::string& token_file, double stop_timeout_s,
            const std::string& file, const std::vector<std::string>& assignments) {
   std::vector<config::Setting> settings;
+  settings.reserve(assignments.size());
   for (const auto& assignment : assignments) settings.push_back({assignment});
   service::serve(config::from_yaml(configuration),
                  {.socket = socket,
