@@ -38,12 +38,13 @@ bool bind_name(int socket, const std::string& uuid) {
 /// The process that has the socket of that inode open, in words. Those of other users do not show theirs.
 std::string owner_of(const std::string& inode) {
   const auto wanted = fmt::format("socket:[{}]", inode);
-  std::error_code ignored;  // A process may end meanwhile.
-  for (const auto& process : fs::directory_iterator("/proc", ignored)) {
-    const auto pid = process.path().filename().string();
+  std::error_code ignored;  // A process may end meanwhile. The ++ of a range-for would throw then.
+  const fs::directory_iterator end;
+  for (fs::directory_iterator process("/proc", ignored); process != end; process.increment(ignored)) {
+    const auto pid = process->path().filename().string();
     if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
-    for (const auto& open : fs::directory_iterator(process.path() / "fd", ignored))
-      if (fs::read_symlink(open.path(), ignored) == wanted) return fmt::format("process {}", pid);
+    for (fs::directory_iterator open(process->path() / "fd", ignored); open != end; open.increment(ignored))
+      if (fs::read_symlink(open->path(), ignored) == wanted) return fmt::format("process {}", pid);
   }
   return "a process of another user";
 }
