@@ -82,13 +82,14 @@ class Manager {
   /// RunnerError, CheckpointError (`checkpoint.resume`; see StartOptions::lock_checkpoints).
   static Manager start(const Config& config, const StartOptions& options = {});
 
-  /// Becomes the host that drives the session of the service which listens at `path` (`accelmgr serve`).
-  /// There is one such host at a time. The handle works as one that start() has made, with these differences:
+  /// Becomes the host that drives the session of a service (`accelmgr serve`). `service` is the name of the
+  /// session, or the path of its socket, which has a slash; empty: the service without a name. There is one
+  /// such host at a time. The handle works as one that start() has made, with these differences:
   /// stop() and the destructor detach, and the service goes on; parameters and gradients are private copies
   /// then. kill() and recover() do not apply. A checkpoint has the service's run_id(), and resumed() is
-  /// empty. Blocks for at most `timeout_s`. Throws UsageError (no init()), SessionError (no service, another
-  /// host, another build).
-  static Manager attach(const std::string& path, const AttachOptions& options = {});
+  /// empty. Blocks for at most `timeout_s`. Throws UsageError (no init()), ConfigError (neither a name nor a
+  /// path), SessionError (no service, another host, another build).
+  static Manager attach(const std::string& service, const AttachOptions& options = {});
   /// What an earlier host left half written when it ended, as a sentence; empty if nothing was. The
   /// parameters then have new values in part: write all of them, or go on with them as they are.
   const std::string& unfinished() const;

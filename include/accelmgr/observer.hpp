@@ -35,9 +35,9 @@ struct ParameterCopy {
 /// Needs no init(). Thread safety: one thread at a time; a forked child may use its copy of the object.
 class Observer {
  public:
-  /// Observes the service at `path`. Blocks for at most `timeout_s`. Throws SessionError: there is no
-  /// service, or it is of another build.
-  static Observer attach(const std::string& path, double timeout_s = 10);
+  /// Observes a service; `service` is as for Manager::attach(). Blocks for at most `timeout_s`. Throws
+  /// ConfigError (neither a name nor a path), SessionError: there is no service, or it is of another build.
+  static Observer attach(const std::string& service, double timeout_s = 10);
 
   Observer(Observer&&) noexcept;
   Observer& operator=(Observer&&) noexcept;

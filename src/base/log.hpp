@@ -17,7 +17,8 @@ class logger;
 namespace accelmgr::base {
 
 /// Puts the name of this process ("host", "manager", "rank 1") into every following line. The level is that
-/// of ACCELMGR_LOG_LEVEL (names of spdlog; default `warning`). Call once per process, before it has threads.
+/// of ACCELMGR_LOG_LEVEL (names of spdlog; default `warning`). Call it before the process has threads; the
+/// last call counts.
 /// Throws ConfigError for an unknown level.
 void start_logging(const std::string& process);
 

@@ -11,6 +11,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "client/service_name.hpp"
 #include "client/service_socket.hpp"
 #include "session/layout.hpp"
 
@@ -33,7 +34,8 @@ bool passes(const ServiceAnswer& answer) {
 
 }  // namespace
 
-AttachedManager AttachedManager::attach(const std::string& path, const Settings& settings) {
+AttachedManager AttachedManager::attach(const std::string& service, const Settings& settings) {
+  const auto path = socket_path(service);
   // The first answer of a service that is ready comes within a second.
   const auto deadline = base::Deadline::in_seconds(std::max(settings.patience_s, 1.0));
   const auto name = header_text(settings.name.empty() ? program_invocation_short_name : settings.name);

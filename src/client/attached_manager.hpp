@@ -18,10 +18,10 @@ class AttachedManager {
     std::function<bool()> interrupted{};
   };
 
-  /// Becomes the host that drives the session of the service at `path`. Blocks for at most
-  /// `settings.patience_s`. Throws SessionError: there is no service, another host drives the session, the
+  /// Becomes the host that drives the session of a service, which socket_path() finds. Blocks for at most
+  /// `settings.patience_s`. Throws as socket_path(), and SessionError: there is no service, another host drives the session, the
   /// service is of another build, or the wait was interrupted.
-  static AttachedManager attach(const std::string& path, const Settings& settings);
+  static AttachedManager attach(const std::string& service, const Settings& settings);
   AttachedManager(AttachedManager&&) = default;
   AttachedManager& operator=(AttachedManager&&) = delete;
 

@@ -11,6 +11,7 @@
 #include "base/clock.hpp"
 #include "base/interruption.hpp"
 #include "base/timing.hpp"
+#include "client/service_name.hpp"
 #include "client/service_socket.hpp"
 #include "client/statistics.hpp"
 #include "session/step_history.hpp"
@@ -83,7 +84,8 @@ Observer::Observer(std::string path, ipc::Child service, session::Session sessio
       manifest_(session::read_manifest(*session_)),
       seen_(session::recorded_steps(*session_)) {}
 
-Observer Observer::attach(const std::string& path, double timeout_s) {
+Observer Observer::attach(const std::string& service, double timeout_s) {
+  const auto path = socket_path(service);
   const auto deadline = base::Deadline::in_seconds(timeout_s);
   auto socket = ServiceSocket::connect(path, deadline, base::interrupted);
   const auto answer = socket.ask("GET", "/v1/observe",

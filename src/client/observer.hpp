@@ -26,7 +26,8 @@ struct ParameterValues {
 /// See accelmgr::Observer. Waits throw SessionError when base::interrupted() says so.
 class Observer {
  public:
-  static Observer attach(const std::string& path, double timeout_s);
+  /// socket_path() finds the service.
+  static Observer attach(const std::string& service, double timeout_s);
 
   const session::Header& header() const noexcept { return session_->header(); }
   const session::Manifest& manifest() const noexcept { return manifest_; }

@@ -15,6 +15,7 @@
 #include "ipc/process.hpp"
 #include "session/attempt.hpp"
 #include "session/device_team.hpp"
+#include "session/kernels.hpp"
 #include "session/step_history.hpp"
 #include "session/stored_text.hpp"
 
@@ -148,6 +149,12 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
                     result.samples, result.tries, result.step_ms);
   base::set_log_step(result.step + 1);
   return result;
+}
+
+void Stepper::zero_gradients() {
+  const session::SpanScope span(spans_, Activity::zero_grad, step_under_way());
+  // One thread with stores past the cache (128 MiB: 1.5 ms) is faster than torch's zero_() with two (3.7 ms).
+  session::best_kernels().zero(view_.gradients(), view_.session().master_bytes());
 }
 
 std::uint64_t Stepper::step_under_way() const noexcept {

@@ -36,6 +36,8 @@ class Stepper {
   /// manager. Throws UsageError when parameters are written meanwhile, and what `options.interrupted` throws.
   StepResult step(const StepOptions& options, double timeout_s);
 
+  void zero_gradients();
+
   /// What became of an attempt, or of waiting for one to begin.
   struct Outcome {
     StepStatus status = StepStatus::ok;

@@ -197,9 +197,9 @@ Manager Manager::start(const Config& config, const StartOptions& options) {
   return Manager(std::make_unique<State>(config, options));
 }
 
-Manager Manager::attach(const std::string& path, const AttachOptions& options) {
+Manager Manager::attach(const std::string& service, const AttachOptions& options) {
   tensor::check_torch_version();
-  return Manager(std::make_unique<State>(path, options));
+  return Manager(std::make_unique<State>(service, options));
 }
 
 const std::string& Manager::unfinished() const { return state_->handle.unfinished(); }

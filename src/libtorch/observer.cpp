@@ -20,9 +20,9 @@ Observer::Observer(Observer&&) noexcept = default;
 Observer& Observer::operator=(Observer&&) noexcept = default;
 Observer::~Observer() = default;
 
-Observer Observer::attach(const std::string& path, double timeout_s) {
+Observer Observer::attach(const std::string& service, double timeout_s) {
   tensor::check_torch_version();
-  return Observer(std::unique_ptr<State>(new State{client::Observer::attach(path, timeout_s)}));
+  return Observer(std::unique_ptr<State>(new State{client::Observer::attach(service, timeout_s)}));
 }
 
 bool Observer::has_ended() const noexcept { return state_->observer.has_ended(); }

@@ -14,7 +14,6 @@
 #include "ipc/memory.hpp"
 #include "service/query.hpp"
 #include "service/status.hpp"
-#include "session/kernels.hpp"
 
 namespace accelmgr::service {
 namespace {
@@ -126,9 +125,7 @@ void step(Service& service, const Request& request, const Respond& respond) {
 void zero_grad(Service& service, const Request&, const Respond& respond) {
   check_free_for_service(service);
   service.driver().run(
-      [](Drive& drive) {
-        session::best_kernels().zero(drive.view.gradients(), drive.view.session().master_bytes());
-      },
+      [](Drive& drive) { drive.stepper.zero_gradients(); },
       [=](const std::exception_ptr& thrown) {
         respond(thrown ? problem_of_exception(thrown).response() : json_response({{"zeroed", true}}));
       });

@@ -40,7 +40,7 @@ void drive(base::UniqueFd socket, const manager::ServedManager& manager, client:
   const auto view = manager.host_view();
   client::Stepper stepper(manager.config(), view, manager.manifest(), link, [] { return std::string(); });
   client::Checkpoints checkpoints(manager.config(), run, view, manager.manifest(), link);
-  Drive drive{stepper, checkpoints, view};
+  Drive drive{stepper, checkpoints};
   job(drive);
 }
 

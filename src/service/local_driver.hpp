@@ -18,7 +18,6 @@ namespace accelmgr::service {
 struct Drive {
   client::Stepper& stepper;
   client::Checkpoints& checkpoints;
-  const session::HostView& view;
 };
 
 /// Used by the thread of the loop.

@@ -249,6 +249,7 @@ void serve(const Config& config, const ServeOptions& options,
   if (!manager::initialized()) throw UsageError("serve() was called without accelmgr::init()");
   config::validate(config);
   ipc::name_process("accelmgr:mgr");
+  base::start_logging("service");
   ipc::survive_failed_writes();
   // Neither is ever destroyed: other threads use them until the process ends.
   auto& loop = *new boost::asio::io_context;

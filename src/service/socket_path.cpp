@@ -11,7 +11,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -136,11 +135,6 @@ void SocketPath::remove() noexcept {
   struct stat found {};
   if (lstat(path_.c_str(), &found) == 0 && found.st_dev == device_ && found.st_ino == inode_)
     unlink(path_.c_str());
-}
-
-std::string default_socket_path() {
-  const char* folder = std::getenv("XDG_RUNTIME_DIR");
-  return folder == nullptr || *folder == '\0' ? std::string() : std::string(folder) + "/accelmgr.sock";
 }
 
 }  // namespace accelmgr::service

@@ -37,8 +37,4 @@ class SocketPath {
   bool removed_ = false;
 };
 
-/// The path where a service of this user listens unless it is told otherwise: accelmgr.sock in
-/// $XDG_RUNTIME_DIR; empty if there is none.
-std::string default_socket_path();
-
 }  // namespace accelmgr::service

@@ -28,7 +28,9 @@ model: {kind: mlp, mlp: {input_size: 16, hidden_size: 32}}
 
 
 class Service:
-    def __init__(self, folder: pathlib.Path, configuration: str = CONFIGURATION, *settings: str) -> None:
+    def __init__(
+        self, folder: pathlib.Path, configuration: str = CONFIGURATION, *settings: str, socket: str | None = None
+    ) -> None:
         self.configuration = folder / "service.yaml"
         self.configuration.write_text(configuration)
         self.socket = folder / "socket"
@@ -39,7 +41,7 @@ class Service:
             "--config",
             os.fspath(self.configuration),
             "--socket",
-            os.fspath(self.socket),
+            socket or os.fspath(self.socket),
             *(word for setting in settings for word in ("--set", setting)),
         ]
         path = os.pathsep.join([os.fspath(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
@@ -129,6 +131,24 @@ def test_a_host_that_is_killed_while_it_writes_is_told_of(service: Service) -> N
     with accelmgr.attach(service.socket) as manager:
         assert "(doomed) ended while it wrote parameters" in manager.unfinished
         manager.step()
+
+
+def test_a_service_has_a_name_or_a_path(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", os.fspath(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    service = Service(tmp_path, CONFIGURATION, socket="gpt")
+    try:
+        with accelmgr.attach("gpt") as manager:
+            manager.step()
+        with accelmgr.attach(pathlib.Path("accelmgr-gpt.sock")), accelmgr.observe("gpt") as observer:
+            assert observer.statistics().steps == 1
+        with pytest.raises(accelmgr.SessionError, match=r"accelmgr\.sock"):
+            accelmgr.attach(timeout=0)
+        with pytest.raises(accelmgr.ConfigError, match="without a slash is the name of a session"):
+            accelmgr.observe("accelmgr-gpt.sock")
+        assert service.stop() == 0
+    finally:
+        service.end()
 
 
 PYTHON = """\

@@ -46,7 +46,7 @@ WRONG = {
     "a mistyped command": ("accelmgr trian -c small.yaml", "unknown command 'trian'; did you mean 'train'?"),
     "a command like none": (
         "accelmgr frobnicate",
-        ("unknown command 'frobnicate'; the commands are train, spawn, serve, status, step, events, "
+        ("unknown command 'frobnicate'; the commands are train, spawn, serve, status, list, step, events, "
          "checkpoint, resize, restart, stop, trace, top"),
     ),
     "a mistyped command of config": ("accelmgr config shwo", "unknown command 'shwo'; did you mean 'show'?"),

@@ -173,7 +173,7 @@ class Serve(ServiceTest):
                 self.ask("status")
 
         reload("step_timeout: 7\nseed_base: 5\n", "SIGHUP: seed_base 42 -> 5 needs another start of the service")
-        self.assertIn("SIGHUP: step_timeout 300 -> 7\n", said.read_text())
+        self.assertRegex(said.read_text(), r"\[service step \d+\] SIGHUP: step_timeout 300 -> 7\n")
         self.assertIn('"step_timeout": 7\n', self.config())
         self.assertIn('"seed_base": 42\n', self.config())
         reload("step_timeout: 7\nseed_base: 5\n", "SIGHUP: nothing changes")
@@ -261,15 +261,54 @@ class Serve(ServiceTest):
             self.assertIn("--http and --token-file are for each other", refused.stderr)
         self.assertFalse(self.socket.exists())
 
-    def test_the_default_socket_is_that_of_the_user(self):
-        runtime = {"XDG_RUNTIME_DIR": str(self.folder)}
-        command = [PROGRAM, "serve", "--config", str(self.configuration)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(runtime))
+    def serve_named(self, *name):
+        command = [PROGRAM, "serve", "--config", str(self.configuration), *name]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(self.runtime))
+        self.addCleanup(process.wait, WATCHDOG_S)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.kill)
-        self.assertIn(f"socket {self.folder}/accelmgr.sock", process.stdout.readline())
-        self.assertEqual(self.run_program("stop", extra=runtime).returncode, DONE)
-        self.assertEqual(process.wait(WATCHDOG_S), DONE)
+        self.ready = process.stdout.readline()
+        return process
+
+    def test_sessions_have_names(self):
+        self.runtime = {"XDG_RUNTIME_DIR": str(self.folder)}
+        said = self.run_program("list", extra=self.runtime)
+        self.assertEqual((said.returncode, said.stdout), (DONE, ""))
+        self.assertIn("no service of this user", said.stderr)
+        processes = {}
+        for name in ("", "gpt", "lstm-2.b_c"):
+            processes[name] = self.serve_named(*(["--socket", name] if name else []))
+            self.assertIn(f"socket {self.folder}/accelmgr{'-' + name if name else ''}.sock", self.ready)
+        self.assertEqual(self.run_program("step", "--socket", "gpt", extra=self.runtime).returncode, DONE)
+        listed = json.loads(self.run_program("list", "--json", extra=self.runtime).stdout)
+        self.assertEqual([(one["name"], one["status"]["pid"], one["status"]["steps"]) for one in listed],
+                         [(name, process.pid, int(name == "gpt")) for name, process in processes.items()])
+        shown = self.run_program("list", extra=self.runtime).stdout.splitlines()
+        self.assertRegex(shown[1], rf"^gpt +process {processes['gpt'].pid}, 2 runners, 1 steps, ready: mlp on ")
+        self.assertEqual(shown[0].split()[0], "-")
+        processes["gpt"].kill()
+        processes["gpt"].wait(WATCHDOG_S)
+        self.assertTrue((self.folder / "accelmgr-gpt.sock").exists())
+        listed = json.loads(self.run_program("list", "--json", extra=self.runtime).stdout)
+        self.assertEqual([one["name"] for one in listed], ["", "lstm-2.b_c"])
+        for name in ("", "lstm-2.b_c"):
+            self.assertEqual(self.run_program("stop", "--socket", name, extra=self.runtime).returncode, DONE)
+            self.assertEqual(processes[name].wait(WATCHDOG_S), DONE)
+
+    def test_what_is_no_name_of_a_session_is_refused(self):
+        runtime = {"XDG_RUNTIME_DIR": str(self.folder)}
+        for command in (["status"], ["serve", "--config", str(self.configuration)], ["top"], ["trace"], ["events"]):
+            said = self.run_program(*command, "--socket", "run.sock", extra=runtime)
+            self.assertEqual(said.returncode, USAGE)
+            self.assertIn("'run.sock' without a slash is the name of a session; as a path it is './run.sock'", said.stderr)
+        said = self.run_program("status", "--socket", "a b", extra=runtime)
+        self.assertEqual(said.returncode, USAGE)
+        self.assertIn("'a b' is no name of a session, which has letters, digits, '.', '_' and '-' alone", said.stderr)
+        nowhere = {"XDG_RUNTIME_DIR": ""}
+        for command in (["list"], ["status"], ["status", "--socket", "gpt"]):
+            said = self.run_program(*command, extra=nowhere)
+            self.assertEqual(said.returncode, USAGE)
+            self.assertIn("XDG_RUNTIME_DIR is not set", said.stderr)
 
     def test_what_is_wrong_is_said(self):
         missing = self.ask("status")

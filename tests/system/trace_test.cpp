@@ -249,6 +249,16 @@ TEST(Trace, AHostHasItsSpansUnderItsOwnPid) {
   expect_nested(trace.spans);
 }
 
+TEST(Trace, AServiceThatZeroesGradientsItselfHasTheSpanOfIt) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  ASSERT_EQ(service.ask("POST", "/v1/zero_grad").status, 200);
+  const auto zeroed = Trace(service).of("host", "zero_grad", -1);
+  ASSERT_EQ(zeroed.size(), 1u);
+  EXPECT_EQ(zeroed[0].step, 1u);
+  EXPECT_EQ(zeroed[0].pid, service.pid());
+}
+
 TEST(Trace, AnAttemptThatIsRefusedLeavesItsSpans) {
   Stage stage;
   const ServiceRun service(restarting(stage));

@@ -25,7 +25,9 @@ void add_train(CLI::App& app, Action& action);
 /// `program`: the words after the first `--`; nullopt if there is no `--`.
 void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<std::string>>& program);
 void add_serve(CLI::App& app, Action& action);
-/// status, step, events, checkpoint, resize, restart and stop, which ask a service.
+/// The option that says which service is meant; client::socket_path() understands its value.
+void add_socket_option(CLI::App& command, std::string& socket);
+/// status, list, step, events, checkpoint, resize, restart and stop, which ask a service.
 void add_service_commands(CLI::App& app, Action& action);
 void add_trace(CLI::App& app, Action& action);
 void add_top(CLI::App& app, Action& action);

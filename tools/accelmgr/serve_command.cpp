@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "accelmgr/errors.hpp"
+#include "client/service_name.hpp"
 #include "commands.hpp"
 #include "file_limit.hpp"
 #include "python.hpp"
@@ -31,10 +32,7 @@ gid_t group_named(const std::string& name) {
 
 [[noreturn]] void serve(const ServeArguments& arguments) {
   auto options = arguments.options;
-  if (options.socket.empty()) options.socket = service::default_socket_path();
-  if (options.socket.empty())
-    throw ConfigError("--socket is missing, and XDG_RUNTIME_DIR, the folder for a default, is not set",
-                      "--socket");
+  options.socket = client::socket_path(options.socket);
   if (options.http.empty() != options.token_file.empty())
     throw ConfigError(
         "--http and --token-file are for each other: a TCP port is served only to those who state a token",
@@ -67,11 +65,7 @@ void add_serve(CLI::App& app, Action& action) {
       "serve", "Owns a session and its runners; hosts attach to it, and `accelmgr status` and others ask it");
   auto arguments = std::make_shared<ServeArguments>();
   add_config_options(*command, arguments->config, true);
-  command
-      ->add_option("--socket", arguments->options.socket,
-                   "Unix socket to listen at (default: $XDG_RUNTIME_DIR/accelmgr.sock)")
-      ->take_last()
-      ->type_name("PATH");
+  add_socket_option(*command, arguments->options.socket);
   command->add_option("--group", arguments->group, "A group whose members may use the service too")
       ->take_last()
       ->type_name("NAME");

@@ -12,9 +12,9 @@
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "base/timing.hpp"
+#include "client/service_name.hpp"
 #include "client/service_socket.hpp"
 #include "commands.hpp"
-#include "service/socket_path.hpp"
 #include "standard_output.hpp"
 
 namespace accelmgr::program {
@@ -32,16 +32,10 @@ struct AskArguments {
   int runners = 0, rank = 0;
 };
 
-std::string socket_of(const AskArguments& arguments) {
-  auto path = arguments.socket.empty() ? service::default_socket_path() : arguments.socket;
-  if (path.empty()) throw ConfigError("--socket is missing, and XDG_RUNTIME_DIR is not set", "--socket");
-  return path;
-}
-
 /// Asks, and prints the answer by `show`, or the body itself with --json. Errors go to standard error.
 int ask(const AskArguments& arguments, const char* method, const char* target, const std::string& body,
         base::Deadline deadline, const std::function<std::string(const json&)>& show) {
-  const auto path = socket_of(arguments);
+  const auto path = client::socket_path(arguments.socket);
   auto connection = client::ServiceSocket::connect(path, base::Deadline::in_seconds(timing::connect_s));
   const auto answer = connection.ask(method, target, "Connection: close\r\n", body, deadline);
   const bool failed = answer.status >= 400;
@@ -176,7 +170,7 @@ class EventReader {
 
 /// Prints events until the service ends.
 int watch(const AskArguments& arguments) {
-  const auto path = socket_of(arguments);
+  const auto path = client::socket_path(arguments.socket);
   auto connection = client::ServiceSocket::connect(path, base::Deadline::in_seconds(timing::connect_s));
   EventReader reader;
   bool has_closed = false;
@@ -203,11 +197,7 @@ int watch(const AskArguments& arguments) {
 CLI::App* add(CLI::App& app, const char* name, const char* help,
               const std::shared_ptr<AskArguments>& arguments) {
   auto* command = app.add_subcommand(name, help);
-  command
-      ->add_option("--socket", arguments->socket,
-                   "Unix socket of the service (default: $XDG_RUNTIME_DIR/accelmgr.sock)")
-      ->take_last()
-      ->type_name("PATH");
+  add_socket_option(*command, arguments->socket);
   command->add_flag("--json", arguments->as_json, "Prints the service's answer as JSON");
   return command;
 }
@@ -217,13 +207,70 @@ base::Deadline soon() { return base::Deadline::in_seconds(timing::first_words_s)
 /// For requests that the service itself bounds.
 base::Deadline service_bounds() { return base::Deadline::in_seconds(1e9); }
 
+/// What `accelmgr list` says of one service. Empty: none listens there any more.
+std::optional<json> listed(const client::NamedSocket& socket) {
+  json line{{"name", socket.name}, {"socket", socket.path}, {"status", nullptr}, {"why_no_status", nullptr}};
+  std::optional<client::ServiceSocket> connection;
+  try {
+    connection = client::ServiceSocket::connect(socket.path, soon());
+  } catch (const SessionError&) {
+    return std::nullopt;
+  }
+  try {
+    const auto answer = connection->ask("GET", "/v1/status", "Connection: close\r\n", "", soon());
+    if (answer.status != 200) throw SessionError(client::error_text(answer));
+    line["status"] = json::parse(answer.body);
+  } catch (const SessionError& error) {
+    line["why_no_status"] = error.what();
+  }
+  return line;
+}
+
+std::string listed_text(const json& listed) {
+  const auto name = listed["name"] == "" ? std::string("-") : text_of(listed["name"]);
+  const auto& status = listed["status"];
+  if (status.is_null()) return fmt::format("{:<16} {}\n", name, text_of(listed["why_no_status"]));
+  return fmt::format("{:<16} process {}, {} runners, {} steps, {}: {} on {}, host {}\n", name,
+                     text_of(status["pid"]), status["runners"].size(), text_of(status["steps"]),
+                     status["ready"].get<bool>() ? "ready" : text_of(status["why_not_ready"]),
+                     text_of(status["model"]), text_of(status["data"]),
+                     status["host"].is_null() ? "none" : text_of(status["host"]["name"]));
+}
+
+int list(bool as_json) {
+  auto services = json::array();
+  for (const auto& socket : client::named_sockets())
+    if (auto found = listed(socket)) services.push_back(std::move(*found));
+  if (as_json) {
+    print_out(services.dump() + "\n");
+    return exit_done;
+  }
+  for (const auto& service : services) print_out(listed_text(service));
+  if (services.empty()) fmt::print(stderr, "accelmgr: no service of this user listens in XDG_RUNTIME_DIR\n");
+  return exit_done;
+}
+
 }  // namespace
+
+void add_socket_option(CLI::App& command, std::string& socket) {
+  command
+      .add_option("--socket", socket,
+                  "Name of the session, or path of its Unix socket (default: $XDG_RUNTIME_DIR/accelmgr.sock)")
+      ->take_last()
+      ->type_name("NAME|PATH");
+}
 
 void add_service_commands(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<AskArguments>();
   add(app, "status", "Says how a service is", arguments)->callback([arguments, &action] {
     action = [arguments] { return ask(*arguments, "GET", "/v1/status", "", soon(), status_text); };
   });
+
+  auto list_as_json = std::make_shared<bool>(false);
+  auto* listing =
+      app.add_subcommand("list", "Lists the services of this user that have no path of their own");
+  listing->add_flag("--json", *list_as_json, "Prints a list of JSON objects");
+  listing->callback([list_as_json, &action] { action = [list_as_json] { return list(*list_as_json); }; });
 
   auto* step = add(app, "step", "Lets a service make steps that no host drives", arguments);
   step->add_option("--count", arguments->count, "Steps to make (1)")

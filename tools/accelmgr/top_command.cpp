@@ -10,10 +10,10 @@
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "base/timing.hpp"
+#include "client/service_name.hpp"
 #include "client/service_socket.hpp"
 #include "commands.hpp"
 #include "interruptible.hpp"
-#include "service/socket_path.hpp"
 #include "standard_output.hpp"
 #include "top_view.hpp"
 
@@ -66,8 +66,7 @@ json answer_to(client::ServiceSocket& connection, const std::string& target) {
 }
 
 int top(const TopArguments& arguments) {
-  auto path = arguments.socket.empty() ? service::default_socket_path() : arguments.socket;
-  if (path.empty()) throw ConfigError("--socket is missing, and XDG_RUNTIME_DIR is not set", "--socket");
+  const auto path = client::socket_path(arguments.socket);
   Interruptible wait;
   auto connection = client::ServiceSocket::connect(path, base::Deadline::in_seconds(timing::connect_s),
                                                    [&wait] { return wait.interrupted(); });
@@ -101,11 +100,7 @@ int top(const TopArguments& arguments) {
 void add_top(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<TopArguments>();
   auto* command = app.add_subcommand("top", "Shows what a service does, until Ctrl-C");
-  command
-      ->add_option("--socket", arguments->socket,
-                   "Unix socket of the service (default: $XDG_RUNTIME_DIR/accelmgr.sock)")
-      ->take_last()
-      ->type_name("PATH");
+  add_socket_option(*command, arguments->socket);
   command->add_option("--interval", arguments->interval_s, "Seconds between two views (1)")
       ->take_last()
       ->check(CLI::Range(0.05, 3600.0))

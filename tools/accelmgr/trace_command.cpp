@@ -11,10 +11,10 @@
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "base/timing.hpp"
+#include "client/service_name.hpp"
 #include "client/service_socket.hpp"
 #include "commands.hpp"
 #include "interruptible.hpp"
-#include "service/socket_path.hpp"
 #include "standard_output.hpp"
 #include "trace_file.hpp"
 
@@ -75,8 +75,7 @@ std::string follow(TraceClient& client, double seconds, Interruptible& wait) {
 }
 
 int trace(const TraceArguments& arguments, bool has_seconds) {
-  auto path = arguments.socket.empty() ? service::default_socket_path() : arguments.socket;
-  if (path.empty()) throw ConfigError("--socket is missing, and XDG_RUNTIME_DIR is not set", "--socket");
+  const auto path = client::socket_path(arguments.socket);
   Interruptible wait;
   TraceFile trace;
   TraceClient client(client::ServiceSocket::connect(path, base::Deadline::in_seconds(timing::connect_s),
@@ -106,11 +105,7 @@ void add_trace(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<TraceArguments>();
   auto* command =
       app.add_subcommand("trace", "Writes what each process of a service did when, as a file for Perfetto");
-  command
-      ->add_option("--socket", arguments->socket,
-                   "Unix socket of the service (default: $XDG_RUNTIME_DIR/accelmgr.sock)")
-      ->take_last()
-      ->type_name("PATH");
+  add_socket_option(*command, arguments->socket);
   command
       ->add_option("--seconds", arguments->seconds,
                    "How long to look from now on; without it, what the service still knows is written")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import reprlib
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
@@ -24,6 +25,11 @@ def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return json.dumps([_text(item) for item in value], ensure_ascii=False)  # Also a list of YAML.
     return str(value)
+
+
+def socket_of(service: str | os.PathLike[str]) -> str:
+    """What names a service to the native module: a text is a session's name or a path, anything else a path."""
+    return service if isinstance(service, str) else os.path.abspath(service)
 
 
 def settings_of(call: str, options: Mapping[str, Any], names: tuple[str, ...] = (), prefix: str = "") -> Settings:

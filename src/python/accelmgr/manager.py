@@ -458,8 +458,11 @@ class Manager:
         self.stop()
 
 
-def attach(path: str | os.PathLike[str], *, name: str = "", timeout: float = 10.0) -> Manager:
-    """Becomes the host that drives the session of the service which listens at `path` (`accelmgr serve`).
+def attach(service: str | os.PathLike[str] = "", *, name: str = "", timeout: float = 10.0) -> Manager:
+    """Becomes the host that drives the session of a service (`accelmgr serve`).
+
+    service: the name of the session, or the path of its socket, which has a slash (os.PathLike is always a path); empty:
+    the service without a name.
 
     The Manager works as one that this process has started, for a built-in model: `parameters()` are those of the
     service. There is one such host at a time. stop() and the end of this process let the next one attach, and the
@@ -468,6 +471,7 @@ def attach(path: str | os.PathLike[str], *, name: str = "", timeout: float = 10.
     name: how the service names this host to others; empty: the name of this program. timeout: seconds to wait while the
     service starts, or while another host is ending.
 
-    Raises SessionError: there is no service, another host drives the session, or the service is of another build.
+    Raises ConfigError: `service` is neither a name nor a path; SessionError: there is no service, another host drives
+    the session, or the service is of another build.
     """
-    return Manager._attached(os.fspath(path), name, timeout)
+    return Manager._attached(_arguments.socket_of(service), name, timeout)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from accelmgr import _memory, _native
+from accelmgr import _arguments, _memory, _native
 from accelmgr.errors import UsageError
 
 
@@ -89,8 +89,8 @@ class Observer:
         self.close()
 
 
-def observe(path: str | os.PathLike[str], *, timeout: float = 10.0) -> Observer:
-    """Watches the session of the service which listens at `path` (`accelmgr serve`).
+def observe(service: str | os.PathLike[str] = "", *, timeout: float = 10.0) -> Observer:
+    """Watches the session of a service (`accelmgr serve`), named as for `attach()`.
 
     Any number of processes may, besides the one host that drives the session, and while hosts come and go. The service
     hands out its memory for reading alone: the kernel refuses to map it writable. It does not know its observers, and
@@ -102,4 +102,4 @@ def observe(path: str | os.PathLike[str], *, timeout: float = 10.0) -> Observer:
     timeout: seconds to wait for the service's answer. Raises SessionError: there is no service, or it is of another
     build.
     """
-    return Observer(_native.Observer.attach(os.fspath(path), timeout))
+    return Observer(_native.Observer.attach(_arguments.socket_of(service), timeout))
