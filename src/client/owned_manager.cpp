@@ -15,7 +15,7 @@
 #include "config/loader.hpp"
 #include "ipc/socket.hpp"
 #include "ipc/wait_ready.hpp"
-#include "launch/zygote.hpp"
+#include "launch/run/zygote.hpp"
 #include "manager/embedding.hpp"
 #include "manager/process.hpp"
 #include "manager/role.hpp"

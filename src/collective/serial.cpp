@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "collective/checks.hpp"
+#include "collective/signature/checks.hpp"
 
 namespace accelmgr::collective {
 namespace {

@@ -6,8 +6,8 @@
 #include <functional>
 #include <string_view>
 
-#include "distributed/arrays.hpp"
-#include "distributed/device_team.hpp"
+#include "distributed/collectives/arrays.hpp"
+#include "distributed/collectives/device_team.hpp"
 #include "libtorch_distributed/dtype.hpp"
 
 namespace accelmgr::distributed {

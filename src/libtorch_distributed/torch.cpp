@@ -1,5 +1,5 @@
 // Implements the libtorch interface of the floor `distributed`: c10d's store, CUDA devices.
-#include "distributed/torch.hpp"
+#include "distributed/context/torch.hpp"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -63,7 +63,7 @@ class LibtorchClient final : public StoreClient {
 
 class Libtorch final : public Torch {
  public:
-  std::unique_ptr<StoreClient> open_store(const HostPort& peer, int listening_fd,
+  std::unique_ptr<StoreClient> open_store(const ipc::HostPort& peer, int listening_fd,
                                           milliseconds timeout) override {
     c10d::TCPStoreOptions options;
     options.port = static_cast<std::uint16_t>(peer.port);

@@ -6,7 +6,7 @@
 #include "accelmgr/errors.hpp"
 #include "accelmgr/launch.hpp"
 #include "device/error.hpp"
-#include "launch/failure.hpp"
+#include "launch/run/failure.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;

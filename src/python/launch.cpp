@@ -21,10 +21,10 @@
 #include "accelmgr/multiprocess_launch.hpp"
 #include "base/clock.hpp"
 #include "base/timing.hpp"
-#include "distributed/process_group.hpp"
-#include "launch/environment_scope.hpp"
-#include "launch/failure.hpp"
-#include "launch/zygote.hpp"
+#include "distributed/multiprocess/process_group.hpp"
+#include "launch/run/environment_scope.hpp"
+#include "launch/run/failure.hpp"
+#include "launch/run/zygote.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;

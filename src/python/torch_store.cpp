@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
-#include "distributed/torch.hpp"
+#include "distributed/context/torch.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;
@@ -15,7 +15,6 @@ namespace nb = nanobind;
 namespace accelmgr::python {
 namespace {
 
-using distributed::HostPort;
 using distributed::StoreClient;
 using std::chrono::milliseconds;
 
@@ -85,7 +84,7 @@ nb::module_ torch_store() { return nb::module_::import_("accelmgr._launch.torch_
 
 class PythonTorch final : public distributed::Torch {
  public:
-  std::unique_ptr<StoreClient> open_store(const HostPort& peer, int listening_fd,
+  std::unique_ptr<StoreClient> open_store(const ipc::HostPort& peer, int listening_fd,
                                           milliseconds timeout) override {
     return in_interpreter([&] {
       const auto fd = listening_fd >= 0 ? nb::object(nb::int_(listening_fd)) : nb::object(nb::none());

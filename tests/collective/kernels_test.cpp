@@ -1,4 +1,4 @@
-#include "collective/kernels.hpp"
+#include "collective/kernels/kernels.hpp"
 
 #include <gtest/gtest.h>
 

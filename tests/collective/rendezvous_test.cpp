@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "accelmgr/errors.hpp"
-#include "collective/address.hpp"
 #include "collective/gloo/load.hpp"
-#include "collective/hosts.hpp"
+#include "collective/hosts/hosts.hpp"
 #include "contract/collective/file_store.hpp"
+#include "ipc/address.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::collective {
@@ -96,10 +96,10 @@ TEST(Rendezvous, ARankOutsideTheWorldIsRefused) {
   });
 }
 
-TEST(LocalAddress, OfAnInterface) { EXPECT_EQ(local_address("lo"), "127.0.0.1"); }
+TEST(LocalAddress, OfAnInterface) { EXPECT_EQ(ipc::local_address("lo"), "127.0.0.1"); }
 
 TEST(LocalAddress, AnUnknownInterfaceListsThoseThereAre) {
-  EXPECT_THAT(message_of<ConfigError>([] { local_address("eth99"); }),
+  EXPECT_THAT(message_of<ConfigError>([] { ipc::local_address("eth99"); }),
               testing::AllOf(HasSubstr("there is no network interface 'eth99'"), HasSubstr("lo")));
 }
 

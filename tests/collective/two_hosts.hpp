@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "accelmgr/communicator.hpp"
-#include "collective/hosts.hpp"
-#include "collective/store.hpp"
+#include "collective/hosts/hosts.hpp"
+#include "collective/hosts/store.hpp"
 
 namespace accelmgr::collective::hosts_test {
 

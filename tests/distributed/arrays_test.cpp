@@ -1,5 +1,5 @@
 // Tests of collectives of arrays: every dtype with every reduction, and collectives that work on blocks.
-#include "distributed/arrays.hpp"
+#include "distributed/collectives/arrays.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "distributed/device_team.hpp"
+#include "distributed/collectives/device_team.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 

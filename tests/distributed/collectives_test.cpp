@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "accelmgr/distributed_context.hpp"
-#include "distributed/objects.hpp"
+#include "distributed/collectives/objects.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 

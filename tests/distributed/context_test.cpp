@@ -20,7 +20,7 @@
 #include "base/log_tail.hpp"
 #include "collective/gloo/load.hpp"
 #include "contract/collective/meeting.hpp"
-#include "distributed/tcp_store.hpp"
+#include "distributed/store/tcp_store.hpp"
 #include "ipc/network.hpp"
 #include "ipc/process.hpp"
 #include "ipc/processes.hpp"
@@ -65,7 +65,7 @@ Variables torchrun_variables(int port, int world_size) {
 /// not survive a fork.
 class Agent {
  public:
-  Agent() : socket_(bind_tcp("127.0.0.1", 0)), port_(ipc::bound_port(socket_.get())) {}
+  Agent() : socket_(ipc::bind_tcp("127.0.0.1", 0)), port_(ipc::bound_port(socket_.get())) {}
   Variables variables(int world_size) const { return torchrun_variables(port_, world_size); }
   /// Call it in one rank, before that rank connects.
   std::unique_ptr<TcpStore> serve() { return TcpStore::serve(std::move(socket_)); }
@@ -166,7 +166,7 @@ TEST(ContextOfTorchrun, ARankOfTheNextProgramThatIsEarlyDoesNotJoinTheWorldOfThe
 
 TEST(ContextOfTorchrun, ARankThatIsEarlyAtTheStoreOfALaunchThatEndsGoesToTheNext) {
   const ReservedPort port;
-  const auto serve = [&] { return TcpStore::serve(bind_tcp("127.0.0.1", port.number())); };
+  const auto serve = [&] { return TcpStore::serve(ipc::bind_tcp("127.0.0.1", port.number())); };
   const auto meet_once = [] {
     initialize("shm", {.timeout_s = 20});
     EXPECT_EQ(all_reduce(1.0), 2.0);

@@ -1,4 +1,4 @@
-#include "distributed/environment.hpp"
+#include "distributed/context/environment.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

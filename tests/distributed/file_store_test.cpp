@@ -1,4 +1,4 @@
-#include "distributed/file_store.hpp"
+#include "distributed/store/file_store.hpp"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,7 +1,7 @@
 // main() of tests whose ranks are this program, forked or executed again.
 #include <gtest/gtest.h>
 
-#include "launch/spawner.hpp"
+#include "launch/run/spawner.hpp"
 
 int main(int argc, char** argv) {
   accelmgr::launch::take_role(argc, argv);

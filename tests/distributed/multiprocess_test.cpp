@@ -13,9 +13,9 @@
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
 #include "collective/gloo/load.hpp"
-#include "distributed/process_group.hpp"
-#include "distributed/tcp.hpp"
+#include "distributed/multiprocess/process_group.hpp"
 #include "ipc/network.hpp"
+#include "ipc/tcp.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "reserved_port.hpp"
@@ -76,7 +76,7 @@ TEST(MultiprocessConfig, IsResolvedOnceAndKeepsItsPort) {
   ASSERT_TRUE(config.master_port);
   EXPECT_GE(*config.master_port, 29500);
   // The port stays bound: neither another process nor another configuration gets it.
-  EXPECT_THAT(message_of<ConfigError>([&] { distributed::bind_tcp("127.0.0.1", *config.master_port); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { ipc::bind_tcp("127.0.0.1", *config.master_port); }),
               HasSubstr(std::to_string(*config.master_port)));
   MultiprocessConfig other;
   MultiprocessConfig::resolve(other);
@@ -278,7 +278,7 @@ TEST(LaunchSubprocesses, OneRankRunsInPlaceAndLeavesNothingBehind) {
 
 TEST(LaunchSubprocesses, ThePortOfTheMasterIsFreeForTheRanks) {
   const launch::Function binds = [](int rank, const Value&) {
-    if (rank == 0) distributed::bind_tcp("127.0.0.1", std::stoi(std::getenv("MASTER_PORT")));
+    if (rank == 0) ipc::bind_tcp("127.0.0.1", std::stoi(std::getenv("MASTER_PORT")));
     return Value();
   };
   const auto launch_twice = [&] {

@@ -1,4 +1,4 @@
-#include "distributed/parallel_layout.hpp"
+#include "distributed/multiprocess/parallel_layout.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -17,7 +17,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
-#include "distributed/torch.hpp"
+#include "distributed/context/torch.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -168,7 +168,7 @@ class Client final : public StoreClient {
  public:
   /// Connects and asks once, so only a store lets the constructor return. It connects again, as torch does,
   /// if a server that is ending drops the connection.
-  Client(const HostPort& peer, std::unique_ptr<Server> server, milliseconds timeout)
+  Client(const ipc::HostPort& peer, std::unique_ptr<Server> server, milliseconds timeout)
       : server_(std::move(server)) {
     for (const auto deadline = base::Deadline::in_seconds(double(timeout.count()) / 1e3);; sched_yield()) {
       try {
@@ -211,7 +211,7 @@ class Client final : public StoreClient {
   }
 
  private:
-  static base::UniqueFd connect_to(const HostPort& peer) {
+  static base::UniqueFd connect_to(const ipc::HostPort& peer) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<std::uint16_t>(peer.port));
@@ -232,7 +232,7 @@ class Client final : public StoreClient {
 
 class PlainTorch final : public Torch {
  public:
-  std::unique_ptr<StoreClient> open_store(const HostPort& peer, int listening_fd,
+  std::unique_ptr<StoreClient> open_store(const ipc::HostPort& peer, int listening_fd,
                                           milliseconds timeout) override {
     return std::make_unique<Client>(
         peer, listening_fd >= 0 ? std::make_unique<Server>(listening_fd) : nullptr, timeout);

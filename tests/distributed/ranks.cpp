@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "accelmgr/distributed_context.hpp"
-#include "launch/environment.hpp"
+#include "launch/plan/environment.hpp"
 
 namespace accelmgr::test {
 namespace {

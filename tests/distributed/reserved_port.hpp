@@ -9,8 +9,8 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/unique_fd.hpp"
-#include "distributed/tcp.hpp"
 #include "ipc/network.hpp"
+#include "ipc/tcp.hpp"
 
 namespace accelmgr::test {
 

@@ -7,8 +7,8 @@
 
 #include "accelmgr/distributed_context.hpp"
 #include "collective/gloo/load.hpp"
-#include "distributed/tcp.hpp"
 #include "ipc/network.hpp"
+#include "ipc/tcp.hpp"
 #include "message_of.hpp"
 #include "reserved_port.hpp"
 

@@ -1,4 +1,4 @@
-#include "distributed/tcp_store.hpp"
+#include "distributed/store/tcp_store.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ struct Pair {
 };
 
 Pair make_pair_of_stores() {
-  auto socket = bind_tcp("127.0.0.1", 0);
+  auto socket = ipc::bind_tcp("127.0.0.1", 0);
   const int port = ipc::bound_port(socket.get());
   auto server = TcpStore::serve(std::move(socket));
   return {std::move(server), TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(plenty_s)), port};
@@ -97,7 +97,7 @@ TEST(TcpStore, ConnectingWaitsUntilItIsServed) {
   auto connecting = std::async(std::launch::async, [port] {
     return TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(plenty_s));
   });
-  const auto server = TcpStore::serve(bind_tcp("127.0.0.1", port));
+  const auto server = TcpStore::serve(ipc::bind_tcp("127.0.0.1", port));
   server->set("key", "value");
   EXPECT_EQ(connecting.get()->get("key", Deadline::in_seconds(plenty_s)), "value");
 }
@@ -112,16 +112,17 @@ TEST(TcpStore, ConnectingToNobodyNamesTheAddress) {
 }
 
 TEST(TcpStore, ConnectingToWhatIsNoStoreEndsAtTheDeadline) {
-  const auto silent = bind_tcp("127.0.0.1", 0);  // The kernel accepts connections, but no process replies.
+  const auto silent =
+      ipc::bind_tcp("127.0.0.1", 0);  // The kernel accepts connections, but no process replies.
   const auto message = message_of<SessionError>(
       [&] { TcpStore::connect("127.0.0.1", ipc::bound_port(silent.get()), Deadline::in_seconds(0.2)); });
   EXPECT_NE(message.find("does not answer as a store"), std::string::npos) << message;
 }
 
 TEST(BindTcp, APortInUseIsAnErrorThatNamesIt) {
-  const auto first = bind_tcp("127.0.0.1", 0);
+  const auto first = ipc::bind_tcp("127.0.0.1", 0);
   const int port = ipc::bound_port(first.get());
-  const auto message = message_of<ConfigError>([port] { bind_tcp("127.0.0.1", port); });
+  const auto message = message_of<ConfigError>([port] { ipc::bind_tcp("127.0.0.1", port); });
   EXPECT_NE(message.find(fmt::format("port {} is in use", port)), std::string::npos) << message;
 }
 
@@ -129,7 +130,7 @@ TEST(BindTcp, APortInUseIsAnErrorThatNamesIt) {
 const std::string no_name(64, 'x');
 
 TEST(BindTcp, ANameThatNobodyKnowsIsNamed) {
-  EXPECT_EQ(message_of<ConfigError>([] { bind_tcp(no_name, 5); }),
+  EXPECT_EQ(message_of<ConfigError>([] { ipc::bind_tcp(no_name, 5); }),
             fmt::format("cannot listen at {}:5: Name or service not known", no_name));
 }
 
@@ -142,7 +143,7 @@ TEST(TcpStore, ConnectingToANameThatNobodyKnowsNamesIt) {
 }
 
 TEST(BindTcp, AnAddressOfAnotherHostIsAnErrorThatNamesIt) {
-  const auto message = message_of<ConfigError>([] { bind_tcp("192.0.2.1", 29500); });
+  const auto message = message_of<ConfigError>([] { ipc::bind_tcp("192.0.2.1", 29500); });
   EXPECT_NE(message.find("192.0.2.1:29500: that is not an address of this host"), std::string::npos)
       << message;
 }

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "accelmgr/distributed_context.hpp"
-#include "distributed/tcp_store.hpp"
-#include "distributed/torch.hpp"
+#include "distributed/context/torch.hpp"
+#include "distributed/store/tcp_store.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::distributed {
@@ -19,7 +19,8 @@ TEST(WithoutTorch, AStoreAtAnAddressIsRefusedAtOnce) {
   const auto says = [](const char* address) {
     return AllOf(HasSubstr(address), HasSubstr("no torch"), HasSubstr("file:///PATH"));
   };
-  EXPECT_THAT(message_of<ConfigError>([] { TcpStore::serve(bind_tcp("127.0.0.1", 0)); }), says("127.0.0.1:"));
+  EXPECT_THAT(message_of<ConfigError>([] { TcpStore::serve(ipc::bind_tcp("127.0.0.1", 0)); }),
+              says("127.0.0.1:"));
   EXPECT_THAT(
       message_of<ConfigError>([] { TcpStore::connect("127.0.0.1", 1, base::Deadline::in_seconds(1000)); }),
       says("127.0.0.1:1 "));

@@ -1,10 +1,10 @@
 // Tests of the table of device kinds, and of the devices that an environment leaves visible.
-#include "launch/devices.hpp"
+#include "launch/plan/devices.hpp"
 
 #include <ostream>
 
 #include "launch/hosts.hpp"
-#include "launch/resolution.hpp"
+#include "launch/plan/resolution.hpp"
 
 namespace accelmgr::launch {
 namespace {

@@ -1,13 +1,13 @@
 // Tests of the environment of each launched process: a table for each kind of launch, with a row for each
 // variable.
-#include "launch/environment.hpp"
+#include "launch/plan/environment.hpp"
 
 #include <functional>
 #include <optional>
 #include <ostream>
 
 #include "launch/hosts.hpp"
-#include "launch/ports.hpp"
+#include "launch/run/ports.hpp"
 
 namespace accelmgr::launch {
 namespace {

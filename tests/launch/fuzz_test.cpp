@@ -10,8 +10,8 @@
 #include "fuzzed.hpp"
 #include "ipc/memory.hpp"
 #include "ipc/socket.hpp"
-#include "launch/task.hpp"
-#include "launch/text_message.hpp"
+#include "launch/run/task.hpp"
+#include "launch/run/text_message.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::launch {

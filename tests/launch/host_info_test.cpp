@@ -1,5 +1,5 @@
 // Tests of HostInfo of this host.
-#include "launch/host_info.hpp"
+#include "launch/plan/host_info.hpp"
 
 #include <sched.h>
 #include <stdlib.h>

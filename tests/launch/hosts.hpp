@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "accelmgr/errors.hpp"
-#include "launch/launch_spec.hpp"
+#include "launch/plan/launch_spec.hpp"
 
 namespace accelmgr::launch {
 

@@ -1,8 +1,8 @@
 // Tests of the launch spec: the values of options that the user left open, and the source of each value.
 #include <ostream>
 
-#include "launch/environment.hpp"
 #include "launch/hosts.hpp"
+#include "launch/plan/environment.hpp"
 
 namespace accelmgr::launch {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "functions.hpp"
-#include "launch/spawner.hpp"
+#include "launch/run/spawner.hpp"
 #include "launched.hpp"
 
 namespace accelmgr::launch::test {

@@ -3,7 +3,7 @@
 #include <sys/prctl.h>
 
 #include "functions.hpp"
-#include "launch/spawner.hpp"
+#include "launch/run/spawner.hpp"
 
 int main(int argc, char** argv) {
   accelmgr::launch::test::register_functions();

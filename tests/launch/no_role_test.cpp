@@ -1,6 +1,6 @@
 // Tests of a program that does not call accelmgr::init(): spawn() must not execute it again in another role.
 #include "launch/hosts.hpp"
-#include "launch/spawner.hpp"
+#include "launch/run/spawner.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::launch {

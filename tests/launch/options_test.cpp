@@ -1,5 +1,5 @@
 // Tests of launch options that come from texts, deprecated ones among them, and from the configuration.
-#include "launch/options.hpp"
+#include "launch/plan/options.hpp"
 
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>

@@ -1,5 +1,5 @@
 // Tests that ports are bound once, and accept connections from then on.
-#include "launch/ports.hpp"
+#include "launch/run/ports.hpp"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <set>
 
-#include "launch/host_port.hpp"
+#include "ipc/host_port.hpp"
 #include "launch/hosts.hpp"
 #include "message_of.hpp"
 
@@ -72,7 +72,7 @@ TEST(WorkerPorts, AreThoseThatTheSpecTells) {
     EXPECT_EQ(spec.endpoints[i], text(spec.workers[i].address));
     EXPECT_TRUE(connects(ports.workers[i].port));
   }
-  EXPECT_EQ(spec.service_address, text(HostPort{"node1.cluster", ports.service.port}));
+  EXPECT_EQ(spec.service_address, text(ipc::HostPort{"node1.cluster", ports.service.port}));
   EXPECT_TRUE(connects(ports.service.port));
   EXPECT_TRUE(says(text(spec), {"(ports bound here)", "(port bound here)"}));
 }

@@ -6,8 +6,8 @@
 
 #include <numeric>
 
-#include "launch/environment.hpp"
 #include "launch/hosts.hpp"
+#include "launch/plan/environment.hpp"
 
 namespace accelmgr::launch {
 namespace {
@@ -66,7 +66,7 @@ RC_GTEST_PROP(Ranks, OccurExactlyOnceEach, ()) {
       RC_ASSERT(child.at("LOCAL_RANK") == std::to_string(i));
       if (way == Way::workers) {
         RC_ASSERT(spec.workers.at(static_cast<std::size_t>(ranks.back())).address ==
-                  (HostPort{address_of(host), 5000 + i}));
+                  (ipc::HostPort{address_of(host), 5000 + i}));
       }
     }
   }

@@ -12,7 +12,7 @@
 #include "collective/gloo/load.hpp"
 #include "functions.hpp"
 #include "ipc/socket.hpp"
-#include "launch/ports.hpp"
+#include "launch/run/ports.hpp"
 #include "launched.hpp"
 
 namespace accelmgr::launch::test {

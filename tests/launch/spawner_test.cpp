@@ -1,5 +1,5 @@
 // Tests of the Spawner: programs that it executes, their descriptors and their slots.
-#include "launch/spawner.hpp"
+#include "launch/run/spawner.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
 // Checks that a launcher's variables are not taken for configuration, so a launched process can load one.
-#include "launch/variables.hpp"
+#include "launch/plan/variables.hpp"
 
 #include <algorithm>
 
 #include "config/loader.hpp"
-#include "launch/environment.hpp"
 #include "launch/hosts.hpp"
+#include "launch/plan/environment.hpp"
 
 namespace accelmgr::launch {
 namespace {

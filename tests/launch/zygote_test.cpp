@@ -1,5 +1,5 @@
 // Tests that the zygote refuses requests that it cannot read, and goes on.
-#include "launch/zygote.hpp"
+#include "launch/run/zygote.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -7,8 +7,8 @@
 #include <cstdlib>
 
 #include "accelmgr/multiprocess.hpp"
+#include "distributed/context/torch.hpp"
 #include "distributed/ranks.hpp"
-#include "distributed/torch.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::distributed {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "collective/gloo/load.hpp"
-#include "collective/hosts.hpp"
-#include "collective/store.hpp"
+#include "collective/hosts/hosts.hpp"
+#include "collective/hosts/store.hpp"
 
 namespace gloo::transport {
 class Device;

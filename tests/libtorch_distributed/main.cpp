@@ -2,7 +2,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "launch/spawner.hpp"
+#include "launch/run/spawner.hpp"
 
 int main(int argc, char** argv) {
   accelmgr::launch::take_role(argc, argv);

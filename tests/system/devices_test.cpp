@@ -13,7 +13,7 @@
 
 #include "config/start_method.hpp"
 #include "ipc/process.hpp"
-#include "launch/zygote.hpp"
+#include "launch/run/zygote.hpp"
 #include "perceptrons.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"

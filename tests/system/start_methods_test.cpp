@@ -8,7 +8,7 @@
 
 #include "config/start_method.hpp"
 #include "ipc/process.hpp"
-#include "launch/zygote.hpp"
+#include "launch/run/zygote.hpp"
 #include "perceptrons.hpp"
 #include "reference.hpp"
 #include "support.hpp"

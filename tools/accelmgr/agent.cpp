@@ -11,11 +11,11 @@
 #include "base/errno_text.hpp"
 #include "base/log.hpp"
 #include "collective/shm/factory.hpp"
-#include "distributed/tcp_store.hpp"
+#include "distributed/store/tcp_store.hpp"
 #include "ipc/network.hpp"
 #include "ipc/process.hpp"
-#include "launch/serial_memory.hpp"
-#include "launch/variables.hpp"
+#include "launch/plan/variables.hpp"
+#include "launch/serial/serial_memory.hpp"
 #include "program_path.hpp"
 #include "report_file.hpp"
 
@@ -89,7 +89,7 @@ Agent::Result Agent::run() {
 void Agent::open_store() {
   NodeLink::OpenStore open;
   if (spec_.node_rank == 0) {
-    auto socket = distributed::bind_tcp(spec_.master_addr, spec_.master_port);
+    auto socket = ipc::bind_tcp(spec_.master_addr, spec_.master_port);
     spec_.master_port = ipc::bound_port(socket.get());
     auto shared = std::make_shared<base::UniqueFd>(std::move(socket));
     open = [shared] { return distributed::TcpStore::serve(std::move(*shared)); };

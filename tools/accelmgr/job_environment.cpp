@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "accelmgr/errors.hpp"
-#include "launch/parse_number.hpp"
+#include "base/parse_number.hpp"
 
 namespace accelmgr::program {
 namespace {
@@ -35,7 +35,7 @@ constexpr Launcher launchers[] = {
 std::optional<int> number(const Environment& environment, const char* name) {
   const auto found = environment.find(name);
   if (found == environment.end()) return std::nullopt;
-  const auto parsed = launch::parse_number<int>(found->second);
+  const auto parsed = base::parse_number<int>(found->second);
   if (!parsed || *parsed < 0)
     throw ConfigError(fmt::format("{}={}: it must be a whole number, 0 or more", name, found->second));
   return parsed;
@@ -64,7 +64,7 @@ void add_range(std::string_view prefix, std::string_view range, std::string_view
   const auto dash = range.find('-');
   const auto first = range.substr(0, dash);
   const auto last = dash == std::string_view::npos ? first : range.substr(dash + 1);
-  const auto from = launch::parse_number<int>(first), to = launch::parse_number<int>(last);
+  const auto from = base::parse_number<int>(first), to = base::parse_number<int>(last);
   if (!from || !to || *from < 0 || *to < *from || *to - *from > 65535)
     refuse_list(list, "a range has no numbers");
   for (int i = *from; i <= *to; ++i)
@@ -92,7 +92,7 @@ std::string rendezvous_of_slurm(const Environment& environment) {
   const auto list = environment.find("SLURM_STEP_NODELIST");
   if (list == environment.end()) return "";
   const auto id = environment.find("SLURM_JOB_ID");  // Those of federations have 32 bits, without a sign.
-  const auto job = id == environment.end() ? 0 : launch::parse_number<std::uint64_t>(id->second).value_or(0);
+  const auto job = id == environment.end() ? 0 : base::parse_number<std::uint64_t>(id->second).value_or(0);
   return fmt::format("{}:{}", hosts_in(list->second).front(), first_port + static_cast<int>(job % ports));
 }
 

@@ -15,8 +15,8 @@
 #include "accelmgr/errors.hpp"
 #include "base/errno_text.hpp"
 #include "ipc/process.hpp"
-#include "launch/environment.hpp"
-#include "launch/variables.hpp"
+#include "launch/plan/environment.hpp"
+#include "launch/plan/variables.hpp"
 
 namespace accelmgr::program {
 namespace {

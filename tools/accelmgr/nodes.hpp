@@ -29,7 +29,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
-#include "collective/store.hpp"
+#include "collective/hosts/store.hpp"
 #include "failure_summary.hpp"
 
 namespace accelmgr::program {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <numeric>
 
-#include "collective/kernels.hpp"
+#include "collective/kernels/kernels.hpp"
 
 namespace accelmgr::collective::gloo {
 namespace {

@@ -8,8 +8,8 @@
 #include "base/interruption.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
-#include "collective/checks.hpp"
 #include "collective/gloo/load.hpp"
+#include "collective/signature/checks.hpp"
 
 namespace accelmgr::collective::gloo {
 namespace {

@@ -14,8 +14,8 @@
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
 #include "collective/fork_mark.hpp"
-#include "collective/gathering.hpp"
 #include "collective/gloo/plugin.hpp"
+#include "collective/hosts/gathering.hpp"
 
 namespace accelmgr::collective::gloo {
 

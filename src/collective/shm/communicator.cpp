@@ -4,8 +4,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "collective/checks.hpp"
 #include "collective/shm/factory.hpp"
+#include "collective/signature/checks.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "accelmgr/communicator.hpp"
-#include "collective/kernels.hpp"
+#include "collective/kernels/kernels.hpp"
 #include "collective/shm/group.hpp"
 
 namespace accelmgr::collective::shm {

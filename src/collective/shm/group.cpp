@@ -7,7 +7,7 @@
 
 #include "base/interruption.hpp"
 #include "base/timing.hpp"
-#include "collective/checks.hpp"
+#include "collective/signature/checks.hpp"
 #include "ipc/spin.hpp"
 
 namespace accelmgr::collective::shm {

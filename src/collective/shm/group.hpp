@@ -13,7 +13,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "collective/shm/world.hpp"
-#include "collective/signature.hpp"
+#include "collective/signature/signature.hpp"
 
 namespace accelmgr::collective::shm {
 

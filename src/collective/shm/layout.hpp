@@ -25,7 +25,7 @@
 #include <type_traits>
 
 #include "collective/shm/parking.hpp"
-#include "collective/signature.hpp"
+#include "collective/signature/signature.hpp"
 
 namespace accelmgr::collective::shm {
 

@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "collective/gloo/load.hpp"
-#include "collective/hosts.hpp"
+#include "collective/hosts/hosts.hpp"
 #include "collective/serial.hpp"
 #include "collective/shm/factory.hpp"
 #include "file_store.hpp"

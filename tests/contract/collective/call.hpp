@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "accelmgr/communicator.hpp"
-#include "collective/signature.hpp"
+#include "collective/signature/signature.hpp"
 #include "oracle.hpp"
 
 namespace accelmgr::collective::contract {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "collective/store.hpp"
+#include "collective/hosts/store.hpp"
 #include "temporary_folder.hpp"
 
 namespace accelmgr::collective::contract {

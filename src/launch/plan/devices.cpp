@@ -1,0 +1,65 @@
+#include "launch/plan/devices.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "launch/plan/variables.hpp"
+
+namespace accelmgr::launch {
+
+std::span<const DeviceKind> device_kinds() {
+  static const std::vector<DeviceKind> kinds = {
+      {.name = "cpu",
+       .label = "CPU",
+       .option = "",
+       .visible = "",
+       .selected = "",
+       .flag = "",
+       .backend = "shm",
+       .has_driver = true,
+       .count = [](const HostInfo& host_info) { return host_info.cores; }},
+      {.name = "gpu",
+       .label = "GPU",
+       .option = "gpus",
+       .visible = "CUDA_VISIBLE_DEVICES",
+       .selected = variable::selected_gpus,
+       .flag = variable::flag_gpus,
+       .backend = "nccl",
+       .has_driver = true,
+       .count = [](const HostInfo& host_info) { return host_info.gpus; }},
+      {.name = "xpu",
+       .label = "XPU",
+       .option = "xpus",
+       .visible = "XPU_VISIBLE_DEVICES",
+       .selected = variable::selected_xpus,
+       .flag = variable::flag_xpus,
+       .backend = "bkcl",
+       .has_driver = false,
+       .count = [](const HostInfo&) { return 0; }},
+      {.name = "custom",
+       .label = "CUSTOM",
+       .option = "",
+       .visible = variable::selected_customs,
+       .selected = variable::selected_customs,
+       .flag = "",
+       .backend = "xccl",
+       .has_driver = false,
+       .count = [](const HostInfo&) { return 0; }},
+  };
+  return kinds;
+}
+
+const DeviceKind& device_kind(std::string_view name) {
+  const auto kinds = device_kinds();
+  const auto found = std::ranges::find(kinds, name, &DeviceKind::name);
+  if (found == kinds.end()) throw std::logic_error("no kind of devices is called " + std::string(name));
+  return *found;
+}
+
+const DeviceKind* device_kind_of_backend(std::string_view backend) {
+  const auto kinds = device_kinds();
+  const auto found = std::ranges::find(kinds, backend, &DeviceKind::backend);
+  return found == kinds.end() || found->visible.empty() ? nullptr : &*found;
+}
+
+}  // namespace accelmgr::launch

@@ -1,0 +1,224 @@
+#include "launch/run/child.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/close_range.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+
+#include "base/log.hpp"
+#include "base/timing.hpp"
+#include "ipc/process.hpp"
+#include "launch/plan/variables.hpp"
+#include "launch/run/detached_contexts.hpp"
+#include "launch/run/environment_scope.hpp"
+#include "launch/run/failure.hpp"
+#include "launch/run/functions.hpp"
+#include "launch/run/task.hpp"
+
+namespace accelmgr::launch {
+namespace {
+
+constexpr int exit_not_found = 127;  ///< The exit codes of shells: program not found, and not executable.
+constexpr int exit_not_executed = 126;
+
+const char* device_name() noexcept {
+  const char* name = std::getenv(variable::mp_device);
+  return name != nullptr ? name : "CPU";
+}
+
+struct Descriptors {
+  base::UniqueFd socket;
+  std::vector<base::UniqueFd> passed;
+};
+
+base::UniqueFd move_above(base::UniqueFd fd, int last) {
+  if (fd.get() > last) return fd;
+  base::UniqueFd above(fcntl(fd.get(), F_DUPFD_CLOEXEC, last + 1));
+  if (!above) throw SystemError(fmt::format("duplicating descriptor {}", fd.get()), errno);
+  return above;
+}
+
+/// Gives each passed descriptor its number. If the child executes a program, all others above 2 are closed
+/// on exec.
+void place(Descriptors& descriptors, const std::vector<int>& targets, bool executes) {
+  if (targets.size() != descriptors.passed.size())
+    throw SessionError(
+        fmt::format("expected {} descriptors, got {}", targets.size(), descriptors.passed.size()));
+  int last = STDERR_FILENO;
+  for (const int target : targets) last = std::max(last, target);
+  descriptors.socket = move_above(std::move(descriptors.socket), last);
+  for (auto& fd : descriptors.passed) fd = move_above(std::move(fd), last);
+  if (executes) close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+  for (std::size_t i = 0; i < targets.size(); ++i)
+    if (dup2(descriptors.passed[i].get(), targets[i]) < 0)
+      throw SystemError(fmt::format("giving a descriptor the number {}", targets[i]), errno);
+  descriptors.passed.clear();
+}
+
+void report(int socket, const Report& report, const std::string& what) {
+  TextMessage(encode(report), what).send(socket);
+}
+
+void report_failure(int socket, Failure failure) noexcept {
+  try {
+    report(socket, {.result = {}, .failure = std::move(failure)}, "a failure");
+  } catch (const std::exception&) {
+    // The launching process is gone.
+  }
+}
+
+/// _exit: the functions registered with atexit() belong to the parent.
+[[noreturn]] void end(int code) noexcept {
+  join_detached_contexts();
+  std::cout.flush();
+  std::fflush(stdout);
+  std::fflush(stderr);
+  _exit(code);
+}
+
+/// Runs the function of the child and reports its result. `prepare` returns the setup and the function. A
+/// failure names one of three phases: "start" (prepare), "setup" and "function".
+template <class Prepare>
+[[noreturn]] void run_function(int socket, int rank, Prepare prepare) noexcept {
+  std::string phase = "start";
+  int code = 0;
+  try {
+    base::start_logging(fmt::format("rank {}", rank));
+    const auto [setup, function] = prepare();
+    phase = "setup";
+    if (setup) setup();
+    phase = "function";
+    const Value result = function();
+    report(socket, {.result = result, .failure = {}}, fmt::format("the result of rank {}", rank));
+  } catch (...) {
+    auto failure = failure_of(std::current_exception(), rank, phase);
+    code = failure.exit_code;
+    print_failure(failure, device_name());
+    write_error_file(failure);
+    report_failure(socket, std::move(failure));
+  }
+  end(code);
+}
+
+struct Calls {
+  std::function<void()> setup;
+  std::function<Value()> function;
+};
+
+[[noreturn]] void make_call(int socket, int rank) noexcept {
+  run_function(socket, rank, [&] {
+    const auto text = receive_text_message(socket, base::Deadline::in_seconds(timing::first_words_s));
+    if (!text)
+      throw SessionError("the process that launched this one ended before it said which function to call");
+    const auto call = std::make_shared<const Call>(decode_call(*text));
+    Calls calls;
+    if (!call->setup.empty())
+      calls.setup = [rank, call, &setup = registered_function(call->setup)] { setup(rank, call->args); };
+    calls.function = [rank, call, &function = registered_function(call->function)] {
+      return function(rank, call->args);
+    };
+    return calls;
+  });
+}
+
+[[noreturn]] void execute_program(int socket, const Order& order) noexcept {
+  std::vector<char*> argv;
+  for (const auto& arg : order.program) argv.push_back(const_cast<char*>(arg.c_str()));
+  argv.push_back(nullptr);
+  execvp(argv[0], argv.data());
+  const int error = errno;
+  try {
+    throw SystemError(fmt::format("executing {}", order.program[0]), error);
+  } catch (const SystemError&) {
+    auto failure = failure_of(std::current_exception(), order.rank, "start");
+    failure.exit_code = error == ENOENT ? exit_not_found : exit_not_executed;
+    report_failure(socket, failure);
+    _exit(failure.exit_code);
+  }
+}
+
+void execute_self(int socket, const Order& order) {
+  auto command = ipc::self_command();
+  const auto program = command.program;
+  command.arguments.insert(command.arguments.end(),
+                           {child_argument, std::to_string(socket), std::to_string(order.rank)});
+  std::vector<char*> argv;
+  for (auto& argument : command.arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  fcntl(socket, F_SETFD, 0);
+  execv(program.c_str(), argv.data());
+  throw SystemError(fmt::format("executing {}", command.arguments.front()), errno);
+}
+
+Descriptors descriptors_of(ipc::SpawnRequest request) {
+  Descriptors descriptors{std::move(request.fds.front()), {}};
+  for (std::size_t i = 1; i < request.fds.size(); ++i)
+    descriptors.passed.push_back(std::move(request.fds[i]));
+  return descriptors;
+}
+
+/// Receives the order, and gives this process the name, the environment and the descriptors of it. Does not
+/// return if that fails, or if the order is to execute this program again.
+Order take_order(Descriptors& descriptors) noexcept {
+  Order order;
+  try {
+    const auto text =
+        receive_text_message(descriptors.socket.get(), base::Deadline::in_seconds(timing::first_words_s));
+    if (!text) _exit(ipc::exit_uncaught);
+    order = decode_order(*text);
+    ipc::name_process(fmt::format("accelmgr:rank{}", order.rank).c_str());
+    replace_environment(order.environment);
+    place(descriptors, order.targets, order.execute_self || !order.program.empty());
+    if (order.execute_self) execute_self(descriptors.socket.get(), order);
+  } catch (const std::exception&) {
+    auto failure = failure_of(std::current_exception(), order.rank, "start");
+    print_failure(failure, device_name());
+    report_failure(descriptors.socket.get(), std::move(failure));
+    _exit(ipc::exit_uncaught);
+  }
+  return order;
+}
+
+[[noreturn]] void run_callable(int socket, int rank, const std::function<Value(int)>& callable,
+                               const std::function<void(int)>& setup) noexcept {
+  run_function(socket, rank, [&] {
+    Calls calls;
+    if (setup) calls.setup = [&setup, rank] { setup(rank); };
+    calls.function = [&callable, rank] { return callable(rank); };
+    return calls;
+  });
+}
+
+}  // namespace
+
+void run_child(ipc::SpawnRequest request, const std::function<Value(int)>& callable,
+               const std::function<void(int)>& setup) noexcept {
+  if (request.fds.empty()) _exit(ipc::exit_uncaught);  // There is no socket to report to.
+  auto descriptors = descriptors_of(std::move(request));
+  const auto order = take_order(descriptors);
+  const int socket = descriptors.socket.release();  // Stays open until the process ends.
+  if (!order.program.empty()) execute_program(socket, order);
+  if (order.call) make_call(socket, order.rank);
+  run_callable(socket, order.rank, callable, setup);
+}
+
+void become_fork_server(base::UniqueFd socket, const base::UniqueFd& creator) noexcept {
+  const ipc::ChildMain child_main = [](ipc::SpawnRequest request) -> int {
+    run_child(std::move(request), {}, {});
+  };
+  ipc::become_fork_server_beside_threads(std::move(socket), child_main, fork_server_options(creator.get()));
+}
+
+void run_executed_child(int socket, int rank) noexcept {
+  fcntl(socket, F_SETFD, FD_CLOEXEC);
+  ipc::name_process(fmt::format("accelmgr:rank{}", rank).c_str());
+  make_call(socket, rank);
+}
+
+}  // namespace accelmgr::launch

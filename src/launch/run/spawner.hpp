@@ -1,0 +1,94 @@
+// Starts the processes of spawn() and of `accelmgr spawn`. The fork server (ipc/fork_server.hpp) forks a
+// child for each task. The child reads its task from the first descriptor it was passed, and calls a function
+// or executes a program.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accelmgr/launch.hpp"
+#include "base/clock.hpp"
+#include "base/unique_fd.hpp"
+#include "ipc/fork_server_client.hpp"
+#include "launch/run/text_message.hpp"
+
+namespace accelmgr::launch {
+
+/// What a child does: it executes `program`, or makes `call`, or else calls the callable of Spawner::fork().
+struct Task {
+  int rank = 0;                                    ///< In the world.
+  std::map<std::string, std::string> environment;  ///< The complete environment.
+  std::vector<std::string> program;                ///< argv; looked up in PATH of `environment`.
+  std::shared_ptr<const TextMessage> call;         ///< From make_call(); many tasks may share it.
+  bool execute_self = false;                       ///< The child executes this program, which makes the call.
+};
+
+/// A call of a registered function, after a call of the registered `setup` unless that is empty. Throws
+/// UsageError if the arguments take more than ipc::max_text_bytes.
+std::shared_ptr<const TextMessage> make_call(const std::string& function, const std::string& setup,
+                                             const Value& args);
+
+/// What a child that runs a function sends before it ends. A child that is killed sends nothing.
+struct Report {
+  std::optional<Value> result;
+  std::optional<Failure> failure;
+};
+
+/// Client of a fork server. The fork server, its children and their descendants end when this object is
+/// destroyed or this process ends, however it ends.
+class Spawner {
+ public:
+  /// Forks the fork server from this process, even if it has other threads. A child whose task has no program
+  /// and no call runs `setup` and `callable` with its rank. Throws SystemError.
+  static Spawner fork(std::function<Value(int)> callable = {}, std::function<void(int)> setup = {});
+  /// Executes this program again as the fork server, which so has no memory and no descriptors of this
+  /// process. Throws as execute().
+  static Spawner execute_server();
+  /// Forks the fork server from the zygote, which is this program executed again, once for all launches of
+  /// this process. Throws UsageError unless can_be_executed(), SystemError, SessionError.
+  static Spawner execute();
+  Spawner(Spawner&&) noexcept;
+  ~Spawner();
+
+  /// Asks the fork server for a child; does not wait for it. Events carry `slot` as their `rank`. Each pair
+  /// of `fds` is a descriptor here and its number in the child, which may be 0, 1 or 2. Returns a socket from
+  /// which read_report() reads the child's Report; a program that could not be executed sends one too. Throws
+  /// UsageError for an invalid task, SessionError if the fork server is gone, SystemError.
+  base::UniqueFd start(int slot, const Task& task, std::span<const std::pair<int, int>> fds = {});
+  /// Blocks until the fork server reports Started or Ended (ipc/fork_server_client.hpp). nullopt if the
+  /// deadline passes or the fork server is gone (fork_server_end()).
+  std::optional<ipc::Event> next(base::Deadline deadline);
+  /// Sends a signal to the process groups of all children, and continues stopped ones. Does nothing if the
+  /// fork server is gone.
+  void signal(int number) noexcept;
+  /// How the fork server ended, if it ended before stop(). All its children have been killed then.
+  const std::optional<std::string>& fork_server_end() const noexcept;
+  int socket() const noexcept;  ///< Readable when there is an event, or the fork server is gone.
+  int pidfd() const noexcept;   ///< The fork server's.
+  /// Ends the fork server, all children and their descendants. Blocks for a bounded time.
+  void stop(base::Deadline deadline) noexcept;
+
+ private:
+  struct State;
+  explicit Spawner(std::unique_ptr<State> state) noexcept;
+  std::unique_ptr<State> state_;
+};
+
+/// The report of a child that has ended; nullopt if it sent none. Does not block. Throws SessionError if it
+/// cannot be read.
+std::optional<Report> read_report(int socket);
+
+/// Call it first in main(). If this process was executed as a child or as the zygote, it takes that role
+/// and does not return.
+void take_role(int argc, char** argv);
+/// Declares that this program calls take_role() when it is executed with ipc::self_command().
+void let_be_executed() noexcept;
+/// True if one of these two was called: only then can this program be executed as a child.
+bool can_be_executed() noexcept;
+
+}  // namespace accelmgr::launch
