@@ -14,7 +14,7 @@
 namespace accelmgr::ipc {
 namespace {
 
-using test::message_of;
+using accelmgr::test::message_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

@@ -23,7 +23,7 @@ const char* name_of(ObjectKind kind) {
 }
 
 std::string_view body(std::string_view object, int from, ObjectKind expected) {
-  const auto kind = object.empty() ? ObjectKind{} : static_cast<ObjectKind>(object.front());
+  const auto kind = static_cast<ObjectKind>(object.empty() ? '\0' : object.front());
   if (kind != expected)
     throw CollectiveError(
         fmt::format("rank {} sent {}, {} was expected", from, name_of(kind), name_of(expected)),

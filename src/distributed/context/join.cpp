@@ -83,7 +83,7 @@ std::shared_ptr<collective::Store> open_store(JoinRequest& request, base::Deadli
 }
 
 std::string meeting_place(const JoinRequest& request) {
-  return meets_by_environment(request) ? launch::text(address_of_master(request)) : request.init_method;
+  return meets_by_environment(request) ? ipc::text(address_of_master(request)) : request.init_method;
 }
 
 Joined join_memory(const JoinRequest& request) {

@@ -144,7 +144,7 @@ std::unique_ptr<TcpStore> TcpStore::serve(base::UniqueFd socket) {
 }
 
 std::unique_ptr<TcpStore> TcpStore::connect(const std::string& host, int port, base::Deadline deadline) {
-  const auto name = launch::text({host, port});
+  const auto name = ipc::text({host, port});
   auto& torch = torch_for(name);
   // Waits here because torch, when it retries, writes to standard error and resolves the name each time.
   const auto peer = ipc::wait_for_listener(host, port, deadline);

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that clang-tidy finds nothing in src/: check_clang_tidy.py CHECKOUT WORK [FLOOR...]
+"""Checks that clang-tidy finds nothing in src/: check_clang_tidy.py CHECKOUT WORK PYTHON [FLOOR...]
 
-Checks the named floors, or all floors without torch. .clang-tidy has the rules. Most of the time goes into headers, so
-sources that share them are checked together as one unit; a unit that does not compile is cut in half.
+Checks the named floors, or all floors without torch. .clang-tidy has the rules. PYTHON has the clang-tidy of PyPI, which
+does not look into the headers of packages, as Debian's does. Most of the time goes into headers all the same, so the
+sources of a floor are checked together as one unit; a unit that does not compile is cut in half.
 
 WORK keeps the build tree, and a mark for each unit without findings. Such a unit is checked again only when .clang-tidy
 or a file that it includes has changed.
@@ -17,7 +18,7 @@ import shlex
 import subprocess
 import sys
 
-SOURCES_OF_A_UNIT = 8
+SOURCES_OF_A_UNIT = 24
 DOES_NOT_COMPILE = "[clang-diagnostic-error]"
 
 
@@ -45,18 +46,20 @@ def sources_of(checkout, tree, floors):
     return sources
 
 
-def units_of(sources):
-    """Yields (sources, options): a few sources of one folder that are compiled with the same options."""
+def units_of(checkout, sources):
+    """Yields (sources, options): sources of one floor that are compiled with the same options."""
     alike = {}
     for source, options in sources:
-        alike.setdefault((source.parent, options), []).append(source)
+        floor = source.relative_to(checkout / "src").parts[0]
+        alike.setdefault((floor, options), []).append(source)
     for (_, options), together in alike.items():
         for begin in range(0, len(together), SOURCES_OF_A_UNIT):
             yield tuple(together[begin : begin + SOURCES_OF_A_UNIT]), options
 
 
 class Linter:
-    def __init__(self, checkout, work):
+    def __init__(self, checkout, work, program):
+        self.program = program
         self.configuration = checkout / ".clang-tidy"
         self.marks = work / "clang_tidy_marks"
         self.marks.mkdir(parents=True, exist_ok=True)
@@ -71,7 +74,7 @@ class Linter:
         if mark.exists():
             return ""
         done = subprocess.run(
-            ["clang-tidy", "--quiet", f"--config-file={self.configuration}", file, "--", *options],
+            [self.program, "--quiet", f"--config-file={self.configuration}", file, "--", *options],
             capture_output=True, text=True)
         if DOES_NOT_COMPILE in done.stdout and len(sources) > 1:
             middle = len(sources) // 2
@@ -92,12 +95,21 @@ class Linter:
         return digest.hexdigest()
 
 
+def clang_tidy_of(python):
+    find = "import clang_tidy; print(clang_tidy.get_executable('clang-tidy'))"
+    found = subprocess.run([python, "-c", find], capture_output=True, text=True)
+    if found.returncode != 0:
+        sys.exit(f"tools/setup installs clang-tidy into .venv; {python} has none:\n{found.stderr}")
+    return found.stdout.strip()
+
+
 def main():
     checkout, work = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
-    units = list(units_of(sources_of(checkout, work / "clang_tidy", sys.argv[3:])))
+    program, floors = clang_tidy_of(sys.argv[3]), sys.argv[4:]
+    units = list(units_of(checkout, sources_of(checkout, work / "clang_tidy", floors)))
     if not units:
-        sys.exit("nothing is compiled of " + (", ".join(sys.argv[3:]) or "src"))
-    linter = Linter(checkout, work)
+        sys.exit("nothing is compiled of " + (", ".join(floors) or "src"))
+    linter = Linter(checkout, work, program)
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = [text for text in pool.map(linter.findings, units) if text]
     sys.exit("\n".join(found) if found else 0)
