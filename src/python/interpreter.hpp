@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "base/interruption.hpp"
 
@@ -74,9 +75,9 @@ class Interruption {
   std::function<bool()> hook() {
     return [this] { return raised_ = raised_ || check(); };
   }
-  /// Throws what the handler raised, if it has. The caller holds the lock.
-  void rethrow() const {
-    if (raised_) throw nanobind::python_error();
+  /// Throws what the handler raised, if it has, once. The caller holds the lock.
+  void rethrow() {
+    if (std::exchange(raised_, false)) throw nanobind::python_error();
   }
 
  private:

@@ -332,3 +332,42 @@ def test_outside_of_a_serial_executor(tmp_path):
         assert read_until(process, "free\n") == "interrupted\nfree\n"
         assert time.monotonic() - begin < AT_ONCE_S
         assert process.wait(timeout=BOUND_S) == 0
+
+
+LATE = """\
+import os, signal
+import accelmgr.distributed as dist
+
+come, passed = os.pipe(), os.pipe()
+
+class Late(Exception): ...
+
+def let_the_other_come(*ignored):
+    os.write(come[1], b"1")
+    os.read(passed[0], 1)
+    raise Late
+
+def barriers(rank):
+    if rank == 1:
+        dist.barrier()
+        os.read(come[0], 1)
+        dist.barrier()
+        os.write(passed[1], b"1")
+    else:
+        signal.signal(signal.SIGALRM, let_the_other_come)
+        dist.barrier()
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        try:
+            dist.barrier()
+        except Late as error:
+            print("late", repr(error), flush=True)
+    dist.barrier()
+
+dist.spawn("shm", barriers, (), nproc_per_node=2, start_method="fork")
+"""
+
+
+def test_a_call_that_succeeds_while_a_handler_raises_raises_what_the_handler_does(tmp_path):
+    with started("-c", LATE, cwd=tmp_path) as process:
+        assert process.communicate(timeout=BOUND_S)[0] == "late Late()\n"
+        assert process.returncode == 0

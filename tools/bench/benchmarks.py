@@ -270,8 +270,8 @@ ALL = {
         5, ["bench_trace"], trace_groups, reports.trace),
     "service_load": Benchmark(
         """What clients cost the host that drives a service: its steps alone, and while 1,000 requests a second come
-        over 8 connections and 100 clients follow the events. Both take turns of 2 seconds. They need a core beside
-        those of runner and host.""",
+        over 8 connections and 100 clients follow the events. Both take turns of 2 seconds. Host and runner have
+        the first core, the service and its clients the last one.""",
         3, ["bench_service_load"], service_load_groups, reports.service_load),
     "step": Benchmark(
         """The whole training cycle of MLPs with 1, 17 and 67 million parameters. What counts is the overhead: the

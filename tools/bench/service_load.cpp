@@ -1,10 +1,13 @@
 // Measures what clients of a service cost the host that drives it: its steps alone, and while 1,000 requests
 // a second come over 8 connections and 100 clients follow the events. Both take turns.
 //
-// The service, the clients and the host are a process each.
+// The service, the clients and the host are a process each. Host and runner compute on the first core of this
+// process, the service and its clients on the last one: what the service costs them is not what two processes
+// cost each other that want one core.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -153,6 +156,25 @@ void clients(const std::string& path, Shared& shared) {
   }
 }
 
+// ---- Cores ----
+
+cpu_set_t last_core() {
+  cpu_set_t cores, last;
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) throw SystemError("sched_getaffinity", errno);
+  int core = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(core, &cores)) --core;
+  CPU_ZERO(&last);
+  CPU_SET(core, &last);
+  return last;
+}
+
+/// Its children, which exist already, stay where they are.
+void move_threads(pid_t process, const cpu_set_t& cores) {
+  for (const auto& thread : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", process)))
+    if (sched_setaffinity(std::stoi(thread.path().filename()), sizeof cores, &cores) != 0)
+      throw SystemError("sched_setaffinity", errno);
+}
+
 // ---- What a process takes ----
 
 double field_of(pid_t pid, const std::string& name) {
@@ -249,6 +271,8 @@ int main(int argc, char** argv) {
     std::filesystem::permissions(folder, std::filesystem::perms::owner_all);
     const auto socket = (folder / "socket").string();
     auto& shared = *bench::share<Shared>();
+    const auto spare = last_core();
+    const bench::Pin pin(0, 1);
     int ready[2];
     if (pipe2(ready, O_CLOEXEC) != 0) throw SystemError("pipe2", errno);
     const auto service = bench::fork_worker([&] {
@@ -259,7 +283,11 @@ int main(int argc, char** argv) {
     close(ready[1]);
     char byte;
     if (read(ready[0], &byte, 1) != 1) throw std::runtime_error("the service has not begun");
-    const auto asking = bench::fork_worker([&] { clients(socket, shared); });
+    move_threads(service, spare);
+    const auto asking = bench::fork_worker([&] {
+      move_threads(getpid(), spare);
+      clients(socket, shared);
+    });
     measure(socket, service, shared, quick);
     kill(asking, SIGKILL);
     kill(service, SIGTERM);

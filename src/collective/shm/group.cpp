@@ -161,8 +161,10 @@ void Group::judge(Ready ready, bool closer, Patience& patience) {
     if (!ended.empty()) return fail(Verdict::lost, ended);
   }
   if (!left.empty()) return fail(Verdict::left, left);
-  if (patience.deadline().passed() || (closer && base::interrupted()))
-    fail(Verdict::timeout, missing(ready, [](int) { return true; }));
+  if (patience.deadline().passed() || (closer && base::interrupted())) {
+    const auto late = missing(ready, [](int) { return true; });
+    if (!late.empty()) fail(Verdict::timeout, late);  // They may all have come while the hook ran.
+  }
 }
 
 // ready() is asked again afterwards: a member may arrive, then leave or die, while this loop looks at it.
