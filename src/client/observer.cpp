@@ -32,6 +32,7 @@ StepResult result_of(const session::StepRecord& record) {
   result.compute_ms = ms(record.compute_ns);
   result.reduce_ms = ms(record.reduce_ns);
   result.wait_ms = ms(record.wait_ns);
+  result.data_ms = ms(record.data_ns);
   result.participants = record.participants;
   result.tries = record.tries;
   return result;

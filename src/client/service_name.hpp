@@ -6,8 +6,8 @@
 
 namespace accelmgr::client {
 
-/// The path of a service's socket. `given` is that path, if it has a slash; a session's name, which stands for
-/// accelmgr-NAME.sock in $XDG_RUNTIME_DIR; or empty, for accelmgr.sock there. Throws ConfigError: it is
+/// The path of a service's socket. `given` is that path, if it has a slash; a session's name, which stands
+/// for accelmgr-NAME.sock in $XDG_RUNTIME_DIR; or empty, for accelmgr.sock there. Throws ConfigError: it is
 /// neither, or there is no XDG_RUNTIME_DIR.
 std::string socket_path(const std::string& given);
 

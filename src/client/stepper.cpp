@@ -41,6 +41,7 @@ session::StepRecord record_of(const StepResult& result) {
           .compute_ns = ns(result.compute_ms),
           .reduce_ns = ns(result.reduce_ms),
           .wait_ns = ns(result.wait_ms),
+          .data_ns = ns(result.data_ms),
           .status = result.status,
           .counted = result.counted,
           .participants = result.participants,
@@ -561,12 +562,13 @@ void Stepper::fill(StepResult& result) const {
   result.samples = total.samples;
   result.nonfinite = total.nonfinite;
   result.participants = static_cast<std::uint32_t>(__builtin_popcount(request.participants));
-  std::uint64_t compute_ns = 0, reduce_ns = 0;
+  std::uint64_t compute_ns = 0, reduce_ns = 0, data_ns = 0;
   for (int rank = 0; rank < session_.ranks(); ++rank) {
     if ((request.participants >> rank & 1) == 0) continue;
     const auto& record = session_.record(rank);
     compute_ns = std::max(compute_ns, record.ballot.compute_ns);
     reduce_ns = std::max(reduce_ns, record.reduce_ns.load());
+    data_ns = std::max(data_ns, record.ballot.data_ns);
     const auto scalars = std::min<std::uint32_t>(record.ballot.scalars, session::max_scalars);
     for (std::uint32_t i = 0; i < scalars; ++i) {
       const auto& scalar = record.ballot.scalar[i];
@@ -579,6 +581,7 @@ void Stepper::fill(StepResult& result) const {
   }
   result.compute_ms = ms(compute_ns);
   result.reduce_ms = ms(reduce_ns);
+  result.data_ms = ms(data_ns);
 }
 
 }  // namespace accelmgr::client

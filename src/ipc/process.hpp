@@ -107,6 +107,10 @@ struct ProcessUsage {
 /// nullopt if there is no such process.
 std::optional<ProcessUsage> usage(pid_t pid);
 
+/// What a process has in memory that no file and no other process has: not the session, nor libraries.
+/// nullopt if there is no such process. Cheaper than usage().
+std::optional<std::uint64_t> private_bytes(pid_t pid);
+
 /// The kernel function in which the process's main thread sleeps ("futex_wait_queue"); empty if it runs, or
 /// if the kernel does not say.
 std::string wait_channel(pid_t pid);

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "accelmgr/errors.hpp"
@@ -31,6 +32,15 @@ std::optional<ProcessUsage> usage(pid_t pid) {
   usage.peak_rss_bytes = number_after(*status, "VmHWM:").value_or(0) * 1024;
   usage.rss_bytes = number_after(*status, "VmRSS:").value_or(0) * 1024;
   return usage;
+}
+
+std::optional<std::uint64_t> private_bytes(pid_t pid) {
+  const auto statm = read_proc(fmt::format("/proc/{}/statm", pid));
+  if (!statm) return std::nullopt;
+  std::istringstream fields(*statm);
+  std::uint64_t size = 0, resident = 0, shared = 0;
+  fields >> size >> resident >> shared;
+  return (resident - std::min(resident, shared)) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
 namespace {

@@ -55,6 +55,8 @@ void each_field(const StepResult*, Visit field) {
   field("reduce_ms", &StepResult::reduce_ms, "Time of the reduction in the slowest runner.");
   field("wait_ms", &StepResult::wait_ms,
         "step_ms without compute_ms and reduce_ms: triggers, waiting for data and for each other.");
+  field("data_ms", &StepResult::data_ms,
+        "How long the runner that waited longest for batches did so. Other runners may have computed.");
   field("error", &StepResult::error,
         "The causes, first cause first, with rank, phase, signal or exit code, exception. Empty when ok.");
   field("error_type", &StepResult::error_type,

@@ -9,6 +9,7 @@
 
 #include "accelmgr/step_result.hpp"
 #include "base/timing.hpp"
+#include "ipc/process.hpp"
 #include "service/status.hpp"
 #include "session/step_history.hpp"
 
@@ -76,6 +77,9 @@ void add_steps(Text& text, const session::Session& session) {
   text.family("accelmgr_step_wait_seconds", "histogram",
               "The rest of a step: waiting for data and processes.");
   text.histogram(totals.wait);
+  text.family("accelmgr_step_data_seconds", "histogram",
+              "How long the runner that waited longest for batches did so.");
+  text.histogram(totals.data);
   if (counted > 0) {
     text.family("accelmgr_loss", "gauge", "Mean loss of the last step that counted.");
     text.sample(totals.last_loss);
@@ -132,6 +136,23 @@ void add_service(Text& text, Service& service) {
       double(session::session_bytes(session.header(), __builtin_popcount(session.control().team.load()))));
 }
 
+/// Of processes that have ended, there is none.
+void add_processes(Text& text, Service& service) {
+  text.family("accelmgr_process_private_bytes", "gauge",
+              "Memory of a process that is not the session's, nor that of files.");
+  const auto add = [&](const std::string& labels, pid_t pid) {
+    if (const auto bytes = ipc::private_bytes(pid)) text.sample(labels, double(*bytes));
+  };
+  const auto& session = service.manager().session();
+  const auto& lease = service.manager().lease();
+  add("process=\"manager\"", getpid());
+  if (lease.state() != Lease::State::free && lease.host().pid != getpid())
+    add("process=\"host\"", lease.host().pid);
+  for (int rank = 0; rank < session.ranks(); ++rank)
+    if (session.record(rank).state.load() == session::RunnerState::ready)
+      add(fmt::format("process=\"runner {}\"", rank), session.record(rank).pid.load());
+}
+
 }  // namespace
 
 std::string metrics_of(Service& service) {
@@ -139,6 +160,7 @@ std::string metrics_of(Service& service) {
   add_service(text, service);
   add_steps(text, service.manager().session());
   add_runners(text, service);
+  add_processes(text, service);
   return text.take();
 }
 

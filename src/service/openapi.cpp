@@ -87,7 +87,7 @@ constexpr const char* schemas = R"json({
       "runners": {"type": "array", "items": {"$ref": "#/components/schemas/Runner"}}}},
   "Step": {
     "required": ["status", "counted", "step", "attempt", "loss", "samples", "participants", "tries", "step_ms",
-                 "compute_ms", "reduce_ms", "wait_ms"],
+                 "compute_ms", "reduce_ms", "wait_ms", "data_ms"],
     "properties": {
       "number": {"type": "integer", "description": "Counts the calls of step()"},
       "time_s": {"type": "number", "description": "When it returned, since 1970"},
@@ -102,7 +102,8 @@ constexpr const char* schemas = R"json({
       "step_ms": {"type": "number"},
       "compute_ms": {"type": "number"},
       "reduce_ms": {"type": "number"},
-      "wait_ms": {"type": "number"}}},
+      "wait_ms": {"type": "number"},
+      "data_ms": {"type": "number", "description": "Of the runner that waited longest for batches"}}},
   "Steps": {
     "required": ["steps", "first", "next"],
     "properties": {

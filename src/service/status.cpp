@@ -135,18 +135,19 @@ json result_of(const StepResult& result) {
           {"step_ms", result.step_ms},
           {"compute_ms", result.compute_ms},
           {"reduce_ms", result.reduce_ms},
-          {"wait_ms", result.wait_ms}};
+          {"wait_ms", result.wait_ms},
+          {"data_ms", result.data_ms}};
 }
 
 std::string record_text(std::uint64_t number, const session::StepRecord& record) {
   const auto ms = [](std::int64_t ns) { return double(ns) / 1e6; };
   return fmt::format(
       R"({{"number":{},"time_s":{},"step":{},"attempt":{},"status":"{}","counted":{},"loss":{},"samples":{},)"
-      R"("participants":{},"tries":{},"step_ms":{},"compute_ms":{},"reduce_ms":{},"wait_ms":{}}})",
+      R"("participants":{},"tries":{},"step_ms":{},"compute_ms":{},"reduce_ms":{},"wait_ms":{},"data_ms":{}}})",
       number, double(record.time_ns) / 1e9, record.step, record.attempt, to_string(record.status),
       record.counted != 0, std::isfinite(record.loss) ? fmt::format("{}", record.loss) : "null",
       record.samples, record.participants, record.tries, ms(record.duration_ns), ms(record.compute_ns),
-      ms(record.reduce_ns), ms(record.wait_ns));
+      ms(record.reduce_ns), ms(record.wait_ns), ms(record.data_ns));
 }
 
 json incident_of(std::uint64_t number, const session::Incident& incident) {

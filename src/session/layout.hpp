@@ -32,7 +32,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 9;
+constexpr std::uint32_t layout_version = 10;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
@@ -341,7 +341,7 @@ struct StepRecord {
   std::uint64_t attempt;
   double loss;
   std::uint64_t samples;
-  std::int64_t duration_ns, compute_ns, reduce_ns, wait_ns;
+  std::int64_t duration_ns, compute_ns, reduce_ns, wait_ns, data_ns;
   StepStatus status;
   std::uint32_t counted;
   std::uint32_t participants;
@@ -365,7 +365,7 @@ struct Durations {
 struct StepTotals {
   std::uint64_t calls[step_statuses];  ///< Of step(), by StepStatus.
   // Only steps that counted are added to these.
-  Durations duration, compute, reduce, wait;
+  Durations duration, compute, reduce, wait, data;
   double last_loss;  ///< 0: none has counted.
 };
 

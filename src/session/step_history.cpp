@@ -21,6 +21,7 @@ void add(StepTotals& totals, const StepRecord& record) noexcept {
   add(totals.compute, record.compute_ns);
   add(totals.reduce, record.reduce_ns);
   add(totals.wait, record.wait_ns);
+  add(totals.data, record.data_ns);
   totals.last_loss = record.loss;
 }
 

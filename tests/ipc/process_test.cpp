@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <future>
+#include <limits>
 #include <set>
 #include <thread>
 
@@ -257,6 +258,19 @@ TEST(Usage, SaysMemoryAndState) {
   EXPECT_EQ(usage(child.pid).value().state, 'Z');
   EXPECT_EQ(end_of(child), "killed by signal 9 (KILL)");
   EXPECT_FALSE(usage(child.pid));
+}
+
+TEST(Usage, PrivateBytesAreThoseThatNoOtherProcessHas) {
+  constexpr std::size_t bytes = 64 << 20;
+  constexpr auto populated = MAP_ANONYMOUS | MAP_POPULATE;
+  const auto before = private_bytes(getpid()).value();
+  void* shared = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | populated, -1, 0);
+  EXPECT_LT(private_bytes(getpid()).value(), before + bytes / 2);
+  void* own = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | populated, -1, 0);
+  EXPECT_GE(private_bytes(getpid()).value(), before + bytes);
+  munmap(shared, bytes);
+  munmap(own, bytes);
+  EXPECT_FALSE(private_bytes(std::numeric_limits<pid_t>::max()));
 }
 
 TEST(Usage, CountsProcessorTime) {

@@ -249,12 +249,12 @@ def test_where_nobody_serves_the_rendezvous(tmp_path):
 
 
 RUNS = """\
-import sys, accelmgr.distributed as dist
+import select, sys, accelmgr.distributed as dist
 from accelmgr.compat import ml_mp
 
 def stand():
     print("ready", flush=True)
-    sys.stdin.readline()
+    while not select.select([sys.stdin], [], [], 0.02)[0]: pass  # read() would miss a signal that comes just before it.
 
 try:
     ml_mp.init_and_run(stand, ml_mp.MultiprocessConfig(rank=0, local_rank=0, world_size=1))

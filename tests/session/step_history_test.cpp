@@ -29,6 +29,7 @@ StepRecord record_numbered(std::uint64_t number) {
           .compute_ns = n * 500'000,
           .reduce_ns = n * 1000,
           .wait_ns = n,
+          .data_ns = n,
           .status = counted ? StepStatus::ok : StepStatus::timeout,
           .counted = counted,
           .participants = static_cast<std::uint32_t>(number + 3),

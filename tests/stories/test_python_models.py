@@ -88,18 +88,18 @@ def test_a_factory_that_is_wrong_is_named(person, case):
 
 def test_a_configuration_is_served(person):
     write(person)
-    service = person.begins("accelmgr serve -c line.yaml --socket socket")
+    service = person.begins("accelmgr serve -c line.yaml --socket ./socket")
     assert service.stdout.readline().startswith("ready: model 'python', 2 runners"), service.communicate()
-    ended = person.types("accelmgr step --count 3 --socket socket")
+    ended = person.types("accelmgr step --count 3 --socket ./socket")
     assert ended.code == DONE and ended.out.startswith("step 1: loss "), ended.text
-    assert person.types("accelmgr stop --socket socket").code == DONE
+    assert person.types("accelmgr stop --socket ./socket").code == DONE
     _, err = service.communicate(timeout=60)
     assert (service.returncode, err) == (DONE, "")
 
 
 def test_a_service_names_a_factory_that_is_wrong(person):
     write(person, "lines:made")
-    ended = person.types("accelmgr serve -c line.yaml --socket socket")
+    ended = person.types("accelmgr serve -c line.yaml --socket ./socket")
     assert ended.code == USAGE, ended.text
     assert "has no 'made'" in ended.err, ended.text
     assert not person.file("socket").exists()

@@ -272,7 +272,7 @@ class BadInputTest(ProgramTest):
 
 class TrainTest(ProgramTest):
     STEP_KEYS = {"step", "attempt", "status", "counted", "loss", "samples", "step_ms", "compute_ms", "reduce_ms",
-                 "wait_ms", "update_ms", "parameter_version", "run_id"}
+                 "wait_ms", "data_ms", "update_ms", "parameter_version", "run_id"}
 
     def test_the_log_of_twenty_steps_adds_up(self):
         out, _ = self.train("--steps", "20", "--log", "log.jsonl")
@@ -282,7 +282,7 @@ class TrainTest(ProgramTest):
             self.assertEqual(set(step), self.STEP_KEYS)
             self.assertEqual((step["status"], step["counted"], step["samples"]), ("ok", True, 8))
             self.assertAlmostEqual(step["step_ms"], step["compute_ms"] + step["reduce_ms"] + step["wait_ms"], places=5)
-            for part in ("compute_ms", "reduce_ms", "wait_ms", "update_ms"):
+            for part in ("compute_ms", "reduce_ms", "wait_ms", "data_ms", "update_ms"):
                 self.assertGreaterEqual(step[part], 0)
         for before, after in itertools.pairwise(steps):
             self.assertLess(before["attempt"], after["attempt"])

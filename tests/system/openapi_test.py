@@ -36,7 +36,7 @@ class OpenApi(unittest.TestCase):
         self.errors = (self.folder / "errors").open("w")
         self.addCleanup(self.errors.close)
         self.service = subprocess.Popen(
-            [PROGRAM, "serve", "--config", "run.yaml", "--socket", "socket", "--http", ":0", "--token-file", "token",
+            [PROGRAM, "serve", "--config", "run.yaml", "--socket", "./socket", "--http", ":0", "--token-file", "token",
              "--set", "checkpoint.directory=checkpoints"],
             stdout=subprocess.PIPE, stderr=self.errors, text=True, cwd=self.folder, env=own)
         self.addCleanup(self.service.wait, WATCHDOG_S)

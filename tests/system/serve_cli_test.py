@@ -300,7 +300,8 @@ class Serve(ServiceTest):
         for command in (["status"], ["serve", "--config", str(self.configuration)], ["top"], ["trace"], ["events"]):
             said = self.run_program(*command, "--socket", "run.sock", extra=runtime)
             self.assertEqual(said.returncode, USAGE)
-            self.assertIn("'run.sock' without a slash is the name of a session; as a path it is './run.sock'", said.stderr)
+            self.assertIn("'run.sock' without a slash is the name of a session; as a path it is './run.sock'",
+                          said.stderr)
         said = self.run_program("status", "--socket", "a b", extra=runtime)
         self.assertEqual(said.returncode, USAGE)
         self.assertIn("'a b' is no name of a session, which has letters, digits, '.', '_' and '-' alone", said.stderr)

@@ -23,7 +23,7 @@ except ImportError:
     parser = None
 
 SEVEN_STEPS = ["--set", "data.elements=56", "--set", "data.epochs=1"]
-PARTS = {"duration": "step_ms", "compute": "compute_ms", "reduce": "reduce_ms", "wait": "wait_ms"}
+PARTS = {"duration": "step_ms", "compute": "compute_ms", "reduce": "reduce_ms", "wait": "wait_ms", "data": "data_ms"}
 
 
 class Connection(http.client.HTTPConnection):
@@ -116,6 +116,8 @@ class Watch(ServiceTest):
         self.assertEqual(metrics.labelled("queue_batches", "rank"), {"0": 0, "1": 0})
         self.assertEqual([runner["queued_batches"] for runner in status["runners"]], [0, 0])
         self.assertEqual([runner["silent_s"] for runner in filled["runners"]], [0, 0])
+        self.assertEqual(set(metrics.labelled("process_private_bytes", "process")), {"manager", "runner 0", "runner 1"})
+        self.assertGreater(min(metrics.labelled("process_private_bytes", "process").values()), 1 << 20)
         self.assertEqual((status["version"], status["max_runners"]), (self.version(), 2))
         self.assertIsNone(status["checkpoint_directory"])
         self.assertEqual(metrics.labelled("build_info", "version"), {self.version(): 1})

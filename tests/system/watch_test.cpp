@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -117,11 +119,35 @@ TEST(Watch, TheLastStepsAreThere) {
     for (const auto* field :
          {"step", "attempt", "status", "counted", "loss", "samples", "participants", "tries"})
       EXPECT_EQ(found["steps"][i][field], made[i][field]) << field;
-  for (const auto* field : {"step_ms", "compute_ms", "reduce_ms", "wait_ms"})
+  for (const auto* field : {"step_ms", "compute_ms", "reduce_ms", "wait_ms", "data_ms"})
     EXPECT_NEAR(found["steps"][0][field].get<double>(), made[0][field].get<double>(), 1e-5) << field;
   EXPECT_EQ(found["steps"][3]["status"], "nonfinite");
   EXPECT_EQ(found["steps"][3]["counted"], false);
   EXPECT_EQ(found["steps"][3]["step"], 3);
+}
+
+bool both_wait_for_data(const ServiceRun& service) {
+  const auto runners = service.status()["runners"];
+  return std::ranges::all_of(runners, [](const json& runner) { return runner["phase"] == "data"; });
+}
+
+TEST(Watch, HowLongRunnersWaitForDataIsThere) {
+  Stage stage;
+  stage.withhold_elements_from(2 * staged_batch_size * staged_ranks);
+  const ServiceRun service(restarting(stage));
+  EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 2})").status, 200);
+  stage.wait_until_withheld();
+  auto step = std::async(std::launch::async, [&] { return service.ask("POST", "/v1/step"); });
+  const auto deadline = base::Deadline::in_seconds(60);
+  while (!both_wait_for_data(service)) ASSERT_FALSE(deadline.passed());
+  const auto seen_ns = base::now_ns();
+  EXPECT_TRUE(both_wait_for_data(service));
+  const auto waited_ms = double(base::now_ns() - seen_ns) / 1e6;
+  stage.release_elements();
+  const auto made = step.get().body["steps"][0];
+  EXPECT_GE(made["data_ms"].get<double>(), waited_ms);
+  EXPECT_GE(made["wait_ms"].get<double>(), waited_ms);
+  EXPECT_LT(made["data_ms"].get<double>(), made["step_ms"].get<double>());
 }
 
 TEST(Watch, APollerGetsWhatIsNew) {

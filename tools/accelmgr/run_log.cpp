@@ -138,12 +138,20 @@ std::string RunLog::missing() const {
 
 void RunLog::step(const StepResult& r, double update_ms, std::optional<double> held_out_loss) {
   if (!fd_) return;
-  ordered_json line{
-      {"step", r.step},       {"attempt", r.attempt},       {"status", to_string(r.status)},
-      {"counted", r.counted}, {"loss", number(r.loss)},     {"samples", r.samples},
-      {"step_ms", r.step_ms}, {"compute_ms", r.compute_ms}, {"reduce_ms", r.reduce_ms},
-      {"wait_ms", r.wait_ms}, {"update_ms", update_ms},     {"parameter_version", r.parameter_version},
-      {"run_id", run_id_}};
+  ordered_json line{{"step", r.step},
+                    {"attempt", r.attempt},
+                    {"status", to_string(r.status)},
+                    {"counted", r.counted},
+                    {"loss", number(r.loss)},
+                    {"samples", r.samples},
+                    {"step_ms", r.step_ms},
+                    {"compute_ms", r.compute_ms},
+                    {"reduce_ms", r.reduce_ms},
+                    {"wait_ms", r.wait_ms},
+                    {"data_ms", r.data_ms},
+                    {"update_ms", update_ms},
+                    {"parameter_version", r.parameter_version},
+                    {"run_id", run_id_}};
   if (held_out_loss) line["held_out_loss"] = number(*held_out_loss);
   for (const auto& [name, value] : r.scalars) line["scalars"][name] = number(value);
   if (!r.error.empty()) line["error"] = r.error;

@@ -461,8 +461,8 @@ class Manager:
 def attach(service: str | os.PathLike[str] = "", *, name: str = "", timeout: float = 10.0) -> Manager:
     """Becomes the host that drives the session of a service (`accelmgr serve`).
 
-    service: the name of the session, or the path of its socket, which has a slash (os.PathLike is always a path); empty:
-    the service without a name.
+    service: the name of the session, or the path of its socket, which has a slash (os.PathLike is always a path);
+    empty: the service without a name.
 
     The Manager works as one that this process has started, for a built-in model: `parameters()` are those of the
     service. There is one such host at a time. stop() and the end of this process let the next one attach, and the

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks that clang-tidy finds nothing in src/: check_clang_tidy.py CHECKOUT WORK PYTHON [FLOOR...]
 
-Checks the named floors, or all floors without torch. .clang-tidy has the rules. PYTHON has the clang-tidy of PyPI, which
-does not look into the headers of packages, as Debian's does. Most of the time goes into headers all the same, so the
-sources of a floor are checked together as one unit; a unit that does not compile is cut in half.
+Checks the named floors, or all floors without torch. .clang-tidy has the rules. PYTHON has the clang-tidy of PyPI,
+which does not look into the headers of packages, as Debian's does. Most of the time goes into headers all the same, so
+the sources of a floor are checked together as one unit; a unit that does not compile is cut in half.
 
 WORK keeps the build tree, and a mark for each unit without findings. Such a unit is checked again only when .clang-tidy
 or a file that it includes has changed.
