@@ -1,5 +1,5 @@
 // Tests of worker strings in both forms, and of the processes that they stand for.
-#include "launch/plan/workers.hpp"
+#include "launch/compat/workers.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>

@@ -8,7 +8,7 @@
 #include "distributed/context/backends.hpp"
 #include "distributed/context/context.hpp"
 #include "distributed/context/torch.hpp"
-#include "launch/plan/variables.hpp"
+#include "launch/compat/variables.hpp"
 
 namespace accelmgr::distributed {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "launch/plan/variables.hpp"
+#include "launch/compat/variables.hpp"
 
 namespace accelmgr::launch {
 

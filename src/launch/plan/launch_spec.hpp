@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "accelmgr/launch.hpp"
+#include "launch/compat/workers.hpp"
 #include "launch/plan/host_info.hpp"
-#include "launch/plan/workers.hpp"
 
 namespace accelmgr::launch {
 

@@ -8,8 +8,8 @@
 #include "base/nearest.hpp"
 #include "base/parse_number.hpp"
 #include "base/split.hpp"
+#include "launch/compat/variables.hpp"
 #include "launch/plan/resolution.hpp"
-#include "launch/plan/variables.hpp"
 
 namespace accelmgr::launch {
 namespace {

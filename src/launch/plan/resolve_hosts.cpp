@@ -11,6 +11,7 @@
 
 #include "base/parse_number.hpp"
 #include "base/split.hpp"
+#include "launch/compat/variables.hpp"
 #include "launch/plan/resolution.hpp"
 #include "launch/plan/variables.hpp"
 

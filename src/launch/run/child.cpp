@@ -14,7 +14,7 @@
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "ipc/process.hpp"
-#include "launch/plan/variables.hpp"
+#include "launch/compat/variables.hpp"
 #include "launch/run/detached_contexts.hpp"
 #include "launch/run/environment_scope.hpp"
 #include "launch/run/failure.hpp"

@@ -10,7 +10,7 @@
 #include "accelmgr/errors.hpp"
 #include "ipc/host_port.hpp"
 #include "ipc/network.hpp"
-#include "launch/plan/variables.hpp"
+#include "launch/compat/variables.hpp"
 
 namespace accelmgr::launch {
 namespace {

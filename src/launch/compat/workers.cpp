@@ -1,4 +1,4 @@
-#include "launch/plan/workers.hpp"
+#include "launch/compat/workers.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

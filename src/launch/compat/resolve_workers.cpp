@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/parse_number.hpp"
+#include "launch/compat/variables.hpp"
 #include "launch/plan/resolution.hpp"
-#include "launch/plan/variables.hpp"
 
 namespace accelmgr::launch {
 namespace {
