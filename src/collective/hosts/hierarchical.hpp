@@ -2,7 +2,7 @@
 // host, its leader, exchanges data with the other leaders over gloo and passes the result to its host.
 //
 //   all ranks      exchange the signatures of the call        local all_gather
-//   leaders        exchange the signatures of the hosts       gloo
+//   leaders        exchange the signatures of all ranks       gloo
 //   all ranks      the leader's verdict                       local broadcast; all ranks agree
 //   all ranks      data of the host                           local
 //   leaders        data of all hosts                          gloo   these three once for each part
@@ -143,9 +143,8 @@ class Hierarchical final : public Communicator {
 
   /// Blocks until all members have made this call. Throws CollectiveError{mismatch} when they differ.
   void agree(const Call& call);
-  std::vector<Signature> all_signatures(const Call& call, const std::vector<Signature>& own);
-  /// Throws CollectiveError{mismatch} unless all signatures are of the same call.
-  void check_agreement(const Call& call, const std::vector<Signature>& signatures) const;
+  /// The steps of an all_reduce of `count` elements, whose dtype and reduction are those of the call.
+  void reduce(const Call& call, const void* in, void* out, std::size_t count);
   /// Returns step(local, options) in the middle of a call, with the call's deadline plus `margin_ns`. If it
   /// throws CollectiveError, this member leaves and fails the call.
   template <class Step>
