@@ -82,19 +82,19 @@ void report_failure(int socket, Failure failure) noexcept {
   _exit(code);
 }
 
-/// Runs the function of the child and reports its result. `prepare` returns the setup and the function. A
-/// failure names one of three phases: "start" (prepare), "setup" and "function".
+/// Makes the calls that `prepare` returns, and reports the result. A failure names one of three phases:
+/// "start" (prepare), "setup" and "function".
 template <class Prepare>
 [[noreturn]] void run_function(int socket, int rank, Prepare prepare) noexcept {
   std::string phase = "start";
   int code = 0;
   try {
     base::start_logging(fmt::format("rank {}", rank));
-    const auto [setup, function] = prepare();
+    const Calls& calls = prepare();
     phase = "setup";
-    if (setup) setup();
+    if (calls.setup) calls.setup(rank);
     phase = "function";
-    const Value result = function();
+    const Value result = calls.function(rank);
     report(socket, {.result = result, .failure = {}}, fmt::format("the result of rank {}", rank));
   } catch (...) {
     auto failure = failure_of(std::current_exception(), rank, phase);
@@ -106,11 +106,6 @@ template <class Prepare>
   end(code);
 }
 
-struct Calls {
-  std::function<void()> setup;
-  std::function<Value()> function;
-};
-
 [[noreturn]] void make_call(int socket, int rank) noexcept {
   run_function(socket, rank, [&] {
     const auto text = receive_text_message(socket, base::Deadline::in_seconds(timing::first_words_s));
@@ -119,9 +114,9 @@ struct Calls {
     const auto call = std::make_shared<const Call>(decode_call(*text));
     Calls calls;
     if (!call->setup.empty())
-      calls.setup = [rank, call, &setup = registered_function(call->setup)] { setup(rank, call->args); };
-    calls.function = [rank, call, &function = registered_function(call->function)] {
-      return function(rank, call->args);
+      calls.setup = [call, &setup = registered_function(call->setup)](int own) { setup(own, call->args); };
+    calls.function = [call, &function = registered_function(call->function)](int own) {
+      return function(own, call->args);
     };
     return calls;
   });
@@ -185,32 +180,21 @@ Order take_order(Descriptors& descriptors) noexcept {
   return order;
 }
 
-[[noreturn]] void run_callable(int socket, int rank, const std::function<Value(int)>& callable,
-                               const std::function<void(int)>& setup) noexcept {
-  run_function(socket, rank, [&] {
-    Calls calls;
-    if (setup) calls.setup = [&setup, rank] { setup(rank); };
-    calls.function = [&callable, rank] { return callable(rank); };
-    return calls;
-  });
-}
-
 }  // namespace
 
-void run_child(ipc::SpawnRequest request, const std::function<Value(int)>& callable,
-               const std::function<void(int)>& setup) noexcept {
+void run_child(ipc::SpawnRequest request, const Calls& calls) noexcept {
   if (request.fds.empty()) _exit(ipc::exit_uncaught);  // There is no socket to report to.
   auto descriptors = descriptors_of(std::move(request));
   const auto order = take_order(descriptors);
   const int socket = descriptors.socket.release();  // Stays open until the process ends.
   if (!order.program.empty()) execute_program(socket, order);
   if (order.call) make_call(socket, order.rank);
-  run_callable(socket, order.rank, callable, setup);
+  run_function(socket, order.rank, [&]() -> const Calls& { return calls; });
 }
 
 void become_fork_server(base::UniqueFd socket, const base::UniqueFd& creator) noexcept {
   const ipc::ChildMain child_main = [](ipc::SpawnRequest request) -> int {
-    run_child(std::move(request), {}, {});
+    run_child(std::move(request), {});
   };
   ipc::become_fork_server_beside_threads(std::move(socket), child_main, fork_server_options(creator.get()));
 }
