@@ -132,10 +132,11 @@ void Hierarchical::share(const Call& call, void* data, std::size_t bytes) {
 // Leaders compare the signatures of all ranks. The other ranks get them only if something differs.
 void Hierarchical::agree(const Call& call) {
   std::vector<Signature> by_host(world());
-  locally(call, 0, [&](Communicator& local, const CallOptions& options) {
+  const auto gather = [&](Communicator& local, const CallOptions& options) {
     local.all_gather(&call.signature, &by_host[bases_[layout_.host]], sizeof(Signature), DType::uint8,
                      options);
-  });
+  };
+  locally(call, gather, 0);
   const bool differ = hosts_differ(call, [&](gloo::Mesh& mesh) {
     const auto deadline = base::Deadline::at_ns(call.deadline.ns() + timing::leaders_margin_ns);
     gloo::all_gather(mesh, by_host.data(), per_host(sizeof(Signature)), deadline);

@@ -27,6 +27,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
+#include "base/timing.hpp"
 #include "collective/fork_mark.hpp"
 #include "collective/gloo/mesh.hpp"
 #include "collective/hosts/shared_store.hpp"
@@ -148,9 +149,7 @@ class Hierarchical final : public Communicator {
   /// Returns step(local, options) in the middle of a call, with the call's deadline plus `margin_ns`. If it
   /// throws CollectiveError, this member leaves and fails the call.
   template <class Step>
-  auto locally(const Call& call, std::int64_t margin_ns, Step&& step);
-  template <class Step>
-  auto locally(const Call& call, Step&& step);
+  auto locally(const Call& call, Step&& step, std::int64_t margin_ns = timing::leader_margin_ns);
   /// Leaders call exchange(mesh). Then all ranks of the host share how it ended; throws if it failed.
   template <class Exchange>
   void between_hosts(const Call& call, Exchange&& exchange);
