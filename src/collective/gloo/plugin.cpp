@@ -23,6 +23,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <vector>
 
 namespace accelmgr::collective::gloo {
 namespace {

@@ -1,8 +1,6 @@
 // The life of a launched process after its fork.
 #pragma once
 
-#include <functional>
-
 #include "ipc/fork_server.hpp"
 #include "launch/run/spawner.hpp"
 
