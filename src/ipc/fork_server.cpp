@@ -174,20 +174,19 @@ class ForkServer {
   }
 
   void reap_ended() {
+    // Which have ended is seen before one is reaped: what its end leads to in others is no part of this pass.
+    const auto first = std::stable_partition(running_.begin(), running_.end(), [](const Running& running) {
+      return !has_ended(running.pidfd->get());
+    });
+    const auto seen_ns = base::real_time_ns();
     std::vector<Report> ended;
-    for (auto running = running_.begin(); running != running_.end();) {
-      if (!has_ended(running->pidfd->get())) {
-        ++running;
-        continue;
-      }
+    for (auto running = first; running != running_.end(); ++running) {
       kill(-running->pid, SIGKILL);  // Before the leader is reaped: until then no other group has its number.
-      Report report{Report::Kind::ended, running->rank, running->generation, running->pid, 0, 0,
-                    base::real_time_ns()};
+      Report report{Report::Kind::ended, running->rank, running->generation, running->pid, 0, 0, seen_ns};
       waitpid(running->pid, &report.wait_status, 0);
-      if (!ended.empty()) report.time_ns = ended.front().time_ns;
       ended.push_back(report);
-      running = running_.erase(running);
     }
+    running_.erase(first, running_.end());
     // The kernel does not say whose orphan a process is. While other children run, it may be theirs.
     if (orphans_ && !ended.empty() && running_.empty())
       orphans_->end_all(base::Deadline::in_seconds(timing::fork_server_kill_s));

@@ -61,17 +61,22 @@ void pause_until(base::Deadline deadline) noexcept { wait_ready(-1, 0, deadline)
 
 }  // namespace
 
-base::UniqueFd bind_tcp(const std::string& host, int port) {
-  const auto name = text({host, port});
+base::UniqueFd try_bind_tcp(const std::string& host, int port, int& code) {
   std::string why;
   const auto addresses = resolve(host, port, why);
-  if (!addresses) throw ConfigError(fmt::format("cannot listen at {}: {}", name, why));
-  int code = 0;
+  if (!addresses) throw ConfigError(fmt::format("cannot listen at {}: {}", text({host, port}), why));
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
     auto fd = open_socket(*address);
     code = fd ? bind_and_listen(fd.get(), address->ai_addr, address->ai_addrlen) : errno;
     if (code == 0) return fd;
   }
+  return {};
+}
+
+base::UniqueFd bind_tcp(const std::string& host, int port) {
+  const auto name = text({host, port});
+  int code = 0;
+  if (auto fd = try_bind_tcp(host, port, code)) return fd;
   if (code == EADDRINUSE)
     throw ConfigError(
         fmt::format("port {} is in use: cannot listen at {}; choose another port, or 0 for a "

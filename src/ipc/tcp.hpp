@@ -13,6 +13,9 @@ namespace accelmgr::ipc {
 /// program can bind the port. Throws ConfigError, which names the address, if it is in use, is not an address
 /// of this host or cannot be resolved; SystemError if descriptors or memory are short.
 base::UniqueFd bind_tcp(const std::string& host, int port);
+/// As bind_tcp(), but if no address of the host can be bound it returns an empty socket, and `code` is an
+/// errno value; otherwise `code` is 0.
+base::UniqueFd try_bind_tcp(const std::string& host, int port, int& code);
 
 /// The numeric address of a bound socket. Throws SystemError.
 HostPort address_of(int socket);

@@ -125,27 +125,19 @@ TEST_F(MeshTest, WhoHasLeftIsMissedByThoseWhoGoOn) {
 /// The two ends of a connection of the plug-in, without a Mesh.
 class Ends {
  public:
-  explicit Ends(const std::filesystem::path& folder) {
-    const auto connect = [&](int rank) {
-      contract::FileStore store(folder);
-      const PluginStore functions{
-          &store,
-          [](void* self, const char* key, const char* data, std::size_t bytes) {
-            static_cast<Store*>(self)->set(key, std::string(data, bytes));
-            return true;
-          },
-          [](void* self, const char* key, void* sink, void (*take)(void*, const char*, std::size_t)) {
-            const auto value = static_cast<Store*>(self)->get(key, soon());
-            take(sink, value.data(), value.size());
-            return true;
-          }};
-      PluginError error;
-      auto* mesh = plugin().connect(&functions, address, rank, 2, patience_s, &error);
-      EXPECT_NE(mesh, nullptr) << error.text;
-      meshes_[static_cast<std::size_t>(rank)] = mesh;
+  Ends() {
+    PluginError error;
+    for (int rank = 0; rank < 2; ++rank)
+      meshes_[static_cast<std::size_t>(rank)] = plugin().create(address, rank, 2, patience_s, &error);
+    if (sender() == nullptr || receiver() == nullptr) throw std::runtime_error(error.text);
+    const auto connect = [](PluginMesh* mesh, int peer, PluginMesh* to) {
+      PluginError why;
+      std::size_t bytes = 0;
+      const auto* addresses = plugin().addresses(to, &bytes);
+      EXPECT_TRUE(plugin().connect(mesh, peer, addresses, bytes, &why)) << why.text;
     };
-    std::jthread other(connect, 1);
-    connect(0);
+    const std::jthread other(connect, receiver(), 0, sender());
+    connect(sender(), 1, receiver());
   }
   Ends(const Ends&) = delete;
   Ends& operator=(const Ends&) = delete;
@@ -197,7 +189,7 @@ class Stops {
 };
 
 TEST_F(MeshTest, AMessageThatIsThereIsSeenByAThreadThatIsStoppedNowAndThen) {
-  const Ends ends(folder_.path());
+  const Ends ends;
   ASSERT_FALSE(HasFailure());
   const Stops stops;
   std::array<char, 500> bytes{};

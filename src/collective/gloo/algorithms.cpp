@@ -38,21 +38,17 @@ Blocks same_for_all(const Mesh& mesh, std::size_t offset, std::size_t bytes) {
   return {std::vector(ranks, offset), std::vector(ranks, bytes)};
 }
 
-/// Cuts `count` elements into one part for each rank. All parts but the last are whole cache lines.
-std::vector<std::size_t> parts_of(std::size_t count, int ranks) {
+/// Cuts `count` elements into one part for each rank; returns their bytes. All parts but the last are whole
+/// cache lines.
+std::vector<std::size_t> parts_of(std::size_t count, int ranks, std::size_t element_bytes = 1) {
   constexpr std::size_t line = 64;
   const auto each = (count / index(ranks) + line) / line * line;
   std::vector<std::size_t> parts(index(ranks));
   for (auto& part : parts) {
-    part = std::min(each, count);
-    count -= part;
+    part = std::min(each, count) * element_bytes;
+    count -= part / element_bytes;
   }
   return parts;
-}
-
-std::vector<std::size_t> times(std::vector<std::size_t> counts, std::size_t factor) {
-  for (auto& count : counts) count *= factor;
-  return counts;
 }
 
 /// Sends each other rank its block of `in`, and receives from each its block of `out`.
@@ -95,19 +91,11 @@ void all_reduce(Mesh& mesh, const void* in, void* out, std::size_t count, DType 
     const auto inputs = exchange_inputs(mesh, in, same_for_all(mesh, 0, count * element), deadline);
     return kernels.reduce(dtype, op, inputs.blocks, out, count, divisor);
   }
-  const auto counts = parts_of(count, mesh.size());
-  const auto parts = one_after_another(times(counts, element));
+  const auto parts = one_after_another(parts_of(count, mesh.size(), element));
   const auto own = index(mesh.rank());
   const auto inputs = exchange_inputs(mesh, in, parts, deadline);
-  kernels.reduce(dtype, op, inputs.blocks, at(out, parts.offsets[own]), counts[own], divisor);
+  kernels.reduce(dtype, op, inputs.blocks, at(out, parts.offsets[own]), parts.bytes[own] / element, divisor);
   all_gather(mesh, out, parts.bytes, deadline);
-}
-
-void reduce_scatter(Mesh& mesh, const void* in, void* out, const std::vector<std::size_t>& counts,
-                    DType dtype, ReduceOp op, std::size_t divisor, base::Deadline deadline) {
-  const auto blocks = one_after_another(times(counts, size_of(dtype)));
-  const auto inputs = exchange_inputs(mesh, in, blocks, deadline);
-  best_kernels().reduce(dtype, op, inputs.blocks, out, counts[index(mesh.rank())], divisor);
 }
 
 void all_gather(Mesh& mesh, void* out, const std::vector<std::size_t>& bytes, base::Deadline deadline) {
@@ -120,24 +108,18 @@ void broadcast(Mesh& mesh, void* data, std::size_t bytes, int root, base::Deadli
   // Long data: root sends each rank a part, and the ranks send the parts to each other. So root's link
   // carries the data once.
   const bool in_parts = bytes > one_step_bytes && mesh.size() > 2;
-  const auto [offsets, parts] =
+  const auto parts =
       in_parts ? one_after_another(parts_of(bytes, mesh.size())) : same_for_all(mesh, 0, bytes);
-  std::vector<Mesh::Send> sends;
-  std::vector<Mesh::Receive> receives;
-  const auto own = index(mesh.rank());
-  if (mesh.rank() != root) receives.push_back({root, at(data, offsets[own]), parts[own]});
-  for (int rank = 0; rank < mesh.size() && mesh.rank() == root; ++rank)
-    if (rank != root) sends.push_back({rank, at(data, offsets[index(rank)]), parts[index(rank)]});
-  mesh.exchange(sends, receives, deadline);
+  const auto nothing = same_for_all(mesh, 0, 0);
+  const bool is_root = mesh.rank() == root;
+  auto own = same_for_all(mesh, parts.offsets[index(mesh.rank())], parts.bytes[index(mesh.rank())]);
+  auto from_root = own;
+  for (int rank = 0; rank < mesh.size(); ++rank)
+    if (rank != root) from_root.bytes[index(rank)] = 0;
+  exchange(mesh, data, is_root ? parts : nothing, data, is_root ? nothing : from_root, deadline);
   if (!in_parts) return;
-  sends.clear();
-  receives.clear();
-  for (int rank = 0; rank < mesh.size(); ++rank) {
-    if (rank == mesh.rank()) continue;
-    if (rank != root) sends.push_back({rank, at(data, offsets[own]), parts[own]});
-    if (mesh.rank() != root) receives.push_back({rank, at(data, offsets[index(rank)]), parts[index(rank)]});
-  }
-  mesh.exchange(sends, receives, deadline);
+  own.bytes[index(root)] = 0;  // It has all.
+  exchange(mesh, data, own, data, is_root ? nothing : parts, deadline);
 }
 
 void all_to_all(Mesh& mesh, const void* in, void* out, const std::vector<std::size_t>& bytes,

@@ -22,11 +22,6 @@ inline constexpr std::size_t most_bytes_at_once = std::size_t{8} << 20;
 void all_reduce(Mesh& mesh, const void* in, void* out, std::size_t count, DType dtype, ReduceOp op,
                 std::size_t divisor, base::Deadline deadline);
 
-/// `in` has a block of `counts[r]` elements for each rank r, in the order of ranks. Rank r gets in `out` the
-/// reduction of all ranks' block r.
-void reduce_scatter(Mesh& mesh, const void* in, void* out, const std::vector<std::size_t>& counts,
-                    DType dtype, ReduceOp op, std::size_t divisor, base::Deadline deadline);
-
 /// `out` has a block of `bytes[r]` bytes for each rank r. This rank's block must be there; the call fills in
 /// the others.
 void all_gather(Mesh& mesh, void* out, const std::vector<std::size_t>& bytes, base::Deadline deadline);

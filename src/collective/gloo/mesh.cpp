@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 
 #include "base/interruption.hpp"
 #include "base/log.hpp"
@@ -19,39 +18,6 @@ using Cause = CollectiveError::Cause;
 /// Longer messages are cut: gloo counts some lengths in 32 bits.
 constexpr std::size_t most_message_bytes = std::size_t{1} << 28;
 constexpr std::uint64_t note_slot = ~std::uint64_t{0};
-
-/// The store as the plug-in sees it. An exception of the store is kept here until the plug-in has returned.
-struct StoreBorder {
-  Gathering& store;
-  std::exception_ptr thrown;
-
-  template <class Call>
-  bool guarded(Call&& call) noexcept {
-    try {
-      call();
-      return true;
-    } catch (...) {
-      thrown = std::current_exception();
-      return false;
-    }
-  }
-
-  PluginStore functions() {
-    return {this,
-            [](void* self, const char* key, const char* data, std::size_t bytes) {
-              auto& border = *static_cast<StoreBorder*>(self);
-              return border.guarded(
-                  [&] { border.store.set(std::string("gloo/") + key, std::string(data, bytes)); });
-            },
-            [](void* self, const char* key, void* sink, void (*take)(void*, const char*, std::size_t)) {
-              auto& border = *static_cast<StoreBorder*>(self);
-              return border.guarded([&] {
-                const auto value = border.store.get(std::string("gloo/") + key);
-                take(sink, value.data(), value.size());
-              });
-            }};
-  }
-};
 
 double seconds(std::int64_t ns) noexcept { return static_cast<double>(std::max<std::int64_t>(ns, 0)) / 1e9; }
 
@@ -89,18 +55,24 @@ Mesh::Mesh(SharedStore& store, Place place, double timeout_s, base::Deadline dea
 }
 
 void Mesh::connect(Gathering& gathering, base::Deadline deadline, double timeout_s) {
-  gathering.exchange(place_.rank, place_.ranks, place_.address);
-  StoreBorder border{gathering, nullptr};
-  const auto functions = border.functions();
   PluginError error{};
-  mesh_.reset(plugin_->connect(&functions, place_.address.c_str(), place_.rank, size(),
-                               seconds(deadline.remaining_ns()), &error));
-  if (border.thrown) std::rethrow_exception(border.thrown);
-  if (!mesh_)
-    throw CollectiveError(
-        fmt::format("rank {} at {} could not connect to the other ranks of '{}' within {:g} s: {}",
-                    world_rank(place_.rank), place_.address, place_.name, timeout_s, error.text),
-        deadline.passed() ? Cause::timeout : Cause::lost, {});
+  const auto check = [&](bool succeeded) {
+    if (!succeeded)
+      throw CollectiveError(
+          fmt::format("rank {} at {} could not connect to the other ranks of '{}' within {:g} s: {}",
+                      world_rank(place_.rank), place_.address, place_.name, timeout_s, error.text),
+          deadline.passed() ? Cause::timeout : Cause::lost, {});
+  };
+  mesh_.reset(
+      plugin_->create(place_.address.c_str(), place_.rank, size(), seconds(deadline.remaining_ns()), &error));
+  check(mesh_ != nullptr);
+  std::size_t bytes = 0;
+  const auto* own = plugin_->addresses(mesh_.get(), &bytes);
+  const auto all = gathering.exchange(place_.rank, place_.ranks, std::string(own, bytes));
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto& theirs = all[static_cast<std::size_t>(peer)];
+    check(peer == place_.rank || plugin_->connect(mesh_.get(), peer, theirs.data(), theirs.size(), &error));
+  }
   for (int peer = 0; peer < size(); ++peer) {
     auto& added = peers_.emplace_back();
     if (peer == place_.rank) continue;

@@ -3,8 +3,9 @@
 // wait at its timeout by closing all connections, so that nothing tells which rank was missing.
 #include "collective/gloo/plugin.hpp"
 
-#include <gloo/rendezvous/context.h>
-#include <gloo/rendezvous/store.h>
+#include <gloo/transport/address.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/tcp/unbound_buffer.h>
 
@@ -22,6 +23,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <vector>
 
 namespace accelmgr::collective::gloo {
 namespace {
@@ -48,30 +50,6 @@ Result guarded(PluginError* error, Result otherwise, Call&& call) noexcept {
   return otherwise;
 }
 
-class Store final : public ::gloo::rendezvous::Store {
- public:
-  explicit Store(const PluginStore& store) : store_(store) {}
-
-  void set(const std::string& key, const std::vector<char>& data) override {
-    if (!store_.set(store_.self, key.c_str(), data.data(), data.size()))
-      throw std::runtime_error("the store failed");
-  }
-  std::vector<char> get(const std::string& key) override {
-    std::vector<char> value;
-    const auto take = [](void* sink, const char* data, std::size_t bytes) {
-      static_cast<std::vector<char>*>(sink)->assign(data, data + bytes);
-    };
-    if (!store_.get(store_.self, key.c_str(), &value, take)) throw std::runtime_error("the store failed");
-    return value;
-  }
-  // Nothing to do: get() waits as long as the owner of the store allows.
-  void wait(const std::vector<std::string>&) override {}
-  void wait(const std::vector<std::string>&, const milliseconds&) override {}
-
- private:
-  PluginStore store_;
-};
-
 /// Waits on what gloo's thread records of a message. gloo's own waits do not fit: at their timeout they close
 /// all connections. abortWaitRecv(), which ends a wait early, also ends it when the message has arrived but
 /// the waiting thread has not looked yet.
@@ -95,7 +73,8 @@ extern "C" {
 
 struct PluginMesh {
   std::shared_ptr<::gloo::transport::Device> device;
-  std::shared_ptr<::gloo::rendezvous::Context> context;
+  std::shared_ptr<::gloo::transport::Context> context;
+  std::vector<char> addresses{};  ///< Of as many bytes for each peer, in the order of ranks.
 };
 
 struct PluginMessage {
@@ -107,24 +86,42 @@ struct PluginMessage {
 
 namespace {
 
-PluginMesh* connect(const PluginStore* store, const char* address, int rank, int size, double timeout_s,
-                    PluginError* error) noexcept {
+PluginMesh* create(const char* address, int rank, int size, double timeout_s, PluginError* error) noexcept {
   return guarded<PluginMesh*>(error, nullptr, [&] {
-    auto mesh = std::make_unique<PluginMesh>();
-    mesh->device = ::gloo::transport::tcp::CreateDevice(::gloo::transport::tcp::attr(address));
-    mesh->context = std::make_shared<::gloo::rendezvous::Context>(rank, size);
+    auto device = ::gloo::transport::tcp::CreateDevice(::gloo::transport::tcp::attr(address));
+    auto mesh = std::make_unique<PluginMesh>(PluginMesh{device, device->createContext(rank, size)});
     // gloo waits five times its timeout for a connection.
     mesh->context->setTimeout(std::max(milliseconds(1), milliseconds(static_cast<long>(timeout_s * 200))));
-    Store adapter(*store);
-    mesh->context->connectFullMesh(adapter, mesh->device);
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      const auto own = mesh->context->createPair(peer)->address().bytes();
+      mesh->addresses.insert(mesh->addresses.end(), own.begin(), own.end());
+    }
     return mesh.release();
+  });
+}
+
+const char* addresses(PluginMesh* mesh, std::size_t* bytes) noexcept {
+  *bytes = mesh->addresses.size();
+  return mesh->addresses.data();
+}
+
+bool connect(PluginMesh* mesh, int peer, const char* addresses, std::size_t bytes,
+             PluginError* error) noexcept {
+  return guarded(error, false, [&] {
+    auto& context = *mesh->context;
+    const auto each = bytes / static_cast<std::size_t>(context.size - 1);
+    const auto place = static_cast<std::size_t>(context.rank < peer ? context.rank : context.rank - 1);
+    context.getPair(peer)->connect({addresses + place * each, addresses + (place + 1) * each});
+    return true;
   });
 }
 
 void close(PluginMesh* mesh) noexcept {
   PluginError ignored;
   guarded(&ignored, 0, [&] {
-    mesh->context->closeConnections();
+    for (int peer = 0; peer < mesh->context->size; ++peer)
+      if (const auto& pair = mesh->context->getPair(peer)) pair->close();
     return 0;
   });
 }
@@ -154,7 +151,8 @@ PluginState wait(PluginMessage* message, double timeout_s, PluginError* error) n
 
 void free_message(PluginMessage* message) noexcept { delete message; }
 
-constexpr Plugin entries{plugin_version, connect, close, free_mesh, begin, wait, free_message};
+constexpr Plugin entries{plugin_version, create, addresses, connect,     close,
+                         free_mesh,      begin,  wait,      free_message};
 
 /// Sockets that are closed in every forked child. A child would keep them open after this process has died,
 /// so that the peers would not see its death. O_CLOEXEC helps only when the child executes another program.

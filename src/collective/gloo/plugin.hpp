@@ -14,22 +14,13 @@
 
 namespace accelmgr::collective::gloo {
 
-inline constexpr std::uint32_t plugin_version = 2;
+inline constexpr std::uint32_t plugin_version = 3;
 inline constexpr char plugin_symbol[] = "accelmgr_gloo_plugin";
 
 extern "C" {
 
 struct PluginError {
   char text[512];  ///< Ends with NUL.
-};
-
-/// The caller's store. Both functions return whether they succeeded; if one fails, connect() fails. `get`
-/// blocks.
-struct PluginStore {
-  void* self;
-  bool (*set)(void* self, const char* key, const char* data, std::size_t bytes);
-  bool (*get)(void* self, const char* key, void* sink,
-              void (*take)(void* sink, const char* data, std::size_t bytes));
 };
 
 struct PluginMesh;
@@ -39,10 +30,14 @@ enum PluginState { plugin_pending, plugin_done, plugin_failed };
 
 struct Plugin {
   std::uint32_t version;  ///< plugin_version
-  /// Blocks until all ranks are connected; null when that failed. `address` is a numeric address of this
-  /// host.
-  PluginMesh* (*connect)(const PluginStore* store, const char* address, int rank, int size, double timeout_s,
-                         PluginError* error);
+  /// Makes a mesh that is not connected yet; null when that failed. `address` is a numeric address of this
+  /// host. `timeout_s`: of connect().
+  PluginMesh* (*create)(const char* address, int rank, int size, double timeout_s, PluginError* error);
+  /// The addresses of this rank, which its peers need for connect(): `*bytes` bytes that belong to the mesh.
+  const char* (*addresses)(PluginMesh* mesh, std::size_t* bytes);
+  /// Blocks until `peer` is connected, whose addresses these are; false when that failed. All ranks connect
+  /// to their peers in the order of ranks.
+  bool (*connect)(PluginMesh* mesh, int peer, const char* addresses, std::size_t bytes, PluginError* error);
   /// Closes all connections at once. Pending messages fail; completed ones still arrive.
   void (*close)(PluginMesh* mesh);
   /// Closes all connections and frees the mesh. All messages must have been freed.

@@ -1,11 +1,10 @@
 #include "collective/hosts/gathering.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <exception>
-#include <sstream>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/interruption.hpp"
@@ -20,22 +19,15 @@ using Cause = CollectiveError::Cause;
 
 constexpr const char* given_up = "given up";
 
-/// CAUSE COUNT RANK... TEXT
 std::string written(const CollectiveError& error) {
-  return fmt::format("{} {} {} {}", static_cast<int>(error.cause()), error.ranks().size(),
-                     fmt::join(error.ranks(), " "), error.what());
+  const nlohmann::json fields{{"what", error.what()}, {"cause", error.cause()}, {"ranks", error.ranks()}};
+  return fields.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 CollectiveError read(const std::string& text) {
-  std::istringstream words(text);
-  int cause = 0;
-  std::size_t count = 0;
-  words >> cause >> count;
-  std::vector<int> ranks(count);
-  for (auto& rank : ranks) words >> rank;
-  std::string what;
-  std::getline(words >> std::ws, what);
-  return {what, static_cast<Cause>(cause), std::move(ranks)};
+  const auto fields = nlohmann::json::parse(text);
+  return {fields.at("what").get<std::string>(), fields.at("cause").get<Cause>(),
+          fields.at("ranks").get<std::vector<int>>()};
 }
 
 }  // namespace
@@ -72,16 +64,10 @@ std::optional<std::string> Gathering::wait_for(const std::string& key, std::stri
   }
 }
 
-std::string Gathering::get(const std::string& key) {
-  std::string why_not;
-  if (auto value = wait_for(key, why_not)) return *std::move(value);
-  throw CollectiveError(why_not, Cause::timeout, {});
-}
-
 std::vector<std::string> Gathering::exchange(int rank, const std::vector<int>& ranks,
                                              const std::string& value) {
   const auto key_of = [](std::size_t i) { return fmt::format("came/{}", i); };
-  set(key_of(static_cast<std::size_t>(rank)), value);
+  store_.set(name_ + '/' + key_of(static_cast<std::size_t>(rank)), value);
   std::vector<std::string> values(ranks.size());
   std::string why_not;
   for (std::size_t i = 0; i < ranks.size(); ++i) {

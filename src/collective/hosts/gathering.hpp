@@ -20,13 +20,10 @@ class Gathering {
   Gathering(SharedStore& store, std::string name, double timeout_s, base::Deadline deadline,
             std::function<std::vector<int>()> dead = {});
 
-  void set(const std::string& key, const std::string& value) { store_.set(name_ + '/' + key, value); }
-  /// Blocks until a member has set `key`. Throws CollectiveError: timeout, lost, or the error with which
-  /// another member gave up.
-  std::string get(const std::string& key);
   /// Publishes `value` and blocks until all members have published theirs; returns all values in the order of
   /// members. `rank` is this process's index among the members, `ranks` are the members' ranks in the world.
-  /// Throws as get() does, and names the missing ranks.
+  /// Throws CollectiveError: timeout, which names the missing ranks, lost, or the error with which another
+  /// member gave up.
   std::vector<std::string> exchange(int rank, const std::vector<int>& ranks, const std::string& value);
 
   /// Returns body(). If body() throws CollectiveError, calls give_up() and rethrows.

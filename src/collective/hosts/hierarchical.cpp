@@ -129,49 +129,25 @@ void Hierarchical::share(const Call& call, void* data, std::size_t bytes) {
   });
 }
 
-// Leaders exchange one signature of their host and whether all ranks there agree. They exchange all
-// signatures only if something differs.
+// Leaders compare the signatures of all ranks. The other ranks get them only if something differs.
 void Hierarchical::agree(const Call& call) {
-  std::vector<Signature> own(locals());
-  locally(call, 0, [&](Communicator& local, const CallOptions& options) {
-    local.all_gather(&call.signature, own.data(), sizeof(Signature), DType::uint8, options);
-  });
-  struct Summary {
-    Signature signature;
-    std::uint64_t all_same;
-    bool operator==(const Summary&) const = default;
-  };
-  const Summary summary{own[0], std::ranges::all_of(own, [&](const auto& one) { return one == own[0]; })};
-  const bool differ = hosts_differ(call, [&](gloo::Mesh& mesh) {
-    std::vector<Summary> summaries(layout_.hosts.size());
-    summaries[layout_.host] = summary;
-    const auto deadline = base::Deadline::at_ns(call.deadline.ns() + timing::leaders_margin_ns);
-    gloo::all_gather(mesh, summaries.data(), std::vector(summaries.size(), sizeof(Summary)), deadline);
-    return !std::ranges::all_of(summaries,
-                                [&](const Summary& one) { return one.all_same != 0 && one == summaries[0]; });
-  });
-  if (differ) check_agreement(call, all_signatures(call, own));
-}
-
-void Hierarchical::check_agreement(const Call& call, const std::vector<Signature>& signatures) const {
-  try {
-    check_same(signatures, ranks());
-  } catch (const CollectiveError&) {
-    call.ends_alike = true;
-    throw;
-  }
-}
-
-std::vector<Signature> Hierarchical::all_signatures(const Call& call, const std::vector<Signature>& own) {
   std::vector<Signature> by_host(world());
-  std::ranges::copy(own, by_host.begin() + static_cast<std::ptrdiff_t>(bases_[layout_.host]));
-  between_hosts(call, [&](gloo::Mesh& mesh) {
-    gloo::all_gather(mesh, by_host.data(), per_host(sizeof(Signature)), call.deadline);
+  const auto gather = [&](Communicator& local, const CallOptions& options) {
+    local.all_gather(&call.signature, &by_host[bases_[layout_.host]], sizeof(Signature), DType::uint8,
+                     options);
+  };
+  locally(call, gather, 0);
+  const bool differ = hosts_differ(call, [&](gloo::Mesh& mesh) {
+    const auto deadline = base::Deadline::at_ns(call.deadline.ns() + timing::leaders_margin_ns);
+    gloo::all_gather(mesh, by_host.data(), per_host(sizeof(Signature)), deadline);
+    return std::ranges::any_of(by_host, [&](const Signature& one) { return one != by_host[0]; });
   });
+  if (!differ) return;
   share(call, by_host.data(), by_host.size() * sizeof(Signature));
   std::vector<Signature> by_rank(world());
   for (std::size_t i = 0; i < world(); ++i) by_rank[index(order_[i])] = by_host[i];
-  return by_rank;
+  call.ends_alike = true;
+  check_same(by_rank, ranks());
 }
 
 void Hierarchical::barrier(const CallOptions& options) { agree(begin(CallKind::barrier, 0, options)); }

@@ -2,7 +2,7 @@
 // host, its leader, exchanges data with the other leaders over gloo and passes the result to its host.
 //
 //   all ranks      exchange the signatures of the call        local all_gather
-//   leaders        exchange the signatures of the hosts       gloo
+//   leaders        exchange the signatures of all ranks       gloo
 //   all ranks      the leader's verdict                       local broadcast; all ranks agree
 //   all ranks      data of the host                           local
 //   leaders        data of all hosts                          gloo   these three once for each part
@@ -27,6 +27,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
+#include "base/timing.hpp"
 #include "collective/fork_mark.hpp"
 #include "collective/gloo/mesh.hpp"
 #include "collective/hosts/shared_store.hpp"
@@ -143,15 +144,12 @@ class Hierarchical final : public Communicator {
 
   /// Blocks until all members have made this call. Throws CollectiveError{mismatch} when they differ.
   void agree(const Call& call);
-  std::vector<Signature> all_signatures(const Call& call, const std::vector<Signature>& own);
-  /// Throws CollectiveError{mismatch} unless all signatures are of the same call.
-  void check_agreement(const Call& call, const std::vector<Signature>& signatures) const;
+  /// The steps of an all_reduce of `count` elements, whose dtype and reduction are those of the call.
+  void reduce(const Call& call, const void* in, void* out, std::size_t count);
   /// Returns step(local, options) in the middle of a call, with the call's deadline plus `margin_ns`. If it
   /// throws CollectiveError, this member leaves and fails the call.
   template <class Step>
-  auto locally(const Call& call, std::int64_t margin_ns, Step&& step);
-  template <class Step>
-  auto locally(const Call& call, Step&& step);
+  auto locally(const Call& call, Step&& step, std::int64_t margin_ns = timing::leader_margin_ns);
   /// Leaders call exchange(mesh). Then all ranks of the host share how it ended; throws if it failed.
   template <class Exchange>
   void between_hosts(const Call& call, Exchange&& exchange);

@@ -67,6 +67,12 @@ void Hierarchical::all_reduce(const void* in, void* out, std::size_t count, DTyp
   check_reduction(dtype, op);
   const auto call = begin(CallKind::all_reduce, count, dtype, op, 0, options);
   agree(call);
+  reduce(call, in, out, count);
+}
+
+void Hierarchical::reduce(const Call& call, const void* in, void* out, std::size_t count) {
+  const auto dtype = call.signature.dtype;
+  const auto op = call.signature.op;
   const Working working(dtype);
   const auto most = elements_at_once(1, working.element_bytes());
   const auto wide = working.halves() ? scratch(std::min(most, count) * working.element_bytes()) : nullptr;
@@ -93,27 +99,10 @@ void Hierarchical::reduce_scatter(const void* in, void* out, std::size_t count, 
   check_reduction(dtype, op);
   const auto call = begin(CallKind::reduce_scatter, count, dtype, op, 0, options);
   agree(call);
-  const Working working(dtype);
-  const auto element = working.element_bytes();
-  const auto most = std::min(elements_at_once(world(), element), count);
-  const auto all = scratch(world() * most * element);
-  const auto own = scratch(locals() * most * element);
-  for (std::size_t done = 0; done < count; done += most) {
-    const auto n = std::min(most, count - done);
-    for (std::size_t i = 0; i < world(); ++i)
-      working.load(bytes_of(in) + part_of(order_[i], count, done) * size_of(dtype),
-                   all.get() + i * n * element, n);
-    locally(call, [&](Communicator& local, const CallOptions& local_options) {
-      local.all_reduce(all.get(), leads() ? all.get() : nullptr, world() * n, working.dtype(),
-                       without_division(op), local_options);
-    });
-    between_hosts(call, [&](gloo::Mesh& mesh) {
-      gloo::reduce_scatter(mesh, all.get(), own.get(), per_host(n), working.dtype(), op, world(),
-                           call.deadline);
-    });
-    share(call, own.get(), locals() * n * element);
-    working.store(own.get() + layout_.local * n * element, bytes_of(out) + done * size_of(dtype), n);
-  }
+  const auto block = count * size_of(dtype);
+  const auto all = scratch(world() * block);
+  reduce(call, in, all.get(), world() * count);
+  std::copy_n(all.get() + part_of(rank(), block, 0), block, bytes_of(out));
 }
 
 void Hierarchical::all_gather(const void* in, void* out, std::size_t count, DType dtype,

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "base/clock.hpp"
 #include "base/timing.hpp"
@@ -20,7 +19,7 @@ inline CallOptions until(base::Deadline deadline, std::int64_t margin_ns) {
 }
 
 template <class Step>
-auto Hierarchical::locally(const Call& call, std::int64_t margin_ns, Step&& step) {
+auto Hierarchical::locally(const Call& call, Step&& step, std::int64_t margin_ns) {
   using Cause = CollectiveError::Cause;
   try {
     return step(*local_, until(call.deadline, margin_ns));
@@ -30,11 +29,6 @@ auto Hierarchical::locally(const Call& call, std::int64_t margin_ns, Step&& step
     leave(failure);
     fail(call, failure);
   }
-}
-
-template <class Step>
-auto Hierarchical::locally(const Call& call, Step&& step) {
-  return locally(call, timing::leader_margin_ns, std::forward<Step>(step));
 }
 
 template <class Exchange>

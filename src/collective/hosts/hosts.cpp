@@ -22,18 +22,6 @@
 namespace accelmgr::collective {
 namespace {
 
-/// Returns the ranks of each host. Ranks with the same key are on the same host.
-std::vector<std::vector<int>> hosts_of(const std::vector<std::string>& keys) {
-  std::vector<std::vector<int>> hosts;
-  for (std::size_t rank = 0; rank < keys.size(); ++rank) {
-    const auto same = [&](const auto& host) { return keys[static_cast<std::size_t>(host[0])] == keys[rank]; };
-    auto host = std::ranges::find_if(hosts, same);
-    if (host == hosts.end()) host = hosts.emplace(hosts.end());
-    host->push_back(static_cast<int>(rank));
-  }
-  return hosts;
-}
-
 void check(const Membership& membership) {
   if (membership.size < 1 || membership.rank < 0 || membership.rank >= membership.size)
     throw UsageError(fmt::format("rank {} is not valid in a world of {} ranks; ranks are counted from 0",
@@ -87,6 +75,17 @@ std::shared_ptr<Communicator> join_host(SharedStore& store, const std::string& n
 }
 
 }  // namespace
+
+std::vector<std::vector<int>> hosts_of(const std::vector<std::string>& keys) {
+  std::vector<std::vector<int>> hosts;
+  for (std::size_t rank = 0; rank < keys.size(); ++rank) {
+    const auto same = [&](const auto& host) { return keys[static_cast<std::size_t>(host[0])] == keys[rank]; };
+    auto host = std::ranges::find_if(hosts, same);
+    if (host == hosts.end()) host = hosts.emplace(hosts.end());
+    host->push_back(static_cast<int>(rank));
+  }
+  return hosts;
+}
 
 std::string host_key() {
   std::string boot;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "accelmgr/communicator.hpp"
 #include "base/unique_fd.hpp"
@@ -14,6 +15,9 @@ namespace accelmgr::collective {
 /// Identifies a host: boot, pid namespace and network namespace. Two processes have the same key exactly if
 /// they can share memory and open each other's /proc.
 std::string host_key();
+
+/// Returns the ranks of each host, by their keys. Hosts are in the order of their lowest ranks.
+std::vector<std::vector<int>> hosts_of(const std::vector<std::string>& keys);
 
 struct Membership {
   int rank = 0;

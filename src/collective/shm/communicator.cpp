@@ -30,6 +30,18 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) noexcept {
 
 std::size_t parts_of(std::size_t whole, std::size_t part) noexcept { return (whole + part - 1) / part; }
 
+/// Calls body(at, bytes) for parts of at most `most` bytes; once if there are none, because members compare
+/// their calls even then.
+template <class Body>
+void in_parts(std::size_t whole, std::size_t most, Body body) {
+  std::size_t at = 0;
+  do {
+    const auto part = std::min(most, whole - at);
+    body(at, part);
+    at += part;
+  } while (at < whole);
+}
+
 constexpr std::size_t aligned_down(std::size_t bytes) noexcept { return bytes / 64 * 64; }
 constexpr std::size_t aligned_up(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
 
@@ -104,15 +116,12 @@ void ShmCommunicator::reduce_whole(Call& call, const Reduction& reduction) {
   const auto element = size_of(reduction.dtype);
   const auto bytes = reduction.count * element;
   const auto stores = stores_for(bytes);
-  std::size_t at = 0;
-  do {
-    const auto part = std::min(group_->half_bytes(), bytes - at);
+  in_parts(bytes, group_->half_bytes(), [&](std::size_t at, std::size_t part) {
     copy_bytes(call.next_half(part), reduction.in + at, part);
     call.exchange();
     if (reduction.out != nullptr)
       reduce_halves(0, reduction.in + at, reduction.out + at, part / element, reduction, stores);
-    at += part;
-  } while (at < bytes);
+  });
 }
 
 // Each member reduces one slice of a chunk. The round that posts the inputs of a chunk also posts the reduced
@@ -169,18 +178,14 @@ void ShmCommunicator::reduce_scatter(const void* in, void* out, std::size_t coun
   const auto block = count * size_of(dtype);
   const auto stores = stores_for(block);
   run(CallKind::reduce_scatter, count, dtype, op, 0, options, [&](Call& call) {
-    const auto most = aligned_down(group_->half_bytes() / n);
-    std::size_t at = 0;
-    do {
-      const auto part = std::min(most, block - at);
+    in_parts(block, aligned_down(group_->half_bytes() / n), [&](std::size_t at, std::size_t part) {
       auto* half = call.next_half(n * part);
       for (std::size_t to = 0; to < n; ++to)
         if (to != me) copy_bytes(half + to * part, reduction.in + to * block + at, part);
       call.exchange();
       reduce_halves(me * part, reduction.in + me * block + at, reduction.out + at, part / size_of(dtype),
                     reduction, stores);
-      at += part;
-    } while (at < block);
+    });
   });
 }
 
@@ -189,9 +194,7 @@ void ShmCommunicator::all_gather(const void* in, void* out, std::size_t count, D
   const auto block = count * size_of(dtype);
   const auto stores = stores_for(block * static_cast<std::size_t>(size()));
   run(CallKind::all_gather, count, dtype, ReduceOp::sum, 0, options, [&](Call& call) {
-    std::size_t at = 0;
-    do {
-      const auto part = std::min(group_->half_bytes(), block - at);
+    in_parts(block, group_->half_bytes(), [&](std::size_t at, std::size_t part) {
       copy_bytes(call.next_half(part), bytes_of(in) + at, part);
       call.exchange();
       // This member's part is copied from the half too: when `in` is the begin of `out`, the copy of rank 0's
@@ -199,8 +202,7 @@ void ShmCommunicator::all_gather(const void* in, void* out, std::size_t count, D
       for (int member = 0; member < size(); ++member)
         best_kernels().copy(bytes_of(out) + static_cast<std::size_t>(member) * block + at,
                             group_->half(member), part, stores);
-      at += part;
-    } while (at < block);
+    });
   });
 }
 
@@ -210,14 +212,11 @@ void ShmCommunicator::broadcast(void* data, std::size_t count, DType dtype, int 
   const auto bytes = count * size_of(dtype);
   const auto stores = stores_for(bytes);
   run(CallKind::broadcast, count, dtype, ReduceOp::sum, root, options, [&](Call& call) {
-    std::size_t at = 0;
-    do {
-      const auto part = std::min(group_->half_bytes(), bytes - at);
+    in_parts(bytes, group_->half_bytes(), [&](std::size_t at, std::size_t part) {
       if (rank() == root) copy_bytes(call.next_half(part), bytes_of(data) + at, part);
       call.exchange();
       if (rank() != root) best_kernels().copy(bytes_of(data) + at, group_->half(root), part, stores);
-      at += part;
-    } while (at < bytes);
+    });
   });
 }
 
@@ -228,10 +227,7 @@ void ShmCommunicator::all_to_all(const void* in, void* out, std::size_t count, D
   const auto block = count * size_of(dtype);
   const auto stores = stores_for(block * n);
   run(CallKind::all_to_all, count, dtype, ReduceOp::sum, 0, options, [&](Call& call) {
-    const auto most = aligned_down(group_->half_bytes() / n);
-    std::size_t at = 0;
-    do {
-      const auto part = std::min(most, block - at);
+    in_parts(block, aligned_down(group_->half_bytes() / n), [&](std::size_t at, std::size_t part) {
       auto* half = call.next_half(n * part);
       for (std::size_t to = 0; to < n; ++to)
         if (to != me) copy_bytes(half + to * part, bytes_of(in) + to * block + at, part);
@@ -241,8 +237,7 @@ void ShmCommunicator::all_to_all(const void* in, void* out, std::size_t count, D
             from == me ? bytes_of(in) + me * block + at : group_->half(static_cast<int>(from)) + me * part;
         best_kernels().copy(bytes_of(out) + from * block + at, source, part, stores);
       }
-      at += part;
-    } while (at < block);
+    });
   });
 }
 

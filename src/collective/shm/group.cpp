@@ -85,10 +85,7 @@ void Group::exchange_first(const Signature& signature, std::uint64_t length, Pat
 void Group::exchange(const Signature& signature, Patience& patience) {
   ++round_;
   arrive();
-  const auto arrived = [this](int member) {
-    return post_of(member, round_).round.load(std::memory_order_acquire) == round_;
-  };
-  wait(arrived, signature, patience);
+  wait(signature, patience);
 }
 
 // A parked member waits for all others, so only the member that completes the round has to wake them. Of two
@@ -119,60 +116,54 @@ void Group::compare(const Signature& signature) const {
 void Group::wait_joined(const Signature& signature, Patience& patience) {
   // Members that came earlier may have given up. That is the failure of this call too.
   if (verdict() != Verdict::none) throw_verdict(signature, patience.seconds());
-  ipc::wake_all(control_->arrivals.epoch);
-  const auto joined = [this](int member) {
-    return table_[member].presence.load(std::memory_order_seq_cst) != Presence::absent;
-  };
-  wait(joined, signature, patience);
+  exchange(signature, patience);
   // All members have joined, but one of them may have given up since.
   if (verdict() != Verdict::none) throw_verdict(signature, patience.seconds());
 }
 
-template <class Ready>
-void Group::wait(Ready ready, const Signature& signature, Patience& patience) {
-  int next = 0;  // All members before this one are ready.
-  const auto all_ready = [&] {
-    while (next < size() && ready(next)) ++next;
+void Group::wait(const Signature& signature, Patience& patience) {
+  int next = 0;  // All members before this one have arrived.
+  const auto all_arrived = [&] {
+    while (next < size() && has_arrived(next)) ++next;
     return next == size();
   };
-  if (ipc::spin(all_ready, world_->spin_us() * 1000LL)) return;
+  if (ipc::spin(all_arrived, world_->spin_us() * 1000LL)) return;
   const auto until = patience.deadline();
   for (bool closer = false;;) {
     Parked parked(control_->arrivals);
-    if (all_ready()) return;
-    look(ready, closer, signature, patience);
+    if (all_arrived()) return;
+    look(closer, signature, patience);
     closer = !parked.wait(std::min(timing::look_ns, until.remaining_ns()));
   }
 }
 
-template <class Ready>
-void Group::look(Ready ready, bool closer, const Signature& signature, Patience& patience) {
-  if (verdict() == Verdict::none) judge(ready, closer, patience);
+void Group::look(bool closer, const Signature& signature, Patience& patience) {
+  if (verdict() == Verdict::none) judge(closer, patience);
   if (verdict() == Verdict::none) return;
   // What ended the group does not concern this wait if all members have come to it.
-  if (!missing(ready, [](int) { return true; }).empty()) throw_verdict(signature, patience.seconds());
+  if (!missing([](int) { return true; }).empty()) throw_verdict(signature, patience.seconds());
 }
 
-template <class Ready>
-void Group::judge(Ready ready, bool closer, Patience& patience) {
-  const auto left = missing(ready, [this](int member) { return has_left(member); });
+void Group::judge(bool closer, Patience& patience) {
+  const auto left = missing([this](int member) { return has_left(member); });
   if (closer) {
-    const auto ended = missing(ready, [this](int member) { return has_ended(member); });
+    const auto ended = missing([this](int member) { return has_ended(member); });
     if (!ended.empty()) return fail(Verdict::lost, ended);
   }
   if (!left.empty()) return fail(Verdict::left, left);
   if (patience.deadline().passed() || (closer && base::interrupted())) {
-    const auto late = missing(ready, [](int) { return true; });
+    const auto late = missing([](int) { return true; });
     if (!late.empty()) fail(Verdict::timeout, late);  // They may all have come while the hook ran.
   }
 }
 
-// ready() is asked again afterwards: a member may arrive, then leave or die, while this loop looks at it.
-template <class Ready, class Gone>
-std::vector<int> Group::missing(Ready ready, Gone gone) const {
+// has_arrived() is asked again afterwards: a member may arrive, then leave or die, while this loop looks at
+// it.
+template <class Gone>
+std::vector<int> Group::missing(Gone gone) const {
   std::vector<int> members;
   for (int member = 0; member < size(); ++member)
-    if (!ready(member) && gone(member) && !ready(member)) members.push_back(member);
+    if (!has_arrived(member) && gone(member) && !has_arrived(member)) members.push_back(member);
   return members;
 }
 
@@ -198,14 +189,14 @@ std::vector<int> Group::gone() {
 
 void Group::give_up() noexcept { fail(Verdict::lost, {me_}); }
 
-// The mask is complete before the word that points to it. So a member that is killed in between leaves no
+// `missing` is complete before the word that points to it. So a member that is killed in between leaves no
 // verdict.
 void Group::fail(Verdict verdict, const std::vector<int>& members) noexcept {
-  auto* missing = world_->memory().missing(claim_.slot, me_);
+  auto& missing = table_[me_].missing;
   std::uint64_t none = 0;
   if (control_->verdict.load(std::memory_order_acquire) == none) {
-    std::fill_n(missing, words_of_mask(world_->memory().header().ranks), 0);
-    for (int member : members) missing[member / 64] |= std::uint64_t{1} << (member % 64);
+    missing.reset();
+    for (int member : members) missing[static_cast<std::size_t>(member)] = true;
     const auto word = static_cast<std::uint64_t>(verdict) << 32 | static_cast<std::uint32_t>(me_);
     control_->verdict.compare_exchange_strong(none, word, std::memory_order_acq_rel);
   }
@@ -218,11 +209,10 @@ Group::Verdict Group::verdict() const noexcept {
 
 std::vector<int> Group::ranks_of_verdict() const {
   const auto by = static_cast<int>(control_->verdict.load(std::memory_order_acquire) & 0xffffffffu);
-  const auto* missing = world_->memory().missing(claim_.slot, by);
+  const auto& missing = table_[by].missing;
   std::vector<int> ranks;
-  for (int member = 0; member < size(); ++member)
-    if ((missing[member / 64] >> (member % 64) & 1u) != 0)
-      ranks.push_back(world_ranks_[static_cast<std::size_t>(member)]);
+  for (std::size_t member = 0; member < members_.size(); ++member)
+    if (missing[member]) ranks.push_back(world_ranks_[member]);
   return ranks;
 }
 

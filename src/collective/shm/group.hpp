@@ -51,7 +51,7 @@ class Group {
   const std::vector<int>& members() const noexcept { return members_; }
   const std::vector<int>& world_ranks() const noexcept { return world_ranks_; }
 
-  /// Blocks until all members have joined. Throws CollectiveError.
+  /// The first round, which posts nothing: blocks until all members have joined. Throws CollectiveError.
   void wait_joined(const Signature& signature, Patience& patience);
 
   /// Throws if the group has ended: the first time the error that ended it, as if this call had met it; later
@@ -86,24 +86,24 @@ class Group {
   const Post& post_of(int member, std::uint64_t round) const noexcept {
     return table_[member].post[round & 1u];
   }
+  bool has_arrived(int member) const noexcept {
+    return post_of(member, round_).round.load(std::memory_order_acquire) == round_;
+  }
   std::byte* half_of(int member, std::uint64_t round) const noexcept {
     return data_.data() + (2 * static_cast<std::size_t>(member) + (round & 1u)) * half_bytes_;
   }
   void arrive() noexcept;
   void compare(const Signature& signature) const;
-  /// Blocks until ready(i) is true for all members i.
-  template <class Ready>
-  void wait(Ready ready, const Signature& signature, Patience& patience);
+  /// Blocks until all members have arrived at this round.
+  void wait(const Signature& signature, Patience& patience);
   /// Called between two slices of a wait: throws when the wait cannot succeed. `closer` also checks whether
   /// processes have ended.
-  template <class Ready>
-  void look(Ready ready, bool closer, const Signature& signature, Patience& patience);
+  void look(bool closer, const Signature& signature, Patience& patience);
   /// Sets the verdict if a member that is waited for has ended or left, or patience is over.
-  template <class Ready>
-  void judge(Ready ready, bool closer, Patience& patience);
-  /// The members that are not ready and for which gone(i) is true.
-  template <class Ready, class Gone>
-  std::vector<int> missing(Ready ready, Gone gone) const;
+  void judge(bool closer, Patience& patience);
+  /// The members that have not arrived and for which gone(i) is true.
+  template <class Gone>
+  std::vector<int> missing(Gone gone) const;
   bool has_left(int member) const noexcept;
   bool has_ended(int member);
   /// Sets the verdict and wakes all members. The first verdict counts.

@@ -19,8 +19,7 @@ void plan_layout(std::uint32_t ranks, bool parks, Header& header) noexcept {
   header.rank_lines = 256;
   header.slots = header.rank_lines + n * sizeof(Rank);
   header.controls = whole_pages(header.slots + slots * sizeof(Slot));
-  header.control_bytes =
-      whole_pages(sizeof(Control) + n * sizeof(Member) + n * words_of_mask(ranks) * sizeof(std::uint64_t));
+  header.control_bytes = whole_pages(sizeof(Control) + n * sizeof(Member));
   header.data = header.controls + slots * header.control_bytes;
   header.parks = parks ? 1 : 0;
   header.half_bytes = parks && ranks <= parking_half_ranks ? parking_half_bytes : spinning_half_bytes;

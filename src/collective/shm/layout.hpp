@@ -6,9 +6,9 @@
 //   | Header | Rank[N] | Slot[128] | control of slot 0 ... 127 | data of slot 0 ... 127 |
 //   +--------+---------+-----------+---------------------------+------------------------+
 //   control of a slot: which members have arrived   data of a slot: what the members exchange
-//   +---------+-----------+-----------------------+ +------------+
-//   | Control | Member[N] | missing[N][N/64 bits] | | half[N][2] |
-//   +---------+-----------+-----------------------+ +------------+
+//   +---------+-----------+                         +------------+
+//   | Control | Member[N] |                         | half[N][2] |
+//   +---------+-----------+                         +------------+
 // clang-format on
 //
 // A slot serves one group at a time; the world itself is the first group. Member i of a group of n ranks is
@@ -20,6 +20,7 @@
 #pragma once
 
 #include <atomic>
+#include <bitset>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -30,7 +31,7 @@
 namespace accelmgr::collective::shm {
 
 constexpr std::uint64_t magic = 0x44524c574d434341ull;  // "ACCMWLRD"
-constexpr std::uint32_t layout_version = 3;
+constexpr std::uint32_t layout_version = 4;
 constexpr int most_ranks = 1024;
 constexpr std::size_t slots = 128;  ///< Groups at the same time, the world included.
 /// Bytes of a half where ranks spin: two halves stay in the second-level cache.
@@ -72,7 +73,7 @@ struct alignas(64) Slot {
   std::uint64_t id;       ///< Of the group.
   std::uint64_t parent;   ///< Id of the group it was made from; 0: this is the world.
   std::uint64_t ordinal;  ///< Counts groups with these members and this parent; for the world: counts joins.
-  std::uint64_t members[most_ranks / 64];
+  std::bitset<most_ranks> members;
 };
 
 struct Control {
@@ -93,15 +94,14 @@ struct alignas(64) Member {
   std::atomic<Presence> presence;
   std::uint64_t identity;  ///< Of its process. Stored before `presence`.
   Post post[2];  ///< Of even and odd rounds: others may still read one while this member writes the other.
+  std::bitset<most_ranks> missing;  ///< The members that are missing according to a verdict of this one.
 };
 
 static_assert(sizeof(Header) <= 256 && sizeof(Rank) == 192 && sizeof(Slot) % 64 == 0);
 static_assert(offsetof(Post, signature) + offsetof(Signature, shape) + 4 * sizeof(std::int64_t) == 64);
-static_assert(sizeof(Post) == 192 && sizeof(Member) == 64 + 2 * 192);
+static_assert(sizeof(Post) == 192 && sizeof(Member) == 64 + 2 * 192 + most_ranks / 8);
 static_assert(spinning_half_bytes % page_bytes == 0 && parking_half_bytes % page_bytes == 0);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<Presence>::is_always_lock_free);
-
-constexpr std::size_t words_of_mask(std::uint32_t ranks) noexcept { return (ranks + 63) / 64; }
 
 /// Fills in sizes and offsets for `ranks` ranks; leaves `magic` 0.
 void plan_layout(std::uint32_t ranks, bool parks, Header& header) noexcept;

@@ -35,11 +35,6 @@ class Memory {
   Member* members(std::size_t slot) const noexcept {
     return at<Member>(control_offset(slot) + sizeof(Control));
   }
-  /// The mask of missing members that belongs to a verdict of member `member`.
-  std::uint64_t* missing(std::size_t slot, int member) const noexcept {
-    const auto masks = control_offset(slot) + sizeof(Control) + header().ranks * sizeof(Member);
-    return at<std::uint64_t>(masks) + static_cast<std::size_t>(member) * words_of_mask(header().ranks);
-  }
 
  private:
   template <class T>

@@ -42,8 +42,15 @@ void note_own_cores(std::span<std::atomic<std::uint64_t>> cores) noexcept {
   }
 }
 
-bool has_member(const Slot& slot, int rank) noexcept {
-  return (slot.members[rank / 64] >> (rank % 64) & 1u) != 0;
+std::bitset<most_ranks> set_of(const std::vector<int>& members) noexcept {
+  std::bitset<most_ranks> set;
+  for (const int member : members) set[static_cast<std::size_t>(member)] = true;
+  return set;
+}
+
+bool serves(const Slot& slot, const GroupKey& key) noexcept {
+  return slot.used != 0 && slot.parent == key.parent && slot.ordinal == key.ordinal &&
+         slot.members == set_of(key.members);
 }
 
 }  // namespace
@@ -149,8 +156,7 @@ Claim World::claim_locked(const GroupKey& key) {
     slot.id = ++header.groups;
     slot.parent = key.parent;
     slot.ordinal = key.ordinal;
-    std::fill(std::begin(slot.members), std::end(slot.members), 0);
-    for (int member : key.members) slot.members[member / 64] |= std::uint64_t{1} << (member % 64);
+    slot.members = set_of(key.members);
     std::atomic_ref(slot.used).store(1, std::memory_order_release);
   }
   const auto position = std::lower_bound(key.members.begin(), key.members.end(), rank_) - key.members.begin();
@@ -175,22 +181,11 @@ std::size_t World::free_slot() {
                   slots));
 }
 
-bool World::serves(const Slot& slot, const GroupKey& key) const noexcept {
-  if (slot.used == 0 || slot.parent != key.parent || slot.ordinal != key.ordinal) return false;
-  return members_of(slot) == key.members;
-}
-
-std::vector<int> World::members_of(const Slot& slot) const {
-  std::vector<int> members;
-  for (int rank = 0; rank < size(); ++rank)
-    if (has_member(slot, rank)) members.push_back(rank);
-  return members;
-}
-
 bool World::is_over(std::size_t index, bool look_closer) {
   const auto& slot = memory_.slot(index);
   const auto* member = memory_.members(index);
-  for (int rank : members_of(slot)) {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!slot.members[static_cast<std::size_t>(rank)]) continue;
     const auto& line = memory_.rank(rank);
     bool gone = false;
     switch (member->presence.load(std::memory_order_acquire)) {

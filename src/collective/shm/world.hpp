@@ -67,12 +67,10 @@ class World {
 
   Claim claim_locked(const GroupKey& key);
   std::size_t free_slot();
-  bool serves(const Slot& slot, const GroupKey& key) const noexcept;
   /// Returns whether all members have left. If `look_closer`, members that can never come or have ended count
   /// as gone.
   bool is_over(std::size_t slot, bool look_closer);
   void release(std::size_t slot) noexcept;
-  std::vector<int> members_of(const Slot& slot) const;
 
   Memory memory_;
   Liveness liveness_;

@@ -54,7 +54,6 @@ std::size_t Array::count() const noexcept {
 }
 
 void all_reduce(const Members& members, const Array& in, void* out, ReduceOp op) {
-  check_reduction(in.dtype, op);
   members.communicator->all_reduce(in.data, out, in.count(), in.dtype, op, options_for(in));
 }
 
@@ -67,7 +66,6 @@ void broadcast(const Members& members, const Array& like, void* data, int src) {
 }
 
 void reduce_scatter(const Members& members, const Array& in, void* out, ReduceOp op) {
-  check_reduction(in.dtype, op);
   const Blocks blocks(in, members.communicator->size());
   members.communicator->reduce_scatter(in.data, out, blocks.count(), in.dtype, op, options_for(in));
   blocks.check(in, "reduce_scatter");

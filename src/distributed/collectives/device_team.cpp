@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -14,7 +15,6 @@
 #include "collective/hosts/hosts.hpp"
 #include "collective/signature/checks.hpp"
 #include "device/cuda_runtime.hpp"
-#include "launch/run/task.hpp"
 #include "replica/replica.hpp"
 
 namespace accelmgr::distributed {
@@ -41,16 +41,8 @@ struct Standing {
   std::string hindrance;  ///< Why it cannot use NCCL; empty: it can.
   std::string gpu;        ///< Two members with the same text have the same GPU.
   std::string name;       ///< The GPU's name, for messages.
+  NLOHMANN_DEFINE_TYPE_INTRUSIVE(Standing, hindrance, gpu, name)
 };
-
-std::string encode(const Standing& standing) {
-  return launch::Value{standing.hindrance, standing.gpu, standing.name}.dump();
-}
-
-Standing decode(const std::string& text) {
-  const auto value = launch::Value::parse(text);
-  return {value.at(0).get<std::string>(), value.at(1).get<std::string>(), value.at(2).get<std::string>()};
-}
 
 /// "" if each member can use NCCL and has a GPU of its own.
 std::string common_hindrance(const std::vector<Standing>& standings, const std::vector<int>& ranks) {
@@ -156,7 +148,8 @@ std::string DeviceTeam::what_hinders(const OnDevice& place) {
       mine.hindrance = error.what();
     }
   std::vector<Standing> all;
-  for (const auto& text : members_.all_gather_objects(encode(mine))) all.push_back(decode(text));
+  for (const auto& text : members_.all_gather_objects(nlohmann::json(mine).dump()))
+    all.push_back(nlohmann::json::parse(text).get<Standing>());
   if (!options_.host_memory_because.empty() && all.front().hindrance == options_.host_memory_because)
     return options_.host_memory_because;
   return common_hindrance(all, members_.ranks());
@@ -231,7 +224,6 @@ bool DeviceTeam::run(const char* call, const Array& array, const OnDevice& place
 }
 
 bool DeviceTeam::all_reduce(const Array& in, void* out, ReduceOp op, const OnDevice& place) {
-  check_reduction(in.dtype, op);
   check_place(place);
   members_.all_reduce(nullptr, nullptr, 0, in.dtype, op, on_devices(in));
   if (!over_nccl(place) || !reduces(in.dtype, op)) return false;
@@ -260,7 +252,6 @@ bool DeviceTeam::broadcast(const Array& like, void* data, int src, const OnDevic
 }
 
 bool DeviceTeam::reduce_scatter(const Array& in, void* out, ReduceOp op, const OnDevice& place) {
-  check_reduction(in.dtype, op);
   check_place(place);
   const Blocks blocks(in, members_.size());
   members_.reduce_scatter(nullptr, nullptr, 0, in.dtype, op, on_devices(in));

@@ -1,14 +1,10 @@
 #include <fmt/format.h>
-#include <limits.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
 
 #include "accelmgr/distributed_context.hpp"
 #include "base/log.hpp"
 #include "distributed/context/context.hpp"
 #include "distributed/context/torch.hpp"
+#include "launch/plan/host_info.hpp"
 
 namespace accelmgr::distributed {
 
@@ -49,11 +45,7 @@ int get_nnodes() { return *current().whole_place().node_count; }
 
 int get_node_rank() { return *current().whole_place().node_rank; }
 
-std::string hostname() {
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) throw SystemError("gethostname", errno);
-  return name.data();
-}
+std::string hostname() { return launch::own_hostname(); }
 
 void show_config() {
   auto log = base::log();

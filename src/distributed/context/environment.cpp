@@ -10,6 +10,8 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/parse_number.hpp"
+#include "collective/hosts/hierarchical.hpp"
+#include "collective/hosts/hosts.hpp"
 #include "launch/plan/variables.hpp"
 
 namespace accelmgr::distributed {
@@ -123,22 +125,14 @@ Place place_of(const Environment& environment) {
 }
 
 Place place_among(int rank, const std::vector<std::string>& hosts) {
-  std::vector<std::string> order;
-  int local_rank = 0, local_world_size = 0;
-  const auto& own = hosts[static_cast<std::size_t>(rank)];
-  for (std::size_t other = 0; other < hosts.size(); ++other) {
-    if (std::find(order.begin(), order.end(), hosts[other]) == order.end()) order.push_back(hosts[other]);
-    if (hosts[other] != own) continue;
-    ++local_world_size;
-    if (static_cast<int>(other) < rank) ++local_rank;
-  }
-  const auto node = std::find(order.begin(), order.end(), own) - order.begin();
+  const collective::HostLayout layout(collective::hosts_of(hosts), rank);
+  const auto number = [](std::size_t count) { return static_cast<int>(count); };
   return {rank,
-          static_cast<int>(hosts.size()),
-          local_rank,
-          local_world_size,
-          static_cast<int>(node),
-          static_cast<int>(order.size())};
+          number(hosts.size()),
+          number(layout.local),
+          number(layout.hosts[layout.host].size()),
+          number(layout.host),
+          number(layout.hosts.size())};
 }
 
 }  // namespace accelmgr::distributed

@@ -57,18 +57,12 @@ ipc::HostPort address_of_master(const JoinRequest& request) {
 
 std::string path_in(const std::string& file) { return file.substr(file_method.size()); }
 
-/// True if rank 0 serves the store, as long as it is in the world. Otherwise the store is a file, or the
-/// launcher serves it.
-bool rank_0_serves(const JoinRequest& request) {
-  const bool launched = meets_by_environment(request) && request.environment.agent_store;
-  return !launched && !request.init_method.starts_with(file_method);
-}
-
 std::shared_ptr<collective::Store> open_store(JoinRequest& request, base::Deadline deadline) {
   if (request.init_method.starts_with(file_method))
     return std::make_shared<FileStore>(path_in(request.init_method), deadline);
   const auto address = address_of_master(request);
-  const bool by_rank_0 = rank_0_serves(request);
+  // Rank 0 serves it as long as it is in the world, unless the launcher does.
+  const bool by_rank_0 = !meets_by_environment(request) || !request.environment.agent_store;
   if (request.place.rank == 0 && by_rank_0)
     return TcpStore::serve(request.socket ? std::move(request.socket)
                                           : ipc::bind_tcp(address.host, address.port));
@@ -207,14 +201,8 @@ void check_init_method(const std::string& init_method) {
   }
 }
 
-void check(const JoinRequest& request) {
-  check_init_method(request.init_method);
-  if (meets_by_environment(request) && request.place.world_size > 1 && !has_world_memory(request))
-    address_of_master(request);
-}
-
 Joined join(JoinRequest request) {
-  check(request);
+  check_init_method(request.init_method);
   if (request.place.world_size == 1)
     return {nullptr, collective::make_serial(), place_among(0, {collective::host_key()}), {}};
   if (has_world_memory(request)) return join_memory(request);

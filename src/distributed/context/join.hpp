@@ -25,10 +25,6 @@ bool is_by_environment(const std::string& init_method);
 /// Throws ConfigError, which quotes it, unless it is env:// (or empty), tcp://HOST:PORT or file:///PATH.
 void check_init_method(const std::string& init_method);
 
-/// Checks a request without contacting any process. Throws ConfigError, which names the missing variable
-/// (MASTER_ADDR, MASTER_PORT) or quotes the init_method.
-void check(const JoinRequest& request);
-
 struct Joined {
   /// Null without a store. Destroyed after `world`: on rank 0 it may serve the store.
   std::shared_ptr<collective::Store> store;

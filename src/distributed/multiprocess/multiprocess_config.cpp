@@ -20,11 +20,6 @@ constexpr int first_port = 29500;  // The default of torchrun too.
 
 [[noreturn]] void refuse(const char* key, const std::string& what) { throw ConfigError(what, key); }
 
-void check_range(const char* key, int value, int least, int most, const std::string& of) {
-  if (value < least || value > most)
-    refuse(key, fmt::format("{} is {}; {}it must be {} to {}", key, value, of, least, most));
-}
-
 void check_backends(const MultiprocessConfig& config) {
   for (const auto* backend : {&config.backend, &config.model_parallel_backend,
                               &config.pipeline_parallel_backend, &config.data_parallel_backend})
@@ -36,6 +31,11 @@ std::optional<std::string> backend_of(const std::string& name) {
 }
 
 }  // namespace
+
+void check_range(const char* key, int value, int least, int most, const std::string& of) {
+  if (value < least || value > most)
+    refuse(key, fmt::format("{} is {}; {}it must be {} to {}", key, value, of, least, most));
+}
 
 void resolve(MultiprocessConfig& config, int gpus) {
   if (!config.world_size) config.world_size = std::max(1, gpus);
@@ -57,7 +57,7 @@ void resolve(MultiprocessConfig& config, int gpus) {
   check_backends(config);
   distributed::parallel_layout(world_size, config.model_parallelism, config.pipeline_parallelism);
   if (config.master_port) {
-    check_range("master_port", *config.master_port, 1, ipc::highest_port, "");
+    check_range("master_port", *config.master_port, 1, ipc::highest_port);
   } else {
     auto bound = launch::bind_port(first_port);
     config.master_port = bound.port;

@@ -66,8 +66,8 @@ void set_environment(const MultiprocessConfig& config) {
   set(variable::master_port, *config.master_port);
 }
 
-/// Joins the world, selects the CUDA device, and checks the group with an all-reduce. Without `backend` the
-/// environment chooses; if it does not, the default fits the hosts. `socket` as in initialize().
+}  // namespace
+
 void join_process_group(const std::optional<std::string>& backend, std::optional<double> timeout_s,
                         const std::string& init_method, base::UniqueFd socket) {
   auto name = backend.value_or(get_distributed_backend());
@@ -87,8 +87,6 @@ void join_process_group(const std::optional<std::string>& backend, std::optional
                                    world_size, counted));
 }
 
-}  // namespace
-
 std::string default_backend() { return distributed::visible_gpus() > 0 ? "nccl" : "shm"; }
 
 std::string get_distributed_backend() {
@@ -103,7 +101,7 @@ void set_distributed_backend(const std::string& backend) {
 
 void init_process_group_from_backend(const std::optional<std::string>& backend,
                                      std::optional<double> timeout_s) {
-  join_process_group(backend, timeout_s, "", {});
+  join_process_group(backend, timeout_s, "");
 }
 
 base::UniqueFd taken_port(const MultiprocessConfig& config) {

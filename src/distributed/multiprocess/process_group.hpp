@@ -1,5 +1,5 @@
-// The parts of init_dist() and launch_subprocesses(), for callers that have already bound the master's port
-// or that wait for the processes in their own way.
+// The parts of distributed::spawn(), init_dist() and launch_subprocesses(), for each other and for callers
+// that wait for the processes in their own way.
 #pragma once
 
 #include <optional>
@@ -18,11 +18,36 @@ namespace accelmgr {
 /// calls getenv(). `caller` is for the error text.
 void join_as_rank(MultiprocessConfig config, const char* caller);
 
+/// Joins the world, selects the CUDA device, and checks the group with an all-reduce. Without `backend` the
+/// environment chooses; if it does not, the default fits the hosts. `socket` as in initialize().
+void join_process_group(const std::optional<std::string>& backend, std::optional<double> timeout_s,
+                        const std::string& init_method, base::UniqueFd socket = {});
+
 /// The socket that resolve() has bound at the master's port, if it did and nobody has taken it.
 base::UniqueFd taken_port(const MultiprocessConfig& config);
 
+/// Throws ConfigError with this key if the value is out of range: "KEY is 7; OF it must be 1 to 5".
+void check_range(const char* key, int value, int least, int most, const std::string& of = "");
+
 /// As MultiprocessConfig::resolve(), on a host with so many GPUs.
 void resolve(MultiprocessConfig& config, int gpus);
+
+/// What the ranks of start_ranks() run: it joins the world as `task` says, and calls the user's function.
+/// Registered by name, because a child that executes this program again finds functions only by name.
+struct RankEntry {
+  using Run = launch::Value (*)(const launch::Function& function, int rank, const launch::Value& task);
+  RankEntry(const char* entry_name, Run run_rank);
+  std::string name;
+  Run run;
+};
+
+/// Launches ranks that run the entry. With `at_store`, the ranks of several hosts meet at a store at the
+/// master's address. On the first host this process serves it until the ranks have ended, at `socket` if that
+/// is bound already. Throws as launch::spawn() and ipc::bind_tcp().
+launch::SpawnContext start_ranks(const RankEntry& entry,
+                                 const std::variant<std::string, launch::Function>& function,
+                                 launch::Value task, launch::Options options, bool at_store,
+                                 base::UniqueFd socket = {});
 
 /// As launch_subprocesses(), but does not wait for the processes. nullopt: world size 1, the function ran in
 /// this process.

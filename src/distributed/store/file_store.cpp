@@ -51,29 +51,25 @@ bool try_lock(int fd, off_t byte, short type) noexcept {
   throw SessionError(fmt::format("file://{}: {}", path, what));
 }
 
-void write_at(int fd, const void* data, std::size_t bytes, std::uint64_t offset, const std::string& path) {
-  const auto* p = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const auto done = pwrite(fd, p, bytes, static_cast<off_t>(offset));
+/// Calls pread() or pwrite() until all bytes are read or written, as `verb` says.
+template <class Call, class Byte>
+void transfer(Call call, const char* verb, int fd, Byte* data, std::size_t bytes, std::uint64_t offset,
+              const std::string& path) {
+  for (std::size_t at = 0; at < bytes;) {
+    const auto done = call(fd, data + at, bytes - at, static_cast<off_t>(offset + at));
     if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) fail(path, fmt::format("cannot be written: {}", std::strerror(errno)));
-    p += done;
-    bytes -= static_cast<std::size_t>(done);
-    offset += static_cast<std::uint64_t>(done);
+    if (done < 0) fail(path, fmt::format("cannot be {}: {}", verb, std::strerror(errno)));
+    if (done == 0) fail(path, "is not a store of accelmgr, or another process truncated it");
+    at += static_cast<std::size_t>(done);
   }
 }
 
+void write_at(int fd, const void* data, std::size_t bytes, std::uint64_t offset, const std::string& path) {
+  transfer(pwrite, "written", fd, static_cast<const char*>(data), bytes, offset, path);
+}
+
 void read_at(int fd, void* data, std::size_t bytes, std::uint64_t offset, const std::string& path) {
-  auto* p = static_cast<char*>(data);
-  while (bytes > 0) {
-    const auto done = pread(fd, p, bytes, static_cast<off_t>(offset));
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) fail(path, fmt::format("cannot be read: {}", std::strerror(errno)));
-    if (done == 0) fail(path, "is not a store of accelmgr, or another process truncated it");
-    p += done;
-    bytes -= static_cast<std::size_t>(done);
-    offset += static_cast<std::uint64_t>(done);
-  }
+  transfer(pread, "read", fd, static_cast<char*>(data), bytes, offset, path);
 }
 
 }  // namespace

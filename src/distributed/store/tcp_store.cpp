@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
@@ -17,6 +16,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
+#include "base/parse_number.hpp"
 #include "base/timing.hpp"
 #include "ipc/tcp.hpp"
 
@@ -38,8 +38,7 @@ std::vector<int> connected_to(const ipc::HostPort& peer) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
     const auto name = entry.path().filename().string();
-    int fd = -1;
-    std::from_chars(name.data(), name.data() + name.size(), fd);
+    const int fd = base::parse_number<int>(name).value_or(-1);
     if (ipc::peer_of(fd) == peer) found.push_back(fd);
   }
   std::ranges::sort(found);
@@ -54,35 +53,18 @@ std::vector<int> opened_since(const std::vector<int>& before, const ipc::HostPor
 }
 
 /// Bounds the wait for the server's first answer, which torch does not: the program that listens there may
-/// not be a store. When the deadline passes first, a thread shuts the connection down, so that torch gives
-/// up.
-class FirstAnswer {
- public:
-  FirstAnswer(const ipc::HostPort& peer, std::vector<int> before, base::Deadline deadline)
-      : watcher_([this, peer, before = std::move(before), deadline] {
-          std::unique_lock lock(mutex_);
-          if (came_.wait_for(lock, left(deadline), [this] { return has_come_; })) return;
-          do {  // torch connects again.
-            for (const int fd : opened_since(before, peer)) shutdown(fd, SHUT_RDWR);
-          } while (!came_.wait_for(lock, shut_again, [this] { return has_come_; }));
-        }) {}
-  ~FirstAnswer() {
-    {
-      const std::lock_guard lock(mutex_);
-      has_come_ = true;
-    }
-    came_.notify_one();
-    watcher_.join();
-  }
-  FirstAnswer(const FirstAnswer&) = delete;
-  FirstAnswer& operator=(const FirstAnswer&) = delete;
-
- private:
-  std::mutex mutex_;
-  std::condition_variable came_;
-  bool has_come_ = false;
-  std::thread watcher_;
-};
+/// not be a store. When the deadline passes before the thread is stopped, it shuts the connection down, so
+/// that torch gives up.
+std::jthread bound_first_answer(const ipc::HostPort& peer, std::vector<int> before, base::Deadline deadline) {
+  return std::jthread([peer, before = std::move(before), deadline](const std::stop_token& came) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any stopped;
+    const auto wait = [&](milliseconds time) { stopped.wait_for(lock, came, time, [] { return false; }); };
+    for (wait(left(deadline)); !came.stop_requested(); wait(shut_again))  // torch connects again.
+      for (const int fd : opened_since(before, peer)) shutdown(fd, SHUT_RDWR);
+  });
+}
 
 /// Sets timeouts: from now on a missing answer, or a host that vanished, makes a call fail.
 void bound_answers(const std::vector<int>& sockets) {
@@ -112,14 +94,19 @@ Torch& torch_for(const std::string& address) {
       address));
 }
 
+/// `failure` is the begin of an error's text.
 std::unique_ptr<StoreClient> open(Torch& torch, const ipc::HostPort& peer, int listening_fd,
-                                  base::Deadline deadline) {
+                                  base::Deadline deadline, const std::string& failure) try {
   const auto before = connected_to(peer);
-  const FirstAnswer first_answer(peer, before, deadline);
+  const auto first_answer = bound_first_answer(peer, before, deadline);
   // torch counts whole seconds. A server listens there already, so a longer timeout does not matter.
   auto client = torch.open_store(peer, listening_fd, std::max(left(deadline), milliseconds(1000)));
   bound_answers(opened_since(before, peer));
   return client;
+} catch (const ConfigError&) {
+  throw;
+} catch (const std::exception& error) {
+  throw SessionError(fmt::format("{}: {}", failure, reason(error)));
 }
 
 }  // namespace
@@ -133,14 +120,9 @@ std::unique_ptr<TcpStore> TcpStore::serve(base::UniqueFd socket) {
   const auto name = text(address);
   auto& torch = torch_for(name);
   const auto deadline = base::Deadline::in_seconds(timing::store_answer_s);
-  try {
-    return std::unique_ptr<TcpStore>(
-        new TcpStore(name, open(torch, ipc::reachable(address), socket.release(), deadline)));
-  } catch (const ConfigError&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw SessionError(fmt::format("cannot serve the store at {}: {}", name, reason(error)));
-  }
+  return std::unique_ptr<TcpStore>(
+      new TcpStore(name, open(torch, ipc::reachable(address), socket.release(), deadline,
+                              fmt::format("cannot serve the store at {}", name))));
 }
 
 std::unique_ptr<TcpStore> TcpStore::connect(const std::string& host, int port, base::Deadline deadline) {
@@ -148,14 +130,9 @@ std::unique_ptr<TcpStore> TcpStore::connect(const std::string& host, int port, b
   auto& torch = torch_for(name);
   // Waits here because torch, when it retries, writes to standard error and resolves the name each time.
   const auto peer = ipc::wait_for_listener(host, port, deadline);
-  try {
-    return std::unique_ptr<TcpStore>(new TcpStore(name, open(torch, peer, -1, deadline)));
-  } catch (const ConfigError&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw SessionError(
-        fmt::format("{} accepts connections, but does not answer as a store: {}", name, reason(error)));
-  }
+  return std::unique_ptr<TcpStore>(
+      new TcpStore(name, open(torch, peer, -1, deadline,
+                              fmt::format("{} accepts connections, but does not answer as a store", name))));
 }
 
 template <class Call>

@@ -10,15 +10,16 @@
 namespace accelmgr::launch {
 
 struct DeviceKind {
-  std::string name;      ///< "cpu", "gpu", ...
-  std::string label;     ///< In messages and in device names: "GPU" of "GPU:3".
-  std::string option;    ///< The option that selects devices of this kind ("gpus"). Empty: there is none.
-  std::string visible;   ///< The variable that limits the devices a process sees. Empty: it sees all.
-  std::string selected;  ///< The variable that names the device of a process. Empty: it has no own device.
-  std::string flag;  ///< Paddle's variable for the number of that device among those it sees; may be empty.
-  std::string backend;  ///< The backend of collectives between processes of one host.
-  bool has_driver;      ///< False: this build cannot detect such devices, so `count` is 0.
-  int (*count)(const HostInfo&);
+  std::string name;        ///< "cpu", "gpu", ...
+  std::string label;       ///< In messages and in device names: "GPU" of "GPU:3".
+  std::string backend;     ///< The backend of collectives between processes of one host.
+  std::string option{};    ///< The option that selects devices of this kind ("gpus"). Empty: there is none.
+  std::string visible{};   ///< The variable that limits the devices a process sees. Empty: it sees all.
+  std::string selected{};  ///< The variable that names the device of a process. Empty: it has no own device.
+  std::string flag{};  ///< Paddle's variable for the number of that device among those it sees; may be empty.
+  int HostInfo::*devices = nullptr;  ///< Null: this build has no driver for such devices.
+
+  int count(const HostInfo& host_info) const { return devices == nullptr ? 0 : host_info.*devices; }
 };
 
 /// cpu, gpu, xpu, custom.

@@ -1,5 +1,6 @@
 #include "launch/plan/host_info.hpp"
 
+#include <limits.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,12 +14,13 @@
 #include "launch/run/environment_scope.hpp"
 
 namespace accelmgr::launch {
-namespace {
 
 std::string own_hostname() {
-  std::array<char, 256> name{};
+  std::array<char, HOST_NAME_MAX + 1> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
 }
+
+namespace {
 
 std::vector<std::string> own_addresses() {
   std::vector<std::string> addresses;

@@ -22,6 +22,8 @@ struct HostInfo {
   };
 };
 
+std::string own_hostname();
+
 /// Uses no device library, so it creates no device context and loads nothing.
 HostInfo this_host();
 

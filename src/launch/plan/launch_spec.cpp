@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <array>
 #include <cmath>
+#include <ranges>
 #include <utility>
 
 #include "config/start_method.hpp"
@@ -23,47 +25,29 @@ void check_environment(const std::map<std::string, std::string>& environment) {
 }
 
 template <class T>
-void take(Resolution& r, const char* name, T LaunchSpec::*field, const T& value, const T& otherwise) {
-  r.spec.*field = value;
-  r.from(name, value == otherwise ? "default" : from_option);
+void take(Resolution& r, const char* name, T LaunchSpec::*field, T Options::*option) {
+  r.spec.*field = r.options.*option;
+  r.from(name, r.options.*option == Options().*option ? "default" : from_option);
 }
 
 void take_the_rest(Resolution& r) {
-  const Options defaults;
-  const auto& options = r.options;
-  take(r, "start_method", &LaunchSpec::start_method, options.start_method, defaults.start_method);
-  take(r, "join", &LaunchSpec::join, options.join, defaults.join);
-  take(r, "daemon", &LaunchSpec::daemon, options.daemon, defaults.daemon);
-  take(r, "oversubscribe", &LaunchSpec::oversubscribe, options.oversubscribe, defaults.oversubscribe);
-  take(r, "timeout_s", &LaunchSpec::timeout_s, options.timeout_s, defaults.timeout_s);
-  take(r, "terminate_timeout_s", &LaunchSpec::terminate_timeout_s, options.terminate_timeout_s,
-       defaults.terminate_timeout_s);
-  take(r, "environment", &LaunchSpec::environment, options.environment, defaults.environment);
+  take(r, "start_method", &LaunchSpec::start_method, &Options::start_method);
+  take(r, "join", &LaunchSpec::join, &Options::join);
+  take(r, "daemon", &LaunchSpec::daemon, &Options::daemon);
+  take(r, "oversubscribe", &LaunchSpec::oversubscribe, &Options::oversubscribe);
+  take(r, "timeout_s", &LaunchSpec::timeout_s, &Options::timeout_s);
+  take(r, "terminate_timeout_s", &LaunchSpec::terminate_timeout_s, &Options::terminate_timeout_s);
+  take(r, "environment", &LaunchSpec::environment, &Options::environment);
 }
 
 const char* name_of(WorkerForm form) {
-  switch (form) {
-    case WorkerForm::none:
-      return "none";
-    case WorkerForm::worker:
-      return "worker";
-    case WorkerForm::tpu:
-      return "tpu";
-  }
-  return "";
+  constexpr std::array names{"none", "worker", "tpu"};
+  return names.at(static_cast<std::size_t>(form));
 }
 
 std::string workers_text(const LaunchSpec& spec) {
   return spec.worker_form == WorkerForm::tpu ? text(spec.worker_hosts, WorkerForm::tpu)
                                              : text(spec.workers, WorkerForm::worker);
-}
-
-// Names only, because values may be secrets.
-std::string names_in(const std::map<std::string, std::string>& environment) {
-  std::vector<std::string> names;
-  names.reserve(environment.size());
-  for (const auto& [name, _] : environment) names.push_back(name);
-  return fmt::format("{}", fmt::join(names, ","));
 }
 
 }  // namespace
@@ -145,7 +129,8 @@ std::string text(const LaunchSpec& spec) {
       {"oversubscribe", fmt::format("{}", spec.oversubscribe)},
       {"timeout_s", fmt::format("{}", spec.timeout_s)},
       {"terminate_timeout_s", fmt::format("{}", spec.terminate_timeout_s)},
-      {"environment", names_in(spec.environment)},
+      // Names only, because values may be secrets.
+      {"environment", fmt::format("{}", fmt::join(std::views::keys(spec.environment), ","))},
   };
   std::string lines;
   for (const auto& [key, value] : rows)

@@ -76,9 +76,9 @@ const DeviceKind* asked_kind(const Resolution& r) {
 [[noreturn]] void refuse_absent(const Resolution& r, const DeviceKind& kind) {
   std::vector<std::string> drivers;
   for (const auto& other : device_kinds())
-    if (other.has_driver) drivers.push_back(other.name);
+    if (other.devices != nullptr) drivers.push_back(other.name);
   std::string why;
-  if (!kind.has_driver)
+  if (kind.devices == nullptr)
     why = fmt::format("no {} device is present: this build has no driver for them; it has drivers for {}",
                       kind.name, fmt::join(drivers, " and "));
   else if (kind.count(r.host_info) == 0)

@@ -1,12 +1,10 @@
 // Chooses the number of hosts, the place of this one, its ranks, and the address where all meet.
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netinet/in.h>
 
 #include <algorithm>
-#include <array>
-#include <cctype>
+#include <boost/algorithm/string/case_conv.hpp>
+#include <boost/asio/ip/address.hpp>
 #include <utility>
 
 #include "base/parse_number.hpp"
@@ -22,14 +20,9 @@ constexpr int port_between_hosts = 2222;
 
 // For comparison: an address can be written in several ways, and names ignore case.
 std::string normal_form(const std::string& host) {
-  std::array<unsigned char, sizeof(in6_addr)> bytes{};
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  for (const int family : {AF_INET, AF_INET6})
-    if (::inet_pton(family, host.c_str(), bytes.data()) == 1)
-      return ::inet_ntop(family, bytes.data(), text.data(), text.size());
-  std::string lower = host;
-  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return lower;
+  boost::system::error_code not_an_address;
+  const auto address = boost::asio::ip::make_address(host, not_an_address);
+  return not_an_address ? boost::algorithm::to_lower_copy(host) : address.to_string();
 }
 
 bool is_this(const std::string& host, const HostInfo& host_info) {

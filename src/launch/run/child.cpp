@@ -32,11 +32,6 @@ const char* device_name() noexcept {
   return name != nullptr ? name : "CPU";
 }
 
-struct Descriptors {
-  base::UniqueFd socket;
-  std::vector<base::UniqueFd> passed;
-};
-
 base::UniqueFd move_above(base::UniqueFd fd, int last) {
   if (fd.get() > last) return fd;
   base::UniqueFd above(fcntl(fd.get(), F_DUPFD_CLOEXEC, last + 1));
@@ -44,21 +39,20 @@ base::UniqueFd move_above(base::UniqueFd fd, int last) {
   return above;
 }
 
-/// Gives each passed descriptor its number. If the child executes a program, all others above 2 are closed
-/// on exec.
-void place(Descriptors& descriptors, const std::vector<int>& targets, bool executes) {
-  if (targets.size() != descriptors.passed.size())
+/// Gives each descriptor after the first, which is the socket, its number. If the child executes a program,
+/// all others above 2 are closed on exec.
+void place(std::vector<base::UniqueFd>& descriptors, const std::vector<int>& targets, bool executes) {
+  if (targets.size() + 1 != descriptors.size())
     throw SessionError(
-        fmt::format("expected {} descriptors, got {}", targets.size(), descriptors.passed.size()));
+        fmt::format("expected {} descriptors, got {}", targets.size() + 1, descriptors.size()));
   int last = STDERR_FILENO;
   for (const int target : targets) last = std::max(last, target);
-  descriptors.socket = move_above(std::move(descriptors.socket), last);
-  for (auto& fd : descriptors.passed) fd = move_above(std::move(fd), last);
+  for (auto& fd : descriptors) fd = move_above(std::move(fd), last);
   if (executes) close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
   for (std::size_t i = 0; i < targets.size(); ++i)
-    if (dup2(descriptors.passed[i].get(), targets[i]) < 0)
+    if (dup2(descriptors[i + 1].get(), targets[i]) < 0)
       throw SystemError(fmt::format("giving a descriptor the number {}", targets[i]), errno);
-  descriptors.passed.clear();
+  descriptors.resize(1);
 }
 
 void report(int socket, const Report& report, const std::string& what) {
@@ -82,19 +76,19 @@ void report_failure(int socket, Failure failure) noexcept {
   _exit(code);
 }
 
-/// Runs the function of the child and reports its result. `prepare` returns the setup and the function. A
-/// failure names one of three phases: "start" (prepare), "setup" and "function".
+/// Makes the calls that `prepare` returns, and reports the result. A failure names one of three phases:
+/// "start" (prepare), "setup" and "function".
 template <class Prepare>
 [[noreturn]] void run_function(int socket, int rank, Prepare prepare) noexcept {
   std::string phase = "start";
   int code = 0;
   try {
     base::start_logging(fmt::format("rank {}", rank));
-    const auto [setup, function] = prepare();
+    const Calls& calls = prepare();
     phase = "setup";
-    if (setup) setup();
+    if (calls.setup) calls.setup(rank);
     phase = "function";
-    const Value result = function();
+    const Value result = calls.function(rank);
     report(socket, {.result = result, .failure = {}}, fmt::format("the result of rank {}", rank));
   } catch (...) {
     auto failure = failure_of(std::current_exception(), rank, phase);
@@ -106,11 +100,6 @@ template <class Prepare>
   end(code);
 }
 
-struct Calls {
-  std::function<void()> setup;
-  std::function<Value()> function;
-};
-
 [[noreturn]] void make_call(int socket, int rank) noexcept {
   run_function(socket, rank, [&] {
     const auto text = receive_text_message(socket, base::Deadline::in_seconds(timing::first_words_s));
@@ -119,9 +108,9 @@ struct Calls {
     const auto call = std::make_shared<const Call>(decode_call(*text));
     Calls calls;
     if (!call->setup.empty())
-      calls.setup = [rank, call, &setup = registered_function(call->setup)] { setup(rank, call->args); };
-    calls.function = [rank, call, &function = registered_function(call->function)] {
-      return function(rank, call->args);
+      calls.setup = [call, &setup = registered_function(call->setup)](int own) { setup(own, call->args); };
+    calls.function = [call, &function = registered_function(call->function)](int own) {
+      return function(own, call->args);
     };
     return calls;
   });
@@ -156,61 +145,42 @@ void execute_self(int socket, const Order& order) {
   throw SystemError(fmt::format("executing {}", command.arguments.front()), errno);
 }
 
-Descriptors descriptors_of(ipc::SpawnRequest request) {
-  Descriptors descriptors{std::move(request.fds.front()), {}};
-  for (std::size_t i = 1; i < request.fds.size(); ++i)
-    descriptors.passed.push_back(std::move(request.fds[i]));
-  return descriptors;
-}
-
 /// Receives the order, and gives this process the name, the environment and the descriptors of it. Does not
 /// return if that fails, or if the order is to execute this program again.
-Order take_order(Descriptors& descriptors) noexcept {
+Order take_order(std::vector<base::UniqueFd>& descriptors) noexcept {
   Order order;
   try {
     const auto text =
-        receive_text_message(descriptors.socket.get(), base::Deadline::in_seconds(timing::first_words_s));
+        receive_text_message(descriptors.front().get(), base::Deadline::in_seconds(timing::first_words_s));
     if (!text) _exit(ipc::exit_uncaught);
     order = decode_order(*text);
     ipc::name_process(fmt::format("accelmgr:rank{}", order.rank).c_str());
     replace_environment(order.environment);
     place(descriptors, order.targets, order.execute_self || !order.program.empty());
-    if (order.execute_self) execute_self(descriptors.socket.get(), order);
+    if (order.execute_self) execute_self(descriptors.front().get(), order);
   } catch (const std::exception&) {
     auto failure = failure_of(std::current_exception(), order.rank, "start");
     print_failure(failure, device_name());
-    report_failure(descriptors.socket.get(), std::move(failure));
+    report_failure(descriptors.front().get(), std::move(failure));
     _exit(ipc::exit_uncaught);
   }
   return order;
 }
 
-[[noreturn]] void run_callable(int socket, int rank, const std::function<Value(int)>& callable,
-                               const std::function<void(int)>& setup) noexcept {
-  run_function(socket, rank, [&] {
-    Calls calls;
-    if (setup) calls.setup = [&setup, rank] { setup(rank); };
-    calls.function = [&callable, rank] { return callable(rank); };
-    return calls;
-  });
-}
-
 }  // namespace
 
-void run_child(ipc::SpawnRequest request, const std::function<Value(int)>& callable,
-               const std::function<void(int)>& setup) noexcept {
+void run_child(ipc::SpawnRequest request, const Calls& calls) noexcept {
   if (request.fds.empty()) _exit(ipc::exit_uncaught);  // There is no socket to report to.
-  auto descriptors = descriptors_of(std::move(request));
-  const auto order = take_order(descriptors);
-  const int socket = descriptors.socket.release();  // Stays open until the process ends.
+  const auto order = take_order(request.fds);
+  const int socket = request.fds.front().release();  // Stays open until the process ends.
   if (!order.program.empty()) execute_program(socket, order);
   if (order.call) make_call(socket, order.rank);
-  run_callable(socket, order.rank, callable, setup);
+  run_function(socket, order.rank, [&]() -> const Calls& { return calls; });
 }
 
 void become_fork_server(base::UniqueFd socket, const base::UniqueFd& creator) noexcept {
   const ipc::ChildMain child_main = [](ipc::SpawnRequest request) -> int {
-    run_child(std::move(request), {}, {});
+    run_child(std::move(request), {});
   };
   ipc::become_fork_server_beside_threads(std::move(socket), child_main, fork_server_options(creator.get()));
 }

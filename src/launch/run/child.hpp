@@ -1,8 +1,6 @@
 // The life of a launched process after its fork.
 #pragma once
 
-#include <functional>
-
 #include "ipc/fork_server.hpp"
 #include "launch/run/spawner.hpp"
 
@@ -13,19 +11,12 @@ inline constexpr const char* child_argument = "--accelmgr-child";
 
 /// Called in a child that the fork server has just forked: reads the order and carries it out. Does not
 /// return.
-[[noreturn]] void run_child(ipc::SpawnRequest request, const std::function<Value(int)>& callable,
-                            const std::function<void(int)>& setup) noexcept;
+[[noreturn]] void run_child(ipc::SpawnRequest request, const Calls& calls) noexcept;
 
 /// The options of a fork server whose children call run_child(), for a creator with that pidfd.
 inline ipc::ForkServerOptions fork_server_options(int creator = -1) {
   return {.creator = creator, .adopt_orphans = true, .child_name = "accelmgr:rank", .core_dumps = true};
 }
-
-/// This program executed as a fork server gets this argument, and these descriptors: its socket, and the
-/// pidfd of the process that executed it.
-inline constexpr const char* fork_server_argument = "--accelmgr-forkserver";
-inline constexpr int fork_server_socket = 3;
-inline constexpr int fork_server_creator = 4;
 
 /// Runs the fork server whose children call run_child().
 [[noreturn]] void become_fork_server(base::UniqueFd socket, const base::UniqueFd& creator) noexcept;

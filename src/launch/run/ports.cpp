@@ -1,45 +1,22 @@
 #include "launch/run/ports.hpp"
 
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <cerrno>
-#include <optional>
 
 #include "accelmgr/errors.hpp"
-#include "ipc/host_port.hpp"
 #include "ipc/network.hpp"
+#include "ipc/tcp.hpp"
 #include "launch/compat/variables.hpp"
 
 namespace accelmgr::launch {
 namespace {
 
-// A listening socket. Empty if that failed; `why` is then the errno value.
-template <class Address>
-base::UniqueFd listen_at(const Address& address, int family, int& why) {
-  base::UniqueFd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  why = socket
-            ? ipc::bind_and_listen(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address)
-            : errno;
-  return why == 0 ? std::move(socket) : base::UniqueFd();
-}
-
-std::optional<BoundPort> try_port(int port, int& why) {
-  // What is not set is 0, and the address of zeros stands for all addresses.
-  sockaddr_in6 v6{};
-  v6.sin6_family = AF_INET6;
-  v6.sin6_port = htons(static_cast<std::uint16_t>(port));
-  auto socket = listen_at(v6, AF_INET6, why);
-  if (!socket && (why == EAFNOSUPPORT || why == EADDRNOTAVAIL || why == EPROTONOSUPPORT)) {
-    sockaddr_in v4{};
-    v4.sin_family = AF_INET;
-    v4.sin_port = v6.sin6_port;
-    socket = listen_at(v4, AF_INET, why);
-  }
-  if (!socket) return std::nullopt;
-  const int bound = ipc::bound_port(socket.get());
-  return BoundPort{std::move(socket), bound};
+/// A socket that listens on all addresses. Empty if that failed; `why` is then the errno value.
+base::UniqueFd try_port(int port, int& why) {
+  auto socket = ipc::try_bind_tcp("::", port, why);
+  const bool no_ipv6 = why == EAFNOSUPPORT || why == EADDRNOTAVAIL || why == EPROTONOSUPPORT;
+  return no_ipv6 ? ipc::try_bind_tcp("0.0.0.0", port, why) : std::move(socket);
 }
 
 }  // namespace
@@ -49,7 +26,10 @@ BoundPort bind_port(int first) {
   if (first < 0 || first > ipc::highest_port)
     throw UsageError(fmt::format("bind_port({}): a port is from 0 to {}", first, ipc::highest_port));
   for (int port = first; port <= ipc::highest_port; ++port) {
-    if (auto bound = try_port(port, why)) return std::move(*bound);
+    if (auto socket = try_port(port, why)) {
+      const int bound = ipc::bound_port(socket.get());
+      return {std::move(socket), bound};
+    }
     if (first == 0 || (why != EADDRINUSE && why != EACCES)) break;
   }
   throw SystemError(

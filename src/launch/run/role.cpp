@@ -1,7 +1,7 @@
 #include <fcntl.h>
 
 #include <atomic>
-#include <cstring>
+#include <string_view>
 
 #include "base/parse_number.hpp"
 #include "launch/run/child.hpp"
@@ -13,18 +13,17 @@ namespace {
 
 std::atomic<bool> role_taken{false};
 
-[[noreturn]] void run_executed_fork_server() noexcept {
-  for (const int fd : {fork_server_socket, fork_server_creator}) fcntl(fd, F_SETFD, FD_CLOEXEC);
-  become_fork_server(base::UniqueFd(fork_server_socket), base::UniqueFd(fork_server_creator));
-}
-
 }  // namespace
 
 void take_role(int argc, char** argv) {
   role_taken = true;
-  if (argc == 2 && std::strcmp(argv[1], zygote_argument) == 0) run_zygote();
-  if (argc == 2 && std::strcmp(argv[1], fork_server_argument) == 0) run_executed_fork_server();
-  if (argc != 4 || std::strcmp(argv[1], child_argument) != 0) return;
+  const std::string_view role = argc > 1 ? argv[1] : "";
+  if (argc == 2 && (role == zygote_argument || role == fork_server_argument)) {
+    for (const int fd : {role_socket, role_creator}) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    if (role == zygote_argument) run_zygote();
+    become_fork_server(base::UniqueFd(role_socket), base::UniqueFd(role_creator));
+  }
+  if (argc != 4 || role != child_argument) return;
   const auto socket = base::parse_number<int>(argv[2]), rank = base::parse_number<int>(argv[3]);
   if (socket && rank) run_executed_child(*socket, *rank);
 }

@@ -44,12 +44,7 @@ void check_target(const Target& target, const Options& options) {
                     method));
 }
 
-/// Callables in the memory of this process. Only this process and its forks can call them.
-struct Calls {
-  std::function<void(int)> setup;
-  std::function<Value(int)> function;
-};
-
+/// Only this process and its forks can make them.
 Calls calls_of(const Target& target, const Value& args, const Options& options) {
   Calls calls;
   if (options.setup) calls.setup = [setup = options.setup](int) { setup(); };
@@ -116,7 +111,7 @@ Spawner make_spawner(const Launch& launch, const Calls& calls) {
       break;
   }
   warn_of_threads();
-  return Spawner::fork(calls.function, calls.setup);
+  return Spawner::fork(calls);
 }
 
 std::unique_ptr<SpawnContext::Processes> start(Launch launch, const Target& target, const Value& args,

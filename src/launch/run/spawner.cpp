@@ -32,32 +32,22 @@ void check(const Task& task) {
 
 }  // namespace
 
-struct Spawner::State {
-  ipc::ForkServerClient client;
-  pid_t owner = getpid();
-  /// Running children by slot. This process kills them if the fork server has died.
-  std::map<int, ipc::Child> running = {};
-  std::optional<std::string> fork_server_end = {};
-  bool stopped = false;
+void Spawner::kill_running() noexcept {
+  for (const auto& [slot, child] : running_) ipc::send_group_signal(child.pidfd.get(), child.pid, SIGKILL);
+  const auto deadline = base::Deadline::in_seconds(timing::fork_server_kill_s);
+  for (const auto& [slot, child] : running_) ipc::wait_ended(child.pidfd.get(), deadline);
+  running_.clear();
+}
 
-  void kill_running() noexcept {
-    for (const auto& [slot, child] : running) ipc::send_group_signal(child.pidfd.get(), child.pid, SIGKILL);
-    const auto deadline = base::Deadline::in_seconds(timing::fork_server_kill_s);
-    for (const auto& [slot, child] : running) ipc::wait_ended(child.pidfd.get(), deadline);
-    running.clear();
-  }
-
-  /// Kills the fork server if it has only closed its socket, records how it ended, and kills the children.
-  void note_end_of_fork_server() {
-    if (fork_server_end || stopped) return;
-    if (!ipc::wait_ended(client.pidfd(), base::Deadline::in_seconds(timing::fork_server_kill_s)))
-      ipc::send_signal(client.pidfd(), SIGKILL);
-    ipc::wait_ended(client.pidfd(), base::Deadline::in_seconds(timing::fork_server_kill_s));
-    const auto status = client.take_exit_status();  // nullopt if the zygote is its parent.
-    fork_server_end = status ? ipc::describe_exit(*status) : "ended";
-    kill_running();
-  }
-};
+void Spawner::note_end_of_fork_server() {
+  if (fork_server_end_ || stopped_) return;
+  if (!ipc::wait_ended(client_.pidfd(), base::Deadline::in_seconds(timing::fork_server_kill_s)))
+    ipc::send_signal(client_.pidfd(), SIGKILL);
+  ipc::wait_ended(client_.pidfd(), base::Deadline::in_seconds(timing::fork_server_kill_s));
+  const auto status = client_.take_exit_status();  // nullopt if the zygote is its parent.
+  fork_server_end_ = status ? ipc::describe_exit(*status) : "ended";
+  kill_running();
+}
 
 std::shared_ptr<const TextMessage> make_call(const std::string& function, const std::string& setup,
                                              const Value& args) {
@@ -65,33 +55,24 @@ std::shared_ptr<const TextMessage> make_call(const std::string& function, const 
                                              fmt::format("the call of '{}' with its arguments", function));
 }
 
-Spawner::Spawner(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
-Spawner::Spawner(Spawner&&) noexcept = default;
-
 Spawner::~Spawner() { stop(base::Deadline::in_seconds(timing::fork_server_kill_s)); }
 
-Spawner Spawner::fork(std::function<Value(int)> callable, std::function<void(int)> setup) {
+Spawner Spawner::fork(const Calls& calls) {
   const ipc::ChildMain child_main = [&](ipc::SpawnRequest request) -> int {
-    run_child(std::move(request), callable, setup);
+    run_child(std::move(request), calls);
   };
-  return Spawner(std::unique_ptr<State>(
-      new State{ipc::ForkServerClient::start_beside_threads(child_main, fork_server_options())}));
+  return Spawner(ipc::ForkServerClient::start_beside_threads(child_main, fork_server_options()));
 }
 
 Spawner Spawner::execute_server() {
   check_can_be_executed("a fork server");
-  auto [ours, theirs] = ipc::socket_pair();
-  const auto creator = ipc::open_pidfd(getpid());
-  const std::pair<int, int> inherited[] = {{theirs.get(), fork_server_socket},
-                                           {creator.get(), fork_server_creator}};
-  auto process = ipc::execute_self({fork_server_argument}, inherited);
-  return Spawner(
-      std::unique_ptr<State>(new State{ipc::ForkServerClient(std::move(ours), std::move(process))}));
+  auto executed = execute_in_role(fork_server_argument);
+  return Spawner(ipc::ForkServerClient(std::move(executed.socket), std::move(executed.process)));
 }
 
 Spawner Spawner::execute() {
   check_can_be_executed("the forkserver");
-  return Spawner(std::unique_ptr<State>(new State{fork_server_from_zygote()}));
+  return Spawner(fork_server_from_zygote());
 }
 
 base::UniqueFd Spawner::start(int slot, const Task& task, std::span<const std::pair<int, int>> fds) {
@@ -107,53 +88,45 @@ base::UniqueFd Spawner::start(int slot, const Task& task, std::span<const std::p
   TextMessage(encode(order), fmt::format("the environment of rank {}", task.rank)).send(ours.get());
   if (task.call) task.call->send(ours.get());
   try {
-    state_->client.spawn(slot, 0, passed);
+    client_.spawn(slot, 0, passed);
   } catch (const SystemError& error) {
     if (error.code() != EPIPE && error.code() != ECONNRESET) throw;
-    state_->note_end_of_fork_server();
+    note_end_of_fork_server();
     throw SessionError(fmt::format("rank {} cannot be started: the fork server, its parent, was {}",
-                                   task.rank, state_->fork_server_end.value_or("stopped")));
+                                   task.rank, fork_server_end_.value_or("stopped")));
   }
   return std::move(ours);
 }
 
 std::optional<ipc::Event> Spawner::next(base::Deadline deadline) {
-  auto& state = *state_;
-  if (state.fork_server_end || state.stopped) return std::nullopt;
-  auto event = state.client.next(deadline);
+  if (fork_server_end_ || stopped_) return std::nullopt;
+  auto event = client_.next(deadline);
   if (!event) {
-    if (ipc::is_closed(state.client.socket()) || ipc::has_ended(state.client.pidfd()))
-      state.note_end_of_fork_server();
+    if (ipc::is_closed(client_.socket()) || ipc::has_ended(client_.pidfd())) note_end_of_fork_server();
     return std::nullopt;
   }
   if (const auto* started = std::get_if<ipc::Started>(&*event))
-    state.running[started->rank] = {started->pid, base::duplicate(started->pidfd.get())};
+    running_[started->rank] = {started->pid, base::duplicate(started->pidfd.get())};
   else
-    state.running.erase(std::get<ipc::Ended>(*event).rank);
+    running_.erase(std::get<ipc::Ended>(*event).rank);
   return event;
 }
 
 void Spawner::signal(int number) noexcept {
-  if (state_->fork_server_end || state_->stopped) return;
+  if (fork_server_end_ || stopped_) return;
   try {
-    state_->client.signal(number);
+    client_.signal(number);
   } catch (const Error&) {
     // The fork server is gone or hangs; next() and stop() handle that.
   }
 }
 
-const std::optional<std::string>& Spawner::fork_server_end() const noexcept {
-  return state_->fork_server_end;
-}
-int Spawner::socket() const noexcept { return state_->client.socket(); }
-int Spawner::pidfd() const noexcept { return state_->client.pidfd(); }
-
 void Spawner::stop(base::Deadline deadline) noexcept {
-  if (!state_ || state_->stopped) return;
-  state_->stopped = true;
-  if (getpid() != state_->owner) return;  // In a forked process: the fork server belongs to the parent.
-  state_->client.stop(deadline);
-  state_->kill_running();
+  if (stopped_) return;
+  stopped_ = true;
+  if (getpid() != owner_) return;  // In a forked process: the fork server belongs to the parent.
+  client_.stop(deadline);
+  kill_running();
 }
 
 std::optional<Report> read_report(int socket) {

@@ -19,7 +19,7 @@
 
 namespace accelmgr::launch {
 
-/// What a child does: it executes `program`, or makes `call`, or else calls the callable of Spawner::fork().
+/// What a child does: it executes `program`, or makes `call`, or else makes the calls of Spawner::fork().
 struct Task {
   int rank = 0;                                    ///< In the world.
   std::map<std::string, std::string> environment;  ///< The complete environment.
@@ -39,20 +39,26 @@ struct Report {
   std::optional<Failure> failure;
 };
 
+/// The functions that a child runs, in its memory. `setup` may be empty.
+struct Calls {
+  std::function<void(int rank)> setup;
+  std::function<Value(int rank)> function;
+};
+
 /// Client of a fork server. The fork server, its children and their descendants end when this object is
 /// destroyed or this process ends, however it ends.
 class Spawner {
  public:
   /// Forks the fork server from this process, even if it has other threads. A child whose task has no program
-  /// and no call runs `setup` and `callable` with its rank. Throws SystemError.
-  static Spawner fork(std::function<Value(int)> callable = {}, std::function<void(int)> setup = {});
+  /// and no call makes `calls`. Throws SystemError.
+  static Spawner fork(const Calls& calls = {});
   /// Executes this program again as the fork server, which so has no memory and no descriptors of this
   /// process. Throws as execute().
   static Spawner execute_server();
   /// Forks the fork server from the zygote, which is this program executed again, once for all launches of
   /// this process. Throws UsageError unless can_be_executed(), SystemError, SessionError.
   static Spawner execute();
-  Spawner(Spawner&&) noexcept;
+  Spawner(Spawner&&) noexcept = default;
   ~Spawner();
 
   /// Asks the fork server for a child; does not wait for it. Events carry `slot` as their `rank`. Each pair
@@ -67,16 +73,25 @@ class Spawner {
   /// fork server is gone.
   void signal(int number) noexcept;
   /// How the fork server ended, if it ended before stop(). All its children have been killed then.
-  const std::optional<std::string>& fork_server_end() const noexcept;
-  int socket() const noexcept;  ///< Readable when there is an event, or the fork server is gone.
-  int pidfd() const noexcept;   ///< The fork server's.
+  const std::optional<std::string>& fork_server_end() const noexcept { return fork_server_end_; }
+  /// Readable when there is an event, or the fork server is gone.
+  int socket() const noexcept { return client_.socket(); }
+  int pidfd() const noexcept { return client_.pidfd(); }  ///< The fork server's.
   /// Ends the fork server, all children and their descendants. Blocks for a bounded time.
   void stop(base::Deadline deadline) noexcept;
 
  private:
-  struct State;
-  explicit Spawner(std::unique_ptr<State> state) noexcept;
-  std::unique_ptr<State> state_;
+  explicit Spawner(ipc::ForkServerClient client) : client_(std::move(client)) {}
+  void kill_running() noexcept;
+  /// Kills the fork server if it has only closed its socket, records how it ended, and kills the children.
+  void note_end_of_fork_server();
+
+  ipc::ForkServerClient client_;
+  pid_t owner_ = getpid();
+  /// Running children by slot. This process kills them if the fork server has died.
+  std::map<int, ipc::Child> running_;
+  std::optional<std::string> fork_server_end_;
+  bool stopped_ = false;
 };
 
 /// The report of a child that has ended; nullopt if it sent none. Does not block. Throws SessionError if it

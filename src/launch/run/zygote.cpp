@@ -28,8 +28,6 @@
 namespace accelmgr::launch {
 namespace {
 
-constexpr int role_socket = 3;
-constexpr int role_creator = 4;  ///< The pidfd of the process that the zygote serves.
 constexpr const char* fork_server_role = "fork_server";
 
 /// The descriptors of a request, in this order. The text of the request is the role.
@@ -72,11 +70,9 @@ class Server {
  private:
   void start() {
     end();
-    auto [ours, theirs] = ipc::socket_pair();
-    const auto creator = ipc::open_pidfd(getpid());
-    const std::pair<int, int> inherited[] = {{theirs.get(), role_socket}, {creator.get(), role_creator}};
-    process_ = ipc::execute_self({zygote_argument}, inherited);
-    socket_ = std::move(ours);
+    auto zygote = execute_in_role(zygote_argument);
+    process_ = std::move(zygote.process);
+    socket_ = std::move(zygote.socket);
   }
 
   void end() noexcept {
@@ -219,6 +215,13 @@ void let_go_of_streams() {
 
 void serve_role(const char* name, ServerRole role) { roles().insert_or_assign(name, std::move(role)); }
 
+Served execute_in_role(const char* argument) {
+  auto [ours, theirs] = ipc::socket_pair();
+  const auto creator = ipc::open_pidfd(getpid());
+  const std::pair<int, int> inherited[] = {{theirs.get(), role_socket}, {creator.get(), role_creator}};
+  return {std::move(ours), ipc::execute_self({argument}, inherited), {}};
+}
+
 Served fork_from_zygote(const char* role) { return process_local<Server>().fork(role); }
 
 ipc::ForkServerClient fork_server_from_zygote() {
@@ -233,7 +236,6 @@ void run_zygote() noexcept {
   for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM}) signal(number, SIG_IGN);
   signal(SIGPIPE, SIG_IGN);
   prctl(PR_SET_PDEATHSIG, SIGCONT);  // Continues a stopped zygote, so that it sees its creator's end.
-  for (const int fd : {role_socket, role_creator}) fcntl(fd, F_SETFD, FD_CLOEXEC);
   let_go_of_streams();
   Forks forks;
   try {

@@ -17,8 +17,12 @@
 
 namespace accelmgr::launch {
 
-/// The argument of this program executed as the zygote.
+/// This program executed in a role gets an argument that names the role, and these descriptors: its end of a
+/// socket pair, and the pidfd of the process that executed it.
 inline constexpr const char* zygote_argument = "--accelmgr-zygote";
+inline constexpr const char* fork_server_argument = "--accelmgr-forkserver";
+inline constexpr int role_socket = 3;
+inline constexpr int role_creator = 4;
 
 /// Forks a new fork server, with the caller's standard streams and working directory. Throws SystemError, and
 /// SessionError if the zygote does not answer.
@@ -37,6 +41,10 @@ struct Served {
   ipc::Child process;     ///< In a process group of its own. The zygote reaps it.
   base::UniqueFd status;  ///< A pipe. Its wait status (an int) can be read from it once it has ended.
 };
+
+/// Executes this program again in a role. The process is a child of this one, and so has no `status`. Throws
+/// SystemError.
+Served execute_in_role(const char* argument);
 
 /// Forks a process with this role, with the caller's standard streams and working directory. Throws as
 /// fork_server_from_zygote().
