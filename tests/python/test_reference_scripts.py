@@ -80,7 +80,7 @@ def train(print_result=False):
     layer = torch.nn.Linear(10, 1)
     loss = layer(torch.randn(10, 10)).square().mean()
     if print_result is True:
-        print("loss:", loss.item(), flush=True)
+        print(f"loss: {loss.item()}\\n", end="", flush=True)  # In one piece: the other rank prints too.
     loss.backward()
     layer.weight.grad = distributed.all_reduce(layer.weight.grad, "AVG")
     return layer.weight.grad

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cmath>
-#include <ranges>
 #include <utility>
 
 #include "config/start_method.hpp"
@@ -48,6 +47,13 @@ const char* name_of(WorkerForm form) {
 std::string workers_text(const LaunchSpec& spec) {
   return spec.worker_form == WorkerForm::tpu ? text(spec.worker_hosts, WorkerForm::tpu)
                                              : text(spec.workers, WorkerForm::worker);
+}
+
+// Names only, because values may be secrets.
+std::string names_in(const std::map<std::string, std::string>& environment) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : environment) names.push_back(name);
+  return fmt::format("{}", fmt::join(names, ","));
 }
 
 }  // namespace
@@ -129,8 +135,7 @@ std::string text(const LaunchSpec& spec) {
       {"oversubscribe", fmt::format("{}", spec.oversubscribe)},
       {"timeout_s", fmt::format("{}", spec.timeout_s)},
       {"terminate_timeout_s", fmt::format("{}", spec.terminate_timeout_s)},
-      // Names only, because values may be secrets.
-      {"environment", fmt::format("{}", fmt::join(std::views::keys(spec.environment), ","))},
+      {"environment", names_in(spec.environment)},
   };
   std::string lines;
   for (const auto& [key, value] : rows)
