@@ -59,7 +59,7 @@ struct StepResult {
   double compute_ms = 0;                ///< Forward, backward and gradient capture of the slowest runner.
   double reduce_ms = 0;                 ///< Reduction of the slowest runner.
   double wait_ms = 0;   ///< The rest of step_ms: triggers, waiting for data and for other processes.
-  double data_ms = 0;   ///< Of the runner that waited longest for batches. Other runners may have computed.
+  double data_ms = 0;   ///< The longest time that a runner waited for batches; others may have computed.
   std::string error{};  ///< Empty when ok. First cause first: rank, phase, signal or exit code, what().
   std::string
       error_type{};  ///< Type of the exception behind it (`ModelError`, `DataError`, ...); empty if none.
