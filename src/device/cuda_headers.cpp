@@ -20,7 +20,8 @@ static_assert(cudaSuccess == code::success && cudaErrorInvalidValue == code::inv
 static_assert(cudaMemcpyHostToDevice == int(Direction::to_device) &&
               cudaMemcpyDeviceToHost == int(Direction::to_host) &&
               cudaMemcpyDeviceToDevice == int(Direction::on_device));
-static_assert(cudaStreamNonBlocking == stream_non_blocking && cudaEventDisableTiming == event_without_timing);
+static_assert(cudaStreamNonBlocking == stream_non_blocking &&
+              cudaEventDisableTiming == event_without_timing && cudaEventRecordExternal == event_of_a_graph);
 static_assert(cudaHostRegisterDefault == register_read_write &&
               cudaHostRegisterReadOnly == register_read_only);
 
@@ -79,6 +80,7 @@ static_assert(agrees<&Runtime::event_create, decltype(cudaEventCreateWithFlags)>
 static_assert(agrees<&Runtime::stream_wait_event, decltype(cudaStreamWaitEvent)>);
 static_assert(agrees<&Runtime::event_destroy, decltype(cudaEventDestroy)>);
 static_assert(agrees<&Runtime::event_record, cudaError_t(cudaEvent_t, cudaStream_t)>);
+static_assert(agrees<&Runtime::event_record_with_flags, cudaError_t(cudaEvent_t, cudaStream_t, unsigned)>);
 static_assert(agrees<&Runtime::event_query, decltype(cudaEventQuery)>);
 static_assert(agrees<&Runtime::copy, decltype(cudaMemcpyAsync)>);
 static_assert(agrees<&Runtime::fill, decltype(cudaMemsetAsync)>);

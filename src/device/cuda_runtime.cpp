@@ -29,6 +29,7 @@ Runtime functions_of(SharedLibrary library) {
   find("cudaEventCreateWithFlags", runtime.event_create);
   find("cudaEventDestroy", runtime.event_destroy);
   find("cudaEventRecord", runtime.event_record);
+  find("cudaEventRecordWithFlags", runtime.event_record_with_flags);
   find("cudaEventQuery", runtime.event_query);
   find("cudaMemcpyAsync", runtime.copy);
   find("cudaMemsetAsync", runtime.fill);

@@ -69,6 +69,11 @@ void Device::record(const Event& event, StreamHandle stream) const {
   check("cudaEventRecord", runtime_.event_record(event.get(), stream));
 }
 
+void Device::record_in_graph(const Event& event, StreamHandle stream) const {
+  check_usable("cudaEventRecordWithFlags");
+  check("cudaEventRecordWithFlags", runtime_.event_record_with_flags(event.get(), stream, event_of_a_graph));
+}
+
 void Device::wait(StreamHandle stream, const Event& event) const {
   check_usable("cudaStreamWaitEvent");
   check("cudaStreamWaitEvent", runtime_.stream_wait_event(stream, event.get(), 0));

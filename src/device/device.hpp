@@ -49,6 +49,9 @@ class Device {
 
   /// The event happens when `stream` has done what was queued so far.
   void record(const Event& event, StreamHandle stream) const;
+  /// `stream` is being recorded as a graph. From each launch of the graph on, the event happens when the
+  /// launch has done what was recorded so far.
+  void record_in_graph(const Event& event, StreamHandle stream) const;
   /// What is queued on `stream` from now on begins after the event.
   void wait(StreamHandle stream, const Event& event) const;
   /// Queues a copy.

@@ -74,8 +74,8 @@ void GradientCopies::begin_attempt() {
   order_.clear();
 }
 
-void GradientCopies::written(std::size_t index, const std::byte* gradient) {
-  if (team_ != nullptr) return team_->written(index, gradient);
+void GradientCopies::written(std::size_t index, const std::byte* gradient, const Event* complete) {
+  if (team_ != nullptr) return team_->written(index, gradient, complete);
   if (index >= parameters_.size())
     throw ModelError(fmt::format("a gradient was passed for parameter {}, but the model has {} parameters",
                                  index, parameters_.size()));
@@ -88,14 +88,14 @@ void GradientCopies::written(std::size_t index, const std::byte* gradient) {
   parameter.gradient = gradient;
   if (!sink_.last_micro_batch() || parameter.complete) return;
   parameter.complete = true;
-  if (--bucket.incomplete == 0) queue(parameter.bucket);
+  if (--bucket.incomplete == 0) queue(parameter.bucket, complete);
 }
 
-void GradientCopies::queue(std::size_t index) {
+void GradientCopies::queue(std::size_t index, const Event* complete) {
   auto& bucket = buckets_[index];
   bucket.queued = true;
-  device_.record(bucket.ready, compute_);
-  device_.wait(copies_.get(), bucket.ready);
+  if (complete == nullptr) device_.record(bucket.ready, compute_);
+  device_.wait(copies_.get(), complete == nullptr ? bucket.ready : *complete);
   for (const auto i : bucket.parameters)
     if (parameters_[i].gradient != nullptr)
       device_.copy(parameters_[i].place, parameters_[i].gradient, bytes_[i], Direction::to_host,
@@ -108,7 +108,7 @@ bool GradientCopies::finish() {
   if (team_ != nullptr) return team_->finish();
   const auto is_written = [&](std::size_t i) { return parameters_[i].gradient != nullptr; };
   for (std::size_t i = 0; i < buckets_.size(); ++i)
-    if (!buckets_[i].queued && std::ranges::any_of(buckets_[i].parameters, is_written)) queue(i);
+    if (!buckets_[i].queued && std::ranges::any_of(buckets_[i].parameters, is_written)) queue(i, nullptr);
   device_.record(computed_, compute_);
   for (const auto i : on_the_way_) {
     if (!device_.wait(buckets_[i].arrived, sink_, timeout_s_)) return false;

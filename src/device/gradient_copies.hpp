@@ -52,9 +52,10 @@ class GradientCopies {
 
   /// The work queued on the compute stream so far completes the gradient of parameter `index` in this
   /// micro-batch: dense, row-major, the sum over the micro-batches of the attempt. `gradient` is memory of
-  /// the device, and stays unchanged until finish() returns unless a later micro-batch adds to it. Throws
-  /// ModelError if there is no such parameter, or if its bucket is on the way already.
-  void written(std::size_t index, const std::byte* gradient);
+  /// the device, and stays unchanged until finish() returns unless a later micro-batch adds to it. Where more
+  /// work is queued already, `complete` happens when the gradient is: a graph that has been launched records
+  /// it. Throws ModelError if there is no such parameter, or if its bucket is on the way already.
+  void written(std::size_t index, const std::byte* gradient, const Event* complete = nullptr);
 
   /// Queues the remaining copies, waits until everything on the compute stream is done and all gradients are
   /// in the session, and tells the sink of each. Returns false if the sink no longer wants the attempt.
@@ -85,7 +86,7 @@ class GradientCopies {
 
   std::byte* memory() const;
   void cut(std::span<const std::size_t> order);
-  void queue(std::size_t bucket);
+  void queue(std::size_t bucket, const Event* complete);
   void hand_over(const Bucket& bucket);
   void keep_order();
 

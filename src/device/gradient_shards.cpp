@@ -48,7 +48,7 @@ void GradientShards::begin_attempt() {
 /// Whether the attempt ended for this rank because nobody wants it.
 bool GradientShards::left() { return collectives_.aborted() && !parts_.sink.wanted(); }
 
-void GradientShards::written(std::size_t index, const std::byte* gradient) {
+void GradientShards::written(std::size_t index, const std::byte* gradient, const Event* complete) {
   if (index >= parameters_.size())
     throw ModelError(fmt::format("a gradient was passed for parameter {}, but the model has {} parameters",
                                  index, parameters_.size()));
@@ -62,23 +62,23 @@ void GradientShards::written(std::size_t index, const std::byte* gradient) {
   if (!parts_.sink.last_micro_batch() || parameter.complete) return;
   parameter.complete = true;
   --buckets_[parameter.bucket].incomplete;
-  if (!left()) queue_complete();
+  if (!left()) queue_complete(complete);
 }
 
-void GradientShards::queue_complete() {
+void GradientShards::queue_complete(const Event* complete) {
   while (queued_ < buckets_.size() && buckets_[queued_].incomplete == 0)
-    if (!queue_next()) return;
+    if (!queue_next(complete)) return;
 }
 
 /// Returns false if the sink no longer wants the attempt.
-bool GradientShards::queue_next() {
+bool GradientShards::queue_next(const Event* complete) {
   const auto& bucket = buckets_[queued_];
   auto& device = parts_.device;
   auto* stream = parts_.copies;
   const auto each = plan_.shard_elements(bucket.elements, collectives_.size());
   under_way_ = true;
-  device.record(bucket.ready, parts_.compute);
-  device.wait(stream, bucket.ready);
+  if (complete == nullptr) device.record(bucket.ready, parts_.compute);
+  device.wait(stream, complete == nullptr ? bucket.ready : *complete);
   // Gaps, padding and gradients that this rank does not have.
   device.zero(gathered_.get(), each * static_cast<std::uint64_t>(collectives_.size()) * element_bytes_,
               stream);
@@ -102,7 +102,7 @@ bool GradientShards::queue_next() {
 bool GradientShards::finish() {
   if (left()) return false;
   while (queued_ < buckets_.size())
-    if (!queue_next()) return false;
+    if (!queue_next(nullptr)) return false;
   parts_.device.record(computed_, parts_.compute);
   for (const auto& bucket : buckets_) {
     if (!collectives_.wait(bucket.arrived)) return false;

@@ -47,7 +47,7 @@ class GradientShards {
 
   // As those of GradientCopies.
   void begin_attempt();
-  void written(std::size_t index, const std::byte* gradient);
+  void written(std::size_t index, const std::byte* gradient, const Event* complete);
   bool finish();
   std::vector<std::vector<std::size_t>> buckets() const;
 
@@ -66,8 +66,8 @@ class GradientShards {
   };
 
   bool left();
-  void queue_complete();
-  bool queue_next();
+  void queue_complete(const Event* complete);
+  bool queue_next(const Event* complete);
 
   const Parts parts_;
   DeviceCollectives& collectives_;

@@ -28,6 +28,7 @@ enum class Direction : int { to_device = 1, to_host = 2, on_device = 3 };
 
 inline constexpr unsigned stream_non_blocking = 1;   ///< cudaStreamNonBlocking
 inline constexpr unsigned event_without_timing = 2;  ///< cudaEventDisableTiming
+inline constexpr unsigned event_of_a_graph = 1;      ///< cudaEventRecordExternal
 inline constexpr unsigned register_read_write = 0;   ///< cudaHostRegisterDefault
 inline constexpr unsigned register_read_only = 8;    ///< cudaHostRegisterReadOnly
 
@@ -41,7 +42,9 @@ struct Runtime {
   Code (*event_create)(EventHandle* event, unsigned flags);              ///< cudaEventCreateWithFlags
   Code (*event_destroy)(EventHandle event);                              ///< cudaEventDestroy
   Code (*event_record)(EventHandle event, StreamHandle stream);          ///< cudaEventRecord
-  Code (*event_query)(EventHandle event);                                ///< cudaEventQuery
+  /// cudaEventRecordWithFlags
+  Code (*event_record_with_flags)(EventHandle event, StreamHandle stream, unsigned flags);
+  Code (*event_query)(EventHandle event);  ///< cudaEventQuery
   /// cudaMemcpyAsync
   Code (*copy)(void* to, const void* from, std::size_t bytes, Direction direction, StreamHandle stream);
   Code (*fill)(void* memory, int byte, std::size_t bytes, StreamHandle stream);  ///< cudaMemsetAsync

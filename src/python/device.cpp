@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <tuple>
 
@@ -101,10 +102,16 @@ class CudaTransport {
     device_.record(joined_, stream_at(stream));
     device_.wait(compute_, joined_);
   }
-  void written(std::size_t index, Address gradient) {
+  void complete_in_graph(std::size_t index) {
+    auto& event = complete_[index];
+    if (event == nullptr) event = device_.make_event();
+    device_.record_in_graph(event, compute_);
+  }
+  void written(std::size_t index, Address gradient, bool in_graph) {
     sink_.call([&](auto&) {
       const Unlocked unlocked;  // In a team it may wait for other ranks.
-      gradients_.written(index, reinterpret_cast<const std::byte*>(gradient));
+      gradients_.written(index, reinterpret_cast<const std::byte*>(gradient),
+                         in_graph ? &complete_.at(index) : nullptr);
     });
   }
 
@@ -145,6 +152,7 @@ class CudaTransport {
   device::Device device_;
   device::StreamHandle compute_;
   device::Event joined_, idle_;
+  std::map<std::size_t, device::Event> complete_;  ///< Of gradients in graphs.
   device::ParameterUpload parameters_;
   device::GradientCopies gradients_;
   device::BatchUpload batches_;
@@ -185,8 +193,11 @@ void bind_device(nb::module_& module) {
            "The same behind the work that is queued, for targets that it may still use.")
       .def("join", &CudaTransport::join, "stream"_a,
            "What is computed from now on begins after the work that is queued on `stream`.")
-      .def("written", &CudaTransport::written, "index"_a, "address"_a,
-           "The work queued so far completes the dense gradient of parameter `index` at `address`.")
+      .def("complete_in_graph", &CudaTransport::complete_in_graph, "index"_a,
+           "What was recorded so far completes the gradient of parameter `index`, in the graph under way.")
+      .def("written", &CudaTransport::written, "index"_a, "address"_a, "in_graph"_a = false,
+           "The work queued so far completes the dense gradient of parameter `index` at `address`. in_graph: "
+           "so does that which a graph has in front of complete_in_graph(); it has been launched.")
       .def(
           "read", &CudaTransport::read, "parts"_a, "size"_a,
           "Queues copies to the memory that it returns: address on the device, offset, bytes. The values are "

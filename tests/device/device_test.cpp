@@ -57,9 +57,10 @@ TEST(Device, OutOfMemoryIsAnErrorWithFunctionCodeAndText) {
 }
 
 TEST(Device, EveryCallThatFailsThrows) {
-  for (const char* function : {"cudaSetDevice", "cudaStreamCreateWithFlags", "cudaStreamWaitEvent",
-                               "cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery",
-                               "cudaMemcpyAsync", "cudaMemsetAsync", "cudaHostRegister", "cudaMalloc"}) {
+  for (const char* function :
+       {"cudaSetDevice", "cudaStreamCreateWithFlags", "cudaStreamWaitEvent", "cudaEventCreateWithFlags",
+        "cudaEventRecord", "cudaEventRecordWithFlags", "cudaEventQuery", "cudaMemcpyAsync", "cudaMemsetAsync",
+        "cudaHostRegister", "cudaMalloc"}) {
     FakeCuda fake(FakeCuda::Execution::stepped);
     fake.fail(function, 1, code::illegal_address);
     try {
@@ -74,6 +75,8 @@ TEST(Device, EveryCallThatFailsThrows) {
       device.record(event, stream.get());
       device.wait(stream.get(), event);
       device.happened(event);
+      fake.begin_graph(stream.get());
+      device.record_in_graph(event, stream.get());
       ADD_FAILURE() << function;
     } catch (const device::DeviceError& error) {
       EXPECT_EQ(error.function(), function);

@@ -20,6 +20,11 @@ class Fake final : public TestedRuntime {
     fake_.break_after(0, device::code::illegal_address);
     fake_.launch(stream, [] {});
   }
+  std::function<void()> graph_of(device::StreamHandle stream, const std::function<void()>& body) override {
+    fake_.begin_graph(stream);
+    body();
+    return [this, stream, graph = fake_.end_graph(stream)] { fake_.launch(stream, *graph); };
+  }
 
  private:
   FakeCuda fake_{execution};

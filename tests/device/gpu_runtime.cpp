@@ -26,6 +26,13 @@ Function* more(const char* name) {
   throw std::runtime_error(std::string("CUDA's runtime library has no ") + name);
 }
 
+/// Calls such a function.
+template <class... Arguments>
+void succeed(const char* name, Arguments... arguments) {
+  if (const auto code = more<device::Code(Arguments...)>(name)(arguments...))
+    throw std::runtime_error(std::string(name) + " reports " + std::to_string(code));
+}
+
 /// Calls a function of the driver.
 template <class... Arguments>
 void drive(const char* name, Arguments... arguments) {
@@ -70,6 +77,14 @@ class Gpu final : public TestedRuntime {
     drive("cuModuleGetFunction", &kernel, module, "illegal_write");
     void** const no_parameters = nullptr;
     drive("cuLaunchKernel", kernel, 1U, 1U, 1U, 1U, 1U, 1U, 0U, stream, no_parameters, no_parameters);
+  }
+  std::function<void()> graph_of(device::StreamHandle stream, const std::function<void()>& body) override {
+    void *graph = nullptr, *executable = nullptr;
+    succeed("cudaStreamBeginCapture", stream, 1);  // cudaStreamCaptureModeThreadLocal
+    body();
+    succeed("cudaStreamEndCapture", stream, &graph);
+    succeed("cudaGraphInstantiate", &executable, graph, 0ULL);
+    return [executable, stream] { succeed("cudaGraphLaunch", executable, stream); };
   }
 };
 

@@ -95,6 +95,7 @@ struct TeamRank {
       places.push_back({master.span().data() + entry.first * sizeof(float), {1}});
       targets.push_back(parameters.emplace_back(device.allocate(entry.count * sizeof(float))).get());
       gradients.push_back(device.allocate(entry.count * sizeof(float)));
+      complete.push_back(device.make_event());
     }
     upload.emplace(device, manifest, session::Element::f32, places, targets, compute.get());
     copies.emplace(device, manifest, session::Element::f32, sink, compute.get(), timeout_s);
@@ -108,7 +109,8 @@ struct TeamRank {
     return true;
   }
   /// The gradient of parameter i is its value and what the rank adds to it, once for each micro-batch.
-  void micro_batch(bool first, const std::vector<std::size_t>& used) {
+  void micro_batch(bool first, const std::vector<std::size_t>& used, bool recorded = false) {
+    if (recorded) fakes.cuda.begin_graph(compute.get());
     for (const auto i : used) {
       fakes.cuda.launch(compute.get(), [this, i, first] {
         const auto count = manifest.tensors[i].count;
@@ -116,8 +118,15 @@ struct TeamRank {
         auto* to = reinterpret_cast<float*>(gradients[i].get());
         for (std::uint64_t e = 0; e < count; ++e) to[e] = (first ? 0 : to[e]) + from[e] + float(rank());
       });
-      copies->written(i, gradients[i].get());
+      if (recorded) {
+        device.record_in_graph(complete[i], compute.get());
+      } else {
+        copies->written(i, gradients[i].get());
+      }
     }
+    if (!recorded) return;
+    fakes.cuda.launch(compute.get(), *fakes.cuda.end_graph(compute.get()));
+    for (const auto i : used) copies->written(i, gradients[i].get(), &complete[i]);
   }
 
   /// As the host does it. The gaps stay zero.
@@ -136,6 +145,7 @@ struct TeamRank {
   device::Stream compute = device.make_stream();
   std::vector<replica::Place> places;
   std::vector<device::Memory> parameters, gradients;
+  std::vector<device::Event> complete;  ///< Of each gradient in a graph.
   device::DeviceCollectives collectives;
   std::optional<device::ParameterUpload> upload;
   std::optional<device::GradientCopies> copies;
@@ -151,11 +161,13 @@ struct RandomAttempt {
     std::ranges::shuffle(used, random);
     micro_batches = 1 + int(random() % 2);
     knows_last = random() % 3 != 0;
+    records = random() % 2 != 0;
   }
   bool uses(std::size_t parameter) const { return std::ranges::find(used, parameter) != used.end(); }
   std::vector<std::size_t> used;
   int micro_batches;
   bool knows_last;
+  bool records;  ///< Its last micro-batch is a graph.
 };
 
 class Shards : public testing::TestWithParam<FakeCuda::Execution> {};
@@ -183,7 +195,7 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
           rank.upload->load();
           for (int i = 0; i < plan.micro_batches; ++i) {
             rank.sink.last = plan.knows_last && i + 1 == plan.micro_batches;
-            rank.micro_batch(i == 0, plan.used);
+            rank.micro_batch(i == 0, plan.used, plan.records && i + 1 == plan.micro_batches);
           }
           EXPECT_TRUE(rank.copies->finish());
           shards[a][std::size_t(number)] = rank.sink.shards;

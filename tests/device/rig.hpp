@@ -75,9 +75,11 @@ class Rig {
     std::vector<std::uint64_t> counts = {300'000, 5, 70'000, 1};  ///< Elements of each parameter.
     bool has_slab = true;
     double timeout_s = 30;
+    bool records = false;  ///< The last micro-batch is a graph.
   };
   explicit Rig(Options options)
-      : manifest(manifest_of(options.counts)),
+      : records(options.records),
+        manifest(manifest_of(options.counts)),
         sink(manifest, options.has_slab),
         fake(options.execution, options.seed) {
     std::vector<std::byte*> targets;
@@ -85,6 +87,7 @@ class Rig {
       places.push_back({master.span().data() + entry.first * sizeof(float), {1}});
       targets.push_back(parameters.emplace_back(device.allocate(entry.count * sizeof(float))).get());
       gradients.push_back(device.allocate(entry.count * sizeof(float)));
+      complete.push_back(device.make_event());
     }
     loss = device.allocate(sizeof(float));
     upload.emplace(device, manifest, session::Element::f32, places, targets, compute.get());
@@ -112,21 +115,31 @@ class Rig {
   /// first parameter's first value to the loss.
   void micro_batch(float added, bool first, bool last, const std::vector<std::size_t>& used = {3, 2, 1, 0}) {
     sink.last = last;
+    const bool recorded = records && last;
+    if (recorded) fake.begin_graph(compute.get());
     for (const auto i : used) {
       fake.launch(compute.get(), [this, i, added, first] {
         const auto *from = floats(parameters[i]), *end = from + manifest.tensors[i].count;
         for (auto* to = floats(gradients[i]); from != end; ++from, ++to)
           *to = (first ? 0 : *to) + *from + added;
       });
-      copies->written(i, gradients[i].get());
+      if (recorded) {
+        device.record_in_graph(complete[i], compute.get());
+      } else {
+        copies->written(i, gradients[i].get());
+      }
     }
     fake.launch(compute.get(),
                 [this, first] { *floats(loss) = (first ? 0 : *floats(loss)) + *floats(parameters[0]); });
+    if (!recorded) return;
+    fake.launch(compute.get(), *fake.end_graph(compute.get()));
+    for (const auto i : used) copies->written(i, gradients[i].get(), &complete[i]);
   }
   std::vector<float> expected(std::size_t parameter, float value) const {
     return std::vector<float>(manifest.tensors[parameter].count, value + float(parameter));
   }
 
+  const bool records;
   session::Manifest manifest;
   Pages master{std::size_t{16} << 20};
   NotingSink sink;
@@ -135,6 +148,7 @@ class Rig {
   device::Stream compute = device.make_stream();
   std::vector<replica::Place> places;
   std::vector<device::Memory> parameters, gradients;
+  std::vector<device::Event> complete;  ///< Of each gradient in a graph.
   device::Memory loss;
   std::optional<device::ParameterUpload> upload;
   std::optional<device::GradientCopies> copies;

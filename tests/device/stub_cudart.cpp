@@ -16,6 +16,7 @@ Code cudaStreamWaitEvent(StreamHandle, EventHandle, unsigned) { return 0; }
 Code cudaEventCreateWithFlags(EventHandle*, unsigned) { return 0; }
 Code cudaEventDestroy(EventHandle) { return 0; }
 Code cudaEventRecord(EventHandle, StreamHandle) { return 0; }
+Code cudaEventRecordWithFlags(EventHandle, StreamHandle, unsigned) { return 0; }
 #ifndef WITHOUT_EVENT_QUERY
 Code cudaEventQuery(EventHandle) { return 0; }
 #endif

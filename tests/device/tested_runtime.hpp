@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <ostream>
 #include <vector>
@@ -16,6 +17,8 @@ class TestedRuntime {
   virtual ~TestedRuntime() = default;
   /// Queues work that writes to an illegal address. The device is of no use afterwards.
   virtual void queue_illegal_write(device::StreamHandle stream) = 0;
+  /// Records what `body` queues on the stream as a graph. Returns what launches it.
+  virtual std::function<void()> graph_of(device::StreamHandle stream, const std::function<void()>& body) = 0;
 
   device::Runtime calls{};
   /// A copy of so many bytes within the device takes about half a millisecond.

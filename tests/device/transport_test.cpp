@@ -224,6 +224,33 @@ TEST_P(Transport, CopiesTheSumThatTheLastMicroBatchLeaves) {
   expect_slab([](std::size_t) { return of_bytes(2); });
 }
 
+// As a replica does that records its last micro-batch: all work is queued by one call, and each gradient says
+// when it is complete. Those behind it change while it is copied.
+TEST_P(Transport, CopiesGradientsWhileTheGraphThatMakesThemGoesOn) {
+  auto copies = make_copies();
+  std::vector<device::Event> complete;
+  for (std::size_t i = 0; i < size(); ++i) complete.push_back(device.make_event());
+  const auto launch = runtime->graph_of(compute.get(), [&] {
+    for (std::size_t i = size(); i-- > 0;) {
+      occupy(compute.get(), 2);
+      device.copy(gradients[i].get(), targets[i], bytes(i), device::Direction::on_device, compute.get());
+      device.record_in_graph(complete[i], compute.get());
+    }
+    occupy(compute.get(), 20);
+  });
+  auto upload = make_upload();
+  for (const float value : {1.0F, 17.0F, -3.5F}) {
+    write(value);
+    copies.begin_attempt();
+    upload.load();
+    launch();
+    for (std::size_t i = size(); i-- > 0;) copies.written(i, gradients[i].get(), &complete[i]);
+    ASSERT_TRUE(copies.finish());
+    expect_slab([&](std::size_t i) { return value + float(i); });
+  }
+  EXPECT_EQ(copies.buckets().size(), 3u);
+}
+
 TEST_P(Transport, CapturesFromStagingMemoryWhereThereIsNoSlab) {
   auto upload = make_upload();
   device::GradientCopies copies(device, manifest, session::Element::f32, capturing, compute.get(), 60);

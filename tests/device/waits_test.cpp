@@ -32,7 +32,9 @@ bool right(Rig& rig) {
   return right;
 }
 
-Rig::Options with(std::uint64_t seed) { return {.seed = seed, .counts = {300'000, 5, 300'000, 1}}; }
+Rig::Options with(std::uint64_t seed, bool records = false) {
+  return {.seed = seed, .counts = {300'000, 5, 300'000, 1}, .records = records};
+}
 
 TEST(Waits, EndTheCopiesOfAnAttemptThatWasLeftBeforeTheirMemoryIsGivenBack) {
   for (const bool copies_first : {true, false}) {
@@ -47,33 +49,38 @@ TEST(Waits, EndTheCopiesOfAnAttemptThatWasLeftBeforeTheirMemoryIsGivenBack) {
   }
 }
 
-std::set<FakeCuda::Wait> all_waits() {
-  Rig rig(with(0));
+std::set<FakeCuda::Wait> all_waits(bool records) {
+  Rig rig(with(0, records));
   right(rig);
   return rig.fake.waits();
 }
 
 TEST(Waits, AreEnoughForEveryOrderOfExecution) {
-  for (std::uint64_t seed = 0; seed < seeds; ++seed) {
-    Rig rig(with(seed));
-    EXPECT_TRUE(right(rig)) << seed;
-    EXPECT_EQ(rig.fake.unregistered_copies(), 0);
-  }
+  for (const bool records : {false, true})
+    for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+      Rig rig(with(seed, records));
+      EXPECT_TRUE(right(rig)) << seed;
+      EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+    }
 }
 
 TEST(Waits, AreAllNeeded) {
-  const auto waits = all_waits();
-  // The compute stream waits for parameters. For each of two buckets, in the first order and in the second,
-  // the copy stream waits and the host waits. The host waits for the compute stream.
-  EXPECT_EQ(waits.size(), 1 + 2 * 2 * 2 + 1);
-  for (const auto& wait : waits) {
-    bool wrong = false;
-    for (std::uint64_t seed = 0; seed < seeds && !wrong; ++seed) {
-      Rig rig(with(seed));
-      rig.fake.leave_out(wait);
-      wrong = !right(rig);
+  for (const bool records : {false, true}) {
+    const auto waits = all_waits(records);
+    // The compute stream waits for parameters. For each of two buckets, in the first order and in the second,
+    // the copy stream waits and the host waits; in a graph the copy stream waits for the same event in both
+    // orders. The host waits for the compute stream.
+    EXPECT_EQ(waits.size(), 1 + (records ? 2 : 2 * 2) + 2 * 2 + 1);
+    for (const auto& wait : waits) {
+      bool wrong = false;
+      for (std::uint64_t seed = 0; seed < seeds && !wrong; ++seed) {
+        Rig rig(with(seed, records));
+        rig.fake.leave_out(wait);
+        wrong = !right(rig);
+      }
+      EXPECT_TRUE(wrong) << "of " << wait.waiter << " for event " << wait.event
+                         << (records ? ", recorded" : "");
     }
-    EXPECT_TRUE(wrong) << "of " << wait.waiter << " for event " << wait.event;
   }
 }
 

@@ -24,6 +24,7 @@ thread_local int device_of_thread = 0;
 constexpr std::byte uninitialized{0xff};
 constexpr std::uint64_t longest_dawdle = 64;  // Yields.
 constexpr std::int64_t longest_dawdle_ns = 100'000;
+constexpr Code recording_refuses = 900;  // cudaErrorStreamCaptureUnsupported
 constexpr std::size_t device_bytes = std::size_t{1} << 40;
 
 template <class Range>
@@ -35,6 +36,15 @@ bool within(const Range& ranges, const void* memory, std::size_t bytes) {
 }
 
 }  // namespace
+
+class FakeCuda::Graph {
+ public:
+  struct Node {
+    std::function<void()> kernel;
+    EventState* event;  ///< Recorded, if it has no kernel.
+  };
+  std::vector<Node> nodes{};
+};
 
 /// The functions of the table.
 struct FakeFunctions {
@@ -82,6 +92,7 @@ struct FakeFunctions {
     auto& state = current->state_of(stream);
     const auto& waited = current->state_of(event);
     const FakeCuda::Wait wait{state.number, waited.number};
+    if (state.graph != nullptr) return recording_refuses;
     current->waits_.insert(wait);
     if (waited.last != nullptr && !current->left_out_.contains(wait))
       current->queue(state, {.work = nullptr, .records = nullptr, .waits_for = waited.last});
@@ -108,9 +119,18 @@ struct FakeFunctions {
   static Code event_record(device::EventHandle event, device::StreamHandle stream) {
     if (const auto failed = current->enter("cudaEventRecord")) return failed;
     const std::lock_guard lock(current->mutex_);
-    auto& state = current->state_of(event);
-    state.last = std::make_shared<FakeCuda::Recording>();
-    current->queue(current->state_of(stream), {.work = nullptr, .records = state.last, .waits_for = nullptr});
+    if (current->state_of(stream).graph != nullptr) return recording_refuses;
+    current->record(current->state_of(stream), current->state_of(event));
+    return code::success;
+  }
+
+  static Code event_record_with_flags(device::EventHandle event, device::StreamHandle stream,
+                                      unsigned flags) {
+    if (const auto failed = current->enter("cudaEventRecordWithFlags")) return failed;
+    const std::lock_guard lock(current->mutex_);
+    const auto& graph = current->state_of(stream).graph;
+    if (flags != device::event_of_a_graph || graph == nullptr) return code::invalid_value;
+    graph->nodes.push_back({.kernel = nullptr, .event = &current->state_of(event)});
     return code::success;
   }
 
@@ -214,6 +234,7 @@ device::Runtime FakeCuda::runtime() {
           .event_create = FakeFunctions::event_create,
           .event_destroy = FakeFunctions::event_destroy,
           .event_record = FakeFunctions::event_record,
+          .event_record_with_flags = FakeFunctions::event_record_with_flags,
           .event_query = FakeFunctions::event_query,
           .copy = FakeFunctions::copy,
           .fill = FakeFunctions::fill,
@@ -245,7 +266,53 @@ FakeCuda::EventState& FakeCuda::state_of(device::EventHandle event) {
 
 void FakeCuda::launch(device::StreamHandle stream, std::function<void()> kernel) {
   const std::lock_guard lock(mutex_);
-  queue(state_of(stream), {.work = std::move(kernel), .records = nullptr, .waits_for = nullptr});
+  compute(state_of(stream), std::move(kernel));
+}
+
+Code FakeCuda::compute(StreamState& stream, std::function<void()> kernel) {
+  if (stream.graph != nullptr) {
+    stream.graph->nodes.push_back({.kernel = std::move(kernel), .event = nullptr});
+  } else {
+    queue(stream, {.work = std::move(kernel), .records = nullptr, .waits_for = nullptr});
+  }
+  return code::success;
+}
+
+void FakeCuda::record(StreamState& stream, EventState& event) {
+  event.last = std::make_shared<Recording>();
+  queue(stream, {.work = nullptr, .records = event.last, .waits_for = nullptr});
+}
+
+void FakeCuda::begin_graph(device::StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  state_of(stream).graph = std::make_shared<Graph>();
+}
+
+std::shared_ptr<FakeCuda::Graph> FakeCuda::end_graph(device::StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(state_of(stream).graph, nullptr);
+}
+
+std::size_t FakeCuda::graph_size(device::StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  return state_of(stream).graph->nodes.size();
+}
+
+void FakeCuda::launch(device::StreamHandle stream, const Graph& graph, std::size_t first, std::size_t last) {
+  const std::lock_guard lock(mutex_);
+  auto& state = state_of(stream);
+  for (std::size_t i = first; i < last; ++i) {
+    const auto& node = graph.nodes.at(i);
+    if (node.event != nullptr) {
+      record(state, *node.event);
+    } else {
+      queue(state, {.work = node.kernel, .records = nullptr, .waits_for = nullptr});
+    }
+  }
+}
+
+void FakeCuda::launch(device::StreamHandle stream, const Graph& graph) {
+  launch(stream, graph, 0, graph.nodes.size());
 }
 
 void FakeCuda::catch_up(int stream) {
@@ -426,10 +493,9 @@ Code FakeCuda::copy(std::byte* to, const std::byte* from, std::size_t bytes, dev
   if (!is_of_device(up ? to : from, bytes)) return code::invalid_value;
   if (direction == device::Direction::on_device) {
     if (!is_of_device(to, bytes)) return code::invalid_value;
-    queue(state_of(stream),
-          {.work = [=] { std::memcpy(to, from, bytes); }, .records = nullptr, .waits_for = nullptr});
-    return code::success;
+    return compute(state_of(stream), [=] { std::memcpy(to, from, bytes); });
   }
+  if (state_of(stream).graph != nullptr) return recording_refuses;
   auto done = std::make_shared<Recording>();
   queue(state_of(stream), {.work = [=] { std::memcpy(to, from, bytes); },
                            .records = done,
@@ -444,9 +510,7 @@ Code FakeCuda::copy(std::byte* to, const std::byte* from, std::size_t bytes, dev
 Code FakeCuda::fill(std::byte* memory, int byte, std::size_t bytes, device::StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   if (!is_of_device(memory, bytes)) return code::invalid_value;
-  queue(state_of(stream),
-        {.work = [=] { std::memset(memory, byte, bytes); }, .records = nullptr, .waits_for = nullptr});
-  return code::success;
+  return compute(state_of(stream), [=] { std::memset(memory, byte, bytes); });
 }
 
 Code FakeCuda::query(device::EventHandle event) {

@@ -78,6 +78,18 @@ class FakeCuda {
   void release(Part& part);
   bool is_device_memory(const void* memory, std::size_t bytes);
 
+  /// What a stream was asked for while it was recorded.
+  class Graph;
+  /// From now on the stream executes nothing, and what it is asked for becomes part of a graph: kernels,
+  /// copies and fills within the device, and events of the graph. Everything else is refused.
+  void begin_graph(device::StreamHandle stream);
+  std::shared_ptr<Graph> end_graph(device::StreamHandle stream);
+  /// The operations that the graph under way has so far.
+  std::size_t graph_size(device::StreamHandle stream);
+  /// Queues the operations from `first` to `last`, without that one.
+  void launch(device::StreamHandle stream, const Graph& graph, std::size_t first, std::size_t last);
+  void launch(device::StreamHandle stream, const Graph& graph);
+
   // Faults.
 
   /// Call `nth` (from 1) of the function from now on fails.
@@ -135,6 +147,7 @@ class FakeCuda {
     bool busy = false;
     const std::byte* busy_with = nullptr;  ///< Operation::host of the operation that is executed.
     std::deque<Operation> queue;
+    std::shared_ptr<Graph> graph{};  ///< Null: the stream is not being recorded.
     std::thread thread;
   };
   using Lock = std::unique_lock<std::mutex>;
@@ -143,6 +156,8 @@ class FakeCuda {
   StreamState& state_of(device::StreamHandle stream);
   EventState& state_of(device::EventHandle event);
   void queue(StreamState& stream, Operation operation);
+  device::Code compute(StreamState& stream, std::function<void()> kernel);
+  void record(StreamState& stream, EventState& event);
   static bool may_begin(const StreamState& stream);
   void arrive(StreamState& stream, Lock& lock);
   void execute_front(StreamState& stream, Lock& lock);

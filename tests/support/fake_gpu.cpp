@@ -12,6 +12,7 @@ using accelmgr::test::FakeCuda;
 
 namespace {
 
+std::vector<std::shared_ptr<FakeCuda::Graph>> graphs;  // None is ever destroyed.
 FakeCuda* the_fake = nullptr;  // Never destroyed: threads of the process may use it until the end.
 
 FakeCuda& started() {
@@ -46,6 +47,10 @@ void fake_cuda_fail(const char* function, int nth, Code code) { started().fail(f
 void fake_cuda_break_after(int operations, Code code) { started().break_after(operations, code); }
 void fake_cuda_hang_after(int operations) { started().hang_after(operations); }
 int fake_cuda_calls(const char* function) { return started().calls(function); }
+std::size_t fake_cuda_graph_size(StreamHandle stream) { return started().graph_size(stream); }
+void fake_cuda_launch(StreamHandle stream, FakeCuda::Graph* graph, std::size_t first, std::size_t last) {
+  started().launch(stream, *graph, first, last);
+}
 int fake_nccl_sums() { return accelmgr::test::shared_nccl_sums(); }
 int fake_cuda_unregistered_copies() { return started().unregistered_copies(); }
 
@@ -63,6 +68,9 @@ Code cudaEventCreateWithFlags(EventHandle* event, unsigned flags) {
 }
 Code cudaEventDestroy(EventHandle event) { return fake().event_destroy(event); }
 Code cudaEventRecord(EventHandle event, StreamHandle stream) { return fake().event_record(event, stream); }
+Code cudaEventRecordWithFlags(EventHandle event, StreamHandle stream, unsigned flags) {
+  return fake().event_record_with_flags(event, stream, flags);
+}
 Code cudaEventQuery(EventHandle event) { return fake().event_query(event); }
 Code cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, Direction direction,
                      StreamHandle stream) {
@@ -133,6 +141,22 @@ const char* ncclGetLastError(CommunicatorHandle handle) { return nccl().last_err
 // What tests and benchmarks call besides.
 Code cudaGetDeviceCount(int* count) {
   *count = 1;
+  return 0;
+}
+Code cudaStreamBeginCapture(StreamHandle stream, int) {
+  started().begin_graph(stream);
+  return 0;
+}
+Code cudaStreamEndCapture(StreamHandle stream, FakeCuda::Graph** graph) {
+  *graph = graphs.emplace_back(started().end_graph(stream)).get();
+  return 0;
+}
+Code cudaGraphInstantiate(FakeCuda::Graph** executable, FakeCuda::Graph* graph, unsigned long long) {
+  *executable = graph;
+  return 0;
+}
+Code cudaGraphLaunch(FakeCuda::Graph* executable, StreamHandle stream) {
+  started().launch(stream, *executable);
   return 0;
 }
 Code cudaRuntimeGetVersion(int* version) {
