@@ -38,6 +38,7 @@ enum class Device { automatic, cpu, cuda, xla };
 /// Whether runners with a GPU each sum up their gradients over NCCL. automatic (`auto`): where two of them
 /// can. off: through the memory of the session.
 enum class NcclUse { automatic, off };
+enum class CudaGraph { off, automatic };
 enum class OptimizerKind { sgd, adam, adamw };
 enum class Schedule { constant, cosine };
 /// How a process is started. spawn: this program is executed again for each process; safest and slowest.
@@ -62,6 +63,7 @@ struct RunnersConfig {
   std::vector<std::string> devices{};
   bool oversubscribe = false;  ///< Several runners may share a GPU.
   NcclUse nccl = NcclUse::automatic;
+  CudaGraph cuda_graph = CudaGraph::off;
   Share share = Share::even;
   int threads = 0;  ///< Intra-op threads of each runner; 0: cores / nprocs, at least 1.
   Autocast autocast = Autocast::off;

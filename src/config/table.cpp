@@ -95,6 +95,11 @@ std::vector<Option> run_options() {
           KEY(runners.nccl), {"auto", "off"},
           "Whether runners that have a GPU each sum up their gradients over NCCL. auto: where at least two "
           "of them can. off: through the memory of the session."),
+      choice(KEY(runners.cuda_graph), {"off", "auto"},
+             "auto: on a GPU, a micro-batch of a model of Python is recorded as a CUDA graph, and queued by "
+             "one call "
+             "from then on, where that is possible. What forward() does in Python is done once then: see "
+             "src/python/README.md."),
       choice(KEY(runners.share), {"even", "measured"},
              "How the micro-batches of a step are divided over the runners: to each the same number, or more "
              "to those that are measured to be faster."),

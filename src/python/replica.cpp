@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "accelmgr/errors.hpp"
+#include "base/log.hpp"
 #include "python/interpreter.hpp"
 #include "python/memory.hpp"
 #include "python/object_reference.hpp"
@@ -207,6 +208,7 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
         config.model.factory, config.model.options, "seed"_a = config.seed_base, "rank"_a = role.rank,
         "device"_a = name_of(config.runners.device), "threads"_a = replica::compute_threads(config),
         "deterministic"_a = config.deterministic, "autocast"_a = name_of(config.runners.autocast),
+        "records"_a = config.runners.cuda_graph == CudaGraph::automatic,
         "micro_batches"_a = config.grad_accumulation_steps, "step_timeout"_a = config.step_timeout));
   });
 }
@@ -239,6 +241,9 @@ void bind_replica(nb::module_& module) {
       .def("backward_begins", &Sink::backward_begins)
       .def("last_micro_batch", &Sink::last_micro_batch,
            "Whether no micro-batch follows the one that runs now. False: perhaps one follows.")
+      .def(
+          "warn", [](Sink&, const std::string& text) { base::log().warn("{}", text); }, nb::arg("text"),
+          "Logs a warning.")
       .def("wanted", &Sink::wanted,
            "A sign of life, of a replica that waits for a device. False: it should leave its work "
            "unfinished.");

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,9 @@ from typing import Any
 
 import torch
 from device_runners import start as start_on_device
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 import accelmgr
 from accelmgr import _cuda, _native
@@ -33,13 +36,138 @@ os.environ["FAKE_DRIVER_GPUS"] = "8"
 os.environ["FAKE_DRIVER_MACHINE"] = str(os.getpid())  # Managers claim GPUs; those of other tests are others.
 
 
+def refuse_reads(function: Any) -> None:
+    if str(function).startswith(("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.is_nonzero")):
+        raise RuntimeError(f"{function} reads from the device")
+
+
+def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+    return (each for each in tree_leaves(values) if isinstance(each, torch.Tensor) and each.layout is torch.strided)
+
+
 class NoReads(TorchDispatchMode):
     """Refuses what makes a host wait for a device: a value that it reads, or a shape that depends on values."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if str(function).startswith(("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.is_nonzero")):
-            raise RuntimeError(f"{function} reads from the device")
+        refuse_reads(function)
         return function(*args, **(kwargs or {}))
+
+
+class FakeGraph:
+    """Records what torch computes, and computes it again in the same memory, if that is there still. Recording executes it
+    too, because torch must have values; what it has written is put back then, and what it has made is spoilt."""
+
+    def __init__(self, cuda: FakeCuda, shared: Any) -> None:
+        self._cuda = cuda
+        self._stream = ctypes.c_void_p(cuda.compute_stream)
+        self._operations: list[Operation] = []
+        self._graph = ctypes.c_void_p()
+        self._size = 0
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        runtime = self._cuda.runtime
+        generators = torch.get_rng_state(), self._cuda.generator_state()
+        assert runtime.cudaStreamBeginCapture(self._stream, 1) == 0
+        recorder = Recorder(lambda: runtime.fake_cuda_graph_size(self._stream))
+        try:
+            with recorder:
+                yield
+        finally:
+            self._size = runtime.fake_cuda_graph_size(self._stream)
+            assert runtime.cudaStreamEndCapture(self._stream, ctypes.byref(self._graph)) == 0
+            torch.set_rng_state(generators[0])
+            self._cuda.set_generator_state(generators[1])
+            recorder.undo()
+        self._operations = recorder.operations
+
+    def replay(self) -> None:
+        done = 0
+        with torch._C._AutoDispatchBelowAutograd():
+            for operation in self._operations:
+                self._launch(done, operation.size)
+                done = operation.size
+                operation.execute()
+        self._launch(done, self._size)
+
+    def _launch(self, first: int, last: int) -> None:
+        """What the transport has recorded between two operations."""
+        if first < last:
+            self._cuda.runtime.fake_cuda_launch(
+                self._stream, self._graph, ctypes.c_size_t(first), ctypes.c_size_t(last)
+            )
+
+
+class Outside:
+    """A tensor that a graph has not made, and does not keep."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._form = tensor.storage_offset(), tensor.shape, tensor.stride()
+        self._dtype = tensor.dtype
+
+    def tensor(self) -> torch.Tensor:
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        if storage is None:
+            raise RuntimeError("CUDA error: a graph uses memory that was freed")
+        return torch.empty(0, dtype=self._dtype).set_(storage, *self._form)
+
+
+def inside(value: Any) -> Any:
+    return value.tensor() if isinstance(value, Outside) else value
+
+
+@dataclasses.dataclass
+class Operation:
+    function: Any
+    args: Any
+    kwargs: Any
+    result: Any
+    size: int  # Of what the transport had recorded before it.
+    grad_enabled: bool
+
+    def execute(self) -> None:
+        args, kwargs, result = tree_map(inside, (self.args, self.kwargs, self.result))
+        with torch.set_grad_enabled(self.grad_enabled):
+            again = self.function(*args, **kwargs)
+        for to, value in zip(tensors_of(result), tensors_of(again), strict=True):
+            if to.data_ptr() != value.data_ptr():
+                to.copy_(value)
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self, graph_size: Any) -> None:
+        super().__init__()
+        self._graph_size = graph_size
+        self.operations: list[Operation] = []
+        self._made: dict[int, torch.Tensor] = {}
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        refuse_reads(function)
+        for tensor in tensors_of((args, kwargs)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._made and storage._cdata not in self._before:
+                self._before[storage._cdata] = storage, storage.clone()
+        result = function(*args, **kwargs)
+        for tensor in tensors_of(result):
+            if tensor.untyped_storage()._cdata not in self._before:
+                self._made[tensor.untyped_storage()._cdata] = tensor
+        kept = tree_map(self._kept, (args, kwargs, result))
+        self.operations.append(Operation(function, *kept, self._graph_size(), torch.is_grad_enabled()))
+        return result
+
+    def _kept(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            return value if value.untyped_storage()._cdata in self._made else Outside(value)
+        return value
+
+    def undo(self) -> None:
+        for storage, before in self._before.values():
+            storage.copy_(before)
+        for tensor in self._made.values():
+            tensor.untyped_storage().fill_(0xFF)
 
 
 class FakeCuda(_cuda.Cuda):
@@ -52,6 +180,7 @@ class FakeCuda(_cuda.Cuda):
     def __init__(self, rank: int) -> None:
         self.device = torch.device("cpu")
         self.runtime = ctypes.CDLL(str(LIBRARY))
+        self.runtime.fake_cuda_graph_size.restype = ctypes.c_size_t
         self.runtime.fake_cuda_start(int(rank % 2 == 0 and self.nccl != str(LIBRARY)), ctypes.c_uint64(rank))
         self._streams = [self._made("cudaStreamCreateWithFlags", 1) for _ in range(3)]
         self._idle = self._made("cudaEventCreateWithFlags", 2)
@@ -97,6 +226,9 @@ class FakeCuda(_cuda.Cuda):
         return torch.full(tuple(shape), -77, device=self.device).to(dtype)  # What is never written is found wrong.
 
     empty_for_batch = empty
+
+    def new_graph(self, shared: Any) -> Any:
+        return FakeGraph(self, shared)
 
     def seed(self, seed: int) -> None:
         self._seed, self._draws = seed, 0

@@ -83,6 +83,38 @@ def failure_of(error: BaseException | None) -> BaseException | None:
     return None
 
 
+class Graph:
+    """A CUDA graph."""
+
+    def __init__(self, shared: Graph | None) -> None:
+        """shared: its memory too, in which only results of the graph are kept. None: memory of its own."""
+        self._graph = torch.cuda.CUDAGraph()
+        self._pool = torch.cuda.graph_pool_handle() if shared is None else shared._pool
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """What the block queues on the current stream becomes the graph, and is not executed."""
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            self._graph.capture_end()
+        except RuntimeError:  # Before 2.12 torch would allocate in the graph's memory from now on.
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            raise
+
+    def replay(self) -> None:
+        """Queues it on the current stream."""
+        self._graph.replay()
+
+
 class Cuda:
     """The GPU of this process, opened. Streams are raw addresses."""
 
@@ -106,7 +138,7 @@ class Cuda:
                 KEY,
             ) from error
         check_autograd(rank, self.device)
-        self._compute = torch.cuda.current_stream()
+        self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # The default one cannot be recorded.
         self._batches = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     @property
@@ -138,6 +170,9 @@ class Cuda:
             tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         tensor.record_stream(self._compute)  # So that it is not used again before the compute stream has read it.
         return tensor
+
+    def new_graph(self, shared: Graph | None) -> Graph:
+        return Graph(shared)
 
     def seed(self, seed: int) -> None:
         torch.cuda.manual_seed(seed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections.abc
+import copy
 import pickle
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,6 +37,24 @@ def restore_structure(fields: list[tuple[str, torch.Tensor]]) -> Any:
     if fields[0][0] == ITEM.format(0):
         return tuple(tensor for _, tensor in fields)
     return dict(fields)
+
+
+def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """`value` with each tensor replaced, also in nested mappings, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, collections.abc.MutableMapping):
+        same = copy.copy(value)  # Of its own type, for example transformers' BatchEncoding.
+        for key, entry in value.items():
+            same[key] = mapped(function, entry)
+        return same
+    if isinstance(value, collections.abc.Mapping):
+        return {key: mapped(function, entry) for key, entry in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(function, entry) for entry in value))
+    if type(value) in (tuple, list):
+        return type(value)(mapped(function, entry) for entry in value)
+    return value
 
 
 def as_tensor(value: Any) -> torch.Tensor | None:

@@ -77,6 +77,7 @@ def make_replica(
     threads: int,
     deterministic: bool,
     autocast: str,
+    records: bool,
     micro_batches: int,
     step_timeout: float,
 ) -> Replica:
@@ -101,7 +102,7 @@ def make_replica(
     if device == "cuda":
         cuda = _cuda.Cuda(rank)
         check_autocast(autocast, cuda.device)
-        return CudaReplica(model, collate_fn, cuda, autocast=autocast, patience_s=step_timeout)
+        return CudaReplica(model, collate_fn, cuda, autocast=autocast, records=records, patience_s=step_timeout)
     opened = _xla.open_device(rank, threads)
     check_autocast(autocast, opened)
     return XlaReplica(

@@ -30,6 +30,9 @@ Field = tuple[str, str, tuple[int, ...], Any]
 Description = tuple[str, str, tuple[int, ...], tuple[int, ...], int, int, bool]
 """Of a tensor: name, dtype, shape, strides, address, identity; requires a gradient (parameter), persistent (buffer)."""
 
+Numbers = tuple[torch.Tensor, list[tuple[str, float | torch.Tensor]]]
+"""The loss of a micro-batch, and other numbers by name. A device may still compute them."""
+
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtypes of `runners.autocast`, which may also be "off"."""
 
@@ -78,7 +81,7 @@ def _checked_loss(loss: Any) -> torch.Tensor:
     return loss
 
 
-def read_outputs(outputs: Any) -> tuple[torch.Tensor, list[tuple[str, float | torch.Tensor]]]:
+def read_outputs(outputs: Any) -> Numbers:
     """The loss of a model's output, checked, and its other numbers. 0-d tensors are copied, and read later."""
     scalars: list[tuple[str, float | torch.Tensor]] = []
     if isinstance(outputs, collections.abc.Mapping):
@@ -216,7 +219,8 @@ class Replica:
 
     def run(self, fields: list[Field], divisor: float) -> None:
         self._follow()
-        loss = self._loss(self._inputs(fields), divisor)
+        loss, scalars = self._loss(self._inputs(fields), divisor)
+        self._note(loss, scalars, divisor)
         if self._sink is not None:
             self._sink.backward_begins()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -230,24 +234,26 @@ class Replica:
             if self._gradients is not None:
                 self._gradients.hook()
 
-    def _loss(self, inputs: Any, divisor: float) -> torch.Tensor:
-        """The loss of a micro-batch, divided. Notes it for collect(), and the other numbers of the output."""
+    def _loss(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
+        """The loss of a micro-batch, divided, and the other numbers of the output."""
         with self._autocast_context():
             loss, scalars = read_outputs(self._forward(inputs))
             del inputs
             if loss.dtype is not torch.float64:
                 loss = loss.to(torch.float32)
-        loss = self._divided(loss, divisor)
+        return self._divided(loss, divisor), scalars
+
+    def _note(self, loss: torch.Tensor, scalars: list[tuple[str, float | torch.Tensor]], divisor: float) -> None:
+        """For collect()."""
         self._losses.append(loss.detach())
         self._scalars += [(name, value, 1 / divisor) for name, value in scalars]
-        return loss
 
     def _autocast_context(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast_dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device_type, dtype=self._autocast_dtype)
 
-    def _divided(self, loss: torch.Tensor, divisor: float) -> torch.Tensor:
+    def _divided(self, loss: torch.Tensor, divisor: float | torch.Tensor) -> torch.Tensor:
         return loss.div(divisor)
 
     def _inputs(self, fields: list[Field]) -> Any:

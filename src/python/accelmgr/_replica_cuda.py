@@ -12,9 +12,7 @@ backward pass is queued, and nothing waits but for memory that is to be used aga
 from __future__ import annotations
 
 import collections
-import collections.abc
 import contextlib
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,30 +22,13 @@ import torch
 from accelmgr import _native
 from accelmgr._cuda import KEY, Cuda, failure_of
 from accelmgr._describe import describe
-from accelmgr._elements import PICKLED, restore_structure
+from accelmgr._elements import PICKLED, mapped, restore_structure
+from accelmgr._graphs import Graphs
 from accelmgr._memory import dense_over
-from accelmgr._replica import Description, Field, Gradients, Left, Replica, described
+from accelmgr._replica import Description, Field, Gradients, Left, Numbers, Replica, described
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
 
 ALIGNMENT = 64  # Bytes; of tensors in memory that several share.
-
-
-def mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """`value` with each tensor replaced, also in nested mappings, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, collections.abc.MutableMapping):
-        same = copy.copy(value)  # Of its own type, for example transformers' BatchEncoding.
-        for key, entry in value.items():
-            same[key] = mapped(function, entry)
-        return same
-    if isinstance(value, collections.abc.Mapping):
-        return {key: mapped(function, entry) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(function, entry) for entry in value))
-    if type(value) in (tuple, list):
-        return type(value)(mapped(function, entry) for entry in value)
-    return value
 
 
 def places_in(tensors: Sequence[torch.Tensor]) -> tuple[list[int], int]:
@@ -83,6 +64,7 @@ class DeviceGradients(Gradients):
         self._eager = False  # An attempt has been seen as a whole.
         self._last = False
         self._order: list[int] = []  # Parameters as autograd came to them in this micro-batch.
+        self._recorded: list[int] | None = None  # Those whose gradients tell that they are complete; None: no graph.
         self._late = [False] * len(parameters)
         self._told = [False] * len(parameters)
         self._kept: list[torch.Tensor] = []  # What the device copies.
@@ -95,16 +77,26 @@ class DeviceGradients(Gradients):
                 return
             if len(parameter._post_accumulate_grad_hooks) > 1 or parameter.grad.layout is not torch.strided:
                 return
-            if self._told[index]:
+            if self._told[index] or (self._recorded is not None and index in self._recorded):
                 raise DeviceError(
                     f"backward came to parameter {index} a second time, after the device was told to copy its gradient"
                 )
             stream = self._cuda.current_stream()
             if stream != self._cuda.compute_stream:  # The model has a stream of its own.
                 self._transport.join(stream)
-            self._tell(index, parameter.grad)
+            if self._recorded is None:
+                self._tell(index, parameter.grad)
+            elif self._is_as_copied(index, parameter.grad):
+                self._transport.complete_in_graph(index)
+                self._recorded.append(index)
 
         return hook
+
+    def _is_as_copied(self, index: int, gradient: torch.Tensor) -> bool:
+        """Whether the transport may copy its memory as it is."""
+        parameter = self._parameters[index]
+        same = gradient.shape == parameter.shape and gradient.dtype == parameter.dtype
+        return same and gradient.is_contiguous() and not gradient.is_neg()
 
     def _tell(self, index: int, gradient: torch.Tensor) -> None:
         parameter = self._parameters[index]
@@ -116,8 +108,12 @@ class DeviceGradients(Gradients):
         self._told[index] = True
         self._transport.written(index, dense.data_ptr())
 
-    def begin_backward(self, last: bool) -> None:
-        self._last = last
+    def of_last_micro_batch(self) -> bool:
+        return self._sink.last_micro_batch()
+
+    def begin_backward(self) -> None:
+        self._sink.backward_begins()
+        self._last = self._sink.last_micro_batch()
 
     def end_backward(self) -> None:
         self._last = False
@@ -127,6 +123,24 @@ class DeviceGradients(Gradients):
 
     def begin_micro_batch(self) -> None:
         self._order = []
+
+    def begin_recording(self) -> None:
+        self._recorded = []
+
+    def end_recording(self) -> tuple[list[int], list[int]]:
+        complete, self._recorded = self._recorded or [], None
+        order, self._order = self._order, []
+        return order, complete
+
+    def replayed(self, order: list[int], complete: list[int]) -> None:
+        """A graph was launched: what its recording told of is computed now, and told of when it is complete."""
+        self._sink.backward_begins()
+        self._order = order
+        for index in complete:
+            gradient = self._parameters[index].grad
+            assert gradient is not None
+            self._told[index] = True
+            self._transport.written(index, gradient.data_ptr(), in_graph=True)
 
     def forget(self) -> None:
         self._kept, self._order = [], []
@@ -150,13 +164,15 @@ class CudaReplica(Replica):
     """
 
     def __init__(
-        self, model: torch.nn.Module, collate_fn: Any, cuda: Cuda, *, autocast: str, patience_s: float
+        self, model: torch.nn.Module, collate_fn: Any, cuda: Cuda, *, autocast: str, records: bool, patience_s: float
     ) -> None:
-        """patience_s: a wait for the device that takes longer means that it hangs."""
+        """records: CUDA graphs. patience_s: a wait for the device that takes longer means that it hangs."""
         super().__init__(model, collate_fn, autocast=autocast)
         self._cuda = cuda
         self._device_type = cuda.device.type
         self._patience_s = patience_s
+        self._records = records
+        self._graphs: Graphs | None = None
         self._left = False
         self._begun = 0.0  # When the attempt began; one that was left may still be computed.
         self._device_buffers = self._buffers.originals
@@ -185,6 +201,8 @@ class CudaReplica(Replica):
                 raise ConfigError(f"{KEY} is cuda, but {error}", KEY) from error
             self._device_gradients = DeviceGradients(self._parameters, sink, self._transport, self._cuda)
             self._gradients = self._device_gradients
+            if self._records:
+                self._graphs = Graphs(self._model, self._cuda, self._parameters, self._device_gradients, sink.warn)
 
     def seed(self, seed: int) -> None:
         super().seed(seed)
@@ -195,6 +213,8 @@ class CudaReplica(Replica):
         with self._blaming(), self._leaving():
             super().begin_attempt()
             self._transport.begin_attempt()
+            if self._graphs is not None:
+                self._graphs.begin_attempt()
             if was_left:
                 self._wait_until_idle()
             self._begun = time.monotonic()
@@ -223,14 +243,29 @@ class CudaReplica(Replica):
             inputs = self._inputs(fields)
             self._device_gradients.begin_micro_batch()
             with self._cuda.computing():
-                loss = self._loss(inputs, divisor)
-                del inputs
-                if self._sink is not None:
-                    self._sink.backward_begins()
-                    self._device_gradients.begin_backward(self._sink.last_micro_batch())
-                loss.backward()  # type: ignore[no-untyped-call]
-                self._device_gradients.end_backward()
-                self._buffers.settle()
+                if self._graphs is None:
+                    numbers = self._compute(inputs, divisor)
+                else:
+                    own = torch.full((), divisor, dtype=self._parameters[0].dtype, device=self._cuda.device)
+                    last = self._device_gradients.of_last_micro_batch()
+                    numbers = self._graphs.run(inputs, own, last, self._compute)
+                self._note(*numbers, divisor)
+
+    def _compute(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
+        """Forward and backward pass."""
+        loss, scalars = self._loss(inputs, divisor)
+        del inputs
+        self._device_gradients.begin_backward()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._device_gradients.end_backward()
+        self._buffers.settle()
+        return loss.detach(), scalars
+
+    def _follow(self) -> None:
+        before = self._followed
+        super()._follow()
+        if self._graphs is not None and self._followed is not before:
+            self._graphs.forget()
 
     def collect(self) -> tuple[float, list[tuple[str, float]]]:
         with self._blaming(), self._leaving():
@@ -241,6 +276,8 @@ class CudaReplica(Replica):
                 self._device_gradients.rest()
                 self._read()
             self._device_gradients.forget()
+            if self._graphs is not None:
+                self._graphs.end_attempt()
             return self._totals()
         return 0.0, []
 
@@ -337,7 +374,8 @@ class CudaReplica(Replica):
 
         def sent(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.layout is not torch.strided or tensor.device.type != "cpu":
-                return tensor.to(self._cuda.device)
+                with self._cuda.computing():
+                    return tensor.to(self._cuda.device)
             tensors.append(tensor)
             targets.append(self._cuda.empty_for_batch(tensor.shape, tensor.dtype))
             return targets[-1]
@@ -349,7 +387,7 @@ class CudaReplica(Replica):
 
     # Results
 
-    def _divided(self, loss: torch.Tensor, divisor: float) -> torch.Tensor:
+    def _divided(self, loss: torch.Tensor, divisor: float | torch.Tensor) -> torch.Tensor:
         if loss.device != self._cuda.device:
             raise ModelError(
                 f"the model's loss is on {loss.device}; its parameters and inputs are on {self._cuda.device}"
