@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/log.hpp"
 #include "libtorch/cuda.hpp"
 #include "libtorch/cuda_replica.hpp"
 #include "manager/embedding.hpp"
@@ -39,6 +40,12 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
         "runners.device");
   const bool on_cuda = role.computes() && config.runners.device == Device::cuda;
   if (on_cuda) load_cuda(config);
+  if (on_cuda && config.runners.cuda_graph == CudaGraph::automatic)
+    base::log().warn(
+        "runners.cuda_graph: micro-batches are not recorded, each kernel is queued by itself: model.kind "
+        "'{}' "
+        "is computed by libtorch in C++, and only models of Python are recorded",
+        config.model.kind);
   if (!role.computes()) {
     tensor::seed_generator(config.seed_base);
   } else {

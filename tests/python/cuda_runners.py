@@ -2,6 +2,8 @@
 
 The library tests/support/fake_gpu.cpp takes the place of CUDA's runtime. Ranks with even numbers execute as late as
 possible, those with odd numbers in threads. With `nccl` it takes the place of NCCL too, and all execute in threads.
+
+With TEST_ON_GPU=1 runners compute on the GPU of this machine instead, and share it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 from device_runners import start as start_on_device
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -30,10 +33,14 @@ ILLEGAL_ADDRESS, ASSERT = 700, 710
 AcceleratorError: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)  # torch 2.8 and newer have it.
 TEXTS = {ILLEGAL_ADDRESS: "an illegal memory access was encountered", ASSERT: "device-side assert triggered"}
 
-# Where a manager looks for GPUs, it finds those of a fake driver, if the build has one.
-os.environ["LD_LIBRARY_PATH"] = str(TESTS / "support/fake_driver")
-os.environ["FAKE_DRIVER_GPUS"] = "8"
-os.environ["FAKE_DRIVER_MACHINE"] = str(os.getpid())  # Managers claim GPUs; those of other tests are others.
+GPU = os.environ.get("TEST_ON_GPU") == "1"
+on_the_fake = pytest.mark.skipif(GPU, reason="it asks the fake for something")
+if GPU:
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # Gradients are compared with those of the CPU.
+else:  # Where a manager looks for GPUs, it finds those of a fake driver, if the build has one.
+    os.environ["LD_LIBRARY_PATH"] = str(TESTS / "support/fake_driver")
+    os.environ["FAKE_DRIVER_GPUS"] = "8"
+    os.environ["FAKE_DRIVER_MACHINE"] = str(os.getpid())  # Managers claim GPUs; those of other tests are others.
 
 
 def refuse_reads(function: Any) -> None:
@@ -54,8 +61,8 @@ class NoReads(TorchDispatchMode):
 
 
 class FakeGraph:
-    """Records what torch computes, and computes it again in the same memory, if that is there still. Recording executes it
-    too, because torch must have values; what it has written is put back then, and what it has made is spoilt."""
+    """Records what torch computes, and computes it again in the same memory, if that is there still. Recording executes
+    it too, because torch must have values; what it has written is put back then, and what it has made is spoilt."""
 
     def __init__(self, cuda: FakeCuda, shared: Any) -> None:
         self._cuda = cuda
@@ -160,7 +167,8 @@ class Recorder(TorchDispatchMode):
 
     def _kept(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            return value if value.untyped_storage()._cdata in self._made else Outside(value)
+            made = value.untyped_storage()._cdata in self._made
+            return value.detach() if made else Outside(value)  # Another operation may transpose the tensor itself.
         return value
 
     def undo(self) -> None:
@@ -264,6 +272,8 @@ class Installed:
 
 def start(model: Any, dataset: Any, nccl: str = FakeCuda.nccl, **options: Any) -> accelmgr.Manager:
     """As in device_runners.py. The host has no fake: it needs no device."""
-    if not hasattr(model, "fake_of_cuda"):
+    if GPU:
+        options = {"runners__oversubscribe": True, **options}
+    elif not hasattr(model, "fake_of_cuda"):
         model.fake_of_cuda = Installed(nccl=nccl)
     return start_on_device(model, dataset, **{"device": "cuda", **options})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_runners import FakeCuda, install, start
+from cuda_runners import FakeCuda, install, on_the_fake, start
 from device_runners import (
     BF16_TOLERANCE,
     TOLERANCE,
@@ -95,6 +95,7 @@ class Watched(Encoder):
         return outputs
 
 
+@on_the_fake
 @pytest.mark.parametrize("reads", [False, True])
 def test_nothing_is_read_before_the_last_backward_pass_is_queued(reads):
     with start(Watched(reads), Vectors(), nprocs=1, grad_accumulation_steps=3) as manager:
@@ -302,6 +303,7 @@ class Beside(nn.Module):
         return target
 
 
+@on_the_fake
 def test_a_gradient_of_another_stream_is_awaited():
     model = Beside()
     with start(model, Vectors(), nprocs=1) as manager:
@@ -360,6 +362,7 @@ def train_in_a_fork() -> None:
     train(Encoder(), Vectors(), vectors(4), steps=2, start_method="fork")
 
 
+@on_the_fake
 def test_the_manager_may_be_a_fork():
     # A process of its own: where libraries are looked for is settled when a program starts, and a fork inherits it.
     code, _, err = run("-c", "import test_cuda_numbers; test_cuda_numbers.train_in_a_fork()", cwd=pathlib.Path.cwd())

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -89,7 +90,7 @@ class Graph:
     def __init__(self, shared: Graph | None) -> None:
         """shared: its memory too, in which only results of the graph are kept. None: memory of its own."""
         self._graph = torch.cuda.CUDAGraph()
-        self._pool = torch.cuda.graph_pool_handle() if shared is None else shared._pool
+        self._pool: Any = torch.cuda.graph_pool_handle() if shared is None else shared._pool
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

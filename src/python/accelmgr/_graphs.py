@@ -44,6 +44,10 @@ class NotRecordable(Exception):
     """Why micro-batches cannot be graphs."""
 
 
+NOT_RECORDED = (NotRecordable, RuntimeError)
+"""What ends a recording, and not the attempt: if the device or the model is to blame, it fails without a graph too."""
+
+
 class RecordedGradients(Protocol):
     """Which gradients a graph completes."""
 
@@ -69,7 +73,12 @@ def alike(form: Any, other: Any) -> bool:
 
 def tensors_in(inputs: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    mapped(lambda tensor: found.append(tensor) or tensor, inputs)
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(noted, inputs)
     return found
 
 
@@ -93,11 +102,11 @@ def place_in_model() -> str:
     return ""
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Of a subclass's beginning.
     """Refuses operations that a graph would not repeat, and notes the memory from outside that they use."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._made: set[int] = set()
         self.used: dict[int, torch.Tensor] = {}
@@ -239,21 +248,21 @@ class Graphs:
     def run(self, inputs: Any, divisor: torch.Tensor, last: bool, compute: Compute) -> Numbers:
         """compute(), or a graph that does the same. The numbers stay those of this micro-batch."""
         first, self._first = self._first, False
-        if self._refused or not self._serves(form_of(inputs), first):
+        if self._refused or not self._serves(form_of(inputs), first, last):
             return compute(inputs, divisor)
         recording = self._recordings.get((first, last))
         if recording is None:
             try:
                 recording = self._recorded(inputs, divisor, first, compute)
-            except (NotRecordable, RuntimeError) as error:  # compute() fails too if the device or the model is to blame.
+            except NOT_RECORDED as error:
                 self._refuse(str(error) if isinstance(error, NotRecordable) else describe(error).partition("\n")[0])
                 return compute(inputs, divisor)
             self._recordings[first, last] = recording
         return self._replayed(recording, inputs, divisor)
 
-    def _serves(self, form: Any, first: bool) -> bool:
+    def _serves(self, form: Any, first: bool, last: bool) -> bool:
         if self._recordings:
-            return alike(form, self._form) and (first or self._adds_to_recorded())
+            return alike(form, self._form) and (first or self._has_gradients_for(last))
         if not alike(form, self._form):
             self._form, self._warm = form, 0
             self._changes += 1
@@ -261,9 +270,14 @@ class Graphs:
                 self._refuse("micro-batches differ in their shapes, or in what they have beside tensors")
         return first and self._warm >= WARM_UP
 
-    def _adds_to_recorded(self) -> bool:
-        gradients = next(iter(self._recordings.values())).gradients
-        return all(parameter.grad is gradient for parameter, gradient in zip(self._parameters, gradients, strict=True))
+    def _has_gradients_for(self, last: bool) -> bool:
+        """Whether they lie where the graph of a further micro-batch has them, or where it may be recorded."""
+        recorded = self._recordings.get((False, last))
+        places = [recorded] if recorded else [each for (first, _), each in self._recordings.items() if first]
+        return any(
+            all(parameter.grad is place for parameter, place in zip(self._parameters, each.gradients, strict=True))
+            for each in places
+        )
 
     def _refuse(self, reason: str) -> None:
         self._recordings = {}
@@ -289,25 +303,28 @@ class Graphs:
                 order, complete = self._gradients.end_recording()
             host.check()
             after = [parameter.grad for parameter in self._parameters]
-            self._check_results(scalars, None if first else before, after)
+            self._check_gradients(None if first else before, after)
+            numbers = self._tensors_of(scalars)
         except BaseException:
             host.restore()
             for parameter, gradient in zip(self._parameters, before, strict=True):
                 parameter.grad = gradient
             raise
         return Recording(
-            graph, tensors_in(own_inputs), own_divisor, loss, scalars, after, order, complete, list(watch.used.values())
+            graph, tensors_in(own_inputs), own_divisor, loss, numbers, after, order, complete, list(watch.used.values())
         )
 
-    def _check_results(
-        self,
-        scalars: list[tuple[str, Any]],
-        before: list[torch.Tensor | None] | None,
-        after: list[torch.Tensor | None],
-    ) -> None:
+    @staticmethod
+    def _tensors_of(scalars: list[tuple[str, float | torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+        numbers = []
         for name, value in scalars:
             if not isinstance(value, torch.Tensor):
                 raise NotRecordable(f"the model's output '{name}' is a number of Python")
+            numbers.append((name, value))
+        return numbers
+
+    @staticmethod
+    def _check_gradients(before: list[torch.Tensor | None] | None, after: list[torch.Tensor | None]) -> None:
         if before is not None and any(one is not other for one, other in zip(before, after, strict=True)):
             raise NotRecordable("a gradient is replaced where another micro-batch adds to it (by a hook?)")
 

@@ -187,7 +187,7 @@ class XlaReplica(Replica):
         self._sums: list[torch.Tensor | None] = [None] * len(self._parameters)
         self._used = [False] * len(self._parameters)  # Had a gradient in this attempt.
         self._changed = [False] * len(self._own_buffers)  # Was written in this attempt.
-        self._divisor: tuple[float, torch.Tensor] | None = None
+        self._divisor: tuple[float | torch.Tensor, torch.Tensor] | None = None
         self._flags: list[torch.Tensor] = []  # False and True, on the device.
         self._micro_batches = 0
 
@@ -316,9 +316,11 @@ class XlaReplica(Replica):
 
     def _forward_pass(self, inputs: Any, divisor: float) -> torch.Tensor:
         self._bring()
-        return self._loss(self._uploaded(inputs), divisor)
+        loss, scalars = self._loss(self._uploaded(inputs), divisor)
+        self._note(loss, scalars, divisor)
+        return loss
 
-    def _divided(self, loss: torch.Tensor, divisor: float) -> torch.Tensor:
+    def _divided(self, loss: torch.Tensor, divisor: float | torch.Tensor) -> torch.Tensor:
         if loss.device.type != self._device_type:
             raise ModelError(f"the model's loss is on {loss.device}; its parameters and inputs are on {self._device}")
         if self._divisor is None or self._divisor[0] != divisor or self._divisor[1].dtype != loss.dtype:
