@@ -100,6 +100,10 @@ std::vector<Option> run_options() {
              "one call "
              "from then on, where that is possible. What forward() does in Python is done once then: see "
              "src/python/README.md."),
+      plain<Boolean>(
+          KEY(runners.overlap_parameters),
+          "On a GPU, a layer of a model of Python computes while the parameters of the next one are "
+          "on their way. For models that use a layer by calling it alone."),
       choice(KEY(runners.share), {"even", "measured"},
              "How the micro-batches of a step are divided over the runners: to each the same number, or more "
              "to those that are measured to be faster."),

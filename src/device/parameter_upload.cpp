@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/log.hpp"
 
@@ -40,15 +41,18 @@ ParameterUpload::ParameterUpload(Device& device, const session::Manifest& manife
       element_(element),
       targets_(targets.begin(), targets.end()),
       compute_(compute) {
+  all_.resize(places.size());
   for (std::size_t i = 0; i < places.size(); ++i) {
     if (targets[i] == nullptr) continue;
     const auto& entry = manifest.tensors[i];
-    all_.push_back({targets[i], places[i].data, entry.count * session::bytes_of(element)});
+    all_[i] = {targets[i], places[i].data, entry.count * session::bytes_of(element)};
     master_ = places[i].data - entry.first * session::bytes_of(element);
   }
   register_master();
   copies_ = device.make_stream();
-  loaded_ = device.make_event();
+  parts_.emplace_back(places.size());
+  std::iota(parts_[0].begin(), parts_[0].end(), std::size_t{0});
+  plan_events();
 }
 
 ParameterUpload::~ParameterUpload() { device_.settle(copies_.get()); }
@@ -57,7 +61,8 @@ ParameterUpload::~ParameterUpload() { device_.settle(copies_.get()); }
 // it, by way of a buffer of its own.
 void ParameterUpload::register_master() {
   std::vector<std::span<std::byte>> ranges;
-  for (const auto& copy : all_) ranges.emplace_back(copy.from, copy.bytes);
+  for (const auto& copy : all_)
+    if (copy.to != nullptr) ranges.emplace_back(copy.from, copy.bytes);
   try {
     for (const auto range : merge_pages(std::move(ranges), static_cast<std::size_t>(sysconf(_SC_PAGESIZE))))
       registrations_.push_back(device_.register_pages(range, register_read_write));
@@ -74,6 +79,34 @@ void ParameterUpload::join(DeviceCollectives& collectives) {
     most = std::max(most, plan.shard_elements(bucket, collectives.size()));
   const auto bytes = most * session::bytes_of(element_) * static_cast<std::uint64_t>(collectives.size());
   team_.emplace(Team{collectives, std::move(plan), device_.allocate(bytes)});
+  plan_events();
+}
+
+void ParameterUpload::leave() {
+  team_.reset();
+  plan_events();
+}
+
+void ParameterUpload::split(std::vector<std::vector<std::size_t>> parts) {
+  parts_ = std::move(parts);
+  plan_events();
+}
+
+/// The buckets of a team have the order of the flat master on all ranks, whatever parts each of them has.
+void ParameterUpload::plan_events() {
+  const auto count = team_ ? team_->plan.buckets().size() : parts_.size();
+  while (loaded_.size() < count) loaded_.push_back(device_.make_event());
+  needed_events_.resize(parts_.size());
+  std::iota(needed_events_.begin(), needed_events_.end(), std::size_t{0});
+  if (!team_) return;
+  std::vector<std::size_t> bucket_of(all_.size());
+  for (std::size_t b = 0; b < count; ++b)
+    for (const auto i : team_->plan.tensors(b)) bucket_of[i] = b;
+  std::size_t last = 0;
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    for (const auto i : parts_[p]) last = std::max(last, bucket_of[i]);
+    needed_events_[p] = last;
+  }
 }
 
 /// Returns false if the communicator was aborted, because nobody wants the parameters.
@@ -95,6 +128,7 @@ bool ParameterUpload::load_shards() {
         device_.copy(targets_[i], gathered.get() + (entry.first - bucket.first) * element_bytes,
                      entry.count * element_bytes, Direction::on_device, copies_.get());
     }
+    device_.record(loaded_[b], copies_.get());
   }
   return true;
 }
@@ -103,11 +137,18 @@ void ParameterUpload::load() {
   if (team_) {
     if (!load_shards()) return;
   } else {
-    for (const auto& copy : all_)
-      device_.copy(copy.to, copy.from, copy.bytes, Direction::to_device, copies_.get());
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      for (const auto i : parts_[p])
+        if (const auto& copy = all_[i]; copy.to != nullptr)
+          device_.copy(copy.to, copy.from, copy.bytes, Direction::to_device, copies_.get());
+      device_.record(loaded_[p], copies_.get());
+    }
   }
-  device_.record(loaded_, copies_.get());
-  device_.wait(compute_, loaded_);
+  await(0, compute_);
+}
+
+void ParameterUpload::await(std::size_t part, StreamHandle stream) {
+  device_.wait(stream, loaded_[needed_events_.at(part)]);
 }
 
 }  // namespace accelmgr::device

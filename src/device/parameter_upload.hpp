@@ -1,5 +1,8 @@
 // Copies the master's parameters to a device, once per version. In a team each rank copies its shards only,
 // and the devices give them to each other.
+//
+//   copy stream      copies part 0 | loaded[0], copies part 1 | loaded[1] ..
+//   compute stream   waits for loaded[0], computes, waits for loaded[1], computes ..
 #pragma once
 
 #include <cstddef>
@@ -34,23 +37,31 @@ class ParameterUpload {
   ParameterUpload(const ParameterUpload&) = delete;
   ParameterUpload& operator=(const ParameterUpload&) = delete;
 
+  /// From now on, load() copies the parameters part by part: `parts` has the indices of each. Every parameter
+  /// is in one part; in the beginning there is one with all.
+  void split(std::vector<std::vector<std::size_t>> parts);
+
   /// From now on, load() shares the work with the other ranks of `collectives`, which outlive this or the
   /// next call of join() or leave(). All of them join, and all of them call load() in the same attempts.
   void join(DeviceCollectives& collectives);
   /// From now on, load() copies everything itself, as in the beginning.
-  void leave() noexcept { team_.reset(); }
+  void leave();
 
-  /// Queues the copies. Work that is queued on the compute stream from now on begins after them; what is
-  /// queued already must not need the parameters any more. Returns at once. In a team it may wait for the
-  /// others; the communicator is aborted if nobody wants that any more, and the parameters on the device are
-  /// any values then, until the next load().
+  /// Queues the copies. Work that is queued on the compute stream from now on begins after those of part 0;
+  /// what is queued already must not need the parameters any more. Returns at once. In a team it may wait for
+  /// the others; the communicator is aborted if nobody wants that any more, and the parameters on the device
+  /// are any values then, until the next load().
   void load();
+
+  /// Work that is queued on `stream` from now on begins after the last load() of that part, and of those
+  /// before it.
+  void await(std::size_t part, StreamHandle stream);
 
  private:
   struct Copy {
-    std::byte* to;
-    std::byte* from;
-    std::size_t bytes;
+    std::byte* to = nullptr;  ///< Null: the parameter has no memory of its own.
+    std::byte* from = nullptr;
+    std::size_t bytes = 0;
   };
 
   /// What is needed in a team.
@@ -61,6 +72,7 @@ class ParameterUpload {
   };
 
   void register_master();
+  void plan_events();
   bool load_shards();
 
   Device& device_;
@@ -68,11 +80,13 @@ class ParameterUpload {
   session::Element element_;
   std::vector<std::byte*> targets_;
   StreamHandle compute_;
-  std::byte* master_ = nullptr;  ///< Where the flat master begins.
-  std::vector<Copy> all_;
+  std::byte* master_ = nullptr;                  ///< Where the flat master begins.
+  std::vector<Copy> all_;                        ///< Of each parameter.
+  std::vector<std::vector<std::size_t>> parts_;  ///< In the order of their copies.
   std::vector<Registration> registrations_;
   Stream copies_;
-  Event loaded_;
+  std::vector<Event> loaded_;               ///< Of each part; in a team, of each bucket.
+  std::vector<std::size_t> needed_events_;  ///< The last event that each part waits for.
   std::optional<Team> team_;
 };
 

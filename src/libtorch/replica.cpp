@@ -40,12 +40,12 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
         "runners.device");
   const bool on_cuda = role.computes() && config.runners.device == Device::cuda;
   if (on_cuda) load_cuda(config);
-  if (on_cuda && config.runners.cuda_graph == CudaGraph::automatic)
-    base::log().warn(
-        "runners.cuda_graph: micro-batches are not recorded, each kernel is queued by itself: model.kind "
-        "'{}' "
-        "is computed by libtorch in C++, and only models of Python are recorded",
-        config.model.kind);
+  for (const auto& [key, on] : {std::pair{"cuda_graph", config.runners.cuda_graph != CudaGraph::off},
+                                std::pair{"overlap_parameters", config.runners.overlap_parameters}})
+    if (on_cuda && on)
+      base::log().warn(
+          "runners.{} is for models of Python; model.kind '{}', which libtorch computes in C++, does without",
+          key, config.model.kind);
   if (!role.computes()) {
     tensor::seed_generator(config.seed_base);
   } else {

@@ -76,6 +76,8 @@ class CudaTransport {
       parameters_.load();
     });
   }
+  void split_parameters(std::vector<std::vector<std::size_t>> parts) { parameters_.split(std::move(parts)); }
+  void await_parameters(std::size_t part, Address stream) { parameters_.await(part, stream_at(stream)); }
   /// A replica::TeamMember.
   Address team_member(const std::string& library) {
     const auto nccl =
@@ -177,7 +179,12 @@ void bind_device(nb::module_& module) {
            "takes "
            "longer than `timeout_s`.")
       .def("load_parameters", &CudaTransport::load_parameters,
-           "Queues the copies of all parameters; what is computed from now on begins after them.")
+           "Queues the copies of all parameters; what is computed from now on begins after those of part 0.")
+      .def("split_parameters", &CudaTransport::split_parameters, "parts"_a,
+           "Parameters are copied in this order from now on.")
+      .def("await_parameters", &CudaTransport::await_parameters, "part"_a, "stream"_a,
+           "What is computed on `stream` from now on begins after the copies of that part, and of those "
+           "before it.")
       .def("team_member", &CudaTransport::team_member, "library"_a,
            "The address of the device's part in teams, which live as long as this. library: NCCL; empty for "
            "the one that torch uses. Raises UsageError without it.")

@@ -209,7 +209,8 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
         "device"_a = name_of(config.runners.device), "threads"_a = replica::compute_threads(config),
         "deterministic"_a = config.deterministic, "autocast"_a = name_of(config.runners.autocast),
         "records"_a = config.runners.cuda_graph == CudaGraph::automatic,
-        "micro_batches"_a = config.grad_accumulation_steps, "step_timeout"_a = config.step_timeout));
+        "overlaps"_a = config.runners.overlap_parameters, "micro_batches"_a = config.grad_accumulation_steps,
+        "step_timeout"_a = config.step_timeout));
   });
 }
 

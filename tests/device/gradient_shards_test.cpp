@@ -108,10 +108,23 @@ struct TeamRank {
     upload->join(collectives);
     return true;
   }
+  /// Each parameter goes to one of three parts.
+  void split(std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::vector<std::vector<std::size_t>> parts(3);
+    for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+      part_of.push_back(random() % parts.size());
+      parts[part_of.back()].push_back(i);
+    }
+    upload->split(std::move(parts));
+  }
   /// The gradient of parameter i is its value and what the rank adds to it, once for each micro-batch.
   void micro_batch(bool first, const std::vector<std::size_t>& used, bool recorded = false) {
+    for (const auto i : used)
+      if (recorded && !part_of.empty()) upload->await(part_of[i], compute.get());
     if (recorded) fakes.cuda.begin_graph(compute.get());
     for (const auto i : used) {
+      if (!recorded && !part_of.empty()) upload->await(part_of[i], compute.get());
       fakes.cuda.launch(compute.get(), [this, i, first] {
         const auto count = manifest.tensors[i].count;
         const auto* from = reinterpret_cast<const float*>(parameters[i].get());
@@ -148,6 +161,7 @@ struct TeamRank {
   std::vector<device::Event> complete;  ///< Of each gradient in a graph.
   device::DeviceCollectives collectives;
   std::optional<device::ParameterUpload> upload;
+  std::vector<std::size_t> part_of;  ///< The upload's, of each parameter; empty: all are in one.
   std::optional<device::GradientCopies> copies;
 };
 
@@ -187,6 +201,7 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
       threads.emplace_back([&, number] {
         TeamRank rank(team, number, manifest, has_slab);
         EXPECT_TRUE(rank.join());
+        if (seed % 2 == 0) rank.split(seed + std::uint64_t(number));
         for (std::size_t a = 0; a < attempts; ++a) {
           const RandomAttempt plan(seed, a, number);
           std::ranges::fill(rank.sink.shards, nothing);

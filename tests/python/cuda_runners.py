@@ -221,14 +221,18 @@ class FakeCuda(_cuda.Cuda):
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """A kernel begins when what was queued before it is done. Here it is done when it returns."""
-        if not self.hangs:
-            self.runtime.cudaEventRecord(self._idle, self._streams[0])
-            while (code := self.runtime.cudaEventQuery(self._idle)) == NOT_READY:
-                pass
-            if code != 0:
-                raise AcceleratorError(f"CUDA error: {TEXTS[code]}")
+        self.catch_up()
         with NoReads() if self.refuses_reads else contextlib.nullcontext():
             yield
+
+    def catch_up(self) -> None:
+        if self.hangs:
+            return
+        self.runtime.cudaEventRecord(self._idle, self._streams[0])
+        while (code := self.runtime.cudaEventQuery(self._idle)) == NOT_READY:
+            pass
+        if code != 0:
+            raise AcceleratorError(f"CUDA error: {TEXTS[code]}")
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.full(tuple(shape), -77, device=self.device).to(dtype)  # What is never written is found wrong.

@@ -161,6 +161,9 @@ class Cuda:
         with torch.cuda.stream(self._compute):
             yield
 
+    def catch_up(self) -> None:
+        """What torch queues from now on comes after all that is on the compute stream, as it does in any case."""
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory for a parameter or a buffer."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)

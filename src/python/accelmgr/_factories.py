@@ -78,6 +78,7 @@ def make_replica(
     deterministic: bool,
     autocast: str,
     records: bool,
+    overlaps: bool,
     micro_batches: int,
     step_timeout: float,
 ) -> Replica:
@@ -102,7 +103,9 @@ def make_replica(
     if device == "cuda":
         cuda = _cuda.Cuda(rank)
         check_autocast(autocast, cuda.device)
-        return CudaReplica(model, collate_fn, cuda, autocast=autocast, records=records, patience_s=step_timeout)
+        return CudaReplica(
+            model, collate_fn, cuda, autocast=autocast, records=records, overlaps=overlaps, patience_s=step_timeout
+        )
     opened = _xla.open_device(rank, threads)
     check_autocast(autocast, opened)
     return XlaReplica(

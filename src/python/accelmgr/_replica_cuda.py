@@ -3,7 +3,8 @@
 What torch queues there runs later, on one stream; copies run on streams beside it. Nothing is read before the last
 backward pass is queued, and nothing waits but for memory that is to be used again:
 
-- Parameters go up once per version, a batch while the one before computes.
+- Parameters go up once per version, and those of a layer while the one before computes if that is wanted. A batch goes
+  up while the one before computes.
 - Gradients are summed in `.grad`, on the device. In the last micro-batch of a step each is reported as soon as it is
   complete, and the transport copies them in buckets while backward goes on.
 - Losses, scalars and buffers come back behind the last kernel, in one go.
@@ -24,6 +25,7 @@ from accelmgr._cuda import KEY, Cuda, failure_of
 from accelmgr._describe import describe
 from accelmgr._elements import PICKLED, mapped, restore_structure
 from accelmgr._graphs import Graphs
+from accelmgr._layers import Layers
 from accelmgr._memory import dense_over
 from accelmgr._replica import Description, Field, Gradients, Left, Numbers, Replica, described
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
@@ -164,15 +166,26 @@ class CudaReplica(Replica):
     """
 
     def __init__(
-        self, model: torch.nn.Module, collate_fn: Any, cuda: Cuda, *, autocast: str, records: bool, patience_s: float
+        self,
+        model: torch.nn.Module,
+        collate_fn: Any,
+        cuda: Cuda,
+        *,
+        autocast: str,
+        records: bool,
+        overlaps: bool,
+        patience_s: float,
     ) -> None:
-        """records: CUDA graphs. patience_s: a wait for the device that takes longer means that it hangs."""
+        """records: CUDA graphs. overlaps: layers compute while parameters of the next come. patience_s: a wait for the
+        device that takes longer means that it hangs."""
         super().__init__(model, collate_fn, autocast=autocast)
         self._cuda = cuda
         self._device_type = cuda.device.type
         self._patience_s = patience_s
         self._records = records
         self._graphs: Graphs | None = None
+        self._overlaps = overlaps
+        self._layers: Layers | None = None
         self._left = False
         self._begun = 0.0  # When the attempt began; one that was left may still be computed.
         self._device_buffers = self._buffers.originals
@@ -201,6 +214,9 @@ class CudaReplica(Replica):
                 raise ConfigError(f"{KEY} is cuda, but {error}", KEY) from error
             self._device_gradients = DeviceGradients(self._parameters, sink, self._transport, self._cuda)
             self._gradients = self._device_gradients
+            if self._overlaps:
+                owners = [owner for owner, _ in sink.shared]
+                self._layers = Layers(self._model, self._parameters, owners, self._cuda, self._transport)
             if self._records:
                 self._graphs = Graphs(self._model, self._cuda, self._parameters, self._device_gradients, sink.warn)
 
@@ -227,6 +243,8 @@ class CudaReplica(Replica):
     def load_parameters(self) -> None:
         with self._blaming():
             self._transport.load_parameters()
+            if self._layers is not None:
+                self._layers.loaded()
 
     def team_member(self) -> int | str:
         try:
@@ -246,6 +264,8 @@ class CudaReplica(Replica):
                 if self._graphs is None:
                     numbers = self._compute(inputs, divisor)
                 else:
+                    if self._layers is not None:
+                        self._layers.finish()  # A graph waits for no layer.
                     own = torch.full((), divisor, dtype=self._parameters[0].dtype, device=self._cuda.device)
                     last = self._device_gradients.of_last_micro_batch()
                     numbers = self._graphs.run(inputs, own, last, self._compute)
@@ -253,7 +273,8 @@ class CudaReplica(Replica):
 
     def _compute(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
         """Forward and backward pass."""
-        loss, scalars = self._loss(inputs, divisor)
+        with contextlib.nullcontext() if self._layers is None else self._layers.in_use():
+            loss, scalars = self._loss(inputs, divisor)
         del inputs
         self._device_gradients.begin_backward()
         loss.backward()  # type: ignore[no-untyped-call]
