@@ -14,7 +14,7 @@ from cuda_runners import ILLEGAL_ADDRESS, LIBRARY, FakeCuda, on_the_fake, start
 from device_architectures import ARCHITECTURES, check_ten_architectures
 from device_runners import Dropping, Encoder, Images, Normalized, Switched, Vectors, assert_close, same, vectors
 from oracle import Oracle
-from test_cuda_numbers import Doubles, train
+from test_cuda_numbers import Doubles, check_buffers, train
 from torch import nn
 
 import accelmgr
@@ -107,20 +107,7 @@ def test_in_lower_precision_with_a_loss_scale_that_grows(capfd, autocast):
 
 
 def test_buffers_and_what_the_host_does_to_them(capfd):
-    torch.manual_seed(3)
-    model = Normalized()
-    shape = {"nprocs": 1, "batch_size_per_device": 5, "grad_accumulation_steps": 3}
-    oracle = Oracle(model, (Images()[i] for i in range(1000)), **shape)
-    with start(model, Images(), **shape, **GRAPHS) as manager:
-        for step in range(8):
-            if step == 6:
-                for each in (model, oracle.model):
-                    each.layers[1].running_mean.fill_(0.5)
-            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
-            theirs = dict(oracle.model.named_buffers())
-            for name, buffer in manager.buffers().items():
-                torch.testing.assert_close(buffer, theirs[name])
-        assert manager.buffers()["steps"] == 24
+    check_buffers(micro_batches=3, steps=8, **GRAPHS)
     assert REFUSED not in capfd.readouterr().err
 
 

@@ -137,21 +137,26 @@ def test_ties_views_weak_references_and_hooks_are_the_model_s():
                     other.copy_(one)
 
 
-def test_buffers_are_those_of_the_cpu():
+def check_buffers(micro_batches: int, steps: int, **options: Any) -> None:
+    """Those of a model with batch norm. The host changes one before the last two steps."""
     torch.manual_seed(3)
     model = Normalized()
-    shape = {"nprocs": 1, "batch_size_per_device": 5, "grad_accumulation_steps": 2}
+    shape = {"nprocs": 1, "batch_size_per_device": 5, "grad_accumulation_steps": micro_batches}
     oracle = Oracle(model, (Images()[i] for i in range(1000)), **shape)
-    with start(model, Images(), **shape) as manager:
-        for step in range(4):
-            if step == 2:
+    with start(model, Images(), **shape, **options) as manager:
+        for step in range(steps):
+            if step == steps - 2:
                 for each in (model, oracle.model):
                     each.layers[1].running_mean.fill_(0.5)
             assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
             theirs = dict(oracle.model.named_buffers())
             for name, buffer in manager.buffers().items():
                 torch.testing.assert_close(buffer, theirs[name])
-        assert manager.buffers()["steps"] == 8
+        assert manager.buffers()["steps"] == steps * micro_batches
+
+
+def test_buffers_are_those_of_the_cpu():
+    check_buffers(micro_batches=2, steps=4)
 
 
 class Expanded(nn.Module):
