@@ -95,11 +95,10 @@ std::vector<Option> run_options() {
           KEY(runners.nccl), {"auto", "off"},
           "Whether runners that have a GPU each sum up their gradients over NCCL. auto: where at least two "
           "of them can. off: through the memory of the session."),
-      choice(KEY(runners.cuda_graph), {"off", "auto"},
-             "auto: on a GPU, a micro-batch of a model of Python is recorded as a CUDA graph, and queued by "
-             "one call "
-             "from then on, where that is possible. What forward() does in Python is done once then: see "
-             "src/python/README.md."),
+      choice(
+          KEY(runners.cuda_graph), {"off", "auto"},
+          "auto: on a GPU, a micro-batch of a model of Python is recorded as a CUDA graph, where that is "
+          "possible, and queued by one call from then on. What forward() does in Python is done once then."),
       plain<Boolean>(
           KEY(runners.overlap_parameters),
           "On a GPU, a layer of a model of Python computes while the parameters of the next one are "
