@@ -55,6 +55,8 @@ class FirstUse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Of a subc
 
 
 class Layers:
+    """Waits for the parameters of each layer of a model when it is called."""
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -131,6 +133,7 @@ class Layers:
         if not self._learns:
             yield
         else:
+            self._called, self._early = [], set()  # Another attempt may have failed.
             with FirstUse(self._memory, self._note_use):
                 yield
             self._learn()
