@@ -80,7 +80,7 @@ void write_file(const fs::path& path, std::span<const std::byte> bytes) {
   base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!fd) throw SystemError(fmt::format("making '{}'", path.string()), errno);
   for (auto rest = bytes; !rest.empty();) {
-    const auto count = write(fd.get(), rest.data(), std::min(rest.size(), largest_write));
+    const auto count = ::write(fd.get(), rest.data(), std::min(rest.size(), largest_write));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0)
       throw SystemError(fmt::format("writing '{}', at byte {} of {}", path.string(),

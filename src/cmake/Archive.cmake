@@ -1,7 +1,7 @@
 # The archive that takes accelmgr to a machine where nothing is built, as one with a GPU is: the program, the Python package,
 # the tests of the transport and the benchmarks of a GPU. The target `archive` builds what is in it and packs it:
 #
-#   build/release/accelmgr-VERSION-Linux-x86_64.tar.gz
+#   build/test/accelmgr-VERSION-Linux-x86_64.tar.gz
 #
 # libtorch is not in it: the program takes that of the machine's torch (tools/archive/accelmgr). Debian's libraries are, in
 # lib/, and whatever needs them finds them by its RUNPATH.

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <boost/algorithm/string/predicate.hpp>
 #include <boost/asio/ip/address.hpp>
-#include <boost/beast/core/string.hpp>
 #include <string_view>
 
 namespace accelmgr::service {
@@ -33,7 +33,8 @@ bool is_of_this_site(const Request& request) {
   if (origin.empty()) return true;
   const auto scheme_end = origin.find("://");
   return scheme_end != std::string::npos &&
-         boost::beast::iequals(std::string_view(origin).substr(scheme_end + 3), request.header_field("host"));
+         boost::algorithm::iequals(std::string_view(origin).substr(scheme_end + 3),
+                                   request.header_field("host"));
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
 #include "contract/collective/file_store.hpp"
+#include "places.hpp"
 
 namespace accelmgr::collective::hosts_test {
 namespace {
@@ -124,9 +125,9 @@ void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, co
     return fmt::format("'{}' {} {} '{}' {} {}", program(), role, scenario, folder.path().string(),
                        a.size() + b.size(), fmt::join(ranks, ","));
   };
-  const auto [status, text] =
-      output_of(fmt::format("'{}' --timeout {} --cable {} --host A {} --host B {}", TWO_HOSTS,
-                            seconds_of_a_scenario, cable_mbit, command(a), command(b)));
+  const auto [status, text] = output_of(fmt::format(
+      "'{}' --timeout {} --cable {} --host A {} --host B {}", test::in_checkout("tests/contract/two_hosts"),
+      seconds_of_a_scenario, cable_mbit, command(a), command(b)));
   if (status == skipped) GTEST_SKIP() << text;
   EXPECT_EQ(status, 0) << text;
 }

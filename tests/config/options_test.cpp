@@ -1,6 +1,8 @@
 // Checks that the table of options agrees with the structs of Config: every field has an option, and every
 // option sets its own field alone.
+#if __has_include(<boost/pfr.hpp>)
 #include <boost/pfr.hpp>
+#endif
 
 #include "config/support.hpp"
 #include "config/table.hpp"
@@ -8,6 +10,7 @@
 namespace accelmgr::config {
 namespace {
 
+#if __has_include(<boost/pfr.hpp>)
 template <class T>
 constexpr bool is_section_struct = std::is_class_v<T>&& std::is_aggregate_v<T>;
 
@@ -21,6 +24,13 @@ std::size_t count_fields(const auto& section) {
   });
   return fields;
 }
+
+TEST(ConfigTable, HasEveryFieldOfConfig) { EXPECT_EQ(options().size(), count_fields(Config{})); }
+#else
+TEST(ConfigTable, HasEveryFieldOfConfig) {
+  GTEST_SKIP() << "Boost before 1.75 cannot list the fields of a struct";
+}
+#endif
 
 // A value that the option takes and that is not its default.
 std::string another_value(const Option& option) {
@@ -39,8 +49,6 @@ std::string another_value(const Option& option) {
   }
   return "";
 }
-
-TEST(ConfigTable, HasEveryFieldOfConfig) { EXPECT_EQ(options().size(), count_fields(Config{})); }
 
 TEST(ConfigTable, SetsOfEachOptionItsOwnFieldAlone) {
   const Config defaults;

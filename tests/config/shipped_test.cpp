@@ -1,11 +1,12 @@
 // Tests of the configurations in configs/.
 #include "config/support.hpp"
+#include "places.hpp"
 
 namespace accelmgr::config {
 namespace {
 
 TEST(ShippedConfig, TrainsTheGptOnLicences) {
-  const auto config = load_config(SOURCE_FOLDER "/configs/gpt-licenses.yaml", {}, {}).config;
+  const auto config = load_config(test::in_checkout("configs/gpt-licenses.yaml"), {}, {}).config;
   EXPECT_EQ(config.model.kind, "gpt");
   EXPECT_EQ(config.data.kind, "text");
   EXPECT_EQ(config.data.files, std::vector<std::string>{"/usr/share/common-licenses/*"});
@@ -19,7 +20,7 @@ TEST(ShippedConfig, TrainsTheGptOnLicences) {
 
 TEST(ShippedConfig, AreAllValid) {
   std::size_t files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(SOURCE_FOLDER "/configs")) {
+  for (const auto& entry : std::filesystem::directory_iterator(test::in_checkout("configs"))) {
     if (entry.path().extension() != ".yaml") continue;  // The unit for systemd, and the recipe of an image.
     EXPECT_NO_THROW(load_config(entry.path().string(), {}, {})) << entry.path();
     ++files;

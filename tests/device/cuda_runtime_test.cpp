@@ -10,9 +10,13 @@
 
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
+#include "places.hpp"
 
 namespace accelmgr::device {
 namespace {
+
+const std::string whole_cudart = test::built("tests/device/libaccelmgr_whole_cudart.so");
+const std::string broken_cudart = test::built("tests/device/libaccelmgr_broken_cudart.so");
 
 TEST(CudaRuntime, IsLookedForWithTorchAndWithTheToolkit) {
   setenv("CUDA_HOME", "/opt/cuda", 1);
@@ -29,7 +33,7 @@ TEST(CudaRuntime, IsLookedForWithTorchAndWithTheToolkit) {
 }
 
 TEST(CudaRuntime, FillsTheTableFromTheFirstLibraryThatIsThere) {
-  const auto runtime = load_cuda_runtime({"/nowhere/libcudart.so.13", WHOLE_CUDART, BROKEN_CUDART});
+  const auto runtime = load_cuda_runtime({"/nowhere/libcudart.so.13", whole_cudart, broken_cudart});
   EXPECT_EQ(runtime.set_device(3), 3);
   EXPECT_STREQ(runtime.error_name(2), "two");
   EXPECT_STREQ(runtime.error_text(2), "a text");
@@ -38,7 +42,7 @@ TEST(CudaRuntime, FillsTheTableFromTheFirstLibraryThatIsThere) {
 }
 
 TEST(CudaRuntime, ThatIsIncompleteIsRefusedWithWhatIsMissing) {
-  const auto text = test::message_of<UsageError>([] { load_cuda_runtime({BROKEN_CUDART}); });
+  const auto text = test::message_of<UsageError>([] { load_cuda_runtime({broken_cudart}); });
   EXPECT_NE(text.find("it has no cudaEventQuery"), std::string::npos) << text;
   EXPECT_EQ(text.find("cudaMalloc"), std::string::npos) << text;
 }
@@ -52,10 +56,10 @@ TEST(CudaRuntime, ThatIsNowhereIsRefusedWithAllPlaces) {
 }
 
 TEST(CudaRuntime, OfAPathIsThatLibraryOrAnError) {
-  EXPECT_EQ(load_cuda_runtime_at(WHOLE_CUDART).set_device(3), 3);
+  EXPECT_EQ(load_cuda_runtime_at(whole_cudart).set_device(3), 3);
   EXPECT_NE(test::message_of<UsageError>([] { load_cuda_runtime_at("/nowhere/a.so"); }).find("/nowhere/a.so"),
             std::string::npos);
-  EXPECT_NE(test::message_of<UsageError>([] { load_cuda_runtime_at(BROKEN_CUDART); }).find("cudaEventQuery"),
+  EXPECT_NE(test::message_of<UsageError>([] { load_cuda_runtime_at(broken_cudart); }).find("cudaEventQuery"),
             std::string::npos);
 }
 

@@ -7,6 +7,7 @@
 
 #include "device/gpu_claims.hpp"
 #include "ipc/process.hpp"
+#include "places.hpp"
 #include "temporary_folder.hpp"
 
 namespace accelmgr::device {
@@ -28,13 +29,16 @@ class Variable {
   const char* name_;
 };
 
-DriverQuestion of_fake(double timeout_s = 60) { return {.library = FAKE_DRIVER, .timeout_s = timeout_s}; }
+const std::string fake_driver = test::built("tests/support/fake_driver/libcuda.so.1");
+
+DriverQuestion of_fake(double timeout_s = 60) { return {.library = fake_driver, .timeout_s = timeout_s}; }
 
 class ListedGpus : public testing::Test {
  protected:
   ListedGpus() { unsetenv("CUDA_VISIBLE_DEVICES"); }
   ~ListedGpus() override {
-    EXPECT_EQ(dlopen(FAKE_DRIVER, RTLD_NOW | RTLD_NOLOAD), nullptr) << "the driver is in this process";
+    EXPECT_EQ(dlopen(fake_driver.c_str(), RTLD_NOW | RTLD_NOLOAD), nullptr)
+        << "the driver is in this process";
     EXPECT_TRUE(ipc::children().empty());
   }
 };
@@ -144,7 +148,7 @@ TEST_F(ListedGpus, AreNoneWhereTheDriverFailsAndWhatTheKernelSaysIsToldToo) {
 TEST_F(ListedGpus, AreNoneInAForkOfAProcessThatUsesTheDriver) {
   const Variable fails("FAKE_DRIVER_FAILS", "3");
   EXPECT_THAT(list_gpus(of_fake()).why_none, Not(HasSubstr("forked from")));
-  void* driver = dlopen(FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
+  void* driver = dlopen(fake_driver.c_str(), RTLD_NOW | RTLD_LOCAL);
   ASSERT_NE(driver, nullptr);
   EXPECT_THAT(list_gpus(of_fake()).why_none,
               AllOf(HasSubstr("cuInit: "), HasSubstr("the driver ran already in the process"),

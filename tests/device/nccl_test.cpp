@@ -6,9 +6,15 @@
 
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
+#include "places.hpp"
 
 namespace accelmgr::device {
 namespace {
+
+/// A stub of NCCL: whole, broken, old or mute.
+std::string stub_nccl(const std::string& name) {
+  return test::built("tests/device/libaccelmgr_" + name + "_nccl.so");
+}
 
 TEST(Nccl, IsLookedForWithTorchAndThenByTheDynamicLinker) {
   EXPECT_EQ(nccl_candidates({"/venv/site-packages"}),
@@ -16,7 +22,7 @@ TEST(Nccl, IsLookedForWithTorchAndThenByTheDynamicLinker) {
 }
 
 TEST(Nccl, FillsTheTableFromTheFirstLibraryThatIsThere) {
-  const auto nccl = load_nccl({"/nowhere/libnccl.so.2", WHOLE_NCCL, BROKEN_NCCL});
+  const auto nccl = load_nccl({"/nowhere/libnccl.so.2", stub_nccl("whole"), stub_nccl("broken")});
   EXPECT_STREQ(nccl.error_text(nccl_code::system_error), "a system error");
   EXPECT_STREQ(nccl.last_error(nullptr), "the last one");
   NcclId id{};
@@ -31,18 +37,18 @@ TEST(Nccl, FillsTheTableFromTheFirstLibraryThatIsThere) {
 }
 
 TEST(Nccl, ThatIsIncompleteIsRefusedWithWhatIsMissing) {
-  const auto text = test::message_of<UsageError>([] { load_nccl({BROKEN_NCCL}); });
+  const auto text = test::message_of<UsageError>([] { load_nccl({stub_nccl("broken")}); });
   EXPECT_NE(text.find("it has no ncclSend"), std::string::npos) << text;
   EXPECT_EQ(text.find("ncclRecv"), std::string::npos) << text;
 }
 
 TEST(Nccl, ThatIsTooOldIsRefusedWithBothVersions) {
-  const auto text = test::message_of<UsageError>([] { load_nccl({OLD_NCCL}); });
+  const auto text = test::message_of<UsageError>([] { load_nccl({stub_nccl("old")}); });
   EXPECT_NE(text.find("its version is 21304, and 21400 is the oldest"), std::string::npos) << text;
 }
 
 TEST(Nccl, ThatCannotSayItsVersionIsRefusedWithItsText) {
-  const auto text = test::message_of<UsageError>([] { load_nccl({MUTE_NCCL}); });
+  const auto text = test::message_of<UsageError>([] { load_nccl({stub_nccl("mute")}); });
   EXPECT_NE(text.find("ncclGetVersion: a system error"), std::string::npos) << text;
 }
 

@@ -66,14 +66,14 @@ TEST(OptionTexts, SetEveryOption) {
   EXPECT_EQ(options.environment, (Environment{{"A", "b"}}));
 }
 
-struct Case {
+struct OptionText {
   std::string key, value;
   std::vector<std::string> says;
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.key << "='" << c.value << "'"; }
+void PrintTo(const OptionText& c, std::ostream* out) { *out << c.key << "='" << c.value << "'"; }
 
-class BadOptionText : public ::testing::TestWithParam<Case> {};
+class BadOptionText : public ::testing::TestWithParam<OptionText> {};
 
 TEST_P(BadOptionText, IsRefusedWithWhatWouldBeRight) {
   const auto [text, key] = refusal([] { options_from({{GetParam().key, GetParam().value}}); });
@@ -84,21 +84,21 @@ TEST_P(BadOptionText, IsRefusedWithWhatWouldBeRight) {
 INSTANTIATE_TEST_SUITE_P(
     Launch, BadOptionText,
     ::testing::Values(
-        Case{"nproc", "2", {"unknown option 'nproc'", "did you mean 'nprocs'"}},
-        Case{"gpu", "0", {"unknown option 'gpu'", "'gpus'"}},
-        Case{"startmethod", "fork", {"unknown option 'startmethod'", "'start_method'"}},
-        Case{"teapotliness", "1", {"unknown option 'teapotliness'", "the options are", "nprocs"}},
-        Case{"environment.", "1", {"unknown option 'environment.'"}},
-        Case{"nprocs", "two", {"nprocs is 'two'", "a whole number"}},
-        Case{"nprocs", "2.5", {"nprocs is '2.5'"}}, Case{"nprocs", "", {"nprocs is ''"}},
-        Case{"nprocs", "99999999999", {"nprocs is '99999999999'"}},
-        Case{"join", "yes", {"join is 'yes'", "true or false"}},
-        Case{"timeout_s", "1 s", {"timeout_s is '1 s'", "seconds"}},
-        Case{"start_method",
-             "forkserve",
-             {"start_method is 'forkserve'", "spawn or fork or forkserver", "'forkserver'"}},
-        Case{"use_paddlecloud", "maybe", {"use_paddlecloud is 'maybe'", "true or false"}},
-        Case{"use_paddlecloud", "true", {"use_paddlecloud is true", "no PADDLE_TRAINERS"}}));
+        OptionText{"nproc", "2", {"unknown option 'nproc'", "did you mean 'nprocs'"}},
+        OptionText{"gpu", "0", {"unknown option 'gpu'", "'gpus'"}},
+        OptionText{"startmethod", "fork", {"unknown option 'startmethod'", "'start_method'"}},
+        OptionText{"teapotliness", "1", {"unknown option 'teapotliness'", "the options are", "nprocs"}},
+        OptionText{"environment.", "1", {"unknown option 'environment.'"}},
+        OptionText{"nprocs", "two", {"nprocs is 'two'", "a whole number"}},
+        OptionText{"nprocs", "2.5", {"nprocs is '2.5'"}}, OptionText{"nprocs", "", {"nprocs is ''"}},
+        OptionText{"nprocs", "99999999999", {"nprocs is '99999999999'"}},
+        OptionText{"join", "yes", {"join is 'yes'", "true or false"}},
+        OptionText{"timeout_s", "1 s", {"timeout_s is '1 s'", "seconds"}},
+        OptionText{"start_method",
+                   "forkserve",
+                   {"start_method is 'forkserve'", "spawn or fork or forkserver", "'forkserver'"}},
+        OptionText{"use_paddlecloud", "maybe", {"use_paddlecloud is 'maybe'", "true or false"}},
+        OptionText{"use_paddlecloud", "true", {"use_paddlecloud is true", "no PADDLE_TRAINERS"}}));
 
 struct Deprecated {
   std::string name;

@@ -1,12 +1,12 @@
 // torch exports the symbols of another version of gloo. Checks that the plug-in's gloo keeps its own symbols
 // in a process with torch.
+#include <ATen/ops/full.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include <torch/torch.h>
 #include <fstream>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
 #include "collective/gloo/load.hpp"
@@ -61,7 +61,7 @@ bool is_mapped(const std::string& library) {
 }
 
 void reduce_on(const std::shared_ptr<Communicator>& world) {
-  auto tensor = torch::full({100'000}, world->rank() + 1, torch::kFloat32);
+  const auto tensor = at::full({100'000}, world->rank() + 1, at::kFloat);
   world->all_reduce(tensor.data_ptr(), tensor.data_ptr(), 100'000, DType::float32, ReduceOp::sum);
   EXPECT_TRUE(tensor.eq(3).all().item<bool>());
 }

@@ -3,6 +3,7 @@
 #include "model/checked_forward.hpp"
 #include "model/checked_loss.hpp"
 #include "model/support.hpp"
+#include "places.hpp"
 #include "temporary_folder.hpp"
 
 namespace accelmgr::test {
@@ -16,7 +17,7 @@ Config config_of_file(const std::string& file) {
 }
 
 std::unique_ptr<Model> script(const std::string& name) {
-  return make(config_of_file(SCRIPT_FOLDER "/" + name + ".pt"));
+  return make(config_of_file(built("tests/model/scripts/" + name + ".pt")));
 }
 
 Batch script_batch() {

@@ -165,7 +165,7 @@ class SpansByInstruction : public testing::Test {
  protected:
   void SetUp() override {
     if (!few_enough)
-      GTEST_SKIP() << "it runs in the preset release: elsewhere a span has ten times more instructions";
+      GTEST_SKIP() << "it runs in the preset test: elsewhere a span has ten times more instructions";
     try {
       SteppedProcess child([] {});
     } catch (const SystemError& error) {

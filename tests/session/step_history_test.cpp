@@ -138,7 +138,7 @@ class StepHistoryByInstruction : public testing::Test {
  protected:
   void SetUp() override {
     if (!few_enough)
-      GTEST_SKIP() << "it runs in the preset release: elsewhere a step has ten times more instructions";
+      GTEST_SKIP() << "it runs in the preset test: elsewhere a step has ten times more instructions";
     try {
       SteppedProcess child([] {});
     } catch (const SystemError& error) {

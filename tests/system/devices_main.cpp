@@ -5,15 +5,16 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <string>
 
 #include "accelmgr/init.hpp"
+#include "places.hpp"
 
 int main(int argc, char** argv) {
+  const auto driver = accelmgr::test::built("tests/support/fake_driver");
   const char* path = getenv("LD_LIBRARY_PATH");
-  if (path == nullptr || std::strcmp(path, FAKE_DRIVER_FOLDER) != 0) {
-    setenv("LD_LIBRARY_PATH", FAKE_DRIVER_FOLDER, 1);
+  if (path == nullptr || path != driver) {
+    setenv("LD_LIBRARY_PATH", driver.c_str(), 1);
     setenv("FAKE_DRIVER_MACHINE", std::to_string(getpid()).c_str(),
            1);  // Managers claim the GPUs of a machine.
     execv("/proc/self/exe", argv);

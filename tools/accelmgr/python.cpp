@@ -17,11 +17,13 @@ std::string python_interpreter() {
   const auto beside = own.parent_path() / "python3";
   if (access(beside.c_str(), X_OK) == 0) return beside;
 #ifdef ACCELMGR_BUILT_PACKAGE
-  if (access(ACCELMGR_BUILT_PACKAGE "/accelmgr", R_OK) == 0 && access(ACCELMGR_BUILT_PYTHON, X_OK) == 0) {
+  const auto package = (own.parent_path() / ACCELMGR_BUILT_PACKAGE).lexically_normal();
+  const auto python = (own.parent_path() / ACCELMGR_BUILT_PYTHON).lexically_normal();
+  if (access((package / "accelmgr").c_str(), R_OK) == 0 && access(python.c_str(), X_OK) == 0) {
     const char* path = getenv("PYTHONPATH");
-    setenv("PYTHONPATH",
-           fmt::format("{}{}{}", ACCELMGR_BUILT_PACKAGE, path ? ":" : "", path ? path : "").c_str(), 1);
-    return ACCELMGR_BUILT_PYTHON;
+    setenv("PYTHONPATH", fmt::format("{}{}{}", package.string(), path ? ":" : "", path ? path : "").c_str(),
+           1);
+    return python;
   }
 #endif
   return "python3";

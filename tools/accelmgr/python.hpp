@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "accelmgr/config.hpp"
+
 namespace accelmgr::program {
 
 /// The first of: the interpreter of the environment into which this program is installed, that of the build,

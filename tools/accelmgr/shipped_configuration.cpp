@@ -15,7 +15,7 @@ std::string shipped_configuration() {
   const auto own = fs::read_symlink("/proc/self/exe", error);
   std::vector<fs::path> places{own.parent_path().parent_path() / "share/accelmgr/gpt-licenses.yaml"};
 #ifdef ACCELMGR_SOURCE_CONFIGURATION
-  places.emplace_back(ACCELMGR_SOURCE_CONFIGURATION);
+  places.push_back((own.parent_path() / ACCELMGR_SOURCE_CONFIGURATION).lexically_normal());
 #endif
   for (const auto& place : places)
     if (fs::exists(place, error)) return place.string();

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import contestants
 import reports
-from contestants import BENCH, RELEASE, Contestant, Failure, peer, program
+from contestants import BENCH, RELEASE, TESTED, Contestant, Failure, peer, program
 from tables import ratio
 
 
@@ -22,6 +22,7 @@ class Benchmark:
     groups: Callable  # quick -> groups
     report: Callable  # lines -> tables.Report
     weighs_memory: bool = False
+    preset: str = "release"
 
 
 def quick_flag(quick):
@@ -240,7 +241,7 @@ def launch_groups(quick):
 
 
 def faults_groups(_):
-    command = [RELEASE / "tests" / "system" / "faults" / "system_faults_test", "--measure"]
+    command = [TESTED / "tests" / "system" / "faults" / "system_faults_test", "--measure"]
     return [[Contestant("ours", lambda: command)]]
 
 
@@ -321,5 +322,5 @@ ALL = {
         """What every fault at every phase of a step comes to, and after how long the caller is told. No comparison: the
         outcomes are those of tests/system/faults/outcomes.md, which a test holds it to; a cell with two is a
         mistake.""",
-        3, ["system_faults_test"], faults_groups, reports.faults),
+        3, ["system_faults_test"], faults_groups, reports.faults, preset="test"),
 }  # fmt: skip

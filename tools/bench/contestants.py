@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RELEASE = ROOT / "build" / "release"
+TESTED = ROOT / "build" / "test"  # The same with tests, and with fault injection.
 BENCH = ROOT / "tools" / "bench"
 TIMEOUT_S = 900
 MEMORY_SAMPLE_EVERY_S = 0.02

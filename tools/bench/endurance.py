@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import contestants
-from contestants import RELEASE, ROOT, Contestant, Failure
+from contestants import RELEASE, ROOT, TESTED, Contestant, Failure
 from tables import Report, Table, at_most
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ LOGS = ROOT / "build" / "bench"
 def torture(minutes, seed, say):
     """Runs rounds of the torture test. Returns one line for each round."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    program = RELEASE / "tests" / "system" / "system_torture_test"
+    program = TESTED / "tests" / "system" / "system_torture_test"
     command = [program, "--torture", minutes, seed, LOGS]
     lines = []
     with contestants.running(Contestant("torture", lambda: command)) as run:
@@ -271,7 +271,7 @@ ALL = {
         by a process that knows nothing, manager and fork server among the victims more often than in the test. After
         every step parameters, gradients, buffers and counters must be those of the undisturbed run. The log of a
         round in which they are not stays in build/bench.""",
-        ["system_torture_test"], torture, torture_report),
+        ["system_torture_test"], torture, torture_report, preset="test"),
     "soak": Endurance(
         """The shipped configuration with a smaller model and without an end, with checkpoints; every few seconds a
         runner is killed and replaced. Memory and descriptors of each process must level off: the median of the last

@@ -30,15 +30,15 @@ std::filesystem::path own_folder() {
   return std::filesystem::path(info.dli_fname).parent_path();
 }
 
-/// The paths to try. ACCELMGR_GLOO_PLUGIN alone, if it is set. Otherwise: the build tree, the folder of the
-/// program or extension module, the library folder of the installed program, the one into which `cmake
-/// --install` puts the plug-in.
+/// The paths to try. ACCELMGR_GLOO_PLUGIN alone, if it is set. Otherwise: the name alone, for the dynamic
+/// linker, which knows the folder in a build tree; the folder of the program or extension module; the library
+/// folder of the installed program; the one into which `cmake --install` puts the plug-in.
 std::vector<std::string> candidates() {
   if (const char* named = std::getenv("ACCELMGR_GLOO_PLUGIN"); named != nullptr && *named != '\0')
     return {named};
   std::vector<std::string> paths;
-#ifdef ACCELMGR_GLOO_BUILT
-  paths.emplace_back(ACCELMGR_GLOO_BUILT);
+#ifndef ACCELMGR_GLOO_NOT_BUILT  // Sanitizers, which have none, end the process at RTLD_DEEPBIND.
+  paths.emplace_back(file_name);
 #endif
   if (const auto folder = own_folder(); folder.is_absolute()) paths.push_back((folder / file_name).string());
 #ifdef ACCELMGR_GLOO_LIBDIR
@@ -54,7 +54,8 @@ std::vector<std::string> candidates() {
 /// Loads the plug-in from `path`. Returns an empty string on success, otherwise the reason.
 std::string try_load(const std::string& path, Loaded& loaded) {
   std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return fmt::format("{}: no such file", path);
+  if (path != file_name && !std::filesystem::exists(path, ignored))
+    return fmt::format("{}: no such file", path);
   // DEEPBIND: the plug-in's references to gloo's symbols resolve to its own libraries before torch's.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
   if (handle == nullptr) return dlerror();

@@ -21,12 +21,6 @@ constexpr CallOptions together{.timeout_s = 1.5};
 constexpr double late_s = 5;
 constexpr std::size_t most_bytes = sanitized ? 1 << 19 : 2 << 20;
 
-std::vector<int> all_of(const Communicator& communicator) {
-  std::vector<int> ranks(static_cast<std::size_t>(communicator.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 std::shared_ptr<Communicator> group_of_all(Rank& self) {
   auto group = self.world.group(all_of(self.world));
   self.meeting.meet(self.world.size());

@@ -10,6 +10,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,17 @@ struct Rank {
   Start start;
   Meeting& meeting;
 };
+
+inline bool contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+/// All ranks of a communicator, in order.
+inline std::vector<int> all_of(const Communicator& communicator) {
+  std::vector<int> ranks(static_cast<std::size_t>(communicator.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 using Body = void (*)(Rank&);
 

@@ -28,7 +28,7 @@ std::vector<int> first(int count) {
   return ranks;
 }
 
-void expect_works(Communicator& communicator, const Rank& self) {
+void expect_goes_on(Communicator& communicator, const Rank& self) {
   EXPECT_EQ(perform({.kind = CallKind::all_reduce, .dtype = DType::float32, .count = 1000}, communicator,
                     self.backend.tolerance),
             "");
@@ -123,7 +123,7 @@ CONTRACT(Death, EndsTheCallOnAllOthersAndTheyGoOnWithoutIt, .fewest_ranks = 2, .
     if (self.world.rank() == victim) self.meeting.die(victim);
     expect_lost(victim, *group, use, self);
     group = group->group(first(victim));
-    expect_works(*group, self);
+    expect_goes_on(*group, self);
   }
 }
 
@@ -138,7 +138,7 @@ CONTRACT(Death, EndsEveryKindOfCall, .fewest_ranks = 2, .sizes = {7}, .starts = 
     if (self.world.rank() == victim) self.meeting.die(victim);
     expect_lost(victim, *group, use, self);
     group = self.world.group(first(victim));
-    expect_works(*group, self);
+    expect_goes_on(*group, self);
   }
 }
 
@@ -175,7 +175,7 @@ CONTRACT(Death, WhileAGroupIsMadeIsTold, .fewest_ranks = 2, .starts = processes)
   if (self.world.rank() == victim) self.meeting.die(victim);
   expect_lost(
       victim, self.world, [&](Communicator& world) { world.group(first(size)); }, self);
-  if (victim > 0) expect_works(*self.world.group(first(victim)), self);
+  if (victim > 0) expect_goes_on(*self.world.group(first(victim)), self);
 }
 
 // The child is a worker of a data loader, for instance. What it inherited must not make the dead member look
@@ -227,7 +227,7 @@ CONTRACT(Death, OfAnyRankBreaksWhatItWasIn, .fewest_ranks = 3, .starts = process
   left.erase(left.begin());
   const auto survivors = group->group(left);
   EXPECT_EQ(survivors->ranks(), left);
-  expect_works(*survivors, self);
+  expect_goes_on(*survivors, self);
 }
 
 CONTRACT(Death, IsToldToAllEvenIfOneComesMuchLater, .fewest_ranks = 3, .starts = processes) {
@@ -253,8 +253,8 @@ CONTRACT(Death, OutsideAGroupDoesNotDisturbIt, .fewest_ranks = 3, .starts = proc
   const auto group = self.world.rank() == victim ? nullptr : self.world.group(first(victim));
   self.meeting.meet(size);
   if (self.world.rank() == victim) self.meeting.die(victim);
-  for (int round = 0; round < 20; ++round) expect_works(*group, self);
-  expect_works(*self.world.group(first(victim)), self);
+  for (int round = 0; round < 20; ++round) expect_goes_on(*group, self);
+  expect_goes_on(*self.world.group(first(victim)), self);
 }
 
 }  // namespace accelmgr::collective::contract

@@ -16,16 +16,6 @@ namespace {
 
 using Ranks = std::vector<int>;
 
-bool contains(const Ranks& ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
-
-Ranks all_of(const Communicator& communicator) {
-  Ranks ranks(static_cast<std::size_t>(communicator.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 /// The group of `ranks` of `parent`; null on a member that is not in it.
 std::shared_ptr<Communicator> group_of(Communicator& parent, const Ranks& ranks) {
   return contains(ranks, parent.rank()) ? parent.group(ranks) : nullptr;

@@ -138,10 +138,6 @@ Plan plan_of(int size, const Sequence& from) {
   return plan;
 }
 
-bool contains(const std::vector<int>& ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
-
 /// Carries out the plan on this rank. A rank skips the steps of groups that it is not in.
 void follow(const Plan& plan, Rank& self) {
   std::vector<std::shared_ptr<Communicator>> made(plan.groups.size());

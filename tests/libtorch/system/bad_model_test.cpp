@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include "places.hpp"
 #include "support.hpp"
 #include "support/expectations.hpp"
 
@@ -145,7 +146,7 @@ TEST(BadTorchScript, AFileThatIsNotThereIsRefused) {
 }
 
 TEST(BadTorchScript, AnOutputWithoutLossIsRefusedWithWhatItHas) {
-  auto manager = Manager::start(torchscript_config(SCRIPT_FOLDER "/DictWithoutLoss.pt"));
+  auto manager = Manager::start(torchscript_config(built("tests/model/scripts/DictWithoutLoss.pt")));
   const auto result = manager.step();
   expect_failed(result, StepStatus::runner_lost, {"DictWithoutLoss.pt", "without a tensor 'loss'"});
   EXPECT_EQ(result.error_type, "ModelError");

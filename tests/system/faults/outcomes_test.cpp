@@ -7,6 +7,7 @@
 #include <set>
 
 #include "case_run.hpp"
+#include "places.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -17,7 +18,7 @@ constexpr int at_once = 4;
 
 /// The rows of the table that are cases, with place, fault and policy as the key.
 std::map<std::string, std::string> expected_rows() {
-  std::ifstream file(FAULT_OUTCOMES);
+  std::ifstream file(in_checkout("tests/system/faults/outcomes.md"));
   std::map<std::string, std::string> rows;
   for (std::string line; std::getline(file, line);) {
     if (!line.starts_with("| ") || line.starts_with("| phase ")) continue;
