@@ -20,7 +20,7 @@
 namespace accelmgr::collective::gloo {
 namespace {
 
-constexpr double patience_s = 20;
+constexpr double patience_s = 60;
 constexpr const char* address = "127.0.0.1";
 
 base::Deadline soon() { return base::Deadline::in_seconds(patience_s); }

@@ -27,7 +27,7 @@ namespace {
 
 constexpr const char* role = "--ranks-of-a-host";
 constexpr int skipped = 77;
-constexpr int seconds_of_a_scenario = 60;
+constexpr int seconds_of_a_scenario = 120;
 
 std::vector<int> numbers_of(const std::string& list) {
   std::vector<int> numbers;
@@ -114,7 +114,7 @@ void RankOnHost::die() {
 
 double RankOnHost::seconds_since_death_of(int rank) {
   const auto now = base::now_ns();
-  const auto died = store_.get(fmt::format("death of {}", rank), base::Deadline::in_seconds(10));
+  const auto died = store_.get(fmt::format("death of {}", rank), base::Deadline::in_seconds(60));
   return static_cast<double>(now - std::stoll(died)) / 1e9;
 }
 

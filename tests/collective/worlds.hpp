@@ -23,7 +23,7 @@
 namespace accelmgr::collective::test {
 
 /// A timeout that only a failing test reaches: longer than anything here takes on a loaded machine.
-constexpr double long_s = 30;
+constexpr double long_s = 60;
 
 /// Runs body(communicator) for each of `size` ranks, in a thread of its own. The test fails if it throws.
 inline void run_threads(int size, const std::function<void(Communicator&)>& body,

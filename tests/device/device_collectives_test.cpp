@@ -247,13 +247,13 @@ void expect_aborted(Team::Rank& rank) {
 }
 
 TEST(DeviceCollectives, DoNotWaitForEverForARankThatDoesNotCome) {
-  Team team({.timeout_s = 0.1});
+  Team team({.timeout_s = 0.5});
   auto& rank = team.make(0);
   team.make(1);
   const auto text = message_of<DeviceError>([&] { static_cast<void>(rank.collectives.connect()); });
   EXPECT_NE(
       text.find("ncclCommInitRankConfig: the team of 3 devices hangs: not all ranks have done their part "
-                "within 0.1 s; this is rank 0"),
+                "within 0.5 s; this is rank 0"),
       std::string::npos)
       << text;
   EXPECT_GE(rank.sink.asked, 1) << "signs of life";
@@ -331,7 +331,7 @@ TEST(DeviceCollectives, EndWhenAnotherThreadAborts) {
 }
 
 TEST(DeviceCollectives, TellOfTheDeathOfAPeerThatNobodyElseTellsOf) {
-  Team team({.size = 2, .timeout_s = 0.1});
+  Team team({.size = 2, .timeout_s = 30});
   team.nccl.tell_of_aborts();
   team.make_all();
   ASSERT_TRUE(team.connect());
@@ -515,7 +515,7 @@ TEST(DeviceCollectives, DoNotWaitForEverForAnAbort) {
   const auto begin = base::now_ns();
   team[0].collectives.abort();
   team[0].collectives.abort();
-  EXPECT_LT(base::now_ns() - begin, std::int64_t(3e9 * timing::device_settles_s));
+  EXPECT_LT(base::now_ns() - begin, std::int64_t(12e9 * timing::device_settles_s));
   EXPECT_EQ(team.nccl.calls("ncclCommAbort"), 1);
   expect_aborted(team[0]);
 }

@@ -178,7 +178,7 @@ TEST_F(ListedGpus, AreNoneWhereTheDriverHangs) {
   const Variable visible("CUDA_VISIBLE_DEVICES", "0");
   const auto begin = base::now_ns();
   EXPECT_THAT(list_gpus(of_fake(0.5)).why_none, HasSubstr("the driver did not answer within 0.5 s"));
-  EXPECT_LT(double(base::now_ns() - begin) / 1e9, 10);
+  EXPECT_LT(double(base::now_ns() - begin) / 1e9, 60);
 }
 
 TEST_F(ListedGpus, AreNoneWhereTheDriverCrashes) {

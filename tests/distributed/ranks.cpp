@@ -11,7 +11,7 @@
 namespace accelmgr::test {
 namespace {
 
-constexpr double timeout_s = 20;
+constexpr double timeout_s = 60;
 
 Value checked(const std::function<Value(int)>& body, int rank) {
   auto result = body(rank);

@@ -106,7 +106,7 @@ TEST(TcpStore, ConnectingToNobodyNamesTheAddress) {
   const test::ReservedPort reserved;
   const int port = reserved.number();
   const auto message =
-      message_of<SessionError>([port] { TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(0.2)); });
+      message_of<SessionError>([port] { TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(1)); });
   EXPECT_NE(message.find(fmt::format("127.0.0.1:{}", port)), std::string::npos) << message;
   EXPECT_NE(message.find("refused"), std::string::npos) << message;
 }
@@ -115,7 +115,7 @@ TEST(TcpStore, ConnectingToWhatIsNoStoreEndsAtTheDeadline) {
   const auto silent =
       ipc::bind_tcp("127.0.0.1", 0);  // The kernel accepts connections, but no process replies.
   const auto message = message_of<SessionError>(
-      [&] { TcpStore::connect("127.0.0.1", ipc::bound_port(silent.get()), Deadline::in_seconds(0.2)); });
+      [&] { TcpStore::connect("127.0.0.1", ipc::bound_port(silent.get()), Deadline::in_seconds(1)); });
   EXPECT_NE(message.find("does not answer as a store"), std::string::npos) << message;
 }
 
@@ -136,7 +136,7 @@ TEST(BindTcp, ANameThatNobodyKnowsIsNamed) {
 
 TEST(TcpStore, ConnectingToANameThatNobodyKnowsNamesIt) {
   const auto message =
-      message_of<SessionError>([] { TcpStore::connect(no_name, 5, Deadline::in_seconds(0.05)); });
+      message_of<SessionError>([] { TcpStore::connect(no_name, 5, Deadline::in_seconds(1)); });
   EXPECT_NE(message.find(fmt::format("cannot reach {}:5: Name or service not known; tried for", no_name)),
             std::string::npos)
       << message;

@@ -61,7 +61,7 @@ TEST_F(Leftovers, ARankThatIgnoresTermIsKilledAtTheBound) {
 TEST_F(Leftovers, WhoHasABoundToEndInUsesIt) {
   const Line line;
   auto chosen = not_joined(options(2));
-  chosen.terminate_timeout_s = 20;
+  chosen.terminate_timeout_s = 120;
   auto context = spawn(
       [&](int rank, const Value&) {
         sigset_t term;
@@ -88,7 +88,7 @@ TEST_F(Leftovers, WhoHasABoundToEndInUsesIt) {
 TEST_F(Leftovers, AStoppedRankEnds) {
   const Line line;
   auto chosen = not_joined(options(2));
-  chosen.terminate_timeout_s = 20;  // Not reached: SIGCONT follows SIGTERM, so the rank ends at once.
+  chosen.terminate_timeout_s = 120;  // Not reached: SIGCONT follows SIGTERM, so the rank ends at once.
   auto context = spawn(
       [&](int rank, const Value&) {
         line.tell_pidfd();

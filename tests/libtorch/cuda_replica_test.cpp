@@ -284,13 +284,13 @@ TEST(CudaReplica, ADeviceThatIsLostIsAnErrorOfTheDevice) {
 TEST(CudaReplica, ADeviceThatHangsIsGivenUpAfterTheStepTimeout) {
   for (const int operations : {0, 4, 8}) {
     auto options = small();
-    options.step_timeout = 0.05;
+    options.step_timeout = 0.5;
     CudaRig cuda(options);
     cuda.fake.hang_after(operations);
     int asked = 0;
     cuda->sink.asked = [&] { return ++asked > 0; };
     const auto text = message_of<device::DeviceError>([&] { cuda->attempt(bench_batches("mlp", 0, 2)); });
-    EXPECT_NE(text.find("the device hangs: it has not done its work within 0.05 s"), std::string::npos)
+    EXPECT_NE(text.find("the device hangs: it has not done its work within 0.5 s"), std::string::npos)
         << text;
     EXPECT_GT(asked, 0) << "it gave signs of life";
     cuda.bench.reset();

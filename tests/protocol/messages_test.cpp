@@ -13,7 +13,7 @@
 namespace accelmgr::protocol {
 namespace {
 
-base::Deadline soon() { return base::Deadline::in_seconds(10); }
+base::Deadline soon() { return base::Deadline::in_seconds(60); }
 
 class MessagesTest : public testing::Test {
  protected:

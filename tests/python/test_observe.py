@@ -36,7 +36,7 @@ def test_an_observer_sees_the_steps_of_one_host_after_the_other(service: Service
         for step in (1, 2):
             with accelmgr.attach(service.socket) as manager:
                 result = manager.step()
-            seen = observer.next_step(timeout=30)
+            seen = observer.next_step(timeout=120)
             assert seen is not None and seen.status == "ok" and seen.counted
             assert (seen.step, seen.loss, seen.samples) == (step, result.loss, 8)
         last = observer.last_step()
@@ -58,14 +58,14 @@ def test_an_observer_has_the_parameters_of_the_service(service: Service) -> None
                 for number, parameter in enumerate(manager.parameters()):
                     parameter.fill_(number)
             names = [name for name, _ in manager.named_parameters()]
-        copy = observer.parameters(timeout=30)
+        copy = observer.parameters(timeout=120)
         assert (copy.step, list(copy.tensors)) == (1, names)
         for number, (parameter, tensor) in enumerate(zip(manager.parameters(), copy.tensors.values(), strict=True)):
             assert tensor.shape == parameter.shape
             assert tensor.dtype == parameter.dtype
             assert torch.equal(tensor, torch.full_like(tensor, number))
         copy.tensors[names[0]].fill_(-1)  # A copy of its own.
-        assert not observer.parameters(timeout=30).tensors[names[0]].any()
+        assert not observer.parameters(timeout=120).tensors[names[0]].any()
 
 
 def test_parameters_are_never_torn_while_a_host_trains(service: Service) -> None:

@@ -308,7 +308,7 @@ def test_a_data_manager_by_itself_shards_in_turn_and_its_end_is_no_hang():
         [[1, 4], [7, 10]],
         [[2, 5], [8]],
     ]
-    data._loader_thread.join(10)
+    data._loader_thread.join(60)
     assert not data._loader_thread.is_alive()
 
 
@@ -477,11 +477,12 @@ def test_a_step_that_was_made_before_it_could_be_interrupted_is_in_the_exception
         assert manager.gradients_accumulated.value == 1 and manager.step_finished.is_set()
 
 
+@pytest.mark.timing
 def test_the_exit_code_of_a_manager_that_was_killed(tmp_path):
     manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
     first = manager.pid
     os.kill(first, signal.SIGKILL)
-    manager.join(timeout=30)
+    manager.join(timeout=240)
     assert not manager.is_alive() and manager.exitcode == -signal.SIGKILL
     with pytest.raises(accelmgr.ManagerLost):
         _, _ = manager.step()

@@ -24,7 +24,7 @@ constexpr std::size_t width = 4;
 constexpr std::uint64_t batches = 2;
 constexpr session::RankMask both = 3;
 
-base::Deadline soon() { return base::Deadline::in_seconds(30); }
+base::Deadline soon() { return base::Deadline::in_seconds(60); }
 
 /// Multiplies a weight with the batch, so its gradient is the batch.
 class Product final : public replica::Replica {

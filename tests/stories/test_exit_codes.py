@@ -97,7 +97,7 @@ def test_a_corrupt_checkpoint_is_a_failure(person):
 
 
 def test_a_rendezvous_that_fails_is_a_failure(person):
-    where = f"--nnodes 2 --rendezvous 127.0.0.1:{person.reserved_port()} --rendezvous-timeout 0.3"
+    where = f"--nnodes 2 --rendezvous 127.0.0.1:{person.reserved_port()} --rendezvous-timeout 2"
     ended = person.types(f"accelmgr spawn --nprocs 1 {where} -- true")
     assert ended.code == FAILED, ended.err
     assert "node 1 missing" in ended.err

@@ -10,7 +10,7 @@
 namespace accelmgr::test {
 
 /// A deadline for any wait of these tests, long enough for a loaded machine. Only a failing test reaches it.
-inline base::Deadline soon() { return base::Deadline::in_seconds(30); }
+inline base::Deadline soon() { return base::Deadline::in_seconds(60); }
 
 /// Waits until all children of this process have ended, and reaps them. Orphans are among them, because
 /// main() makes this process their reaper. Returns a text if a process is still there at the deadline, or if

@@ -16,7 +16,7 @@ import unittest
 PROGRAM = ""
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-WATCHDOG_S = 90  # Longer than any test takes on a loaded machine; only a failing test gets here.
+WATCHDOG_S = 400  # Longer than any test takes on a loaded machine; only a failing test gets here.
 
 # Prints a line of progress for every step.
 SMALL = """\

@@ -211,7 +211,7 @@ TEST_F(DeviceTeam, ThatARankDoesNotJoinIsGivenUpAtTheDeadline) {
 TEST_F(DeviceTeam, GetsAReplacementForARankThatHangsInTheJoin) {
   const auto expected = on_cpus(2, 1);
   auto config = with_fault("1:hang_join");
-  config.runners.hang_timeout = 0.5;
+  config.runners.hang_timeout = 1;
   Trained trained(config);
   EXPECT_EQ(trained.step().tries, 2U);
   EXPECT_TRUE(has_struck());
@@ -241,7 +241,7 @@ TEST_F(DeviceTeam, GetsAReplacementForARankThatDoesNotComeBackFromTheAbort) {
   const auto expected = on_cpus(2, 3);
   auto config = with_fault("0:hang_abort");
   config.faults = {"rank=1 step=2 phase=backward fault=kill"};
-  config.abort_grace = 1;
+  config.abort_grace = 2;
   Trained trained(config);
   for (int i = 0; i < 3; ++i) trained.step();
   EXPECT_TRUE(has_struck());

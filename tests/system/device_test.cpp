@@ -50,7 +50,7 @@ TEST_P(Device, ThatTakesLongIsNotTakenForOneThatHangs) {
   const auto expected = undisturbed_on_device(2);
   Stage stage;
   auto config = on_device(stage);
-  config.runners.hang_timeout = 0.3;
+  config.runners.hang_timeout = 0.5;
   StagedRun run(config);
   expect_ok(run.manager());
   stage.tell(1, Act::block);

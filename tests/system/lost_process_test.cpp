@@ -26,7 +26,7 @@ void report_ms(const std::string& what, std::int64_t begin_ns) {
   const double ms = double(base::now_ns() - begin_ns) / 1e6;
   std::printf("%s: %.1f ms\n", what.c_str(), ms);
   testing::Test::RecordProperty(what, fmt::format("{:.1f} ms", ms));
-  EXPECT_LT(ms, 5000) << what;
+  EXPECT_LT(ms, 30'000) << what;
 }
 
 TEST(LostRunner, KilledWhileItComputesEndsTheStep) {

@@ -62,8 +62,8 @@ const RegisteredData numbered("numbered", [](const Config& config) {
 Config perceptron_config(const PerceptronShape& shape, const char* kind) {
   Config config;
   config.batch_size_per_device = 3;
-  config.start_timeout = 40;
-  config.step_timeout = 20;
+  config.start_timeout = 120;
+  config.step_timeout = 100;
   config.runners.threads = 1;
   config.model.kind = kind;
   config.model.options = {{"float64", shape.dtype == DType::float64 ? "1" : "0"},

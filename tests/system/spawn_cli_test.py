@@ -198,7 +198,7 @@ class FailureTest(SpawnTest):
 class SignalTest(SpawnTest):
     def test_ctrl_c_is_forwarded(self):
         waits = shell("trap 'echo bye; exit 0' INT; echo ready; while :; do sleep 0.05; done")
-        run = self.start("--nprocs", "2", *waits)
+        run = self.start("--nprocs", "2", "--terminate-timeout", "1000", *waits)
         self.read_lines(run, 2)
         os.kill(run.pid, signal.SIGINT)
         out, err = run.communicate()
@@ -276,12 +276,12 @@ class BadInputTest(SpawnTest):
     def test_a_rendezvous_that_nobody_serves_names_the_address(self):
         address = f"127.0.0.1:{self.reserved_port()}"
         err = self.refused("--nprocs", "1", "--nnodes", "2", "--node-rank", "1", "--rendezvous", address,
-                           "--rendezvous-timeout", "0.3", *shell("true"), exits=FAILED)
+                           "--rendezvous-timeout", "2", *shell("true"), exits=FAILED)
         self.assert_contains(err, address, "refused")
 
     def test_a_host_that_does_not_come_is_named(self):
         address = f"127.0.0.1:{self.reserved_port()}"
-        err = self.refused("--nprocs", "1", "--nnodes", "2", "--rendezvous", address, "--rendezvous-timeout", "0.3",
+        err = self.refused("--nprocs", "1", "--nnodes", "2", "--rendezvous", address, "--rendezvous-timeout", "2",
                            *shell("true"), exits=FAILED)
         self.assert_contains(err, address, "node 1 missing", "node 0 (host")
 

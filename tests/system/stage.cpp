@@ -11,7 +11,7 @@
 namespace accelmgr::test {
 namespace {
 
-constexpr double patience_s = 30;  // Longer than any wait on a loaded machine; only a failing test gets here.
+constexpr double patience_s = 60;  // Longer than any wait on a loaded machine; only a failing test gets here.
 
 ipc::Mapping map_script(int fd) { return {fd, 0, sizeof(Script), ipc::Access::read_write}; }
 

@@ -8,7 +8,7 @@
 namespace accelmgr::test {
 namespace {
 
-constexpr double patience_s = 30;  // Longer than any wait on a loaded machine; only a failing test gets here.
+constexpr double patience_s = 60;  // Longer than any wait on a loaded machine; only a failing test gets here.
 constexpr float learning_rate = 0.01F, decay_of_momentum = 0.9F;
 
 float* floats(Tensor& tensor) { return reinterpret_cast<float*>(tensor.bytes.data()); }

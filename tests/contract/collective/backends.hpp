@@ -30,7 +30,7 @@ struct Backend {
   /// The relative tolerance of floating point reductions. 0: the bits are those of a reduction in rank order.
   double tolerance = 0;
   /// The other ranks are told of a death within this time: 0.2 s, and what a busy machine takes to run them.
-  double death_within_s = 3;
+  double death_within_s = 15;
   std::function<std::string()> unavailable_because = [] { return std::string(); };  ///< Empty: it can be run.
   std::function<Prepared(int size)> prepare;
   /// Joins the world as `rank`; runs on that rank. `timeout_s` becomes the communicator's timeout.

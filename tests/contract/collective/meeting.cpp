@@ -10,7 +10,7 @@
 namespace accelmgr::collective::contract {
 namespace {
 
-constexpr double patience_s = 30;  // Reached only by a test that fails.
+constexpr double patience_s = 60;  // Reached only by a test that fails.
 
 }  // namespace
 

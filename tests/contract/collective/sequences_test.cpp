@@ -15,7 +15,7 @@ namespace accelmgr::collective::contract {
 namespace {
 
 // For each call. Short, because RapidCheck runs a plan that fails again and again, to find a smaller one.
-constexpr double timeout_s = 5;
+constexpr double timeout_s = 20;
 
 using Sequence = std::vector<std::uint32_t>;
 constexpr int most_numbers = sanitized ? 150 : 300;  ///< The most numbers of a plan; a step takes about ten.

@@ -10,7 +10,7 @@
 namespace accelmgr::collective::contract {
 
 /// The timeout of every call of the communicators: longer than any takes on a loaded machine.
-inline constexpr double world_timeout_s = 20;
+inline constexpr double world_timeout_s = 60;
 
 /// Runs the promise on every rank. Returns failed assertions, exceptions and unexpected ends, as "rank 1:
 /// file:12: ...". An end by Meeting::die() is no failure. Every process has ended on return.

@@ -61,8 +61,8 @@ at::Tensor taken_gradient(const at::Tensor& parameter) {
 Config small_config(const std::string& model_kind) {
   Config config;
   config.batch_size_per_device = 3;
-  config.start_timeout = 40;
-  config.step_timeout = 20;
+  config.start_timeout = 120;
+  config.step_timeout = 100;
   config.runners.threads = 1;
   config.model.kind = model_kind;
   config.model.mlp = {.input_size = 6, .hidden_size = 8, .hidden_layers = 2, .output_size = 4};

@@ -29,14 +29,14 @@ constexpr std::uint64_t disturbed_step = 2;
 constexpr const char *width = "4096", *overwrite_width = "49152";
 // A checkpoint reaches FaultPhase::checkpoint after each of three files, and before the rename.
 constexpr int reaches_of_a_checkpoint = 4;
-constexpr double hang_timeout_s = 0.5;
+constexpr double hang_timeout_s = 1.5;
 constexpr double reduction_timeout_s = 3;
 constexpr double start_timeout_s = 3;
 constexpr double step_timeout_s = 20;
-constexpr double source_timeout_s = 1;  // For a step whose elements never come.
+constexpr double source_timeout_s = 3;  // For a step whose elements never come.
 // Added to a deadline: the longest time until another process has finished a committed reduction, and until a
 // start has been ended by force.
-constexpr double recovery_s = 5, end_s = 12;
+constexpr double recovery_s = 30, end_s = 60;
 constexpr double checkpoint_s = 20;
 
 std::string rank_text(int rank) { return rank == faults::manager_rank ? "manager" : std::to_string(rank); }
