@@ -45,7 +45,7 @@ using Variables = std::map<std::string, std::string>;
 
 constexpr double short_s = 2;  // Long enough to find that the store answers, or that nobody serves it.
 /// Where several processes must do something within the time: a busy machine may stop one of them meanwhile.
-constexpr double together_s = 3;
+constexpr double together_s = 1.5;
 
 /// The environment that torchrun's agent sets.
 Variables torchrun_variables(int port, int world_size) {
@@ -487,14 +487,14 @@ TEST(Initialize, TheTimeoutIsThatOfEveryCollective) {
   std::array<int, 2> ends{};
   ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
   expect_on_ranks(2, [&](int rank) {
-    initialize("shm", {.timeout_s = 3});
+    initialize("shm", {.timeout_s = 2});
     char byte = 0;
     if (rank == 1) {
       EXPECT_EQ(read(ends[0], &byte, 1), 1);  // This rank lives, but does not join the call.
       return;
     }
     EXPECT_THAT(message_of<CollectiveError>([] { all_reduce(1.0); }),
-                AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1 did not arrive within 3 s")));
+                AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1 did not arrive within 2 s")));
     EXPECT_EQ(write(ends[1], &byte, 1), 1);
   });
   for (const int end : ends) close(end);

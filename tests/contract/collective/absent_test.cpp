@@ -18,7 +18,7 @@ using Cause = CollectiveError::Cause;
 constexpr CallOptions hurried{.timeout_s = 0.3};
 // For calls that all present members make at the same time. It is long enough for a present member that gets
 // no processor for a second: such a member would be named as missing, too.
-constexpr CallOptions together{.timeout_s = 1.5};
+constexpr CallOptions together{.timeout_s = 0.8};
 constexpr double late_s = 30;
 constexpr std::size_t most_bytes = sanitized ? 1 << 19 : 2 << 20;
 
