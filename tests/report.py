@@ -42,6 +42,13 @@ def group_of(name):
     return name.split(".")[0].removesuffix("_test")
 
 
+def last_line(name, cases):
+    """The last line that a skipped test printed: why it was skipped."""
+    texts = [case.findtext("system-out") or "" for (_, other), case in cases.items() if other == name]
+    lines = [line for line in texts[-1].splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it said nothing"
+
+
 def summary(files):
     cases = {}
     for file in files:
@@ -59,8 +66,8 @@ def summary(files):
         by_status[case.get("status")].append(name)
     failed, passed = by_status.pop("fail", []), by_status.pop("run", [])
     skipped = [*itertools.chain(*by_status.values())]
-    if skipped:
-        print(f"skipped: {', '.join(skipped)}")
+    for name in skipped:
+        print(f"skipped: {name}: {last_line(name, cases)}")
     if failed:
         print(f"failed: {', '.join(failed)}")
     print(f"{len(passed)} passed, {len(failed)} failed, {len(skipped)} skipped")

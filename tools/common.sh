@@ -51,9 +51,10 @@ show_progress() {
 
 # build_preset PRESET [TARGET...]: configures and builds it. Without targets: programs, tests and the Python package.
 build_preset() {
-  local preset=$1 targets=("${@:2}")
+  local preset=$1 targets=("${@:2}") begin=$SECONDS
   ((${#targets[@]} > 0)) || targets=(all)
   say "building ${targets[*]} (preset $preset, in build/$preset)"
   quietly cmake -S "$root" --preset "$preset"
   quietly cmake --build "$root/build/$preset" --parallel "$(nproc)" --target "${targets[@]}"
+  say "built in $((SECONDS - begin)) s"
 }

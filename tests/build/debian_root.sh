@@ -1,6 +1,8 @@
 # shellcheck shell=bash
 # Functions of the tests that run in an empty Debian, which source this file. They need root, network and debootstrap.
 
+checkout=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+
 # make_roots SUITE PACKAGES NAME...: makes an empty Debian with these packages (a list with commas, may be empty) in the
 # folder $roots/NAME for each name. The folder $roots goes when the script ends.
 make_roots() {
@@ -22,13 +24,14 @@ make_roots() {
   done
 }
 
-# in_root NAME COMMAND...: runs it there, with the environment of a user who has just logged in. A file that PIP_CERT names
-# comes along: pip needs it behind a proxy that terminates TLS. READ_ONLY=FOLDER is seen as /site-packages.
+# in_root NAME COMMAND...: runs it there, with the environment of a user who has just logged in. The certificates that this
+# machine trusts come along: pip needs them behind a proxy that terminates TLS. READ_ONLY=FOLDER is seen as /site-packages.
 in_root() {
-  local root=$roots/$1 environment=(HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8)
+  local root=$roots/$1 certificates=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}
+  local environment=(HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8)
   shift
-  if [[ -n ${PIP_CERT:-} ]]; then
-    cp -- "$PIP_CERT" "$root/test/certificates.pem"
+  if [[ -e $certificates ]]; then
+    cp -- "$certificates" "$root/test/certificates.pem"
     environment+=(PIP_CERT=/test/certificates.pem)
   fi
   # The mounts are in a namespace of their own, so they end with it.
