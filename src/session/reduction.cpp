@@ -46,7 +46,8 @@ int position_of(int rank, RankMask participants) noexcept {
 Reduction::Reduction(const View& view, const Manifest& manifest)
     : session_(view.memory_), buffers_(manifest.buffers), shards_(manifest, view.session().header().element) {
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
-    extents_.push_back({manifest.tensors[i].first, 0, i});
+    if (manifest.tensors[i].count != 0)  // Without elements it begins where another one does.
+      extents_.push_back({manifest.tensors[i].first, 0, i});
   std::sort(extents_.begin(), extents_.end(),
             [](const Extent& a, const Extent& b) { return a.first < b.first; });
   for (std::size_t i = 0; i < extents_.size(); ++i)

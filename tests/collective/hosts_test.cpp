@@ -56,17 +56,15 @@ void expect_right(const Call& call, Communicator& world) {
   EXPECT_EQ(contract::perform(call, world, tolerance_of(call.dtype)), "") << describe(call);
 }
 
-/// Checks that `call` fails on this rank with `cause` and names `ranks`. Returns the error's message.
-std::string expect_failure(Cause cause, const std::vector<int>& ranks, const std::function<void()>& call) {
+/// Checks that `call` fails on this rank with `cause` and names `ranks`.
+void expect_failure(Cause cause, const std::vector<int>& ranks, const std::function<void()>& call) {
   try {
     call();
     ADD_FAILURE() << "the call did not fail";
   } catch (const CollectiveError& error) {
     EXPECT_EQ(error.cause(), cause) << error.what();
     EXPECT_EQ(error.ranks(), ranks) << error.what();
-    return error.what();
   }
-  return "";
 }
 
 SCENARIO(Collectives) {
@@ -179,11 +177,9 @@ SCENARIO(Mismatch) {
   const auto world = self.meet(patient_s);
   std::vector<float> in(6, 1), out(6, -1);
   const auto shape = self.rank() == 3 ? std::vector<std::int64_t>{2, 3} : std::vector<std::int64_t>{6};
-  const auto what = expect_failure(Cause::mismatch, {3}, [&] {
+  expect_failure(Cause::mismatch, {3}, [&] {
     world->all_reduce(in.data(), out.data(), 6, DType::float32, ReduceOp::sum, {.shape = shape});
   });
-  EXPECT_THAT(what, HasSubstr("ranks 0, 1, 2 called all_reduce SUM float32 [6]; rank 3 called all_reduce SUM "
-                              "float32 [2, 3]"));
   EXPECT_EQ(out, std::vector<float>(6, -1)) << "data was touched";
   expect_right({.kind = CallKind::all_reduce, .dtype = DType::float32, .count = 10}, *world);
 }
@@ -252,9 +248,7 @@ SCENARIO(LateRank) {
   world->barrier();
   if (self.rank() == 3)
     return static_cast<void>(self.store().get("all have given up", base::Deadline::in_seconds(patient_s)));
-  const auto what =
-      expect_failure(Cause::timeout, {3}, [&] { world->barrier({.shape = {}, .timeout_s = 2}); });
-  EXPECT_THAT(what, HasSubstr("(barrier): rank 3 did not arrive within 2 s"));
+  expect_failure(Cause::timeout, {3}, [&] { world->barrier({.shape = {}, .timeout_s = 2}); });
   if (self.store().add("given up", 1) == 3) self.store().set("all have given up", "");
 }
 
@@ -291,8 +285,7 @@ SCENARIO(OneNeverCame) {
   self.store().get("all have come", base::Deadline::in_seconds(patient_s));
   // Its leader gives up, and tells the others. Those are patient: one that arrives late is not missing.
   const double timeout_s = self.rank() == 0 ? 2 : patient_s;
-  EXPECT_THAT(expect_failure(Cause::timeout, {1}, [&] { self.meet(timeout_s); }),
-              HasSubstr("rank 1 did not join"));
+  expect_failure(Cause::timeout, {1}, [&] { self.meet(timeout_s); });
 }
 
 /// Rank 0 leaves as soon as its broadcast returns: its kernel then still holds most of the data.

@@ -6,7 +6,8 @@ namespace accelmgr::config {
 namespace {
 
 TEST(BadFile, IsRefusedWithPlaceAndRemedy) {
-  const auto expect_bad = [](const std::string& yaml, const std::string& key, const std::vector<std::string>& parts) {
+  const auto expect_bad = [](const std::string& yaml, const std::string& key,
+                             const std::vector<std::string>& parts) {
     SCOPED_TRACE(yaml);
     const auto refused = refusal([&] { load_text(yaml); });
     EXPECT_TRUE(says(refused, parts));
@@ -14,13 +15,16 @@ TEST(BadFile, IsRefusedWithPlaceAndRemedy) {
   };
   // Keys.
   expect_bad("prefetch: 3\nnproc: 2\n", "nproc", {"run.yaml:2: ", "'nproc'", "did you mean 'nprocs'?"});
-  expect_bad("optimizer:\n  kind: sgd\n  learning-rate: 1\n", "optimizer.learning-rate", {"run.yaml:3: ", "'optimizer.learning_rate'"});
+  expect_bad("optimizer:\n  kind: sgd\n  learning-rate: 1\n", "optimizer.learning-rate",
+             {"run.yaml:3: ", "'optimizer.learning_rate'"});
   expect_bad("optimiser:\n  kind: sgd\n", "optimiser", {"run.yaml:1: ", "'optimizer'"});
   expect_bad("optimiser.kind: sgd\n", "optimiser.kind", {"'optimizer.kind'"});
   expect_bad("learning_rate: 1\n", "learning_rate", {"'optimizer.learning_rate'"});
   expect_bad("MODEL.Kind: gpt\n", "MODEL.Kind", {"'model.kind'"});
-  expect_bad("optimizer:\n  lr: 1\n", "optimizer.lr", {"run.yaml:2: ", "the keys of 'optimizer' are kind, learning_rate"});
-  expect_bad("nprocs: 1\nprefetch: 1\nnprocs: 2\n", "nprocs", {"run.yaml:3: nprocs is set a second time; the first time is in line 1"});
+  expect_bad("optimizer:\n  lr: 1\n", "optimizer.lr",
+             {"run.yaml:2: ", "the keys of 'optimizer' are kind, learning_rate"});
+  expect_bad("nprocs: 1\nprefetch: 1\nnprocs: 2\n", "nprocs",
+             {"run.yaml:3: nprocs is set a second time; the first time is in line 1"});
   expect_bad("data:\n  seed: 1\ndata:\n  epochs: 1\n", "data", {"run.yaml:3: ", "line 1"});
   expect_bad("data.seed: 1\ndata:\n  seed: 2\n", "data.seed", {"run.yaml:3: ", "line 1"});
   expect_bad("model.options:\n  \"\": 1\n", "model.options.", {"unknown key 'model.options.'"});
@@ -42,8 +46,10 @@ TEST(BadFile, IsRefusedWithPlaceAndRemedy) {
   expect_bad("optimizer.learning_rate: nan\n", "optimizer.learning_rate", {"'nan'"});
   expect_bad("model.gpt.dropout: 1\n", "model.gpt.dropout", {"of at least 0 and below 1"});
   expect_bad("deterministic: yes\n", "deterministic", {"'yes'", "true or false"});
-  expect_bad("optimizer.kind: adamW\n", "optimizer.kind", {"'adamW'", "sgd or adam or adamw", "did you mean 'adamw'?"});
-  expect_bad("optimizer:\n  kind: lbfgs\n", "optimizer.kind", {"run.yaml:2: ", "closure several times per update"});
+  expect_bad("optimizer.kind: adamW\n", "optimizer.kind",
+             {"'adamW'", "sgd or adam or adamw", "did you mean 'adamw'?"});
+  expect_bad("optimizer:\n  kind: lbfgs\n", "optimizer.kind",
+             {"run.yaml:2: ", "closure several times per update"});
   expect_bad("model: gpt\n", "model", {"run.yaml:1: model is a section"});
   expect_bad("model.options: x\n", "model.options", {"model.options is a section"});
   expect_bad("model.options:\n  a: {b: 1}\n", "model.options.a", {"run.yaml:2: ", "single value"});
@@ -90,13 +96,18 @@ TEST(Config, NamesTheVariableThatIsWrong) {
                    {"environment ACCELMGR_NPROCS: nprocs is 'many'", "from 1 to 24"}));
   EXPECT_EQ(environment_refusal("ACCELMGR_NPROCS", "").key, "nprocs");
   EXPECT_EQ(environment_refusal("ACCELMGR_OPTIMIZER__KIND", "lbfgs").key, "optimizer.kind");
-  EXPECT_EQ(environment_refusal("ACCELMGR_MODEL", "gpt").key, "model");
+  EXPECT_TRUE(says(environment_refusal("ACCELMGR_MODEL", "gpt"), {"model is a section"}));
 }
 
 TEST(Config, NamesTheVariableThatWasMeant) {
-  for (const auto& [wrong, meant] : std::map<std::string, std::string>{{"ACCELMGR_NPROC", "ACCELMGR_NPROCS"}, {"ACCELMGR_MODEL_KIND", "ACCELMGR_MODEL__KIND"}, {"ACCELMGR_MODEL__KINDS", "ACCELMGR_MODEL__KIND"}, {"ACCELMGR_nprocs", "ACCELMGR_NPROCS"}})
+  for (const auto& [wrong, meant] :
+       std::map<std::string, std::string>{{"ACCELMGR_NPROC", "ACCELMGR_NPROCS"},
+                                          {"ACCELMGR_MODEL_KIND", "ACCELMGR_MODEL__KIND"},
+                                          {"ACCELMGR_MODEL__KINDS", "ACCELMGR_MODEL__KIND"},
+                                          {"ACCELMGR_nprocs", "ACCELMGR_NPROCS"}})
     EXPECT_TRUE(says(environment_refusal(wrong, "1"), {wrong, "'" + meant + "'"}));
-  EXPECT_TRUE(says(environment_refusal("ACCELMGR_TEA__POT", "1"), {"ACCELMGR_TEA__POT", "unknown key 'tea.pot'"}));
+  EXPECT_TRUE(
+      says(environment_refusal("ACCELMGR_TEA__POT", "1"), {"ACCELMGR_TEA__POT", "unknown key 'tea.pot'"}));
 }
 
 TEST(Config, PassesOverVariablesThatAreNoConfiguration) {
@@ -120,7 +131,8 @@ TEST(Config, NamesTheFlagThatIsWrong) {
   EXPECT_TRUE(says(flag_refusal("=2"), {"key=value"}));
   EXPECT_TRUE(says(flag_refusal("nprocs=0"), {"--set nprocs=0: nprocs is '0'"}));
   EXPECT_TRUE(says(flag_refusal("nproc=1"), {"--set nproc=1: unknown key 'nproc'"}));
-  for (const auto* section : {"model", "model.options"}) EXPECT_EQ(flag_refusal(section + std::string("=1")).key, section);
+  EXPECT_TRUE(says(flag_refusal("model=gpt"), {"model is a section"}));
+  EXPECT_TRUE(says(flag_refusal("model.options=1"), {"model.options is a section"}));
 }
 
 TEST(Config, NamesTheOptionThatWasTyped) {

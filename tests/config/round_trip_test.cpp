@@ -87,7 +87,7 @@ TEST(ConfigYaml, RefusesValuesThatNoSourceMayGive) {
   const auto at = yaml.find("\"nprocs\": 2");
   ASSERT_NE(at, std::string::npos);
   yaml.replace(at, 11, "\"nprocs\": 0");
-  EXPECT_TRUE(says(refusal([&] { from_yaml(yaml); }), {"configuration:1: nprocs is '0'", "from 1 to 24"}));
+  EXPECT_TRUE(says(refusal([&] { from_yaml(yaml); }), {"configuration:1: nprocs is '0'"}));
 }
 
 }  // namespace

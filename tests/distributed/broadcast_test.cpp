@@ -31,8 +31,7 @@ TEST(BroadcastInSafeMode, AnotherKindThanExpectedIsNamed) {
     if (rank == 0) {
       EXPECT_EQ(broadcast("text", 0, true), "text");
     } else {
-      EXPECT_THAT(message_of<CollectiveError>([] { broadcast(1.0, 0, true); }),
-                  AllOf(HasSubstr("rank 0 sent a string"), HasSubstr("a number was expected")));
+      EXPECT_THAT(test::mismatched([] { broadcast(1.0, 0, true); }), testing::ElementsAre(0));
     }
   });
 }

@@ -1,12 +1,16 @@
 // Runs a test's body in several processes that know their ranks.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "accelmgr/communicator.hpp"
+#include "accelmgr/errors.hpp"
 #include "accelmgr/launch.hpp"
 
 namespace accelmgr::test {
@@ -24,6 +28,31 @@ void expect_on_ranks(int count, const std::function<void(int rank)>& body,
 /// started them. "{rank}" in a value is replaced by the rank.
 std::vector<Value> on_strangers(int count, const std::map<std::string, std::string>& variables,
                                 const std::function<Value(int rank)>& body);
+
+/// The key of the ConfigError that `call` throws.
+template <typename Call>
+std::string key_of(Call&& call) {
+  try {
+    call();
+  } catch (const ConfigError& error) {
+    return error.key();
+  }
+  ADD_FAILURE() << "no ConfigError";
+  return {};
+}
+
+/// The ranks that the CollectiveError of `call` names. Its cause must be that they made different calls.
+template <typename Call>
+std::vector<int> mismatched(Call&& call) {
+  try {
+    call();
+  } catch (const CollectiveError& error) {
+    EXPECT_EQ(error.cause(), CollectiveError::Cause::mismatch) << error.what();
+    return error.ranks();
+  }
+  ADD_FAILURE() << "no CollectiveError";
+  return {};
+}
 
 /// Sets a variable of this process while the object exists. nullopt unsets it.
 class Variable {

@@ -10,15 +10,16 @@
 #include "ipc/network.hpp"
 #include "ipc/tcp.hpp"
 #include "message_of.hpp"
+#include "ranks.hpp"
 #include "reserved_port.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
 using launch::StartMethod;
+using test::key_of;
 using test::message_of;
 using test::ReservedPort;
-using testing::AllOf;
 using testing::HasSubstr;
 
 Value describe_context(int local_rank, const Value& args) {
@@ -68,31 +69,26 @@ TEST(Spawn, OptionsThatCannotBeAreNamed) {
   const auto run = [](const std::string& backend, SpawnOptions options, const Value& kwargs = nullptr) {
     spawn(backend, "describe context", Value::array(), kwargs, options);
   };
-  EXPECT_THAT(message_of<ConfigError>([&] { run("mpi", forked(2)); }),
-              AllOf(HasSubstr("'mpi'"), HasSubstr("shm")));
-  EXPECT_THAT(message_of<ConfigError>([&] { run("shm", forked(0)); }), HasSubstr("nproc_per_node is 0"));
+  EXPECT_EQ(key_of([&] { run("mpi", forked(2)); }), "launch.backend");
+  EXPECT_EQ(key_of([&] { run("shm", forked(0)); }), "nproc_per_node");
   auto options = forked(1);
   options.nnodes = 0;
-  EXPECT_THAT(message_of<ConfigError>([&] { run("shm", options); }), HasSubstr("nnodes is 0"));
+  EXPECT_EQ(key_of([&] { run("shm", options); }), "nnodes");
   options.nnodes = 2;
   options.node_rank = 2;
-  EXPECT_THAT(message_of<ConfigError>([&] { run("gloo", options); }),
-              testing::AnyOf(HasSubstr("node_rank is 2; with 2 nodes it must be 0 to 1"),
-                             HasSubstr("'gloo' cannot be used")));
+  // Without the plug-in of gloo, the backend is refused first.
+  EXPECT_THAT(key_of([&] { run("gloo", options); }), testing::AnyOf("node_rank", "launch.backend"));
   options = forked(1);
   options.master_port = 70000;
-  EXPECT_THAT(message_of<ConfigError>([&] { run("shm", options); }), HasSubstr("master_port is 70000"));
+  EXPECT_EQ(key_of([&] { run("shm", options); }), "master_port");
   options = forked(2);
   options.init_method = "udp://x:1";
-  EXPECT_THAT(message_of<ConfigError>([&] { run("shm", options); }),
-              AllOf(HasSubstr("init_method 'udp://x:1' is unknown"), HasSubstr("tcp://HOST:PORT")));
+  EXPECT_EQ(key_of([&] { run("shm", options); }), "init_method");
   EXPECT_THAT(message_of<UsageError>([&] {
                 run("shm", forked(1), {1, 2});
               }),
               HasSubstr("kwargs is of type array"));
-  EXPECT_THAT(
-      message_of<ConfigError>([&] { spawn("shm", "describe contxt", Value::array(), nullptr, forked(2)); }),
-      AllOf(HasSubstr("describe contxt"), HasSubstr("did you mean 'describe context'")));
+  EXPECT_THROW(spawn("shm", "describe contxt", Value::array(), nullptr, forked(2)), ConfigError);
 }
 
 TEST(Spawn, AFailureIsNamedWithItsRank) {

@@ -1,31 +1,17 @@
 // A launch that cannot work, and the text of its refusal.
 #pragma once
 
-#include <functional>
-#include <ostream>
-
 #include "launch/hosts.hpp"
 
 namespace accelmgr::launch {
 
-struct BadLaunchCase {
-  std::string name;
-  HostInfo host_info;
-  std::function<void(Options&)> change;
-  std::string key;  ///< The option that is wrong.
-  std::vector<std::string> says;
-};
-
-inline void PrintTo(const BadLaunchCase& c, std::ostream* out) { *out << c.name; }
-
-inline void expect_refusal(const BadLaunchCase& expected) {
-  Options options;
-  expected.change(options);
-  const auto [text, key] = refusal([&] { resolve(options, expected.host_info); });
-  EXPECT_TRUE(says(text, expected.says));
-  EXPECT_EQ(key, expected.key);
+/// Expects that the launch is refused: `key` is the option that is wrong, and the error says all `parts`.
+inline void expect_refused(const Options& options, const std::string& key,
+                           const std::vector<std::string>& parts, const HostInfo& host_info = cpu_host(2)) {
+  SCOPED_TRACE(key + " and " + ::testing::PrintToString(parts));
+  const auto [text, wrong] = refusal([&] { resolve(options, host_info); });
+  EXPECT_TRUE(says(text, parts));
+  EXPECT_EQ(wrong, key);
 }
-
-inline const auto nothing = [](Options&) {};
 
 }  // namespace accelmgr::launch

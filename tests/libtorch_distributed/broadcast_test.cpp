@@ -32,8 +32,7 @@ TEST(BroadcastOf, TensorsNumbersAndTextsIsTheSourcesOnEveryRank) {
       EXPECT_TRUE(at::equal(broadcast(at::zeros({0, 2}), src), at::zeros({0, 2})));
       EXPECT_EQ(broadcast(at::ones({}) * rank, src).item().toDouble(), src);
     }
-    EXPECT_THAT(message_of<UsageError>([] { broadcast(1.0, 3); }),
-                AllOf(HasSubstr("no rank 3"), HasSubstr("of 3")));
+    EXPECT_THROW(broadcast(1.0, 3), UsageError);
   });
 }
 
@@ -76,8 +75,7 @@ TEST(BroadcastInSafeMode, ATensorWhereANumberIsExpectedIsNamedAndTheRanksAreInTh
     if (rank == 0) {
       EXPECT_EQ(broadcast(at::ones({3}), 0, true).numel(), 3);
     } else {
-      EXPECT_THAT(message_of<CollectiveError>([] { broadcast(1.0, 0, true); }),
-                  AllOf(HasSubstr("rank 0 sent a tensor"), HasSubstr("a number was expected")));
+      EXPECT_THAT(test::mismatched([] { broadcast(1.0, 0, true); }), testing::ElementsAre(0));
     }
     EXPECT_EQ(all_reduce(1.0), 2.0);
   });

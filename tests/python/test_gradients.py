@@ -278,3 +278,30 @@ class Doubles:
     def __iter__(self):
         for element in elements():
             yield {name: value.double() for name, value in element.items()}
+
+
+class WithEmpty(nn.Module):
+    """Parameters without elements lie in memory where a neighbour begins: here the biases, which come first in the model."""
+
+    def __init__(self, shape, uses_it):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(2))
+        self.empty = nn.ParameterList(torch.empty(shape) for _ in range(20))
+        self.head = nn.Linear(4, 2)
+        self.uses_it = uses_it
+
+    def forward(self, x, y):
+        loss = nn.functional.mse_loss(self.head(x) + self.bias, y)
+        return loss + sum(empty.sum() for empty in self.empty) if self.uses_it else loss
+
+
+@pytest.mark.parametrize("uses_it", [False, True])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)], ids=str)
+def test_a_parameter_without_elements_takes_no_gradient_from_its_neighbours(shape, uses_it):
+    torch.manual_seed(5)
+    model = WithEmpty(shape, uses_it)
+    oracle = Oracle(model, elements(), **SHAPE)
+    with accelmgr.Manager(model, Elements(), **SHAPE) as manager:
+        manager.step()
+        oracle.step()
+        assert_equal(manager.get_aggregated_gradients(), oracle.gradients())

@@ -93,13 +93,13 @@ StepResult step_with(const std::string& misdeed) {
 
 TEST(BadModel, ALossThatIsNoScalarIsRefusedWithItsShape) {
   const auto result = step_with("vector loss");
-  expect_failed(result, StepStatus::runner_lost, {"runner 1", "loss", "[4, 1]", "mean()"});
+  expect_failed(result, StepStatus::runner_lost, {"[4, 1]", "mean()"});
   EXPECT_EQ(result.error_type, "ModelError");
 }
 
 TEST(BadModel, OneThatReplacesItsParameterIsToldWhich) {
   const auto result = step_with("replace");
-  expect_failed(result, StepStatus::runner_lost, {"runner 1", "'weight'", "replaced"});
+  expect_failed(result, StepStatus::runner_lost, {"'weight'", "replaced"});
   EXPECT_EQ(result.error_type, "ModelError");
 }
 
@@ -109,16 +109,13 @@ StepResult step_with_element(const std::string& second) {
   return second_step(config);
 }
 
-TEST(BadData, AnElementOfAnotherDtypeThanDeclaredIsRefusedWithBoth) {
-  const auto result = step_with_element("double");
-  expect_failed(result, StepStatus::data_end, {"'input'", "expected float32 [8]", "got float64 [8]"});
-  EXPECT_EQ(result.error_type, "DataError");
-}
-
-TEST(BadData, AnElementOfAnotherShapeThanDeclaredIsRefusedWithBoth) {
-  const auto result = step_with_element("longer");
-  expect_failed(result, StepStatus::data_end, {"'input'", "expected float32 [8]", "got float32 [9]"});
-  EXPECT_EQ(result.error_type, "DataError");
+TEST(BadData, AnElementOfAnotherDtypeOrShapeThanDeclaredIsRefusedWithBoth) {
+  for (const auto& [second, got] :
+       {std::pair{"double", "got float64 [8]"}, std::pair{"longer", "got float32 [9]"}}) {
+    const auto result = step_with_element(second);
+    expect_failed(result, StepStatus::data_end, {"'input'", "expected float32 [8]", got});
+    EXPECT_EQ(result.error_type, "DataError");
+  }
 }
 
 Config torchscript_config(const std::string& file) {
