@@ -281,7 +281,7 @@ class Doubles:
 
 
 class WithEmpty(nn.Module):
-    """Parameters without elements lie in memory where a neighbour begins: here the biases, which come first in the model."""
+    """A parameter without elements lies where another one begins: here the bias, which comes first in the model."""
 
     def __init__(self, shape, uses_it):
         super().__init__()

@@ -113,7 +113,7 @@ TEST(Restart, AForkServerThatStartsNobodyIsReplaced) {
   const auto expected = undisturbed(2);
   Stage stage;
   auto config = restarting(stage);
-  config.start_timeout = 5;
+  config.start_timeout = 3;
   StagedRun run(config);
   expect_ok(run.manager());
   run.wait_until_waiting(1);
@@ -210,7 +210,7 @@ TEST(NoDescriptors, InTheHostForAReplacementAreToldAndItTakesPartWhenThereAre) {
 TEST(NoDescriptors, InTheHostForAReplacementEndAResizeAtItsDeadline) {
   Stage stage;
   auto config = restarting(stage);
-  config.start_timeout = 5;
+  config.start_timeout = 3;
   StagedRun run(config);
   const NoDescriptors none;
   run.kill_and_wait(run.runner(1));
