@@ -8,7 +8,6 @@ report.py summary FILE...      the time of each group of tests, longest first, a
 """
 
 import collections
-import itertools
 import pathlib
 import re
 import sys
@@ -42,11 +41,11 @@ def group_of(name):
     return name.split(".")[0].removesuffix("_test")
 
 
-def last_line(name, cases):
-    """The last line that a skipped test printed: why it was skipped."""
-    texts = [case.findtext("system-out") or "" for (_, other), case in cases.items() if other == name]
-    lines = [line for line in texts[-1].splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "it said nothing"
+def reason_of(case):
+    """Why a test was skipped: what GTEST_SKIP() says, or else the last line that was printed."""
+    lines = [line for line in (case.findtext("system-out") or "it said nothing").splitlines() if line.strip()]
+    place = next((at for at, line in enumerate(lines[:-1]) if line.endswith(": Skipped")), len(lines) - 2)
+    return lines[place + 1][:200]
 
 
 def summary(files):
@@ -61,13 +60,11 @@ def summary(files):
     print("seconds  tests  group (tests run beside each other: the sum is more than the time that passed)")
     for group, taken in seconds.most_common():
         print(f"{taken:7.1f}  {count[group]:5}  {group}")
-    by_status = collections.defaultdict(list)
-    for (_, name), case in cases.items():
-        by_status[case.get("status")].append(name)
-    failed, passed = by_status.pop("fail", []), by_status.pop("run", [])
-    skipped = [*itertools.chain(*by_status.values())]
-    for name in skipped:
-        print(f"skipped: {name}: {last_line(name, cases)}")
+    failed = [name for (_, name), case in cases.items() if case.get("status") == "fail"]
+    passed = [name for (_, name), case in cases.items() if case.get("status") == "run"]
+    skipped = [case for case in cases.values() if case.get("status") not in ("fail", "run")]
+    for case in skipped:
+        print(f"skipped: {case.get('name')}: {reason_of(case)}")
     if failed:
         print(f"failed: {', '.join(failed)}")
     print(f"{len(passed)} passed, {len(failed)} failed, {len(skipped)} skipped")
