@@ -43,7 +43,8 @@ def group_of(name):
 
 def reason_of(case):
     """Why a test was skipped: what GTEST_SKIP() says, or else the last line that was printed."""
-    lines = [line for line in (case.findtext("system-out") or "it said nothing").splitlines() if line.strip()]
+    printed = (case.findtext("system-out") or "").splitlines()
+    lines = [line for line in printed if line.strip()] or ["it said nothing"]
     place = next((at for at, line in enumerate(lines[:-1]) if line.endswith(": Skipped")), len(lines) - 2)
     return lines[place + 1][:200]
 
