@@ -16,8 +16,8 @@ using Cause = CollectiveError::Cause;
 
 // For a member that waits alone.
 constexpr CallOptions hurried{.timeout_s = 0.3};
-// For calls that all present members make at the same time. It is long enough for a present member that gets
-// no processor for a second: such a member would be named as missing, too.
+// For calls that all present members make at the same time. A present member that gets no processor for so
+// long would be named as missing, too: these tests have the label `timing` and run alone.
 constexpr CallOptions together{.timeout_s = 0.8};
 constexpr double late_s = 30;
 constexpr std::size_t most_bytes = sanitized ? 1 << 19 : 2 << 20;
