@@ -9,6 +9,7 @@
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/errors.hpp"
+#include "config_key_of.hpp"
 #include "message_of.hpp"
 #include "temporary_folder.hpp"
 
@@ -88,18 +89,6 @@ void expect_states_restore(Make&& make, std::size_t count) {
 /// The message with which `source` refuses a state.
 inline std::string refusal(BatchSource& source, const std::string& state) {
   return message_of<DataError>([&] { source.restore(state); });
-}
-
-/// The key of the ConfigError that `call` throws.
-template <typename Call>
-std::string config_key_of(Call&& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.key();
-  }
-  ADD_FAILURE() << "no ConfigError";
-  return {};
 }
 
 inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {

@@ -48,7 +48,7 @@ TEST(Groups, BackendsThatCannotServeThemAreRefused) {
   expect_on_ranks(2, [](int) {
     EXPECT_EQ(new_group({0, 1}, "shm").size(), 2);
     const std::vector<int> both{0, 1}, beyond{0, 2};
-    EXPECT_EQ(test::key_of([&] { new_group(both, "mpi"); }), "launch.backend");
+    EXPECT_EQ(test::config_key_of([&] { new_group(both, "mpi"); }), "launch.backend");
     EXPECT_THROW(new_group(beyond), ConfigError);
     EXPECT_THAT(message_of<ConfigError>([] { barrier(), all_reduce(1.0, "SUM", std::vector<int>{}); }),
                 HasSubstr("one rank"));

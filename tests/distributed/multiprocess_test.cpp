@@ -25,8 +25,8 @@ namespace {
 
 using launch::StartMethod;
 using launch::Value;
+using test::config_key_of;
 using test::expect_on_ranks;
-using test::key_of;
 using test::message_of;
 using test::Variable;
 using testing::Contains;
@@ -176,7 +176,7 @@ TEST(MultiprocessConfig, OfTheLaunchPartOfAConfiguration) {
 TEST(MultiprocessConfig, OfARendezvousWithoutAPortNamesTheKey) {
   Config from;
   from.launch.rendezvous = "10.0.0.1";
-  EXPECT_EQ(key_of([&] { MultiprocessConfig::of(from); }), "launch.rendezvous");
+  EXPECT_EQ(config_key_of([&] { MultiprocessConfig::of(from); }), "launch.rendezvous");
 }
 
 TEST(MultiprocessConfig, OfAnyPortOfOneHostLeavesThePortOpen) {
@@ -186,7 +186,7 @@ TEST(MultiprocessConfig, OfAnyPortOfOneHostLeavesThePortOpen) {
   EXPECT_EQ(config.master_addr, "127.0.0.1");
   EXPECT_EQ(config.master_port, std::nullopt);
   from.launch.nnodes = 2;
-  EXPECT_EQ(key_of([&] { MultiprocessConfig::of(from); }), "launch.rendezvous");
+  EXPECT_EQ(config_key_of([&] { MultiprocessConfig::of(from); }), "launch.rendezvous");
 }
 
 TEST(DistributedBackend, IsOursBeforeTorchsBeforeTheDefault) {
@@ -199,7 +199,7 @@ TEST(DistributedBackend, IsOursBeforeTorchsBeforeTheDefault) {
     set_distributed_backend("shm");
     EXPECT_EQ(get_distributed_backend(), "shm");
   }
-  EXPECT_EQ(key_of([] { set_distributed_backend("mpi"); }), "launch.backend");
+  EXPECT_EQ(config_key_of([] { set_distributed_backend("mpi"); }), "launch.backend");
 }
 
 TEST(DistributedBackend, OfAVariableThatIsNoneNamesTheVariable) {
@@ -226,8 +226,8 @@ TEST(InitDist, SetsTheEnvironmentAndJoins) {
     distributed::barrier();
     return Value();
   });
-  EXPECT_EQ(key_of([] { init_dist(2, 0, 2, 2, "127.0.0.1", 1, "env://"); }), "rank");
-  EXPECT_EQ(key_of([] { init_dist(0, -1, 2, 2, "127.0.0.1", 1, "env://"); }), "rank");
+  EXPECT_EQ(config_key_of([] { init_dist(2, 0, 2, 2, "127.0.0.1", 1, "env://"); }), "rank");
+  EXPECT_EQ(config_key_of([] { init_dist(0, -1, 2, 2, "127.0.0.1", 1, "env://"); }), "rank");
 }
 
 TEST(ParallelGroups, OfEachRankAreThoseOfTheLayout) {
@@ -245,7 +245,7 @@ TEST(ParallelGroups, OfEachRankAreThoseOfTheLayout) {
       EXPECT_EQ(distributed::all_reduce(rank, "SUM", groups.data), rank % 2 * 2 + 2);
       EXPECT_EQ(distributed::all_reduce(rank, "SUM", groups.pipeline), rank);
     }
-    EXPECT_EQ(key_of([] { init_parallelism(3, 1); }), "model_parallelism");
+    EXPECT_EQ(config_key_of([] { init_parallelism(3, 1); }), "model_parallelism");
     distributed::finalize();
     EXPECT_THROW(parallel_groups(), UsageError);
   });
@@ -371,7 +371,8 @@ TEST(LaunchSubprocesses, WhatCannotBeLaunchedIsRefused) {
   EXPECT_THROW(launch_subprocesses("chek ranks", config_of(2)), ConfigError);
   EXPECT_THROW(launch_subprocesses("check ranks", config_of(2), "set-up"), ConfigError);
   for (const int offset : {1, -1})
-    EXPECT_EQ(key_of([&] { launch_subprocesses("check ranks", config_of(2), "", offset); }), "rank_offset");
+    EXPECT_EQ(config_key_of([&] { launch_subprocesses("check ranks", config_of(2), "", offset); }),
+              "rank_offset");
   EXPECT_THROW(launch_subprocesses(launch::Function(check_ranks), config_of(2, StartMethod::forkserver)),
                UsageError);
 }

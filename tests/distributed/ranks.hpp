@@ -12,6 +12,7 @@
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
 #include "accelmgr/launch.hpp"
+#include "config_key_of.hpp"
 
 namespace accelmgr::test {
 
@@ -28,18 +29,6 @@ void expect_on_ranks(int count, const std::function<void(int rank)>& body,
 /// started them. "{rank}" in a value is replaced by the rank.
 std::vector<Value> on_strangers(int count, const std::map<std::string, std::string>& variables,
                                 const std::function<Value(int rank)>& body);
-
-/// The key of the ConfigError that `call` throws.
-template <typename Call>
-std::string key_of(Call&& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.key();
-  }
-  ADD_FAILURE() << "no ConfigError";
-  return {};
-}
 
 /// The ranks that the CollectiveError of `call` names. Its cause must be that they made different calls.
 template <typename Call>

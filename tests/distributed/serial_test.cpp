@@ -62,7 +62,7 @@ TEST(Serial, GroupsAreOfRankZero) {
               AllOf(HasSubstr("rank 1"), HasSubstr("world of 1")));
   EXPECT_THAT(message_of<ConfigError>([] { all_reduce(1.0, "SUM", std::vector<int>{-1}); }),
               HasSubstr("rank -1"));
-  EXPECT_EQ(test::key_of([] { new_group({0}, "smh"); }), "launch.backend");
+  EXPECT_EQ(test::config_key_of([] { new_group({0}, "smh"); }), "launch.backend");
 }
 
 TEST(Serial, WrongArgumentsAreNamed) {
@@ -121,7 +121,7 @@ TEST(Serial, InitializeSaysWhatIsMissing) {
 TEST(Serial, AnUnknownBackendListsTheAvailableOnes) {
   EXPECT_THAT(message_of<ConfigError>([] { initialize("smh"); }),
               AllOf(HasSubstr("'smh'"), HasSubstr("did you mean 'shm'"), HasSubstr("available are: shm")));
-  EXPECT_EQ(test::key_of([] { initialize("glo"); }), "launch.backend");
+  EXPECT_EQ(test::config_key_of([] { initialize("glo"); }), "launch.backend");
   EXPECT_THAT(message_of<ConfigError>([] { initialize("nccl"); }), HasSubstr("'nccl' cannot be used"));
 }
 

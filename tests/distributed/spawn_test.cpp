@@ -17,7 +17,7 @@ namespace accelmgr::distributed {
 namespace {
 
 using launch::StartMethod;
-using test::key_of;
+using test::config_key_of;
 using test::message_of;
 using test::ReservedPort;
 using testing::HasSubstr;
@@ -69,21 +69,21 @@ TEST(Spawn, OptionsThatCannotBeAreNamed) {
   const auto run = [](const std::string& backend, SpawnOptions options, const Value& kwargs = nullptr) {
     spawn(backend, "describe context", Value::array(), kwargs, options);
   };
-  EXPECT_EQ(key_of([&] { run("mpi", forked(2)); }), "launch.backend");
-  EXPECT_EQ(key_of([&] { run("shm", forked(0)); }), "nproc_per_node");
+  EXPECT_EQ(config_key_of([&] { run("mpi", forked(2)); }), "launch.backend");
+  EXPECT_EQ(config_key_of([&] { run("shm", forked(0)); }), "nproc_per_node");
   auto options = forked(1);
   options.nnodes = 0;
-  EXPECT_EQ(key_of([&] { run("shm", options); }), "nnodes");
+  EXPECT_EQ(config_key_of([&] { run("shm", options); }), "nnodes");
   options.nnodes = 2;
   options.node_rank = 2;
   // Without the plug-in of gloo, the backend is refused first.
-  EXPECT_THAT(key_of([&] { run("gloo", options); }), testing::AnyOf("node_rank", "launch.backend"));
+  EXPECT_THAT(config_key_of([&] { run("gloo", options); }), testing::AnyOf("node_rank", "launch.backend"));
   options = forked(1);
   options.master_port = 70000;
-  EXPECT_EQ(key_of([&] { run("shm", options); }), "master_port");
+  EXPECT_EQ(config_key_of([&] { run("shm", options); }), "master_port");
   options = forked(2);
   options.init_method = "udp://x:1";
-  EXPECT_EQ(key_of([&] { run("shm", options); }), "init_method");
+  EXPECT_EQ(config_key_of([&] { run("shm", options); }), "init_method");
   EXPECT_THAT(message_of<UsageError>([&] {
                 run("shm", forked(1), {1, 2});
               }),
