@@ -78,7 +78,7 @@ class ElementWriter {
 /// step that needed the element.
 class BatchSource {
  public:
-  static constexpr std::size_t max_state_bytes = 4000;
+  static constexpr std::size_t max_state_bytes = 256 * 1024;
 
   virtual ~BatchSource() = default;
   /// Must return the same fields at every call.
@@ -92,6 +92,9 @@ class BatchSource {
   /// Moves a new source, from which nothing was read yet, to the position `state`. Throws DataError when this
   /// kind of source did not write `state`.
   virtual void restore(const std::string& state);
+  /// Committed steps have consumed the elements before this one: next() will not be asked for them again, and what
+  /// belongs to them may be freed. Elements that were given after them may yet be read in queues.
+  virtual void consumed(std::uint64_t /*elements*/) {}
   /// A new source of the elements that are never trained on, at their beginning. Null when there are none.
   virtual std::unique_ptr<BatchSource> held_out() { return nullptr; }
   /// How the source reads element `number`, for example "dataset[7]". Used in messages about slow reads. Any

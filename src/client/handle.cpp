@@ -235,6 +235,16 @@ void Handle::zero_grad() {
   state_->stepper->zero_gradients();
 }
 
+std::vector<bool> Handle::touched() const {
+  const State::Use use(*state_, "touched");
+  return state_->stepper->touched().parameters();
+}
+
+void Handle::set_touched(std::span<const std::size_t> parameters, bool touched) {
+  const State::Use use(*state_, "set_touched");
+  for (const auto parameter : parameters) state_->stepper->touched().set(parameter, touched);
+}
+
 void Handle::begin_writing() {
   const State::Use use(*state_, "writing");
   auto& version = view().control().parameter_version;

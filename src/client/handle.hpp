@@ -62,6 +62,11 @@ class Handle {
 
   StepResult step(const StepOptions& options = {});
   void zero_grad();
+  /// See Manager::touched().
+  std::vector<bool> touched() const;
+  /// Records of some parameters, by their numbers in the manifest, that the host has given them a gradient or
+  /// zeroed it.
+  void set_touched(std::span<const std::size_t> parameters, bool touched);
   /// Call these two around writes to parameters. begin_writing() throws UsageError inside another pair, and
   /// while an attempt is open.
   void begin_writing();

@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "client/openmp.hpp"
+#include "ipc/cores.hpp"
 #include "ipc/epoch.hpp"
 #include "ipc/process.hpp"
 #include "session/attempt.hpp"
@@ -80,6 +81,7 @@ Stepper::Stepper(const Config& config, const session::HostView& view, const sess
       link_(link),
       end_processes_(std::move(end_processes)),
       loss_scaler_(config.runners),
+      touched_(view, manifest),
       even_shares_(session::even_shares(static_cast<std::uint32_t>(config.grad_accumulation_steps))) {
   if (config.runners.share == Share::measured) measured_shares_.emplace(config.grad_accumulation_steps);
 }
@@ -134,6 +136,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   if (result.status == StepStatus::manager_lost && manager_loss_) result.causes = {*manager_loss_};
   fill(result);
   if (result.counted) nonfinite_in_a_row_ = result.nonfinite ? nonfinite_in_a_row_ + 1 : 0;
+  if (result.counted) touched_.committed(result.attempt, options.accumulate);
   if (result.counted && measured_shares_) measure();
   const auto end = base::now_ns();
   result.step_ms = ms(static_cast<std::uint64_t>(end - begin));
@@ -156,6 +159,7 @@ void Stepper::zero_gradients() {
   const session::SpanScope span(spans_, Activity::zero_grad, step_under_way());
   // One thread with stores past the cache (128 MiB: 1.5 ms) is faster than torch's zero_() with two (3.7 ms).
   session::best_kernels().zero(view_.gradients(), view_.session().master_bytes());
+  touched_.none();
 }
 
 std::uint64_t Stepper::step_under_way() const noexcept {
@@ -344,7 +348,7 @@ bool Stepper::participant_ended() const noexcept {
 
 Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) {
   // The host spins only on a core that the runners do not need: they compute meanwhile.
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  static const int cores = ipc::allowed_cores();
   const int spin_us = cores > __builtin_popcount(participants_) ? config_.runners.spin_us : 0;
   Wait wait{.patience = patience};
   for (;;) {

@@ -16,6 +16,7 @@
 #include "client/measured_shares.hpp"
 #include "client/next_action.hpp"
 #include "client/standstill.hpp"
+#include "client/touched.hpp"
 #include "session/reduction.hpp"
 #include "session/session.hpp"
 #include "session/spans.hpp"
@@ -37,6 +38,7 @@ class Stepper {
   StepResult step(const StepOptions& options, double timeout_s);
 
   void zero_gradients();
+  Touched& touched() noexcept { return touched_; }
 
   /// What became of an attempt, or of waiting for one to begin.
   struct Outcome {
@@ -117,6 +119,7 @@ class Stepper {
   Link& link_;
   EndProcesses end_processes_;
   LossScaler loss_scaler_;
+  Touched touched_;
   session::RankMask participants_ = 0;  ///< Ranks of the attempt that assemble() prepared.
   session::Shares even_shares_;
   std::optional<MeasuredShares> measured_shares_;

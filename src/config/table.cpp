@@ -117,7 +117,9 @@ std::vector<Option> run_options() {
       number(KEY(runners.loss_scale.growth_steps), {.min = 0, .max = 1'000'000'000},
              "fp16: the factor doubles after so many steps in a row that did not lower it; 0: never."),
       plain<Boolean>(KEY(runners.protect_parameters),
-                     "Runners on the CPU map the master parameters read-only."),
+                     "Runners on the CPU map the master parameters read-only: a model may move them in "
+                     "forward() and put them back, and no other runner sees it. false: one runner may change "
+                     "them."),
       number(KEY(runners.spin_us), {.min = 0, .max = 1'000'000},
              "Microseconds that a waiting runner spins before it sleeps; 0: it sleeps at once."),
       choice(KEY(runners.on_loss), {"fail", "restart", "shrink"},

@@ -57,6 +57,12 @@ void validate_devices(const Config& config) {
   const bool has_gpus = runners.device == Device::automatic || runners.device == Device::cuda;
   require(config.nprocs != one_per_device || runners.device != Device::cpu, "nprocs",
           "nprocs is -1, one for each device, but runners.device is cpu; set auto, cuda or xla, or a number");
+  require(runners.protect_parameters || config.nprocs <= 1 || runners.device != Device::cpu,
+          "runners.protect_parameters",
+          fmt::format(
+              "runners.protect_parameters is false, so models may change the master parameters, but nprocs "
+              "is {}: several runners would write at the same time; set nprocs=1 or leave it true",
+              config.nprocs));
   require(runners.devices.empty() || has_gpus, "runners.devices",
           fmt::format("runners.devices names GPUs, but runners.device is {}; set auto or cuda",
                       name_of(runners.device)));

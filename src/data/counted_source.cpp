@@ -104,6 +104,7 @@ void CountedSource::remember() {
 
 void CountedSource::leave_state() {
   const auto cursor = data_cursor(view_.session());
+  if (cursor != told_) source_->consumed(told_ = cursor);
   if (cursor == left_at_ || states_.empty() || states_.front().element > cursor) return;
   while (states_.size() > 1 && states_[1].element <= cursor) states_.pop_front();
   auto& sharding = view_.sharding();

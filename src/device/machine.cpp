@@ -8,12 +8,12 @@
 #include <climits>
 #include <nlohmann/json.hpp>
 #include <string_view>
-#include <thread>
 
 #include "base/fields.hpp"
 #include "device/cuda_driver.hpp"
 #include "device/gpu_claims.hpp"
 #include "ipc/accelerators.hpp"
+#include "ipc/cores.hpp"
 #include "ipc/process.hpp"
 #include "ipc/socket.hpp"
 #include "ipc/wait_ready.hpp"
@@ -121,9 +121,7 @@ int tpu_chips(const std::filesystem::path& root) {
 }  // namespace
 
 Machine this_machine(const DriverQuestion& question) {
-  return {.gpus = list_gpus(question),
-          .tpu_chips = tpu_chips(question.root),
-          .cores = static_cast<int>(std::thread::hardware_concurrency())};
+  return {.gpus = list_gpus(question), .tpu_chips = tpu_chips(question.root), .cores = ipc::allowed_cores()};
 }
 
 std::string describe(const Gpus& gpus, std::size_t index) {

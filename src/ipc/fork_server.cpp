@@ -369,7 +369,7 @@ void become_fork_server_beside_threads(base::UniqueFd socket, const ChildMain& c
   default_signals();
   // These signals often go to a whole session or control group. Then the creator gets them too, and the
   // fork server ends when the creator does.
-  for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM}) signal(number, SIG_IGN);
+  for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2}) signal(number, SIG_IGN);
   // Drop output that the creator has buffered. It could not flush before the fork, because one of its threads
   // may hold the lock of a stream for long.
   __fpurge(stdout);

@@ -189,6 +189,14 @@ void survive_failed_writes() noexcept {
   signal(SIGXFSZ, SIG_IGN);
 }
 
+void leave_signals_to_host() noexcept {
+  struct sigaction action {};
+  action.sa_handler = [](int) {};
+  action.sa_flags = SA_RESTART;
+  for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2})
+    sigaction(number, &action, nullptr);
+}
+
 void set_self(std::vector<std::string> command) { own_command() = std::move(command); }
 
 namespace {

@@ -52,6 +52,10 @@ void name_process(const char* comm) noexcept;
 /// Makes writing to a pipe without a reader (SIGPIPE), or beyond RLIMIT_FSIZE (SIGXFSZ), an error that this
 /// process and its children survive.
 void survive_failed_writes() noexcept;
+/// This process ends when its host does, or asks it to. From now on it ignores the signals by which a
+/// scheduler or a terminal tells all processes of a job to end: the host decides what they mean. They are
+/// handled, not ignored, so that a program which this process executes has their default actions.
+void leave_signals_to_host() noexcept;
 
 struct Child {
   pid_t pid = 0;

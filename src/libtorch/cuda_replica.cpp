@@ -198,10 +198,13 @@ void CudaReplica::run(std::span<const replica::Field> batch, double divisor) {
   on_device([&] {
     const auto uploaded = upload(batch);
     if (!uploaded) return;
+    hooks_->begin_micro_batch();
     const auto outputs = model_.forward(*uploaded, divisor, torch_device_.type());
     numbers_.add(outputs, divisor);
     sink_->backward_begins();
+    hooks_->begin_backward();
     outputs.loss.backward();
+    hooks_->end_backward();
   });
 }
 

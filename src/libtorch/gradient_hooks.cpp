@@ -1,5 +1,7 @@
 #include "libtorch/gradient_hooks.hpp"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -15,6 +17,9 @@ at::Tensor dense_gradient(const at::Tensor& parameter) {
 struct GradientHooks::State {
   std::vector<at::Tensor> parameters;
   Completed completed;
+  std::vector<at::Tensor> aside{};  ///< `.grad` of each parameter while forward() runs.
+  std::vector<bool> stays{};        ///< Whether `.grad` is that of further micro-batches, too.
+  bool counts = false;              ///< The backward pass of the loss is under way.
 
   void complete(std::size_t index) { completed(index, parameters[index]); }
 };
@@ -32,7 +37,7 @@ class Hook final : public PostAccumulateGradHook {
   void operator()(const torch::autograd::Variable& parameter) override {
     if (before_)
       (*before_)(parameter);  // The model's own hook. .grad stays until finish().
-    else if (const auto state = state_.lock())
+    else if (const auto state = state_.lock(); state && state->counts)
       state->complete(index_);
   }
 
@@ -45,26 +50,59 @@ class Hook final : public PostAccumulateGradHook {
 }  // namespace
 
 GradientHooks::GradientHooks(std::vector<at::Tensor> parameters, replica::Sink& sink)
-    : GradientHooks(std::move(parameters), [&sink](std::size_t index, const at::Tensor& parameter) {
-        const auto dense = dense_gradient(parameter);
-        parameter.mutable_grad().reset();
-        sink.capture(index, dense.const_data_ptr());
-      }) {}
+    : GradientHooks(
+          std::move(parameters),
+          [&sink](std::size_t index, const at::Tensor& parameter) {
+            const auto dense = dense_gradient(parameter);
+            parameter.mutable_grad().reset();
+            sink.capture(index, dense.const_data_ptr());
+          },
+          false) {}
 
 GradientHooks::GradientHooks(std::vector<at::Tensor> parameters, Completed completed)
-    : state_(std::make_shared<State>(State{std::move(parameters), std::move(completed)})) {
+    : GradientHooks(std::move(parameters), std::move(completed), true) {}
+
+GradientHooks::GradientHooks(std::vector<at::Tensor> parameters, Completed completed, bool stays)
+    : state_(std::make_shared<State>(
+          State{.parameters = std::move(parameters), .completed = std::move(completed)})) {
   namespace autograd = torch::autograd::impl;
+  state_->aside.resize(state_->parameters.size());
   for (std::size_t i = 0; i < state_->parameters.size(); ++i) {
     const auto& parameter = state_->parameters[i];
     autograd::materialize_autograd_meta(parameter);
     auto before = std::move(autograd::post_acc_grad_hooks(parameter));
+    state_->stays.push_back(stays || before != nullptr);
     autograd::set_post_acc_grad_hooks(parameter, std::make_unique<Hook<State>>(state_, i, std::move(before)));
   }
 }
 
 GradientHooks::~GradientHooks() = default;
 
+void GradientHooks::begin_micro_batch() {
+  for (std::size_t i = 0; i < state_->parameters.size(); ++i)
+    state_->aside[i] = std::exchange(state_->parameters[i].mutable_grad(), {});
+}
+
+void GradientHooks::begin_backward() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < state_->parameters.size(); ++i) {
+    if (!state_->aside[i].defined()) continue;
+    auto& gradient = state_->parameters[i].mutable_grad();
+    if (gradient.defined()) state_->aside[i] = at::add(state_->aside[i], gradient);
+    gradient = std::exchange(state_->aside[i], {});
+  }
+  state_->counts = true;
+}
+
+void GradientHooks::end_backward() {
+  state_->counts = false;
+  for (std::size_t i = 0; i < state_->parameters.size(); ++i)
+    if (!state_->stays[i] && state_->parameters[i].grad().defined()) state_->complete(i);
+}
+
 void GradientHooks::begin() {
+  state_->counts = false;
+  state_->aside.assign(state_->parameters.size(), {});
   for (const auto& parameter : state_->parameters)
     if (parameter.grad().defined()) parameter.mutable_grad().reset();
 }

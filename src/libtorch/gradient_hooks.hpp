@@ -2,6 +2,10 @@
 // the sink and leaves `.grad` undefined, so that autograd never accumulates. On a device autograd accumulates
 // in `.grad`, and the sum is copied once.
 //
+// What counts of a micro-batch is what `.grad` holds after the backward pass of its loss, as in plain libtorch.
+// forward() may have backward passes of its own before: what they leave in `.grad` is added, unless forward()
+// drops it.
+//
 // Before the hook, the gradient's memory belongs to autograd and to the user's hooks, which may keep it. So
 // autograd must not write into the slab directly. (An allocator that lent the slab to autograd saved the
 // copy, but gave wrong gradients where one autograd node makes two gradients of the same size.)
@@ -37,12 +41,19 @@ class GradientHooks {
 
   /// Call it before an attempt. Drops gradients that an aborted attempt left in `.grad`.
   void begin();
+  /// Call it before forward(), which then finds `.grad` undefined, whatever other micro-batches have left.
+  void begin_micro_batch();
+  /// Call them before and after the backward pass of the loss.
+  void begin_backward();
+  void end_backward();
   /// Call it after the last backward() of an attempt. Completes gradients that are still in `.grad`: those of
   /// parameters on which the model has its own post-accumulate hook. That hook sees the sum over
   /// micro-batches. Where `.grad` stays as it is, completes all gradients.
   void finish();
 
  private:
+  GradientHooks(std::vector<at::Tensor> parameters, Completed completed, bool stays);
+
   struct State;
   std::shared_ptr<State> state_;
 };

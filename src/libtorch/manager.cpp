@@ -222,6 +222,8 @@ const std::vector<NamedTensor>& Manager::gradients() const {
   return state_->views->gradients;
 }
 
+std::vector<bool> Manager::touched() const { return state_->handle.touched(); }
+
 const std::vector<FlatGroup>& Manager::groups() const {
   state_->handle.check_owner("groups");
   const auto& tensors = state_->handle.manifest().tensors;

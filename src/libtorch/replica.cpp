@@ -93,10 +93,13 @@ void Replica::begin_attempt() {
 
 void Replica::run(std::span<const replica::Field> batch, double divisor) {
   in_model([&] {
+    hooks_->begin_micro_batch();
     const auto outputs = model_.forward(batch_of(batch), divisor, at::kCPU);
     numbers_.add(outputs, divisor);
     sink_->backward_begins();
+    hooks_->begin_backward();
     outputs.loss.backward();
+    hooks_->end_backward();
   });
 }
 

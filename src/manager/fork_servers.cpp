@@ -66,6 +66,7 @@ void run_fork_server(base::UniqueFd socket) {
   try {
     ipc::name_process("accelmgr:fork");
     ipc::survive_failed_writes();
+    ipc::leave_signals_to_host();
     ucred manager{};
     socklen_t size = sizeof manager;
     if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &manager, &size) != 0)

@@ -146,6 +146,7 @@ void run(base::UniqueFd socket, base::UniqueFd host_pidfd) {
   try {
     ipc::name_process("accelmgr:mgr");
     ipc::survive_failed_writes();
+    ipc::leave_signals_to_host();
     serve_host(socket.get(), std::move(host_pidfd));
   } catch (...) {
     fail(socket.get());

@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/session_state.hpp"
 #include "data/sharding.hpp"
+#include "ipc/cores.hpp"
 #include "replica/model.hpp"
 
 namespace accelmgr::manager {
@@ -58,7 +59,7 @@ SessionOwner SessionOwner::make(const Config& config, const Prepared& prepared) 
   session::check_memory(session::session_bytes(plan, config.nprocs),
                         static_cast<std::uint64_t>(config.memory.limit_bytes));
 
-  const int threads = static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = ipc::allowed_cores();
   auto session = session::Session::create(extent, 0, threads);
   session::write_manifest(manifest, session.manifest());
   replica::store_initial(model, session, manifest);

@@ -72,6 +72,10 @@ auto in_python(Body&& body) {
 /// Finds out whether a signal handler of Python has raised. Waits without the lock call its hook().
 class Interruption {
  public:
+  Interruption() = default;
+  /// `work`: a callable that is called at each look, or null.
+  explicit Interruption(PyObject* work) noexcept : work_(work) {}
+
   std::function<bool()> hook() {
     return [this] { return raised_ = raised_ || check(); };
   }
@@ -81,10 +85,15 @@ class Interruption {
   }
 
  private:
-  static bool check() {
+  bool check() const {
     const Locked lock;
-    return PyErr_CheckSignals() != 0;
+    if (PyErr_CheckSignals() != 0) return true;
+    if (work_ == nullptr) return false;
+    auto* result = PyObject_CallObject(work_, nullptr);
+    Py_XDECREF(result);
+    return result == nullptr;
   }
+  PyObject* work_ = nullptr;
   bool raised_ = false;
 };
 

@@ -95,7 +95,7 @@ class Handle {
     // A fork has none of the threads of the host's pool: a call that gives them work would wait for ever.
     if (method == StartMethod::fork && loaded_.config.runners.threads == 0)
       loaded_.config.runners.threads = 1;
-    Interruption interruption;
+    Interruption interruption(work_.ptr());
     const auto take = [&](const std::shared_ptr<const session::Session>& session,
                           const session::HostView& view, const session::Manifest& manifest) {
       session_ = session;
@@ -181,7 +181,7 @@ class Handle {
   /// Sets the result as `step_result` on what a signal handler raised: the step may have counted before that.
   StepResult step(std::optional<double> timeout_s, bool accumulate, bool parameters_changed) {
     auto& handle = started();
-    Interruption interruption;
+    Interruption interruption(work_.ptr());
     StepResult result;
     try {
       const Unlocked unlocked;
@@ -202,6 +202,8 @@ class Handle {
     return result;
   }
 
+  void while_waiting(nb::object work) { work_ = std::move(work); }
+
   const config::LoadedConfig& loaded() const noexcept { return loaded_; }
 
   /// Keys that a source other than the defaults has set.
@@ -218,6 +220,7 @@ class Handle {
   }
 
   config::LoadedConfig loaded_;
+  nb::object work_;  ///< Called while start() and step() wait.
   std::optional<client::Handle> handle_;
   std::shared_ptr<const session::Session> session_;
   std::optional<session::HostView> view_;
@@ -371,6 +374,8 @@ void bind_manager(nb::module_& module) {
            nb::arg("command") = std::vector<std::string>{},
            "Calls `prepared` when there are parameters() and gradients(), before any runner starts.\n\n"
            "command: another program, which becomes the manager.")
+      .def("while_waiting", &Handle::while_waiting, nb::arg("work"),
+           "`work` is called about every 20 ms while start() and step() wait, in their thread.")
       .def("attach", &Handle::attach, nb::arg("path"), nb::arg("name"), nb::arg("timeout"),
            "Drives the session of the service at `path` from now on. The configuration is the service's.")
       .def_prop_ro("unfinished", [](Handle& self) { return self.started().unfinished(); })
@@ -386,6 +391,21 @@ void bind_manager(nb::module_& module) {
            nb::arg("parameters_changed") = true,
            "An exception that a signal handler raises has the result as `step_result`.")
       .def("zero_grad", [](Handle& self) { unlocked([&m = self.started()] { m.zero_grad(); }); })
+      .def(
+          "touched",
+          [](Handle& self) {
+            const auto touched = self.started().touched();
+            const std::string flags(touched.begin(), touched.end());
+            return nb::bytes(flags.data(), flags.size());
+          },
+          "A byte for each parameter: 1 if a committed step has given it a gradient since it was zeroed.")
+      .def(
+          "set_touched",
+          [](Handle& self, const std::vector<std::size_t>& parameters, bool touched) {
+            self.started().set_touched(parameters, touched);
+          },
+          nb::arg("parameters"), nb::arg("touched"),
+          "Records what the host did to gradients, by their numbers.")
       .def("parameters", &Handle::parameters,
            "The master's parameters, each once; empty before there is a session.")
       .def("gradients", &Handle::gradients, "The master's gradients, in the order of parameters().")

@@ -207,7 +207,8 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
     return std::make_unique<PythonReplica>(factories().attr("make_replica")(
         config.model.factory, config.model.options, "seed"_a = config.seed_base, "rank"_a = role.rank,
         "device"_a = name_of(config.runners.device), "threads"_a = replica::compute_threads(config),
-        "deterministic"_a = config.deterministic, "autocast"_a = name_of(config.runners.autocast),
+        "shares_cores"_a = config.runners.threads == 0, "deterministic"_a = config.deterministic,
+        "autocast"_a = name_of(config.runners.autocast),
         "records"_a = config.runners.cuda_graph == CudaGraph::automatic,
         "overlaps"_a = config.runners.overlap_parameters, "micro_batches"_a = config.grad_accumulation_steps,
         "step_timeout"_a = config.step_timeout));

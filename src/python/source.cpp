@@ -36,7 +36,7 @@ class PythonSource final : public BatchSource {
 
   bool next(ElementWriter& element) override {
     return in_python<DataError>([&] {
-      const nb::object values = (*elements_).attr("next")();
+      const nb::object values = (*elements_).attr("next")(consumed_);
       if (values.is_none()) return false;
       std::size_t index = 0;
       for (const auto value : values) write(element, index++, value);
@@ -49,12 +49,10 @@ class PythonSource final : public BatchSource {
     return fmt::format("dataset[{}]", length_ > 0 ? element % static_cast<std::uint64_t>(length_) : element);
   }
 
+  void consumed(std::uint64_t elements) override { consumed_ = elements; }
+
   std::optional<std::string> state() const override {
-    return in_python<DataError>([&]() -> std::optional<std::string> {
-      const nb::object state = (*elements_).attr("state")();
-      if (state.is_none()) return std::nullopt;
-      return nb::cast<std::string>(state);
-    });
+    return in_python<DataError>([&] { return nb::cast<std::string>((*elements_).attr("state")()); });
   }
 
   void restore(const std::string& state) override {
@@ -77,6 +75,7 @@ class PythonSource final : public BatchSource {
 
   mutable ObjectReference elements_;
   std::vector<FieldSpec> fields_;
+  std::uint64_t consumed_ = 0;
   std::int64_t length_ = -1;  ///< Length of an indexed dataset, 0 if it has none; -1: it is iterated.
 };
 
@@ -85,8 +84,8 @@ class PythonSource final : public BatchSource {
 void register_sources() {
   register_data(kind, [](const Config& config) {
     return in_python<DataError>([&] {
-      return std::make_unique<PythonSource>(
-          factories().attr("make_elements")(config.data.factory, config.data.options, config.data.epochs));
+      return std::make_unique<PythonSource>(factories().attr("make_elements")(
+          config.data.factory, config.data.options, config.data.epochs, config.seed_base));
     });
   });
 }

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <map>
-#include <thread>
 #include <vector>
 
 #include "accelmgr/errors.hpp"
 #include "base/exception_text.hpp"
 #include "base/nearest.hpp"
+#include "ipc/cores.hpp"
 #include "replica/replica.hpp"
 
 namespace accelmgr::replica {
@@ -42,7 +42,8 @@ std::unique_ptr<Replica> make_replica(const Config& config, Role role) {
 
 int compute_threads(const Config& config) {
   if (config.runners.threads > 0) return config.runners.threads;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / config.nprocs);
+  const int share = std::max(1, ipc::allowed_cores() / config.nprocs);
+  return std::min(share, ipc::openmp_threads().value_or(share));
 }
 
 }  // namespace accelmgr::replica

@@ -10,6 +10,7 @@
 #include "base/exception_text.hpp"
 #include "base/log.hpp"
 #include "config/faults.hpp"
+#include "ipc/process.hpp"
 #include "ipc/socket.hpp"
 #include "runner/runner.hpp"
 
@@ -30,6 +31,7 @@ void keep_freed_pages(const Config& config) {
 
 int run(const Config& config, ipc::SpawnRequest request) {
   const auto begin = base::now_ns();
+  ipc::leave_signals_to_host();
   base::start_logging(fmt::format("rank {}", request.rank));
   const base::UniqueFd lifeline = std::move(request.fds.back());
   request.fds.pop_back();

@@ -16,7 +16,6 @@
 #include "base/timing.hpp"
 #include "ipc/epoch.hpp"
 #include "replica/model.hpp"
-#include "runner/write_guard.hpp"
 #include "session/attempt.hpp"
 
 namespace accelmgr::runner {
@@ -86,7 +85,7 @@ Runner::Runner(const Config& config, const session::RunnerView& runner, int life
                    *this);
     team_part_.emplace(config, view_, *replica_, static_cast<replica::Sink&>(*this));
   });
-  if (config.runners.protect_parameters) guard_parameters(view_, manifest_);
+  if (config.runners.protect_parameters) write_guard_.emplace(view_, manifest_);
   load_committed_state();
 }
 
@@ -216,6 +215,7 @@ void Runner::attempt(std::uint64_t number) {
   try {
     const bool skips = session_.control().request.skip != 0;
     if (!skips && team_part_->follow(number)) parameter_version_ = unknown_version;
+    if (write_guard_) write_guard_->begin();
     replica_->begin_attempt();
     if (buffer_version_ != session_.control().buffer_version.load()) load_state();  // The host wrote buffers.
     if (skips) {
@@ -299,6 +299,7 @@ void Runner::micro_batch(Batches::Filled filled) {
   if (base::fault_point(FaultPhase::forward) == base::FaultEffect::nan)
     divisor = std::numeric_limits<double>::quiet_NaN();
   replica_->run(batches_.fields_of(filled), divisor);
+  if (write_guard_) write_guard_->check();
   ballot_.samples += filled.elements;
   ballot_.elements += filled.elements;
   ++ballot_.micro_batches;

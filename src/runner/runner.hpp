@@ -14,6 +14,7 @@
 #include "runner/batches.hpp"
 #include "runner/gradients.hpp"
 #include "runner/team_part.hpp"
+#include "runner/write_guard.hpp"
 #include "session/manifest.hpp"
 #include "session/reduction.hpp"
 #include "session/session.hpp"
@@ -86,6 +87,7 @@ class Runner final : private replica::Sink {
   Gradients gradients_;
   session::Reduction reduction_;
   std::unique_ptr<replica::Replica> replica_;
+  std::optional<WriteGuard> write_guard_;
   std::optional<TeamPart> team_part_;  ///< Set by the constructor.
   session::Ballot ballot_{};
   std::uint64_t attempt_ = 0;         ///< The attempt under way, or the last one.

@@ -32,14 +32,14 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 10;
+constexpr std::uint32_t layout_version = 11;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
 constexpr std::size_t generator_bytes = 5120;  ///< Holds the state of torch's CPU generator (5056 bytes).
 constexpr std::size_t text_bytes = 4096;
 constexpr std::size_t log_tail_bytes = 2048;
-constexpr std::size_t source_state_bytes = 4000;
+constexpr std::size_t source_state_bytes = 256 * 1024;
 constexpr std::size_t row_guard_bytes = 64;      ///< Behind each row of a slot: unused, or a later row.
 constexpr std::size_t queue_guard_bytes = 4096;  ///< Unused bytes behind the slots of a queue.
 constexpr std::uint64_t max_incidents = 4;       ///< The session holds the last so many.

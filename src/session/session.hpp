@@ -55,6 +55,8 @@ class Session {
   bool make_private() noexcept;
   /// The descriptors of the session memfd, then of the slab of each rank; none after make_private().
   std::vector<int> fds() const;
+  /// Where the parameters lie in the first of them, in bytes.
+  std::uint64_t parameters_offset() const noexcept { return header_->parameters; }
 
   const Header& header() const noexcept { return *header_; }
   int ranks() const noexcept { return static_cast<int>(header_->ranks); }

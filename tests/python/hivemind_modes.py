@@ -270,7 +270,10 @@ class Peer:
     def compare(self, when: str) -> None:
         for (name, own), expected in zip(self.model.named_parameters(), self.plain.model.parameters(), strict=True):
             torch.testing.assert_close(
-                own, expected, **CLOSE, msg=lambda text: f"peer {self.number}, {name}, {when}: {text}"  # noqa: B023
+                own,
+                expected,
+                **CLOSE,
+                msg=lambda text: f"peer {self.number}, {name}, {when}: {text}",  # noqa: B023
             )
         rate = self.optimizer.opt.param_groups[0]["lr"]
         assert rate == self.plain.optimizer.param_groups[0]["lr"], f"peer {self.number}, {when}: rate {rate}"

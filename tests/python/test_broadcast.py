@@ -122,7 +122,8 @@ def test_alone_objects_and_groups_without_ranks_will_do() -> None:
     assert distributed.all_reduce(tensor, group=nobody) is tensor
     assert distributed.all_gather(tensor, group=[]) is tensor
     assert error_of(lambda: distributed.new_group(["a", "b"])) == (  # type: ignore[list-item]
-        "ConfigError", "the ranks of a group must be integers, not ['a', 'b']",
+        "ConfigError",
+        "the ranks of a group must be integers, not ['a', 'b']",
     )
     shaped = distributed.all_gather_tensors_with_shapes(tensor, [[2]])
     assert [one.tolist() for one in shaped] == [[1, 1]]

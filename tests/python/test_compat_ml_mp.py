@@ -81,7 +81,10 @@ def _use_torch(path: str) -> None:
     total, doubled = torch.ones(1), torch.ones(2) * distributed.get_rank()
     dist.all_reduce(total)
     said = [
-        dist.get_backend(), dist.get_rank(), dist.get_world_size(), total.item(),
+        dist.get_backend(),
+        dist.get_rank(),
+        dist.get_world_size(),
+        total.item(),
         ml_mp.all_to_all(doubled, dist.group.WORLD).tolist() if dist.get_world_size() == 2 else None,
         distributed.all_reduce(1, group=dist.new_group([0])),
     ]
@@ -221,12 +224,25 @@ def _programs(what: str, count: int, **environment: str) -> list[str]:
     programs = []
     try:
         for rank in range(count):
-            own = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(port)} if what in ("environment", "alone") else {}
-            programs.append(subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, what, str(rank), str(port)], stdout=subprocess.PIPE, text=True,
-                env={**os.environ, **own, **environment},
-            ))
+            own = (
+                {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "LOCAL_RANK": str(rank),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                }
+                if what in ("environment", "alone")
+                else {}
+            )
+            programs.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", PROGRAM, what, str(rank), str(port)],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, **own, **environment},
+                )
+            )
         return [program.communicate(timeout=120)[0] for program in programs]
     finally:
         for program in programs:

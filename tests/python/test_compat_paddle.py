@@ -22,8 +22,12 @@ _native.SerialExecutor("any")  # A process keeps this memory: opens it before te
 
 def _train(word: str = "none") -> tuple[Any, ...]:
     return (
-        word, distributed.get_rank(), distributed.all_reduce(1), os.environ["ACCELMGR_TRAINER_ID"],
-        "http_proxy" in os.environ, os.getpid(),
+        word,
+        distributed.get_rank(),
+        distributed.all_reduce(1),
+        os.environ["ACCELMGR_TRAINER_ID"],
+        "http_proxy" in os.environ,
+        os.getpid(),
     )
 
 

@@ -111,7 +111,10 @@ def _overlaps(index: int, path: str, executor: Any) -> list[str]:
 @pytest.mark.parametrize("passed_on", [True, False])
 def test_the_serial_executor_lets_one_in_at_a_time(tmp_path: Any, passed_on: bool) -> None:
     context = xmp.spawn(
-        _overlaps, (str(tmp_path), SERIAL if passed_on else None), nprocs=3, join=False,
+        _overlaps,
+        (str(tmp_path), SERIAL if passed_on else None),
+        nprocs=3,
+        join=False,
         start_method="forkserver" if passed_on else "fork",
     )
     assert context is not None and context.join(100)

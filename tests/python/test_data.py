@@ -77,8 +77,11 @@ def test_elements_of_every_kind_give_the_gradients_of_plain_pytorch(kind):
     dataset, collate_fn = KINDS[kind]
     batch = 1 if kind == "loader" else 2
     oracle = Oracle(
-        Line(), [dataset[i] for i in range(6)] if kind == "map_style" else dataset, nprocs=1,
-        batch_size_per_device=batch, collate_fn=collate_fn,
+        Line(),
+        [dataset[i] for i in range(6)] if kind == "map_style" else dataset,
+        nprocs=1,
+        batch_size_per_device=batch,
+        collate_fn=collate_fn,
     )
     model = Line()
     with accelmgr.Manager(
@@ -218,8 +221,8 @@ def test_an_element_unlike_the_first_is_the_error_of_the_step_that_meets_it():
         assert manager.statistics().steps == 3
 
 
-def test_an_element_that_outgrows_its_room_is_named():
-    elements = Elements([torch.zeros(10), torch.zeros(30_000)], {"as_bytes": True, "max_element_bytes": 0})
+def test_an_element_that_is_longer_than_the_user_has_said_is_named():
+    elements = Elements([torch.zeros(10), torch.zeros(30_000)], {"as_bytes": True, "max_element_bytes": 65536})
     assert elements.next() is not None
     with pytest.raises(accelmgr.DataError, match=r"element 1 .* takes 1\d{5} bytes.*max_element_bytes = 65536"):
         elements.next()

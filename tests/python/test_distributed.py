@@ -33,8 +33,14 @@ START_METHODS = ["spawn", "fork", "forkserver"]
 def ranks(function: Any, *args: Any, count: int = 2, method: str = "fork", **options: Any) -> list[Any]:
     """What `function(local_rank, *args)` returns in each of `count` ranks."""
     context = distributed.spawn(
-        options.pop("backend", "shm"), function, args, nproc_per_node=count, start_method=method, join=False,
-        timeout=options.pop("timeout", 60), **options,
+        options.pop("backend", "shm"),
+        function,
+        args,
+        nproc_per_node=count,
+        start_method=method,
+        join=False,
+        timeout=options.pop("timeout", 60),
+        **options,
     )
     assert context is not None
     assert context.join(100)
@@ -129,8 +135,12 @@ def _who(local_rank: int, a: int, b: int = 0) -> dict[str, Any]:
     return {
         "local": local_rank,
         "getters": (
-            distributed.get_rank(), distributed.get_local_rank(), distributed.get_world_size(),
-            distributed.get_nproc_per_node(), distributed.get_nnodes(), distributed.get_node_rank(),
+            distributed.get_rank(),
+            distributed.get_local_rank(),
+            distributed.get_world_size(),
+            distributed.get_nproc_per_node(),
+            distributed.get_nnodes(),
+            distributed.get_node_rank(),
         ),
         "model": distributed.model_name(),
         "backend": distributed.backend(),
@@ -145,7 +155,13 @@ def _who(local_rank: int, a: int, b: int = 0) -> dict[str, Any]:
 )
 def test_ranks_know_who_they_are_and_return_values(method: str, backend: str) -> None:
     context = distributed.spawn(
-        backend, _who, (10,), {"b": 5}, nproc_per_node=2, start_method=method, join=False,
+        backend,
+        _who,
+        (10,),
+        {"b": 5},
+        nproc_per_node=2,
+        start_method=method,
+        join=False,
         timeout=datetime.timedelta(seconds=60),
     )
     assert context is not None and context.join(100)
@@ -191,9 +207,7 @@ def _collectives(rank: int) -> dict[str, Any]:
     d = distributed
     size = d.get_world_size()
     tensor = torch.tensor([rank + 1.0, 2.0])
-    found: dict[str, Any] = {
-        op: d.all_reduce(tensor, op) for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
-    }
+    found: dict[str, Any] = {op: d.all_reduce(tensor, op) for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")}
     found["untouched"] = tensor
     found["AND"] = d.all_reduce(torch.tensor([rank == 0, True]), "AND")
     found["OR"] = d.all_reduce(torch.tensor([rank == 0, False]), "OR")
@@ -231,15 +245,20 @@ def _collectives(rank: int) -> dict[str, Any]:
 def _check_collectives(all_found: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(all_found):
         expected: dict[str, Any] = {
-            "SUM": torch.tensor([6.0, 6.0]), "AVG": torch.tensor([2.0, 2.0]), "PRODUCT": torch.tensor([6.0, 8.0]),
-            "MIN": torch.tensor([1.0, 2.0]), "MAX": torch.tensor([3.0, 2.0]),
+            "SUM": torch.tensor([6.0, 6.0]),
+            "AVG": torch.tensor([2.0, 2.0]),
+            "PRODUCT": torch.tensor([6.0, 8.0]),
+            "MIN": torch.tensor([1.0, 2.0]),
+            "MAX": torch.tensor([3.0, 2.0]),
             "untouched": torch.tensor([rank + 1.0, 2.0]),
-            "AND": torch.tensor([False, True]), "OR": torch.tensor([True, False]),
+            "AND": torch.tensor([False, True]),
+            "OR": torch.tensor([True, False]),
             "bfloat16": torch.full((3,), 3, dtype=torch.bfloat16),
             "0-d": torch.tensor(3, dtype=torch.int32),
             "group object": torch.tensor([2.0 if rank != 1 else 1.0]),
             "gather": torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]),
-            "gather 0-d": torch.tensor([0, 1, 2]), "gather numbers": torch.tensor([0, 1, 2]),
+            "gather 0-d": torch.tensor([0, 1, 2]),
+            "gather numbers": torch.tensor([0, 1, 2]),
             "broadcast": torch.tensor([1.0, 1.0]),
             "scatter": torch.tensor([3.0 + 3 * rank]),
             "all to all": torch.tensor([rank, 10 + rank, 20 + rank]),
@@ -294,8 +313,21 @@ def test_gradients_of_all_to_all_have_gradients() -> None:
 
 
 DTYPES = [
-    torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64,
-    torch.half, torch.bfloat16, torch.float, torch.double, torch.complex64, torch.complex128, torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.uint16,
+    torch.int16,
+    torch.uint32,
+    torch.int32,
+    torch.uint64,
+    torch.int64,
+    torch.half,
+    torch.bfloat16,
+    torch.float,
+    torch.double,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
 ]
 
 
@@ -671,7 +703,10 @@ def test_ctrl_c_ends_a_collective(backend: str) -> None:
 def _over_torch(rank: int, path: str, what: str) -> Any:
     del os.environ["ACCELMGR_WORLD_MEMORY"]  # As if another launcher had started it.
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{path}/store", rank=rank, world_size=int(os.environ["WORLD_SIZE"]),
+        "gloo",
+        init_method=f"file://{path}/store",
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
         timeout=datetime.timedelta(seconds=60),
     )
     try:
@@ -808,9 +843,7 @@ def test_initialize_at_an_address(port: int) -> None:
 
 def _alone_at_an_address(index: int, rank: int, port: int) -> tuple[str, str]:
     return error_of(
-        lambda: distributed.initialize(
-            "shm", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=2
-        )
+        lambda: distributed.initialize("shm", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=2)
     )
 
 

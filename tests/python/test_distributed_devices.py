@@ -176,8 +176,9 @@ def _mixed(rank: int) -> tuple[Any, ...]:
 def test_a_tensor_of_the_host_is_not_taken_for_one_of_a_gpu() -> None:
     for mismatch, shapes, after in ranks(_mixed, backend="auto"):
         assert mismatch[0] == shapes[0] == "CollectiveError"
-        assert "rank 0 called all_reduce SUM float32 [2]; rank 1 called all_reduce SUM float32 [2] on a device" in (
-            mismatch[1]
+        assert (
+            "rank 0 called all_reduce SUM float32 [2]; rank 1 called all_reduce SUM float32 [2] on a device"
+            in (mismatch[1])
         )
         assert "rank 1 called broadcast from rank 0 float32 [3] on a device" in shapes[1]
         assert after == [2]

@@ -19,42 +19,53 @@ from accelmgr.distributed import _process_group, _torch
 def _initialize(rank: int, path: str, name: str = "store") -> None:
     os.environ.pop("ACCELMGR_WORLD_MEMORY", None)  # As if another launcher had started it.
     dist.init_process_group(
-        "gloo", init_method=f"file://{path}/{name}", rank=rank, world_size=int(os.environ["WORLD_SIZE"]),
+        "gloo",
+        init_method=f"file://{path}/{name}",
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
         timeout=datetime.timedelta(seconds=60),
     )
 
 
 MISMATCHES: dict[str, tuple[Any, Any, list[str]]] = {
     "whole and float": (
-        lambda: distributed.all_reduce(0), lambda: distributed.all_reduce(2.5),
+        lambda: distributed.all_reduce(0),
+        lambda: distributed.all_reduce(2.5),
         ["member 0 called all_gather of objects", "member 1 called all_reduce SUM float64 []"],
     ),
     "broadcast whole and float": (
-        lambda: distributed.broadcast(0), lambda: distributed.broadcast(2.5),
+        lambda: distributed.broadcast(0),
+        lambda: distributed.broadcast(2.5),
         ["member 1 called broadcast from rank 0 float64 []"],
     ),
     "dtypes": (
-        lambda: distributed.all_reduce(torch.ones(2)), lambda: distributed.all_reduce(torch.ones(2, dtype=torch.int32)),
+        lambda: distributed.all_reduce(torch.ones(2)),
+        lambda: distributed.all_reduce(torch.ones(2, dtype=torch.int32)),
         ["all_reduce SUM float32 [2]", "all_reduce SUM int32 [2]"],
     ),
     "reductions": (
-        lambda: distributed.all_reduce(torch.ones(2)), lambda: distributed.all_reduce(torch.ones(2), "MAX"),
+        lambda: distributed.all_reduce(torch.ones(2)),
+        lambda: distributed.all_reduce(torch.ones(2), "MAX"),
         ["all_reduce SUM float32 [2]", "all_reduce MAX float32 [2]"],
     ),
     "shapes": (
-        lambda: distributed.broadcast(torch.ones(4)), lambda: distributed.broadcast(torch.ones(2)),
+        lambda: distributed.broadcast(torch.ones(4)),
+        lambda: distributed.broadcast(torch.ones(2)),
         ["broadcast from rank 0 float32 [4]", "broadcast from rank 0 float32 [2]"],
     ),
     "roots": (
-        lambda: distributed.broadcast(torch.ones(2), src=0), lambda: distributed.broadcast(torch.ones(2), src=1),
+        lambda: distributed.broadcast(torch.ones(2), src=0),
+        lambda: distributed.broadcast(torch.ones(2), src=1),
         ["from rank 0", "from rank 1"],
     ),
     "calls": (
-        distributed.barrier, lambda: distributed.reduce_scatter(torch.ones(2)),
+        distributed.barrier,
+        lambda: distributed.reduce_scatter(torch.ones(2)),
         ["member 0 called barrier", "member 1 called reduce_scatter SUM float32 [2]"],
     ),
     "exchange": (
-        lambda: distributed.all_to_all(torch.ones(2)), lambda: distributed.all_to_all(torch.ones(4)),
+        lambda: distributed.all_to_all(torch.ones(2)),
+        lambda: distributed.all_to_all(torch.ones(4)),
         ["all_to_all float32 [2]", "all_to_all float32 [4]"],
     ),
 }

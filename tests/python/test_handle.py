@@ -116,14 +116,24 @@ def test_parameters_whose_memory_was_replaced_are_named(shared):
             shared.step()
     finally:
         weight.data = own
-    gradient = weight.grad
-    weight.grad = torch.ones_like(weight)
+    weight.grad = torch.ones(2, *weight.shape)[1]
     try:
-        with pytest.raises(accelmgr.ModelError, match="gradient of parameter 'weight' is not the manager's tensor"):
+        with pytest.raises(accelmgr.ModelError, match="gradient of parameter 'weight' is part of other memory"):
             shared.step()
     finally:
-        weight.grad = gradient
+        weight.grad = None
     assert shared.step().ok
+
+
+def test_a_gradient_that_the_host_assigns_is_what_steps_add_to(shared):
+    shared.zero_grad()
+    assert shared.step().ok
+    place = shared.model.weight.grad.data_ptr()
+    one = shared.model.weight.grad.clone()
+    shared.model.weight.grad = torch.full_like(one, 100.0)
+    assert shared.step().ok
+    assert shared.model.weight.grad.data_ptr() == place
+    assert bool((shared.model.weight.grad > 50).all())
 
 
 def test_memory_that_was_moved_in_place_is_named(tmp_path):
@@ -135,8 +145,9 @@ def test_memory_that_was_moved_in_place_is_named(tmp_path):
             manager.step()
     model = Told(tmp_path)
     with accelmgr.Manager(model, Count(), nprocs=1) as manager:
+        assert manager.step().ok
         model.weight.grad.share_memory_()
-        with pytest.raises(accelmgr.ModelError, match="gradient of parameter 'weight' is not the manager's tensor"):
+        with pytest.raises(accelmgr.ModelError, match="memory of the gradient of parameter 'weight' was replaced"):
             manager.step()
 
 

@@ -35,7 +35,8 @@ try:
     manager.step()
 except KeyboardInterrupt as error:
     counted = error.step_result.counted
-    print("interrupted after", manager.statistics().steps, counted, model.weight.grad.tolist(), flush=True)
+    gradient = manager.get_aggregated_gradients()[0]
+    print("interrupted after", manager.statistics().steps, counted, gradient.tolist(), flush=True)
 sys.stdin.readline()
 print("then", manager.step(), flush=True)
 manager.stop()

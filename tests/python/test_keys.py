@@ -34,7 +34,9 @@ WITHOUT_EFFECT = {
     "train": ({"train__steps": 5}, "train.steps", "decides how many steps"),
     "launch": ({"launch": {"nprocs": 2}}, "launch.nprocs", "a manager does not"),
     "checkpoint": (
-        {"checkpoint": {"every": 5, "directory": "somewhere"}}, "checkpoint.every", r"calls save_checkpoint\(\)",
+        {"checkpoint": {"every": 5, "directory": "somewhere"}},
+        "checkpoint.every",
+        r"calls save_checkpoint\(\)",
     ),
     "seed": ({"data": {"seed": 1}}, "data.seed", "the dataset is the program's own"),
     "files": ({"data": {"files": ["a", "b"]}}, "data.files", "the dataset is the program's own"),
@@ -159,9 +161,7 @@ def sums(manager: accelmgr.Manager, model: Line) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
-    "dataset", [ROWS, Indexed(ROWS), Again()], ids=["iterable", "indexed", "read_in_the_host"]
-)
+@pytest.mark.parametrize("dataset", [ROWS, Indexed(ROWS), Again()], ids=["iterable", "indexed", "read_in_the_host"])
 def test_a_dataset_is_read_so_many_times(dataset: Any) -> None:
     model = Line()
     with accelmgr.Manager(

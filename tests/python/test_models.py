@@ -115,6 +115,7 @@ class Weighted(nn.Module):
 def test_buffers_that_the_host_writes_reach_the_runners():
     model = Weighted()
     with accelmgr.Manager(model, Numbers(), nprocs=2, runners__threads=1) as manager:
+
         def step():
             loss = manager.step(accumulate=False).loss
             return loss / model.scale.item()

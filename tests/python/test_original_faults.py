@@ -40,7 +40,6 @@ class Normed(Told):
         return {"loss": loss + 0.0 * self.norm(rows).mean(), "weight": own, "square": own**2}
 
 
-
 ELEMENTS = [torch.tensor([float(i), 1.0]) for i in range(19)]  # Each step takes four; the last takes three.
 
 

@@ -55,7 +55,10 @@ def test_a_manager_of_another_class_is_told_by_its_name():
 
 def test_what_a_manager_gives_out_tells_what_it_is(tmp_path):
     with accelmgr.Manager(
-        Told(tmp_path), Count(), nprocs=1, runners={"threads": 1, "on_loss": "fail"},
+        Told(tmp_path),
+        Count(),
+        nprocs=1,
+        runners={"threads": 1, "on_loss": "fail"},
         checkpoint__directory=str(tmp_path / "ck"),
     ) as manager:
         assert manager.step().ok

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
@@ -27,6 +28,8 @@ constexpr double stop_s = 3;           // For the fork server to end, when no pr
 constexpr double leaving_s = 5;        // For the agents to leave the store.
 constexpr double interrupted_s = 0.5;  // The same after a signal: the user waits for the end.
 constexpr int exit_lost = 1;
+// The ranks decide what these mean. The program ends when they do.
+constexpr std::array passed_on = {SIGUSR1, SIGUSR2, SIGALRM, SIGWINCH, SIGPWR};
 
 std::chrono::nanoseconds seconds(double s) {
   return std::chrono::nanoseconds(static_cast<std::int64_t>(s * 1e9));
@@ -63,7 +66,8 @@ Agent::Result Agent::run() {
       LocalRanks::Events{[this](int rank) { rank_ended(rank); },
                          [this](const std::string& how) { fork_server_ended(how); }});
   remove_report(options_.log_directory);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) signals_.add(number);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) signals_.add(number);
+  for (const int number : passed_on) signals_.add(number);
   watch_signals();
   open_store();
   loop_.run();
@@ -240,6 +244,10 @@ void Agent::broken(const std::exception_ptr& error) {
 
 void Agent::signalled(int number) {
   if (state_ == State::over) return;
+  if (std::ranges::find(passed_on, number) != passed_on.end()) {
+    if (ranks_->running() > 0) ranks_->signal(number);
+    return;
+  }
   const bool again = std::exchange(signal_, number) != 0;
   if (state_ == State::meeting || state_ == State::settling || state_ == State::beginning ||
       ranks_->running() == 0) {

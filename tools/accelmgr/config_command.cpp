@@ -1,9 +1,8 @@
 // accelmgr config show | check | reference
 #include <fmt/core.h>
 
-#include <thread>
-
 #include "commands.hpp"
+#include "ipc/cores.hpp"
 #include "standard_output.hpp"
 
 namespace accelmgr::program {
@@ -65,8 +64,7 @@ void add_config(CLI::App& app, Action& action) {
   check->callback([arguments, &action] {
     action = [arguments] {
       const auto loaded = load(*arguments);
-      for (const auto& warning :
-           config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
+      for (const auto& warning : config::warnings(loaded.config, ipc::allowed_cores()))
         fmt::print(stderr, "warning: {}\n", warning);
       print_out(fmt::format("{}: ok\n", arguments->file));
       return exit_done;

@@ -10,6 +10,7 @@
 #include "accelmgr/model.hpp"
 #include "commands.hpp"
 #include "device/machine.hpp"
+#include "ipc/cores.hpp"
 #include "ipc/memory.hpp"
 #include "session/kernels.hpp"
 #include "standard_output.hpp"
@@ -24,7 +25,10 @@ void say(fmt::format_string<Values...> format, Values&&... values) {
 
 void say_devices() {
   const auto machine = device::this_machine();
-  say("devices      cpu ({} cores)\n", machine.cores);
+  const auto cores = ipc::cores();
+  const auto openmp = ipc::openmp_threads();
+  say("devices      cpu ({} cores, limited by {}{})\n", cores.count, cores.limit,
+      openmp ? fmt::format("; OMP_NUM_THREADS: {} threads in each process", *openmp) : "");
   const auto& gpus = machine.gpus;
   for (std::size_t i = 0; i < gpus.visible.size(); ++i) {
     const auto& taken_by = gpus.visible[i].taken_by;

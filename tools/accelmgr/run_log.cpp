@@ -14,10 +14,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
-#include <thread>
 
 #include "accelmgr/errors.hpp"
 #include "config/loader.hpp"
+#include "ipc/cores.hpp"
 #include "ipc/process.hpp"
 #include "log_file.hpp"
 
@@ -42,7 +42,7 @@ ordered_json host_info() {
   utsname system{};
   uname(&system);
   return {{"cpu", cpu_model()},
-          {"cores", std::thread::hardware_concurrency()},
+          {"cores", ipc::allowed_cores()},
           {"kernel", system.release},
           {"architecture", system.machine}};
 }
@@ -167,7 +167,7 @@ void RunLog::run(const Config& config, const Summary& summary, const Manager& ma
   ordered_json peak{{"manager", statistics.manager_peak_memory_bytes}, {"runners", ordered_json::array()}};
   if (const auto host = ipc::usage(getpid())) peak["host"] = host->peak_rss_bytes;
   for (const auto& runner : statistics.runners) peak["runners"].push_back(runner.peak_memory_bytes);
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int cores = ipc::allowed_cores();
   ordered_json run{{"ended", ended},
                    {"run_id", run_id_},
                    {"steps", summary.steps},

@@ -4,12 +4,12 @@
 
 #include <cerrno>
 #include <cstring>
-#include <thread>
 
 #include "accelmgr/errors.hpp"
 #include "client/service_name.hpp"
 #include "commands.hpp"
 #include "file_limit.hpp"
+#include "ipc/cores.hpp"
 #include "python.hpp"
 #include "service/service.hpp"
 #include "standard_output.hpp"
@@ -39,8 +39,7 @@ gid_t group_named(const std::string& name) {
         options.http.empty() ? "--token-file" : "--http");
   if (!arguments.group.empty()) options.group = group_named(arguments.group);
   const auto loaded = load(arguments.config);
-  for (const auto& warning :
-       config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
+  for (const auto& warning : config::warnings(loaded.config, ipc::allowed_cores()))
     fmt::print(stderr, "accelmgr: warning: {}\n", warning);
   check_file_limit(16);
   if (is_of_python(loaded.config)) {

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "accelmgr/errors.hpp"
+#include "ipc/cores.hpp"
 
 namespace accelmgr::program {
 namespace {
@@ -32,7 +32,8 @@ constexpr Refused refused[] = {
     {"--run-path", "leave it out: python3 runs a PROGRAM that ends in .py"},
     {"--local-addr", "leave it out: hosts meet at the address that --rendezvous names"},
     {"--numa-binding", "put numactl in front of PROGRAM"},
-    {"--signals-to-handle", "leave it out: SIGINT, SIGTERM and SIGHUP are forwarded"},
+    {"--signals-to-handle",
+     "leave it out: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and others are forwarded"},
     {"--virtual-local-rank", "leave it out: the GPU of a process has the number LOCAL_RANK"},
 };
 
@@ -49,7 +50,7 @@ void add_refused(CLI::App& command) {
 
 std::string nprocs_of(const std::string& text) {
   if (text == "auto" || text == "gpu") return "-1";
-  return text == "cpu" ? std::to_string(std::max(1U, std::thread::hardware_concurrency())) : text;
+  return text == "cpu" ? std::to_string(ipc::allowed_cores()) : text;
 }
 
 std::string with_port(const std::string& endpoint, const std::string& port) {

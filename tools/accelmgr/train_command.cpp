@@ -1,10 +1,9 @@
 // accelmgr train
 #include <fmt/core.h>
 
-#include <thread>
-
 #include "commands.hpp"
 #include "file_limit.hpp"
+#include "ipc/cores.hpp"
 #include "shipped_configuration.hpp"
 #include "standard_output.hpp"
 #include "trainer.hpp"
@@ -28,8 +27,7 @@ int train(const TrainArguments& arguments) {
       print_out(text);
   }
   const auto loaded = load(chosen);
-  for (const auto& warning :
-       config::warnings(loaded.config, static_cast<int>(std::thread::hardware_concurrency())))
+  for (const auto& warning : config::warnings(loaded.config, ipc::allowed_cores()))
     fmt::print(stderr, "accelmgr: warning: {}\n", warning);
   check_file_limit(16);
   return Trainer(loaded.config, arguments.run).run();

@@ -1,10 +1,10 @@
 """A machine with several accelerators as one fast device, for an optimizer in this process.
 
-    manager = accelmgr.Manager(model, dataset, nprocs=2, batch_size_per_device=8)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for result in manager.steps(100):
-        optimizer.step()
-        manager.zero_grad()
+manager = accelmgr.Manager(model, dataset, nprocs=2, batch_size_per_device=8)
+optimizer = torch.optim.AdamW(model.parameters())
+for result in manager.steps(100):
+    optimizer.step()
+    manager.zero_grad()
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._feed import is_indexed
+from accelmgr._reading import is_indexed
 from accelmgr.errors import ConfigError, DataError, ModelError
 
 logger = logging.getLogger("accelmgr")
@@ -131,7 +131,7 @@ def check(model: Any, dataset: Any, collate_fn: Any) -> None:
         if parameter.dtype not in (torch.float32, torch.float64):
             raise ModelError(
                 f"parameter '{name}' is {parameter.dtype}; parameters must be float32 or float64, as mixed precision "
-                "needs them: pass model.float(), and runners__autocast=\"bf16\" to compute in bfloat16"
+                'needs them: pass model.float(), and runners__autocast="bf16" to compute in bfloat16'
             )
         if parameter.dtype != parameters[0][1].dtype:
             raise ModelError(

@@ -7,6 +7,7 @@ import copy
 import torch
 
 from accelmgr import _memory, _native
+from accelmgr._journal import Journal
 from accelmgr._master import Master, check_on_cpu
 from accelmgr._payload import private_copies
 from accelmgr._structure import Changes, Structure
@@ -19,12 +20,16 @@ class Binding:
     It exists as soon as the session holds the initial values.
     """
 
-    def __init__(self, handle: _native.Handle, model: torch.nn.Module | None) -> None:
+    def __init__(
+        self, handle: _native.Handle, model: torch.nn.Module | None, keeps_zeros: bool, journal: Journal | None
+    ) -> None:
+        """keeps_zeros: gradients are never None, but zero. journal: if there is a model."""
+        self._journal = journal
         self._handle = handle
         self._model = model
         self._changes: Changes | None = None
         self._structure: Structure | None = None
-        self.master = Master(handle)
+        self.master = Master(handle, keeps_zeros)
         if model is not None:
             self._structure = Structure(model)
             by_name = dict(model.named_parameters(remove_duplicate=False))
@@ -34,7 +39,7 @@ class Binding:
         self._former_gradients = [leaf.grad for leaf in self._leaves]
 
     def bind(self) -> None:
-        """Moves the parameters and their gradients into the session."""
+        """Moves the parameters into the session."""
         self.master.bind(self._leaves)
 
     def undo(self) -> None:
@@ -46,12 +51,13 @@ class Binding:
 
     def started(self) -> None:
         """From now on it knows what of the model changes."""
+        self.master.begin(self._former_gradients)
         self._former_gradients = []
-        if self._model is not None and self._structure is not None:
-            self._changes = Changes(self._model, self._structure)
+        if self._model is not None and self._structure is not None and self._journal is not None:
+            self._changes = Changes(self._model, self._structure, self._journal)
 
     def check(self) -> None:
-        """Raises ModelError unless the parameters are the session's; puts gradients back that were set to None."""
+        """Raises ModelError unless the parameters are the session's; takes over what was done to `.grad`."""
         if self._structure is not None:
             self._structure.check()
         self.master.look_after()
@@ -83,8 +89,11 @@ class Binding:
         self.master.update([by_parameter[id(leaf)] for leaf in self._leaves])
 
     def send_changes(self, everything: bool = False) -> None:
-        """Sends buffers and modes that have changed to the runners. everything: all buffers."""
-        if self._changes is None or not (changes := self._changes.take(everything)):
+        """Sends what has changed to the runners. everything: all buffers."""
+        if self._changes is None:
+            return
+        self._changes.write_journal()
+        if not (changes := self._changes.take(everything)):
             return
         for name, tensor in changes:
             check_on_cpu("update_buffers", name, tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 
 from accelmgr import _native
@@ -23,7 +24,15 @@ def main(arguments: list[str]) -> None:
     gc.freeze()  # The forks share all present objects. A collection that visits them would copy their pages in each.
     gc.enable()
     embed()
+    os.register_at_fork(after_in_child=_default_signals)
     _native.take_role(arguments)
+
+
+def _default_signals() -> None:
+    """Manager and runners ignore what ends a job; workers that a dataset forks are to end by it."""
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def serve(arguments: list[str]) -> None:

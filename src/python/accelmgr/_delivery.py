@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import torch
 
-from accelmgr import _native
+from accelmgr import _native, _settings
 from accelmgr._feed import Feed
-from accelmgr._payload import ForkedPayload, Payload, pickled
+from accelmgr._journal import Journal
+from accelmgr._long import LongElements
+from accelmgr._payload import ForkedPayload, Payload, PickledDataset, pickled_dataset
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
@@ -74,6 +76,8 @@ class Delivery:
         self._collate_fn = collate_fn
         self._options = options
         self._payload: Payload | ForkedPayload | None = None
+        self._long: LongElements | None = None
+        self.journal: Journal | None = None
         self.feed: Feed | None = None
 
     def begin(self, start_method: str, owner: object) -> list[str]:
@@ -81,17 +85,30 @@ class Delivery:
 
         A feed ends with `owner`.
         """
+        settings = _settings.current()
+        if self._dataset is not None:
+            self._long = LongElements()
+        if self._model is not None:
+            self.journal = Journal()
+            self.journal.settings = settings
+        options = {
+            **self._options,
+            "torch_seed": torch.initial_seed(),  # type: ignore[no-untyped-call]
+            "long": self._long.address if self._long is not None else "",
+            "settings": _settings.sendable(settings),
+            "journal": self.journal.address if self.journal is not None else "",
+        }
         if start_method == "fork":
             _warn_of_threads()
-            self._payload = ForkedPayload(self._model, self._dataset, self._collate_fn, self._options)
+            self._payload = ForkedPayload(self._model, self._dataset, self._collate_fn, options)
         else:
             dataset = self._sent(owner)
-            self._payload = Payload(self._model, self._factory, dataset, self._collate_fn, self._options)
-        settings = []
+            self._payload = Payload(self._model, self._factory, dataset, self._collate_fn, options)
+        keys = []
         for section, passed in (("model", self._model), ("data", self._dataset)):
             if passed is not None:
-                settings += [f"{section}.kind=python", f"{section}.options.payload={self._payload.path}"]
-        return settings
+                keys += [f"{section}.kind=python", f"{section}.options.payload={self._payload.path}"]
+        return keys
 
     def release_values(self) -> None:
         """Drops the copies of the model's values: the session has them."""
@@ -105,25 +122,26 @@ class Delivery:
 
     def close(self) -> None:
         """Ends the payload. The feed stays: another start may need it."""
-        if self._payload is not None:
-            self._payload.close()
+        for kept in (self._payload, self._long, self.journal):
+            if kept is not None:
+                kept.close()
 
     def end(self) -> None:
         if self.feed is not None:
             self.feed.close()
         self.close()
 
-    def _sent(self, owner: object) -> bytes:
+    def _sent(self, owner: object) -> PickledDataset:
         """The dataset pickled, or the address of its feed if it cannot be pickled."""
         if self.feed is not None:
-            return pickled("dataset", self.feed.address)
+            return pickled_dataset(self.feed.address)
         reason = "a generator"
         if not isinstance(self._dataset, GeneratorType):
             try:
-                return pickled("dataset", self._dataset)
+                return pickled_dataset(self._dataset)
             except DataError as error:
                 reason = str(error)
         logger.info("the dataset is read in this process and served from it: %s", reason)
         self.feed = Feed(self._dataset, self._options["epochs"])
         weakref.finalize(owner, self.feed.end)  # The manager process still runs then: end() does not wait for it.
-        return pickled("dataset", self.feed.address)
+        return pickled_dataset(self.feed.address)

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import collections.abc
 import copy
+import json
 import pickle
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from accelmgr._feed import Client, FeedAddress, elements_of, is_indexed
+from accelmgr import _settings
+from accelmgr._feed import Client, FeedAddress
+from accelmgr._journal import Reader
+from accelmgr._long import LENGTH, LongElements
 from accelmgr._memory import dtype_name
+from accelmgr._pickling import dump
+from accelmgr._reading import Reading, is_indexed
 from accelmgr.errors import DataError
 
 # Field names that encode the kind of an element. The fields of a mapping have its own keys.
 PICKLED = "<pickled>"
 ALONE = "<element>"
 ITEM = "<{}>"
+
+NUMBERS = "biufc"  # The kinds of NumPy's dtypes of which torch makes tensors.
+ROOM = 64 * 1024  # Bytes that a pickled element may have at least in its row.
 
 
 def structure_of(element: Any) -> tuple[list[str], list[Any]]:
@@ -58,7 +66,7 @@ def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 
 def as_tensor(value: Any) -> torch.Tensor | None:
-    """`value` as a contiguous tensor on the CPU; None if it cannot be one."""
+    """`value` as a contiguous tensor on the CPU, as default_collate makes it of numbers; None if it cannot be one."""
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             return None
@@ -66,9 +74,11 @@ def as_tensor(value: Any) -> torch.Tensor | None:
         if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
             return tensor
         return tensor.contiguous().resolve_conj().resolve_neg()
-    if isinstance(value, float):  # float64, as default_collate makes it.
+    if type(value) is float:  # float64, as default_collate makes it.
         return torch.tensor(value, dtype=torch.float64)
-    if isinstance(value, (bool, int)) or type(value).__module__ == "numpy":
+    if type(value) in (bool, int):
+        return torch.as_tensor(value)
+    if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in NUMBERS:
         return torch.as_tensor(value)
     return None
 
@@ -79,25 +89,24 @@ class Elements:
     With a collate_fn, and if elements have fields that are no tensors, each element is pickled bytes instead.
     """
 
-    LENGTH = struct.Struct("<Q")
-
     def __init__(self, dataset: Any, options: dict[str, Any]) -> None:
-        self._dataset = dataset.connect() if isinstance(dataset, FeedAddress) else dataset
-        self._fed = isinstance(self._dataset, Client)
-        self._restorable = self._fed or is_indexed(dataset)
+        self._client: Client | None = dataset.connect() if isinstance(dataset, FeedAddress) else None
+        self._reading = None if self._client is not None else Reading(dataset, int(options.get("epochs", 1)))
+        self._is_indexed = self._client is None and is_indexed(dataset)
         self.length = -1  # The length of an indexed dataset, 0 if it has none; -1: not indexed.
-        if not self._fed and is_indexed(dataset):
+        if self._is_indexed:
             self.length = len(dataset) if hasattr(dataset, "__len__") else 0
         self._position = 0
         self._names: list[str] = []
         self._items = 0  # The length of elements that are tuples or lists.
         self._as_bytes = bool(options["as_bytes"])
         self._limit = int(options["max_element_bytes"])
-        self._epochs = int(options.get("epochs", 1))
-        self._iterator = self._iterate(0)
-        self._first: list[Any] | None = None
-        data = self._dataset.example() if self._fed else None
-        first = next(self._iterator, None) if not self._fed else None if data is None else [pickle.loads(data)]
+        self._long: LongElements | None = None
+        self._has_long = False
+        self._journal = Reader(options["journal"]) if options.get("journal") else None
+        self._beginning = self._reading.position() if self._reading is not None else ""
+        data = self._client.example() if self._client is not None else None
+        first = self._reading.next() if self._reading is not None else None if data is None else [pickle.loads(data)]
         if first is None:
             raise DataError("the dataset has no elements")
         tensors: list[torch.Tensor] = []
@@ -105,49 +114,64 @@ class Elements:
             self._names, values = structure_of(first[0])
             tensors = [tensor for value in values if (tensor := as_tensor(value)) is not None]
             self._as_bytes = not tensors or len(tensors) < len(values)
-            self._items = len(values) if isinstance(first[0], (tuple, list)) else 0
+            self._items = len(values) if type(first[0]) in (tuple, list) else 0
         if self._as_bytes:
-            size = len(self._dump(data if self._fed else first[0]))
-            self._limit = self._limit or max(64 * 1024, 4 * size)
-            self._fields = [(PICKLED, torch.uint8, torch.Size([self._limit]))]
+            size = LENGTH.size + len(data if data is not None else dump(first[0]))
+            room = self._limit or max(ROOM, 4 * size)
+            if not self._limit:  # A longer element lies elsewhere.
+                self._long = LongElements(options.get("long", ""))
+            self._fields = [(PICKLED, torch.uint8, torch.Size([room]))]
+            self._room = room
         else:
             named = zip(self._names, tensors, strict=True)
             self._fields = [(name, tensor.dtype, tensor.shape) for name, tensor in named]
-        self._first = None if self._fed else first
+        self._first = None if self._client is not None else first
 
-    def _iterate(self, position: int) -> Iterator[list[Any]]:
-        """Yields elements from `position` on, each in a list. Those of a feed stay bytes if elements are bytes."""
-        if not self._fed:
-            yield from elements_of(self._dataset, position, self._epochs)
-            return
-        while (data := self._dataset.get(position)) is not None:
-            yield [data if self._as_bytes else pickle.loads(data)]
-            position += 1
+    def _read(self) -> list[Any] | None:
+        """The next element in a list; of a feed, the bytes that _dump() would make if elements are bytes."""
+        if self._reading is not None:
+            boxed, self._first = self._first or self._reading.next(), None
+            return boxed
+        assert self._client is not None
+        data = self._client.get(self._position)
+        if data is None:
+            return None
+        return [data if self._as_bytes else pickle.loads(data)]
 
-    def _dump(self, element: Any) -> bytes:
-        data = element if self._fed else pickle.dumps(element, protocol=pickle.HIGHEST_PROTOCOL)
-        return self.LENGTH.pack(len(data)) + data
+    def _row_of(self, element: Any) -> bytes:
+        data = element if self._client is not None else dump(element)
+        if LENGTH.size + len(data) <= self._room:
+            return LENGTH.pack(len(data)) + data
+        number = self._position - 1
+        if self._long is None:
+            raise DataError(
+                f"element {number} of the dataset takes {LENGTH.size + len(data)} bytes, more than max_element_bytes = "
+                f"{self._limit}"
+            )
+        self._has_long = True
+        return self._long.put(number, data)
 
     @property
     def fields(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Name, dtype and shape of each field."""
         return [(name, dtype_name(dtype), tuple(shape)) for name, dtype, shape in self._fields]
 
-    def next(self) -> list[Any] | None:
-        """The next element: a dense tensor for each field, or bytes; None at the end."""
-        boxed, self._first = self._first or next(self._iterator, None), None
+    def next(self, consumed: int = 0) -> list[Any] | None:
+        """The next element: a dense tensor for each field, or bytes; None at the end.
+
+        consumed: how many elements steps have consumed.
+        """
+        for values in self._journal.settings() if self._journal is not None else ():
+            _settings.apply(values)
+        if self._has_long and self._long is not None:
+            self._long.free(consumed)
+        boxed = self._read()
         if boxed is None:
             return None
         self._position += 1
         element = boxed[0]
         if self._as_bytes:
-            data = self._dump(element)
-            if len(data) > self._limit:
-                raise DataError(
-                    f"element {self._position - 1} of the dataset takes {len(data)} bytes, more than "
-                    f"max_element_bytes = {self._limit}"
-                )
-            return [data]
+            return [self._row_of(element)]
         if self._items and type(element) in (tuple, list) and len(element) == self._items:
             values = element
         else:
@@ -167,13 +191,26 @@ class Elements:
                 )
         return tensors
 
-    def state(self) -> str | None:
-        """The position in a dataset that is indexed or fed; None for any other, which cannot be restored."""
-        return str(self._position) if self._restorable else None
+    def state(self) -> str:
+        """The position in the dataset."""
+        if self._reading is None:
+            return str(self._position)
+        return self._beginning if self._first is not None else self._reading.position()
 
     def restore(self, state: str) -> None:
-        if not self._restorable or not state.isdigit():
-            raise DataError(f"the dataset cannot be resumed at '{state}'")
-        self._position = int(state)
-        self._iterator = self._iterate(self._position)
+        """Goes on at a state(); of an indexed dataset also at a number alone, as earlier versions have saved it."""
+        if state.isdigit() and (self._client is not None or self._is_indexed):
+            self._position = int(state)
+            if self._reading is not None:
+                self._reading.restore_index(self._position)
+                self._first = None
+            return
+        try:
+            position = json.loads(state)
+            self._position = position["elements"]
+            if self._reading is None:
+                raise TypeError
+            self._reading.restore(position)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"the dataset cannot be resumed at '{state[:200]}'") from error
         self._first = None

@@ -5,6 +5,7 @@ The host has sent them, or the configuration names a function that makes them (`
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import reprlib
 from collections.abc import Mapping
@@ -12,10 +13,11 @@ from typing import Any
 
 import torch
 
-from accelmgr import _arguments, _cuda, _xla
+from accelmgr import _arguments, _cuda, _settings, _xla
 from accelmgr._elements import Elements
 from accelmgr._payload import Received, tensors_of
-from accelmgr._replica import Replica, check_autocast, prepare_runner, seed_generators
+from accelmgr._pickling import send_definitions_to_workers
+from accelmgr._replica import Changes, Replica, check_autocast, prepare_runner, seed_generators
 from accelmgr._replica_cuda import CudaReplica
 from accelmgr._replica_xla import XlaReplica
 from accelmgr.errors import ConfigError, DataError, ModelError
@@ -75,6 +77,7 @@ def make_replica(
     rank: int,
     device: str,
     threads: int,
+    shares_cores: bool,
     deterministic: bool,
     autocast: str,
     records: bool,
@@ -87,36 +90,63 @@ def make_replica(
         _xla.imported()
     computes = rank >= 0
     if computes:
-        prepare_runner(threads, deterministic)
+        prepare_runner(threads, shares_cores, deterministic)
+    changes: Changes | None = None
     if PAYLOAD not in options:
         seed_generators(seed)  # So that the function draws the same numbers in all processes.
         model, collate_fn = make_model(factory, options), None
     else:
         received = Received(options[PAYLOAD])
+        _settings.apply(received.options["settings"])
         model, collate_fn = received.model(), received.load("collate_fn")
+        if computes:
+            changes = Changes(model, received.options["journal"], received.hooks)
     if device == "cuda" and not computes:
         _cuda.check_build()
     if device == "cpu" or not computes:
         if computes:
             check_autocast(autocast, torch.device("cpu"))
-        return Replica(model, collate_fn, autocast=autocast)
+        return Replica(model, collate_fn, autocast=autocast, changes=changes)
     if device == "cuda":
         cuda = _cuda.Cuda(rank)
         check_autocast(autocast, cuda.device)
         return CudaReplica(
-            model, collate_fn, cuda, autocast=autocast, records=records, overlaps=overlaps, patience_s=step_timeout
+            model,
+            collate_fn,
+            cuda,
+            autocast=autocast,
+            records=records,
+            overlaps=overlaps,
+            patience_s=step_timeout,
+            changes=changes,
         )
     opened = _xla.open_device(rank, threads)
     check_autocast(autocast, opened)
     return XlaReplica(
-        model, collate_fn, opened, autocast=autocast, accumulates=micro_batches > 1, patience_s=step_timeout
+        model,
+        collate_fn,
+        opened,
+        autocast=autocast,
+        accumulates=micro_batches > 1,
+        patience_s=step_timeout,
+        changes=changes,
     )
 
 
-def make_elements(factory: str, options: Options, epochs: int) -> Elements:
+def _mixed(seed: int, other: int) -> int:
+    """Of 63 bits, and unlike both."""
+    return int.from_bytes(hashlib.blake2b(f"data {seed} {other}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+def make_elements(factory: str, options: Options, epochs: int, seed: int) -> Elements:
+    """All generators of this process begin with `seed`, and with what the host has seeded torch with."""
     if PAYLOAD in options:
         received = Received(options[PAYLOAD])
+        _settings.apply(received.options["settings"])
+        seed_generators(_mixed(seed, received.options["torch_seed"]))
+        send_definitions_to_workers()
         return Elements(received.load("dataset"), received.options)
+    seed_generators(_mixed(seed, 0))
     dataset = made_by("data.factory", factory, options)
     if isinstance(dataset, (str, bytes)) or not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
         raise DataError(

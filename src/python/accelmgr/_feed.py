@@ -11,25 +11,26 @@ Protocol: the client sends the token, then numbers of elements. The answer to ea
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hmac
-import io
 import logging
 import os
-import pickle
+import queue
 import secrets
 import socket
 import struct
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import GeneratorType
 from typing import Any
 
-import cloudpickle
-import torch
-
 from accelmgr._describe import describe
+from accelmgr._pickling import dump
+from accelmgr._reading import Reading, is_indexed
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
@@ -42,78 +43,9 @@ ELEMENT, CONSUMED, END, FAILED = range(4)
 TOKEN_BYTES = 32
 GREETING_S = 5.0  # The most time until the token arrives.
 JOIN_S = 2.0  # The most time until a thread ends that is not inside the dataset.
+LOOK_S = 0.1  # How often a thread that waits for the dataset's own thread looks whether it is still wanted.
+MOMENT_S = 0.002  # After an element the manager process asks for the next one sooner than that.
 RETRY_S = 0.5  # The pause after accept() failed for want of a descriptor or of memory.
-
-
-def is_indexed(dataset: Any) -> bool:
-    """True if the dataset has no __iter__(): elements are read as dataset[i]."""
-    return not hasattr(dataset, "__iter__")
-
-
-def _once(dataset: Any, position: int) -> Iterator[list[Any]]:
-    if not is_indexed(dataset):
-        for element in dataset:
-            yield [element]
-        return
-    has_length = hasattr(dataset, "__len__")
-    while not has_length or position < len(dataset):
-        try:
-            element = dataset[position]
-        except (IndexError, StopIteration):
-            if has_length:  # Within the length, so it is an error of the dataset and not its end.
-                raise
-            return
-        yield [element]
-        position += 1
-
-
-def elements_of(dataset: Any, position: int = 0, epochs: int = 1) -> Iterator[list[Any]]:
-    """Yields the elements in order, `epochs` times (0: without end), each in a list of its own.
-
-    An indexed dataset is read from `position` on, which counts elements over all epochs. It must have a length unless
-    epochs is 1.
-    """
-    epoch = 0
-    if epochs != 1 and is_indexed(dataset) and len(dataset):
-        epoch, position = divmod(position, len(dataset))
-    while epochs == 0 or epoch < epochs:
-        empty = True
-        for boxed in _once(dataset, position):
-            empty = False
-            yield boxed
-        if empty and epoch == 0:
-            return
-        if empty:
-            raise DataError(
-                f"the dataset gave no element when it was iterated again, in epoch {epoch + 1} (data.epochs = {epochs})"
-            )
-        epoch, position = epoch + 1, 0
-
-
-# Elements as bytes
-
-
-def _rebuild(data: bytes | bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=dtype).view(shape)
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickles the values of a tensor alone. torch pickles the whole storage of a view, and takes ten times as long."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor or obj.layout != torch.strided or obj.device.type != "cpu" or obj.is_quantized:
-            return super().reducer_override(obj)
-        values = obj.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        data = pickle.PickleBuffer(values.view(torch.uint8).numpy().data) if values.numel() else b""
-        return _rebuild, (data, obj.dtype, tuple(obj.shape))
-
-
-def dump(element: Any) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(element)
-    return file.getvalue()
 
 
 # The side of the manager process
@@ -194,6 +126,58 @@ class FeedAddress:
 
 # The side of the host
 
+
+def _is_of_thread(error: BaseException) -> bool:
+    """Whether only one thread may read the dataset, as sqlite3's connections say of themselves."""
+    return isinstance(error, Exception) and "thread" in str(error).lower()
+
+
+def _holds_sqlite(dataset: Any) -> bool:
+    """Whether a generator has variables that only the thread which made them may use. It does not survive a try."""
+    sqlite = sys.modules.get("sqlite3")
+    if sqlite is None or not isinstance(dataset, GeneratorType) or dataset.gi_frame is None:
+        return False
+    return any(isinstance(value, (sqlite.Connection, sqlite.Cursor)) for value in dataset.gi_frame.f_locals.values())
+
+
+OF_THREAD = (
+    "\nThis dataset cannot be pickled, so this process reads it: in a thread of its own, or in the thread that calls "
+    "step(). Open what is bound to a thread where it is used first, in __getitem__() or __iter__() or in the body of the "
+    "generator (for SQLite also: sqlite3.connect(..., check_same_thread=False))"
+)
+
+
+class _Owner:
+    """Calls functions in the thread that made the dataset, while that waits for the manager process: in work()."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def call(self, function: Callable[[], Any], wanted: Callable[[], bool]) -> Any:
+        """Blocks until work() has called it, or until it is not wanted() any more: then it returns None."""
+        self._calls.put(function)
+        while wanted():
+            with contextlib.suppress(queue.Empty):
+                result, error = self._results.get(timeout=LOOK_S)
+                if error is not None:
+                    raise error
+                return result
+        return None
+
+    def work(self) -> None:
+        """Does what is wanted now. Returns when nothing has been wanted for a moment."""
+        while True:
+            try:
+                function = self._calls.get(timeout=MOMENT_S)
+            except queue.Empty:
+                return
+            try:
+                self._results.put((function(), None))
+            except BaseException as error:
+                self._results.put((None, error))
+
+
 _feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 
@@ -206,7 +190,10 @@ class Feed:
     """
 
     def __init__(self, dataset: Any, epochs: int = 1) -> None:
-        self._elements = elements_of(dataset, epochs=epochs)
+        self._dataset = dataset
+        self._epochs = epochs
+        self._elements = Reading(dataset, epochs, restorable=False)
+        self._thread = _Owner() if _holds_sqlite(dataset) else None
         self._owner = os.getpid()
         self._closed = False
         self._turn = threading.Lock()  # The thread that reads the dataset holds it.
@@ -228,6 +215,11 @@ class Feed:
         self._threads: set[threading.Thread] = set()
         _feeds.add(self)
         self._start(_accept, weakref.ref(self), self._listener)
+
+    def work(self) -> None:
+        """Reads elements in the caller's thread if the dataset is bound to one. Call it while step() or start() waits."""
+        if (owner := self._thread) is not None:
+            owner.work()
 
     def follow(self, consumed: Callable[[], int]) -> None:
         """From now on elements below consumed() are dropped. The feed's threads call consumed()."""
@@ -325,13 +317,16 @@ class Feed:
         data = b""
         self._reader = threading.get_ident()
         try:
-            boxed = next(self._elements, None)
+            boxed = self._next_element()
             if boxed is None:
                 over = END, b""
             elif self._next >= wanted or self._example is None:
                 data = dump(boxed[0])
         except BaseException as error:  # SystemExit, too: the error must reach the host's own thread.
-            over = FAILED, describe(error).encode()
+            over = (
+                FAILED,
+                (describe(error) + (OF_THREAD if _is_of_thread(error) else "")).encode("utf-8", "backslashreplace"),
+            )
         finally:
             self._reader = 0
         with self._lock:
@@ -349,6 +344,25 @@ class Feed:
             if len(self._kept) <= self._most:
                 return
         self._forget_consumed()
+
+    def _next_element(self) -> list[Any] | None:
+        if self._thread is None:
+            try:
+                return self._elements.next()
+            except Exception as error:
+                count = self._elements.count
+                if (
+                    not _is_of_thread(error)
+                    or isinstance(self._dataset, GeneratorType)
+                    or (count > 0 and not is_indexed(self._dataset))
+                ):
+                    raise
+                self._elements = Reading(self._dataset, self._epochs, restorable=False)
+                if count > 0:
+                    self._elements.restore_index(count)
+                self._thread = _Owner()
+        boxed: list[Any] | None = self._thread.call(self._elements.next, lambda: not self._closed)
+        return boxed
 
     def _forget_consumed(self) -> None:
         consumed = self._consumed()

@@ -15,7 +15,6 @@ Named = list[tuple[str, torch.Tensor]]
 
 _address = torch.Tensor.data_ptr
 _gradient = operator.attrgetter("grad")
-_requires_grad = operator.attrgetter("requires_grad")
 
 
 def _tensors(places: Sequence[_native.Place]) -> Named:
@@ -41,10 +40,16 @@ def check_replacement(call: str, name: str, current: torch.Tensor, value: torch.
 
 
 class Master:
-    """Views of the session, in the manifest's order. The session stays mapped as long as a view lives."""
+    """Views of the session, in the manifest's order. The session stays mapped as long as a view lives.
 
-    def __init__(self, handle: _native.Handle) -> None:
+    The `.grad` of a leaf is the master's gradient, or None if no step has given it one since it was zeroed: then an
+    optimizer leaves it alone, as in plain PyTorch.
+    """
+
+    def __init__(self, handle: _native.Handle, keeps_zeros: bool) -> None:
+        """keeps_zeros: `.grad` is never None, but zero."""
         self._handle = handle
+        self._keeps_zeros = keeps_zeros
         self.parameters = _tensors(handle.parameters())
         self.gradients = _tensors(handle.gradients())
         self._gradients = [gradient for _, gradient in self.gradients]
@@ -54,56 +59,107 @@ class Master:
         self._leaves: list[torch.nn.Parameter] = []
 
     def bind(self, leaves: list[torch.nn.Parameter]) -> None:
-        """Makes `leaves` the master's parameters: moves their memory and `.grad` into the session."""
-        for leaf, (_, parameter), gradient in zip(leaves, self.parameters, self._gradients, strict=True):
+        """Makes `leaves` the master's parameters: moves their memory into the session."""
+        for leaf, (_, parameter) in zip(leaves, self.parameters, strict=True):
+            leaf.grad = None
             leaf.data = parameter
-            leaf.grad = gradient if leaf.requires_grad else None
         self._leaves = leaves
+
+    def begin(self, former: Sequence[torch.Tensor | None]) -> None:
+        """The session has gradients now. former: what `.grad` was before bind(); steps add to it."""
         self._note()
+        self.show(everything=True)
+        for leaf, gradient in zip(self._leaves, former, strict=True):
+            if gradient is not None:
+                leaf.grad = gradient
+        self.look_after()
 
     def _note(self) -> None:
         self._found = list(map(_gradient, self._leaves))
-        self._required = list(map(_requires_grad, self._leaves))
+        self._lacks = any(gradient is None for gradient in self._found)
+
+    def show(self, everything: bool = False) -> None:
+        """After a step: `.grad` of the parameters that it has used. everything: it has overwritten all of them."""
+        if not everything and not self._lacks:
+            return
+        touched = b"\1" * len(self._leaves) if self._keeps_zeros else self._handle.touched()
+        for leaf, found, gradient, has_one in zip(self._leaves, self._found, self._gradients, touched, strict=True):
+            if has_one and found is None and (leaf.requires_grad or not self._keeps_zeros):
+                leaf.grad = gradient
+            elif everything and not has_one:
+                leaf.grad = None
+        self._note()
 
     def look_after(self) -> None:
-        """Puts gradients back that the caller has set to None, as zeros, which `zero_grad(set_to_none=True)` means.
+        """Makes the master's gradients what the caller has made of `.grad`: None is zero, another tensor is copied.
 
-        Sets the gradient of a frozen parameter to None, as in plain torch. Raises ModelError for a parameter that no
-        longer lies in the master's memory, and for a gradient that is another tensor.
+        Raises ModelError for a parameter that no longer lies in the master's memory, and for a gradient that is part of
+        other memory.
         """
         leaves = self._leaves
         if (
             all(map(operator.is_, map(_gradient, leaves), self._found))
             and list(map(_address, leaves)) == self._parameter_places
             and list(map(_address, self._gradients)) == self._gradient_places
-            and list(map(_requires_grad, leaves)) == self._required
         ):
             return
+        dropped: list[int] = []
+        written: list[int] = []
         for index, leaf in enumerate(leaves):
-            if leaf.numel():  # A parameter without elements has no address.
-                self._look_after(index, leaf)
+            if leaf.numel() and leaf.data_ptr() != self._parameter_places[index]:  # Without elements: no address.
+                raise ModelError(
+                    f"the memory of parameter '{self.parameters[index][0]}' was replaced (by to(), share_memory(), "
+                    "load_state_dict(assign=True) or tie_weights(), for instance): runners do not see what is "
+                    "written there. Change parameters in place, or with update_model_parameters()"
+                )
+            if self._gradients[index].data_ptr() != self._gradient_places[index]:
+                raise ModelError(
+                    f"the memory of the gradient of parameter '{self.parameters[index][0]}' was replaced (by "
+                    "share_memory_(), for instance): runners do not write there"
+                )
+            gradient = leaf.grad
+            if gradient is None:
+                if self._found[index] is not None:
+                    dropped.append(index)
+            elif leaf.numel() and gradient.data_ptr() != self._gradient_places[index]:
+                self._check_own(index, gradient)
+                written.append(index)
+        self._zero(dropped)
+        with torch.no_grad():
+            for index in written:
+                self._gradients[index].copy_(leaves[index].grad)
+                leaves[index].grad = self._gradients[index]
+        if dropped:
+            self._handle.set_touched(dropped, False)
+        if written:
+            self._handle.set_touched(written, True)
+        for index in dropped if self._keeps_zeros else ():
+            leaves[index].grad = self._gradients[index] if leaves[index].requires_grad else None
         self._note()
 
-    def _look_after(self, index: int, leaf: torch.nn.Parameter) -> None:
-        if leaf.data_ptr() != self._parameter_places[index]:
+    def _check_own(self, index: int, gradient: torch.Tensor) -> None:
+        if gradient._is_view() or (
+            gradient.layout is torch.strided and gradient.untyped_storage().nbytes() > (gradient.nbytes)
+        ):
             raise ModelError(
-                f"the memory of parameter '{self.parameters[index][0]}' was replaced (by to(), share_memory(), "
-                "load_state_dict(assign=True) or tie_weights(), for instance): runners do not see what is "
-                "written there. Change parameters in place, or with update_model_parameters()"
+                f"the gradient of parameter '{self.parameters[index][0]}' is part of other memory, which the manager "
+                "does not write; copy it into the gradient that is there, or assign a tensor of its own"
             )
-        gradient = leaf.grad
-        own = gradient is not None and gradient.data_ptr() == self._gradient_places[index]
-        if own and leaf.requires_grad:
+
+    def _zero(self, dropped: list[int]) -> None:
+        if len(dropped) == len(self._leaves):
+            self._handle.zero_grad()
             return
-        if gradient is not None and not own:
-            raise ModelError(
-                f"the gradient of parameter '{self.parameters[index][0]}' is not the manager's tensor; change it in "
-                "place"
-            )
-        if not own and not leaf.requires_grad:
-            return
-        self._gradients[index].zero_()
-        leaf.grad = None if own else self._gradients[index]
+        for index in dropped:
+            self._gradients[index].zero_()
+
+    def zero(self, set_to_none: bool) -> None:
+        """Zeroes all gradients. set_to_none: `.grad` is None until a step gives a gradient."""
+        self._handle.zero_grad()
+        if set_to_none:
+            for leaf in self._leaves:
+                leaf.grad = None
+            self._note()
 
     def update(self, values: list[torch.Tensor]) -> None:
         """Replaces all parameters. Raises ModelError, before it writes anything, if one does not fit."""

@@ -13,24 +13,33 @@ buffers.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import io
+import itertools
 import mmap
 import os
 import pickle
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
 import torch
+from torch.utils.hooks import RemovableHandle
 
+from accelmgr._outline import HOOKS_OF_TENSORS, OWN_HOOKS, HooksOfTensors, registrar_of
+from accelmgr._pickling import dump_dataset, load_dataset
 from accelmgr.errors import DataError, ModelError, UsageError
 
 ALIGNMENT = 64
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Of Linux on x86; Python has the name from 3.13 on.
+
+PickledDataset = tuple[bytes, list[memoryview]]
+"""With memory of the dataset's tensors and arrays, which is copied once: all processes map the copy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,24 +150,24 @@ class _Attached:
 
     number: int
     attributes: dict[str, Any]
-    hooks: list[Callable[..., Any]]
-    hooks_after: list[Callable[..., Any]]
+    hooks: dict[str, dict[int, Callable[..., Any]]]
+    """By their kind, and by their numbers in the host."""
 
     @staticmethod
     def of(number: int, tensor: torch.Tensor) -> _Attached:
-        after = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
-        hooks = list((tensor._backward_hooks or {}).values())
-        return _Attached(number, dict(tensor.__dict__), hooks, list(after.values()))
+        hooks = {kind: dict(getattr(tensor, kind, None) or {}) for kind in HOOKS_OF_TENSORS}
+        return _Attached(number, dict(tensor.__dict__), hooks)
 
     def __bool__(self) -> bool:
-        return bool(self.attributes or self.hooks or self.hooks_after)
+        return bool(self.attributes) or any(self.hooks.values())
 
-    def attach(self, tensor: torch.Tensor) -> None:
+    def attach(self, tensor: torch.Tensor) -> HooksOfTensors:
         tensor.__dict__.update(self.attributes)
-        for hook in self.hooks:
-            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        for hook in self.hooks_after:
-            tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return {
+            (self.number, kind, number): registrar_of(tensor, kind)(hook)
+            for kind, hooks in self.hooks.items()
+            for number, hook in hooks.items()
+        }
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -197,11 +206,11 @@ def _culprit(value: Any, path: str, depth: int = 4) -> str:
     return f"{path} ({type(value).__module__}.{type(value).__qualname__})"
 
 
-def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType({})) -> bytes:
-    """Pickles `value`. Raises DataError, or ModelError for the model, that names the object that cannot be pickled."""
-    file = io.BytesIO()
+@contextlib.contextmanager
+def _naming(what: str, value: Any) -> Iterator[None]:
+    """Raises DataError, or ModelError for the model, that names the object that cannot be pickled."""
     try:
-        _Pickler(file, numbers).dump(value)
+        yield
     except Exception as error:
         kind = ModelError if what == "model" else DataError
         other = "; pass a function that makes the model, as in Manager(make_model, ...)" if what == "model" else ""
@@ -209,7 +218,22 @@ def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType
             f"{_culprit(value[0] if isinstance(value, tuple) else value, what)} cannot be pickled, as every start "
             f"method but 'fork' needs{other}: {type(error).__name__}: {error}"
         ) from error
+
+
+def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType({})) -> bytes:
+    file = io.BytesIO()
+    with _naming(what, value):
+        _Pickler(file, numbers).dump(value)
     return file.getvalue()
+
+
+def pickled_dataset(dataset: Any) -> PickledDataset:
+    with _naming("dataset", dataset):
+        return dump_dataset(dataset)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _memfd(name: str, size: int) -> int:
@@ -259,13 +283,13 @@ Factory = Callable[[], torch.nn.Module]
 
 
 class Payload:
-    """The host's side. `dataset`: from pickled(). `factory`: if it is passed, it is sent instead of the model."""
+    """The host's side. `factory`: if it is passed, it is sent instead of the model."""
 
     def __init__(
         self,
         model: torch.nn.Module | None,
         factory: Factory | None,
-        dataset: bytes,
+        dataset: PickledDataset,
         collate_fn: Any,
         options: dict[str, Any],
     ) -> None:
@@ -274,7 +298,9 @@ class Payload:
         attached = [_Attached.of(number, tensor) for number, tensor in enumerate(self._values.tensors)]
         attached = [found for found in attached if found]
         made = pickled("model", factory) if factory is not None else pickled("model", (model, attached), numbers)
-        sections = {"model": made, "dataset": dataset, "collate_fn": pickled("collate_fn", collate_fn)}
+        data, buffers = dataset
+        sections = {"model": made, "dataset": data, "collate_fn": pickled("collate_fn", collate_fn)}
+        offsets = list(itertools.accumulate((_aligned(buffer.nbytes) for buffer in buffers), initial=0))
         # cloudpickle, not pickle: it includes classes that are defined in __main__.
         header = cloudpickle.dumps(
             {
@@ -283,13 +309,18 @@ class Payload:
                 "slots": self._values.slots,
                 "factory": factory is not None,
                 "sizes": {name: len(section) for name, section in sections.items()},
+                "buffers": [(offset, buffer.nbytes) for offset, buffer in zip(offsets, buffers, strict=False)],
             }
         )
         parts = [len(header).to_bytes(8, "little"), header, *sections.values()]
-        self._objects = _memfd("accelmgr-objects", sum(map(len, parts)))
+        begin = _aligned(sum(map(len, parts)))
+        self._objects = _memfd("accelmgr-objects", begin + offsets[-1])
         self._closing = weakref.finalize(self, os.close, self._objects)  # Also if the manager is never stopped.
         with os.fdopen(os.dup(self._objects), "wb") as file:
             file.writelines(parts)
+            for offset, buffer in zip(offsets, buffers, strict=False):
+                file.seek(begin + offset)
+                file.write(buffer)
         self._values.move()
 
     @property
@@ -344,6 +375,8 @@ class Received:
 
     def __init__(self, path: str) -> None:
         self._forked = ForkedPayload.objects.get(path)
+        self.hooks: HooksOfTensors = {}
+        """Those of the model's tensors, from model() on."""
         if self._forked is not None:
             return
         if path.startswith("forked:"):
@@ -354,7 +387,9 @@ class Received:
         fd = _open(pid, objects, "accelmgr-objects")
         if fd is None:
             raise UsageError(f"the host, process {pid}, has ended or closed its manager")
-        self._objects = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        # Private: what a dataset writes to its tensors is its own. Pages that are only read exist once.
+        flags = mmap.MAP_PRIVATE | MAP_NORESERVE
+        self._objects = mmap.mmap(fd, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         os.close(fd)
         self._begin = 8 + int.from_bytes(self._objects[:8], "little")
         self._objects.seek(8)
@@ -393,19 +428,29 @@ class Received:
         """Unpickles `dataset` or `collate_fn`."""
         if self._forked is not None:
             return self._forked[what]
-        return self._unpickle(what, [])
+        if what != "dataset":
+            return self._unpickle(what, [])
+        memory = memoryview(self._objects)
+        first = _aligned(self._begin + sum(self._parts["sizes"].values()))
+        buffers = [memory[first + offset : first + offset + size] for offset, size in self._parts["buffers"]]
+        begin, size = self._section(what)
+        return load_dataset(memory[begin : begin + size], buffers)
 
-    def _unpickle(self, what: str, tensors: list[torch.Tensor]) -> Any:
+    def _section(self, what: str) -> tuple[int, int]:
         begin = self._begin
         for name, size in self._parts["sizes"].items():
             if name == what:
-                break
+                return begin, size
             begin += size
-        self._objects.seek(begin)
+        raise KeyError(what)
+
+    def _unpickle(self, what: str, tensors: list[torch.Tensor]) -> Any:
+        self._objects.seek(self._section(what)[0])
         return _Unpickler(self._objects, tensors).load()
 
     def model(self) -> torch.nn.Module:
         """Makes the model. It has the initial values, unless these are in the session already."""
+        RemovableHandle.next_id += OWN_HOOKS
         if self._forked is not None:
             model: torch.nn.Module = self._forked["model"]
             for parameter in model.parameters():  # The host's gradients are not those of a replica.
@@ -419,7 +464,7 @@ class Received:
         tensors = self._tensors()
         model, attached = self._unpickle("model", tensors)
         for found in attached:
-            found.attach(tensors[found.number])
+            self.hooks |= found.attach(tensors[found.number])
         return model
 
     def _made(self, factory: Factory) -> torch.nn.Module:

@@ -13,16 +13,19 @@ import pickle
 import random
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from accelmgr import _native
+from accelmgr import _native, _settings
 from accelmgr._describe import describe
-from accelmgr._elements import PICKLED, Elements, restore_structure, structure_of
+from accelmgr._elements import PICKLED, restore_structure, structure_of
+from accelmgr._journal import Reader
+from accelmgr._long import element_in
 from accelmgr._memory import dense_over, dtype_name, tensor_over
-from accelmgr._structure import MODES, Buffers, Structure
+from accelmgr._outline import Follower, HooksOfTensors
+from accelmgr._structure import JOURNAL_BYTES, MODES, Buffers, Structure, tensors_of
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]
@@ -104,8 +107,31 @@ def read_outputs(outputs: Any) -> Numbers:
     return _checked_loss(loss), scalars
 
 
+Kept = list[tuple[torch.nn.Parameter, torch.Tensor]]
+
+
+def set_aside(parameters: Iterable[torch.nn.Parameter]) -> Kept:
+    """Takes `.grad` away, so that forward() finds none of another micro-batch, and can drop only its own."""
+    kept = [(parameter, gradient) for parameter in parameters if (gradient := parameter.grad) is not None]
+    for parameter, _ in kept:
+        parameter.grad = None
+    return kept
+
+
+def put_back(kept: Kept) -> None:
+    """Adds what forward() has left in `.grad` to what set_aside() took away."""
+    with torch.no_grad():
+        for parameter, total in kept:
+            if parameter.grad is not None:
+                total = total.add_(parameter.grad) if total.layout is torch.strided else total + parameter.grad
+            parameter.grad = total
+
+
 class Gradients:
     """Hands gradients from autograd to the sink, by a hook on each parameter.
+
+    What counts of a micro-batch is what `.grad` holds after the backward pass of its loss, as in plain PyTorch. forward()
+    may have backward passes of its own before: what they leave in `.grad` is added, unless forward() drops it.
 
     The sink copies the first gradient of an attempt and adds later ones. The hook leaves `.grad` None, so that autograd
     never adds. If the user has a post-accumulate hook on the parameter, `.grad` is kept until rest(), and the user's
@@ -116,6 +142,8 @@ class Gradients:
         self._parameters = parameters
         self._sink = sink
         self._hooked = [False] * len(parameters)
+        self._counts = False  # The backward pass of the loss is under way.
+        self._kept: Kept = []
         self.hook()
 
     def hook(self) -> None:
@@ -126,38 +154,77 @@ class Gradients:
                 parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        capture = self._sink.capture
-
         def hook(parameter: torch.Tensor) -> None:
-            if len(parameter._post_accumulate_grad_hooks) > 1:
-                return
-            gradient = parameter.grad
-            parameter.grad = None
-            if gradient is None:
-                return
-            dense = (gradient if gradient.layout is torch.strided else gradient.to_dense()).contiguous()
-            capture(index, dense.data_ptr())
+            if self._counts and not self._is_kept(parameter):
+                self._hand_over(index)
 
         return hook
 
+    @staticmethod
+    def _is_kept(parameter: torch.Tensor) -> bool:
+        return len(parameter._post_accumulate_grad_hooks or ()) > 1
+
+    def _hand_over(self, index: int) -> None:
+        parameter = self._parameters[index]
+        gradient = parameter.grad
+        parameter.grad = None
+        if gradient is None:
+            return
+        dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
+        if dense.shape != parameter.shape:  # A hook has called resize_().
+            raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
+        dense = dense.to(parameter.dtype).contiguous().resolve_neg()
+        self._sink.capture(index, dense.data_ptr())
+
+    def begin_micro_batch(self) -> None:
+        """Call it before forward()."""
+        self._kept = set_aside(parameter for parameter, _ in self._kept)
+
+    def begin_backward(self) -> None:
+        self._sink.backward_begins()
+        put_back(self._kept)
+        self._counts = True
+
+    def end_backward(self) -> None:
+        """Hands over what backward passes of forward() have left for parameters of which the loss does not depend."""
+        self._counts = False
+        self._kept = []
+        for index, gradient in enumerate(map(_gradient, self._parameters)):
+            if gradient is None:
+                continue
+            if self._is_kept(self._parameters[index]):
+                self._kept.append((self._parameters[index], gradient))
+            else:
+                self._hand_over(index)
+
     def forget(self) -> None:
         """Drops the gradients of an aborted attempt."""
-        if any(gradient is not None for gradient in map(_gradient, self._parameters)):
-            for parameter in self._parameters:
+        self._counts = False
+        self._kept = []
+        for parameter, gradient in zip(self._parameters, map(_gradient, self._parameters), strict=True):
+            if gradient is not None:
                 parameter.grad = None
 
     def rest(self) -> None:
         """Hands over what is still in `.grad`. Call it after the last backward pass of an attempt."""
+        self._kept = []
         for index, gradient in enumerate(map(_gradient, self._parameters)):
-            if gradient is None:
-                continue
-            parameter = self._parameters[index]
-            parameter.grad = None
-            dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
-            if dense.shape != parameter.shape:  # A hook has called resize_().
-                raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
-            dense = dense.to(parameter.dtype).contiguous().resolve_neg()
-            self._sink.capture(index, dense.data_ptr())
+            if gradient is not None:
+                self._hand_over(index)
+
+
+class Changes:
+    """What the host changes in the model and in torch's settings after the start, made here too."""
+
+    def __init__(self, model: torch.nn.Module, journal: str, hooks: HooksOfTensors) -> None:
+        self._reader = Reader(journal)
+        self._follower = Follower(model, tensors_of(model), hooks)
+
+    def make(self, end: int) -> None:
+        """Those that the journal has up to `end`."""
+        for entry in self._reader.entries(end, lambda: self._follower.known):
+            if not self._follower.make(entry):
+                _settings.apply(entry[1])
 
 
 class Replica:
@@ -165,13 +232,17 @@ class Replica:
 
     _device_type = "cpu"
 
-    def __init__(self, model: torch.nn.Module, collate_fn: Any, *, autocast: str = "off") -> None:
+    def __init__(
+        self, model: torch.nn.Module, collate_fn: Any, *, autocast: str = "off", changes: Changes | None = None
+    ) -> None:
+        """changes: what the host changes after the start; None if it does not have the model."""
         self._model = model
+        self._changes = changes
         self._collate_fn = collate_fn or torch.utils.data.default_collate
         self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
         self._structure = Structure(model)
         self._buffers = Buffers(model)
-        self._followed = self._structure.modes
+        self._followed = bytes(JOURNAL_BYTES) + self._structure.modes
         self._modes = bytearray(self._followed)
         self._modes_tensor = torch.frombuffer(self._modes, dtype=torch.uint8)
         self._parameters = self._structure.parameters
@@ -218,18 +289,23 @@ class Replica:
         return "this device has no part in teams"
 
     def run(self, fields: list[Field], divisor: float) -> None:
+        assert self._gradients is not None
         self._follow()
+        self._gradients.begin_micro_batch()
         loss, scalars = self._loss(self._inputs(fields), divisor)
         self._note(loss, scalars, divisor)
-        if self._sink is not None:
-            self._sink.backward_begins()
+        self._gradients.begin_backward()
         loss.backward()  # type: ignore[no-untyped-call]
+        self._gradients.end_backward()
 
     def _follow(self) -> None:
-        """Switches the modes that the host has switched."""
+        """Makes the changes that the host has made to the model since the last micro-batch."""
         if self._modes != self._followed:
             modes = bytes(self._modes)
-            self._structure.follow(modes, self._followed)
+            if self._changes is not None and modes[:JOURNAL_BYTES] != self._followed[:JOURNAL_BYTES]:
+                self._changes.make(int.from_bytes(modes[:JOURNAL_BYTES], "little"))
+                self._structure.replace_modules()
+            self._structure.follow(modes[JOURNAL_BYTES:], self._followed[JOURNAL_BYTES:])
             self._followed = modes
             if self._gradients is not None:
                 self._gradients.hook()
@@ -249,9 +325,10 @@ class Replica:
         self._scalars += [(name, value, 1 / divisor) for name, value in scalars]
 
     def _autocast_context(self) -> contextlib.AbstractContextManager[Any]:
-        if self._autocast_dtype is None:
+        dtype = self._autocast_dtype or _settings.runner.autocast.get(self._device_type)
+        if dtype is None:
             return contextlib.nullcontext()
-        return torch.autocast(self._device_type, dtype=self._autocast_dtype)
+        return torch.autocast(self._device_type, dtype=dtype, cache_enabled=torch.is_autocast_cache_enabled())
 
     def _divided(self, loss: torch.Tensor, divisor: float | torch.Tensor) -> torch.Tensor:
         return loss.div(divisor)
@@ -260,22 +337,17 @@ class Replica:
         if fields[0][0] == PICKLED:
             _, _, (count, size), memory = fields[0]
             rows = memoryview(memory)
-            return self._collate_fn([self._element(rows[i * size : (i + 1) * size]) for i in range(count)])
+            return self._collate_fn([pickle.loads(element_in(rows[i * size : (i + 1) * size])) for i in range(count)])
         # Copies, because a model may write into its batch or keep it, and an attempt may be repeated with the batch.
         return restore_structure(
             [(name, dense_over(memory, dtype, shape).clone()) for name, dtype, shape, memory in fields]
         )
 
-    @staticmethod
-    def _element(row: memoryview) -> Any:
-        (length,) = Elements.LENGTH.unpack_from(row)
-        return pickle.loads(row[Elements.LENGTH.size : Elements.LENGTH.size + length])
-
     def _forward(self, inputs: Any) -> Any:
         try:
             if isinstance(inputs, collections.abc.Mapping):
                 return self._model(**inputs)
-            if isinstance(inputs, (tuple, list)):
+            if isinstance(inputs, (tuple, list)) and not isinstance(inputs, torch.nn.utils.rnn.PackedSequence):
                 return self._model(*inputs)
             return self._model(inputs)
         except (RuntimeError, IndexError) as error:
@@ -344,9 +416,12 @@ def seed_generators(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def prepare_runner(threads: int, deterministic: bool) -> None:
+def prepare_runner(threads: int, shares_cores: bool, deterministic: bool) -> None:
+    """shares_cores: the number of threads is this runner's share, and not one of the configuration."""
     torch.set_num_threads(threads)
-    torch.set_deterministic_debug_mode("warn" if deterministic else "default")
+    _settings.runner.threads = threads if shares_cores else 0
+    _settings.runner.deterministic = deterministic
+    _settings.write_deterministic((0, False))
 
 
 def check_autocast(autocast: str, device: torch.device) -> None:

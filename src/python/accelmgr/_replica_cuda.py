@@ -27,7 +27,7 @@ from accelmgr._elements import PICKLED, mapped, restore_structure
 from accelmgr._graphs import Graphs
 from accelmgr._layers import Layers
 from accelmgr._memory import dense_over
-from accelmgr._replica import Description, Field, Gradients, Left, Numbers, Replica, described
+from accelmgr._replica import Changes, Description, Field, Gradients, Left, Numbers, Replica, described, set_aside
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
 
 ALIGNMENT = 64  # Bytes; of tensors in memory that several share.
@@ -69,7 +69,7 @@ class DeviceGradients(Gradients):
         self._recorded: list[int] | None = None  # Those whose gradients tell that they are complete; None: no graph.
         self._late = [False] * len(parameters)
         self._told = [False] * len(parameters)
-        self._kept: list[torch.Tensor] = []  # What the device copies.
+        self._copied: list[torch.Tensor] = []  # What the device copies.
         super().__init__(parameters, sink)
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -106,7 +106,7 @@ class DeviceGradients(Gradients):
         if dense.shape != parameter.shape:  # A hook has called resize_().
             raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
         dense = dense.to(parameter.dtype).contiguous().resolve_neg()
-        self._kept.append(dense)
+        self._copied.append(dense)
         self._told[index] = True
         self._transport.written(index, dense.data_ptr())
 
@@ -114,17 +114,22 @@ class DeviceGradients(Gradients):
         return self._sink.last_micro_batch()
 
     def begin_backward(self) -> None:
-        self._sink.backward_begins()
+        super().begin_backward()
         self._last = self._sink.last_micro_batch()
 
     def end_backward(self) -> None:
-        self._last = False
+        self._last = self._counts = False
         if len(set(self._order)) < len(self._order):
             for index, times in collections.Counter(self._order).items():
                 self._late[index] |= times > 1
 
     def begin_micro_batch(self) -> None:
         self._order = []
+        self._kept = []
+
+    def begin_forward(self) -> None:
+        """Call it in computing(), unless a graph is launched instead."""
+        self._kept = set_aside(self._parameters)
 
     def begin_recording(self) -> None:
         self._recorded = []
@@ -145,7 +150,7 @@ class DeviceGradients(Gradients):
             self._transport.written(index, gradient.data_ptr(), in_graph=True)
 
     def forget(self) -> None:
-        self._kept, self._order = [], []
+        self._copied, self._order = [], []
         self._told = [False] * len(self._parameters)
         super().forget()
 
@@ -175,10 +180,11 @@ class CudaReplica(Replica):
         records: bool,
         overlaps: bool,
         patience_s: float,
+        changes: Changes | None,
     ) -> None:
         """records: CUDA graphs. overlaps: layers compute while parameters of the next come. patience_s: a wait for the
         device that takes longer means that it hangs."""
-        super().__init__(model, collate_fn, autocast=autocast)
+        super().__init__(model, collate_fn, autocast=autocast, changes=changes)
         self._cuda = cuda
         self._device_type = cuda.device.type
         self._patience_s = patience_s
@@ -273,6 +279,7 @@ class CudaReplica(Replica):
 
     def _compute(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
         """Forward and backward pass."""
+        self._device_gradients.begin_forward()
         with contextlib.nullcontext() if self._layers is None else self._layers.in_use():
             loss, scalars = self._loss(inputs, divisor)
         del inputs
@@ -376,9 +383,7 @@ class CudaReplica(Replica):
             raise Left
         for tensor, offset in zip(tensors, offsets, strict=True):
             tensor_in(memory, offset, tensor).copy_(tensor)
-        return [
-            (target.data_ptr(), offset, target.nbytes) for target, offset in zip(targets, offsets, strict=True)
-        ]
+        return [(target.data_ptr(), offset, target.nbytes) for target, offset in zip(targets, offsets, strict=True)]
 
     def _bring_buffers(self) -> None:
         if not self._has_buffers and self._session_buffers:

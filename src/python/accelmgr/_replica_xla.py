@@ -31,7 +31,7 @@ from torch.utils import deterministic
 
 from accelmgr import _native
 from accelmgr._memory import dtype_name, tensor_over
-from accelmgr._replica import Field, Left, Replica
+from accelmgr._replica import Changes, Field, Kept, Left, Replica, put_back, set_aside
 from accelmgr.errors import DeviceError, ModelError
 
 SIGN_OF_LIFE_S = 0.02
@@ -169,9 +169,10 @@ class XlaReplica(Replica):
         autocast: str,
         accumulates: bool,
         patience_s: float,
+        changes: Changes | None,
     ) -> None:
         """accumulates: a step has several micro-batches. patience_s: more than any work with the device takes."""
-        super().__init__(model, collate_fn, autocast=autocast)
+        super().__init__(model, collate_fn, autocast=autocast, changes=changes)
         self._xla: Any = importlib.import_module("torch_xla")
         self._xla_model: Any = importlib.import_module("torch_xla.core.xla_model")
         self._device = device
@@ -190,6 +191,7 @@ class XlaReplica(Replica):
         self._divisor: tuple[float | torch.Tensor, torch.Tensor] | None = None
         self._flags: list[torch.Tensor] = []  # False and True, on the device.
         self._micro_batches = 0
+        self._kept: Kept = []  # Sums over micro-batches in `.grad`, while forward() runs.
 
     # What the runner calls
 
@@ -316,6 +318,7 @@ class XlaReplica(Replica):
 
     def _forward_pass(self, inputs: Any, divisor: float) -> torch.Tensor:
         self._bring()
+        self._kept = set_aside(self._parameters)
         loss, scalars = self._loss(self._uploaded(inputs), divisor)
         self._note(loss, scalars, divisor)
         return loss
@@ -328,6 +331,7 @@ class XlaReplica(Replica):
         return loss.div(self._divisor[1])
 
     def _backward_pass(self, loss: torch.Tensor) -> None:
+        put_back(self._kept)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for index, parameter in enumerate(self._parameters):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import collections
 import json
 import math
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from accelmgr import _native
+from accelmgr._memory import dense_over, dtype_name
 from accelmgr.errors import CheckpointError
 
 LARGEST = 2**63
@@ -37,14 +39,16 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach().cpu().contiguous()
         return {"<tensor>": path}
-    if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        value = value.item()
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else {"<float>": str(value)}
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGEST:
         return {"<int>": str(value)}
     if value is None or isinstance(value, (bool, int, str)):
         return value
+    if isinstance(value, bytes):
+        return {"<bytes>": base64.b64encode(value).decode()}
     if isinstance(value, (list, tuple, set, frozenset)):
         items = [encode(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {f"<{type(value).__name__}>": items}
@@ -61,6 +65,7 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 _MADE: dict[str, Callable[[Any], Any]] = {
     "<float>": float,
     "<int>": int,
+    "<bytes>": base64.b64decode,
     "<tuple>": tuple,
     "<set>": set,
     "<frozenset>": frozenset,
@@ -77,6 +82,17 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return value
     ((kind, inner),) = value.items()
     return tensors[inner] if kind == "<tensor>" else _MADE[kind](decode(inner, tensors))
+
+
+def as_text(tensor: torch.Tensor) -> list[Any]:
+    """The whole tensor in JSON."""
+    content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return [dtype_name(tensor.dtype), list(tensor.shape), base64.b64encode(content).decode()]
+
+
+def from_text(text: list[Any]) -> torch.Tensor:
+    name, shape, content = text
+    return dense_over(bytearray(base64.b64decode(content)), name, tuple(shape))
 
 
 def collected(

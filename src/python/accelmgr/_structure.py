@@ -1,8 +1,9 @@
 """The modules, parameters and buffers of a model, and the changes that the host makes to them after the start.
 
 Parameters are in the session's memory, so a write in place is all that runners need. Everything else that a step
-depends on is sent as buffers: the model's own buffers, and `<modes>`, one byte for each module (1: training mode) and
-then for each parameter (1: requires a gradient).
+depends on is sent as buffers: the model's own buffers, and `<modes>`: how far the journal of other changes is to be read
+(eight bytes, _journal.py), then one byte for each module (1: training mode) and for each parameter (1: requires a
+gradient).
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from typing import Any, TypeGuard
 
 import torch
 
+from accelmgr import _settings
+from accelmgr._journal import SETTINGS, Journal
+from accelmgr._outline import Outline
 from accelmgr.errors import ModelError
 
 MODES = "<modes>"
 """The name of a buffer that is none of the model's."""
+JOURNAL_BYTES = 8
 
 _training = operator.attrgetter("training")
 _requires_grad = operator.attrgetter("requires_grad")
@@ -30,6 +35,11 @@ def _alike(one: torch.Tensor | None, other: torch.Tensor) -> TypeGuard[torch.Ten
     return one is not None and one.shape == other.shape and one.dtype == other.dtype
 
 
+def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters, then buffers, each once: the order in which host and runners number them."""
+    return [*model.parameters(), *model.buffers()]
+
+
 class Structure:
     """The modules and parameters that `model` had when this object was made."""
 
@@ -38,6 +48,8 @@ class Structure:
         self.parameters = list(model.parameters())
         self._names = dict(model.named_parameters(remove_duplicate=False))
         self._switched = list(model.modules())
+        self._places = 2 * len(self._switched) + 64  # For those that will come.
+        self.changes = 0  # How often modules without parameters came or went, as check() saw it.
         self._look()
 
     def _look(self) -> None:
@@ -68,19 +80,33 @@ class Structure:
                     "manager for the changed model"
                 )
         self._look()  # Modules without parameters came or went.
+        self.changes += 1
+
+    def replace_modules(self) -> None:
+        """Gives modules that came a place in `modes`. Raises ModelError for too many."""
+        known = set(map(id, self._switched))
+        self._switched += [module for module in self._model.modules() if id(module) not in known]
+        if len(self._switched) > self._places:
+            raise ModelError(
+                f"modules of the model were replaced too often since the start: runners follow train() and eval() of "
+                f"{self._places} of them. Start another manager for the changed model"
+            )
+        self._look()
 
     @property
     def modes(self) -> bytes:
-        """The content of `<modes>`: one byte for each module, then one for each parameter."""
-        return bytes([*map(_training, self._switched), *map(_requires_grad, self.parameters)])
+        """The content of `<modes>`: one byte for each module, room for others, then one for each parameter."""
+        room = bytes(self._places - len(self._switched))
+        return bytes(map(_training, self._switched)) + room + bytes(map(_requires_grad, self.parameters))
 
     def follow(self, modes: bytes, before: bytes) -> None:
         """Applies the bytes that differ from `before`, so that modes that the model itself has switched stay."""
-        count = len(self._switched)
-        for module, on, was in zip(self._switched, modes[:count], before[:count], strict=True):
+        if modes == before:
+            return
+        for module, on, was in zip(self._switched, modes, before, strict=False):
             if on != was:
                 module.training = bool(on)
-        for parameter, on, was in zip(self.parameters, modes[count:], before[count:], strict=True):
+        for parameter, on, was in zip(self.parameters, modes[self._places :], before[self._places :], strict=True):
             if on != was:
                 parameter.requires_grad_(bool(on))
 
@@ -152,15 +178,35 @@ class Buffers:
 class Changes:
     """Finds the buffers and modes that the host has changed since they were last sent to the runners."""
 
-    def __init__(self, model: torch.nn.Module, structure: Structure) -> None:
+    def __init__(self, model: torch.nn.Module, structure: Structure, journal: Journal) -> None:
         self._structure = structure
+        self._journal = journal
+        self._settings = journal.settings
         self._buffers = Buffers(model)
+        self._outline = Outline(model, tensors_of(model))
+        self._seen = structure.changes
         self._modes = b""  # So that the first step sends them.
         self.note()
 
     def note(self) -> None:
         """Records that the runners have the present content of the buffers."""
         self._noted = {name: (tensor, tensor._version) for name, tensor in self._buffers.current()}
+
+    def write_journal(self) -> None:
+        """Writes what has changed beside tensors and modes. Raises ModelError for what runners cannot be told."""
+        settings = _settings.current()
+        if settings != self._settings:
+            changed = _settings.sendable(_settings.changed(self._settings, settings))
+            self._journal.write((SETTINGS, changed), {})
+            self._settings = settings
+        changed_modules = self._structure.changes != self._seen
+        if changed_modules:
+            self._structure.replace_modules()
+        self._outline.send(self._journal, changed_modules)
+        self._seen = self._structure.changes
+
+    def _present_modes(self) -> bytes:
+        return self._journal.end.to_bytes(JOURNAL_BYTES, "little") + self._structure.modes
 
     def take(self, everything: bool = False) -> list[tuple[str, torch.Tensor]]:
         """The buffers to send, by name. everything: all of them, also if no change is known."""
@@ -169,11 +215,11 @@ class Changes:
             was, version = self._noted.get(name, (None, 0))
             if everything or tensor is not was or tensor._version != version:
                 told.append((name, tensor))
-        if (modes := self._structure.modes) != self._modes:
+        if (modes := self._present_modes()) != self._modes:
             told.append((MODES, torch.frombuffer(bytearray(modes), dtype=torch.uint8)))
         return told
 
     def told(self) -> None:
         """Records that the result of take() has been sent."""
         self.note()
-        self._modes = self._structure.modes
+        self._modes = self._present_modes()

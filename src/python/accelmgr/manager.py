@@ -77,6 +77,8 @@ class Manager:
     Source: the class TPUManager of hivemind's examples; accelmgr.compat.tpu_manager has it under its own name.
     """
 
+    _keeps_zeros = False  # Whether `.grad` is zero, and not None, where no step has given a gradient.
+
     def __init__(
         self,
         model: torch.nn.Module | Callable[[], torch.nn.Module] | str | None = None,
@@ -193,6 +195,8 @@ class Manager:
             if _arguments.is_named(self._dataset) and "data.factory" in unstarted.set_keys and unstarted.epochs is None:
                 settings.append("data.epochs=1")
             self._handle = self._load(settings)
+            if self._delivery.feed is not None:
+                self._handle.while_waiting(self._delivery.feed.work)
             self._handle.start(self._start_method, self._bind, _program.command_for(*self._handle.kinds))
         except BaseException:
             if self._binding is not None:
@@ -220,7 +224,7 @@ class Manager:
 
         The slabs have no memory yet, so a large model does not exist twice.
         """
-        self._binding = Binding(self._handle, self._model)
+        self._binding = Binding(self._handle, self._model, self._keeps_zeros, self._delivery.journal)
         self._binding.bind()
         self._delivery.release_values()
 
@@ -251,7 +255,14 @@ class Manager:
         """
         self._bound.check()
         self._bound.send_changes()
-        return self._handle.step(timeout, accumulate, parameters_changed)
+        try:
+            result = self._handle.step(timeout, accumulate, parameters_changed)
+        except BaseException as error:
+            if hasattr(error, "step_result"):
+                self._bound.master.show(not accumulate)
+            raise
+        self._bound.master.show(not accumulate)
+        return result
 
     def steps(self, count: int | None = None, **options: Any) -> Iterator[_native.StepResult]:
         """Calls step(**options) `count` times, or until the data ends, and yields each result.
@@ -267,10 +278,13 @@ class Manager:
             yield result
             done += 1
 
-    def zero_grad(self) -> None:
-        """Zeroes the master's gradients, in place."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Zeroes the master's gradients. As in torch, `.grad` is None then until a step gives a gradient.
+
+        set_to_none=False: `.grad` stays, as zeros.
+        """
         self._bound.check()
-        self._handle.zero_grad()
+        self._bound.master.zero(set_to_none)
 
     # Parameters
 

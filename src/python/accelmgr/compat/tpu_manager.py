@@ -74,6 +74,8 @@ class TPUManager(Manager):
     last_result: the StepResult of the last step; None before the first one.
     """
 
+    _keeps_zeros = True
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -188,10 +190,10 @@ class TPUManager(Manager):
         with self._held("get_aggregated_gradients"):
             return self._synchronizer.get_aggregated_gradients()
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = False) -> None:
         """Zeroes the master's gradients, in place. Waits for a step of another thread."""
         with self._held("zero_grad"):
-            super().zero_grad()
+            super().zero_grad(set_to_none)
 
     # A process
 
