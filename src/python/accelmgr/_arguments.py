@@ -10,6 +10,8 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr._reading import is_indexed
 from accelmgr.errors import ConfigError, DataError, ModelError
@@ -104,6 +106,51 @@ def check_unbatched(what: str, dataset: Any) -> None:
         )
 
 
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+
+
+def _remedy(parameter: torch.Tensor) -> str:
+    if parameter.is_complex():
+        return (
+            ", also where they stand for complex numbers: keep torch.view_as_real(weight), which has one dimension more, and "
+            "compute with torch.view_as_complex() of it in forward()"
+        )
+    if not parameter.is_floating_point():
+        return ": register what is not trained as a buffer"
+    return ', as mixed precision needs them: pass model.float(), and runners__autocast="bf16" to compute in bfloat16'
+
+
+def _check_memory(name: str, tensor: torch.Tensor) -> None:
+    """Raises ModelError for a tensor that claims to be dense and on the CPU, but has no address."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.numel() == 0:
+        return  # Others say what is wrong.
+    try:
+        has_memory = not is_traceable_wrapper_subclass(tensor) and tensor.data_ptr() != 0
+    except RuntimeError:
+        has_memory = False
+    if not has_memory and not isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+        kind = type(tensor.data).__name__
+        remedy = "tensor.to_local() or tensor.full_tensor()" if kind == "DTensor" else "tensor.dequantize()"
+        raise ModelError(
+            f"'{name}' of the model is a {kind}, which has no memory of its own that processes could share; put a plain "
+            f"tensor in its place ({remedy}) before the manager starts"
+        )
+
+
+def _check_modules(model: torch.nn.Module) -> None:
+    if type(model).__name__ in WRAPPERS:
+        raise ModelError(
+            f"the model is a {type(model).__name__}, which averages gradients of processes by itself: pass model.module; the "
+            "runners are the processes here"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise ModelError(
+                f"'{name}' of the model is a SyncBatchNorm, but runners do not exchange the statistics of their batches; put "
+                "a BatchNorm in its place, which has those of its runner's batch"
+            )
+
+
 def check(model: Any, dataset: Any, collate_fn: Any) -> None:
     """Raises ModelError, DataError or ConfigError if a manager cannot train `model` on `dataset`."""
     if model is not None and not isinstance(model, (torch.nn.Module, str)):
@@ -124,14 +171,16 @@ def check(model: Any, dataset: Any, collate_fn: Any) -> None:
         check_unbatched("dataset", dataset)
     if model is None or isinstance(model, str):
         return
+    _check_modules(model)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        _check_memory(name, tensor)
     parameters = list(model.named_parameters())
     if not parameters:
         raise ModelError("the model has no parameters; there is nothing to train")
     for name, parameter in parameters:
         if parameter.dtype not in (torch.float32, torch.float64):
             raise ModelError(
-                f"parameter '{name}' is {parameter.dtype}; parameters must be float32 or float64, as mixed precision "
-                'needs them: pass model.float(), and runners__autocast="bf16" to compute in bfloat16'
+                f"parameter '{name}' is {parameter.dtype}; parameters must be float32 or float64{_remedy(parameter)}"
             )
         if parameter.dtype != parameters[0][1].dtype:
             raise ModelError(

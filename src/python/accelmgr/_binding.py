@@ -9,8 +9,9 @@ import torch
 from accelmgr import _memory, _native
 from accelmgr._journal import Journal
 from accelmgr._master import Master, check_on_cpu
+from accelmgr._optimizers import LBFGS
 from accelmgr._payload import private_copies
-from accelmgr._structure import Changes, Structure
+from accelmgr._structure import GROWN, Buffers, Changes, Shapes, Structure
 from accelmgr.errors import ModelError, UsageError
 
 
@@ -21,10 +22,16 @@ class Binding:
     """
 
     def __init__(
-        self, handle: _native.Handle, model: torch.nn.Module | None, keeps_zeros: bool, journal: Journal | None
+        self,
+        handle: _native.Handle,
+        model: torch.nn.Module | None,
+        keeps_zeros: bool,
+        journal: Journal | None,
+        grown: Shapes,
     ) -> None:
-        """keeps_zeros: gradients are never None, but zero. journal: if there is a model."""
+        """keeps_zeros: gradients are never None, but zero. journal: if there is a model. grown: see Buffers."""
         self._journal = journal
+        self._grown = grown
         self._handle = handle
         self._model = model
         self._changes: Changes | None = None
@@ -49,18 +56,29 @@ class Binding:
             leaf.data = own
             leaf.grad = gradient
 
+    def leave(self) -> None:
+        """Gives the model memory of its own again, with the present values, and no gradients."""
+        copies = private_copies([leaf.data for leaf in self._leaves])
+        for leaf, own in zip(self._leaves, copies, strict=True):
+            leaf.data = own
+            leaf.grad = None
+
     def started(self) -> None:
         """From now on it knows what of the model changes."""
         self.master.begin(self._former_gradients)
         self._former_gradients = []
         if self._model is not None and self._structure is not None and self._journal is not None:
-            self._changes = Changes(self._model, self._structure, self._journal)
+            self._changes = Changes(self._model, self._structure, self._journal, self._grown)
 
     def check(self) -> None:
         """Raises ModelError unless the parameters are the session's; takes over what was done to `.grad`."""
         if self._structure is not None:
             self._structure.check()
         self.master.look_after()
+
+    def leaves(self) -> list[torch.nn.Parameter]:
+        """In the master's order."""
+        return self._leaves
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """In the order of `model.parameters()`; of a built-in model in the master's."""
@@ -103,7 +121,9 @@ class Binding:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Copies of the buffers of the last committed step."""
-        return dict(_memory.named_tensors(self._handle.buffers()))
+        buffers = dict(_memory.named_tensors(self._handle.buffers()))
+        buffers.pop(GROWN, None)
+        return buffers
 
     def sync_buffers(self) -> None:
         """Copies the buffers of the last committed step into those of the model."""
@@ -113,7 +133,7 @@ class Binding:
         with torch.no_grad():
             for name, buffer in self._model.named_buffers():
                 if name in buffers:
-                    buffer.copy_(buffers[name])
+                    Buffers.set(buffer, buffers[name])
         if self._changes is not None:
             self._changes.note()
 
@@ -133,10 +153,7 @@ class Binding:
                 "or a hivemind.Optimizer"
             )
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UsageError(
-                "LBFGS evaluates the loss several times in one step; a manager's step has one batch and no closure. "
-                "Use an optimizer that takes one step per gradient"
-            )
+            raise UsageError(LBFGS)
         self.check()
         own = {tensor.data_ptr() for _, tensor in self.master.parameters}
         for index, group in enumerate(groups):

@@ -16,6 +16,7 @@ from accelmgr._feed import Feed
 from accelmgr._journal import Journal
 from accelmgr._long import LongElements
 from accelmgr._payload import ForkedPayload, Payload, PickledDataset, pickled_dataset
+from accelmgr._structure import Shapes
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
@@ -78,6 +79,8 @@ class Delivery:
         self._payload: Payload | ForkedPayload | None = None
         self._long: LongElements | None = None
         self.journal: Journal | None = None
+        self.grown: Shapes = {}
+        """Of buffers that the first micro-batch makes larger."""
         self.feed: Feed | None = None
 
     def begin(self, start_method: str, owner: object) -> list[str]:
@@ -95,6 +98,7 @@ class Delivery:
             **self._options,
             "torch_seed": torch.initial_seed(),  # type: ignore[no-untyped-call]
             "long": self._long.address if self._long is not None else "",
+            "grown": self.grown,
             "settings": _settings.sendable(settings),
             "journal": self.journal.address if self.journal is not None else "",
         }

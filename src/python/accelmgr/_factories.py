@@ -20,6 +20,7 @@ from accelmgr._pickling import send_definitions_to_workers
 from accelmgr._replica import Changes, Replica, check_autocast, prepare_runner, seed_generators
 from accelmgr._replica_cuda import CudaReplica
 from accelmgr._replica_xla import XlaReplica
+from accelmgr._structure import Shapes
 from accelmgr.errors import ConfigError, DataError, ModelError
 
 Options = Mapping[str, str]
@@ -92,6 +93,7 @@ def make_replica(
     if computes:
         prepare_runner(threads, shares_cores, deterministic)
     changes: Changes | None = None
+    grown: Shapes = {}
     if PAYLOAD not in options:
         seed_generators(seed)  # So that the function draws the same numbers in all processes.
         model, collate_fn = make_model(factory, options), None
@@ -99,6 +101,7 @@ def make_replica(
         received = Received(options[PAYLOAD])
         _settings.apply(received.options["settings"])
         model, collate_fn = received.model(), received.load("collate_fn")
+        grown = received.options["grown"]
         if computes:
             changes = Changes(model, received.options["journal"], received.hooks)
     if device == "cuda" and not computes:
@@ -106,7 +109,7 @@ def make_replica(
     if device == "cpu" or not computes:
         if computes:
             check_autocast(autocast, torch.device("cpu"))
-        return Replica(model, collate_fn, autocast=autocast, changes=changes)
+        return Replica(model, collate_fn, autocast=autocast, changes=changes, grown=grown)
     if device == "cuda":
         cuda = _cuda.Cuda(rank)
         check_autocast(autocast, cuda.device)

@@ -139,9 +139,20 @@ def copy_values(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], memory: 
 
 
 def private_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies in the private memory of this process. Tensors that shared memory share it in the copy, too."""
-    slots, size = slots_of([("", tensor) for tensor in tensors])
-    return copy_values(tensors, slots, bytearray(size)) if size else [tensor.clone() for tensor in tensors]
+    """Copies in the private memory of this process. Tensors that shared memory share it in the copy, too.
+
+    The others may be resized, as any tensor of torch.
+    """
+    copies = [tensor.detach() for tensor in tensors]
+    for group in overlapping(tensors):
+        if len(group) == 1:
+            copies[group[0]] = tensors[group[0]].detach().clone()
+            continue
+        members = [tensors[index] for index in group]
+        slots, size = slots_of([("", tensor) for tensor in members])
+        for index, copy in zip(group, copy_values(members, slots, bytearray(size)), strict=True):
+            copies[index] = copy
+    return copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,6 +430,10 @@ class Received:
             size = max((slot.offset + slot.extent * slot.dtype.itemsize for slot in slots), default=0)
             memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             tensors = [slot.view(memory) for slot in slots]
+        # A model may resize its buffers.
+        buffers = [index for index, slot in enumerate(slots) if slot.kind is None]
+        for index, copy in zip(buffers, private_copies([tensors[index] for index in buffers]), strict=True):
+            tensors[index] = copy
         return [
             tensor if slot.kind is None else _parameter(slot.kind, tensor, slot.requires_grad)
             for tensor, slot in zip(tensors, slots, strict=True)

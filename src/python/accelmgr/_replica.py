@@ -25,7 +25,7 @@ from accelmgr._journal import Reader
 from accelmgr._long import element_in
 from accelmgr._memory import dense_over, dtype_name, tensor_over
 from accelmgr._outline import Follower, HooksOfTensors
-from accelmgr._structure import JOURNAL_BYTES, MODES, Buffers, Structure, tensors_of
+from accelmgr._structure import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, tensors_of
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]
@@ -233,15 +233,21 @@ class Replica:
     _device_type = "cpu"
 
     def __init__(
-        self, model: torch.nn.Module, collate_fn: Any, *, autocast: str = "off", changes: Changes | None = None
+        self,
+        model: torch.nn.Module,
+        collate_fn: Any,
+        *,
+        autocast: str = "off",
+        changes: Changes | None = None,
+        grown: Shapes,
     ) -> None:
-        """changes: what the host changes after the start; None if it does not have the model."""
+        """changes: what the host changes after the start; None if it does not have the model. grown: see Buffers."""
         self._model = model
         self._changes = changes
         self._collate_fn = collate_fn or torch.utils.data.default_collate
         self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
         self._structure = Structure(model)
-        self._buffers = Buffers(model)
+        self._buffers = Buffers(model, grown)
         self._followed = bytes(JOURNAL_BYTES) + self._structure.modes
         self._modes = bytearray(self._followed)
         self._modes_tensor = torch.frombuffer(self._modes, dtype=torch.uint8)
@@ -398,7 +404,8 @@ class Replica:
         return [described("", tensor, False) for tensor in tensors]
 
     def buffers_loaded(self) -> None:
-        """The session's buffers were written to the addresses of describe(), which are those of the model's."""
+        """The session's buffers were written to the addresses of describe()."""
+        self._buffers.loaded()
 
     def generator_state(self) -> torch.Tensor:
         return torch.get_rng_state()

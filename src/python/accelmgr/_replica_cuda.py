@@ -184,7 +184,7 @@ class CudaReplica(Replica):
     ) -> None:
         """records: CUDA graphs. overlaps: layers compute while parameters of the next come. patience_s: a wait for the
         device that takes longer means that it hangs."""
-        super().__init__(model, collate_fn, autocast=autocast, changes=changes)
+        super().__init__(model, collate_fn, autocast=autocast, changes=changes, grown={})
         self._cuda = cuda
         self._device_type = cuda.device.type
         self._patience_s = patience_s

@@ -172,7 +172,7 @@ class XlaReplica(Replica):
         changes: Changes | None,
     ) -> None:
         """accumulates: a step has several micro-batches. patience_s: more than any work with the device takes."""
-        super().__init__(model, collate_fn, autocast=autocast, changes=changes)
+        super().__init__(model, collate_fn, autocast=autocast, changes=changes, grown={})
         self._xla: Any = importlib.import_module("torch_xla")
         self._xla_model: Any = importlib.import_module("torch_xla.core.xla_model")
         self._device = device

@@ -8,9 +8,11 @@ gradient).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 import operator
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 
@@ -111,36 +113,88 @@ class Structure:
                 parameter.requires_grad_(bool(on))
 
 
+Shapes = dict[str, tuple[int, ...]]
+GREW = "shapes of buffers after the first micro-batch: "
+"""Begins the last line of an error that a manager heals: it starts again with room for buffers of these shapes."""
+GROWN = "<grown>"
+"""The name of a buffer that is none of the model's: for each that grows, whether it has its final shape."""
+
+
+def grown_shapes(error: str) -> Shapes:
+    """Those of buffers that the error tells of, by name."""
+    *_, line = error.splitlines() or [""]
+    if not line.startswith(GREW):
+        return {}
+    return {name: tuple(shape) for name, shape in json.loads(line.removeprefix(GREW)).items()}
+
+
+@dataclasses.dataclass
+class _Growing:
+    """A buffer whose shape the first micro-batch decides, as that of an observer of quantization."""
+
+    index: int
+    first: torch.Tensor
+    """Its values before it has grown."""
+    final: torch.Tensor
+    """What the session reads and writes in its place."""
+
+
 class Buffers:
     """The buffers of a model, each once, under its first name. A model may assign another tensor to that name."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, grown: Shapes | None = None) -> None:
+        """grown: the final shapes of buffers that the first micro-batch makes larger."""
+        grown = grown or {}
         self._places: list[tuple[str, dict[str, Any], str, torch.Tensor]] = []
         self.non_persistent: list[str] = []
+        self._growing: list[_Growing] = []
         seen: dict[int, str] = {}
+        stand_ins: dict[int, torch.Tensor] = {}
         self.named: list[tuple[str, torch.Tensor]] = []
         for prefix, module in model.named_modules(remove_duplicate=False):
             for key, tensor in module._buffers.items():
                 if tensor is None:
                     continue
                 name = f"{prefix}.{key}" if prefix else key
-                self.named.append((name, tensor))
                 if key in module._non_persistent_buffers_set:
                     self.non_persistent.append(name)
                 if id(tensor) not in seen:
                     seen[id(tensor)] = name
+                    if name in grown:
+                        final = stand_ins[id(tensor)] = torch.zeros(grown[name], dtype=tensor.dtype)
+                        self._growing.append(_Growing(len(self._places), tensor.detach().clone(), final))
                     self._places.append((name, module._buffers, key, tensor))
-        self.originals = [tensor for *_, tensor in self._places]
-        self._forms = [(tensor.dtype, tensor.shape) for tensor in self.originals]
+                self.named.append((name, stand_ins.get(id(tensor), tensor)))
+        self.originals = [stand_ins.get(id(tensor), tensor) for *_, tensor in self._places]
+        self._forms = [(tensor.dtype, tensor.shape) for *_, tensor in self._places]
+        self._growing_places = {growing.index for growing in self._growing}
+        self._flags = torch.zeros(len(self._growing), dtype=torch.uint8)
+        if self._growing:
+            self.originals.append(self._flags)
+            self.named.append((GROWN, self._flags))
+            self.non_persistent.append(GROWN)
 
     def check_alike(self) -> None:
         """Raises ModelError for a buffer whose shape or dtype was changed in place."""
-        for (name, *_, tensor), (dtype, shape) in zip(self._places, self._forms, strict=True):
-            if tensor.dtype != dtype or tensor.shape != shape:
-                raise ModelError(
-                    f"the model changed its buffer '{name}', {dtype} {list(shape)}, to {tensor.dtype} "
-                    f"{list(tensor.shape)}; a buffer must keep its shape and dtype"
-                )
+        changed = [
+            (name, form, tensor)
+            for index, ((name, *_, tensor), form) in enumerate(zip(self._places, self._forms, strict=True))
+            if index not in self._growing_places and (tensor.dtype, tensor.shape) != form
+        ]
+        if changed:
+            name, (dtype, shape), tensor = changed[0]
+            self._refuse(
+                f"the model changed its buffer '{name}', {dtype} {list(shape)}, to {tensor.dtype} {list(tensor.shape)}",
+                {name: tensor.shape for name, (dtype, _), tensor in changed if tensor.dtype == dtype},
+            )
+
+    def _refuse(self, what: str, shapes: dict[str, torch.Size]) -> NoReturn:
+        grew = f"\n{GREW}{json.dumps({name: list(shape) for name, shape in shapes.items()})}" if shapes else ""
+        raise ModelError(
+            f"{what}; a buffer must keep its shape and dtype. Where the first batch decides about the shape, run one in "
+            f"the host before the manager starts. Register a buffer that changes on purpose with persistent=False, or "
+            f"make it a plain attribute{grew}"
+        )
 
     def settle(self) -> None:
         """Copies a tensor that was assigned to a buffer's name into the buffer, and puts the buffer back.
@@ -148,22 +202,56 @@ class Buffers:
         Raises ModelError if the tensor has another shape or dtype. A non-persistent one is left as it is then: it may
         be a table that forward() makes larger when needed.
         """
-        for name, owner, key, original in self._places:
+        grew: dict[str, torch.Size] = {}
+        what = ""
+        for index, (name, owner, key, original) in enumerate(self._places):
             current = owner.get(key)
-            if current is original:
+            if current is original or index in self._growing_places:
                 continue
             if not _alike(current, original):
                 if name in self.non_persistent:
                     continue
                 found = "None" if current is None else f"{current.dtype} {list(current.shape)}"
-                raise ModelError(
-                    f"the model replaced its buffer '{name}', {original.dtype} {list(original.shape)}, by {found}; a "
-                    "buffer must keep its shape and dtype. Register one that changes them on purpose with "
-                    "persistent=False, or make it a plain attribute"
+                what = (
+                    what
+                    or f"the model replaced its buffer '{name}', {original.dtype} {list(original.shape)}, by {found}"
                 )
+                if current is not None and current.dtype == original.dtype:
+                    grew[name] = current.shape
+                continue
             with torch.no_grad():
                 original.copy_(current)
             owner[key] = original
+        if what:
+            self._refuse(what, grew)
+        for number, growing in enumerate(self._growing):
+            self._settle(number, growing)
+
+    def _settle(self, number: int, growing: _Growing) -> None:
+        name, owner, key, _ = self._places[growing.index]
+        current = owner.get(key)
+        if current is not None and _alike(current, growing.final):
+            growing.final.copy_(current.detach())
+            self._flags[number] = 1
+        elif current is not None and _alike(current, growing.first):
+            self._flags[number] = 0
+        else:
+            shape = torch.Size() if current is None else current.shape
+            self._refuse(f"the model changed its buffer '{name}' again, to {list(shape)}", {name: shape})
+
+    def loaded(self) -> None:
+        """The session's values were written to `originals`."""
+        for growing, has_grown in zip(self._growing, self._flags.tolist(), strict=True):
+            _, owner, key, _ = self._places[growing.index]
+            self.set(owner[key], growing.final if has_grown else growing.first)
+
+    @staticmethod
+    def set(buffer: torch.Tensor, value: torch.Tensor) -> None:
+        """Gives the buffer the values, and their shape."""
+        with torch.no_grad():
+            if buffer.shape != value.shape:
+                buffer.resize_(value.shape)
+            buffer.copy_(value)
 
     def current(self) -> list[tuple[str, torch.Tensor]]:
         """The current tensor of each buffer, but for non-persistent ones of another shape or dtype."""
@@ -174,15 +262,26 @@ class Buffers:
                 found.append((name, tensor))
         return found
 
+    def sent(self, changed: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+        """What the host sends of what it has changed: a growing buffer only in its final shape."""
+        if not self._growing:
+            return changed
+        finals = {self._places[growing.index][0]: growing.final for growing in self._growing}
+        fit = [(name, tensor) for name, tensor in changed if name not in finals or _alike(tensor, finals[name])]
+        if any(name in finals for name, _ in fit):
+            there = [_alike(self._places[g.index][1].get(self._places[g.index][2]), g.final) for g in self._growing]
+            fit.append((GROWN, torch.tensor(there, dtype=torch.uint8)))
+        return fit
+
 
 class Changes:
     """Finds the buffers and modes that the host has changed since they were last sent to the runners."""
 
-    def __init__(self, model: torch.nn.Module, structure: Structure, journal: Journal) -> None:
+    def __init__(self, model: torch.nn.Module, structure: Structure, journal: Journal, grown: Shapes) -> None:
         self._structure = structure
         self._journal = journal
         self._settings = journal.settings
-        self._buffers = Buffers(model)
+        self._buffers = Buffers(model, grown)
         self._outline = Outline(model, tensors_of(model))
         self._seen = structure.changes
         self._modes = b""  # So that the first step sends them.
@@ -215,6 +314,7 @@ class Changes:
             was, version = self._noted.get(name, (None, 0))
             if everything or tensor is not was or tensor._version != version:
                 told.append((name, tensor))
+        told = self._buffers.sent(told)
         if (modes := self._present_modes()) != self._modes:
             told.append((MODES, torch.frombuffer(bytearray(modes), dtype=torch.uint8)))
         return told

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from accelmgr import _arguments, _memory, _native, _program, _sharing, _state, _status
+from accelmgr import _arguments, _memory, _native, _optimizers, _program, _sharing, _state, _status
 from accelmgr._binding import Binding
 from accelmgr._child import embed
 from accelmgr._delivery import Delivery
+from accelmgr._structure import Shapes, grown_shapes
 from accelmgr.errors import ConfigError, ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
@@ -129,9 +130,9 @@ class Manager:
         self._file = os.fspath(config) if config is not None and not isinstance(config, Mapping) else ""
         self._settings = _arguments.settings_of_call(call, model, dataset, device, config, named, options)
         embed()
-        kinds = ["model.kind=python"] if self._model is not None else []
-        kinds += ["data.kind=python"] if not _arguments.is_named(dataset) else []
-        self._handle = self._load(kinds)  # Raises for a wrong configuration, before any tensor is moved.
+        self._own_kinds = ["model.kind=python"] if self._model is not None else []
+        self._own_kinds += ["data.kind=python"] if not _arguments.is_named(dataset) else []
+        self._handle = self._load(self._own_kinds)  # Raises for a wrong configuration, before any tensor is moved.
         _arguments.check_given(call, model, dataset, self._handle.set_keys)
         unread = self._handle.unread(self._model is not None, not _arguments.is_named(dataset))
         _arguments.check_read(unread, self._settings)
@@ -206,6 +207,7 @@ class Manager:
             self._delivery.close()
             raise
         self._bound.started()
+        _optimizers.watch(self, self._bound.leaves)
         self._delivery.follow(self)
         if self._model is not None:
             _owners[self._model] = weakref.ref(self)
@@ -224,7 +226,9 @@ class Manager:
 
         The slabs have no memory yet, so a large model does not exist twice.
         """
-        self._binding = Binding(self._handle, self._model, self._keeps_zeros, self._delivery.journal)
+        self._binding = Binding(
+            self._handle, self._model, self._keeps_zeros, self._delivery.journal, self._delivery.grown
+        )
         self._binding.bind()
         self._delivery.release_values()
 
@@ -262,7 +266,23 @@ class Manager:
                 self._bound.master.show(not accumulate)
             raise
         self._bound.master.show(not accumulate)
+        if result.step == 0 and not result.counted and self._makes_room(grown_shapes(result.error)):
+            return Manager.step(self, timeout, accumulate, parameters_changed)
         return result
+
+    def _makes_room(self, shapes: Shapes) -> bool:
+        """Starts again with room for buffers of these shapes, unless there is room already. Nothing was trained yet."""
+        if not shapes or shapes.items() <= self._delivery.grown.items():
+            return False
+        logger.info("the first batch gives buffers other shapes (%s); the manager starts again", ", ".join(shapes))
+        self._bound.leave()
+        self._handle.stop()
+        self._delivery.close()
+        self._delivery.grown = self._delivery.grown | shapes
+        self._binding = None
+        self._handle = self._load(self._own_kinds)
+        self.start()
+        return True
 
     def steps(self, count: int | None = None, **options: Any) -> Iterator[_native.StepResult]:
         """Calls step(**options) `count` times, or until the data ends, and yields each result.

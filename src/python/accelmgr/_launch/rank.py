@@ -8,21 +8,25 @@ import sys
 import threading
 import traceback
 
-import cloudpickle
 import torch
 
 from accelmgr._describe import encodable
 from accelmgr._launch.environment import refresh_environment
+from accelmgr._launch.main_module import Main, dumps, run_top
 from accelmgr._launch.target import Target
 from accelmgr._payload import _open
 from accelmgr.errors import UsageError
 
 MOST_FRAMES = 16
+_main: Main = "", ""
+"""The user's script, if this process has run its top."""
 
 
 def load(data: bytes) -> Target:
     """Unpickles the target that a Payload has pickled."""
-    sys.path[:], sys.argv[:], where, pickled = pickle.loads(data)
+    global _main
+    sys.path[:], sys.argv[:], _main, where, pickled = pickle.loads(data)
+    run_top(_main)
     if where:
         pid, fd = where.split(":")
         memory = _open(pid, fd, "accelmgr-target")
@@ -85,7 +89,7 @@ def run(target: Target, rank: int, in_place: bool) -> bytes | None:
 def _result(target: Target, rank: int) -> bytes | None:
     try:
         result = target.call(rank)
-        return None if result is None else cloudpickle.dumps(result)
+        return None if result is None else dumps(result, _main)
     except KeyboardInterrupt:
         return None  # The launcher has asked it to end.
     except SystemExit as exit:

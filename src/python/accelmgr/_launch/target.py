@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 
+from accelmgr._launch.main_module import dumps, own_main
 from accelmgr._payload import _culprit, _memfd
 from accelmgr.errors import UsageError
 
@@ -48,8 +49,9 @@ class Payload:
     """A pickled target. It must exist as long as processes may read it."""
 
     def __init__(self, target: Target) -> None:
+        main = own_main()
         try:
-            data = cloudpickle.dumps(target)
+            data = dumps(target, main)
         except Exception as error:
             parts = {"function": target.function, "setup": target.setup, "kwargs": target.kwargs}
             parts |= {f"args[{index}]": argument for index, argument in enumerate(target.args)}
@@ -66,7 +68,7 @@ class Payload:
                 file.write(data)
             where, data = f"{os.getpid()}:{self._fd}", b""
         # The target is pickled apart: the reader sets sys.path first, as modules of the target may be found there.
-        self.data = pickle.dumps(([os.path.abspath(path) for path in sys.path], sys.argv, where, data))
+        self.data = pickle.dumps(([os.path.abspath(path) for path in sys.path], sys.argv, main, where, data))
 
     def close(self) -> None:
         if self._fd >= 0:
