@@ -14,19 +14,24 @@ at::Tensor dense_gradient(const at::Tensor& parameter) {
   return dense.is_contiguous() ? dense : dense.contiguous();
 }
 
+using torch::autograd::PostAccumulateGradHook;
+
 struct GradientHooks::State {
   std::vector<at::Tensor> parameters;
   Completed completed;
-  std::vector<at::Tensor> aside{};  ///< `.grad` of each parameter while forward() runs.
-  std::vector<bool> stays{};        ///< Whether `.grad` is that of further micro-batches, too.
-  bool counts = false;              ///< The backward pass of the loss is under way.
+  std::vector<at::Tensor> aside{};                     ///< `.grad` of each parameter while forward() runs.
+  std::vector<const PostAccumulateGradHook*> alone{};  ///< Our hook, if it is the parameter's only one.
+  bool counts = false;                                 ///< The backward pass of the loss is under way.
 
   void complete(std::size_t index) { completed(index, parameters[index]); }
+  /// Whether `.grad` is that of further micro-batches, too.
+  bool stays(std::size_t index) const {
+    const auto* ours = alone[index];
+    return ours == nullptr || torch::autograd::impl::post_acc_grad_hooks(parameters[index]).get() != ours;
+  }
 };
 
 namespace {
-
-using torch::autograd::PostAccumulateGradHook;
 
 /// Holds the state by a weak pointer: the state owns the parameters, and they own their hooks.
 template <class State>
@@ -71,8 +76,10 @@ GradientHooks::GradientHooks(std::vector<at::Tensor> parameters, Completed compl
     const auto& parameter = state_->parameters[i];
     autograd::materialize_autograd_meta(parameter);
     auto before = std::move(autograd::post_acc_grad_hooks(parameter));
-    state_->stays.push_back(stays || before != nullptr);
-    autograd::set_post_acc_grad_hooks(parameter, std::make_unique<Hook<State>>(state_, i, std::move(before)));
+    const bool alone = !stays && before == nullptr;
+    auto ours = std::make_unique<Hook<State>>(state_, i, std::move(before));
+    state_->alone.push_back(alone ? ours.get() : nullptr);
+    autograd::set_post_acc_grad_hooks(parameter, std::move(ours));
   }
 }
 
@@ -97,7 +104,7 @@ void GradientHooks::begin_backward() {
 void GradientHooks::end_backward() {
   state_->counts = false;
   for (std::size_t i = 0; i < state_->parameters.size(); ++i)
-    if (!state_->stays[i] && state_->parameters[i].grad().defined()) state_->complete(i);
+    if (!state_->stays(i) && state_->parameters[i].grad().defined()) state_->complete(i);
 }
 
 void GradientHooks::begin() {

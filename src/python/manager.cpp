@@ -202,7 +202,7 @@ class Handle {
     return result;
   }
 
-  void while_waiting(nb::object work) { work_ = std::move(work); }
+  void while_waiting(const nb::typed<nb::callable, nb::object()>& work) { work_ = work; }
 
   const config::LoadedConfig& loaded() const noexcept { return loaded_; }
 

@@ -236,7 +236,7 @@ TEST(Loader, AStateOfTheGreatestLengthIsKeptAndALongerOneEndsTheData) {
   t.work();
   EXPECT_EQ(t.state(1, 0), BatchQueue::State::failed);
   EXPECT_EQ(BatchQueue(t.session(), 1).error(),
-            "the data source's state at element 0 has 4001 bytes; at most 4000 can be kept");
+            "the data source's state at element 0 has 262145 bytes; at most 262144 can be kept");
 }
 
 TEST(Loader, ATeamThatIsNoneOfTheSessionsIsRefused) {

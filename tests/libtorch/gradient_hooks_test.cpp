@@ -71,6 +71,11 @@ struct Hooked {
     sums.begin();
     hooks.begin();
   }
+  void backward(const at::Tensor& loss) {
+    hooks.begin_backward();
+    loss.backward();
+    hooks.end_backward();
+  }
 };
 
 class GradientHooksTest : public testing::Test {
@@ -94,7 +99,7 @@ class GradientHooksTest : public testing::Test {
 
 TEST_F(GradientHooksTest, TheSinkHasTheGradientAndTheParameterNone) {
   const auto x = at::randn({3, width});
-  hooked().network.loss(x).backward();
+  hooked().backward(hooked().network.loss(x));
   const auto gradients = expected({x});
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_TRUE(hooked().sums[i].equal(gradients[i])) << i;
@@ -105,17 +110,33 @@ TEST_F(GradientHooksTest, TheSinkHasTheGradientAndTheParameterNone) {
 
 TEST_F(GradientHooksTest, ASecondMicroBatchIsHandedOverByItself) {
   const auto x = at::randn({3, width}), y = at::randn({5, width});
-  hooked().network.loss(x).backward();
-  hooked().network.loss(y).backward();
+  hooked().backward(hooked().network.loss(x));
+  hooked().backward(hooked().network.loss(y));
   const auto gradients = expected({x, y});
   for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(hooked().sums[i].equal(gradients[i])) << i;
+}
+
+TEST_F(GradientHooksTest, WhatForwardLeavesInGradCountsUnlessItDropsIt) {
+  const auto x = at::randn({3, width}), y = at::randn({5, width});
+  auto& [network, parameters, sums, hooks] = hooked();
+  hooks.begin_micro_batch();
+  network.loss(x).backward();
+  for (const auto& parameter : parameters) parameter.mutable_grad().reset();
+  hooked().backward(network.loss(y));
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(sums[i].equal(expected({y})[i])) << i;
+  hooked().begin();
+  hooks.begin_micro_batch();
+  network.w1.pow(2).sum().backward();  // The loss does not depend on it.
+  hooked().backward(network.w2.pow(2).sum());
+  EXPECT_TRUE(sums[0].equal(network.w1.detach() * 2));
+  EXPECT_TRUE(sums[2].equal(network.w2.detach() * 2));
 }
 
 TEST_F(GradientHooksTest, OtherTensorsOfAGradientsSizeDoNoHarm) {
   const auto x = at::randn({width, width});
   for (int repetition = 0; repetition < 3; ++repetition) {
     hooked().begin();
-    hooked().network.loss(x).backward();
+    hooked().backward(hooked().network.loss(x));
     const auto gradients = expected({x});
     for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(hooked().sums[i].equal(gradients[i])) << i;
   }
@@ -125,13 +146,13 @@ TEST_F(GradientHooksTest, AGradientThatAHookKeepsStaysAsItWas) {
   const auto x = at::randn({3, width});
   at::Tensor kept;
   const auto hook = hooked().network.w2.register_hook([&](const at::Tensor& gradient) { kept = gradient; });
-  hooked().network.loss(x).backward();
+  hooked().backward(hooked().network.loss(x));
   const auto before = kept.clone();
   hooked().network.w2.remove_hook(hook);
   EXPECT_TRUE(hooked().sums[2].equal(before));
   const auto y = at::randn({3, width});
   hooked().begin();
-  hooked().network.loss(y).backward();
+  hooked().backward(hooked().network.loss(y));
   EXPECT_TRUE(hooked().sums[2].equal(expected({y})[2]));
   EXPECT_TRUE(kept.equal(before));
 }
@@ -143,7 +164,7 @@ TEST_F(GradientHooksTest, OneNodeMayMakeTwoGradientsOfOneSize) {
     return at::linear(x, at::matmul(a, b)).pow(2).mean();
   };
   const auto& n = hooked().network;
-  loss(n.w2, n.w1).backward();
+  hooked().backward(loss(n.w2, n.w1));
   const auto a = n.w2.detach().clone().requires_grad_(), b = n.w1.detach().clone().requires_grad_();
   loss(a, b).backward();
   EXPECT_TRUE(hooked().sums[2].equal(a.grad()));
@@ -163,8 +184,8 @@ TEST_F(GradientHooksTest, AHookOfTheModelAfterAccumulationSeesTheSumOfMicroBatch
   std::vector<at::Tensor> seen;
   auto& hook = torch::autograd::impl::post_acc_grad_hooks(hooked().network.w1);
   auto ours = std::exchange(hook, std::make_unique<Note>(seen));
-  hooked().network.loss(x).backward();
-  hooked().network.loss(y).backward();
+  hooked().backward(hooked().network.loss(x));
+  hooked().backward(hooked().network.loss(y));
   hooked().hooks.finish();
   hook = std::move(ours);
   ASSERT_EQ(seen.size(), 2u);
@@ -178,9 +199,9 @@ TEST_F(GradientHooksTest, WhatAnAttemptLeftThatWasGivenUpIsGone) {
   const auto x = at::randn({3, width});
   auto& hook = torch::autograd::impl::post_acc_grad_hooks(hooked().network.w1);
   auto ours = std::exchange(hook, nullptr);
-  hooked().network.loss(x).backward();
+  hooked().backward(hooked().network.loss(x));
   hooked().begin();
-  hooked().network.loss(x).backward();
+  hooked().backward(hooked().network.loss(x));
   hooked().hooks.finish();
   hook = std::move(ours);
   EXPECT_TRUE(hooked().sums[0].equal(expected({x})[0]));

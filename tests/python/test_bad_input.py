@@ -101,7 +101,7 @@ def test_an_output_that_is_no_loss_is_the_error_of_the_step(what):
     with accelmgr.Manager(Returns(what), Count(), nprocs=1, runners__threads=1, runners__on_loss="fail") as manager:
         result = manager.step()
         assert (result.status, result.error_type, result.rank) == ("runner_lost", "ModelError", 0)
-        with pytest.raises(accelmgr.RunnerLost, match=OUTPUTS[what]):
+        with pytest.raises(accelmgr.ModelError, match=OUTPUTS[what]):
             result.raise_for_status()
 
 

@@ -133,11 +133,11 @@ def test_a_dataset_that_raises_arrives_with_its_traceback_after_what_it_gave():
         assert [manager.step().status for _ in range(2)] == ["ok", "ok"]
         result = manager.step()
         assert (result.status, result.error_type, result.counted) == ("data_end", "DataError", False)
-        with pytest.raises(accelmgr.DataEnd) as caught:
+        with pytest.raises(accelmgr.DataError) as caught:
             result.raise_for_status()
         for part in ("step 3", "LookupError: no row 4 in the file", "test_data.py", "in give_up", "in __iter__"):
             assert part in str(caught.value), str(caught.value)
-        with pytest.raises(accelmgr.DataEnd, match="no row 4"):  # The loop must not end silently.
+        with pytest.raises(accelmgr.DataError, match="no row 4"):  # The loop must not end silently.
             list(manager.steps(1))
 
 
@@ -162,7 +162,7 @@ class Misses:
 @pytest.mark.parametrize("error", [IndexError, StopIteration])
 def test_an_indexed_dataset_that_raises_before_its_length_has_failed_and_not_ended(error):
     with accelmgr.Manager(Line(), Misses(error), nprocs=2, batch_size_per_device=1) as manager:
-        with pytest.raises(accelmgr.DataEnd, match=f"{error.__name__}: no row 4 in the table") as caught:
+        with pytest.raises(accelmgr.DataError, match=f"{error.__name__}: no row 4 in the table") as caught:
             list(manager.steps())
         assert "in look_up" in str(caught.value)
         assert manager.statistics().steps == 2
@@ -178,7 +178,7 @@ def test_a_dataset_that_raises_with_a_name_that_cannot_be_decoded_says_it_with_e
     dataset = BreaksAtAName(1)
     with accelmgr.Manager(Line(), iter(dataset) if served else dataset, nprocs=1, runners__threads=1) as manager:
         assert manager.step().ok
-        with pytest.raises(accelmgr.DataEnd, match=r"LookupError: cannot read 1\\udcff\.jpg"):
+        with pytest.raises(accelmgr.DataError, match=r"LookupError: cannot read 1\\udcff\.jpg"):
             manager.step().raise_for_status()
 
 
@@ -216,7 +216,7 @@ def test_an_element_unlike_the_first_is_named(kind):
 
 def test_an_element_unlike_the_first_is_the_error_of_the_step_that_meets_it():
     with accelmgr.Manager(Line(), Changes({"x": row(0)}), nprocs=1, runners__threads=1) as manager:
-        with pytest.raises(accelmgr.DataEnd, match=UNLIKE["structure"][1]):
+        with pytest.raises(accelmgr.DataError, match=UNLIKE["structure"][1]):
             list(manager.steps())
         assert manager.statistics().steps == 3
 

@@ -37,10 +37,11 @@ def test_an_exception_in_forward_arrives_with_rank_step_and_traceback(tmp_path):
         result = manager.step()
         assert (result.status, result.error_type, result.counted) == ("runner_lost", "ModelError", False)
         assert torch.equal(model.weight.grad, before)
-        with pytest.raises(accelmgr.RunnerLost) as caught:
+        with pytest.raises(accelmgr.ModelError) as caught:
             _, _ = result
         error = caught.value
-        assert error.rank in (0, 1) and error.step == 2
+        assert error.rank in (0, 1) and error.step == 2 and error.status == "runner_lost"
+        assert type(error.__cause__) is ArithmeticError and str(error.__cause__) == "told to raise"
         for part in (f"runner {error.rank} ", "step 2", "phase forward", "ArithmeticError: told to raise", "gate.py"):
             assert part in str(error), str(error)
         assert "in _give_up" in str(error) and "in forward" in str(error)

@@ -122,7 +122,7 @@ def test_an_exception_of_a_generator_arrives_with_its_traceback() -> None:
 
     with make(failing()) as manager:
         manager.step().raise_for_status()
-        with pytest.raises(accelmgr.DataEnd, match="RuntimeError: the disk is gone") as raised:
+        with pytest.raises(accelmgr.DataError, match="RuntimeError: the disk is gone") as raised:
             _loss, _samples = manager.step()
     assert "in failing" in str(raised.value)
     assert 'raise RuntimeError("the disk is gone")' in str(raised.value)

@@ -25,6 +25,7 @@ ANYTHING = {
     "StepResult.__getstate__",
     "StepResult.__setstate__",
     "Handle.start",
+    "Handle.while_waiting",
     "SerialExecutor.run",
     "spawn",
     "spawn_distributed",

@@ -112,7 +112,8 @@ WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel
 def _remedy(parameter: torch.Tensor) -> str:
     if parameter.is_complex():
         return (
-            ", also where they stand for complex numbers: keep torch.view_as_real(weight), which has one dimension more, and "
+            ", also where they stand for complex numbers: keep torch.view_as_real(weight), which has one dimension "
+            "more, and "
             "compute with torch.view_as_complex() of it in forward()"
         )
     if not parameter.is_floating_point():
@@ -122,17 +123,20 @@ def _remedy(parameter: torch.Tensor) -> str:
 
 def _check_memory(name: str, tensor: torch.Tensor) -> None:
     """Raises ModelError for a tensor that claims to be dense and on the CPU, but has no address."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.numel() == 0:
+    if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return  # Others say what is wrong.
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.numel() == 0:
+        return
     try:
         has_memory = not is_traceable_wrapper_subclass(tensor) and tensor.data_ptr() != 0
     except RuntimeError:
         has_memory = False
-    if not has_memory and not isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+    if not has_memory:
         kind = type(tensor.data).__name__
         remedy = "tensor.to_local() or tensor.full_tensor()" if kind == "DTensor" else "tensor.dequantize()"
         raise ModelError(
-            f"'{name}' of the model is a {kind}, which has no memory of its own that processes could share; put a plain "
+            f"'{name}' of the model is a {kind}, which has no memory of its own that processes could share; put a "
+            "plain "
             f"tensor in its place ({remedy}) before the manager starts"
         )
 
@@ -140,13 +144,15 @@ def _check_memory(name: str, tensor: torch.Tensor) -> None:
 def _check_modules(model: torch.nn.Module) -> None:
     if type(model).__name__ in WRAPPERS:
         raise ModelError(
-            f"the model is a {type(model).__name__}, which averages gradients of processes by itself: pass model.module; the "
+            f"the model is a {type(model).__name__}, which averages gradients of processes by itself: pass "
+            "model.module; the "
             "runners are the processes here"
         )
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise ModelError(
-                f"'{name}' of the model is a SyncBatchNorm, but runners do not exchange the statistics of their batches; put "
+                f"'{name}' of the model is a SyncBatchNorm, but runners do not exchange the statistics of their "
+                "batches; put "
                 "a BatchNorm in its place, which has those of its runner's batch"
             )
 

@@ -96,7 +96,7 @@ class Delivery:
             self.journal.settings = settings
         options = {
             **self._options,
-            "torch_seed": torch.initial_seed(),  # type: ignore[no-untyped-call]
+            "torch_seed": torch.initial_seed(),
             "long": self._long.address if self._long is not None else "",
             "grown": self.grown,
             "settings": _settings.sendable(settings),

@@ -142,7 +142,8 @@ def _holds_sqlite(dataset: Any) -> bool:
 
 OF_THREAD = (
     "\nThis dataset cannot be pickled, so this process reads it: in a thread of its own, or in the thread that calls "
-    "step(). Open what is bound to a thread where it is used first, in __getitem__() or __iter__() or in the body of the "
+    "step(). Open what is bound to a thread where it is used first, in __getitem__() or __iter__() or in the body of "
+    "the "
     "generator (for SQLite also: sqlite3.connect(..., check_same_thread=False))"
 )
 
@@ -217,7 +218,7 @@ class Feed:
         self._start(_accept, weakref.ref(self), self._listener)
 
     def work(self) -> None:
-        """Reads elements in the caller's thread if the dataset is bound to one. Call it while step() or start() waits."""
+        """Reads elements in this thread if the dataset is bound to one. Call it while step() or start() waits."""
         if (owner := self._thread) is not None:
             owner.work()
 

@@ -57,7 +57,7 @@ class Journal:
         return f"{os.getpid()}:{self._fd}"
 
     def write(self, entry: Entry, known: Mapping[int, Any]) -> None:
-        """known: names of modules and tensors, by id(), that the readers have themselves. Raises what pickling raises."""
+        """known: names of modules and tensors that readers have themselves, by id(). Raises what pickling raises."""
         if self._fd < 0:
             return
         file = io.BytesIO()

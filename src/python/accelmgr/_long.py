@@ -1,9 +1,9 @@
 """Elements that are longer than their rows in the queues.
 
-The row says where the element lies: in a memfd of the process that lives as long as the queues, which is the host (or the
-service). Its beginning has two numbers, where the oldest element begins and where the last one ends. Elements follow, each
-behind its number and length, on pages of their own. When steps have consumed an element, its pages are freed; offsets are
-never used again.
+The row says where the element lies: in a memfd of the process that lives as long as the queues, which is the host (or
+the service). Its beginning has two numbers, where the oldest element begins and where the last one ends. Elements
+follow, each behind its number and length, on pages of their own. When steps have consumed an element, its pages are
+freed; offsets are never used again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,13 @@ class LongElements:
         self._closing()
 
 
-_open_for_reading = functools.lru_cache(maxsize=8)(_open)
+class _File:
+    def __init__(self, pid: int, fd: int) -> None:
+        self.fd = _open(pid, fd)
+        weakref.finalize(self, os.close, self.fd)
+
+
+_file_of = functools.lru_cache(maxsize=8)(_File)
 
 
 def element_in(row: memoryview) -> bytes | memoryview:
@@ -104,7 +110,7 @@ def element_in(row: memoryview) -> bytes | memoryview:
     length &= ~LONG
     parts = []
     while length:
-        part = os.pread(_open_for_reading(pid, fd), min(length, 1 << 30), offset)
+        part = os.pread(_file_of(pid, fd).fd, min(length, 1 << 30), offset)
         if not part:
             raise DataError("an element that is longer than its row is not there any more")
         parts.append(part)

@@ -104,7 +104,7 @@ class Master:
         ):
             return
         dropped: list[int] = []
-        written: list[int] = []
+        written: list[tuple[int, torch.Tensor]] = []
         for index, leaf in enumerate(leaves):
             if leaf.numel() and leaf.data_ptr() != self._parameter_places[index]:  # Without elements: no address.
                 raise ModelError(
@@ -123,16 +123,16 @@ class Master:
                     dropped.append(index)
             elif leaf.numel() and gradient.data_ptr() != self._gradient_places[index]:
                 self._check_own(index, gradient)
-                written.append(index)
+                written.append((index, gradient))
         self._zero(dropped)
         with torch.no_grad():
-            for index in written:
-                self._gradients[index].copy_(leaves[index].grad)
+            for index, gradient in written:
+                self._gradients[index].copy_(gradient)
                 leaves[index].grad = self._gradients[index]
         if dropped:
             self._handle.set_touched(dropped, False)
         if written:
-            self._handle.set_touched(written, True)
+            self._handle.set_touched([index for index, _ in written], True)
         for index in dropped if self._keeps_zeros else ():
             leaves[index].grad = self._gradients[index] if leaves[index].requires_grad else None
         self._note()

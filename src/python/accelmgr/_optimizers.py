@@ -34,7 +34,7 @@ def watch(owner: object, parameters: Callable[[], Iterable[torch.Tensor]]) -> No
     _checked.clear()
     with _lock:
         if not _watching:
-            register_optimizer_step_pre_hook(_before_step)  # type: ignore[arg-type]
+            register_optimizer_step_pre_hook(_before_step)
             _watching = True
 
 
@@ -46,7 +46,7 @@ def _scales_gradients() -> bool:
             return False
         if frame.f_code.co_filename.endswith(SCALER):
             scaler = frame.f_locals.get("self")
-            return bool(getattr(scaler, "_enabled", False)) and float(scaler.get_scale()) != 1.0
+            return scaler is not None and bool(scaler.is_enabled()) and float(scaler.get_scale()) != 1.0
         frame = frame.f_back  # type: ignore[assignment]
     return False
 
@@ -62,7 +62,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
             raise UsageError(LBFGS)
         if _scales_gradients():
             raise UsageError(
-                "a GradScaler makes this step, and has divided the gradients by its scale; but runners give gradients of "
+                "a GradScaler makes this step, and has divided the gradients by its scale; but runners give "
+                "gradients of "
                 "the loss itself, also with runners.autocast fp16, which scales by its own. Call optimizer.step()"
             )
     elif all(parameter.grad is None for parameter in own) and any(
@@ -70,7 +71,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         for parameters in managed
     ):
         raise UsageError(
-            "this optimizer has parameters like those of a manager's model, but they are others, and none has a gradient: it "
+            "this optimizer has parameters like those of a manager's model, but they are others, and none has a "
+            "gradient: it "
             "changes nothing. Make it from manager.parameters(), or from the parameters of the model that was passed"
         )
     _checked.add(optimizer)

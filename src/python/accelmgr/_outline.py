@@ -1,8 +1,8 @@
 """What a model is beside its parameters, buffers and modes: attributes, hooks, modules without tensors.
 
-The host compares its model before each step with what runners have. What has changed is sent to them; what cannot be sent
-raises, and names it. In place, lists, dicts, sets, objects and tensors of the host are seen when they change; the memory
-of a NumPy array is not.
+The host compares its model before each step with what runners have. What has changed is sent to them; what cannot be
+sent raises, and names it. In place, lists, dicts, sets, objects and tensors of the host are seen when they change; the
+memory of a NumPy array is not.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ class Outline:
         self._tensors = tensors
         self._numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._known: dict[int, Any] = {}
+        self._hooks: dict[tuple[Any, str], dict[int, Any]] = {}
         self.note()
         for name in HOOKS_OF_ALL:  # They did not come with the model.
             if self._hooks.pop((None, name), None):
@@ -248,7 +249,8 @@ class Outline:
         for kind, forward in self._forwards.items():
             if getattr(kind, "forward", None) is not forward:
                 raise ModelError(
-                    f"after the start {kind.__qualname__}.forward was replaced: runners compute with the former one. Start "
+                    f"after the start {kind.__qualname__}.forward was replaced: runners compute with the former one. "
+                    "Start "
                     "another manager, or assign `forward` to the module itself"
                 )
         now = {path: set(module._buffers) for path, module in self._model.named_modules() if module._buffers}

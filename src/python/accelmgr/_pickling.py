@@ -77,14 +77,14 @@ class _Storage:
     def __reduce__(self) -> Any:
         if self._storage.nbytes() == 0:
             return _over, (b"",)
-        content = torch.empty(0, dtype=torch.uint8).set_(self._storage)  # type: ignore[arg-type]
+        content = torch.empty(0, dtype=torch.uint8).set_(self._storage)
         return _over, (pickle.PickleBuffer(content.numpy().data),)
 
 
 def _view(
     memory: torch.Tensor, dtype: torch.dtype, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, shape, strides)  # type: ignore[call-overload,no-any-return]
+    return torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, shape, strides)
 
 
 def _file(path: str, dtype: Any, mode: str, offset: int, shape: tuple[int, ...]) -> Any:
@@ -161,4 +161,4 @@ def send_definitions_to_workers() -> None:
     In a process that has not run the user's script, its workers cannot find the script's classes by running it.
     """
     reduce: Callable[..., Any] = _reduce_by_value
-    ForkingPickler.reducer_override = reduce  # type: ignore[method-assign,assignment]
+    ForkingPickler.reducer_override = reduce  # type: ignore[method-assign]

@@ -3,7 +3,8 @@
 The position is a JSON text: how many elements were given, the states of the random generators, and what the dataset's
 own state_dict() returns. With it the elements that follow are the same ones, augmented alike:
 
-- a dataset with load_state_dict() (as that of torchdata's StatefulDataLoader and of Hugging Face's streams) goes on there;
+- a dataset with load_state_dict() (as that of torchdata's StatefulDataLoader and of Hugging Face's streams) goes on
+  there;
 - an indexed one goes on with dataset[i];
 - any other is iterated again, with the generators as they were when the epoch began, up to the position. If it gives
   other elements than the first time, its order cannot be repeated, and DataError says so.
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import base64
 import collections.abc
+import enum
+import itertools
 import json
 import random
 import struct
@@ -48,8 +51,9 @@ def generator_states() -> bytes:
     _, internal, gauss = random.getstate()
     states = _RANDOM.pack(*internal, gauss is not None, gauss or 0.0)
     numpy = sys.modules.get("numpy")
-    kind, keys, position, has_gauss, cached = numpy.random.get_state() if numpy is not None else ("",) * 5
-    if kind == "MT19937":
+    own: Any = numpy.random.get_state() if numpy is not None else ("",)
+    if own[0] == "MT19937":
+        _, keys, position, has_gauss, cached = own
         states += _NUMPY.pack(*keys.tolist(), position, bool(has_gauss), cached)
     return states + torch.get_rng_state().numpy().tobytes()
 
@@ -72,34 +76,31 @@ def set_generator_states(states: bytes) -> None:
 # Elements
 
 
-def checksum(value: Any, so_far: int = 0) -> int:
-    """Differs, in all likelihood, for other elements. Objects count by their type alone."""
+def checksum(value: Any, so_far: int = 0, depth: int = 4) -> int:
+    """Differs, in all likelihood, for other elements. What is deep inside does not count."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.device.type != "cpu" or value.is_quantized:
             return zlib.crc32(str(value.dtype).encode(), so_far)
         few = value.detach().resolve_conj().resolve_neg().reshape(-1)[: LOOK // value.element_size()].contiguous()
         so_far = zlib.crc32(f"{value.dtype}{tuple(value.shape)}".encode(), so_far)
         return zlib.crc32(few.view(torch.uint8).numpy().data, so_far) if few.numel() else so_far
-    if isinstance(value, collections.abc.Mapping):
-        for key, entry in value.items():
-            so_far = checksum(entry, zlib.crc32(str(key).encode(), so_far))
-        return so_far
-    if isinstance(value, (tuple, list)):
-        for entry in value:
-            so_far = checksum(entry, so_far)
-        return zlib.crc32(b"%d" % len(value), so_far)
-    if isinstance(value, bytes):
-        return zlib.crc32(value[:LOOK], so_far)
-    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
-        if getattr(value, "dtype", None) == object:
-            return checksum(value.tolist(), so_far)
-        few = value.reshape(-1)[: max(1, LOOK // max(1, value.itemsize))] if hasattr(value, "reshape") else value
-        return zlib.crc32(few.tobytes(), so_far)
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return zlib.crc32(repr(value).encode("utf-8", "surrogatepass"), so_far)
-    if hasattr(value, "__dict__"):
-        return checksum(vars(value), zlib.crc32(type(value).__qualname__.encode(), so_far))
-    return zlib.crc32(type(value).__qualname__.encode(), so_far)
+    if isinstance(value, bytes):
+        return zlib.crc32(value[:LOOK], so_far)
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject:
+        return zlib.crc32(value.reshape(-1)[: max(1, LOOK // max(1, value.itemsize))].tobytes(), so_far)
+    so_far = zlib.crc32(type(value).__qualname__.encode(), so_far)
+    parts: Any = ()
+    if depth > 0 and isinstance(value, collections.abc.Mapping):
+        parts = itertools.chain.from_iterable(value.items())
+    elif depth > 0 and isinstance(value, (tuple, list)):
+        parts = value
+    elif depth > 0 and not isinstance(value, (type, enum.Enum)):
+        parts = getattr(value, "__dict__", {}).values()
+    for part in parts:
+        so_far = checksum(part, so_far, depth - 1)
+    return so_far
 
 
 def _once(dataset: Any, position: int) -> Iterator[list[Any]]:
@@ -132,7 +133,7 @@ def _decoded(saved: Any) -> Any:
 
 
 class Reading:
-    """The elements of a dataset, `epochs` times (0: without end). An indexed dataset has a length unless epochs is 1."""
+    """The elements of a dataset, `epochs` times (0: without end). An indexed one has a length unless epochs is 1."""
 
     def __init__(self, dataset: Any, epochs: int = 1, restorable: bool = True) -> None:
         """restorable: position() and restore() are called, at the cost of checksums."""
@@ -143,6 +144,7 @@ class Reading:
         self._count = 0  # Over all epochs.
         self._sum = 0  # The checksum of the epoch's elements so far; used if they must be read again.
         self._again = restorable and not is_indexed(dataset) and not _has_state(dataset)
+        self._sums = self._again and not isinstance(dataset, (list, tuple))
         self._saved: tuple[bytes, str] = b"", ""
         self._skip: tuple[int, int] | None = None  # Elements still to be skipped, and their checksum.
         self._begin_epoch()
@@ -165,14 +167,15 @@ class Reading:
             if boxed is not None:
                 self._index += 1
                 self._count += 1
-                if self._again:
+                if self._sums:
                     self._sum = checksum(boxed[0], self._sum)
                 return boxed
             if self._index == 0 and self._epoch == 0:
                 return None
             if self._index == 0:
                 raise DataError(
-                    f"the dataset gave no element when it was iterated again, in epoch {self._epoch + 1} (data.epochs = "
+                    f"the dataset gave no element when it was iterated again, in epoch {self._epoch + 1} "
+                    "(data.epochs = "
                     f"{self._epochs})"
                 )
             self._epoch, self._index, self._sum = self._epoch + 1, 0, 0
@@ -187,12 +190,15 @@ class Reading:
             if boxed is None:
                 break
             self._index += 1
-            self._sum = checksum(boxed[0], self._sum)
+            if self._sums:
+                self._sum = checksum(boxed[0], self._sum)
         if self._index != count or self._sum != expected:
             raise DataError(
-                f"the dataset was read again, to go on behind element {self._count - 1}, but gave other elements than the "
+                f"the dataset was read again, to go on behind element {self._count - 1}, but gave other elements "
+                "than the "
                 "first time: its order cannot be repeated, so some elements would be trained twice and others never. "
-                "Shuffle with a generator that is seeded when the iteration begins (random.Random(seed + epoch)), or give "
+                "Shuffle with a generator that is seeded when the iteration begins (random.Random(seed + epoch)), or "
+                "give "
                 "the dataset state_dict() and load_state_dict(), as torchdata's StatefulDataLoader has them"
             )
 

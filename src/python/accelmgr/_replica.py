@@ -130,8 +130,9 @@ def put_back(kept: Kept) -> None:
 class Gradients:
     """Hands gradients from autograd to the sink, by a hook on each parameter.
 
-    What counts of a micro-batch is what `.grad` holds after the backward pass of its loss, as in plain PyTorch. forward()
-    may have backward passes of its own before: what they leave in `.grad` is added, unless forward() drops it.
+    What counts of a micro-batch is what `.grad` holds after the backward pass of its loss, as in plain PyTorch.
+    forward() may have backward passes of its own before: what they leave in `.grad` is added, unless forward() drops
+    it.
 
     The sink copies the first gradient of an attempt and adds later ones. The hook leaves `.grad` None, so that autograd
     never adds. If the user has a post-accumulate hook on the parameter, `.grad` is kept until rest(), and the user's
@@ -239,7 +240,7 @@ class Replica:
         *,
         autocast: str = "off",
         changes: Changes | None = None,
-        grown: Shapes,
+        grown: Shapes | None = None,
     ) -> None:
         """changes: what the host changes after the start; None if it does not have the model. grown: see Buffers."""
         self._model = model

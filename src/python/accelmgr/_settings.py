@@ -1,4 +1,4 @@
-"""Settings of torch that belong to a process: those of the host hold in the processes that compute and read for it, too.
+"""Settings of torch that belong to a process. Those of the host hold in the processes that compute and read for it.
 
 They are sent at the start, and again before a step if they have changed.
 """
@@ -93,6 +93,14 @@ def _read_flush_denormal() -> bool:
     return _smallest * 1.0 == 0.0
 
 
+def _write_flush_denormal(on: bool) -> None:
+    torch.set_flush_denormal(on)
+
+
+def _write_print_options(options: dict[str, Any]) -> None:
+    torch.set_printoptions(**options)  # type: ignore[no-untyped-call]
+
+
 def _read_autocast() -> dict[str, torch.dtype]:
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
@@ -123,14 +131,12 @@ SETTINGS: dict[str, Setting] = {
     "default device": Setting(_read_default_device, lambda kind: torch.set_default_device(kind or None)),
     "float32 matmul precision": Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "deterministic algorithms": Setting(_read_deterministic, write_deterministic),
-    "flush denormal": Setting(_read_flush_denormal, torch.set_flush_denormal),
+    "flush denormal": Setting(_read_flush_denormal, _write_flush_denormal),
     "anomaly detection": Setting(
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _write_anomaly
     ),
     "warn always": Setting(torch.is_warn_always_enabled, torch.set_warn_always),
-    "print options": Setting(
-        lambda: dict(vars(torch._tensor_str.PRINT_OPTS)), lambda value: torch.set_printoptions(**value)
-    ),
+    "print options": Setting(lambda: dict(vars(torch._tensor_str.PRINT_OPTS)), _write_print_options),
     "warnings filters": Setting(_read_filters, _write_filters),
     "autocast": Setting(_read_autocast, _write_autocast),
     "autocast cache": Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),

@@ -1,8 +1,8 @@
 """The modules, parameters and buffers of a model, and the changes that the host makes to them after the start.
 
 Parameters are in the session's memory, so a write in place is all that runners need. Everything else that a step
-depends on is sent as buffers: the model's own buffers, and `<modes>`: how far the journal of other changes is to be read
-(eight bytes, _journal.py), then one byte for each module (1: training mode) and for each parameter (1: requires a
+depends on is sent as buffers: the model's own buffers, and `<modes>`: how far the journal of other changes is to be
+read (eight bytes, _journal.py), then one byte for each module (1: training mode) and for each parameter (1: requires a
 gradient).
 """
 
@@ -191,7 +191,8 @@ class Buffers:
     def _refuse(self, what: str, shapes: dict[str, torch.Size]) -> NoReturn:
         grew = f"\n{GREW}{json.dumps({name: list(shape) for name, shape in shapes.items()})}" if shapes else ""
         raise ModelError(
-            f"{what}; a buffer must keep its shape and dtype. Where the first batch decides about the shape, run one in "
+            f"{what}; a buffer must keep its shape and dtype. Where the first batch decides about the shape, run one "
+            "in "
             f"the host before the manager starts. Register a buffer that changes on purpose with persistent=False, or "
             f"make it a plain attribute{grew}"
         )

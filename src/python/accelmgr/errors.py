@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -123,13 +125,13 @@ class StepError(Error, RuntimeError):
 
 
 class DataEnd(StepError):
-    """The dataset has ended, or has failed: then the message has its exception."""
+    """The dataset has ended."""
 
     status = "data_end"
 
 
 class RunnerLost(StepError):
-    """A runner died or failed: the message has its exception or signal."""
+    """A runner died or failed: the message has its signal."""
 
     status = "runner_lost"
 
@@ -155,6 +157,19 @@ class ManagerLost(StepError):
     status = "manager_lost"
 
 
+class StepModelError(ModelError, StepError):
+    """The model has raised, or cannot be trained. `__cause__`: its exception, as far as its type is one of Python's."""
+
+    status = "runner_lost"
+
+
+class StepDataError(DataError, StepError):
+    """The dataset has raised, or an element cannot be used. `__cause__`: as of StepModelError."""
+
+    status = "data_end"
+
+
+_BY_TYPE: dict[str, type[StepError]] = {"ModelError": StepModelError, "DataError": StepDataError}
 _BY_STATUS: dict[str, type[StepError]] = {
     error.status: error for error in (DataEnd, RunnerLost, Nonfinite, StepTimeout, ManagerLost)
 }
@@ -162,4 +177,21 @@ _BY_STATUS: dict[str, type[StepError]] = {
 
 def raise_for(result: StepResult) -> NoReturn:
     """Raises the error of a result that is not `ok`."""
-    raise _BY_STATUS[result.status](f"step {result.step + 1}: {result.error}", result.step + 1, result.rank)
+    kind = _BY_TYPE.get(result.error_type) or _BY_STATUS[result.status]
+    raise kind(f"step {result.step + 1}: {result.error}", result.step + 1, result.rank) from _cause_of(result)
+
+
+def _cause_of(result: StepResult) -> BaseException | None:
+    """The exception of the user's code, made again from its text; its traceback is in the text of the error."""
+    if not result.error_type:
+        return None
+    first = result.error.partition("\n")[0]
+    for found in re.finditer(r"\b([A-Z]\w*): ", first):
+        kind = getattr(builtins, found.group(1), None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            try:
+                made: BaseException = kind(first[found.end() :])
+            except TypeError:  # UnicodeDecodeError, for example, takes more than a text.
+                return None
+            return made
+    return None

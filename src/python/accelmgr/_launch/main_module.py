@@ -1,7 +1,8 @@
 """The user's script in the processes of spawn(): each runs its top again, as torch.multiprocessing does.
 
-So a seed, a setting or a constant at the top is the same in all ranks, and functions and classes of the script are found
-by their names. A script without `if __name__ == "__main__":` would start processes again; its function travels by value.
+So a seed, a setting or a constant at the top is the same in all ranks, and functions and classes of the script are
+found by their names. A script without `if __name__ == "__main__":` would start processes again; its function travels by
+value.
 """
 
 from __future__ import annotations

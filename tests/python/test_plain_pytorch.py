@@ -1,0 +1,337 @@
+"""Whole scripts in the styles of different people: each runs with plain PyTorch in one process, and with a manager.
+
+A script gets a model and a function that computes a step: forward and backward. What it does to the model, to `.grad`
+and to torch between steps must make the same difference in both.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import accelmgr
+
+BATCH = 4
+STEPS = 6
+
+
+class Config:
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self.schedule = [1.0, {"weight": 1.0}]
+
+
+class Net(nn.Module):
+    """Two heads, one of which a step may not use; attributes that forward() reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.0))
+        self.norm = nn.BatchNorm1d(6)
+        self.heads = nn.ModuleList(nn.Linear(6, 1) for _ in range(2))
+        self.temperature = 1.0
+        self.which = 0
+        self.config = Config()
+        self.mask = torch.ones(6)
+        self.attack = 0.0
+        self.register_buffer("shift", torch.zeros(6))
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        features = self.norm(self.body(x)) * self.mask + self.shift
+        weight = self.config.scale * self.config.schedule[0] * self.config.schedule[1]["weight"]
+        return (self.heads[self.which](features)[:, 0] * self.temperature - y).square().mean() * weight
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if self.attack:
+            probe = x.clone().requires_grad_()
+            self.loss(probe, y).backward()
+            x = (x + self.attack * probe.grad.sign()).detach()
+            self.zero_grad()
+        return self.loss(x, y)
+
+
+def rows(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [(torch.randn(4, generator=generator), torch.randn((), generator=generator)) for _ in range(count)]
+
+
+Compute = Callable[[], float]
+Script = Callable[[Net, Compute], None]
+
+
+def sgd(model: Net) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def loop(model: Net, compute: Compute, change: Callable[[int], None], optimizer: torch.optim.Optimizer) -> None:
+    for step in range(STEPS):
+        change(step)
+        optimizer.zero_grad()
+        compute()
+        optimizer.step()
+
+
+def clips_and_schedules(model: Net, compute: Compute) -> None:
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS + 1)
+    for _ in range(STEPS):
+        compute()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
+def unused_head(model: Net, compute: Compute) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.3)
+    loop(model, compute, lambda step: setattr(model, "which", int(step % 3 == 2)), optimizer)
+
+
+def curriculum(model: Net, compute: Compute) -> None:
+    def change(step: int) -> None:
+        model.temperature = 1.0 + step
+        model.config.scale = 1 / (1 + step)
+        model.config.schedule[0] = 2.0**step
+        model.config.schedule[1]["weight"] = 1.0 - step / 10
+
+    loop(model, compute, change, sgd(model))
+
+
+def adversarial(model: Net, compute: Compute) -> None:
+    loop(model, compute, lambda step: setattr(model, "attack", 0.1 * step), sgd(model))
+
+
+def other_activation(model: Net, compute: Compute) -> None:
+    def change(step: int) -> None:
+        if step == 2:
+            model.body[1] = nn.ReLU()
+        if step == 4:
+            model.body[1] = nn.Sequential(nn.Softplus(), nn.Identity())
+        model.train(step != 3)
+
+    loop(model, compute, change, sgd(model))
+
+
+def hooks_come_and_go(model: Net, compute: Compute) -> None:
+    handles: list[Any] = []
+
+    def change(step: int) -> None:
+        if step == 1:
+            handles.append(model.body[0].register_forward_hook(lambda module, inputs, output: output * 1.5))
+        if step == 2:
+            handles.append(model.heads[0].weight.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1)))
+        if step == 4:
+            handles.pop(0).remove()
+        if step == 5:
+            handles.pop(0).remove()
+
+    loop(model, compute, change, sgd(model))
+
+
+def masks(model: Net, compute: Compute) -> None:
+    def change(step: int) -> None:
+        if step == 1:
+            model.mask[0] = 0.0
+        if step == 3:
+            model.mask = torch.linspace(0, 1, 6)
+        model.shift.add_(0.1)
+
+    loop(model, compute, change, sgd(model))
+
+
+def freezes(model: Net, compute: Compute) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.3)
+    loop(model, compute, lambda step: [p.requires_grad_(step % 2 == 0) for p in model.body.parameters()], optimizer)
+
+
+def two_optimizers(model: Net, compute: Compute) -> None:
+    first, second = sgd(model.body), torch.optim.Adam(model.heads.parameters(), lr=0.05)
+    for step in range(STEPS):
+        compute()
+        (first if step % 2 else second).step()
+        (first if step % 2 else second).zero_grad()
+
+
+def accumulates(model: Net, compute: Compute) -> None:
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        compute()
+        if step % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def own_gradients(model: Net, compute: Compute) -> None:
+    """Noise, a gradient of the user's own, and one that is dropped."""
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        compute()
+        parameters = list(model.parameters())
+        parameters[0].grad = parameters[0].grad + 0.01 * step
+        parameters[1].grad = None
+        parameters[2].grad.mul_(0.5)
+        optimizer.step()
+
+
+def moving_average(model: Net, compute: Compute) -> None:
+    average = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = sgd(model)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        compute()
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            average[name].lerp_(parameter.detach(), 0.1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(average[name])
+
+
+def doubles_by_default(model: Net, compute: Compute) -> None:
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        torch.set_default_dtype(torch.float64 if step % 2 else torch.float32)
+        model.temperature = 1.0 + step
+        optimizer.zero_grad()
+        compute()
+        optimizer.step()
+
+
+SCRIPTS: list[Script] = [
+    clips_and_schedules,
+    unused_head,
+    curriculum,
+    adversarial,
+    other_activation,
+    hooks_come_and_go,
+    masks,
+    freezes,
+    two_optimizers,
+    accumulates,
+    own_gradients,
+    moving_average,
+    doubles_by_default,
+]
+
+
+def plain(model: Net, script: Script) -> list[float]:
+    losses: list[float] = []
+    data = rows(STEPS * BATCH * 4)
+
+    def compute() -> float:
+        batch = data[len(losses) * BATCH : (len(losses) + 1) * BATCH]
+        loss = model(*(torch.stack(part) for part in zip(*batch, strict=True)))
+        loss.backward()
+        losses.append(loss.item())
+        return losses[-1]
+
+    script(model, compute)
+    return losses
+
+
+def managed(model: Net, script: Script, start_method: str) -> list[float]:
+    losses: list[float] = []
+    with accelmgr.Manager(
+        model,
+        rows(STEPS * BATCH * 4),
+        nprocs=1,
+        batch_size_per_device=BATCH,
+        start_method=start_method,
+        runners__threads=1,
+    ) as manager:
+
+        def compute() -> float:
+            result = manager.step()
+            result.raise_for_status()
+            losses.append(result.loss)
+            return result.loss
+
+        script(model, compute)
+        manager.sync_buffers()
+    return losses
+
+
+@pytest.fixture(autouse=True)
+def former_settings():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # With as many as a runner, sums are rounded alike.
+    yield
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
+
+
+def compare(script: Script, start_method: str = "forkserver") -> None:
+    torch.manual_seed(3)
+    model = Net()
+    other = copy.deepcopy(model)
+    expected = plain(other, script)
+    torch.set_default_dtype(torch.float32)
+    losses = managed(model, script, start_method)
+    assert losses == expected
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, other.state_dict()[name], rtol=0, atol=0, msg=name)
+    gradients = [[parameter.grad is None for parameter in each.parameters()] for each in (model, other)]
+    assert gradients[0] == gradients[1]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_a_script_trains_as_with_plain_pytorch(script):
+    compare(script)
+
+
+def test_the_same_in_a_fork_of_the_host():
+    compare(curriculum, "fork")
+    compare(hooks_come_and_go, "fork")
+
+
+CHANGES: dict[str, Callable[[Net, random.Random], object]] = {
+    "attribute": lambda model, rng: setattr(model, "temperature", rng.uniform(0.5, 2)),
+    "inside an object": lambda model, rng: setattr(model.config, "scale", rng.uniform(0.5, 2)),
+    "inside a list": lambda model, rng: model.config.schedule.__setitem__(0, rng.uniform(0.5, 2)),
+    "inside a dict in a list": lambda model, rng: model.config.schedule[1].update(weight=rng.uniform(0.5, 2)),
+    "another object": lambda model, rng: setattr(model, "config", Config()),
+    "tensor": lambda model, rng: model.mask.fill_(rng.uniform(0.5, 2)),
+    "another tensor": lambda model, rng: setattr(model, "mask", torch.full((6,), rng.uniform(0.5, 2))),
+    "buffer": lambda model, rng: model.shift.fill_(rng.uniform(-1, 1)),
+    "another buffer": lambda model, rng: setattr(model, "shift", torch.full((6,), rng.uniform(-1, 1))),
+    "module": lambda model, rng: model.body.__setitem__(1, rng.choice([nn.ReLU, nn.Tanh, nn.Sigmoid])()),
+    "mode": lambda model, rng: model.train(rng.random() < 0.5),
+    "mode of a module": lambda model, rng: model.norm.train(rng.random() < 0.5),
+    "head": lambda model, rng: setattr(model, "which", rng.randrange(2)),
+    "attack": lambda model, rng: setattr(model, "attack", rng.choice([0.0, 0.2])),
+    "new attribute": lambda model, rng: setattr(model.body[0], f"note{rng.randrange(3)}", rng.random()),
+    "hook": lambda model, rng: model.body[0].register_forward_hook(lambda m, i, o: o * 1.1),
+    "hook of a parameter": lambda model, rng: model.heads[0].bias.register_hook(lambda g: g * 0.9),
+    "frozen": lambda model, rng: model.heads[1].requires_grad_(rng.random() < 0.5),
+    "parameter": lambda model, rng: nn.init.constant_(model.heads[0].weight, rng.uniform(0.5, 2)),
+}
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+)
+@given(
+    plan=st.lists(st.lists(st.sampled_from(sorted(CHANGES)), max_size=3), min_size=4, max_size=STEPS),
+    seed=st.integers(0, 10_000),
+)
+def test_any_changes_between_steps_are_those_of_plain_pytorch(plan, seed):
+    def script(model: Net, compute: Compute) -> None:
+        rng = random.Random(seed)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+        for changes in plan:
+            for change in changes:
+                CHANGES[change](model, rng)
+            optimizer.zero_grad()
+            compute()
+            optimizer.step()
+
+    compare(script)
