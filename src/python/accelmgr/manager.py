@@ -32,16 +32,17 @@ class Manager:
     model: a torch.nn.Module on the CPU; the runners call its forward and backward in Python. Or the name of a built-in
         model (`"gpt"`, `"torchscript"`, ...), which `config` or `model__gpt={}` describes and which needs no Python.
         The module's parameters and their `.grad` become the session's memory: an optimizer steps on them in place. All
-        parameters have one dtype, float32 or float64. The model returns a mapping with "loss", a tuple that begins with
-        the loss, or the loss. Other 0-d numbers of a mapping arrive in `StepResult.scalars`, averaged like the loss.
+        parameters have one dtype, float32 or float64. `.grad` is None until a step gives a gradient. The model returns
+        a mapping with "loss", a tuple that begins with the loss, or the loss. Other 0-d numbers of a mapping arrive in
+        `StepResult.scalars`, averaged like the loss.
         For modules that cannot be pickled (parametrizations), pass a function without arguments that makes the module.
         It is called once here, and once in each other process unless the start method is `fork`. `manager.model` is the
         module that it made here.
         None: the configuration names the model. `model.kind` is a built-in one, or `python`: then each process but this
         one calls `model.factory: package.module:function` with `model.options`.
-        Between steps the host may change parameters, buffers, the training mode of any module (`train()`, `eval()`) and
-        `requires_grad` in place. Runners compute the next step with the changes. The host must not add, remove or
-        replace parameters. Hooks are sent to the runners with the model.
+        Between steps the host may change parameters and buffers in place, `train()`, `eval()`, `requires_grad`,
+        attributes, hooks and modules without parameters, and settings of torch. Runners compute the next step with the
+        changes; what they cannot be told raises ModelError. The host must not add, remove or replace parameters.
     dataset: an iterable or a sequence (torch.utils.data.Dataset) of elements. An element is a mapping, a tuple, or a
         single tensor or number. Or the name of a built-in source (`"text"`). Element i goes to runner i % nprocs, which
         makes batches of `batch_size_per_device` elements. A mapping becomes the keyword arguments of the model, a tuple
@@ -68,8 +69,8 @@ class Manager:
         `fork`: the manager is a fork of this process, and nothing is pickled. Locks that other threads hold stay locked
         in it (a warning names these threads). Runners compute with one thread unless `runners.threads` is set. A
         fork server that is lost is not replaced.
-    max_element_bytes: room for one pickled element. Elements are pickled with a collate_fn, and when they are not made
-        of tensors. None: four times the size of the first element, at least 64 KiB.
+    max_element_bytes: the most that a pickled element may have. Elements are pickled with a collate_fn, and when they
+        are not made of tensors. None: any size.
     options: further keys: `step_timeout=30`, `runners={"on_loss": "fail"}` or `runners__on_loss="fail"`.
 
     One thread at a time: a call while another thread is in one raises UsageError. In a forked child the handle is
