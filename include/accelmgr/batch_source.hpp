@@ -92,8 +92,8 @@ class BatchSource {
   /// Moves a new source, from which nothing was read yet, to the position `state`. Throws DataError when this
   /// kind of source did not write `state`.
   virtual void restore(const std::string& state);
-  /// Committed steps have consumed the elements before this one: next() will not be asked for them again, and what
-  /// belongs to them may be freed. Elements that were given after them may yet be read in queues.
+  /// Committed steps have consumed the elements before this one: next() will not be asked for them again, and
+  /// what belongs to them may be freed. Elements that were given after them may yet be read in queues.
   virtual void consumed(std::uint64_t /*elements*/) {}
   /// A new source of the elements that are never trained on, at their beginning. Null when there are none.
   virtual std::unique_ptr<BatchSource> held_out() { return nullptr; }

@@ -114,8 +114,9 @@ class Manager {
   /// parameters.
   const std::vector<NamedTensor>& gradients() const;
   /// Whether committed steps have given each parameter a gradient since zero_grad(), in the order of
-  /// parameters(). An optimizer that decays weights or has momentum leaves the others alone, as torch::optim does
-  /// where `.grad` is undefined. After attach(), and after a start that resumed: whether its gradient is not zero.
+  /// parameters(). An optimizer that decays weights or has momentum leaves the others alone, as torch::optim
+  /// does where `.grad` is undefined. After attach(), and after a start that resumed: whether its gradient is
+  /// not zero.
   std::vector<bool> touched() const;
   /// Views of the same memory as flat, contiguous tensors, grouped by how an optimizer treats them. Throws
   /// ModelError if different parameters share memory.

@@ -56,7 +56,7 @@ class CountedSource {
   session::LoaderView view_;
   std::atomic<std::uint64_t> number_{0};
   std::atomic<std::int64_t> reading_since_ns_{0};  ///< 0: the source is not reading.
-  std::uint64_t told_ = 0;  ///< The data cursor that the source was told.
+  std::uint64_t told_ = 0;                         ///< The data cursor that the source was told.
   std::uint64_t left_at_;                          ///< The data cursor just after the last state was saved.
   std::deque<State> states_;  ///< In order of their elements; at most one for each round in the rings.
   std::vector<std::vector<std::byte>> discarded_;

@@ -2,9 +2,9 @@
 // the sink and leaves `.grad` undefined, so that autograd never accumulates. On a device autograd accumulates
 // in `.grad`, and the sum is copied once.
 //
-// What counts of a micro-batch is what `.grad` holds after the backward pass of its loss, as in plain libtorch.
-// forward() may have backward passes of its own before: what they leave in `.grad` is added, unless forward()
-// drops it.
+// What counts of a micro-batch is what `.grad` holds after the backward pass of its loss, as in plain
+// libtorch. forward() may have backward passes of its own before: what they leave in `.grad` is added, unless
+// forward() drops it.
 //
 // Before the hook, the gradient's memory belongs to autograd and to the user's hooks, which may keep it. So
 // autograd must not write into the slab directly. (An allocator that lent the slab to autograd saved the

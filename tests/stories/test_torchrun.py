@@ -73,7 +73,7 @@ REFUSED = {
     "--rdzv-conf timeout=5": "use --rendezvous-timeout S",
     "--run-path": "python3 runs a PROGRAM that ends in .py",
     "--role trainer": "leave it out: all processes have the role `default`",
-    "--signals-to-handle SIGUSR1": "SIGINT, SIGTERM and SIGHUP are forwarded",
+    "--signals-to-handle SIGUSR1": "SIGUSR1, SIGUSR2 and others are forwarded",
     "--rdzv-backend etcd": "--rdzv-backend is 'etcd'; hosts meet at node 0",
     "--nnodes 1:4": "--nnodes is 4, but --rendezvous is empty",
     "--nnodes 4:3 --master-port 0": "--nnodes is 4; it must be at most 3",

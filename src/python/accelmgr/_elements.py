@@ -26,6 +26,7 @@ ALONE = "<element>"
 ITEM = "<{}>"
 
 NUMBERS = "biufc"  # The kinds of NumPy's dtypes of which torch makes tensors.
+LOOK_EVERY = 16  # Elements, between looks for changed settings of the host.
 ROOM = 64 * 1024  # Bytes that a pickled element may have at least in its row.
 
 
@@ -161,8 +162,9 @@ class Elements:
 
         consumed: how many elements steps have consumed.
         """
-        for values in self._journal.settings() if self._journal is not None else ():
-            _settings.apply(values)
+        if self._journal is not None and self._position % LOOK_EVERY == 0:
+            for values in self._journal.settings():
+                _settings.apply(values)
         if self._has_long and self._long is not None:
             self._long.free(consumed)
         boxed = self._read()
