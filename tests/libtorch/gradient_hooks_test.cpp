@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
@@ -128,8 +129,8 @@ TEST_F(GradientHooksTest, WhatForwardLeavesInGradCountsUnlessItDropsIt) {
   hooks.begin_micro_batch();
   network.w1.pow(2).sum().backward();  // The loss does not depend on it.
   hooked().backward(network.w2.pow(2).sum());
-  EXPECT_TRUE(sums[0].equal(network.w1.detach() * 2));
-  EXPECT_TRUE(sums[2].equal(network.w2.detach() * 2));
+  EXPECT_TRUE(sums[0].equal(at::mul(network.w1.detach(), 2)));
+  EXPECT_TRUE(sums[2].equal(at::mul(network.w2.detach(), 2)));
 }
 
 TEST_F(GradientHooksTest, OtherTensorsOfAGradientsSizeDoNoHarm) {

@@ -177,7 +177,8 @@ class HelpTest(ProgramTest):
 
     def test_info_names_versions_devices_and_contents(self):
         out, _ = self.run_program("info")
-        for name, value in {"torch": r"2\.11\.0", "boost": r"1\.\d+", "devices": r"cpu \(\d+ cores, limited by .+\)", "kernels": r"\S",
+        for name, value in {"torch": r"2\.11\.0", "boost": r"1\.\d+", "kernels": r"\S",
+                            "devices": r"cpu \(\d+ cores, limited by .+\)",
                             "memory": r"[\d.]+ GiB", "models": "convnet, gpt, mlp, torchscript",
                             "data": "synthetic, text", "optimizers": "sgd, adam, adamw"}.items():
             self.assertRegex(out, rf"(?m)^{name} +{value}")

@@ -77,6 +77,12 @@ at::Tensor gradient_of(const Manager& manager, const std::string& name) {
   return {};
 }
 
+bool touched(const Manager& manager, const std::string& name) {
+  const auto& gradients = manager.gradients();
+  const auto found = std::ranges::find(gradients, name, &NamedTensor::name);
+  return manager.touched().at(static_cast<std::size_t>(found - gradients.begin()));
+}
+
 bool all_zero(const at::Tensor& tensor) { return tensor.eq(0).all().item().toBool(); }
 
 std::vector<at::Tensor> sum_of(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
@@ -131,6 +137,23 @@ TEST(Accumulate, AParameterThatAStepDoesNotUseKeepsWhatItHasOrIsZeroWhenOverwrit
   expect_ok(manager);
   expect_ok(manager, {.accumulate = false});
   EXPECT_TRUE(all_zero(gradient_of(manager, "even_steps"))) << "odd, overwritten: not the last step's";
+}
+
+TEST(Touched, AreParametersThatAStepHasUsedSinceGradientsWereZeroed) {
+  auto manager = Manager::start(selective_config());
+  EXPECT_FALSE(touched(manager, "always")) << "before any step";
+  expect_ok(manager);
+  for (const auto* name : {"always", "even_steps", "second_micro_batch", "rank_1", "rows"})
+    EXPECT_TRUE(touched(manager, name)) << name;
+  for (const auto* name : {"never", "frozen"}) EXPECT_FALSE(touched(manager, name)) << name;
+  expect_ok(manager);
+  EXPECT_TRUE(touched(manager, "even_steps")) << "accumulated";
+  expect_ok(manager);
+  expect_ok(manager, {.accumulate = false});
+  EXPECT_FALSE(touched(manager, "even_steps")) << "overwritten";
+  EXPECT_TRUE(touched(manager, "always"));
+  manager.zero_grad();
+  EXPECT_FALSE(touched(manager, "always"));
 }
 
 TEST(Gradients, OfParametersThatAreFrozenUnusedSparseOrOfSomeMicroBatchesAreRight) {
