@@ -54,6 +54,7 @@ def _scales_gradients() -> bool:
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if optimizer in _checked and not _scales_gradients():
         return
+    has_closure = len(args) > 1 or kwargs.get("closure") is not None  # It may compute gradients.
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     managed = [list(parameters()) for parameters in list(_parameters.values())]
     ids = {id(parameter) for parameters in managed for parameter in parameters}
@@ -66,9 +67,13 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
                 "gradients of "
                 "the loss itself, also with runners.autocast fp16, which scales by its own. Call optimizer.step()"
             )
-    elif all(parameter.grad is None for parameter in own) and any(
-        [parameter.shape for parameter in own] == [parameter.shape for parameter in parameters]
-        for parameters in managed
+    elif (
+        not has_closure
+        and all(parameter.grad is None for parameter in own)
+        and any(
+            [parameter.shape for parameter in own] == [parameter.shape for parameter in parameters]
+            for parameters in managed
+        )
     ):
         raise UsageError(
             "this optimizer has parameters like those of a manager's model, but they are others, and none has a "

@@ -208,5 +208,10 @@ def sendable(values: Values) -> Values:
 def apply(values: Values) -> None:
     """In a process that computes or reads for the host."""
     for name, value in values.items():
-        if name in SETTINGS and value is not None:
+        if name not in SETTINGS or value is None:
+            continue
+        try:
             SETTINGS[name].write(value)
+        except RuntimeError:  # A fork of a host that has frozen it, for example.
+            if SETTINGS[name].read() != value:
+                raise

@@ -115,17 +115,18 @@ class Structure:
 
 Shapes = dict[str, tuple[int, ...]]
 GREW = "shapes of buffers after the first micro-batch: "
-"""Begins the last line of an error that a manager heals: it starts again with room for buffers of these shapes."""
+"""Begins a line of an error that a manager heals: it starts again with room for buffers of these shapes."""
 GROWN = "<grown>"
 """The name of a buffer that is none of the model's: for each that grows, whether it has its final shape."""
 
 
 def grown_shapes(error: str) -> Shapes:
     """Those of buffers that the error tells of, by name."""
-    *_, line = error.splitlines() or [""]
-    if not line.startswith(GREW):
+    _, found, text = error.rpartition(GREW)
+    if not found:
         return {}
-    return {name: tuple(shape) for name, shape in json.loads(line.removeprefix(GREW)).items()}
+    shapes, _ = json.JSONDecoder().raw_decode(text)
+    return {name: tuple(shape) for name, shape in shapes.items()}
 
 
 @dataclasses.dataclass
