@@ -136,6 +136,15 @@ def hooks_come_and_go(model: Net, compute: Compute) -> None:
     loop(model, compute, change, sgd(model))
 
 
+def modules_change_places(model: Net, compute: Compute) -> None:
+    def change(step: int) -> None:
+        model.body[1], model.body[2] = model.body[2], model.body[1]
+        model.body[step % 2 + 1].note = step
+
+    model.body[2] = nn.Sigmoid()
+    loop(model, compute, change, sgd(model))
+
+
 def masks(model: Net, compute: Compute) -> None:
     def change(step: int) -> None:
         if step == 1:
@@ -213,6 +222,7 @@ SCRIPTS: list[Script] = [
     adversarial,
     other_activation,
     hooks_come_and_go,
+    modules_change_places,
     masks,
     freezes,
     two_optimizers,

@@ -113,8 +113,7 @@ def _remedy(parameter: torch.Tensor) -> str:
     if parameter.is_complex():
         return (
             ", also where they stand for complex numbers: keep torch.view_as_real(weight), which has one dimension "
-            "more, and "
-            "compute with torch.view_as_complex() of it in forward()"
+            "more, and compute with torch.view_as_complex() of it in forward()"
         )
     if not parameter.is_floating_point():
         return ": register what is not trained as a buffer"
@@ -136,8 +135,7 @@ def _check_memory(name: str, tensor: torch.Tensor) -> None:
         remedy = "tensor.to_local() or tensor.full_tensor()" if kind == "DTensor" else "tensor.dequantize()"
         raise ModelError(
             f"'{name}' of the model is a {kind}, which has no memory of its own that processes could share; put a "
-            "plain "
-            f"tensor in its place ({remedy}) before the manager starts"
+            f"plain tensor in its place ({remedy}) before the manager starts"
         )
 
 
@@ -145,15 +143,13 @@ def _check_modules(model: torch.nn.Module) -> None:
     if type(model).__name__ in WRAPPERS:
         raise ModelError(
             f"the model is a {type(model).__name__}, which averages gradients of processes by itself: pass "
-            "model.module; the "
-            "runners are the processes here"
+            "model.module; the runners are the processes here"
         )
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise ModelError(
                 f"'{name}' of the model is a SyncBatchNorm, but runners do not exchange the statistics of their "
-                "batches; put "
-                "a BatchNorm in its place, which has those of its runner's batch"
+                "batches; put a BatchNorm in its place, which has those of its runner's batch"
             )
 
 

@@ -143,8 +143,7 @@ def _holds_sqlite(dataset: Any) -> bool:
 OF_THREAD = (
     "\nThis dataset cannot be pickled, so this process reads it: in a thread of its own, or in the thread that calls "
     "step(). Open what is bound to a thread where it is used first, in __getitem__() or __iter__() or in the body of "
-    "the "
-    "generator (for SQLite also: sqlite3.connect(..., check_same_thread=False))"
+    "the generator (for SQLite also: sqlite3.connect(..., check_same_thread=False))"
 )
 
 

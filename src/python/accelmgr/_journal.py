@@ -21,7 +21,7 @@ HEAD = struct.Struct("<Q?")  # The length of an entry, and whether it is of sett
 SETTINGS = "settings"
 
 Entry = tuple[str, Any]
-"""The kind of a change, and what it takes to make it."""
+"""Of what kind it is, and its content."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -31,6 +31,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def persistent_id(self, obj: Any) -> Any:
         return self._known.get(id(obj)) if isinstance(obj, (torch.Tensor, torch.nn.Module)) else None
+
+
+def is_picklable(value: Any, known: Mapping[int, Any]) -> bool:
+    try:
+        _Pickler(io.BytesIO(), known).dump(value)
+    except Exception:
+        return False
+    return True
 
 
 class _Unpickler(pickle.Unpickler):

@@ -64,8 +64,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         if _scales_gradients():
             raise UsageError(
                 "a GradScaler makes this step, and has divided the gradients by its scale; but runners give "
-                "gradients of "
-                "the loss itself, also with runners.autocast fp16, which scales by its own. Call optimizer.step()"
+                "gradients of the loss itself, also with runners.autocast fp16, which scales by its own. Call "
+                "optimizer.step()"
             )
     elif (
         not has_closure
@@ -77,7 +77,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     ):
         raise UsageError(
             "this optimizer has parameters like those of a manager's model, but they are others, and none has a "
-            "gradient: it "
-            "changes nothing. Make it from manager.parameters(), or from the parameters of the model that was passed"
+            "gradient: it changes nothing. Make it from manager.parameters(), or from the parameters of the model "
+            "that was passed"
         )
     _checked.add(optimizer)

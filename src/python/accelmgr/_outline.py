@@ -1,8 +1,8 @@
 """What a model is beside its parameters, buffers and modes: attributes, hooks, modules without tensors.
 
 The host compares its model before each step with what runners have. What has changed is sent to them; what cannot be
-sent raises, and names it. In place, lists, dicts, sets, objects and tensors of the host are seen when they change; the
-memory of a NumPy array is not.
+sent raises, and names it. Lists, dicts, sets, objects and tensors are seen when they change in place; the memory of a
+NumPy array is not, and of a container with more than MOST_ENTRIES entries the length alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from accelmgr._journal import Entry, Journal
+from accelmgr._journal import Journal, is_picklable
 from accelmgr.errors import ModelError
 
 HOOKS = (
@@ -38,7 +38,10 @@ NOT_SENT = frozenset(vars(torch.nn.Module())) - {"_is_full_backward_hook"} | {"_
 """Attributes of a module that others follow, or that change no number."""
 
 DEPTH = 5
-MOST = 20_000  # Containers that are looked at.
+MOST_CONTAINERS = 2000  # That are looked at.
+MOST_ENTRIES = 1000
+CHANGES = "changes"
+"""The kind of an entry of the journal: a list of changes, made at once."""
 OWN_HOOKS = 1 << 40
 """From here on a runner numbers hooks of its own, so that they are not taken for those of the host."""
 
@@ -49,6 +52,8 @@ class Of(NamedTuple):
     name: str
 
 
+Change = tuple[str, tuple[Any, ...]]
+"""Its kind, and what it takes to make it."""
 Place = tuple[str, str, tuple[Any, ...]]
 """Path of a module, its attribute, and the steps from there."""
 
@@ -88,10 +93,13 @@ class _Inside:
         self.tensors: list[torch.Tensor] = []
         self.versions: list[int] = []
         self.tensor_places: list[Place] = []
+        self.long: list[Any] = []
+        self.lengths: list[int] = []
+        self.long_places: list[Place] = []
         self._seen: set[int] = set()
 
     def add(self, place: Place, value: Any, known: dict[int, Any]) -> None:
-        if id(value) in self._seen or len(self.containers) > MOST:
+        if id(value) in self._seen or len(self.containers) > MOST_CONTAINERS:
             return
         if isinstance(value, torch.Tensor):
             if id(value) not in known and not isinstance(value, torch.nn.Parameter):
@@ -107,17 +115,26 @@ class _Inside:
         elif not isinstance(value, tuple):
             return
         self._seen.add(id(value))
-        if len(place[2]) < DEPTH:
+        if len(place[2]) < DEPTH and not (hasattr(value, "__len__") and len(value) > MOST_ENTRIES):
             for step, part in list(_parts(value)):
                 self.add((place[0], place[1], (*place[2], step)), part, known)
 
     def _note(self, place: Place, container: Any, former: Any) -> None:
+        if len(container) > MOST_ENTRIES:
+            self.long.append(container)
+            self.lengths.append(len(container))
+            self.long_places.append(place)
+            return
         self.places.append(place)
         self.containers.append(container)
         self.copies.append(former)
 
     def same(self) -> bool:
-        return self.containers == self.copies and list(map(_version_of, self.tensors)) == self.versions
+        return (
+            self.containers == self.copies
+            and list(map(_version_of, self.tensors)) == self.versions
+            and list(map(len, self.long)) == self.lengths
+        )
 
 
 def _version_of(tensor: torch.Tensor) -> int:
@@ -227,17 +244,18 @@ class Outline:
         if not structure_changed and self._is_same():
             return False
         self._check()
-        entries = [*self._changed_modules(), *self._changed_attributes(), *self._changed_hooks()]
-        for what, entry in entries:
+        changes = [*self._changed_modules(), *self._changed_attributes(), *self._changed_hooks()]
+        if changes:
             try:
-                journal.write(entry, self._known)
+                journal.write((CHANGES, [change for _, change in changes]), self._known)
             except Exception as error:
+                what = next((what for what, change in changes if not is_picklable(change, self._known)), changes[0][0])
                 raise ModelError(
                     f"after the start {what} was changed, and runners cannot be told: {type(error).__name__}: {error}. "
                     "Change it before the manager starts, or pass it as a buffer"
                 ) from error
         self.note()
-        return bool(entries)
+        return bool(changes)
 
     def _check(self) -> None:
         for (path, module), kind in zip(self._modules.items(), self._types, strict=True):
@@ -250,8 +268,7 @@ class Outline:
             if getattr(kind, "forward", None) is not forward:
                 raise ModelError(
                     f"after the start {kind.__qualname__}.forward was replaced: runners compute with the former one. "
-                    "Start "
-                    "another manager, or assign `forward` to the module itself"
+                    "Start another manager, or assign `forward` to the module itself"
                 )
         now = {path: set(module._buffers) for path, module in self._model.named_modules() if module._buffers}
         for what, one, other in (("registered", now, self._buffer_keys), ("removed", self._buffer_keys, now)):
@@ -263,7 +280,7 @@ class Outline:
                         "changed model"
                     )
 
-    def _changed_modules(self) -> Iterator[tuple[str, Entry]]:
+    def _changed_modules(self) -> Iterator[tuple[str, Change]]:
         for path, before in self._children.items():
             now = dict(self._modules[path]._modules)
             for key in [*before, *(key for key in now if key not in before)]:
@@ -271,7 +288,7 @@ class Outline:
                     full = f"{path}.{key}" if path else key
                     yield f"module '{full}' of the model", ("module", (path, key, key in now, now.get(key)))
 
-    def _changed_attributes(self) -> Iterator[tuple[str, Entry]]:
+    def _changed_attributes(self) -> Iterator[tuple[str, Change]]:
         sent: set[tuple[str, str]] = set()
         for path, before in self._attributes.items():
             now = {key: value for key, value in vars(self._modules[path]).items() if key not in NOT_SENT}
@@ -285,11 +302,14 @@ class Outline:
         for place, container, former in zip(inside.places, inside.containers, inside.copies, strict=True):
             if place[:2] not in sent and not _equal(container, former):
                 yield f"what is in '{place[0]}.{place[1]}' of the model", ("inside", (place, _items(container)))
+        for place, container, length in zip(inside.long_places, inside.long, inside.lengths, strict=True):
+            if place[:2] not in sent and len(container) != length:
+                yield f"what is in '{place[0]}.{place[1]}' of the model", ("inside", (place, _items(container)))
         for place, tensor, version in zip(inside.tensor_places, inside.tensors, inside.versions, strict=True):
             if place[:2] not in sent and _version_of(tensor) != version:
                 yield f"the tensor '{place[0]}.{place[1]}' of the model", ("tensor", (place, tensor.detach().clone()))
 
-    def _changed_hooks(self) -> Iterator[tuple[str, Entry]]:
+    def _changed_hooks(self) -> Iterator[tuple[str, Change]]:
         for place, hooks in self._all_hooks():
             before = self._hooks.get(place, {})
             removed = [number for number in before if hooks.get(number) is not before[number]]
@@ -323,13 +343,9 @@ class Follower:
     def known(self) -> dict[Any, Any]:
         return {**dict(self._model.named_modules()), **dict(enumerate(self._tensors))}
 
-    def make(self, entry: Entry) -> bool:
-        """Makes the change. Returns False if it is of another kind."""
-        kind, arguments = entry
-        if kind not in self._makers:
-            return False
-        self._makers[kind](*arguments)
-        return True
+    def make(self, changes: list[Change]) -> None:
+        for kind, arguments in changes:
+            self._makers[kind](*arguments)
 
     def _module(self, path: str, key: str, is_there: bool, module: torch.nn.Module | None) -> None:
         children = self._model.get_submodule(path)._modules

@@ -190,9 +190,8 @@ class Reading:
                 return None
             if self._index == 0:
                 raise DataError(
-                    f"the dataset gave no element when it was iterated again, in epoch {self._epoch + 1} "
-                    "(data.epochs = "
-                    f"{self._epochs})"
+                    f"the dataset gave no element when it was iterated again, in epoch {self._epoch + 1} (data.epochs "
+                    f"= {self._epochs})"
                 )
             self._epoch, self._index, self._sum = self._epoch + 1, 0, 0
             if self._epochs == 0 or self._epoch < self._epochs:
@@ -210,12 +209,11 @@ class Reading:
                 self._sum = checksum(boxed[0], self._sum)
         if self._index != count or self._sum != expected:
             raise DataError(
-                f"the dataset was read again, to go on behind element {self._count - 1}, but gave other elements "
-                "than the "
-                "first time: its order cannot be repeated, so some elements would be trained twice and others never. "
-                "Shuffle with a generator that is seeded when the iteration begins (random.Random(seed + epoch)), or "
-                "give "
-                "the dataset state_dict() and load_state_dict(), as torchdata's StatefulDataLoader has them"
+                f"the dataset was read again, to go on behind element {self._count - 1}, but gave other elements than "
+                "the first time: its order cannot be repeated, so some elements would be trained twice and others "
+                "never. Shuffle with a generator that is seeded when the iteration begins (random.Random(seed + "
+                "epoch)), or give the dataset state_dict() and load_state_dict(), as torchdata's StatefulDataLoader "
+                "has them"
             )
 
     def position(self) -> str:

@@ -24,7 +24,7 @@ from accelmgr._elements import PICKLED, restore_structure, structure_of
 from accelmgr._journal import Reader
 from accelmgr._long import element_in
 from accelmgr._memory import dense_over, dtype_name, tensor_over
-from accelmgr._outline import Follower, HooksOfTensors
+from accelmgr._outline import CHANGES, Follower, HooksOfTensors
 from accelmgr._structure import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, tensors_of
 from accelmgr.errors import ConfigError, ModelError
 
@@ -223,9 +223,11 @@ class Changes:
 
     def make(self, end: int) -> None:
         """Those that the journal has up to `end`."""
-        for entry in self._reader.entries(end, lambda: self._follower.known):
-            if not self._follower.make(entry):
-                _settings.apply(entry[1])
+        for kind, content in self._reader.entries(end, lambda: self._follower.known):
+            if kind == CHANGES:
+                self._follower.make(content)
+            else:
+                _settings.apply(content)
 
 
 class Replica:

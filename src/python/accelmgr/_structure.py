@@ -193,9 +193,8 @@ class Buffers:
         grew = f"\n{GREW}{json.dumps({name: list(shape) for name, shape in shapes.items()})}" if shapes else ""
         raise ModelError(
             f"{what}; a buffer must keep its shape and dtype. Where the first batch decides about the shape, run one "
-            "in "
-            f"the host before the manager starts. Register a buffer that changes on purpose with persistent=False, or "
-            f"make it a plain attribute{grew}"
+            "in the host before the manager starts. Register a buffer that changes on purpose with persistent=False, "
+            f"or make it a plain attribute{grew}"
         )
 
     def settle(self) -> None:
