@@ -251,3 +251,31 @@ def test_ranks_run_the_top_of_the_script(tmp_path):
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+WORKERS = """
+import collections, sys
+import torch, accelmgr
+Pair = collections.namedtuple("Pair", "x")
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return Pair(torch.tensor([float(index)]))
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+    def forward(self, x): return (self.weight * x).mean()
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=None, num_workers=2, multiprocessing_context=sys.argv[1])
+    with accelmgr.Manager(Net(), loader, nprocs=1, batch_size_per_device=4, runners__threads=1) as manager:
+        print([result.loss for result in manager.steps()])
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_workers_of_a_data_loader_find_the_classes_of_the_script(tmp_path, method):
+    (tmp_path / "script.py").write_text(WORKERS)
+    done = subprocess.run(
+        [sys.executable, "script.py", method], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "[1.5, 5.5]\n"), done.stderr

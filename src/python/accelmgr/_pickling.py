@@ -149,9 +149,15 @@ def _is_found_by_import(obj: Any) -> bool:
     return found is obj
 
 
+def _received(data: bytes) -> Any:
+    """In a worker, which sends elements of such classes back."""
+    send_definitions_to_workers()
+    return pickle.loads(data)
+
+
 def _reduce_by_value(pickler: ForkingPickler, obj: Any) -> Any:
     if isinstance(obj, (type, FunctionType)) and not _is_found_by_import(obj):
-        return pickle.loads, (cloudpickle.dumps(obj),)
+        return _received, (cloudpickle.dumps(obj),)
     return NotImplemented
 
 
