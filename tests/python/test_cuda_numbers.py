@@ -56,8 +56,8 @@ def train(
             assert results[-1].loss == pytest.approx(oracle.step(), rel=1e-5)
             assert_close(manager, oracle)
             with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.sub_(0.01 * parameter.grad.clamp(-1, 1) + 0.001 * parameter)
+                for parameter, gradient in zip(model.parameters(), manager.get_aggregated_gradients(), strict=True):
+                    parameter.sub_(0.01 * gradient.clamp(-1, 1) + 0.001 * parameter)
             follow(model, oracle)
         assert manager.statistics().replacements == replacements
     return results

@@ -92,6 +92,7 @@ class Rows:
 @pytest.fixture
 def former():
     values = _settings.current()
+    torch.set_deterministic_debug_mode(0)  # Another test of this process may have set it.
     yield
     torch.set_deterministic_debug_mode(0)
     deterministic.fill_uninitialized_memory = True
