@@ -18,6 +18,8 @@ from typing import Any
 
 import cloudpickle
 
+SHARED = "accelmgr.compat.xla_multiprocessing"
+"""Its wrappers at the top of a script stand for one object of all ranks, not for one that each makes: they travel."""
 Main = tuple[str, str]
 """Name of the module (python -m), or the path of the script; the other one is empty. Both empty: none that can run."""
 
@@ -37,6 +39,8 @@ def own_main() -> Main:
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     if main is None or path is None or not _is_guarded(path):
+        return "", ""
+    if any(type(value).__module__ == SHARED for value in vars(main).values()):
         return "", ""
     name = getattr(getattr(main, "__spec__", None), "name", None)
     return (name, "") if name is not None else ("", os.path.abspath(path))
