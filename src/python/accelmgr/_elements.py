@@ -25,7 +25,7 @@ PICKLED = "<pickled>"
 ALONE = "<element>"
 ITEM = "<{}>"
 
-NUMBERS = "biufc"  # The kinds of NumPy's dtypes of which torch makes tensors.
+NUMBERS = "biufc"  # NumPy's dtype.kind of bool, int, unsigned, float and complex: torch makes tensors of these.
 LOOK_EVERY = 16  # Elements, between looks for changed settings of the host.
 ROOM = 64 * 1024  # Bytes that a pickled element may have at least in its row.
 

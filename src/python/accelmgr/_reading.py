@@ -156,7 +156,7 @@ class Reading:
         self._dataset = dataset
         self._epochs = epochs
         self._epoch = 0
-        self._index = 0  # Of the next element in the epoch.
+        self._index = 0  # The next element's number in its epoch.
         self._count = 0  # Over all epochs.
         self._sum = 0  # The checksum of the epoch's elements so far; used if they must be read again.
         self._again = restorable and not is_indexed(dataset) and not _has_state(dataset)
