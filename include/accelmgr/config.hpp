@@ -157,6 +157,7 @@ struct DataConfig {
   int epochs = 0;                    ///< 0: endless.
   std::uint64_t seed = 0;            ///< Seed of the order in which elements are read.
   bool drop_last = true;             ///< Leave out an incomplete last step; false: make a shorter one.
+  bool keep_last_step = false;       ///< Keep its elements in memory: StepOptions::repeat needs them.
   std::map<std::string, std::string> options{};  ///< For registered sources; accelmgr does not look inside.
 
   bool operator==(const DataConfig&) const = default;

@@ -13,6 +13,7 @@ namespace accelmgr {
 struct StepOptions {
   std::optional<double> timeout_s{};  ///< 0 or more; default: `step_timeout` of the configuration.
   bool accumulate = true;             ///< false: overwrite the master gradients; no zero_grad() is needed.
+  bool repeat = false;                ///< true: on the elements of the last step again (data.keep_last_step).
   bool parameters_changed = true;     ///< false: the host wrote no parameter since the last step.
   /// Called every 20 ms until the step is committed, and after a signal. When it returns true, the step ends
   /// as after a timeout.

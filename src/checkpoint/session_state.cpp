@@ -164,6 +164,12 @@ json run_state(const session::Session& session) {
       {"generators", generators}};
 }
 
+void restore_run(const json& run, session::Session& session) {
+  restore_counters(run, session);
+  restore_source(run.at("source"), session);
+  restore_generators(run.at("generators"), session);
+}
+
 void restore(const Checkpoint& checkpoint, session::Session& session, const session::Manifest& manifest) {
   const auto model_path = checkpoint.path / "model.safetensors";
   const auto training_path = checkpoint.path / "training.safetensors";
@@ -182,10 +188,7 @@ void restore(const Checkpoint& checkpoint, session::Session& session, const sess
       std::memcpy(session.result_buffers(index) + buffer.offset, session.buffers(index, 0) + buffer.offset,
                   buffer.bytes);
   try {
-    const auto& run = checkpoint.state.at("session");
-    restore_counters(run, session);
-    restore_source(run.at("source"), session);
-    restore_generators(run.at("generators"), session);
+    restore_run(checkpoint.state.at("session"), session);
   } catch (const json::exception& error) {
     throw CheckpointError(fmt::format("{}: it does not hold the state of an accelmgr session: {}",
                                       (checkpoint.path / "state.json").string(), error.what()));

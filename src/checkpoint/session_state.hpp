@@ -31,6 +31,10 @@ std::vector<TensorBytes> model_tensors(const session::Session& session, const se
 std::vector<TensorBytes> training_tensors(const session::Session& session, const session::Manifest& manifest);
 nlohmann::json run_state(const session::Session& session);
 
+/// Restores what run_state() returned in a session on which no process works yet. Throws CheckpointError, or
+/// json::exception if that is not its form.
+void restore_run(const nlohmann::json& run, session::Session& session);
+
 /// Whether a name is one of training_tensors(). All other tensors in the file are the host's.
 bool is_of_session(const std::string& training_name);
 

@@ -31,6 +31,8 @@ struct Run {
   /// one and `lock_now` is true. If there is no checkpoint yet because the run was killed before its first
   /// one, it begins anew under its old id; that needs the lock. Throws CheckpointError.
   Run(const CheckpointConfig& config, bool lock_now);
+  /// The run of an earlier manager of this process, which has ended.
+  explicit Run(std::string of) : id(std::move(of)) {}
   struct OfService {
     std::string id;
   };

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
@@ -14,6 +15,7 @@
 #include "base/interruption.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "checkpoint/session_state.hpp"
 #include "client/attached_manager.hpp"
 #include "client/checkpoints.hpp"
 #include "client/owned_manager.hpp"
@@ -29,6 +31,8 @@
 
 namespace accelmgr::client {
 namespace {
+
+using nlohmann::json;
 
 /// Finds the buffer that `value` replaces, by any of its names. Throws ModelError unless `value` fits it.
 const session::BufferEntry& replaced_by(const Value& value, const session::Manifest& manifest) {
@@ -51,7 +55,9 @@ const session::BufferEntry& replaced_by(const Value& value, const session::Manif
 struct Handle::State {
   State(const Config& c, const StartSettings& settings)
       : config(c),
-        run(config.checkpoint, settings.lock_checkpoints),
+        run(settings.continues.empty()
+                ? Run(config.checkpoint, settings.lock_checkpoints)
+                : Run(json::parse(settings.continues).at("run_id").get<std::string>())),
         origin{settings.method, settings.command} {}
   explicit State(AttachedManager to)
       : config(config::from_yaml(to.attached().configuration)),
@@ -139,6 +145,10 @@ void Handle::State::start(const StartSettings& settings) {
                                  .prepared =
                                      [&](auto session_fds) {
                                        map(std::move(session_fds));
+                                       // No other process works on the session yet.
+                                       if (!settings.continues.empty())
+                                         checkpoint::restore_run(
+                                             json::parse(settings.continues).at("session"), *session);
                                        if (settings.prepared) settings.prepared(session, *view, manifest);
                                      }});
   stepper.emplace(config, *view, manifest, link(), [this] { return manager->end(); });
@@ -218,6 +228,9 @@ const Config& Handle::config() const { return state_->config; }
 const std::string& Handle::unfinished() const { return state_->unfinished; }
 const std::optional<ResumedFrom>& Handle::resumed() const { return state_->run.resumed; }
 const std::string& Handle::run_id() const { return state_->run.id; }
+std::string Handle::continuation() const {
+  return json{{"run_id", state_->run.id}, {"session", checkpoint::run_state(*session())}}.dump();
+}
 void Handle::check_owner(const char* call) const { state_->check_owner(call); }
 
 StepResult Handle::step(const StepOptions& options) {

@@ -29,6 +29,7 @@ struct StartSettings {
                      const session::Manifest&)>
       prepared{};
   bool lock_checkpoints = false;
+  std::string continues{};  ///< If not empty, what Handle::continuation() of an earlier manager returned.
 };
 
 /// See AttachOptions.
@@ -85,6 +86,9 @@ class Handle {
   std::vector<CheckpointWritten> checkpoints_written(double wait_s);
   const std::optional<ResumedFrom>& resumed() const;
   const std::string& run_id() const;
+  /// For another manager, of a model with other parameters, that goes on where this one stands after stop():
+  /// its run, counters, position in the data and generators, as JSON.
+  std::string continuation() const;
   Statistics statistics() const;
   void stop();
   void kill() noexcept;

@@ -93,6 +93,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   auto& version = view_.control().parameter_version;
   if (version.load() % 2 != 0)
     throw UsageError("step() was called while parameters are being written; end manager.writing() first");
+  if (options.repeat) check_repeatable();
   if (options.parameters_changed) version.store(version.load() + 2);
 
   StepResult result;
@@ -100,10 +101,10 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   double loss_scale = 0;  // 0: that of the last commit.
   Outcome outcome;
   for (;;) {
-    outcome = assemble(patience);
+    outcome = assemble(patience, options.repeat);
     if (outcome.status != StepStatus::ok) break;
     if (loss_scale == 0) loss_scale = loss_scaler_.first(committed_loss_scale());
-    outcome = attempt(purpose, options.accumulate, loss_scale, patience, result);
+    outcome = attempt(purpose, options, loss_scale, patience, result);
     // The supervisor repairs the loss or gives up; or no runner is lost, but their team of devices is.
     if (outcome.status == StepStatus::runner_lost) continue;
     if (outcome.overflow) {
@@ -119,7 +120,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
       continue;
     }
     if (outcome.status == StepStatus::nonfinite && config_.on_nonfinite == NonfinitePolicy::skip_batch &&
-        nonfinite_in_a_row_ < config_.nonfinite_limit) {
+        !options.repeat && nonfinite_in_a_row_ < config_.nonfinite_limit) {
       ++nonfinite_in_a_row_;
       base::log().warn("{}; its batches are left out ({} in a row)", outcome.error, nonfinite_in_a_row_);
       purpose = Purpose::skip;
@@ -155,6 +156,15 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   return result;
 }
 
+void Stepper::check_repeatable() const {
+  if (session_.header().keeps_last_step == 0)
+    throw UsageError(
+        "a step can be repeated only if its elements are kept in memory: set data.keep_last_step to true");
+  if (session_.counters(session_.word().index).last_elements == 0)
+    throw UsageError(
+        "there is no step to repeat: none was made since the start, or its batches were left out");
+}
+
 void Stepper::zero_gradients() {
   const session::SpanScope span(spans_, Activity::zero_grad, step_under_way());
   // One thread with stores past the cache (128 MiB: 1.5 ms) is faster than torch's zero_() with two (3.7 ms).
@@ -187,7 +197,7 @@ std::string Stepper::Patience::bound() const {
 // An attempt can open when every rank of the team is ready, its pidfd is here, its working state is that of
 // the last commit, and elements are assigned to exactly these ranks. Until then the host waits for the
 // supervisor and the loader.
-Stepper::Outcome Stepper::assemble(const Patience& patience) {
+Stepper::Outcome Stepper::assemble(const Patience& patience, bool repeat) {
   const session::SpanScope span(spans_, Activity::assemble, step_under_way());
   const auto& control = session_.control();
   for (;;) {
@@ -197,10 +207,14 @@ Stepper::Outcome Stepper::assemble(const Patience& patience) {
       return {StepStatus::manager_lost, "the service is being stopped and makes no more steps"};
     const auto team = control.team.load();
     if (control.given_up.load() != 0) return lost();
+    if (repeat && team != session_.counters(session_.word().index).participants)
+      return {
+          StepStatus::runner_lost,
+          "the team has changed since the last step, and others have its elements: it cannot be repeated"};
     // The loader follows a request to assign only when the data source returns. Until then no rank may read
     // its queue, and the host must not make another request.
     if (team_ready(team) && loader_follows()) {
-      const session::Assignment wanted{team, shares_for(team)};
+      const session::Assignment wanted{team, repeat ? control.assignment.shares : shares_for(team)};
       if (control.assignment == wanted) {
         participants_ = team;
         return {};
@@ -301,7 +315,16 @@ void Stepper::team_failed(const Outcome& outcome) {
       outcome.rank, outcome.error);
 }
 
-Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, double loss_scale,
+/// As many micro-batches for each rank as in the last committed attempt.
+session::Shares Stepper::last_shares() const noexcept {
+  session::Shares shares{};
+  const auto& counters = session_.counters(session_.word().index);
+  for (int rank = 0; rank < session_.ranks(); ++rank)
+    shares.of[rank] = static_cast<std::uint32_t>(counters.last_batches[rank]);
+  return shares;
+}
+
+Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, double loss_scale,
                                   const Patience& patience, StepResult& result) {
   session::SpanScope span(spans_, Activity::attempt, step_under_way());
   const auto& control = session_.control();
@@ -311,14 +334,15 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, bool accumulate, double loss_
   release_idle_threads();
   const auto attempt = session::open_attempt(
       view_, {.participants = participants_,
-              .accumulate = accumulate,
-              .shares = session_.sharding().shares,
+              .accumulate = options.accumulate,
+              .shares = options.repeat ? last_shares() : session_.sharding().shares,
               .batch_size = static_cast<std::uint32_t>(config_.batch_size_per_device),
               .by_samples = config_.loss_scaling == LossScaling::samples,
               .mean_buffers = config_.buffers.policy == BufferPolicy::mean,
               .refuse_nonfinite = !keep,
               .refuse_overflow = loss_scaler_.can_lower(loss_scale),
               .skip = skip,
+              .repeat = options.repeat,
               .device_team = skip ? session::DeviceTeam{} : device_team(),
               .parameter_version = control.parameter_version.load(),
               .loss_scale = loss_scale,

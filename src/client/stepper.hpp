@@ -61,8 +61,8 @@ class Stepper {
     std::string bound() const;          ///< "within 5 s", "before it was interrupted"
   };
   /// Blocks until the team is ready for an attempt and elements are assigned to it, or until patience is
-  /// over.
-  Outcome assemble(const Patience& patience);
+  /// over. repeat: for the last step again, which the same team must make.
+  Outcome assemble(const Patience& patience, bool repeat = false);
 
   /// Whether the manager is gone. If so, its processes have been ended, and an attempt under way has been
   /// aborted or finished. Blocks while they end.
@@ -88,7 +88,9 @@ class Stepper {
   };
   std::uint64_t step_under_way() const noexcept;
   std::uint64_t elements_assigned() const noexcept;
-  Outcome attempt(Purpose purpose, bool accumulate, double loss_scale, const Patience& patience,
+  void check_repeatable() const;
+  session::Shares last_shares() const noexcept;
+  Outcome attempt(Purpose purpose, const StepOptions& options, double loss_scale, const Patience& patience,
                   StepResult& result);
   const session::LossScale& committed_loss_scale() const noexcept;
   /// The generation of each rank of a team of devices; 0: it is not in it.

@@ -205,6 +205,9 @@ std::vector<Option> data_options() {
       plain<Boolean>(
           KEY(data.drop_last),
           "Leave out elements at the end that do not fill a step; otherwise they make a last, shorter step."),
+      plain<Boolean>(KEY(data.keep_last_step),
+                     "Keep the elements of a step in memory, so that the next one can repeat it: "
+                     "step(repeat=True)."),
       plain<TextMap>(KEY(data.options),
                      "For registered sources and factories; accelmgr does not look inside."),
   };

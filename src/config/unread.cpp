@@ -42,9 +42,12 @@ const std::vector<Kind> models{
 
 const std::vector<Kind> sources{
     {"text",
-     {"data.files", "data.sequence_length", "data.held_out", "data.epochs", "data.seed", "data.drop_last"}},
-    {"synthetic", {"data.sequence_length", "data.elements", "data.epochs", "data.seed", "data.drop_last"}},
-    {"python", {"data.factory", "data.options", "data.epochs", "data.drop_last"}},
+     {"data.files", "data.sequence_length", "data.held_out", "data.epochs", "data.seed", "data.drop_last",
+      "data.keep_last_step"}},
+    {"synthetic",
+     {"data.sequence_length", "data.elements", "data.epochs", "data.seed", "data.drop_last",
+      "data.keep_last_step"}},
+    {"python", {"data.factory", "data.options", "data.epochs", "data.drop_last", "data.keep_last_step"}},
 };
 
 /// Why `kind` does not read `key`; empty if it reads or may read it. A registered kind may read any key.
@@ -63,7 +66,7 @@ std::string why_unread(const Config& config, const Own& own, std::string_view ke
   if (key == "model.kind" || key == "data.kind") return {};
   if (own.model && is_in(key, "model")) return "the model is the program's own";
   if (own.data && is_in(key, "data"))
-    return key == "data.epochs" || key == "data.drop_last"
+    return key == "data.epochs" || key == "data.drop_last" || key == "data.keep_last_step"
                ? ""
                : "the dataset is the program's own, and decides on its elements and their order";
   const auto why = unread_by(models, config.model.kind, "model", key);

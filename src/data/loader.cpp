@@ -216,7 +216,7 @@ bool Loader::assign() {
   if (slot == nullptr) return false;
   // A queue has slots for the largest share; one with a smaller share must not be filled further ahead.
   const auto share = session_->sharding().shares.of[at.rank];
-  if (queue.published() - queue.released() >= share + ahead_) return false;
+  if (queue.published() - queue.consumed() >= share + ahead_) return false;
   enter(Activity::read);
   if (!write(at, rows_at(slot, at.position))) return true;
   ++next_;

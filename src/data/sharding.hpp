@@ -89,10 +89,13 @@ constexpr std::uint64_t batches_ahead(int prefetch, int batch_size_per_device) {
   return (ahead + batch_size - 1) / batch_size;
 }
 
-/// Slots in the queue of a rank: those of the current step, which are released only at its commit, and enough
-/// for `prefetch` elements on top. `micro_batches`: the most that a rank can have in a step.
-constexpr std::uint64_t batch_slots(int micro_batches, int prefetch, int batch_size_per_device) {
-  return static_cast<std::uint64_t>(micro_batches) + batches_ahead(prefetch, batch_size_per_device);
+/// Slots in the queue of a rank: those of the current step, which are released only at its commit, those of
+/// the last one if it is kept, and enough for `prefetch` elements on top. `micro_batches`: the most that a
+/// rank can have in a step.
+constexpr std::uint64_t batch_slots(int micro_batches, int prefetch, int batch_size_per_device,
+                                    bool keeps_last_step = false) {
+  return static_cast<std::uint64_t>(micro_batches) * (keeps_last_step ? 2 : 1) +
+         batches_ahead(prefetch, batch_size_per_device);
 }
 
 }  // namespace accelmgr::data

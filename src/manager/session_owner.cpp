@@ -30,7 +30,9 @@ session::Extent extent_of(const Config& config, session::Manifest& manifest, ses
   const auto most = config.runners.share == Share::even
                         ? config.grad_accumulation_steps
                         : data::largest_share(extent.ranks, config.grad_accumulation_steps);
-  extent.slots = data::batch_slots(most, config.prefetch, config.batch_size_per_device);
+  extent.keeps_last_step = config.data.keep_last_step;
+  extent.slots =
+      data::batch_slots(most, config.prefetch, config.batch_size_per_device, extent.keeps_last_step);
   extent.slot_bytes = manifest.place_fields(batch_size);
   extent.batch_size = batch_size;
   extent.manifest_bytes = session::manifest_bytes(manifest);

@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <set>
 #include <tuple>
 
@@ -90,7 +91,7 @@ class Handle {
   /// Calls `prepared` when there is a session, but no runner yet: parameters() and gradients() work from then
   /// on. `command`: another program, which becomes the manager.
   void start(const std::string& start_method, const nb::typed<nb::callable, nb::object()>& prepared,
-             const std::vector<std::string>& command) {
+             const std::vector<std::string>& command, const std::string& continues) {
     const auto method = launch::options_from({{"start_method", start_method}}).start_method;
     // A fork has none of the threads of the host's pool: a call that gives them work would wait for ever.
     if (method == StartMethod::fork && loaded_.config.runners.threads == 0)
@@ -106,10 +107,11 @@ class Handle {
     };
     try {
       const Unlocked unlocked;
-      handle_.emplace(
-          loaded_.config,
-          client::StartSettings{
-              .interrupted = interruption.hook(), .method = method, .command = command, .prepared = take});
+      handle_.emplace(loaded_.config, client::StartSettings{.interrupted = interruption.hook(),
+                                                            .method = method,
+                                                            .command = command,
+                                                            .prepared = take,
+                                                            .continues = continues});
     } catch (...) {
       interruption.rethrow();
       throw;
@@ -178,8 +180,26 @@ class Handle {
     return list;
   }
 
+  /// The name of each buffer, and its shape.
+  std::vector<std::pair<std::string, NumberTuple>> buffer_shapes() const {
+    std::vector<std::pair<std::string, NumberTuple>> shapes;
+    for (const auto& entry : manifest_.buffers) shapes.emplace_back(entry.name, tuple_of(entry.shape));
+    return shapes;
+  }
+  /// Copies the buffers of the last committed step to the addresses of dense tensors, in the order of
+  /// buffer_shapes(); 0: not this one. Does not write what is the same.
+  void copy_buffers(const std::vector<std::uintptr_t>& to) const {
+    const auto* committed = session_->result_buffers(session_->word().index);
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      const auto& entry = manifest_.buffers.at(i);
+      auto* const buffer = reinterpret_cast<std::byte*>(to[i]);
+      if (buffer != nullptr && std::memcmp(buffer, committed + entry.offset, entry.bytes) != 0)
+        std::memcpy(buffer, committed + entry.offset, entry.bytes);
+    }
+  }
+
   /// Sets the result as `step_result` on what a signal handler raised: the step may have counted before that.
-  StepResult step(std::optional<double> timeout_s, bool accumulate, bool parameters_changed) {
+  StepResult step(std::optional<double> timeout_s, bool accumulate, bool parameters_changed, bool repeat) {
     auto& handle = started();
     Interruption interruption(work_.ptr());
     StepResult result;
@@ -187,6 +207,7 @@ class Handle {
       const Unlocked unlocked;
       result = handle.step({.timeout_s = timeout_s,
                             .accumulate = accumulate,
+                            .repeat = repeat,
                             .parameters_changed = parameters_changed,
                             .interrupted = interruption.hook()});
     } catch (...) {
@@ -371,9 +392,10 @@ void bind_manager(nb::module_& module) {
                     const std::map<std::string, std::string>&>(),
            nb::arg("file"), nb::arg("settings"), nb::arg("environment"))
       .def("start", &Handle::start, nb::arg("start_method"), nb::arg("prepared"),
-           nb::arg("command") = std::vector<std::string>{},
+           nb::arg("command") = std::vector<std::string>{}, nb::arg("continues") = "",
            "Calls `prepared` when there are parameters() and gradients(), before any runner starts.\n\n"
-           "command: another program, which becomes the manager.")
+           "command: another program, which becomes the manager. continues: continuation() of an earlier "
+           "manager, which this one goes on from.")
       .def("while_waiting", &Handle::while_waiting, nb::arg("work"),
            "`work` is called about every 20 ms while start() and step() wait, in their thread.")
       .def("attach", &Handle::attach, nb::arg("path"), nb::arg("name"), nb::arg("timeout"),
@@ -388,7 +410,7 @@ void bind_manager(nb::module_& module) {
           },
           "model.kind and data.kind.")
       .def("step", &Handle::step, nb::arg("timeout") = nb::none(), nb::arg("accumulate") = true,
-           nb::arg("parameters_changed") = true,
+           nb::arg("parameters_changed") = true, nb::arg("repeat") = false,
            "An exception that a signal handler raises has the result as `step_result`.")
       .def("zero_grad", [](Handle& self) { unlocked([&m = self.started()] { m.zero_grad(); }); })
       .def(
@@ -412,6 +434,9 @@ void bind_manager(nb::module_& module) {
       .def("persistent_buffers", &Handle::persistent_buffers,
            "Each persistent buffer's name, and further names of the same buffer.")
       .def("buffers", &Handle::buffers, "Copies of the buffers of the last committed step.")
+      .def("buffer_shapes", &Handle::buffer_shapes, "The name of each buffer, and its shape.")
+      .def("copy_buffers", &Handle::copy_buffers, nb::arg("to"),
+           "Copies them to the addresses of dense tensors, in the order of buffer_shapes(); 0: not this one.")
       .def(
           "update_buffers",
           [](Handle& self, const std::vector<Addressed>& tensors) {
@@ -447,6 +472,12 @@ void bind_manager(nb::module_& module) {
           nb::arg("wait_s"))
       .def_prop_ro("checkpoint_requested", [](Handle& self) { return self.started().checkpoint_requested(); })
       .def_prop_ro("resumed", [](Handle& self) { return self.started().resumed(); })
+      .def(
+          "continuation", [](Handle& self) { return self.started().continuation(); },
+          "Where it stands, after stop(): for start() of a manager of a changed model.")
+      .def_prop_ro("keeps_last_step",
+                   [](const Handle& self) { return self.loaded().config.data.keep_last_step; })
+      .def_prop_ro("nprocs", [](const Handle& self) { return self.loaded().config.nprocs; })
       .def_prop_ro("run_id", [](Handle& self) { return self.started().run_id(); })
       .def(
           "statistics", [](Handle& self) { return self.started().statistics(); }, "Any thread may call it.")

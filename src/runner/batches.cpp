@@ -12,7 +12,7 @@ std::optional<Batches::Filled> Batches::next(std::uint64_t index, const std::fun
   base::fault_point(base::FaultPhase::data);
   Filled filled{};
   const auto begin = base::now_ns();
-  const auto state = queue_.wait(queue_.released() + index, filled, config_.runners.spin_us, give_up);
+  const auto state = queue_.wait(queue_.first_of_attempt() + index, filled, config_.runners.spin_us, give_up);
   waited_ns += static_cast<std::uint64_t>(base::now_ns() - begin);
   switch (state) {
     case session::BatchQueue::State::filled:

@@ -31,9 +31,22 @@ std::uint64_t BatchQueue::elements(std::uint64_t number) const noexcept {
   return *reinterpret_cast<const std::uint64_t*>(queue_bytes() + elements_at(number));
 }
 
-std::uint64_t BatchQueue::released() const noexcept {
-  // A reader may still see the older index: then it finds fewer batches released and waits longer.
+// A reader of these three may still see the older index: then it finds fewer batches consumed and waits
+// longer.
+std::uint64_t BatchQueue::consumed() const noexcept {
   return session_->counters(session_->word().index).batches[rank_];
+}
+
+std::uint64_t BatchQueue::released() const noexcept {
+  const auto& counters = session_->counters(session_->word().index);
+  return counters.batches[rank_] -
+         (session_->header().keeps_last_step != 0 ? counters.last_batches[rank_] : 0);
+}
+
+std::uint64_t BatchQueue::first_of_attempt() const noexcept {
+  const auto& counters = session_->counters(session_->word().index);
+  const bool again = session_->control().request.repeat != 0;
+  return counters.batches[rank_] - (again ? counters.last_batches[rank_] : 0);
 }
 
 std::byte* BatchQueueWriter::claim() const noexcept {
@@ -72,7 +85,7 @@ void BatchQueueWriter::reopen() noexcept {
 
 void BatchQueueWriter::rewind() noexcept {
   queue_->filling.store(0);
-  queue_->published.store(released());
+  queue_->published.store(consumed());
   reopen();
 }
 

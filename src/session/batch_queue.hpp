@@ -38,7 +38,13 @@ class BatchQueue {
   std::string error() const;
 
   /// Number of batches that committed attempts have consumed.
+  std::uint64_t consumed() const noexcept;
+  /// Of these, the number of batches whose slots may be filled again: less by those of the last attempt, if
+  /// the session keeps them.
   std::uint64_t released() const noexcept;
+  /// The first batch of the attempt under way: the first that is not consumed, or the first of the last
+  /// attempt.
+  std::uint64_t first_of_attempt() const noexcept;
   std::uint64_t published() const noexcept { return queue_->published.load(); }
   /// The slot of batch `number`, which is published or being filled, and not released.
   const std::byte* slot(std::uint64_t number) const noexcept { return queue_bytes() + slot_at(number); }
@@ -78,7 +84,7 @@ class BatchQueueWriter : public BatchQueue {
   void finish(const std::string& error = {}) noexcept;
   /// Undoes finish().
   void reopen() noexcept;
-  /// Drops all batches that are not released, and undoes finish(): the next batch has the number released().
+  /// Drops all batches that are not consumed, and undoes finish(): the next batch has the number consumed().
   /// The consumer must not be reading.
   void rewind() noexcept;
 

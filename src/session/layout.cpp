@@ -90,6 +90,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.tensors = extent.tensors;
   header.buffer_bytes = align_up(extent.buffer_bytes, region_alignment);
   header.slots = extent.slots;
+  header.keeps_last_step = extent.keeps_last_step ? 1 : 0;
   header.slot_bytes = align_up(extent.slot_bytes, region_alignment);
   header.batch_size = extent.batch_size;
   const std::uint64_t ranks = header.ranks;
@@ -140,6 +141,7 @@ void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan)
                 .buffer_bytes = header.buffer_bytes,
                 .manifest_bytes = header.manifest_bytes,
                 .slots = header.slots,
+                .keeps_last_step = header.keeps_last_step != 0,
                 .slot_bytes = header.slot_bytes,
                 .batch_size = header.batch_size};
   const auto check = [](bool ok, const char* field, std::uint64_t value, const std::string& right) {

@@ -32,7 +32,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 11;
+constexpr std::uint32_t layout_version = 12;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
@@ -66,8 +66,9 @@ struct Header {
   SlabElement slab_element;
   std::uint64_t elements;  ///< Elements of all parameters, gaps included.
   std::uint64_t tensors;
-  std::uint64_t buffer_bytes;  ///< Bytes of one copy of all buffers.
-  std::uint64_t slots;         ///< Slots of each queue.
+  std::uint64_t buffer_bytes;     ///< Bytes of one copy of all buffers.
+  std::uint64_t slots;            ///< Slots of each queue.
+  std::uint64_t keeps_last_step;  ///< 1: queues keep the batches of the last step (`data.keep_last_step`).
   std::uint64_t slot_bytes;
   std::uint64_t batch_size;        ///< A slot holds at most so many elements.
   std::uint64_t slab_bytes;        ///< Size of each slab memfd.
@@ -161,6 +162,7 @@ struct Request {
   std::uint32_t refuse_nonfinite = 0;  ///< 1: runners refuse the attempt at a non-finite loss or gradient.
   std::uint32_t refuse_overflow = 0;   ///< 1: they refuse it as Reason::overflow if only gradients are not.
   std::uint32_t skip = 0;              ///< 1: consume the batches and change nothing else.
+  std::uint32_t repeat = 0;  ///< 1: compute on the batches of the last committed attempt, and consume none.
   DeviceTeam device_team{};
   std::uint64_t parameter_version = 0;
   double loss_scale = 1;        ///< A power of two. Slabs have gradients times this, the master without it.
@@ -293,6 +295,9 @@ struct Counters {
   LossScale loss_scale;
   std::uint64_t rank_samples[max_ranks];
   std::uint64_t batches[max_ranks];  ///< Batches of each queue that committed attempts consumed.
+  // Of these the last ones, which an attempt may repeat. None after a skip and after a resume.
+  std::uint64_t last_elements;
+  std::uint64_t last_batches[max_ranks];
 };
 
 /// The state of the source before it gave `element`, so that another one can continue from there. 0 and no
@@ -471,6 +476,7 @@ struct Extent {
   std::uint64_t buffer_bytes = 0;
   std::uint64_t manifest_bytes = 0;
   std::uint64_t slots = 0;  ///< Slots of each queue; 0: no queues.
+  bool keeps_last_step = false;
   std::uint64_t slot_bytes = 0;
   std::uint64_t batch_size = 0;  ///< At least 1 if there are queues.
 };

@@ -152,14 +152,18 @@ void Reduction::publish_counters(const Request& request) const noexcept {
   after.steps = before.steps + (request.skip == 0 ? 1 : 0);
   after.skips = before.skips + (request.skip == 0 ? 0 : 1);
   after.samples = before.samples + total.samples;
-  after.elements = before.elements + total.elements;
+  const bool repeats = request.repeat != 0;
+  after.elements = before.elements + (repeats ? 0 : total.elements);
+  after.last_elements = repeats ? before.last_elements : request.skip != 0 ? 0 : total.elements;
   after.participants = request.participants;
   after.loss_scale = request.skip != 0 || total.nonfinite ? before.loss_scale : request.next_loss_scale;
   for (int rank = 0; rank < session_->ranks(); ++rank) {
     const bool takes_part = (request.participants >> rank & 1) != 0;
     const auto& ballot = session_->record(rank).ballot;
     after.rank_samples[rank] = before.rank_samples[rank] + (takes_part ? ballot.samples : 0);
-    after.batches[rank] = before.batches[rank] + (takes_part ? ballot.micro_batches : 0);
+    const std::uint64_t batches = takes_part ? ballot.micro_batches : 0;
+    after.batches[rank] = before.batches[rank] + (repeats ? 0 : batches);
+    after.last_batches[rank] = repeats ? before.last_batches[rank] : request.skip != 0 ? 0 : batches;
   }
 }
 

@@ -7,9 +7,10 @@ and to torch between steps must make the same difference in both.
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -63,7 +64,16 @@ def rows(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(4, generator=generator), torch.randn((), generator=generator)) for _ in range(count)]
 
 
-Compute = Callable[[], float]
+class Compute(Protocol):
+    """What a script uses of plain PyTorch or of a manager."""
+
+    def __call__(self, repeat: bool = False) -> float:
+        """Computes gradients of the next batch, or of the last one again. Returns the loss."""
+
+    def rebind(self) -> None:
+        """The model has other parameters from now on."""
+
+
 Script = Callable[[Net, Compute], None]
 
 
@@ -215,6 +225,125 @@ def doubles_by_default(model: Net, compute: Compute) -> None:
         optimizer.step()
 
 
+def averages_weights(model: Net, compute: Compute) -> None:
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = sgd(model)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        compute()
+        optimizer.step()
+        average.update_parameters(model)
+    with torch.no_grad():
+        for parameter, mean in zip(model.parameters(), average.module.parameters(), strict=True):
+            parameter.copy_(mean)
+
+
+def sharpness_aware(model: Net, compute: Compute) -> None:
+    """SAM: the gradient of a step is that at the worst point nearby, for the same batch."""
+    optimizer = sgd(model)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        compute()
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=0.05 / (norm.item() + 1e-12))
+        optimizer.zero_grad()
+        compute(repeat=True)
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), before, strict=True):
+                parameter.copy_(value)
+        optimizer.step()
+
+
+def lbfgs(model: Net, compute: Compute, line_search: str | None) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn=line_search)
+    for _ in range(STEPS):
+        evaluations = itertools.count()
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            return compute(repeat=next(evaluations) > 0)  # noqa: B023
+
+        optimizer.step(closure)
+
+
+def lbfgs_of_fixed_steps(model: Net, compute: Compute) -> None:
+    lbfgs(model, compute, None)
+
+
+def lbfgs_with_line_search(model: Net, compute: Compute) -> None:
+    lbfgs(model, compute, "strong_wolfe")
+
+
+def backtracking(model: Net, compute: Compute) -> None:
+    """Halves a step until the loss of the batch is lower than before."""
+    parameters = list(model.parameters())
+    for _ in range(STEPS):
+        loss = compute()
+        gradients = [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        before = [parameter.detach().clone() for parameter in parameters]
+        for halvings in range(6):
+            with torch.no_grad():
+                for parameter, value, gradient in zip(parameters, before, gradients, strict=True):
+                    parameter.copy_(value - 2.0 * 0.5**halvings * gradient)
+                    parameter.grad = None
+            if compute(repeat=True) < loss:
+                break
+        model.zero_grad()
+
+
+class LowRank(nn.Module):
+    """An adapter beside a linear module, which is frozen."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+    def merged(self) -> nn.Linear:
+        with torch.no_grad():
+            self.base.weight += self.up.weight @ self.down.weight
+        return self.base.requires_grad_(True)
+
+
+def adapters_come_and_go(model: Net, compute: Compute) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    for step in range(STEPS):
+        if step == 2:
+            model.body[0] = LowRank(model.body[0])
+            optimizer.add_param_group({"params": [*model.body[0].down.parameters(), *model.body[0].up.parameters()]})
+            compute.rebind()
+        if step == 4:
+            model.body[0] = model.body[0].merged()
+            compute.rebind()
+        if step != 2:
+            optimizer.zero_grad()
+        compute()
+        optimizer.step()
+
+
+def grows(model: Net, compute: Compute) -> None:
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        compute()
+        optimizer.step()
+        if step % 2:
+            model.heads.append(nn.Linear(6, 1))
+            model.norm.running_mean.mul_(0.5)
+            model.register_buffer(f"buffer{step}", torch.ones(3))
+            model.which = len(model.heads) - 1
+            optimizer.add_param_group({"params": list(model.heads[-1].parameters())})
+            compute.rebind()
+
+
 SCRIPTS: list[Script] = [
     clips_and_schedules,
     unused_head,
@@ -230,26 +359,56 @@ SCRIPTS: list[Script] = [
     own_gradients,
     moving_average,
     doubles_by_default,
+    averages_weights,
+    sharpness_aware,
+    lbfgs_of_fixed_steps,
+    lbfgs_with_line_search,
+    backtracking,
+    adapters_come_and_go,
+    grows,
 ]
 
 
-def plain(model: Net, script: Script) -> list[float]:
-    losses: list[float] = []
-    data = rows(STEPS * BATCH * 4)
+class Plain:
+    def __init__(self, model: Net) -> None:
+        self.model = model
+        self.losses: list[float] = []
+        self.batches = iter(torch.utils.data.BatchSampler(rows(STEPS * BATCH * 4), BATCH, True))
 
-    def compute() -> float:
-        batch = data[len(losses) * BATCH : (len(losses) + 1) * BATCH]
-        loss = model(*(torch.stack(part) for part in zip(*batch, strict=True)))
+    def __call__(self, repeat: bool = False) -> float:
+        if not repeat:
+            self.batch = next(self.batches)
+        loss = self.model(*(torch.stack(part) for part in zip(*self.batch, strict=True)))
         loss.backward()
-        losses.append(loss.item())
-        return losses[-1]
+        self.losses.append(loss.item())
+        return self.losses[-1]
 
+    def rebind(self) -> None:
+        pass
+
+
+def plain(model: Net, script: Script) -> list[float]:
+    compute = Plain(model)
     script(model, compute)
-    return losses
+    return compute.losses
+
+
+class Managed:
+    def __init__(self, manager: accelmgr.Manager) -> None:
+        self.manager = manager
+        self.losses: list[float] = []
+
+    def __call__(self, repeat: bool = False) -> float:
+        result = self.manager.step(repeat=repeat)
+        result.raise_for_status()
+        self.losses.append(result.loss)
+        return result.loss
+
+    def rebind(self) -> None:
+        self.manager.rebind()
 
 
 def managed(model: Net, script: Script, start_method: str) -> list[float]:
-    losses: list[float] = []
     with accelmgr.Manager(
         model,
         rows(STEPS * BATCH * 4),
@@ -257,17 +416,11 @@ def managed(model: Net, script: Script, start_method: str) -> list[float]:
         batch_size_per_device=BATCH,
         start_method=start_method,
         runners__threads=1,
+        data={"keep_last_step": True},
     ) as manager:
-
-        def compute() -> float:
-            result = manager.step()
-            result.raise_for_status()
-            losses.append(result.loss)
-            return result.loss
-
+        compute = Managed(manager)
         script(model, compute)
-        manager.sync_buffers()
-    return losses
+    return compute.losses
 
 
 @pytest.fixture(autouse=True)
@@ -283,8 +436,10 @@ def compare(script: Script, start_method: str = "forkserver") -> None:
     torch.manual_seed(3)
     model = Net()
     other = copy.deepcopy(model)
+    torch.manual_seed(4)
     expected = plain(other, script)
     torch.set_default_dtype(torch.float32)
+    torch.manual_seed(4)
     losses = managed(model, script, start_method)
     assert losses == expected
     for name, tensor in model.state_dict().items():

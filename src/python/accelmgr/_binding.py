@@ -57,18 +57,19 @@ class Binding:
             leaf.grad = gradient
 
     def leave(self) -> None:
-        """Gives the model memory of its own again, with the present values, and no gradients."""
+        """Gives the model memory of its own again, with the present values and gradients."""
+        gradients = self.master.own_gradients()
         copies = private_copies([leaf.data for leaf in self._leaves])
-        for leaf, own in zip(self._leaves, copies, strict=True):
+        for leaf, own, gradient in zip(self._leaves, copies, gradients, strict=True):
             leaf.data = own
-            leaf.grad = None
+            leaf.grad = gradient
 
     def started(self) -> None:
         """From now on it knows what of the model changes."""
         self.master.begin(self._former_gradients)
         self._former_gradients = []
         if self._model is not None and self._structure is not None and self._journal is not None:
-            self._changes = Changes(self._model, self._structure, self._journal, self._grown)
+            self._changes = Changes(self._model, self._structure, self._journal, self._grown, self._handle)
 
     def check(self) -> None:
         """Raises ModelError unless the parameters are the session's; takes over what was done to `.grad`."""
@@ -119,6 +120,12 @@ class Binding:
         self._handle.update_buffers(_memory.addressed(dense))
         self._changes.told()
 
+    def show(self, counted: bool, overwritten: bool) -> None:
+        """After a step: the model has its gradients, and, if it counted, its buffers."""
+        self.master.show(overwritten)
+        if counted and self._changes is not None:
+            self._changes.take_in()
+
     def buffers(self) -> dict[str, torch.Tensor]:
         """Copies of the buffers of the last committed step."""
         buffers = dict(_memory.named_tensors(self._handle.buffers()))
@@ -152,7 +159,7 @@ class Binding:
                 f"check_optimizer: a {type(optimizer).__name__} has no param_groups; pass an optimizer of torch.optim, "
                 "or a hivemind.Optimizer"
             )
-        if isinstance(optimizer, torch.optim.LBFGS):
+        if isinstance(optimizer, torch.optim.LBFGS) and not self._handle.keeps_last_step:
             raise UsageError(LBFGS)
         self.check()
         own = {tensor.data_ptr() for _, tensor in self.master.parameters}

@@ -15,7 +15,7 @@ from accelmgr import _native, _settings
 from accelmgr._feed import Feed
 from accelmgr._journal import Journal
 from accelmgr._long import LongElements
-from accelmgr._payload import ForkedPayload, Payload, PickledDataset, pickled_dataset
+from accelmgr._payload import ForkedPayload, Payload, PickledDataset, pickled, pickled_dataset, tensors_of
 from accelmgr._structure import Shapes
 from accelmgr.errors import DataError
 
@@ -123,6 +123,24 @@ class Delivery:
         """From now on the feed drops what committed steps have consumed."""
         if self.feed is not None:
             self.feed.follow(_consumed_of(weakref.ref(owner)))
+
+    def leave(self, consumed: int) -> None:
+        """The processes have ended; others will go on from element `consumed`."""
+        if self.feed is not None:
+            self.feed.follow(lambda: consumed)
+        self.close()
+
+    def check_model(self, model: torch.nn.Module, start_method: str) -> None:
+        """Raises ModelError if `model` cannot be sent."""
+        numbers = {id(tensor): number for number, (_, tensor) in enumerate(tensors_of(model))}
+        if start_method != "fork":
+            pickled("model", model, numbers)
+
+    def change_model(self, model: torch.nn.Module) -> None:
+        """From the next begin() on."""
+        self._model = model
+        self._factory = None
+        self.grown = {}
 
     def close(self) -> None:
         """Ends the payload. The feed stays: another start may need it."""

@@ -74,6 +74,13 @@ class Master:
                 leaf.grad = gradient
         self.look_after()
 
+    def own_gradients(self) -> list[torch.Tensor | None]:
+        """The `.grad` of the leaves, copied if it lies in the session."""
+        return [
+            leaf.grad.clone() if leaf.grad is not None and leaf.grad.data_ptr() == place else leaf.grad
+            for leaf, place in zip(self._leaves, self._gradient_places, strict=True)
+        ]
+
     def _note(self) -> None:
         self._found = list(map(_gradient, self._leaves))
         self._lacks = any(gradient is None for gradient in self._found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import threading
@@ -15,22 +16,33 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from accelmgr.errors import UsageError
 
 LBFGS = (
-    "LBFGS evaluates the loss several times in one step, but each manager.step() computes on other elements. Use an "
-    "optimizer that takes one step per gradient"
+    "LBFGS evaluates the loss several times in one step, but each manager.step() computes on other elements. Start the "
+    "manager with data={'keep_last_step': True}, and let all evaluations of a step but the first call "
+    "manager.step(repeat=True)"
 )
+LBFGS_FILE = os.path.join("torch", "optim", "lbfgs.py")
 SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 LOOK = 6  # Frames between GradScaler.step() and the hook, and a few more.
 
-_parameters: weakref.WeakKeyDictionary[Any, Callable[[], Iterable[torch.Tensor]]] = weakref.WeakKeyDictionary()
+
+@dataclasses.dataclass
+class _Managed:
+    parameters: Callable[[], Iterable[torch.Tensor]]
+    keeps_last_step: bool
+
+
+_managed: weakref.WeakKeyDictionary[Any, _Managed] = weakref.WeakKeyDictionary()
+_evaluations: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+"""How often an LBFGS has evaluated its closure in its present step."""
 _checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _watching = False
 _lock = threading.Lock()
 
 
-def watch(owner: object, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
+def watch(owner: object, parameters: Callable[[], Iterable[torch.Tensor]], keeps_last_step: bool) -> None:
     """From now on optimizers are checked; while `owner` lives, with its `parameters()`, which must not refer to it."""
     global _watching
-    _parameters[owner] = parameters
+    _managed[owner] = _Managed(parameters, keeps_last_step)
     _checked.clear()
     with _lock:
         if not _watching:
@@ -51,16 +63,49 @@ def _scales_gradients() -> bool:
     return False
 
 
+def _lbfgs_of_call() -> torch.optim.Optimizer | None:
+    """The LBFGS whose step() calls this, through the user's closure."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(LBFGS_FILE) and frame.f_code.co_name == "step":
+            optimizer: torch.optim.Optimizer | None = frame.f_locals.get("self")
+            return optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def check_evaluation(repeat: bool) -> None:
+    """Raises UsageError if LBFGS evaluates its closure a second time in a step, but not on the same elements."""
+    if not _evaluations or (optimizer := _lbfgs_of_call()) is None:
+        return
+    if _evaluations.get(optimizer, 0) > 0 and not repeat:
+        raise UsageError(
+            "LBFGS evaluates its closure again, and must do that on the elements of its first evaluation: call "
+            "manager.step(repeat=True) in all evaluations of a step but the first"
+        )
+    _evaluations[optimizer] = _evaluations.get(optimizer, 0) + 1
+
+
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if optimizer in _evaluations:
+        _evaluations[optimizer] = 0
     if optimizer in _checked and not _scales_gradients():
         return
     has_closure = len(args) > 1 or kwargs.get("closure") is not None  # It may compute gradients.
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    managed = [list(parameters()) for parameters in list(_parameters.values())]
-    ids = {id(parameter) for parameters in managed for parameter in parameters}
-    if any(id(parameter) in ids for parameter in own):
+    managers = list(_managed.values())
+    managed = [list(manager.parameters()) for manager in managers]
+    ids = {
+        id(parameter): manager
+        for manager, parameters in zip(managers, managed, strict=True)
+        for parameter in parameters
+    }
+    owners = [ids[id(parameter)] for parameter in own if id(parameter) in ids]
+    if owners:
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UsageError(LBFGS)
+            if not all(manager.keeps_last_step for manager in owners):
+                raise UsageError(LBFGS)
+            _evaluations[optimizer] = 0
         if _scales_gradients():
             raise UsageError(
                 "a GradScaler makes this step, and has divided the gradients by its scale; but runners give "

@@ -16,8 +16,9 @@ from typing import Any, NoReturn, TypeGuard
 
 import torch
 
-from accelmgr import _settings
+from accelmgr import _native, _settings
 from accelmgr._journal import SETTINGS, Journal
+from accelmgr._memory import named_tensors
 from accelmgr._outline import Outline
 from accelmgr.errors import ModelError
 
@@ -25,7 +26,9 @@ MODES = "<modes>"
 """The name of a buffer that is none of the model's."""
 JOURNAL_BYTES = 8
 
+_address = torch.Tensor.data_ptr
 _training = operator.attrgetter("training")
+_version = operator.attrgetter("_version")
 _requires_grad = operator.attrgetter("requires_grad")
 
 
@@ -78,8 +81,8 @@ class Structure:
                 raise ModelError(
                     f"after the start {_listed(found)} of the model {'was' if len(found) == 1 else 'were'} {what}: "
                     "runners compute with the parameters that the manager was started with. Change these in place "
-                    "(load_state_dict() without assign=True, or copy_() under torch.no_grad()), or start another "
-                    "manager for the changed model"
+                    "(load_state_dict() without assign=True, or copy_() under torch.no_grad()), or call "
+                    "manager.rebind(), which starts runners for the changed model"
                 )
         self._look()  # Modules without parameters came or went.
         self.changes += 1
@@ -91,7 +94,7 @@ class Structure:
         if len(self._switched) > self._places:
             raise ModelError(
                 f"modules of the model were replaced too often since the start: runners follow train() and eval() of "
-                f"{self._places} of them. Start another manager for the changed model"
+                f"{self._places} of them. Call manager.rebind(), which starts others"
             )
         self._look()
 
@@ -278,8 +281,12 @@ class Buffers:
 class Changes:
     """Finds the buffers and modes that the host has changed since they were last sent to the runners."""
 
-    def __init__(self, model: torch.nn.Module, structure: Structure, journal: Journal, grown: Shapes) -> None:
+    def __init__(
+        self, model: torch.nn.Module, structure: Structure, journal: Journal, grown: Shapes, handle: _native.Handle
+    ) -> None:
         self._structure = structure
+        self._handle = handle
+        self._places = {name: (number, shape) for number, (name, shape) in enumerate(handle.buffer_shapes())}
         self._journal = journal
         self._settings = journal.settings
         self._buffers = Buffers(model, grown)
@@ -291,6 +298,39 @@ class Changes:
     def note(self) -> None:
         """Records that the runners have the present content of the buffers."""
         self._noted = {name: (tensor, tensor._version) for name, tensor in self._buffers.current()}
+        self._find_dense()
+
+    def _find_dense(self) -> None:
+        """Finds the buffers whose memory is like that in the session: those are copied the fast way."""
+        self._dense: list[torch.Tensor] = []
+        self._targets = [0] * len(self._places)
+        self._irregular: list[str] = []
+        for name, (tensor, _) in self._noted.items():
+            number, shape = self._places[name]
+            if tensor.is_contiguous() and tuple(tensor.shape) == shape:
+                self._dense.append(tensor)
+                self._targets[number] = tensor.data_ptr()
+            elif torch._debug_has_internal_overlap(tensor) == 0:  # An expanded tensor cannot be written.
+                self._irregular.append(name)
+        self._dense_state = self._present_state()
+
+    def _present_state(self) -> tuple[list[int], list[int]]:
+        return list(map(_version, self._dense)), list(map(_address, self._dense))
+
+    def take_in(self) -> None:
+        """Gives the buffers that the host has not changed the values of the last committed step."""
+        same = self._present_state() == self._dense_state
+        if same:
+            self._handle.copy_buffers(self._targets)
+        if same and not self._irregular:
+            return
+        values = dict(named_tensors(self._handle.buffers()))
+        for name in self._irregular if same else list(self._noted):
+            tensor, version = self._noted[name]
+            if tensor._version == version and not torch._debug_has_internal_overlap(tensor):
+                Buffers.set(tensor, values[name])
+                self._noted[name] = (tensor, tensor._version)
+        self._find_dense()
 
     def write_journal(self) -> None:
         """Writes what has changed beside tensors and modes. Raises ModelError for what runners cannot be told."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import weakref
@@ -24,6 +25,14 @@ logger = logging.getLogger("accelmgr")
 START_METHODS = ("spawn", "forkserver", "fork")
 
 _owners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Manager]] = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Continuation:
+    """Where processes stood that rebind() has ended, for others that go on from there."""
+
+    state: str
+    settings: list[str]
 
 
 class Manager:
@@ -120,6 +129,8 @@ class Manager:
         self._dataset = dataset
         self._binding: Binding | None = None
         self._stopped = False
+        self._continues: _Continuation | None = None  # From rebind() until there are processes again.
+        self._resumed: _native.Resumed | None = None
         named = {
             "nprocs": nprocs,
             "prefetch": prefetch,
@@ -156,6 +167,7 @@ class Manager:
         manager._factory = manager._model = manager._dataset = manager._binding = manager.collate_fn = None
         manager._owner = os.getpid()
         manager._stopped = False
+        manager._continues = manager._resumed = None
         manager._file, manager._settings = "", []
         manager._delivery = Delivery(None, None, None, None, {})
         manager._handle = _native.Handle("", [], {})
@@ -196,10 +208,13 @@ class Manager:
             settings = self._delivery.begin(self._start_method, self)
             if _arguments.is_named(self._dataset) and "data.factory" in unstarted.set_keys and unstarted.epochs is None:
                 settings.append("data.epochs=1")
+            settings += self._continues.settings if self._continues is not None else []
             self._handle = self._load(settings)
             if self._delivery.feed is not None:
                 self._handle.while_waiting(self._delivery.feed.work)
-            self._handle.start(self._start_method, self._bind, _program.command_for(*self._handle.kinds))
+            command = _program.command_for(*self._handle.kinds)
+            continues = self._continues.state if self._continues is not None else ""
+            self._handle.start(self._start_method, self._bind, command, continues)
         except BaseException:
             if self._binding is not None:
                 self._binding.undo()
@@ -208,17 +223,19 @@ class Manager:
             self._delivery.close()
             raise
         self._bound.started()
-        _optimizers.watch(self, self._bound.leaves)
+        _optimizers.watch(self, self._bound.leaves, self._handle.keeps_last_step)
         self._delivery.follow(self)
         if self._model is not None:
             _owners[self._model] = weakref.ref(self)
-            if self.resumed is not None:
+            if self._handle.resumed is not None:
+                self._resumed = self._handle.resumed
                 self.sync_buffers()
             if not self._model.training:
                 logger.warning(
                     "the model is in evaluation mode (model.training is False), and runners compute in that mode; "
                     "model.train() turns on dropout and batch statistics"
                 )
+        self._continues = None
         master = self._bound.master
         _sharing.stay(self, [tensor for _, tensor in master.parameters + master.gradients])
 
@@ -242,12 +259,18 @@ class Manager:
     # Steps
 
     def step(
-        self, timeout: float | None = None, accumulate: bool = True, parameters_changed: bool = True
+        self,
+        timeout: float | None = None,
+        accumulate: bool = True,
+        parameters_changed: bool = True,
+        repeat: bool = False,
     ) -> _native.StepResult:
         """Makes one step with all runners: adds their mean gradient to the master's gradients.
 
         accumulate=False: overwrites the master's gradients. parameters_changed=False: the caller has written no
-        parameter since the last step.
+        parameter since the last step. repeat=True: computes on the elements of the last step again, which LBFGS, SAM
+        and line searches need; it is a step in all else. It needs `data={"keep_last_step": True}`, which costs the
+        memory of these elements.
 
         Blocks until the step is done, or for `timeout` seconds (default: step_timeout). Ctrl-C ends the wait. The
         KeyboardInterrupt, or what another signal handler raises, then has the result as `step_result`; gradients were
@@ -255,20 +278,21 @@ class Manager:
         step() returns a result also for a step that failed. Unpacking a result that is not `ok`, as in
         `loss, samples = manager.step()`, raises its typed error.
 
-        Raises UsageError (stopped, another thread), ModelError (a parameter was replaced, or its memory is no longer
-        the session's).
+        Raises UsageError (stopped, another thread, no elements to repeat), ModelError (a parameter was replaced, or its
+        memory is no longer the session's).
         """
+        _optimizers.check_evaluation(repeat)
         self._bound.check()
         self._bound.send_changes()
         try:
-            result = self._handle.step(timeout, accumulate, parameters_changed)
+            result = self._handle.step(timeout, accumulate, parameters_changed, repeat)
         except BaseException as error:
             if hasattr(error, "step_result"):
-                self._bound.master.show(not accumulate)
+                self._bound.show(error.step_result.counted, not accumulate)
             raise
-        self._bound.master.show(not accumulate)
+        self._bound.show(result.counted, not accumulate)
         if result.step == 0 and not result.counted and self._makes_room(grown_shapes(result.error)):
-            return Manager.step(self, timeout, accumulate, parameters_changed)
+            return Manager.step(self, timeout, accumulate, parameters_changed, repeat)
         return result
 
     def _makes_room(self, shapes: Shapes) -> bool:
@@ -276,14 +300,23 @@ class Manager:
         if not shapes or shapes.items() <= self._delivery.grown.items():
             return False
         logger.info("the first batch gives buffers other shapes (%s); the manager starts again", ", ".join(shapes))
-        self._bound.leave()
-        self._handle.stop()
-        self._delivery.close()
+        self._end_processes()
         self._delivery.grown = self._delivery.grown | shapes
-        self._binding = None
-        self._handle = self._load(self._own_kinds)
         self.start()
         return True
+
+    def _end_processes(self) -> _Continuation:
+        """Ends them, so that start() can start others. Returns where they stood."""
+        statistics = self._handle.statistics()
+        team = len(statistics.runners)
+        self._bound.leave()
+        self._handle.stop()
+        self._delivery.leave(statistics.elements)
+        self._binding = None
+        settings = ["checkpoint.resume="] + ([f"nprocs={team}"] if team != self._handle.nprocs else [])
+        continuation = _Continuation(self._handle.continuation(), settings)
+        self._handle = self._load(self._own_kinds)
+        return continuation
 
     def steps(self, count: int | None = None, **options: Any) -> Iterator[_native.StepResult]:
         """Calls step(**options) `count` times, or until the data ends, and yields each result.
@@ -306,6 +339,36 @@ class Manager:
         """
         self._bound.check()
         self._bound.master.zero(set_to_none)
+
+    def rebind(self, model: torch.nn.Module | None = None) -> None:
+        """Goes on with a model that has other parameters: adapters were attached or merged, a layer was added.
+
+        model: the changed model; None: the one that was passed before, which was changed in place. Parameters that stay
+        are the same objects, with their values and gradients, so an optimizer keeps its state for them; give it those
+        that are new (`add_param_group()`). Steps, position in the data, generators of the runners and checkpoints
+        (`run_id`) go on. All runners begin with the buffers that the model has here.
+
+        Ends the processes and starts others, which takes as long as start(). Raises ModelError for a model that a
+        manager cannot train; the manager is as before then. When it raises in the start, which start() may try again,
+        the model has memory of its own.
+        """
+        if self._model is None:
+            raise UsageError("rebind(): the model of this manager is no module of this process")
+        self._check_owner("rebind")
+        if self._stopped:
+            raise UsageError("rebind() was called after stop()")
+        changed = self._model if model is None else model
+        _arguments.check(changed, None, None)
+        if not isinstance(changed, torch.nn.Module):
+            raise ModelError(f"rebind(): the model is a {type(changed).__name__}; it must be a torch.nn.Module")
+        if changed is not self._model:
+            self._check_unbound(changed)
+        self._delivery.check_model(changed, self._start_method)
+        self._continues = self._end_processes()
+        _owners.pop(self._model, None)
+        self._model = changed
+        self._delivery.change_model(changed)
+        self.start()
 
     # Parameters
 
@@ -385,17 +448,20 @@ class Manager:
         return self._bound.buffers()
 
     def sync_buffers(self) -> None:
-        """Copies the buffers of the last committed step into the buffers of the host's model."""
+        """Copies the buffers of the last committed step into those of the host's model, over what was written there.
+
+        step() itself does that for all buffers that the host has not changed meanwhile.
+        """
         if self._model is not None:
             self._bound.sync_buffers()
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises UsageError, with the reason, for an optimizer that would train this model wrongly or not at all.
 
-        Call it once, after the optimizer was made. It takes every optimizer of torch.optim but LBFGS, and
-        hivemind.Optimizer. Do not pass the optimizer inside that (`.opt`): it may have parameters of its own, which
-        hivemind copies into the model's. No other call checks the optimizer: one over other tensors changes those, and
-        the model stays as it is.
+        Call it once, after the optimizer was made. It takes every optimizer of torch.optim, LBFGS only with
+        `data.keep_last_step`, and hivemind.Optimizer. Do not pass the optimizer inside that (`.opt`): it may have
+        parameters of its own, which hivemind copies into the model's. No other call checks the optimizer: one over
+        other tensors changes those, and the model stays as it is.
         """
         self._bound.check_optimizer(optimizer)
 
@@ -452,7 +518,7 @@ class Manager:
     @property
     def resumed(self) -> _native.Resumed | None:
         """The checkpoint from which start() resumed (`checkpoint.resume`); None for a new run."""
-        return self._handle.resumed
+        return self._resumed if self._model is not None else self._handle.resumed
 
     @property
     def run_id(self) -> str:

@@ -144,7 +144,11 @@ class TPUManager(Manager):
     # Steps and tensors
 
     def step(
-        self, timeout: float | None = None, accumulate: bool = True, parameters_changed: bool = True
+        self,
+        timeout: float | None = None,
+        accumulate: bool = True,
+        parameters_changed: bool = True,
+        repeat: bool = False,
     ) -> _native.StepResult:
         """As Manager.step(): `loss, samples = manager.step()`. Calls of several threads wait for each other."""
         with self._held("step"):
@@ -153,7 +157,7 @@ class TPUManager(Manager):
             self.step_finished.clear()
             self.step_triggered._begin()
             try:
-                result = super().step(timeout, accumulate, parameters_changed)
+                result = super().step(timeout, accumulate, parameters_changed, repeat)
                 self._take_note(result)
                 return result
             except BaseException as error:
