@@ -161,7 +161,12 @@ class Recovery : public testing::TestWithParam<std::tuple<bool, bool, bool>> {
  protected:
   NumbersPlan plan(std::int64_t count) const { return {.count = count, .states = std::get<0>(GetParam())}; }
   Shape shape(int batch_size) const {
-    return {.ranks = 3, .slots = 3, .batch_size = batch_size, .drop_last = std::get<1>(GetParam())};
+    const bool keeps_last_step = batch_size == 2;
+    return {.ranks = 3,
+            .slots = keeps_last_step ? 6u : 3u,
+            .batch_size = batch_size,
+            .drop_last = std::get<1>(GetParam()),
+            .keeps_last_step = keeps_last_step};
   }
   static std::vector<Team> teams() {
     if (std::get<2>(GetParam())) return {{0b111, {1, 2, 1}}, {0b111, {2, 1, 1}}, {0b110, {0, 1, 3}}, 0b111};

@@ -136,9 +136,14 @@ TEST(ReshardingAtRandom, StepsAbortsKillsTeamsAndSharesInAnyOrderTrainEveryEleme
     std::mt19937 random(seed);
     const auto any = [&](int end) { return static_cast<int>(random() % static_cast<unsigned>(end)); };
     const int ranks = 1 + any(4);
-    Training t(
-        {.ranks = ranks, .slots = 6, .batch_size = 1 + any(3), .drop_last = any(2) == 0, .prefetch = any(12)},
-        {.count = 100 + any(40), .states = any(2) == 0}, random_team(random, ranks));
+    const bool keeps = seed % 2 == 0;
+    Training t({.ranks = ranks,
+                .slots = keeps ? 10u : 6u,
+                .batch_size = 1 + any(3),
+                .drop_last = any(2) == 0,
+                .prefetch = any(12),
+                .keeps_last_step = keeps},
+               {.count = 100 + any(40), .states = any(2) == 0}, random_team(random, ranks));
     t.loader();
     for (int i = 0; i < 60; ++i) {
       switch (any(6)) {

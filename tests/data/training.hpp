@@ -88,6 +88,7 @@ struct Shape {
   bool drop_last = true;
   std::uint32_t micro_batches = 1;
   int prefetch = 1'000;  ///< By default, the slots alone limit how far the loader goes ahead.
+  bool keeps_last_step = false;
 };
 
 /// A session in its initial state. Creating one takes milliseconds and tests make thousands of trainings, so
@@ -95,7 +96,8 @@ struct Shape {
 class ReusedSession {
  public:
   explicit ReusedSession(const session::Extent& extent)
-      : key_{std::uint64_t(extent.ranks), extent.slots, extent.slot_bytes, extent.batch_size} {
+      : key_{std::uint64_t(extent.ranks), extent.slots, extent.slot_bytes, extent.batch_size,
+             extent.keeps_last_step} {
     if (auto found = idle().find(key_); found != idle().end()) {
       made_ = std::move(found->second);
       idle().erase(found);
@@ -113,7 +115,7 @@ class ReusedSession {
   session::Session& session() { return made_->session; }
 
  private:
-  using Key = std::array<std::uint64_t, 4>;
+  using Key = std::array<std::uint64_t, 5>;
   struct Made {
     session::Session session;
     std::vector<std::byte> as_new;  ///< The initial bytes from `control` up to the parameters.
@@ -182,10 +184,13 @@ class Training {
   /// elements that follow the cursor, each on its rank and in its place. Returns false if the queues hold no
   /// step.
   bool step() {
+    check_last_step();
     std::vector<std::vector<std::int64_t>> taken;
     const auto index = session_.word().index;
     auto& after = session_.counters(index ^ 1);
     after = session_.counters(index);
+    std::ranges::fill(after.last_batches, 0);
+    std::map<std::pair<int, std::uint64_t>, std::vector<std::int64_t>> batches;
     for (int rank = 0; rank < shape_.ranks; ++rank) {
       if ((sharding().assigned_to.load() >> rank & 1) == 0) continue;
       auto& numbers = taken.emplace_back();
@@ -197,12 +202,16 @@ class Training {
         if (state != session::BatchQueue::State::filled) return false;
         const auto some = batch(rank, number);
         numbers.insert(numbers.end(), some.begin(), some.end());
+        batches[{rank, number}] = some;
         ++after.batches[rank];
+        ++after.last_batches[rank];
         if (some.size() < static_cast<std::size_t>(shape_.batch_size)) break;
       }
     }
-    after.elements += expect_next(taken);
+    after.last_elements = expect_next(taken);
+    after.elements += after.last_elements;
     attempt(true);
+    if (shape_.keeps_last_step) last_step_ = std::move(batches);
     return true;
   }
   void abort() { attempt(false); }
@@ -253,6 +262,7 @@ class Training {
     extent.slot_bytes = manifest_.place_fields(static_cast<std::uint64_t>(shape_.batch_size));
     extent.batch_size = static_cast<std::uint64_t>(shape_.batch_size);
     extent.slots = shape_.slots;
+    extent.keeps_last_step = shape_.keeps_last_step;
     extent.manifest_bytes = session::manifest_bytes(manifest_);
     return extent;
   }
@@ -276,6 +286,10 @@ class Training {
       }
     return total;
   }
+  /// Whatever the loader has done since, it may be repeated.
+  void check_last_step() const {
+    for (const auto& [place, numbers] : last_step_) EXPECT_EQ(batch(place.first, place.second), numbers);
+  }
   void attempt(bool commit) {
     auto& word = session_.control().word;
     const session::RankMask participants = sharding().assigned_to.load();
@@ -295,6 +309,8 @@ class Training {
   ReusedSession reused_;
   session::Session& session_ = reused_.session();
   std::optional<Loader> loader_;
+  /// Rank and number of each batch of the last step, and its elements; empty if it is not kept.
+  std::map<std::pair<int, std::uint64_t>, std::vector<std::int64_t>> last_step_;
 };
 
 }  // namespace accelmgr::data

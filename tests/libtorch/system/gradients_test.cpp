@@ -118,6 +118,25 @@ TEST(Accumulate, StepsAddTheirMeansUntilAStepOverwritesOrTheHostZeroes) {
   EXPECT_LE(distance(copies(manager.gradients()), expected), 1e-12);
 }
 
+TEST(Repeat, ComputesOnTheElementsOfTheLastStepAgain) {
+  auto config = selective_config();
+  config.data.keep_last_step = true;
+  auto manager = Manager::start(config);
+  EXPECT_THROW(manager.step({.repeat = true}), UsageError) << "there is no last step";
+  for (int step = 0; step < 3; ++step) {
+    expect_ok(manager, {.accumulate = false});
+    const auto first = copies(manager.gradients());
+    expect_ok(manager, {.accumulate = false, .repeat = true});
+    EXPECT_TRUE(same_bits(copies(manager.gradients()), first));
+    expect_ok(manager, {.repeat = true});
+    EXPECT_LE(distance(copies(manager.gradients()), sum_of(first, first)), 1e-12);
+    EXPECT_EQ(manager.statistics().elements, 4u * static_cast<unsigned>(step + 1));
+  }
+  auto other = Manager::start(selective_config());
+  expect_ok(other);
+  EXPECT_THROW(other.step({.repeat = true}), UsageError) << "data.keep_last_step is off";
+}
+
 TEST(Accumulate, ZeroGradReachesAllOfAModelLargerThanACache) {
   auto config = small_config("mlp");
   config.model.mlp.hidden_size = 2048;
