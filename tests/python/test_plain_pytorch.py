@@ -6,19 +6,18 @@ and to torch between steps must make the same difference in both.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import random
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+import loops
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from loops import Compute
 from torch import nn
-
-import accelmgr
 
 BATCH = 4
 STEPS = 6
@@ -62,16 +61,6 @@ class Net(nn.Module):
 def rows(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(5)
     return [(torch.randn(4, generator=generator), torch.randn((), generator=generator)) for _ in range(count)]
-
-
-class Compute(Protocol):
-    """What a script uses of plain PyTorch or of a manager."""
-
-    def __call__(self, repeat: bool = False) -> float:
-        """Computes gradients of the next batch, or of the last one again. Returns the loss."""
-
-    def rebind(self) -> None:
-        """The model has other parameters from now on."""
 
 
 Script = Callable[[Net, Compute], None]
@@ -369,83 +358,15 @@ SCRIPTS: list[Script] = [
 ]
 
 
-class Plain:
-    def __init__(self, model: Net) -> None:
-        self.model = model
-        self.losses: list[float] = []
-        self.batches = iter(torch.utils.data.BatchSampler(rows(STEPS * BATCH * 4), BATCH, True))
-
-    def __call__(self, repeat: bool = False) -> float:
-        if not repeat:
-            self.batch = next(self.batches)
-        loss = self.model(*(torch.stack(part) for part in zip(*self.batch, strict=True)))
-        loss.backward()
-        self.losses.append(loss.item())
-        return self.losses[-1]
-
-    def rebind(self) -> None:
-        pass
-
-
-def plain(model: Net, script: Script) -> list[float]:
-    compute = Plain(model)
-    script(model, compute)
-    return compute.losses
-
-
-class Managed:
-    def __init__(self, manager: accelmgr.Manager) -> None:
-        self.manager = manager
-        self.losses: list[float] = []
-
-    def __call__(self, repeat: bool = False) -> float:
-        result = self.manager.step(repeat=repeat)
-        result.raise_for_status()
-        self.losses.append(result.loss)
-        return result.loss
-
-    def rebind(self) -> None:
-        self.manager.rebind()
-
-
-def managed(model: Net, script: Script, start_method: str) -> list[float]:
-    with accelmgr.Manager(
-        model,
-        rows(STEPS * BATCH * 4),
-        nprocs=1,
-        batch_size_per_device=BATCH,
-        start_method=start_method,
-        runners__threads=1,
-        data={"keep_last_step": True},
-    ) as manager:
-        compute = Managed(manager)
-        script(model, compute)
-    return compute.losses
-
-
 @pytest.fixture(autouse=True)
-def former_settings():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # With as many as a runner, sums are rounded alike.
-    yield
-    torch.set_num_threads(threads)
+def one_thread():
+    with loops.one_thread():
+        yield
     torch.set_default_dtype(torch.float32)
 
 
 def compare(script: Script, start_method: str = "forkserver") -> None:
-    torch.manual_seed(3)
-    model = Net()
-    other = copy.deepcopy(model)
-    torch.manual_seed(4)
-    expected = plain(other, script)
-    torch.set_default_dtype(torch.float32)
-    torch.manual_seed(4)
-    losses = managed(model, script, start_method)
-    assert losses == expected
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(tensor, other.state_dict()[name], rtol=0, atol=0, msg=name)
-    gradients = [[parameter.grad is None for parameter in each.parameters()] for each in (model, other)]
-    assert gradients[0] == gradients[1]
+    loops.compare(Net, rows(STEPS * BATCH * 4), script, BATCH, start_method)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
