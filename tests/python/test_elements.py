@@ -6,12 +6,14 @@ import collections
 import dataclasses
 import datetime
 import enum
+import json
 import os
 import pathlib
 import pickle
 import random
 import signal
 import sqlite3
+import threading
 from typing import Any
 
 import numpy
@@ -23,6 +25,7 @@ from hypothesis import strategies as st
 import accelmgr
 from accelmgr import _long
 from accelmgr._elements import PICKLED, Elements, restore_structure
+from accelmgr._feed import Feed
 from accelmgr._long import LongElements, element_in
 from accelmgr._pickling import dump_dataset, load_dataset
 from accelmgr._reading import Reading
@@ -221,6 +224,99 @@ def test_a_source_whose_order_cannot_be_repeated_is_refused():
     other.restore(elements.state())
     with pytest.raises(accelmgr.DataError, match=r"gave other elements than the first time.*state_dict\(\)"):
         other.next()
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.Dropout(), torch.nn.Linear(4, 1)).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x.double()).square().mean()
+
+
+def locked(count: int = 10):
+    """A generator that only the host can read."""
+    lock = threading.Lock()
+    for number in range(count):
+        with lock:
+            yield torch.tensor([float(number), number / 3], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, locked])
+def test_a_run_that_resumes_trains_as_one_that_was_not_interrupted(kind, tmp_path):
+    """Model, Adam, a schedule, dropout, order and augmentation go on."""
+
+    def train(steps: int, stop_at: int = 0, **checkpoint: str) -> list[float]:
+        seed(1)
+        model = Noisy()
+        model(torch.zeros(1, len(next(iter(rows_of(Elements(kind(), dict(OPTIONS)))))[0])))
+        seed(1)
+        options = {"nprocs": 1, "runners__threads": 1, "batch_size_per_device": 2}
+        with accelmgr.Manager(model, kind(), checkpoint=checkpoint, **options) as manager:
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            if "resume" in checkpoint:
+                manager.restore(optimizer, schedule)
+            losses = []
+            for result in manager.steps(steps):
+                losses.append(result.loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+                if len(losses) == stop_at:
+                    manager.save_checkpoint(optimizer=optimizer, scheduler=schedule)
+                    assert [written.error for written in manager.checkpoints_written(60)] == [""]
+        return losses
+
+    whole = train(5, stop_at=2, directory=str(tmp_path))
+    assert train(3, directory=str(tmp_path), resume="latest") == whole[2:]
+
+
+def shuffled_anew():
+    lock = threading.Lock()
+    for element in Unrepeatable():
+        with lock:
+            yield element
+
+
+@pytest.mark.parametrize("consumed", [0, 3, 10])
+@pytest.mark.parametrize("kind", [locked, shuffled_anew])
+def test_the_same_for_a_source_that_the_host_reads(kind, consumed):
+    first, second = Feed(kind()), Feed(kind())
+    elements = Elements(first.address, dict(OPTIONS))
+    for _ in range(consumed):
+        elements.next()
+    other = Elements(second.address, dict(OPTIONS))
+    other.restore(elements.state())
+    if kind is locked or consumed == 0:
+        assert len(rows_of(other)) == 10 - consumed
+    else:
+        with pytest.raises(accelmgr.DataError, match="gave other elements than the first time"):
+            other.next()
+    del elements, other
+    first.close()
+    second.close()
+
+
+def test_an_indexed_source_that_the_host_reads_goes_on_at_its_index():
+    read = []
+
+    class Indexed:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            read.append(index)
+            return torch.tensor([index, random.random()])
+
+    feed = Feed(Indexed(), epochs=2)
+    other = Elements(feed.address, dict(OPTIONS))
+    other.restore(json.dumps({"elements": 17, "checksum": 0}))
+    assert [row[0][0].item() for row in rows_of(other)] == [7, 8, 9]
+    assert read == [0, 7, 8, 9]
+    del other
+    feed.close()
 
 
 def test_positions_of_other_kinds_are_refused():

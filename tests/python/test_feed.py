@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import logging
 import os
 import pathlib
@@ -409,7 +410,7 @@ def test_elements_that_were_consumed_are_only_counted() -> None:
         assert number < 50 or torch.equal(values[0], element(number)["x"])
     assert feed.read == 100
     second.restore("90")
-    assert second.state() == "90"
+    assert json.loads(second.state()) == {"elements": 90}
     values = second.next()
     assert values is not None and torch.equal(values[0], element(90)["x"])
     del first, second

@@ -17,7 +17,7 @@ from accelmgr._journal import Reader
 from accelmgr._long import LENGTH, LongElements
 from accelmgr._memory import dtype_name
 from accelmgr._pickling import dump
-from accelmgr._reading import Reading, is_indexed
+from accelmgr._reading import Reading, is_indexed, other_elements
 from accelmgr.errors import DataError
 
 # Field names that encode the kind of an element. The fields of a mapping have its own keys.
@@ -98,6 +98,7 @@ class Elements:
         if self._is_indexed:
             self.length = len(dataset) if hasattr(dataset, "__len__") else 0
         self._position = 0
+        self._expected_sum: int | None = None  # Of the elements before a feed's next one, after restore().
         self._names: list[str] = []
         self._items = 0  # The length of elements that are tuples or lists.
         self._as_bytes = bool(options["as_bytes"])
@@ -135,6 +136,9 @@ class Elements:
             return boxed
         assert self._client is not None
         data = self._client.get(self._position)
+        expected, self._expected_sum = self._expected_sum, None
+        if expected is not None and self._client.sums is not None and self._client.sums[0] != expected:
+            raise other_elements(self._position)
         if data is None:
             return None
         return [data if self._as_bytes else pickle.loads(data)]
@@ -195,8 +199,10 @@ class Elements:
 
     def state(self) -> str:
         """The position in the dataset."""
-        if self._reading is None:
-            return str(self._position)
+        if self._client is not None:
+            sums = self._client.sums if self._position else (0, 0)
+            return json.dumps({"elements": self._position} | ({"checksum": sums[1]} if sums is not None else {}))
+        assert self._reading is not None
         return self._beginning if self._first is not None else self._reading.position()
 
     def restore(self, state: str) -> None:
@@ -206,12 +212,17 @@ class Elements:
             if self._reading is not None:
                 self._reading.restore_index(self._position)
                 self._first = None
+            if self._client is not None:
+                self._client.sums = None
             return
         try:
             position = json.loads(state)
             self._position = position["elements"]
-            if self._reading is None:
-                raise TypeError
+            if self._client is not None:
+                self._expected_sum = position.get("checksum")
+                self._client.sums = None if self._expected_sum is None else (0, self._expected_sum)
+                return
+            assert self._reading is not None
             self._reading.restore(position)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"the dataset cannot be resumed at '{state[:200]}'") from error

@@ -5,8 +5,8 @@ So the host reads the dataset exactly as far as the session holds elements. It k
 committed step has consumed them. A manager that takes over a session asks for the elements that no step has consumed,
 and gets the same ones. For a consumed element it gets the first element instead: it only counts them.
 
-Protocol: the client sends the token, then numbers of elements. The answer to each number is a kind and a length
-(HEADER), and that many bytes.
+Protocol: the client sends the token, then numbers of elements. The answer to each number is a HEADER (kind, length, and
+the checksums of all elements before this one and with it), and that many bytes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,20 @@ from typing import Any
 
 from accelmgr._describe import describe
 from accelmgr._pickling import dump
-from accelmgr._reading import Reading, is_indexed
+from accelmgr._reading import Reading, checksum, is_indexed
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
 
 REQUEST = struct.Struct("<Q")
-HEADER = struct.Struct("<BQ")
+HEADER = struct.Struct("<BQII")
 EXAMPLE = 2**64 - 1  # A request for the first element, which works also after that was consumed.
 ELEMENT, CONSUMED, END, FAILED = range(4)
+
+Sums = tuple[int, int]
+"""Checksums of all elements before one, and with it; zeros for a dataset that is read by index."""
+Answer = tuple[int, bytes, Sums]
+"""ELEMENT and the like, its bytes, and its sums."""
 
 TOKEN_BYTES = 32
 GREETING_S = 5.0  # The most time until the token arrives.
@@ -85,6 +90,8 @@ class Client:
             raise DataError("the socket of the dataset belongs to another user")
         self._connection.sendall(address.token)
         self._example: bytes | None = None
+        self.sums: Sums | None = None
+        """Of the last element; None if it is not known."""
 
     def example(self) -> bytes | None:
         """The first element; None when there is none. Blocks while the dataset is read, and raises its exception."""
@@ -99,7 +106,7 @@ class Client:
         try:
             self._connection.sendall(REQUEST.pack(number))
             header = _receive(self._connection, HEADER.size)
-            kind, length = HEADER.unpack(header) if header is not None else (FAILED, 0)
+            kind, length, *sums = HEADER.unpack(header) if header is not None else (FAILED, 0, 0, 0)
             data = _receive(self._connection, length) if header is not None else None
         except OSError:
             data = None
@@ -107,6 +114,7 @@ class Client:
             raise DataError(f"process {self._pid}, which reads the dataset, has ended or closed its manager")
         if kind == FAILED:
             raise DataError(data.decode())
+        self.sums = None if kind == CONSUMED else (sums[0], sums[1])
         if kind == END:
             return None
         return self._example if kind == CONSUMED else data
@@ -199,11 +207,12 @@ class Feed:
         self._turn = threading.Lock()  # The thread that reads the dataset holds it.
         self._reader = 0  # The id of that thread while it is inside the dataset, else 0.
         self._lock = threading.Lock()  # Guards the members below; held for short times.
-        self._kept: dict[int, bytes] = {}  # Elements by number, _first to _next - 1.
+        self._kept: dict[int, Answer] = {}  # Elements by number, _first to _next - 1.
         self._first = 0
         self._next = 0
-        self._example: bytes | None = None
-        self._over: tuple[int, bytes] | None = None  # How the dataset ended.
+        self._sum = 0  # The checksum of the elements so far.
+        self._example: Answer | None = None
+        self._over: Answer | None = None  # How the dataset ended.
         self._consumed: Callable[[], int] = lambda: 0
         self._most = 16
         name = b"\0accelmgr-feed-" + secrets.token_hex(8).encode()
@@ -283,15 +292,15 @@ class Feed:
             while (request := _receive(connection, REQUEST.size)) is not None:
                 answer = self._answer(*REQUEST.unpack(request))
                 if answer is not None:
-                    kind, data = answer
-                    connection.sendall(HEADER.pack(kind, len(data)) + data)
+                    kind, data, sums = answer
+                    connection.sendall(HEADER.pack(kind, len(data), *sums) + data)
         except OSError:
             pass  # The client is gone, or has not sent its token in time.
         finally:
             self._connections.discard(connection)
             connection.close()
 
-    def _answer(self, number: int) -> tuple[int, bytes] | None:
+    def _answer(self, number: int) -> Answer | None:
         """The answer to a request; None when the feed is closed."""
         answer = self._find(number)
         if answer is not None:
@@ -301,32 +310,39 @@ class Feed:
                 self._read(0 if number == EXAMPLE else number)
         return answer
 
-    def _find(self, number: int) -> tuple[int, bytes] | None:
+    def _find(self, number: int) -> Answer | None:
         with self._lock:
             if number == EXAMPLE:
-                return (ELEMENT, self._example) if self._example is not None else self._over
+                return self._example or self._over
             if number in self._kept:
-                return ELEMENT, self._kept[number]
+                return self._kept[number]
             if number < self._first:
-                return CONSUMED, b""
+                return CONSUMED, b"", (0, 0)
             return self._over
 
     def _read(self, wanted: int) -> None:
-        """Reads an element. Elements before `wanted`, where a restored source begins, are not kept."""
-        over: tuple[int, bytes] | None = None
-        data = b""
+        """Reads an element. Those before `wanted`, where a restored source begins, are not kept, or are passed over."""
+        if is_indexed(self._dataset) and self._example is not None and wanted > self._next:
+            self._elements.restore_index(wanted)
+            with self._lock:
+                self._kept.clear()
+                self._first = self._next = wanted
+        over: Answer | None = None
+        answer: Answer = ELEMENT, b"", (0, 0)
         self._reader = threading.get_ident()
         try:
             boxed = self._next_element()
+            before = self._sum
             if boxed is None:
-                over = END, b""
-            elif self._next >= wanted or self._example is None:
-                data = dump(boxed[0])
+                over = END, b"", (before, before)
+            else:
+                if not is_indexed(self._dataset):
+                    self._sum = checksum(boxed[0], before)
+                needed = self._next >= wanted or self._example is None
+                answer = ELEMENT, dump(boxed[0]) if needed else b"", (before, self._sum)
         except BaseException as error:  # SystemExit, too: the error must reach the host's own thread.
-            over = (
-                FAILED,
-                (describe(error) + (OF_THREAD if _is_of_thread(error) else "")).encode("utf-8", "backslashreplace"),
-            )
+            text = describe(error) + (OF_THREAD if _is_of_thread(error) else "")
+            over = FAILED, text.encode("utf-8", "backslashreplace"), (0, 0)
         finally:
             self._reader = 0
         with self._lock:
@@ -334,9 +350,9 @@ class Feed:
                 self._over = over
                 return
             if self._example is None:
-                self._example = data
+                self._example = answer
             if self._next >= wanted:
-                self._kept[self._next] = data
+                self._kept[self._next] = answer
             else:
                 self._kept.clear()
                 self._first = self._next + 1

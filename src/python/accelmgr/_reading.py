@@ -119,6 +119,15 @@ def checksum(value: Any, so_far: int = 0, depth: int = 4) -> int:
     return so_far
 
 
+def other_elements(count: int) -> DataError:
+    return DataError(
+        f"the dataset was read again, to go on behind element {count - 1}, but gave other elements than the first "
+        "time: its order cannot be repeated, so some elements would be trained twice and others never. Shuffle with a "
+        "generator that is seeded when the iteration begins (random.Random(seed + epoch)), or give the dataset "
+        "state_dict() and load_state_dict(), as torchdata's StatefulDataLoader has them"
+    )
+
+
 def _once(dataset: Any, position: int) -> Iterator[list[Any]]:
     """The elements of an epoch, each in a list of its own. An indexed dataset is read from `position` on."""
     if not is_indexed(dataset):
@@ -208,13 +217,7 @@ class Reading:
             if self._sums:
                 self._sum = checksum(boxed[0], self._sum)
         if self._index != count or self._sum != expected:
-            raise DataError(
-                f"the dataset was read again, to go on behind element {self._count - 1}, but gave other elements than "
-                "the first time: its order cannot be repeated, so some elements would be trained twice and others "
-                "never. Shuffle with a generator that is seeded when the iteration begins (random.Random(seed + "
-                "epoch)), or give the dataset state_dict() and load_state_dict(), as torchdata's StatefulDataLoader "
-                "has them"
-            )
+            raise other_elements(self._count)
 
     def position(self) -> str:
         """Call it between two elements."""

@@ -489,6 +489,7 @@ class Manager:
         metric: lower is better; the checkpoint with the lowest metric is kept. optimizer, scheduler: their state_dict()
         is saved; restore() loads it. extra: JSON values. tensors: further tensors, by names that the caller chooses.
         """
+        self._bound.check()  # Gradients that were dropped since the last step must not come back.
         values, saved = _state.collected(extra or {}, tensors or {}, {"optimizer": optimizer, "scheduler": scheduler})
         return self._handle.save_checkpoint(metric, _memory.addressed(saved.items()), values)
 
