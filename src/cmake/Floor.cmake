@@ -78,6 +78,13 @@ function(accelmgr_floor name)
   set_property(GLOBAL APPEND PROPERTY ACCELMGR_FLOOR_TARGETS ${target})
 endfunction()
 
+# accelmgr_cold(TARGET...): code that no step waits for. -O1 compiles it in a quarter less time.
+function(accelmgr_cold)
+  foreach(target IN LISTS ARGN)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endforeach()
+endfunction()
+
 # accelmgr_use_floors(TARGET FLOORS floor...)
 function(accelmgr_use_floors target)
   cmake_parse_arguments(arg "" "" "FLOORS" ${ARGN})

@@ -30,7 +30,7 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::UnorderedElementsAre;
 
-FailureCause killed() {
+FailureCause killed_runner() {
   return {.time_s = 1714564800.1234,
           .rank = 1,
           .pid = 4711,
@@ -66,7 +66,7 @@ StepResult lost(std::vector<FailureCause> causes) {
 
 TEST(FailureText, HasAHeadlineAndALineForEachCauseFirstCauseFirst) {
   EXPECT_EQ(
-      failure_text(lost({killed(), failed()})),
+      failure_text(lost({killed_runner(), failed()})),
       "step 17 failed: runner_lost: 2 losses in 60 s, 1 is allowed\n"
       "  2024-05-01T12:00:00.123Z rank 1, phase backward, step 17, pid 4711: killed by signal 9 (KILL)\n"
       "      12:00:00.001 info [rank 1 step 16] one\n"
@@ -125,17 +125,17 @@ TEST(FailureText, LeavesOutTheLinesOfTheLogThatSayWhatTheExceptionDoes) {
 }
 
 TEST(FailureText, SaysWhatToDoAboutARunnerThatASignalEnded) {
-  EXPECT_THAT(failure_text(lost({killed()})), testing::EndsWith("smaller model need less"));
-  auto crashed = killed();
+  EXPECT_THAT(failure_text(lost({killed_runner()})), testing::EndsWith("smaller model need less"));
+  auto crashed = killed_runner();
   crashed.exit = "killed by signal 11 (SEGV)";
   EXPECT_THAT(failure_text(lost({crashed})), HasSubstr("\n  it crashed in native code"));
-  auto ended = killed();
+  auto ended = killed_runner();
   ended.what = "runner 1 hangs: 60.0 s in phase forward";
   EXPECT_THAT(failure_text(lost({ended})), Not(HasSubstr("dmesg"))) << "it was we who sent the signal";
 }
 
 TEST(ErrorJson, HoldsTheFailureAndItsCausesFirstCauseFirst) {
-  const auto report = json::parse(error_json(lost({killed(), failed()}), 1714564805.5));
+  const auto report = json::parse(error_json(lost({killed_runner(), failed()}), 1714564805.5));
   const json expected{
       {"accelmgr", "error report"},
       {"status", "runner_lost"},
@@ -203,7 +203,7 @@ class ErrorFile : public testing::Test {
 
 TEST_F(ErrorFile, IsWrittenWholeAndReplacesAnOlderOne) {
   write_error_report(folder_, lost({}));
-  EXPECT_EQ(said_by([&] { write_error_report(folder_, lost({killed()})); }), "");
+  EXPECT_EQ(said_by([&] { write_error_report(folder_, lost({killed_runner()})); }), "");
   const auto report = json::parse(content());
   EXPECT_EQ(report["causes"][0]["pid"], 4711);
   EXPECT_THAT(report["time"].get<std::string>(),
@@ -223,11 +223,11 @@ TEST_F(ErrorFile, StandsInTheWorkingDirectoryWhenTheLogDoes) {
 }
 
 TEST_F(ErrorFile, IsNeverSeenInPart) {
-  write_error_report(folder_, lost({killed()}));
+  write_error_report(folder_, lost({killed_runner()}));
   const pid_t writer = fork();
   ASSERT_GE(writer, 0);
   if (writer == 0) {
-    for (;;) write_error_report(folder_, lost({killed(), failed()}));
+    for (;;) write_error_report(folder_, lost({killed_runner(), failed()}));
   }
   for (int i = 0; i < 500; ++i) EXPECT_TRUE(json::accept(content())) << i;
   kill(writer, SIGKILL);
@@ -237,11 +237,11 @@ TEST_F(ErrorFile, IsNeverSeenInPart) {
 
 TEST_F(ErrorFile, ThatCannotBeMadeIsAWarning) {
   const auto missing = folder_ / "missing";
-  EXPECT_THAT(said_by([&] { write_error_report(missing, lost({killed()})); }),
+  EXPECT_THAT(said_by([&] { write_error_report(missing, lost({killed_runner()})); }),
               AllOf(testing::StartsWith("accelmgr: warning: opening " + missing.string()),
                     HasSubstr("No such file or directory")));
   fs::create_directory(folder_ / "accelmgr-error.json");
-  EXPECT_THAT(said_by([&] { write_error_report(folder_, lost({killed()})); }),
+  EXPECT_THAT(said_by([&] { write_error_report(folder_, lost({killed_runner()})); }),
               AllOf(testing::StartsWith("accelmgr: warning: " + folder_.string()),
                     HasSubstr("is not a report of accelmgr and is left as it is")));
   EXPECT_THAT(names(), UnorderedElementsAre("accelmgr-error.json"));
@@ -250,7 +250,7 @@ TEST_F(ErrorFile, ThatCannotBeMadeIsAWarning) {
 TEST_F(ErrorFile, ForWhichThereIsNoRoomIsAWarningAndLeavesTheOlderOne) {
   write_error_report(folder_, lost({}));
   const auto older = content();
-  auto cause = killed();
+  auto cause = killed_runner();
   cause.log.assign(1000, "a line of the log, and there are many of them");
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -266,7 +266,7 @@ TEST_F(ErrorFile, ForWhichThereIsNoRoomIsAWarningAndLeavesTheOlderOne) {
 }
 
 TEST_F(ErrorFile, OfAnEarlierRunIsRemovedAndNothingElse) {
-  write_error_report(folder_, lost({killed()}));
+  write_error_report(folder_, lost({killed_runner()}));
   for (const auto* name : {"error.json", "error.json.tmp", "accelmgr-error.json.tmp", "run.jsonl"})
     write_file(name, "earlier");
   EXPECT_EQ(said_by([&] { remove_error_report(folder_); }), "");
@@ -285,7 +285,7 @@ void write_and_be_killed(const fs::path& folder) {
     const rlimit no_core{};
     setrlimit(RLIMIT_CORE, &no_core);
     setrlimit(RLIMIT_FSIZE, &small);
-    write_error_report(folder, lost({killed()}));
+    write_error_report(folder, lost({killed_runner()}));
     _exit(0);
   }
   int status = 0;
@@ -296,7 +296,7 @@ void write_and_be_killed(const fs::path& folder) {
 TEST_F(ErrorFile, OfAKilledWriterGoesWithTheNextReport) {
   write_and_be_killed(folder_);
   EXPECT_THAT(names(), ElementsAre(testing::StartsWith("accelmgr-error.json.")));
-  EXPECT_EQ(said_by([&] { write_error_report(folder_, lost({killed()})); }), "");
+  EXPECT_EQ(said_by([&] { write_error_report(folder_, lost({killed_runner()})); }), "");
   EXPECT_THAT(names(), ElementsAre("accelmgr-error.json"));
 }
 
@@ -321,7 +321,7 @@ TEST_F(ErrorFile, OfSomebodyElseStays) {
     write_file("accelmgr-error.json", text);
     EXPECT_EQ(said_by([&] { remove_error_report(folder_); }), "");
     EXPECT_THAT(
-        said_by([&] { write_error_report(folder_, lost({killed()})); }),
+        said_by([&] { write_error_report(folder_, lost({killed_runner()})); }),
         HasSubstr(
             "is not a report of accelmgr and is left as it is; the failure is reported on standard error"));
     EXPECT_EQ(content(), text);
@@ -337,7 +337,7 @@ TEST_F(ErrorFile, IsNoDirectory) {
 
 TEST_F(ErrorFile, HasThePermissionsOfAnyFile) {
   const auto before = umask(027);
-  write_error_report(folder_, lost({killed()}));
+  write_error_report(folder_, lost({killed_runner()}));
   EXPECT_EQ(umask(before), 027U);
   EXPECT_EQ(static_cast<unsigned>(fs::status(folder_ / "accelmgr-error.json").permissions()), 0640U);
 }
