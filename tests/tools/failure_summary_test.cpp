@@ -42,7 +42,7 @@ TEST(RankFailure, GoesThroughJsonUnchanged) {
   EXPECT_EQ(failure_from(to_json(killed())), killed());
 }
 
-TEST(ErrorFile, AsTorchsRecordWritesIt) {
+TEST(ErrorRecord, AsTorchsRecordWritesIt) {
   RankFailure failure;
   take_error_file(
       R"({"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "Traceback: line 3", "timestamp": "1"}}})",
@@ -51,7 +51,7 @@ TEST(ErrorFile, AsTorchsRecordWritesIt) {
   EXPECT_EQ(failure.trace, "Traceback: line 3");
 }
 
-TEST(ErrorFile, AMessageAloneOrAnyTextIsTakenAsItIs) {
+TEST(ErrorRecord, AMessageAloneOrAnyTextIsTakenAsItIs) {
   RankFailure failure;
   take_error_file(R"({"message": "bad"})", failure);
   EXPECT_EQ(failure.what, "bad");
@@ -59,14 +59,14 @@ TEST(ErrorFile, AMessageAloneOrAnyTextIsTakenAsItIs) {
   EXPECT_EQ(failure.what, "no JSON at all");
 }
 
-TEST(ErrorFile, AnEmptyOneSaysNothing) {
+TEST(ErrorRecord, AnEmptyOneSaysNothing) {
   RankFailure failure;
   take_error_file("", failure);
   take_error_file(" \n", failure);
   EXPECT_EQ(failure, RankFailure{});
 }
 
-TEST(ErrorFile, AHugeMessageIsCut) {
+TEST(ErrorRecord, AHugeMessageIsCut) {
   RankFailure failure;
   take_error_file(std::string(1 << 20, 'x'), failure);
   EXPECT_LT(failure.what.size(), 8192U);
