@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import warnings
+import zlib
 
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from torch.utils import deterministic
 
 import accelmgr
@@ -124,6 +128,49 @@ def test_they_hold_in_runners_at_the_start_and_when_they_change(former, method):
     names = ("bits", "denormal", "medium", "flash", "deterministic", "fills", "precision", "anomaly", "filters", "half")
     assert tuple(second[name] for name in names) == (32, 1, 1, 0, 2, 1, 7, 1, 1, 1)
     assert (third["denormal"], third["anomaly"], third["filters"], third["half"]) == (0, 0, 0, 0)
+
+
+RANDOM: dict[str, list[object]] = {
+    name: [True, False] for name, value in _settings.current().items() if isinstance(value, bool)
+}
+RANDOM |= {
+    "default dtype": [torch.float32, torch.float64],
+    "float32 matmul precision": ["highest", "high", "medium"],
+    "deterministic algorithms": [(1, False), (1, True), (2, False), (2, True)],
+    "anomaly detection": [(True, True), (True, False), (False, True)],
+    "cudnn.benchmark_limit": [0, 7],
+    "opt_einsum.strategy": ["auto", "greedy"],
+    "print options": [dict(vars(torch._tensor_str.PRINT_OPTS)) | {"precision": precision} for precision in (3, 9)],
+}
+
+
+def digest() -> float:
+    """Of all settings that RANDOM changes."""
+    found = _settings.current()
+    return float(zlib.crc32(repr([(name, found.get(name)) for name in sorted(RANDOM)]).encode()))
+
+
+class Digest(Probe):
+    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> dict[str, object]:
+        return {"loss": (self.weight * x).sum(), "digest": digest()}
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(seed=st.integers(0, 10_000))
+def test_any_settings_reach_a_runner_with_the_next_step(former, seed):
+    rng = random.Random(seed)
+
+    def change() -> None:
+        for name in rng.sample(sorted(RANDOM), 6):
+            if name in _settings.SETTINGS:
+                _settings.SETTINGS[name].write(rng.choice(RANDOM[name]))
+
+    torch.set_deterministic_debug_mode(1)  # As `deterministic` of the configuration is: a runner has at least that.
+    change()
+    with accelmgr.Manager(Digest(), Rows(), nprocs=1, batch_size_per_device=1) as manager:
+        for _ in range(12):
+            assert manager.step().scalars["digest"] == digest()
+            change()
 
 
 def test_a_runner_has_no_more_threads_than_the_host_has_set(monkeypatch):
