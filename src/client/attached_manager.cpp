@@ -77,7 +77,7 @@ void AttachedManager::detach() noexcept {
 std::string AttachedManager::end() noexcept {
   const auto deadline = base::Deadline::in_seconds(timing::manager_stop_s);
   if (!link_.wait_until_others_ended(deadline)) {
-    link_.kill();
+    link_.kill_runners();
     link_.kill_fork_server();
     link_.wait_until_others_ended(base::Deadline::in_seconds(timing::manager_stop_s));
   }

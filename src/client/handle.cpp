@@ -240,7 +240,12 @@ StepResult Handle::step(const StepOptions& options) {
   if (!(timeout_s >= 0))  // Also true for a NaN.
     throw UsageError(
         fmt::format("step(): timeout is {}; it must be a number of seconds, 0 or more", timeout_s));
-  return state_->stepper->step(options, timeout_s);
+  try {
+    return state_->stepper->step(options, timeout_s);
+  } catch (const ServiceStands& error) {
+    state_->stop();
+    throw SessionError(error.what());
+  }
 }
 
 void Handle::zero_grad() {

@@ -46,8 +46,12 @@ bool Link::holds(int rank, std::uint32_t generation) const noexcept {
   return runner.pidfd && runner.generation == generation;
 }
 
-void Link::kill() const noexcept {
+void Link::kill_runners() const noexcept {
   for (const auto& runner : runners_) ipc::send_signal(runner.pidfd.get(), SIGKILL);
+}
+
+void Link::kill() const noexcept {
+  kill_runners();
   ipc::send_signal(manager_.pidfd.get(), SIGKILL);
 }
 

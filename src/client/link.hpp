@@ -51,6 +51,7 @@ class Link {
   /// Sends SIGKILL to the manager and the runners. Does not wait. The fork server ends by itself then, and
   /// kills runners whose pidfds are not here yet. Async-signal-safe.
   void kill() const noexcept;
+  void kill_runners() const noexcept;
   void kill_fork_server() const noexcept;
   /// From now on the manager counts as ended.
   void forget_manager() noexcept { manager_.pidfd.reset(); }

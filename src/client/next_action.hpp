@@ -6,7 +6,9 @@
 //   | aborted              |                                                        | reports why                   |
 //   | closed               |                                                        | returns the result            |
 //   | committed            | all slices are finished                                | closes it                     |
-//   |                      | the manager has ended, or no slice moves for too long  | finishes it without a manager |
+//   |                      | the manager has ended                                  | finishes it without a manager |
+//   |                      | no slice moves for too long; the manager is its own    | kills it, and does the same   |
+//   |                      | the same; it is a service, and its patience is over    | leaves the session            |
 //   | computing            | the manager has ended                                  | aborts it without a manager   |
 //   |                      | a participant has ended                                | aborts it for the supervisor  |
 //   |                      | the host's patience is over                            | aborts it for itself          |
@@ -25,6 +27,7 @@ namespace accelmgr::client {
 struct Observed {
   bool slices_finished = false;
   bool slices_stand = false;  ///< No slice has moved for so long that the supervisor must be stuck.
+  bool of_service = false;    ///< The manager is a service, which may only be paused: no host ends it.
   bool participant_ended = false;
   /// Observed after `participant_ended`: runners end when their manager ends, and then its loss is reported.
   bool manager_ended = false;
@@ -38,6 +41,7 @@ enum class Action {
   end_without_manager,
   abort_for_supervisor,
   abort_for_host,
+  leave,
   wait,
 };
 
@@ -48,7 +52,10 @@ constexpr Action next_action(const session::StepWord& word, session::RankMask pa
   if (word.committed(participants)) {
     // The runner that finished its slice last should close the attempt, but it may have been stopped before.
     if (observed.slices_finished) return Action::close;
-    return observed.manager_ended || observed.slices_stand ? Action::end_without_manager : Action::wait;
+    if (observed.manager_ended) return Action::end_without_manager;
+    if (!observed.slices_stand) return Action::wait;
+    if (!observed.of_service) return Action::end_without_manager;
+    return observed.patience_over ? Action::leave : Action::wait;
   }
   if (observed.manager_ended) return Action::end_without_manager;
   if (observed.participant_ended) return Action::abort_for_supervisor;

@@ -400,6 +400,12 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) 
         session::close_if_over(view_, attempt);
         return {StepStatus::timeout, std::move(text), -1};
       }
+      case Action::leave:
+        throw ServiceStands(fmt::format(
+            "the service (pid {}) has stood still since step {} was committed, and may be paused: "
+            "{}. This host has left the session, and its gradients are not complete; attach again "
+            "when the service runs",
+            link_.manager_pid(), step_under_way(), phases(participants_, &wait.standings)));
       case Action::wait:
         ipc::wait_changed(finish, seen,
                           word.committed(participants_) ? timing::look_ns : patience.next_look_ns(), spin_us);
@@ -420,6 +426,8 @@ Observed Stepper::observe(const session::StepWord& word, Wait& wait) {
     for (int rank = 0; rank < session_.ranks(); ++rank) cursors += session_.record(rank).cursor.load();
     const double stood_s = timing::seconds(wait.standstill.look(cursors, base::now_ns()));
     observed.slices_stand = stood_s > config_.runners.reduction_timeout + timing::reduction_by_host_margin_s;
+    observed.of_service = link_.lease() != 0;
+    observed.patience_over = observed.slices_stand && observed.of_service && wait.patience.over();
     observed.manager_ended = link_.manager_ended();
     return observed;
   }
@@ -498,14 +506,15 @@ std::vector<FailureCause> Stepper::causes() const {
   return found;
 }
 
-// No other process can finish a committed attempt: all have ended, or they do not move. Kills those that are
-// left, then finishes the attempt here.
+// No other process can finish a committed attempt: all have ended, or they do not move. Ends those that are
+// left, then finishes the attempt here. Throws SessionError if a participant cannot be ended: it may go on,
+// and would add to what this process has added.
 Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
   if (!manager_loss_) {
     const auto time_s =
         double(std::chrono::system_clock::now().time_since_epoch() / std::chrono::milliseconds(1)) / 1e3;
     const int pid = link_.manager_pid();
-    link_.kill();
+    if (link_.lease() == 0) link_.kill();
     auto& loss = manager_loss_.emplace();
     loss.time_s = time_s;
     loss.pid = pid;
@@ -518,6 +527,12 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
   const session::RankMask participants = session_.control().request.participants;
   session::abort_attempt(view_, attempt, session::author_host);
   if (session_.word().committed(participants)) {
+    for (int rank = 0; rank < session_.ranks(); ++rank)
+      if ((participants >> rank & 1) != 0 && !link_.runner_ended(rank))
+        throw SessionError(
+            fmt::format("the manager process is gone: {}; but runner {} (pid {}) cannot be ended by this "
+                        "process, and may not have reduced its part of step {}. Gradients are not complete",
+                        manager_loss_->exit, rank, session_.record(rank).pid.load(), step_under_way()));
     for (int rank = 0; rank < session_.ranks(); ++rank)
       if ((participants >> rank & 1) != 0) reduction_.finish_slice(rank, attempt);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "accelmgr/config.hpp"
+#include "accelmgr/errors.hpp"
 #include "accelmgr/step_result.hpp"
 #include "base/clock.hpp"
 #include "client/link.hpp"
@@ -24,6 +25,13 @@
 
 namespace accelmgr::client {
 
+/// A service does not move, and this host must leave it: nobody may finish what a process that lives may
+/// finish, too.
+class ServiceStands : public SessionError {
+ public:
+  using SessionError::SessionError;
+};
+
 /// Used by one thread at a time.
 class Stepper {
  public:
@@ -34,7 +42,8 @@ class Stepper {
           EndProcesses end_processes);
 
   /// Blocks for at most `timeout_s`, or longer to finish a committed attempt or to end what is left of a lost
-  /// manager. Throws UsageError when parameters are written meanwhile, and what `options.interrupted` throws.
+  /// manager. Throws UsageError when parameters are written meanwhile, SessionError (see ServiceStands), and
+  /// what `options.interrupted` throws.
   StepResult step(const StepOptions& options, double timeout_s);
 
   void zero_gradients();

@@ -36,6 +36,12 @@ TEST(NextAction, IsThatOfTheTable) {
       {committed, {.slices_finished = true}, Action::close},
       {committed, {.slices_finished = true, .manager_ended = true}, Action::close},
       {committed, {.slices_stand = true}, Action::end_without_manager},
+      {committed, {.slices_stand = true, .of_service = true}, Action::wait},
+      {committed, {.slices_stand = true, .of_service = true, .patience_over = true}, Action::leave},
+      {committed, {.of_service = true, .patience_over = true}, Action::wait},
+      {committed,
+       {.slices_stand = true, .of_service = true, .manager_ended = true},
+       Action::end_without_manager},
       {committed, {.manager_ended = true}, Action::end_without_manager},
       {committed, {.participant_ended = true}, Action::wait},  // The supervisor finishes its slice.
       {committed, {.patience_over = true}, Action::wait},      // What is committed counts.
@@ -55,7 +61,7 @@ TEST(NextAction, IsThatOfTheTable) {
 rc::Gen<Observed> anything_observed() {
   return rc::gen::construct<Observed>(rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>(),
                                       rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>(),
-                                      rc::gen::arbitrary<bool>());
+                                      rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>());
 }
 
 StepWord any_word() {
@@ -91,6 +97,15 @@ RC_GTEST_PROP(NextAction, NeverWaitsForLongerThanThePatienceOfTheHostOrTheLifeOf
   observed.manager_ended = false;
   observed.patience_over = true;
   RC_ASSERT(next_action(word, participants, observed) != Action::wait);
+}
+
+RC_GTEST_PROP(NextAction, NeverEndsAServiceThatLives, ()) {
+  auto observed = *anything_observed();
+  observed.of_service = true;
+  observed.manager_ended = false;
+  const auto action = next_action(any_word(), *rc::gen::inRange(1u, 1u << 24), observed);
+  RC_ASSERT(action != Action::end_without_manager);
+  if (action == Action::leave) RC_ASSERT(observed.patience_over && observed.slices_stand);
 }
 
 /// Takes the actions on a real step word. In between, ranks vote and slices are reduced, at random.
@@ -133,6 +148,9 @@ RC_GTEST_PROP(NextAction, BringsEveryAttemptToOneEnd, ()) {
       case Action::abort_for_host:
         session::abort(word, attempt, session::author_host, participants);
         break;
+      case Action::leave:
+        RC_ASSERT(was_committed && observed.of_service);
+        return;  // The service brings it to its end.
       case Action::wait:
         break;
     }

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -147,6 +148,50 @@ INSTANTIATE_TEST_SUITE_P(InPhase, HostKilled,
                                          "vote", "voted", "undo_saved", "in_flight", "reduced", "chunk",
                                          "publish", "published", "close"),
                          [](const auto& info) { return std::string(info.param); });
+
+/// Stops the service and its runners while they reduce the second step, so that all are in a committed
+/// attempt.
+class PausedService : public testing::Test {
+ protected:
+  static Config config(const Stage& stage) {
+    auto config = restarting(stage);
+    config.runners.reduction_timeout = 5;
+    config.faults = {"rank=1 step=2 fault=stop phase=in_flight"};
+    return config;
+  }
+  void pause(const ServiceRun& service) const {
+    const auto pid = service.status()["runners"][1]["pid"].get<pid_t>();
+    while (ipc::usage(pid).value().state != 'T') std::this_thread::yield();
+    for (const int pidfd : all(service)) ipc::send_signal(pidfd, SIGSTOP);
+  }
+  static std::vector<int> all(const ServiceRun& service) {
+    return {service.pidfd(), service.processes().fork_server.get(), service.runner(0), service.runner(1)};
+  }
+};
+
+TEST_F(PausedService, IsLeftByItsHostAndDoublesNothing) {
+  const auto expected = undisturbed(3), committed = undisturbed(2);
+  const Stage stage;
+  const ServiceRun service(config(stage));
+  {
+    auto host = service.attach();
+    expect_ok(host);
+    auto step = std::async(std::launch::async,
+                           [&] { return message_of<SessionError>([&] { host.step({.timeout_s = 1}); }); });
+    pause(service);
+    const auto text = step.get();
+    EXPECT_NE(text.find("has stood still"), std::string::npos) << text;
+    EXPECT_THROW(host.step(), UsageError) << "it has left";
+  }
+  EXPECT_FALSE(ipc::has_ended(service.pidfd())) << "a host ends no service";
+  for (const int pidfd : all(service)) ipc::send_signal(pidfd, SIGCONT);
+  auto next = service.attach();
+  EXPECT_EQ(next.statistics().steps, 2u) << "the step was committed";
+  EXPECT_TRUE(same_bits(gradients_of(next), committed.gradients));
+  expect_ok(next);
+  EXPECT_TRUE(same_bits(gradients_of(next), expected.gradients));
+  EXPECT_EQ(next.statistics().losses, 0u);
+}
 
 TEST(Service, ALostRunnerIsReplacedWithoutAHost) {
   const Stage stage;
