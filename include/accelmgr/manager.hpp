@@ -49,6 +49,7 @@ struct AttachOptions {
   std::string name{};       ///< How the service names this host to others. Empty: the name of this program.
   double timeout_s = 10.0;  ///< How long to wait while the service starts, or while another host is ending.
   std::function<bool()> interrupted{};  ///< Called every 20 ms. When it returns true, attach() throws.
+  bool keep_gradients = false;  ///< The first step adds to left_gradients(); otherwise it overwrites them.
 };
 
 /// What the host adds to a checkpoint.
@@ -93,6 +94,10 @@ class Manager {
   /// What an earlier host left half written when it ended, as a sentence; empty if nothing was. The
   /// parameters then have new values in part: write all of them, or go on with them as they are.
   const std::string& unfinished() const;
+  /// What attach() has found: gradients of the last committed step that an earlier host, or the service, has
+  /// left. Apply them if they are unapplied; the first step() overwrites them, unless
+  /// AttachOptions::keep_gradients is true.
+  LeftGradients left_gradients() const noexcept;
 
   Manager(Manager&&) noexcept;
   Manager& operator=(Manager&&) noexcept;

@@ -20,6 +20,13 @@ struct StepOptions {
   std::function<bool()> interrupted{};
 };
 
+/// Gradients of committed steps that a host of a service finds in the master.
+enum class LeftGradients {
+  none,
+  unapplied,  ///< No parameter was written since the last of these steps.
+  applied,    ///< Parameters were written since, and the gradients not zeroed, or only in part.
+};
+
 enum class StepStatus {
   ok,            ///< The mean gradient of this step is in the master.
   data_end,      ///< The data source ended before the step was complete.

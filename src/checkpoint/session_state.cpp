@@ -76,6 +76,9 @@ void restore_counters(const json& run, session::Session& session) {
   counters.skips = run.at("skips");
   counters.elements = run.at("elements");
   counters.participants = run.at("participants");
+  session.control().zeroed_step.store(
+      run.value("zeroed_step", counters.steps));  // Earlier builds saved none.
+  session.control().applied_step.store(run.value("applied_step", counters.steps));
   const auto& samples = run.at("rank_samples");
   for (std::size_t rank = 0; rank < samples.size() && rank < session::max_ranks; ++rank)
     counters.rank_samples[rank] = samples[rank];
@@ -156,6 +159,8 @@ json run_state(const session::Session& session) {
       {"skips", counters.skips},
       {"elements", counters.elements},
       {"participants", counters.participants},
+      {"zeroed_step", session.control().zeroed_step.load()},
+      {"applied_step", session.control().applied_step.load()},
       {"rank_samples", samples},
       {"loss_scale", {{"scale", counters.loss_scale.scale}, {"good_steps", counters.loss_scale.good_steps}}},
       {"source",

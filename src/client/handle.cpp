@@ -94,7 +94,7 @@ struct Handle::State {
     if (stopped) throw UsageError(fmt::format("{}() was called after stop()", call));
   }
   void start(const StartSettings& settings);
-  void attach();
+  void attach(bool keep_gradients);
   void assign(const protocol::Assigned& assigned);
   void map(std::vector<base::UniqueFd> session_fds);
   void stop() noexcept;
@@ -120,6 +120,8 @@ struct Handle::State {
   std::optional<Stepper> stepper;
   std::optional<Checkpoints> checkpoints;
   std::uint64_t requests_answered = 0;  ///< Of Control::checkpoint_requests.
+  LeftGradients left = LeftGradients::none;
+  bool overwrites = false;  ///< The first step does, whatever its options say.
 };
 
 void Handle::State::map(std::vector<base::UniqueFd> session_fds) {
@@ -155,8 +157,10 @@ void Handle::State::start(const StartSettings& settings) {
   checkpoints.emplace(config, run, *view, manifest, link());
 }
 
-void Handle::State::attach() {
+void Handle::State::attach(bool keep_gradients) {
   map(std::move(service->attached().session));
+  left = left_in(*session);
+  overwrites = left != LeftGradients::none && !keep_gradients;
   requests_answered = session->control().checkpoint_requests.load();  // Those of earlier hosts.
   stepper.emplace(config, *view, manifest, link(), [this] { return service->end(); });
   checkpoints.emplace(config, run, *view, manifest, link());
@@ -210,11 +214,16 @@ Handle::Handle(const std::string& path, const AttachSettings& settings) {
         "main()");
   state_ = std::make_unique<State>(AttachedManager::attach(
       path, {.name = settings.name, .patience_s = settings.timeout_s, .interrupted = settings.interrupted}));
-  state_->attach();
+  state_->attach(settings.keep_gradients);
   base::set_log_step(session()->counters(session()->word().index).steps + 1);
   base::log().info("this host drives the session of the service (pid {}) at '{}', with lease {}",
                    state_->link().manager_pid(), path, state_->link().lease());
   if (!state_->unfinished.empty()) base::log().warn("{}", state_->unfinished);
+  if (state_->overwrites)
+    base::log().warn(
+        "an earlier host has left the gradients of step {}, which it {}: the first step overwrites them",
+        session()->counters(session()->word().index).steps,
+        state_->left == LeftGradients::applied ? "has applied" : "has not applied");
 }
 
 Handle::Handle(Handle&&) noexcept = default;
@@ -226,6 +235,8 @@ const session::HostView& Handle::view() const { return *state_->view; }
 const session::Manifest& Handle::manifest() const { return state_->manifest; }
 const Config& Handle::config() const { return state_->config; }
 const std::string& Handle::unfinished() const { return state_->unfinished; }
+LeftGradients Handle::left_gradients() const noexcept { return state_->left; }
+bool Handle::overwrites_next() const noexcept { return state_->overwrites; }
 const std::optional<ResumedFrom>& Handle::resumed() const { return state_->run.resumed; }
 const std::string& Handle::run_id() const { return state_->run.id; }
 std::string Handle::continuation() const {
@@ -240,8 +251,12 @@ StepResult Handle::step(const StepOptions& options) {
   if (!(timeout_s >= 0))  // Also true for a NaN.
     throw UsageError(
         fmt::format("step(): timeout is {}; it must be a number of seconds, 0 or more", timeout_s));
+  auto chosen = options;
+  chosen.accumulate = options.accumulate && !state_->overwrites;
   try {
-    return state_->stepper->step(options, timeout_s);
+    auto result = state_->stepper->step(chosen, timeout_s);
+    if (result.counted) state_->overwrites = false;
+    return result;
   } catch (const ServiceStands& error) {
     state_->stop();
     throw SessionError(error.what());
@@ -251,6 +266,7 @@ StepResult Handle::step(const StepOptions& options) {
 void Handle::zero_grad() {
   const State::Use use(*state_, "zero_grad");
   state_->stepper->zero_gradients();
+  state_->overwrites = false;
 }
 
 std::vector<bool> Handle::touched() const {
@@ -273,8 +289,13 @@ void Handle::begin_writing() {
   version.fetch_add(1);
 }
 
-void Handle::end_writing() noexcept {
-  view().control().parameter_version.fetch_add(1);
+bool Handle::is_writing() const noexcept { return view().control().parameter_version.load() % 2 != 0; }
+
+void Handle::end_writing(bool whole) noexcept {
+  auto& control = view().control();
+  control.applied_step.store(state_->steps());
+  if (whole) control.writes.fetch_add(1);
+  control.parameter_version.fetch_add(1);
   const session::SpanScope span(*state_->spans, session::Activity::write_parameters, state_->steps(),
                                 state_->writing_since_ns);
 }

@@ -37,6 +37,7 @@ struct AttachSettings {
   std::string name{};
   double timeout_s = 10.0;
   std::function<bool()> interrupted{};
+  bool keep_gradients = false;
 };
 
 /// Members that accelmgr::Manager has too block and throw as they do there. One thread at a time: a call
@@ -60,6 +61,10 @@ class Handle {
   const Config& config() const;
   /// See Manager::unfinished().
   const std::string& unfinished() const;
+  /// See Manager::left_gradients().
+  LeftGradients left_gradients() const noexcept;
+  /// Whether the next step overwrites gradients, whatever its options say.
+  bool overwrites_next() const noexcept;
 
   StepResult step(const StepOptions& options = {});
   void zero_grad();
@@ -69,9 +74,10 @@ class Handle {
   /// zeroed it.
   void set_touched(std::span<const std::size_t> parameters, bool touched);
   /// Call these two around writes to parameters. begin_writing() throws UsageError inside another pair, and
-  /// while an attempt is open.
+  /// while an attempt is open. `whole`: the caller vouches that no parameter is half written any more.
   void begin_writing();
-  void end_writing() noexcept;
+  void end_writing(bool whole = true) noexcept;
+  bool is_writing() const noexcept;
 
   /// Buffers of the last committed step, without modes_buffer. Views: the next step overwrites them.
   std::vector<Value> buffers() const;

@@ -71,6 +71,13 @@ std::string one_line(const FailureCause& cause, bool again) {
 
 }  // namespace
 
+LeftGradients left_in(const session::Session& session) {
+  const auto steps = session.counters(session.word().index).steps;
+  const auto& control = session.control();
+  if (control.zeroed_step.load() >= steps) return LeftGradients::none;
+  return control.applied_step.load() >= steps ? LeftGradients::applied : LeftGradients::unapplied;
+}
+
 Stepper::Stepper(const Config& config, const session::HostView& view, const session::Manifest& manifest,
                  Link& link, EndProcesses end_processes)
     : config_(config),
@@ -138,6 +145,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   fill(result);
   if (result.counted) nonfinite_in_a_row_ = result.nonfinite ? nonfinite_in_a_row_ + 1 : 0;
   if (result.counted) touched_.committed(result.attempt, options.accumulate);
+  if (result.counted && !options.accumulate) view_.control().zeroed_step.store(result.step - 1);
   if (result.counted && measured_shares_) measure();
   const auto end = base::now_ns();
   result.step_ms = ms(static_cast<std::uint64_t>(end - begin));
@@ -169,6 +177,7 @@ void Stepper::zero_gradients() {
   const session::SpanScope span(spans_, Activity::zero_grad, step_under_way());
   // One thread with stores past the cache (128 MiB: 1.5 ms) is faster than torch's zero_() with two (3.7 ms).
   session::best_kernels().zero(view_.gradients(), view_.session().master_bytes());
+  view_.control().zeroed_step.store(step_under_way() - 1);
   touched_.none();
 }
 

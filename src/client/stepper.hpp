@@ -25,6 +25,9 @@
 
 namespace accelmgr::client {
 
+/// What earlier hosts have left in the master's gradients.
+LeftGradients left_in(const session::Session& session);
+
 /// A service does not move, and this host must leave it: nobody may finish what a process that lives may
 /// finish, too.
 class ServiceStands : public SessionError {

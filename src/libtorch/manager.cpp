@@ -170,8 +170,10 @@ Manager::State::State(const Config& config, const StartOptions& options)
       resumed(resumed_of(handle.resumed())) {}
 
 Manager::State::State(const std::string& path, const AttachOptions& options)
-    : handle(path,
-             {.name = options.name, .timeout_s = options.timeout_s, .interrupted = options.interrupted}) {
+    : handle(path, {.name = options.name,
+                    .timeout_s = options.timeout_s,
+                    .interrupted = options.interrupted,
+                    .keep_gradients = options.keep_gradients}) {
   views.emplace(handle.session(), handle.view(), handle.manifest());
 }
 
@@ -202,6 +204,7 @@ Manager Manager::attach(const std::string& service, const AttachOptions& options
   return Manager(std::make_unique<State>(service, options));
 }
 
+LeftGradients Manager::left_gradients() const noexcept { return state_->handle.left_gradients(); }
 const std::string& Manager::unfinished() const { return state_->handle.unfinished(); }
 
 StepResult Manager::step(const StepOptions& options) {

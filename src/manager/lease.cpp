@@ -58,7 +58,7 @@ base::UniqueFd Lease::admit(Host host, const std::string& configuration, const s
   detached_ = false;
   state_ = State::driven;
   const auto& control = view_.session().control();
-  parameters_before_ = control.parameter_version.load();
+  writes_before_ = control.writes.load();
   buffers_before_ = control.buffer_version.load();
   supervisor_.report_to(&link);
   view_.control().lease.store(number);
@@ -110,10 +110,9 @@ void Lease::look() {
 
 void Lease::note_half_written() {
   const auto& control = view_.session().control();
-  // An odd version is that of a write under way.
-  const auto is_whole = [](std::uint64_t before, std::uint64_t now) { return now / 2 > before / 2; };
-  if (is_whole(parameters_before_, control.parameter_version.load())) half_.parameters = false;
-  if (is_whole(buffers_before_, control.buffer_version.load())) half_.buffers = false;
+  if (control.writes.load() != writes_before_) half_.parameters = false;
+  if (control.buffer_version.load() / 2 > buffers_before_ / 2)
+    half_.buffers = false;  // Odd: a write under way.
   if (!half_.parameters && !half_.buffers) unfinished_.clear();
   // A thread of this process writes neither, and leaves nothing half done.
   if (host_.pid == getpid()) return;

@@ -56,8 +56,8 @@ class Lease {
   /// The host that drives the session, or is leaving.
   const Host& host() const noexcept { return host_; }
   std::uint64_t number() const noexcept { return number_; }
-  /// What a host that has ended left half written, as a sentence. Every host is told until one has written it
-  /// whole, or made a step that says it has. Empty: nothing.
+  /// What a host that has ended left half written, as a sentence. Every host is told until one has marked a
+  /// write of its own as whole (HostControl::writes). Empty: nothing.
   const std::string& unfinished() const noexcept { return unfinished_; }
   /// Whether checkpoints that were asked for are not written yet.
   bool is_saving() const noexcept { return !saves_.empty(); }
@@ -98,7 +98,8 @@ class Lease {
   std::deque<std::uint64_t> saves_;  ///< The leases under which checkpoints were asked for, in order.
   std::optional<std::uint64_t> saved_step_;
   session::HalfWritten half_;
-  std::uint64_t parameters_before_ = 0, buffers_before_ = 0;  ///< Versions when the host was admitted.
+  std::uint64_t writes_before_ = 0,
+                buffers_before_ = 0;  ///< HostControl's counts when the host was admitted.
   std::string unfinished_;
 };
 

@@ -122,13 +122,15 @@ class Handle {
   }
 
   /// Attaches to the service at `path`. Its configuration takes the place of this one's.
-  void attach(const std::string& path, const std::string& name, double timeout_s) {
+  void attach(const std::string& path, const std::string& name, double timeout_s, bool keep_gradients) {
     if (handle_) throw UsageError("attach() was called on a manager that was already started");
     Interruption interruption;
     try {
       const Unlocked unlocked;
-      handle_.emplace(path, client::AttachSettings{
-                                .name = name, .timeout_s = timeout_s, .interrupted = interruption.hook()});
+      handle_.emplace(path, client::AttachSettings{.name = name,
+                                                   .timeout_s = timeout_s,
+                                                   .interrupted = interruption.hook(),
+                                                   .keep_gradients = keep_gradients});
     } catch (...) {
       interruption.rethrow();
       throw;
@@ -399,6 +401,7 @@ void bind_manager(nb::module_& module) {
       .def("while_waiting", &Handle::while_waiting, nb::arg("work"),
            "`work` is called about every 20 ms while start() and step() wait, in their thread.")
       .def("attach", &Handle::attach, nb::arg("path"), nb::arg("name"), nb::arg("timeout"),
+           nb::arg("keep_gradients") = false,
            "Drives the session of the service at `path` from now on. The configuration is the service's.")
       .def_prop_ro("unfinished", [](Handle& self) { return self.started().unfinished(); })
       .def_prop_ro("started", &Handle::is_started)
@@ -448,7 +451,27 @@ void bind_manager(nb::module_& module) {
           "begin_writing", [](Handle& self) { self.started().begin_writing(); },
           "Begins writes in place: no runner computes with half of them. Raises UsageError inside another "
           "pair.")
-      .def("end_writing", [](Handle& self) { self.started().end_writing(); })
+      .def(
+          "end_writing", [](Handle& self, bool whole) { self.started().end_writing(whole); },
+          nb::arg("whole") = true, "whole: the caller vouches that no parameter is half written any more.")
+      .def_prop_ro("is_writing", [](Handle& self) { return self.started().is_writing(); })
+      .def_prop_ro(
+          "left_gradients",
+          [](Handle& self) -> std::optional<std::string> {
+            switch (self.started().left_gradients()) {
+              case LeftGradients::unapplied:
+                return "unapplied";
+              case LeftGradients::applied:
+                return "applied";
+              case LeftGradients::none:
+                break;
+            }
+            return std::nullopt;
+          },
+          "What an earlier host of a service has left: None, \"unapplied\" or \"applied\".")
+      .def_prop_ro(
+          "overwrites_next", [](Handle& self) { return self.started().overwrites_next(); },
+          "Whether the next step overwrites gradients, whatever its arguments say.")
       .def(
           "resize",
           [](Handle& self, int runners) { waiting([&, &m = self.started()] { m.resize(runners); }); },

@@ -105,11 +105,16 @@ void step(Service& service, const Request& request, const Respond& respond) {
   const double timeout_s = request.fields.value("timeout_s", service.manager().config().step_timeout);
   check_free_for_service(service);
   const auto results = std::make_shared<std::vector<StepResult>>();
-  const auto& control = service.manager().session().control();
+  const auto& session = service.manager().session();
+  const auto& control = session.control();
   service.driver().run(
-      [=, &control](Drive& drive) {
+      [=, &session, &control](Drive& drive) {
+        auto chosen = options;
+        // What a host has applied is not added again.
+        if (client::left_in(session) == LeftGradients::applied) chosen.accumulate = false;
         for (int i = 0; i < count && (i == 0 || control.closing.load() == 0); ++i) {
-          results->push_back(drive.stepper.step(options, timeout_s));
+          results->push_back(drive.stepper.step(chosen, timeout_s));
+          chosen = options;
           if (!results->back()) break;
         }
       },

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
@@ -188,18 +189,19 @@ void Service::save_and_stop() {
   // The checkpoint of a host has its optimizer, which one of the service would not have.
   const auto saved = lease.saved_step() ? *lease.saved_step() : run_->resumed ? run_->resumed->step : 0;
   if (is_saving_ || manager_.config().checkpoint.directory.empty() || steps == saved) return loop_.stop();
-  std::string why_not;
-  if (lease.state() != manager::Lease::State::free || driver_->is_busy())
-    why_not = fmt::format("{} (pid {}) still drives the session", lease.host().name, lease.host().pid);
-  else
-    why_not = lease.unfinished();
-  if (!why_not.empty()) {
-    base::log().warn("no checkpoint is written at the end: {}", why_not);
+  if (lease.state() != manager::Lease::State::free || driver_->is_busy()) {
+    base::log().warn("no checkpoint is written at the end: {} (pid {}) still drives the session",
+                     lease.host().name, lease.host().pid);
     return loop_.stop();
+  }
+  std::string beside;  // What is half written takes the place of no good checkpoint.
+  if (!lease.unfinished().empty()) {
+    beside = std::filesystem::path(manager_.config().checkpoint.directory) / "half-written";
+    base::log().warn("the last checkpoint is written to '{}': {}", beside, lease.unfinished());
   }
   is_saving_ = true;
   try {
-    save_last();
+    save_last(beside);
   } catch (const std::exception& error) {
     fail_last(error.what());
   }
@@ -211,13 +213,14 @@ void Service::fail_last(const std::string& why) {
   loop_.stop();
 }
 
-void Service::save_last() {
+void Service::save_last(const std::string& directory) {
   const auto until = close_until_;
   driver_->run(
-      [until](Drive& drive) {
-        drive.checkpoints.save({});
-        for (const auto& written : drive.checkpoints.written(until))
-          if (!written.error.empty()) throw CheckpointError(written.error);
+      [until, directory](Drive& drive) {
+        drive.checkpoints.save({.directory = directory});
+        const auto written = drive.checkpoints.written(until);
+        if (written.empty()) throw CheckpointError("it was not written within --stop-timeout");
+        if (!written.back().error.empty()) throw CheckpointError(written.back().error);
       },
       [this](const std::exception_ptr& thrown) {
         try {

@@ -84,7 +84,7 @@ class Service {
   void reload_when_idle();
   void look_at_end();
   void save_and_stop();
-  void save_last();
+  void save_last(const std::string& directory);
   void fail_last(const std::string& why);
 
   boost::asio::io_context& loop_;

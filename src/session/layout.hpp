@@ -32,7 +32,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 12;
+constexpr std::uint32_t layout_version = 13;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
@@ -187,7 +187,12 @@ struct HostControl {
   alignas(64) std::atomic<std::uint64_t> parameter_version;  ///< Odd while parameters are being written.
   std::atomic<std::uint64_t> buffer_version;  ///< Advanced before and after the host writes valid copies of
                                               ///< buffers: odd while it does.
-  alignas(64) Assignment assignment;          ///< To which ranks the loader should assign.
+  /// The gradients in the master are those of the committed steps after this one.
+  std::atomic<std::uint64_t> zeroed_step;
+  std::atomic<std::uint64_t> applied_step;  ///< The last step after which parameters were written.
+  std::atomic<std::uint64_t>
+      writes;  ///< How often the caller itself has marked a write of parameters as whole.
+  alignas(64) Assignment assignment;       ///< To which ranks the loader should assign.
   std::atomic<std::uint64_t> assignments;  ///< Advanced after `assignment` has changed. It may change again
                                            ///< when the loader has followed (Sharding::follows).
 };

@@ -133,6 +133,77 @@ def test_a_host_that_is_killed_while_it_writes_is_told_of(service: Service) -> N
         manager.step()
 
 
+LOOP = """
+import accelmgr, os, signal, sys, torch
+
+class Dies(torch.optim.SGD):
+    def step(self, closure=None):
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].add_(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+where, socket = sys.argv[1:]
+manager = accelmgr.attach(socket, name="doomed")
+optimizer = (Dies if where == "in the update" else torch.optim.SGD)(manager.parameters(), lr=0.1)
+for step in range(3):
+    manager.step().raise_for_status()
+    if step == 2 and where == "before the update":
+        break
+    if step < 2 and where == "in the update":
+        continue
+    optimizer.step()
+    if step == 2:
+        break
+    optimizer.zero_grad()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "left"),
+    [("before the update", "unapplied"), ("in the update", "unapplied"), ("after the update", "applied")],
+)
+def test_the_next_host_knows_how_far_a_plain_loop_has_come(service: Service, where: str, left: str) -> None:
+    """Without writing(): an optimizer of torch marks its updates by itself."""
+    command = [sys.executable, "-c", LOOP, where, os.fspath(service.socket)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    with accelmgr.attach(service.socket) as manager:
+        assert manager.left_gradients == left
+        assert bool(manager.unfinished) == (where == "in the update")
+        assert manager.statistics().steps == 3
+        found = [gradient.clone() for _, gradient in manager.named_gradients()]
+        assert any(gradient.any() for gradient in found)
+        manager.step().raise_for_status()
+        alone = [gradient.clone() for _, gradient in manager.named_gradients()]
+        manager.step().raise_for_status()
+        both = [gradient for _, gradient in manager.named_gradients()]
+        assert not any(torch.equal(one, two) for one, two in zip(alone, both, strict=True))
+    with accelmgr.attach(service.socket, keep_gradients=True) as manager:
+        assert bool(manager.unfinished) == (where == "in the update"), "two steps have written nothing"
+        with manager.writing():
+            pass
+    with accelmgr.attach(service.socket) as manager:
+        assert manager.unfinished == ""
+
+
+def test_an_optimizer_that_evaluates_or_raises_leaves_no_mark(service: Service) -> None:
+    class Raises(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ArithmeticError
+
+    with accelmgr.attach(service.socket) as manager:
+        optimizer = torch.optim.SGD(manager.parameters(), lr=0.1)
+        optimizer.step(lambda: manager.step().loss)
+        with pytest.raises(ArithmeticError):
+            Raises(manager.parameters(), lr=0.1).step()
+        assert manager.step().ok
+        with manager.writing():
+            optimizer.step()
+        assert manager.step().ok
+    with accelmgr.attach(service.socket) as manager:
+        assert manager.unfinished == ""
+
+
 def test_a_service_has_a_name_or_a_path(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", os.fspath(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -43,7 +43,7 @@ int serve(const std::vector<std::string>& arguments) {
 }
 
 int host(const std::vector<std::string>& arguments) {
-  client::Handle manager(arguments.at(0), {.name = "test host"});
+  client::Handle manager(arguments.at(0), {.name = "test host", .keep_gradients = true});
   say(manager.unfinished());
   for (std::size_t i = 1; i < arguments.size(); ++i) {
     const auto& deed = arguments[i];
@@ -52,7 +52,9 @@ int host(const std::vector<std::string>& arguments) {
       say(result.error.empty() ? to_string(result.status) : result.error);
       continue;
     }
-    if (deed == "write") manager.begin_writing();
+    if (deed == "write" || deed == "update") manager.begin_writing();
+    if (deed == "update") manager.end_writing();
+    if (deed == "zero") manager.zero_grad();
     if (deed == "detach") manager.stop();
     if (deed == "fork" && fork() == 0) {
       wait_for_test();
@@ -146,7 +148,9 @@ Answer ServiceRun::ask(const std::string& method, const std::string& target, con
   return {answer.status, nlohmann::json::parse(answer.body, nullptr, false)};
 }
 
-client::Handle ServiceRun::attach() const { return {socket(), {.name = "test", .timeout_s = 30}}; }
+client::Handle ServiceRun::attach(bool keep_gradients) const {
+  return {socket(), {.name = "test", .timeout_s = 30, .keep_gradients = keep_gradients}};
+}
 
 AttachedHost::AttachedHost(const ServiceRun& service, std::vector<std::string> deeds)
     : RoleProcess(attaches, [&] {

@@ -19,8 +19,8 @@ namespace accelmgr::test {
 /// The role of a service: the path of its configuration (YAML), and that of its socket.
 inline constexpr const char* serves = "serves";
 /// The role of a host: the path of the socket, and then what it does, one word each: "step", "write" (begins
-/// to write parameters), "detach", "fork" (a child that waits for the test). It says a line after each, and
-/// then waits for the test.
+/// to write parameters), "update" (the same, and ends it), "zero" (its gradients), "detach", "fork" (a child
+/// that waits for the test). It says a line after each, and then waits for the test.
 inline constexpr const char* attaches = "attaches";
 
 /// The role of an observer: the path of the socket. It says "observes", and then reads steps and parameters
@@ -77,7 +77,7 @@ class ServiceRun {
              const std::string& head = "") const;
   nlohmann::json status() const { return ask("GET", "/v1/status").body; }
   /// Attaches this process.
-  client::Handle attach() const;
+  client::Handle attach(bool keep_gradients = true) const;
   /// Sends SIGTERM. Returns the wait status.
   int terminate();
   /// Waits for its end after another signal.

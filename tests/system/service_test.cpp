@@ -93,9 +93,10 @@ TEST(Service, AHostThatDiesWhileItWritesParametersIsReported) {
   for (const auto* expected : {"", "ok", "write"}) EXPECT_EQ(host.line(), expected);
   host.kill_and_wait();
   {
-    const auto manager = service.attach();
+    auto manager = service.attach();
     EXPECT_NE(manager.unfinished().find("test"), std::string::npos) << manager.unfinished();
     EXPECT_NE(manager.unfinished().find("ended while it wrote parameters"), std::string::npos);
+    expect_ok(manager);  // That writes none.
   }
   {
     auto manager = service.attach();
@@ -117,6 +118,74 @@ TEST(Service, MakesNoStepItselfWithHalfWrittenParameters) {
   EXPECT_EQ(answer.status, 409);
   EXPECT_EQ(answer.code(), "unfinished");
 }
+
+TEST(Service, WritesHalfWrittenParametersBesideTheLastGoodOnes) {
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  ServiceRun service(config);
+  EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+  EXPECT_EQ(service.ask("POST", "/v1/checkpoint").status, 200);
+  AttachedHost host(service, {"step", "write"});
+  for (const auto* expected : {"", "ok", "write"}) EXPECT_EQ(host.line(), expected);
+  host.kill_and_wait();
+  EXPECT_EQ(service.terminate(), 0);
+  const std::filesystem::path directory = config.checkpoint.directory;
+  EXPECT_TRUE(std::filesystem::exists(directory / "step-00000001"));
+  EXPECT_FALSE(std::filesystem::exists(directory / "step-00000002"));
+  EXPECT_TRUE(std::filesystem::exists(directory / "half-written" / "step-00000002"));
+}
+
+/// What a host does before it is killed, and what the next one finds.
+struct Left {
+  std::vector<std::string> deeds;
+  LeftGradients found;
+  friend void PrintTo(const Left& left, std::ostream* out) { *out << left.deeds.back(); }
+};
+
+class LeftByAHost : public testing::TestWithParam<Left> {};
+
+/// Of the second step alone.
+Tensors second_gradients() {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto host = service.attach();
+  expect_ok(host);
+  host.zero_grad();
+  expect_ok(host);
+  return gradients_of(host);
+}
+
+TEST_P(LeftByAHost, GradientsAreToldOfAndNotAddedTo) {
+  const auto expected = second_gradients();
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  const auto& [deeds, found] = GetParam();
+  AttachedHost host(service, deeds);
+  EXPECT_EQ(host.line(), "");
+  for (std::size_t i = 0; i < deeds.size(); ++i) EXPECT_NE(host.line(), "");
+  host.kill_and_wait();
+  {
+    const auto manager = service.attach();
+    EXPECT_EQ(manager.left_gradients(), found);
+  }
+  auto manager = service.attach(/*keep_gradients=*/false);
+  EXPECT_EQ(manager.left_gradients(), found) << "until a host has made a step, or zeroed them";
+  expect_ok(manager);
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected));
+  const auto once = gradients_of(manager);
+  expect_ok(manager);
+  EXPECT_FALSE(same_bits(gradients_of(manager), once));
+  EXPECT_EQ(manager.statistics().steps, 3u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Deeds, LeftByAHost,
+                         testing::Values(Left{{"step"}, LeftGradients::unapplied},
+                                         Left{{"step", "update"}, LeftGradients::applied},
+                                         Left{{"step", "write"}, LeftGradients::unapplied},
+                                         Left{{"step", "zero"}, LeftGradients::none},
+                                         Left{{"step", "update", "zero"}, LeftGradients::none}));
 
 /// Where a host is killed: while a runner is stopped in a phase of its second step.
 class HostKilled : public testing::TestWithParam<const char*> {};

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from accelmgr import _native
 from accelmgr.errors import UsageError
 
 LBFGS = (
@@ -25,28 +27,71 @@ SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 LOOK = 6  # Frames between GradScaler.step() and the hook, and a few more.
 
 
+class Update:
+    """The writes of optimizers to the parameters of a service, which knows so if this process is killed meanwhile."""
+
+    def __init__(self, handle: _native.Handle) -> None:
+        self._handle = handle
+        self._is_open = self._has_closure = False
+
+    def begin(self, has_closure: bool) -> None:
+        if self._is_open or self._handle.is_writing:
+            return
+        with contextlib.suppress(UsageError):  # Another thread makes a step meanwhile.
+            self._handle.begin_writing()
+            self._is_open, self._has_closure = True, has_closure
+
+    def end(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._handle.end_writing(whole=False)
+
+    @contextlib.contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """For a step that a closure makes, or that follows an optimizer which has raised."""
+        goes_on = self._is_open and self._has_closure
+        self.end()
+        try:
+            yield
+        finally:
+            if goes_on:
+                self.begin(has_closure=True)
+
+
 @dataclasses.dataclass
 class _Managed:
     parameters: Callable[[], Iterable[torch.Tensor]]
     keeps_last_step: bool
+    update: Update | None
 
 
 _managed: weakref.WeakKeyDictionary[Any, _Managed] = weakref.WeakKeyDictionary()
 _evaluations: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 """How often an LBFGS has evaluated its closure in its present step."""
 _checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[Update]] = weakref.WeakKeyDictionary()
+"""Of the services whose parameters an optimizer has."""
 _watching = False
 _lock = threading.Lock()
 
 
-def watch(owner: object, parameters: Callable[[], Iterable[torch.Tensor]], keeps_last_step: bool) -> None:
-    """From now on optimizers are checked; while `owner` lives, with its `parameters()`, which must not refer to it."""
+def watch(
+    owner: object,
+    parameters: Callable[[], Iterable[torch.Tensor]],
+    keeps_last_step: bool,
+    update: Update | None = None,
+) -> None:
+    """From now on optimizers are checked; while `owner` lives, with its `parameters()`, which must not refer to it.
+
+    update: of a service.
+    """
     global _watching
-    _managed[owner] = _Managed(parameters, keeps_last_step)
+    _managed[owner] = _Managed(parameters, keeps_last_step, update)
     _checked.clear()
     with _lock:
         if not _watching:
             register_optimizer_step_pre_hook(_before_step)
+            register_optimizer_step_post_hook(_after_step)
             _watching = True
 
 
@@ -87,11 +132,22 @@ def check_evaluation(repeat: bool) -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    has_closure = len(args) > 1 or kwargs.get("closure") is not None  # It may compute gradients.
+    _check(optimizer, has_closure)
+    for update in _updates.get(optimizer, ()):
+        update.begin(has_closure)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for update in _updates.get(optimizer, ()):
+        update.end()
+
+
+def _check(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
     if optimizer in _evaluations:
         _evaluations[optimizer] = 0
     if optimizer in _checked and not _scales_gradients():
         return
-    has_closure = len(args) > 1 or kwargs.get("closure") is not None  # It may compute gradients.
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     managers = list(_managed.values())
     managed = [list(manager.parameters()) for manager in managers]
@@ -125,4 +181,9 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
             "gradient: it changes nothing. Make it from manager.parameters(), or from the parameters of the model "
             "that was passed"
         )
+    _updates[optimizer] = [
+        manager.update
+        for manager, parameters in zip(managers, managed, strict=True)
+        if manager.update is not None and not {id(p) for p in parameters}.isdisjoint(map(id, own))
+    ]
     _checked.add(optimizer)

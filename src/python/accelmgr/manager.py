@@ -88,6 +88,7 @@ class Manager:
     Source: the class TPUManager of hivemind's examples; accelmgr.compat.tpu_manager has it under its own name.
     """
 
+    _update: _optimizers.Update | None = None  # Of a service.
     _keeps_zeros = False  # Whether `.grad` is zero, and not None, where no step has given a gradient.
 
     def __init__(
@@ -159,7 +160,7 @@ class Manager:
             self.start()
 
     @classmethod
-    def _attached(cls, path: str, name: str, timeout: float) -> Manager:
+    def _attached(cls, path: str, name: str, timeout: float, keep_gradients: bool) -> Manager:
         """See accelmgr.attach()."""
         embed()
         manager = cls.__new__(cls)
@@ -171,9 +172,11 @@ class Manager:
         manager._file, manager._settings = "", []
         manager._delivery = Delivery(None, None, None, None, {})
         manager._handle = _native.Handle("", [], {})
-        manager._handle.attach(path, name, timeout)
+        manager._handle.attach(path, name, timeout, keep_gradients)
         manager._bind()
         manager._bound.started()
+        manager._update = _optimizers.Update(manager._handle)
+        _optimizers.watch(manager, manager._bound.leaves, manager._handle.keeps_last_step, manager._update)
         master = manager._bound.master
         _sharing.stay(manager, [tensor for _, tensor in master.parameters + master.gradients])
         return manager
@@ -185,6 +188,15 @@ class Manager:
         The parameters then have new values in part: write all of them, or go on with them as they are.
         """
         return self._handle.unfinished
+
+    @property
+    def left_gradients(self) -> str | None:
+        """What attach() has found: gradients of the last committed step that an earlier host has left.
+
+        "unapplied": no parameter was written since; apply them. "applied": some were; the host ended before it had
+        zeroed all gradients. The first step() overwrites them, unless `attach(keep_gradients=True)`.
+        """
+        return self._handle.left_gradients
 
     @staticmethod
     def _check_unbound(model: torch.nn.Module) -> None:
@@ -282,15 +294,17 @@ class Manager:
         memory is no longer the session's).
         """
         _optimizers.check_evaluation(repeat)
-        self._bound.check()
-        self._bound.send_changes()
-        try:
-            result = self._handle.step(timeout, accumulate, parameters_changed, repeat)
-        except BaseException as error:
-            if hasattr(error, "step_result"):
-                self._bound.show(error.step_result.counted, not accumulate)
-            raise
-        self._bound.show(result.counted, not accumulate)
+        with self._update.interrupted() if self._update is not None else contextlib.nullcontext():
+            self._bound.check()
+            self._bound.send_changes()
+            overwrites = not accumulate or self._handle.overwrites_next
+            try:
+                result = self._handle.step(timeout, accumulate, parameters_changed, repeat)
+            except BaseException as error:
+                if hasattr(error, "step_result"):
+                    self._bound.show(error.step_result.counted, overwrites)
+                raise
+            self._bound.show(result.counted, overwrites)
         if result.step == 0 and not result.counted and self._makes_room(grown_shapes(result.error)):
             return Manager.step(self, timeout, accumulate, parameters_changed, repeat)
         return result
@@ -560,7 +574,9 @@ class Manager:
         self.stop()
 
 
-def attach(service: str | os.PathLike[str] = "", *, name: str = "", timeout: float = 10.0) -> Manager:
+def attach(
+    service: str | os.PathLike[str] = "", *, name: str = "", timeout: float = 10.0, keep_gradients: bool = False
+) -> Manager:
     """Becomes the host that drives the session of a service (`accelmgr serve`).
 
     service: the name of the session, or the path of its socket, which has a slash (os.PathLike is always a path);
@@ -573,7 +589,15 @@ def attach(service: str | os.PathLike[str] = "", *, name: str = "", timeout: flo
     name: how the service names this host to others; empty: the name of this program. timeout: seconds to wait while the
     service starts, or while another host is ending.
 
+    keep_gradients: the first step adds to the gradients that an earlier host has left (`Manager.left_gradients`);
+    otherwise it overwrites them.
+
+    Optimizers of torch.optim mark their updates of the parameters: if this process is killed in one, the next host is
+    told (`Manager.unfinished`), and the service makes no step and no checkpoint of what is half written. Hosts are told
+    until one has written parameters in writing() or update_model_parameters(): all of them, or none to go on with them
+    as they are.
+
     Raises ConfigError: `service` is neither a name nor a path; SessionError: there is no service, another host drives
     the session, or the service is of another build.
     """
-    return Manager._attached(_arguments.socket_of(service), name, timeout)
+    return Manager._attached(_arguments.socket_of(service), name, timeout, keep_gradients)
