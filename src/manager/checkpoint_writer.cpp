@@ -24,8 +24,19 @@ ipc::Mapping map(const base::UniqueFd& fd) {
 
 std::span<const std::byte> bytes_of(const ipc::Mapping& mapping) { return {mapping.data(), mapping.size()}; }
 
+/// A host of another user must not write as the user of a service wherever that may. Throws CheckpointError.
+void check_below(const std::filesystem::path& directory, const std::filesystem::path& asked) {
+  const auto below = std::filesystem::weakly_canonical(asked).lexically_relative(
+      std::filesystem::weakly_canonical(directory));
+  if (directory.empty() || below.empty() || *below.begin() == "..")
+    throw CheckpointError(
+        fmt::format("a service writes checkpoints only below its own checkpoint.directory, '{}', "
+                    "and not to '{}'",
+                    directory.string(), asked.string()));
+}
+
 /// Each memfd begins with the image of a file. The description holds the sizes of the images.
-checkpoint::Written write_files(const CheckpointConfig& config, const protocol::Save& save) {
+checkpoint::Written write_files(const CheckpointConfig& config, const protocol::Save& save, bool confined) {
   if (!save.missing.empty()) throw CheckpointError(save.missing);
   const auto model = map(save.model), training = map(save.training), text = map(save.description);
   constexpr const char* what = "the description of a checkpoint";
@@ -39,6 +50,7 @@ checkpoint::Written write_files(const CheckpointConfig& config, const protocol::
       bytes_of(training).first(fields.number<std::size_t>("training_bytes", 0, training.size()));
   contents.state = fields.value("state");
   const auto elsewhere = fields.has("directory") ? fields.text("directory") : std::string();
+  if (confined && !elsewhere.empty()) check_below(config.directory, elsewhere);
   return elsewhere.empty() ? checkpoint::write(config.directory, contents, config.keep)
                            : checkpoint::write(elsewhere, contents, std::numeric_limits<std::int64_t>::max());
 }
@@ -70,7 +82,7 @@ void CheckpointWriter::run() {
         .step = save.step, .path = {}, .bytes = 0, .write_ms = 0, .error = {}, .warnings = {}};
     const auto begin = base::now_ns();
     try {
-      auto written = write_files(config_, save);
+      auto written = write_files(config_, save, confined_);
       saved.path = written.path.string();
       saved.bytes = written.bytes;
       saved.warnings = std::move(written.warnings);

@@ -21,8 +21,10 @@ class CheckpointWriter {
   /// `tell` is called on the writer's thread, after each checkpoint that was written or failed. The thread
   /// begins with the first checkpoint and never ends, because a disk may block it for ever: `config` and this
   /// object must live until the process ends by _exit().
-  CheckpointWriter(const CheckpointConfig& config, const session::CheckpointView& view, Tell tell)
-      : config_(config), spans_(view.spans()), tell_(std::move(tell)) {}
+  /// `confined`: it writes only to and below `checkpoint.directory`, whatever a host asks for.
+  CheckpointWriter(const CheckpointConfig& config, const session::CheckpointView& view, Tell tell,
+                   bool confined = false)
+      : config_(config), spans_(view.spans()), tell_(std::move(tell)), confined_(confined) {}
 
   /// Queues a checkpoint. Does not block. Any thread.
   void write(protocol::Save save);
@@ -36,6 +38,7 @@ class CheckpointWriter {
   const CheckpointConfig& config_;
   session::SpanWriter spans_;
   Tell tell_;
+  bool confined_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<protocol::Save> queue_;  ///< The front is being written.

@@ -22,8 +22,13 @@ std::string text_of(const Lease::Host& host) { return fmt::format("process {} ({
 }  // namespace
 
 Lease::Lease(boost::asio::io_context& loop, const session::SupervisorView& view, Supervisor& supervisor,
-             Events events)
-    : loop_(loop), view_(view), supervisor_(supervisor), events_(std::move(events)), timer_(loop) {}
+             std::filesystem::path checkpoints, Events events)
+    : loop_(loop),
+      view_(view),
+      supervisor_(supervisor),
+      checkpoints_(std::move(checkpoints)),
+      events_(std::move(events)),
+      timer_(loop) {}
 
 base::UniqueFd Lease::admit(Host host, const std::string& configuration, const std::string& run_id) {
   auto [ours, theirs] = ipc::socket_pair();
@@ -104,8 +109,13 @@ void Lease::look() {
   note_half_written();
   view_.control().lease.store(0);
   state_ = State::free;
-  base::log().info("the session is free after {} steps", session.counters(session.word().index).steps);
+  base::log().info("the session is free after {} steps", steps());
   events_.freed();
+}
+
+std::uint64_t Lease::steps() const noexcept {
+  const auto& session = view_.session();
+  return session.counters(session.word().index).steps;
 }
 
 void Lease::note_half_written() {
@@ -135,7 +145,8 @@ void Lease::saved(protocol::Saved saved) {
 void Lease::tell_saved(const protocol::Saved& saved) {
   const auto asked_under = saves_.front();
   saves_.pop_front();
-  if (saved.error.empty()) saved_step_ = saved.step;
+  if (saved.error.empty() && std::filesystem::path(saved.path).parent_path() == checkpoints_)
+    saved_step_ = saved.step;
   if (asked_under != number_) return;
   if (connection_) connection_->tell(saved);
   events_.saved(saved);

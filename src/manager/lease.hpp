@@ -16,10 +16,12 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <cstdint>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -48,9 +50,9 @@ class Lease {
     std::function<void(const protocol::Saved&)> saved;
   };
 
-  /// What `view` shows and `supervisor` must outlive this.
+  /// What `view` shows and `supervisor` must outlive this. `checkpoints`: `checkpoint.directory`.
   Lease(boost::asio::io_context& loop, const session::SupervisorView& view, Supervisor& supervisor,
-        Events events);
+        std::filesystem::path checkpoints, Events events);
 
   State state() const noexcept { return state_; }
   /// The host that drives the session, or is leaving.
@@ -61,7 +63,13 @@ class Lease {
   const std::string& unfinished() const noexcept { return unfinished_; }
   /// Whether checkpoints that were asked for are not written yet.
   bool is_saving() const noexcept { return !saves_.empty(); }
-  /// The step of the last checkpoint that was written.
+  /// How many of these the present host has asked for.
+  std::size_t saves_of_host() const noexcept {
+    return static_cast<std::size_t>(std::ranges::count(saves_, number_));
+  }
+  /// Committed steps.
+  std::uint64_t steps() const noexcept;
+  /// The step of the last checkpoint that was written to `checkpoint.directory`.
   std::optional<std::uint64_t> saved_step() const noexcept { return saved_step_; }
 
   /// Gives the lease to `host`. The session must be free, and the supervisor have started. `configuration`
@@ -86,6 +94,7 @@ class Lease {
   boost::asio::io_context& loop_;
   session::SupervisorView view_;
   Supervisor& supervisor_;
+  std::filesystem::path checkpoints_;
   Events events_;
   boost::asio::steady_timer timer_;
   State state_ = State::free;

@@ -34,14 +34,15 @@ void ServedManager::make_session(const std::string& resume) {
 }
 
 void ServedManager::start(Events events) {
-  writer_.emplace(chosen_.config.checkpoint, owner_->checkpoint_view(),
-                  [this](protocol::Saved saved) { lease_->saved(std::move(saved)); });
+  writer_.emplace(
+      chosen_.config.checkpoint, owner_->checkpoint_view(),
+      [this](protocol::Saved saved) { lease_->saved(std::move(saved)); }, /*confined=*/true);
   supervisor_.emplace(
       loop_, chosen_.config, owner_->view(), owner_->manifest(), std::move(*first_fork_server_),
       [this] { return execute_fork_server(chosen_.config, self_.get()); },
       [this] { return loader_->reading(); });
   first_fork_server_.reset();
-  lease_.emplace(loop_, owner_->view(), *supervisor_,
+  lease_.emplace(loop_, owner_->view(), *supervisor_, chosen_.config.checkpoint.directory,
                  Lease::Events{.save = [this](protocol::Save save) { writer_->write(std::move(save)); },
                                .freed = std::move(events.freed),
                                .saved = std::move(events.saved)});

@@ -26,12 +26,27 @@ template Response response_to(const protocol::Saved&);
 template Response response_to(const CheckpointWritten&);
 
 void HostCheckpoints::ask(Respond respond, base::Deadline until) {
-  asked_.push_back({std::move(respond), until});
+  asked_.push_back({std::move(respond), until, lease_.saves_of_host(), lease_.steps()});
   lease_.ask_for_checkpoint();
   if (asked_.size() == 1) look_for_late();
 }
 
-void HostCheckpoints::saved(const protocol::Saved& saved) { answer_all(response_to(saved)); }
+void HostCheckpoints::saved(const protocol::Saved& saved) {
+  const auto answers = [&](Asked& asked) {
+    if (asked.earlier > 0) {
+      --asked.earlier;
+      return false;
+    }
+    return !saved.error.empty() || saved.step >= asked.step;
+  };
+  std::vector<Respond> answered;
+  std::erase_if(asked_, [&](Asked& asked) {
+    if (!answers(asked)) return false;
+    answered.push_back(std::move(asked.respond));
+    return true;
+  });
+  for (const auto& respond : answered) respond(response_to(saved));
+}
 
 void HostCheckpoints::left() {
   if (asked_.empty()) return;

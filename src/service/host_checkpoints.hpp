@@ -29,6 +29,8 @@ class HostCheckpoints {
   struct Asked {
     Respond respond;
     base::Deadline until;
+    std::size_t earlier;  ///< Checkpoints that the host had asked for before, and that do not answer it.
+    std::uint64_t step;   ///< Nor does one of an earlier step.
   };
   void answer_all(const Response& response);
   void look_for_late();

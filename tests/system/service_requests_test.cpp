@@ -178,6 +178,21 @@ TEST_F(ServiceCheckpoint, TheHostWritesItWithItsOptimizer) {
   EXPECT_EQ(state.value("/state/run/host/optimizer"_json_pointer, 0), 17);
 }
 
+TEST_F(ServiceCheckpoint, OneThatWasUnderWayBeforeIsNoAnswer) {
+  const ServiceRun service(config());
+  auto manager = service.attach();
+  expect_ok(manager);
+  const std::vector<std::byte> large(std::size_t{256} << 20);  // Takes longer to write than to ask.
+  manager.save_checkpoint({.tensors = {{"large", DType::uint8, {std::int64_t(large.size())}, large.data()}}});
+  expect_ok(manager);
+  Answer answer;
+  std::jthread asking([&] { answer = service.ask("POST", "/v1/checkpoint"); });
+  while (!manager.checkpoint_requested()) std::this_thread::yield();
+  manager.save_checkpoint({});
+  asking.join();
+  EXPECT_EQ(answer.body["step"], 2) << answer.body;
+}
+
 TEST_F(ServiceCheckpoint, AHostThatDoesNotLookIsNamed) {
   const ServiceRun service(config());
   const auto manager = service.attach();
@@ -198,6 +213,26 @@ TEST_F(ServiceCheckpoint, AHostThatLeavesIsNotWaitedForNorIsTheNextOneAsked) {
   asking.join();
   EXPECT_EQ(answer.code(), "host_left") << answer.body;
   EXPECT_FALSE(service.attach().checkpoint_requested());
+}
+
+TEST_F(ServiceCheckpoint, OfAHostLiesBelowTheServicesDirectoryAndOneElsewhereIsNoLastOne) {
+  const std::filesystem::path directory = config().checkpoint.directory;
+  {
+    const ServiceRun service(config());
+    auto manager = service.attach();
+    expect_ok(manager);
+    for (const auto* elsewhere : {"outside", "checkpoints/../outside", "checkpoints/../checkpoints2"}) {
+      manager.save_checkpoint({.directory = folder_ / elsewhere});
+      const auto written = manager.checkpoints_written(30);
+      ASSERT_EQ(written.size(), 1u);
+      EXPECT_NE(written[0].error.find("only below its own checkpoint.directory"), std::string::npos);
+    }
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "outside"));
+    manager.save_checkpoint({.directory = directory / "mine"});
+    EXPECT_EQ(manager.checkpoints_written(30).at(0).error, "");
+    EXPECT_TRUE(std::filesystem::exists(directory / "mine" / "step-00000001"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(directory / "step-00000001")) << "the service has written its own";
 }
 
 // Clients choose no path.
