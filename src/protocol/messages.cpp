@@ -4,12 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "accelmgr/errors.hpp"
 #include "base/fields.hpp"
 #include "base/refusals.hpp"
+#include "ipc/memory.hpp"
 #include "ipc/socket.hpp"
 #include "session/step_word.hpp"
 
@@ -257,15 +259,24 @@ void raise(const Failed& failed) {
   throw Error(failed.what);
 }
 
+// The configuration may be longer than a socket holds, and the host has not begun to read: it goes as a
+// memfd.
 void send_attached(int socket, const Attached& attached, const std::vector<int>& session) {
-  const auto now = base::Deadline::at_ns(0);
+  const auto& text = attached.configuration;
+  const auto configuration =
+      ipc::create_memfd("accelmgr-configuration", std::max<std::size_t>(text.size(), 1));
+  const ipc::Mapping map(configuration.get(), 0, std::max<std::size_t>(text.size(), 1),
+                         ipc::Access::read_write);
+  std::memcpy(map.data(), text.data(), text.size());
+  auto fds = session;
+  fds.push_back(configuration.get());
   ipc::send(socket,
             text_of({{"type", "Attached"},
                      {"lease", attached.lease},
                      {"run_id", attached.run_id},
-                     {"unfinished", attached.unfinished}}),
-            session, now);
-  ipc::send_text(socket, attached.configuration, now);
+                     {"unfinished", attached.unfinished},
+                     {"configuration_bytes", text.size()}}),
+            fds, base::Deadline::at_ns(0));
 }
 
 Attached receive_attached(int socket, base::Deadline deadline) {
@@ -274,8 +285,13 @@ Attached receive_attached(int socket, base::Deadline deadline) {
   const auto text = base::parse_json(message.bytes, what);
   const base::Fields fields(text, what);
   if (fields.text("type") != "Attached") fields.refuse("type", "Attached");
-  check_fds(message, what, 1, max_session_fds);
-  return {.configuration = receive_configuration(socket, deadline),
+  check_fds(message, what, 2, max_session_fds + 1);
+  const auto configuration = std::move(message.fds.back());
+  message.fds.pop_back();
+  const auto bytes = fields.number<std::size_t>(
+      "configuration_bytes", 0, ipc::sealed_bytes(configuration.get(), "the configuration of the service"));
+  const ipc::Mapping map(configuration.get(), 0, std::max<std::size_t>(bytes, 1), ipc::Access::read);
+  return {.configuration = std::string(reinterpret_cast<const char*>(map.data()), bytes),
           .lease = fields.number<std::uint64_t>("lease", 1),
           .run_id = fields.text("run_id"),
           .unfinished = fields.text("unfinished"),
