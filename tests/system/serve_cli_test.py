@@ -55,6 +55,18 @@ class ServiceTest(unittest.TestCase):
         self.assertRegex(self.ready, r"^ready: model 'mlp', 2 runners, process \d+, socket ")
         return process
 
+    def test_no_command_waits_for_a_stopped_service(self):
+        process = self.serve()
+        process.send_signal(signal.SIGSTOP)
+        commands = [("step", "--timeout", "1"), ("step",), ("checkpoint", "--timeout", "1"), ("resize", "2"), ("status",)]
+        running = [subprocess.Popen([PROGRAM, *command, "--socket", str(self.socket)], stdout=subprocess.DEVNULL,
+                                    stderr=subprocess.PIPE, text=True, env=environment(None)) for command in commands]
+        for command, one in zip(commands, running):
+            _, error = one.communicate(timeout=WATCHDOG_S)
+            self.assertEqual(one.returncode, FAILED, command)
+            self.assertIn("did not answer in time", error)
+        process.send_signal(signal.SIGCONT)
+
     def run_program(self, *arguments, extra=None):
         return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=WATCHDOG_S,
                               env=environment(extra))

@@ -202,10 +202,19 @@ CLI::App* add(CLI::App& app, const char* name, const char* help,
   return command;
 }
 
-base::Deadline soon() { return base::Deadline::in_seconds(timing::first_words_s); }
+/// A service that is not stopped answers within that time, also on a loaded machine.
+constexpr double answer_s = 10;
 
-/// For requests that the service itself bounds.
-base::Deadline service_bounds() { return base::Deadline::in_seconds(1e9); }
+base::Deadline soon() { return base::Deadline::in_seconds(answer_s); }
+
+/// For requests that the service itself bounds, by `seconds` if the user has said so.
+base::Deadline service_bounds(const AskArguments& arguments, std::optional<double> seconds) {
+  if (seconds) return base::Deadline::in_seconds(*seconds + answer_s);
+  const auto path = client::socket_path(arguments.socket);
+  auto connection = client::ServiceSocket::connect(path, base::Deadline::in_seconds(timing::connect_s));
+  connection.ask("GET", "/v1/status", "Connection: close\r\n", "", soon());  // Throws if it is stopped.
+  return base::Deadline::in_seconds(1e9);
+}
 
 /// What `accelmgr list` says of one service. Empty: none listens there any more.
 std::optional<json> listed(const client::NamedSocket& socket) {
@@ -287,7 +296,8 @@ void add_service_commands(CLI::App& app, Action& action) {
     action = [arguments, has_timeout] {
       json body{{"count", arguments->count}, {"accumulate", !arguments->overwrite}};
       if (has_timeout) body["timeout_s"] = arguments->timeout_s;
-      return ask(*arguments, "POST", "/v1/step", body.dump(), service_bounds(), steps_text);
+      const auto most_s = has_timeout ? std::optional(arguments->count * arguments->timeout_s) : std::nullopt;
+      return ask(*arguments, "POST", "/v1/step", body.dump(), service_bounds(*arguments, most_s), steps_text);
     };
   });
 
@@ -317,8 +327,10 @@ void add_service_commands(CLI::App& app, Action& action) {
   checkpoint->callback([arguments, checkpoint, &action] {
     const bool has_timeout = checkpoint->count("--timeout") > 0;
     action = [arguments, has_timeout] {
+      constexpr double usual_s = 60;
       const auto body = has_timeout ? json{{"timeout_s", arguments->timeout_s}} : json::object();
-      return ask(*arguments, "POST", "/v1/checkpoint", body.dump(), service_bounds(), checkpoint_text);
+      return ask(*arguments, "POST", "/v1/checkpoint", body.dump(),
+                 service_bounds(*arguments, has_timeout ? arguments->timeout_s : usual_s), checkpoint_text);
     };
   });
 
