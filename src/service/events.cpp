@@ -20,6 +20,7 @@ using nlohmann::json;
 
 /// How often the session is looked at while there are subscribers.
 constexpr std::chrono::milliseconds look_interval{100};
+constexpr int most_silent_looks = 50;
 
 std::string event(const char* name, Events::Position at, std::string_view data) {
   return fmt::format("id: {}.{}\nevent: {}\ndata: {}\n\n", at.steps, at.incidents, name, data);
@@ -107,7 +108,11 @@ void Events::look() {
     host_seen_ = host;
     text += host_event(seen_);
   }
-  if (!text.empty()) send(text);
+  if (text.empty() && ++silent_looks_ < most_silent_looks) return;
+  // A client of TCP that has left is found out only when something is sent to it: a comment, which means
+  // nothing.
+  send(text.empty() ? ":\n\n" : text);
+  silent_looks_ = 0;
 }
 
 void Events::closing(const std::string& why) {

@@ -61,6 +61,7 @@ class Events {
   manager::ServedManager& manager_;
   boost::asio::steady_timer timer_;
   bool looks_later_ = false;
+  int silent_looks_ = 0;
   std::vector<std::weak_ptr<Stream>> clients_;
   Position seen_{};
   std::uint64_t host_seen_ = 0;  ///< The lease of the host that drove at the last look; 0: there was none.

@@ -3,6 +3,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import stat
@@ -265,6 +266,37 @@ class Serve(ServiceTest):
         for header in (own, {"Host": "localhost:8080", "Sec-Fetch-Site": "same-origin"}, {"Host": "any"}):
             self.assertEqual(self.request("POST", "/v1/step", header)[0], 200, header)
         self.end(process)
+
+    def test_subscribers_that_have_left_keep_nobody_out(self):
+        token = self.folder / "token"
+        token.write_text("0123456789abcdef\n")
+        token.chmod(0o600)
+        self.serve("--http", ":0", "--token-file", str(token))
+        port = int(re.search(r":(\d+)", self.ready.rpartition("socket")[2]).group(1))
+        request = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n\r\n"
+
+        def subscribe():
+            while True:
+                connection = socket.create_connection(("127.0.0.1", port), WATCHDOG_S)
+                connection.sendall(request)
+                answer = connection.recv(12)
+                if answer.endswith(b" 503"):
+                    return connection, answer
+                if answer.endswith(b" 200"):  # What is not read would make closing an abort, which TCP tells of.
+                    text = b""
+                    while b"event: host" not in text or not text.endswith(b"\n\n"):
+                        text += connection.recv(4096)
+                    return connection, answer
+                connection.close()  # 429: too many requests in a second.
+
+        left = [subscribe() for _ in range(100)]
+        self.assertEqual({answer for _, answer in left}, {b"HTTP/1.1 200"})
+        for connection, _ in left:
+            connection.close()
+        answer = b""
+        while not answer.endswith(b" 200"):  # No step is made meanwhile.
+            connection, answer = subscribe()
+            connection.close()
 
     def test_tcp_and_a_token_are_for_each_other(self):
         for option in (["--http", ":0"], ["--token-file", "/dev/null"]):

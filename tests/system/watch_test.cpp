@@ -77,6 +77,7 @@ class Subscriber {
     changed_.notify_all();
   }
   void take(const std::string& lines) {
+    if (lines.starts_with(':')) return;  // A comment.
     const auto field = [&](const std::string& name) {
       const auto at = lines.find(name + ": ") + name.size() + 2;
       return lines.substr(at, lines.find('\n', at) - at);

@@ -178,6 +178,7 @@ int watch(const AskArguments& arguments) {
   const auto answer = connection.follow(
       target, "", base::Deadline::in_seconds(timing::first_words_s), [&](std::string_view part) {
         for (const auto& event : reader.take(part)) {
+          if (event.data.empty()) continue;  // A comment.
           const auto data = json::parse(event.data);
           has_closed = has_closed || event.name == "closing";
           print_out(arguments.as_json
