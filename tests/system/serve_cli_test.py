@@ -59,12 +59,13 @@ class ServiceTest(unittest.TestCase):
     def test_no_command_waits_for_a_stopped_service(self):
         process = self.serve()
         process.send_signal(signal.SIGSTOP)
-        commands = [("step", "--timeout", "1"), ("step",), ("checkpoint", "--timeout", "1"), ("resize", "2"), ("status",)]
-        running = [subprocess.Popen([PROGRAM, *command, "--socket", str(self.socket)], stdout=subprocess.DEVNULL,
-                                    stderr=subprocess.PIPE, text=True, env=environment(None)) for command in commands]
-        for command, one in zip(commands, running):
+        commands = ("step --timeout 1", "step", "checkpoint --timeout 1", "resize 2", "status")
+        running = [subprocess.Popen([PROGRAM, *command.split(), "--socket", str(self.socket)], text=True,
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(None))
+                   for command in commands]
+        for one in running:
             _, error = one.communicate(timeout=WATCHDOG_S)
-            self.assertEqual(one.returncode, FAILED, command)
+            self.assertEqual(one.returncode, FAILED, one.args)
             self.assertIn("did not answer in time", error)
         process.send_signal(signal.SIGCONT)
 
