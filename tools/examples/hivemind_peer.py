@@ -237,7 +237,6 @@ def main() -> None:
                 say(event="ready", peer=arguments.peer)
                 track.wait_for_start(arguments.seconds)
                 train(arguments, manager, optimizer, track)
-                manager.sync_buffers()  # For models with buffers, which the runners have changed.
                 say(
                     event="end",
                     peer=arguments.peer,
