@@ -22,11 +22,11 @@ std::string text_of(const Lease::Host& host) { return fmt::format("process {} ({
 }  // namespace
 
 Lease::Lease(boost::asio::io_context& loop, const session::SupervisorView& view, Supervisor& supervisor,
-             std::filesystem::path checkpoints, Events events)
+             const std::filesystem::path& checkpoints, Events events)
     : loop_(loop),
       view_(view),
       supervisor_(supervisor),
-      checkpoints_(std::move(checkpoints)),
+      checkpoints_((checkpoints / "step").parent_path()),  // Without a slash at its end.
       events_(std::move(events)),
       timer_(loop) {}
 

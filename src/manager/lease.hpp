@@ -52,7 +52,7 @@ class Lease {
 
   /// What `view` shows and `supervisor` must outlive this. `checkpoints`: `checkpoint.directory`.
   Lease(boost::asio::io_context& loop, const session::SupervisorView& view, Supervisor& supervisor,
-        std::filesystem::path checkpoints, Events events);
+        const std::filesystem::path& checkpoints, Events events);
 
   State state() const noexcept { return state_; }
   /// The host that drives the session, or is leaving.

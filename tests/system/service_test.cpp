@@ -437,7 +437,7 @@ TEST(Service, LeavesTheCheckpointOfAHostAsItIsWhenItEnds) {
   const Stage stage;
   auto config = restarting(stage);
   const TemporaryFolder folder;
-  config.checkpoint.directory = folder / "checkpoints";
+  config.checkpoint.directory = folder / "checkpoints/";
   for (const bool resumed : {false, true}) {
     ServiceRun service(config);
     if (!resumed) {
