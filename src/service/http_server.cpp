@@ -74,6 +74,8 @@ Protocol protocol_of(int socket) {
 }
 
 Request request_of(const http::request<http::string_body>& from, std::shared_ptr<const Peer> peer) {
+  if (from.count(http::field::host) > 1)  // A proxy may have looked at the other one (RFC 9112, 3.2).
+    throw Problem(400, "bad_request", "the request has more than one Host");
   Request request{.method = std::string(from.method_string()), .path = {}};
   const std::string_view target(from.target().data(), from.target().size());
   const auto mark = target.find('?');

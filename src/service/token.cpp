@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/algorithm/string/predicate.hpp>
 #include <cerrno>
 #include <cstring>
 
@@ -32,6 +33,9 @@ Token Token::from_file(const std::string& path) {
   if (!S_ISREG(found.st_mode)) refuse_token(path, "it is not a regular file");
   if ((found.st_mode & (S_IRWXG | S_IRWXO)) != 0)
     refuse_token(path, fmt::format("other users may read it or write to it; chmod 600 '{}'", path));
+  if (found.st_uid != geteuid() && found.st_uid != 0)
+    refuse_token(path, fmt::format("it belongs to user {}, who may change it; chown {} '{}'", found.st_uid,
+                                   geteuid(), path));
   std::array<char, longest + 2> text{};
   const auto bytes = read(fd.get(), text.data(), text.size());
   if (bytes < 0) refuse_token(path, std::strerror(errno));
@@ -47,8 +51,8 @@ Token Token::from_file(const std::string& path) {
 }
 
 bool Token::is_stated_by(std::string_view authorization) const noexcept {
-  constexpr std::string_view scheme = "Bearer ";
-  if (!authorization.starts_with(scheme)) return false;
+  constexpr std::string_view scheme = "bearer ";  // In any case (RFC 9110, 11.1).
+  if (!boost::algorithm::iequals(authorization.substr(0, scheme.size()), scheme)) return false;
   const auto given = authorization.substr(scheme.size());
   unsigned differs = given.size() == secret_.size() ? 0 : 1;
   for (std::size_t i = 0; i < secret_.size(); ++i)

@@ -291,6 +291,13 @@ TEST_F(HttpServerTest, OverTcpARequestSaysWhetherItStatesTheToken) {
   EXPECT_THAT(ask_port(port, "/x?token=0123456789abcdef", ""), StartsWith("HTTP/1.1 401"));
 }
 
+TEST_F(HttpServerTest, TwoHostsAreRefused) {
+  serve();
+  const auto text =
+      exchange(serve_tcp(), "GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: close\r\n\r\n");
+  EXPECT_THAT(text, StartsWith("HTTP/1.1 400"));
+}
+
 // The token of a request does not admit those that follow on its connection.
 TEST_F(HttpServerTest, EachRequestStatesTheToken) {
   serve();

@@ -4,7 +4,9 @@
 #include <netdb.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <memory>
 
@@ -37,11 +39,13 @@ class TokenTest : public testing::Test {
 
 TEST_F(TokenTest, IsStatedByTheWholeFirstLineAlone) {
   const auto token = token_of("0123456789abcdef\nanother line");
-  EXPECT_TRUE(token.is_stated_by("Bearer 0123456789abcdef"));
+  for (const auto* authorization :
+       {"Bearer 0123456789abcdef", "bearer 0123456789abcdef", "BEARER 0123456789abcdef"})
+    EXPECT_TRUE(token.is_stated_by(authorization)) << authorization;
   for (const auto* wrong :
-       {"", "Bearer", "Bearer ", "bearer 0123456789abcdef", "Basic 0123456789abcdef", "0123456789abcdef",
-        "Bearer 0123456789abcde", "Bearer 0123456789abcdeg", "Bearer 0123456789abcdef0",
-        "Bearer 0123456789abcdef ", "Bearer  0123456789abcdef", "Bearer 1123456789abcdef"})
+       {"", "Bearer", "Bearer ", "Basic 0123456789abcdef", "0123456789abcdef", "Bearer 0123456789abcde",
+        "Bearer 0123456789abcdeg", "Bearer 0123456789abcdef0", "Bearer 0123456789abcdef ",
+        "Bearer  0123456789abcdef", "Bearer 1123456789abcdef"})
     EXPECT_FALSE(token.is_stated_by(wrong)) << wrong;
   EXPECT_FALSE(token.is_stated_by(std::string_view("Bearer 0123456789abcdef\0", 24)));
 }
@@ -49,6 +53,15 @@ TEST_F(TokenTest, IsStatedByTheWholeFirstLineAlone) {
 TEST_F(TokenTest, AFileThatOthersMayReadIsRefused) {
   for (const mode_t mode : {0640u, 0604u})
     EXPECT_THAT(why_not("0123456789abcdef", mode), HasSubstr("chmod 600"));
+}
+
+TEST_F(TokenTest, AFileOfAnotherUserIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  const auto path = (folder_ / "token").string();
+  std::ofstream(path) << "0123456789abcdef";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_read);
+  ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
+  EXPECT_THAT(message_of<ConfigError>([&] { Token::from_file(path); }), HasSubstr("belongs to user 65534"));
 }
 
 TEST_F(TokenTest, AWeakOrBrokenTokenIsRefusedWithACommandThatMakesOne) {
