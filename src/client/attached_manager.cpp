@@ -1,14 +1,17 @@
 #include "client/attached_manager.hpp"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <time.h>
 
 #include <algorithm>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "accelmgr/errors.hpp"
+#include "base/errno_text.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "client/service_name.hpp"
@@ -26,6 +29,22 @@ std::string header_text(std::string_view name) {
   return text;
 }
 
+/// Throws SessionError unless this process may open as many descriptors as an attached host has. One that the
+/// service has admitted, but that cannot take them, would keep others out until it has ended.
+void check_descriptors() {
+  constexpr std::size_t needed =
+      2 * session::max_ranks + 8;  // Memory and pidfd of each rank, and the others.
+  std::vector<base::UniqueFd> fds;
+  while (fds.size() < needed) {
+    fds.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!fds.back())
+      throw SessionError(
+          fmt::format("attaching takes up to {} descriptors, but this process may open only {} "
+                      "more: {}",
+                      needed, fds.size() - 1, base::errno_text(errno)));
+  }
+}
+
 /// Whether the service may admit this host soon.
 bool passes(const ServiceAnswer& answer) {
   const auto code = error_code(answer);
@@ -36,6 +55,7 @@ bool passes(const ServiceAnswer& answer) {
 
 AttachedManager AttachedManager::attach(const std::string& service, const Settings& settings) {
   const auto path = socket_path(service);
+  check_descriptors();
   // The first answer of a service that is ready comes within a second.
   const auto deadline = base::Deadline::in_seconds(std::max(settings.patience_s, 1.0));
   const auto name = header_text(settings.name.empty() ? program_invocation_short_name : settings.name);

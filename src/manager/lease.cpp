@@ -90,6 +90,12 @@ void Lease::leave(std::uint64_t number, bool detached) {
   look();
 }
 
+void Lease::returns(pid_t pid) {
+  if (state_ != State::leaving || host_.pid != pid) return;
+  detached_ = true;
+  look();
+}
+
 void Lease::look() {
   if (state_ != State::leaving) return;
   const auto& session = view_.session();

@@ -80,6 +80,10 @@ class Lease {
   /// The host to which the lease `number` was given has never heard of it.
   void take_back(std::uint64_t number) { leave(number, /*detached=*/true); }
 
+  /// A process asks for the lease. If it is the host that is leaving, it has given up its mappings: it has
+  /// executed another program, or an attach of it has failed half-way.
+  void returns(pid_t pid);
+
   /// Asks the host that drives the session for a checkpoint: see Handle::checkpoint_requested().
   void ask_for_checkpoint() noexcept { view_.control().checkpoint_requests.fetch_add(1); }
   /// Sends the host which asked for it the outcome of a checkpoint. Any thread.

@@ -2,6 +2,7 @@
 // is lost, doubled or left hanging.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <fstream>
@@ -69,6 +70,31 @@ TEST(Service, ASecondHostIsRefusedWithTheNameOfTheFirst) {
   const auto text = message_of<SessionError>([&] { service.attach(); });
   EXPECT_NE(text.find("test (pid"), std::string::npos) << text;
   EXPECT_NE(text.find("drives the session"), std::string::npos) << text;
+  expect_ok(manager);
+}
+
+TEST(Service, AHostThatExecutesAnotherProgramMayAttachAgain) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  AttachedHost host(service, {"step", "again"});
+  for (const auto* expected : {"", "ok", "", "ok"}) EXPECT_EQ(host.line(), expected);
+  EXPECT_EQ(service.status()["steps"], 2);
+  host.let_go();
+  EXPECT_EQ(host.status(), 0);
+}
+
+TEST(Service, AHostWithoutDescriptorsKeepsNobodyOut) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const base::UniqueFd next(dup(0));
+  const rlimit low{.rlim_cur = static_cast<rlim_t>(next.get()) + 8, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  const auto text = message_of<SessionError>([&] { service.attach(); });
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_NE(text.find("descriptors"), std::string::npos) << text;
+  auto manager = service.attach();
   expect_ok(manager);
 }
 
