@@ -6,12 +6,14 @@ and to torch between steps must make the same difference in both.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable
 from typing import Any
 
 import loops
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -29,6 +31,12 @@ class Config:
         self.schedule = [1.0, {"weight": 1.0}]
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    factor: float = 1.0
+    parts: list[float] = dataclasses.field(default_factory=lambda: [1.0])
+
+
 class Net(nn.Module):
     """Two heads, one of which a step may not use; attributes that forward() reads."""
 
@@ -42,11 +50,16 @@ class Net(nn.Module):
         self.config = Config()
         self.mask = torch.ones(6)
         self.attack = 0.0
+        self.slotted = Slotted()
+        self.array = numpy.ones(6, dtype=numpy.float32)
+        self.table = [1.0] * 5000
         self.register_buffer("shift", torch.zeros(6))
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         features = self.norm(self.body(x)) * self.mask + self.shift
+        features = features * torch.from_numpy(self.array)
         weight = self.config.scale * self.config.schedule[0] * self.config.schedule[1]["weight"]
+        weight *= self.slotted.factor * self.slotted.parts[0] * self.table[4000]
         return (self.heads[self.which](features)[:, 0] * self.temperature - y).square().mean() * weight
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -100,6 +113,10 @@ def curriculum(model: Net, compute: Compute) -> None:
         model.config.scale = 1 / (1 + step)
         model.config.schedule[0] = 2.0**step
         model.config.schedule[1]["weight"] = 1.0 - step / 10
+        model.slotted.factor = 1 + step / 10
+        model.slotted.parts[0] = 1 - step / 10
+        model.array[step] = 0.5
+        model.table[4000] = 1 + step / 5
 
     loop(model, compute, change, sgd(model))
 
@@ -385,6 +402,10 @@ CHANGES: dict[str, Callable[[Net, random.Random], object]] = {
     "inside a list": lambda model, rng: model.config.schedule.__setitem__(0, rng.uniform(0.5, 2)),
     "inside a dict in a list": lambda model, rng: model.config.schedule[1].update(weight=rng.uniform(0.5, 2)),
     "another object": lambda model, rng: setattr(model, "config", Config()),
+    "slots": lambda model, rng: setattr(model.slotted, "factor", rng.uniform(0.5, 2)),
+    "inside slots": lambda model, rng: model.slotted.parts.__setitem__(0, rng.uniform(0.5, 2)),
+    "array": lambda model, rng: model.array.__setitem__(rng.randrange(6), rng.uniform(0.5, 2)),
+    "long list": lambda model, rng: model.table.__setitem__(4000, rng.uniform(0.5, 2)),
     "tensor": lambda model, rng: model.mask.fill_(rng.uniform(0.5, 2)),
     "another tensor": lambda model, rng: setattr(model, "mask", torch.full((6,), rng.uniform(0.5, 2))),
     "buffer": lambda model, rng: model.shift.fill_(rng.uniform(-1, 1)),
@@ -403,7 +424,7 @@ CHANGES: dict[str, Callable[[Net, random.Random], object]] = {
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+    max_examples=16, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
 )
 @given(
     plan=st.lists(st.lists(st.sampled_from(sorted(CHANGES)), max_size=3), min_size=4, max_size=STEPS),

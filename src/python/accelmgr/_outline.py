@@ -1,8 +1,9 @@
 """What a model is beside its parameters, buffers and modes: attributes, hooks, modules without tensors.
 
 The host compares its model before each step with what runners have. What has changed is sent to them; what cannot be
-sent raises, and names it. Lists, dicts, sets, objects and tensors are seen when they change in place; the memory of a
-NumPy array is not, and of a container with more than MOST_ENTRIES entries the length alone.
+sent raises, and names it. Lists, dicts, sets, objects, tensors and NumPy arrays are seen when they change in place; but
+not the content of an array of more than MOST_BYTES, and of a container with more than MOST_COMPARED entries only the
+length.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import collections
 import copy
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -39,7 +41,9 @@ NOT_SENT = frozenset(vars(torch.nn.Module())) - {"_is_full_backward_hook"} | {"_
 
 DEPTH = 5
 MOST_CONTAINERS = 2000  # That are looked at.
-MOST_ENTRIES = 1000
+MOST_ENTRIES = 1000  # Of a container whose entries are looked into.
+MOST_COMPARED = 20_000  # Of one whose entries are compared.
+MOST_BYTES = 1 << 16
 CHANGES = "changes"
 """The kind of an entry of the journal: a list of changes, made at once."""
 OWN_HOOKS = 1 << 40
@@ -68,6 +72,20 @@ def _is_object(value: Any) -> bool:
     return hasattr(value, "__dict__") and not isinstance(value, kinds)
 
 
+def _slots_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object that lie in `__slots__`."""
+    names: list[str] = []
+    for kind in type(value).__mro__:
+        own = vars(kind).get("__slots__", ())
+        names += [own] if isinstance(own, str) else own
+    return {name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)}
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject
+
+
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict):
         yield from value.items()
@@ -75,11 +93,13 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
     if _is_object(value):
         yield from ((Of(name), part) for name, part in vars(value).items())
+    if not isinstance(value, (torch.nn.Module, torch.Tensor, type)):
+        yield from ((Of(name), part) for name, part in _slots_of(value).items())
 
 
 def at(value: Any, way: tuple[Any, ...]) -> Any:
     for step in way:
-        value = vars(value)[step.name] if isinstance(step, Of) else value[step]
+        value = getattr(value, step.name) if isinstance(step, Of) else value[step]
     return value
 
 
@@ -93,6 +113,12 @@ class _Inside:
         self.tensors: list[torch.Tensor] = []
         self.versions: list[int] = []
         self.tensor_places: list[Place] = []
+        self.slotted: list[Any] = []
+        self.slots: list[dict[str, Any]] = []
+        self.slotted_places: list[Place] = []
+        self.arrays: list[Any] = []
+        self.contents: list[bytes] = []
+        self.array_places: list[Place] = []
         self.long: list[Any] = []
         self.lengths: list[int] = []
         self.long_places: list[Place] = []
@@ -108,11 +134,23 @@ class _Inside:
                 self.versions.append(_version_of(value))
                 self.tensor_places.append(place)
             return
+        if _is_array(value):
+            if value.nbytes <= MOST_BYTES:
+                self._seen.add(id(value))
+                self.arrays.append(value)
+                self.contents.append(value.tobytes())
+                self.array_places.append(place)
+            return
+        slots = {} if isinstance(value, (torch.nn.Module, type)) else _slots_of(value)
+        if slots:
+            self.slotted.append(value)
+            self.slots.append(slots)
+            self.slotted_places.append(place)
         if isinstance(value, (list, dict, set, collections.deque)):
             self._note(place, value, copy.copy(value))
         elif _is_object(value):
             self._note(place, vars(value), dict(vars(value)))
-        elif not isinstance(value, tuple):
+        elif not isinstance(value, tuple) and not slots:
             return
         self._seen.add(id(value))
         if len(place[2]) < DEPTH and not (hasattr(value, "__len__") and len(value) > MOST_ENTRIES):
@@ -120,7 +158,7 @@ class _Inside:
                 self.add((place[0], place[1], (*place[2], step)), part, known)
 
     def _note(self, place: Place, container: Any, former: Any) -> None:
-        if len(container) > MOST_ENTRIES:
+        if len(container) > MOST_COMPARED:
             self.long.append(container)
             self.lengths.append(len(container))
             self.long_places.append(place)
@@ -134,6 +172,8 @@ class _Inside:
             self.containers == self.copies
             and list(map(_version_of, self.tensors)) == self.versions
             and list(map(len, self.long)) == self.lengths
+            and list(map(_slots_of, self.slotted)) == self.slots
+            and [array.tobytes() for array in self.arrays] == self.contents
         )
 
 
@@ -305,6 +345,12 @@ class Outline:
         for place, container, length in zip(inside.long_places, inside.long, inside.lengths, strict=True):
             if place[:2] not in sent and len(container) != length:
                 yield f"what is in '{place[0]}.{place[1]}' of the model", ("inside", (place, _items(container)))
+        for place, value, slots in zip(inside.slotted_places, inside.slotted, inside.slots, strict=True):
+            if place[:2] not in sent and not _equal(now_there := _slots_of(value), slots):
+                yield f"what is in '{place[0]}.{place[1]}' of the model", ("slots", (place, now_there))
+        for place, array, content in zip(inside.array_places, inside.arrays, inside.contents, strict=True):
+            if place[:2] not in sent and array.tobytes() != content:
+                yield f"the array '{place[0]}.{place[1]}' of the model", ("array", (place, array.copy()))
         for place, tensor, version in zip(inside.tensor_places, inside.tensors, inside.versions, strict=True):
             if place[:2] not in sent and _version_of(tensor) != version:
                 yield f"the tensor '{place[0]}.{place[1]}' of the model", ("tensor", (place, tensor.detach().clone()))
@@ -335,6 +381,8 @@ class Follower:
             "attribute": self._attribute,
             "inside": self._inside,
             "tensor": self._tensor,
+            "slots": self._slots,
+            "array": self._array,
             "hooks": self._hooks,
             "flag of all hooks": self._flag,
         }
@@ -371,6 +419,16 @@ class Follower:
     def _tensor(self, place: Place, value: torch.Tensor) -> None:
         with torch.no_grad():
             self._found(place).copy_(value)
+
+    def _slots(self, place: Place, values: dict[str, Any]) -> None:
+        found = self._found(place)
+        for name in set(_slots_of(found)) - set(values):
+            object.__delattr__(found, name)
+        for name, value in values.items():
+            object.__setattr__(found, name, value)
+
+    def _array(self, place: Place, value: Any) -> None:
+        self._found(place)[...] = value
 
     def _hooks(self, place: tuple[Any, str], removed: list[int], added: dict[int, Any]) -> None:
         owner, name = place
