@@ -172,7 +172,7 @@ struct Left {
 
 class LeftByAHost : public testing::TestWithParam<Left> {};
 
-/// Of the second step alone.
+/// Returns the gradients of the second step alone: the host zeroes those of the first one.
 Tensors second_gradients() {
   const Stage stage;
   const ServiceRun service(restarting(stage));

@@ -98,7 +98,8 @@ class Elements:
         if self._is_indexed:
             self.length = len(dataset) if hasattr(dataset, "__len__") else 0
         self._position = 0
-        self._expected_sum: int | None = None  # Of the elements before a feed's next one, after restore().
+        # restore() sets it: the checksum of all earlier elements that a feed must state with its next one.
+        self._expected_sum: int | None = None
         self._names: list[str] = []
         self._items = 0  # The length of elements that are tuples or lists.
         self._as_bytes = bool(options["as_bytes"])
