@@ -165,3 +165,21 @@ def test_in_bfloat16_gradients_are_as_near_as_its_eight_bits_allow():
         assert manager.step().loss == pytest.approx(oracle.step(), rel=BF16_TOLERANCE)
         assert_close(manager, oracle, BF16_TOLERANCE)
         assert distance(manager.get_aggregated_gradients(), oracle.gradients()) > TOLERANCE
+
+
+def test_a_model_that_grows_goes_on_after_rebind():
+    torch.manual_seed(1)
+    model, data = Encoder(), vectors(4)
+    shape = {"nprocs": 2, "batch_size_per_device": 3}
+    oracle = Oracle(model, data, **shape)
+    with start(model, Vectors(), **shape) as manager:
+        assert manager.step().loss == pytest.approx(oracle.step(), rel=1e-5)
+        model.last = torch.nn.Sequential(model.last, torch.nn.Linear(2, 2))
+        oracle = Oracle(model, data, **shape)
+        for mine, theirs in zip(model.parameters(), oracle.model.parameters(), strict=True):
+            theirs.grad = None if mine.grad is None else mine.grad.clone()
+        manager.rebind()
+        for _ in range(2):
+            assert manager.step().loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+        assert manager.statistics().steps == 3
