@@ -31,10 +31,6 @@ std::string checksum_of_state(const json& state) {
   return checksum_of(std::as_bytes(std::span(text)));
 }
 
-std::string print(const json& state, const std::string& checksum) {
-  return json{{"checksum", checksum}, {"state", state}}.dump(1) + '\n';
-}
-
 void check_size(const std::string& text) {
   if (text.size() > largest_file)
     throw CheckpointError(
@@ -91,39 +87,18 @@ json parse_json(std::string_view text, const std::string& where) {
   }
 }
 
-// Called before the checksum is compared: a newer program may use a kind of checksum that this one does not
-// know.
-void check_version(const json& state, const std::string& where) {
-  const auto version = state.find("version");
-  if (version == state.end() || !version->is_number_unsigned() || *version == 0u)
-    refuse(where, "has no format version");
-  if (*version > format_version)
-    refuse(where, fmt::format("is of the newer format version {}; this program knows versions up to {}",
-                              version->get<std::uint64_t>(), format_version));
-}
-
-// Returns the state in the document. Throws unless its checksum is right.
-const json& sealed_state(const json& document, const std::string& where) {
-  if (!document.is_object() || document.size() != 2 || !document.contains("state") ||
-      !document.contains("checksum") || !document["state"].is_object() || !document["checksum"].is_string())
-    refuse(where,
-           "is damaged or was not written by accelmgr: it must be an object with a state and its checksum");
-  const auto& state = document["state"];
-  const std::string checksum = document["checksum"];
-  if (!checksum.starts_with(checksum_prefix)) {
-    check_version(state, where);
-    refuse(where,
-           fmt::format("is damaged: its checksum '{}' does not begin with {}", checksum, checksum_prefix));
-  }
-  if (const auto found = checksum_of_state(state); found != checksum)
-    refuse(where, fmt::format("is damaged: the checksum of its state is {} instead of {}", found, checksum));
+State state_of(const json& entries) {
+  State state;
+  state.step = entries.at("step").get_ref<const std::uint64_t&>();
+  if (const auto& metric = entries.at("metric"); !metric.is_null()) state.metric = metric.get<double>();
+  state.model = read_seal(entries.at("files").at(model_file));
+  state.training = read_seal(entries.at("files").at(training_file));
+  state.run = entries.at("run");
   return state;
 }
 
-}  // namespace
-
-std::string print_state(const State& state) {
-  check_run(state.run);
+/// The text of state.json; `state.run` is not looked at.
+std::string text_of(const State& state) {
   const bool has_metric = state.metric && std::isfinite(*state.metric);
   const json entries{
       {"format", format_name},
@@ -132,45 +107,48 @@ std::string print_state(const State& state) {
       {"metric", has_metric ? json(*state.metric) : json()},
       {"files", {{model_file, seal_entry(state.model)}, {training_file, seal_entry(state.training)}}},
       {"run", state.run}};
-  auto text = print(entries, checksum_of_state(entries));
+  return json{{"checksum", checksum_of_state(entries)}, {"state", entries}}.dump(1) + '\n';
+}
+
+}  // namespace
+
+std::string print_state(const State& state) {
+  check_run(state.run);
+  auto text = text_of(state);
   check_size(text);
   return text;
 }
 
+// One comparison finds whatever is wrong: the text must be what this program writes for what it has read.
 State parse_state(std::string_view text, const std::string& where) {
   const auto document = parse_json(text, where);
-  const auto& entries = sealed_state(document, where);
-  if (entries.value("format", json()) != format_name)
-    refuse(where, fmt::format("was not written by accelmgr: its format is not '{}'", format_name));
-  check_version(entries, where);
-  if (print(entries, document["checksum"]) != text)
-    refuse(where, "is damaged: its content is what was written, but its bytes are not");
+  std::string why = "its checksum, or a byte of it, is not that of its content";
   try {
-    State state;
-    state.step = entries.at("step").get_ref<const std::uint64_t&>();
-    if (const auto& metric = entries.at("metric"); !metric.is_null()) state.metric = metric.get<double>();
-    state.model = read_seal(entries.at("files").at(model_file));
-    state.training = read_seal(entries.at("files").at(training_file));
-    state.run = entries.at("run");
-    if (!state.run.is_object() || print_state(state) != text)
-      refuse(where, "was not written by accelmgr, although its checksum is right: its fields are others");
-    return state;
+    const auto& entries = document.at("state");
+    if (const auto& version = entries.at("version"); version.is_number_unsigned() && version > format_version)
+      refuse(where, fmt::format("is of the newer format version {}; this program knows versions up to {}",
+                                version.get<std::uint64_t>(), format_version));
+    auto state = state_of(entries);
+    if (state.run.is_object() && text_of(state) == text) return state;
   } catch (const json::exception& error) {
-    refuse(where,
-           fmt::format("was not written by accelmgr, although its checksum is right: {}", error.what()));
+    why = error.what();
   }
+  refuse(where, fmt::format("is damaged or was not written by accelmgr: {}", why));
 }
 
 State read_state(int folder, const std::string& path) {
   const auto where = (std::filesystem::path(path) / state_file).string();
-  const auto fd = open_regular_file(folder, state_file, where);
-  const auto bytes = file_bytes(fd.get(), where);
+  return read_state_file(open_regular_file(folder, state_file, where).get(), where);
+}
+
+State read_state_file(int fd, const std::string& where) {
+  const auto bytes = file_bytes(fd, where);
   if (bytes > largest_file)
     refuse(where, fmt::format("was not written by accelmgr: it has {} bytes; accelmgr writes at most {}",
                               bytes, largest_file));
   std::string text(bytes, '\0');
   for (std::size_t at = 0; at < text.size();) {
-    const auto count = pread(fd.get(), text.data() + at, text.size() - at, static_cast<off_t>(at));
+    const auto count = pread(fd, text.data() + at, text.size() - at, static_cast<off_t>(at));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw SystemError(fmt::format("reading '{}'", where), errno);
     if (count == 0) text.resize(at);

@@ -102,13 +102,13 @@ TEST(StateFile, EveryTornTextIsRefused) {
   EXPECT_THAT(refusal(""), HasSubstr("'state.json' is torn: it is empty"));
   for (std::size_t length = 1; length + 2 < text.size(); ++length)
     EXPECT_THAT(refusal(text.substr(0, length)), HasSubstr("is torn: its JSON is not complete")) << length;
-  EXPECT_THAT(refusal(text.substr(0, text.size() - 1)), HasSubstr("but its bytes are not"));
+  EXPECT_THAT(refusal(text.substr(0, text.size() - 1)), HasSubstr("is damaged"));
 }
 
 TEST(StateFile, AWrongChecksumIsSaid) {
   auto text = print_state(sample_state());
   text.replace(text.find("123"), 3, "124");
-  EXPECT_THAT(refusal(text), HasSubstr("the checksum of its state is xxh3-128:"));
+  EXPECT_THAT(refusal(text), HasSubstr("is not that of its content"));
 }
 
 TEST(StateFile, ANewerVersionIsSaidWithBothNumbers) {
@@ -116,14 +116,14 @@ TEST(StateFile, ANewerVersionIsSaidWithBothNumbers) {
   state["version"] = 7;
   constexpr const char* expected = "is of the newer format version 7; this program knows versions up to 1";
   EXPECT_THAT(refusal(sealed(state)), HasSubstr(expected));
-  // The version is reported first, also if the kind of checksum is unknown.
+  // Also if the kind of checksum is unknown.
   EXPECT_THAT(refusal(json{{"checksum", "sha3:12"}, {"state", state}}.dump()), HasSubstr(expected));
   state["version"] = 1;
   EXPECT_THAT(refusal(json{{"checksum", "sha3:12"}, {"state", state}}.dump()),
-              HasSubstr("'sha3:12' does not begin"));
+              HasSubstr("is damaged or was not written by accelmgr"));
   for (const auto& wrong : {json(0), json(-1), json("1"), json()}) {
     state["version"] = wrong;
-    EXPECT_THAT(refusal(sealed(state)), HasSubstr("has no format version"));
+    EXPECT_THAT(refusal(sealed(state)), HasSubstr("is damaged or was not written by accelmgr"));
   }
 }
 
@@ -133,18 +133,15 @@ TEST(StateFile, WhatIsNotOursIsRefused) {
   for (const auto* text : {"{}", "[]", "3", R"({"state":{}})", R"({"state":1,"checksum":"x"})",
                            R"({"state":{},"checksum":1})", R"({"state":{},"checksum":"x","more":1})"})
     EXPECT_THAT(refusal(text), HasSubstr("was not written by accelmgr")) << text;
-  EXPECT_THAT(refusal(sealed({{"version", 1}})), HasSubstr("its format is not 'accelmgr checkpoint'"));
+  EXPECT_THAT(refusal(sealed({{"version", 1}})), HasSubstr("was not written by accelmgr"));
   auto state = state_of(print_state(sample_state()));
   state["files"].erase("model.safetensors");
-  EXPECT_THAT(refusal(sealed(state)),
-              HasSubstr("was not written by accelmgr, although its checksum is right"));
+  EXPECT_THAT(refusal(sealed(state)), HasSubstr("was not written by accelmgr: [json"));
   for (const auto& [field, value] : std::vector<std::pair<std::string, json>>{
            {"step", 1.5}, {"step", -1}, {"metric", 531}, {"run", 1}, {"more", 1}}) {
     state = state_of(print_state(sample_state()));
     state[field] = value;
-    EXPECT_THAT(refusal(sealed(state)),
-                HasSubstr("was not written by accelmgr, although its checksum is right"))
-        << field << " " << value;
+    EXPECT_THAT(refusal(sealed(state)), HasSubstr("was not written by accelmgr")) << field << " " << value;
   }
 }
 
