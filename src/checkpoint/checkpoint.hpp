@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/unique_fd.hpp"
 #include "checkpoint/safetensors_file.hpp"
 
 namespace accelmgr::checkpoint {
@@ -61,9 +62,18 @@ struct Checkpoint {
 /// Opens the checkpoint in the folder `path` after checking all of it: versions, sizes, checksums, structure.
 Checkpoint open(const std::filesystem::path& path);
 
-/// Opens the latest good checkpoint in `directory`. Calls `refused` with the reason for each later one that
-/// is not good. Throws, with all reasons, when there is no good one.
+/// Opens the latest good checkpoint in `directory`. Calls `refused` with the folder of each later one that is
+/// not good, and the reason. Throws, with all reasons, when there is no good one.
 Checkpoint open_latest(const std::filesystem::path& directory,
-                       const std::function<void(const std::string&)>& refused);
+                       const std::function<void(const std::filesystem::path&, const std::string&)>& refused);
+
+/// The files of a checkpoint that have what a host has saved beside the model. They stay readable when the
+/// checkpoint is replaced or removed, also for another process that gets the descriptors.
+struct HostFiles {
+  std::string path;  ///< Of the checkpoint, for texts.
+  base::UniqueFd state, training;
+};
+/// Opens those of the checkpoint at `path`, and checks nothing.
+HostFiles open_host_files(const std::filesystem::path& path);
 
 }  // namespace accelmgr::checkpoint

@@ -76,7 +76,7 @@ void remove_folder(const fs::path& folder, std::vector<std::string>& warnings) {
 
 void clear_leftovers(const fs::path& directory, std::vector<std::string>& warnings) {
   for (const auto& leftover : list_leftovers(directory)) {
-    if (leftover.pid != getpid() && !has_ended(leftover.pid)) continue;
+    if (leftover.pid != getpid() && !has_ended(leftover.pid, leftover.began)) continue;
     const auto name = directory / folder_name(leftover.step);
     std::error_code ignored;
     if (leftover.replaced && !fs::exists(name, ignored)) {
@@ -84,6 +84,18 @@ void clear_leftovers(const fs::path& directory, std::vector<std::string>& warnin
     } else {
       remove_folder(leftover.path, warnings);
     }
+  }
+}
+
+fs::path set_unreadable_aside(const fs::path& folder) {
+  for (int number = 1;; ++number) {
+    auto aside = folder;
+    aside += number == 1 ? std::string(".unreadable") : fmt::format(".unreadable-{}", number);
+    std::error_code unknown;
+    if (fs::exists(fs::symlink_status(aside, unknown))) continue;
+    if (rename(folder.c_str(), aside.c_str()) != 0)
+      throw SystemError(fmt::format("renaming '{}' to '{}'", folder.string(), aside.string()), errno);
+    return aside;
   }
 }
 

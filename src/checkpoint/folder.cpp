@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "accelmgr/errors.hpp"
+#include "ipc/process.hpp"
 
 namespace accelmgr::checkpoint {
 namespace {
@@ -40,13 +41,21 @@ std::optional<Leftover> leftover_of(const fs::path& directory, std::string_view 
   const auto at = name.find(mark);
   if (!name.starts_with('.') || at == std::string_view::npos) return std::nullopt;
   const auto step = step_of(name.substr(1, at - 1));
-  const auto pid = whole_number<pid_t>(name.substr(at + mark.size()));
+  const auto writer = name.substr(at + mark.size());
+  const auto dash = writer.find('-');
+  const auto pid = whole_number<pid_t>(writer.substr(0, dash));
   if (!step || !pid || *pid <= 0) return std::nullopt;
-  return Leftover{*step, *pid, mark == replaced_mark, directory / name};
+  std::optional<std::uint64_t> began;
+  if (dash != std::string_view::npos) {
+    began = whole_number<std::uint64_t>(writer.substr(dash + 1));
+    if (!began) return std::nullopt;
+  }
+  return Leftover{*step, *pid, began, mark == replaced_mark, directory / name};
 }
 
 fs::path marked_path(const fs::path& directory, std::uint64_t step, std::string_view mark) {
-  return directory / fmt::format(".{}{}{}", folder_name(step), mark, getpid());
+  return directory /
+         fmt::format(".{}{}{}-{}", folder_name(step), mark, getpid(), ipc::began_at(getpid()).value_or(0));
 }
 
 }  // namespace
@@ -57,6 +66,10 @@ std::optional<std::uint64_t> step_of(std::string_view name) {
   if (!name.starts_with(folder_prefix)) return std::nullopt;
   const auto step = whole_number<std::uint64_t>(name.substr(folder_prefix.size()));
   return step && folder_name(*step) == name ? step : std::nullopt;
+}
+
+bool is_in(const fs::path& directory, const fs::path& folder) {
+  return folder.parent_path() == (directory / "step").parent_path();
 }
 
 std::vector<Folder> list_folders(const fs::path& directory) {

@@ -1,9 +1,13 @@
 // The names in a directory of checkpoints:
 //
 //   step-00000123                   a whole checkpoint; it gets this name when it is complete
-//   .step-00000123.tmp-4711         being written, or being removed, by process 4711
-//   .step-00000123.replaced-4711    a whole one that process 4711 is replacing: only for a moment, and only
+//   step-00000123.unreadable        was the latest and could not be read, so that a run went on from another
+//   .step-00000123.tmp-4711-98     being written, or being removed, by process 4711, which began at 98
+//   .step-00000123.replaced-4711-98    a whole one that the process is replacing: only for a moment, and only
 //                                   where the file system cannot exchange two folders
+//
+// When a process began is in clock ticks since the machine did (field 22 of /proc/PID/stat), so that a
+// process which has got the pid later is not taken for the writer. Older programs wrote the pid alone.
 #pragma once
 
 #include <sys/types.h>
@@ -30,6 +34,9 @@ struct Folder {
   std::filesystem::path path;
 };
 
+/// Whether the checkpoint `folder` lies in `directory`, which may end with a slash, and not below.
+bool is_in(const std::filesystem::path& directory, const std::filesystem::path& folder);
+
 /// All folders with the name of a checkpoint, latest step first. Throws SystemError.
 std::vector<Folder> list_folders(const std::filesystem::path& directory);
 
@@ -40,7 +47,8 @@ std::filesystem::path replaced_path(const std::filesystem::path& directory, std:
 struct Leftover {
   std::uint64_t step;
   pid_t pid;
-  bool replaced;  ///< true: replaced_path(); false: temporary_path().
+  std::optional<std::uint64_t> began;  ///< As in the name.
+  bool replaced;                       ///< true: replaced_path(); false: temporary_path().
   std::filesystem::path path;
 };
 

@@ -89,8 +89,10 @@ void for_writing(const fs::path& directory, Call&& call) {
 
 }  // namespace
 
-bool has_ended(pid_t pid) try {
-  return ipc::has_ended(ipc::open_pidfd(pid).get());
+bool has_ended(pid_t pid, std::optional<std::uint64_t> began) try {
+  if (ipc::has_ended(ipc::open_pidfd(pid).get())) return true;
+  const auto now = ipc::began_at(pid);
+  return began && now && *began != *now;
 } catch (const SystemError& error) {
   return error.code() == ESRCH;
 }

@@ -9,7 +9,9 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "base/unique_fd.hpp"
@@ -17,8 +19,9 @@
 namespace accelmgr::checkpoint {
 
 /// True if no process of this host has that pid, or only one that has ended and that its parent has not
-/// waited for. False if that cannot be found out.
-bool has_ended(pid_t pid);
+/// waited for, or that began at another time than `began` (ipc::began_at()). False if that cannot be found
+/// out.
+bool has_ended(pid_t pid, std::optional<std::uint64_t> began = {});
 
 /// Not thread-safe.
 class DirectoryLock {

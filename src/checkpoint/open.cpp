@@ -91,13 +91,13 @@ Checkpoint open_whole(const fs::path& path) {
 }
 
 struct Refusals {
-  const std::function<void(const std::string&)>& report;
+  const std::function<void(const fs::path&, const std::string&)>& report;
   std::vector<std::string> reasons;
 
-  void add(const std::string& reason) {
+  void add(const fs::path& folder, const std::string& reason) {
     if (std::ranges::find(reasons, reason) != reasons.end()) return;
     reasons.push_back(reason);
-    if (report) report(reason);
+    if (report) report(folder, reason);
   }
 };
 
@@ -109,7 +109,7 @@ std::optional<Checkpoint> try_latest(const fs::path& directory, Refusals& refusa
     } catch (const CheckpointError& error) {
       std::error_code unknown;
       if (!fs::exists(fs::symlink_status(folder.path, unknown))) return std::nullopt;
-      refusals.add(error.what());
+      refusals.add(folder.path, error.what());
     }
   }
   if (refusals.reasons.empty())
@@ -125,7 +125,8 @@ Checkpoint open(const fs::path& path) {
   return as_checkpoint_error([&] { return open_whole(path.has_filename() ? path : path.parent_path()); });
 }
 
-Checkpoint open_latest(const fs::path& directory, const std::function<void(const std::string&)>& refused) {
+Checkpoint open_latest(const fs::path& directory,
+                       const std::function<void(const fs::path&, const std::string&)>& refused) {
   Refusals refusals{refused, {}};
   for (int tries = 0; tries < most_tries; ++tries) {
     auto latest = as_checkpoint_error([&] {
@@ -136,6 +137,16 @@ Checkpoint open_latest(const fs::path& directory, const std::function<void(const
   }
   throw CheckpointError(fmt::format("'{}': each checkpoint was removed before it could be read, {} times",
                                     directory.string(), most_tries));
+}
+
+HostFiles open_host_files(const fs::path& path) {
+  return as_checkpoint_error([&] {
+    const auto folder = open_folder(path);
+    const auto opened = [&](const char* name) {
+      return open_regular_file(folder.get(), name, (path / name).string());
+    };
+    return HostFiles{path.string(), opened(state_file), opened(training_file)};
+  });
 }
 
 }  // namespace accelmgr::checkpoint

@@ -11,8 +11,10 @@
 #include "base/interruption.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "checkpoint/cleanup.hpp"
 #include "checkpoint/run_id.hpp"
 #include "checkpoint/safetensors_header.hpp"
+#include "checkpoint/state_file.hpp"
 #include "checkpoint/storage.hpp"
 #include "config/loader.hpp"
 #include "replica/model.hpp"
@@ -35,12 +37,42 @@ TensorBytes bytes_of(const Value& extra) {
   return {{extra.name, name, extra.shape, bytes, {}}, extra.data};
 }
 
-OwnedValue copy_of(const std::string& name, const checkpoint::Tensor& tensor) {
-  // value() cannot throw: checkpoint::open() refuses files with other dtypes.
-  OwnedValue copy{name, checkpoint::dtype_in_file(tensor.dtype).value(), tensor.shape};
-  copy.data.reset(new std::byte[tensor.bytes.size()]);  // make_shared() would align it only for bytes.
-  std::memcpy(copy.data.get(), tensor.bytes.data(), tensor.bytes.size());
+OwnedValue copy_of(const Value& value, std::size_t bytes) {
+  OwnedValue copy{value.name, value.dtype, value.shape};
+  copy.data.reset(new std::byte[bytes]);  // make_shared() would align it only for bytes.
+  std::memcpy(copy.data.get(), value.data, bytes);
   return copy;
+}
+
+/// The tensors of the file that are a host's; they point into it.
+std::vector<Value> host_tensors(const checkpoint::SafetensorsFile& training) {
+  std::vector<Value> values;
+  for (const auto& name : training.names()) {
+    if (checkpoint::is_of_session(name)) continue;
+    const auto& tensor = training.tensor(name);
+    // value() cannot throw: SafetensorsFile refuses files with other dtypes.
+    values.push_back(
+        {name, checkpoint::dtype_in_file(tensor.dtype).value(), tensor.shape, tensor.bytes.data()});
+  }
+  return values;
+}
+
+json host_json(const json& run) { return run.value("host", json::object()); }
+std::uint64_t host_step(const json& run, std::uint64_t step) { return run.value("host_step", step); }
+
+/// `run`: the state of the checkpoint of `step` at `path`.
+ResumedFrom resumed_from(const std::string& path, std::uint64_t step, const json& run,
+                         const checkpoint::SafetensorsFile& training) {
+  ResumedFrom resumed;
+  resumed.path = path;
+  resumed.step = step;
+  for (const auto& value : host_tensors(training))
+    resumed.tensors.push_back(copy_of(value, training.tensor(value.name).bytes.size()));
+  resumed.json = host_json(run).dump();
+  resumed.run_id = checkpoint::run_id_of(run);
+  resumed.configuration = run.value("configuration", "");
+  resumed.extras_step = host_step(run, step);
+  return resumed;
 }
 
 bool has_checkpoints(const std::string& directory) {
@@ -57,15 +89,18 @@ json parsed(const std::string& text) {
 }
 
 /// Opens and checks the checkpoint that `config` asks to go on from. Returns nullopt for a new run, also if
-/// `latest` is asked for and the directory has no checkpoint. Throws CheckpointError.
-std::optional<ResumedFrom> find_resumed(const CheckpointConfig& config) {
+/// `latest` is asked for and the directory has no checkpoint. `unreadable` gets the folders of later ones
+/// that are not good. Throws CheckpointError.
+std::optional<ResumedFrom> find_resumed(const CheckpointConfig& config,
+                                        std::vector<std::filesystem::path>& unreadable) {
   if (config.resume.empty()) return std::nullopt;
-  ResumedFrom resumed;
+  std::vector<std::string> refused;
   const auto open = [&] {
     if (config.resume != "latest") return checkpoint::open(config.resume);
-    return checkpoint::open_latest(config.directory, [&](const std::string& why) {
-      base::log().info("{}", why);
-      resumed.refused.push_back(why);
+    return checkpoint::open_latest(config.directory, [&](const auto& folder, const std::string& why) {
+      base::log().warn("{}", why);
+      refused.push_back(why);
+      unreadable.push_back(folder);
     });
   };
   if (config.resume == "latest" && !has_checkpoints(config.directory)) {
@@ -74,22 +109,25 @@ std::optional<ResumedFrom> find_resumed(const CheckpointConfig& config) {
     return std::nullopt;
   }
   const auto checkpoint = open();
-  resumed.path = std::filesystem::absolute(checkpoint.path).string();
-  resumed.step = checkpoint.step;
-  for (const auto& name : checkpoint.training.names())
-    if (!checkpoint::is_of_session(name))
-      resumed.tensors.push_back(copy_of(name, checkpoint.training.tensor(name)));
-  resumed.json = checkpoint.state.value("host", json::object()).dump();
-  resumed.run_id = checkpoint::run_id_of(checkpoint.state);
-  resumed.configuration = checkpoint.state.value("configuration", "");
+  auto resumed = resumed_from(std::filesystem::absolute(checkpoint.path).string(), checkpoint.step,
+                              checkpoint.state, checkpoint.training);
+  resumed.refused = std::move(refused);
   return resumed;
 }
 
 }  // namespace
 
+ResumedFrom resumed_from(const checkpoint::HostFiles& files) {
+  const auto state = checkpoint::as_checkpoint_error(
+      [&] { return checkpoint::read_state_file(files.state.get(), files.path); });
+  return resumed_from(files.path, state.step, state.run,
+                      checkpoint::SafetensorsFile(files.training.get(), files.path));
+}
+
 Run::Run(const CheckpointConfig& config, bool lock_now) {
   if (lock_now && !config.directory.empty()) lock.emplace(config.directory);
-  resumed = find_resumed(config);
+  resumed = find_resumed(config, unreadable_);
+  if (lock) set_unreadable_aside();
   if (resumed)
     id = resumed->run_id;
   else if (lock && !config.resume.empty())
@@ -98,11 +136,24 @@ Run::Run(const CheckpointConfig& config, bool lock_now) {
   if (lock) lock->set_run(id);
 }
 
+void Run::set_unreadable_aside() {
+  for (const auto& folder : std::exchange(unreadable_, {})) {
+    try {
+      const auto aside = checkpoint::set_unreadable_aside(folder);
+      base::log().warn("the run goes on from step {}; '{}' is kept as '{}'", resumed->step, folder.string(),
+                       aside.string());
+    } catch (const SystemError& error) {
+      throw CheckpointError(error.what());
+    }
+  }
+}
+
 void Run::take_directory(const std::string& directory) {
   if (of_service_) return;
   if (!lock) {
     lock.emplace(directory);
     lock->set_run(id);
+    set_unreadable_aside();
   }
   const bool known = !resumed || !resumed->run_id.empty();
   if (alone_ || !known || !std::filesystem::exists(directory)) return;
@@ -165,6 +216,7 @@ base::UniqueFd Checkpoints::describe(const Extras& extras, std::uint64_t model_b
                      {"configuration", config::to_yaml(config_)},
                      {checkpoint::run_id_key, run_.id},
                      {"host", parsed(extras.json)}}}};
+  if (extras.step) description["state"]["host_step"] = *extras.step;
   if (extras.metric && std::isfinite(*extras.metric)) description["metric"] = *extras.metric;
   const auto text = description.dump(-1, ' ', false, json::error_handler_t::replace);
   Staging memory;
@@ -199,6 +251,23 @@ double Checkpoints::save(const Extras& extras) {
   base::log().info("a checkpoint of step {} is handed to the manager: {} bytes, copied in {:.1f} ms", step,
                    model_bytes + training_bytes, under_way_->copy_ms);
   return under_way_->copy_ms;
+}
+
+double Checkpoints::save_with(const checkpoint::HostFiles* files, const std::string& directory) {
+  std::optional<checkpoint::SafetensorsFile> training;
+  Extras extras;
+  if (files != nullptr) try {
+      const auto state = checkpoint::read_state_file(files->state.get(), files->path);
+      training.emplace(files->training.get(), files->path);
+      extras.tensors = host_tensors(*training);
+      extras.json = host_json(state.run).dump();
+      extras.step = host_step(state.run, state.step);
+    } catch (const Error& error) {
+      base::log().warn("a checkpoint is written without what the last host has saved: {}", error.what());
+      extras = {};
+    }
+  extras.directory = directory;
+  return save(extras);
 }
 
 void Checkpoints::take_in() {

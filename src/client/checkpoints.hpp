@@ -2,6 +2,7 @@
 // that a run goes on from.
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "accelmgr/checkpoint.hpp"
 #include "accelmgr/config.hpp"
 #include "base/unique_fd.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "checkpoint/lock.hpp"
 #include "checkpoint/session_state.hpp"
 #include "client/link.hpp"
@@ -21,15 +23,19 @@
 
 namespace accelmgr::client {
 
+/// What a host has saved with a checkpoint. Throws CheckpointError.
+ResumedFrom resumed_from(const checkpoint::HostFiles& files);
+
 /// The run that a manager belongs to.
 struct Run {
   std::optional<checkpoint::DirectoryLock> lock;  ///< The lock of the checkpoint directory, once taken.
   std::optional<ResumedFrom> resumed;
   std::string id;
 
-  /// Finds the checkpoint that the run goes on from. Locks `checkpoint.directory` before that, if there is
-  /// one and `lock_now` is true. If there is no checkpoint yet because the run was killed before its first
-  /// one, it begins anew under its old id; that needs the lock. Throws CheckpointError.
+  /// Finds the checkpoint that the run goes on from. Later ones that cannot be read get another name
+  /// (checkpoint::set_unreadable_aside()) when the directory is locked. Locks `checkpoint.directory` before
+  /// that, if there is one and `lock_now` is true. If there is no checkpoint yet because the run was killed
+  /// before its first one, it begins anew under its old id; that needs the lock. Throws CheckpointError.
   Run(const CheckpointConfig& config, bool lock_now);
   /// The run of an earlier manager of this process, which has ended.
   explicit Run(std::string of) : id(std::move(of)) {}
@@ -43,8 +49,11 @@ struct Run {
   void take_directory(const std::string& directory);
 
  private:
+  void set_unreadable_aside();
+
   bool of_service_ = false;
   bool alone_ = false;  ///< The directory was found to hold no checkpoints of another run.
+  std::vector<std::filesystem::path> unreadable_;  ///< Later checkpoints than that of `resumed`.
 };
 
 /// Used by one thread.
@@ -62,6 +71,9 @@ class Checkpoints {
 
   /// See Manager::save_checkpoint().
   double save(const Extras& extras);
+  /// For a service, which has no optimizer: with what the last host has saved in `files` (null: nothing), so
+  /// that the next one finds it.
+  double save_with(const checkpoint::HostFiles* files, const std::string& directory);
   /// See Manager::checkpoints_written().
   std::vector<CheckpointWritten> written(base::Deadline deadline);
   /// Marks the checkpoint under way as failed, because its manager is gone.

@@ -34,6 +34,7 @@ struct Extras {
   std::vector<Value> tensors{};
   std::string json = "{}";
   std::string directory{};
+  std::optional<std::uint64_t> step{};  ///< Of which step they are; empty: the present one.
 };
 
 /// See accelmgr::Resumed.
@@ -45,6 +46,7 @@ struct ResumedFrom {
   std::vector<std::string> refused{};
   std::string run_id{};
   std::string configuration{};
+  std::uint64_t extras_step = 0;
 };
 
 }  // namespace accelmgr::client

@@ -141,8 +141,21 @@ Mapping::Mapping(int fd, std::size_t offset, std::size_t length, Access access) 
   }
 }
 
+namespace {
+
+/// The kernel promises memory that it has not, and kills for it later.
+bool is_available(std::size_t bytes) noexcept try {
+  return bytes <= memory_available().bytes;
+} catch (const std::exception&) {
+  return false;
+}
+
+}  // namespace
+
 bool Mapping::make_private() const noexcept {
-  void* copy = mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* copy = is_available(size())
+                   ? mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                   : MAP_FAILED;
   if (copy != MAP_FAILED) {
     std::memcpy(copy, data(), size());
     // Replaces the old mapping in one system call, so that other threads always find memory there.

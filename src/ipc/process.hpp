@@ -111,6 +111,10 @@ struct ProcessUsage {
 /// nullopt if there is no such process.
 std::optional<ProcessUsage> usage(pid_t pid);
 
+/// When the process began, in ticks since the machine did: with the pid it names one process. nullopt if
+/// there is none, or /proc cannot be read.
+std::optional<std::uint64_t> began_at(pid_t pid);
+
 /// What a process has in memory that no file and no other process has: not the session, nor libraries.
 /// nullopt if there is no such process. Cheaper than usage().
 std::optional<std::uint64_t> private_bytes(pid_t pid);

@@ -34,6 +34,16 @@ std::optional<ProcessUsage> usage(pid_t pid) {
   return usage;
 }
 
+std::optional<std::uint64_t> began_at(pid_t pid) {
+  const auto stat = read_proc(fmt::format("/proc/{}/stat", pid));
+  if (!stat) return std::nullopt;
+  const auto fields = std::string_view(*stat).substr(std::min(stat->rfind(')') + 1, stat->size()));
+  constexpr int blanks_before = 20;  // It is field 22, and the name in parentheses field 2.
+  std::size_t at = 0;
+  for (int i = 0; i < blanks_before && at != std::string_view::npos; ++i) at = fields.find(' ', at + 1);
+  return at == std::string_view::npos ? std::nullopt : leading_number(fields.substr(at));
+}
+
 std::optional<std::uint64_t> private_bytes(pid_t pid) {
   const auto statm = read_proc(fmt::format("/proc/{}/statm", pid));
   if (!statm) return std::nullopt;

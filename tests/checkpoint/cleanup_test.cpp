@@ -1,5 +1,6 @@
 // Checks which checkpoints and leftovers a write keeps, which it removes, and what it leaves alone because it
 // is not accelmgr's.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 
 #include "base/clock.hpp"
 #include "checkpoint/checkpoint.hpp"
+#include "checkpoint/cleanup.hpp"
 #include "ipc/process.hpp"
 #include "ipc/processes.hpp"
 #include "support.hpp"
@@ -95,6 +97,25 @@ TEST_F(Kept, AreLeftoversOfTheLivingAndNotOfTheDead) {
   EXPECT_EQ(names(), expected);
 }
 
+TEST_F(Kept, IsNoLeftoverOfAWriterWhosePidAnotherProcessHas) {
+  const auto parent = std::to_string(getppid());
+  const auto began = ipc::began_at(getppid()).value();
+  const auto living = fmt::format(".step-00000001.tmp-{}-{}", parent, began);
+  const auto earlier = fmt::format(".step-00000001.tmp-{}-{}", parent, began - 1);
+  for (const auto& name : {living, earlier}) fs::create_directory(directory_ / name);
+  write_one(2, {}, 1);
+  EXPECT_EQ(names(), (Names{living, "step-00000002"}));
+}
+
+TEST_F(Kept, AreThoseThatCannotBeReadUnderAnotherName) {
+  for (const auto* name : {"step-00000002.unreadable", "step-00000002.unreadable-2"}) {
+    fs::create_directory(directory_ / "step-00000002");
+    EXPECT_EQ(set_unreadable_aside(directory_ / "step-00000002"), directory_ / name);
+  }
+  for (const std::uint64_t step : {2, 3}) write_one(step, {}, 1);
+  EXPECT_EQ(names(), (Names{"step-00000002.unreadable", "step-00000002.unreadable-2", "step-00000003"}));
+}
+
 // In a container whose first process waits for nobody, a killed run stays in the table of processes.
 TEST_F(Kept, IsNoLeftoverOfOneThatHasEndedAndThatNobodyHasWaitedFor) {
   const auto child = ipc::test::fork_child([] { return 0; });
@@ -127,8 +148,10 @@ TEST_F(Kept, WhatCannotBeRemovedFailsNoWrite) {
     return exit_code();
   });
   EXPECT_EQ(ipc::test::end_of(child), "exit code 0");
-  const auto leftover = directory_ / (".step-00000001.tmp-" + std::to_string(child.pid));
-  ASSERT_TRUE(fs::exists(leftover));
+  const auto leftovers = list_leftovers(directory_.path());
+  ASSERT_EQ(leftovers.size(), 1u);
+  EXPECT_EQ(leftovers[0].pid, child.pid);
+  const auto leftover = leftovers[0].path;
   fs::permissions(leftover, fs::perms::owner_write, fs::perm_options::add);
   EXPECT_THAT(write_one(3, {}, 1).warnings, IsEmpty());
   EXPECT_EQ(names(), Names{"step-00000003"});

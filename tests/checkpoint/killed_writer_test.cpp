@@ -68,7 +68,8 @@ class KilledWriter : public ::testing::TestWithParam<std::uint64_t> {
 
  private:
   Checkpoint latest() {
-    return open_latest(directory_.path(), [](const std::string& reason) { ADD_FAILURE() << reason; });
+    return open_latest(directory_.path(),
+                       [](const auto&, const std::string& reason) { ADD_FAILURE() << reason; });
   }
 };
 

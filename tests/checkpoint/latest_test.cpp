@@ -16,7 +16,10 @@ using ::testing::IsEmpty;
 class Latest : public ::testing::Test {
  protected:
   Checkpoint open_it() {
-    return open_latest(directory_.path(), [&](const std::string& reason) { refused_.push_back(reason); });
+    return open_latest(directory_.path(), [&](const auto& folder, const std::string& reason) {
+      EXPECT_NE(reason.find(folder.string()), std::string::npos);
+      refused_.push_back(reason);
+    });
   }
   std::string refusal() {
     return message_of<CheckpointError>([&] { open_it(); });

@@ -37,8 +37,8 @@ TEST(Reader, OfTheLatestNeverSeesHalfACheckpoint) {
   std::uint64_t last = 0;
   do_at_once([&](int i) { write_sample(directory.path(), static_cast<std::uint64_t>(i) + 1, {}, 0, 1); },
              [&](int) {
-               const auto checkpoint =
-                   open_latest(directory.path(), [](const std::string& reason) { ADD_FAILURE() << reason; });
+               const auto checkpoint = open_latest(
+                   directory.path(), [](const auto&, const std::string& reason) { ADD_FAILURE() << reason; });
                EXPECT_GE(checkpoint.step, last);
                last = checkpoint.step;
                EXPECT_TRUE(is_sample(checkpoint, last));

@@ -301,6 +301,19 @@ TEST(Usage, ReadsANameWithParenthesesAndBlanks) {
   EXPECT_EQ(end_of(child), "killed by signal 9 (KILL)");
 }
 
+TEST(BeganAt, IsTheSameForTheLifeOfAProcessAndNothingAfterIt) {
+  const auto began = began_at(getpid());
+  ASSERT_TRUE(began);
+  const auto child = fork_child([] {
+    name_process(") 1 2 (x");
+    return began_at(getpid()).has_value() ? 0 : 1;
+  });
+  EXPECT_GE(began_at(child.pid).value(), *began);
+  EXPECT_EQ(end_of(child), "exit code 0");
+  EXPECT_EQ(began_at(child.pid), std::nullopt);
+  EXPECT_EQ(began_at(getpid()), began);
+}
+
 TEST(Threads, AreCountedAndNamed) {
   const int before = thread_count();
   std::promise<void> named, end;

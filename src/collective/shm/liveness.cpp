@@ -1,35 +1,19 @@
 #include "collective/shm/liveness.hpp"
 
-#include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <string_view>
 
 #include "accelmgr/errors.hpp"
-#include "ipc/proc_file.hpp"
 #include "ipc/process.hpp"
 
 namespace accelmgr::collective::shm {
-namespace {
-
-constexpr int start_time_field = 22;  // In /proc/PID/stat, see proc(5); counted from 1.
-
-}  // namespace
 
 Identity identity_of(pid_t pid) {
-  const auto stat = ipc::read_proc(fmt::format("/proc/{}/stat", pid));
-  if (!stat) return 0;
-  // The second field, the name in parentheses, may contain blanks and parentheses.
-  std::string_view rest(*stat);
-  rest.remove_prefix(std::min(rest.rfind(')') + 1, rest.size()));
-  for (int field = 3; field < start_time_field; ++field)
-    rest.remove_prefix(std::min(rest.find(' ', 1), rest.size()));
-  const auto start_time = ipc::leading_number(rest);
-  if (!start_time) return 0;
-  return (*start_time & 0xffffffffu) << 32 | static_cast<std::uint32_t>(pid);
+  const auto began = ipc::began_at(pid);
+  if (!began) return 0;
+  return (*began & 0xffffffffu) << 32 | static_cast<std::uint32_t>(pid);
 }
 
 Liveness::Watched Liveness::watch(Identity identity) {

@@ -251,7 +251,7 @@ void CaseRun::write_checkpoint(client::Handle& manager) {
 
 // The checkpoint before must be whole and the latest, unless the disturbed one was completed.
 void CaseRun::check_checkpoints() const {
-  const auto latest = checkpoint::open_latest(directory_.path(), [](const std::string& why) {
+  const auto latest = checkpoint::open_latest(directory_.path(), [](const auto&, const std::string& why) {
     ADD_FAILURE() << "a checkpoint that is not whole has the name of one that is: " << why;
   });
   EXPECT_EQ(latest.step, case_.fault == "slow:200" ? 1U : 0U);
