@@ -62,7 +62,7 @@ struct CheckpointExtras {
   std::string directory{};
 };
 
-/// The checkpoint from which a manager resumed.
+/// The checkpoint from which a manager resumed; of a host that has attached, the last one of the service.
 struct Resumed {
   std::string path{};
   std::uint64_t step = 0;
@@ -71,6 +71,9 @@ struct Resumed {
   std::vector<std::string> refused{};  ///< Why each later checkpoint was not used.
   std::string run_id{};                ///< See Manager::run_id(). Empty: an earlier version wrote it.
   std::string configuration{};         ///< The writing run's configuration, as YAML. Empty: unknown.
+  /// Of which step `tensors` and `json` are. Less than `step` if a service has made steps itself since a host
+  /// saved them.
+  std::uint64_t extras_step = 0;
 };
 
 /// Thread safety: one thread at a time. A call from a second thread while the handle is in use throws
@@ -87,9 +90,9 @@ class Manager {
   /// session, or the path of its socket, which has a slash; empty: the service without a name. There is one
   /// such host at a time. The handle works as one that start() has made, with these differences:
   /// stop() and the destructor detach, and the service goes on; parameters and gradients are private copies
-  /// then. kill() and recover() do not apply. A checkpoint has the service's run_id(), and resumed() is
-  /// empty. Blocks for at most `timeout_s`. Throws UsageError (no init()), ConfigError (neither a name nor a
-  /// path), SessionError (no service, another host, another build).
+  /// then. kill() and recover() do not apply. A checkpoint has the service's run_id(), and resumed() has what
+  /// the last host saved. Blocks for at most `timeout_s` and a second. Throws UsageError (no init()),
+  /// ConfigError (neither a name nor a path), SessionError (no service, another host, another build).
   static Manager attach(const std::string& service, const AttachOptions& options = {});
   /// What an earlier host left half written when it ended, as a sentence; empty if nothing was. The
   /// parameters then have new values in part: write all of them, or go on with them as they are.
@@ -180,7 +183,8 @@ class Manager {
   /// The checkpoints that were written, or failed, since the last call. Waits at most `wait_s` for the one in
   /// progress.
   std::vector<CheckpointWritten> checkpoints_written(double wait_s = 0);
-  /// The checkpoint from which start() resumed (`checkpoint.resume`); empty for a new run.
+  /// The checkpoint from which start() resumed (`checkpoint.resume`); empty for a new run. After attach() the
+  /// last checkpoint of the service, which is read by the first call. Throws CheckpointError.
   const std::optional<Resumed>& resumed() const;
   /// 16 hexadecimal digits. Checkpoints hold them, so all runs that resume from this one have the same id.
   const std::string& run_id() const;

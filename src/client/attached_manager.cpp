@@ -21,6 +21,8 @@
 namespace accelmgr::client {
 namespace {
 
+constexpr std::int64_t answer_ns = 1'000'000'000;
+
 /// What a name may have in a line of a header.
 std::string header_text(std::string_view name) {
   std::string text;
@@ -56,16 +58,22 @@ bool passes(const ServiceAnswer& answer) {
 AttachedManager AttachedManager::attach(const std::string& service, const Settings& settings) {
   const auto path = socket_path(service);
   check_descriptors();
-  // The first answer of a service that is ready comes within a second.
-  const auto deadline = base::Deadline::in_seconds(std::max(settings.patience_s, 1.0));
+  const auto deadline = base::Deadline::in_seconds(settings.patience_s);
   const auto name = header_text(settings.name.empty() ? program_invocation_short_name : settings.name);
   const auto head = fmt::format(
       "Connection: Upgrade\r\nUpgrade: accelmgr-host\r\nAccelmgr-Build: {:016x}\r\nAccelmgr-Host: {}\r\n",
-      session::build_fingerprint(), name);
+      protocol::build_fingerprint(), name);
   for (;;) {
-    auto socket = ServiceSocket::connect(path, deadline, settings.interrupted);
-    auto answer = socket.ask("GET", "/v1/attach", head, "", deadline);
-    if (answer.status == 101 && answer.fd) {
+    // A service that runs answers within a second: what keeps it from admitting this host is in the answer.
+    const auto answered = base::Deadline::at_ns(std::max(deadline.ns(), base::now_ns() + answer_ns));
+    auto socket = ServiceSocket::connect(path, answered, settings.interrupted);
+    auto answer = socket.ask("GET", "/v1/attach", head, "", answered);
+    if (answer.status == 101 && !answer.fd)
+      throw SessionError(fmt::format(
+          "the service at '{}' has admitted this host, but its descriptor did not arrive: this process may "
+          "open no more",
+          path));
+    if (answer.status == 101) {
       const auto soon = base::Deadline::in_seconds(timing::first_words_s);
       auto attached = protocol::receive_attached(answer.fd.get(), soon);
       auto begun = protocol::receive_answer(answer.fd.get(), soon);

@@ -19,8 +19,8 @@ class AttachedManager {
   };
 
   /// Becomes the host that drives the session of a service, which socket_path() finds. Blocks for at most
-  /// `settings.patience_s`. Throws as socket_path(), and SessionError: there is no service, another host
-  /// drives the session, the service is of another build, or the wait was interrupted.
+  /// `settings.patience_s` and a second. Throws as socket_path(), and SessionError: there is no service,
+  /// another host drives the session, the service is of another build, or the wait was interrupted.
   static AttachedManager attach(const std::string& service, const Settings& settings);
   AttachedManager(AttachedManager&&) = default;
   AttachedManager& operator=(AttachedManager&&) = delete;

@@ -237,7 +237,15 @@ const Config& Handle::config() const { return state_->config; }
 const std::string& Handle::unfinished() const { return state_->unfinished; }
 LeftGradients Handle::left_gradients() const noexcept { return state_->left; }
 bool Handle::overwrites_next() const noexcept { return state_->overwrites; }
-const std::optional<ResumedFrom>& Handle::resumed() const { return state_->run.resumed; }
+const std::optional<ResumedFrom>& Handle::resumed() const {
+  auto& state = *state_;
+  if (state.service && !state.run.resumed && !state.service->attached().checkpoint.empty()) {
+    const auto& attached = state.service->attached();
+    state.run.resumed = resumed_from({attached.checkpoint, base::duplicate(attached.state.get()),
+                                      base::duplicate(attached.training.get())});
+  }
+  return state.run.resumed;
+}
 const std::string& Handle::run_id() const { return state_->run.id; }
 std::string Handle::continuation() const {
   return json{{"run_id", state_->run.id}, {"session", checkpoint::run_state(*session())}}.dump();

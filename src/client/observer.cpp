@@ -14,6 +14,7 @@
 #include "client/service_name.hpp"
 #include "client/service_socket.hpp"
 #include "client/statistics.hpp"
+#include "protocol/messages.hpp"
 #include "session/step_history.hpp"
 
 namespace accelmgr::client {
@@ -92,7 +93,7 @@ Observer Observer::attach(const std::string& service, double timeout_s) {
   const auto answer = socket.ask("GET", "/v1/observe",
                                  fmt::format("Connection: Upgrade\r\nUpgrade: accelmgr-observer\r\n"
                                              "Accelmgr-Build: {:016x}\r\n",
-                                             session::build_fingerprint()),
+                                             protocol::build_fingerprint()),
                                  "", deadline);
   if (answer.status != 101 || !answer.fd)
     throw SessionError(

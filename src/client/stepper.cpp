@@ -212,10 +212,10 @@ Stepper::Outcome Stepper::assemble(const Patience& patience, bool repeat) {
   for (;;) {
     const auto seen = ipc::load(control.readiness);
     if (manager_loss_ || link_.manager_ended()) return manager_lost(session_.word().attempt);
-    if (service_closes())
-      return {StepStatus::manager_lost, "the service is being stopped and makes no more steps"};
+    const bool closes = service_closes();
+    if (control.given_up.load() != 0) return lost();  // A service closes for it: this is the cause.
+    if (closes) return {StepStatus::manager_lost, "the service is being stopped and makes no more steps"};
     const auto team = control.team.load();
-    if (control.given_up.load() != 0) return lost();
     if (repeat && team != session_.counters(session_.word().index).participants)
       return {
           StepStatus::runner_lost,

@@ -135,7 +135,8 @@ std::optional<Resumed> resumed_of(const std::optional<client::ResumedFrom>& from
               .json = from->json,
               .refused = from->refused,
               .run_id = from->run_id,
-              .configuration = from->configuration};
+              .configuration = from->configuration,
+              .extras_step = from->extras_step};
   for (const auto& value : from->tensors)
     out.tensors.push_back({value.name, at::from_blob(
                                            value.data.get(), value.shape, [data = value.data](void*) {},
@@ -166,8 +167,7 @@ Manager::State::State(const Config& config, const StartOptions& options)
                             views.emplace(session, host, manifest);
                             if (options.prepared) options.prepared(views->parameters, views->gradients);
                           },
-                      .lock_checkpoints = options.lock_checkpoints}),
-      resumed(resumed_of(handle.resumed())) {}
+                      .lock_checkpoints = options.lock_checkpoints}) {}
 
 Manager::State::State(const std::string& path, const AttachOptions& options)
     : handle(path, {.name = options.name,
@@ -305,7 +305,10 @@ std::vector<CheckpointWritten> Manager::checkpoints_written(double wait_s) {
   return state_->handle.checkpoints_written(wait_s);
 }
 
-const std::optional<Resumed>& Manager::resumed() const { return state_->resumed; }
+const std::optional<Resumed>& Manager::resumed() const {
+  if (!state_->resumed) state_->resumed = resumed_of(state_->handle.resumed());
+  return state_->resumed;
+}
 bool Manager::checkpoint_requested() const { return state_->handle.checkpoint_requested(); }
 
 const std::string& Manager::run_id() const { return state_->handle.run_id(); }

@@ -12,7 +12,7 @@
 #include "base/clock.hpp"
 #include "base/fields.hpp"
 #include "base/log.hpp"
-#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/folder.hpp"
 #include "ipc/memory.hpp"
 
 namespace accelmgr::manager {
@@ -71,6 +71,17 @@ void CheckpointWriter::write(protocol::Save save) {
   changed_.notify_all();
 }
 
+std::shared_ptr<const checkpoint::HostFiles> CheckpointWriter::last() const {
+  const std::lock_guard lock(mutex_);
+  return last_;
+}
+
+void CheckpointWriter::begin_with(const std::string& path) {
+  auto files = std::make_shared<const checkpoint::HostFiles>(checkpoint::open_host_files(path));
+  const std::lock_guard lock(mutex_);
+  last_ = std::move(files);
+}
+
 void CheckpointWriter::run() {
   for (;;) {
     const auto& save = [this]() -> const protocol::Save& {
@@ -86,6 +97,7 @@ void CheckpointWriter::run() {
       saved.path = written.path.string();
       saved.bytes = written.bytes;
       saved.warnings = std::move(written.warnings);
+      if (confined_ && checkpoint::is_in(config_.directory, written.path)) begin_with(saved.path);
       base::log().info("the checkpoint of step {} is on the disk: {}, {} bytes, {:.1f} ms", save.step,
                        saved.path, saved.bytes, double(base::now_ns() - begin) / 1e6);
     } catch (const std::exception& error) {

@@ -5,10 +5,13 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <string>
 
 #include "accelmgr/config.hpp"
 #include "base/clock.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "protocol/messages.hpp"
 #include "session/spans.hpp"
 #include "session/views.hpp"
@@ -31,6 +34,10 @@ class CheckpointWriter {
   /// Blocks until every queued checkpoint is written or has failed, or the deadline has passed. Returns false
   /// in the latter case. Any thread but the writer's.
   bool finish(base::Deadline deadline);
+  /// The last checkpoint in `checkpoint.directory`; null if there is none, and unless `confined`. Any thread.
+  std::shared_ptr<const checkpoint::HostFiles> last() const;
+  /// Call it with the checkpoint from which the run goes on. Throws CheckpointError.
+  void begin_with(const std::string& path);
 
  private:
   [[noreturn]] void run();
@@ -39,10 +46,11 @@ class CheckpointWriter {
   session::SpanWriter spans_;
   Tell tell_;
   bool confined_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<protocol::Save> queue_;  ///< The front is being written.
   bool started_ = false;
+  std::shared_ptr<const checkpoint::HostFiles> last_;
 };
 
 }  // namespace accelmgr::manager

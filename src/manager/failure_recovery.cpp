@@ -251,6 +251,7 @@ void Supervisor::give_up(const std::string& why) {
   control.given_up.store(1);
   wanted_.clear();
   view_.wake_everyone();
+  gave_up_();
 }
 
 // Aborts, then notes the reason, then kills: a process that sees the end of the runner finds both.

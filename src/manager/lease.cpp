@@ -10,6 +10,7 @@
 
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "checkpoint/folder.hpp"
 #include "ipc/process.hpp"
 #include "ipc/socket.hpp"
 #include "session/attempt.hpp"
@@ -26,21 +27,29 @@ Lease::Lease(boost::asio::io_context& loop, const session::SupervisorView& view,
     : loop_(loop),
       view_(view),
       supervisor_(supervisor),
-      checkpoints_((checkpoints / "step").parent_path()),  // Without a slash at its end.
+      checkpoints_(checkpoints),
       events_(std::move(events)),
       timer_(loop) {}
 
-base::UniqueFd Lease::admit(Host host, const std::string& configuration, const std::string& run_id) {
+base::UniqueFd Lease::admit(Host host, protocol::Attached attached) {
   auto [ours, theirs] = ipc::socket_pair();
-  const auto number = number_ + 1;
-  protocol::send_attached(ours.get(),
-                          {.configuration = configuration,
-                           .lease = number,
-                           .run_id = run_id,
-                           .unfinished = unfinished_,
-                           .session = {}},
-                          view_.session().fds());
+  attached.lease = number_ + 1;
+  attached.unfinished = unfinished_;
+  protocol::send_attached(ours.get(), attached, view_.session().fds());
   protocol::send_started(ours.get(), supervisor_.started());
+  give(std::move(host), std::move(ours));
+  return std::move(theirs);
+}
+
+Lease::Local Lease::admit_this_process() {
+  auto [ours, theirs] = ipc::socket_pair();
+  Local local{std::move(theirs), number_ + 1, supervisor_.started()};
+  give({.name = "the service itself", .pid = getpid(), .pidfd = ipc::open_pidfd(getpid())}, std::move(ours));
+  return local;
+}
+
+void Lease::give(Host host, base::UniqueFd ours) {
+  const auto number = number_ + 1;
   auto& link = link_.emplace(ours.get(), base::duplicate(host.pidfd.get()), number);
   // Posted, because an event must not destroy the connection that calls it.
   const auto leaving = [this, number](bool detached) {
@@ -68,7 +77,6 @@ base::UniqueFd Lease::admit(Host host, const std::string& configuration, const s
   supervisor_.report_to(&link);
   view_.control().lease.store(number);
   base::log().info("{} drives the session, with lease {}", text_of(host_), number);
-  return std::move(theirs);
 }
 
 // Several events of one host may come at once: the later ones find that it has left, or another host.
@@ -151,8 +159,7 @@ void Lease::saved(protocol::Saved saved) {
 void Lease::tell_saved(const protocol::Saved& saved) {
   const auto asked_under = saves_.front();
   saves_.pop_front();
-  if (saved.error.empty() && std::filesystem::path(saved.path).parent_path() == checkpoints_)
-    saved_step_ = saved.step;
+  if (saved.error.empty() && checkpoint::is_in(checkpoints_, saved.path)) saved_step_ = saved.step;
   if (asked_under != number_) return;
   if (connection_) connection_->tell(saved);
   events_.saved(saved);

@@ -72,10 +72,18 @@ class Lease {
   /// The step of the last checkpoint that was written to `checkpoint.directory`.
   std::optional<std::uint64_t> saved_step() const noexcept { return saved_step_; }
 
-  /// Gives the lease to `host`. The session must be free, and the supervisor have started. `configuration`
-  /// and `run_id` are for the host. Returns the host's end of the socket, on which it finds Attached and
+  /// Gives the lease to `host`. The session must be free, and the supervisor have started. Returns the host's
+  /// end of the socket, on which it finds `attached`, with lease, session and what is unfinished, and
   /// Started. Throws SystemError, SessionError: then the session is free.
-  base::UniqueFd admit(Host host, const std::string& configuration, const std::string& run_id);
+  base::UniqueFd admit(Host host, protocol::Attached attached);
+
+  /// Gives it to a thread of this process, which has no need of messages for what it finds here.
+  struct Local {
+    base::UniqueFd socket;
+    std::uint64_t lease = 0;
+    protocol::Started started;
+  };
+  Local admit_this_process();
 
   /// The host to which the lease `number` was given has never heard of it.
   void take_back(std::uint64_t number) { leave(number, /*detached=*/true); }
@@ -90,6 +98,7 @@ class Lease {
   void saved(protocol::Saved saved);
 
  private:
+  void give(Host host, base::UniqueFd ours);
   void leave(std::uint64_t number, bool detached);
   void look();
   void note_half_written();

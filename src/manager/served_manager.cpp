@@ -37,6 +37,7 @@ void ServedManager::start(Events events) {
   writer_.emplace(
       chosen_.config.checkpoint, owner_->checkpoint_view(),
       [this](protocol::Saved saved) { lease_->saved(std::move(saved)); }, /*confined=*/true);
+  if (!chosen_.config.checkpoint.resume.empty()) writer_->begin_with(chosen_.config.checkpoint.resume);
   supervisor_.emplace(
       loop_, chosen_.config, owner_->view(), owner_->manifest(), std::move(*first_fork_server_),
       [this] { return execute_fork_server(chosen_.config, self_.get()); },
@@ -46,7 +47,7 @@ void ServedManager::start(Events events) {
                  Lease::Events{.save = [this](protocol::Save save) { writer_->write(std::move(save)); },
                                .freed = std::move(events.freed),
                                .saved = std::move(events.saved)});
-  supervisor_->start(std::move(events.ready));
+  supervisor_->start(std::move(events.ready), std::move(events.gave_up));
 }
 
 void ServedManager::stop(base::Deadline deadline) {

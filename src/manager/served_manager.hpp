@@ -32,8 +32,8 @@ class ServedManager {
   /// starts the loader. Blocks. Throws as SessionOwner::make() does.
   void make_session(const std::string& resume);
   struct Events {
-    std::function<void()> ready;  ///< See Supervisor::start().
-    std::function<void()> freed;  ///< This and the next one: see Lease::Events.
+    std::function<void()> ready, gave_up;  ///< See Supervisor::start().
+    std::function<void()> freed;           ///< This and the next one: see Lease::Events.
     std::function<void(const protocol::Saved&)> saved;
   };
   /// Starts the runners.
@@ -52,6 +52,8 @@ class ServedManager {
   const session::Manifest& manifest() const noexcept { return owner_->manifest(); }
   Supervisor& supervisor() noexcept { return *supervisor_; }
   Lease& lease() noexcept { return *lease_; }
+  /// See CheckpointWriter::last().
+  std::shared_ptr<const checkpoint::HostFiles> last_checkpoint() const { return writer_->last(); }
 
   /// Ends runners and fork server, and waits until `deadline` for checkpoints that are being written. Blocks:
   /// call it when the loop has ended.

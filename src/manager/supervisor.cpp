@@ -44,8 +44,9 @@ Supervisor::Supervisor(boost::asio::io_context& loop, const Config& config,
       reading_(std::move(reading)),
       source_watch_(session_, config.data.kind) {}
 
-void Supervisor::start(std::function<void()> ready) {
+void Supervisor::start(std::function<void()> ready, std::function<void()> gave_up) {
   ready_ = std::move(ready);
+  gave_up_ = std::move(gave_up);
   const auto team = session_.control().team.load();
   for (int rank = 0; rank < session_.ranks(); ++rank)
     if ((team >> rank & 1) != 0) want(rank, 0);

@@ -55,8 +55,10 @@ class Supervisor {
              Reading reading);
 
   /// Starts the team, and goes on in the loop. Calls `ready` when all runners are ready. Until then the loop
-  /// throws RunnerError when a runner or the fork server fails, or `start_timeout` has passed.
-  void start(std::function<void()> ready);
+  /// throws RunnerError when a runner or the fork server fails, or `start_timeout` has passed. Calls
+  /// `gave_up` once when it will replace no more runners.
+  void start(
+      std::function<void()> ready, std::function<void()> gave_up = [] {});
   /// Whether all runners of the first team have been ready.
   bool has_started() const noexcept { return has_started_; }
   /// See Watchdog::silent_ns(); of a runner that is ready.
@@ -148,7 +150,7 @@ class Supervisor {
   session::Reduction reduction_;
   std::optional<ipc::ForkServerClient> fork_server_;
   MakeForkServer relaunch_;
-  std::function<void()> ready_;
+  std::function<void()> ready_, gave_up_;
   HostLink* host_ = nullptr;
 
   boost::asio::steady_timer ticker_;

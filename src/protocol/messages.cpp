@@ -10,9 +10,11 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/fields.hpp"
+#include "base/fnv1a.hpp"
 #include "base/refusals.hpp"
 #include "ipc/memory.hpp"
 #include "ipc/socket.hpp"
+#include "session/layout.hpp"
 #include "session/step_word.hpp"
 
 namespace accelmgr::protocol {
@@ -176,6 +178,10 @@ Started started_of(const base::Fields& fields, ipc::Message& message) {
 
 }  // namespace
 
+std::uint64_t build_fingerprint() noexcept {
+  return base::fnv1a({session::build_fingerprint(), messages_version, base::fnv1a(ACCELMGR_VERSION)});
+}
+
 void send_configuration(int socket, const std::string& yaml) { ipc::send_text(socket, yaml); }
 
 std::string receive_configuration(int socket, base::Deadline deadline) {
@@ -269,12 +275,14 @@ void send_attached(int socket, const Attached& attached, const std::vector<int>&
                          ipc::Access::read_write);
   std::memcpy(map.data(), text.data(), text.size());
   auto fds = session;
+  if (!attached.checkpoint.empty()) fds.insert(fds.end(), {attached.state.get(), attached.training.get()});
   fds.push_back(configuration.get());
   ipc::send(socket,
             text_of({{"type", "Attached"},
                      {"lease", attached.lease},
                      {"run_id", attached.run_id},
                      {"unfinished", attached.unfinished},
+                     {"checkpoint", attached.checkpoint},
                      {"configuration_bytes", text.size()}}),
             fds, base::Deadline::at_ns(0));
 }
@@ -285,9 +293,17 @@ Attached receive_attached(int socket, base::Deadline deadline) {
   const auto text = base::parse_json(message.bytes, what);
   const base::Fields fields(text, what);
   if (fields.text("type") != "Attached") fields.refuse("type", "Attached");
-  check_fds(message, what, 2, max_session_fds + 1);
-  const auto configuration = std::move(message.fds.back());
-  message.fds.pop_back();
+  const auto checkpoint = fields.text("checkpoint");
+  const std::size_t files = checkpoint.empty() ? 0 : 2;
+  check_fds(message, what, 2 + files, max_session_fds + 1 + files);
+  const auto take = [&] {
+    auto last = std::move(message.fds.back());
+    message.fds.pop_back();
+    return last;
+  };
+  const auto configuration = take();
+  base::UniqueFd training, state;
+  if (files != 0) training = take(), state = take();
   const auto bytes = fields.number<std::size_t>(
       "configuration_bytes", 0, ipc::sealed_bytes(configuration.get(), "the configuration of the service"));
   const ipc::Mapping map(configuration.get(), 0, std::max<std::size_t>(bytes, 1), ipc::Access::read);
@@ -295,7 +311,10 @@ Attached receive_attached(int socket, base::Deadline deadline) {
           .lease = fields.number<std::uint64_t>("lease", 1),
           .run_id = fields.text("run_id"),
           .unfinished = fields.text("unfinished"),
-          .session = std::move(message.fds)};
+          .session = std::move(message.fds),
+          .checkpoint = checkpoint,
+          .state = std::move(state),
+          .training = std::move(training)};
 }
 
 void send_request(int socket, const Request& request, std::uint64_t lease) {

@@ -73,14 +73,24 @@ struct Failed {
 
 /// The host drives the session of a service from now on.
 struct Attached {
-  std::string configuration;  ///< YAML, with the devices that the service has chosen.
-  std::uint64_t lease = 0;    ///< Counts the hosts that the service has admitted. Requests state it.
-  std::string run_id;
+  std::string configuration{};  ///< YAML, with the devices that the service has chosen.
+  std::uint64_t lease = 0;      ///< Counts the hosts that the service has admitted. Requests state it.
+  std::string run_id{};
   /// What an earlier host left half written when it ended: "process 7 (train.py) ended while it wrote
   /// parameters". Empty: nothing.
-  std::string unfinished;
-  std::vector<base::UniqueFd> session;  ///< As session::Session::fds() returns them.
+  std::string unfinished{};
+  std::vector<base::UniqueFd> session{};  ///< As session::Session::fds() returns them.
+  /// The last checkpoint, from which a host gets what the one before has saved beside the model: its path,
+  /// and its open files. Empty: there is none.
+  std::string checkpoint{};
+  base::UniqueFd state{}, training{};
 };
+
+/// Counts the changes of these messages.
+inline constexpr std::uint64_t messages_version = 1;
+/// Of the layout of a session, these messages and the version of accelmgr: a service and those who attach to
+/// it must have the same.
+std::uint64_t build_fingerprint() noexcept;
 
 void send_configuration(int socket, const std::string& yaml);
 /// Throws SessionError on the deadline, and if the peer is gone or sends something else. So do the other
@@ -102,7 +112,8 @@ std::variant<Assigned, Prepared, Started, Failed> receive_answer(int socket, bas
 /// Throws the exception that `failed` describes.
 [[noreturn]] void raise(const Failed& failed);
 
-/// Throws SystemError (EPIPE) if the host is gone, SessionError if the socket is full. Does not block.
+/// Sends `session` in the place of attached.session. Throws SystemError (EPIPE) if the host is gone,
+/// SessionError if the socket is full. Does not block.
 void send_attached(int socket, const Attached& attached, const std::vector<int>& session);
 Attached receive_attached(int socket, base::Deadline deadline);
 

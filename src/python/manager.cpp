@@ -371,6 +371,8 @@ void bind_checkpoints(nb::module_& module) {
               "The id of the run that wrote it; empty if an earlier version of accelmgr wrote it.")
       .def_ro("configuration", &Resumed::configuration,
               "The configuration of the run that wrote it, as YAML; empty if it is not known.")
+      .def_ro("extras_step", &Resumed::extras_step,
+              "Of which step tensors and json are: less than `step` if a service has made steps since.")
       .def("__repr__",
            [](const Resumed& self) { return fmt::format("Resumed(step {}: {})", self.step, self.path); });
 }

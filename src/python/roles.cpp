@@ -77,10 +77,8 @@ void serve(const std::string& configuration, const std::string& socket, std::opt
                   .http = http,
                   .token_file = token_file,
                   .stop_timeout_s = stop_timeout_s,
-                  .reload =
-                      [file, settings] {
-                        return config::load_config(file, settings, config::accelmgr_environment()).config;
-                      }},
+                  .file = file,
+                  .settings = settings},
                  [](const std::string& line) {
                    fmt::print("{}\n", line);
                    std::fflush(stdout);

@@ -12,6 +12,7 @@
 #include "base/exception_text.hpp"
 #include "config/loader.hpp"
 #include "ipc/memory.hpp"
+#include "protocol/messages.hpp"
 #include "service/query.hpp"
 #include "service/status.hpp"
 
@@ -54,7 +55,7 @@ void check_can_share(const Request& request, const std::string& kind, const std:
   if (request.header_field("upgrade") != "accelmgr-" + kind)
     throw Problem(426, "upgrade_required", fmt::format("the request does not say Upgrade: accelmgr-{}", kind),
                   {.hint = "use " + calls});
-  const auto build = fmt::format("{:016x}", session::build_fingerprint());
+  const auto build = fmt::format("{:016x}", protocol::build_fingerprint());
   if (request.header_field("accelmgr-build") != build)
     throw Problem(409, "foreign_build",
                   fmt::format("this {} is of build '{}', the service of build '{}'", kind,
@@ -95,7 +96,8 @@ Problem problem_of(const StepResult& result) {
 }  // namespace
 
 void check_ready(Service& service) {
-  if (const auto not_ready = why_not_ready(service)) throw Problem(503, not_ready->code, not_ready->why);
+  if (const auto not_ready = why_not_ready(service))
+    throw Problem(503, not_ready->code, not_ready->why, {.hint = not_ready->hint});
 }
 
 void step(Service& service, const Request& request, const Respond& respond) {
@@ -172,7 +174,7 @@ void checkpoint(Service& service, const Request& request, const Respond& respond
   const auto written = std::make_shared<std::vector<CheckpointWritten>>();
   service.driver().run(
       [=](Drive& drive) {
-        drive.checkpoints.save({});
+        drive.save();
         *written = drive.checkpoints.written(until);
       },
       [=](const std::exception_ptr& thrown) {
@@ -199,10 +201,17 @@ void attach(Service& service, const Request& request, const Respond& respond) {
   check_free(service);
   const auto name = request.header_field("accelmgr-host").substr(0, longest_name);
   auto& lease = service.manager().lease();
+  protocol::Attached attached{.configuration = config::to_yaml(service.manager().config()),
+                              .run_id = service.run_id()};
+  if (const auto last = service.manager().last_checkpoint()) {
+    attached.checkpoint = last->path;
+    attached.state = base::duplicate(last->state.get());
+    attached.training = base::duplicate(last->training.get());
+  }
   auto socket = lease.admit({.name = name.empty() ? "a host" : name,
                              .pid = request.peer->pid,
                              .pidfd = base::duplicate(request.peer->pidfd.get())},
-                            config::to_yaml(service.manager().config()), service.run_id());
+                            std::move(attached));
   service.events().look();  // Before the host can make a step.
   respond({.status = 101,
            .header = {{"Upgrade", "accelmgr-host"}},

@@ -5,12 +5,8 @@
 #include <boost/asio/post.hpp>
 #include <thread>
 #include <utility>
-#include <variant>
 
-#include "accelmgr/errors.hpp"
-#include "base/timing.hpp"
 #include "client/link.hpp"
-#include "config/loader.hpp"
 #include "ipc/process.hpp"
 #include "protocol/messages.hpp"
 
@@ -18,12 +14,9 @@ namespace accelmgr::service {
 namespace {
 
 /// A session's host without a process of its own: it uses the memory that the manager has mapped.
-void drive(base::UniqueFd socket, const manager::ServedManager& manager, client::Run& run,
+void drive(manager::Lease::Local admitted, const manager::ServedManager& manager, client::Run& run,
            const LocalDriver::Job& job) {
-  const auto soon = base::Deadline::in_seconds(timing::first_words_s);
-  const auto lease = protocol::receive_attached(socket.get(), soon).lease;
-  auto begun = protocol::receive_answer(socket.get(), soon);
-  client::Link link(std::move(socket), {getpid(), ipc::open_pidfd(getpid())}, lease);
+  client::Link link(std::move(admitted.socket), {getpid(), ipc::open_pidfd(getpid())}, admitted.lease);
   const struct Detached {
     client::Link& link;
     ~Detached() {
@@ -34,28 +27,24 @@ void drive(base::UniqueFd socket, const manager::ServedManager& manager, client:
       }
     }
   } detached{link};
-  auto* started = std::get_if<protocol::Started>(&begun);
-  if (started == nullptr) throw SessionError("the session has no runners");
-  link.take_in(std::move(*started));
+  link.take_in(std::move(admitted.started));
   const auto view = manager.host_view();
   client::Stepper stepper(manager.config(), view, manager.manifest(), link, [] { return std::string(); });
   client::Checkpoints checkpoints(manager.config(), run, view, manager.manifest(), link);
-  Drive drive{stepper, checkpoints};
+  Drive drive{stepper, checkpoints, manager.last_checkpoint()};
   job(drive);
 }
 
 }  // namespace
 
 void LocalDriver::run(Job job, Done done) {
-  auto socket = std::make_shared<base::UniqueFd>(manager_.lease().admit(
-      {.name = "the service itself", .pid = getpid(), .pidfd = ipc::open_pidfd(getpid())},
-      config::to_yaml(manager_.config()), run_.id));
+  auto admitted = std::make_shared<manager::Lease::Local>(manager_.lease().admit_this_process());
   thrown_ = nullptr;
   has_returned_ = false;
-  std::thread([this, socket, job = std::move(job)] {
+  std::thread([this, admitted, job = std::move(job)] {
     std::exception_ptr thrown;
     try {
-      drive(std::move(*socket), manager_, run_, job);
+      drive(std::move(*admitted), manager_, run_, job);
     } catch (...) {
       thrown = std::current_exception();
     }

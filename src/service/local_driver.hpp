@@ -18,6 +18,10 @@ namespace accelmgr::service {
 struct Drive {
   client::Stepper& stepper;
   client::Checkpoints& checkpoints;
+  std::shared_ptr<const checkpoint::HostFiles> last;  ///< Null: there is no checkpoint yet.
+
+  /// Saves one with what the last host has saved. `directory`: empty for `checkpoint.directory`.
+  void save(const std::string& directory = {}) { checkpoints.save_with(last.get(), directory); }
 };
 
 /// Used by the thread of the loop.

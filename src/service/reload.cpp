@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <string_view>
 
+#include "accelmgr/errors.hpp"
 #include "config/table.hpp"
 
 namespace accelmgr::service {
@@ -32,6 +34,14 @@ std::string text_of(const config::Option& option, const Config& config) {
 }
 
 }  // namespace
+
+Config read_again(const std::string& file, std::span<const config::Setting> settings) {
+  std::error_code unknown;
+  const auto type = std::filesystem::status(file, unknown).type();
+  if (type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found)
+    throw ConfigError(fmt::format("'{}' is no regular file, and cannot be read again", file));
+  return config::load_config(file, settings, config::accelmgr_environment()).config;
+}
 
 Reload differences_of(const Config& before, const Config& next) {
   Reload reload;

@@ -1,12 +1,17 @@
 // The configuration of a service that is read again while it runs (SIGHUP).
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
 #include "accelmgr/config.hpp"
+#include "config/loader.hpp"
 
 namespace accelmgr::service {
+
+/// Throws ConfigError as load_config() does, and for a FIFO: nobody may write to it any more.
+Config read_again(const std::string& file, std::span<const config::Setting> settings);
 
 /// How a configuration differs from the one before: "runners.hang_timeout 60 -> 30".
 struct Reload {

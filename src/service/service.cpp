@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/asio/post.hpp>
 #include <chrono>
 #include <filesystem>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "service/handlers.hpp"
 #include "service/notify.hpp"
 #include "service/reload.hpp"
+#include "service/status.hpp"
 
 namespace accelmgr::service {
 namespace {
@@ -27,13 +29,22 @@ namespace {
 /// How long a host that makes no step may stay after the service has begun to end.
 constexpr double idle_host_s = 2;
 
-constexpr int exit_failed = 1, exit_usage = 2;
+constexpr int exit_failed = 1, exit_usage = 2, exit_gave_up = 3;
 
 /// Whether the configuration, or a file that it names, is wrong.
 bool is_of_the_user(const std::exception& error) {
   return dynamic_cast<const ConfigError*>(&error) != nullptr ||
          dynamic_cast<const ModelError*>(&error) != nullptr ||
          dynamic_cast<const DataError*>(&error) != nullptr;
+}
+
+/// A directory of another run is a mistake in the configuration, which no restart mends.
+void take_directory(client::Run& run, const std::string& directory) {
+  try {
+    run.take_directory(directory);
+  } catch (const CheckpointError& error) {
+    throw ConfigError(error.what(), "checkpoint.directory");
+  }
 }
 
 }  // namespace
@@ -61,12 +72,14 @@ std::vector<int> Service::listeners() const {
 void Service::begin(const std::function<void(const std::string&)>& say) {
   const auto& checkpoint = manager_.config().checkpoint;
   run_.emplace(checkpoint, /*lock_now=*/true);
-  if (!checkpoint.directory.empty()) run_->take_directory(checkpoint.directory);
+  if (!checkpoint.directory.empty()) take_directory(*run_, checkpoint.directory);
   manager_.make_session(run_->resumed ? run_->resumed->path : "");
+  if (run_->resumed) run_->resumed->tensors.clear();  // A host gets them from the file.
   driver_.emplace(loop_, manager_, *run_);
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) signals_.add(number);
   wait_for_signal();
   manager_.start({.ready = [this, say] { ready(say); },
+                  .gave_up = [this] { boost::asio::post(loop_, [this] { gave_up(); }); },
                   .freed =
                       [this] {
                         driver_->freed();
@@ -87,8 +100,10 @@ void Service::ready(const std::function<void(const std::string&)>& say) {
   if (closing_) return;
   const auto& config = manager_.config();
   notify(fmt::format("READY=1\nSTATUS=serves model '{}' with {} runners", config.model.kind, config.nprocs));
-  say(fmt::format("ready: model '{}', {} runners, process {}, socket {}{}", config.model.kind, config.nprocs,
-                  getpid(), options_.socket, tcp_ ? ", http://" + tcp_->address : ""));
+  say(fmt::format(
+      "ready: model '{}', {} runners, process {}, socket {}{}{}", config.model.kind, config.nprocs, getpid(),
+      options_.socket, tcp_ ? ", http://" + tcp_->address : "",
+      run_->resumed ? fmt::format(", after step {} of '{}'", run_->resumed->step, run_->resumed->path) : ""));
   if (tcp_ && tcp_->others_reach_it)
     base::log().warn(
         "other machines can reach http://{}. A client that knows the token can stop this service; the token "
@@ -114,8 +129,14 @@ void Service::wait_for_signal() {
   });
 }
 
+// Only a service that starts again has runners again.
+void Service::gave_up() {
+  gave_up_ = true;
+  close(why_not_ready(*this)->why);
+}
+
 void Service::reload() {
-  if (!options_.reload || closing_ || !manager_.supervisor().has_started())
+  if (options_.file.empty() || closing_ || !manager_.supervisor().has_started())
     return base::log().warn("SIGHUP: the configuration is not read again now");
   reload_when_idle();
 }
@@ -129,7 +150,7 @@ void Service::reload_when_idle() {
     });
   }
   try {
-    const auto next = options_.reload();
+    const auto next = read_again(options_.file, options_.settings);
     const auto reload = differences_of(read_, next);
     manager_.change([&](Config& config) { take_over(config, next); });
     if (next.nprocs != read_.nprocs && next.nprocs > 0)
@@ -217,7 +238,7 @@ void Service::save_last(const std::string& directory) {
   const auto until = close_until_;
   driver_->run(
       [until, directory](Drive& drive) {
-        drive.checkpoints.save({.directory = directory});
+        drive.save(directory);
         const auto written = drive.checkpoints.written(until);
         if (written.empty()) throw CheckpointError("it was not written within --stop-timeout");
         if (!written.back().error.empty()) throw CheckpointError(written.back().error);
@@ -239,7 +260,8 @@ int Service::end() {
   server_.reset();
   tcp_server_.reset();
   manager_.stop(close_until_);
-  return closing_ && had_started && !failed_ ? 0 : exit_failed;
+  if (!closing_ || !had_started || failed_) return exit_failed;
+  return gave_up_ ? exit_gave_up : 0;
 }
 
 void Service::abandon() noexcept {

@@ -20,6 +20,7 @@
 #include "accelmgr/config.hpp"
 #include "base/clock.hpp"
 #include "client/checkpoints.hpp"
+#include "config/loader.hpp"
 #include "manager/served_manager.hpp"
 #include "service/events.hpp"
 #include "service/host_checkpoints.hpp"
@@ -37,15 +38,17 @@ struct ServeOptions {
   std::string http{};            ///< HOST:PORT to listen at too; empty: none.
   std::string token_file{};      ///< The file with the token that its clients must state.
   double stop_timeout_s = 20;
-  /// Reads the configuration again, for SIGHUP. Throws as it did at the start. May be empty.
-  std::function<Config()> reload{};
+  // What SIGHUP reads again.
+  std::string file{};
+  std::vector<config::Setting> settings{};
   HttpLimits limits{};
 };
 
 /// Serves a session. Call it in a program that has called init(), while it has one thread. `say` gets a line
 /// when the service is ready. Ends the process when the service ends, with exit code 0; 1 if it failed, also
-/// to write its last checkpoint, or ended before it was ready; 2 if model or data cannot be made. Throws
-/// ConfigError, SystemError before it has started anything.
+/// to write its last checkpoint, or ended before it was ready; 2 if model or data cannot be made, or the
+/// checkpoints are of another run; 3 if lost runners are not replaced any more. Throws ConfigError,
+/// SystemError before it has started anything.
 [[noreturn]] void serve(const Config& config, const ServeOptions& options,
                         const std::function<void(const std::string&)>& say);
 
@@ -82,6 +85,7 @@ class Service {
   /// Reads the configuration again.
   void reload();
   void reload_when_idle();
+  void gave_up();
   void look_at_end();
   void save_and_stop();
   void save_last(const std::string& directory);
@@ -103,7 +107,7 @@ class Service {
   boost::asio::steady_timer timer_, reload_timer_;
   std::int64_t began_ns_ = base::now_ns();
   bool closing_ = false;
-  bool is_saving_ = false, failed_ = false;
+  bool is_saving_ = false, failed_ = false, gave_up_ = false;
   base::Deadline host_until_, close_until_;
 };
 

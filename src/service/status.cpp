@@ -42,11 +42,13 @@ std::uint64_t queued_batches(const session::Session& session, int rank) {
 
 std::optional<NotReady> why_not_ready(Service& service) {
   const auto& control = service.manager().session().control();
+  if (control.given_up.load() != 0)
+    return NotReady{
+        "given_up",
+        fmt::format("lost runners are not replaced any more: {}", session::text_of(control.given_up_why)),
+        "the service ends; start it again, and it goes on from its last checkpoint"};
   if (service.is_closing()) return NotReady{"closing", "the service is being stopped"};
   if (!service.manager().supervisor().has_started()) return NotReady{"not_ready", "the runners are starting"};
-  if (control.given_up.load() != 0)
-    return NotReady{"given_up", fmt::format("lost runners are not replaced any more: {}",
-                                            session::text_of(control.given_up_why))};
   return std::nullopt;
 }
 

@@ -28,6 +28,7 @@ std::uint64_t queued_batches(const session::Session& session, int rank);
 struct NotReady {
   std::string code;
   std::string why;
+  std::string hint{};
 };
 /// Why a host that asked now could make no step; nullopt if it could.
 std::optional<NotReady> why_not_ready(Service& service);

@@ -136,13 +136,22 @@ TEST_F(MessagesTest, WhatAHostOfAServiceNeedsArrives) {
   const auto memory = zero(), slab = null();
   const std::string yaml(1'000'000, 'x');  // More than a socket holds, while nobody reads.
   send_attached(manager.get(),
-                {.configuration = yaml, .lease = 3, .run_id = "5f", .unfinished = "half", .session = {}},
+                {.configuration = yaml,
+                 .lease = 3,
+                 .run_id = "5f",
+                 .unfinished = "half",
+                 .checkpoint = "/a/step-00000007",
+                 .state = null(),
+                 .training = zero()},
                 {memory.get(), slab.get()});
   const auto attached = receive_attached(host.get(), soon());
   EXPECT_EQ(attached.configuration, yaml);
   EXPECT_EQ(attached.lease, 3u);
   EXPECT_EQ(attached.run_id, "5f");
   EXPECT_EQ(attached.unfinished, "half");
+  EXPECT_EQ(attached.checkpoint, "/a/step-00000007");
+  EXPECT_EQ(device(attached.state), device(null()));
+  EXPECT_EQ(device(attached.training), device(zero()));
   ASSERT_EQ(attached.session.size(), 2u);
   EXPECT_EQ(device(attached.session[1]), device(null()));
 }

@@ -97,6 +97,35 @@ def test_trains_the_model_of_a_service(service: Service) -> None:
     assert service.stop() == 0
 
 
+def trained(service: Service, steps: list[int]) -> dict[str, torch.Tensor]:
+    """The parameters after hosts have made so many steps each, with one optimizer that they hand on."""
+    for count in steps:
+        with accelmgr.attach(service.socket) as manager:
+            optimizer = torch.optim.AdamW(manager.parameters(), lr=0.1)
+            extra = manager.restore(optimizer)
+            assert extra == (None if manager.statistics().steps == 0 else {"host": "before"})
+            for _ in manager.steps(count):
+                optimizer.step()
+                optimizer.zero_grad()
+            manager.save_checkpoint(optimizer=optimizer, extra={"host": "before"})
+            assert [written.error for written in manager.checkpoints_written(30)] == [""]
+            parameters = {name: value.detach().clone() for name, value in manager.named_parameters()}
+    return parameters
+
+
+def test_a_host_goes_on_with_the_optimizer_of_the_one_before(tmp_path: pathlib.Path) -> None:
+    found = []
+    for steps in ([4], [2, 2]):
+        folder = tmp_path / str(len(steps))
+        folder.mkdir()
+        service = Service(folder, CONFIGURATION, f"checkpoint.directory={folder / 'checkpoints'}")
+        try:
+            found.append(trained(service, steps))
+        finally:
+            service.end()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
 def test_a_stopped_host_keeps_what_it_had(service: Service) -> None:
     first = accelmgr.attach(service.socket)
     first.step()

@@ -203,6 +203,18 @@ TEST(Session, APrivateSessionNeitherSeesNorMakesChanges) {
   EXPECT_EQ(other.slab(0)[0], std::byte{0});
 }
 
+// A private copy of it would end the process later, by the kernel's choice.
+TEST(MappingDeathTest, WithoutMemoryForACopyCanOnlyBeRead) {
+  const auto bytes = ipc::memory_available().bytes + (std::size_t{1} << 30);
+  const auto fd = ipc::create_memfd("test", bytes, ipc::Allocate::later);
+  const ipc::Mapping shared(fd.get(), 0, bytes, ipc::Access::read_write);
+  const ipc::Mapping mapping(fd.get(), 0, bytes, ipc::Access::read_write);
+  EXPECT_TRUE(mapping.make_private());
+  shared.data()[0] = std::byte{7};
+  EXPECT_EQ(mapping.data()[0], std::byte{7});
+  EXPECT_DEATH(mapping.data()[0] = std::byte{8}, "");
+}
+
 TEST(SessionDeathTest, AnObserverReadsAndCannotWrite) {
   auto [manifest, made] = small_session(2, {10});
   made.parameters()[0] = std::byte{7};

@@ -1,5 +1,6 @@
 // Checks that processes which observe a service see what happens there, and change nothing.
 #include "client/observer.hpp"
+#include "protocol/messages.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -105,7 +106,7 @@ TEST(Observer, GetsMemoryThatTheKernelRefusesToMapWritable) {
   const ServiceRun service(restarting(stage));
   auto socket = client::ServiceSocket::connect(service.socket(), soon());
   const auto head =
-      fmt::format("Upgrade: accelmgr-observer\r\nAccelmgr-Build: {:016x}\r\n", session::build_fingerprint());
+      fmt::format("Upgrade: accelmgr-observer\r\nAccelmgr-Build: {:016x}\r\n", protocol::build_fingerprint());
   const auto answer = socket.ask("GET", "/v1/observe", head, "", soon());
   ASSERT_EQ(answer.status, 101);
   ASSERT_TRUE(answer.fd);

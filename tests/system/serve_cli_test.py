@@ -193,12 +193,40 @@ class Serve(ServiceTest):
         reload("step_timeout: 7\nseed_base: 5\n", "SIGHUP: nothing changes")
         reload("step_timeouts: 8\n", "SIGHUP: the configuration stays as it is: ")
         self.assertIn("did you mean 'step_timeout'?", said.read_text())
+        self.configuration.unlink()
+        os.mkfifo(self.configuration)
+        before = said.stat().st_size
+        process.send_signal(signal.SIGHUP)
+        while "is no regular file" not in said.read_text()[before:]:
+            self.assertEqual(self.ask("status").returncode, DONE)
+        self.configuration.unlink()
         self.configuration.write_text(SMALL.replace("nprocs: 2", "nprocs: 3"))
         process.send_signal(signal.SIGHUP)
         while len(self.status()["runners"]) < 3:
             pass
         self.assertEqual(json.loads(self.ask("step", "--json").stdout)["steps"][0]["participants"], 3)
         self.end(process)
+
+    def test_it_goes_on_from_the_last_good_checkpoint_and_keeps_a_damaged_one(self):
+        checkpoints = self.folder / "checkpoints"
+        arguments = ["--set", f"checkpoint.directory={checkpoints}", "--set", "checkpoint.keep=2",
+                     "--set", "checkpoint.resume=latest"]
+        process = self.serve(*arguments)
+        self.ask("step", "--count", "2")
+        self.ask("checkpoint")
+        self.ask("step")
+        self.end(process)
+        damaged = checkpoints / "step-00000003" / "model.safetensors"
+        damaged.write_bytes(damaged.read_bytes()[:100])
+        process = self.serve(*arguments, errors=self.folder / "errors")
+        self.assertIn(f", after step 2 of '{checkpoints}/step-00000002'\n", self.ready)
+        said = (self.folder / "errors").read_text()
+        self.assertRegex(said, r"model.safetensors' is torn")
+        self.assertIn(f"is kept as '{checkpoints}/step-00000003.unreadable'", said)
+        self.ask("step")
+        self.end(process)
+        self.assertEqual(sorted(path.name for path in checkpoints.glob("step-*")),
+                         ["step-00000002", "step-00000003", "step-00000003.unreadable"])
 
     def test_a_checkpoint_is_written_when_it_is_asked_for(self):
         process = self.serve()

@@ -43,6 +43,14 @@ int serve(const std::vector<std::string>& arguments) {
 }
 
 int host(const std::vector<std::string>& arguments) {
+  if (arguments.at(1) == "at once") {
+    try {
+      client::Handle(arguments.at(0), {.timeout_s = 0});
+    } catch (const SessionError& error) {
+      say(error.what());
+    }
+    return 0;
+  }
   client::Handle manager(arguments.at(0), {.name = "test host", .keep_gradients = true});
   say(manager.unfinished());
   for (std::size_t i = 1; i < arguments.size(); ++i) {

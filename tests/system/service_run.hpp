@@ -21,7 +21,8 @@ inline constexpr const char* serves = "serves";
 /// The role of a host: the path of the socket, and then what it does, one word each: "step", "write" (begins
 /// to write parameters), "update" (the same, and ends it), "zero" (its gradients), "again" (executes
 /// this program as another host, which makes a step), "detach", "fork" (a child
-/// that waits for the test). It says a line after each, and then waits for the test.
+/// that waits for the test); or "at once" alone: attaches without patience, and says why it cannot. It says a
+/// line after each, and then waits for the test.
 inline constexpr const char* attaches = "attaches";
 
 /// The role of an observer: the path of the socket. It says "observes", and then reads steps and parameters

@@ -1,5 +1,6 @@
 // Checks that a service outlives its hosts: they attach one after the other, end at any instant, and nothing
 // is lost, doubled or left hanging.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -11,6 +12,8 @@
 #include <thread>
 
 #include "checkpoint/folder.hpp"
+#include "client/service_socket.hpp"
+#include "protocol/messages.hpp"
 #include "service_run.hpp"
 #include "session/layout.hpp"
 
@@ -110,6 +113,24 @@ TEST(Service, AHostThatOnlyClosesItsSocketKeepsOthersOutUntilItHasEnded) {
   expect_ok(manager);
   EXPECT_EQ(manager.statistics().steps, 2u);
   host.let_go();
+}
+
+// It closes its socket and lives on, so that it may still write to the session.
+TEST(Service, AHostThatIsEndingIsTheReasonWhyAnotherIsNotAdmitted) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  {
+    auto socket = client::ServiceSocket::connect(service.socket(), soon());
+    const auto head =
+        fmt::format("Upgrade: accelmgr-host\r\nAccelmgr-Build: {:016x}\r\n", protocol::build_fingerprint());
+    EXPECT_EQ(socket.ask("GET", "/v1/attach", head, "", soon()).status, 101);
+  }
+  while (!service.status()["host"]["leaving"].get<bool>()) std::this_thread::yield();
+  AttachedHost other(service, {"at once"});
+  EXPECT_NE(other.line().find("is ending"), std::string::npos);
+  EXPECT_EQ(other.status(), 0);
+  auto manager = service.attach();  // The process that is ending itself.
+  expect_ok(manager);
 }
 
 TEST(Service, AHostThatDiesWhileItWritesParametersIsReported) {
@@ -383,12 +404,33 @@ TEST(Service, SaysWhetherAStepWouldBeServed) {
   const Stage stage;
   auto config = restarting(stage);
   config.runners.max_restarts = 0;
-  const ServiceRun service(config);
+  ServiceRun service(config);
   EXPECT_EQ(service.ask("GET", "/readyz").status, 200);
+  auto manager = service.attach();  // The service waits until it leaves.
   ipc::send_signal(service.runner(0), SIGKILL);
   while (service.ask("GET", "/readyz").status == 200) std::this_thread::yield();
   EXPECT_EQ(service.ask("GET", "/readyz").code(), "given_up");
   EXPECT_EQ(service.ask("GET", "/healthz").status, 200);
+  const auto result = manager.step();
+  EXPECT_EQ(result.status, StepStatus::runner_lost) << result.error;
+  EXPECT_EQ(result.causes.size(), 1u);
+  manager.stop();
+  const int status = service.wait();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
+}
+
+TEST(Service, ThatGivesUpWritesItsLastCheckpoint) {
+  const Stage stage;
+  auto config = restarting(stage);
+  config.runners.max_restarts = 0;
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  ServiceRun service(config);
+  EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+  ipc::send_signal(service.runner(1), SIGKILL);
+  const int status = service.wait();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
+  EXPECT_TRUE(std::filesystem::exists(folder / "checkpoints" / checkpoint::folder_name(1)));
 }
 
 // ---- Its socket ----
@@ -478,6 +520,50 @@ TEST(Service, LeavesTheCheckpointOfAHostAsItIsWhenItEnds) {
   }
 }
 
+/// What `manager` finds of the one before: the optimizer, the step it is of, and the step of the checkpoint.
+std::string found_by(const client::Handle& manager) {
+  const auto& resumed = manager.resumed();
+  if (!resumed) return "nothing";
+  std::string text;
+  for (const auto& tensor : resumed->tensors) text += fmt::format("{}={} ", tensor.name, int(tensor.data[0]));
+  return text + fmt::format("{} of step {} in step {}", resumed->json, resumed->extras_step, resumed->step);
+}
+
+// A service has no optimizer: it keeps the last one.
+TEST(Service, AHostGetsWhatTheLastOneHasSaved) {
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  config.checkpoint.keep = 1;
+  const std::byte momentum{7};
+  {
+    ServiceRun service(config);
+    {
+      auto manager = service.attach();
+      EXPECT_EQ(found_by(manager), "nothing");
+      expect_ok(manager);
+      manager.save_checkpoint(
+          {.tensors = {{"momentum", DType::uint8, {1}, &momentum}}, .json = R"({"lr":3})"});
+      ASSERT_EQ(manager.checkpoints_written(30).at(0).error, "");
+    }
+    const auto wait = [&] {
+      while (!service.status()["host"].is_null()) std::this_thread::yield();
+    };
+    EXPECT_EQ(found_by(service.attach()), R"(momentum=7 {"lr":3} of step 1 in step 1)");
+    wait();
+    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+    EXPECT_EQ(service.ask("POST", "/v1/checkpoint").status, 200);
+    EXPECT_EQ(found_by(service.attach()), R"(momentum=7 {"lr":3} of step 1 in step 2)");
+    wait();
+    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+    EXPECT_EQ(service.terminate(), 0);
+  }
+  config.checkpoint.resume = "latest";
+  const ServiceRun again(config);
+  EXPECT_EQ(found_by(again.attach()), R"(momentum=7 {"lr":3} of step 1 in step 3)");
+}
+
 TEST(Service, WritesNoCheckpointsBesideThoseOfAnotherRun) {
   const Stage stage;
   auto config = restarting(stage);
@@ -490,7 +576,8 @@ TEST(Service, WritesNoCheckpointsBesideThoseOfAnotherRun) {
   }
   RoleProcess other(serves, {config::to_yaml(config), folder / "socket"});
   EXPECT_EQ(other.line(), "");
-  EXPECT_TRUE(WIFEXITED(other.status()));
+  const int status = other.status();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << status << ": no restart mends it";
 }
 
 TEST(Service, TheHostOfAServiceWritesCheckpointsOfItsRun) {

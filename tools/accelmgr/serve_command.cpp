@@ -53,7 +53,8 @@ gid_t group_named(const std::string& name) {
     for (const auto& setting : arguments.config.settings) words.push_back(setting.assignment);
     execute_python_service(words);
   }
-  options.reload = [config = arguments.config] { return load(config).config; };
+  options.file = arguments.config.file;
+  options.settings = arguments.config.settings;
   service::serve(loaded.config, options, [](const std::string& line) { print_out(line + "\n"); });
 }
 

@@ -519,8 +519,10 @@ class Manager:
     def restore(self, optimizer: Any = None, scheduler: Any = None) -> dict[str, Any] | None:
         """Loads the saved states of optimizer and scheduler, if start() resumed from a checkpoint.
 
-        Returns `extra` of that checkpoint. Returns None for a new run, and changes nothing then. Raises CheckpointError
-        when the checkpoint has no state of the optimizer or scheduler that is passed.
+        After attach(): those that the last host saved with save_checkpoint(), also if it did so in an earlier life of
+        the service; `resumed.extras_step` says after which step that was. Returns `extra` of that checkpoint. Returns
+        None for a new run, and changes nothing then. Raises CheckpointError when the checkpoint has no state of the
+        optimizer or scheduler that is passed.
         """
         if self.resumed is None:
             return None
@@ -532,7 +534,10 @@ class Manager:
 
     @property
     def resumed(self) -> _native.Resumed | None:
-        """The checkpoint from which start() resumed (`checkpoint.resume`); None for a new run."""
+        """The checkpoint from which start() resumed (`checkpoint.resume`); None for a new run.
+
+        After attach(): the last checkpoint of the service, with what the last host saved; None if there is none.
+        """
         return self._resumed if self._model is not None else self._handle.resumed
 
     @property
