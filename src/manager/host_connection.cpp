@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/log.hpp"
+#include "ipc/process.hpp"
 #include "ipc/socket.hpp"
 
 namespace accelmgr::manager {
@@ -18,6 +19,12 @@ HostConnection::HostConnection(boost::asio::io_context& loop, HostLink& link,
         events_.ended();
         return false;
       }) {}
+
+void HostConnection::catch_up() {
+  while (ipc::is_readable(link_.socket()) && serve_request()) {
+  }
+  if (ipc::has_ended(link_.pidfd())) events_.ended();
+}
 
 void HostConnection::tell(protocol::Notice notice) {
   link_.tell(std::move(notice));

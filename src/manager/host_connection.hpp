@@ -16,7 +16,7 @@ namespace accelmgr::manager {
 /// Used by the thread of its loop. Does not block.
 class HostConnection {
  public:
-  /// Each is called once at most, except `save`. None may destroy this object.
+  /// None may destroy this object. Those of the host's end may come more than once.
   struct Events {
     std::function<void()> stop{};    ///< The host asks to stop. Empty: that is refused.
     std::function<void()> detach{};  ///< The host has given up its mappings. Empty: that is refused.
@@ -30,6 +30,8 @@ class HostConnection {
   HostConnection(boost::asio::io_context& loop, HostLink& link, const session::SupervisorView& view,
                  Supervisor& supervisor, Events events);
 
+  /// Takes in now what the host has sent, and whether it has ended, as the loop would later.
+  void catch_up();
   /// Sends a notice as soon as the host reads.
   void tell(protocol::Notice notice);
 

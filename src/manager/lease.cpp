@@ -31,6 +31,18 @@ Lease::Lease(boost::asio::io_context& loop, const session::SupervisorView& view,
       events_(std::move(events)),
       timer_(loop) {}
 
+Lease::Standing Lease::standing() const {
+  const std::lock_guard lock(mutex_);
+  return shown_;
+}
+
+/// Shows others how it stands now.
+void Lease::show() {
+  Standing now{state_, number_, host_.name, host_.pid, unfinished_};
+  const std::lock_guard lock(mutex_);
+  shown_ = std::move(now);
+}
+
 base::UniqueFd Lease::admit(Host host, protocol::Attached attached) {
   auto [ours, theirs] = ipc::socket_pair();
   attached.lease = number_ + 1;
@@ -76,6 +88,7 @@ void Lease::give(Host host, base::UniqueFd ours) {
   buffers_before_ = control.buffer_version.load();
   supervisor_.report_to(&link);
   view_.control().lease.store(number);
+  show();
   base::log().info("{} drives the session, with lease {}", text_of(host_), number);
 }
 
@@ -84,6 +97,7 @@ void Lease::leave(std::uint64_t number, bool detached) {
   if (number != number_) return;
   if (state_ == State::driven) {
     state_ = State::leaving;
+    show();
     // A thread of this process that drives the session ends before its socket does.
     detached_ = detached || host_.pid == getpid();
     supervisor_.report_to(nullptr);
@@ -123,6 +137,7 @@ void Lease::look() {
   note_half_written();
   view_.control().lease.store(0);
   state_ = State::free;
+  show();
   base::log().info("the session is free after {} steps", steps());
   events_.freed();
 }

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
@@ -23,6 +24,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -34,7 +36,7 @@
 
 namespace accelmgr::manager {
 
-/// Used by the thread of its loop, except for saved().
+/// Used by the thread of its loop, except for standing() and saved().
 class Lease {
  public:
   enum class State { free, driven, leaving };
@@ -53,6 +55,19 @@ class Lease {
   /// What `view` shows and `supervisor` must outlive this. `checkpoints`: `checkpoint.directory`.
   Lease(boost::asio::io_context& loop, const session::SupervisorView& view, Supervisor& supervisor,
         const std::filesystem::path& checkpoints, Events events);
+
+  /// What others see of it.
+  struct Standing {
+    State state = State::free;
+    std::uint64_t number = 0;
+    std::string name;  ///< Of the host.
+    pid_t pid = 0;
+    std::string unfinished;
+    /// Whether a host drives, or is leaving: this process, which may drive too, is none.
+    bool has_host() const noexcept { return state != State::free && pid != getpid(); }
+  };
+  /// Any thread.
+  Standing standing() const;
 
   State state() const noexcept { return state_; }
   /// The host that drives the session, or is leaving.
@@ -88,6 +103,11 @@ class Lease {
   /// The host to which the lease `number` was given has never heard of it.
   void take_back(std::uint64_t number) { leave(number, /*detached=*/true); }
 
+  /// Takes in what the host has sent before a request that comes now, and its end. What follows from that is
+  /// posted to the loop.
+  void catch_up() {
+    if (connection_) connection_->catch_up();
+  }
   /// A process asks for the lease. If it is the host that is leaving, it has given up its mappings: it has
   /// executed another program, or an attach of it has failed half-way.
   void returns(pid_t pid);
@@ -98,6 +118,7 @@ class Lease {
   void saved(protocol::Saved saved);
 
  private:
+  void show();
   void give(Host host, base::UniqueFd ours);
   void leave(std::uint64_t number, bool detached);
   void look();
@@ -123,6 +144,8 @@ class Lease {
   std::uint64_t writes_before_ = 0,
                 buffers_before_ = 0;  ///< HostControl's counts when the host was admitted.
   std::string unfinished_;
+  mutable std::mutex mutex_;
+  Standing shown_;  ///< Guarded by the mutex.
 };
 
 }  // namespace accelmgr::manager

@@ -185,8 +185,8 @@ void Supervisor::ready_if_known(int rank) {
   if (has_started_) {
     tell_of_ready(rank);
   } else if (wanted_.empty()) {
-    ready_();
     has_started_ = true;
+    ready_();
   }
   start_next();
 }

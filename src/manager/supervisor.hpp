@@ -13,6 +13,7 @@
 // clang-format on
 #pragma once
 
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <cstdint>
@@ -59,9 +60,9 @@ class Supervisor {
   /// `gave_up` once when it will replace no more runners.
   void start(
       std::function<void()> ready, std::function<void()> gave_up = [] {});
-  /// Whether all runners of the first team have been ready.
+  /// Whether all runners of the first team have been ready. Any thread.
   bool has_started() const noexcept { return has_started_; }
-  /// See Watchdog::silent_ns(); of a runner that is ready.
+  /// See Watchdog::silent_ns(); of a runner that is ready. Any thread.
   std::int64_t silent_ns(int rank) const noexcept { return watchdog_.silent_ns(rank); }
   /// The fork server and the runners that are ready, for a host.
   protocol::Started started() const;
@@ -162,7 +163,7 @@ class Supervisor {
   std::deque<Wanted> wanted_;
   std::optional<int> starting_;
   std::int64_t starting_ns_ = 0;  ///< When the start of `starting_` began.
-  bool has_started_ = false;
+  std::atomic<bool> has_started_ = false;
   bool fork_server_lost_ = false;  ///< Its runners are ending; a new fork server is made when all have ended.
   base::Deadline start_deadline_;
   RestartPolicy policy_;

@@ -45,13 +45,14 @@ std::vector<Verdict> Watchdog::look(std::int64_t now_ns) {
     if ((team >> rank & 1) == 0 || session_.record(rank).state.load() != session::RunnerState::ready)
       continue;
     if (auto why = judge(rank, now_ns)) verdicts.push_back({rank, std::move(*why)});
+    const auto at = static_cast<std::size_t>(rank);
+    silent_ns_[at].store(seen_[at].since_ns == 0 ? 0 : now_ns - seen_[at].since_ns);
   }
   return verdicts;
 }
 
 std::int64_t Watchdog::silent_ns(int rank) const noexcept {
-  const auto since_ns = seen_[static_cast<std::size_t>(rank)].since_ns;
-  return since_ns == 0 ? 0 : looked_ns_ - since_ns;
+  return silent_ns_[static_cast<std::size_t>(rank)].load();
 }
 
 std::optional<std::string> Watchdog::judge(int rank, std::int64_t now_ns) {

@@ -13,6 +13,8 @@
 // clang-format on
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -39,7 +41,7 @@ class Watchdog {
   Watchdog(const Config& config, const session::Session& session, Usage usage = ipc::usage);
 
   std::vector<Verdict> look(std::int64_t now_ns);
-  /// How long a runner has given no sign of life in an attempt, as of the last look.
+  /// How long a runner has given no sign of life in an attempt, as of the last look. Any thread.
   std::int64_t silent_ns(int rank) const noexcept;
 
  private:
@@ -77,6 +79,7 @@ class Watchdog {
   const session::Session& session_;
   Usage usage_;
   std::vector<Seen> seen_;
+  std::array<std::atomic<std::int64_t>, session::max_ranks> silent_ns_{};
   std::int64_t looked_ns_ = 0;
 };
 

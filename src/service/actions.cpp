@@ -212,11 +212,13 @@ void attach(Service& service, const Request& request, const Respond& respond) {
                              .pid = request.peer->pid,
                              .pidfd = base::duplicate(request.peer->pidfd.get())},
                             std::move(attached));
-  service.events().look();  // Before the host can make a step.
+  service.tell_clients([&events = service.events()] { events.look(); });  // Before the host can make a step.
   respond({.status = 101,
            .header = {{"Upgrade", "accelmgr-host"}},
            .fd = std::make_shared<const base::UniqueFd>(std::move(socket)),
-           .undelivered = [&lease, number = lease.number()] { lease.take_back(number); }});
+           .undelivered = [&service, &lease, number = lease.number()] {
+             service.act([&lease, number] { lease.take_back(number); });
+           }});
 }
 
 void observe(Service& service, const Request& request, const Respond& respond) {

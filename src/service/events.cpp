@@ -1,7 +1,6 @@
 #include "service/events.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -27,10 +26,7 @@ std::string event(const char* name, Events::Position at, std::string_view data) 
 }
 
 /// The lease of the host that drives the session; 0: none does. The service's own steps are no host's.
-std::uint64_t host_of_now(const Lease& lease) {
-  const bool driven = lease.state() != Lease::State::free && lease.host().pid != getpid();
-  return driven ? lease.number() : 0;
-}
+std::uint64_t host_of_now(const Lease::Standing& lease) { return lease.has_host() ? lease.number : 0; }
 
 }  // namespace
 
@@ -63,7 +59,7 @@ void Events::subscribe(std::weak_ptr<Stream> client, std::optional<Position> fro
     look();
   } else {
     seen_ = now();
-    host_seen_ = host_of_now(manager_.lease());
+    host_seen_ = host_of_now(manager_.lease().standing());
   }
   if (const auto stream = client.lock()) {
     const auto begin = from.value_or(seen_);
@@ -97,14 +93,15 @@ std::string Events::since(Position from, Position to) const {
 }
 
 std::string Events::host_event(Position at) const {
-  return event("host", at, text_of({{"host", host_seen_ == 0 ? json() : host_of(manager_.lease())}}));
+  return event("host", at,
+               text_of({{"host", host_seen_ == 0 ? json() : host_of(manager_.lease().standing())}}));
 }
 
 void Events::look() {
   if (!has_subscribers()) return;
   const auto before = std::exchange(seen_, now());
   auto text = since(before, seen_);
-  if (const auto host = host_of_now(manager_.lease()); host != host_seen_) {
+  if (const auto host = host_of_now(manager_.lease().standing()); host != host_seen_) {
     host_seen_ = host;
     text += host_event(seen_);
   }

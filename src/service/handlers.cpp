@@ -118,6 +118,7 @@ const std::vector<Route>& routes() {
        .path = "/v1/config",
        .summary = "The configuration, with the devices that were chosen",
        .serve = configuration,
+       .acts = true,
        .answer = "application/yaml"},
       {.method = "GET",
        .path = "/v1/steps",
@@ -142,6 +143,7 @@ const std::vector<Route>& routes() {
        .path = "/v1/attach",
        .summary = "Makes the process that asks over a Unix socket the host; for accelmgr's own libraries",
        .serve = attach,
+       .acts = true,
        .answer = "application/octet-stream"},
       {.method = "GET",
        .path = "/v1/observe",
@@ -153,6 +155,7 @@ const std::vector<Route>& routes() {
        .path = "/v1/step",
        .summary = "Makes steps, if no host drives the session",
        .serve = step,
+       .acts = true,
        .body = {{"count", integer, "How many; 1", 1, 1000},
                 {"accumulate", flag, "Whether gradients are added to those that are there; true"},
                 {"timeout_s", number, "For each step; step_timeout", 0, longest_step_s}},
@@ -161,29 +164,34 @@ const std::vector<Route>& routes() {
        .path = "/v1/zero_grad",
        .summary = "Sets the gradients to zero, if no host drives the session",
        .serve = zero_grad,
+       .acts = true,
        .answer = "Zeroed"},
       {.method = "POST",
        .path = "/v1/resize",
        .summary = "Changes how many runners there are, from the next step on",
        .serve = resize,
+       .acts = true,
        .body = {{"runners", integer, "How many, at most runners.max_runners", 1, session::max_ranks, true}},
        .answer = "Runners"},
       {.method = "POST",
        .path = "/v1/restart",
        .summary = "Replaces a runner; a step that it leaves is tried again",
        .serve = restart,
+       .acts = true,
        .query = {{"rank", integer, "Its rank", 0, session::max_ranks - 1, true}},
        .answer = "Runners"},
       {.method = "POST",
        .path = "/v1/checkpoint",
        .summary = "Writes a checkpoint; a host that drives the session is asked to, with its optimizer",
        .serve = checkpoint,
+       .acts = true,
        .body = {{"timeout_s", number, "Until when it must be written; 60", 0, longest_step_s}},
        .answer = "Checkpoint"},
       {.method = "POST",
        .path = "/v1/stop",
        .summary = "Ends the service",
        .serve = stop,
+       .acts = true,
        .answer = "Stopping"},
       {.method = "GET",
        .path = "/healthz",
@@ -244,7 +252,22 @@ void handle(Service& service, Request request, const Respond& respond) {
   const auto& route = route_of(request);
   check_query(request, route.query);
   request.fields = checked_body(request, route.body);
-  route.serve(service, request, respond);
+  if (!route.acts) return route.serve(service, request, respond);
+  auto answer = [&service, respond](Response response) {
+    service.tell_clients([respond, response = std::move(response)] { respond(response); });
+  };
+  auto serve = [&service, &route, request = std::move(request), answer = std::move(answer)] {
+    try {
+      route.serve(service, request, answer);
+    } catch (...) {
+      answer(response_of_exception());
+    }
+  };
+  // A host that has left before this request came has left for it too.
+  service.act([&service, serve = std::move(serve)] {
+    service.manager().lease().catch_up();
+    service.act(serve);
+  });
 }
 
 }  // namespace accelmgr::service

@@ -19,7 +19,6 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
-#include "base/exception_text.hpp"
 #include "base/log.hpp"
 #include "base/refusals.hpp"
 #include "base/timing.hpp"
@@ -208,12 +207,8 @@ class HttpServer::Connection final : public Stream, public std::enable_shared_fr
         if (const auto self = weak.lock()) return self->answer(std::move(response));
         if (response.undelivered) response.undelivered();
       });
-    } catch (const Problem& problem) {
-      answer(problem.response());
     } catch (...) {
-      const auto text = base::current_exception_text();
-      base::log().warn("a request was not served: {}", text);
-      answer(Problem(500, "internal", text).response());
+      answer(response_of_exception());
     }
     if (!is_answered_) watch_client();
   }

@@ -16,8 +16,6 @@
 namespace accelmgr::service {
 namespace {
 
-using manager::Lease;
-
 /// Writes the format. Its labels are names and numbers of our own: no value needs an escape.
 class Text {
  public:
@@ -122,13 +120,13 @@ void add_runners(Text& text, Service& service) {
 
 void add_service(Text& text, Service& service) {
   const auto& session = service.manager().session();
-  const auto& lease = service.manager().lease();
+  const auto lease = service.manager().lease().standing();
   text.family("accelmgr_build_info", "gauge", "The version of accelmgr; always 1.");
   text.sample("version=\"" ACCELMGR_VERSION "\"", 1);
   text.family("accelmgr_ready", "gauge", "1: a step could be made.");
   text.sample(!why_not_ready(service));
   text.family("accelmgr_host_attached", "gauge", "1: a host drives the session.");
-  text.sample(lease.state() != Lease::State::free && lease.host().pid != getpid());
+  text.sample(lease.has_host());
   text.family("accelmgr_parameter_version", "gauge", "Grows with every update; odd while one is written.");
   text.sample(double(session.control().parameter_version.load()));
   text.family("accelmgr_session_bytes", "gauge", "Shared memory of the session.");
@@ -144,10 +142,9 @@ void add_processes(Text& text, Service& service) {
     if (const auto bytes = ipc::private_bytes(pid)) text.sample(labels, double(*bytes));
   };
   const auto& session = service.manager().session();
-  const auto& lease = service.manager().lease();
+  const auto lease = service.manager().lease().standing();
   add("process=\"manager\"", getpid());
-  if (lease.state() != Lease::State::free && lease.host().pid != getpid())
-    add("process=\"host\"", lease.host().pid);
+  if (lease.has_host()) add("process=\"host\"", lease.pid);
   for (int rank = 0; rank < session.ranks(); ++rank)
     if (session.record(rank).state.load() == session::RunnerState::ready)
       add(fmt::format("process=\"runner {}\"", rank), session.record(rank).pid.load());

@@ -3,6 +3,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/exception_text.hpp"
+#include "base/log.hpp"
+
 namespace accelmgr::service {
 
 using nlohmann::json;
@@ -25,6 +28,18 @@ Response Problem::response() const {
                                 status_);
   response.header = details_.header;
   return response;
+}
+
+Response response_of_exception() {
+  try {
+    throw;
+  } catch (const Problem& problem) {
+    return problem.response();
+  } catch (...) {
+    const auto text = base::current_exception_text();
+    base::log().warn("a request was not served: {}", text);
+    return Problem(500, "internal", text).response();
+  }
 }
 
 std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }

@@ -57,8 +57,8 @@ struct Response {
   std::function<void()> undelivered{};
 };
 
-/// Takes the response of a request, now or later. Called once, on the thread of the service's loop. Does
-/// nothing if the client has left meanwhile.
+/// Takes the response of a request, now or later. Called once, on the server's thread; what Route::acts is
+/// given may be called on the supervisor's. Does nothing if the client has left meanwhile.
 using Respond = std::function<void(Response)>;
 
 struct ProblemDetails {
@@ -83,6 +83,9 @@ class Problem : public std::exception {
   std::string code_, message_;
   ProblemDetails details_;
 };
+
+/// The response to a request that has failed with the exception under way. Logs one that is no Problem.
+Response response_of_exception();
 
 /// The text of JSON, on one line. It may hold text of user code, and that bytes which are no UTF-8.
 std::string text_of(const nlohmann::json& value);

@@ -34,6 +34,7 @@ struct Route {
   const char* summary;
   /// Serves a request that was checked, or throws Problem. Does not block: `respond` may be called later.
   void (*serve)(Service&, const Request&, const Respond&);
+  bool acts = false;  ///< It is served by the supervisor's thread. Others only read, by the clients' thread.
   std::vector<Parameter> query{};
   std::vector<Parameter> body{};
   /// The media type of the answer, or the name of its JSON schema in openapi.cpp.

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <boost/asio/post.hpp>
+#include <boost/asio/executor_work_guard.hpp>
 #include <chrono>
 #include <filesystem>
+#include <future>
+#include <thread>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
@@ -79,21 +82,42 @@ void Service::begin(const std::function<void(const std::string&)>& say) {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) signals_.add(number);
   wait_for_signal();
   manager_.start({.ready = [this, say] { ready(say); },
-                  .gave_up = [this] { boost::asio::post(loop_, [this] { gave_up(); }); },
+                  .gave_up = [this] { act([this] { gave_up(); }); },
                   .freed =
                       [this] {
                         driver_->freed();
                         host_checkpoints_->left();
-                        events_->look();
+                        tell_clients([this] { events_->look(); });
                       },
                   .saved = [this](const protocol::Saved& saved) { host_checkpoints_->saved(saved); }});
   host_checkpoints_.emplace(loop_, manager_.lease());
-  events_.emplace(loop_, manager_);
+  serve_clients();
+}
+
+void Service::serve_clients() {
+  events_.emplace(clients_, manager_);
   const auto serve = [this](const Request& request, const Respond& respond) {
     handle(*this, request, respond);
   };
-  server_.emplace(loop_, path_.take(), Access{options_.group}, options_.limits, serve);
-  if (tcp_) tcp_server_.emplace(loop_, std::move(tcp_->fd), *token_, options_.limits, serve);
+  server_.emplace(clients_, path_.take(), Access{options_.group}, options_.limits, serve);
+  if (tcp_) tcp_server_.emplace(clients_, std::move(tcp_->fd), *token_, options_.limits, serve);
+  std::thread([this] {
+    prctl(PR_SET_NAME, "accelmgr:http");
+    const auto work = boost::asio::make_work_guard(clients_);
+    clients_.run();
+  }).detach();
+}
+
+// The clients' thread may be in a call that does not return; then it is not waited for.
+void Service::end_clients() {
+  const auto ended = std::make_shared<std::promise<void>>();
+  tell_clients([this, ended] {
+    events_->look();  // The last step.
+    server_.reset();
+    tcp_server_.reset();
+    ended->set_value();
+  });
+  ended->get_future().wait_for(std::chrono::seconds(1));
 }
 
 void Service::ready(const std::function<void(const std::string&)>& say) {
@@ -141,38 +165,53 @@ void Service::reload() {
   reload_when_idle();
 }
 
-// A request that drives the session reads the configuration on another thread.
+// A thread reads the file, because a disk may block it. A request that drives the session reads the
+// configuration on another thread.
 void Service::reload_when_idle() {
-  if (driver_->is_busy()) {
+  if (driver_->is_busy() || is_reading_) {
     reload_timer_.expires_after(std::chrono::nanoseconds(timing::look_ns));
     return reload_timer_.async_wait([this](const boost::system::error_code& error) {
       if (!error) reload_when_idle();
     });
   }
-  try {
-    const auto next = read_again(options_.file, options_.settings);
-    const auto reload = differences_of(read_, next);
-    manager_.change([&](Config& config) { take_over(config, next); });
-    if (next.nprocs != read_.nprocs && next.nprocs > 0)
-      if (const auto answer = manager_.supervisor().resize(next.nprocs); !answer.refused.empty())
-        base::log().warn("SIGHUP: the team stays as it is: {}", answer.refused);
-    read_ = next;
-    if (reload.changed.empty()) base::log().warn("SIGHUP: nothing changes");
-    for (const auto& change : reload.changed) base::log().warn("SIGHUP: {}", change);
-    for (const auto& change : reload.kept)
-      base::log().warn("SIGHUP: {} needs another start of the service", change);
-  } catch (const std::exception& error) {
-    base::log().error("SIGHUP: the configuration stays as it is: {}", error.what());
-  }
+  is_reading_ = true;
+  std::thread([this] {
+    std::optional<Config> next;
+    std::string why;
+    try {
+      next = read_again(options_.file, options_.settings);
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    act([this, next, why] {
+      is_reading_ = false;
+      if (next) return apply(*next);
+      base::log().error("SIGHUP: the configuration stays as it is: {}", why);
+    });
+  }).detach();
+}
+
+void Service::apply(const Config& next) {
+  if (driver_->is_busy()) return reload_when_idle();
+  const auto reload = differences_of(read_, next);
+  manager_.change([&](Config& config) { take_over(config, next); });
+  if (next.nprocs != read_.nprocs && next.nprocs > 0)
+    if (const auto answer = manager_.supervisor().resize(next.nprocs); !answer.refused.empty())
+      base::log().warn("SIGHUP: the team stays as it is: {}", answer.refused);
+  read_ = next;
+  if (reload.changed.empty()) base::log().warn("SIGHUP: nothing changes");
+  for (const auto& change : reload.changed) base::log().warn("SIGHUP: {}", change);
+  for (const auto& change : reload.kept)
+    base::log().warn("SIGHUP: {} needs another start of the service", change);
 }
 
 double Service::uptime_s() const noexcept { return timing::seconds(base::now_ns() - began_ns_); }
 
 void Service::close(const std::string& why) {
-  if (std::exchange(closing_, true)) return;
+  if (closing_.exchange(true)) return;
   base::log().info("the service ends: {}", why);
   notify("STOPPING=1");
-  events_->closing(why);
+  tell_clients([this, why] { events_->closing(why); });
   manager_.view().control().closing.store(1);
   manager_.view().wake_everyone();  // A host that waits for runners sees it.
   close_until_ = base::Deadline::in_seconds(options_.stop_timeout_s);
@@ -255,10 +294,8 @@ void Service::save_last(const std::string& directory) {
 
 int Service::end() {
   const bool had_started = manager_.supervisor().has_started();
-  events_->look();  // The last step.
-  path_.remove();   // While it listens: no other service takes the path before.
-  server_.reset();
-  tcp_server_.reset();
+  path_.remove();  // While it listens: no other service takes the path before.
+  end_clients();
   manager_.stop(close_until_);
   if (!closing_ || !had_started || failed_) return exit_failed;
   return gave_up_ ? exit_gave_up : 0;

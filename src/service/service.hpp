@@ -4,12 +4,17 @@
 //   GET /v1/attach --->                     |                      |   one of them drives
 //   a host's steps:  no messages            +----> Lease <---------+
 //
-// Everything but steps runs on one thread, in one loop. It ends by a request, or by SIGTERM or SIGINT: the
-// step under way is finished, a checkpoint is written if there is a directory for it, within
-// `stop_timeout_s`; then the runners are stopped. A second signal ends it without waiting.
+// The supervisor's thread has a loop of its own, and no client and no disk delays it: a second loop, on the
+// clients' thread, reads requests, sends responses and events, and serves what only reads the session
+// (Route::acts). Steps and checkpoints of the service itself run on threads of their own. It ends by a
+// request, or by SIGTERM or SIGINT: the step under way is finished, a checkpoint is written if there is a
+// directory for it, within `stop_timeout_s`; then the runners are stopped. A second signal ends it without
+// waiting.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <functional>
@@ -52,7 +57,7 @@ struct ServeOptions {
 [[noreturn]] void serve(const Config& config, const ServeOptions& options,
                         const std::function<void(const std::string&)>& say);
 
-/// Used by the thread of its loop.
+/// Used by the thread of its loop, except for what is marked.
 class Service {
  public:
   Service(boost::asio::io_context& loop, const Config& config, const ServeOptions& options);
@@ -66,7 +71,12 @@ class Service {
   /// Ends the runners after an exception. Blocks.
   void abandon() noexcept;
 
-  // What handlers use.
+  /// Has `job` called by the thread of the loop, or by that of the clients. Any thread.
+  void act(std::function<void()> job) { boost::asio::post(loop_, std::move(job)); }
+  void tell_clients(std::function<void()> job) { boost::asio::post(clients_, std::move(job)); }
+
+  // What handlers use. Those of the clients' thread: session, manifest and kinds of the manager, the standing
+  // of its lease, run_id(), uptime_s(), is_closing(), events().
   manager::ServedManager& manager() noexcept { return manager_; }
   LocalDriver& driver() noexcept { return *driver_; }
   HostCheckpoints& host_checkpoints() noexcept { return *host_checkpoints_; }
@@ -79,12 +89,15 @@ class Service {
 
  private:
   std::vector<int> listeners() const;
+  void serve_clients();
+  void end_clients();
   void ready(const std::function<void(const std::string&)>& say);
   void wait_for_signal();
   base::Deadline host_leaves_until() const;
   /// Reads the configuration again.
   void reload();
   void reload_when_idle();
+  void apply(const Config& next);
   void gave_up();
   void look_at_end();
   void save_and_stop();
@@ -92,6 +105,7 @@ class Service {
   void fail_last(const std::string& why);
 
   boost::asio::io_context& loop_;
+  boost::asio::io_context clients_;
   ServeOptions options_;
   Config read_;  ///< What the last reading of the configuration gave.
   SocketPath path_;
@@ -106,7 +120,8 @@ class Service {
   boost::asio::signal_set signals_;
   boost::asio::steady_timer timer_, reload_timer_;
   std::int64_t began_ns_ = base::now_ns();
-  bool closing_ = false;
+  std::atomic<bool> closing_ = false;
+  bool is_reading_ = false;
   bool is_saving_ = false, failed_ = false, gave_up_ = false;
   base::Deadline host_until_, close_until_;
 };

@@ -80,7 +80,7 @@ json runners_of(Service& service) {
 
 json status_of(Service& service) {
   const auto& session = service.manager().session();
-  const auto& lease = service.manager().lease();
+  const auto lease = service.manager().lease().standing();
   const auto word = session.word();
   const auto& counters = session.counters(word.index);
   const auto& control = session.control();
@@ -96,8 +96,8 @@ json status_of(Service& service) {
       {"model", service.manager().config().model.kind},
       {"data", service.manager().config().data.kind},
       {"host", host_of(lease)},
-      {"leases", lease.number()},
-      {"unfinished", lease.unfinished().empty() ? json() : json(lease.unfinished())},
+      {"leases", lease.number},
+      {"unfinished", lease.unfinished.empty() ? json() : json(lease.unfinished)},
       {"stepping", !word.closed},
       {"steps", counters.steps},
       {"attempts", word.attempt},
@@ -113,12 +113,12 @@ json status_of(Service& service) {
       {"runners", runners_of(service)}};
 }
 
-json host_of(const Lease& lease) {
-  if (lease.state() == Lease::State::free) return nullptr;
-  return {{"name", lease.host().name},
-          {"pid", lease.host().pid},
-          {"lease", lease.number()},
-          {"leaving", lease.state() == Lease::State::leaving}};
+json host_of(const Lease::Standing& lease) {
+  if (lease.state == Lease::State::free) return nullptr;
+  return {{"name", lease.name},
+          {"pid", lease.pid},
+          {"lease", lease.number},
+          {"leaving", lease.state == Lease::State::leaving}};
 }
 
 json result_of(const StepResult& result) {

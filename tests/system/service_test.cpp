@@ -8,6 +8,7 @@
 
 #include <fstream>
 #include <future>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -431,6 +432,32 @@ TEST(Service, ThatGivesUpWritesItsLastCheckpoint) {
   const int status = service.wait();
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
   EXPECT_TRUE(std::filesystem::exists(folder / "checkpoints" / checkpoint::folder_name(1)));
+}
+
+/// How long the threads of a process have run so far, by their names, in nanoseconds.
+std::map<std::string, std::int64_t> times_of_threads(pid_t pid) {
+  std::map<std::string, std::int64_t> times;
+  for (const auto& task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid))) {
+    std::string name;
+    std::int64_t ran_ns = 0;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    std::ifstream(task.path() / "schedstat") >> ran_ns;
+    times[name] += ran_ns;
+  }
+  return times;
+}
+
+TEST(Service, ClientsTakeNoTimeOfTheSupervisor) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  const auto before = times_of_threads(service.pid());
+  ASSERT_TRUE(before.contains("accelmgr:http"));
+  for (int i = 0; i < 500; ++i)
+    for (const auto* path : {"/v1/status", "/v1/steps", "/v1/trace", "/metrics"}) service.ask("GET", path);
+  auto after = times_of_threads(service.pid());
+  const auto spent = [&](const char* name) { return after[name] - before.at(name); };
+  EXPECT_GT(spent("accelmgr:http"), 20'000'000);
+  EXPECT_LT(spent("accelmgr:mgr"), spent("accelmgr:http") / 4);
 }
 
 // ---- Its socket ----
