@@ -5,13 +5,14 @@
 #include <string_view>
 
 #include "service/route.hpp"
+#include "service/status.hpp"
 
 namespace accelmgr::service {
 namespace {
 
 using nlohmann::json;
 
-/// The answers, by the names that routes call them.
+/// The answers, by the names that routes call them, but for status_schemas().
 constexpr const char* schemas = R"json({
   "Alive": {"required": ["alive"], "properties": {"alive": {"const": true}}},
   "Ready": {"required": ["ready"], "properties": {"ready": {"const": true}}},
@@ -29,62 +30,9 @@ constexpr const char* schemas = R"json({
         "rank": {"type": ["integer", "null"], "description": "The runner that it is about"},
         "step": {"type": ["integer", "null"]},
         "hint": {"type": ["string", "null"], "description": "What to do"}}}}},
-  "Runner": {
-    "required": ["rank", "pid", "generation", "in_team", "state", "phase", "attempt", "samples", "silent_s",
-                 "queued_batches", "queue_slots"],
-    "properties": {
-      "rank": {"type": "integer"},
-      "pid": {"type": "integer"},
-      "generation": {"type": "integer", "description": "Counts the processes that this rank has had"},
-      "in_team": {"type": "boolean", "description": "It takes part in the next step"},
-      "state": {"enum": ["absent", "starting", "ready", "retiring", "lost"]},
-      "phase": {"enum": ["none", "init", "waiting", "data", "forward", "backward", "vote", "reduce", "stopping"]},
-      "attempt": {"type": "integer", "description": "The last one that it began"},
-      "samples": {"type": "integer"},
-      "silent_s": {
-        "type": ["number", "null"],
-        "description": "For how long it has given no sign of life in a step; null: it is not ready"},
-      "queued_batches": {"type": "integer", "description": "Loaded, and used by no step that counted"},
-      "queue_slots": {"type": "integer", "description": "For how many batches its queue has room"}}},
   "Runners": {
     "required": ["runners"],
     "properties": {"runners": {"type": "array", "items": {"$ref": "#/components/schemas/Runner"}}}},
-  "Host": {
-    "required": ["name", "pid", "lease", "leaving"],
-    "properties": {
-      "name": {"type": "string"},
-      "pid": {"type": "integer"},
-      "lease": {"type": "integer", "description": "Counts the hosts that this service has had"},
-      "leaving": {"type": "boolean", "description": "It drives no more, but its process has not ended"}}},
-  "Status": {
-    "required": ["ready", "why_not_ready", "pid", "run_id", "version", "uptime_s", "model", "data", "host", "leases", "unfinished",
-                 "stepping", "steps", "attempts", "samples", "elements", "skips", "losses", "replacements",
-                 "parameter_version", "session_bytes", "checkpoint_directory", "max_runners", "runners"],
-    "properties": {
-      "ready": {"type": "boolean", "description": "A step could be made"},
-      "why_not_ready": {"type": ["string", "null"]},
-      "pid": {"type": "integer"},
-      "run_id": {"type": "string"},
-      "version": {"type": "string"},
-      "uptime_s": {"type": "number"},
-      "model": {"type": "string"},
-      "data": {"type": "string"},
-      "host": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Host"}]},
-      "leases": {"type": "integer"},
-      "unfinished": {"type": ["string", "null"], "description": "What a host left half written"},
-      "stepping": {"type": "boolean", "description": "A step is under way"},
-      "steps": {"type": "integer"},
-      "attempts": {"type": "integer"},
-      "samples": {"type": "integer"},
-      "elements": {"type": "integer"},
-      "skips": {"type": "integer"},
-      "losses": {"type": "integer", "description": "Of processes"},
-      "replacements": {"type": "integer"},
-      "parameter_version": {"type": "integer"},
-      "session_bytes": {"type": "integer"},
-      "checkpoint_directory": {"type": ["string", "null"]},
-      "max_runners": {"type": "integer", "description": "The service can be resized up to it"},
-      "runners": {"type": "array", "items": {"$ref": "#/components/schemas/Runner"}}}},
   "Step": {
     "required": ["status", "counted", "step", "attempt", "loss", "samples", "participants", "tries", "step_ms",
                  "compute_ms", "reduce_ms", "wait_ms", "data_ms"],
@@ -202,6 +150,7 @@ std::string openapi_of(const std::vector<Route>& routes, int highest_rank) {
        {{"schemas", json::parse(schemas)},
         {"securitySchemes",
          {{"token", {{"type", "http"}, {"scheme", "bearer"}, {"description", "Over TCP alone"}}}}}}}};
+  description["components"]["schemas"].update(status_schemas());
   for (auto& [name, schema] : description["components"]["schemas"].items()) schema["type"] = "object";
   for (const auto& route : routes) {
     std::string method = route.method;

@@ -17,6 +17,8 @@ nlohmann::json runners_of(Service& service);
 nlohmann::json result_of(const StepResult& result);
 /// The host that has the lease, or null.
 nlohmann::json host_of(const manager::Lease::Standing& lease);
+/// The schemas of these, without their type: Status, Runner, Host.
+nlohmann::json status_schemas();
 /// A step as JSON. As text, because a client may ask for 256 of them: values of nlohmann::json take six times
 /// as long.
 std::string record_text(std::uint64_t number, const session::StepRecord& record);
