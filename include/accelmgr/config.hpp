@@ -99,6 +99,12 @@ struct BuffersConfig {
   bool operator==(const BuffersConfig&) const = default;
 };
 
+struct ParametersConfig {
+  bool snapshot = false;  ///< Of a service: keep the last whole version while a host writes them.
+
+  bool operator==(const ParametersConfig&) const = default;
+};
+
 struct MemoryConfig {
   /// Largest size of the session; 0: what the machine and the cgroup have available.
   std::int64_t limit_bytes = 0;
@@ -251,6 +257,7 @@ struct Config {
   RunnersConfig runners{};
   GradientsConfig gradients{};
   BuffersConfig buffers{};
+  ParametersConfig parameters{};
   MemoryConfig memory{};
   ModelConfig model{};
   DataConfig data{};

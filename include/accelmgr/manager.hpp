@@ -97,6 +97,10 @@ class Manager {
   /// What an earlier host left half written when it ended, as a sentence; empty if nothing was. The
   /// parameters then have new values in part: write all of them, or go on with them as they are.
   const std::string& unfinished() const;
+  /// Sets the parameters to what they were before the write that unfinished() names, if the service was
+  /// started with `parameters.snapshot`. What left_gradients() says holds for them then. Throws UsageError:
+  /// nothing is half written, there is no snapshot, or a step or a write is under way.
+  void revert_parameters();
   /// What attach() has found: gradients of the last committed step that an earlier host, or the service, has
   /// left. Apply them if they are unapplied; the first step() overwrites them, unless
   /// AttachOptions::keep_gradients is true.

@@ -100,6 +100,7 @@ struct Handle::State {
   void stop() noexcept;
   void end() noexcept;
   void detach() noexcept;
+  void keep_whole() noexcept;
   Link& link() noexcept { return manager ? manager->link() : service->link(); }
 
   Config config;
@@ -109,6 +110,7 @@ struct Handle::State {
   std::atomic<bool> busy{false};
   bool stopped = false;
   std::string unfinished;
+  bool half_written = false;  ///< The parameters: an earlier host has died while it wrote them.
   // The process of the manager: one that this process has started, or a service.
   std::optional<OwnedManager> manager;
   std::optional<AttachedManager> service;
@@ -142,6 +144,7 @@ void Handle::State::assign(const protocol::Assigned& assigned) {
 void Handle::State::start(const StartSettings& settings) {
   auto concrete = config;  // With a path in place of `latest`: it is looked up once.
   concrete.checkpoint.resume = run.resumed ? run.resumed->path : "";
+  concrete.parameters.snapshot = false;  // No other host follows this one.
   manager = OwnedManager::start(concrete, origin, settings.interrupted,
                                 {.assigned = [&](const auto& assigned) { assign(assigned); },
                                  .prepared =
@@ -160,6 +163,7 @@ void Handle::State::start(const StartSettings& settings) {
 void Handle::State::attach(bool keep_gradients) {
   map(std::move(service->attached().session));
   left = left_in(*session);
+  half_written = session->control().half_written.load() != 0;
   overwrites = left != LeftGradients::none && !keep_gradients;
   requests_answered = session->control().checkpoint_requests.load();  // Those of earlier hosts.
   stepper.emplace(config, *view, manifest, link(), [this] { return service->end(); });
@@ -287,6 +291,16 @@ void Handle::set_touched(std::span<const std::size_t> parameters, bool touched) 
   for (const auto parameter : parameters) state_->stepper->touched().set(parameter, touched);
 }
 
+// If this host dies in the write that follows, the next one finds here what was before. What is half written
+// is not kept in its place.
+void Handle::State::keep_whole() noexcept {
+  if (session->header().has_snapshot == 0 || half_written) return;
+  auto& is_whole = view->control().snapshot_is_whole;
+  is_whole.store(0);
+  std::memcpy(view->snapshot(), view->parameters(), session->master_bytes());
+  is_whole.store(1);
+}
+
 void Handle::begin_writing() {
   const State::Use use(*state_, "writing");
   auto& version = view().control().parameter_version;
@@ -294,7 +308,28 @@ void Handle::begin_writing() {
     throw UsageError("parameters are being written already; writing() does not nest");
   if (!session()->word().closed) throw UsageError("parameters may only be written between steps");
   state_->writing_since_ns = base::now_ns();
+  state_->keep_whole();
   version.fetch_add(1);
+}
+
+void Handle::revert_parameters() {
+  const State::Use use(*state_, "revert_parameters");
+  state_->check_open("revert_parameters");
+  auto& control = view().control();
+  if (!state_->half_written)
+    throw UsageError("revert_parameters() was called, but no earlier host has left parameters half written");
+  if (control.snapshot_is_whole.load() == 0)
+    throw UsageError(
+        "revert_parameters() was called, but the service keeps no whole version: start it with "
+        "parameters.snapshot");
+  if (is_writing() || !session()->word().closed)
+    throw UsageError("parameters may only be written between steps, and not within writing()");
+  // If this host dies here too, they are half written as before, and the snapshot is still whole.
+  control.parameter_version.fetch_add(1);
+  std::memcpy(view().parameters(), view().snapshot(), session()->master_bytes());
+  control.writes.fetch_add(1);
+  control.parameter_version.fetch_add(1);
+  state_->half_written = false;
 }
 
 bool Handle::is_writing() const noexcept { return view().control().parameter_version.load() % 2 != 0; }
@@ -302,7 +337,10 @@ bool Handle::is_writing() const noexcept { return view().control().parameter_ver
 void Handle::end_writing(bool whole) noexcept {
   auto& control = view().control();
   control.applied_step.store(state_->steps());
-  if (whole) control.writes.fetch_add(1);
+  if (whole) {
+    control.writes.fetch_add(1);
+    state_->half_written = false;
+  }
   control.parameter_version.fetch_add(1);
   const session::SpanScope span(*state_->spans, session::Activity::write_parameters, state_->steps(),
                                 state_->writing_since_ns);

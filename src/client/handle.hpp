@@ -78,6 +78,8 @@ class Handle {
   void begin_writing();
   void end_writing(bool whole = true) noexcept;
   bool is_writing() const noexcept;
+  /// See Manager::revert_parameters().
+  void revert_parameters();
 
   /// Buffers of the last committed step, without modes_buffer. Views: the next step overwrites them.
   std::vector<Value> buffers() const;

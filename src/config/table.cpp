@@ -147,6 +147,10 @@ std::vector<Option> run_options() {
              "traffic)."),
       choice(KEY(buffers.policy), {"rank0", "mean"},
              "Whose buffers (BatchNorm statistics) are kept: those of rank 0, or the mean of all ranks."),
+      plain<Boolean>(
+          KEY(parameters.snapshot),
+          "Of a service: keep the last whole parameters while a host writes them, so that the next one can "
+          "go back to them. Takes their size, and a copy for each write."),
       number(KEY(memory.limit_bytes), {.min = 0},
              "Most memory that the run may use, in bytes; 0: what the machine and the control group have "
              "available."),

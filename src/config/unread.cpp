@@ -23,6 +23,7 @@ constexpr std::array of_the_program{
     OfTheProgram{"optimizer", "the program makes its optimizer itself, over the manager's parameters"},
     OfTheProgram{"train", "the program decides how many steps it makes, and what it does between them"},
     OfTheProgram{"launch", "`accelmgr spawn` and MultiprocessConfig read it; a manager does not"},
+    OfTheProgram{"parameters.snapshot", "only `accelmgr serve` reads it, whose hosts come and go"},
     OfTheProgram{"checkpoint.every", "the program calls save_checkpoint() when a checkpoint is due"},
 };
 

@@ -266,6 +266,8 @@ std::vector<NamedTensor> Manager::state_dict() const {
   return out;
 }
 
+void Manager::revert_parameters() { state_->handle.revert_parameters(); }
+
 Manager::Writing::Writing(Manager& manager) : manager_(manager) { manager.state_->handle.begin_writing(); }
 Manager::Writing::~Writing() { manager_.state_->handle.end_writing(); }
 

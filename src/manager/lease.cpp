@@ -152,12 +152,14 @@ void Lease::note_half_written() {
   if (control.writes.load() != writes_before_) half_.parameters = false;
   if (control.buffer_version.load() / 2 > buffers_before_ / 2)
     half_.buffers = false;  // Odd: a write under way.
+  view_.control().half_written.store(half_.parameters);
   if (!half_.parameters && !half_.buffers) unfinished_.clear();
   // A thread of this process writes neither, and leaves nothing half done.
   if (host_.pid == getpid()) return;
   const auto half = view_.settle_host();
   if (!half.parameters && !half.buffers) return;
   half_ = {.parameters = half_.parameters || half.parameters, .buffers = half_.buffers || half.buffers};
+  view_.control().half_written.store(half_.parameters);
   unfinished_ = fmt::format("{} ended while it wrote {}: they are half new and half old", text_of(host_),
                             !half_.buffers      ? "parameters"
                             : !half_.parameters ? "buffers"

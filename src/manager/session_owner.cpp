@@ -26,6 +26,7 @@ session::Extent extent_of(const Config& config, session::Manifest& manifest, ses
                                                                        : session::SlabElement::same;
   extent.elements = manifest.place_tensors(element);
   extent.tensors = manifest.tensors.size();
+  extent.has_snapshot = config.parameters.snapshot;
   extent.buffer_bytes = manifest.place_buffers();
   const auto most = config.runners.share == Share::even
                         ? config.grad_accumulation_steps

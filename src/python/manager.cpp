@@ -456,6 +456,7 @@ void bind_manager(nb::module_& module) {
       .def(
           "end_writing", [](Handle& self, bool whole) { self.started().end_writing(whole); },
           nb::arg("whole") = true, "whole: the caller vouches that no parameter is half written any more.")
+      .def("revert_parameters", [](Handle& self) { self.started().revert_parameters(); })
       .def_prop_ro("is_writing", [](Handle& self) { return self.started().is_writing(); })
       .def_prop_ro(
           "left_gradients",

@@ -88,6 +88,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.slab_element = extent.slab_element;
   header.elements = extent.elements;
   header.tensors = extent.tensors;
+  header.has_snapshot = extent.has_snapshot ? 1 : 0;
   header.buffer_bytes = align_up(extent.buffer_bytes, region_alignment);
   header.slots = extent.slots;
   header.keeps_last_step = extent.keeps_last_step ? 1 : 0;
@@ -121,6 +122,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.spans = region(span_rings(extent.ranks) * sizeof(SpanRing), region_alignment);
   header.parameters = region(master_bytes, big_region_alignment);
   header.gradients = region(master_bytes, big_region_alignment);
+  header.snapshot = extent.has_snapshot ? region(master_bytes, big_region_alignment) : 0;
   header.total_bytes = align_up(at, 4096);
 
   const std::uint64_t slab_element_bytes =
@@ -138,6 +140,7 @@ void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan)
                 .slab_element = header.slab_element,
                 .elements = header.elements,
                 .tensors = header.tensors,
+                .has_snapshot = header.has_snapshot != 0,
                 .buffer_bytes = header.buffer_bytes,
                 .manifest_bytes = header.manifest_bytes,
                 .slots = header.slots,

@@ -32,7 +32,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 13;
+constexpr std::uint32_t layout_version = 14;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
@@ -68,6 +68,7 @@ struct Header {
   std::uint64_t tensors;
   std::uint64_t buffer_bytes;     ///< Bytes of one copy of all buffers.
   std::uint64_t slots;            ///< Slots of each queue.
+  std::uint64_t has_snapshot;     ///< 1: there is room for another copy of the parameters.
   std::uint64_t keeps_last_step;  ///< 1: queues keep the batches of the last step (`data.keep_last_step`).
   std::uint64_t slot_bytes;
   std::uint64_t batch_size;        ///< A slot holds at most so many elements.
@@ -75,7 +76,7 @@ struct Header {
   std::uint64_t slab_data_offset;  ///< Offset of the gradients in a slab memfd.
   // Offsets of the regions, and sizes of some.
   std::uint64_t control, records, sharding, incidents, history, manifest, manifest_bytes, copies, copy_bytes,
-      undo, queues, queue_bytes, spans, parameters, gradients;
+      undo, queues, queue_bytes, spans, parameters, gradients, snapshot;
 };
 
 /// Why a runner refuses an attempt.
@@ -192,6 +193,8 @@ struct HostControl {
   std::atomic<std::uint64_t> applied_step;  ///< The last step after which parameters were written.
   std::atomic<std::uint64_t>
       writes;  ///< How often the caller itself has marked a write of parameters as whole.
+  /// 1: the snapshot has the parameters as they were before the last write.
+  std::atomic<std::uint32_t> snapshot_is_whole;
   alignas(64) Assignment assignment;       ///< To which ranks the loader should assign.
   std::atomic<std::uint64_t> assignments;  ///< Advanced after `assignment` has changed. It may change again
                                            ///< when the loader has followed (Sharding::follows).
@@ -208,6 +211,8 @@ struct SupervisorControl {
   /// Which host may drive the session of a service: the number of its lease. 0: none, or the manager is no
   /// service.
   std::atomic<std::uint64_t> lease;
+  /// 1: a host has ended while it wrote parameters, and none has marked a write as whole since.
+  std::atomic<std::uint32_t> half_written;
   std::atomic<std::uint32_t> closing;  ///< 1: the service ends, and no attempt may be opened any more.
   /// How many checkpoints were asked for that the host is to write, with its optimizer.
   std::atomic<std::uint64_t> checkpoint_requests;
@@ -478,6 +483,7 @@ struct Extent {
   SlabElement slab_element = SlabElement::same;
   std::uint64_t elements = 0;
   std::uint64_t tensors = 0;
+  bool has_snapshot = false;
   std::uint64_t buffer_bytes = 0;
   std::uint64_t manifest_bytes = 0;
   std::uint64_t slots = 0;  ///< Slots of each queue; 0: no queues.

@@ -121,6 +121,8 @@ class Session {
   std::byte* parameters() noexcept { return at<std::byte>(header_->parameters); }
   const std::byte* gradients() const noexcept { return at<std::byte>(header_->gradients); }
   std::byte* gradients() noexcept { return at<std::byte>(header_->gradients); }
+  /// Room for another copy of the parameters, if header().has_snapshot is 1.
+  std::byte* snapshot() noexcept { return at<std::byte>(header_->snapshot); }
 
   /// For each tensor of the rank's slab, the attempt that wrote it last.
   std::span<const std::atomic<std::uint64_t>> tags(int rank) const noexcept { return tags_of(rank); }

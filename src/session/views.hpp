@@ -53,6 +53,7 @@ class HostView : public View {
   void ask_for(const Assignment& assignment) const noexcept;
   std::byte* parameters() const noexcept { return memory().parameters(); }
   std::byte* gradients() const noexcept { return memory().gradients(); }
+  std::byte* snapshot() const noexcept { return memory().snapshot(); }
   // The state copies may be written only while no attempt is open.
   std::byte* generator(std::uint32_t index, int rank) const noexcept {
     return memory().generator(index, rank);

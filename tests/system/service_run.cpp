@@ -60,7 +60,11 @@ int host(const std::vector<std::string>& arguments) {
       say(result.error.empty() ? to_string(result.status) : result.error);
       continue;
     }
-    if (deed == "write" || deed == "update") manager.begin_writing();
+    if (deed == "write" || deed == "update" || deed == "tear") manager.begin_writing();
+    if (deed == "tear") {
+      auto& first = manager.view().parameters()[0];
+      first = std::byte(std::to_integer<int>(first) + 1);
+    }
     if (deed == "update") manager.end_writing();
     if (deed == "zero") manager.zero_grad();
     if (deed == "again") {

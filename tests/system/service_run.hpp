@@ -19,8 +19,8 @@ namespace accelmgr::test {
 /// The role of a service: the path of its configuration (YAML), and that of its socket.
 inline constexpr const char* serves = "serves";
 /// The role of a host: the path of the socket, and then what it does, one word each: "step", "write" (begins
-/// to write parameters), "update" (the same, and ends it), "zero" (its gradients), "again" (executes
-/// this program as another host, which makes a step), "detach", "fork" (a child
+/// to write parameters), "tear" (the same, and writes one), "update" (the same, and ends it), "zero" (its
+/// gradients), "again" (executes this program as another host, which makes a step), "detach", "fork" (a child
 /// that waits for the test); or "at once" alone: attaches without patience, and says why it cannot. It says a
 /// line after each, and then waits for the test.
 inline constexpr const char* attaches = "attaches";

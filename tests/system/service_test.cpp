@@ -155,6 +155,38 @@ TEST(Service, AHostThatDiesWhileItWritesParametersIsReported) {
   EXPECT_EQ(service.attach().unfinished(), "");
 }
 
+TEST(Service, WithASnapshotTheNextHostGoesBackToTheLastWholeParameters) {
+  const Stage stage;
+  auto config = restarting(stage);
+  config.parameters.snapshot = true;
+  const ServiceRun service(config);
+  Tensors whole;
+  {
+    auto manager = service.attach();
+    EXPECT_THROW(manager.revert_parameters(), UsageError) << "nothing is half written";
+    whole = parameters_of(manager);
+    for (auto& tensor : whole) tensor.bytes[0] ^= std::byte{1};
+    write_parameters(manager, whole);
+  }
+  for (int i = 0; i < 2; ++i) {  // The second one writes on top of what is half written.
+    AttachedHost host(service, {"step", "tear"});
+    EXPECT_EQ(host.line().empty(), i == 0);
+    for (const auto* expected : {"ok", "tear"}) EXPECT_EQ(host.line(), expected);
+    host.kill_and_wait();
+  }
+  {
+    auto manager = service.attach();
+    EXPECT_NE(manager.unfinished(), "");
+    EXPECT_FALSE(same_bits(parameters_of(manager), whole));
+    manager.revert_parameters();
+    EXPECT_TRUE(same_bits(parameters_of(manager), whole));
+    EXPECT_EQ(manager.left_gradients(), LeftGradients::unapplied);
+    EXPECT_THROW(manager.revert_parameters(), UsageError);
+    expect_ok(manager);
+  }
+  EXPECT_EQ(service.attach().unfinished(), "");
+}
+
 TEST(Service, MakesNoStepItselfWithHalfWrittenParameters) {
   const Stage stage;
   const ServiceRun service(restarting(stage));

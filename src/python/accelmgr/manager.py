@@ -185,9 +185,18 @@ class Manager:
     def unfinished(self) -> str:
         """What an earlier host of a service left half written when it ended, as a sentence; empty if nothing was.
 
-        The parameters then have new values in part: write all of them, or go on with them as they are.
+        The parameters then have new values in part: write all of them, go back with revert_parameters(), or go on with
+        them as they are.
         """
         return self._handle.unfinished
+
+    def revert_parameters(self) -> None:
+        """Sets the parameters to what they were before the write that `unfinished` names.
+
+        The service must have been started with `parameters.snapshot: true`. What `left_gradients` says holds for them
+        then. Raises UsageError: nothing is half written, there is no snapshot, or a step or a write is under way.
+        """
+        self._handle.revert_parameters()
 
     @property
     def left_gradients(self) -> str | None:
