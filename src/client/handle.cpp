@@ -287,13 +287,14 @@ void Handle::begin_writing() {
   if (!session()->word().closed) throw UsageError("parameters may only be written between steps");
   state_->writing_since_ns = base::now_ns();
   version.fetch_add(1);
+  // Before the first write: what is applied in part is not to be applied again.
+  view().control().applied_step.store(state_->steps());
 }
 
 bool Handle::is_writing() const noexcept { return view().control().parameter_version.load() % 2 != 0; }
 
 void Handle::end_writing(bool whole) noexcept {
   auto& control = view().control();
-  control.applied_step.store(state_->steps());
   if (whole) control.writes.fetch_add(1);
   control.parameter_version.fetch_add(1);
   const session::SpanScope span(*state_->spans, session::Activity::write_parameters, state_->steps(),

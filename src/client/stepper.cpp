@@ -10,6 +10,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "client/left_gradients.hpp"
 #include "client/openmp.hpp"
 #include "ipc/cores.hpp"
 #include "ipc/epoch.hpp"
@@ -74,8 +75,7 @@ std::string one_line(const FailureCause& cause, bool again) {
 LeftGradients left_in(const session::Session& session) {
   const auto steps = session.counters(session.word().index).steps;
   const auto& control = session.control();
-  if (control.zeroed_step.load() >= steps) return LeftGradients::none;
-  return control.applied_step.load() >= steps ? LeftGradients::applied : LeftGradients::unapplied;
+  return left_by(steps, control.zeroed_step.load(), control.applied_step.load());
 }
 
 Stepper::Stepper(const Config& config, const session::HostView& view, const session::Manifest& manifest,
@@ -175,9 +175,12 @@ void Stepper::check_repeatable() const {
 
 void Stepper::zero_gradients() {
   const session::SpanScope span(spans_, Activity::zero_grad, step_under_way());
+  auto& control = view_.control();
+  const auto steps = step_under_way() - 1;
+  control.applied_step.store(steps);  // Gradients that are zeroed in part are not to be applied.
   // One thread with stores past the cache (128 MiB: 1.5 ms) is faster than torch's zero_() with two (3.7 ms).
   session::best_kernels().zero(view_.gradients(), view_.session().master_bytes());
-  view_.control().zeroed_step.store(step_under_way() - 1);
+  control.zeroed_step.store(steps);
   touched_.none();
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "client/handle.hpp"
@@ -266,8 +267,12 @@ std::vector<NamedTensor> Manager::state_dict() const {
   return out;
 }
 
-Manager::Writing::Writing(Manager& manager) : manager_(manager) { manager.state_->handle.begin_writing(); }
-Manager::Writing::~Writing() { manager_.state_->handle.end_writing(); }
+Manager::Writing::Writing(Manager& manager) : manager_(manager), exceptions_(std::uncaught_exceptions()) {
+  manager.state_->handle.begin_writing();
+}
+Manager::Writing::~Writing() {
+  manager_.state_->handle.end_writing(/*whole=*/std::uncaught_exceptions() == exceptions_);
+}
 
 void Manager::update_model_parameters(std::span<const at::Tensor> values) {
   state_->handle.check_owner("update_model_parameters");

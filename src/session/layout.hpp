@@ -189,7 +189,8 @@ struct HostControl {
                                               ///< buffers: odd while it does.
   /// The gradients in the master are those of the committed steps after this one.
   std::atomic<std::uint64_t> zeroed_step;
-  std::atomic<std::uint64_t> applied_step;  ///< The last step after which parameters were written.
+  /// The last step after which a host has begun to write parameters, or to zero the gradients.
+  std::atomic<std::uint64_t> applied_step;
   std::atomic<std::uint64_t>
       writes;  ///< How often the caller itself has marked a write of parameters as whole.
   alignas(64) Assignment assignment;       ///< To which ranks the loader should assign.
