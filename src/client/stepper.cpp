@@ -545,6 +545,13 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
             fmt::format("the manager process is gone: {}; but runner {} (pid {}) cannot be ended by this "
                         "process, and may not have reduced its part of step {}. Gradients are not complete",
                         manager_loss_->exit, rank, session_.record(rank).pid.load(), step_under_way()));
+    // A replacement that was ready just before the attempt was opened takes part, and this process may not
+    // have heard of it. The fork server ends after its last runner.
+    if (!link_.fork_server_ended())
+      throw SessionError(
+          fmt::format("the manager process is gone: {}; but its fork server cannot be ended by this process, "
+                      "and a runner may not have reduced its part of step {}. Gradients are not complete",
+                      manager_loss_->exit, step_under_way()));
     for (int rank = 0; rank < session_.ranks(); ++rank)
       if ((participants >> rank & 1) != 0) reduction_.finish_slice(rank, attempt);
   }
