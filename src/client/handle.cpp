@@ -253,13 +253,18 @@ StepResult Handle::step(const StepOptions& options) {
         fmt::format("step(): timeout is {}; it must be a number of seconds, 0 or more", timeout_s));
   auto chosen = options;
   chosen.accumulate = options.accumulate && !state_->overwrites;
+  const auto steps = state_->steps();
+  const auto note_counted = [&] { state_->overwrites = state_->overwrites && state_->steps() == steps; };
   try {
     auto result = state_->stepper->step(chosen, timeout_s);
-    if (result.counted) state_->overwrites = false;
+    note_counted();
     return result;
   } catch (const ServiceStands& error) {
     state_->stop();
     throw SessionError(error.what());
+  } catch (...) {  // What interrupted it, maybe after the commit.
+    note_counted();
+    throw;
   }
 }
 

@@ -135,7 +135,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
     }
     break;
   }
-  if (patience.thrown) std::rethrow_exception(patience.thrown);
+  if (patience.thrown && !result.counted) std::rethrow_exception(patience.thrown);
   result.status = outcome.status;
   result.error = std::move(outcome.error);
   result.error_type = std::move(outcome.error_type);
@@ -161,6 +161,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   base::log().debug("{}: loss {}, {} samples, {} attempts, {:.3f} ms", to_string(result.status), result.loss,
                     result.samples, result.tries, result.step_ms);
   base::set_log_step(result.step + 1);
+  if (patience.thrown) std::rethrow_exception(patience.thrown);  // Too late: the attempt was committed.
   return result;
 }
 
@@ -526,6 +527,7 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
     const auto time_s =
         double(std::chrono::system_clock::now().time_since_epoch() / std::chrono::milliseconds(1)) / 1e3;
     const int pid = link_.manager_pid();
+    link_.take_notices();  // Of processes that were replaced just before the attempt was opened.
     if (link_.lease() == 0) link_.kill();
     auto& loss = manager_loss_.emplace();
     loss.time_s = time_s;

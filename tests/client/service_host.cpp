@@ -201,6 +201,8 @@ void ServiceModel::attempt_steps(const State& s, int place, Steps& out) const {
       t.stepped = 1;
       go(host, s.accumulate == 0 ? Pc::mark_overwritten : Pc::has_gradients);
       if (p.job != Job::none && s.accumulate != 0) go(host, Pc::say_detach);
+      if (is(Mutation::interrupted_step_does_not_count))
+        out.add(t, name_of(p), "is interrupted after the commit").hosts[place].overwrites = p.overwrites;
       return;
     }
     default: {  // mark_overwritten

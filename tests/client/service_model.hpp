@@ -43,6 +43,7 @@ enum class Mutation {
   // The marks of gradients.
   first_step_adds_to_the_applied,
   aborted_step_counts_as_the_first,
+  interrupted_step_does_not_count,
   every_step_overwrites,
   service_adds_to_the_applied,
   overwritten_mark_before_the_step,

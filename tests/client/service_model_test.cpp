@@ -123,6 +123,8 @@ INSTANTIATE_TEST_SUITE_P(
         WrongTurn{"FirstStepAddsToTheApplied", Mutation::first_step_adds_to_the_applied, "never twice"},
         WrongTurn{"AbortedStepCountsAsTheFirst", Mutation::aborted_step_counts_as_the_first, "never twice",
                   three_attempts},
+        WrongTurn{"InterruptedStepDoesNotCount", Mutation::interrupted_step_does_not_count, "never lost",
+                  three_attempts},
         WrongTurn{"EveryStepOverwrites", Mutation::every_step_overwrites, "never lost", three_attempts},
         WrongTurn{"ServiceAddsToTheApplied", Mutation::service_adds_to_the_applied, "told"},
         WrongTurn{"OverwrittenMarkBeforeTheStep", Mutation::overwritten_mark_before_the_step, "told"},
