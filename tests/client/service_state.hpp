@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 #include "session/step_word.hpp"
 
@@ -82,7 +83,7 @@ enum class Job : std::uint32_t {
   save,
 };
 
-/// A process and its local variables.
+/// A process and its local variables. Unused variables are zero, so that equal states have equal bytes.
 struct Process {
   Pc pc : 6;
   std::uint32_t stopped : 1;
@@ -100,6 +101,7 @@ struct Process {
   std::uint32_t detached : 1;    ///< It has said Detach.
   std::uint32_t beside : 1;      ///< The checkpoint does not take the place of a good one.
   std::uint32_t copied : 3;      ///< The first half of the parameters.
+  std::uint32_t unused : 4;
 };
 
 // A set of attempts: bit i for attempt i + 1. Gradients and parameters are the sets whose sum they hold.
@@ -117,6 +119,7 @@ struct Rank {
   std::uint32_t ready : 1;
   std::uint32_t lost : 1;
   std::uint32_t pidfd_held : 1;  ///< The host holds the pidfd of the present process.
+  std::uint32_t unused : 11;
 };
 
 /// Two states are equal when their bytes are equal.
@@ -153,14 +156,14 @@ struct State {
   // What no process reads.
   std::uint32_t deaths : 2;
   std::uint32_t stops : 2;
-  std::uint32_t
-      owed : 3;  ///< Committed gradients that may not get lost: their host lives and has not applied them.
+  std::uint32_t owed : 3;  ///< Committed gradients that their host, which lives, has not applied yet.
   std::uint32_t stepped : 1, wrote : 1;  ///< The host has, since it was admitted. For mutations.
   std::uint32_t twice : 1, torn_gradient : 1, step_on_half : 1, save_of_half : 1, refused : 1;
-  std::uint32_t unused_too : 8;
+  std::uint32_t unused_too : 9;
 };
 
 static_assert(sizeof(Process) == 4 && sizeof(Rank) == 4 && sizeof(State) == 36);
+static_assert(std::has_unique_object_representations_v<State>, "no padding");
 
 inline session::StepWord word_of(const State& s) {
   return {s.word_attempt, s.word_index, s.word_closed != 0, s.word_abort != 0, s.word_mask};
