@@ -149,6 +149,7 @@ class Manager {
 
    private:
     Manager& manager_;
+    int exceptions_;  ///< Under way when it began. Writes that another one ends do not count as whole.
   };
   Writing writing() { return Writing(*this); }
 

@@ -24,7 +24,7 @@ struct StepOptions {
 enum class LeftGradients {
   none,
   unapplied,  ///< No parameter was written since the last of these steps.
-  applied,    ///< Parameters were written since, and the gradients not zeroed, or only in part.
+  applied,    ///< A host has begun to write parameters since, or to zero the gradients.
 };
 
 enum class StepStatus {

@@ -265,13 +265,18 @@ StepResult Handle::step(const StepOptions& options) {
         fmt::format("step(): timeout is {}; it must be a number of seconds, 0 or more", timeout_s));
   auto chosen = options;
   chosen.accumulate = options.accumulate && !state_->overwrites;
+  const auto steps = state_->steps();
+  const auto note_counted = [&] { state_->overwrites = state_->overwrites && state_->steps() == steps; };
   try {
     auto result = state_->stepper->step(chosen, timeout_s);
-    if (result.counted) state_->overwrites = false;
+    note_counted();
     return result;
   } catch (const ServiceStands& error) {
     state_->stop();
     throw SessionError(error.what());
+  } catch (...) {  // What interrupted it, maybe after the commit.
+    note_counted();
+    throw;
   }
 }
 
@@ -298,6 +303,7 @@ void Handle::State::keep_whole() noexcept {
   auto& is_whole = view->control().snapshot_is_whole;
   is_whole.store(0);
   std::memcpy(view->snapshot(), view->parameters(), session->master_bytes());
+  view->control().snapshot_applied_step.store(view->control().applied_step.load());
   is_whole.store(1);
 }
 
@@ -310,6 +316,8 @@ void Handle::begin_writing() {
   state_->writing_since_ns = base::now_ns();
   state_->keep_whole();
   version.fetch_add(1);
+  // Before the first write: what is applied in part is not to be applied again.
+  view().control().applied_step.store(state_->steps());
 }
 
 void Handle::revert_parameters() {
@@ -327,16 +335,17 @@ void Handle::revert_parameters() {
   // If this host dies here too, they are half written as before, and the snapshot is still whole.
   control.parameter_version.fetch_add(1);
   std::memcpy(view().parameters(), view().snapshot(), session()->master_bytes());
+  control.applied_step.store(control.snapshot_applied_step.load());
   control.writes.fetch_add(1);
   control.parameter_version.fetch_add(1);
   state_->half_written = false;
+  state_->left = left_in(*session());
 }
 
 bool Handle::is_writing() const noexcept { return view().control().parameter_version.load() % 2 != 0; }
 
 void Handle::end_writing(bool whole) noexcept {
   auto& control = view().control();
-  control.applied_step.store(state_->steps());
   if (whole) {
     control.writes.fetch_add(1);
     state_->half_written = false;

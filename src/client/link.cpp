@@ -41,6 +41,10 @@ bool Link::runner_ended(int rank) const noexcept {
   return ipc::has_ended(runners_[static_cast<std::size_t>(rank)].pidfd.get());
 }
 
+bool Link::fork_server_ended() const noexcept {
+  return !fork_server_pidfd_ || ipc::has_ended(fork_server_pidfd_.get());
+}
+
 bool Link::holds(int rank, std::uint32_t generation) const noexcept {
   const auto& runner = runners_[static_cast<std::size_t>(rank)];
   return runner.pidfd && runner.generation == generation;

@@ -45,6 +45,7 @@ class Link {
   /// passed. Returns whether all have ended.
   bool wait_until_others_ended(base::Deadline deadline) const noexcept;
   bool runner_ended(int rank) const noexcept;
+  bool fork_server_ended() const noexcept;
   /// Whether the pidfd of that generation of a rank is here. Only then the host can see its end.
   bool holds(int rank, std::uint32_t generation) const noexcept;
 

@@ -10,6 +10,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "client/left_gradients.hpp"
 #include "client/openmp.hpp"
 #include "ipc/cores.hpp"
 #include "ipc/epoch.hpp"
@@ -74,8 +75,7 @@ std::string one_line(const FailureCause& cause, bool again) {
 LeftGradients left_in(const session::Session& session) {
   const auto steps = session.counters(session.word().index).steps;
   const auto& control = session.control();
-  if (control.zeroed_step.load() >= steps) return LeftGradients::none;
-  return control.applied_step.load() >= steps ? LeftGradients::applied : LeftGradients::unapplied;
+  return left_by(steps, control.zeroed_step.load(), control.applied_step.load());
 }
 
 Stepper::Stepper(const Config& config, const session::HostView& view, const session::Manifest& manifest,
@@ -135,7 +135,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
     }
     break;
   }
-  if (patience.thrown) std::rethrow_exception(patience.thrown);
+  if (patience.thrown && !result.counted) std::rethrow_exception(patience.thrown);
   result.status = outcome.status;
   result.error = std::move(outcome.error);
   result.error_type = std::move(outcome.error_type);
@@ -161,6 +161,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   base::log().debug("{}: loss {}, {} samples, {} attempts, {:.3f} ms", to_string(result.status), result.loss,
                     result.samples, result.tries, result.step_ms);
   base::set_log_step(result.step + 1);
+  if (patience.thrown) std::rethrow_exception(patience.thrown);  // Too late: the attempt was committed.
   return result;
 }
 
@@ -175,9 +176,12 @@ void Stepper::check_repeatable() const {
 
 void Stepper::zero_gradients() {
   const session::SpanScope span(spans_, Activity::zero_grad, step_under_way());
+  auto& control = view_.control();
+  const auto steps = step_under_way() - 1;
+  control.applied_step.store(steps);  // Gradients that are zeroed in part are not to be applied.
   // One thread with stores past the cache (128 MiB: 1.5 ms) is faster than torch's zero_() with two (3.7 ms).
   session::best_kernels().zero(view_.gradients(), view_.session().master_bytes());
-  view_.control().zeroed_step.store(step_under_way() - 1);
+  control.zeroed_step.store(steps);
   touched_.none();
 }
 
@@ -523,6 +527,7 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
     const auto time_s =
         double(std::chrono::system_clock::now().time_since_epoch() / std::chrono::milliseconds(1)) / 1e3;
     const int pid = link_.manager_pid();
+    link_.take_notices();  // Of processes that were replaced just before the attempt was opened.
     if (link_.lease() == 0) link_.kill();
     auto& loss = manager_loss_.emplace();
     loss.time_s = time_s;
@@ -542,6 +547,13 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
             fmt::format("the manager process is gone: {}; but runner {} (pid {}) cannot be ended by this "
                         "process, and may not have reduced its part of step {}. Gradients are not complete",
                         manager_loss_->exit, rank, session_.record(rank).pid.load(), step_under_way()));
+    // A replacement that was ready just before the attempt was opened takes part, and this process may not
+    // have heard of it. The fork server ends after its last runner.
+    if (!link_.fork_server_ended())
+      throw SessionError(
+          fmt::format("the manager process is gone: {}; but its fork server cannot be ended by this process, "
+                      "and a runner may not have reduced its part of step {}. Gradients are not complete",
+                      manager_loss_->exit, step_under_way()));
     for (int rank = 0; rank < session_.ranks(); ++rank)
       if ((participants >> rank & 1) != 0) reduction_.finish_slice(rank, attempt);
   }

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "client/handle.hpp"
@@ -268,8 +269,12 @@ std::vector<NamedTensor> Manager::state_dict() const {
 
 void Manager::revert_parameters() { state_->handle.revert_parameters(); }
 
-Manager::Writing::Writing(Manager& manager) : manager_(manager) { manager.state_->handle.begin_writing(); }
-Manager::Writing::~Writing() { manager_.state_->handle.end_writing(); }
+Manager::Writing::Writing(Manager& manager) : manager_(manager), exceptions_(std::uncaught_exceptions()) {
+  manager.state_->handle.begin_writing();
+}
+Manager::Writing::~Writing() {
+  manager_.state_->handle.end_writing(/*whole=*/std::uncaught_exceptions() == exceptions_);
+}
 
 void Manager::update_model_parameters(std::span<const at::Tensor> values) {
   state_->handle.check_owner("update_model_parameters");

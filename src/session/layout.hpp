@@ -190,12 +190,14 @@ struct HostControl {
                                               ///< buffers: odd while it does.
   /// The gradients in the master are those of the committed steps after this one.
   std::atomic<std::uint64_t> zeroed_step;
-  std::atomic<std::uint64_t> applied_step;  ///< The last step after which parameters were written.
+  /// The last step after which a host has begun to write parameters, or to zero the gradients.
+  std::atomic<std::uint64_t> applied_step;
   std::atomic<std::uint64_t>
       writes;  ///< How often the caller itself has marked a write of parameters as whole.
   /// 1: the snapshot has the parameters as they were before the last write.
   std::atomic<std::uint32_t> snapshot_is_whole;
-  alignas(64) Assignment assignment;       ///< To which ranks the loader should assign.
+  std::atomic<std::uint64_t> snapshot_applied_step;  ///< `applied_step` of these parameters.
+  alignas(64) Assignment assignment;                 ///< To which ranks the loader should assign.
   std::atomic<std::uint64_t> assignments;  ///< Advanced after `assignment` has changed. It may change again
                                            ///< when the loader has followed (Sharding::follows).
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
@@ -190,7 +191,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize(
     ("where", "left"),
-    [("before the update", "unapplied"), ("in the update", "unapplied"), ("after the update", "applied")],
+    [("before the update", "unapplied"), ("in the update", "applied"), ("after the update", "applied")],
 )
 def test_the_next_host_knows_how_far_a_plain_loop_has_come(service: Service, where: str, left: str) -> None:
     """Without writing(): an optimizer of torch marks its updates by itself."""
@@ -209,6 +210,10 @@ def test_the_next_host_knows_how_far_a_plain_loop_has_come(service: Service, whe
         assert not any(torch.equal(one, two) for one, two in zip(alone, both, strict=True))
     with accelmgr.attach(service.socket, keep_gradients=True) as manager:
         assert bool(manager.unfinished) == (where == "in the update"), "two steps have written nothing"
+        with contextlib.suppress(ArithmeticError), manager.writing():
+            raise ArithmeticError
+    with accelmgr.attach(service.socket) as manager:
+        assert bool(manager.unfinished) == (where == "in the update"), "the write was interrupted"
         with manager.writing():
             pass
     with accelmgr.attach(service.socket) as manager:

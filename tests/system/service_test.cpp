@@ -149,6 +149,12 @@ TEST(Service, AHostThatDiesWhileItWritesParametersIsReported) {
   {
     auto manager = service.attach();
     EXPECT_NE(manager.unfinished(), "") << "the host before has not written them either";
+    manager.begin_writing();
+    manager.end_writing(/*whole=*/false);
+  }
+  {
+    auto manager = service.attach();
+    EXPECT_NE(manager.unfinished(), "") << "what the host before has written is not whole";
     write_parameters(manager, parameters_of(manager));
     expect_ok(manager);
   }
@@ -263,7 +269,7 @@ TEST_P(LeftByAHost, GradientsAreToldOfAndNotAddedTo) {
 INSTANTIATE_TEST_SUITE_P(Deeds, LeftByAHost,
                          testing::Values(Left{{"step"}, LeftGradients::unapplied},
                                          Left{{"step", "update"}, LeftGradients::applied},
-                                         Left{{"step", "write"}, LeftGradients::unapplied},
+                                         Left{{"step", "write"}, LeftGradients::applied},
                                          Left{{"step", "zero"}, LeftGradients::none},
                                          Left{{"step", "update", "zero"}, LeftGradients::none}));
 

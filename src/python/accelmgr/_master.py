@@ -173,11 +173,13 @@ class Master:
         for (name, current), value in zip(self.parameters, values, strict=True):
             check_replacement("update_model_parameters", name, current, value)
         self._handle.begin_writing()
+        whole = False
         try:
             for (_, current), value in zip(self.parameters, values, strict=True):
                 current.copy_(value)
+            whole = True
         finally:
-            self._handle.end_writing()
+            self._handle.end_writing(whole)
 
     def state_dict(self, buffers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of the parameters, and the persistent ones of `buffers`; tied tensors under each of their names."""

@@ -202,8 +202,9 @@ class Manager:
     def left_gradients(self) -> str | None:
         """What attach() has found: gradients of the last committed step that an earlier host has left.
 
-        "unapplied": no parameter was written since; apply them. "applied": some were; the host ended before it had
-        zeroed all gradients. The first step() overwrites them, unless `attach(keep_gradients=True)`.
+        "unapplied": no parameter was written since; apply them. "applied": some were, or some gradients were zeroed;
+        the host ended before it had zeroed all of them. The first step() overwrites them, unless
+        `attach(keep_gradients=True)`.
         """
         return self._handle.left_gradients
 
@@ -452,12 +453,15 @@ class Manager:
 
         Needed for writes from a background thread. Buffers that are written inside reach the runners with the next
         step, as always. Raises UsageError inside another writing() and during a step. step() inside raises UsageError.
+        Writes that an exception ends do not count as whole: see `unfinished`.
         """
         self._handle.begin_writing()
+        whole = False
         try:
             yield
+            whole = True
         finally:
-            self._handle.end_writing()
+            self._handle.end_writing(whole)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of the parameters and persistent buffers of the last committed step, by name.
