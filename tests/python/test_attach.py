@@ -220,6 +220,29 @@ def test_the_next_host_knows_how_far_a_plain_loop_has_come(service: Service, whe
         assert manager.unfinished == ""
 
 
+def test_the_next_host_goes_back_to_the_last_whole_parameters(tmp_path: pathlib.Path) -> None:
+    service = Service(tmp_path, CONFIGURATION, "parameters.snapshot=true")
+    try:
+        with accelmgr.attach(service.socket) as manager:
+            whole = [value.detach().clone() for value in manager.parameters()]
+            with pytest.raises(accelmgr.UsageError, match="no earlier host"):
+                manager.revert_parameters()
+        command = [sys.executable, "-c", LOOP, "in the update", os.fspath(service.socket)]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        with accelmgr.attach(service.socket) as manager:
+            assert manager.unfinished and manager.left_gradients == "applied"
+            assert not all(map(torch.equal, manager.parameters(), whole))
+            manager.revert_parameters()
+            assert all(map(torch.equal, manager.parameters(), whole))
+            assert manager.left_gradients == "unapplied"
+            torch.optim.SGD(manager.parameters(), lr=0.1).step()
+            assert not all(map(torch.equal, manager.parameters(), whole))
+        with accelmgr.attach(service.socket) as manager:
+            assert manager.unfinished == ""
+    finally:
+        service.end()
+
+
 def test_an_optimizer_that_evaluates_or_raises_leaves_no_mark(service: Service) -> None:
     class Raises(torch.optim.SGD):
         def step(self, closure=None):
