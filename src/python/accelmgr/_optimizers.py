@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -24,6 +25,7 @@ LBFGS = (
 )
 LBFGS_FILE = os.path.join("torch", "optim", "lbfgs.py")
 SCALER = os.path.join("torch", "amp", "grad_scaler.py")
+HIVEMIND = "hivemind.optim.state_averager"
 LOOK = 6  # Frames between GradScaler.step() and the hook, and a few more.
 
 
@@ -71,7 +73,7 @@ _evaluations: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.We
 _checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[Update]] = weakref.WeakKeyDictionary()
 """Of the services whose parameters an optimizer has."""
-_watching = False
+_watching = _marks_hivemind = False
 _lock = threading.Lock()
 
 
@@ -93,6 +95,38 @@ def watch(
             register_optimizer_step_pre_hook(_before_step)
             register_optimizer_step_post_hook(_after_step)
             _watching = True
+
+
+def mark_hivemind() -> None:
+    """Sees what hivemind copies into parameters: its optimizer works on copies, where no hook of torch looks."""
+    global _marks_hivemind
+    averager = getattr(sys.modules.get(HIVEMIND), "TrainingStateAverager", None)
+    if _marks_hivemind or averager is None:
+        return
+    _marks_hivemind = True
+    for name in ("_apply_optimizer_parameters_", "_apply_averaging_results_"):
+        if (write := getattr(averager, name, None)) is not None:
+            setattr(averager, name, _marked(write))
+
+
+def _marked(write: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(write)
+    def marked(averager: Any, *args: Any, **kwargs: Any) -> Any:
+        written = {id(parameter) for parameter in averager.main_parameters}
+        updates = [
+            manager.update
+            for manager in list(_managed.values())
+            if manager.update is not None and any(id(parameter) in written for parameter in manager.parameters())
+        ]
+        for update in updates:
+            update.begin(has_closure=False)
+        try:
+            return write(averager, *args, **kwargs)
+        finally:
+            for update in updates:
+                update.end()
+
+    return marked
 
 
 def _scales_gradients() -> bool:

@@ -304,6 +304,8 @@ class Manager:
         memory is no longer the session's).
         """
         _optimizers.check_evaluation(repeat)
+        if self._update is not None:
+            _optimizers.mark_hivemind()
         with self._update.interrupted() if self._update is not None else contextlib.nullcontext():
             self._bound.check()
             self._bound.send_changes()
