@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <random>
 
+#include "service_torture.hpp"
 #include "torture.hpp"
 
 namespace accelmgr::test {
@@ -39,6 +40,27 @@ TEST(Torture, TrainingUnderKillsEndsBitwiseAsWithoutThem) {
   EXPECT_GE(report.kills(), fewest_kills);
   EXPECT_GE(report.losses, std::uint64_t{1});
   EXPECT_GE(report.recoveries, std::uint64_t{1});
+}
+
+TEST(Torture, TrainingOnAServiceWhoseHostsAreKilledEndsBitwiseAsWithoutThem) {
+  constexpr int fewest_kills = 150;
+  ServiceTortureOptions options;
+  options.seed = seed();
+  options.log_file = testing::TempDir() + fmt::format("accelmgr-service-torture-{}.log", options.seed);
+  fmt::print("TORTURE_SEED={}\n", options.seed);
+  std::fflush(stdout);
+
+  const auto report = service_torture(options);
+  fmt::print("{} steps: undisturbed {:.1f} s, with {} kills {:.1f} s\n", report.steps, report.undisturbed_s,
+             report.kills(), report.disturbed_s);
+  fmt::print("{} hosts of {} users, {} leases\n", report.hosts, report.users, report.leases);
+  if (report.users == 1) fmt::print("NOT TESTED: hosts of other users, which only root can start\n");
+  fmt::print("killed from outside: {}\ninjected: {}\nhosts ended: {}\nfound: {}\nlosses {}\n", report.killed,
+             report.injected, report.ends, report.found, report.losses);
+  EXPECT_EQ(report.failure, "") << "TORTURE_SEED=" << options.seed << ", log in " << options.log_file;
+  EXPECT_EQ(report.steps, options.steps);
+  EXPECT_GE(report.kills(), fewest_kills);
+  EXPECT_GE(report.losses, std::uint64_t{1});
 }
 
 }  // namespace
