@@ -18,7 +18,8 @@ namespace accelmgr::test {
 struct ServiceTortureOptions {
   std::uint64_t seed = 0;
   std::uint64_t steps = 4000;
-  double injected = 400;  ///< The expected number of kills of runners by the fault library.
+  double injected = 400;      ///< The expected number of kills of runners by the fault library.
+  double longest_life_s = 0;  ///< Of a service, until it is killed; 0: it is not.
   KillerOptions killer = gentle_to_services();
   std::string log_file;  ///< Of the service, its runners and the hosts; removed if nothing failed.
 
@@ -26,7 +27,9 @@ struct ServiceTortureOptions {
 };
 
 struct ServiceTortureReport {
-  std::uint64_t steps = 0;
+  std::uint64_t steps = 0, steps_made = 0;  ///< Of the course, and with those that killed services have lost.
+  std::uint64_t services = 0;
+  int checkpoints = 0;                  ///< That hosts have asked for.
   std::uint64_t hosts = 0, leases = 0;  ///< Processes, and how often one of them was admitted.
   int users = 1;                        ///< Of these processes. Only root starts those of others.
   Kills killed;                         ///< By the killer process.
@@ -39,7 +42,7 @@ struct ServiceTortureReport {
   /// if the run is good.
   std::string failure;
 
-  int kills() const;
+  int kills() const;  ///< Of runners, fork servers and hosts.
 };
 
 /// Makes the undisturbed run, then the disturbed one. After each step, after each update and whenever a host

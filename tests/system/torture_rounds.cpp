@@ -29,6 +29,9 @@ nlohmann::json as_json(std::uint64_t seed, const TortureReport& report) {
 nlohmann::json as_json(std::uint64_t seed, const ServiceTortureReport& report) {
   return {{"seed", seed},
           {"steps", report.steps},
+          {"steps_made", report.steps_made},
+          {"services", report.services},
+          {"checkpoints", report.checkpoints},
           {"hosts", report.hosts},
           {"users", report.users},
           {"leases", report.leases},
@@ -80,6 +83,7 @@ int service_torture_in_rounds(const std::vector<std::string>& arguments) {
   return in_rounds(arguments, "service_torture", [](std::uint64_t seed, const std::string& log) {
     ServiceTortureOptions options;
     options.seed = seed;
+    if (seed % 2 != 0) options.longest_life_s = 10;
     options.log_file = log;
     return service_torture(options);
   });

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <stdexcept>
 #include <string_view>
 #include <type_traits>
 
@@ -66,6 +67,11 @@ bool is_alive(pid_t pid) {
   }
 }
 
+/// What no death of a service excuses.
+struct Wrong : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 class TorturedHost {
  public:
   explicit TorturedHost(const HostTask& task)
@@ -75,18 +81,21 @@ class TorturedHost {
     while (!board_.over) {
       auto manager = attach();
       if (!manager) continue;
+      service_ = manager->statistics().manager_pid;
       try {
         drive(*manager);
-      } catch (const SessionError& error) {
-        if (!contains(error.what(), "has stood still")) throw;
-        say(Said::What::stood_still);
-        board_.driver = 0;
+      } catch (const Error& error) {
+        const bool stood_still = contains(error.what(), "has stood still");
+        if (!stood_still && (!task_.services_end || is_alive(service_))) throw;
+        say(stood_still ? Said::What::stood_still : Said::What::lost);
+        leave_seat();
       }
     }
   }
 
   void say(Said said) const {
     said.pid = getpid();
+    said.service = service_;
     if (::write(task_.says, &said, sizeof said) != sizeof said) _exit(3);
   }
 
@@ -127,18 +136,29 @@ class TorturedHost {
           "./socket", {.name = "tortured host", .timeout_s = attach_patience_s, .keep_gradients = keeps_});
     } catch (const SessionError& error) {
       const bool refused = contains(error.what(), "drives the session");
-      if (!refused && !contains(error.what(), "did not answer in time")) throw;
-      ++(refused ? board_.refused : board_.unanswered);
+      const bool unanswered = contains(error.what(), "did not answer in time");
+      if (!refused && !unanswered && !task_.services_end) throw;
+      ++(refused ? board_.refused : unanswered ? board_.unanswered : board_.unreached);
     }
     const timespec pause{.tv_sec = 0, .tv_nsec = static_cast<long>(1'000'000 + random_.below(20'000'000))};
     nanosleep(&pause, nullptr);
     return std::nullopt;
   }
 
+  std::uint64_t seat() const { return std::uint64_t(service_) << 32 | std::uint64_t(getpid()); }
+  void take_seat() {
+    const auto other = board_.driver.exchange(seat());
+    if (const auto pid = static_cast<pid_t>(other & 0xffffffff); other >> 32 == seat() >> 32 && is_alive(pid))
+      throw Wrong(
+          fmt::format("process {} was admitted, but process {} lives and has not detached", getpid(), pid));
+  }
+  void leave_seat() {
+    auto own = seat();
+    board_.driver.compare_exchange_strong(own, 0);
+  }
+
   void drive(client::Handle& manager) {
-    if (const auto other = board_.driver.exchange(getpid()); other != 0 && is_alive(other))
-      throw Error(
-          fmt::format("process {} was admitted, but process {} lives and has not detached", getpid(), other));
+    take_seat();
     look(manager);
     auto steps = manager.statistics().steps;
     is_within_block_ = !is_first_of_block(steps);
@@ -148,15 +168,14 @@ class TorturedHost {
     else if (!is_within_block_ && manager.left_gradients() == LeftGradients::unapplied)
       write(manager, updated(manager));
     for (; steps < course_.states.size() && !lucky(0.02); ++steps) step(manager, steps);
-    if (steps == course_.states.size()) board_.over = true;
     is_within_block_ = !is_first_of_block(steps);
-    if (!board_.over) maybe_end(HostEnd::exits, 0.3);
+    maybe_end(HostEnd::exits, 0.3);
     detach(manager);
   }
 
   void detach(client::Handle& manager) {
     ++board_.ends[static_cast<std::size_t>(HostEnd::detaches)];
-    board_.driver = 0;
+    leave_seat();
     manager.stop();
   }
 
@@ -168,19 +187,18 @@ class TorturedHost {
     const auto block = state.steps / steps_per_update;
     if (unfinished && block > 0 &&
         !is_mix(parameters_of(manager), course_.parameters.at(block - 1), course_.parameters.at(block)))
-      throw Error(fmt::format("after step {}: parameters are half written, and some are neither old nor new",
+      throw Wrong(fmt::format("after step {}: parameters are half written, and some are neither old nor new",
                               state.steps));
     if (left == LeftGradients::applied && is_zeroed_before(state.steps)) {
       const auto& last = course_.gradients.at(block - 1);
       if (!is_mix(gradients_of(manager), last, zeros_like(last)))
-        throw Error(fmt::format("after step {}: gradients are half zeroed, and some are neither old nor 0",
+        throw Wrong(fmt::format("after step {}: gradients are half zeroed, and some are neither old nor 0",
                                 state.steps));
     }
     Said said{};
     said.what = Said::What::attached;
     said.state = state;
     said.lease = manager.session()->control().lease.load();
-    said.service = manager.statistics().manager_pid;
     said.left = left;
     said.unfinished = unfinished;
     say(said);
@@ -191,22 +209,34 @@ class TorturedHost {
     set_timer(0.04, 4'000);
     if (is_zeroed_before(number)) {
       manager.zero_grad();
+      maybe_save(manager);
       maybe_end(HostEnd::killed_after_zeroing, 0.02);
     }
     for (;;) {
       const auto result = manager.step(
           {.timeout_s = step_patience_s, .accumulate = is_accumulated(number), .parameters_changed = false});
       if (result) break;
+      if (result.status == StepStatus::manager_lost) throw Error(result.error);
       if (result.status != StepStatus::timeout || result.counted)
-        throw Error(fmt::format("step {}: {} (counted: {}): {}", number + 1, to_string(result.status),
+        throw Wrong(fmt::format("step {}: {} (counted: {}): {}", number + 1, to_string(result.status),
                                 result.counted, result.error));
       say(Said::What::timed_out);
     }
     say(Said::What::stepped, state_of(manager));
+    maybe_save(manager);
     if (!is_last_of_block(number)) return;
     maybe_end(HostEnd::killed_before_update, 0.02);
     write(manager, updated(manager));
+    maybe_save(manager);
     maybe_end(HostEnd::killed_after_update, 0.02);
+  }
+
+  void maybe_save(client::Handle& manager) {
+    if (manager.config().checkpoint.directory.empty() || !lucky(0.02)) return;
+    manager.save_checkpoint({});
+    ++board_.checkpoints;
+    for (const auto& written : manager.checkpoints_written(0))
+      if (!written.error.empty()) throw Wrong("a checkpoint: " + written.error);
   }
 
   void write(client::Handle& manager, const Tensors& values) {
@@ -221,6 +251,7 @@ class TorturedHost {
   const Course& course_;
   Board& board_;
   data::Random random_;
+  pid_t service_ = 0;
   bool keeps_ = true;
   bool is_within_block_ = false;  ///< As far as this host knows.
 };

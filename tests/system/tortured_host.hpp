@@ -34,22 +34,25 @@ const char* to_string(HostEnd end) noexcept;
 
 /// In memory that the test and all hosts share.
 struct Board {
-  std::atomic<pid_t> driver{0};   ///< The host that was admitted last; 0 when it has detached.
+  /// The host that was admitted last, and its service; 0: it has detached.
+  std::atomic<std::uint64_t> driver{0};
   std::atomic<bool> over{false};  ///< All steps are made: hosts end.
   std::atomic<int> ends[host_ends]{};
-  std::atomic<int> refused{0};     ///< Attempts to attach that failed because another host drove the session.
-  std::atomic<int> unanswered{0};  ///< ... because the service stood still.
+  std::atomic<int> checkpoints{0};  ///< That hosts have asked for.
+  // Attempts to attach that failed because
+  std::atomic<int> refused{0};     ///< another host drove the session,
+  std::atomic<int> unanswered{0};  ///< the service stood still,
+  std::atomic<int> unreached{0};   ///< or it was killed.
 };
 
 /// What a host says. The test reads these from a pipe, in the order in which they were written.
 struct Said {
-  enum class What : std::uint8_t { attached, stepped, updated, timed_out, stood_still, wrong };
+  enum class What : std::uint8_t { attached, stepped, updated, timed_out, stood_still, lost, wrong };
   What what;
-  pid_t pid;
+  pid_t pid, service;
   State state;
   // Of a host that has attached:
   std::uint64_t lease;
-  pid_t service;
   LeftGradients left;
   bool unfinished;
   char text[512];  ///< What is wrong.
@@ -59,7 +62,8 @@ struct HostTask {
   std::string folder;  ///< Where the socket of the service is.
   const Course& course;
   Board& board;
-  int says;  ///< The writing end of a pipe for Said.
+  bool services_end;  ///< The test kills services: a host may lose its own, and find none.
+  int says;           ///< The writing end of a pipe for Said.
   std::uint64_t seed, number;
   std::optional<HostUser> user;
 };

@@ -118,6 +118,9 @@ def service_torture_report(lines):
     totals.rows = [
         ["rounds", str(len(lines))],
         ["steps", str(total("steps"))],
+        ["steps that killed services have lost", str(total("steps_made") - total("steps"))],
+        ["services", str(total("services"))],
+        ["checkpoints", str(total("checkpoints"))],
         ["hosts", str(total("hosts"))],
         ["users of these", str(min(line["users"] for line in lines))],
         ["leases", str(total("leases"))],
@@ -313,9 +316,9 @@ ALL = {
         ["system_torture_test"], torture, torture_report, preset="test"),
     "service_torture": Endurance(
         """The same with a service: hosts of three users (as root) attach one after the other, and are killed and
-        stopped at random, as are runners and fork server; the service is stopped and continued. The next host goes on
-        with what it finds. After every step, every update and every attach all bits must be those of the undisturbed
-        run.""",
+        stopped at random, as are runners and fork server. The service is stopped and continued, and in every second
+        round killed and started again from its last checkpoint. The next host goes on with what it finds. After every
+        step, every update and every attach all bits must be those of the undisturbed run.""",
         ["system_torture_test"], service_torture, service_torture_report, preset="test"),
     "soak": Endurance(
         """The shipped configuration with a smaller model and without an end, with checkpoints; every few seconds a
