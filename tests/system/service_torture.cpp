@@ -50,6 +50,7 @@ Config service_config(const ServiceTortureOptions& options, const TemporaryFolde
                                         options.injected / 4 / double(options.steps) / tortured_ranks / 4,
                                         options.seed * 1000 + config.faults.size()));
   config.runners.reduction_timeout = 0.5;
+  config.prefetch = 120;  // Some steps can be made while the service is stopped, whose loader is too.
   if (options.longest_life_s > 0) {
     config.checkpoint.directory = folder / "checkpoints";
     config.checkpoint.resume = "latest";

@@ -18,6 +18,7 @@
 #include <type_traits>
 
 #include "accelmgr/errors.hpp"
+#include "base/clock.hpp"
 #include "base/log.hpp"
 #include "data/random.hpp"
 #include "ipc/process.hpp"
@@ -58,10 +59,10 @@ Tensors zeros_like(Tensors tensors) {
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
-/// One whose end is not seen yet does not count.
-bool is_alive(pid_t pid) {
+/// A process that has ended and is not reaped yet does not live.
+bool lives(pid_t pid, base::Deadline until = base::Deadline::at_ns(0)) {
   try {
-    return !ipc::has_ended(ipc::open_pidfd(pid).get());
+    return !ipc::wait_ended(ipc::open_pidfd(pid).get(), until);
   } catch (const SystemError&) {
     return false;
   }
@@ -86,7 +87,8 @@ class TorturedHost {
         drive(*manager);
       } catch (const Error& error) {
         const bool stood_still = contains(error.what(), "has stood still");
-        if (!stood_still && (!task_.services_end || is_alive(service_))) throw;
+        // A process that ends closes its sockets first.
+        if (!stood_still && (!task_.services_end || lives(service_, base::Deadline::in_seconds(5)))) throw;
         say(stood_still ? Said::What::stood_still : Said::What::lost);
         leave_seat();
       }
@@ -134,7 +136,7 @@ class TorturedHost {
     try {
       return client::Handle(
           "./socket", {.name = "tortured host", .timeout_s = attach_patience_s, .keep_gradients = keeps_});
-    } catch (const SessionError& error) {
+    } catch (const Error& error) {
       const bool refused = contains(error.what(), "drives the session");
       const bool unanswered = contains(error.what(), "did not answer in time");
       if (!refused && !unanswered && !task_.services_end) throw;
@@ -148,7 +150,7 @@ class TorturedHost {
   std::uint64_t seat() const { return std::uint64_t(service_) << 32 | std::uint64_t(getpid()); }
   void take_seat() {
     const auto other = board_.driver.exchange(seat());
-    if (const auto pid = static_cast<pid_t>(other & 0xffffffff); other >> 32 == seat() >> 32 && is_alive(pid))
+    if (const auto pid = static_cast<pid_t>(other & 0xffffffff); other >> 32 == seat() >> 32 && lives(pid))
       throw Wrong(
           fmt::format("process {} was admitted, but process {} lives and has not detached", getpid(), pid));
   }
