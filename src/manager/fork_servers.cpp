@@ -57,7 +57,11 @@ ipc::ForkServerClient execute_fork_server(const Config& config, int host_pidfd) 
   const std::pair<int, int> inherited[] = {{theirs.get(), role_socket}, {host_pidfd, role_host}};
   auto process = ipc::execute_self({fork_server_argument}, inherited);
   theirs.reset();
-  protocol::send_configuration(ours.get(), config::to_yaml(config));
+  try {
+    protocol::send_configuration(ours.get(), config::to_yaml(config));
+  } catch (const SystemError& error) {
+    if (!ipc::peer_is_gone(error)) throw;  // It has ended already. Its pidfd reports that.
+  }
   return {std::move(ours), std::move(process)};
 }
 

@@ -24,8 +24,8 @@ namespace {
 
 /// The killer reports each deed as one letter.
 const std::map<char, std::string> deeds{
-    {'r', "runner"},         {'l', "fork server"},         {'m', "manager"},
-    {'R', "runner stopped"}, {'L', "fork server stopped"}, {'M', "manager stopped"}};
+    {'r', "runner"},         {'l', "fork server"},         {'m', "manager"},         {'h', "host"},
+    {'R', "runner stopped"}, {'L', "fork server stopped"}, {'M', "manager stopped"}, {'H', "host stopped"}};
 
 struct Victim {
   char kind;
@@ -53,12 +53,13 @@ std::optional<Process> process(pid_t pid) {
 char kind_of(const std::string& name) {
   if (name == "accelmgr:mgr") return 'm';
   if (name == "accelmgr:fork") return 'l';
+  if (name == tortured_host) return 'h';
   return name.starts_with("accelmgr:run") ? 'r' : 0;
 }
 
-/// The descendants of this host: its manager, the fork server below the manager, the runners below that.
-/// Processes of other hosts are left out.
-std::vector<Victim> victims_of(pid_t host) {
+/// The descendants of this process: its manager, the fork server below the manager, the runners below that;
+/// and its hosts. Other processes are left out.
+std::vector<Victim> victims_of(pid_t test) {
   std::map<pid_t, Process> all;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     const auto name = entry.path().filename().string();
@@ -66,18 +67,21 @@ std::vector<Victim> victims_of(pid_t host) {
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc{}) continue;
     if (auto found = process(pid)) all.emplace(pid, std::move(*found));
   }
-  const auto is_of_host = [&](pid_t pid) {
+  const auto is_of_test = [&](pid_t pid) {
     for (int generations = 0; generations < 3; ++generations) {
       const auto found = all.find(pid);
       if (found == all.end() || kind_of(found->second.name) == 0) return false;
       pid = found->second.parent;
-      if (pid == host) return true;
+      if (pid == test) return true;
     }
     return false;
   };
   std::vector<Victim> victims;
-  for (const auto& [pid, found] : all)
-    if (is_of_host(pid)) victims.push_back({kind_of(found.name), pid});
+  for (const auto& [pid, found] : all) {
+    const char kind = kind_of(found.name);
+    // A manager's child has its name until it executes a fork server.
+    if (is_of_test(pid) && (kind != 'm' || found.parent == test)) victims.push_back({kind, pid});
+  }
   return victims;
 }
 
@@ -86,10 +90,9 @@ class Role {
   explicit Role(const KillerOptions& options) : options_(options), random_(options.seed) {}
 
   int play() {
-    for (int killed = 0; killed < options_.most;) {
-      const double ratio = options_.longest_pause_s / options_.shortest_pause_s;
-      if (!pause(options_.shortest_pause_s * std::pow(ratio, uniform()))) return 0;
-      if (const auto victim = choose()) killed += strike(*victim) ? 1 : 0;
+    while (killed_ < options_.most) {
+      if (!pause_between()) return 0;
+      if (const auto victim = choose()) strike(*victim);
     }
     pause(-1);
     return 0;
@@ -104,47 +107,74 @@ class Role {
     return poll(&end, 1, seconds < 0 ? -1 : static_cast<int>(std::lround(seconds * 1e3))) == 0;
   }
 
-  double share_of(char kind) const {
-    return kind == 'm' ? options_.managers : kind == 'l' ? options_.fork_servers : options_.runners;
+  bool pause_between() {
+    const double ratio = options_.longest_pause_s / options_.shortest_pause_s;
+    return pause(options_.shortest_pause_s * std::pow(ratio, uniform()));
   }
 
   std::optional<Victim> choose() {
-    const double draw = uniform() * (options_.managers + options_.fork_servers + options_.runners);
-    const char kind = draw < options_.managers                           ? 'm'
-                      : draw < options_.managers + options_.fork_servers ? 'l'
-                                                                         : 'r';
-    auto victims = victims_of(host_);
+    const std::pair<char, double> shares[] = {{'m', manager_is_stopped_ ? 0 : options_.managers},
+                                              {'l', options_.fork_servers},
+                                              {'h', options_.hosts},
+                                              {'r', options_.runners}};
+    double draw = 0;
+    for (const auto& [kind, share] : shares) draw += share;
+    draw *= uniform();
+    char kind = 'r';
+    for (const auto& [each, share] : shares) {
+      kind = each;
+      if (draw < share) break;
+      draw -= share;
+    }
+    auto victims = victims_of(test_);
     std::erase_if(victims, [kind](const Victim& v) { return v.kind != kind; });
     if (victims.empty()) return std::nullopt;
     return victims[random_.below(victims.size())];
   }
 
-  bool strike(Victim victim) {
+  void strike(Victim victim) {
     base::UniqueFd pidfd;
     try {
       pidfd = ipc::open_pidfd(victim.pid);
     } catch (const SystemError&) {
-      return false;
+      return;
     }
     // The pid may have been reused before the pidfd was opened: looks at the process again.
     const auto found = process(victim.pid);
-    if (!found || kind_of(found->name) != victim.kind) return false;
+    if (!found || kind_of(found->name) != victim.kind) return;
+    if (victim.kind == 'm' && options_.longest_manager_stop_s > 0) return stop_manager(pidfd.get());
     if (uniform() >= options_.stops) return kill(pidfd.get(), victim.kind);
-    ipc::send_signal(pidfd.get(), SIGSTOP);
-    say(static_cast<char>(victim.kind - 'a' + 'A'));
+    stop(pidfd.get(), victim.kind);
     const bool go_on = pause(options_.longest_stop_s * uniform());
-    if (uniform() < 0.5 || !go_on) {
+    if (uniform() < 0.5 || !go_on)
       ipc::send_signal(pidfd.get(), SIGCONT);
-      return false;
-    }
-    return kill(pidfd.get(), victim.kind);
+    else
+      kill(pidfd.get(), victim.kind);
   }
 
-  bool kill(int pidfd, char kind) {
-    if (ipc::has_ended(pidfd)) return false;
+  void stop_manager(int pidfd) {
+    const bool is_quiet = uniform() < 0.5;
+    const double stop_s = options_.longest_manager_stop_s * (is_quiet ? 0.7 + 0.3 * uniform() : uniform());
+    const auto until = base::Deadline::in_seconds(stop_s);
+    stop(pidfd, 'm');
+    manager_is_stopped_ = true;
+    if (is_quiet) pause(stop_s);
+    while (!until.passed() && pause_between())
+      if (const auto victim = choose()) strike(*victim);
+    manager_is_stopped_ = false;
+    ipc::send_signal(pidfd, SIGCONT);
+  }
+
+  void stop(int pidfd, char kind) {
+    ipc::send_signal(pidfd, SIGSTOP);
+    say(static_cast<char>(kind - 'a' + 'A'));
+  }
+
+  void kill(int pidfd, char kind) {
+    if (ipc::has_ended(pidfd)) return;
     ipc::send_signal(pidfd, SIGKILL);
     say(kind);
-    return true;
+    ++killed_;
   }
 
   void say(char deed) {
@@ -153,25 +183,21 @@ class Role {
 
   KillerOptions options_;
   data::Random random_;
-  pid_t host_ = getppid();
+  pid_t test_ = getppid();
+  int killed_ = 0;
+  bool manager_is_stopped_ = false;
 };
 
-/// The reading and the writing end.
-std::pair<base::UniqueFd, base::UniqueFd> make_pipe() {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw SystemError("pipe2", errno);
-  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
-}
-
 std::string as_text(const KillerOptions& o) {
-  return fmt::format("{} {} {} {} {} {} {} {} {}", o.seed, o.most, o.runners, o.fork_servers, o.managers,
-                     o.stops, o.longest_stop_s, o.shortest_pause_s, o.longest_pause_s);
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {}", o.seed, o.most, o.runners, o.fork_servers,
+                     o.managers, o.hosts, o.stops, o.longest_stop_s, o.longest_manager_stop_s,
+                     o.shortest_pause_s, o.longest_pause_s);
 }
 
 KillerOptions options_of(const std::string& text) {
   KillerOptions o;
-  std::istringstream(text) >> o.seed >> o.most >> o.runners >> o.fork_servers >> o.managers >> o.stops >>
-      o.longest_stop_s >> o.shortest_pause_s >> o.longest_pause_s;
+  std::istringstream(text) >> o.seed >> o.most >> o.runners >> o.fork_servers >> o.managers >> o.hosts >>
+      o.stops >> o.longest_stop_s >> o.longest_manager_stop_s >> o.shortest_pause_s >> o.longest_pause_s;
   return o;
 }
 

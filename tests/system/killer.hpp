@@ -10,6 +10,9 @@
 
 namespace accelmgr::test {
 
+/// The name of a process that a test starts to be killed with the others.
+inline constexpr const char* tortured_host = "tortured:host";
+
 /// The role (see roles.hpp) in which this program is the killer. Its one argument has the options.
 inline constexpr const char* kills_at_random = "kills_at_random";
 
@@ -17,9 +20,12 @@ struct KillerOptions {
   std::uint64_t seed = 0;
   int most = 0;  ///< The killer stops killing after this many kills.
   /// The share of each kind of victim. A kind that has no process at that moment is skipped.
-  double runners = 0.7, fork_servers = 0.12, managers = 0.18;
+  double runners = 0.7, fork_servers = 0.12, managers = 0.18, hosts = 0;
   double stops = 0.1;  ///< The share of victims that are stopped for a while, and then killed or continued.
   double longest_stop_s = 1.2;
+  /// Above 0: managers are never killed. They are stopped for so long at most, and continued. Every second
+  /// stop is long, and nobody else is struck meanwhile.
+  double longest_manager_stop_s = 0;
   /// Pauses between kills. Their logarithm is uniform: some kills come in bursts, some after a calm.
   double shortest_pause_s = 0.002, longest_pause_s = 2.0;
 };

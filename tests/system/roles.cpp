@@ -1,7 +1,10 @@
 #include "roles.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
+
+#include <cerrno>
 
 #include "accelmgr/errors.hpp"
 #include "accelmgr/init.hpp"
@@ -65,6 +68,12 @@ int play(const std::string& role, const std::vector<std::string>& arguments, int
   if (role == starts_without_init) return start_without_init();
   if (role == hosts) return host(arguments, argc, argv);
   return 2;
+}
+
+std::pair<base::UniqueFd, base::UniqueFd> make_pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw SystemError("pipe2", errno);
+  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
 }
 
 }  // namespace accelmgr::test

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "base/unique_fd.hpp"
 
 namespace accelmgr::test {
 
@@ -21,5 +24,8 @@ inline constexpr const char* hosts = "hosts";
 
 /// Plays the role and returns the exit code. `arguments` follow the role's name.
 int play(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv);
+
+/// The reading and the writing end.
+std::pair<base::UniqueFd, base::UniqueFd> make_pipe();
 
 }  // namespace accelmgr::test

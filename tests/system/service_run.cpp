@@ -9,6 +9,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <optional>
 
 #include "accelmgr/init.hpp"
 #include "client/observer.hpp"
@@ -30,16 +31,12 @@ void wait_for_test() {
   if (read(role_waits, &byte, 1) != 0) _exit(3);
 }
 
-std::pair<base::UniqueFd, base::UniqueFd> make_pipe() {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw SystemError("pipe2", errno);
-  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
-}
-
 int serve(const std::vector<std::string>& arguments) {
   std::ifstream file(arguments.at(0));
   const std::string yaml{std::istreambuf_iterator<char>(file), {}};
-  service::serve(config::from_yaml(yaml), {.socket = arguments.at(1)}, say);
+  std::optional<gid_t> group;
+  if (arguments.size() > 2) group = static_cast<gid_t>(std::stoul(arguments[2]));
+  service::serve(config::from_yaml(yaml), {.socket = arguments.at(1), .group = group}, say);
 }
 
 int host(const std::vector<std::string>& arguments) {

@@ -16,7 +16,8 @@
 
 namespace accelmgr::test {
 
-/// The role of a service: the path of its configuration (YAML), and that of its socket.
+/// The role of a service: the path of its configuration (YAML), that of its socket, and, if its members may
+/// use it too, the number of a group.
 inline constexpr const char* serves = "serves";
 /// The role of a host: the path of the socket, and then what it does, one word each: "step", "write" (begins
 /// to write parameters), "tear" (the same, and writes one), "update" (the same, and ends it), "zero" (its

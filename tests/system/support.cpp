@@ -95,12 +95,15 @@ std::vector<client::Value> views(const Tensors& tensors) {
   return out;
 }
 
-void write_parameters(client::Handle& manager, const Tensors& values) {
+void write_parameters(client::Handle& manager, const Tensors& values, const std::function<void()>& between) {
   const auto places = places_in(manager);
   manager.begin_writing();
-  for (std::size_t i = 0; i < values.size(); ++i)
+  if (between) between();
+  for (std::size_t i = 0; i < values.size(); ++i) {
     replica::copy_strided(places.at(i).data, places[i].strides, values[i].bytes.data(),
                           replica::dense_strides(values[i].shape), values[i].shape, size_of(values[i].dtype));
+    if (between) between();
+  }
   manager.end_writing();
 }
 

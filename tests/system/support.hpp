@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,8 +50,10 @@ Tensors buffers_of(const client::Handle& manager);
 Tensors copies(const std::vector<client::OwnedValue>& values);
 /// Views of the tensors, for a checkpoint.
 std::vector<client::Value> views(const Tensors& tensors);
-/// Writes all parameters, as a host does.
-void write_parameters(client::Handle& manager, const Tensors& values);
+/// Writes all parameters, as a host does. Calls `between`, if there is one, before the first write of a
+/// tensor and after each.
+void write_parameters(client::Handle& manager, const Tensors& values,
+                      const std::function<void()>& between = {});
 
 /// True if all tensors have the same bits.
 bool same_bits(const Tensors& a, const Tensors& b);

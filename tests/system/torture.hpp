@@ -11,9 +11,6 @@
 
 namespace accelmgr::test {
 
-/// The registered name of the model and of the source.
-inline constexpr const char* tortured = "tortured";
-
 struct TortureOptions {
   std::uint64_t seed = 0;
   int steps = 3000;       ///< In blocks of four; each block ends with an update of the parameters.

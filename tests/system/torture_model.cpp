@@ -7,7 +7,7 @@
 #include "support.hpp"
 #include "support/perceptron.hpp"
 #include "support/plain_replica.hpp"
-#include "torture.hpp"
+#include "torture_course.hpp"
 
 namespace accelmgr::test {
 namespace {

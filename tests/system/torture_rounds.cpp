@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
+#include "service_torture.hpp"
 #include "torture.hpp"
 
 namespace accelmgr::test {
@@ -25,12 +26,44 @@ nlohmann::json as_json(std::uint64_t seed, const TortureReport& report) {
           {"failure", report.failure}};
 }
 
-}  // namespace
+nlohmann::json as_json(std::uint64_t seed, const ServiceTortureReport& report) {
+  return {{"seed", seed},
+          {"steps", report.steps},
+          {"steps_made", report.steps_made},
+          {"services", report.services},
+          {"checkpoints", report.checkpoints},
+          {"hosts", report.hosts},
+          {"users", report.users},
+          {"leases", report.leases},
+          {"killed", report.killed},
+          {"injected", report.injected},
+          {"ends", report.ends},
+          {"found", report.found},
+          {"kills", report.kills()},
+          {"losses", report.losses},
+          {"undisturbed_s", report.undisturbed_s},
+          {"disturbed_s", report.disturbed_s},
+          {"failure", report.failure}};
+}
 
-int torture_in_rounds(const std::vector<std::string>& arguments) {
+/// `round` makes one with a seed and a log, and returns its report.
+template <typename Round>
+int in_rounds(const std::vector<std::string>& arguments, const char* log, Round&& round) {
   const auto end = base::Deadline::in_seconds(60 * std::stod(arguments.at(0)));
   bool failed = false;
   for (auto seed = std::stoull(arguments.at(1));; ++seed) {
+    const auto report = round(seed, fmt::format("{}/{}-{}.log", arguments.at(2), log, seed));
+    fmt::print("{}\n", as_json(seed, report).dump());
+    std::fflush(stdout);
+    failed = failed || !report.failure.empty();
+    if (end.passed()) return failed ? 1 : 0;
+  }
+}
+
+}  // namespace
+
+int torture_in_rounds(const std::vector<std::string>& arguments) {
+  return in_rounds(arguments, "torture", [](std::uint64_t seed, const std::string& log) {
     TortureOptions options;
     options.seed = seed;
     options.injected = 200;
@@ -41,13 +74,19 @@ int torture_in_rounds(const std::vector<std::string>& arguments) {
                       .stops = 0.15,
                       .longest_stop_s = 2.5,
                       .longest_pause_s = 0.8};
-    options.log_file = fmt::format("{}/torture-{}.log", arguments.at(2), seed);
-    const auto report = torture(options);
-    fmt::print("{}\n", as_json(seed, report).dump());
-    std::fflush(stdout);
-    failed = failed || !report.failure.empty();
-    if (end.passed()) return failed ? 1 : 0;
-  }
+    options.log_file = log;
+    return torture(options);
+  });
+}
+
+int service_torture_in_rounds(const std::vector<std::string>& arguments) {
+  return in_rounds(arguments, "service_torture", [](std::uint64_t seed, const std::string& log) {
+    ServiceTortureOptions options;
+    options.seed = seed;
+    if (seed % 2 != 0) options.longest_life_s = 10;
+    options.log_file = log;
+    return service_torture(options);
+  });
 }
 
 }  // namespace accelmgr::test

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <random>
 
+#include "service_torture.hpp"
 #include "torture.hpp"
 
 namespace accelmgr::test {
@@ -40,6 +41,33 @@ TEST(Torture, TrainingUnderKillsEndsBitwiseAsWithoutThem) {
   EXPECT_GE(report.losses, std::uint64_t{1});
   EXPECT_GE(report.recoveries, std::uint64_t{1});
 }
+
+void train_on_service(double longest_life_s) {
+  constexpr int fewest_kills = 150;
+  ServiceTortureOptions options;
+  options.seed = seed();
+  options.longest_life_s = longest_life_s;
+  options.log_file = testing::TempDir() + fmt::format("accelmgr-service-torture-{}.log", options.seed);
+  fmt::print("TORTURE_SEED={}\n", options.seed);
+  std::fflush(stdout);
+
+  const auto report = service_torture(options);
+  fmt::print("{} steps, {} made: undisturbed {:.1f} s, with {} kills {:.1f} s\n", report.steps,
+             report.steps_made, report.undisturbed_s, report.kills(), report.disturbed_s);
+  fmt::print("{} services, {} checkpoints, {} hosts of {} users, {} leases\n", report.services,
+             report.checkpoints, report.hosts, report.users, report.leases);
+  if (report.users == 1) fmt::print("NOT TESTED: hosts of other users, which only root can start\n");
+  fmt::print("killed from outside: {}\ninjected: {}\nhosts by themselves: {}\nfound: {}\nlosses {}\n",
+             report.killed, report.injected, report.ends, report.found, report.losses);
+  EXPECT_EQ(report.failure, "") << "TORTURE_SEED=" << options.seed << ", log in " << options.log_file;
+  EXPECT_EQ(report.steps, options.steps);
+  EXPECT_GE(report.kills(), fewest_kills);
+  EXPECT_GE(report.losses, std::uint64_t{1});
+}
+
+TEST(Torture, TrainingOnAServiceWhoseHostsAreKilledEndsBitwiseAsWithoutThem) { train_on_service(0); }
+
+TEST(Torture, TrainingOnServicesThatAreKilledGoesOnFromTheirCheckpoints) { train_on_service(10); }
 
 }  // namespace
 }  // namespace accelmgr::test

@@ -1,4 +1,4 @@
-"""Long runs that look for wrong results (torture), for leaks (soak), and for input that breaks something (fuzz)."""
+"""Long runs that look for wrong results (torture), leaks (soak), and input that breaks something (fuzz)."""
 
 import contextlib
 import dataclasses
@@ -38,31 +38,40 @@ LOGS = ROOT / "build" / "bench"
 
 def torture(minutes, seed, say):
     """Runs rounds of the torture test. Returns one line for each round."""
+    return torture_rounds("torture", minutes, seed, say)
+
+
+def service_torture(minutes, seed, say):
+    return torture_rounds("service_torture", minutes, seed, say)
+
+
+def torture_rounds(kind, minutes, seed, say):
     LOGS.mkdir(parents=True, exist_ok=True)
     program = TESTED / "tests" / "system" / "system_torture_test"
-    command = [program, "--torture", minutes, seed, LOGS]
+    command = [program, {"torture": "--torture", "service_torture": "--torture-service"}[kind], minutes, seed, LOGS]
     lines = []
-    with contestants.running(Contestant("torture", lambda: command)) as run:
+    with contestants.running(Contestant(kind, lambda: command)) as run:
         heard = time.monotonic()
         while True:
             ended = run.process.poll() is not None
             for text in run.output.read_text().splitlines()[len(lines) :]:
                 lines.append(json.loads(text))
                 heard = time.monotonic()
-                say(f"  {round_text(lines[-1])}")
+                say(f"  {round_text(kind, lines[-1])}")
             if ended:
                 break
             if time.monotonic() - heard > ROUND_PATIENCE_S:
-                raise Failure(f"a round of torture has not ended within {ROUND_PATIENCE_S} s")
+                raise Failure(f"a round of {kind} has not ended within {ROUND_PATIENCE_S} s")
             time.sleep(0.5)
         run.check_end(0, 1)  # It exits with 1 if a round has failed. The line of that round says so.
     return lines
 
 
-def round_text(line):
-    how = f"{line['failure']}; log: {LOGS}/torture-{line['seed']}.log" if line["failure"] else "no difference"
+def round_text(kind, line):
+    how = f"{line['failure']}; log: {LOGS}/{kind}-{line['seed']}.log" if line["failure"] else "no difference"
+    more = f"{line['recoveries']} recoveries" if kind == "torture" else f"{line['leases']} leases"
     return (
-        f"seed {line['seed']}: {line['steps']:,} steps, {line['kills']} kills, {line['recoveries']} recoveries "
+        f"seed {line['seed']}: {line['steps']:,} steps, {line['kills']} kills, {more} "
         f"in {line['disturbed_s']:.0f} s (undisturbed {line['undisturbed_s']:.0f} s): {how}"
     )
 
@@ -70,10 +79,6 @@ def round_text(line):
 def torture_report(lines):
     def total(key):
         return sum(line[key] for line in lines)
-
-    def by_kind(key):
-        kinds = sorted({kind for line in lines for kind in line[key]})
-        return [[kind, str(sum(line[key].get(kind, 0) for line in lines))] for kind in kinds]
 
     totals = Table("Torture: training under kills, compared with the same undisturbed after every step", ["", "number"])
     totals.rows = [
@@ -86,10 +91,47 @@ def torture_report(lines):
         ["disturbed, s", f"{total('disturbed_s'):.0f}"],
         ["undisturbed, s", f"{total('undisturbed_s'):.0f}"],
     ]
-    killed = Table("By a process that knows nothing", ["victim", "times"], by_kind("killed"))
-    injected = Table("By the fault library", ["phase", "times"], by_kind("injected"))
-    failures = sum(1 for line in lines if line["failure"])
-    return Report([totals, killed, injected], [at_most(0, "rounds with a mismatch or a failure", failures)])
+    return Report([totals, *kills_of(lines)], [no_failure_in(lines)])
+
+
+def kills_of(lines):
+    return [
+        Table("By a process that knows nothing", ["victim", "times"], by_kind(lines, "killed")),
+        Table("By the fault library", ["phase", "times"], by_kind(lines, "injected")),
+    ]
+
+
+def by_kind(lines, key):
+    kinds = sorted({kind for line in lines for kind in line[key]})
+    return [[kind, str(sum(line[key].get(kind, 0) for line in lines))] for kind in kinds]
+
+
+def no_failure_in(lines):
+    return at_most(0, "rounds with a mismatch or a failure", sum(1 for line in lines if line["failure"]))
+
+
+def service_torture_report(lines):
+    def total(key):
+        return sum(line[key] for line in lines)
+
+    totals = Table("Hosts of a service under kills, compared with the same undisturbed", ["", "number"])
+    totals.rows = [
+        ["rounds", str(len(lines))],
+        ["steps", str(total("steps"))],
+        ["steps that killed services have lost", str(total("steps_made") - total("steps"))],
+        ["services", str(total("services"))],
+        ["checkpoints", str(total("checkpoints"))],
+        ["hosts", str(total("hosts"))],
+        ["users of these", str(min(line["users"] for line in lines))],
+        ["leases", str(total("leases"))],
+        ["kills", str(total("kills"))],
+        ["runners and fork servers lost", str(total("losses"))],
+        ["disturbed, s", f"{total('disturbed_s'):.0f}"],
+        ["undisturbed, s", f"{total('undisturbed_s'):.0f}"],
+    ]
+    ends = Table("Hosts, by themselves", ["how they ended", "times"], by_kind(lines, "ends"))
+    found = Table("What hosts found", ["", "times"], by_kind(lines, "found"))
+    return Report([totals, *kills_of(lines), ends, found], [no_failure_in(lines)])
 
 
 # ---- soak ----
@@ -272,6 +314,12 @@ ALL = {
         every step parameters, gradients, buffers and counters must be those of the undisturbed run. The log of a
         round in which they are not stays in build/bench.""",
         ["system_torture_test"], torture, torture_report, preset="test"),
+    "service_torture": Endurance(
+        """The same with a service: hosts of three users (as root) attach one after the other, and are killed and
+        stopped at random, as are runners and fork server. The service is stopped and continued, and in every second
+        round killed and started again from its last checkpoint. The next host goes on with what it finds. After every
+        step, every update and every attach all bits must be those of the undisturbed run.""",
+        ["system_torture_test"], service_torture, service_torture_report, preset="test"),
     "soak": Endurance(
         """The shipped configuration with a smaller model and without an end, with checkpoints; every few seconds a
         runner is killed and replaced. Memory and descriptors of each process must level off: the median of the last
