@@ -194,7 +194,7 @@ void Supervisor::relaunch() {
     watch_fork_server();
     base::log().info("a new fork server (pid {}) starts all runners anew", fork_server_->pid());
     if (host_ != nullptr) host_->tell(protocol::Relaunched{base::duplicate(fork_server_->pidfd())});
-  } catch (const SystemError& error) {
+  } catch (const Error& error) {
     return give_up(fmt::format("the fork server cannot be started again: {}", error.what()));
   }
   fork_server_lost_ = false;
