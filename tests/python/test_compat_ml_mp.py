@@ -91,6 +91,7 @@ def _use_torch(path: str) -> None:
     distributed.finalize()
     assert not dist.is_initialized()
     dist.init_process_group("gloo", rank=said[1], world_size=said[2])  # The program's own, at the master's port.
+    dist.barrier()  # A rank that destroys it at once breaks the connection of one that still connects.
     dist.destroy_process_group()
     with open(f"{path}/{said[1]}", "w") as file:
         json.dump(said, file)
