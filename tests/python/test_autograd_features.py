@@ -64,7 +64,9 @@ def parametrized() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("shape", "start_method", "factory"), [(Shape(2, 2), "forkserver", True), (Shape(3), "fork", False)], ids=str
+    ("shape", "start_method", "factory"),
+    [(Shape(2, 2), "forkserver", True), (Shape(2), "forkserver", False), (Shape(3), "fork", False)],
+    ids=str,
 )
 def test_parametrizations(shape, start_method, factory):
     compare(parametrized, shape=shape, start_method=start_method, factory=factory)

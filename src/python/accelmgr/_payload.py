@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
 import torch
+from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from accelmgr._outline import HOOKS_OF_TENSORS, OWN_HOOKS, HooksOfTensors, registrar_of
@@ -181,13 +182,31 @@ class _Attached:
         }
 
 
+def _parametrized(kind: type[torch.nn.Module], names: list[str]) -> torch.nn.Module:
+    """An empty module of the class that torch.nn.utils.parametrize makes of `kind`."""
+    module = kind.__new__(kind)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Leaves the model's tensors out. A parametrized module, whose class is made anew for it, is made again there."""
+
     def __init__(self, file: BinaryIO, numbers: Mapping[int, int]) -> None:
         super().__init__(file)
         self._numbers = numbers
 
     def persistent_id(self, obj: Any) -> int | None:
         return self._numbers.get(id(obj)) if isinstance(obj, torch.Tensor) else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.nn.Module) or not parametrize.is_parametrized(obj):
+            return super().reducer_override(obj)
+        kind = parametrize.type_before_parametrizations(obj)
+        state_of = getattr(kind, "__getstate__", vars)  # object has it since Python 3.11.
+        return _parametrized, (kind, list(obj.parametrizations)), state_of(obj)  # type: ignore[arg-type]
 
 
 class _Unpickler(pickle.Unpickler):

@@ -44,7 +44,7 @@ class Manager:
         parameters have one dtype, float32 or float64. `.grad` is None until a step gives a gradient. The model returns
         a mapping with "loss", a tuple that begins with the loss, or the loss. Other 0-d numbers of a mapping arrive in
         `StepResult.scalars`, averaged like the loss.
-        For modules that cannot be pickled (parametrizations), pass a function without arguments that makes the module.
+        For modules that cannot be pickled (locks, open files), pass a function without arguments that makes the module.
         It is called once here, and once in each other process unless the start method is `fork`. `manager.model` is the
         module that it made here.
         None: the configuration names the model. `model.kind` is a built-in one, or `python`: then each process but this
