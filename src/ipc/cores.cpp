@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "ipc/proc_file.hpp"
+
 namespace accelmgr::ipc {
 namespace {
 
@@ -96,8 +98,8 @@ int allowed_cores() { return cores().count; }
 std::optional<int> openmp_threads() {
   const char* text = std::getenv("OMP_NUM_THREADS");
   if (text == nullptr) return std::nullopt;
-  const int threads = std::atoi(text);  // "4", or "4,2" for nested regions.
-  return threads > 0 ? std::optional(threads) : std::nullopt;
+  const auto threads = leading_number(text);  // "4", or "4,2" for nested regions.
+  return threads && *threads > 0 ? std::optional(static_cast<int>(*threads)) : std::nullopt;
 }
 
 }  // namespace accelmgr::ipc
