@@ -189,7 +189,8 @@ class Manager {
   /// progress.
   std::vector<CheckpointWritten> checkpoints_written(double wait_s = 0);
   /// The checkpoint from which start() resumed (`checkpoint.resume`); empty for a new run. After attach() the
-  /// last checkpoint of the service, which is read by the first call. Throws CheckpointError.
+  /// last checkpoint of the service, which is read by the first call, if it has what a host has saved. Throws
+  /// CheckpointError.
   const std::optional<Resumed>& resumed() const;
   /// 16 hexadecimal digits. Checkpoints hold them, so all runs that resume from this one have the same id.
   const std::string& run_id() const;

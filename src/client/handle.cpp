@@ -243,11 +243,13 @@ LeftGradients Handle::left_gradients() const noexcept { return state_->left; }
 bool Handle::overwrites_next() const noexcept { return state_->overwrites; }
 const std::optional<ResumedFrom>& Handle::resumed() const {
   auto& state = *state_;
-  if (state.service && !state.run.resumed && !state.service->attached().checkpoint.empty()) {
-    const auto& attached = state.service->attached();
-    state.run.resumed = resumed_from({attached.checkpoint, base::duplicate(attached.state.get()),
-                                      base::duplicate(attached.training.get())});
-  }
+  if (!state.service || state.service->attached().checkpoint.empty()) return state.run.resumed;
+  auto& attached = state.service->attached();
+  auto resumed = resumed_from(
+      {attached.checkpoint, base::duplicate(attached.state.get()), base::duplicate(attached.training.get())});
+  attached.checkpoint.clear();                                               // It is read once.
+  const bool has_extras = !resumed.tensors.empty() || resumed.json != "{}";  // Or no host has saved any yet.
+  if (has_extras) state.run.resumed = std::move(resumed);
   return state.run.resumed;
 }
 const std::string& Handle::run_id() const { return state_->run.id; }

@@ -21,8 +21,9 @@ HostConnection::HostConnection(boost::asio::io_context& loop, HostLink& link,
       }) {}
 
 void HostConnection::catch_up() {
-  while (ipc::is_readable(link_.socket()) && serve_request()) {
-  }
+  constexpr int most = 100;  // A host that sends without end must not hold up the loop.
+  for (int taken = 0; taken < most && ipc::is_readable(link_.socket()); ++taken)
+    if (!serve_request()) break;
   if (ipc::has_ended(link_.pidfd())) events_.ended();
 }
 

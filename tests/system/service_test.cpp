@@ -604,9 +604,10 @@ TEST(Service, AHostGetsWhatTheLastOneHasSaved) {
   const std::byte momentum{7};
   {
     ServiceRun service(config);
+    EXPECT_EQ(service.ask("POST", "/v1/checkpoint").status, 200);
     {
       auto manager = service.attach();
-      EXPECT_EQ(found_by(manager), "nothing");
+      EXPECT_EQ(found_by(manager), "nothing") << "the service alone has saved";
       expect_ok(manager);
       manager.save_checkpoint(
           {.tensors = {{"momentum", DType::uint8, {1}, &momentum}}, .json = R"({"lr":3})"});

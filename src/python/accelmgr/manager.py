@@ -551,7 +551,7 @@ class Manager:
     def resumed(self) -> _native.Resumed | None:
         """The checkpoint from which start() resumed (`checkpoint.resume`); None for a new run.
 
-        After attach(): the last checkpoint of the service, with what the last host saved; None if there is none.
+        After attach(): the last checkpoint of the service, with what a host has saved; None if none has saved yet.
         """
         return self._resumed if self._model is not None else self._handle.resumed
 
