@@ -38,9 +38,8 @@ std::optional<std::uint64_t> began_at(pid_t pid) {
   const auto stat = read_proc(fmt::format("/proc/{}/stat", pid));
   if (!stat) return std::nullopt;
   const auto fields = std::string_view(*stat).substr(std::min(stat->rfind(')') + 1, stat->size()));
-  constexpr int blanks_before = 20;  // It is field 22, and the name in parentheses field 2.
-  std::size_t at = 0;
-  for (int i = 0; i < blanks_before && at != std::string_view::npos; ++i) at = fields.find(' ', at + 1);
+  std::size_t at = 0;  // The blank before field 3; the name in parentheses is field 2.
+  for (int field = 3; field < 22 && at != std::string_view::npos; ++field) at = fields.find(' ', at + 1);
   return at == std::string_view::npos ? std::nullopt : leading_number(fields.substr(at));
 }
 

@@ -302,13 +302,23 @@ TEST(Usage, ReadsANameWithParenthesesAndBlanks) {
 }
 
 TEST(BeganAt, IsTheSameForTheLifeOfAProcessAndNothingAfterIt) {
+  const auto ticks_now = [] {
+    timespec now{};
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    const auto per_s = static_cast<std::uint64_t>(sysconf(_SC_CLK_TCK));
+    return static_cast<std::uint64_t>(now.tv_sec) * per_s +
+           static_cast<std::uint64_t>(now.tv_nsec) * per_s / 1'000'000'000;
+  };
   const auto began = began_at(getpid());
   ASSERT_TRUE(began);
+  const auto before = ticks_now();
   const auto child = fork_child([] {
     name_process(") 1 2 (x");
     return began_at(getpid()).has_value() ? 0 : 1;
   });
-  EXPECT_GE(began_at(child.pid).value(), *began);
+  const auto of_child = began_at(child.pid).value();
+  EXPECT_GE(of_child, before - 1);
+  EXPECT_LE(of_child, ticks_now() + 1);
   EXPECT_EQ(end_of(child), "exit code 0");
   EXPECT_EQ(began_at(child.pid), std::nullopt);
   EXPECT_EQ(began_at(getpid()), began);

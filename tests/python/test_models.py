@@ -3,6 +3,7 @@
 import copy
 import os
 import signal
+import threading
 
 import pytest
 import safetensors.torch
@@ -396,11 +397,17 @@ def parametrized():
     return Summed(layers)
 
 
+def locked():
+    model = parametrized()
+    model.lock = threading.Lock()
+    return model
+
+
 def test_a_function_that_makes_the_model_serves_where_it_cannot_be_pickled():
     with pytest.raises(accelmgr.ModelError, match=r"cannot be pickled.*Manager\(make_model, \.\.\.\)"):
-        accelmgr.Manager(parametrized(), Numbers(), **ONE)
+        accelmgr.Manager(locked(), Numbers(), **ONE)
     plain = parametrized()
-    with accelmgr.Manager(parametrized, Numbers(), **ONE) as manager:
+    with accelmgr.Manager(locked, Numbers(), **ONE) as manager:
         model = manager.model
         with torch.no_grad():
             for parameter in model.parameters():

@@ -39,7 +39,7 @@ def start(model: nn.Module, count: int = 48, **options) -> accelmgr.Manager:
 def elements_of(model: Sum, samples: int) -> list[int]:
     """The numbers of the elements of a step that overwrote gradients."""
     total = round(model.weight.grad.item() * samples)
-    return [index for index in range(64) if total >> index & 1]
+    return [index for index in range(total.bit_length()) if total >> index & 1]
 
 
 def ranks_step(manager: accelmgr.Manager, model: Sum, repeat: bool = False) -> list[int]:

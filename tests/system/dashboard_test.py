@@ -131,7 +131,7 @@ class Dashboard(ServiceTest):
 
     def serve(self, *arguments, extra=None):
         process = super().serve(*arguments, extra=extra)
-        self.door.target = re.search(r"http://(\S+)$", self.ready)[1]
+        self.door.target = re.search(r"http://([^\s,]+)", self.ready)[1]
         return process
 
     def check_logs(self):
