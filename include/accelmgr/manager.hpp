@@ -71,8 +71,8 @@ struct Resumed {
   std::vector<std::string> refused{};  ///< Why each later checkpoint was not used.
   std::string run_id{};                ///< See Manager::run_id(). Empty: an earlier version wrote it.
   std::string configuration{};         ///< The writing run's configuration, as YAML. Empty: unknown.
-  /// Of which step `tensors` and `json` are. Less than `step` if a service has made steps itself since a host
-  /// saved them.
+  /// The step after which a host saved `tensors` and `json`. It is less than `step` if the service has made
+  /// steps itself since then.
   std::uint64_t extras_step = 0;
 };
 

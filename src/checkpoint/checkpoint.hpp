@@ -70,7 +70,7 @@ Checkpoint open_latest(const std::filesystem::path& directory,
 /// The files of a checkpoint that have what a host has saved beside the model. They stay readable when the
 /// checkpoint is replaced or removed, also for another process that gets the descriptors.
 struct HostFiles {
-  std::string path;  ///< Of the checkpoint, for texts.
+  std::string path;  ///< The checkpoint's path, which errors name.
   base::UniqueFd state, training;
 };
 /// Opens those of the checkpoint at `path`, and checks nothing.

@@ -34,7 +34,7 @@ struct Extras {
   std::vector<Value> tensors{};
   std::string json = "{}";
   std::string directory{};
-  std::optional<std::uint64_t> step{};  ///< Of which step they are; empty: the present one.
+  std::optional<std::uint64_t> step{};  ///< The step after which they were saved; empty: the last one.
 };
 
 /// See accelmgr::Resumed.

@@ -60,7 +60,7 @@ class Lease {
   struct Standing {
     State state = State::free;
     std::uint64_t number = 0;
-    std::string name;  ///< Of the host.
+    std::string name;  ///< The host's name.
     pid_t pid = 0;
     std::string unfinished;
     /// Whether a host drives, or is leaving: this process, which may drive too, is none.

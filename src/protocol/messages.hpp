@@ -88,8 +88,8 @@ struct Attached {
 
 /// Counts the changes of these messages.
 inline constexpr std::uint64_t messages_version = 1;
-/// Of the layout of a session, these messages and the version of accelmgr: a service and those who attach to
-/// it must have the same.
+/// A hash of the session's layout, messages_version and the version of accelmgr. A service and those who
+/// attach to it must have the same one.
 std::uint64_t build_fingerprint() noexcept;
 
 void send_configuration(int socket, const std::string& yaml);

@@ -21,13 +21,14 @@ struct ServiceTortureOptions {
   double injected = 400;      ///< The expected number of kills of runners by the fault library.
   double longest_life_s = 0;  ///< Of a service, until it is killed; 0: it is not.
   KillerOptions killer = gentle_to_services();
-  std::string log_file;  ///< Of the service, its runners and the hosts; removed if nothing failed.
+  std::string log_file;  ///< The service, its runners and the hosts log there; removed if nothing failed.
 
   static KillerOptions gentle_to_services();
 };
 
 struct ServiceTortureReport {
-  std::uint64_t steps = 0, steps_made = 0;  ///< Of the course, and with those that killed services have lost.
+  std::uint64_t steps = 0;       ///< Steps that the run has come to.
+  std::uint64_t steps_made = 0;  ///< The same and those that were lost with killed services.
   std::uint64_t services = 0;
   int checkpoints = 0;                  ///< That hosts have asked for.
   std::uint64_t hosts = 0, leases = 0;  ///< Processes, and how often one of them was admitted.

@@ -142,6 +142,7 @@ class TorturedHost {
       if (!refused && !unanswered && !task_.services_end) throw;
       ++(refused ? board_.refused : unanswered ? board_.unanswered : board_.unreached);
     }
+    // A random time, so that hosts meet the service at any instant. No verdict depends on it.
     const timespec pause{.tv_sec = 0, .tv_nsec = static_cast<long>(1'000'000 + random_.below(20'000'000))};
     nanosleep(&pause, nullptr);
     return std::nullopt;

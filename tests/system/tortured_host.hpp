@@ -13,7 +13,7 @@
 
 namespace accelmgr::test {
 
-/// Whom a host runs as. Without one: as whoever runs the test.
+/// The user that a host becomes. A host without one stays the user that runs the test.
 struct HostUser {
   uid_t uid;
   gid_t gid;
