@@ -25,6 +25,8 @@ enum class LossPolicy { fail, restart, shrink };
 enum class BufferPolicy { rank0, mean };
 /// dtype of the gradients that runners publish: that of the parameters, or bfloat16 (less memory traffic).
 enum class SlabDtype { parameters, bf16 };
+enum class GradientDtype { parameters, float32 };
+enum class RunnerParameters { master, bf16 };
 /// dtype in which forward passes compute where torch considers it safe: that of the parameters, bfloat16 or
 /// float16. With float16 the loss is scaled up, so that small gradients do not become zero (LossScaleConfig).
 enum class Autocast { off, bf16, fp16 };
@@ -68,6 +70,7 @@ struct RunnersConfig {
   Share share = Share::even;
   int threads = 0;  ///< Intra-op threads of each runner; 0: cores / nprocs, at least 1.
   Autocast autocast = Autocast::off;
+  RunnerParameters parameters = RunnerParameters::master;
   LossScaleConfig loss_scale{};
   bool protect_parameters = true;  ///< Runners on the CPU map the master parameters read-only.
   int spin_us = 20;                ///< How long a waiting runner spins before it parks; 0: parks at once.
@@ -89,6 +92,7 @@ struct RunnersConfig {
 
 struct GradientsConfig {
   SlabDtype slab_dtype = SlabDtype::parameters;
+  GradientDtype dtype = GradientDtype::parameters;  ///< Of the master's gradients of float16 and bfloat16.
 
   bool operator==(const GradientsConfig&) const = default;
 };

@@ -122,16 +122,17 @@ class Manager {
   /// The master parameters in the model's order, each once (tied weights under their first name). Views of
   /// the session; their addresses never change. Write to them only between steps.
   const std::vector<NamedTensor>& parameters() const;
-  /// The master gradients, in the order of parameters(). Views; always defined, zero for frozen or unused
-  /// parameters.
+  /// The master gradients, in the order of parameters(). Views; always defined, zero for unused parameters.
+  /// Of the parameter's dtype, or float32 for one of 16 bits with `gradients.dtype: float32`; `.grad` of such
+  /// a parameter is undefined. For a frozen parameter zeros without memory, which cannot be written.
   const std::vector<NamedTensor>& gradients() const;
   /// Whether committed steps have given each parameter a gradient since zero_grad(), in the order of
   /// parameters(). An optimizer that decays weights or has momentum leaves the others alone, as torch::optim
   /// does where `.grad` is undefined. After attach(), and after a start that resumed: whether its gradient is
   /// not zero.
   std::vector<bool> touched() const;
-  /// Views of the same memory as flat, contiguous tensors, grouped by how an optimizer treats them. Throws
-  /// ModelError if different parameters share memory.
+  /// Views of the same memory as flat, contiguous tensors, grouped by how an optimizer treats them and by
+  /// dtype. Throws ModelError if different parameters share memory.
   const std::vector<FlatGroup>& groups() const;
   /// Copies of the buffers of the last committed step, combined by `buffers.policy`.
   std::vector<NamedTensor> buffers() const;

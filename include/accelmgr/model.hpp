@@ -48,7 +48,8 @@ struct Outputs {
 class Model {
  public:
   virtual ~Model() = default;
-  /// Leaf tensors, all of one dtype, float32 or float64. Tied weights may be listed under each name.
+  /// Leaf tensors: float64, float32, float16, bfloat16, complex64, complex128, or frozen. Tied weights may be
+  /// listed under each name.
   virtual std::vector<NamedTensor> parameters() = 0;
   /// State that forward() changes and that is not a parameter (BatchNorm statistics). May be empty.
   virtual std::vector<NamedTensor> buffers() = 0;

@@ -14,11 +14,12 @@
 namespace accelmgr {
 
 /// A contiguous piece of the master whose parameters an optimizer treats alike. `parameters` and `gradients`
-/// are 1-d views of equal length. Alignment gaps between tensors are zero and stay zero.
+/// are 1-d views of equal length and, but for `gradients.dtype: float32`, of one dtype. Alignment gaps
+/// between tensors are zero and stay zero.
 struct FlatGroup {
   enum class Kind { decay, no_decay, frozen };
-  Kind kind =
-      Kind::decay;  ///< no_decay: fewer than two dimensions (norms, biases). frozen: requires_grad was false.
+  Kind kind = Kind::decay;  ///< no_decay: fewer than two dimensions (norms, biases). frozen: requires_grad
+                            ///< was false; its gradients are zeros without memory.
   at::Tensor parameters{};
   at::Tensor gradients{};
 };

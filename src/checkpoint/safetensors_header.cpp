@@ -20,7 +20,7 @@ using nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "tensors lie in the file as they lie in memory");
 
-constexpr std::array<std::pair<std::string_view, DType>, 10> dtypes{{{"F64", DType::float64},
+constexpr std::array<std::pair<std::string_view, DType>, 17> dtypes{{{"F64", DType::float64},
                                                                      {"F32", DType::float32},
                                                                      {"F16", DType::float16},
                                                                      {"BF16", DType::bfloat16},
@@ -29,7 +29,14 @@ constexpr std::array<std::pair<std::string_view, DType>, 10> dtypes{{{"F64", DTy
                                                                      {"I16", DType::int16},
                                                                      {"I8", DType::int8},
                                                                      {"U8", DType::uint8},
-                                                                     {"BOOL", DType::boolean}}};
+                                                                     {"BOOL", DType::boolean},
+                                                                     {"U16", DType::uint16},
+                                                                     {"U32", DType::uint32},
+                                                                     {"U64", DType::uint64},
+                                                                     {"F8_E4M3", DType::float8_e4m3fn},
+                                                                     {"F8_E5M2", DType::float8_e5m2},
+                                                                     {"C64", DType::complex64},
+                                                                     {"C128", DType::complex128}}};
 
 [[noreturn]] void refuse_header(const std::string& where, const std::string& why) {
   throw CheckpointError(fmt::format("'{}' is not a whole safetensors file: {}", where, why));

@@ -29,7 +29,8 @@ inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
 inline constexpr const char* safetensors_metadata_key = "__metadata__";
 
 /// Convert between dtypes and their names in a file; nullopt if there is no counterpart. Known are F64, F32,
-/// F16, BF16, I64, I32, I16, I8, U8 and BOOL.
+/// F16, BF16, F8_E4M3, F8_E5M2, C64, I64, I32, I16, I8, U64, U32, U16, U8, BOOL, and C128 (complex128), which
+/// the format does not have.
 std::optional<DType> dtype_in_file(std::string_view name);
 std::optional<std::string_view> name_in_file(DType dtype);
 /// Bytes of an element; nullopt for an unknown dtype.

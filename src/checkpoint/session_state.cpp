@@ -18,24 +18,38 @@ namespace {
 
 using nlohmann::json;
 
-std::string dtype_of(const session::BufferEntry& buffer) {
-  if (const auto name = name_in_file(buffer.dtype)) return std::string(*name);
-  throw CheckpointError(fmt::format("the buffer '{}' is {}, which a checkpoint cannot hold", buffer.name,
-                                    name_of(buffer.dtype)));
+std::string dtype_of(const std::string& name, DType dtype) {
+  if (const auto known = name_in_file(dtype)) return std::string(*known);
+  throw CheckpointError(
+      fmt::format("the tensor '{}' is {}, which a checkpoint cannot hold", name, name_of(dtype)));
 }
 
-TensorBytes tensor(const std::string& prefix, const session::TensorEntry& entry, session::Element element,
-                   const std::byte* master, bool aliases) {
-  const auto bytes = session::bytes_of(element);
-  const auto dtype = std::string(name_in_file(session::dtype_of(element)).value());
-  return {{prefix + entry.name, dtype, entry.shape, entry.count * bytes,
-           aliases ? entry.aliases : std::vector<std::string>{}},
-          master + entry.first * bytes};
+TensorBytes parameter(const session::TensorEntry& entry, const std::byte* parameters) {
+  return {{entry.name, dtype_of(entry.name, entry.dtype), entry.shape, entry.bytes(), entry.aliases},
+          parameters + entry.offset};
+}
+
+TensorBytes gradient(const session::TensorEntry& entry, const std::byte* gradients) {
+  return {{"gradients/" + entry.name,
+           dtype_of(entry.name, entry.gradient_dtype()),
+           entry.shape,
+           entry.gradient_bytes(),
+           {}},
+          gradients + entry.gradient};
+}
+
+/// The gradients that the master has.
+std::vector<TensorBytes> gradients_of(const session::Session& session, const session::Manifest& manifest) {
+  std::vector<TensorBytes> out;
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+    if (session::has_gradient(session, manifest, i))
+      out.push_back(gradient(manifest.tensors[i], session.gradients()));
+  return out;
 }
 
 TensorBytes tensor(const std::string& prefix, const session::BufferEntry& entry, const std::byte* copy,
                    bool aliases) {
-  return {{prefix + entry.name, dtype_of(entry), entry.shape, entry.bytes,
+  return {{prefix + entry.name, dtype_of(entry.name, entry.dtype), entry.shape, entry.bytes,
            aliases ? entry.aliases : std::vector<std::string>{}},
           copy + entry.offset};
 }
@@ -116,9 +130,7 @@ void restore_generators(const json& generators, session::Session& session) {
 
 std::vector<TensorBytes> model_tensors(const session::Session& session, const session::Manifest& manifest) {
   std::vector<TensorBytes> out;
-  const auto element = session.header().element;
-  for (const auto& entry : manifest.tensors)
-    out.push_back(tensor("", entry, element, session.parameters(), true));
+  for (const auto& entry : manifest.tensors) out.push_back(parameter(entry, session.parameters()));
   for (const auto& buffer : manifest.buffers)
     if (buffer.persistent)
       out.push_back(tensor("", buffer, session.result_buffers(session.word().index), /*aliases=*/true));
@@ -127,9 +139,7 @@ std::vector<TensorBytes> model_tensors(const session::Session& session, const se
 
 std::vector<TensorBytes> training_tensors(const session::Session& session,
                                           const session::Manifest& manifest) {
-  std::vector<TensorBytes> out;
-  for (const auto& entry : manifest.tensors)
-    out.push_back(tensor("gradients/", entry, session.header().element, session.gradients(), false));
+  auto out = gradients_of(session, manifest);
   for (int rank = 0; rank < session.ranks(); ++rank) {
     auto buffers = buffers_of_rank(session, manifest, rank);
     out.insert(out.end(), buffers.begin(), buffers.end());
@@ -179,9 +189,9 @@ void restore(const Checkpoint& checkpoint, session::Session& session, const sess
   const auto model_path = checkpoint.path / "model.safetensors";
   const auto training_path = checkpoint.path / "training.safetensors";
   for (const auto& to : model_tensors(session, manifest)) load(checkpoint.model, model_path, to);
-  for (const auto& entry : manifest.tensors)
-    load(checkpoint.training, training_path,
-         tensor("gradients/", entry, session.header().element, session.gradients(), false));
+  // A parameter that was frozen when the checkpoint was written had no gradient.
+  for (const auto& to : gradients_of(session, manifest))
+    if (checkpoint.training.contains(to.description.name)) load(checkpoint.training, training_path, to);
   const auto index = session.word().index;
   for (int rank = 0; rank < session.ranks(); ++rank) {
     std::memcpy(session.buffers(index, rank), session.result_buffers(index), session.header().buffer_bytes);

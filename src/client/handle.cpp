@@ -130,8 +130,7 @@ void Handle::State::map(std::vector<base::UniqueFd> session_fds) {
   session = std::make_shared<session::Session>(session::Session::attach(std::move(session_fds)));
   view.emplace(*session);
   spans.emplace(view->spans());
-  for (auto* region : {view->parameters(), view->gradients()})
-    ipc::populate(region, session->master_bytes(), 1);
+  ipc::populate(view->gradients(), session->header().bytes.gradients, 1);
   manifest = session::read_manifest(*session);
 }
 
@@ -145,23 +144,25 @@ void Handle::State::start(const StartSettings& settings) {
   auto concrete = config;  // With a path in place of `latest`: it is looked up once.
   concrete.checkpoint.resume = run.resumed ? run.resumed->path : "";
   concrete.parameters.snapshot = false;  // No other host follows this one.
-  manager = OwnedManager::start(concrete, origin, settings.interrupted,
-                                {.assigned = [&](const auto& assigned) { assign(assigned); },
-                                 .prepared =
-                                     [&](auto session_fds) {
-                                       map(std::move(session_fds));
-                                       // No other process works on the session yet.
-                                       if (!settings.continues.empty())
-                                         checkpoint::restore_run(
-                                             json::parse(settings.continues).at("session"), *session);
-                                       if (settings.prepared) settings.prepared(session, *view, manifest);
-                                     }});
+  manager = OwnedManager::start(
+      concrete, origin, settings.interrupted,
+      {.assigned = [&](const auto& assigned) { assign(assigned); },
+       .prepared =
+           [&](protocol::Prepared prepared) {
+             map(std::move(prepared.session));
+             // No other process works on the session yet.
+             if (!settings.continues.empty())
+               checkpoint::restore_run(json::parse(settings.continues).at("session"), *session);
+             if (settings.prepared) settings.prepared(session, *view, manifest, prepared.needs_values);
+             ipc::populate(view->parameters(), session->header().bytes.parameters, 1);
+           }});
   stepper.emplace(config, *view, manifest, link(), [this] { return manager->end(); });
   checkpoints.emplace(config, run, *view, manifest, link());
 }
 
 void Handle::State::attach(bool keep_gradients) {
   map(std::move(service->attached().session));
+  ipc::populate(view->parameters(), session->header().bytes.parameters, 1);
   left = left_in(*session);
   half_written = session->control().half_written.load() != 0;
   overwrites = left != LeftGradients::none && !keep_gradients;
@@ -298,18 +299,56 @@ void Handle::set_touched(std::span<const std::size_t> parameters, bool touched) 
   for (const auto parameter : parameters) state_->stepper->touched().set(parameter, touched);
 }
 
+void Handle::frozen_written() { view().control().frozen_version.fetch_add(1); }
+
+void Handle::unfreeze(std::span<const std::size_t> parameters) {
+  const State::Use use(*state_, "unfreeze");
+  state_->check_open("unfreeze");
+  if (!session()->word().closed) throw UsageError("parameters may only be unfrozen between steps");
+  std::vector<std::size_t> added;
+  std::uint64_t bytes = 0, slab_bytes = 0;
+  for (const auto i : parameters) {
+    const auto& entry = manifest().tensors.at(i);
+    if (session::has_gradient(*session(), manifest(), i)) continue;
+    if (!entry.has_room())
+      throw UsageError(
+          fmt::format("parameter '{}' is {}; it cannot be trained", entry.name, name_of(entry.dtype)));
+    added.push_back(i);
+    bytes += entry.gradient_bytes();
+    slab_bytes += entry.slab_bytes();
+  }
+  if (added.empty()) return;
+  const auto team = session()->control().team.load();
+  const auto runners = __builtin_popcount(team);
+  const auto more = bytes + slab_bytes * static_cast<std::uint64_t>(runners);
+  session::check_memory(session()->used_bytes(runners) + more,
+                        static_cast<std::uint64_t>(state_->config.memory.limit_bytes), more);
+  for (const auto i : added) {
+    const auto& entry = manifest().tensors[i];
+    session()->allocate_room(entry.gradient, entry.gradient_bytes(), entry.slab, entry.slab_bytes(), team);
+  }
+  // Before the flags: who finds one looks at the bytes first.
+  view().control().unfrozen_bytes.fetch_add(bytes);
+  view().control().unfrozen_slab_bytes.fetch_add(slab_bytes);
+  for (const auto i : added) {
+    const auto& entry = manifest().tensors[i];
+    ipc::populate(view().gradients() + entry.gradient, entry.gradient_bytes(), 1);
+    view().unfrozen()[i].store(1);
+  }
+}
+
 // If this host dies in the write that follows, the next one finds here what was before. What is half written
 // is not kept in its place.
 void Handle::State::keep_whole() noexcept {
   if (session->header().has_snapshot == 0 || half_written) return;
   auto& is_whole = view->control().snapshot_is_whole;
   is_whole.store(0);
-  std::memcpy(view->snapshot(), view->parameters(), session->master_bytes());
+  std::memcpy(view->snapshot(), view->parameters(), session->header().bytes.parameters);
   view->control().snapshot_applied_step.store(view->control().applied_step.load());
   is_whole.store(1);
 }
 
-void Handle::begin_writing() {
+void Handle::begin_writing(Written written) {
   const State::Use use(*state_, "writing");
   auto& version = view().control().parameter_version;
   if (version.load() % 2 != 0)
@@ -317,6 +356,7 @@ void Handle::begin_writing() {
   if (!session()->word().closed) throw UsageError("parameters may only be written between steps");
   state_->writing_since_ns = base::now_ns();
   state_->keep_whole();
+  if (written == Written::all) view().control().frozen_version.fetch_add(1);
   version.fetch_add(1);
   // Before the first write: what is applied in part is not to be applied again.
   view().control().applied_step.store(state_->steps());
@@ -336,7 +376,8 @@ void Handle::revert_parameters() {
     throw UsageError("parameters may only be written between steps, and not within writing()");
   // If this host dies here too, they are half written as before, and the snapshot is still whole.
   control.parameter_version.fetch_add(1);
-  std::memcpy(view().parameters(), view().snapshot(), session()->master_bytes());
+  std::memcpy(view().parameters(), view().snapshot(), session()->header().bytes.parameters);
+  control.frozen_version.fetch_add(1);
   control.applied_step.store(control.snapshot_applied_step.load());
   control.writes.fetch_add(1);
   control.parameter_version.fetch_add(1);

@@ -25,8 +25,9 @@ struct StartSettings {
   std::function<bool()> interrupted{};
   StartMethod method = StartMethod::spawn;
   std::vector<std::string> command{};
+  /// `needs_values`: it is to write the parameters, whose memory is allocated then.
   std::function<void(std::shared_ptr<const session::Session>, const session::HostView&,
-                     const session::Manifest&)>
+                     const session::Manifest&, bool needs_values)>
       prepared{};
   bool lock_checkpoints = false;
   std::string continues{};  ///< If not empty, what Handle::continuation() of an earlier manager returned.
@@ -39,6 +40,9 @@ struct AttachSettings {
   std::function<bool()> interrupted{};
   bool keep_gradients = false;
 };
+
+/// Which parameters a host writes. Devices copy those that are frozen again only if they may have been.
+enum class Written { all, trained };
 
 /// Members that accelmgr::Manager has too block and throw as they do there. One thread at a time: a call
 /// during another throws UsageError. In a forked child of the host it is closed: step() and the like throw
@@ -73,9 +77,16 @@ class Handle {
   /// Records of some parameters, by their numbers in the manifest, that the host has given them a gradient or
   /// zeroed it.
   void set_touched(std::span<const std::size_t> parameters, bool touched);
+  /// Frozen parameters were written: devices copy them again for the next step.
+  void frozen_written();
+  /// Makes gradients for parameters that were frozen at the start, by their numbers in the manifest: from the
+  /// next step on they are trained. Those that have one already stay as they are. Throws UsageError (during a
+  /// step; a parameter whose dtype cannot be trained), SessionError (too little memory; nothing has changed).
+  void unfreeze(std::span<const std::size_t> parameters);
   /// Call these two around writes to parameters. begin_writing() throws UsageError inside another pair, and
-  /// while an attempt is open. `whole`: the caller vouches that no parameter is half written any more.
-  void begin_writing();
+  /// while an attempt is open. `written`: see there. `whole`: the caller vouches that no parameter is half
+  /// written any more.
+  void begin_writing(Written written = Written::all);
   void end_writing(bool whole = true) noexcept;
   bool is_writing() const noexcept;
   /// See Manager::revert_parameters().

@@ -126,7 +126,7 @@ std::optional<StepResult> Observer::next_step(double timeout_s) {
 }
 
 ParameterValues Observer::parameters(double timeout_s) const {
-  const auto bytes = session_->master_bytes();
+  const auto bytes = session_->header().bytes.parameters;
   ParameterValues copy{.values = std::shared_ptr<std::byte[]>(new std::byte[bytes])};
   Polling polling(timeout_s);
   for (;;) {

@@ -88,7 +88,7 @@ std::variant<protocol::Started, protocol::Failed> OwnedManager::receive_started(
       events.assigned(*assigned);
       continue;
     }
-    events.prepared(std::move(std::get<protocol::Prepared>(answer).session));
+    events.prepared(std::move(std::get<protocol::Prepared>(answer)));
     protocol::take_note_of_prepared(link_.socket());
   }
 }

@@ -26,7 +26,7 @@ class OwnedManager {
     /// The manager has chosen the devices. Not called when the configuration leaves it no choice.
     std::function<void(const protocol::Assigned&)> assigned{};
     /// Gets the descriptors of a session that holds the initial parameters. There are no runners yet.
-    std::function<void(std::vector<base::UniqueFd>)> prepared{};
+    std::function<void(protocol::Prepared)> prepared{};
   };
 
   /// Starts a manager that makes a session, and blocks until its runners are ready. Calls `interrupted` every

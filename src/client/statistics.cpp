@@ -37,7 +37,7 @@ Statistics statistics_of(const session::Session& session, pid_t manager) {
   out.replacements = session.control().replacements.load();
   out.losses = session.control().incidents.load();
   out.parameter_version = session.control().parameter_version.load();
-  out.session_bytes = session::session_bytes(session.header(), __builtin_popcount(team));
+  out.session_bytes = session.used_bytes(__builtin_popcount(team));
   out.manager_pid = manager;
   out.manager_peak_memory_bytes = peak_memory(manager);
   for (int rank = 0; rank < session.ranks(); ++rank) {

@@ -83,6 +83,7 @@ Stepper::Stepper(const Config& config, const session::HostView& view, const sess
     : config_(config),
       view_(view),
       session_(view.session()),
+      manifest_(manifest),
       spans_(view.spans()),
       reduction_(view, manifest),
       link_(link),
@@ -180,7 +181,12 @@ void Stepper::zero_gradients() {
   const auto steps = step_under_way() - 1;
   control.applied_step.store(steps);  // Gradients that are zeroed in part are not to be applied.
   // One thread with stores past the cache (128 MiB: 1.5 ms) is faster than torch's zero_() with two (3.7 ms).
-  session::best_kernels().zero(view_.gradients(), view_.session().master_bytes());
+  session::best_kernels().zero(view_.gradients(), session_.header().bytes.gradients);
+  if (session_.control().unfrozen_bytes.load() != 0)
+    for (std::size_t i = 0; i < manifest_.tensors.size(); ++i)
+      if (const auto& entry = manifest_.tensors[i];
+          entry.group == session::Group::frozen && session::has_gradient(session_, manifest_, i))
+        session::best_kernels().zero(view_.gradients() + entry.gradient, entry.gradient_bytes());
   control.zeroed_step.store(steps);
   touched_.none();
 }

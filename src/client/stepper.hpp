@@ -128,6 +128,7 @@ class Stepper {
   const Config& config_;
   session::HostView view_;
   const session::Session& session_;
+  const session::Manifest& manifest_;
   session::SpanWriter spans_;
   session::Reduction reduction_;
   Link& link_;

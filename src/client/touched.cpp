@@ -12,13 +12,12 @@ bool is_zero(const std::byte* begin, std::size_t bytes) {
 }  // namespace
 
 Touched::Touched(const session::HostView& view, const session::Manifest& manifest)
-    : session_(view.session()), parameters_(manifest.tensors.size(), false) {
-  const auto& header = session_.header();
+    : session_(view.session()), manifest_(manifest), parameters_(manifest.tensors.size(), false) {
   if (session_.counters(session_.word().index).steps == 0) return;  // Nobody has written to the gradients.
-  const auto bytes = session::bytes_of(header.element);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& entry = manifest.tensors[i];
-    parameters_[i] = !is_zero(view.gradients() + entry.first * bytes, entry.count * bytes);
+    parameters_[i] = session::has_gradient(session_, manifest, i) &&
+                     !is_zero(view.gradients() + entry.gradient, entry.gradient_bytes());
   }
 }
 
@@ -31,7 +30,8 @@ void Touched::committed(std::uint64_t attempt, bool accumulate) {
     const bool all = session_.record(rank).ballot.team != 0;
     const auto tags = session_.tags(rank);
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      if (!parameters_[i] && (all || tags[i].load(std::memory_order_relaxed) == attempt))
+      if (!parameters_[i] && ((all && session::has_gradient(session_, manifest_, i)) ||
+                              tags[i].load(std::memory_order_relaxed) == attempt))
         parameters_[i] = true;
   }
 }

@@ -142,9 +142,14 @@ std::vector<Option> run_options() {
       number(
           KEY(runners.reduction_timeout), {.min = 0.1, .max = 3600},
           "Seconds without progress after which a runner that reduces gradients is killed. The step counts."),
+      choice(KEY(runners.parameters), {"master", "bf16"},
+             "What runners compute with: the master's parameters, or copies in bfloat16 of those that are "
+             "float32."),
       choice(KEY(gradients.slab_dtype), {"parameters", "bf16"},
              "Dtype in which runners publish gradients: that of the parameters, or bfloat16 (less memory "
              "traffic)."),
+      choice(KEY(gradients.dtype), {"parameters", "float32"},
+             "Dtype of the master's gradients of float16 and bfloat16 parameters: theirs, or float32."),
       choice(KEY(buffers.policy), {"rank0", "mean"},
              "Whose buffers (BatchNorm statistics) are kept: those of rank 0, or the mean of all ranks."),
       plain<Boolean>(

@@ -10,29 +10,22 @@
 
 namespace accelmgr::device {
 
-GradientCopies::GradientCopies(Device& device, const session::Manifest& manifest, session::Element element,
-                               replica::Sink& sink, StreamHandle compute, double timeout_s)
+GradientCopies::GradientCopies(Device& device, const session::Manifest& manifest, replica::Sink& sink,
+                               StreamHandle compute, double timeout_s)
     : device_(device),
       manifest_(manifest),
       entries_(manifest.tensors),
-      element_(element),
       sink_(sink),
       compute_(compute),
       timeout_s_(timeout_s),
       staged_(sink.slab().empty()),
+      plan_(manifest),
       parameters_(manifest.tensors.size()) {
-  for (const auto& entry : entries_) bytes_.push_back(entry.count * session::bytes_of(element));
-  auto placed = manifest;  // A replica without a session has a manifest without places.
-  const auto elements = placed.place_tensors(element);
-  if (staged_) {
-    staging_.grow(device, elements * session::bytes_of(element));
-  } else {
-    registration_ = device.register_pages(sink.slab(), register_read_write);
-  }
-  // Staged gradients lie as in the master: a shard is one range.
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    parameters_[i].place =
-        staged_ ? memory() + placed.tensors[i].first * session::bytes_of(element) : sink.place_of(i);
+  for (const auto& entry : entries_)
+    bytes_.push_back(entry.has_room() ? entry.elements() * session::bytes_of(entry.types.gradient) : 0);
+  if (!staged_) registration_ = device.register_pages(sink.slab(), register_read_write);
+  make_room();
+  place_gradients();
   copies_ = device.make_stream();
   computed_ = device.make_event();
   // Until the first attempt shows the order: backward usually comes to the last parameters first.
@@ -48,11 +41,33 @@ GradientCopies::~GradientCopies() {
 
 std::byte* GradientCopies::memory() const { return (staged_ ? staging_.span() : sink_.slab()).data(); }
 
+/// Makes the staging memory large enough for what is trained now; true if it has moved. The registered slab
+/// has no room for an unfrozen parameter. A copy to other memory blocks this thread, and CUDA refuses one
+/// that begins in the last registered page. So gradients are staged from then on.
+bool GradientCopies::make_room() {
+  std::uint64_t end = 1;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (!entries_[i].has_room() || !sink_.is_trained(i)) continue;
+    end = std::max(end, plan_.place(i) + bytes_[i]);
+    staged_ = staged_ || entries_[i].group == session::Group::frozen;
+  }
+  if (!staged_ || end <= staging_.span().size()) return false;
+  if (!staging_.span().empty()) settle();  // An attempt that was left may still use the memory.
+  staging_.grow(device_, end);
+  return true;
+}
+
+/// Staged gradients lie as devices have them: a shard is one range.
+void GradientCopies::place_gradients() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (entries_[i].has_room())
+      parameters_[i].place = staged_ ? memory() + plan_.place(i) : sink_.place_of(i);
+}
+
 void GradientCopies::join(DeviceCollectives& collectives, session::RankMask team) {
   leave();
   team_ = std::make_unique<GradientShards>(
-      GradientShards::Parts{device_, manifest_, element_, sink_, memory(), compute_, copies_.get()},
-      collectives, team);
+      GradientShards::Parts{device_, manifest_, sink_, memory(), compute_, copies_.get()}, collectives, team);
 }
 
 void GradientCopies::leave() { team_.reset(); }
@@ -67,6 +82,10 @@ void GradientCopies::cut(std::span<const std::size_t> order) {
 }
 
 void GradientCopies::begin_attempt() {
+  if (make_room()) {
+    place_gradients();
+    if (team_ != nullptr) team_->move(memory());
+  }
   if (team_ != nullptr) team_->begin_attempt();
   for (auto& parameter : parameters_) parameter.gradient = nullptr, parameter.complete = false;
   for (auto& bucket : buckets_) bucket.incomplete = bucket.parameters.size(), bucket.queued = false;
@@ -79,6 +98,9 @@ void GradientCopies::written(std::size_t index, const std::byte* gradient, const
   if (index >= parameters_.size())
     throw ModelError(fmt::format("a gradient was passed for parameter {}, but the model has {} parameters",
                                  index, parameters_.size()));
+  if (!entries_[index].has_room() || !sink_.is_trained(index))
+    throw ModelError(
+        fmt::format("a gradient of '{}' was passed, but the parameter is frozen", entries_[index].name));
   auto& parameter = parameters_[index];
   auto& bucket = buckets_[parameter.bucket];
   if (bucket.queued)

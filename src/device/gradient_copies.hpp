@@ -8,9 +8,9 @@
 // while its gradients stay: what it still writes, the next attempt writes again, later on the same streams.
 //
 // Gradients travel in buckets, in the order in which they became ready in the first attempt. The values go
-// straight to the slab if the sink has one of their dtype. Otherwise (a bfloat16 slab) they go to staging
-// memory, and the sink captures them from there: it rounds once, after the sum over the micro-batches, where
-// a replica in host memory rounds after each.
+// straight to the slab if the sink has one of their dtypes. Otherwise (a bfloat16 slab), and once a parameter
+// is unfrozen, they go to staging memory, and the sink captures them from there: it rounds once, after the
+// sum over the micro-batches, where a replica in host memory rounds after each.
 //
 // In a team, the devices sum up their gradients first, and each copies its shards only (gradient_shards.hpp).
 #pragma once
@@ -26,6 +26,7 @@
 #include "device/pinned_pages.hpp"
 #include "replica/replica.hpp"
 #include "session/manifest.hpp"
+#include "session/shards.hpp"
 
 namespace accelmgr::device {
 
@@ -33,10 +34,10 @@ namespace accelmgr::device {
 /// and what the sink throws.
 class GradientCopies {
  public:
-  /// Registers the sink's slab. Gradients have the dtype `element`; kernels run on `compute`. A wait for the
-  /// device that takes longer than `timeout_s` means that it hangs.
-  GradientCopies(Device& device, const session::Manifest& manifest, session::Element element,
-                 replica::Sink& sink, StreamHandle compute, double timeout_s);
+  /// Registers the sink's slab. Gradients have the dtypes of the parameters in runners; kernels run on
+  /// `compute`. A wait for the device that takes longer than `timeout_s` means that it hangs.
+  GradientCopies(Device& device, const session::Manifest& manifest, replica::Sink& sink, StreamHandle compute,
+                 double timeout_s);
   ~GradientCopies();
   GradientCopies(const GradientCopies&) = delete;
   GradientCopies& operator=(const GradientCopies&) = delete;
@@ -85,6 +86,8 @@ class GradientCopies {
   };
 
   std::byte* memory() const;
+  bool make_room();
+  void place_gradients();
   void cut(std::span<const std::size_t> order);
   void queue(std::size_t bucket, const Event* complete);
   void hand_over(const Bucket& bucket);
@@ -93,11 +96,11 @@ class GradientCopies {
   Device& device_;
   const session::Manifest& manifest_;
   const std::vector<session::TensorEntry>& entries_;
-  session::Element element_;
   replica::Sink& sink_;
   StreamHandle compute_;
   double timeout_s_;
   bool staged_;
+  session::ShardPlan plan_;
   std::vector<std::uint64_t> bytes_;  ///< The size of each parameter's gradient.
   // Members are destroyed in reverse order: streams and events first, then the registrations.
   PinnedPages staging_;

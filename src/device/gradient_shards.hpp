@@ -32,9 +32,9 @@ class GradientShards {
   struct Parts {
     Device& device;
     const session::Manifest& manifest;
-    session::Element element;
     replica::Sink& sink;
-    std::byte* memory;  ///< Registered, with the places of all gradients; the slab, or staging memory.
+    std::byte*
+        memory;  ///< With the places of all gradients (session::ShardPlan); the slab, or staging memory.
     StreamHandle compute, copies;
   };
 
@@ -45,6 +45,9 @@ class GradientShards {
   GradientShards(const GradientShards&) = delete;
   GradientShards& operator=(const GradientShards&) = delete;
 
+  /// Parts::memory is elsewhere from now on.
+  void move(std::byte* memory) { parts_.memory = memory; }
+
   // As those of GradientCopies.
   void begin_attempt();
   void written(std::size_t index, const std::byte* gradient, const Event* complete);
@@ -54,33 +57,38 @@ class GradientShards {
  private:
   static constexpr std::size_t nowhere = ~std::size_t{0};
   struct Parameter {
-    std::size_t bucket = nowhere;  ///< Frozen parameters are in none.
+    std::size_t bucket = nowhere;  ///< Parameters that cannot be trained are in none.
     // These are reset by begin_attempt().
     const std::byte* gradient = nullptr;  ///< Null: not written.
     bool complete = false;                ///< Written in the last micro-batch.
   };
   struct Bucket {
-    session::Elements elements, shard;
+    session::Bytes bytes, shard;
+    session::Element element;
     Event ready, arrived;
-    std::size_t incomplete = 0;  ///< Reset by begin_attempt().
+    // These are reset by begin_attempt().
+    bool is_trained = false;
+    std::size_t incomplete = 0;
   };
 
+  void make_room(std::uint64_t bytes);
   bool left();
+  std::size_t skip_frozen(std::size_t bucket) const;
   void queue_complete(const Event* complete);
   bool queue_next(const Event* complete);
 
-  const Parts parts_;
+  Parts parts_;
   DeviceCollectives& collectives_;
   const session::RankMask team_;
   const session::ShardPlan plan_;
-  const std::size_t element_bytes_;
   Memory gathered_;  ///< One bucket, padded to shards of one size. The copy stream uses it for one after the
                      ///< other.
   Memory sum_;       ///< One shard.
+  std::uint64_t room_ = 0;  ///< Bytes of the longest shard for which there is room.
   Event computed_;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::size_t queued_ = 0;  ///< So many buckets of this attempt.
+  std::size_t queued_ = 0;  ///< The next bucket of this attempt; all before it are queued or frozen.
   bool under_way_ = false;  ///< From the first bucket of an attempt until all of them have arrived.
 };
 

@@ -33,20 +33,15 @@ std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> 
   return merged;
 }
 
-ParameterUpload::ParameterUpload(Device& device, const session::Manifest& manifest, session::Element element,
+ParameterUpload::ParameterUpload(Device& device, const session::Manifest& manifest,
                                  std::span<const replica::Place> places, std::span<std::byte* const> targets,
-                                 StreamHandle compute)
-    : device_(device),
-      manifest_(manifest),
-      element_(element),
-      targets_(targets.begin(), targets.end()),
-      compute_(compute) {
+                                 replica::Sink& sink, StreamHandle compute)
+    : device_(device), manifest_(manifest), sink_(sink), compute_(compute) {
   all_.resize(places.size());
   for (std::size_t i = 0; i < places.size(); ++i) {
-    if (targets[i] == nullptr) continue;
     const auto& entry = manifest.tensors[i];
-    all_[i] = {targets[i], places[i].data, entry.count * session::bytes_of(element)};
-    master_ = places[i].data - entry.first * session::bytes_of(element);
+    if (targets[i] != nullptr)
+      all_[i] = {targets[i], places[i].data, entry.count * size_of(entry.runner_dtype)};
   }
   register_master();
   copies_ = device.make_stream();
@@ -73,11 +68,11 @@ void ParameterUpload::register_master() {
 }
 
 void ParameterUpload::join(DeviceCollectives& collectives) {
-  session::ShardPlan plan(manifest_, element_, session::ShardPlan::Of::parameters);
+  session::ShardPlan plan(manifest_, session::ShardPlan::Of::parameters);
   std::uint64_t most = 1;
   for (const auto& bucket : plan.buckets())
-    most = std::max(most, plan.shard_elements(bucket, collectives.size()));
-  const auto bytes = most * session::bytes_of(element_) * static_cast<std::uint64_t>(collectives.size());
+    most = std::max(most, plan.shard_bytes(bucket, collectives.size()));
+  const auto bytes = most * static_cast<std::uint64_t>(collectives.size());
   team_.emplace(Team{collectives, std::move(plan), device_.allocate(bytes)});
   plan_events();
 }
@@ -112,22 +107,25 @@ void ParameterUpload::plan_events() {
 /// Returns false if the communicator was aborted, because nobody wants the parameters.
 bool ParameterUpload::load_shards() {
   auto& [collectives, plan, gathered] = *team_;
-  const auto element_bytes = session::bytes_of(element_);
   for (std::size_t b = 0; b < plan.buckets().size(); ++b) {
     const auto& bucket = plan.buckets()[b];
-    const auto each = plan.shard_elements(bucket, collectives.size()) * element_bytes;
+    if (std::ranges::none_of(plan.tensors(b), [&](std::size_t i) { return sink_.is_stale(i); })) continue;
+    const auto each = plan.shard_bytes(bucket, collectives.size());
     const auto shard = plan.shard(bucket, collectives.rank(), collectives.size());
     auto* own = gathered.get() + static_cast<std::uint64_t>(collectives.rank()) * each;
-    if (shard.count() != 0)
-      device_.copy(own, master_ + shard.first * element_bytes, shard.count() * element_bytes,
-                   Direction::to_device, copies_.get());
-    if (!collectives.all_gather(own, gathered.get(), each, copies_.get())) return false;
     for (const auto i : plan.tensors(b)) {
-      const auto& entry = manifest_.tensors[i];
-      if (targets_[i] != nullptr)
-        device_.copy(targets_[i], gathered.get() + (entry.first - bucket.first) * element_bytes,
-                     entry.count * element_bytes, Direction::on_device, copies_.get());
+      const auto& copy = all_[i];
+      const auto place = plan.place(i);
+      const auto begin = std::max(shard.first, place), end = std::min(shard.end, place + copy.bytes);
+      if (begin < end)
+        device_.copy(own + (begin - shard.first), copy.from + (begin - place), end - begin,
+                     Direction::to_device, copies_.get());
     }
+    if (!collectives.all_gather(own, gathered.get(), each, copies_.get())) return false;
+    for (const auto i : plan.tensors(b))
+      if (const auto& copy = all_[i]; copy.to != nullptr)
+        device_.copy(copy.to, gathered.get() + (plan.place(i) - bucket.first), copy.bytes,
+                     Direction::on_device, copies_.get());
     device_.record(loaded_[b], copies_.get());
   }
   return true;
@@ -139,7 +137,7 @@ void ParameterUpload::load() {
   } else {
     for (std::size_t p = 0; p < parts_.size(); ++p) {
       for (const auto i : parts_[p])
-        if (const auto& copy = all_[i]; copy.to != nullptr)
+        if (const auto& copy = all_[i]; copy.to != nullptr && sink_.is_stale(i))
           device_.copy(copy.to, copy.from, copy.bytes, Direction::to_device, copies_.get());
       device_.record(loaded_[p], copies_.get());
     }

@@ -1,5 +1,5 @@
-// Copies the master's parameters to a device, once per version. In a team each rank copies its shards only,
-// and the devices give them to each other.
+// Copies the master's parameters to a device, once per version; frozen ones again only when they were
+// written. In a team each rank copies its shards only, and the devices give them to each other.
 //
 //   copy stream      copies part 0 | loaded[0], copies part 1 | loaded[1] ..
 //   compute stream   waits for loaded[0], computes, waits for loaded[1], computes ..
@@ -24,15 +24,14 @@ namespace accelmgr::device {
 std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> ranges,
                                               std::size_t page_bytes);
 
-/// Used by one thread. Device, manifest and the compute stream outlive it, and so do places and targets.
-/// Members throw DeviceError.
+/// Used by one thread. Device, manifest, sink and the compute stream outlive it, and so do places and
+/// targets. Members throw DeviceError.
 class ParameterUpload {
  public:
   /// `places` are those of Replica::bind(). `targets` has memory of the device for each parameter that has
   /// its own memory, row-major, and null for one that shares another's.
-  ParameterUpload(Device& device, const session::Manifest& manifest, session::Element element,
-                  std::span<const replica::Place> places, std::span<std::byte* const> targets,
-                  StreamHandle compute);
+  ParameterUpload(Device& device, const session::Manifest& manifest, std::span<const replica::Place> places,
+                  std::span<std::byte* const> targets, replica::Sink& sink, StreamHandle compute);
   ~ParameterUpload();
   ParameterUpload(const ParameterUpload&) = delete;
   ParameterUpload& operator=(const ParameterUpload&) = delete;
@@ -47,10 +46,10 @@ class ParameterUpload {
   /// From now on, load() copies everything itself, as in the beginning.
   void leave();
 
-  /// Queues the copies. Work that is queued on the compute stream from now on begins after those of part 0;
-  /// what is queued already must not need the parameters any more. Returns at once. In a team it may wait for
-  /// the others; the communicator is aborted if nobody wants that any more, and the parameters on the device
-  /// are any values then, until the next load().
+  /// Queues the copies of what the sink says is stale. Work that is queued on the compute stream from now on
+  /// begins after those of part 0; what is queued already must not need the parameters any more. Returns at
+  /// once. In a team it may wait for the others; the communicator is aborted if nobody wants that any more,
+  /// and the parameters on the device are any values then, until the next load().
   void load();
 
   /// Work that is queued on `stream` from now on begins after the last load() of that part, and of those
@@ -77,10 +76,8 @@ class ParameterUpload {
 
   Device& device_;
   const session::Manifest& manifest_;
-  session::Element element_;
-  std::vector<std::byte*> targets_;
+  replica::Sink& sink_;
   StreamHandle compute_;
-  std::byte* master_ = nullptr;                  ///< Where the flat master begins.
   std::vector<Copy> all_;                        ///< Of each parameter.
   std::vector<std::vector<std::size_t>> parts_;  ///< In the order of their copies.
   std::vector<Registration> registrations_;

@@ -85,9 +85,10 @@ void check_populated(int error, Pages pages) {
 }  // namespace
 
 // Allocating here reports a lack of memory now, instead of a SIGBUS in the middle of a step.
-void allocate(int memfd, std::size_t bytes, const std::string& name) {
+void allocate(int memfd, std::size_t offset, std::size_t bytes, const std::string& name) {
   int error = EINTR;
-  while (error == EINTR) error = posix_fallocate(memfd, 0, static_cast<off_t>(bytes));
+  while (error == EINTR)
+    error = posix_fallocate(memfd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   if (error == ENOMEM || error == ENOSPC)
     throw SessionError(fmt::format(
         "there is not enough memory for '{}': {} bytes of shared memory are needed", name, bytes));
@@ -98,7 +99,7 @@ base::UniqueFd create_memfd(const std::string& name, std::size_t bytes, Allocate
   base::UniqueFd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw SystemError(fmt::format("memfd_create of '{}'", name), errno);
   if (when == Allocate::now) {
-    allocate(fd.get(), bytes, name);
+    allocate(fd.get(), 0, bytes, name);
   } else if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw SystemError(fmt::format("ftruncate of '{}' to {} bytes", name, bytes), errno);
   }

@@ -19,9 +19,9 @@ enum class Allocate { now, later };
 /// refusing.
 base::UniqueFd create_memfd(const std::string& name, std::size_t bytes, Allocate when = Allocate::now);
 
-/// Allocates the first `bytes` of a memfd; its contents stay. Throws as create_memfd() does; `name` is for
-/// the text of the error.
-void allocate(int memfd, std::size_t bytes, const std::string& name);
+/// Allocates `bytes` of a memfd from `offset` on; its contents stay. Throws as create_memfd() does; `name` is
+/// for the text of the error.
+void allocate(int memfd, std::size_t offset, std::size_t bytes, const std::string& name);
 
 /// Opens a memfd of this process again, for reading alone: no process can map the result writable. It can
 /// open the memfd for writing by way of /proc if it has the user of this process, or is privileged. Throws

@@ -94,15 +94,13 @@ void CudaReplica::bind(const session::Manifest& manifest, std::span<const replic
     std::vector<at::Tensor> parameters;
     for (const auto& [name, tensor] : model_.parameters()) parameters.push_back(tensor);
     gradients_.resize(parameters.size());
-    const auto element =
-        parameters.at(0).scalar_type() == at::kDouble ? session::Element::f64 : session::Element::f32;
     hooks_.emplace(std::move(parameters),
                    [this](std::size_t index, const at::Tensor& parameter) { complete(index, parameter); });
-    parameter_upload_.emplace(device_, manifest, element, places, targets, compute_.handle);
+    parameter_upload_.emplace(device_, manifest, places, targets, sink, compute_.handle);
     batch_upload_.emplace(device_, sink, input_.handle, compute_.handle, config_.step_timeout);
     results_.emplace(device_, compute_.handle);
     results_->read({}, usual_number_bytes);  // Later it would have to wait for what is queued.
-    gradient_copies_.emplace(device_, manifest, element, sink, compute_.handle, config_.step_timeout);
+    gradient_copies_.emplace(device_, manifest, sink, compute_.handle, config_.step_timeout);
   });
 }
 

@@ -2,15 +2,18 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <utility>
 
 #include "client/handle.hpp"
 #include "libtorch/replica.hpp"
+#include "replica/model.hpp"
 #include "tensor/convert.hpp"
 #include "tensor/torch_version.hpp"
 
@@ -20,27 +23,16 @@ namespace {
 // The manager and the runners never return from init(); they need the factory of replicas before it.
 [[maybe_unused]] const bool registered = libtorch::register_replica();
 
-/// A whole region as one tensor. The session stays mapped as long as any view of the tensor exists.
-at::Tensor owning_view(const std::shared_ptr<const session::Session>& session, std::byte* region) {
-  const auto& header = session->header();
-  const auto dtype = tensor::scalar_type(session::dtype_of(header.element));
+/// Memory of the session as a tensor. The session stays mapped as long as any view of the tensor exists.
+at::Tensor owning_view(const std::shared_ptr<const session::Session>& session, std::byte* data, DType dtype,
+                       at::IntArrayRef shape, at::IntArrayRef strides) {
   return at::from_blob(
-      region, {static_cast<std::int64_t>(header.elements)}, [session](void*) {},
-      at::TensorOptions().dtype(dtype));
+      data, shape, strides, [session](void*) {}, at::TensorOptions().dtype(tensor::scalar_type(dtype)));
 }
 
-at::Tensor view_of(const at::Tensor& flat, const session::TensorEntry& entry) {
-  return flat.narrow(0, static_cast<std::int64_t>(entry.first), static_cast<std::int64_t>(entry.count))
-      .view(entry.shape)
-      .detach();
-}
-
-/// A view of a parameter's values: its own memory, or the memory of the parameter that it shares.
-at::Tensor values_of(const at::Tensor& flat, const session::Manifest& manifest,
-                     const session::TensorEntry& entry) {
-  if (entry.shares < 0) return view_of(flat, entry);
-  const auto first = manifest.tensors[static_cast<std::size_t>(entry.shares)].first + entry.shared_offset;
-  return flat.as_strided(entry.shape, entry.strides, static_cast<std::int64_t>(first)).detach();
+/// Zeros without memory, for a frozen parameter.
+at::Tensor no_gradient(const session::TensorEntry& entry) {
+  return at::zeros({}, at::TensorOptions().dtype(tensor::scalar_type(entry.dtype))).expand(entry.shape);
 }
 
 /// Tensors over the session, in the order of the manifest.
@@ -56,30 +48,41 @@ struct Views {
 Views::Views(const std::shared_ptr<const session::Session>& session, const session::HostView& host,
              const session::Manifest& manifest) {
   const at::NoGradGuard no_grad;
-  const auto flat_parameters = owning_view(session, host.parameters());
-  const auto flat_gradients = owning_view(session, host.gradients());
-  for (const auto& entry : manifest.tensors) {
-    auto parameter = values_of(flat_parameters, manifest, entry);
-    auto gradient = view_of(flat_gradients, entry);
-    if (entry.group != session::Group::frozen) {
+  const auto places = replica::places_of(host.parameters(), manifest);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto& entry = manifest.tensors[i];
+    const auto& [data, strides] = places[i];
+    auto parameter = owning_view(session, data, entry.dtype, entry.shape, strides);
+    const bool frozen = entry.group == session::Group::frozen;
+    auto gradient = frozen ? no_gradient(entry)
+                           : owning_view(session, host.gradients() + entry.gradient, entry.gradient_dtype(),
+                                         entry.shape, replica::dense_strides(entry.shape));
+    if (!frozen) {
       parameter.set_requires_grad(true);
-      parameter.mutable_grad() = gradient;
+      if (gradient.scalar_type() == parameter.scalar_type()) parameter.mutable_grad() = gradient;
     }
     parameters.push_back({entry.name, parameter});
     gradients.push_back({entry.name, gradient});
   }
-  const auto alignment = session::region_alignment / session::bytes_of(session->header().element);
-  for (auto group : {session::Group::decay, session::Group::no_decay, session::Group::frozen}) {
-    std::uint64_t first = ~std::uint64_t{0}, end = 0;
-    for (const auto& entry : manifest.tensors) {
-      if (entry.group != group) continue;
-      first = std::min(first, entry.first);
-      end = std::max(end, session::align_up(entry.first + entry.count, alignment));
+  for (const auto group : {session::Group::decay, session::Group::no_decay, session::Group::frozen}) {
+    std::map<DType, std::vector<const session::TensorEntry*>> of_dtype;  // Those of a dtype lie together.
+    for (const auto& entry : manifest.tensors)
+      if (entry.group == group) of_dtype[entry.dtype].push_back(&entry);
+    for (const auto& [dtype, entries] : of_dtype) {
+      const auto& first = *std::ranges::min_element(entries, {}, &session::TensorEntry::offset);
+      const auto& last = *std::ranges::max_element(entries, {}, &session::TensorEntry::offset);
+      const auto end = session::align_up(last->offset + last->bytes(), session::region_alignment);
+      const std::vector<std::int64_t> shape{
+          static_cast<std::int64_t>((end - first->offset) / size_of(dtype))};
+      const std::vector<std::int64_t> strides{1};
+      groups.push_back(
+          {static_cast<FlatGroup::Kind>(group),
+           owning_view(session, host.parameters() + first->offset, dtype, shape, strides),
+           group == session::Group::frozen
+               ? at::zeros({}, at::TensorOptions().dtype(tensor::scalar_type(dtype))).expand(shape)
+               : owning_view(session, host.gradients() + first->gradient, first->gradient_dtype(), shape,
+                             strides)});
     }
-    if (end == 0) continue;
-    const auto from = static_cast<std::int64_t>(first), length = static_cast<std::int64_t>(end - first);
-    groups.push_back({static_cast<FlatGroup::Kind>(group), flat_parameters.narrow(0, from, length),
-                      flat_gradients.narrow(0, from, length)});
   }
 }
 
@@ -151,12 +154,14 @@ struct Manager::State {
   State(const Config& config, const StartOptions& options);
   State(const std::string& path, const AttachOptions& options);
 
-  /// Throws UsageError when requires_grad of a parameter is no longer what it was at the start.
-  void check_frozen() const;
+  /// Throws UsageError when requires_grad of a parameter is no longer what it was at the start. Tells of
+  /// writes to those that are frozen.
+  void check_frozen();
 
   std::optional<Views> views;
   client::Handle handle;
   std::optional<Resumed> resumed;
+  std::uint64_t frozen_writes = 0;  ///< Those of torch's operations to parameters that are frozen.
 };
 
 Manager::State::State(const Config& config, const StartOptions& options)
@@ -164,7 +169,7 @@ Manager::State::State(const Config& config, const StartOptions& options)
                       .method = options.method,
                       .command = options.command,
                       .prepared =
-                          [&](const auto& session, const auto& host, const auto& manifest) {
+                          [&](const auto& session, const auto& host, const auto& manifest, bool) {
                             views.emplace(session, host, manifest);
                             if (options.prepared) options.prepared(views->parameters, views->gradients);
                           },
@@ -179,7 +184,8 @@ Manager::State::State(const std::string& path, const AttachOptions& options)
 }
 
 // The group of a parameter in the master decides whether it is trained, and is fixed at the start.
-void Manager::State::check_frozen() const {
+void Manager::State::check_frozen() {
+  std::uint64_t writes = 0;
   for (std::size_t i = 0; i < views->parameters.size(); ++i) {
     const bool frozen = handle.manifest().tensors[i].group == session::Group::frozen;
     if (views->parameters[i].tensor.requires_grad() == frozen)
@@ -187,7 +193,11 @@ void Manager::State::check_frozen() const {
           "requires_grad of parameter '{}' was changed after the start, but runners do not see that; stop "
           "this manager, and start one with the changed model",
           views->parameters[i].name));
+    if (frozen) writes += views->parameters[i].tensor._version();
   }
+  for (const auto& group : views->groups)
+    if (group.kind == FlatGroup::Kind::frozen) writes += group.parameters._version();
+  if (std::exchange(frozen_writes, writes) != writes) handle.frozen_written();
 }
 
 Manager::Manager(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -270,7 +280,7 @@ std::vector<NamedTensor> Manager::state_dict() const {
 void Manager::revert_parameters() { state_->handle.revert_parameters(); }
 
 Manager::Writing::Writing(Manager& manager) : manager_(manager), exceptions_(std::uncaught_exceptions()) {
-  manager.state_->handle.begin_writing();
+  manager.state_->handle.begin_writing(client::Written::trained);  // See check_frozen().
 }
 Manager::Writing::~Writing() {
   manager_.state_->handle.end_writing(/*whole=*/std::uncaught_exceptions() == exceptions_);

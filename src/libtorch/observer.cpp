@@ -34,16 +34,15 @@ std::optional<StepResult> Observer::next_step(double timeout_s) {
 
 ParameterCopy Observer::parameters(double timeout_s) const {
   const auto& manifest = state_->observer.manifest();
-  const auto element = state_->observer.header().element;
   const auto copy = state_->observer.parameters(timeout_s);
-  const auto places = replica::places_of(copy.values.get(), element, manifest);
-  const auto options = at::TensorOptions().dtype(tensor::scalar_type(session::dtype_of(element)));
+  const auto places = replica::places_of(copy.values.get(), manifest);
   ParameterCopy out{.version = copy.version, .step = copy.step};
   for (std::size_t i = 0; i < places.size(); ++i)
     out.tensors.push_back(
-        {manifest.tensors[i].name, at::from_blob(
-                                       places[i].data, manifest.tensors[i].shape, places[i].strides,
-                                       [values = copy.values](void*) {}, options)});
+        {manifest.tensors[i].name,
+         at::from_blob(
+             places[i].data, manifest.tensors[i].shape, places[i].strides, [values = copy.values](void*) {},
+             at::TensorOptions().dtype(tensor::scalar_type(manifest.tensors[i].dtype)))});
   return out;
 }
 

@@ -64,12 +64,14 @@ void check_group(const FlatGroup& group, std::size_t index) {
     if (!tensor.is_cpu() || tensor.dim() != 1 || !tensor.is_contiguous()) {
       refuse("parameters and gradients must be contiguous 1-d tensors on the CPU");
     }
-    if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) {
+    if (!at::isFloatingType(tensor.scalar_type())) {
       refuse(std::string("the dtype is ") + c10::toString(tensor.scalar_type()) +
-             "; it must be float32 or float64");
+             "; it must be float64, float32, float16 or bfloat16");
     }
   }
-  if (group.parameters.scalar_type() != group.gradients.scalar_type() ||
+  const auto dtype = group.gradients.scalar_type();
+  const bool is_wider = dtype == at::kFloat && at::isReducedFloatingType(group.parameters.scalar_type());
+  if ((group.parameters.scalar_type() != dtype && !is_wider) ||
       group.parameters.numel() != group.gradients.numel()) {
     refuse("parameters and gradients differ in dtype or length (" + std::to_string(group.parameters.numel()) +
            " and " + std::to_string(group.gradients.numel()) + ")");
@@ -83,7 +85,9 @@ double flat_norm(const at::Tensor& flat) {
   const std::int64_t blocked = flat.numel() / block * block;
   double squares = 0;
   if (blocked > 0) {
-    const auto norms = at::linalg_vector_norm(flat.narrow(0, 0, blocked).view({-1, block}), 2, {1});
+    const auto dtype = at::isReducedFloatingType(flat.scalar_type()) ? at::kFloat : flat.scalar_type();
+    const auto norms =
+        at::linalg_vector_norm(flat.narrow(0, 0, blocked).view({-1, block}), 2, {1}, false, dtype);
     const double norm = at::linalg_vector_norm(norms, 2, {}, false, at::kDouble).item<double>();
     squares += norm * norm;
   }
@@ -198,16 +202,18 @@ void Optimizer::State::update(TrainedGroup& group, double learning_rate, double 
   std::optional<at::Tensor> grad_scale;
   if (divisor != 1.0) {
     const auto narrowed = static_cast<float>(divisor);
-    if (group.gradients.scalar_type() == at::kFloat || static_cast<double>(narrowed) == divisor) {
+    if (group.gradients.scalar_type() != at::kDouble || static_cast<double>(narrowed) == divisor) {
       grad_scale = at::full({}, narrowed, at::kFloat);
     } else {
       group.gradients.div_(divisor);
     }
   }
 
+  // The operators take tensors of one dtype. With `gradients.dtype: float32` that of the parameters is less.
+  const auto gradients = group.gradients.to(group.parameters.scalar_type());
   if (config.kind == OptimizerKind::sgd) {
     const bool has_momentum = group.momentum_buffer.defined();
-    at::_fused_sgd_(group.parameters, group.gradients,
+    at::_fused_sgd_(group.parameters, gradients,
                     has_momentum ? at::TensorList(group.momentum_buffer) : at::TensorList(),
                     group.weight_decay, config.momentum, learning_rate, /*dampening=*/0.0, config.nesterov,
                     /*maximize=*/false, /*is_first_step=*/update_count() == 0, grad_scale);
@@ -217,8 +223,8 @@ void Optimizer::State::update(TrainedGroup& group, double learning_rate, double 
   // Both operators take the same arguments; they apply weight decay differently.
   const auto update_moments =
       config.kind == OptimizerKind::adamw ? at::_ops::_fused_adamw_::call : at::_ops::_fused_adam_::call;
-  update_moments(group.parameters, group.gradients, group.exp_avg, group.exp_avg_sq, /*max_exp_avg_sqs=*/{},
-                 step, learning_rate, config.beta1, config.beta2, group.weight_decay, config.epsilon,
+  update_moments(group.parameters, gradients, group.exp_avg, group.exp_avg_sq, /*max_exp_avg_sqs=*/{}, step,
+                 learning_rate, config.beta1, config.beta2, group.weight_decay, config.epsilon,
                  /*amsgrad=*/false, /*maximize=*/false, grad_scale, /*found_inf=*/{});
 }
 
@@ -228,8 +234,9 @@ Optimizer::Optimizer(const OptimizerConfig& config, std::vector<FlatGroup> group
   state_->config = config;
   state_->total_updates = total_updates;
   for (std::size_t index = 0; index < groups.size(); ++index) {
+    if (groups[index].kind == FlatGroup::Kind::frozen) continue;
     check_group(groups[index], index);
-    if (groups[index].kind != FlatGroup::Kind::frozen) state_->add(groups[index]);
+    state_->add(groups[index]);
   }
 }
 

@@ -77,8 +77,9 @@ void Replica::bind(const session::Manifest& manifest, std::span<const replica::P
   std::vector<at::Tensor> tensors;
   for (std::size_t i = 0; i < model_.parameters().size(); ++i) {
     const auto& parameter = model_.parameters()[i].tensor;
-    model_.place_parameter(i, tensor::view(places[i].data, tensor::dtype_of(parameter.scalar_type()),
-                                           manifest.tensors[i].shape, places[i].strides));
+    const auto& entry = manifest.tensors[i];
+    model_.place_parameter(i,
+                           tensor::view(places[i].data, entry.runner_dtype, entry.shape, places[i].strides));
     tensors.push_back(parameter);
   }
   hooks_.emplace(std::move(tensors), sink);

@@ -124,8 +124,9 @@ ChosenDevices with_devices_of_session(const Config& config) {
   auto fork_server = fork_first_server(config, host.pidfd(), not_for_runners);
   base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(), fork_server.pid());
   call_at_begin();
-  const auto prepared = [&](const session::Session& session) {
-    protocol::send_prepared(socket, session.fds(), base::Deadline::in_seconds(config.start_timeout));
+  const auto prepared = [&](const session::Session& session, bool needs_values) {
+    protocol::send_prepared(socket, session.fds(), needs_values,
+                            base::Deadline::in_seconds(config.start_timeout));
   };
   auto owner = offered.empty() ? SessionOwner::make(config, prepared)
                                : SessionOwner::take_over(config, std::move(offered));

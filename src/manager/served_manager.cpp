@@ -27,7 +27,7 @@ ServedManager::ServedManager(boost::asio::io_context& loop, const Config& config
 
 void ServedManager::make_session(const std::string& resume) {
   chosen_.config.checkpoint.resume = resume;
-  owner_.emplace(SessionOwner::make(chosen_.config, [](const session::Session&) {}));
+  owner_.emplace(SessionOwner::make(chosen_.config, [](const session::Session&, bool) {}));
   owner_->session().keep_from_children();
   config::arm_faults(chosen_.config, -1, owner_->session().control().managers.load());
   loader_ = &owner_->start_loading(chosen_.config);

@@ -17,14 +17,11 @@
 namespace accelmgr::manager {
 namespace {
 
-session::Extent extent_of(const Config& config, session::Manifest& manifest, session::Element element) {
+session::Extent extent_of(const Config& config, session::Manifest& manifest) {
   const auto batch_size = static_cast<std::uint64_t>(config.batch_size_per_device);
   session::Extent extent;
   extent.ranks = std::max(config.nprocs, config.runners.max_runners);
-  extent.element = element;
-  extent.slab_element = config.gradients.slab_dtype == SlabDtype::bf16 ? session::SlabElement::bf16
-                                                                       : session::SlabElement::same;
-  extent.elements = manifest.place_tensors(element);
+  extent.bytes = manifest.place_tensors();
   extent.tensors = manifest.tensors.size();
   extent.has_snapshot = config.parameters.snapshot;
   extent.buffer_bytes = manifest.place_buffers();
@@ -56,14 +53,20 @@ SessionOwner SessionOwner::make(const Config& config, const Prepared& prepared) 
   auto manifest = model.manifest;
   manifest.fields = base::in_user_code<DataError>(name_of_source(config),
                                                   [&] { return data::field_entries(source->fields()); });
-  const auto extent = extent_of(config, manifest, model.element);
+  manifest.set_precision({.bf16_runners = config.runners.parameters == RunnerParameters::bf16,
+                          .bf16_slabs = config.gradients.slab_dtype == SlabDtype::bf16,
+                          .float32_gradients = config.gradients.dtype == GradientDtype::float32});
+  const auto extent = extent_of(config, manifest);
   session::Header plan{};
   session::plan_layout(extent, plan);
-  session::check_memory(session::session_bytes(plan, config.nprocs),
-                        static_cast<std::uint64_t>(config.memory.limit_bytes));
+  const auto bytes = session::session_bytes(plan, config.nprocs);
+  // What the host has, it gives up tensor by tensor while it writes the parameters.
+  const auto moved = model.has_values ? 0 : plan.bytes.parameters;
+  session::check_memory(bytes, static_cast<std::uint64_t>(config.memory.limit_bytes), bytes - moved);
 
   const int threads = ipc::allowed_cores();
-  auto session = session::Session::create(extent, 0, threads);
+  auto session = session::Session::create(extent, 0, threads,
+                                          model.has_values ? ipc::Allocate::now : ipc::Allocate::later);
   session::write_manifest(manifest, session.manifest());
   replica::store_initial(model, session, manifest);
   const auto team = session::all_ranks(config.nprocs);
@@ -77,9 +80,9 @@ SessionOwner SessionOwner::make(const Config& config, const Prepared& prepared) 
   }
   session.publish();
   base::log().info("the session has {:.1f} MiB: model '{}' of {} tensors, data source '{}'",
-                   double(session::session_bytes(session.header(), config.nprocs)) / (1 << 20),
-                   config.model.kind, manifest.tensors.size(), config.data.kind);
-  prepared(session);
+                   double(session.used_bytes(config.nprocs)) / (1 << 20), config.model.kind,
+                   manifest.tensors.size(), config.data.kind);
+  prepared(session, !model.has_values && config.checkpoint.resume.empty());
   for (int rank = 0; rank < config.nprocs; ++rank) session.allocate_slab(rank, threads);
   return {std::move(session), std::move(manifest), std::move(source)};
 }

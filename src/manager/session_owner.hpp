@@ -18,8 +18,9 @@ namespace accelmgr::manager {
 
 class SessionOwner {
  public:
-  /// Called with a session that holds the initial values, before its slabs have memory.
-  using Prepared = std::function<void(const session::Session&)>;
+  /// Called before slabs have memory, with a session that holds the initial values; those of the parameters
+  /// only unless `needs_values`.
+  using Prepared = std::function<void(const session::Session&, bool needs_values)>;
 
   /// Creates a session with the initial values of the model, or with those of the checkpoint that `config`
   /// resumes. Throws ConfigError, ModelError, DataError, CheckpointError, SessionError (too little memory).

@@ -243,9 +243,8 @@ protocol::Resized Supervisor::resize(int ranks) {
     if (ranks > session_.ranks())
       throw SessionError(fmt::format("the session has room for {} runners, not {}", session_.ranks(), ranks));
     const auto more = std::max(0, ranks - __builtin_popcount(before));
-    session::check_memory(session::session_bytes(session_.header(), ranks),
-                          static_cast<std::uint64_t>(config_.memory.limit_bytes),
-                          static_cast<std::uint64_t>(more) * session_.header().slab_bytes);
+    session::check_memory(session_.used_bytes(ranks), static_cast<std::uint64_t>(config_.memory.limit_bytes),
+                          static_cast<std::uint64_t>(more) * session_.slab_bytes());
     for (int rank = 0; rank < ranks; ++rank) session_.allocate_slab(rank);
   } catch (const Error& error) {
     return {error.what()};

@@ -199,8 +199,8 @@ std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline) {
   return std::move(message.fds);
 }
 
-void send_prepared(int socket, const std::vector<int>& session, base::Deadline deadline) {
-  ipc::send(socket, text_of({{"type", "Prepared"}}), session);
+void send_prepared(int socket, const std::vector<int>& session, bool needs_values, base::Deadline deadline) {
+  ipc::send(socket, text_of({{"type", "Prepared"}, {"needs_values", needs_values}}), session);
   if (receive(socket, deadline, "host").bytes != noted_text)
     throw SessionError("expected the host to confirm that it has the session, got another message");
 }
@@ -241,7 +241,7 @@ std::variant<Assigned, Prepared, Started, Failed> receive_answer(int socket, bas
   const auto type = fields.text("type");
   if (type == "Prepared") {
     check_fds(message, "Prepared", 1, max_session_fds);
-    return Prepared{std::move(message.fds)};
+    return Prepared{std::move(message.fds), fields.flag("needs_values")};
   }
   if (type == "Assigned") return assigned_of(fields);
   if (type == "Started") return started_of(fields, message);

@@ -54,6 +54,7 @@ struct Assigned {
 /// The session exists and holds the initial parameters. The host may free the model that it took them from.
 struct Prepared {
   std::vector<base::UniqueFd> session;  ///< As session::Session::fds() returns them.
+  bool needs_values = false;            ///< The host writes the parameters before it acknowledges.
 };
 
 /// All runners are ready for the first attempt.
@@ -87,7 +88,7 @@ struct Attached {
 };
 
 /// Counts the changes of these messages.
-inline constexpr std::uint64_t messages_version = 1;
+inline constexpr std::uint64_t messages_version = 2;
 /// A hash of the session's layout, messages_version and the version of accelmgr. A service and those who
 /// attach to it must have the same one.
 std::uint64_t build_fingerprint() noexcept;
@@ -104,7 +105,7 @@ std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline);
 void send_assigned(int socket, const Assigned& assigned);
 /// Blocks until the host has called take_note_of_prepared(). Throws SessionError on the deadline, and if the
 /// host is gone.
-void send_prepared(int socket, const std::vector<int>& session, base::Deadline deadline);
+void send_prepared(int socket, const std::vector<int>& session, bool needs_values, base::Deadline deadline);
 void take_note_of_prepared(int socket);
 void send_started(int socket, const Started& started);
 void send_failed(int socket, const std::exception& error);

@@ -63,8 +63,8 @@ class CudaTransport {
         compute_(stream_at(compute)),
         joined_(device_.make_event()),
         idle_(device_.make_event()),
-        parameters_(device_, *sink.manifest, sink.element, sink.places, pointers_of(parameters), compute_),
-        gradients_(device_, *sink.manifest, sink.element, *sink.sink, compute_, timeout_s),
+        parameters_(device_, *sink.manifest, sink.places, pointers_of(parameters), *sink.sink, compute_),
+        gradients_(device_, *sink.manifest, *sink.sink, compute_, timeout_s),
         batches_(device_, *sink.sink, stream_at(batches), compute_, timeout_s),
         results_(device_, compute_),
         timeout_s_(timeout_s) {}

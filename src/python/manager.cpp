@@ -90,7 +90,7 @@ class Handle {
 
   /// Calls `prepared` when there is a session, but no runner yet: parameters() and gradients() work from then
   /// on. `command`: another program, which becomes the manager.
-  void start(const std::string& start_method, const nb::typed<nb::callable, nb::object()>& prepared,
+  void start(const std::string& start_method, const nb::typed<nb::callable, nb::object(bool)>& prepared,
              const std::vector<std::string>& command, const std::string& continues) {
     const auto method = launch::options_from({{"start_method", start_method}}).start_method;
     // A fork has none of the threads of the host's pool: a call that gives them work would wait for ever.
@@ -98,12 +98,13 @@ class Handle {
       loaded_.config.runners.threads = 1;
     Interruption interruption(work_.ptr());
     const auto take = [&](const std::shared_ptr<const session::Session>& session,
-                          const session::HostView& view, const session::Manifest& manifest) {
+                          const session::HostView& view, const session::Manifest& manifest,
+                          bool needs_values) {
       session_ = session;
       view_.emplace(view);
       manifest_ = manifest;
       const Locked lock;
-      prepared();
+      prepared(needs_values);
     };
     try {
       const Unlocked unlocked;
@@ -152,18 +153,23 @@ class Handle {
   std::vector<Place> parameters() const {
     std::vector<Place> places;
     if (!session_) return places;
-    const auto values = replica::places_of(view_->parameters(), session_->header().element, manifest_);
+    const auto values = replica::places_of(view_->parameters(), manifest_);
     for (std::size_t i = 0; i < values.size(); ++i)
-      places.push_back(place(manifest_.tensors[i], values[i].data, values[i].strides));
+      places.push_back(place_of(manifest_.tensors[i], manifest_.tensors[i].dtype, values[i].data,
+                                values[i].strides, session_));
     return places;
   }
-  std::vector<Place> gradients() const {
-    std::vector<Place> places;
+  /// None for a parameter that the session has no gradient of: it is frozen.
+  std::vector<std::optional<Place>> gradients() const {
+    std::vector<std::optional<Place>> places;
     if (!session_) return places;
-    const auto bytes = session::bytes_of(session_->header().element);
-    for (const auto& entry : manifest_.tensors)
-      places.push_back(
-          place(entry, view_->gradients() + entry.first * bytes, replica::dense_strides(entry.shape)));
+    for (std::size_t i = 0; i < manifest_.tensors.size(); ++i) {
+      const auto& entry = manifest_.tensors[i];
+      auto& place = places.emplace_back();
+      if (session::has_gradient(*session_, manifest_, i))
+        place = place_of(entry, entry.gradient_dtype(), view_->gradients() + entry.gradient,
+                         replica::dense_strides(entry.shape), session_);
+    }
     return places;
   }
   /// Each buffer's name, and its further names.
@@ -238,10 +244,6 @@ class Handle {
   }
 
  private:
-  Place place(const session::TensorEntry& entry, std::byte* data, std::vector<std::int64_t> strides) const {
-    return place_of(entry, session::dtype_of(session_->header().element), data, std::move(strides), session_);
-  }
-
   config::LoadedConfig loaded_;
   nb::object work_;  ///< Called while start() and step() wait.
   std::optional<client::Handle> handle_;
@@ -255,13 +257,12 @@ using ParameterTuple = std::tuple<std::uint64_t, std::uint64_t, std::vector<Plac
 
 ParameterTuple parameters_of(const client::Observer& observer, double timeout_s) {
   const auto copy = waiting([&] { return observer.parameters(timeout_s); });
-  const auto element = observer.header().element;
   const auto& tensors = observer.manifest().tensors;
-  auto places = replica::places_of(copy.values.get(), element, observer.manifest());
+  auto places = replica::places_of(copy.values.get(), observer.manifest());
   std::vector<Place> values;
   for (std::size_t i = 0; i < places.size(); ++i)
-    values.push_back(place_of(tensors[i], session::dtype_of(element), places[i].data,
-                              std::move(places[i].strides), copy.values));
+    values.push_back(
+        place_of(tensors[i], tensors[i].dtype, places[i].data, std::move(places[i].strides), copy.values));
   return {copy.version, copy.step, std::move(values)};
 }
 
@@ -290,7 +291,7 @@ void bind_places(nb::module_& module) {
   nb::class_<Place>(module, "Place", "A parameter of the master, or the gradient of one.")
       .def_ro("name", &Place::name)
       .def_ro("aliases", &Place::aliases, "Further names of the same parameter.")
-      .def_ro("dtype", &Place::dtype, "float32 or float64.")
+      .def_ro("dtype", &Place::dtype, "As torch names it: \"float32\".")
       .def_prop_ro("shape", [](const Place& self) { return tuple_of(self.shape); })
       .def_prop_ro(
           "strides", [](const Place& self) { return tuple_of(self.strides); }, "Strides in elements.")
@@ -397,7 +398,9 @@ void bind_manager(nb::module_& module) {
            nb::arg("file"), nb::arg("settings"), nb::arg("environment"))
       .def("start", &Handle::start, nb::arg("start_method"), nb::arg("prepared"),
            nb::arg("command") = std::vector<std::string>{}, nb::arg("continues") = "",
-           "Calls `prepared` when there are parameters() and gradients(), before any runner starts.\n\n"
+           "Calls `prepared` when there are parameters() and gradients(), before any runner starts. Its "
+           "argument: "
+           "whether it is to write the parameters.\n\n"
            "command: another program, which becomes the manager. continues: continuation() of an earlier "
            "manager, which this one goes on from.")
       .def("while_waiting", &Handle::while_waiting, nb::arg("work"),
@@ -435,7 +438,17 @@ void bind_manager(nb::module_& module) {
           "Records what the host did to gradients, by their numbers.")
       .def("parameters", &Handle::parameters,
            "The master's parameters, each once; empty before there is a session.")
-      .def("gradients", &Handle::gradients, "The master's gradients, in the order of parameters().")
+      .def("gradients", &Handle::gradients,
+           "The master's gradients, in the order of parameters(); None for one that is frozen.")
+      .def(
+          "frozen_written", [](Handle& self) { self.started().frozen_written(); },
+          "Frozen parameters were written: devices copy them again for the next step.")
+      .def(
+          "unfreeze",
+          [](Handle& self, const std::vector<std::size_t>& parameters) {
+            unlocked([&, &m = self.started()] { m.unfreeze(parameters); });
+          },
+          nb::arg("parameters"), "Makes gradients for them, by their numbers. Not during a step.")
       .def("persistent_buffers", &Handle::persistent_buffers,
            "Each persistent buffer's name, and further names of the same buffer.")
       .def("buffers", &Handle::buffers, "Copies of the buffers of the last committed step.")
@@ -450,7 +463,11 @@ void bind_manager(nb::module_& module) {
           },
           nb::arg("values"), "Raises ModelError before anything is written.")
       .def(
-          "begin_writing", [](Handle& self) { self.started().begin_writing(); },
+          "begin_writing",
+          [](Handle& self, bool frozen) {
+            self.started().begin_writing(frozen ? client::Written::all : client::Written::trained);
+          },
+          nb::arg("frozen") = true,
           "Begins writes in place: no runner computes with half of them. Raises UsageError inside another "
           "pair.")
       .def(

@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <tuple>
 
 #include "accelmgr/errors.hpp"
@@ -70,11 +71,12 @@ class PythonReplica final : public replica::Replica {
     return called([&] {
       const nb::object described = (*replica_).attr("describe")();
       replica::Description description{tensors_of("parameter", nb::object(described[0])),
-                                       tensors_of("buffer", nb::object(described[1]))};
-      const auto tensors = replica::tensors_of(description);
-      buffers_ = tensors.buffers;
-      element_bytes_ = size_of(tensors.parameters.front().dtype);
-      sink_.element = tensors.element;
+                                       tensors_of("buffer", nb::object(described[1])),
+                                       nb::cast<bool>(described[2])};
+      const auto exact = nb::cast<std::vector<std::string>>(described[3]);
+      for (auto& parameter : description.parameters)
+        parameter.rounds = std::ranges::find(exact, parameter.name) == exact.end();
+      buffers_ = replica::tensors_of(description).buffers;
       return description;
     });
   }
@@ -90,7 +92,9 @@ class PythonReplica final : public replica::Replica {
       for (std::size_t i = 0; i < places.size(); ++i) {
         const auto& [data, strides] = places[i];
         const auto elements = extent_of(manifest.tensors[i].shape, strides);
-        list.append(nb::make_tuple(Memory{data, elements * element_bytes_}, tuple_of(strides)));
+        const auto dtype = manifest.tensors[i].runner_dtype;
+        list.append(nb::make_tuple(Memory{data, elements * size_of(dtype)},
+                                   nb::str(accelmgr::name_of(dtype).data()), tuple_of(strides)));
       }
       (*replica_).attr("bind")(list, nb::cast(&sink_, nb::rv_policy::reference));
     });
@@ -171,7 +175,6 @@ class PythonReplica final : public replica::Replica {
   Sink sink_;
   const session::Manifest* manifest_ = nullptr;
   std::vector<Tensor> buffers_;  ///< In the order of manifest_->buffers.
-  std::size_t element_bytes_ = 0;
 };
 
 std::vector<std::pair<std::int64_t, std::uint64_t>> shared(const Sink& sink) {
@@ -240,6 +243,9 @@ void bind_replica(nb::module_& module) {
            "As capture(), while other threads of Python run. The caller keeps the gradient alive.")
       .def_prop_ro("shared", &shared,
                    "Of each parameter: the one whose memory it shares, or -1; and from which element on.")
+      .def("is_stale", &Sink::is_stale, nb::arg("index"),
+           "Whether load_parameters() is to bring the parameter again: not one that is frozen and was not "
+           "written.")
       .def("backward_begins", &Sink::backward_begins)
       .def("last_micro_batch", &Sink::last_micro_batch,
            "Whether no micro-batch follows the one that runs now. False: perhaps one follows.")

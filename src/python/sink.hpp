@@ -19,7 +19,6 @@ struct Sink {
   replica::Sink* sink = nullptr;
   // What a transport of a device needs beside it; set by Replica::bind().
   const session::Manifest* manifest = nullptr;
-  session::Element element = session::Element::f32;
   std::vector<replica::Place> places{};
   std::exception_ptr thrown{};
 
@@ -39,6 +38,11 @@ struct Sink {
   }
   void backward_begins() {
     call([](auto& to) { to.backward_begins(); });
+  }
+  bool is_stale(std::size_t index) {
+    bool stale = true;
+    call([&](auto& to) { stale = to.is_stale(index); });
+    return stale;
   }
   bool last_micro_batch() {
     bool last = false;

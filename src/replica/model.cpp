@@ -61,16 +61,12 @@ void check_form(const char* what, const Tensor& tensor) {
     throw ModelError(fmt::format("{} '{}' has no memory", what, tensor.name));
 }
 
-void check_parameter(const Tensor& parameter, const Tensor& first) {
-  if (parameter.dtype != DType::float32 && parameter.dtype != DType::float64)
+void check_parameter(const Tensor& parameter) {
+  if (parameter.requires_grad && !session::element_of(parameter.dtype))
     throw ModelError(
-        fmt::format("parameter '{}' is {}; parameters must be float32 or float64, also for mixed precision: "
-                    "convert the model to float32, and set runners.autocast to bf16 to compute in bfloat16",
+        fmt::format("parameter '{}' is {} and requires a gradient; only float64, float32, float16, bfloat16, "
+                    "complex64 and complex128 can be trained: freeze it, or convert it",
                     parameter.name, name_of(parameter.dtype)));
-  if (parameter.dtype != first.dtype)
-    throw ModelError(fmt::format(
-        "parameter '{}' is {}, but '{}' is {}; all must have one dtype: convert the model to one of them",
-        parameter.name, name_of(parameter.dtype), first.name, name_of(first.dtype)));
 }
 
 /// Finds the parameters that lie within the memory of another one.
@@ -99,10 +95,11 @@ void find_shared(ModelTensors& model) {
       continue;
     }
     const auto& tensor = model.parameters[range.index];
-    if (range.end > owner->end || !is_dense(model.parameters[owner->index]))
+    if (range.end > owner->end || !is_dense(model.parameters[owner->index]) ||
+        tensor.dtype != model.parameters[owner->index].dtype)
       throw ModelError(
           fmt::format("parameters '{}' and '{}' overlap in memory, and neither lies within the other as a "
-                      "whole; give each its own memory (clone())",
+                      "whole and with one dtype; give each its own memory (clone())",
                       model.parameters[owner->index].name, tensor.name));
     auto& entry = model.manifest.tensors[range.index];
     entry.shares = static_cast<std::int64_t>(owner->index);
@@ -137,12 +134,10 @@ void copy_from(const Tensor& to, const std::byte* from) {
 /// shares another's memory.
 template <class Body>
 void for_shared(const session::HostView& host, const session::Manifest& manifest, Body&& body) {
-  const auto element = host.session().header().element;
-  const auto bytes = session::bytes_of(element);
-  const auto places = places_of(host.parameters(), element, manifest);
+  const auto places = places_of(host.parameters(), manifest);
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
     const auto& entry = manifest.tensors[i];
-    if (entry.shares >= 0) body(host.parameters() + entry.first * bytes, places[i], entry, bytes);
+    if (entry.shares >= 0) body(host.parameters() + entry.offset, places[i], entry, size_of(entry.dtype));
   }
 }
 
@@ -161,11 +156,12 @@ std::vector<std::int64_t> dense_strides(std::span<const std::int64_t> shape) {
 ModelTensors tensors_of(const Description& description) {
   if (description.parameters.empty()) throw ModelError("the model has no parameters");
   ModelTensors out;
+  out.has_values = description.has_values;
   std::map<std::uintptr_t, std::size_t> seen;
   Names parameter_names, buffer_names;
   for (const auto& parameter : description.parameters) {
     check_form("parameter", parameter);
-    check_parameter(parameter, description.parameters.front());
+    check_parameter(parameter);
     parameter_names.add("parameter", parameter);
     const auto [at, is_new] = seen.emplace(parameter.identity, out.parameters.size());
     if (!is_new) {
@@ -176,12 +172,13 @@ ModelTensors tensors_of(const Description& description) {
     out.manifest.tensors.push_back({.name = parameter.name,
                                     .aliases = {},
                                     .shape = parameter.shape,
-                                    .first = 0,
+                                    .dtype = parameter.dtype,
+                                    .runner_dtype = parameter.dtype,
+                                    .rounds = parameter.rounds,
                                     .count = static_cast<std::uint64_t>(count_of(parameter)),
                                     .group = group_of(parameter)});
   }
-  const bool is_float = description.parameters.front().dtype == DType::float32;
-  out.element = is_float ? session::Element::f32 : session::Element::f64;
+  out.manifest.set_precision({});
   find_shared(out);
   seen.clear();
   for (const auto& buffer : description.buffers) {
@@ -205,10 +202,8 @@ ModelTensors tensors_of(const Description& description) {
   return out;
 }
 
-void check_same(const ModelTensors& model, const session::Session& session,
-                const session::Manifest& manifest) {
+void check_same(const ModelTensors& model, const session::Manifest& manifest) {
   constexpr const char* why = "its factory is not deterministic";
-  const auto master = session::dtype_of(session.header().element);
   if (model.parameters.size() != manifest.tensors.size())
     throw ModelError(fmt::format("the model built here has {} parameters, but the master has {}: {}",
                                  model.parameters.size(), manifest.tensors.size(), why));
@@ -222,30 +217,29 @@ void check_same(const ModelTensors& model, const session::Session& session,
                                  text_of(here.dtype, here.shape), name, text_of(dtype, shape), why));
   };
   for (std::size_t i = 0; i < model.parameters.size(); ++i)
-    check("parameter", i, model.parameters[i], manifest.tensors[i].name, master, manifest.tensors[i].shape);
+    check("parameter", i, model.parameters[i], manifest.tensors[i].name, manifest.tensors[i].dtype,
+          manifest.tensors[i].shape);
   for (std::size_t i = 0; i < model.buffers.size(); ++i)
     check("buffer", i, model.buffers[i], manifest.buffers[i].name, manifest.buffers[i].dtype,
           manifest.buffers[i].shape);
 }
 
-std::vector<Place> places_of(std::byte* parameters, session::Element element,
-                             const session::Manifest& manifest) {
-  const auto bytes = session::bytes_of(element);
+std::vector<Place> places_of(std::byte* parameters, const session::Manifest& manifest) {
   std::vector<Place> places;
   for (const auto& entry : manifest.tensors) {
     if (entry.shares < 0) {
-      places.push_back({parameters + entry.first * bytes, dense_strides(entry.shape)});
+      places.push_back({parameters + entry.offset, dense_strides(entry.shape)});
       continue;
     }
-    const auto first = manifest.tensors[static_cast<std::size_t>(entry.shares)].first + entry.shared_offset;
-    places.push_back({parameters + first * bytes, entry.strides});
+    const auto& owner = manifest.tensors[static_cast<std::size_t>(entry.shares)];
+    places.push_back({parameters + owner.offset + entry.shared_offset * size_of(owner.dtype), entry.strides});
   }
   return places;
 }
 
 void store_initial(const ModelTensors& model, session::Session& session, const session::Manifest& manifest) {
-  const auto places = places_of(session.parameters(), model.element, manifest);
-  for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+  const auto places = places_of(session.parameters(), manifest);
+  for (std::size_t i = 0; model.has_values && i < model.parameters.size(); ++i) {
     const auto& parameter = model.parameters[i];
     copy_strided(places[i].data, places[i].strides, parameter.data, parameter.strides, parameter.shape,
                  size_of(parameter.dtype));

@@ -12,28 +12,26 @@
 namespace accelmgr::replica {
 
 struct ModelTensors {
-  session::Element element = session::Element::f32;
   std::vector<Tensor> parameters;  ///< In the order of manifest.tensors.
   std::vector<Tensor> buffers;     ///< In the order of manifest.buffers.
+  bool has_values = true;          ///< As in Description.
   session::Manifest manifest;      ///< Tensors and buffers; offsets are not set yet.
 };
 
 /// Lists each tensor once. One that occurs several times (tied weights) has its first name; the others are
 /// aliases. Different parameters over the same memory (tied by storage) share memory in the master too, and
-/// each has its own gradient. Throws ModelError if there are no parameters, if they are not all float32 or
-/// all float64, if two tensors have one name, or if parameters overlap in part.
+/// each has its own gradient. Throws ModelError if there are no parameters, if one has a dtype that cannot be
+/// trained and is not frozen, if two tensors have one name, or if parameters overlap in part.
 ModelTensors tensors_of(const Description& description);
 
 /// Throws ModelError unless the model is the one that the session's manifest describes.
-void check_same(const ModelTensors& model, const session::Session& session,
-                const session::Manifest& manifest);
+void check_same(const ModelTensors& model, const session::Manifest& manifest);
 
 /// The place of each parameter of the manifest, where the master's parameters begin at `parameters`.
-std::vector<Place> places_of(std::byte* parameters, session::Element element,
-                             const session::Manifest& manifest);
+std::vector<Place> places_of(std::byte* parameters, const session::Manifest& manifest);
 
-/// Copies the model's values into the master's parameters and into state copy 0: buffers of every rank, and
-/// of the result. Call it before runners start.
+/// Copies the model's values into the master's parameters, if it has them, and into state copy 0: buffers of
+/// every rank, and of the result. Call it before runners start.
 void store_initial(const ModelTensors& model, session::Session& session, const session::Manifest& manifest);
 
 /// Copy a model's working buffers to a copy of all buffers in the session, and back.

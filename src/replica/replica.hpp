@@ -25,6 +25,7 @@
 #include "accelmgr/config.hpp"
 #include "accelmgr/dtype.hpp"
 #include "session/manifest.hpp"
+#include "session/shards.hpp"
 
 namespace accelmgr::replica {
 
@@ -38,13 +39,15 @@ struct Tensor {
   std::uintptr_t identity = 0;          ///< Entries with the same value are one tensor under several names.
   bool requires_grad = true;            ///< For parameters only.
   bool persistent = true;               ///< For buffers only: part of the state dict.
+  bool rounds = true;  ///< For parameters only: `runners.parameters: bf16` is for this one, too.
 };
 
-/// The tensors of a model, in its order. A tensor with several names has an entry for each. Parameters are
-/// all float32 or all float64.
+/// The tensors of a model, in its order. A tensor with several names has an entry for each. Parameters that
+/// require gradients are float64, float32, float16, bfloat16, complex64 or complex128; others have any dtype.
 struct Description {
   std::vector<Tensor> parameters{};
   std::vector<Tensor> buffers{};
+  bool has_values = true;  ///< false: the memory of parameters has none; the host has them.
 };
 
 /// A field of a micro-batch, row-major; dimension 0 is the batch. Its memory belongs to the queue: a replica
@@ -61,7 +64,7 @@ struct Field {
 class Sink {
  public:
   virtual ~Sink() = default;
-  /// Takes a gradient of parameter `index` of the manifest: dense, row-major, in the parameters' dtype. The
+  /// Takes a gradient of parameter `index` of the manifest: dense, row-major, in the parameter's dtype. The
   /// first one in an attempt is stored, further ones are added. The gradient is copied before it returns.
   virtual void capture(std::size_t index, const void* gradient) = 0;
 
@@ -77,11 +80,19 @@ class Sink {
   /// The gradient of parameter `index` is in its place.
   virtual void arrived(std::size_t) {}
 
-  /// The devices of `team` have summed up their gradients, and this is a shard of the sum that this rank has
-  /// of it (session/shards.hpp): `count` elements of the flat master from `first` on, in the parameters'
-  /// dtype. `sums` is their place, if slab() is not empty; otherwise they are copied. In such an attempt all
-  /// ranks of the team give all their shards, and nothing by capture() or arrived().
-  virtual void shard(session::RankMask, std::uint64_t, std::uint64_t, const void*) {}
+  /// Whether parameter `index` may have a gradient in this attempt: it was not frozen at the start, or was
+  /// unfrozen since. All ranks of an attempt have the same answer.
+  virtual bool is_trained(std::size_t) { return true; }
+
+  /// Whether load_parameters() is to bring parameter `index` again: not one that is frozen and was not
+  /// written. All ranks of a team have the same answer.
+  virtual bool is_stale(std::size_t) { return true; }
+
+  /// The devices of `team` have summed up their gradients, and these bytes are a shard of the sum that this
+  /// rank has of it, as session::ShardPlan places it. They are in their place, if slab() is not empty;
+  /// otherwise they are copied. In such an attempt all ranks of the team give all their shards, and nothing
+  /// by capture() or arrived().
+  virtual void shard(session::RankMask, session::Bytes, const std::byte*) {}
 
   /// The forward pass of a micro-batch is done; its backward pass begins.
   virtual void backward_begins() = 0;
@@ -155,7 +166,8 @@ class Replica {
 
   /// Discards what an aborted attempt left.
   virtual void begin_attempt() = 0;
-  /// The host wrote parameters since the last attempt. A device may copy them asynchronously.
+  /// The host wrote parameters since the last attempt (Sink::is_stale()). A device may copy them
+  /// asynchronously.
   virtual void load_parameters() {}
   /// Runs forward and backward of one micro-batch, with the loss divided by `divisor`. May be asynchronous;
   /// reads no result back.

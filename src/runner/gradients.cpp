@@ -29,22 +29,21 @@ void Gradients::begin(std::uint64_t attempt) {
 }
 
 void Gradients::capture(std::size_t index, const void* gradient) {
-  auto* place = place_of(index);
-  const auto& header = runner_.session().header();
-  const session::ElementTypes types{header.element, header.slab_element};
+  const auto& entry = entry_of(index);
+  auto* place = runner_.slab() + entry.slab;
   const auto& kernels = session::best_kernels();
-  const auto count = entries_[index].count;
   keep(index, runner_.tags()[index].load(std::memory_order_relaxed) == attempt_
-                  ? kernels.capture_add(place, gradient, count, types)
-                  : kernels.capture_copy(place, gradient, count, types, non_temporal_from(header)));
+                  ? kernels.capture_add(place, gradient, entry.elements(), entry.types)
+                  : kernels.capture_copy(place, gradient, entry.elements(), entry.types,
+                                         non_temporal_from(runner_.session().header())));
 }
 
 void Gradients::arrived(std::size_t index) {
-  const auto* place = place_of(index);
-  const auto& entry = entries_[index];
+  const auto& entry = entry_of(index);
   if (runner_.tags()[index].load(std::memory_order_relaxed) == attempt_)
     throw ModelError(fmt::format("the gradient of '{}' was handed over twice by a device", entry.name));
-  keep(index, session::best_kernels().finite(place, entry.count, runner_.session().header().element));
+  keep(index,
+       session::best_kernels().finite(runner_.slab() + entry.slab, entry.elements(), entry.types.slab));
 }
 
 void Gradients::keep(std::size_t index, bool finite) {
@@ -58,42 +57,54 @@ void Gradients::note_nonfinite(std::size_t index) {
 }
 
 // Shards need no tags: a team has a value for every element.
-void Gradients::shard(std::uint64_t first, std::uint64_t count, const void* sums) {
-  const auto& header = runner_.session().header();
-  const session::ElementTypes types{header.element, header.slab_element};
-  if (first > header.elements || count > header.elements - first)
-    throw ModelError(fmt::format("a shard of {} gradients from number {} on was passed, but the model has {}",
-                                 count, first, header.elements));
-  auto* place = runner_.slab() + first * session::slab_bytes_of(types);
+void Gradients::shard(const session::Bytes& shard, const std::byte* sums) {
+  if (shard.end < shard.first || shard.end > plan_.bytes())
+    throw ModelError(fmt::format("a shard of the bytes {} to {} was passed, but the gradients have {}",
+                                 shard.first, shard.end, plan_.bytes()));
   const auto& kernels = session::best_kernels();
-  const bool finite = sums == place
-                          ? kernels.finite(place, count, header.element)
-                          : kernels.capture_copy(place, sums, count, types, non_temporal_from(header));
-  base::fault_point(base::FaultPhase::gradient_capture);
-  if (finite) return;
-  const auto bytes = session::bytes_of(header.element);
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const auto begin = std::max(first, entries_[i].first);
-    const auto end = std::min(first + count, entries_[i].first + entries_[i].count);
-    if (begin >= end) continue;
-    const auto* values = static_cast<const std::byte*>(sums) + (begin - first) * bytes;
-    if (!kernels.finite(values, end - begin, header.element)) note_nonfinite(i);
+    const auto& entry = entries_[i];
+    const auto place = plan_.place(i);
+    const auto each = session::bytes_of(entry.types.gradient);
+    const auto begin = std::max(shard.first, place);
+    const auto end = std::min(shard.end, place + entry.elements() * each);
+    if (begin >= end || !entry.has_room()) continue;
+    const auto* values = sums + (begin - shard.first);
+    auto* to = runner_.slab() + entry.slab + (begin - place) / each * session::bytes_of(entry.types.slab);
+    const auto count = (end - begin) / each;
+    const bool finite = values == to ? kernels.finite(values, count, entry.types.slab)
+                                     : kernels.capture_copy(to, values, count, entry.types,
+                                                            non_temporal_from(runner_.session().header()));
+    if (!finite) note_nonfinite(i);
   }
+  base::fault_point(base::FaultPhase::gradient_capture);
 }
 
-std::byte* Gradients::place_of(std::size_t index) const {
+bool Gradients::is_trained(std::size_t index) const noexcept {
+  return entries_[index].group != session::Group::frozen ||
+         runner_.session().unfrozen()[index].load(std::memory_order_relaxed) != 0;
+}
+
+const session::TensorEntry& Gradients::entry_of(std::size_t index) const {
   if (index >= entries_.size())
     throw ModelError(fmt::format("a gradient was passed for parameter {}, but the model has {} parameters",
                                  index, entries_.size()));
-  const auto& header = runner_.session().header();
-  return runner_.slab() +
-         entries_[index].first * session::slab_bytes_of({header.element, header.slab_element});
+  const auto& entry = entries_[index];
+  if (!entry.has_room())
+    throw ModelError(
+        fmt::format("a gradient was passed for parameter '{}', which is {} and cannot be trained", entry.name,
+                    name_of(entry.dtype)));
+  return entry;
 }
 
+std::byte* Gradients::place_of(std::size_t index) const { return runner_.slab() + entry_of(index).slab; }
+
 std::span<std::byte> Gradients::slab() const noexcept {
-  const auto& header = runner_.session().header();
-  if (header.slab_element != session::SlabElement::same) return {};
-  return {runner_.slab(), header.elements * session::bytes_of(header.element)};
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    if (const auto& entry = entries_[i];
+        entry.has_room() && (entry.types.slab != entry.types.gradient || entry.slab != plan_.place(i)))
+      return {};
+  return {runner_.slab(), runner_.session().header().bytes.slab};
 }
 
 std::vector<std::string> Gradients::nonfinite() const {

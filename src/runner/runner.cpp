@@ -80,8 +80,11 @@ Runner::Runner(const Config& config, const session::RunnerView& runner, int life
   replica_ = replica::make_replica(config, replica::Role::runner(rank_));
   record_.model_ns.store(static_cast<std::uint64_t>(base::now_ns() - begin));
   base::in_user_code<ModelError>(fmt::format("model '{}'", config.model.kind), [&] {
-    replica::check_same(replica::tensors_of(replica_->describe()), session_, manifest_);
-    replica_->bind(manifest_, replica::places_of(view_.parameters(), session_.header().element, manifest_),
+    replica::check_same(replica::tensors_of(replica_->describe()), manifest_);
+    if (config.runners.parameters == RunnerParameters::bf16) rounded_parameters_.emplace(view_, manifest_);
+    replica_->bind(manifest_,
+                   rounded_parameters_ ? rounded_parameters_->places()
+                                       : replica::places_of(view_.parameters(), manifest_),
                    *this);
     team_part_.emplace(config, view_, *replica_, static_cast<replica::Sink&>(*this));
   });
@@ -305,13 +308,21 @@ void Runner::micro_batch(Batches::Filled filled) {
   ++ballot_.micro_batches;
 }
 
+void Runner::load_parameters() {
+  const auto frozen = session_.control().frozen_version.load();
+  frozen_are_stale_ = parameter_version_ == unknown_version || frozen_version_ != frozen;
+  frozen_version_ = frozen;
+  if (rounded_parameters_) rounded_parameters_->load([this](std::size_t i) { return is_stale(i); });
+  replica_->load_parameters();
+}
+
 void Runner::compute() {
   const auto& control = session_.control();
   base::fault_point(FaultPhase::load_parameters);
   ballot_.parameter_version = control.parameter_version.load();
   if (ballot_.parameter_version != control.request.parameter_version)
     throw AttemptRefused{Reason::parameters_changed, "the parameters were written while the step began"};
-  if (parameter_version_ != ballot_.parameter_version) replica_->load_parameters();
+  if (parameter_version_ != ballot_.parameter_version) load_parameters();
   parameter_version_ = ballot_.parameter_version;
   const auto begin = base::now_ns();
   const auto share = control.request.shares.of[rank_];

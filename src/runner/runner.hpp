@@ -13,6 +13,7 @@
 #include "replica/replica.hpp"
 #include "runner/batches.hpp"
 #include "runner/gradients.hpp"
+#include "runner/rounded_parameters.hpp"
 #include "runner/team_part.hpp"
 #include "runner/write_guard.hpp"
 #include "session/manifest.hpp"
@@ -40,8 +41,10 @@ class Runner final : private replica::Sink {
   std::span<std::byte> slab() override { return gradients_.slab(); }
   std::byte* place_of(std::size_t index) override { return gradients_.place_of(index); }
   void arrived(std::size_t index) override { gradients_.arrived(index); }
-  void shard(session::RankMask team, std::uint64_t first, std::uint64_t count, const void* sums) override {
-    gradients_.shard(first, count, sums);
+  bool is_trained(std::size_t index) override { return gradients_.is_trained(index); }
+  bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
+  void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {
+    gradients_.shard(shard, sums);
     ballot_.team = team;
   }
   void backward_begins() override;
@@ -49,6 +52,7 @@ class Runner final : private replica::Sink {
   bool wanted() override;
 
   void attempt(std::uint64_t number);
+  void load_parameters();
   void compute();
   void skip();
   void micro_batch(Batches::Filled filled);
@@ -86,6 +90,7 @@ class Runner final : private replica::Sink {
   Batches batches_;
   Gradients gradients_;
   session::Reduction reduction_;
+  std::optional<RoundedParameters> rounded_parameters_;
   std::unique_ptr<replica::Replica> replica_;
   std::optional<WriteGuard> write_guard_;
   std::optional<TeamPart> team_part_;  ///< Set by the constructor.
@@ -94,8 +99,10 @@ class Runner final : private replica::Sink {
   session::RankMask populated_ = 0;   ///< Ranks whose slabs have their pages present in this process.
   std::uint64_t buffer_version_ = 0;  ///< The version of the buffers that was loaded last.
   std::uint64_t parameter_version_ = unknown_version;  ///< The version that the replica loaded last.
-  bool last_micro_batch_ = false;                      ///< No micro-batch follows the one that runs.
-  bool left_ = false;  ///< wanted() has told the replica to leave the attempt.
+  std::uint64_t frozen_version_ = 0;                   ///< The same of those that are frozen.
+  bool frozen_are_stale_ = true;
+  bool last_micro_batch_ = false;  ///< No micro-batch follows the one that runs.
+  bool left_ = false;              ///< wanted() has told the replica to leave the attempt.
   bool told_of_scalars_ = false;
 };
 

@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 #include "accelmgr/errors.hpp"
 #include "ipc/memory.hpp"
@@ -19,7 +21,8 @@
 namespace accelmgr::runner {
 namespace {
 
-constexpr double most_rounding = 1e-4;  // Of a parameter that was put back, relative to its largest element.
+// Of a parameter that was put back, relative to its largest element: two units in the last place of 16 bits.
+constexpr double most_rounding = 1e-4, most_bfloat16_rounding = 1.0 / 64, most_float16_rounding = 1.0 / 512;
 
 struct Region {
   std::byte* begin = nullptr;
@@ -63,32 +66,66 @@ void on_fault(int signal_number, siginfo_t* info, void*) {
   _exit(exit_failed);
 }
 
+float as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+struct Bfloat16 {
+  std::uint16_t bits;
+  explicit operator double() const { return as_float(std::uint32_t{bits} << 16); }
+};
+struct Float16 {
+  std::uint16_t bits;
+  explicit operator double() const {
+    const double sign = (bits & 0x8000u) != 0 ? -1 : 1, fraction = bits & 0x3ffu;
+    const int exponent = bits >> 10 & 0x1f;
+    if (exponent == 0x1f) return fraction == 0 ? sign * HUGE_VAL : std::nan("");
+    return exponent == 0 ? sign * std::ldexp(fraction, -24)
+                         : sign * std::ldexp(fraction + 1024, exponent - 25);
+  }
+};
+
 /// Whether the elements differ by more than rounding.
 template <class T>
-bool moved(const std::byte* now, const std::byte* before, std::uint64_t count) {
+bool moved(const std::byte* now, const std::byte* before, std::uint64_t count,
+           double rounding = most_rounding) {
   const auto* one = reinterpret_cast<const T*>(now);
   const auto* other = reinterpret_cast<const T*>(before);
   double largest = 0, difference = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
-    if (std::isnan(one[i]) != std::isnan(other[i])) return true;
-    if (one[i] == other[i] || std::isnan(one[i])) continue;  // Also two infinities.
-    difference = std::max(difference, std::abs(double(one[i]) - double(other[i])));
+    const auto here = double(one[i]), there = double(other[i]);
+    if (std::isnan(here) != std::isnan(there)) return true;
+    if (here == there || std::isnan(here)) continue;  // Also two infinities.
+    difference = std::max(difference, std::abs(here - there));
   }
   if (difference == 0) return false;
   for (std::uint64_t i = 0; i < count; ++i)
-    if (std::isfinite(other[i])) largest = std::max(largest, std::abs(double(other[i])));
-  return difference > most_rounding * largest;
+    if (std::isfinite(double(other[i]))) largest = std::max(largest, std::abs(double(other[i])));
+  return difference > rounding * largest;
+}
+
+bool moved(const session::TensorEntry& tensor, const std::byte* now, const std::byte* before) {
+  const auto count = tensor.elements();
+  switch (session::element_of(tensor.dtype).value_or(session::Element::f32)) {
+    case session::Element::f64:
+      return moved<double>(now, before, count);
+    case session::Element::bf16:
+      return moved<Bfloat16>(now, before, count, most_bfloat16_rounding);
+    case session::Element::f16:
+      return moved<Float16>(now, before, count, most_float16_rounding);
+    case session::Element::f32:
+      break;
+  }
+  if (!session::element_of(tensor.dtype)) return std::memcmp(now, before, tensor.bytes()) != 0;
+  return moved<float>(now, before, count);
 }
 
 }  // namespace
 
 WriteGuard::WriteGuard(const session::RunnerView& runner, const session::Manifest& manifest)
-    : runner_(runner), manifest_(manifest) {
+    : manifest_(manifest) {
   constexpr std::size_t page = 4096;
   const auto& session = runner.session();
   guarded = &runner;
   region = {.begin = runner.parameters(),
-            .bytes = (session.master_bytes() + page - 1) / page * page,
+            .bytes = (session.header().bytes.parameters + page - 1) / page * page,
             .fd = session.fds().front(),
             .offset = static_cast<off_t>(session.parameters_offset())};
   const stack_t stack{.ss_sp = handler_stack, .ss_flags = 0, .ss_size = sizeof handler_stack};
@@ -112,16 +149,10 @@ void WriteGuard::check() {
   if (pages.load() == of_master) return;
   const ipc::Mapping master(region.fd, static_cast<std::uint64_t>(region.offset), region.bytes,
                             ipc::Access::read);
-  const auto element = runner_.session().header().element;
-  const auto bytes = session::bytes_of(element);
   std::string name;
-  for (const auto& tensor : manifest_.tensors) {
-    const auto* now = region.begin + tensor.first * bytes;
-    const auto* before = master.data() + tensor.first * bytes;
-    const bool is_moved = element == session::Element::f32 ? moved<float>(now, before, tensor.count)
-                                                           : moved<double>(now, before, tensor.count);
-    if (is_moved && name.empty()) name = tensor.name;
-  }
+  for (const auto& tensor : manifest_.tensors)
+    if (name.empty() && moved(tensor, region.begin + tensor.offset, master.data() + tensor.offset))
+      name = tensor.name;
   begin();
   if (!name.empty())
     throw ModelError(fmt::format(

@@ -23,7 +23,6 @@ class WriteGuard {
   void check();
 
  private:
-  const session::RunnerView& runner_;
   const session::Manifest& manifest_;
 };
 

@@ -130,8 +130,7 @@ void add_service(Text& text, Service& service) {
   text.family("accelmgr_parameter_version", "gauge", "Grows with every update; odd while one is written.");
   text.sample(double(session.control().parameter_version.load()));
   text.family("accelmgr_session_bytes", "gauge", "Shared memory of the session.");
-  text.sample(
-      double(session::session_bytes(session.header(), __builtin_popcount(session.control().team.load()))));
+  text.sample(double(session.used_bytes(__builtin_popcount(session.control().team.load()))));
 }
 
 /// Of processes that have ended, there is none.

@@ -169,9 +169,7 @@ constexpr Field<Now> status_fields[] = {
     {"parameter_version", R"({"type": "integer"})",
      [](const Now& of) -> json { return of.control.parameter_version.load(); }},
     {"session_bytes", R"({"type": "integer"})",
-     [](const Now& of) -> json {
-       return session::session_bytes(of.session.header(), __builtin_popcount(of.control.team.load()));
-     }},
+     [](const Now& of) -> json { return of.session.used_bytes(__builtin_popcount(of.control.team.load())); }},
     {"checkpoint_directory", R"({"type": ["string", "null"]})",
      [](const Now& of) -> json { return text_or_null(config_of(of).checkpoint.directory); }},
     {"max_runners", R"({"type": "integer", "description": "The service can be resized up to it"})",

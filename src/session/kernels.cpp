@@ -6,7 +6,7 @@ namespace accelmgr::session {
 namespace {
 
 static_assert(static_cast<int>(Element::f32) == 0 && static_cast<int>(Element::f64) == 1);
-static_assert(static_cast<int>(SlabElement::same) == 0 && static_cast<int>(SlabElement::bf16) == 1);
+static_assert(static_cast<int>(Element::bf16) == 2 && static_cast<int>(Element::f16) == 3);
 
 const auto& variants() noexcept {
   static const base::simd::Variants<Kernels> all{portable_kernels, avx2_kernels, avx512_kernels};

@@ -16,11 +16,11 @@ struct KernelTable {
   using GradientCapture = bool (*)(void* slab, const void* gradient, std::size_t count,
                                    CaptureMode how) noexcept;
 
-  // [master: f32, f64][slab: same, bf16]
-  Reduce reduce[2][2];
-  GradientCapture capture[2][2];
-  // [element of the slab: f32, f64]
-  bool (*finite[2])(const void* values, std::size_t count) noexcept;
+  // By Element: f32, f64, bf16, f16. Null for pairs that do not occur.
+  Reduce reduce[4][4];            ///< [master][slab]
+  GradientCapture capture[4][4];  ///< [gradient][slab]
+  bool (*finite[4])(const void* values, std::size_t count) noexcept;
+  void (*round_to_bf16)(void* to, const void* from, std::size_t count) noexcept;
   void (*save)(void* image, const void* chunk, std::size_t bytes) noexcept;
   void (*zero_non_temporal)(void* begin, std::size_t bytes) noexcept;
 };

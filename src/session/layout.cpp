@@ -84,9 +84,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.layout_version = layout_version;
   header.fingerprint = build_fingerprint();
   header.ranks = static_cast<std::uint32_t>(extent.ranks);
-  header.element = extent.element;
-  header.slab_element = extent.slab_element;
-  header.elements = extent.elements;
+  header.bytes = extent.bytes;
   header.tensors = extent.tensors;
   header.has_snapshot = extent.has_snapshot ? 1 : 0;
   header.buffer_bytes = align_up(extent.buffer_bytes, region_alignment);
@@ -95,7 +93,6 @@ void plan_layout(const Extent& extent, Header& header) {
   header.slot_bytes = align_up(extent.slot_bytes, region_alignment);
   header.batch_size = extent.batch_size;
   const std::uint64_t ranks = header.ranks;
-  const std::uint64_t master_bytes = extent.elements * bytes_of(extent.element);
 
   std::uint64_t at = 0;
   auto region = [&at](std::uint64_t bytes, std::uint64_t alignment) {
@@ -111,6 +108,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.history = region(sizeof(StepHistory), region_alignment);
   header.manifest_bytes = extent.manifest_bytes;
   header.manifest = region(extent.manifest_bytes, 4096);
+  header.unfrozen = region(extent.tensors * sizeof(std::uint32_t), region_alignment);
   header.copy_bytes = align_up(sizeof(Counters), region_alignment) +
                       ranks * (generator_bytes + header.buffer_bytes) + header.buffer_bytes;
   header.copies = region(2 * header.copy_bytes, region_alignment);
@@ -120,25 +118,21 @@ void plan_layout(const Extent& extent, Header& header) {
                        header.slots * header.slot_bytes + queue_guard_bytes;
   header.queues = region(ranks * header.queue_bytes, 4096);
   header.spans = region(span_rings(extent.ranks) * sizeof(SpanRing), region_alignment);
-  header.parameters = region(master_bytes, big_region_alignment);
-  header.gradients = region(master_bytes, big_region_alignment);
-  header.snapshot = extent.has_snapshot ? region(master_bytes, big_region_alignment) : 0;
+  header.parameters = region(extent.bytes.parameters, big_region_alignment);
+  header.snapshot = extent.has_snapshot ? region(extent.bytes.parameters, big_region_alignment) : 0;
+  header.gradients = region(extent.bytes.gradient_room, big_region_alignment);
   header.total_bytes = align_up(at, 4096);
 
-  const std::uint64_t slab_element_bytes =
-      extent.slab_element == SlabElement::bf16 ? 2 : bytes_of(extent.element);
-  const bool big = extent.elements * slab_element_bytes >= big_region_alignment;
+  const bool big = extent.bytes.slab >= big_region_alignment;
   header.slab_data_offset =
       align_up(extent.tensors * sizeof(std::uint64_t), big ? big_region_alignment : 4096);
-  header.slab_bytes = align_up(header.slab_data_offset + extent.elements * slab_element_bytes, 4096);
+  header.slab_bytes = align_up(header.slab_data_offset + extent.bytes.slab_room, 4096);
 }
 
 void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan) {
   // Each size is read once: a process that writes there meanwhile cannot change what was checked.
   Extent extent{.ranks = static_cast<int>(header.ranks),
-                .element = header.element,
-                .slab_element = header.slab_element,
-                .elements = header.elements,
+                .bytes = header.bytes,
                 .tensors = header.tensors,
                 .has_snapshot = header.has_snapshot != 0,
                 .buffer_bytes = header.buffer_bytes,
@@ -154,18 +148,21 @@ void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan)
   };
   const auto ranks = static_cast<std::uint64_t>(extent.ranks);
   check(extent.ranks >= 1 && extent.ranks <= max_ranks, "ranks", ranks, fmt::format("1 to {}", max_ranks));
-  const auto element = static_cast<std::uint64_t>(extent.element);
-  check(element <= static_cast<std::uint64_t>(Element::f64), "element", element, "0 or 1");
-  const auto slab_element = static_cast<std::uint64_t>(extent.slab_element);
-  check(slab_element <= static_cast<std::uint64_t>(SlabElement::bf16), "slab_element", slab_element,
-        "0 or 1");
   check(extent.slots == 0 || extent.batch_size > 0, "batch_size", extent.batch_size, "1 or more");
   // With these bounds no sum or product of the plan overflows, because a mapped memfd has less than 2^56
   // bytes.
   const auto fits = [&](const char* field, std::uint64_t value) {
     check(value <= bytes, field, value, fmt::format("at most the {} bytes of the session", bytes));
   };
-  fits("elements", extent.elements);
+  fits("bytes.parameters", extent.bytes.parameters);
+  fits("bytes.gradient_room", extent.bytes.gradient_room);
+  check(extent.bytes.gradients <= extent.bytes.gradient_room, "bytes.gradients", extent.bytes.gradients,
+        fmt::format("at most bytes.gradient_room, {}", extent.bytes.gradient_room));
+  // A slab has at most the element size of the gradients.
+  check(extent.bytes.slab_room <= extent.bytes.gradient_room, "bytes.slab_room", extent.bytes.slab_room,
+        fmt::format("at most bytes.gradient_room, {}", extent.bytes.gradient_room));
+  check(extent.bytes.slab <= extent.bytes.slab_room, "bytes.slab", extent.bytes.slab,
+        fmt::format("at most bytes.slab_room, {}", extent.bytes.slab_room));
   fits("buffer_bytes", extent.buffer_bytes);
   fits("manifest_bytes", extent.manifest_bytes);
   fits("slot_bytes", extent.slot_bytes);
@@ -181,14 +178,15 @@ void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan)
   if (std::memcmp(stated + skipped, planned + skipped, sizeof plan - skipped) != 0)
     throw SessionError(
         fmt::format("the header of the session contradicts itself: its offsets are not those of a session of "
-                    "{} ranks, {} elements, {} tensors and {} slots of {} bytes",
-                    ranks, extent.elements, extent.tensors, extent.slots, extent.slot_bytes));
+                    "{} ranks, {} bytes of parameters, {} tensors and {} slots of {} bytes",
+                    ranks, extent.bytes.parameters, extent.tensors, extent.slots, extent.slot_bytes));
   if (plan.total_bytes != bytes)
     throw SessionError(fmt::format("the session has {} bytes; its header says {}", bytes, plan.total_bytes));
 }
 
 std::uint64_t session_bytes(const Header& header, int ranks) {
-  return header.total_bytes + static_cast<std::uint64_t>(ranks) * header.slab_bytes;
+  return header.gradients + header.bytes.gradients +
+         static_cast<std::uint64_t>(ranks) * (header.slab_data_offset + header.bytes.slab);
 }
 
 std::uint64_t build_fingerprint() noexcept {

@@ -4,19 +4,20 @@
 //   session memfd (offsets in Header, regions 64-byte aligned, the big ones 2 MiB)
 //   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+
 //   | Header | Control | RankRecord | Sharding | Incident  | Step    | manifest | state copies   | undo | queues | SpanRing   | parameters | gradients |
-//   |        |         | [24]       |          | [4]       | History |          | x2             |      |        | [ranks + 4]|            |           |
+//   |        |         | [24]       |          | [4]       | History | unfrozen | x2             |      |        | [ranks + 4]| (snapshot) |    (room) |
 //   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+
 //                                                                    per copy: Counters, per rank: generator, buffers; result buffers
 //   slab memfd, one per rank, allocated when the rank is first wanted
 //   +---------------+-----------------------------+
-//   | tag[tensors]  | gradients in the slab dtype |
+//   | tag[tensors]  | gradients            (room) |
 //   +---------------+-----------------------------+
 // clang-format on
 //
-// Parameters, gradients and slabs have the same order of elements. Each tensor begins at a multiple of 64
-// bytes of the master's dtype; the gaps are always zero. Every structure has one writer, which writes it
-// through its view (views.hpp). The manager's main thread initializes all of them before other processes map
-// the session.
+// Parameters, gradients and slabs have the same order of tensors (Manifest::place_tensors()); the gaps
+// between them are always zero. Parameters that are frozen at the start come last. There is room for the
+// gradients of those that can be trained, which takes no memory until they are unfrozen. Every structure has
+// one writer, which writes it through its view (views.hpp). The manager's main thread initializes all of them
+// before other processes map the session.
 #pragma once
 
 #include <array>
@@ -32,7 +33,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 14;
+constexpr std::uint32_t layout_version = 15;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
@@ -49,11 +50,26 @@ constexpr int max_scalars = 16;
 constexpr std::size_t scalar_name_bytes = 48;
 constexpr std::size_t team_id_bytes = 128;  ///< NCCL's ids have so many.
 
-enum class Element : std::uint32_t { f32, f64 };
-enum class SlabElement : std::uint32_t { same, bf16 };
+/// As what gradients are stored and added. A complex number is two of them.
+enum class Element : std::uint32_t { f32, f64, bf16, f16 };
 
-constexpr std::size_t bytes_of(Element e) noexcept { return e == Element::f32 ? 4 : 8; }
-constexpr DType dtype_of(Element e) noexcept { return e == Element::f32 ? DType::float32 : DType::float64; }
+constexpr std::size_t bytes_of(Element e) noexcept {
+  return e == Element::f64 ? 8 : e == Element::f32 ? 4 : 2;
+}
+
+constexpr DType dtype_of(Element e) noexcept {
+  constexpr DType dtypes[]{DType::float32, DType::float64, DType::bfloat16, DType::float16};
+  return dtypes[static_cast<std::size_t>(e)];
+}
+
+/// Sizes that follow from the tensors of a model, in bytes.
+struct TensorBytes {
+  std::uint64_t parameters = 0;
+  std::uint64_t gradients = 0;            ///< Of the parameters that are trained from the start.
+  std::uint64_t gradient_room = 0;        ///< With the room for those that are frozen.
+  std::uint64_t slab = 0, slab_room = 0;  ///< The same in a slab.
+  bool operator==(const TensorBytes&) const = default;
+};
 
 /// Written by the manager before it starts runners; constant afterwards.
 struct Header {
@@ -61,10 +77,8 @@ struct Header {
   std::uint32_t layout_version;
   std::uint32_t ranks;
   std::uint64_t fingerprint;  ///< build_fingerprint(); another build cannot attach.
-  std::uint64_t total_bytes;
-  Element element;
-  SlabElement slab_element;
-  std::uint64_t elements;  ///< Elements of all parameters, gaps included.
+  std::uint64_t total_bytes;  ///< Size of the session memfd, with the room.
+  TensorBytes bytes;
   std::uint64_t tensors;
   std::uint64_t buffer_bytes;     ///< Bytes of one copy of all buffers.
   std::uint64_t slots;            ///< Slots of each queue.
@@ -72,11 +86,11 @@ struct Header {
   std::uint64_t keeps_last_step;  ///< 1: queues keep the batches of the last step (`data.keep_last_step`).
   std::uint64_t slot_bytes;
   std::uint64_t batch_size;        ///< A slot holds at most so many elements.
-  std::uint64_t slab_bytes;        ///< Size of each slab memfd.
+  std::uint64_t slab_bytes;        ///< Size of each slab memfd, with the room.
   std::uint64_t slab_data_offset;  ///< Offset of the gradients in a slab memfd.
   // Offsets of the regions, and sizes of some.
-  std::uint64_t control, records, sharding, incidents, history, manifest, manifest_bytes, copies, copy_bytes,
-      undo, queues, queue_bytes, spans, parameters, gradients, snapshot;
+  std::uint64_t control, records, sharding, incidents, history, manifest, manifest_bytes, unfrozen, copies,
+      copy_bytes, undo, queues, queue_bytes, spans, parameters, snapshot, gradients;
 };
 
 /// Why a runner refuses an attempt.
@@ -186,6 +200,8 @@ struct SharedControl {
 struct HostControl {
   alignas(64) Request request;
   alignas(64) std::atomic<std::uint64_t> parameter_version;  ///< Odd while parameters are being written.
+  /// Advanced before the attempt that follows a write of parameters that are frozen.
+  std::atomic<std::uint64_t> frozen_version;
   std::atomic<std::uint64_t> buffer_version;  ///< Advanced before and after the host writes valid copies of
                                               ///< buffers: odd while it does.
   /// The gradients in the master are those of the committed steps after this one.
@@ -197,7 +213,10 @@ struct HostControl {
   /// 1: the snapshot has the parameters as they were before the last write.
   std::atomic<std::uint32_t> snapshot_is_whole;
   std::atomic<std::uint64_t> snapshot_applied_step;  ///< `applied_step` of these parameters.
-  alignas(64) Assignment assignment;                 ///< To which ranks the loader should assign.
+  /// What the gradients of unfrozen parameters take beside TensorBytes::gradients, and in each slab beside
+  /// TensorBytes::slab.
+  std::atomic<std::uint64_t> unfrozen_bytes, unfrozen_slab_bytes;
+  alignas(64) Assignment assignment;       ///< To which ranks the loader should assign.
   std::atomic<std::uint64_t> assignments;  ///< Advanced after `assignment` has changed. It may change again
                                            ///< when the loader has followed (Sharding::follows).
 };
@@ -481,9 +500,7 @@ static_assert(std::atomic<Phase>::is_always_lock_free && std::atomic<RunnerState
 /// The sizes from which a session is planned.
 struct Extent {
   int ranks = 0;
-  Element element = Element::f32;
-  SlabElement slab_element = SlabElement::same;
-  std::uint64_t elements = 0;
+  TensorBytes bytes{};
   std::uint64_t tensors = 0;
   bool has_snapshot = false;
   std::uint64_t buffer_bytes = 0;
@@ -502,7 +519,7 @@ void plan_layout(const Extent& extent, Header& header);
 /// bit (`magic` apart) and the plan has `bytes` bytes.
 void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan);
 
-/// Bytes of a session with the slabs of `ranks` ranks.
+/// Bytes that a session with the slabs of `ranks` ranks takes while nothing is unfrozen.
 std::uint64_t session_bytes(const Header& header, int ranks);
 
 /// A hash over the layout version, the sizes of the structures and the compiler of this build.

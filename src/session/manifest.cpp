@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "accelmgr/errors.hpp"
 #include "base/fields.hpp"
@@ -24,8 +25,15 @@ std::string encode(const Manifest& manifest) {
     tensors.push_back({{"name", t.name},
                        {"aliases", t.aliases},
                        {"shape", t.shape},
-                       {"first", t.first},
+                       {"dtype", static_cast<std::uint32_t>(t.dtype)},
+                       {"runner_dtype", static_cast<std::uint32_t>(t.runner_dtype)},
+                       {"master", static_cast<std::uint32_t>(t.types.master)},
+                       {"slab_element", static_cast<std::uint32_t>(t.types.slab)},
+                       {"gradient_element", static_cast<std::uint32_t>(t.types.gradient)},
                        {"count", t.count},
+                       {"offset", t.offset},
+                       {"gradient", t.gradient},
+                       {"slab", t.slab},
                        {"group", static_cast<std::uint32_t>(t.group)},
                        {"shares", t.shares},
                        {"shared_offset", t.shared_offset},
@@ -52,8 +60,12 @@ std::string encode(const Manifest& manifest) {
 std::vector<std::int64_t> shape_of(const base::Fields& entry) {
   return entry.numbers<std::int64_t>("shape", 0);
 }
-DType dtype_of(const base::Fields& entry) {
-  return dtype_of_number(entry.number<std::uint64_t>("dtype", 0, dtype_count - 1));
+DType dtype_of(const base::Fields& entry, const char* field = "dtype") {
+  return dtype_of_number(entry.number<std::uint64_t>(field, 0, dtype_count - 1));
+}
+Element element_of(const base::Fields& entry, const char* field) {
+  return static_cast<Element>(
+      entry.number<std::uint32_t>(field, 0, static_cast<std::uint32_t>(Element::f16)));
 }
 
 Manifest decode(const std::string& text) {
@@ -65,8 +77,15 @@ Manifest decode(const std::string& text) {
     manifest.tensors.push_back({.name = e.text("name"),
                                 .aliases = e.texts("aliases"),
                                 .shape = shape_of(e),
-                                .first = e.number<std::uint64_t>("first"),
+                                .dtype = dtype_of(e),
+                                .runner_dtype = dtype_of(e, "runner_dtype"),
+                                .types = {.master = element_of(e, "master"),
+                                          .slab = element_of(e, "slab_element"),
+                                          .gradient = element_of(e, "gradient_element")},
                                 .count = e.number<std::uint64_t>("count"),
+                                .offset = e.number<std::uint64_t>("offset"),
+                                .gradient = e.number<std::uint64_t>("gradient"),
+                                .slab = e.number<std::uint64_t>("slab"),
                                 .group = static_cast<Group>(group),
                                 .shares = e.number<std::int64_t>("shares", -1),
                                 .shared_offset = e.number<std::uint64_t>("shared_offset"),
@@ -129,9 +148,24 @@ void check_shared(const Manifest& manifest, std::size_t index) {
         std::to_string(t.shape.size()));
   if (t.count == 0) return;
   const auto& of = manifest.tensors[owner];
+  check(of.dtype == t.dtype, "tensor", t.name, "dtype", static_cast<std::uint64_t>(t.dtype),
+        fmt::format("{}, that of '{}'", static_cast<int>(of.dtype), of.name));
   const auto end = end_of_view(t.shared_offset, t.shape, t.strides);
   check(end <= of.count, "tensor", t.name, "the end of its values", end,
         fmt::format("at most {}, the elements of '{}'", of.count, of.name));
+}
+
+/// Whether set_precision() may have set these types.
+bool is_possible(const TensorEntry& t) {
+  for (unsigned bits = 0; bits < 8; ++bits) {
+    Manifest one;
+    one.tensors.push_back(t);
+    one.set_precision({.bf16_runners = (bits & 1) != 0,
+                       .bf16_slabs = (bits & 2) != 0,
+                       .float32_gradients = (bits & 4) != 0});
+    if (one.tensors[0].types == t.types && one.tensors[0].runner_dtype == t.runner_dtype) return true;
+  }
+  return false;
 }
 
 void check_tensors(const Manifest& manifest, const Header& header) {
@@ -140,20 +174,39 @@ void check_tensors(const Manifest& manifest, const Header& header) {
     throw SessionError(
         fmt::format("{} lists {} tensors; the session has {}", what_it_is, count, header.tensors));
   auto placed = manifest;
-  const auto elements = placed.place_tensors(header.element);
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto& t = manifest.tensors[i];
+  for (const auto& t : manifest.tensors) {
     const auto of_shape = product(t.shape);
     check(t.count == of_shape, "tensor", t.name, "count", t.count, std::to_string(of_shape));
-    check(t.first == placed.tensors[i].first, "tensor", t.name, "first", t.first,
-          std::to_string(placed.tensors[i].first));
-    check(t.first <= header.elements && t.count <= header.elements - t.first, "tensor", t.name, "count",
-          t.count, fmt::format("small enough to end within the {} elements", header.elements));
+    check(t.count <= header.bytes.parameters / size_of(t.dtype), "tensor", t.name, "count", t.count,
+          fmt::format("small enough to end within the {} bytes of the parameters", header.bytes.parameters));
+    check(t.group == Group::frozen || session::element_of(t.dtype), "tensor", t.name, "dtype",
+          static_cast<std::uint64_t>(t.dtype), "one of which there are gradients");
+    // Without room for a gradient, this is about its dtype in runners.
+    check(is_possible(t), "tensor", t.name, "the types of its gradients",
+          static_cast<std::uint64_t>(t.types.master), "those of one of the precisions");
+  }
+  const auto bytes = placed.place_tensors();
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto& t = manifest.tensors[i];
+    const auto& right = placed.tensors[i];
+    for (const auto& [field, is, must] : {std::tuple{"offset", t.offset, right.offset},
+                                          {"gradient", t.gradient, right.gradient},
+                                          {"slab", t.slab, right.slab}})
+      check(is == must, "tensor", t.name, field, is, std::to_string(must));
+    // The sums of place_tensors() may have overflowed.
+    const auto fits = [](std::uint64_t first, std::uint64_t length, std::uint64_t room) {
+      return first <= room && length <= room - first;
+    };
+    check(fits(t.offset, t.bytes(), header.bytes.parameters) &&
+              (!t.has_room() || (fits(t.gradient, t.gradient_bytes(), header.bytes.gradient_room) &&
+                                 fits(t.slab, t.slab_bytes(), header.bytes.slab_room))),
+          "tensor", t.name, "count", t.count, "small enough to end within the regions of the session");
     if (t.shares >= 0) check_shared(manifest, i);
   }
-  if (elements != header.elements)
-    throw SessionError(fmt::format("{} lists tensors of {} elements; the session has {}", what_it_is,
-                                   elements, header.elements));
+  if (bytes != header.bytes)
+    throw SessionError(fmt::format(
+        "{} lists tensors of {} bytes, with gradients of {}; the session has {} and {}", what_it_is,
+        bytes.parameters, bytes.gradient_room, header.bytes.parameters, header.bytes.gradient_room));
 }
 
 void check_buffers(const Manifest& manifest, const Header& header) {
@@ -192,15 +245,77 @@ void check_fields(const Manifest& manifest, const Header& header) {
 
 }  // namespace
 
-std::uint64_t Manifest::place_tensors(Element element) {
-  const std::uint64_t alignment = region_alignment / bytes_of(element);
-  std::uint64_t at = 0;
-  for (Group group : {Group::decay, Group::no_decay, Group::frozen}) {
-    for (auto& tensor : tensors) {
-      if (tensor.group != group) continue;
-      tensor.first = at;
-      at = align_up(at + tensor.count, alignment);
+std::optional<Element> element_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::float32:
+    case DType::complex64:
+      return Element::f32;
+    case DType::float64:
+    case DType::complex128:
+      return Element::f64;
+    case DType::bfloat16:
+      return Element::bf16;
+    case DType::float16:
+      return Element::f16;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::uint64_t elements_in(DType dtype) noexcept {
+  return dtype == DType::complex64 || dtype == DType::complex128 ? 2 : 1;
+}
+
+std::uint64_t TensorEntry::elements() const noexcept { return count * elements_in(dtype); }
+
+DType TensorEntry::gradient_dtype() const noexcept {
+  return element_of(dtype) == types.master ? dtype : DType::float32;
+}
+
+bool TensorEntry::has_room() const noexcept {
+  return group != Group::frozen || element_of(dtype).has_value();
+}
+
+void Manifest::set_precision(const Precision& precision) {
+  for (auto& t : tensors) {
+    const bool rounds = precision.bf16_runners && t.rounds && t.dtype == DType::float32;
+    t.runner_dtype = rounds ? DType::bfloat16 : t.dtype;
+    if (!t.has_room()) continue;
+    const auto own = element_of(t.dtype).value();
+    const bool is_half = bytes_of(own) == 2;
+    t.types.master = is_half && precision.float32_gradients ? Element::f32 : own;
+    t.types.gradient = element_of(t.runner_dtype).value();
+    t.types.slab = !is_half && precision.bf16_slabs ? Element::bf16 : t.types.gradient;
+  }
+}
+
+TensorBytes Manifest::place_tensors() {
+  TensorBytes at;
+  // Places those that `belongs` selects, one behind the other.
+  const auto place = [&](auto&& belongs) {
+    at.parameters = align_up(at.parameters, region_alignment);
+    at.gradient_room = align_up(at.gradient_room, region_alignment);
+    at.slab_room = align_up(at.slab_room, region_alignment);
+    for (auto& t : tensors) {
+      if (!belongs(t)) continue;
+      const auto alignment = region_alignment / size_of(t.dtype);
+      const auto whole = align_up(t.count, alignment);
+      t.offset = at.parameters;
+      at.parameters += whole * size_of(t.dtype);
+      if (!t.has_room()) continue;
+      t.gradient = at.gradient_room;
+      t.slab = at.slab_room;
+      at.gradient_room += whole * elements_in(t.dtype) * bytes_of(t.types.master);
+      at.slab_room += whole * elements_in(t.dtype) * bytes_of(t.types.slab);
     }
+  };
+  for (const auto group : {Group::decay, Group::no_decay, Group::frozen}) {
+    if (group == Group::frozen) at.gradients = at.gradient_room, at.slab = at.slab_room;
+    for (const bool has_room : {true, false})
+      for (std::size_t dtype = 0; dtype < dtype_count; ++dtype)
+        place([&](const TensorEntry& t) {
+          return t.group == group && t.has_room() == has_room && t.dtype == static_cast<DType>(dtype);
+        });
   }
   return at;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/fault_point.hpp"
@@ -44,14 +45,30 @@ int position_of(int rank, RankMask participants) noexcept {
 }  // namespace
 
 Reduction::Reduction(const View& view, const Manifest& manifest)
-    : session_(view.memory_), buffers_(manifest.buffers), shards_(manifest, view.session().header().element) {
-  for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
-    if (manifest.tensors[i].count != 0)  // Without elements it begins where another one does.
-      extents_.push_back({manifest.tensors[i].first, 0, i});
-  std::sort(extents_.begin(), extents_.end(),
-            [](const Extent& a, const Extent& b) { return a.first < b.first; });
-  for (std::size_t i = 0; i < extents_.size(); ++i)
-    extents_[i].end = i + 1 < extents_.size() ? extents_[i + 1].first : session_->header().elements;
+    : session_(view.memory_), buffers_(manifest.buffers), shards_(manifest) {
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& t = manifest.tensors[i];
+    if (t.count == 0 || !t.has_room()) continue;
+    const auto gap_elements = align_up(t.count, region_alignment / size_of(t.dtype)) - t.count;
+    const auto end =
+        t.gradient + t.gradient_bytes() + gap_elements * elements_in(t.dtype) * bytes_of(t.types.master);
+    extents_.push_back({.first = t.gradient,
+                        .end = end,
+                        .tensor = i,
+                        .slab = t.slab,
+                        .place = shards_.place(i),
+                        .each = bytes_of(t.types.gradient),
+                        .types = t.types,
+                        .goes_on = false});
+  }
+  std::ranges::sort(extents_, {}, &Extent::first);
+  for (std::size_t i = 1; i < extents_.size(); ++i) {
+    const auto &before = extents_[i - 1], &here = extents_[i];
+    const auto elements = (before.end - before.first) / bytes_of(before.types.master);
+    extents_[i].goes_on = here.types == before.types && here.first == before.end &&
+                          here.slab == before.slab + elements * bytes_of(before.types.slab) &&
+                          here.place == before.place + elements * before.each;
+  }
 }
 
 void Reduction::reset_cursor(int rank, std::uint64_t attempt) const noexcept {
@@ -60,31 +77,35 @@ void Reduction::reset_cursor(int rank, std::uint64_t attempt) const noexcept {
 
 class Reduction::Runs {
  public:
-  Runs(const Reduction& reduction, const Slice& slice, std::uint64_t first) noexcept
+  /// Of the bytes [first, last), which a piece has.
+  Runs(const Reduction& reduction, const Slice& slice, std::uint64_t first, std::uint64_t last) noexcept
       : session_(*reduction.session_),
         shards_(reduction.shards_),
         slice_(slice),
         begin_(first),
+        last_(last),
         next_(std::upper_bound(reduction.extents_.begin(), reduction.extents_.end(), first,
                                [](std::uint64_t at, const Extent& e) { return at < e.end; })),
         end_(reduction.extents_.end()) {}
 
-  /// The run of an element of the slice. `element` must not be less than in the call before.
-  const Run& at(std::uint64_t element) noexcept {
-    while (run_.end <= element) go_on();
+  /// The run of a byte. It must not be less than in the call before.
+  const Run& at(std::uint64_t byte) noexcept {
+    while (run_.end <= byte) go_on();
     return run_;
   }
 
  private:
   void go_on() noexcept {
     if (slice_.teams.count != 0) return go_on_by_shards();
-    run_ = {next_->end, present(*next_)};
-    for (++next_; next_ != end_ && next_->first < slice_.last && present(*next_) == run_.present; ++next_)
-      run_.end = next_->end;
+    run_ = {next_->end, present(*next_), &*next_};
+    for (++next_; joins() && present(*next_) == run_.present; ++next_) run_.end = next_->end;
   }
+  bool joins() const noexcept { return next_ != end_ && next_->first < last_ && next_->goes_on; }
   // A shard may end within a tensor, and a tensor within a shard.
   void go_on_by_shards() noexcept {
-    for (run_ = pass(); next_ != end_ && begin_ < slice_.last && part().present == run_.present;)
+    run_ = pass();
+    while (next_ != end_ && begin_ < last_ && (begin_ > next_->first || joins()) &&
+           part().present == run_.present)
       run_.end = pass().end;
   }
   Run pass() noexcept {
@@ -95,10 +116,13 @@ class Reduction::Runs {
   }
   /// From `begin_` on, as far as the same slabs hold the elements of one tensor.
   Run part() const noexcept {
-    Run run{next_->end, present(*next_)};
+    Run run{next_->end, present(*next_), &*next_};
+    const auto size = bytes_of(next_->types.master);
+    const auto place = next_->place + (begin_ - next_->first) / size * next_->each;
     for (const auto team : slice_.teams.span()) {
-      const auto holder = shards_.holder_of(begin_, __builtin_popcount(team));
-      run.end = std::min(run.end, holder.end);
+      const auto holder = shards_.holder_of(place, __builtin_popcount(team));
+      const auto elements = (holder.end - place) / next_->each;
+      if (elements < (run.end - begin_) / size) run.end = begin_ + elements * size;
       if (holder.position >= 0) run.present |= RankMask{1} << rank_at(holder.position, team);
     }
     return run;
@@ -117,28 +141,46 @@ class Reduction::Runs {
   const ShardPlan& shards_;
   const Slice& slice_;
   std::uint64_t begin_;  ///< Where the next run begins; used with teams.
+  std::uint64_t last_;
   std::vector<Extent>::const_iterator next_, end_;
   Run run_;
 };
 
-Reduction::OfRanks<void> Reduction::slabs_at(std::uint64_t first, RankMask present) const noexcept {
-  const ElementTypes types{session_->header().element, session_->header().slab_element};
+/// Calls body(piece) for the pieces of an attempt, in the order of their chunks.
+template <class Body>
+void Reduction::for_pieces(Body&& body) const noexcept {
+  const auto trained = session_->header().bytes.gradients;
+  auto last = piece(0, trained, 0);
+  body(last);
+  if (session_->control().unfrozen_bytes.load(std::memory_order_relaxed) == 0) return;
+  const auto unfrozen = std::as_const(*session_).unfrozen();
+  const auto frozen = std::ranges::lower_bound(extents_, trained, {}, &Extent::first);
+  for (auto extent = frozen; extent != extents_.end(); ++extent) {
+    if (unfrozen[extent->tensor].load(std::memory_order_relaxed) == 0) continue;
+    last = piece(extent->first, extent->end, last.end_chunk);
+    body(last);
+  }
+}
+
+Reduction::OfRanks<void> Reduction::slabs_at(std::uint64_t byte, const Run& run) const noexcept {
+  const auto& extent = *run.extent;
+  const auto offset =
+      extent.slab + (byte - extent.first) / bytes_of(extent.types.master) * bytes_of(extent.types.slab);
   OfRanks<void> slabs;
   for (int rank = 0; rank < session_->ranks(); ++rank)
-    if ((present >> rank & 1) != 0) slabs.add(session_->slab(rank) + first * slab_bytes_of(types));
+    if ((run.present >> rank & 1) != 0) slabs.add(session_->slab(rank) + offset);
   return slabs;
 }
 
 void Reduction::reduce(std::uint64_t first, std::uint64_t last, Runs& runs, double scale,
                        SumInto into) const noexcept {
-  const auto& header = session_->header();
-  const ElementTypes types{header.element, header.slab_element};
   const auto& kernels = best_kernels();
   while (first < last) {
     const auto& run = runs.at(first);
     const auto end = std::min(last, run.end);
-    const auto slabs = slabs_at(first, run.present);
-    kernels.reduce(session_->gradients() + first * bytes_of(types.master), slabs.span(), end - first, types,
+    const auto slabs = slabs_at(first, run);
+    const auto& types = run.extent->types;
+    kernels.reduce(session_->gradients() + first, slabs.span(), (end - first) / bytes_of(types.master), types,
                    into, scale);
     first = end;
   }
@@ -189,10 +231,6 @@ void Reduction::publish_buffers(const Request& request) const noexcept {
   }
 }
 
-std::uint64_t Reduction::chunk_elements() const noexcept {
-  return chunk_bytes / bytes_of(session_->header().element);
-}
-
 Reduction::Teams Reduction::teams_of(RankMask participants) const noexcept {
   Teams teams;
   for (int rank = 0; rank < session_->ranks(); ++rank) {
@@ -206,8 +244,8 @@ Reduction::Teams Reduction::teams_of(RankMask participants) const noexcept {
 
 Reduction::Slice Reduction::slice_of(int rank, std::uint64_t attempt) const noexcept {
   const auto& request = session_->control().request;
-  const auto elements = session_->header().elements;
-  const auto chunks = (elements + chunk_elements() - 1) / chunk_elements();
+  std::uint64_t chunks = 0;
+  for_pieces([&](const Piece& piece) { chunks = piece.end_chunk; });
   const auto part =
       slice(chunks, position_of(rank, request.participants), __builtin_popcount(request.participants));
   const auto teams = teams_of(request.participants);
@@ -218,7 +256,6 @@ Reduction::Slice Reduction::slice_of(int rank, std::uint64_t attempt) const noex
           .alone = alone,
           .teams = teams,
           .chunks = part,
-          .last = std::min(part.end * chunk_elements(), elements),
           .scale = mean_scale(request, tally(*session_, request)) / request.loss_scale};
 }
 
@@ -231,44 +268,51 @@ void Reduction::overwrite(const Slice& slice, std::uint64_t chunks_done) const n
   const auto [begin, end] = slice.chunks;
   const auto into = (end - begin) * chunk_bytes >= non_temporal_from_bytes ? SumInto::overwrite_non_temporal
                                                                            : SumInto::overwrite;
-  const auto elements = chunk_elements();
   auto chunk = begin + chunks_done;
-  Runs runs(*this, slice, chunk * elements);
-  while (chunk < end) {
-    const auto next = std::min(chunk + overwrite_chunks, end);
-    reduce(chunk * elements, std::min(next * elements, slice.last), runs, slice.scale, into);
-    base::fault_point(base::FaultPhase::reduced);
-    move_cursor(slice.rank, {slice.attempt, next - begin, false});
-    base::fault_point(base::FaultPhase::chunk);
-    chunk = next;
-  }
+  for_pieces([&](const Piece& piece) {
+    const auto byte_of = [&](std::uint64_t number) {
+      return std::min(piece.first + (number - piece.chunk) * chunk_bytes, piece.end);
+    };
+    const auto last = std::min(end, piece.end_chunk);
+    if (chunk >= last) return;
+    Runs runs(*this, slice, byte_of(chunk), byte_of(last));
+    while (chunk < last) {
+      const auto next = std::min(chunk + overwrite_chunks, last);
+      reduce(byte_of(chunk), byte_of(next), runs, slice.scale, into);
+      base::fault_point(base::FaultPhase::reduced);
+      move_cursor(slice.rank, {slice.attempt, next - begin, false});
+      base::fault_point(base::FaultPhase::chunk);
+      chunk = next;
+    }
+  });
 }
 
-void Reduction::accumulate(const Slice& slice, const Cursor& from) const noexcept {
-  const auto element_bytes = bytes_of(session_->header().element);
+void Reduction::accumulate(const Slice& slice, Cursor from) const noexcept {
   const auto [begin, end] = slice.chunks;
-  const auto elements = chunk_elements();
   auto* undo = session_->undo(slice.rank);
   auto chunk = begin + from.chunk;
-  Runs runs(*this, slice, chunk * elements);
-  for (bool restore = from.in_flight; chunk < end; ++chunk, restore = false) {
-    const auto first = chunk * elements;
-    const auto last = std::min(first + elements, slice.last);
-    auto* master = session_->gradients() + first * element_bytes;
-    const auto bytes = (last - first) * element_bytes;
-    if (restore) {
-      std::memcpy(master, undo, bytes);
-    } else {
-      best_kernels().save(undo, master, bytes);
+  for_pieces([&](const Piece& piece) {
+    const auto last = std::min(end, piece.end_chunk);
+    if (chunk >= last) return;
+    auto first = piece.first + (chunk - piece.chunk) * chunk_bytes;
+    Runs runs(*this, slice, first, std::min(piece.first + (last - piece.chunk) * chunk_bytes, piece.end));
+    for (; chunk < last; ++chunk, first += chunk_bytes) {
+      const auto bytes = std::min(chunk_bytes, piece.end - first);
+      auto* master = session_->gradients() + first;
+      if (std::exchange(from.in_flight, false)) {
+        std::memcpy(master, undo, bytes);
+      } else {
+        best_kernels().save(undo, master, bytes);
+      }
+      base::fault_point(base::FaultPhase::undo_saved);
+      move_cursor(slice.rank, {slice.attempt, chunk - begin, true});
+      base::fault_point(base::FaultPhase::in_flight);
+      reduce(first, first + bytes, runs, slice.scale, SumInto::accumulate);
+      base::fault_point(base::FaultPhase::reduced);
+      move_cursor(slice.rank, {slice.attempt, chunk + 1 - begin, false});
+      base::fault_point(base::FaultPhase::chunk);
     }
-    base::fault_point(base::FaultPhase::undo_saved);
-    move_cursor(slice.rank, {slice.attempt, chunk - begin, true});
-    base::fault_point(base::FaultPhase::in_flight);
-    reduce(first, last, runs, slice.scale, SumInto::accumulate);
-    base::fault_point(base::FaultPhase::reduced);
-    move_cursor(slice.rank, {slice.attempt, chunk + 1 - begin, false});
-    base::fault_point(base::FaultPhase::chunk);
-  }
+  });
 }
 
 void Reduction::finish_slice(int rank, std::uint64_t attempt) const noexcept {

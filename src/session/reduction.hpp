@@ -61,13 +61,29 @@ class Reduction {
     RankMask alone;  ///< Participants whose slabs hold their own gradients.
     Teams teams;     ///< The teams of the other participants.
     ChunkRange chunks;
-    std::uint64_t last;  ///< The element after the slice.
     double scale;
   };
-  /// A range of master elements for which the same participants have gradients in this attempt.
+  /// The gradient of a tensor, up to the next one: bytes of the master.
+  struct Extent {
+    std::uint64_t first, end;
+    std::uint64_t tensor;
+    std::uint64_t slab;   ///< Where it begins in a slab.
+    std::uint64_t place;  ///< Where it begins in the plan of shards.
+    std::uint64_t each;   ///< Bytes of its elements there.
+    ElementTypes types;
+    bool goes_on;  ///< In master and slab it lies right behind the one before, and has its types.
+  };
+  /// Chunks of the master that lie one behind the other: the gradients that are trained from the start, or
+  /// that of an unfrozen parameter.
+  struct Piece {
+    std::uint64_t first, end;        ///< In bytes.
+    std::uint64_t chunk, end_chunk;  ///< The numbers of its chunks.
+  };
+  /// A range of the master for which the same participants have gradients in this attempt.
   struct Run {
-    std::uint64_t end = 0;  ///< In elements; the run begins where the one before ends.
+    std::uint64_t end = 0;  ///< In bytes; the run begins where the one before ends.
     RankMask present = 0;
+    const Extent* extent = nullptr;  ///< The first one.
   };
   /// The runs of a slice, one after the other.
   class Runs;
@@ -79,24 +95,23 @@ class Reduction {
     void add(const T* one) noexcept { begin[count++] = one; }
     std::span<const T* const> span() const noexcept { return {begin.data(), count}; }
   };
-  std::uint64_t chunk_elements() const noexcept;
+  static Piece piece(std::uint64_t first, std::uint64_t end, std::uint64_t chunk) noexcept {
+    return {first, end, chunk, chunk + (end - first + chunk_bytes - 1) / chunk_bytes};
+  }
+  template <class Body>
+  void for_pieces(Body&& body) const noexcept;
   Teams teams_of(RankMask participants) const noexcept;
   Slice slice_of(int rank, std::uint64_t attempt) const noexcept;
-  OfRanks<void> slabs_at(std::uint64_t first, RankMask present) const noexcept;
+  OfRanks<void> slabs_at(std::uint64_t byte, const Run& run) const noexcept;
   void reduce(std::uint64_t first, std::uint64_t last, Runs& runs, double scale, SumInto into) const noexcept;
   void overwrite(const Slice& slice, std::uint64_t chunks_done) const noexcept;
-  void accumulate(const Slice& slice, const Cursor& from) const noexcept;
+  void accumulate(const Slice& slice, Cursor from) const noexcept;
   void move_cursor(int rank, const Cursor& to) const noexcept;
   void publish_counters(const Request& request) const noexcept;
   void publish_buffers(const Request& request) const noexcept;
 
-  struct Extent {
-    std::uint64_t first;
-    std::uint64_t end;  ///< Where the next tensor begins.
-    std::uint64_t tensor;
-  };
   Session* session_;             ///< Not a view: a process may finish the slice of any rank.
-  std::vector<Extent> extents_;  ///< In order of `first`.
+  std::vector<Extent> extents_;  ///< In order of `first`; without tensors that have no elements.
   std::vector<BufferEntry> buffers_;
   ShardPlan shards_;
 };

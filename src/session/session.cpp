@@ -31,7 +31,7 @@ Session::Session(std::vector<base::UniqueFd> fds, ipc::Mapping map, std::vector<
                  std::unique_ptr<const Header> header)
     : fds_(std::move(fds)), map_(std::move(map)), slabs_(std::move(slabs)), header_(std::move(header)) {}
 
-Session Session::create(const Extent& extent, int ranks, int populate_threads) {
+Session Session::create(const Extent& extent, int ranks, int populate_threads, ipc::Allocate parameters) {
   if (extent.slots > 0 && extent.batch_size == 0)
     throw SessionError("a session with queues needs a batch size of 1 or more");
   auto header = std::make_unique<Header>();
@@ -39,9 +39,16 @@ Session Session::create(const Extent& extent, int ranks, int populate_threads) {
   plan_layout(extent, plan);
   std::vector<base::UniqueFd> fds;
   std::vector<ipc::Mapping> slabs;
-  fds.push_back(ipc::create_memfd("accelmgr-session", plan.total_bytes));
+  fds.push_back(ipc::create_memfd("accelmgr-session", plan.total_bytes, ipc::Allocate::later));
   ipc::Mapping map(fds[0].get(), 0, plan.total_bytes, ipc::Access::read_write);
-  ipc::populate(map.data(), map.size(), populate_threads);
+  const auto allocate = [&](std::uint64_t begin, std::uint64_t end) {
+    if (begin == end) return;
+    ipc::allocate(fds[0].get(), begin, end - begin, "accelmgr-session");
+    ipc::populate(map.data() + begin, end - begin, populate_threads);
+  };
+  const auto behind_parameters = plan.has_snapshot != 0 ? plan.snapshot : plan.gradients;
+  allocate(0, parameters == ipc::Allocate::now ? behind_parameters : plan.parameters);
+  allocate(behind_parameters, plan.gradients + plan.bytes.gradients);
   for (int rank = 0; rank < extent.ranks; ++rank) {
     fds.push_back(
         ipc::create_memfd(fmt::format("accelmgr-slab{}", rank), plan.slab_bytes, ipc::Allocate::later));
@@ -97,28 +104,49 @@ Session Session::attach(std::vector<base::UniqueFd> fds, int protect_for_rank, b
     slabs.emplace_back(slab, 0, header->slab_bytes, foreign ? ipc::Access::read : ipc::Access::read_write);
   }
   Session session(std::move(fds), std::move(map), std::move(slabs), std::move(header));
-  if (protect_parameters && session.master_bytes() > 0 &&
-      mprotect(session.parameters(), align_up(session.master_bytes(), 4096), PROT_READ) != 0)
+  if (const auto bytes = session.header().bytes.parameters;
+      protect_parameters && bytes > 0 &&
+      mprotect(session.parameters(), align_up(bytes, 4096), PROT_READ) != 0)
     throw SystemError("mprotect of the master parameters", errno);
   return session;
 }
 
 void Session::allocate_slab(int rank, int populate_threads) const {
   const auto index = static_cast<std::size_t>(rank);
-  ipc::allocate(fds_[1 + index].get(), header_->slab_bytes, fmt::format("the slab of rank {}", rank));
-  if (populate_threads > 0) ipc::populate(slabs_[index].data(), slabs_[index].size(), populate_threads);
+  const auto bytes = header_->slab_data_offset + header_->bytes.slab;
+  ipc::allocate(fds_[1 + index].get(), 0, bytes, fmt::format("the slab of rank {}", rank));
+  if (populate_threads > 0) ipc::populate(slabs_[index].data(), bytes, populate_threads);
+}
+
+void Session::allocate_room(std::uint64_t gradient, std::uint64_t bytes, std::uint64_t slab,
+                            std::uint64_t slab_bytes, RankMask team) const {
+  ipc::allocate(fds_[0].get(), header_->gradients + gradient, bytes, "the gradient of a parameter");
+  for (int rank = 0; rank < ranks(); ++rank)
+    if ((team >> rank & 1) != 0)
+      ipc::allocate(fds_[1 + static_cast<std::size_t>(rank)].get(), header_->slab_data_offset + slab,
+                    slab_bytes, fmt::format("the slab of rank {}", rank));
+}
+
+std::uint64_t Session::slab_bytes() const noexcept {
+  return header_->slab_data_offset + header_->bytes.slab + control().unfrozen_slab_bytes.load();
+}
+
+std::uint64_t Session::used_bytes(int ranks) const noexcept {
+  return header_->gradients + header_->bytes.gradients + control().unfrozen_bytes.load() +
+         static_cast<std::uint64_t>(ranks) * slab_bytes();
 }
 
 void Session::populate_for(int rank, RankMask team) const {
-  ipc::populate_read(at<std::byte>(header_->parameters), master_bytes());
-  ipc::populate(at<std::byte>(header_->gradients), master_bytes(), 1);
+  ipc::populate_read(at<std::byte>(header_->parameters), header_->bytes.parameters);
+  ipc::populate(at<std::byte>(header_->gradients), header_->bytes.gradients, 1);
+  const auto slab_bytes = header_->slab_data_offset + header_->bytes.slab;
   for (int other = 0; other < ranks(); ++other) {
     if ((team >> other & 1) == 0) continue;
     const auto& slab_map = slabs_[static_cast<std::size_t>(other)];
     if (other == rank) {
-      ipc::populate(slab_map.data(), slab_map.size(), 1);
+      ipc::populate(slab_map.data(), slab_bytes, 1);
     } else {
-      ipc::populate_read(slab_map.data(), slab_map.size());
+      ipc::populate_read(slab_map.data(), slab_bytes);
     }
   }
 }

@@ -23,9 +23,11 @@ inline void check_memory(std::uint64_t bytes, std::uint64_t limit_bytes) {
 
 class Session {
  public:
-  /// Creates the memfds, and makes the session and the slabs of the first `ranks` ranks present in memory.
-  /// Write the manifest and the initial values next, then call publish(). Throws SessionError.
-  static Session create(const Extent& extent, int ranks, int populate_threads);
+  /// Creates the memfds, and makes the session and the slabs of the first `ranks` ranks present in memory;
+  /// the parameters only if `parameters` is now. Write the manifest and the initial values next, then call
+  /// publish(). Throws SessionError.
+  static Session create(const Extent& extent, int ranks, int populate_threads,
+                        ipc::Allocate parameters = ipc::Allocate::now);
   /// Maps a session that another process created; `fds` as fds() returns them. If `protect_for_rank` >= 0,
   /// the slabs of all other ranks are mapped read-only; with `protect_parameters`, the parameters too. Throws
   /// SessionError if the memory is no session of this build, or if any size or offset differs from what
@@ -42,6 +44,10 @@ class Session {
   /// Allocates the slab of a rank if it has no memory yet. Makes its pages present in this process unless
   /// `populate_threads` is 0. Throws SessionError.
   void allocate_slab(int rank, int populate_threads = 0) const;
+  /// Allocates `bytes` of the room for gradients, from `gradient` on, and `slab_bytes` of that in the slab of
+  /// each rank of `team`, from `slab` on. Throws SessionError.
+  void allocate_room(std::uint64_t gradient, std::uint64_t bytes, std::uint64_t slab,
+                     std::uint64_t slab_bytes, RankMask team) const;
   /// Makes the gradients, parameters and slabs that `rank` touches in a step of `team` present in this
   /// process, so that no step waits for their page faults.
   void populate_for(int rank, RankMask team) const;
@@ -60,7 +66,9 @@ class Session {
 
   const Header& header() const noexcept { return *header_; }
   int ranks() const noexcept { return static_cast<int>(header_->ranks); }
-  std::size_t master_bytes() const noexcept { return header_->elements * bytes_of(header_->element); }
+  /// What a slab takes, and the session with the slabs of `ranks` ranks.
+  std::uint64_t slab_bytes() const noexcept;
+  std::uint64_t used_bytes(int ranks) const noexcept;
   StepWord word() const noexcept { return load(control().word); }
 
   // A const Session changes nothing. Processes write to a session through their views (views.hpp). The
@@ -92,6 +100,15 @@ class Session {
   }
   std::span<std::byte> manifest() noexcept {
     return {at<std::byte>(header_->manifest), header_->manifest_bytes};
+  }
+
+  /// Of each tensor: 1 if it was frozen at the start, and is trained since. The host writes it while no
+  /// attempt is open.
+  std::span<const std::atomic<std::uint32_t>> unfrozen() const noexcept {
+    return {at<std::atomic<std::uint32_t>>(header_->unfrozen), header_->tensors};
+  }
+  std::span<std::atomic<std::uint32_t>> unfrozen() noexcept {
+    return {at<std::atomic<std::uint32_t>>(header_->unfrozen), header_->tensors};
   }
 
   const Counters& counters(std::uint32_t index) const noexcept { return *at<Counters>(copy(index)); }

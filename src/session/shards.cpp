@@ -2,48 +2,63 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <ranges>
 
 namespace accelmgr::session {
 
-ShardPlan::ShardPlan(const Manifest& manifest, Element element, Of of)
-    : alignment_(region_alignment / bytes_of(element)) {
+ShardPlan::ShardPlan(const Manifest& manifest, Of of) {
+  auto placed = manifest;
+  for (auto& tensor : placed.tensors) tensor.dtype = tensor.runner_dtype;
+  bytes_ = placed.place_tensors().parameters;
+  for (const auto& tensor : placed.tensors) places_.push_back(tensor.offset);
+
   for (const auto group : {Group::decay, Group::no_decay, Group::frozen}) {
-    if (group == Group::frozen && of == Of::gradients) continue;
-    std::uint64_t room = 0;  // A group has buckets of its own: its tensors lie together.
-    for (std::size_t i = manifest.tensors.size(); i-- > 0;) {
-      const auto& tensor = manifest.tensors[i];
-      if (tensor.group != group) continue;
-      const auto end = align_up(tensor.first + tensor.count, alignment_);
-      if (room == 0) {
-        room = (buckets_.empty() ? first_bucket_bytes : bucket_bytes) / bytes_of(element);
-        buckets_.push_back({.first = end, .end = end});
-        tensors_.emplace_back();
-      }
-      buckets_.back().first = tensor.first;
-      tensors_.back().insert(tensors_.back().begin(), i);
-      room -= std::min(room, tensor.count);
-    }
+    std::map<DType, std::vector<std::size_t>> of_dtype;  // Those of a dtype lie together.
+    for (std::size_t i = 0; i < placed.tensors.size(); ++i)
+      if (const auto& tensor = placed.tensors[i];
+          tensor.group == group && (of == Of::parameters || tensor.has_room()))
+        of_dtype[tensor.dtype].push_back(i);
+    for (const auto& [dtype, tensors] : of_dtype)
+      cut(placed, tensors, /*each_alone=*/group == Group::frozen && of == Of::gradients);
   }
   sorted_ = buckets_;
-  std::ranges::sort(sorted_, {}, &Elements::first);
+  std::ranges::sort(sorted_, {}, &Bytes::first);
 }
 
-std::uint64_t ShardPlan::shard_elements(const Elements& bucket, int size) const noexcept {
+/// Makes buckets of tensors that lie together.
+void ShardPlan::cut(const Manifest& manifest, std::span<const std::size_t> tensors, bool each_alone) {
+  std::uint64_t room = 0;
+  for (const auto i : std::views::reverse(tensors)) {
+    const auto& tensor = manifest.tensors[i];
+    const auto end = align_up(tensor.offset + tensor.bytes(), region_alignment);
+    if (room == 0 || each_alone) {
+      room = buckets_.empty() ? first_bucket_bytes : bucket_bytes;
+      buckets_.push_back({.first = end, .end = end});
+      tensors_.emplace_back();
+    }
+    buckets_.back().first = tensor.offset;
+    tensors_.back().insert(tensors_.back().begin(), i);
+    room -= std::min(room, tensor.bytes());
+  }
+}
+
+std::uint64_t ShardPlan::shard_bytes(const Bytes& bucket, int size) const noexcept {
   const auto ranks = static_cast<std::uint64_t>(size);
-  return align_up((bucket.count() + ranks - 1) / ranks, alignment_);
+  return align_up((bucket.count() + ranks - 1) / ranks, region_alignment);
 }
 
-Elements ShardPlan::shard(const Elements& bucket, int position, int size) const noexcept {
-  const auto each = shard_elements(bucket, size);
+Bytes ShardPlan::shard(const Bytes& bucket, int position, int size) const noexcept {
+  const auto each = shard_bytes(bucket, size);
   const auto first = std::min(bucket.first + each * static_cast<std::uint64_t>(position), bucket.end);
   return {first, std::min(first + each, bucket.end)};
 }
 
-ShardPlan::Holder ShardPlan::holder_of(std::uint64_t element, int size) const noexcept {
-  const auto bucket = std::ranges::upper_bound(sorted_, element, {}, &Elements::end);
+ShardPlan::Holder ShardPlan::holder_of(std::uint64_t byte, int size) const noexcept {
+  const auto bucket = std::ranges::upper_bound(sorted_, byte, {}, &Bytes::end);
   if (bucket == sorted_.end()) return {-1, std::numeric_limits<std::uint64_t>::max()};
-  if (element < bucket->first) return {-1, bucket->first};
-  const auto position = static_cast<int>((element - bucket->first) / shard_elements(*bucket, size));
+  if (byte < bucket->first) return {-1, bucket->first};
+  const auto position = static_cast<int>((byte - bucket->first) / shard_bytes(*bucket, size));
   return {position, shard(*bucket, position, size).end};
 }
 

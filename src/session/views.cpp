@@ -36,6 +36,7 @@ HalfWritten SupervisorView::settle_host() const noexcept {
   const bool is_half = end_write(host.parameter_version);
   // A host that ends between its steps may have written parameters without saying so.
   if (!is_half) host.parameter_version.fetch_add(2);
+  host.frozen_version.fetch_add(1);
   return {.parameters = is_half, .buffers = end_write(host.buffer_version)};
 }
 

@@ -54,6 +54,7 @@ class HostView : public View {
   std::byte* parameters() const noexcept { return memory().parameters(); }
   std::byte* gradients() const noexcept { return memory().gradients(); }
   std::byte* snapshot() const noexcept { return memory().snapshot(); }
+  std::span<std::atomic<std::uint32_t>> unfrozen() const noexcept { return memory().unfrozen(); }
   // The state copies may be written only while no attempt is open.
   std::byte* generator(std::uint32_t index, int rank) const noexcept {
     return memory().generator(index, rank);

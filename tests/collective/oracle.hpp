@@ -2,65 +2,22 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <complex>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <stdexcept>
 #include <type_traits>
 #include <vector>
 
 #include "accelmgr/communicator.hpp"
+#include "halves.hpp"
 
 namespace accelmgr::collective::test {
 
-struct Float16 {
-  std::uint16_t bits;
-};
-struct BFloat16 {
-  std::uint16_t bits;
-};
-
-inline float from_half(BFloat16 v) { return std::bit_cast<float>(std::uint32_t{v.bits} << 16); }
-
-inline float from_half(Float16 v) {
-  const int exponent = v.bits >> 10 & 0x1f;
-  const int fraction = v.bits & 0x3ff;
-  float magnitude = 0;
-  if (exponent == 0x1f)
-    magnitude = fraction == 0 ? std::numeric_limits<float>::infinity() : std::nanf("");
-  else if (exponent == 0)
-    magnitude = std::ldexp(static_cast<float>(fraction), -24);
-  else
-    magnitude = std::ldexp(static_cast<float>(fraction + 0x400), exponent - 25);
-  return std::copysign(magnitude, (v.bits & 0x8000) != 0 ? -1.0f : 1.0f);
-}
-
-/// Rounds to the nearest number, ties to even. Infinity takes the place of the number that would follow the
-/// largest one.
-template <class Half>
-Half to_half(float value) {
-  constexpr std::uint16_t infinity = std::is_same_v<Half, Float16> ? 0x7c00 : 0x7f80;
-  const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  const auto half = [sign](std::uint16_t bits) { return Half{static_cast<std::uint16_t>(bits | sign)}; };
-  if (std::isnan(value)) return half(infinity | 1);
-  const double magnitude = std::fabs(static_cast<double>(value));
-  const auto exact = [](std::uint16_t bits) {
-    if (bits != infinity) return static_cast<double>(from_half(Half{bits}));
-    return std::ldexp(1.0, std::is_same_v<Half, Float16> ? 16 : 128);
-  };
-  std::uint16_t below = 0, above = infinity;  // In the loop: exact(below) <= magnitude < exact(above).
-  if (magnitude >= exact(infinity)) return half(infinity);
-  while (above - below > 1) {
-    const auto middle = static_cast<std::uint16_t>((below + above) / 2);
-    (exact(middle) <= magnitude ? below : above) = middle;
-  }
-  const double down = magnitude - exact(below), up = exact(above) - magnitude;
-  if (down != up) return half(down < up ? below : above);
-  return half(below % 2 == 0 ? below : above);
-}
+using accelmgr::test::BFloat16;
+using accelmgr::test::Float16;
+using accelmgr::test::from_half;
+using accelmgr::test::to_half;
 
 template <class T>
 constexpr bool is_complex = false;

@@ -36,8 +36,8 @@ TEST(ConfigTable, HasEveryFieldOfConfig) {
 std::string another_value(const Option& option) {
   const auto values = entries(option, Config{});
   if (option.is_map() || option.is_list()) return "other";
-  for (const auto* candidate : {"true", "false", "0.25", "9", "bf16", "mean", "samples", "keep", "fail",
-                                "sgd", "cosine", "fork", "xla", "measured", "off", "auto"}) {
+  for (const auto* candidate : {"true", "false", "0.25", "9", "bf16", "float32", "mean", "samples", "keep",
+                                "fail", "sgd", "cosine", "fork", "xla", "measured", "off", "auto"}) {
     if (candidate == values.front().second) continue;
     Config config;
     try {

@@ -256,8 +256,7 @@ class Training {
  private:
   session::Extent extent() {
     manifest_.fields = field_entries(Numbers(plan_).fields());
-    session::Extent extent{.ranks = shape_.ranks, .element = session::Element::f32};
-    extent.elements = 16;  // A session must have parameters.
+    session::Extent extent{.ranks = shape_.ranks, .bytes = {.parameters = 64}};
     extent.tensors = 1;
     extent.slot_bytes = manifest_.place_fields(static_cast<std::uint64_t>(shape_.batch_size));
     extent.batch_size = static_cast<std::uint64_t>(shape_.batch_size);

@@ -78,6 +78,64 @@ TEST(GradientCopies, WithoutASlabOfTheirDtypeAreCapturedFromStagingMemory) {
   EXPECT_EQ(rig.fake.unregistered_copies(), 0);
 }
 
+const std::vector<std::size_t> mixed_and_trained{9, 7, 6, 5, 4, 2, 0};
+
+TEST(GradientCopies, OfAllDtypesComeToTheirPlaces) {
+  for (const bool has_slab : {true, false}) {
+    Rig rig({.counts = {3000, 17, 400}, .has_slab = has_slab, .is_mixed = true});
+    for (const float value : {1.0F, 7.0F}) {
+      rig.begin(value);
+      rig.micro_batch(1, true, false, mixed_and_trained);
+      rig.micro_batch(2, false, true, mixed_and_trained);
+      ASSERT_TRUE(rig.copies->finish());
+      auto& found = has_slab ? rig.sink.seen : rig.sink.captured;
+      EXPECT_EQ(found.size(), mixed_and_trained.size());
+      for (const auto i : mixed_and_trained)
+        EXPECT_EQ(found[i], rig.expected(i, 2 * value + 3 + float(i))) << i;
+    }
+    EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+  }
+}
+
+// A runner in bfloat16 gives bfloat16 gradients of float32 parameters.
+TEST(GradientCopies, HaveTheDtypeThatParametersHaveInRunners) {
+  Rig rig(
+      {.counts = {3000, 17, 400}, .has_slab = false, .is_mixed = true, .precision = {.bf16_runners = true}});
+  rig.begin(1);
+  rig.micro_batch(1, true, true, mixed_and_trained);
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(rig.manifest.tensors[0].types.gradient, session::Element::bf16);
+  for (const auto i : mixed_and_trained) EXPECT_EQ(rig.sink.captured[i], rig.expected(i, 2)) << i;
+}
+
+// The gradient of a parameter that is unfrozen may begin in the last page of the registered slab.
+TEST(GradientCopies, OfAParameterThatIsUnfrozenAreStaged) {
+  for (const bool has_slab : {true, false}) {
+    Rig rig({.counts = {3000, 5000, 17}, .has_slab = has_slab, .is_mixed = true});
+    rig.begin(1);
+    rig.micro_batch(1, true, true, mixed_and_trained);
+    for (const std::size_t frozen : {to_unfreeze, std::size_t{3}})
+      EXPECT_EQ(message_of<ModelError>([&] { rig.copies->written(frozen, rig.gradients[frozen].get()); }),
+                "a gradient of 'p" + std::to_string(frozen) + "' was passed, but the parameter is frozen");
+    ASSERT_TRUE(rig.copies->finish());
+
+    rig.begin(1);
+    rig.micro_batch(1, true, true, mixed_and_trained);  // An attempt that is left, with copies under way.
+    rig.sink.unfrozen.insert(to_unfreeze);
+    auto used = mixed_and_trained;
+    used.insert(used.begin() + 2, to_unfreeze);
+    for (const float value : {2.0F, 9.0F}) {
+      rig.begin(value);
+      rig.micro_batch(1, true, true, used);
+      ASSERT_TRUE(rig.copies->finish());
+      EXPECT_EQ(rig.sink.captured.size(), used.size());
+      for (const auto i : used) EXPECT_EQ(rig.sink.captured[i], rig.expected(i, value + 1)) << i;
+    }
+    EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+    EXPECT_EQ(rig.fake.early_unregistrations(), 0);
+  }
+}
+
 TEST(GradientCopies, AreLeftWhenNobodyWantsThem) {
   Rig rig({.execution = FakeCuda::Execution::threads});
   std::atomic<bool> released = false;
@@ -135,7 +193,7 @@ TEST(GradientCopies, GiveEverythingBackWhereverAnAllocationFails) {
     try {
       device::Device device(FakeCuda::runtime(), 0);
       const auto compute = device.make_stream();
-      const device::GradientCopies copies(device, manifest, session::Element::f32, sink, compute.get(), 1);
+      const device::GradientCopies copies(device, manifest, sink, compute.get(), 1);
     } catch (const device::DeviceError&) {
       failed = true;
     }

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numeric>
+#include <cstring>
 #include <random>
+#include <set>
 
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
@@ -19,7 +19,7 @@ namespace accelmgr::test {
 namespace {
 
 constexpr std::size_t memory_bytes = std::size_t{2} << 20;
-constexpr float nothing = std::numeric_limits<float>::quiet_NaN();
+constexpr std::byte nothing{0xff};  // Elements of such bytes are NaN.
 
 session::Manifest team_manifest(const std::vector<std::pair<std::uint64_t, session::Group>>& tensors) {
   session::Manifest manifest;
@@ -29,11 +29,11 @@ session::Manifest team_manifest(const std::vector<std::pair<std::uint64_t, sessi
                                 .shape = {static_cast<std::int64_t>(count)},
                                 .count = count,
                                 .group = group});
-  manifest.place_tensors(session::Element::f32);
+  manifest.place_tensors();
   return manifest;
 }
 
-/// Three buckets of gradients; one parameter is frozen.
+/// Three buckets of gradients, and one for the parameter that is frozen.
 session::Manifest usual_manifest() {
   using session::Group;
   return team_manifest({{3000, Group::decay},
@@ -44,29 +44,35 @@ session::Manifest usual_manifest() {
                         {33, Group::no_decay}});
 }
 
-/// The sink of one rank. Shards go to `shards`, at their place in the flat master.
+/// The sink of one rank. Shards go to `shards`, at their place in the plan.
 class ShardSink final : public replica::Sink {
  public:
   explicit ShardSink(bool has_slab) : has_slab_(has_slab) {}
 
   void capture(std::size_t, const void*) override { ADD_FAILURE() << "a team gives shards only"; }
   void arrived(std::size_t) override { ADD_FAILURE() << "a team gives shards only"; }
-  std::span<std::byte> slab() override { return has_slab_ ? memory_.span() : std::span<std::byte>(); }
-  std::byte* place_of(std::size_t index) override {
-    return memory_.span().data() + manifest->tensors[index].first * sizeof(float);
+  std::span<std::byte> slab() override {
+    if (!has_slab_) return {};
+    return memory_.span().first(session::Manifest(*manifest).place_tensors().slab);
   }
-  void shard(session::RankMask team, std::uint64_t first, std::uint64_t count, const void* sums) override {
+  std::byte* place_of(std::size_t index) override {
+    return memory_.span().data() + manifest->tensors[index].slab;
+  }
+  bool is_trained(std::size_t index) override {
+    return manifest->tensors[index].group != session::Group::frozen || unfrozen.contains(index);
+  }
+  void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {
     teams.push_back(team);
-    EXPECT_EQ(has_slab_, sums == memory_.span().data() + first * sizeof(float));
-    std::copy_n(static_cast<const float*>(sums), count, shards.begin() + std::ptrdiff_t(first));
+    EXPECT_EQ(has_slab_ && unfrozen.empty(), sums == memory_.span().data() + shard.first);
+    std::copy_n(sums, shard.count(), shards.begin() + std::ptrdiff_t(shard.first));
   }
   void backward_begins() override {}
   bool last_micro_batch() override { return last; }
   bool wanted() override { return wants; }
 
   const session::Manifest* manifest = nullptr;
-  /// The flat master; NaN where no shard was given.
-  std::vector<float> shards = std::vector<float>(memory_bytes / sizeof(float), nothing);
+  std::vector<std::byte> shards = std::vector<std::byte>(memory_bytes, nothing);
+  std::set<std::size_t> unfrozen;
   std::vector<session::RankMask> teams;
   bool last = false;
   std::atomic<bool> wants = true;
@@ -76,8 +82,8 @@ class ShardSink final : public replica::Sink {
   Pages memory_{memory_bytes};
 };
 
-float parameter_value(std::size_t attempt, std::uint64_t element) {
-  return float((element + attempt * 3) % 7);
+double parameter_value(std::size_t attempt, std::size_t parameter, std::uint64_t element) {
+  return double((element + parameter * 5 + attempt * 3) % 7);
 }
 
 /// One rank of a team with parameters and gradients.
@@ -92,13 +98,14 @@ struct TeamRank {
     sink.manifest = &manifest;
     std::vector<std::byte*> targets;
     for (const auto& entry : manifest.tensors) {
-      places.push_back({master.span().data() + entry.first * sizeof(float), {1}});
-      targets.push_back(parameters.emplace_back(device.allocate(entry.count * sizeof(float))).get());
-      gradients.push_back(device.allocate(entry.count * sizeof(float)));
+      places.push_back({master.span().data() + entry.offset, {1}});
+      const auto bytes = entry.count * size_of(entry.runner_dtype);
+      targets.push_back(parameters.emplace_back(device.allocate(bytes)).get());
+      gradients.push_back(device.allocate(bytes));
       complete.push_back(device.make_event());
     }
-    upload.emplace(device, manifest, session::Element::f32, places, targets, compute.get());
-    copies.emplace(device, manifest, session::Element::f32, sink, compute.get(), timeout_s);
+    upload.emplace(device, manifest, places, targets, sink, compute.get());
+    copies.emplace(device, manifest, sink, compute.get(), timeout_s);
   }
 
   int rank() const { return collectives.rank(); }
@@ -126,10 +133,10 @@ struct TeamRank {
     for (const auto i : used) {
       if (!recorded && !part_of.empty()) upload->await(part_of[i], compute.get());
       fakes.cuda.launch(compute.get(), [this, i, first] {
-        const auto count = manifest.tensors[i].count;
-        const auto* from = reinterpret_cast<const float*>(parameters[i].get());
-        auto* to = reinterpret_cast<float*>(gradients[i].get());
-        for (std::uint64_t e = 0; e < count; ++e) to[e] = (first ? 0 : to[e]) + from[e] + float(rank());
+        const auto value = elements(parameters[i].get(), i).numbers();
+        elements(gradients[i].get(), i).change([&](double before, std::uint64_t e) {
+          return (first ? 0 : before) + value[e] + rank();
+        });
       });
       if (recorded) {
         device.record_in_graph(complete[i], compute.get());
@@ -142,12 +149,18 @@ struct TeamRank {
     for (const auto i : used) copies->written(i, gradients[i].get(), &complete[i]);
   }
 
+  /// The elements of a parameter or of its gradient.
+  Elements elements(std::byte* memory, std::size_t i) const {
+    const auto& entry = manifest.tensors[i];
+    return {memory, entry.types.gradient, entry.has_room() ? entry.elements() : 0};
+  }
+
   /// As the host does it. The gaps stay zero.
   void write(std::size_t attempt) {
-    auto* values = reinterpret_cast<float*>(master.span().data());
-    for (const auto& entry : manifest.tensors)
-      for (std::uint64_t e = entry.first; e < entry.first + entry.count; ++e)
-        values[e] = parameter_value(attempt, e);
+    for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+      elements(places[i].data, i).change([&](double, std::uint64_t e) {
+        return parameter_value(attempt, i, e);
+      });
   }
 
   Team& fakes;
@@ -168,14 +181,18 @@ struct TeamRank {
 /// What each rank does in each attempt: a random order, random unused parameters, one or two micro-batches of
 /// which it may not know the last one.
 struct RandomAttempt {
-  RandomAttempt(std::uint64_t seed, std::size_t attempt, int rank) {
+  RandomAttempt(std::uint64_t seed, std::size_t attempt, int rank, const session::Manifest& manifest) {
     std::mt19937_64 random(seed * 1000 + attempt * 10 + std::uint64_t(rank));
-    for (const std::size_t i : {0, 1, 2, 4, 5})
-      if (random() % 4 != 0) used.push_back(i);
+    for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+      if (is_trained(manifest.tensors[i], attempt) && random() % 4 != 0) used.push_back(i);
     std::ranges::shuffle(used, random);
     micro_batches = 1 + int(random() % 2);
     knows_last = random() % 3 != 0;
     records = random() % 2 != 0;
+  }
+  /// What can be trained and is frozen at the start is unfrozen before attempt 2.
+  static bool is_trained(const session::TensorEntry& entry, std::size_t attempt) {
+    return entry.group != session::Group::frozen || (attempt >= 2 && entry.has_room());
   }
   bool uses(std::size_t parameter) const { return std::ranges::find(used, parameter) != used.end(); }
   std::vector<std::size_t> used;
@@ -186,15 +203,22 @@ struct RandomAttempt {
 
 class Shards : public testing::TestWithParam<FakeCuda::Execution> {};
 
+/// Float32, all dtypes, or all dtypes in a session whose slabs have others.
+session::Manifest manifest_for(std::uint64_t seed) {
+  if (seed % 3 == 0) return usual_manifest();
+  return mixed_manifest({3000, 5000, 17, 700},
+                        {.bf16_runners = seed % 2 == 0, .float32_gradients = seed % 3 == 2});
+}
+
 TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
-  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(seed);
     const int size = 1 + int(seed % 4);
-    const bool has_slab = seed % 3 != 0;
+    const bool has_slab = seed % 2 == 1 && seed % 3 != 2;
     Team team({.size = size, .execution = GetParam(), .seed = seed});
-    const auto manifest = usual_manifest();
+    const auto manifest = manifest_for(seed);
     constexpr std::size_t attempts = 4;
-    std::vector<std::vector<std::vector<float>>> shards(attempts);
+    std::vector<std::vector<std::vector<std::byte>>> shards(attempts);
     for (auto& one : shards) one.resize(std::size_t(size));
     std::vector<std::thread> threads;
     for (int number = 0; number < size; ++number)
@@ -203,7 +227,11 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
         EXPECT_TRUE(rank.join());
         if (seed % 2 == 0) rank.split(seed + std::uint64_t(number));
         for (std::size_t a = 0; a < attempts; ++a) {
-          const RandomAttempt plan(seed, a, number);
+          const RandomAttempt plan(seed, a, number, manifest);
+          for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+            if (const auto& entry = manifest.tensors[i];
+                entry.group == session::Group::frozen && RandomAttempt::is_trained(entry, a))
+              rank.sink.unfrozen.insert(i);
           std::ranges::fill(rank.sink.shards, nothing);
           rank.write(a);
           rank.copies->begin_attempt();
@@ -219,23 +247,26 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
         }
       });
     for (auto& thread : threads) thread.join();
-    const session::ShardPlan plan(manifest, session::Element::f32);
+    const session::ShardPlan plan(manifest);
     for (std::size_t a = 0; a < attempts; ++a) {
       std::vector<RandomAttempt> did;
-      for (int r = 0; r < size; ++r) did.emplace_back(seed, a, r);
+      for (int r = 0; r < size; ++r) did.emplace_back(seed, a, r, manifest);
       for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
         const auto& entry = manifest.tensors[i];
-        if (entry.group == session::Group::frozen) continue;
-        for (std::uint64_t e = entry.first; e < entry.first + entry.count; e += 1 + e % 5) {
-          float sum = 0;
+        if (!entry.has_room()) continue;
+        const auto each = session::bytes_of(entry.types.gradient);
+        for (std::uint64_t e = 0; e < entry.elements(); e += 1 + e % 5) {
+          double sum = 0;
           for (std::size_t r = 0; r < did.size(); ++r)
-            if (did[r].uses(i)) sum += float(did[r].micro_batches) * (parameter_value(a, e) + float(r));
-          const auto holder = std::size_t(plan.holder_of(e, size).position);
+            if (did[r].uses(i)) sum += did[r].micro_batches * (parameter_value(a, i, e) + double(r));
+          auto holder = std::size_t(plan.holder_of(plan.place(i) + e * each, size).position);
+          if (!RandomAttempt::is_trained(entry, a)) holder = did.size();  // Nobody.
           for (std::size_t r = 0; r < did.size(); ++r) {
-            const auto found = shards[a][r][e];
-            ASSERT_EQ(!std::isnan(found), r == holder) << "rank " << r << ", element " << e;
+            const auto found =
+                Elements(&shards[a][r][plan.place(i)], entry.types.gradient, entry.elements())[e];
+            ASSERT_EQ(!std::isnan(found), r == holder) << "rank " << r << ", element " << e << " of " << i;
             if (r == holder) {
-              ASSERT_EQ(found, sum) << "attempt " << a << ", element " << e;
+              ASSERT_EQ(found, sum) << "attempt " << a << ", element " << e << " of " << i;
             }
           }
         }
@@ -279,7 +310,7 @@ TEST(GradientShards, ABucketIsQueuedBehindTheOneBeforeIt) {
   const auto manifest = usual_manifest();
   TeamRank rank(team, 0, manifest);
   ASSERT_TRUE(rank.join());
-  EXPECT_EQ(rank.copies->buckets(), (std::vector<std::vector<std::size_t>>{{4}, {0, 2}, {1, 5}}));
+  EXPECT_EQ(rank.copies->buckets(), (std::vector<std::vector<std::size_t>>{{4}, {0, 2}, {1, 5}, {3}}));
   const auto queued = [&] { return team.nccl.calls("ncclReduceScatter"); };
   rank.copies->begin_attempt();
   rank.sink.last = true;
@@ -292,6 +323,29 @@ TEST(GradientShards, ABucketIsQueuedBehindTheOneBeforeIt) {
             "a gradient of 'p3' was passed, but the parameter is frozen");
   EXPECT_THROW(rank.copies->written(6, rank.gradients[0].get()), ModelError);
   EXPECT_TRUE(rank.copies->finish());
+}
+
+TEST(GradientShards, IncludeAParameterThatIsUnfrozenBetweenAttempts) {
+  for (const bool has_slab : {true, false}) {
+    Team team({.size = 1});
+    const auto manifest = usual_manifest();
+    constexpr std::size_t frozen = 3;
+    TeamRank rank(team, 0, manifest, has_slab);
+    ASSERT_TRUE(rank.join());
+    const auto attempt = [&](const std::vector<std::size_t>& used) {
+      rank.write(0);
+      rank.copies->begin_attempt();
+      rank.upload->load();
+      rank.micro_batch(true, used);
+      EXPECT_TRUE(rank.copies->finish());
+    };
+    attempt({1, 5, 2, 0, 4});
+    rank.sink.unfrozen.insert(frozen);
+    attempt({1, 5, 2, 0, 4, frozen});
+    const auto place = session::ShardPlan(manifest).place(frozen);
+    EXPECT_EQ(rank.elements(&rank.sink.shards[place], frozen)[7], parameter_value(0, frozen, 7));
+    EXPECT_EQ(rank.sink.teams.size(), 3u + 4u) << "one more bucket";
+  }
 }
 
 TEST(GradientShards, RefuseATeamOfAnotherSize) {

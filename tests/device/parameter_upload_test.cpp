@@ -84,13 +84,40 @@ TEST(ParameterUpload, ReturnsBeforeItIsDone) {
   EXPECT_NE(*Rig::floats(rig.parameters[0]), 3.0F) << "nothing is executed until the host waits";
 }
 
+TEST(ParameterUpload, BringsParametersOfAllDtypes) {
+  Rig rig({.counts = {3000, 17, 400}, .is_mixed = true});
+  constexpr std::size_t of_int8 = 3;
+  const auto bytes = rig.manifest.tensors[of_int8].bytes();
+  std::fill_n(rig.places[of_int8].data, bytes, std::byte{7});
+  rig.begin(2);
+  ASSERT_TRUE(rig.copies->finish());
+  for (std::size_t i = 0; i < rig.size(); ++i)
+    if (i != of_int8) {
+      EXPECT_EQ(rig.elements(rig.parameters[i].get(), i).numbers(), rig.expected(i, 2)) << i;
+    }
+  EXPECT_EQ(std::memcmp(rig.parameters[of_int8].get(), rig.places[of_int8].data, bytes), 0);
+  EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+}
+
+TEST(ParameterUpload, LeavesOutWhatTheSinkSaysIsNotStale) {
+  Rig rig({.counts = {3000, 17, 400}, .is_mixed = true});
+  constexpr std::size_t frozen = 8;
+  for (const float value : {2.0F, 5.0F}) {
+    rig.begin(value);
+    ASSERT_TRUE(rig.copies->finish());
+    rig.sink.fresh = {frozen};
+  }
+  EXPECT_EQ(rig.elements(rig.parameters[frozen].get(), frozen).numbers(), rig.expected(frozen, 2));
+  EXPECT_EQ(rig.elements(rig.parameters[0].get(), 0).numbers(), rig.expected(0, 5));
+}
+
 TEST(ParameterUpload, OfMemoryThatCannotBeRegisteredIsRightAllTheSame) {
   Rig rig({});
   rig.upload.reset();
   rig.fake.fail("cudaHostRegister", 1, device::code::invalid_value);
   std::vector<std::byte*> targets;
   for (const auto& parameter : rig.parameters) targets.push_back(parameter.get());
-  rig.upload.emplace(rig.device, rig.manifest, session::Element::f32, rig.places, targets, rig.compute.get());
+  rig.upload.emplace(rig.device, rig.manifest, rig.places, targets, rig.sink, rig.compute.get());
   rig.begin(4);
   rig.micro_batch(0, true, true);
   ASSERT_TRUE(rig.copies->finish());

@@ -3,14 +3,17 @@
 #pragma once
 
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "device/gradient_copies.hpp"
 #include "device/parameter_upload.hpp"
+#include "elements.hpp"
 #include "support/fake_cuda.hpp"
 
 namespace accelmgr::test {
@@ -37,33 +40,47 @@ class Pages {
 /// A sink with a slab, or without one. It notes each gradient as it is at the moment when it arrives.
 class NotingSink final : public replica::Sink {
  public:
-  NotingSink(const session::Manifest& manifest, bool has_slab) : manifest_(manifest), has_slab_(has_slab) {}
+  NotingSink(const session::Manifest& manifest, bool has_slab)
+      : manifest_(manifest),
+        has_slab_(has_slab),
+        slab_bytes_(session::Manifest(manifest).place_tensors().slab) {}
 
   void capture(std::size_t index, const void* gradient) override {
-    const auto* values = static_cast<const float*>(gradient);
-    captured[index].assign(values, values + manifest_.tensors[index].count);
+    const auto& entry = manifest_.tensors[index];
+    std::vector<std::byte> bytes(entry.elements() * session::bytes_of(entry.types.gradient));
+    std::memcpy(bytes.data(), gradient, bytes.size());
+    captured[index] = Elements(bytes.data(), entry.types.gradient, entry.elements()).numbers();
   }
-  std::span<std::byte> slab() override { return has_slab_ ? memory_.span() : std::span<std::byte>(); }
+  /// The part of the parameters that are trained from the start, as a session has it.
+  std::span<std::byte> slab() override {
+    return has_slab_ ? memory_.span().first(slab_bytes_) : std::span<std::byte>();
+  }
   std::byte* place_of(std::size_t index) override {
-    return memory_.span().data() + manifest_.tensors[index].first * sizeof(float);
+    return memory_.span().data() + manifest_.tensors[index].slab;
   }
   void arrived(std::size_t index) override {
-    const auto* values = reinterpret_cast<const float*>(place_of(index));
-    seen[index].assign(values, values + manifest_.tensors[index].count);
+    const auto& entry = manifest_.tensors[index];
+    seen[index] = Elements(place_of(index), entry.types.slab, entry.elements()).numbers();
     order.push_back(index);
   }
+  bool is_trained(std::size_t index) override {
+    return manifest_.tensors[index].group != session::Group::frozen || unfrozen.contains(index);
+  }
+  bool is_stale(std::size_t index) override { return !fresh.contains(index); }
   void backward_begins() override {}
   bool last_micro_batch() override { return last; }
   bool wanted() override { return asked == nullptr || asked(); }
 
-  std::map<std::size_t, std::vector<float>> seen, captured;
+  std::map<std::size_t, std::vector<double>> seen, captured;
   std::vector<std::size_t> order;
   std::function<bool()> asked;
+  std::set<std::size_t> unfrozen, fresh;
   bool last = false;
 
  private:
   const session::Manifest& manifest_;
   bool has_slab_;
+  std::uint64_t slab_bytes_;
   Pages memory_{std::size_t{16} << 20};
 };
 
@@ -75,32 +92,41 @@ class Rig {
     std::vector<std::uint64_t> counts = {300'000, 5, 70'000, 1};  ///< Elements of each parameter.
     bool has_slab = true;
     double timeout_s = 30;
-    bool records = false;  ///< The last micro-batch is a graph.
+    bool records = false;   ///< The last micro-batch is a graph.
+    bool is_mixed = false;  ///< The parameters are those of mixed_manifest(). Otherwise they are float32.
+    session::Precision precision = {};
   };
   explicit Rig(Options options)
       : records(options.records),
-        manifest(manifest_of(options.counts)),
+        manifest(options.is_mixed ? mixed_manifest(options.counts, options.precision)
+                                  : manifest_of(options.counts)),
         sink(manifest, options.has_slab),
         fake(options.execution, options.seed) {
     std::vector<std::byte*> targets;
     for (const auto& entry : manifest.tensors) {
-      places.push_back({master.span().data() + entry.first * sizeof(float), {1}});
-      targets.push_back(parameters.emplace_back(device.allocate(entry.count * sizeof(float))).get());
-      gradients.push_back(device.allocate(entry.count * sizeof(float)));
+      places.push_back({master.span().data() + entry.offset, {1}});
+      const auto bytes = entry.count * size_of(entry.runner_dtype);
+      targets.push_back(parameters.emplace_back(device.allocate(bytes)).get());
+      gradients.push_back(device.allocate(bytes));
       complete.push_back(device.make_event());
     }
     loss = device.allocate(sizeof(float));
-    upload.emplace(device, manifest, session::Element::f32, places, targets, compute.get());
-    copies.emplace(device, manifest, session::Element::f32, sink, compute.get(), options.timeout_s);
+    upload.emplace(device, manifest, places, targets, sink, compute.get());
+    copies.emplace(device, manifest, sink, compute.get(), options.timeout_s);
   }
 
   std::size_t size() const { return manifest.tensors.size(); }
   static float* floats(const device::Memory& memory) { return reinterpret_cast<float*>(memory.get()); }
+  /// The elements of a parameter, or of its gradient, in memory of the host or of the device. None of a
+  /// parameter that cannot be trained.
+  Elements elements(std::byte* memory, std::size_t i) const {
+    const auto& entry = manifest.tensors[i];
+    return {memory, entry.types.gradient, entry.has_room() ? entry.elements() : 0};
+  }
 
   /// The host writes all parameters.
   void write(float value) {
-    for (std::size_t i = 0; i < size(); ++i)
-      std::fill_n(reinterpret_cast<float*>(places[i].data), manifest.tensors[i].count, value + float(i));
+    for (std::size_t i = 0; i < size(); ++i) elements(places[i].data, i).fill(value + float(i));
   }
 
   void begin(float value) {
@@ -119,9 +145,10 @@ class Rig {
     if (recorded) fake.begin_graph(compute.get());
     for (const auto i : used) {
       fake.launch(compute.get(), [this, i, added, first] {
-        const auto *from = floats(parameters[i]), *end = from + manifest.tensors[i].count;
-        for (auto* to = floats(gradients[i]); from != end; ++from, ++to)
-          *to = (first ? 0 : *to) + *from + added;
+        const auto value = elements(parameters[i].get(), i).numbers();
+        elements(gradients[i].get(), i).change([&](double before, std::uint64_t e) {
+          return (first ? 0 : before) + value[e] + double(added);
+        });
       });
       if (recorded) {
         device.record_in_graph(complete[i], compute.get());
@@ -135,8 +162,8 @@ class Rig {
     fake.launch(compute.get(), *fake.end_graph(compute.get()));
     for (const auto i : used) copies->written(i, gradients[i].get(), &complete[i]);
   }
-  std::vector<float> expected(std::size_t parameter, float value) const {
-    return std::vector<float>(manifest.tensors[parameter].count, value + float(parameter));
+  std::vector<double> expected(std::size_t parameter, float value) const {
+    return std::vector<double>(manifest.tensors[parameter].elements(), value + float(parameter));
   }
 
   const bool records;
@@ -161,7 +188,7 @@ class Rig {
                                   .aliases = {},
                                   .shape = {static_cast<std::int64_t>(count)},
                                   .count = count});
-    manifest.place_tensors(session::Element::f32);
+    manifest.place_tensors();
     return manifest;
   }
 };

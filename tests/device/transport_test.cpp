@@ -15,6 +15,7 @@
 #include "base/unique_fd.hpp"
 #include "device/gradient_copies.hpp"
 #include "device/parameter_upload.hpp"
+#include "elements.hpp"
 #include "session/manifest.hpp"
 #include "tested_runtime.hpp"
 
@@ -22,8 +23,7 @@ namespace accelmgr::test {
 namespace {
 
 session::Session make_session(session::Manifest& manifest) {
-  session::Extent extent{.ranks = 1};
-  extent.elements = manifest.place_tensors(extent.element);
+  session::Extent extent{.ranks = 1, .bytes = manifest.place_tensors()};
   extent.tensors = manifest.tensors.size();
   extent.manifest_bytes = session::manifest_bytes(manifest);
   auto session = session::Session::create(extent, extent.ranks, 1);
@@ -45,13 +45,16 @@ class SessionSink final : public replica::Sink {
       : session_(session), manifest_(manifest), has_slab_(has_slab) {}
 
   void capture(std::size_t index, const void* gradient) override {
-    std::memcpy(place(index), gradient, manifest_.tensors[index].count * sizeof(float));
+    std::memcpy(place(index), gradient, manifest_.tensors[index].slab_bytes());
   }
   std::span<std::byte> slab() override {
     if (!has_slab_) return {};
-    return {session_.slab(0), session_.master_bytes()};
+    return {session_.slab(0), session_.header().bytes.slab};
   }
   std::byte* place_of(std::size_t index) override { return place(index); }
+  bool is_trained(std::size_t index) override {
+    return manifest_.tensors[index].group != session::Group::frozen || index == unfrozen;
+  }
   void backward_begins() override {}
   bool last_micro_batch() override { return last; }
   bool wanted() override {
@@ -61,14 +64,17 @@ class SessionSink final : public replica::Sink {
   std::span<const float> values(std::size_t index) const {
     return {reinterpret_cast<const float*>(place(index)), manifest_.tensors[index].count};
   }
+  Elements elements(std::size_t index) const {
+    const auto& entry = manifest_.tensors[index];
+    return {place(index), entry.types.slab, entry.elements()};
+  }
 
   bool last = true, wants = true;
   int asked = 0;
+  std::optional<std::size_t> unfrozen;
 
  private:
-  std::byte* place(std::size_t index) const {
-    return session_.slab(0) + manifest_.tensors[index].first * sizeof(float);
-  }
+  std::byte* place(std::size_t index) const { return session_.slab(0) + manifest_.tensors[index].slab; }
   session::Session& session_;
   const session::Manifest& manifest_;
   bool has_slab_;
@@ -80,22 +86,23 @@ float of_bytes(int value) { return std::bit_cast<float>(static_cast<std::uint32_
 class Transport : public testing::TestWithParam<RuntimeKind> {
  protected:
   /// Parameters of 1.2 MB, 20 bytes, 28 MB, 4 bytes and 1.2 MB: three buckets.
-  Transport() : manifest(manifest_of({300'000, 5, 7'000'000, 1, 300'000})) {
+  Transport() : Transport(manifest_of({300'000, 5, 7'000'000, 1, 300'000})) {}
+  explicit Transport(session::Manifest tensors) : manifest(std::move(tensors)) {
     for (const auto& entry : manifest.tensors) {
-      places.push_back({runners.parameters() + entry.first * sizeof(float), {1}});
-      parameters.push_back(device.allocate(entry.count * sizeof(float)));
+      places.push_back({runners.parameters() + entry.offset, {1}});
+      parameters.push_back(device.allocate(entry.bytes()));
       targets.push_back(parameters.back().get());
-      gradients.push_back(device.allocate(entry.count * sizeof(float)));
+      gradients.push_back(device.allocate(entry.bytes()));
     }
     for (auto& part : slow) part = device.allocate(runtime->slow_copy_bytes);
   }
   std::size_t size() const { return manifest.tensors.size(); }
-  std::size_t bytes(std::size_t i) const { return manifest.tensors[i].count * sizeof(float); }
+  std::size_t bytes(std::size_t i) const { return manifest.tensors[i].bytes(); }
 
   /// The host writes value + i to all elements of parameter i.
   void write(float value) {
     for (std::size_t i = 0; i < size(); ++i)
-      std::fill_n(reinterpret_cast<float*>(host.parameters()) + manifest.tensors[i].first,
+      std::fill_n(reinterpret_cast<float*>(host.parameters() + manifest.tensors[i].offset),
                   manifest.tensors[i].count, value + float(i));
   }
   void expect_slab(const std::function<float(std::size_t)>& value) const {
@@ -119,16 +126,13 @@ class Transport : public testing::TestWithParam<RuntimeKind> {
   /// The gradient of each parameter is the parameter.
   void compute_gradients(device::GradientCopies& copies) {
     for (std::size_t i = size(); i-- > 0;) {
+      if (!sink.is_trained(i)) continue;
       device.copy(gradients[i].get(), targets[i], bytes(i), device::Direction::on_device, compute.get());
       copies.written(i, gradients[i].get());
     }
   }
-  device::GradientCopies make_copies() {
-    return {device, manifest, session::Element::f32, sink, compute.get(), 60};
-  }
-  device::ParameterUpload make_upload() {
-    return {device, manifest, session::Element::f32, places, targets, compute.get()};
-  }
+  device::GradientCopies make_copies() { return {device, manifest, sink, compute.get(), 60}; }
+  device::ParameterUpload make_upload() { return {device, manifest, places, targets, sink, compute.get()}; }
 
   session::Manifest manifest;
   session::Session host = make_session(manifest), runners = attach(host);
@@ -169,15 +173,45 @@ TEST_P(Transport, CarriesParametersFromAMappingThatIsReadOnlyAndGradientsToTheSl
   EXPECT_EQ(copies.buckets().size(), 3u);
 }
 
+class MixedTransport : public Transport {
+ protected:
+  MixedTransport() : Transport(mixed_manifest({3000, 5000, 17})) {}
+};
+INSTANTIATE_TEST_SUITE_P(Runtimes, MixedTransport, testing::ValuesIn(tested_runtimes()),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+// The place of the unfrozen parameter begins in the last page of the slab that is registered.
+TEST_P(MixedTransport, CarriesAllDtypesAndAParameterThatIsUnfrozen) {
+  auto upload = make_upload();
+  auto copies = make_copies();
+  for (const float value : {1.0F, 17.0F, -3.5F}) {
+    for (std::size_t i = 0; i < size(); ++i)
+      if (const auto& entry = manifest.tensors[i]; entry.has_room())
+        Elements(host.parameters() + entry.offset, entry.types.gradient, entry.elements())
+            .fill(value + float(i));
+    if (value == 17) sink.unfrozen = to_unfreeze;
+    copies.begin_attempt();
+    upload.load();
+    compute_gradients(copies);
+    ASSERT_TRUE(copies.finish());
+    for (std::size_t i = 0; i < size(); ++i) {
+      if (!sink.is_trained(i)) continue;
+      EXPECT_EQ(sink.elements(i).numbers(),
+                std::vector<double>(manifest.tensors[i].elements(), value + float(i)))
+          << i;
+    }
+  }
+}
+
 // Some drivers register a mapping that is read-only and others refuse it. The transport copies from it in
 // both cases. The answers are printed, and the device goes on after a refusal.
 TEST_P(Transport, RegistersMemoryOfASessionAndSaysWhatOfItThatIsReadOnly) {
   device.register_pages(sink.slab(), device::register_read_write);
-  device.register_pages({host.parameters(), host.master_bytes()}, device::register_read_write);
+  device.register_pages({host.parameters(), host.header().bytes.parameters}, device::register_read_write);
   const auto answer = [&](const char* question, session::Session& session, unsigned flags) {
     std::string text = "yes";
     try {
-      device.register_pages({session.parameters(), session.master_bytes()}, flags);
+      device.register_pages({session.parameters(), session.header().bytes.parameters}, flags);
     } catch (const device::DeviceError& error) {
       EXPECT_EQ(error.function(), "cudaHostRegister");
       text = error.what();
@@ -253,7 +287,7 @@ TEST_P(Transport, CopiesGradientsWhileTheGraphThatMakesThemGoesOn) {
 
 TEST_P(Transport, CapturesFromStagingMemoryWhereThereIsNoSlab) {
   auto upload = make_upload();
-  device::GradientCopies copies(device, manifest, session::Element::f32, capturing, compute.get(), 60);
+  device::GradientCopies copies(device, manifest, capturing, compute.get(), 60);
   write(5);
   copies.begin_attempt();
   upload.load();

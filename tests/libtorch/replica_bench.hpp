@@ -40,16 +40,23 @@ class BenchSink final : public replica::Sink {
   using Gradients = std::map<std::size_t, std::vector<std::byte>>;
 
   void capture(std::size_t index, const void* gradient) override {
-    const auto count = manifest->tensors.at(index).count;
-    element == session::Element::f64 ? add<double>(gradients[index], gradient, count)
-                                     : add<float>(gradients[index], gradient, count);
+    const auto& entry = manifest->tensors.at(index);
+    const auto& kernels = session::best_kernels();
+    auto& sum = gradients[index];
+    const bool is_first = sum.empty();
+    sum.resize(entry.slab_bytes());
+    is_first ? kernels.capture_copy(sum.data(), gradient, entry.elements(), entry.types)
+             : kernels.capture_add(sum.data(), gradient, entry.elements(), entry.types);
   }
   std::span<std::byte> slab() override { return has_slab ? memory->span() : std::span<std::byte>(); }
   std::byte* place_of(std::size_t index) override {
-    return memory->span().data() + manifest->tensors.at(index).first * session::bytes_of(element);
+    return memory->span().data() + manifest->tensors.at(index).slab;
+  }
+  bool is_trained(std::size_t index) override {
+    return manifest->tensors.at(index).group != session::Group::frozen;
   }
   void arrived(std::size_t index) override {
-    const auto bytes = manifest->tensors.at(index).count * session::bytes_of(element);
+    const auto bytes = manifest->tensors.at(index).slab_bytes();
     gradients[index].assign(place_of(index), place_of(index) + bytes);
     ++arrivals;
   }
@@ -58,22 +65,11 @@ class BenchSink final : public replica::Sink {
   bool wanted() override { return asked == nullptr || asked(); }
 
   const session::Manifest* manifest = nullptr;
-  session::Element element = session::Element::f32;
   std::unique_ptr<BenchPages> memory;
   bool has_slab = true, last = false;
   int backwards = 0, arrivals = 0;
   Gradients gradients;
   std::function<bool()> asked;
-
- private:
-  template <class T>
-  static void add(std::vector<std::byte>& sum, const void* gradient, std::size_t count) {
-    const bool first = sum.empty();
-    sum.resize(count * sizeof(T));
-    auto* to = reinterpret_cast<T*>(sum.data());
-    const auto* from = static_cast<const T*>(gradient);
-    for (std::size_t i = 0; i < count; ++i) to[i] = first ? from[i] : to[i] + from[i];
-  }
 };
 
 /// A micro-batch in memory of the test.
@@ -105,17 +101,16 @@ class ReplicaBench {
     auto tensors = replica::tensors_of(replica->describe());
     manifest = std::move(tensors.manifest);
     sink.manifest = &manifest;
-    sink.element = tensors.element;
     sink.has_slab = has_slab;
-    const auto bytes = session::bytes_of(tensors.element);
-    const auto size = manifest.place_tensors(tensors.element) * bytes;
-    sink.memory = std::make_unique<BenchPages>(size);
-    master = std::make_unique<BenchPages>(size);
+    const auto bytes = manifest.place_tensors();
+    sink.memory = std::make_unique<BenchPages>(bytes.slab_room);
+    master = std::make_unique<BenchPages>(bytes.parameters);
     state.resize(manifest.place_buffers() + session::generator_bytes);
-    places = replica::places_of(master->span().data(), tensors.element, manifest);
+    places = replica::places_of(master->span().data(), manifest);
     for (std::size_t i = 0; i < places.size(); ++i)
       if (const auto& from = tensors.parameters[i]; manifest.tensors[i].shares < 0)
-        replica::copy_strided(places[i].data, places[i].strides, from.data, from.strides, from.shape, bytes);
+        replica::copy_strided(places[i].data, places[i].strides, from.data, from.strides, from.shape,
+                              size_of(from.dtype));
     replica->bind(manifest, places, sink);
     replica->seed(7);
     save();
@@ -146,7 +141,7 @@ class ReplicaBench {
     save();
     return {totals.loss, std::move(totals.scalars), sink.gradients, state};
   }
-  /// The host changes all parameters.
+  /// The host changes all parameters of float32 and float64.
   void write_parameters(double factor) {
     const auto scale = [factor](auto* begin, std::size_t count) {
       for (std::size_t i = 0; i < count; ++i)
@@ -154,9 +149,9 @@ class ReplicaBench {
     };
     for (std::size_t i = 0; i < places.size(); ++i) {
       if (manifest.tensors[i].shares >= 0) continue;
-      const auto count = manifest.tensors[i].count;
-      sink.element == session::Element::f64 ? scale(reinterpret_cast<double*>(places[i].data), count)
-                                            : scale(reinterpret_cast<float*>(places[i].data), count);
+      const auto& entry = manifest.tensors[i];
+      if (entry.dtype == DType::float64) scale(reinterpret_cast<double*>(places[i].data), entry.count);
+      if (entry.dtype == DType::float32) scale(reinterpret_cast<float*>(places[i].data), entry.count);
     }
   }
 

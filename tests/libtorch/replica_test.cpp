@@ -57,7 +57,7 @@ struct Setting {
   explicit Setting(std::function<void(Product&)> in_forward = {})
       : replica(config, std::make_unique<Product>(std::move(in_forward))),
         manifest(replica::tensors_of(replica.describe()).manifest) {
-    manifest.place_tensors(session::Element::f32);
+    manifest.place_tensors();
     buffer_bytes = manifest.place_buffers();
     const replica::Place places[] = {{reinterpret_cast<std::byte*>(master.data()), {1}}};
     replica.bind(manifest, places, sums);

@@ -24,7 +24,8 @@ class SourceWatchTest : public testing::Test {
                        since_ns + static_cast<std::int64_t>(seconds * double(watched_second_ns)));
   }
 
-  session::Session session_ = session::Session::create({.ranks = 2, .elements = 16, .tensors = 1}, 2, 1);
+  session::Session session_ =
+      session::Session::create({.ranks = 2, .bytes = {.parameters = 64}, .tensors = 1}, 2, 1);
   SourceWatch watch_{session_, "camera"};
 };
 

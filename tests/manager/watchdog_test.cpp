@@ -18,7 +18,7 @@ std::int64_t ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9
 class WatchdogTest : public testing::Test {
  protected:
   WatchdogTest()
-      : session_(session::Session::create({.ranks = 2, .elements = 16, .tensors = 1}, 2, 1)),
+      : session_(session::Session::create({.ranks = 2, .bytes = {.parameters = 64}, .tensors = 1}, 2, 1)),
         watchdog_(config(), session_, [this](pid_t) { return usage_; }) {
     session_.control().team.store(3);
     for (int rank = 0; rank < 2; ++rank) session_.record(rank).state.store(session::RunnerState::ready);

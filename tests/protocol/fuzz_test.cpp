@@ -213,7 +213,7 @@ TEST_F(FuzzTest, OnlyANoteOfTheSessionLetsTheManagerGoOn) {
     last = fuzzed.one_in(2) ? "Noted" : fuzzed.mutated(std::string("Noted"));
     ASSERT_TRUE(test::send_raw(theirs.get(), last));
     try {
-      send_prepared(ours.get(), {}, at_once());
+      send_prepared(ours.get(), {}, fuzzed.one_in(2), at_once());
       EXPECT_EQ(last, "Noted");
     } catch (const SessionError&) {
       EXPECT_NE(last, "Noted");

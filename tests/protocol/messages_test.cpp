@@ -77,9 +77,10 @@ TEST_F(MessagesTest, TheDevicesThatWereChosenArrive) {
 
 TEST_F(MessagesTest, TheManagerGoesOnWhenTheHostHasTakenNoteOfTheSession) {
   const auto first = null(), second = zero();
-  std::jthread sender([&] { send_prepared(manager.get(), {first.get(), second.get()}, soon()); });
+  std::jthread sender([&] { send_prepared(manager.get(), {first.get(), second.get()}, true, soon()); });
   const auto answer = receive_answer(host.get(), soon());
-  const auto& session = std::get<Prepared>(answer).session;
+  const auto& [session, needs_values] = std::get<Prepared>(answer);
+  EXPECT_TRUE(needs_values);
   ASSERT_EQ(session.size(), 2u);
   EXPECT_EQ(device(session[0]), device(null()));
   EXPECT_EQ(device(session[1]), device(zero()));
@@ -87,9 +88,9 @@ TEST_F(MessagesTest, TheManagerGoesOnWhenTheHostHasTakenNoteOfTheSession) {
 }
 
 TEST_F(MessagesTest, AHostThatTakesNoNoteOfTheSessionIsWaitedForUntilTheDeadline) {
-  EXPECT_THROW(send_prepared(manager.get(), {}, base::Deadline::in_seconds(0.01)), SessionError);
+  EXPECT_THROW(send_prepared(manager.get(), {}, false, base::Deadline::in_seconds(0.01)), SessionError);
   host.reset();
-  EXPECT_THROW(send_prepared(manager.get(), {}, soon()), SystemError);
+  EXPECT_THROW(send_prepared(manager.get(), {}, false, soon()), SystemError);
 }
 
 TEST_F(MessagesTest, ASessionToGoOnWithArrives) {

@@ -184,7 +184,10 @@ class Architecture(nn.Module):
         self._name, self._kind = name, kind
 
     def forward(self, index: torch.Tensor | int) -> torch.Tensor:
-        loss: torch.Tensor = self.model(**inputs_of(self._name, self._kind, int(index)))["loss"]
+        dtype = next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
+        inputs = inputs_of(self._name, self._kind, int(index))
+        cast = {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
+        loss: torch.Tensor = self.model(**cast)["loss"]
         return loss
 
 

@@ -1,7 +1,8 @@
 """Compares runners with plain autograd in this process: same elements, same order of sums, same seeds.
 
 Both divide each loss by the number of micro-batches times the number of runners. Both add gradients in the order of
-micro-batches, then in the order of ranks. With one thread the bits must therefore be the same.
+micro-batches, then in the order of ranks; those of 16 bits of several ranks in float32, rounded once. With one thread
+the bits must therefore be the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,9 +23,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import accelmgr
+from accelmgr._arguments import TRAINABLE
 
 TOLERANCE = 2e-4  # Relative to the norm of the gradient.
 SEED = 7
+HALVES = (torch.bfloat16, torch.float16)
 
 torch.set_num_threads(1)
 torch.set_deterministic_debug_mode("warn")  # As runners do; use_deterministic_algorithms() imports torch's compiler.
@@ -40,6 +45,11 @@ class Shape:
     @property
     def elements(self) -> int:
         return self.runners * self.accumulation
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Parameters of which there can be gradients, frozen ones included."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.dtype in TRAINABLE]
 
 
 class Plain:
@@ -66,11 +76,12 @@ class Plain:
                 self._states[rank] = torch.get_rng_state()
             loss += own_loss
             for name, gradient in own.items():
+                gradient = gradient.float() if gradient.dtype in HALVES else gradient
                 mean[name] = mean[name] + gradient if name in mean else gradient
-        for name, parameter in self.replicas[0].named_parameters():
+        for name, parameter in trainable(self.replicas[0]):
             gradient = mean.get(name, torch.zeros_like(parameter))
             before = self.gradients.get(name, torch.zeros_like(parameter))
-            self.gradients[name] = before + gradient if accumulate else gradient
+            self.gradients[name] = (before + gradient if accumulate else gradient).to(parameter.dtype)
         return loss
 
     def _rank(self, replica: nn.Module, elements: Sequence[Any]) -> tuple[Gradients, float]:
@@ -113,7 +124,8 @@ def assert_gradients(ours: Gradients, plain: Gradients, exact: bool, where: str)
 def gradients_of(manager: accelmgr.Manager) -> Gradients:
     assert manager.model is not None
     names = [name for name, _ in manager.model.named_parameters()]
-    return dict(zip(names, manager.get_aggregated_gradients(), strict=True))
+    gradients = dict(zip(names, manager.get_aggregated_gradients(), strict=True))
+    return {name: gradients[name] for name, _ in trainable(manager.model)}
 
 
 @contextlib.contextmanager
@@ -143,19 +155,24 @@ def compare(
     accumulate: Sequence[bool] = (True, True, False),
     exact: bool = True,
     make_element: Callable[[int], Any] = torch.tensor,
+    kills: bool = False,
     **options: Any,
 ) -> None:
     """Steps a manager and plain autograd side by side and compares gradients and loss after each step.
 
     `accumulate` has one value for each step. Parameters change between steps. Each side has copies of `model`, or
     calls it if it is a function, which suits a model that loses something in a copy, such as hooks on parameters. With
-    `factory` the manager gets the function itself.
+    `factory` the manager gets the function itself. kills: rank 0 is killed before each step but the first.
     """
     make: Factory = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     plain = Plain([make() for _ in range(shape.runners)], shape)
     elements = [make_element(i) for i in range(shape.elements * len(accumulate))]
+    if kills:
+        options = {"runners__on_loss": "restart", **options}
     with started(make if factory else make(), elements, shape, start_method, **options) as manager:
         for step, adds in enumerate(accumulate):
+            if kills and step > 0:
+                os.kill(manager.statistics().runners[0].pid, signal.SIGKILL)
             result = manager.step(accumulate=adds)
             result.raise_for_status()
             loss = plain.step(elements[step * shape.elements : (step + 1) * shape.elements], adds)
@@ -171,7 +188,8 @@ def move(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.grad is not None:
-                parameter.add_(parameter.grad.clamp(-1, 1), alpha=-1e-3)
+                gradient = parameter.grad if parameter.is_complex() else parameter.grad.clamp(-1, 1)
+                parameter.add_(gradient, alpha=-1e-3)
 
 
 # Wrappers that turn any module into a model with a scalar loss
@@ -237,7 +255,7 @@ class Bundle(nn.Module):
         self.cases = nn.ModuleDict(cases)
 
     def forward(self, index: torch.Tensor) -> torch.Tensor:
-        losses = [case(int(index)) for case in self.cases.values()]
+        losses = [case(int(index)).float() for case in self.cases.values()]
         return torch.stack(losses).sum()
 
 

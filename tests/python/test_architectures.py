@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import os
 
 import pytest
@@ -15,7 +17,10 @@ if not transformers.is_torch_available():
     pytest.skip(_reason, allow_module_level=True)
 
 from architectures import KINDS, TEXT, architectures, build  # noqa: E402
-from differential import Bundle, Shape, compare  # noqa: E402
+from differential import Bundle, Shape, bundle_of, compare  # noqa: E402
+
+if importlib.util.find_spec("peft"):
+    import peft
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +69,31 @@ def test_albert_as_hivemind_s_example_trains_it():
     albert = build("albert", "encoder", configuration)
     assert {parameter.numel() for parameter in albert.parameters()} >= {512 * 512, 512 * 1024, 512}
     compare(albert, shape=Shape(runners=2, accumulation=2), accumulate=(True, True))
+
+
+def in_bfloat16(case: nn.Module) -> nn.Module:
+    return copy.deepcopy(case).bfloat16()
+
+
+def with_adapters(case: nn.Module) -> nn.Module:
+    """LoRA of float32 beside each linear layer; the rest is bfloat16 and frozen."""
+    case = in_bfloat16(case).requires_grad_(False)
+    linear = [name for name, module in case.named_modules() if type(module) is nn.Linear]
+    torch.manual_seed(0)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=linear, init_lora_weights=False), case)
+    for parameter in case.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return case
+
+
+@pytest.mark.parametrize("change", [in_bfloat16, with_adapters])
+def test_architectures_in_bfloat16_while_a_runner_is_killed(bundle, change):
+    if change is with_adapters:
+        pytest.importorskip("peft", reason="peft is not installed")
+    changed, left_out = bundle_of((name, change(case)) for name, case in bundle.cases.items())
+    print(*left_out, sep="\n")
+    assert len(changed.cases) >= 80
+    trained = {parameter.dtype for parameter in changed.parameters() if parameter.requires_grad}
+    assert trained == {torch.float32 if change is with_adapters else torch.bfloat16}
+    compare(changed, shape=Shape(runners=2), accumulate=(False, False), kills=True, step_timeout=200)

@@ -18,18 +18,6 @@ class Unpicklable(nn.Module):
         self.inner.guard = threading.Lock()
 
 
-class Integers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.counts = nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)
-
-
-class Mixed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2).double()
-
-
 def lazy():
     return nn.Sequential(nn.LazyLinear(2))
 
@@ -38,9 +26,6 @@ REFUSED = {
     "no_module": (lambda: "a string of no kind", {}, accelmgr.ConfigError, "model.kind"),
     "a_function": (lambda: print, {}, accelmgr.ModelError, "print, which must return a torch.nn.Module, returned"),
     "no_parameters": (nn.ReLU, {}, accelmgr.ModelError, "no parameters; there is nothing to train"),
-    "integers": (Integers, {}, accelmgr.ModelError, "parameter 'counts' is torch.int64.*float32 or float64"),
-    "half": (lambda: nn.Linear(2, 2).half(), {}, accelmgr.ModelError, "'weight' is torch.float16.*float32 or float64"),
-    "mixed": (Mixed, {}, accelmgr.ModelError, "'other.weight' is torch.float64, 'one.weight' torch.float32; all"),
     "elsewhere": (lambda: nn.Linear(2, 2, device="meta"), {}, accelmgr.ModelError, "'weight' of the model is on meta"),
     "lazy": (lazy, {}, accelmgr.ModelError, "'0.weight' of the model is not initialized; call the model once"),
     "unpicklable": (Unpicklable, {}, accelmgr.ModelError, r"model.inner.guard \(_thread.lock\) cannot be pickled"),

@@ -156,6 +156,12 @@ def wrapped() -> nn.Module:
     return model
 
 
+def wrapped_buffer() -> nn.Module:
+    model = Line()
+    model.register_buffer("more", TwoTensor(torch.ones(1, 2), torch.ones(1, 2)))
+    return model
+
+
 class Synchronized(Line):
     def __init__(self) -> None:
         super().__init__()
@@ -163,14 +169,10 @@ class Synchronized(Line):
 
 
 REFUSED = {
-    "subclass": (wrapped, r"'layer.weight' of the model is a TwoTensor, which has no memory of its own.*dequantize"),
+    "subclass": (wrapped, r"'layer.weight' is a TwoTensor and requires a gradient; only plain tensors can be trained"),
+    "subclass as a buffer": (wrapped_buffer, r"'more' of the model is a TwoTensor, which has no memory.*dequantize"),
     "DataParallel": (lambda: nn.DataParallel(Line()), "pass model.module"),
     "SyncBatchNorm": (Synchronized, "'norm' of the model is a SyncBatchNorm"),
-    "complex": (lambda: Line().to(torch.complex64), r"view_as_real\(weight\)"),
-    "integers": (
-        lambda: nn.ParameterList([nn.Parameter(torch.ones(2, dtype=torch.int32), requires_grad=False)]),
-        "buffer",
-    ),
 }
 
 

@@ -532,15 +532,6 @@ def test_a_parameter_without_elements_is_none_that_was_replaced():
         close(manager.model.head.weight.grad, rows(2).sum(0, keepdim=True))
 
 
-def test_half_precision_is_refused_with_what_to_do():
-    with pytest.raises(accelmgr.ModelError, match=r"'weight' is torch.bfloat16.*model.float\(\).*runners__autocast"):
-        accelmgr.Manager(nn.Linear(2, 1).bfloat16(), Numbers(), **ONE)
-    mixed = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1).double())
-    problem = r"'1.weight' is torch.float64, '0.weight' torch.float32.*model.float"
-    with pytest.raises(accelmgr.ModelError, match=problem):
-        accelmgr.Manager(mixed, Numbers(), **ONE)
-
-
 class Reading:
     """Leaves a file named after each process that unpickles it."""
 

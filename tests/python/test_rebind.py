@@ -180,8 +180,9 @@ def test_a_model_that_cannot_be_trained_leaves_the_manager_as_it_was():
     with start(model) as manager:
         losses(manager, 1)
         pids = [runner.pid for runner in manager.statistics().runners]
-        unfit = made().half()
-        with pytest.raises(accelmgr.ModelError, match="float16"):
+        unfit = made()
+        unfit.eight = nn.Parameter(torch.ones(1).to(torch.float8_e4m3fn))
+        with pytest.raises(accelmgr.ModelError, match="float8_e4m3fn"):
             manager.rebind(unfit)
         model.lock = threading.Lock()
         with pytest.raises(accelmgr.ModelError, match=r"model\.lock"):

@@ -44,12 +44,11 @@ float* floats(std::byte* memory) { return reinterpret_cast<float*>(memory); }
 
 struct Stored {
   explicit Stored(const Description& description)
-      : model(tensors_of(description)), manifest(model.manifest), session(make(manifest, model.element)) {
+      : model(tensors_of(description)), manifest(model.manifest), session(make(manifest)) {
     store_initial(model, session, manifest);
   }
-  static session::Session make(session::Manifest& manifest, session::Element element) {
-    session::Extent extent{.ranks = 2, .element = element};
-    extent.elements = manifest.place_tensors(element);
+  static session::Session make(session::Manifest& manifest) {
+    session::Extent extent{.ranks = 2, .bytes = manifest.place_tensors()};
     extent.tensors = manifest.tensors.size();
     extent.buffer_bytes = manifest.place_buffers();
     extent.manifest_bytes = session::manifest_bytes(manifest);
@@ -130,12 +129,9 @@ TEST_F(ModelTest, GroupsAreByWhatAnOptimizerDoes) {
 TEST_F(ModelTest, WhatCannotBeHeldIsRefusedByName) {
   const auto weight = values.parameter("weight", {2});
   EXPECT_TRUE(says(message_of({}), "no parameters"));
-  auto half = values.parameter("half", {2});
-  half.dtype = DType::float16;
-  EXPECT_TRUE(says(message_of({{half}, {}}), "'half' is float16"));
-  auto larger = values.parameter("larger", {2, 2});
-  larger.dtype = DType::float64;
-  EXPECT_TRUE(says(message_of({{weight, larger}, {}}), "'larger' is float64, but 'weight' is float32"));
+  auto codes = values.parameter("codes", {2});
+  codes.dtype = DType::int8;
+  EXPECT_TRUE(says(message_of({{weight, codes}, {}}), "'codes' is int8 and requires a gradient"));
   EXPECT_TRUE(says(message_of({{weight, values.parameter("weight", {2})}, {}}),
                    "two parameters of the model are called 'weight'"));
   EXPECT_TRUE(says(message_of({{weight}, {values.parameter("b", {1}), values.parameter("b", {1})}}),
@@ -148,6 +144,32 @@ TEST_F(ModelTest, WhatCannotBeHeldIsRefusedByName) {
   bent = weight;
   bent.shape = {-2};
   EXPECT_TRUE(says(message_of({{bent}, {}}), "'weight' has the shape [-2]"));
+}
+
+TEST_F(ModelTest, ParametersHaveADtypeEach) {
+  std::array<std::uint16_t, 3> half{0x3f80, 0x4000, 0x4040};
+  std::array<std::int64_t, 2> codes{7, -9};
+  auto trained = Values::tensor("half", reinterpret_cast<float*>(half.data()), {3});
+  trained.dtype = DType::bfloat16;
+  auto frozen = Values::tensor("codes", reinterpret_cast<float*>(codes.data()), {2});
+  frozen.dtype = DType::int64;
+  frozen.requires_grad = false;
+  Stored stored({{frozen, values.parameter("weight", {2}, 5), trained}, {}});
+  const auto places = places_of(stored.session.parameters(), stored.manifest);
+  EXPECT_EQ(std::memcmp(places[0].data, codes.data(), sizeof codes), 0);
+  EXPECT_EQ(floats(places[1].data)[1], 5);
+  EXPECT_EQ(std::memcmp(places[2].data, half.data(), sizeof half), 0);
+  EXPECT_EQ(stored.manifest.tensors[2].dtype, DType::bfloat16);
+  EXPECT_FALSE(stored.manifest.tensors[0].has_room());
+}
+
+TEST_F(ModelTest, ParametersThatOverlapWithAnotherDtypeAreRefused) {
+  std::array<float, 6> memory{};
+  auto bits = Values::tensor("bits", memory.data(), {6});
+  bits.dtype = DType::int32;
+  bits.requires_grad = false;
+  EXPECT_TRUE(
+      says(message_of({{Values::tensor("weight", memory.data(), {6}), bits}, {}}), "overlap in memory"));
 }
 
 TEST_F(ModelTest, ASessionBeginsWithTheModelsValues) {
@@ -166,12 +188,12 @@ TEST_F(ModelTest, ParametersThatShareMemoryDoSoInTheMaster) {
   Stored stored({{Values::tensor("transposed", memory.data(), {4, 3}, {1, 4}),
                   Values::tensor("matrix", memory.data(), {3, 4})},
                  {}});
-  const auto places = places_of(stored.session.parameters(), session::Element::f32, stored.manifest);
+  const auto places = places_of(stored.session.parameters(), stored.manifest);
   EXPECT_EQ(places[0].data, places[1].data);
   auto* matrix = floats(places[1].data);
   matrix[2] = 7;
   gather_shared_parameters(stored.session, stored.manifest);
-  EXPECT_EQ(floats(stored.session.parameters())[stored.manifest.tensors[0].first + 2 * 3], 7);
+  EXPECT_EQ(floats(stored.session.parameters() + stored.manifest.tensors[0].offset)[2 * 3], 7);
   matrix[2] = 0;
   scatter_shared_parameters(stored.session, stored.manifest);
   EXPECT_EQ(matrix[2], 7);
@@ -181,7 +203,7 @@ TEST_F(ModelTest, AnotherModelThanTheMastersIsRefused) {
   Stored stored({{values.parameter("weight", {3})}, {values.parameter("mean", {2})}});
   const auto refusal = [&](const Description& other) -> std::string {
     try {
-      check_same(tensors_of(other), stored.session, stored.manifest);
+      check_same(tensors_of(other), stored.manifest);
     } catch (const ModelError& error) {
       return error.what();
     }
@@ -191,6 +213,9 @@ TEST_F(ModelTest, AnotherModelThanTheMastersIsRefused) {
   EXPECT_EQ(refusal({{weight}, {mean}}), "");
   EXPECT_TRUE(says(refusal({{values.parameter("weight", {4})}, {mean}}), "'weight' float32 [4] here"));
   EXPECT_TRUE(says(refusal({{values.parameter("bias", {3})}, {mean}}), "'bias' float32 [3] here"));
+  auto half = weight;
+  half.dtype = DType::float16;
+  EXPECT_TRUE(says(refusal({{half}, {mean}}), "'weight' float16 [3] here"));
   EXPECT_TRUE(
       says(refusal({{weight, values.parameter("more", {1})}, {mean}}), "2 parameters, but the master has 1"));
   EXPECT_TRUE(says(refusal({{weight}, {}}), "0 buffers, but the master has 1"));

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
 
 #include "accelmgr/errors.hpp"
+#include "elements.hpp"
+#include "message_of.hpp"
 
 namespace accelmgr::runner {
 namespace {
@@ -22,16 +25,15 @@ class GradientsTest : public testing::Test {
     manifest.tensors.push_back({.name = "second", .aliases = {}, .shape = {second}, .count = second});
     return manifest;
   }
-  session::Session make_session(session::SlabElement slab = session::SlabElement::same) {
-    session::Extent extent{.ranks = 1, .slab_element = slab};
-    extent.elements = manifest.place_tensors(extent.element);
+  session::Session make_session() {
+    session::Extent extent{.ranks = 1, .bytes = manifest.place_tensors()};
     extent.tensors = manifest.tensors.size();
     extent.manifest_bytes = session::manifest_bytes(manifest);
     return session::Session::create(extent, extent.ranks, 1);
   }
   std::vector<float> slab(std::size_t index) const {
     const auto& entry = manifest.tensors[index];
-    const auto* begin = reinterpret_cast<const float*>(session.slab(0)) + entry.first;
+    const auto* begin = reinterpret_cast<const float*>(session.slab(0) + entry.slab);
     return {begin, begin + entry.count};
   }
   std::uint64_t tag(std::size_t index) const { return session.tags(0)[index].load(); }
@@ -116,8 +118,74 @@ TEST_F(GradientsTest, AGradientArrivesOnceInAnAttempt) {
 }
 
 TEST_F(GradientsTest, ADeviceWritesIntoNoSlabOfAnotherDtype) {
-  auto narrow = make_session(session::SlabElement::bf16);
+  manifest.set_precision({.bf16_slabs = true});
+  auto narrow = make_session();
   EXPECT_TRUE(Gradients({narrow, 0}, manifest).slab().empty());
+}
+
+/// A session with parameters of all dtypes.
+class MixedGradientsTest : public GradientsTest {
+ protected:
+  MixedGradientsTest() {
+    manifest = test::mixed_manifest({300, 5000, 17});
+    session = make_session();
+  }
+  Gradients mixed() { return {{session, 0}, manifest}; }
+  test::Elements in_slab(std::size_t index) {
+    const auto& entry = manifest.tensors[index];
+    return {session.slab(0) + entry.slab, entry.types.slab, entry.elements()};
+  }
+};
+
+TEST_F(MixedGradientsTest, AreCopiedAndAddedInTheirDtype) {
+  auto all = mixed();
+  all.begin(1);
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& entry = manifest.tensors[i];
+    if (entry.group == session::Group::frozen) continue;
+    std::vector<std::byte> gradient(entry.slab_bytes());
+    const test::Elements elements(gradient.data(), entry.types.gradient, entry.elements());
+    elements.fill(3);
+    all.capture(i, gradient.data());
+    elements.fill(4);
+    all.capture(i, gradient.data());
+    EXPECT_EQ(in_slab(i).numbers(), std::vector<double>(entry.elements(), 7)) << i;
+  }
+  EXPECT_FALSE(all.slab().empty());
+  EXPECT_EQ(all.nonfinite(), std::vector<std::string>{});
+}
+
+TEST_F(MixedGradientsTest, OfWhatCannotBeTrainedAreRefused) {
+  const std::vector<std::byte> gradient(manifest.tensors[3].bytes());
+  EXPECT_EQ(test::message_of<ModelError>([&] { mixed().capture(3, gradient.data()); }),
+            "a gradient was passed for parameter 'p3', which is int8 and cannot be trained");
+}
+
+TEST_F(MixedGradientsTest, AreOfTheParametersThatAreTrainedNow) {
+  EXPECT_TRUE(mixed().is_trained(0));
+  EXPECT_FALSE(mixed().is_trained(test::to_unfreeze));
+  session.unfrozen()[test::to_unfreeze].store(1);
+  EXPECT_TRUE(mixed().is_trained(test::to_unfreeze));
+}
+
+// A shard may begin and end within tensors, and what is not finite is named.
+TEST_F(MixedGradientsTest, OfAShardComeToTheirPlaces) {
+  auto all = mixed();
+  const session::ShardPlan plan(manifest);
+  std::vector<std::byte> sums(plan.bytes());
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+    if (const auto& entry = manifest.tensors[i]; entry.has_room())
+      test::Elements(&sums[plan.place(i)], entry.types.gradient, entry.elements()).fill(double(i) + 1);
+  test::Elements(&sums[plan.place(7)], session::Element::f64, 1).set(0, HUGE_VAL);
+  all.begin(1);
+  for (std::uint64_t at = 0; at < sums.size(); at += 192)
+    all.shard({at, std::min<std::uint64_t>(at + 192, sums.size())}, &sums[at]);
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+    if (const auto& entry = manifest.tensors[i]; entry.has_room()) {
+      EXPECT_EQ(in_slab(i)[entry.elements() - 1], double(i) + 1) << i;
+    }
+  EXPECT_EQ(all.nonfinite(), std::vector<std::string>{"p7"});
+  EXPECT_THROW(all.shard({64, sums.size() + 64}, sums.data()), ModelError);
 }
 
 }  // namespace

@@ -112,8 +112,7 @@ class RunnerTest : public testing::Test {
     const auto tensors = replica::tensors_of(model.describe());
     auto manifest = tensors.manifest;
     manifest.fields = {{.name = "input", .shape = {width}, .element_bytes = width * sizeof(float)}};
-    session::Extent extent{.ranks = 2, .element = tensors.element};
-    extent.elements = manifest.place_tensors(tensors.element);
+    session::Extent extent{.ranks = 2, .bytes = manifest.place_tensors()};
     extent.tensors = manifest.tensors.size();
     extent.buffer_bytes = manifest.place_buffers();
     extent.slots = batches;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "device/gradient_copies.hpp"
+#include "elements.hpp"
 #include "runner/gradients.hpp"
 #include "session/attempt.hpp"
 #include "session/reduction.hpp"
@@ -27,8 +28,9 @@ class RankSink final : public replica::Sink {
   std::span<std::byte> slab() override { return gradients.slab(); }
   std::byte* place_of(std::size_t index) override { return gradients.place_of(index); }
   void arrived(std::size_t index) override { gradients.arrived(index); }
-  void shard(RankMask team, std::uint64_t first, std::uint64_t count, const void* sums) override {
-    gradients.shard(first, count, sums);
+  bool is_trained(std::size_t index) override { return gradients.is_trained(index); }
+  void shard(RankMask team, session::Bytes shard, const std::byte* sums) override {
+    gradients.shard(shard, sums);
     view.record().ballot.team = team;
   }
   void backward_begins() override {}
@@ -39,18 +41,21 @@ class RankSink final : public replica::Sink {
   runner::Gradients gradients;
 };
 
-struct Tensor {
-  std::uint64_t count;
-  session::Group group;
-};
-
 /// A session of five ranks: 0, 2 and 3 are a team of devices, 4 is a device that is alone, 1 is a CPU.
 class Mixed {
  public:
   static constexpr int ranks = 5;
   static constexpr RankMask team = 0b01101;
 
-  explicit Mixed(session::SlabElement slab) : session_(make_session(slab)) {}
+  explicit Mixed(session::Manifest manifest) : manifest_(std::move(manifest)), session_(make_session()) {}
+
+  void unfreeze(std::size_t tensor) {
+    const auto& entry = manifest_.tensors[tensor];
+    session_.allocate_room(entry.gradient, entry.gradient_bytes(), entry.slab, entry.slab_bytes(),
+                           session::all_ranks(ranks));
+    session_.control().unfrozen_bytes.fetch_add(entry.gradient_bytes());
+    session_.unfrozen()[tensor].store(1);
+  }
 
   /// Returns the names of gradients that were not finite, for each rank.
   std::vector<std::vector<std::string>> step(bool accumulate, std::optional<int> broken = {}) {
@@ -70,35 +75,30 @@ class Mixed {
     return nonfinite;
   }
 
-  static float value(int rank, std::size_t tensor, std::uint64_t i) {
-    return float((i + tensor * 3 + std::uint64_t(rank) * 5) % 8);
+  static double value(int rank, std::size_t tensor, std::uint64_t i) {
+    return double((i + tensor * 3 + std::uint64_t(rank) * 5) % 8);
   }
-  static bool used(int rank, std::size_t tensor) { return (std::size_t(rank) + tensor) % 3 != 0; }
+  bool used(int rank, std::size_t tensor) const {
+    return session::has_gradient(session_, manifest_, tensor) && (std::size_t(rank) + tensor) % 3 != 0;
+  }
 
-  void check(float times) const {
-    const auto* master = reinterpret_cast<const float*>(session_.gradients());
-    for (std::size_t t = 0; t < manifest_.tensors.size(); ++t)
-      for (std::uint64_t i = 0; i < manifest_.tensors[t].count; ++i) {
-        float sum = 0;
+  void check(double times) {
+    for (std::size_t t = 0; t < manifest_.tensors.size(); ++t) {
+      const auto& entry = manifest_.tensors[t];
+      if (!session::has_gradient(session_, manifest_, t)) continue;
+      const auto master =
+          Elements(session_.gradients() + entry.gradient, entry.types.master, entry.elements()).numbers();
+      for (std::uint64_t i = 0; i < entry.elements(); ++i) {
+        double sum = 0;
         for (int rank = 0; rank < ranks; ++rank) sum += used(rank, t) ? value(rank, t, i) : 0;
-        ASSERT_EQ(master[manifest_.tensors[t].first + i], sum * times) << "tensor " << t << ", element " << i;
+        ASSERT_EQ(master[i], sum * times) << "tensor " << t << ", element " << i;
       }
+    }
   }
 
  private:
-  session::Session make_session(session::SlabElement slab) {
-    for (const auto& [count, group] : std::initializer_list<Tensor>{{270'000, session::Group::decay},
-                                                                    {7, session::Group::no_decay},
-                                                                    {9000, session::Group::decay},
-                                                                    {300'000, session::Group::decay},
-                                                                    {65, session::Group::no_decay}})
-      manifest_.tensors.push_back({.name = "p" + std::to_string(manifest_.tensors.size()),
-                                   .aliases = {},
-                                   .shape = {static_cast<std::int64_t>(count)},
-                                   .count = count,
-                                   .group = group});
-    session::Extent extent{.ranks = ranks, .slab_element = slab};
-    extent.elements = manifest_.place_tensors(extent.element);
+  session::Session make_session() {
+    session::Extent extent{.ranks = ranks, .bytes = manifest_.place_tensors()};
     extent.tensors = manifest_.tensors.size();
     extent.manifest_bytes = session::manifest_bytes(manifest_);
     return session::Session::create(extent, extent.ranks, 1);
@@ -111,11 +111,10 @@ class Mixed {
     sink.view.record().ballot.micro_batches = 1;
     sink.gradients.begin(attempt);
     if (rank == 1) {
-      std::vector<float> gradient;
       for (std::size_t t = 0; t < manifest_.tensors.size(); ++t) {
         if (!used(rank, t)) continue;
-        gradient.resize(manifest_.tensors[t].count);
-        for (std::uint64_t i = 0; i < gradient.size(); ++i) gradient[i] = value(rank, t, i);
+        std::vector<std::byte> gradient(gradient_bytes(t));
+        compute_gradient(rank, t, gradient.data());
         sink.capture(t, gradient.data());
       }
     } else {
@@ -125,12 +124,23 @@ class Mixed {
     return sink.gradients.nonfinite();
   }
 
+  std::size_t gradient_bytes(std::size_t tensor) const {
+    const auto& entry = manifest_.tensors[tensor];
+    return entry.elements() * session::bytes_of(entry.types.gradient);
+  }
+  void compute_gradient(int rank, std::size_t tensor, std::byte* to) const {
+    const auto& entry = manifest_.tensors[tensor];
+    Elements(to, entry.types.gradient, entry.elements()).change([&](double, std::uint64_t i) {
+      return value(rank, tensor, i);
+    });
+  }
+
   void compute_on_device(int rank, RankSink& sink, bool broken) {
     device::Device device(FakeCuda::runtime(), rank);
     const auto compute = device.make_stream();
     std::optional<device::DeviceCollectives> collectives;
     std::vector<device::Memory> gradients;
-    device::GradientCopies copies(device, manifest_, session::Element::f32, sink, compute.get(), 30);
+    device::GradientCopies copies(device, manifest_, sink, compute.get(), 30);
     if ((team >> rank & 1) != 0) {
       const int position = __builtin_popcount(team & ((RankMask{1} << rank) - 1));
       collectives.emplace(device, FakeNccl::table(), id_, position, __builtin_popcount(team), sink, 30);
@@ -139,13 +149,14 @@ class Mixed {
     }
     copies.begin_attempt();
     for (std::size_t t = 0; t < manifest_.tensors.size(); ++t) {
-      const auto count = manifest_.tensors[t].count;
-      auto* to =
-          reinterpret_cast<float*>(gradients.emplace_back(device.allocate(count * sizeof(float))).get());
+      auto* to = gradients.emplace_back(device.allocate(gradient_bytes(t))).get();
       if (!used(rank, t)) continue;
-      cuda_.launch(compute.get(), [=] {
-        for (std::uint64_t i = 0; i < count; ++i) to[i] = value(rank, t, i);
-        if (broken) to[count - 1] = std::numeric_limits<float>::infinity();
+      cuda_.launch(compute.get(), [=, this] {
+        compute_gradient(rank, t, to);
+        const auto& entry = manifest_.tensors[t];
+        if (broken)
+          Elements(to, entry.types.gradient, entry.elements())
+              .set(entry.elements() - 1, std::numeric_limits<double>::infinity());
       });
       copies.written(t, gradients.back().get());
     }
@@ -160,9 +171,26 @@ class Mixed {
   FakeNccl nccl_{cuda_};
 };
 
+session::Manifest float32_manifest(bool bf16_slabs) {
+  using session::Group;
+  session::Manifest manifest;
+  for (const auto& [count, group] : {std::pair{270'000u, Group::decay},
+                                     {7u, Group::no_decay},
+                                     {9000u, Group::decay},
+                                     {300'000u, Group::decay},
+                                     {65u, Group::no_decay}})
+    manifest.tensors.push_back({.name = "p" + std::to_string(manifest.tensors.size()),
+                                .aliases = {},
+                                .shape = {count},
+                                .count = count,
+                                .group = group});
+  manifest.set_precision({.bf16_slabs = bf16_slabs});
+  return manifest;
+}
+
 TEST(Team, AddsItsSumToWhatOthersHaveInTheSameSession) {
-  for (const auto slab : {session::SlabElement::same, session::SlabElement::bf16}) {
-    Mixed mixed(slab);
+  for (const bool bf16_slabs : {false, true}) {
+    Mixed mixed(float32_manifest(bf16_slabs));
     mixed.step(false);
     mixed.check(1);
     mixed.step(true);
@@ -172,9 +200,24 @@ TEST(Team, AddsItsSumToWhatOthersHaveInTheSameSession) {
   }
 }
 
+TEST(Team, AddsGradientsOfAllDtypesAndThoseOfAParameterThatIsUnfrozen) {
+  for (const auto& precision :
+       {session::Precision{}, session::Precision{.bf16_runners = true, .float32_gradients = true},
+        session::Precision{.bf16_slabs = true}}) {
+    Mixed mixed(mixed_manifest({3000, 5000, 17, 700}, precision));
+    mixed.step(false);
+    mixed.check(1);
+    mixed.unfreeze(to_unfreeze);
+    mixed.step(false);
+    mixed.check(1);
+    mixed.step(true);
+    mixed.check(2);
+  }
+}
+
 // The holder of the shard sees it, whoever had it.
 TEST(Team, NamesAGradientThatIsNotFinite) {
-  Mixed mixed(session::SlabElement::same);
+  Mixed mixed(float32_manifest(false));
   const auto names = mixed.step(false, 2);  // Rank 2 uses tensors 0, 2 and 3; the last shard is rank 3's.
   EXPECT_EQ(names[2], std::vector<std::string>{});
   EXPECT_EQ(names[3], (std::vector<std::string>{"p3", "p0", "p2"}));

@@ -20,7 +20,7 @@ namespace accelmgr::session {
 
 void PrintTo(const Death& death, std::ostream* out) {
   *out << "rank " << death.rank << " of " << death.ranks
-       << (death.accumulate ? ", accumulating" : ", overwriting");
+       << (death.accumulate ? ", accumulating" : ", overwriting") << (death.is_mixed ? ", mixed dtypes" : "");
 }
 
 namespace {
@@ -122,9 +122,9 @@ TEST_P(EveryInstruction, AKilledProcessLeavesWhatTheStoppedOneHad) {
 
 std::string name_of(const testing::TestParamInfo<Death>& info) {
   const auto& death = info.param;
-  return fmt::format("Rank{}Of{}{}{}", death.rank, death.ranks,
-                     death.accumulate ? "Accumulating" : "Overwriting",
-                     death.section == Section::last_vote ? "FromItsVote" : "ToTheClosing");
+  return fmt::format(
+      "Rank{}Of{}{}{}{}", death.rank, death.ranks, death.accumulate ? "Accumulating" : "Overwriting",
+      death.section == Section::last_vote ? "FromItsVote" : "ToTheClosing", death.is_mixed ? "Mixed" : "");
 }
 
 std::vector<Death> every_death() {
@@ -133,6 +133,8 @@ std::vector<Death> every_death() {
     for (const bool accumulate : {true, false})
       for (const int ranks : {2, 3})
         for (int rank = 0; rank < ranks; ++rank) deaths.push_back({ranks, rank, accumulate, section});
+  for (const bool accumulate : {true, false})
+    for (const int rank : {0, 1}) deaths.push_back({2, rank, accumulate, Section::last_slice, true});
   return deaths;
 }
 
@@ -181,7 +183,8 @@ TEST_P(EveryInstructionOfRecovery, LeavingTheUndoImageOutIsFound) {
 INSTANTIATE_TEST_SUITE_P(Deaths, EveryInstructionOfRecovery,
                          testing::Values(Death{2, 1, true, Section::last_slice},
                                          Death{3, 0, true, Section::last_slice},
-                                         Death{3, 1, true, Section::last_vote}),
+                                         Death{3, 1, true, Section::last_vote},
+                                         Death{2, 1, true, Section::last_slice, true}),
                          name_of);
 
 }  // namespace

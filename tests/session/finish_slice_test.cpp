@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "reduction_reference.hpp"
 #include "session/reduction.hpp"
-#include "session_support.hpp"
 
 namespace {
 
@@ -38,25 +38,27 @@ namespace {
 class Committed {
  public:
   template <class Present>
-  Committed(int ranks, const std::vector<std::uint64_t>& tensors, bool accumulate, Present present)
-      : small_(small_session(ranks, tensors)), reduction_(small_.session, small_.manifest) {
+  Committed(SmallSession small, bool accumulate, Present present)
+      : small_(std::move(small)), reduction_(small_.session, small_.manifest) {
     auto& session = small_.session;
-    auto master = gradients_of(session);
-    std::fill(master.begin(), master.end(), 3.0f);
-    expected.assign(master.size(), accumulate ? 3.0f : 0.0f);
-    attempt_ = open_attempt(session, {.participants = all_ranks(ranks),
+    const auto& tensors = small_.manifest.tensors;
+    for (const auto& tensor : tensors) in_master(session.gradients(), tensor).fill(3);
+    expected = master();
+    for (std::size_t t = 0; t < tensors.size(); ++t)
+      if (!accumulate && has_gradient(session, small_.manifest, t)) std::ranges::fill(expected[t], 0);
+    attempt_ = open_attempt(session, {.participants = all_ranks(session.ranks()),
                                       .accumulate = accumulate,
                                       .shares = even_shares(1),
                                       .batch_size = 4,
                                       .mean_buffers = 1});
-    for (int rank = 0; rank < ranks; ++rank) {
+    for (int rank = 0; rank < session.ranks(); ++rank) {
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         session.tags(rank)[t].store(present(rank, t) ? attempt_ : attempt_ - 1);
-        const auto& entry = small_.manifest.tensors[t];
-        for (std::uint64_t i = 0; i < entry.count; ++i) {
-          const auto value = static_cast<float>(i % 7 + 10 * t + static_cast<std::size_t>(rank));
-          slab_of(session, rank)[entry.first + i] = value;
-          if (present(rank, t)) expected[entry.first + i] += value;
+        if (!has_gradient(session, small_.manifest, t)) continue;
+        for (std::uint64_t i = 0; i < tensors[t].elements(); ++i) {
+          const auto value = double(i % 7 + 10 * (t % 5) + static_cast<std::size_t>(rank));
+          in_slab(session, rank, tensors[t]).set(i, value);
+          if (present(rank, t)) expected[t][i] += value;
         }
       }
       reduction_.reset_cursor(rank, attempt_);
@@ -65,12 +67,9 @@ class Committed {
     }
   }
   void finish(int rank) { reduction_.finish_slice(rank, attempt_); }
-  std::vector<float> master() {
-    const auto gradients = gradients_of(small_.session);
-    return {gradients.begin(), gradients.end()};
-  }
+  Numbers master() { return numbers_in(small_.session.gradients(), small_.manifest); }
 
-  std::vector<float> expected;
+  Numbers expected;
 
  private:
   SmallSession small_;
@@ -80,11 +79,17 @@ class Committed {
 
 RC_GTEST_PROP(FinishSlice, SumsTheGradientsThatAreThere, ()) {
   const int ranks = *rc::gen::inRange(1, 5);
-  const auto tensors = *rc::gen::nonEmpty(
+  const auto counts = *rc::gen::nonEmpty(
       rc::gen::container<std::vector<std::uint64_t>>(rc::gen::inRange<std::uint64_t>(1, 1500)));
+  auto small = *rc::gen::arbitrary<bool>()
+                   ? small_session(ranks, counts)
+                   : mixed_session(ranks, counts,
+                                   {.bf16_runners = *rc::gen::arbitrary<bool>(),
+                                    .bf16_slabs = *rc::gen::arbitrary<bool>(),
+                                    .float32_gradients = *rc::gen::arbitrary<bool>()});
   const auto present = *rc::gen::container<std::vector<std::uint32_t>>(
-      tensors.size(), rc::gen::inRange<std::uint32_t>(0, 1u << ranks));
-  Committed step(ranks, tensors, *rc::gen::arbitrary<bool>(),
+      small.manifest.tensors.size(), rc::gen::inRange<std::uint32_t>(0, 1u << ranks));
+  Committed step(std::move(small), *rc::gen::arbitrary<bool>(),
                  [&](int rank, std::size_t tensor) { return (present[tensor] >> rank & 1) != 0; });
   for (int rank = 0; rank < ranks; ++rank) step.finish(rank);
   RC_ASSERT(step.master() == step.expected);
@@ -92,7 +97,7 @@ RC_GTEST_PROP(FinishSlice, SumsTheGradientsThatAreThere, ()) {
 
 TEST(FinishSlice, AllocatesNoMemory) {
   for (const bool accumulate : {false, true}) {
-    Committed step(3, {5000, 3, 2000, 17, 900}, accumulate, [](int rank, std::size_t tensor) {
+    Committed step(mixed_session(3, {5000, 3, 2000, 17, 900}), accumulate, [](int rank, std::size_t tensor) {
       return (static_cast<std::size_t>(rank) + tensor) % 2 == 0;
     });
     counts = true;

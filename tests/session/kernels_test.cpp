@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -11,16 +12,31 @@
 #include <string>
 #include <vector>
 
+#include "elements.hpp"
+
 namespace accelmgr::session {
 namespace {
 
-using Bytes = std::vector<unsigned char>;
+using test::BFloat16;
+using test::Float16;
+using test::narrow;
+using test::SumOf;
+using test::widen;
+using test::with_type;
+using Content = std::vector<unsigned char>;
 
-constexpr ElementTypes all_types[] = {{Element::f32, SlabElement::same},
-                                      {Element::f32, SlabElement::bf16},
-                                      {Element::f64, SlabElement::same},
-                                      {Element::f64, SlabElement::bf16}};
+// Master, slab, gradient.
+constexpr ElementTypes all_types[] = {
+    {Element::f32, Element::f32, Element::f32},    {Element::f32, Element::bf16, Element::f32},
+    {Element::f32, Element::bf16, Element::bf16},  {Element::f32, Element::f16, Element::f16},
+    {Element::f64, Element::f64, Element::f64},    {Element::f64, Element::bf16, Element::f64},
+    {Element::bf16, Element::bf16, Element::bf16}, {Element::f16, Element::f16, Element::f16}};
 constexpr float infinity = std::numeric_limits<float>::infinity();
+
+template <class Stored>
+bool is_same(Stored a, Stored b) {
+  return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(widen(a)) && std::isnan(widen(b)));
+}
 
 // A buffer at any misalignment, with filled guard bytes that a kernel must not touch.
 class Range {
@@ -36,7 +52,7 @@ class Range {
   T* as() {
     return reinterpret_cast<T*>(data());
   }
-  Bytes content() { return {data(), data() + bytes_}; }
+  Content content() { return {data(), data() + bytes_}; }
   bool surroundings_untouched() const {
     for (std::size_t i = 0; i < storage_.size(); ++i) {
       if ((i < begin_ || i >= begin_ + bytes_) && storage_[i] != 0xa5) return false;
@@ -45,32 +61,23 @@ class Range {
   }
 
  private:
-  Bytes storage_;
+  Content storage_;
   std::size_t bytes_;
   std::size_t begin_ = 0;
 };
-
-float from_bf16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
-
-// Rounds to the nearer of the two neighbours, or to the even one if both are equally near.
-std::uint16_t reference_bf16(float value) {
-  const auto below = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
-  if (std::isnan(value)) return below | 0x40;
-  if (from_bf16(below) == value) return below;
-  const auto above = static_cast<std::uint16_t>(below + 1);  // The neighbour that is farther from zero.
-  // 2^128 stands for infinity: it is the next value after the largest finite one.
-  const double low = std::fabs(double{from_bf16(below)});
-  const double high =
-      std::isinf(from_bf16(above)) ? std::ldexp(1.0, 128) : std::fabs(double{from_bf16(above)});
-  const double to_low = std::fabs(double{value}) - low, to_high = high - std::fabs(double{value});
-  if (to_low != to_high) return to_low < to_high ? below : above;
-  return below % 2 == 0 ? below : above;
-}
 
 class Generator {
  public:
   explicit Generator(unsigned seed) : engine_(seed) {}
   std::size_t below(std::size_t n) { return engine_() % n; }
+
+  /// Mostly around a multiple of the lanes of vectors.
+  std::size_t count() {
+    if (below(20) == 0) return below(3000);
+    const auto near = 8 * below(40) + below(5);
+    return near < 2 ? 0 : near - 2;
+  }
+  std::size_t misalignment(std::size_t element) { return below(2) == 0 ? 0 : below(64 / element) * element; }
 
   // Finite values of many magnitudes. Another order of additions, or a fused multiply-add, would change the
   // sum.
@@ -78,19 +85,25 @@ class Generator {
     const double mantissa = std::uniform_real_distribution<double>(-1, 1)(engine_);
     return std::ldexp(mantissa, static_cast<int>(below(24)) - 12);
   }
-  void fill_masters(void* to, std::size_t count, Element element) {
-    for (std::size_t i = 0; i < count; ++i) {
-      if (element == Element::f32) {
-        static_cast<float*>(to)[i] = static_cast<float>(value());
-      } else {
-        static_cast<double*>(to)[i] = value();
-      }
-    }
+  void fill(void* to, std::size_t count, Element element) {
+    with_type(element, [&](auto stored) {
+      for (std::size_t i = 0; i < count; ++i)
+        static_cast<decltype(stored)*>(to)[i] =
+            narrow<decltype(stored)>(static_cast<SumOf<decltype(stored)>>(value()));
+    });
   }
-  void fill_slab(void* to, std::size_t count, ElementTypes types) {
-    if (types.slab == SlabElement::same) return fill_masters(to, count, types.master);
-    for (std::size_t i = 0; i < count; ++i)
-      static_cast<std::uint16_t*>(to)[i] = reference_bf16(static_cast<float>(value()));
+  /// Any bits: subnormal, huge, infinite and NaN.
+  void fill_wild(void* to, std::size_t count, Element element) {
+    fill(to, count, element);
+    constexpr float edges[]{infinity, NAN, 65504, 65520, 0x1p-25F, 0x1.8p-25F, 0x1p-140F, 3.4e38F};
+    with_type(element, [&](auto stored) {
+      auto* values = static_cast<decltype(stored)*>(to);
+      for (std::size_t i = 0; i < count; i += 1 + below(3)) {
+        const std::uint64_t bits = std::uint64_t{engine_()} << 32 | engine_();
+        std::memcpy(&values[i], &bits, sizeof stored);
+        if (below(2) == 0) values[i] = narrow<decltype(stored)>(edges[below(std::size(edges))]);
+      }
+    });
   }
 
  private:
@@ -98,40 +111,33 @@ class Generator {
 };
 
 template <class Master, class Slab>
-Bytes reference_sum(const Bytes& master_before, const std::vector<const void*>& slabs, std::size_t count,
-                    bool accumulate, double scale) {
-  Bytes result = master_before;
-  auto* master = reinterpret_cast<Master*>(result.data());
+void reference_sum(Master* master, const std::vector<const void*>& slabs, std::size_t count, bool accumulate,
+                   double scale) {
   const auto at = [&](std::size_t slab, std::size_t i) {
-    if constexpr (std::is_same_v<Slab, std::uint16_t>) {
-      return from_bf16(static_cast<const Slab*>(slabs[slab])[i]);
-    } else {
-      return static_cast<const Slab*>(slabs[slab])[i];
-    }
+    return widen(static_cast<const Slab*>(slabs[slab])[i]);
   };
   for (std::size_t i = 0; i < count; ++i) {
     if (slabs.empty()) {
-      if (!accumulate) master[i] = 0;
+      if (!accumulate) master[i] = Master{};
       continue;
     }
     auto sum = at(0, i);
     for (std::size_t slab = 1; slab < slabs.size(); ++slab) sum = sum + at(slab, i);
-    Master scaled = static_cast<Master>(sum);
-    if (scale != 1) scaled = scaled * static_cast<Master>(scale);
-    master[i] = accumulate ? master[i] + scaled : scaled;
+    auto scaled = static_cast<SumOf<Master>>(sum);
+    if (scale != 1) scaled = scaled * static_cast<SumOf<Master>>(scale);
+    master[i] = narrow<Master>(accumulate ? widen(master[i]) + scaled : scaled);
   }
-  return result;
 }
 
-Bytes reference_sum(const Bytes& master_before, const std::vector<const void*>& slabs, std::size_t count,
-                    ElementTypes types, bool accumulate, double scale) {
-  const bool bf16 = types.slab == SlabElement::bf16;
-  if (types.master == Element::f32) {
-    return bf16 ? reference_sum<float, std::uint16_t>(master_before, slabs, count, accumulate, scale)
-                : reference_sum<float, float>(master_before, slabs, count, accumulate, scale);
-  }
-  return bf16 ? reference_sum<double, std::uint16_t>(master_before, slabs, count, accumulate, scale)
-              : reference_sum<double, double>(master_before, slabs, count, accumulate, scale);
+/// The first element that differs, or `count`.
+std::size_t first_difference(const void* a, const void* b, std::size_t count, Element element) {
+  std::size_t first = 0;
+  with_type(element, [&](auto stored) {
+    const auto* one = static_cast<const decltype(stored)*>(a);
+    const auto* other = static_cast<const decltype(stored)*>(b);
+    while (first < count && is_same(one[first], other[first])) ++first;
+  });
+  return first;
 }
 
 // Runs with every variant of the kernels that this machine supports.
@@ -153,46 +159,80 @@ INSTANTIATE_TEST_SUITE_P(, KernelsTest, testing::Values(Isa::portable, Isa::avx2
 
 TEST_P(KernelsTest, ReducesInTheOrderOfTheSlabsBitForBit) {
   Generator random(1);
-  for (int round = 0; round < 1500; ++round) {
-    const ElementTypes types = all_types[random.below(4)];
-    const std::size_t element = bytes_of(types.master), slab_element = slab_bytes_of(types);
-    const std::size_t count = random.below(round % 10 == 0 ? 3000 : 200);
+  for (int round = 0; round < 3000; ++round) {
+    const ElementTypes types = all_types[random.below(std::size(all_types))];
+    const std::size_t element = bytes_of(types.master), slab_element = bytes_of(types.slab);
+    const std::size_t count = random.count();
     const auto into = static_cast<SumInto>(random.below(3));
     const double scale = random.below(2) == 0 ? 1.0 : 0.75 + random.value();
+    const auto fill = [&](void* to, Element of) {
+      round % 2 == 0 ? random.fill(to, count, of) : random.fill_wild(to, count, of);
+    };
 
-    Range master(count * element, random.below(2) == 0 ? 0 : random.below(64 / element) * element);
-    random.fill_masters(master.data(), count, types.master);
+    Range master(count * element, random.misalignment(element));
+    fill(master.data(), types.master);
     std::vector<Range> slabs;
     std::vector<const void*> addresses;
-    for (std::size_t n = random.below(6); n > 0; --n) {
-      slabs.emplace_back(count * slab_element,
-                         random.below(2) == 0 ? 0 : random.below(64 / slab_element) * slab_element);
-    }
+    for (std::size_t n = random.below(6); n > 0; --n)
+      slabs.emplace_back(count * slab_element, random.misalignment(slab_element));
     for (auto& slab : slabs) {
-      random.fill_slab(slab.data(), count, types);
+      fill(slab.data(), types.slab);
       addresses.push_back(slab.data());
     }
-    const Bytes expected =
-        reference_sum(master.content(), addresses, count, types, into == SumInto::accumulate, scale);
+    Content expected = master.content();
+    with_type(types.master, [&](auto of_master) {
+      with_type(types.slab, [&](auto of_slab) {
+        reference_sum<decltype(of_master), decltype(of_slab)>(
+            reinterpret_cast<decltype(of_master)*>(expected.data()), addresses, count,
+            into == SumInto::accumulate, scale);
+      });
+    });
 
     variant->reduce(master.data(), addresses, count, types, into, scale);
 
-    ASSERT_EQ(master.content(), expected)
-        << "round " << round << ": " << count << " elements, " << slabs.size() << " slabs";
+    ASSERT_EQ(first_difference(master.data(), expected.data(), count, types.master), count)
+        << "round " << round << ": " << slabs.size() << " slabs";
     ASSERT_TRUE(master.surroundings_untouched());
     for (auto& slab : slabs) ASSERT_TRUE(slab.surroundings_untouched());
   }
 }
 
+// Every number of 16 bits, to which others are added.
+template <class Half>
+void check_rounding_of_sums(const Kernels& variant, Element element) {
+  constexpr std::size_t count = 0x10000;
+  std::vector<Half> all(count), others(count), master(count), expected(count);
+  for (std::size_t i = 0; i < count; ++i) all[i].bits = static_cast<std::uint16_t>(i);
+  for (const std::uint16_t distance : {0, 1, 0x280, 0x500, 0x2c00, 0x8000, 0xabcd}) {
+    for (std::size_t i = 0; i < count; ++i) others[i].bits = static_cast<std::uint16_t>(i + distance);
+    const std::vector<const void*> slabs{all.data(), others.data()};
+    for (const double scale : {1.0, 0.3}) {
+      reference_sum<Half, Half>(expected.data(), slabs, count, false, scale);
+      variant.reduce(master.data(), slabs, count, {element, element, element}, SumInto::overwrite, scale);
+      const auto first = first_difference(master.data(), expected.data(), count, element);
+      ASSERT_EQ(first, count) << widen(all[first]) << " and " << widen(others[first]);
+    }
+  }
+}
+
+TEST_P(KernelsTest, RoundsSumsOf16BitsOnceAndToNearestEven) {
+  check_rounding_of_sums<BFloat16>(*variant, Element::bf16);
+  check_rounding_of_sums<Float16>(*variant, Element::f16);
+}
+
 TEST_P(KernelsTest, WritesNonTemporallyToAddressesThatCannotBeAligned) {
   Generator random(2);
-  std::vector<float> slab(100);
-  random.fill_masters(slab.data(), slab.size(), Element::f32);
-  Range master(400, 2);  // Not even aligned to the size of an element.
-  const void* address = slab.data();
-  variant->reduce(master.data(), {&address, 1}, 100, {}, SumInto::overwrite_non_temporal);
-  EXPECT_EQ(std::memcmp(master.data(), slab.data(), 400), 0);
-  EXPECT_TRUE(master.surroundings_untouched());
+  for (const auto element : {Element::f32, Element::f64, Element::bf16, Element::f16}) {
+    const auto bytes = 100 * bytes_of(element);
+    Content slab(bytes);
+    random.fill(slab.data(), 100, element);
+    Range master(bytes, bytes_of(element) / 2);  // Not even aligned to the size of an element.
+    const void* address = slab.data();
+    variant->reduce(master.data(), {&address, 1}, 100, {element, element, element},
+                    SumInto::overwrite_non_temporal);
+    EXPECT_EQ(master.content(), slab);
+    EXPECT_TRUE(master.surroundings_untouched());
+  }
 }
 
 TEST_P(KernelsTest, KeepsInfinityAndNanInSums) {
@@ -207,125 +247,143 @@ TEST_P(KernelsTest, KeepsInfinityAndNanInSums) {
   EXPECT_EQ(master[38], 2.0f);
 }
 
-template <class Master>
-void check_capture(const Kernels& variant, ElementTypes types, Generator& random) {
-  const std::size_t count = random.below(300), element = slab_bytes_of(types);
-  Range slab(count * element, random.below(64 / element) * element);
-  Range gradient(count * sizeof(Master), random.below(64 / sizeof(Master)) * sizeof(Master));
-  random.fill_masters(gradient.data(), count, types.master);
-  const auto expected = [&](std::size_t i, bool add, const Bytes& before) -> Bytes {
-    Bytes bits(element);
-    const Master value = gradient.as<Master>()[i];
-    if (types.slab == SlabElement::bf16) {
-      std::uint16_t was;
-      std::memcpy(&was, &before[2 * i], 2);
-      const auto rounded =
-          reference_bf16(add ? from_bf16(was) + static_cast<float>(value) : static_cast<float>(value));
-      std::memcpy(bits.data(), &rounded, 2);
-    } else {
-      Master was;
-      std::memcpy(&was, &before[sizeof was * i], sizeof was);
-      const Master result = add ? was + value : value;
-      std::memcpy(bits.data(), &result, sizeof result);
-    }
-    return bits;
-  };
-  const auto compare = [&](bool add, const Bytes& before) {
+template <class Gradient, class Slab>
+void check_capture(const Kernels& variant, ElementTypes types, Generator& random, bool wild) {
+  const std::size_t count = random.count();
+  Range slab(count * sizeof(Slab), random.misalignment(sizeof(Slab)));
+  Range gradient(count * sizeof(Gradient), random.misalignment(sizeof(Gradient)));
+  const auto capture = [&](bool add) {
+    wild ? random.fill_wild(gradient.data(), count, types.gradient)
+         : random.fill(gradient.data(), count, types.gradient);
+    auto expected = slab.content();
+    bool is_finite = true;
     for (std::size_t i = 0; i < count; ++i) {
-      ASSERT_EQ(Bytes(slab.data() + i * element, slab.data() + (i + 1) * element), expected(i, add, before))
-          << i;
+      auto& to = reinterpret_cast<Slab*>(expected.data())[i];
+      const auto value = static_cast<SumOf<Slab>>(widen(gradient.as<Gradient>()[i]));
+      to = narrow<Slab>(add ? widen(to) + value : value);
+      is_finite = is_finite && std::isfinite(widen(to));
     }
+    const std::size_t non_temporal_from = random.below(2) == 0 ? 0 : non_temporal_from_bytes;
+    EXPECT_EQ(add ? variant.capture_add(slab.data(), gradient.data(), count, types)
+                  : variant.capture_copy(slab.data(), gradient.data(), count, types, non_temporal_from),
+              is_finite);
+    ASSERT_EQ(first_difference(slab.data(), expected.data(), count, types.slab), count);
+    ASSERT_EQ(variant.finite(slab.data(), count, types.slab), is_finite);
     ASSERT_TRUE(slab.surroundings_untouched());
+    ASSERT_TRUE(gradient.surroundings_untouched());
   };
-  Bytes before = slab.content();
-  const std::size_t non_temporal_from = random.below(2) == 0 ? 0 : non_temporal_from_bytes;
-  EXPECT_TRUE(variant.capture_copy(slab.data(), gradient.data(), count, types, non_temporal_from));
-  compare(false, before);
-  random.fill_masters(gradient.data(), count, types.master);
-  before = slab.content();
-  EXPECT_TRUE(variant.capture_add(slab.data(), gradient.data(), count, types));
-  compare(true, before);
+  capture(false);
+  capture(true);
 }
 
 TEST_P(KernelsTest, TakesGradientsOverByCopyThenByAdding) {
   Generator random(3);
-  for (int round = 0; round < 400 && !HasFatalFailure(); ++round) {
-    const ElementTypes types = all_types[round % 4];
-    if (types.master == Element::f32) {
-      check_capture<float>(*variant, types, random);
-    } else {
-      check_capture<double>(*variant, types, random);
-    }
+  for (int round = 0; round < 1600 && !HasFatalFailure(); ++round) {
+    const ElementTypes types = all_types[std::size_t(round) % std::size(all_types)];
+    const bool wild = round % 16 >= 8;
+    SCOPED_TRACE(round);
+    with_type(types.gradient, [&](auto gradient) {
+      with_type(types.slab, [&](auto slab) {
+        check_capture<decltype(gradient), decltype(slab)>(*variant, types, random, wild);
+      });
+    });
   }
 }
 
-TEST_P(KernelsTest, RoundsToBfloat16ToNearestEven) {
+/// All bfloat16 numbers, their neighbours in float32, and what lies between two of them.
+std::vector<float> around_bf16() {
   std::vector<float> values;
   for (std::uint32_t high = 0; high < 0x10000; high += 1) {
     for (std::uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       values.push_back(std::bit_cast<float>(high << 16 | low));
     }
   }
-  std::vector<std::uint16_t> slab(values.size());
-  variant->capture_copy(slab.data(), values.data(), values.size(), {Element::f32, SlabElement::bf16});
+  return values;
+}
+/// A NaN keeps its sign and its high bits.
+std::uint16_t reference_bf16(float value) {
+  if (std::isnan(value)) return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16 | 0x40);
+  return test::to_half<BFloat16>(value).bits;
+}
+
+TEST_P(KernelsTest, RoundsToBfloat16ToNearestEven) {
+  const auto values = around_bf16();
+  std::vector<std::uint16_t> slab(values.size()), parameters(values.size());
+  variant->capture_copy(slab.data(), values.data(), values.size(),
+                        {Element::f32, Element::bf16, Element::f32});
+  variant->round_to_bf16(parameters.data(), values.data(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(slab[i], reference_bf16(values[i])) << values[i];
+  EXPECT_EQ(parameters, slab);
+}
+
+TEST_P(KernelsTest, RoundsExactlyTheRange) {
+  Generator random(6);
+  for (int round = 0; round < 300; ++round) {
+    const auto count = random.count();
+    Range from(count * 4, random.misalignment(4)), to(count * 2, random.misalignment(2));
+    random.fill_wild(from.data(), count, Element::f32);
+    variant->round_to_bf16(to.data(), from.data(), count);
+    for (std::size_t i = 0; i < count; ++i)
+      ASSERT_EQ(to.as<std::uint16_t>()[i], reference_bf16(from.as<float>()[i]));
+    ASSERT_TRUE(to.surroundings_untouched());
+  }
 }
 
 TEST_P(KernelsTest, TellsNonFiniteValuesWhereverTheyAre) {
   Generator random(4);
   for (const ElementTypes types : all_types) {
-    const bool f32 = types.master == Element::f32;
-    for (std::size_t count : {1u, 15u, 16u, 67u, 300u}) {
-      for (const double bad : {double{infinity}, -double{infinity}, double{NAN}, -double{NAN}}) {
-        const std::size_t where = random.below(count);
-        std::vector<double> gradient(count, 1.0);
-        const auto set = [&](double value) {
-          if (f32) {
-            std::vector<float> narrow(count, 1.0f);
-            narrow[where] = static_cast<float>(value);
-            std::memcpy(gradient.data(), narrow.data(), count * sizeof(float));
-          } else {
-            gradient[where] = value;
-          }
-        };
-        std::vector<double> slab(count);
-        set(bad);
-        EXPECT_FALSE(variant->capture_copy(slab.data(), gradient.data(), count, types))
-            << where << " of " << count;
-        EXPECT_FALSE(variant->capture_copy(slab.data(), gradient.data(), count, types, 0))
-            << where << " of " << count;
-        EXPECT_FALSE(variant->finite(gradient.data(), count, types.master)) << where << " of " << count;
-        set(1.0);
-        EXPECT_TRUE(variant->finite(gradient.data(), count, types.master)) << count;
-        EXPECT_FALSE(variant->capture_add(slab.data(), gradient.data(), count, types))
-            << where << " of " << count;
-        EXPECT_TRUE(variant->capture_copy(slab.data(), gradient.data(), count, types))
-            << where << " of " << count;
-        set(bad);
-        EXPECT_FALSE(variant->capture_add(slab.data(), gradient.data(), count, types))
-            << where << " of " << count;
+    with_type(types.gradient, [&](auto stored) {
+      using Gradient = decltype(stored);
+      for (std::size_t count : {1u, 15u, 16u, 67u, 300u}) {
+        for (const float bad : {infinity, -infinity, NAN, -NAN}) {
+          const std::size_t where = random.below(count);
+          SCOPED_TRACE(std::to_string(where) + " of " + std::to_string(count));
+          std::vector<Gradient> gradient(count, narrow<Gradient>(1));
+          std::vector<double> slab(count);
+          gradient[where] = narrow<Gradient>(bad);
+          EXPECT_FALSE(variant->capture_copy(slab.data(), gradient.data(), count, types));
+          EXPECT_FALSE(variant->capture_copy(slab.data(), gradient.data(), count, types, 0));
+          EXPECT_FALSE(variant->finite(gradient.data(), count, types.gradient));
+          gradient[where] = narrow<Gradient>(1);
+          EXPECT_TRUE(variant->finite(gradient.data(), count, types.gradient));
+          EXPECT_FALSE(variant->capture_add(slab.data(), gradient.data(), count, types));
+          EXPECT_TRUE(variant->capture_copy(slab.data(), gradient.data(), count, types));
+          gradient[where] = narrow<Gradient>(bad);
+          EXPECT_FALSE(variant->capture_add(slab.data(), gradient.data(), count, types));
+        }
       }
-    }
+    });
   }
 }
 
 TEST_P(KernelsTest, TakesTheLargestFiniteValuesForFinite) {
-  const std::vector<float> f32(20, std::numeric_limits<float>::max());
-  const std::vector<double> f64(20, -std::numeric_limits<double>::max());
-  std::vector<double> slab(20);
-  EXPECT_TRUE(variant->capture_copy(slab.data(), f32.data(), 20, {Element::f32, SlabElement::same}));
-  EXPECT_TRUE(variant->capture_copy(slab.data(), f64.data(), 20, {Element::f64, SlabElement::same}));
-  EXPECT_TRUE(variant->finite(f32.data(), 20, Element::f32));
-  EXPECT_TRUE(variant->finite(f64.data(), 20, Element::f64));
-  const std::vector<float> largest_bf16(20, from_bf16(0x7f7f));
-  EXPECT_TRUE(variant->capture_copy(slab.data(), largest_bf16.data(), 20, {Element::f32, SlabElement::bf16}));
+  const auto check = [&](auto largest, ElementTypes types) {
+    const std::vector values(20, largest);
+    std::vector<double> slab(20);
+    EXPECT_TRUE(variant->capture_copy(slab.data(), values.data(), 20, types));
+    EXPECT_TRUE(variant->finite(values.data(), 20, types.gradient));
+  };
+  check(std::numeric_limits<float>::max(), {Element::f32, Element::f32, Element::f32});
+  check(-std::numeric_limits<double>::max(), {Element::f64, Element::f64, Element::f64});
+  check(BFloat16{0x7f7f}, {Element::bf16, Element::bf16, Element::bf16});
+  check(Float16{0xfbff}, {Element::f16, Element::f16, Element::f16});
+  check(test::from_half(BFloat16{0x7f7f}), {Element::f32, Element::bf16, Element::f32});
 }
 
 TEST_P(KernelsTest, TellsOverflowOfWhatItStores) {
+  const auto check = [&](auto largest, Element element) {
+    const std::vector gradient(20, largest);
+    auto slab = gradient;
+    EXPECT_FALSE(variant->capture_add(slab.data(), gradient.data(), 20, {element, element, element}));
+  };
+  check(std::numeric_limits<float>::max(), Element::f32);
+  check(std::numeric_limits<double>::max(), Element::f64);
+  check(BFloat16{0x7f7f}, Element::bf16);
+  check(Float16{0x7bff}, Element::f16);
   const std::vector<float> f32(20, std::numeric_limits<float>::max());
-  std::vector<float> slab = f32;
-  EXPECT_FALSE(variant->capture_add(slab.data(), f32.data(), 20, {Element::f32, SlabElement::same}));
-  EXPECT_FALSE(variant->capture_copy(slab.data(), f32.data(), 20, {Element::f32, SlabElement::bf16}));
+  std::vector<BFloat16> slab(20);
+  EXPECT_FALSE(
+      variant->capture_copy(slab.data(), f32.data(), 20, {Element::f32, Element::bf16, Element::f32}));
 }
 
 TEST_P(KernelsTest, ZeroesExactlyTheRange) {
@@ -334,7 +392,7 @@ TEST_P(KernelsTest, ZeroesExactlyTheRange) {
     for (std::size_t misalignment : {0u, 1u, 4u, 60u}) {
       Range range(bytes, misalignment);
       variant->zero(range.data(), bytes);
-      EXPECT_EQ(range.content(), Bytes(bytes, 0)) << bytes << " bytes, " << misalignment << " misaligned";
+      EXPECT_EQ(range.content(), Content(bytes, 0)) << bytes << " bytes, " << misalignment << " misaligned";
       EXPECT_TRUE(range.surroundings_untouched());
     }
   }
@@ -345,11 +403,25 @@ TEST_P(KernelsTest, SavesExactlyTheRange) {
   for (std::size_t bytes :
        {std::size_t{0}, std::size_t{4}, std::size_t{100}, std::size_t{4092}, chunk_bytes}) {
     Range image(bytes, 0), chunk(bytes, 4);
-    random.fill_masters(chunk.data(), bytes / 4, Element::f32);
+    random.fill(chunk.data(), bytes / 4, Element::f32);
     variant->save(image.data(), chunk.data(), bytes);
     EXPECT_EQ(image.content(), chunk.content());
     EXPECT_TRUE(image.surroundings_untouched());
   }
+}
+
+// Of others the table has no kernels.
+TEST(ElementTypes, OfEveryParameterAreAmongThoseThatAreTested) {
+  for (std::size_t dtype = 0; dtype < dtype_count; ++dtype)
+    for (unsigned bits = 0; bits < 8; ++bits) {
+      Manifest manifest;
+      auto& tensor = manifest.tensors.emplace_back();
+      tensor.dtype = static_cast<DType>(dtype);
+      if (!element_of(tensor.dtype)) continue;
+      manifest.set_precision({(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0});
+      EXPECT_NE(std::ranges::find(all_types, tensor.types), std::end(all_types))
+          << name_of(tensor.dtype) << ", precision " << bits;
+    }
 }
 
 TEST(BestKernels, AreAmongTheVariantsOfThisMachine) {

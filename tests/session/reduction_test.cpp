@@ -3,29 +3,50 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <tuple>
 
-#include "session_support.hpp"
+#include "reduction_reference.hpp"
 
 namespace accelmgr::session {
 namespace {
 
-// A committed attempt of `ranks` ranks over tensors of 3000, 17 and 5000 elements. The slices cut through
-// tensors and chunks.
-class ReductionTest : public testing::TestWithParam<int> {
+struct Model {
+  const char* name;
+  SmallSession (*make)(int ranks);
+};
+// The slices cut through tensors and chunks.
+const Model models[]{
+    {"Float32",
+     [](int ranks) {
+       return small_session(ranks, {3000, 17, 5000});
+     }},
+    {"Mixed",
+     [](int ranks) {
+       return mixed_session(ranks, {3000, 17, 1500});
+     }},
+    {"MixedOfOtherPrecision",
+     [](int ranks) {
+       return mixed_session(ranks, {17, 3000, 700}, {.bf16_slabs = true, .float32_gradients = true});
+     }},
+};
+
+// A committed attempt of `ranks` ranks over one of the models.
+class ReductionTest : public testing::TestWithParam<std::tuple<int, Model>> {
  protected:
-  ReductionTest()
-      : small_(small_session(GetParam(), {3000, 17, 5000})), reduction_(small_.session, small_.manifest) {
+  ReductionTest() : reduction_(small_.session, small_.manifest) {
     for (int rank = 0; rank < ranks(); ++rank)
-      for (std::size_t t = 0; t < 3; ++t) fill(rank, t, value(rank, t));
+      for (std::size_t t = 0; t < tensors().size(); ++t)
+        for (std::uint64_t i = 0; i < tensors()[t].elements() && tensors()[t].has_room(); ++i)
+          in_slab(session(), rank, tensors()[t]).set(i, value(rank, t, i));
+    fill(3);
   }
 
-  int ranks() const { return GetParam(); }
+  static int ranks() { return std::get<0>(GetParam()); }
   Session& session() { return small_.session; }
-  static float value(int rank, std::size_t tensor) { return float(rank + 1) * 10 + float(tensor); }
-
-  void fill(int rank, std::size_t tensor, float v) {
-    const auto& entry = small_.manifest.tensors[tensor];
-    for (std::uint64_t i = 0; i < entry.count; ++i) slab_of(session(), rank)[entry.first + i] = v + float(i);
+  const std::vector<TensorEntry>& tensors() const { return small_.manifest.tensors; }
+  /// Slabs have these exactly, with any element type. Their sums are rounded to a master of 16 bits.
+  static double value(int rank, std::size_t tensor, std::uint64_t i) {
+    return (rank + 1) * 10 + double(tensor) + double(i % 64);
   }
 
   std::uint64_t commit(bool accumulate, bool mean_buffers = false) {
@@ -61,42 +82,50 @@ class ReductionTest : public testing::TestWithParam<int> {
     EXPECT_TRUE(close_if_over(session(), attempt));
   }
 
-  std::vector<float> expected(RankMask present_in_first = ~RankMask{0}) const {
-    std::vector<float> out(small_.session.header().elements);
-    for (std::size_t t = 0; t < 3; ++t)
-      for (int rank = 0; rank < ranks(); ++rank) {
-        if (t == 0 && (present_in_first >> rank & 1) == 0) continue;
-        for (std::uint64_t i = 0; i < small_.manifest.tensors[t].count; ++i)
-          out[small_.manifest.tensors[t].first + i] += value(rank, t) + float(i);
+  /// What the attempt makes of the master. `present_in_first` are the ranks that have the first tensor.
+  Numbers expected(Numbers master, bool accumulate, double scale = 1,
+                   RankMask present_in_first = ~RankMask{0}) {
+    for (std::size_t t = 0; t < master.size(); ++t) {
+      if (!has_gradient(session(), small_.manifest, t)) continue;
+      for (std::uint64_t i = 0; i < master[t].size(); ++i) {
+        std::vector<double> slabs;
+        for (int rank = 0; rank < ranks(); ++rank)
+          if (t != 0 || (present_in_first >> rank & 1) != 0)
+            slabs.push_back(i < tensors()[t].elements() ? value(rank, t, i) : 0);
+        master[t][i] = reduced(tensors()[t].types, slabs, scale, accumulate, master[t][i]);
       }
-    return out;
+    }
+    return master;
   }
 
-  std::vector<float> master() { return {gradients_of(session()).begin(), gradients_of(session()).end()}; }
+  Numbers master() { return numbers_in(session().gradients(), small_.manifest); }
+  void fill(double number) {
+    for (const auto& tensor : tensors()) in_master(session().gradients(), tensor).fill(number);
+  }
 
-  SmallSession small_;
+  SmallSession small_ = std::get<1>(GetParam()).make(ranks());
   Reduction reduction_;
 };
 
 TEST_P(ReductionTest, OverwritesWithTheSumAndZeroesTheGaps) {
-  std::fill(gradients_of(session()).begin(), gradients_of(session()).end(), 7.0f);
+  const auto before = master();
   finish_all(commit(false));
-  EXPECT_EQ(master(), expected());
+  EXPECT_EQ(master(), expected(before, false));
 }
 
 TEST_P(ReductionTest, AccumulatesOntoWhatIsThere) {
+  const auto before = master();
   finish_all(commit(false));
   finish_all(commit(true));
-  auto twice = expected();
-  for (auto& x : twice) x *= 2;
-  EXPECT_EQ(master(), twice);
+  EXPECT_EQ(master(), expected(expected(before, false), true));
 }
 
 TEST_P(ReductionTest, ATensorOfAnotherAttemptCountsAsZero) {
+  const auto before = master();
   const auto attempt = commit(false);
   session().tags(0)[0].store(attempt - 1);
   finish_all(attempt);
-  EXPECT_EQ(master(), expected(~RankMask{1}));
+  EXPECT_EQ(master(), expected(before, false, 1, ~RankMask{1}));
 }
 
 TEST_P(ReductionTest, FinishingAFinishedSliceChangesNothing) {
@@ -107,25 +136,29 @@ TEST_P(ReductionTest, FinishingAFinishedSliceChangesNothing) {
   EXPECT_EQ(master(), before);
 }
 
-// For every chunk k: rebuilds what a process leaves that is killed while it reduces chunk k, when a part of
-// that chunk is already reduced.
+// For every chunk: rebuilds what a process leaves that is killed while it reduces it, when a part of the
+// chunk is already reduced.
 TEST_P(ReductionTest, ATakenOverSliceIsReducedExactlyOnceFromEveryChunk) {
-  const auto slices = slice((session().header().elements * 4 + chunk_bytes - 1) / chunk_bytes, 0, ranks());
-  for (std::uint64_t k = 0; k < slices.end - slices.begin; ++k) {
-    std::fill(gradients_of(session()).begin(), gradients_of(session()).end(), 1.0f);
-    const auto attempt = commit(true);
-    const auto first = (slices.begin + k) * (chunk_bytes / 4);
-    const auto sum = expected();
-    for (std::uint64_t i = slices.begin * (chunk_bytes / 4); i < first; ++i)
-      gradients_of(session())[i] += sum[i];
-    std::memcpy(session().undo(0), &gradients_of(session())[first], chunk_bytes);
-    for (std::uint64_t i = first; i < std::min<std::uint64_t>(first + 300, session().header().elements); ++i)
-      gradients_of(session())[i] += sum[i];
-    session().record(0).cursor.store(encode(Cursor{attempt, k, true}));
-    finish_all(attempt);
-    auto once = sum;
-    for (auto& x : once) x += 1;
-    ASSERT_EQ(master(), once) << "chunk " << k;
+  const auto chunks = chunks_of(session(), small_.manifest);
+  const auto before = master();
+  const auto once = expected(before, true);
+  std::vector<std::byte> after(session().header().bytes.gradient_room);
+  put_numbers(after.data(), small_.manifest, once);
+  const auto reduce = [&](std::uint64_t first, std::uint64_t end) {
+    std::copy_n(&after[first], end - first, session().gradients() + first);
+  };
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const auto part = slice(chunks.size(), rank, ranks());
+    for (auto k = part.begin; k < part.end; ++k) {
+      put_numbers(session().gradients(), small_.manifest, before);
+      const auto attempt = commit(true);
+      for (auto done = part.begin; done < k; ++done) reduce(chunks[done].first, chunks[done].end);
+      std::copy_n(session().gradients() + chunks[k].first, chunks[k].count(), session().undo(rank));
+      reduce(chunks[k].first, std::min(chunks[k].first + 1200, chunks[k].end));
+      session().record(rank).cursor.store(encode(Cursor{attempt, k - part.begin, true}));
+      finish_all(attempt);
+      ASSERT_EQ(master(), once) << "chunk " << k;
+    }
   }
 }
 
@@ -152,15 +185,14 @@ TEST_P(ReductionTest, ClosingPublishesCountersAndBuffers) {
 }
 
 TEST_P(ReductionTest, TakesTheLossScaleOutOfTheGradients) {
+  const auto before = master();
   for (const bool accumulate : {false, true})
     finish_all(commit({.participants = all_ranks(ranks()),
                        .accumulate = accumulate,
                        .shares = even_shares(1),
                        .batch_size = 4,
                        .loss_scale = accumulate ? 0x1p-3 : 0x1p16}));
-  auto sum = expected();
-  for (auto& x : sum) x = x * 0x1p-16f + x * 0x1p3f;
-  EXPECT_EQ(master(), sum);
+  EXPECT_EQ(master(), expected(expected(before, false, 0x1p-16), true, 0x1p3));
 }
 
 TEST_P(ReductionTest, TheNextLossScaleIsThatOfTheLastStepWithFiniteValues) {
@@ -184,7 +216,11 @@ TEST_P(ReductionTest, TheNextLossScaleIsThatOfTheLastStepWithFiniteValues) {
   EXPECT_EQ(good_steps(), 6u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest, testing::Values(1, 2, 3, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest,
+                         testing::Combine(testing::Values(1, 2, 3, 5), testing::ValuesIn(models)),
+                         [](const auto& info) {
+                           return std::get<1>(info.param).name + std::to_string(std::get<0>(info.param));
+                         });
 
 TEST(Mean, AFullStepIsNotScaled) {
   const Request request{.participants = 0b11,

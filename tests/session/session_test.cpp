@@ -1,6 +1,7 @@
 #include "session/session.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "accelmgr/errors.hpp"
@@ -19,7 +20,11 @@ std::vector<base::UniqueFd> duplicates(Session& session) {
 TEST(Session, RegionsAreAlignedAndDoNotOverlap) {
   Header h{};
   plan_layout({.ranks = 3,
-               .elements = 1 << 20,
+               .bytes = {.parameters = 4 << 20,
+                         .gradients = 3 << 20,
+                         .gradient_room = 5 << 20,
+                         .slab = 1 << 20,
+                         .slab_room = 2 << 20},
                .tensors = 7,
                .buffer_bytes = 100,
                .manifest_bytes = 4096,
@@ -32,12 +37,13 @@ TEST(Session, RegionsAreAlignedAndDoNotOverlap) {
       {h.records, sizeof(RankRecord) * max_ranks},
       {h.history, sizeof(StepHistory)},
       {h.manifest, h.manifest_bytes},
+      {h.unfrozen, 7 * sizeof(std::uint32_t)},
       {h.copies, 2 * h.copy_bytes},
       {h.undo, 3 * chunk_bytes},
       {h.queues, 3 * h.queue_bytes},
       {h.spans, span_rings(3) * sizeof(SpanRing)},
-      {h.parameters, h.elements * 4},
-      {h.gradients, h.elements * 4}};
+      {h.parameters, h.bytes.parameters},
+      {h.gradients, h.bytes.gradient_room}};
   std::uint64_t end = 0;
   for (const auto& [offset, bytes] : regions) {
     EXPECT_EQ(offset % region_alignment, 0u);
@@ -45,6 +51,8 @@ TEST(Session, RegionsAreAlignedAndDoNotOverlap) {
     end = offset + bytes;
   }
   EXPECT_LE(end, h.total_bytes);
+  EXPECT_GE(h.slab_data_offset, 7 * sizeof(std::uint64_t));
+  EXPECT_LE(h.slab_data_offset + h.bytes.slab_room, h.slab_bytes);
   EXPECT_EQ(h.parameters % big_region_alignment, 0u);
   EXPECT_EQ(h.gradients % big_region_alignment, 0u);
 }
@@ -73,58 +81,41 @@ TEST(Session, AttachingSeesWhatTheMakerWrote) {
   EXPECT_EQ(attached.word(), StepWord{});
 }
 
-TEST(Session, ManifestReadsBackFromAnotherMapping) {
-  Manifest manifest;
-  manifest.tensors = {{.name = "w0",
-                       .aliases = {"tied.a", "a name of more than fifteen characters"},
-                       .shape = {2, 3},
-                       .count = 6},
-                      {.name = "w1", .aliases = {}, .shape = {3}, .count = 3, .group = Group::frozen},
-                      {.name = "w0.diagonal",
-                       .aliases = {},
-                       .shape = {2},
-                       .count = 2,
-                       .shares = 0,
-                       .shared_offset = 0,
-                       .strides = {4}}};
-  manifest.buffers = {{.name = "mean", .shape = {2}, .bytes = 8},
-                      {.name = "batches",
-                       .aliases = {"count"},
-                       .shape = {},
-                       .dtype = DType::int64,
-                       .bytes = 8,
-                       .persistent = false}};
-  manifest.fields = {{.name = "input", .shape = {128}, .dtype = DType::int64, .element_bytes = 1024},
-                     {.name = "target", .shape = {}, .dtype = DType::uint8, .element_bytes = 1}};
-  auto made = session_of(manifest, 2);
-  const auto read = read_manifest(Session::attach(duplicates(made)));
-  ASSERT_EQ(read.tensors.size(), 3u);
-  EXPECT_EQ(read.tensors[0].name, "w0");
-  EXPECT_EQ(read.tensors[0].aliases, manifest.tensors[0].aliases);
-  EXPECT_EQ(read.tensors[0].shape, manifest.tensors[0].shape);
-  EXPECT_EQ(read.tensors[1].first, manifest.tensors[1].first);
-  EXPECT_EQ(read.tensors[1].group, Group::frozen);
-  EXPECT_EQ(read.tensors[1].shares, -1);
-  EXPECT_EQ(read.tensors[2].shares, 0);
-  EXPECT_EQ(read.tensors[2].strides, manifest.tensors[2].strides);
-  EXPECT_EQ(read.buffers[1].name, "batches");
-  EXPECT_EQ(read.buffers[1].aliases.at(0), "count");
-  EXPECT_EQ(read.buffers[1].dtype, DType::int64);
-  EXPECT_FALSE(read.buffers[1].persistent);
-  EXPECT_TRUE(read.buffers[0].persistent);
-  EXPECT_EQ(read.fields.at(0).element_bytes, 1024u);
-  EXPECT_EQ(read.fields.at(1).offset, manifest.fields[1].offset);
+std::uint64_t allocated(int fd) {
+  struct stat status {};
+  EXPECT_EQ(fstat(fd, &status), 0);
+  return static_cast<std::uint64_t>(status.st_blocks) * 512;
 }
 
-TEST(Session, GroupsLieNextToEachOther) {
-  Manifest m;
-  for (auto group : {Group::frozen, Group::no_decay, Group::decay, Group::no_decay})
-    m.tensors.push_back({.name = "t", .aliases = {}, .shape = {5}, .first = 0, .count = 5, .group = group});
-  EXPECT_EQ(m.place_tensors(Element::f32), 64u);
-  EXPECT_EQ(m.tensors[2].first, 0u);
-  EXPECT_EQ(m.tensors[1].first, 16u);
-  EXPECT_EQ(m.tensors[3].first, 32u);
-  EXPECT_EQ(m.tensors[0].first, 48u);
+TEST(Session, TheRoomForGradientsOfFrozenParametersTakesNoMemoryUntilItIsAllocated) {
+  constexpr std::uint64_t count = 4 << 20;
+  Manifest manifest;
+  for (const auto group : {Group::decay, Group::frozen, Group::frozen})
+    manifest.tensors.push_back({.name = "w",
+                                .aliases = {},
+                                .shape = {count},
+                                .dtype = DType::bfloat16,
+                                .count = count,
+                                .group = group});
+  manifest.set_precision({.float32_gradients = true});
+  auto s = session_of(manifest, 2);
+  const auto& last = manifest.tensors[2];
+  const auto of_session = [&] { return allocated(s.fds()[0]); };
+  const auto of_slab = [&](int rank) { return allocated(s.fds()[std::size_t(1 + rank)]); };
+  const auto before = of_session(), slab_before = of_slab(0);
+  EXPECT_LT(before, s.header().total_bytes - last.gradient_bytes());
+  EXPECT_LT(slab_before, s.header().slab_bytes - last.slab_bytes());
+  EXPECT_LE(before + 2 * slab_before, s.used_bytes(2) + 3 * big_region_alignment);
+  auto attached = Session::attach(duplicates(s), 0);
+  attached.populate_for(0, 3);
+  EXPECT_EQ(of_session(), before) << "a runner touches none of it";
+  EXPECT_EQ(of_slab(0), slab_before);
+
+  s.allocate_room(last.gradient, last.gradient_bytes(), last.slab, last.slab_bytes(), 1);
+  EXPECT_GE(of_session(), before + last.gradient_bytes());
+  EXPECT_LT(of_session(), before + 2 * last.gradient_bytes());
+  EXPECT_GE(of_slab(0), slab_before + last.slab_bytes());
+  EXPECT_EQ(of_slab(1), slab_before) << "rank 1 is not of the team";
 }
 
 TEST(Session, AStrangersMemoryIsRefused) {

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "reduction_reference.hpp"
+
 namespace accelmgr::session {
 namespace {
 
@@ -14,9 +16,11 @@ constexpr std::uint32_t micro_batches = 2;
 constexpr std::size_t partly_absent = 1;  // The last rank has no gradient of this tensor.
 
 // Each slice has 2 or 3 chunks and cuts through tensors. The last chunk is incomplete.
-std::vector<std::uint64_t> tensors_for(int ranks) {
-  const std::uint64_t chunks = ranks == 2 ? 5 : 8;
-  return {1500, 17, chunks * chunk_elements - 704 - 1536};
+SmallSession session_for(const Death& death) {
+  // Three chunks of what is trained from the start, and two of the tensor that is unfrozen.
+  if (death.is_mixed) return mixed_session(death.ranks, {1600, 2500, 17, 9, 300, 250, 150, 40, 20, 33});
+  const std::uint64_t chunks = death.ranks == 2 ? 5 : 8;
+  return small_session(death.ranks, {1500, 17, chunks * chunk_elements - 704 - 1536});
 }
 
 Session second_view(Session& session) {
@@ -40,7 +44,7 @@ std::uint32_t micro_batches_of(int rank) { return rank == 0 ? 1 : micro_batches;
 
 SmallStep::SmallStep(const Death& death)
     : death_(death),
-      small_(small_session(death.ranks, tensors_for(death.ranks))),
+      small_(session_for(death)),
       reduction_(small_.session, small_.manifest),
       others_view_(second_view(small_.session)),
       others_reduction_(others_view_, read_manifest(others_view_)) {
@@ -65,10 +69,15 @@ SmallStep::SmallStep(const Death& death)
 
 void SmallStep::fill() {
   auto& session = small_.session;
-  const auto elements = session.header().elements;
-  for (std::uint64_t i = 0; i < elements; ++i) gradients_of(session)[i] = earlier(i);
-  for (int rank = 0; rank < death_.ranks; ++rank)
-    for (std::uint64_t i = 0; i < elements; ++i) slab_of(session, rank)[i] = gradient(rank, i);
+  for (std::size_t t = 0; t < small_.manifest.tensors.size(); ++t) {
+    if (!has_gradient(session, small_.manifest, t)) continue;
+    const auto& tensor = small_.manifest.tensors[t];
+    for (std::uint64_t i = 0; i < elements_with_gap(tensor); ++i) {
+      in_master(session.gradients(), tensor).set(i, earlier(i));
+      for (int rank = 0; rank < death_.ranks; ++rank)
+        in_slab(session, rank, tensor).set(i, gradient(rank, i));
+    }
+  }
   auto* copies = reinterpret_cast<std::byte*>(&session.counters(0));
   for (std::size_t i = 0; i < 2 * session.header().copy_bytes; ++i) copies[i] = pattern(i, 1);
   session.counters(0) = {};
@@ -136,8 +145,7 @@ void SmallStep::take(Image& image) {
   const auto& header = small_.session.header();
   const auto* head = memory_of(small_.session);
   image.head.assign(head, head + header.queues);
-  image.gradients.assign(small_.session.gradients(),
-                         small_.session.gradients() + small_.session.master_bytes());
+  image.gradients.assign(small_.session.gradients(), small_.session.gradients() + header.bytes.gradient_room);
 }
 
 void SmallStep::put_back(const Image& image) {
@@ -150,14 +158,23 @@ bool SmallStep::committed() const {
   return !word.abort && (word.closed || word.mask == participants());
 }
 
+/// Returns the first difference of master gradients.
+std::string SmallStep::difference(const Numbers& found, const Numbers& expected) {
+  for (std::size_t t = 0; t < found.size(); ++t)
+    for (std::size_t i = 0; i < found[t].size(); ++i)
+      if (found[t][i] != expected[t][i])
+        return fmt::format("master gradient {} of tensor {} is {}, not {}", i, t, found[t][i],
+                           expected[t][i]);
+  return "master gradients differ where no tensor lies";
+}
+
 /// Returns the first difference in the master gradients or in copy `index`.
 std::string SmallStep::differs(const Image& expected, std::uint32_t index) {
   auto& session = others_view_;
-  for (std::uint64_t i = 0; i < session.header().elements; ++i) {
-    float value = 0;
-    std::memcpy(&value, expected.gradients.data() + i * sizeof value, sizeof value);
-    if (std::memcmp(&value, &gradients_of(session)[i], sizeof value) != 0)
-      return fmt::format("master gradient {} is {}, not {}", i, gradients_of(session)[i], value);
+  if (std::memcmp(session.gradients(), expected.gradients.data(), expected.gradients.size()) != 0) {
+    auto other = expected.gradients;
+    return difference(numbers_in(session.gradients(), small_.manifest),
+                      numbers_in(other.data(), small_.manifest));
   }
   const auto* copy = reinterpret_cast<const std::byte*>(&session.counters(index));
   const auto at = session.header().copies + index * session.header().copy_bytes;
@@ -195,18 +212,22 @@ std::string SmallStep::wrong_when_made_again() {
 // Expects the sum in the order of the ranks, times the scale of the mean.
 std::string SmallStep::undisturbed_wrong() {
   const std::uint32_t full = micro_batches * static_cast<std::uint32_t>(death_.ranks);
-  const auto scale = static_cast<float>(double(full) / double(full - 1));
-  const auto& absent = small_.manifest.tensors[partly_absent];
-  const auto& next = small_.manifest.tensors[partly_absent + 1];
-  for (std::uint64_t i = 0; i < small_.session.header().elements; ++i) {
-    const bool last_absent = i >= absent.first && i < next.first;
-    float sum = gradient(0, i);
-    for (int rank = 1; rank < death_.ranks - (last_absent ? 1 : 0); ++rank) sum += gradient(rank, i);
-    const float expected = death_.accumulate ? earlier(i) + sum * scale : sum * scale;
-    float found = 0;
-    std::memcpy(&found, counted_.gradients.data() + i * sizeof found, sizeof found);
-    if (found != expected) return fmt::format("master gradient {} is {}, not {}", i, found, expected);
+  const auto scale = double(full) / double(full - 1);
+  auto gradients = counted_.gradients;
+  const auto found = numbers_in(gradients.data(), small_.manifest);
+  auto expected = found;
+  for (std::size_t t = 0; t < expected.size(); ++t) {
+    const auto& types = small_.manifest.tensors[t].types;
+    const bool trained = has_gradient(small_.session, small_.manifest, t);
+    for (std::size_t i = 0; i < expected[t].size(); ++i) {
+      std::vector<double> slabs;
+      for (int rank = 0; rank < death_.ranks - (t == partly_absent ? 1 : 0); ++rank)
+        slabs.push_back(rounded(types.slab, gradient(rank, i)));
+      const auto before = rounded(types.master, earlier(i));
+      expected[t][i] = trained ? reduced(types, slabs, scale, death_.accumulate, before) : 0;
+    }
   }
+  if (found != expected) return difference(found, expected);
   const auto* counters = reinterpret_cast<const Counters*>(
       counted_.head.data() + small_.session.header().copies + small_.session.header().copy_bytes);
   if (counters->steps != 6 || counters->samples != 70 + 4 * (full - 1)) return "the counters are wrong";

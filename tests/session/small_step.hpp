@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "reduction_reference.hpp"
 #include "session/reduction.hpp"
-#include "session_support.hpp"
 
 namespace accelmgr::session {
 
@@ -24,6 +24,7 @@ struct Death {
   int rank;  ///< The rank that dies.
   bool accumulate;
   Section section;
+  bool is_mixed = false;  ///< The model has all dtypes, and an unfrozen parameter. Otherwise it is float32.
 };
 
 class SmallStep {
@@ -63,6 +64,7 @@ class SmallStep {
   std::uint64_t open();
   void vote(Session& session, const Reduction& reduction, int rank, std::uint64_t attempt);
   void finish(std::uint64_t attempt);
+  static std::string difference(const Numbers& found, const Numbers& expected);
   std::string differs(const Image& expected, std::uint32_t index);
   std::string wrong_when_made_again();
 

@@ -18,6 +18,20 @@ inline Manifest some_manifest() {
       {.name = "weight", .aliases = {"tied"}, .shape = {2, 300}, .count = 600},
       {.name = "bias", .aliases = {}, .shape = {3}, .count = 3, .group = Group::no_decay},
       {.name = "none", .aliases = {}, .shape = {0, 4}, .count = 0, .group = Group::frozen},
+      {.name = "half", .aliases = {}, .shape = {5}, .dtype = DType::bfloat16, .count = 5},
+      {.name = "wave", .aliases = {}, .shape = {3}, .dtype = DType::complex64, .count = 3},
+      {.name = "frozen",
+       .aliases = {},
+       .shape = {7},
+       .dtype = DType::float16,
+       .count = 7,
+       .group = Group::frozen},
+      {.name = "codes",
+       .aliases = {},
+       .shape = {70},
+       .dtype = DType::int8,
+       .count = 70,
+       .group = Group::frozen},
       {.name = "column",
        .aliases = {},
        .shape = {2, 5},
@@ -26,6 +40,7 @@ inline Manifest some_manifest() {
        .shared_offset = 7,
        .strides = {300, 2}},
   };
+  manifest.set_precision({.bf16_slabs = true});
   manifest.buffers = {{.name = "mean", .shape = {2}, .bytes = 8},
                       {.name = "count",
                        .aliases = {"n"},
@@ -48,21 +63,21 @@ inline void touch(std::byte* p, std::uint64_t bytes) {
 inline void use(Session& s) {
   const auto manifest = read_manifest(s);
   const auto& h = s.header();
-  const auto bytes = bytes_of(h.element);
-  touch(s.parameters(), s.master_bytes());
-  touch(s.gradients(), s.master_bytes());
+  touch(s.parameters(), h.bytes.parameters);
+  touch(s.gradients(), h.bytes.gradient_room);
+  must(s.unfrozen().size() == manifest.tensors.size(), "a flag for each tensor");
+  for (auto& flag : s.unfrozen()) flag.fetch_add(0);
   for (const auto& t : manifest.tensors) {
-    touch(s.gradients() + t.first * bytes, t.count * bytes);
-    for (int rank = 0; rank < s.ranks(); ++rank)
-      touch(s.slab(rank) + t.first * (h.slab_element == SlabElement::bf16 ? 2 : bytes),
-            t.count * (h.slab_element == SlabElement::bf16 ? 2 : bytes));
+    touch(s.parameters() + t.offset, t.bytes());
+    if (t.has_room()) touch(s.gradients() + t.gradient, t.gradient_bytes());
+    for (int rank = 0; rank < s.ranks() && t.has_room(); ++rank) touch(s.slab(rank) + t.slab, t.slab_bytes());
     if (t.shares < 0 || t.count == 0) continue;
     const auto& owner = manifest.tensors.at(static_cast<std::size_t>(t.shares));
     auto last = t.shared_offset;
     for (std::size_t d = 0; d < t.shape.size(); ++d)
       last += static_cast<std::uint64_t>((t.shape[d] - 1) * t.strides.at(d));
     must(last < owner.count, "a shared tensor within its owner");
-    touch(s.parameters() + (owner.first + last) * bytes, bytes);
+    touch(s.parameters() + owner.offset + last * size_of(owner.dtype), size_of(owner.dtype));
   }
   for (int rank = 0; rank < s.ranks(); ++rank) {
     must(s.tags(rank).size() == manifest.tensors.size(), "a tag for each tensor");

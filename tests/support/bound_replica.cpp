@@ -31,14 +31,21 @@ BoundReplica::BoundReplica(std::unique_ptr<replica::Replica> replica, std::uint6
       places_.push_back({first + entry.shared_offset * bytes, entry.strides});
       continue;
     }
-    memory_.emplace_back(entry.count * bytes);
-    places_.push_back({memory_.back().data(), replica::dense_strides(entry.shape)});
+    places_.push_back({pages(entry.count * bytes), replica::dense_strides(entry.shape)});
     replica::copy_strided(places_.back().data, places_.back().strides, from.data, from.strides, from.shape,
                           bytes);
   }
   replica_->bind(manifest_, places_, sink_);
   replica_->seed(seed);
   save();
+}
+
+/// Whole pages, as the master has them: a device registers pages, and no page twice.
+std::byte* BoundReplica::pages(std::size_t bytes) {
+  constexpr std::uintptr_t page = 4096;
+  memory_.emplace_back(session::align_up(bytes, page) + page);
+  auto* begin = memory_.back().data();
+  return begin + (page - reinterpret_cast<std::uintptr_t>(begin) % page) % page;
 }
 
 void BoundReplica::begin_attempt() {

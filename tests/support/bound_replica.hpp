@@ -52,6 +52,8 @@ class BoundReplica {
   replica::Totals attempt(std::span<const replica::Field> batch, double divisor = 1, int times = 1);
 
  private:
+  std::byte* pages(std::size_t bytes);
+
   std::vector<std::vector<std::byte>> memory_;
   std::vector<std::byte> buffers_, generator_;
   session::Manifest manifest_;

@@ -34,6 +34,13 @@ bool within(const Range& ranges, const void* memory, std::size_t bytes) {
     return begin >= range.first && begin + bytes <= range.first + range.second;
   });
 }
+template <class Range>
+bool touches(const Range& ranges, const void* memory, std::size_t bytes) {
+  const auto* begin = static_cast<const std::byte*>(memory);
+  return std::ranges::any_of(ranges, [&](const auto& range) {
+    return begin < range.first + range.second && range.first < begin + bytes;
+  });
+}
 
 }  // namespace
 
@@ -496,12 +503,15 @@ Code FakeCuda::copy(std::byte* to, const std::byte* from, std::size_t bytes, dev
     return compute(state_of(stream), [=] { std::memcpy(to, from, bytes); });
   }
   if (state_of(stream).graph != nullptr) return recording_refuses;
+  const bool registered = is_registered(up ? from : to, bytes);
+  // "Memory regions requested must be either entirely registered with CUDA, or [..] not registered at all."
+  if (!registered && touches(registrations_, up ? from : to, bytes)) return code::invalid_value;
   auto done = std::make_shared<Recording>();
   queue(state_of(stream), {.work = [=] { std::memcpy(to, from, bytes); },
                            .records = done,
                            .waits_for = nullptr,
                            .host = up ? from : to});
-  if (is_registered(up ? from : to, bytes)) return code::success;
+  if (registered) return code::success;
   ++unregistered_copies_;
   drain(lock, [&] { return done->happened; });
   return code::success;

@@ -44,13 +44,11 @@ void FakeDeviceReplica::bind(const session::Manifest& manifest, std::span<const 
   device_.emplace(FakeCuda::runtime(), 0);
   compute_ = device_->make_stream();
   const auto targets = allocate_parameters(places);
-  const auto element =
-      network_->parameters()[0].dtype == DType::float64 ? session::Element::f64 : session::Element::f32;
   for (const auto& parameter : network_->parameters())
     sums_.push_back(device_->allocate(parameter.gradient.size()));
   summed_.resize(sums_.size());
-  upload_.emplace(*device_, manifest, element, places, targets, compute_.get());
-  copies_.emplace(*device_, manifest, element, sink, compute_.get(), timeout_s_);
+  upload_.emplace(*device_, manifest, places, targets, sink, compute_.get());
+  copies_.emplace(*device_, manifest, sink, compute_.get(), timeout_s_);
 }
 
 replica::TeamMember* FakeDeviceReplica::team_member() {

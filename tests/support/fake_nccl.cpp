@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "halves.hpp"
+
 namespace accelmgr::test {
 
 using device::CommunicatorHandle;
@@ -70,6 +72,32 @@ std::vector<std::byte> reduced_as(const std::vector<const std::byte*>& ranks, st
   return result;
 }
 
+/// Numbers of 16 bits: in float32, rounded once.
+template <class Half>
+std::vector<std::byte> reduced_in_float32(const std::vector<const std::byte*>& ranks, std::size_t count,
+                                          NcclOperation operation) {
+  std::vector<std::vector<float>> wide;
+  std::vector<const std::byte*> memory;
+  for (const auto* rank : ranks) {
+    wide.emplace_back(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      Half value;
+      std::memcpy(&value, rank + i * sizeof value, sizeof value);
+      wide.back()[i] = from_half(value);
+    }
+    memory.push_back(reinterpret_cast<const std::byte*>(wide.back().data()));
+  }
+  const auto sums = reduced_as<float>(memory, count, operation);
+  std::vector<std::byte> result(count * sizeof(Half));
+  for (std::size_t i = 0; i < count; ++i) {
+    float sum;
+    std::memcpy(&sum, sums.data() + i * sizeof sum, sizeof sum);
+    const auto rounded = to_half<Half>(sum);
+    std::memcpy(result.data() + i * sizeof rounded, &rounded, sizeof rounded);
+  }
+  return result;
+}
+
 std::vector<std::byte> reduced(const std::vector<const std::byte*>& ranks, std::size_t count, NcclType type,
                                NcclOperation operation) {
   switch (type) {
@@ -89,9 +117,12 @@ std::vector<std::byte> reduced(const std::vector<const std::byte*>& ranks, std::
       return reduced_as<float>(ranks, count, operation);
     case NcclType::float64:
       return reduced_as<double>(ranks, count, operation);
-    default:
-      throw std::logic_error("the fake does not reduce numbers of 16 bits");
+    case NcclType::float16:
+      return reduced_in_float32<Float16>(ranks, count, operation);
+    case NcclType::bfloat16:
+      return reduced_in_float32<BFloat16>(ranks, count, operation);
   }
+  throw std::logic_error("the fake knows no such type");
 }
 
 }  // namespace

@@ -98,7 +98,8 @@ TEST(BadReplica, WithTwoTensorsOfOneNameIsRefused) {
 }
 
 TEST(BadReplica, WhoseParametersAreNoFloatsIsRefused) {
-  expect_contains(refusal_of<ModelError>("has numbers"), {"'weight' is int64", "float32 or float64"});
+  expect_contains(refusal_of<ModelError>("has numbers"),
+                  {"'weight' is int64 and requires a gradient", "freeze it"});
 }
 
 TEST(BadReplica, OfADtypeThatNobodyKnowsIsRefused) {

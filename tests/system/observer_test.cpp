@@ -30,7 +30,7 @@ Observer observer_of(const ServiceRun& service) { return Observer::attach(servic
 std::vector<float> values_of(const Observer& observer, const client::ParameterValues& copy) {
   std::vector<float> values;
   for (const auto& entry : observer.manifest().tensors) {
-    const auto* first = reinterpret_cast<const float*>(copy.values.get()) + entry.first;
+    const auto* first = reinterpret_cast<const float*>(copy.values.get() + entry.offset);
     values.insert(values.end(), first, first + entry.count);
   }
   return values;
@@ -38,9 +38,8 @@ std::vector<float> values_of(const Observer& observer, const client::ParameterVa
 
 /// Writes `value` into all parameters, as an optimizer does that steps in place.
 void fill(const client::Handle& manager, float value) {
-  auto* parameters = reinterpret_cast<float*>(manager.view().parameters());
   for (const auto& entry : manager.manifest().tensors)
-    std::fill_n(parameters + entry.first, entry.count, value);
+    std::fill_n(reinterpret_cast<float*>(manager.view().parameters() + entry.offset), entry.count, value);
 }
 
 TEST(Observer, SeesTheStepsOfHostsThatComeAndGo) {

@@ -53,10 +53,10 @@ TEST_P(StartMethods, HaveTheInitialParametersBeforeThereAreRunners) {
   std::shared_ptr<const session::Session> session;
   std::vector<std::byte> values;
   const auto prepared = [&](std::shared_ptr<const session::Session> s, const session::HostView&,
-                            const session::Manifest& manifest) {
+                            const session::Manifest& manifest, bool) {
     session = s;
     EXPECT_TRUE(manifest.tensors.at(0).name == "encoder.weight");
-    values.assign(s->parameters(), s->parameters() + s->header().elements * sizeof(float));
+    values.assign(s->parameters(), s->parameters() + s->header().bytes.parameters);
   };
   const client::Handle manager(perceptron_config(), {.method = GetParam(), .prepared = prepared});
   EXPECT_EQ(manager.session(), session);
@@ -65,7 +65,7 @@ TEST_P(StartMethods, HaveTheInitialParametersBeforeThereAreRunners) {
 }
 
 TEST_P(StartMethods, GiveBackAllWhenTheHostRefusesWhatWasPrepared) {
-  const auto refuse = [](const auto&, const auto&, const auto&) { throw UsageError("not like this"); };
+  const auto refuse = [](const auto&, const auto&, const auto&, bool) { throw UsageError("not like this"); };
   const auto before = ipc::children();
   const auto start = [&] { client::Handle(perceptron_config(), {.method = GetParam(), .prepared = refuse}); };
   EXPECT_EQ(message_of<UsageError>(start), "not like this");

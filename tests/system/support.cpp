@@ -11,20 +11,15 @@
 namespace accelmgr::test {
 namespace {
 
-DType dtype_of(const session::Session& session) {
-  return session.header().element == session::Element::f32 ? DType::float32 : DType::float64;
-}
-
 std::vector<replica::Place> places_in(const client::Handle& manager) {
-  return replica::places_of(manager.view().parameters(), manager.session()->header().element,
-                            manager.manifest());
+  return replica::places_of(manager.view().parameters(), manager.manifest());
 }
 
 /// A tensor without bytes for each parameter.
 Tensors forms_of(const client::Handle& manager) {
   Tensors out;
   for (const auto& entry : manager.manifest().tensors)
-    out.push_back({entry.name, dtype_of(*manager.session()), entry.shape, {}});
+    out.push_back({entry.name, entry.dtype, entry.shape, {}});
   return out;
 }
 
@@ -68,9 +63,10 @@ Tensors gradients_of(const client::Handle& manager) {
   auto out = forms_of(manager);
   for (std::size_t i = 0; i < out.size(); ++i) {
     const auto& entry = manager.manifest().tensors[i];
-    const auto bytes = size_of(out[i].dtype);
-    const auto* first = manager.session()->gradients() + entry.first * bytes;
-    out[i].bytes.assign(first, first + entry.count * bytes);
+    out[i].dtype = entry.gradient_dtype();
+    out[i].bytes.resize(entry.gradient_bytes());  // Zeros for a parameter that is frozen.
+    if (session::has_gradient(*manager.session(), manager.manifest(), i))
+      std::memcpy(out[i].bytes.data(), manager.session()->gradients() + entry.gradient, out[i].bytes.size());
   }
   return out;
 }

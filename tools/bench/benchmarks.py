@@ -121,6 +121,11 @@ def python_groups(quick):
 XLA_SIZES = ("1", "17")
 
 
+def frozen_groups(quick):
+    command = ["env", f"PYTHONPATH={RELEASE / 'python'}", contestants.torch_python(), BENCH / "frozen_memory.py"]
+    return [[Contestant("ours", lambda: [*command, *quick_flag(quick)])]]
+
+
 def xla_groups(quick):
     python = contestants.ROOT / ".venv-xla" / "bin" / "python"
     if not python.exists():
@@ -287,6 +292,10 @@ ALL = {
         TPUManager pattern in Python, in its faithful variants and its best one, and the same cycle in C++ with no
         Python at all. The peers' runners are forked; ours start from nothing.""",
         3, ["bench_step", "_native"], python_groups, reports.python, weighs_memory=True),
+    "frozen": Benchmark(
+        """How much memory parameters take, as so many copies of themselves: in shared memory frozen ones should take 1,
+        trained ones 2 (values and gradients of the master) and 1 for each runner.""",
+        1, ["_native"], frozen_groups, reports.frozen),
     "xla": Benchmark(
         """A step of one XLA runner on this machine's CPU, with parameters that come from the host and gradients that go
         there. Against the same in one process that has no manager: what torch_xla itself takes to send, compute and

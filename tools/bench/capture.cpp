@@ -70,8 +70,7 @@ void measure(std::size_t bytes, int rounds) {
   for (const auto& weight : captured.weights) names.push_back({std::to_string(names.size()), weight});
   auto model = replica::tensors_of(tensor::describe(names, {}));
   auto manifest = model.manifest;
-  session::Extent extent{.ranks = 1, .element = session::Element::f32};
-  extent.elements = manifest.place_tensors(extent.element);
+  session::Extent extent{.ranks = 1, .bytes = manifest.place_tensors()};
   extent.tensors = manifest.tensors.size();
   extent.manifest_bytes = session::manifest_bytes(manifest);
   auto session = session::Session::create(extent, extent.ranks, 1);
@@ -91,8 +90,7 @@ void measure(std::size_t bytes, int rounds) {
       loss.backward();
       for (std::size_t i = 0; i < plain.weights.size(); ++i) {
         auto& gradient = plain.weights[i].mutable_grad();
-        std::memcpy(session.slab(0) + manifest.tensors[i].first * sizeof(float), gradient.const_data_ptr(),
-                    gradient.nbytes());
+        std::memcpy(session.slab(0) + manifest.tensors[i].slab, gradient.const_data_ptr(), gradient.nbytes());
         gradient.reset();
       }
     }));

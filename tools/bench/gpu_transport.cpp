@@ -62,8 +62,7 @@ session::Manifest manifest_of(std::size_t bytes, std::size_t tensor_bytes) {
 }
 
 session::Session make_session(session::Manifest& manifest) {
-  session::Extent extent{.ranks = 1};
-  extent.elements = manifest.place_tensors(extent.element);
+  session::Extent extent{.ranks = 1, .bytes = manifest.place_tensors()};
   extent.tensors = manifest.tensors.size();
   extent.manifest_bytes = session::manifest_bytes(manifest);
   auto session = session::Session::create(extent, extent.ranks, 1);
@@ -109,8 +108,7 @@ class Bench {
         manifest_(manifest_of(bytes, plan.tensor)),
         owner_(make_session(manifest_)),
         session_(attach(owner_)) {
-    for (const auto& entry : manifest_.tensors)
-      targets_.push_back(tensors_.get() + entry.first * sizeof(float));
+    for (const auto& entry : manifest_.tensors) targets_.push_back(tensors_.get() + entry.offset);
     device.copy(tensors_.get(), owner_.parameters(), bytes, device::Direction::to_device, compute_.get());
     finish(compute_.get());
   }
@@ -129,8 +127,7 @@ class Bench {
     for (const bool checks : {false, true}) {
       const char* name = checks ? "checked" : "transport";
       SlabSink sink(session_, manifest_, checks);
-      device::GradientCopies copies(device_, manifest_, session::Element::f32, sink, compute_.get(),
-                                    timeout_s);
+      device::GradientCopies copies(device_, manifest_, sink, compute_.get(), timeout_s);
       const auto attempt = [&](int steps) {
         sink.begin();
         copies.begin_attempt();
@@ -185,13 +182,13 @@ class Bench {
   }
 
   void upload() {
+    SlabSink sink(session_, manifest_, false);
     for (const bool read_only : {false, true}) {
       auto& session = read_only ? session_ : owner_;
       std::vector<replica::Place> places;
       for (const auto& entry : manifest_.tensors)
-        places.push_back({session.parameters() + entry.first * sizeof(float), {1}});
-      device::ParameterUpload upload(device_, manifest_, session::Element::f32, places, targets_,
-                                     compute_.get());
+        places.push_back({session.parameters() + entry.offset, {1}});
+      device::ParameterUpload upload(device_, manifest_, places, targets_, sink, compute_.get());
       const auto ms = median_ms([&] {
         upload.load();
         finish(compute_.get());

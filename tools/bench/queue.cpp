@@ -185,8 +185,13 @@ class CallCounter {
 };
 
 session::Session make_session(std::size_t bytes) {
-  auto session = session::Session::create(
-      {.ranks = 1, .elements = 16, .tensors = 1, .slots = slots, .slot_bytes = bytes, .batch_size = 1}, 1, 1);
+  auto session = session::Session::create({.ranks = 1,
+                                           .bytes = {.parameters = 64},
+                                           .tensors = 1,
+                                           .slots = slots,
+                                           .slot_bytes = bytes,
+                                           .batch_size = 1},
+                                          1, 1);
   session.publish();
   return session;
 }

@@ -5,7 +5,8 @@
 // its own. One JSON object per case goes to standard output:
 //   name              ours | copy_in_out | stream_add | barrier
 //   bytes_per_runner  bytes of float32 gradients (a bfloat16 slab has half of that)
-//   mode, undo, dtype
+//   mode, undo
+//   dtype             fp32 | bf16: slabs, the master has float32 | all_bf16: master and slabs
 //   us                median time of one reduction and the barrier after it
 //   gb_per_s          counts the passes that the result needs: each slab once, the master once, or twice to
 //                     accumulate
@@ -30,6 +31,7 @@
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -159,18 +161,20 @@ class Bench {
     const std::size_t half = count / processes;
     const std::size_t first = half * static_cast<std::size_t>(rank_);
     std::vector<Case> list;
-    for (bool bf16 : {false, true}) {
-      const ElementTypes types{session::Element::f32,
-                               bf16 ? session::SlabElement::bf16 : session::SlabElement::same};
-      const std::string dtype = bf16 ? "bf16" : "fp32";
-      const double slab_passes = bf16 ? 0.5 * processes : 1.0 * processes;
+    using session::Element;
+    for (const auto& [dtype, master, slab] : {std::tuple{"fp32", Element::f32, Element::f32},
+                                              {"bf16", Element::f32, Element::bf16},
+                                              {"all_bf16", Element::bf16, Element::bf16}}) {
+      const ElementTypes types{.master = master, .slab = slab, .gradient = master};
+      const double slab_passes = processes * session::bytes_of(slab) / 4.0;
+      const double master_pass = session::bytes_of(master) / 4.0;
       const auto into =
           bytes >= session::non_temporal_from_bytes ? SumInto::overwrite_non_temporal : SumInto::overwrite;
-      list.push_back({"ours", "overwrite", dtype, false, slab_passes + 1,
+      list.push_back({"ours", "overwrite", dtype, false, slab_passes + master_pass,
                       [=, this] { reduce(first, half, types, into); }});
-      list.push_back({"ours", "accumulate", dtype, false, slab_passes + 2,
+      list.push_back({"ours", "accumulate", dtype, false, slab_passes + 2 * master_pass,
                       [=, this] { reduce(first, half, types, SumInto::accumulate); }});
-      list.push_back({"ours", "accumulate", dtype, true, slab_passes + 2,
+      list.push_back({"ours", "accumulate", dtype, true, slab_passes + 2 * master_pass,
                       [=, this] { accumulate_with_undo(first, half, types); }});
     }
     list.push_back({"copy_in_out", "overwrite", "fp32", false, processes + 1.0,
@@ -214,17 +218,21 @@ class Bench {
   void reduce(std::size_t first, std::size_t count, ElementTypes types, SumInto into) const {
     const void* slabs[processes];
     for (int r = 0; r < processes; ++r) {
-      slabs[r] = reinterpret_cast<const char*>(slabs_[r]) + first * session::slab_bytes_of(types);
+      slabs[r] = reinterpret_cast<const char*>(slabs_[r]) + first * session::bytes_of(types.slab);
     }
-    kernels_.reduce(master_ + first, slabs, count, types, into);
+    kernels_.reduce(master_at(first, types), slabs, count, types, into);
+  }
+
+  void* master_at(std::size_t element, ElementTypes types) const {
+    return reinterpret_cast<char*>(master_) + element * session::bytes_of(types.master);
   }
 
   void accumulate_with_undo(std::size_t first, std::size_t count, ElementTypes types) const {
-    constexpr std::size_t chunk = session::chunk_bytes / sizeof(float);
+    const std::size_t bytes = session::bytes_of(types.master), chunk = session::chunk_bytes / bytes;
     auto& own = shared_->rank[rank_];
     for (std::size_t at = 0; at < count; at += chunk) {
       const std::size_t here = std::min(chunk, count - at);
-      kernels_.save(own.undo_image, master_ + first + at, here * sizeof(float));
+      kernels_.save(own.undo_image, master_at(first + at, types), here * bytes);
       own.cursor.store(at << 1 | 1, std::memory_order_release);
       std::atomic_thread_fence(std::memory_order_release);  // The master changes after the cursor.
       reduce(first + at, here, types, SumInto::accumulate);

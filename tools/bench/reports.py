@@ -12,13 +12,13 @@ def reduce(lines):
     measured = Measured(lines)
     table = Table(
         "Reduction of two runners' gradients. GB/s counts N+1 passes to overwrite, N+2 to accumulate (bf16: half a\n"
-        "pass for each slab); x: so many times faster than",
-        ["per runner", "mode", "slabs", "undo", "us", "GB/s", "of STREAM add", "x copy in/out", "x gloo"],
+        "pass for each slab; all_bf16: for the master, too); x: so many times faster than",
+        ["per runner", "mode", "dtype", "undo", "us", "GB/s", "of STREAM add", "x copy in/out", "x gloo"],
     )
     targets = []
     modes = [("overwrite", False), ("accumulate", False), ("accumulate", True)]
     sizes = measured.values_of("bytes_per_runner", name="ours")
-    for size, dtype, (mode, undo) in itertools.product(sizes, ("fp32", "bf16"), modes):
+    for size, dtype, (mode, undo) in itertools.product(sizes, ("fp32", "bf16", "all_bf16"), modes):
         case = {"bytes_per_runner": size, "dtype": dtype, "mode": mode, "undo": undo}
         us, gb_per_s = measured.get("ours", "time", **case), measured.get("ours", "bandwidth", **case)
         share = ratio(gb_per_s, measured.get("stream_add", "bandwidth", bytes_per_runner=size))
@@ -29,6 +29,9 @@ def reduce(lines):
         table.rows.append(row)
         if dtype == "fp32":
             targets += reduce_targets(measured, case, us, share, by_copy, by_gloo)
+        elif dtype == "all_bf16" and size == 64 * MIB and not undo:
+            times = ratio(measured.get("ours", "time", **{**case, "dtype": "fp32"}), us)
+            targets.append(at_least(1.6, f"64 MiB {mode} of bfloat16, elements a second over float32", times))
     return Report([table], targets)
 
 
@@ -213,6 +216,24 @@ def python(lines):
         targets.append(at_most(0.5, f"{case}, peak memory as a share of that of manager_faithful_resident", share))
     binding = measured.get("ours", "binding", case="binding")
     targets.append(at_most(5, "us of manager.step() in Python beyond the C++ one", binding))
+    return Report([table], targets)
+
+
+def frozen(lines):
+    measured = Measured(lines)
+    table = Table(
+        "Memory of parameters, as copies of themselves: in shared memory, and in manager, fork server and runners",
+        ["parameters", "shared", "expected", "private"],
+    )
+    targets = []
+    for case in measured.values_of("case"):
+        shared, private = (measured.get("ours", what, case=case) for what in ("shared", "private"))
+        kind, count = case.removesuffix("s").removesuffix(" runner").split(", ")
+        expected = 1 if kind == "frozen" else 2 + int(count)
+        table.rows.append([case, shared, expected, private])
+        targets.append(at_most(1.05, f"{case}: shared memory over what is expected", ratio(shared, expected)))
+        if private is not None:
+            targets.append(at_most(0.05, f"{case}: private copies", private))
     return Report([table], targets)
 
 

@@ -50,7 +50,8 @@ double median_us(int steps, bool cold, std::vector<std::uint64_t>& memory, Step&
 }
 
 void measure(bool quick) {
-  auto session = session::Session::create({.ranks = 2, .elements = 16, .manifest_bytes = 64}, 2, 1);
+  auto session =
+      session::Session::create({.ranks = 2, .bytes = {.parameters = 64}, .manifest_bytes = 64}, 2, 1);
   std::vector<std::uint64_t> memory(larger_than_caches / sizeof(std::uint64_t));
   session::ActivityWriter activities(session::RunnerView(session, 0).spans());
   const session::SpanWriter spans(session::HostView(session).spans());

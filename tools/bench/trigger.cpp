@@ -70,6 +70,7 @@ constexpr std::uint64_t elements = 16;
 session::Manifest one_tensor() {
   session::Manifest manifest;
   manifest.tensors.push_back({.name = "weight", .aliases = {}, .shape = {elements}, .count = elements});
+  manifest.place_tensors();
   return manifest;
 }
 
@@ -174,7 +175,9 @@ void each_round(const Schedule& schedule, int ways, const auto& play) {
 
 void measure(bool quick) {
   const Schedule schedule{.turns = quick ? 3 : 10, .rounds = quick ? 200 : 1000};
-  auto session = session::Session::create({.ranks = runners, .elements = elements, .tensors = 1}, runners, 1);
+  auto manifest = one_tensor();
+  auto session = session::Session::create({.ranks = runners, .bytes = manifest.place_tensors(), .tensors = 1},
+                                          runners, 1);
   auto& shared = *new (bench::share<Shared>()) Shared{};
   auto& bare = *new (bench::share<Shared>()) Shared{};
   const bool host_has_a_core = std::thread::hardware_concurrency() > runners;

@@ -14,6 +14,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr._reading import is_indexed
+from accelmgr._structure import leaves_of
 from accelmgr.errors import ConfigError, DataError, ModelError
 
 logger = logging.getLogger("accelmgr")
@@ -109,21 +110,24 @@ def check_unbatched(what: str, dataset: Any) -> None:
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 
-def _remedy(parameter: torch.Tensor) -> str:
-    if parameter.is_complex():
-        return (
-            ", also where they stand for complex numbers: keep torch.view_as_real(weight), which has one dimension "
-            "more, and compute with torch.view_as_complex() of it in forward()"
-        )
-    if not parameter.is_floating_point():
-        return ": register what is not trained as a buffer"
-    return ', as mixed precision needs them: pass model.float(), and runners__autocast="bf16" to compute in bfloat16'
+TRAINABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
+"""Dtypes of parameters that require gradients. Frozen ones have any dtype."""
 
 
 def _check_memory(name: str, tensor: torch.Tensor) -> None:
     """Raises ModelError for a tensor that claims to be dense and on the CPU, but has no address."""
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return  # Others say what is wrong.
+    kind = type(tensor.data).__name__
+    if is_traceable_wrapper_subclass(tensor) and isinstance(tensor, torch.nn.Parameter) and kind != "DTensor":
+        if tensor.requires_grad:
+            raise ModelError(
+                f"parameter '{name}' is a {kind} and requires a gradient; only plain tensors can be trained: freeze "
+                "it, and train adapters beside it"
+            )
+        for suffix, leaf in leaves_of(tensor):
+            _check_memory(name + suffix, leaf)
+        return
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.numel() == 0:
         return
     try:
@@ -131,7 +135,6 @@ def _check_memory(name: str, tensor: torch.Tensor) -> None:
     except RuntimeError:
         has_memory = False
     if not has_memory:
-        kind = type(tensor.data).__name__
         remedy = "tensor.to_local() or tensor.full_tensor()" if kind == "DTensor" else "tensor.dequantize()"
         raise ModelError(
             f"'{name}' of the model is a {kind}, which has no memory of its own that processes could share; put a "
@@ -180,14 +183,11 @@ def check(model: Any, dataset: Any, collate_fn: Any) -> None:
     if not parameters:
         raise ModelError("the model has no parameters; there is nothing to train")
     for name, parameter in parameters:
-        if parameter.dtype not in (torch.float32, torch.float64):
+        if parameter.requires_grad and parameter.dtype not in TRAINABLE:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in TRAINABLE)
             raise ModelError(
-                f"parameter '{name}' is {parameter.dtype}; parameters must be float32 or float64{_remedy(parameter)}"
-            )
-        if parameter.dtype != parameters[0][1].dtype:
-            raise ModelError(
-                f"parameter '{name}' is {parameter.dtype}, '{parameters[0][0]}' {parameters[0][1].dtype}; all must "
-                "have one dtype: pass model.float() or model.double()"
+                f"parameter '{name}' is {parameter.dtype} and requires a gradient; {known} can be trained: freeze it "
+                "by requires_grad_(False), or convert it"
             )
 
 

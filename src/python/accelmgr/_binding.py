@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import cast
 
 import torch
 
@@ -11,7 +12,8 @@ from accelmgr._journal import Journal
 from accelmgr._master import Master, check_on_cpu
 from accelmgr._optimizers import LBFGS
 from accelmgr._payload import private_copies
-from accelmgr._structure import GROWN, Buffers, Changes, Shapes, Structure
+from accelmgr._structure import GROWN, Buffers, Changes, Shapes, Structure, leaves_of, named_leaves
+from accelmgr._weights import Weights
 from accelmgr.errors import ModelError, UsageError
 
 
@@ -39,15 +41,15 @@ class Binding:
         self.master = Master(handle, keeps_zeros)
         if model is not None:
             self._structure = Structure(model)
-            by_name = dict(model.named_parameters(remove_duplicate=False))
+            by_name = dict(named_leaves(model, remove_duplicate=False))
             self._leaves = [by_name[name] for name, _ in self.master.parameters]
         else:
             self._leaves = [torch.nn.Parameter(tensor) for _, tensor in self.master.parameters]
         self._former_gradients = [leaf.grad for leaf in self._leaves]
 
-    def bind(self) -> None:
-        """Moves the parameters into the session."""
-        self.master.bind(self._leaves)
+    def bind(self, needs_values: bool, weights: Weights | None) -> None:
+        """Moves the parameters into the session. See Master.bind()."""
+        self.master.bind(self._leaves, needs_values, weights)
 
     def undo(self) -> None:
         """Gives the model memory of its own again, and its former gradients, after the start failed."""
@@ -77,25 +79,30 @@ class Binding:
             self._structure.check()
         self.master.look_after()
 
-    def leaves(self) -> list[torch.nn.Parameter]:
+    def leaves(self) -> list[torch.Tensor]:
         """In the master's order."""
         return self._leaves
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """In the order of `model.parameters()`; of a built-in model in the master's."""
         if self._structure is None:
-            return self._leaves
+            return cast(list[torch.nn.Parameter], self._leaves)
         self._structure.check()
         return list(self._structure.parameters)
 
-    def gradients(self) -> list[torch.Tensor]:
-        """In the order of parameters()."""
-        gradients = [gradient for _, gradient in self.master.gradients]
+    def gradients(self, exact: bool = False) -> list[torch.Tensor]:
+        """In the order of parameters(). exact: in the master's dtype."""
+        named = self.master.exact_gradients() if exact else self.master.gradients
+        gradients = [gradient for _, gradient in named]
         if self._structure is None:
             return gradients
         self.check()
         by_leaf = dict(zip(map(id, self._leaves), gradients, strict=True))
-        return [by_leaf[id(parameter)] for parameter in self._structure.parameters]
+        return [
+            # A quantized parameter is none of the leaves, but has some.
+            by_leaf.get(id(parameter), torch.zeros((), dtype=parameter.dtype).expand(parameter.shape))
+            for parameter in self._structure.parameters
+        ]
 
     def update(self, values: list[torch.Tensor]) -> None:
         """Replaces all parameters, in the order of parameters(), or raises ModelError."""
@@ -104,8 +111,16 @@ class Binding:
             raise ModelError(
                 f"update_model_parameters: got {len(values)} tensors for {len(ordered)} parameters; nothing was changed"
             )
-        by_parameter = dict(zip(map(id, ordered), values, strict=True))
-        self.master.update([by_parameter[id(leaf)] for leaf in self._leaves])
+        by_leaf: dict[int, torch.Tensor] = {}
+        for own, value in zip(ordered, values, strict=True):
+            leaves, parts = leaves_of(own), leaves_of(value)
+            if len(leaves) != len(parts):
+                raise ModelError(
+                    f"update_model_parameters: a {type(value).__name__} was passed for a {type(own).__name__}; nothing "
+                    "was changed"
+                )
+            by_leaf |= {id(leaf): part for (_, leaf), (_, part) in zip(leaves, parts, strict=True)}
+        self.master.update([by_leaf[id(leaf)] for leaf in self._leaves])
 
     def send_changes(self, everything: bool = False) -> None:
         """Sends what has changed to the runners. everything: all buffers."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr import _arguments, _cuda, _settings, _xla
 from accelmgr._elements import Elements
@@ -70,6 +71,17 @@ def make_model(factory: str, options: Options) -> torch.nn.Module:
     return model
 
 
+def check_plain(model: torch.nn.Module, device: str) -> None:
+    """Raises ConfigError for parameters that only runners on the CPU have."""
+    for name, parameter in model.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            raise ConfigError(
+                f"runners.device is {device}, but parameter '{name}' is a {type(parameter).__name__}, with which only "
+                "runners on the CPU compute; put plain tensors in its place (dequantize())",
+                "runners.device",
+            )
+
+
 def make_replica(
     factory: str,
     options: Options,
@@ -94,6 +106,7 @@ def make_replica(
         prepare_runner(threads, shares_cores, deterministic)
     changes: Changes | None = None
     grown: Shapes = {}
+    has_values = True
     if PAYLOAD not in options:
         seed_generators(seed)  # So that the function draws the same numbers in all processes.
         model, collate_fn = make_model(factory, options), None
@@ -102,14 +115,17 @@ def make_replica(
         _settings.apply(received.options["settings"])
         model, collate_fn = received.model(), received.load("collate_fn")
         grown = received.options["grown"]
+        has_values = received.has_values
         if computes:
             changes = Changes(model, received.options["journal"], received.hooks)
     if device == "cuda" and not computes:
         _cuda.check_build()
+    if device != "cpu" and computes:
+        check_plain(model, device)
     if device == "cpu" or not computes:
         if computes:
             check_autocast(autocast, torch.device("cpu"))
-        return Replica(model, collate_fn, autocast=autocast, changes=changes, grown=grown)
+        return Replica(model, collate_fn, autocast=autocast, changes=changes, grown=grown, has_values=has_values)
     if device == "cuda":
         cuda = _cuda.Cuda(rank)
         check_autocast(autocast, cuda.device)

@@ -219,7 +219,7 @@ class Graphs:
         self,
         model: torch.nn.Module,
         cuda: Cuda,
-        parameters: Sequence[torch.nn.Parameter],
+        parameters: Sequence[torch.Tensor],
         gradients: RecordedGradients,
         say: Callable[[str], None],
     ) -> None:

@@ -60,7 +60,7 @@ class Layers:
     def __init__(
         self,
         model: torch.nn.Module,
-        parameters: Sequence[torch.nn.Parameter],
+        parameters: Sequence[torch.Tensor],
         owners: Sequence[int],
         cuda: Cuda,
         transport: _native.CudaTransport,
@@ -84,7 +84,7 @@ class Layers:
             layer.register_forward_pre_hook(self._hook(number))
 
     def _own_parameters(
-        self, model: torch.nn.Module, layers: list[torch.nn.Module], parameters: Sequence[torch.nn.Parameter]
+        self, model: torch.nn.Module, layers: list[torch.nn.Module], parameters: Sequence[torch.Tensor]
     ) -> list[set[int]]:
         """The parameters of each layer that no other layer has, nor the rest of the model. Those that own memory."""
         index_of = {id(parameter): self._owners[index] for index, parameter in enumerate(parameters)}

@@ -9,6 +9,7 @@ import torch
 
 from accelmgr import _native
 from accelmgr._memory import dtype_name, tensor_over
+from accelmgr._weights import Weights
 from accelmgr.errors import ModelError
 
 Named = list[tuple[str, torch.Tensor]]
@@ -43,7 +44,8 @@ class Master:
     """Views of the session, in the manifest's order. The session stays mapped as long as a view lives.
 
     The `.grad` of a leaf is the master's gradient, or None if no step has given it one since it was zeroed: then an
-    optimizer leaves it alone, as in plain PyTorch.
+    optimizer leaves it alone, as in plain PyTorch. With `gradients.dtype: float32`, the `.grad` of a leaf of 16 bits is
+    a rounded copy of it.
     """
 
     def __init__(self, handle: _native.Handle, keeps_zeros: bool) -> None:
@@ -51,17 +53,74 @@ class Master:
         self._handle = handle
         self._keeps_zeros = keeps_zeros
         self.parameters = _tensors(handle.parameters())
-        self.gradients = _tensors(handle.gradients())
-        self._gradients = [gradient for _, gradient in self.gradients]
+        self.gradients: Named = []
+        self._find_gradients()
         # To find moved tensors: share_memory_() moves a storage out of the session, with all tensors over it.
         self._parameter_places = [tensor.data_ptr() for _, tensor in self.parameters]
-        self._gradient_places = [tensor.data_ptr() for tensor in self._gradients]
-        self._leaves: list[torch.nn.Parameter] = []
+        self._leaves: list[torch.Tensor] = []
+        self._frozen_versions: list[tuple[int, int]] = []
 
-    def bind(self, leaves: list[torch.nn.Parameter]) -> None:
-        """Makes `leaves` the master's parameters: moves their memory into the session."""
-        for leaf, (_, parameter) in zip(leaves, self.parameters, strict=True):
+    def _find_gradients(self) -> None:
+        self.gradients = []
+        self._frozen: list[int] = []  # The session has no gradient of these.
+        self._exact: dict[int, torch.Tensor] = {}  # The master's, where `.grad` is a rounded copy.
+        for (name, parameter), place in zip(self.parameters, self._handle.gradients(), strict=True):
+            index = len(self.gradients)
+            gradient = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)  # Without memory.
+            if place is None:
+                self._frozen.append(index)
+            else:
+                gradient = tensor_over(place.memory, place.dtype, place.shape, place.strides)
+            if gradient.dtype != parameter.dtype:
+                self._exact[index] = gradient
+                gradient = gradient.to(parameter.dtype)
+            self.gradients.append((name, gradient))
+        self._gradients = [gradient for _, gradient in self.gradients]
+        self._gradient_places = [tensor.data_ptr() for tensor in self._gradients]
+        self._round()
+
+    def _round(self) -> None:
+        """Makes the rounded copies again."""
+        with torch.no_grad():
+            for index, exact in self._exact.items():
+                self._gradients[index].copy_(exact)
+        self._versions = [self._gradients[index]._version for index in self._exact]
+
+    def _take_copies(self) -> None:
+        """What the caller has written into rounded copies counts."""
+        with torch.no_grad():
+            for (index, exact), version in zip(self._exact.items(), self._versions, strict=True):
+                if self._gradients[index]._version != version:
+                    exact.copy_(self._gradients[index])
+        self._versions = [self._gradients[index]._version for index in self._exact]
+
+    def exact_gradients(self) -> Named:
+        """The master's gradients, in the manifest's order."""
+        return [(name, self._exact.get(index, gradient)) for index, (name, gradient) in enumerate(self.gradients)]
+
+    def _unfreeze(self) -> None:
+        """Makes gradients for parameters that were frozen and require one now."""
+        if unfrozen := [index for index in self._frozen if self._leaves[index].requires_grad]:
+            self._handle.unfreeze(unfrozen)
+            self._find_gradients()
+            self._note()
+
+    def _tell_of_writes(self) -> None:
+        """Devices get frozen parameters again only when they were written."""
+        versions = [(self._leaves[index]._version, self.parameters[index][1]._version) for index in self._frozen]
+        if versions != self._frozen_versions:
+            self._handle.frozen_written()
+            self._frozen_versions = versions
+
+    def bind(self, leaves: list[torch.Tensor], needs_values: bool, weights: Weights | None) -> None:
+        """Makes `leaves` the master's parameters: moves their memory into the session, one after the other.
+
+        needs_values: their values, too. weights: the values instead of those of the leaves.
+        """
+        for leaf, (name, parameter) in zip(leaves, self.parameters, strict=True):
             leaf.grad = None
+            if needs_values:
+                parameter.copy_(leaf.detach() if weights is None else weights.value(name))
             leaf.data = parameter
         self._leaves = leaves
 
@@ -87,6 +146,8 @@ class Master:
 
     def show(self, everything: bool = False) -> None:
         """After a step: `.grad` of the parameters that it has used. everything: it has overwritten all of them."""
+        if self._exact:
+            self._round()
         if not everything and not self._lacks:
             return
         touched = b"\1" * len(self._leaves) if self._keeps_zeros else self._handle.touched()
@@ -104,6 +165,11 @@ class Master:
         other memory.
         """
         leaves = self._leaves
+        if self._frozen:
+            self._unfreeze()
+            self._tell_of_writes()
+        if self._exact:
+            self._take_copies()
         if (
             all(map(operator.is_, map(_gradient, leaves), self._found))
             and list(map(_address, leaves)) == self._parameter_places
@@ -125,6 +191,8 @@ class Master:
                     "share_memory_(), for instance): runners do not write there"
                 )
             gradient = leaf.grad
+            if index in self._frozen:
+                continue
             if gradient is None:
                 if self._found[index] is not None:
                     dropped.append(index)
@@ -135,6 +203,8 @@ class Master:
         with torch.no_grad():
             for index, gradient in written:
                 self._gradients[index].copy_(gradient)
+                if index in self._exact:
+                    self._exact[index].copy_(gradient)
                 leaves[index].grad = self._gradients[index]
         if dropped:
             self._handle.set_touched(dropped, False)
@@ -156,13 +226,18 @@ class Master:
     def _zero(self, dropped: list[int]) -> None:
         if len(dropped) == len(self._leaves):
             self._handle.zero_grad()
+            self._round()
             return
         for index in dropped:
             self._gradients[index].zero_()
+            if index in self._exact:
+                self._exact[index].zero_()
 
     def zero(self, set_to_none: bool) -> None:
         """Zeroes all gradients. set_to_none: `.grad` is None until a step gives a gradient."""
         self._handle.zero_grad()
+        if self._exact:
+            self._round()
         if set_to_none:
             for leaf in self._leaves:
                 leaf.grad = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils import deterministic
 
 Described = tuple[str, str, Sequence[int], Any]
 """A tensor's name, dtype ("float32") and shape, and its bytes: something with a buffer, row-major without gaps."""
@@ -40,3 +42,18 @@ def named_tensors(values: Iterable[Described]) -> list[tuple[str, torch.Tensor]]
 def addressed(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Addressed]:
     """Addresses of dense tensors on the CPU. The caller must keep the tensors alive while they are used."""
     return [(name, dtype_name(value.dtype), tuple(value.shape), value.data_ptr()) for name, value in tensors]
+
+
+@contextlib.contextmanager
+def unfilled() -> Iterator[None]:
+    """Tensors that torch makes keep what their memory holds.
+
+    Otherwise deterministic algorithms (`deterministic`) would fill each with NaN before. That is another pass over
+    memory that is overwritten later.
+    """
+    before = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ class Update:
         if self._is_open or self._handle.is_writing:
             return
         with contextlib.suppress(UsageError):  # Another thread makes a step meanwhile.
-            self._handle.begin_writing()
+            self._handle.begin_writing(frozen=False)
             self._is_open, self._has_closure = True, has_closure
 
     def end(self) -> None:

@@ -4,11 +4,11 @@ They travel in two memfds of the host, which the other processes open through /p
 
 - "objects": the pickled model (or the function that makes it), dataset and collate_fn. A number stands for each
   parameter and buffer of the model. It exists as long as runners may be started; each process reads the parts it needs.
-- "values": the initial values of these parameters and buffers. The host's own tensors are moved there meanwhile, so
-  that the values exist once. Its memory is freed when the session has them.
+- "values": the initial values of these buffers. Those of the parameters the host writes into the session itself, one
+  after the other (_master.py), so that they exist once. Freed when the session has them.
 
 A manager that is a fork of the host needs "values" alone, and only for parameters: each fork has its own memory for
-buffers.
+buffers. The host's own tensors are moved there meanwhile.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torch.utils.hooks import RemovableHandle
 
 from accelmgr._outline import HOOKS_OF_TENSORS, OWN_HOOKS, HooksOfTensors, registrar_of
 from accelmgr._pickling import dump_dataset, load_dataset
+from accelmgr._structure import named_leaves
 from accelmgr.errors import DataError, ModelError, UsageError
 
 ALIGNMENT = 64
@@ -53,7 +54,7 @@ class Slot:
     strides: tuple[int, ...]
     offset: int
     requires_grad: bool
-    kind: type[torch.nn.Parameter] | None  # None: a buffer.
+    kind: type[torch.Tensor] | None  # Of a parameter; None: a buffer.
 
     @property
     def extent(self) -> int:
@@ -70,11 +71,11 @@ class Slot:
 
 
 def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters, then buffers, each tensor once under its first name."""
+    """Parameters (named_leaves()), then buffers, each tensor once under its first name."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise ModelError(f"parameter '{name}' of the model is not initialized; call the model once first")
-    return [*model.named_parameters(), *model.named_buffers()]
+    return [*named_leaves(model), *model.named_buffers()]
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
@@ -280,16 +281,16 @@ class Values:
             if tensor.device.type != "cpu" or tensor.layout != torch.strided:
                 raise ModelError(
                     f"'{name}' of the model is on {tensor.device}, {tensor.layout}; pass a dense model on the CPU: the "
-                    "runners make their own replicas"
+                    "runners make their own replicas. Of a model on the meta device, pass a function that makes it, "
+                    "and weights"
                 )
-        self.slots, self._bytes = slots_of(tensors)
+        self.slots, self.bytes = slots_of(tensors)
         self.tensors = [tensor for _, tensor in tensors]
         self.fd = -1
 
     def move(self) -> None:
-        self._bytes = max(self._bytes, 1)
-        self.fd = _memfd("accelmgr-values", self._bytes)
-        self._memory = mmap.mmap(self.fd, self._bytes)
+        self.fd = _memfd("accelmgr-values", self.bytes)
+        self._memory = mmap.mmap(self.fd, max(self.bytes, 1))
         with torch.no_grad():
             views = copy_values(self.tensors, self.slots, self._memory)
             for tensor, view in zip(self.tensors, views, strict=True):
@@ -300,7 +301,7 @@ class Values:
         if self.fd < 0:
             return
         first = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
-        here = [tensor for tensor in self.tensors if first <= tensor.data_ptr() < first + self._bytes]
+        here = [tensor for tensor in self.tensors if first <= tensor.data_ptr() < first + self.bytes]
         for tensor, copy in zip(here, private_copies(here), strict=True):
             tensor.data = copy
         self._memory.madvise(mmap.MADV_REMOVE)
@@ -323,9 +324,16 @@ class Payload:
         collate_fn: Any,
         options: dict[str, Any],
     ) -> None:
-        self._values = Values(tensors_of(model) if model is not None else [])
-        numbers = {id(tensor): number for number, tensor in enumerate(self._values.tensors)}
-        attached = [_Attached.of(number, tensor) for number, tensor in enumerate(self._values.tensors)]
+        named = tensors_of(model) if model is not None else []
+        parameters = Values(named_leaves(model) if model is not None else [])
+        self._values = Values(named[len(parameters.tensors) :])
+        behind = [
+            dataclasses.replace(slot, offset=slot.offset + self._values.bytes, kind=slot.kind or torch.Tensor)
+            for slot in parameters.slots
+        ]
+        tensors = [tensor for _, tensor in named]
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        attached = [_Attached.of(number, tensor) for number, tensor in enumerate(tensors)]
         attached = [found for found in attached if found]
         made = pickled("model", factory) if factory is not None else pickled("model", (model, attached), numbers)
         data, buffers = dataset
@@ -336,7 +344,7 @@ class Payload:
             {
                 "path": list(sys.path),
                 "options": options,
-                "slots": self._values.slots,
+                "slots": behind + self._values.slots,
                 "factory": factory is not None,
                 "sizes": {name: len(section) for name, section in sections.items()},
                 "buffers": [(offset, buffer.nbytes) for offset, buffer in zip(offsets, buffers, strict=False)],
@@ -375,7 +383,7 @@ class ForkedPayload:
     def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
         if model is not None:
             tensors_of(model)  # Raises for parameters that cannot be used.
-        self._values = Values(list(model.named_parameters()) if model is not None else [])
+        self._values = Values(named_leaves(model) if model is not None else [])
         self._values.move()
         self.path = f"forked:{id(self)}"
         self.objects[self.path] = {"model": model, "dataset": dataset, "collate_fn": collate_fn, "options": options}
@@ -432,26 +440,30 @@ class Received:
         options: dict[str, Any] = (self._forked or self._parts)["options"]
         return options
 
+    @property
+    def has_values(self) -> bool:
+        """Whether the parameters of model() have values. Otherwise the host writes them into the session."""
+        return self._forked is not None
+
     def _initial(self) -> list[torch.Tensor] | None:
-        """Private views of the initial values, which the caller may change; None when they are in the session."""
+        """Private views of the initial values of buffers, which the caller may change; None if the session has them."""
         fd = _open(*self._values, "accelmgr-values")
         if fd is None:
             return None
         memory = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
         os.close(fd)
-        return [slot.view(memory) for slot in self._parts["slots"]]
+        return [slot.view(memory) for slot in self._parts["slots"] if slot.kind is None]
 
     def _tensors(self) -> list[torch.Tensor]:
+        # Placeholders: the session has the values, so these pages are never touched.
         slots = self._parts["slots"]
-        tensors = self._initial()
-        if tensors is None:
-            # Placeholders: the session has the values, so these pages are never touched.
-            size = max((slot.offset + slot.extent * slot.dtype.itemsize for slot in slots), default=0)
-            memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            tensors = [slot.view(memory) for slot in slots]
+        size = max((slot.offset + slot.extent * slot.dtype.itemsize for slot in slots), default=0)
+        memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        tensors = [slot.view(memory) for slot in slots]
         # A model may resize its buffers.
         buffers = [index for index, slot in enumerate(slots) if slot.kind is None]
-        for index, copy in zip(buffers, private_copies([tensors[index] for index in buffers]), strict=True):
+        initial = self._initial() or [tensors[index] for index in buffers]
+        for index, copy in zip(buffers, private_copies(initial), strict=True):
             tensors[index] = copy
         return [
             tensor if slot.kind is None else _parameter(slot.kind, tensor, slot.requires_grad)
@@ -517,13 +529,15 @@ class Received:
             raise ModelError(f"the function that makes the model made a different model in the host: {other}")
         initial = self._initial()
         with torch.no_grad():
-            for (_, tensor), value in zip(tensors, initial, strict=True) if initial is not None else ():
+            for (_, tensor), value in zip(tensors[-len(initial) :], initial, strict=True) if initial else ():
                 tensor.copy_(value)
         return model
 
 
-def _parameter(kind: type[torch.nn.Parameter], tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+def _parameter(kind: type[torch.Tensor], tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    if kind is torch.Tensor:  # Inside a quantized parameter.
+        return tensor
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-    made: torch.nn.Parameter = torch.Tensor._make_subclass(kind, tensor, requires_grad)
+    made: torch.Tensor = torch.Tensor._make_subclass(kind, tensor, requires_grad)
     return made

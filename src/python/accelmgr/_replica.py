@@ -20,18 +20,21 @@ import torch
 
 from accelmgr import _native, _settings
 from accelmgr._describe import describe
-from accelmgr._elements import PICKLED, restore_structure, structure_of
+from accelmgr._elements import PICKLED, mapped, restore_structure, structure_of
 from accelmgr._journal import Reader
 from accelmgr._long import element_in
 from accelmgr._memory import dense_over, dtype_name, tensor_over
 from accelmgr._outline import CHANGES, Follower, HooksOfTensors
-from accelmgr._structure import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, tensors_of
+from accelmgr._structure import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, named_leaves, tensors_of
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]
 """Of a micro-batch: name, dtype, shape, and its bytes while run() lasts."""
 Description = tuple[str, str, tuple[int, ...], tuple[int, ...], int, int, bool]
 """Of a tensor: name, dtype, shape, strides, address, identity; requires a gradient (parameter), persistent (buffer)."""
+
+Place = tuple[Any, str, tuple[int, ...]]
+"""Of a parameter in the master: its bytes, dtype and strides."""
 
 Numbers = tuple[torch.Tensor, list[tuple[str, float | torch.Tensor]]]
 """The loss of a micro-batch, and other numbers by name. A device may still compute them."""
@@ -107,10 +110,10 @@ def read_outputs(outputs: Any) -> Numbers:
     return _checked_loss(loss), scalars
 
 
-Kept = list[tuple[torch.nn.Parameter, torch.Tensor]]
+Kept = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def set_aside(parameters: Iterable[torch.nn.Parameter]) -> Kept:
+def set_aside(parameters: Iterable[torch.Tensor]) -> Kept:
     """Takes `.grad` away, so that forward() finds none of another micro-batch, and can drop only its own."""
     kept = [(parameter, gradient) for parameter in parameters if (gradient := parameter.grad) is not None]
     for parameter, _ in kept:
@@ -139,7 +142,7 @@ class Gradients:
     hook sees the sum over micro-batches.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], sink: _native.Sink) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], sink: _native.Sink) -> None:
         self._parameters = parameters
         self._sink = sink
         self._hooked = [False] * len(parameters)
@@ -174,7 +177,7 @@ class Gradients:
         dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
         if dense.shape != parameter.shape:  # A hook has called resize_().
             raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
-        dense = dense.to(parameter.dtype).contiguous().resolve_neg()
+        dense = dense.to(parameter.dtype).contiguous().resolve_conj().resolve_neg()
         self._sink.capture(index, dense.data_ptr())
 
     def begin_micro_batch(self) -> None:
@@ -243,8 +246,13 @@ class Replica:
         autocast: str = "off",
         changes: Changes | None = None,
         grown: Shapes | None = None,
+        has_values: bool = True,
     ) -> None:
-        """changes: what the host changes after the start; None if it does not have the model. grown: see Buffers."""
+        """changes: what the host changes after the start; None if it does not have the model. grown: see Buffers.
+
+        has_values: False if the parameters get theirs from the host.
+        """
+        self._has_values = has_values
         self._model = model
         self._changes = changes
         self._collate_fn = collate_fn or torch.utils.data.default_collate
@@ -254,8 +262,10 @@ class Replica:
         self._followed = bytes(JOURNAL_BYTES) + self._structure.modes
         self._modes = bytearray(self._followed)
         self._modes_tensor = torch.frombuffer(self._modes, dtype=torch.uint8)
-        self._parameters = self._structure.parameters
-        self._names = [name for name, _ in model.named_parameters()]
+        leaves = named_leaves(model)
+        self._parameters = [leaf for _, leaf in leaves]
+        self._names = [name for name, _ in leaves]
+        self._rounded: tuple[torch.dtype, torch.dtype] | None = None
         self._gradients: Gradients | None = None
         self._sink: _native.Sink | None = None
         self._addresses: list[int] = []
@@ -263,24 +273,41 @@ class Replica:
         self._losses: list[torch.Tensor] = []
         self._scalars: list[tuple[str, float | torch.Tensor, float]] = []
 
-    def describe(self) -> tuple[list[Description], list[Description]]:
+    def describe(self) -> tuple[list[Description], list[Description], bool, list[str]]:
+        """Parameters, buffers, whether the parameters have values, and names of those that are not to be rounded."""
         parameters = [
             described(name, parameter, parameter.requires_grad)
-            for name, parameter in self._model.named_parameters(remove_duplicate=False)
+            for name, parameter in named_leaves(self._model, remove_duplicate=False)
         ]
         buffers = [
             described(name, buffer, name not in self._buffers.non_persistent) for name, buffer in self._buffers.named
         ]
         buffers.append(described(MODES, self._modes_tensor, False))
         self._buffer_addresses = list(map(_address, self._buffers.originals))
-        return parameters, buffers
+        # torch computes the batch's statistics in the dtype of these parameters and of the buffers.
+        exact = [
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in self._model.named_modules(remove_duplicate=False)
+            if isinstance(module, torch.nn.modules.batchnorm._NormBase)
+            for name in module._parameters
+        ]
+        return parameters, buffers, self._has_values, exact
 
-    def bind(self, places: list[tuple[Any, tuple[int, ...]]], sink: _native.Sink) -> None:
-        for parameter, (memory, strides) in zip(self._parameters, places, strict=True):
-            parameter.data = tensor_over(memory, dtype_name(parameter.dtype), parameter.shape, strides)
+    def bind(self, places: list[Place], sink: _native.Sink) -> None:
+        self._note_rounding(places)
+        for parameter, (memory, dtype, strides) in zip(self._parameters, places, strict=True):
+            parameter.data = tensor_over(memory, dtype, parameter.shape, strides)
         self._addresses = list(map(_address, self._parameters))
         self._sink = sink
         self._gradients = Gradients(self._parameters, sink)
+
+    def _note_rounding(self, places: list[Place]) -> None:
+        """Finds out whether runners have other dtypes than the host (`runners.parameters: bf16`)."""
+        dtypes = [
+            (parameter.dtype, getattr(torch, dtype))
+            for parameter, (_, dtype, _) in zip(self._parameters, places, strict=True)
+        ]
+        self._rounded = next(((full, rounded) for full, rounded in dtypes if full != rounded), None)
 
     def seed(self, seed: int) -> None:
         seed_generators(seed)
@@ -353,6 +380,9 @@ class Replica:
         )
 
     def _forward(self, inputs: Any) -> Any:
+        if self._rounded is not None:
+            full, rounded = self._rounded
+            inputs = mapped(lambda tensor: tensor.to(rounded) if tensor.dtype is full else tensor, inputs)
         try:
             if isinstance(inputs, collections.abc.Mapping):
                 return self._model(**inputs)

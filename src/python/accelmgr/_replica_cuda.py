@@ -27,7 +27,18 @@ from accelmgr._elements import PICKLED, mapped, restore_structure
 from accelmgr._graphs import Graphs
 from accelmgr._layers import Layers
 from accelmgr._memory import dense_over
-from accelmgr._replica import Changes, Description, Field, Gradients, Left, Numbers, Replica, described, set_aside
+from accelmgr._replica import (
+    Changes,
+    Description,
+    Field,
+    Gradients,
+    Left,
+    Numbers,
+    Place,
+    Replica,
+    described,
+    set_aside,
+)
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
 
 ALIGNMENT = 64  # Bytes; of tensors in memory that several share.
@@ -59,7 +70,7 @@ class DeviceGradients(Gradients):
     """
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], sink: _native.Sink, transport: _native.CudaTransport, cuda: Cuda
+        self, parameters: Sequence[torch.Tensor], sink: _native.Sink, transport: _native.CudaTransport, cuda: Cuda
     ) -> None:
         self._transport = transport
         self._cuda = cuda
@@ -202,10 +213,10 @@ class CudaReplica(Replica):
 
     # What the runner calls
 
-    def bind(self, places: list[tuple[Any, tuple[int, ...]]], sink: _native.Sink) -> None:
+    def bind(self, places: list[Place], sink: _native.Sink) -> None:
         with self._blaming():
             self._sink = sink
-            targets = self._move_parameters([strides for _, strides in places], sink.shared)
+            targets = self._move_parameters(places, sink.shared)
             self._move_buffers()
             try:
                 self._transport = _native.CudaTransport(
@@ -353,10 +364,11 @@ class CudaReplica(Replica):
 
     # Memory of the device
 
-    def _move_parameters(self, strides: list[tuple[int, ...]], shared: list[tuple[int, int]]) -> list[int]:
+    def _move_parameters(self, places: list[Place], shared: list[tuple[int, int]]) -> list[int]:
         """Moves the parameters to the device, without values. Returns the addresses of those with own memory, or 0."""
+        self._note_rounding(places)
         twins = {
-            index: self._cuda.empty(parameter.shape, parameter.dtype)
+            index: self._cuda.empty(parameter.shape, getattr(torch, places[index][1]))
             for index, parameter in enumerate(self._parameters)
             if shared[index][0] < 0
         }
@@ -365,7 +377,7 @@ class CudaReplica(Replica):
             if owner < 0:
                 parameter.data = twins[index]
             else:
-                parameter.data = torch.as_strided(twins[owner], parameter.shape, strides[index], offset)
+                parameter.data = torch.as_strided(twins[owner], parameter.shape, places[index][2], offset)
         self._addresses = [parameter.data_ptr() for parameter in self._parameters]
         self._versions = [parameter._version for parameter in self._parameters]
         return [twins[index].data_ptr() if index in twins else 0 for index in range(len(self._parameters))]

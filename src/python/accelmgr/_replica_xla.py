@@ -27,11 +27,10 @@ from typing import Any
 
 import torch
 import torch.utils.dlpack
-from torch.utils import deterministic
 
 from accelmgr import _native
-from accelmgr._memory import dtype_name, tensor_over
-from accelmgr._replica import Changes, Field, Kept, Left, Replica, put_back, set_aside
+from accelmgr._memory import tensor_over, unfilled
+from accelmgr._replica import Changes, Field, Kept, Left, Place, Replica, put_back, set_aside
 from accelmgr.errors import DeviceError, ModelError
 
 SIGN_OF_LIFE_S = 0.02
@@ -112,21 +111,6 @@ def groups_of(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     return groups
 
 
-@contextlib.contextmanager
-def unfilled() -> Iterator[None]:
-    """Tensors that torch makes keep what their memory holds. torch_xla overwrites all that it makes for a transfer.
-
-    Otherwise deterministic algorithms (`deterministic`) would fill each with NaN before. That is another pass over all
-    parameters and gradients.
-    """
-    before = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]
-
-
 def failure_of_device(error: BaseException | None) -> str:
     """The text of torch_xla's runtime in `error` or its causes which says that the device has failed, or ''."""
     while error is not None:
@@ -183,7 +167,8 @@ class XlaReplica(Replica):
         self._master: list[torch.Tensor] = []
         self._own_buffers = list(self._buffers.originals)  # On the device from bind() on.
         self._session_buffers: list[torch.Tensor] = []
-        self._has_parameters = self._has_buffers = False  # The device has the present ones.
+        self._stale = set(range(len(self._parameters)))  # Of which the device does not have the present values.
+        self._has_buffers = False
         self._generator: bytes | None = None  # A state to be loaded when the device is idle.
         self._sums: list[torch.Tensor | None] = [None] * len(self._parameters)
         self._used = [False] * len(self._parameters)  # Had a gradient in this attempt.
@@ -195,9 +180,10 @@ class XlaReplica(Replica):
 
     # What the runner calls
 
-    def bind(self, places: list[tuple[Any, tuple[int, ...]]], sink: _native.Sink) -> None:
-        for parameter, (memory, strides) in zip(self._parameters, places, strict=True):
-            self._master.append(tensor_over(memory, dtype_name(parameter.dtype), parameter.shape, strides))
+    def bind(self, places: list[Place], sink: _native.Sink) -> None:
+        self._note_rounding(places)
+        for parameter, (memory, dtype, strides) in zip(self._parameters, places, strict=True):
+            self._master.append(tensor_over(memory, dtype, parameter.shape, strides))
         self._sink = sink
         self._thread.call(lambda: True, self._move)
 
@@ -220,7 +206,8 @@ class XlaReplica(Replica):
                 parameter.grad = None
 
     def load_parameters(self) -> None:
-        self._has_parameters = False
+        assert self._sink is not None
+        self._stale.update(index for index in range(len(self._parameters)) if self._sink.is_stale(index))
 
     def run(self, fields: list[Field], divisor: float) -> None:
         if self._left:
@@ -292,8 +279,9 @@ class XlaReplica(Replica):
 
     def _move(self) -> None:
         """Moves parameters and buffers to the device, as yet without their values."""
-        for tensor in (*self._parameters, *self._own_buffers):
-            twin = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+        dtypes = [tensor.dtype for tensor in (*self._master, *self._own_buffers)]
+        for tensor, dtype in zip((*self._parameters, *self._own_buffers), dtypes, strict=True):
+            twin = torch.empty(tensor.shape, dtype=dtype, device=self._device)
             exchange(tensor, twin.requires_grad_(tensor.requires_grad))
             if not isinstance(tensor, torch.nn.Parameter):
                 self._session_buffers.append(twin)
@@ -302,10 +290,11 @@ class XlaReplica(Replica):
     def _bring(self) -> None:
         """Brings the values that have changed to the device."""
         with torch.no_grad():
-            if not self._has_parameters:
-                for parameter, value in zip(self._parameters, self._uploaded(self._master), strict=True):
-                    parameter.data = value
-                self._has_parameters = True
+            if stale := sorted(self._stale):
+                values = self._uploaded([self._master[index] for index in stale])
+                for index, value in zip(stale, values, strict=True):
+                    self._parameters[index].data = value
+                self._stale.clear()
             if not self._has_buffers and self._own_buffers:
                 for buffer, value in zip(self._own_buffers, self._uploaded(self._session_buffers), strict=True):
                     buffer.data = value
@@ -351,7 +340,7 @@ class XlaReplica(Replica):
         for index, is_written in enumerate(written[len(self._parameters) :]):
             self._changed[index] |= is_written
 
-    def _add_gradient(self, index: int, parameter: torch.nn.Parameter) -> None:
+    def _add_gradient(self, index: int, parameter: torch.Tensor) -> None:
         if parameter._post_accumulate_grad_hooks:
             return  # A hook of the user sees the sum over micro-batches, which stays in `.grad`.
         gradient, parameter.grad = parameter.grad, None

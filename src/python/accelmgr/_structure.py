@@ -15,6 +15,7 @@ import operator
 from typing import Any, NoReturn, TypeGuard
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr import _native, _settings
 from accelmgr._journal import SETTINGS, Journal
@@ -38,6 +39,21 @@ def _listed(names: list[str]) -> str:
 
 def _alike(one: torch.Tensor | None, other: torch.Tensor) -> TypeGuard[torch.Tensor]:
     return one is not None and one.shape == other.shape and one.dtype == other.dtype
+
+
+def leaves_of(parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that have the memory of a parameter: itself, or those inside a quantized one (torchao), by suffix."""
+    if not is_traceable_wrapper_subclass(parameter):
+        return [("", parameter)]
+    names, _ = parameter.__tensor_flatten__()
+    inner = [(name, getattr(parameter, name)) for name in names]
+    return [(f".{name}{suffix}", leaf) for name, tensor in inner for suffix, leaf in leaves_of(tensor)]
+
+
+def named_leaves(model: torch.nn.Module, remove_duplicate: bool = True) -> list[tuple[str, torch.Tensor]]:
+    """What the session holds of a model's parameters."""
+    named = model.named_parameters(remove_duplicate=remove_duplicate)
+    return [(name + suffix, leaf) for name, parameter in named for suffix, leaf in leaves_of(parameter)]
 
 
 def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:

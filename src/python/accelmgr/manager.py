@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import weakref
@@ -18,6 +19,7 @@ from accelmgr._binding import Binding
 from accelmgr._child import embed
 from accelmgr._delivery import Delivery
 from accelmgr._structure import Shapes, grown_shapes
+from accelmgr._weights import Files, Weights, made_empty
 from accelmgr.errors import ConfigError, ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
@@ -40,8 +42,9 @@ class Manager:
 
     model: a torch.nn.Module on the CPU; the runners call its forward and backward in Python. Or the name of a built-in
         model (`"gpt"`, `"torchscript"`, ...), which `config` or `model__gpt={}` describes and which needs no Python.
-        The module's parameters and their `.grad` become the session's memory: an optimizer steps on them in place. All
-        parameters have one dtype, float32 or float64. `.grad` is None until a step gives a gradient. The model returns
+        The module's parameters and their `.grad` become the session's memory: an optimizer steps on them in place. Each
+        parameter has its dtype: float64, float32, bfloat16, float16, complex64 or complex128, or, if it is frozen, any
+        other. `.grad` is None until a step gives a gradient. The model returns
         a mapping with "loss", a tuple that begins with the loss, or the loss. Other 0-d numbers of a mapping arrive in
         `StepResult.scalars`, averaged like the loss.
         For modules that cannot be pickled (locks, open files), pass a function without arguments that makes the module.
@@ -80,6 +83,10 @@ class Manager:
         fork server that is lost is not replaced.
     max_element_bytes: the most that a pickled element may have. Elements are pickled with a collate_fn, and when they
         are not made of tensors. None: any size.
+    weights: paths or patterns of safetensors files that have the initial values, as in
+        `Manager(make_model, weights="llama/*.safetensors")`. The function makes the model on the meta device (`with
+        torch.device("meta"):`), with its buffers on the CPU; the values go from the files into shared memory, where
+        they are once.
     options: further keys: `step_timeout=30`, `runners={"on_loss": "fail"}` or `runners__on_loss="fail"`.
 
     One thread at a time: a call while another thread is in one raises UsageError. In a forked child the handle is
@@ -107,6 +114,7 @@ class Manager:
         config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         start_method: str = "spawn",
         max_element_bytes: int | None = None,
+        weights: Files | None = None,
         **options: Any,
     ) -> None:
         if start_method not in START_METHODS:
@@ -114,14 +122,24 @@ class Manager:
             raise ConfigError(text, "start_method")
         self._start_method = start_method
         self._factory = model if callable(model) and not isinstance(model, torch.nn.Module) else None
+        if weights is not None and self._factory is None:
+            raise ConfigError("weights needs a function that makes the model, which is passed as `model`", "weights")
         if self._factory is not None:
+            if weights is not None:
+                self._factory = functools.partial(made_empty, self._factory)
             model = self._factory()
             if not isinstance(model, torch.nn.Module):
                 name = getattr(self._factory, "__qualname__", repr(self._factory))
                 raise ModelError(f"{name}, which must return a torch.nn.Module, returned a {type(model).__name__}")
         _arguments.check(model, dataset, collate_fn)
+        self._weights: Weights | None = None
         if isinstance(model, torch.nn.Module):
             self._check_unbound(model)
+            if weights is not None:
+                self._weights = Weights(weights)
+                self._weights.check(model)
+                if start_method == "fork":  # Which copies the whole process anyway.
+                    self._weights.load(model)
         if max_element_bytes is not None and _arguments.is_named(dataset):
             raise ConfigError("max_element_bytes has no effect with a built-in dataset", "max_element_bytes")
         self._owner = os.getpid()
@@ -173,7 +191,8 @@ class Manager:
         manager._delivery = Delivery(None, None, None, None, {})
         manager._handle = _native.Handle("", [], {})
         manager._handle.attach(path, name, timeout, keep_gradients)
-        manager._bind()
+        manager._weights = None
+        manager._bind(needs_values=False)
         manager._bound.started()
         manager._update = _optimizers.Update(manager._handle)
         _optimizers.watch(manager, manager._bound.leaves, manager._handle.keeps_last_step, manager._update)
@@ -261,15 +280,16 @@ class Manager:
         master = self._bound.master
         _sharing.stay(self, [tensor for _, tensor in master.parameters + master.gradients])
 
-    def _bind(self) -> None:
-        """Moves the model's parameters into the session. start() calls it when the session holds the initial values.
+    def _bind(self, needs_values: bool) -> None:
+        """Moves the model's parameters into the session. start() calls it when there is one.
 
-        The slabs have no memory yet, so a large model does not exist twice.
+        needs_values: it has no values yet. The slabs have no memory yet, so a large model does not exist twice.
         """
         self._binding = Binding(
             self._handle, self._model, self._keeps_zeros, self._delivery.journal, self._delivery.grown
         )
-        self._binding.bind()
+        self._binding.bind(needs_values, self._weights)
+        self._weights = None
         self._delivery.release_values()
 
     @property
@@ -431,6 +451,15 @@ class Manager:
         """The master's gradients in the order of `model.parameters()`; views of shared memory, no copies."""
         self._check_owner("get_aggregated_gradients")
         return self._bound.gradients()
+
+    def gradients32(self) -> list[torch.Tensor]:
+        """The master's gradients in the order of `model.parameters()`, in float32 where the parameter has 16 bits.
+
+        Needs `gradients.dtype: float32`; `.grad` is then a rounded copy of what this returns. Views of shared memory.
+        What is written into `.grad` goes to the master with the next call of this object, rounded.
+        """
+        self._check_owner("gradients32")
+        return self._bound.gradients(exact=True)
 
     def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Replaces all parameters, in the order of `model.parameters()`; runners compute with all of them or with none.
