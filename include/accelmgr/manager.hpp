@@ -123,8 +123,9 @@ class Manager {
   /// the session; their addresses never change. Write to them only between steps.
   const std::vector<NamedTensor>& parameters() const;
   /// The master gradients, in the order of parameters(). Views; always defined, zero for unused parameters.
-  /// Of the parameter's dtype, or float32 for one of 16 bits with `gradients.dtype: float32`; `.grad` of such
-  /// a parameter is undefined. For a frozen parameter zeros without memory, which cannot be written.
+  /// They have the parameter's dtype; with `gradients.dtype: float32` those of a parameter of 16 bits are
+  /// float32, and its `.grad` is undefined. A frozen parameter has zeros without memory, which cannot be
+  /// written.
   const std::vector<NamedTensor>& gradients() const;
   /// Whether committed steps have given each parameter a gradient since zero_grad(), in the order of
   /// parameters(). An optimizer that decays weights or has momentum leaves the others alone, as torch::optim

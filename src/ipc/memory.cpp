@@ -153,12 +153,12 @@ bool is_available(std::size_t bytes) noexcept try {
 
 }  // namespace
 
-bool Mapping::make_private() const noexcept {
-  void* copy = is_available(size())
+bool Mapping::make_private(std::size_t bytes) const noexcept {
+  void* copy = is_available(bytes)
                    ? mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
                    : MAP_FAILED;
   if (copy != MAP_FAILED) {
-    std::memcpy(copy, data(), size());
+    std::memcpy(copy, data(), bytes);
     // Replaces the old mapping in one system call, so that other threads always find memory there.
     if (mremap(copy, size(), size(), MREMAP_MAYMOVE | MREMAP_FIXED, data()) != MAP_FAILED) return true;
     munmap(copy, size());

@@ -52,10 +52,11 @@ class Mapping {
   /// SystemError.
   void keep_from_children() const;
 
-  /// Gives up the shared memory: from now on the same addresses hold a private copy of what was there. If
-  /// there is no memory for a copy, they can only be read, and still show the shared memory. False if this
-  /// process can still write there.
-  bool make_private() const noexcept;
+  /// Gives up the shared memory: from now on the same addresses hold a private copy of its first `bytes`, and
+  /// zeros behind them. If there is no memory for a copy, they can only be read, and still show the shared
+  /// memory. False if this process can still write there.
+  bool make_private(std::size_t bytes) const noexcept;
+  bool make_private() const noexcept { return make_private(size()); }
   /// Gives up the shared memory: the same addresses hold zeros, which can only be read. False if
   /// this process can still write to the memory.
   bool forget() const noexcept;

@@ -65,7 +65,7 @@ constexpr DType dtype_of(Element e) noexcept {
 /// Sizes that follow from the tensors of a model, in bytes.
 struct TensorBytes {
   std::uint64_t parameters = 0;
-  std::uint64_t gradients = 0;            ///< Of the parameters that are trained from the start.
+  std::uint64_t gradients = 0;            ///< What those take that are trained from the start.
   std::uint64_t gradient_room = 0;        ///< With the room for those that are frozen.
   std::uint64_t slab = 0, slab_room = 0;  ///< The same in a slab.
   bool operator==(const TensorBytes&) const = default;

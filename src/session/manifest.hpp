@@ -48,7 +48,7 @@ struct TensorEntry {
   bool has_room() const noexcept;
 };
 
-/// As what gradients of `dtype` are added. None for dtypes of which there are no gradients.
+/// The elements as which gradients of `dtype` are added. None if torch has no gradients of that dtype.
 std::optional<Element> element_of(DType dtype) noexcept;
 /// How many elements a number of `dtype` has.
 std::uint64_t elements_in(DType dtype) noexcept;

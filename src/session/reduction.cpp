@@ -77,7 +77,7 @@ void Reduction::reset_cursor(int rank, std::uint64_t attempt) const noexcept {
 
 class Reduction::Runs {
  public:
-  /// Of the bytes [first, last), which a piece has.
+  /// The runs within the bytes [first, last) of a piece.
   Runs(const Reduction& reduction, const Slice& slice, std::uint64_t first, std::uint64_t last) noexcept
       : session_(*reduction.session_),
         shards_(reduction.shards_),
@@ -265,7 +265,7 @@ void Reduction::move_cursor(int rank, const Cursor& to) const noexcept {
 }
 
 void Reduction::overwrite(const Slice& slice, std::uint64_t chunks_done) const noexcept {
-  const auto [begin, end] = slice.chunks;
+  const auto begin = slice.chunks.begin, end = slice.chunks.end;  // Clang 14 captures no binding.
   const auto into = (end - begin) * chunk_bytes >= non_temporal_from_bytes ? SumInto::overwrite_non_temporal
                                                                            : SumInto::overwrite;
   auto chunk = begin + chunks_done;
@@ -288,7 +288,7 @@ void Reduction::overwrite(const Slice& slice, std::uint64_t chunks_done) const n
 }
 
 void Reduction::accumulate(const Slice& slice, Cursor from) const noexcept {
-  const auto [begin, end] = slice.chunks;
+  const auto begin = slice.chunks.begin, end = slice.chunks.end;  // Clang 14 captures no binding.
   auto* undo = session_->undo(slice.rank);
   auto chunk = begin + from.chunk;
   for_pieces([&](const Piece& piece) {

@@ -159,7 +159,9 @@ void Session::keep_from_children() const {
 void Session::publish() noexcept { at<Header>(0)->magic.store(magic); }
 
 bool Session::make_private() noexcept {
-  bool done = map_.make_private();
+  // Room that nobody has used would take memory when it is read.
+  const bool uses_room = control().unfrozen_bytes.load() != 0;
+  bool done = map_.make_private(uses_room ? map_.size() : header_->gradients + header_->bytes.gradients);
   for (const auto& slab : slabs_) done = slab.forget() && done;
   fds_.clear();
   return done;

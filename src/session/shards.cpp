@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <ranges>
 
 namespace accelmgr::session {
 
@@ -29,7 +28,8 @@ ShardPlan::ShardPlan(const Manifest& manifest, Of of) {
 /// Makes buckets of tensors that lie together.
 void ShardPlan::cut(const Manifest& manifest, std::span<const std::size_t> tensors, bool each_alone) {
   std::uint64_t room = 0;
-  for (const auto i : std::views::reverse(tensors)) {
+  for (auto at = tensors.size(); at-- > 0;) {
+    const auto i = tensors[at];
     const auto& tensor = manifest.tensors[i];
     const auto end = align_up(tensor.offset + tensor.bytes(), region_alignment);
     if (room == 0 || each_alone) {

@@ -33,7 +33,7 @@ struct Bytes {
 class ShardPlan {
  public:
   enum class Of {
-    gradients,   ///< Of the parameters that can be trained.
+    gradients,   ///< Buckets for the parameters that can be trained.
     parameters,  ///< All of them.
   };
   ShardPlan(const Manifest& manifest, Of of = Of::gradients);

@@ -119,8 +119,13 @@ TEST(GradientCopies, OfAParameterThatIsUnfrozenAreStaged) {
                 "a gradient of 'p" + std::to_string(frozen) + "' was passed, but the parameter is frozen");
     ASSERT_TRUE(rig.copies->finish());
 
-    rig.begin(1);
-    rig.micro_batch(1, true, true, mixed_and_trained);  // An attempt that is left, with copies under way.
+    rig.begin(1);  // An attempt that is left while its copies are under way.
+    rig.micro_batch(1, true, true, mixed_and_trained);
+    rig.sink.asked = [] { return false; };
+    rig.fake.hang_after(0);
+    EXPECT_FALSE(rig.copies->finish());
+    rig.fake.go_on();
+    rig.sink.asked = nullptr;
     rig.sink.unfrozen.insert(to_unfreeze);
     auto used = mixed_and_trained;
     used.insert(used.begin() + 2, to_unfreeze);

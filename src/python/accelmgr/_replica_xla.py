@@ -167,7 +167,7 @@ class XlaReplica(Replica):
         self._master: list[torch.Tensor] = []
         self._own_buffers = list(self._buffers.originals)  # On the device from bind() on.
         self._session_buffers: list[torch.Tensor] = []
-        self._stale = set(range(len(self._parameters)))  # Of which the device does not have the present values.
+        self._stale = set(range(len(self._parameters)))  # The device does not have the present values of these.
         self._has_buffers = False
         self._generator: bytes | None = None  # A state to be loaded when the device is idle.
         self._sums: list[torch.Tensor | None] = [None] * len(self._parameters)
