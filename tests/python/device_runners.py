@@ -7,9 +7,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 from oracle import Oracle
 from torch import nn
@@ -100,6 +101,44 @@ class Encoder(Counted):
         hidden = self.encoder(self.first(x.unsqueeze(-1)))
         loss = nn.functional.mse_loss(self.last(hidden.mean(1)), y)
         return {"loss": loss, "twice": 2 * loss} | self.counts()
+
+
+class Tuned(nn.Module):
+    """A frozen base of bfloat16 and int8 below what is trained, which is bfloat16 and float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(12)
+        self.base = nn.Linear(4, 8, dtype=torch.bfloat16).requires_grad_(False)
+        self.codes = nn.Parameter(torch.arange(8, dtype=torch.int8), requires_grad=False)
+        self.scale = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.base(x.bfloat16())) * self.scale
+        return nn.functional.mse_loss(self.head(hidden.float() + self.codes.float() / 8), y)
+
+
+def check_frozen_parameters(started: Callable[..., accelmgr.Manager], **options: Any) -> None:
+    """Frozen parameters that the host writes reach the device, and get gradients from when they are unfrozen on."""
+    model = Tuned()
+    plain = Oracle(model, vectors(4), nprocs=2)
+    with started(model, Vectors(), **options) as manager:
+        for step in range(5):
+            for each in (model, plain.model):
+                with torch.no_grad():
+                    if step in (1, 3):
+                        each.base.weight.mul_(-0.5)
+                        each.codes.add_(3)
+                    each.scale.mul_(1.5)
+                each.base.weight.requires_grad_(step >= 2)
+            plain.zero_grad()
+            result = manager.step(accumulate=False)
+            result.raise_for_status()
+            assert result.loss == pytest.approx(plain.step(), rel=1e-2), step
+            for (name, own), other in zip(model.named_parameters(), plain.model.parameters(), strict=True):
+                if own.requires_grad:
+                    assert (own.grad - other.grad).norm() <= 3e-2 * other.grad.norm(), f"{name}, step {step}"
 
 
 class Switched(nn.Module):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_runners import LIBRARY, FakeCuda
-from device_runners import Encoder, Vectors, vectors
+from cuda_runners import LIBRARY, FakeCuda, start
+from device_runners import Encoder, Vectors, check_frozen_parameters, vectors
 from test_cuda_numbers import train
 
 NCCL = str(LIBRARY)
@@ -53,3 +53,8 @@ def test_a_team_in_which_a_runner_is_killed_is_followed_by_another(tmp_path):
     results = train(Summing(tmp_path), Vectors(), vectors(4), steps=4, nccl=NCCL, replacements=1)
     assert [result.tries for result in results] == [1, 2, 1, 1]
     assert results[3].scalars["sums"] > 0
+
+
+def test_frozen_parameters_that_are_written_and_unfrozen():
+    check_frozen_parameters(start, nccl=NCCL)
+    check_frozen_parameters(start, runners__nccl="off")

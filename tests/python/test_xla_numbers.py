@@ -16,6 +16,7 @@ from device_runners import (
     Ties,
     Vectors,
     assert_close,
+    check_frozen_parameters,
     distance,
     start,
     vectors,
@@ -155,6 +156,10 @@ def test_modes_and_frozen_parameters_are_those_of_the_host_s_model():
         oracle.zero_grad()
         assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
         assert_close(manager, oracle)
+
+
+def test_frozen_parameters_that_are_written_and_unfrozen():
+    check_frozen_parameters(start)
 
 
 def test_in_bfloat16_gradients_are_as_near_as_its_eight_bits_allow():

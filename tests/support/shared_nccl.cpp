@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "halves.hpp"
 #include "support/fake_cuda.hpp"
 
 namespace accelmgr::test {
@@ -106,11 +107,22 @@ std::size_t element_bytes(NcclType type) {
   switch (type) {
     case NcclType::uint8:
       return 1;
+    case NcclType::float16:
+    case NcclType::bfloat16:
+      return 2;
     case NcclType::float64:
       return 8;
     default:
       return 4;
   }
+}
+
+float sum_of(float one, float other) { return one + other; }
+double sum_of(double one, double other) { return one + other; }
+/// Rounds after each rank, as NCCL may.
+template <class Half>
+Half sum_of(Half one, Half other) {
+  return to_half<Half>(from_half(one) + from_half(other));
 }
 
 template <class T>
@@ -119,7 +131,7 @@ void add(std::byte* to, const std::byte* from, std::size_t bytes) {
     T sum, value;
     std::memcpy(&sum, to + at, sizeof sum);
     std::memcpy(&value, from + at, sizeof value);
-    sum += value;
+    sum = sum_of(sum, value);
     std::memcpy(to + at, &sum, sizeof sum);
   }
 }
@@ -154,6 +166,10 @@ bool execute(Communicator& team, std::uint64_t number, const Signature& signatur
       std::memcpy(to, part, each);
     else if (signature.type == NcclType::float64)
       add<double>(to, part, each);
+    else if (signature.type == NcclType::bfloat16)
+      add<BFloat16>(to, part, each);
+    else if (signature.type == NcclType::float16)
+      add<Float16>(to, part, each);
     else
       add<float>(to, part, each);
   }
