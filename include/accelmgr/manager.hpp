@@ -124,8 +124,8 @@ class Manager {
   const std::vector<NamedTensor>& parameters() const;
   /// The master gradients, in the order of parameters(). Views; always defined, zero for unused parameters.
   /// They have the parameter's dtype; with `gradients.dtype: float32` those of a parameter of 16 bits are
-  /// float32, and its `.grad` is undefined. A frozen parameter has zeros without memory, which cannot be
-  /// written.
+  /// float32, and its `.grad` is undefined. A frozen parameter has zeros without memory: nobody
+  /// reads what is written there.
   const std::vector<NamedTensor>& gradients() const;
   /// Whether committed steps have given each parameter a gradient since zero_grad(), in the order of
   /// parameters(). An optimizer that decays weights or has momentum leaves the others alone, as torch::optim

@@ -96,8 +96,10 @@ class ConvNet final : public ParameterModel {
   at::Tensor normalize(const Block& block, const at::Tensor& x) const {
     constexpr double momentum = 0.1, epsilon = 1e-5;
     if (training()) block.batches.add_(1);
-    return at::batch_norm(x, block.weight, block.bias, block.running_mean, block.running_var, training(),
-                          momentum, epsilon,
+    const auto dtype =
+        block.running_mean.scalar_type();  // That of the parameters, unless these were rounded.
+    return at::batch_norm(x, block.weight.to(dtype), block.bias.to(dtype), block.running_mean,
+                          block.running_var, training(), momentum, epsilon,
                           /*cudnn_enabled=*/false);
   }
 

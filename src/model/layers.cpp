@@ -146,7 +146,7 @@ at::Tensor dropout_mask(at::IntArrayRef shape, double rate, at::ScalarType dtype
   auto mask = at::empty(shape, at::TensorOptions().dtype(at::kFloat));
   fill_mask(mask.mutable_data_ptr<float>(), static_cast<std::size_t>(mask.numel()), rate,
             wide ? 1.0F : static_cast<float>(kept), draw_seed());
-  return wide ? mask.to(at::kDouble).mul_(kept) : mask;
+  return wide ? mask.to(at::kDouble).mul_(kept) : mask.to(dtype);
 }
 
 at::Tensor add_dropped(const at::Tensor& residual, const at::Tensor& branch, double rate) {

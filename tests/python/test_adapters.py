@@ -12,13 +12,14 @@ peft = pytest.importorskip("peft", reason="peft is not installed")
 transformers.logging.set_verbosity_error()
 
 STEPS = 3
+base_dtype = torch.float32  # Adapters are float32 also on a base of bfloat16.
 
 
 def gpt2() -> transformers.PreTrainedModel:
     config = transformers.GPT2Config(
         vocab_size=32, n_positions=8, n_embd=8, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     )
-    return transformers.GPT2LMHeadModel(config)
+    return transformers.GPT2LMHeadModel(config).to(base_dtype)
 
 
 def lora(**options):
@@ -112,8 +113,13 @@ SCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "script"), SCRIPTS, ids=[script.__name__ for _, script in SCRIPTS])
-def test_adapters_train_as_with_plain_pytorch(make, script):
+@pytest.mark.parametrize(
+    ("dtype", "make", "script"),
+    [(torch.float32, *each) for each in SCRIPTS] + [(torch.bfloat16, *each) for each in SCRIPTS[2:6]],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_adapters_train_as_with_plain_pytorch(dtype, make, script, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.base_dtype", dtype)
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(0, 32, (80, 8), generator=generator)
     with loops.one_thread():

@@ -208,6 +208,29 @@ TEST(Gradients, OfAFrozenParameterStayAsTheHostWroteThem) {
   EXPECT_TRUE(same_bits({gradient_of(manager, "frozen")}, {mark}));
 }
 
+TEST(Gradients, OfRunnersInBfloat16AreNearThoseInFloat32) {
+  for (const auto* kind : {"mlp", "convnet", "gpt"}) {
+    auto config = small_config(kind);
+    config.data.kind = "synthetic";
+    config.model.gpt.dropout = 0;
+    auto manager = Manager::start(config);
+    config.runners.parameters = RunnerParameters::bf16;
+    auto rounded = Manager::start(config);
+    expect_ok(manager);
+    expect_ok(rounded);
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < manager.gradients().size(); ++i) {
+      const auto& expected = manager.gradients()[i].tensor;
+      const auto& gradient = rounded.gradients()[i].tensor;
+      ASSERT_EQ(gradient.scalar_type(), at::kFloat);
+      difference += std::pow(gradient.sub(expected).norm().item<double>(), 2);
+      norm += std::pow(expected.norm().item<double>(), 2);
+    }
+    EXPECT_GT(difference, 0) << kind;
+    EXPECT_LT(std::sqrt(difference / norm), 0.2) << kind;
+  }
+}
+
 TEST(Gradients, TiedWeightsAreStoredAndReducedOnce) {
   auto manager = Manager::start(selective_config());
   const auto named = [](const std::vector<NamedTensor>& tensors, const std::string& name) {
