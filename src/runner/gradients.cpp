@@ -47,6 +47,10 @@ void Gradients::arrived(std::size_t index) {
 }
 
 void Gradients::keep(std::size_t index, bool finite) {
+  if (!is_trained(index))
+    throw ModelError(
+        fmt::format("a gradient of '{}' was passed, but the parameter is frozen: the host must unfreeze it",
+                    entries_[index].name));
   base::fault_point(base::FaultPhase::gradient_capture);
   runner_.tags()[index].store(attempt_, std::memory_order_relaxed);
   if (!finite) note_nonfinite(index);
