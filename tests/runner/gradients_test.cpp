@@ -161,6 +161,18 @@ TEST_F(MixedGradientsTest, OfWhatCannotBeTrainedAreRefused) {
             "a gradient was passed for parameter 'p3', which is int8 and cannot be trained");
 }
 
+TEST_F(MixedGradientsTest, OfWhatIsFrozenAreRefused) {
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& entry = manifest.tensors[i];
+    if (entry.group != session::Group::frozen || !entry.has_room()) continue;
+    const std::vector<std::byte> gradient(entry.slab_bytes());
+    const auto message = test::message_of<ModelError>([&] { mixed().capture(i, gradient.data()); });
+    EXPECT_NE(message.find("the parameter is frozen"), std::string::npos) << message;
+    return;
+  }
+  FAIL() << "there is no such parameter";
+}
+
 TEST_F(MixedGradientsTest, AreOfTheParametersThatAreTrainedNow) {
   EXPECT_TRUE(mixed().is_trained(0));
   EXPECT_FALSE(mixed().is_trained(test::to_unfreeze));
