@@ -103,7 +103,7 @@ inline double rounded(Element element, double value) {
   return value;
 }
 
-/// Parameters of all dtypes of which there are gradients, and of one of which there are none; some are
+/// Parameters of all dtypes that can be trained, and of one that cannot; some are
 /// frozen. `counts` has the number of values of one after the other, and begins again at its end.
 inline session::Manifest mixed_manifest(const std::vector<std::uint64_t>& counts,
                                         const session::Precision& precision = {}) {

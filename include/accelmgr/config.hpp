@@ -92,7 +92,7 @@ struct RunnersConfig {
 
 struct GradientsConfig {
   SlabDtype slab_dtype = SlabDtype::parameters;
-  GradientDtype dtype = GradientDtype::parameters;  ///< Of the master's gradients of float16 and bfloat16.
+  GradientDtype dtype = GradientDtype::parameters;  ///< Master gradients of 16-bit parameters.
 
   bool operator==(const GradientsConfig&) const = default;
 };

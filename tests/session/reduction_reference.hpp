@@ -76,7 +76,7 @@ inline void unfreeze(Session& s, const Manifest& manifest, std::size_t tensor) {
   s.unfrozen()[tensor].store(1);
 }
 
-/// A session with a mixed manifest, of which a tensor is unfrozen.
+/// A session with a mixed manifest and one unfrozen tensor.
 inline SmallSession mixed_session(int ranks, const std::vector<std::uint64_t>& counts,
                                   const Precision& precision = {}) {
   auto manifest = test::mixed_manifest(counts, precision);
