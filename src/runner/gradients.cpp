@@ -29,7 +29,7 @@ void Gradients::begin(std::uint64_t attempt) {
 }
 
 void Gradients::capture(std::size_t index, const void* gradient) {
-  const auto& entry = entry_of(index);
+  const auto& entry = trained(index);
   auto* place = runner_.slab() + entry.slab;
   const auto& kernels = session::best_kernels();
   keep(index, runner_.tags()[index].load(std::memory_order_relaxed) == attempt_
@@ -39,7 +39,7 @@ void Gradients::capture(std::size_t index, const void* gradient) {
 }
 
 void Gradients::arrived(std::size_t index) {
-  const auto& entry = entry_of(index);
+  const auto& entry = trained(index);
   if (runner_.tags()[index].load(std::memory_order_relaxed) == attempt_)
     throw ModelError(fmt::format("the gradient of '{}' was handed over twice by a device", entry.name));
   keep(index,
@@ -47,10 +47,6 @@ void Gradients::arrived(std::size_t index) {
 }
 
 void Gradients::keep(std::size_t index, bool finite) {
-  if (!is_trained(index))
-    throw ModelError(
-        fmt::format("a gradient of '{}' was passed, but the parameter is frozen: the host must unfreeze it",
-                    entries_[index].name));
   base::fault_point(base::FaultPhase::gradient_capture);
   runner_.tags()[index].store(attempt_, std::memory_order_relaxed);
   if (!finite) note_nonfinite(index);
@@ -98,6 +94,14 @@ const session::TensorEntry& Gradients::entry_of(std::size_t index) const {
     throw ModelError(
         fmt::format("a gradient was passed for parameter '{}', which is {} and cannot be trained", entry.name,
                     name_of(entry.dtype)));
+  return entry;
+}
+
+const session::TensorEntry& Gradients::trained(std::size_t index) const {
+  const auto& entry = entry_of(index);
+  if (!is_trained(index))
+    throw ModelError(fmt::format(
+        "a gradient of '{}' was passed, but the parameter is frozen: the host must unfreeze it", entry.name));
   return entry;
 }
 

@@ -42,6 +42,8 @@ class Gradients {
 
  private:
   const session::TensorEntry& entry_of(std::size_t index) const;
+  /// The same. Throws ModelError if the parameter is frozen, too.
+  const session::TensorEntry& trained(std::size_t index) const;
   /// Tags the parameter with the attempt.
   void keep(std::size_t index, bool finite);
   void note_nonfinite(std::size_t index);
