@@ -13,7 +13,10 @@ void PlainReplica::bind(const session::Manifest& manifest, std::span<const repli
                         replica::Sink& sink) {
   manifest_ = &manifest;
   auto& parameters = network_->parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].bind_values(places[i]);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].bind_values(places[i]);
+    parameters[i].dtype = manifest.tensors[i].runner_dtype;
+  }
   sink_ = &sink;
 }
 

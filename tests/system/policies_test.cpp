@@ -166,10 +166,13 @@ rlim_t lowest_free_descriptor() {
   return lowest;
 }
 
-/// Lets a process open no descriptor from `limit` on while this object exists. A poll of more than that fails too.
+/// Lets a process open no descriptor from `limit` on while this object exists. A poll of more than that fails
+/// too.
 class NoDescriptors {
  public:
-  NoDescriptors(pid_t pid, rlim_t limit) : pid_(pid) { set({.rlim_cur = limit, .rlim_max = before_.rlim_max}); }
+  NoDescriptors(pid_t pid, rlim_t limit) : pid_(pid) {
+    set({.rlim_cur = limit, .rlim_max = before_.rlim_max});
+  }
   ~NoDescriptors() { set(before_); }
   NoDescriptors(const NoDescriptors&) = delete;
   NoDescriptors& operator=(const NoDescriptors&) = delete;
@@ -228,7 +231,8 @@ TEST(NoDescriptors, InTheManagerForAReplacementAreACauseLikeOthers) {
   config.runners.restart_window = long_window_s;
   StagedRun run(config);
   expect_ok(run.manager());
-  // The number is one that the manager has always open: it may not yet have closed all that it needed for the start.
+  // The number is one that the manager has always open: it may not yet have closed all that it needed for the
+  // start.
   const NoDescriptors none(run.manager().statistics().manager_pid, 4);
   run.kill_and_wait(run.runner(1));
   const auto result = run.manager().step();

@@ -12,6 +12,7 @@
 #include "support/device_replica.hpp"
 #include "support/fake_device_replica.hpp"
 #include "support/layers.hpp"
+#include "support/mixed_dtypes.hpp"
 #include "support/plain_replica.hpp"
 
 namespace accelmgr::test {
@@ -137,6 +138,11 @@ class StagedNetwork final : public Network {
 
 const RegisteredReplica model(staged, [](const Config& config, replica::Role) {
   return std::make_unique<PlainReplica>(std::make_unique<StagedNetwork>(config));
+});
+const RegisteredReplica in_mixed_dtypes(staged_in_mixed_dtypes, [](const Config& config, replica::Role) {
+  return std::make_unique<PlainReplica>(
+      with_dtypes(std::make_unique<StagedNetwork>(config),
+                  {DType::bfloat16, DType::complex64, DType::float16, DType::float32, DType::float64}));
 });
 const RegisteredReplica on_device(staged_on_device, [](const Config& config, replica::Role) {
   return std::make_unique<DeviceReplica>(std::make_unique<StagedNetwork>(config));

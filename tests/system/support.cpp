@@ -47,6 +47,11 @@ double Tensor::operator[](std::size_t i) const {
   }
 }
 
+Elements elements_of(Tensor& tensor) {
+  return {tensor.bytes.data(), session::element_of(tensor.dtype).value(),
+          tensor.count() * session::elements_in(tensor.dtype)};
+}
+
 Tensors parameters_of(const client::Handle& manager) {
   auto out = forms_of(manager);
   const auto places = places_in(manager);

@@ -13,6 +13,7 @@
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/errors.hpp"
 #include "client/handle.hpp"
+#include "elements.hpp"
 #include "message_of.hpp"
 #include "replica/replica.hpp"
 
@@ -41,6 +42,9 @@ struct Tensor {
   double operator[](std::size_t i) const;
 };
 using Tensors = std::vector<Tensor>;
+
+/// The elements of a tensor of any dtype that can be trained. The tensor outlives them.
+Elements elements_of(Tensor& tensor);
 
 /// Copies of the master's tensors, in the order of the manifest.
 Tensors parameters_of(const client::Handle& manager);

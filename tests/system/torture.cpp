@@ -24,9 +24,10 @@ std::vector<std::string> faults_of(const TortureOptions& options) {
   // Kills the manager while it finishes what dead runners have left.
   for (const char* phase : {"undo_saved", "in_flight", "reduced", "chunk", "publish", "published"})
     add(fmt::format("rank=manager generation=any phase={} probability=0.03 fault=kill", phase));
-  // Kills the manager in its loader's thread.
-  add(fmt::format("rank=manager generation=any phase=data probability={} fault=kill",
-                  0.5 / double(options.steps) / tortured_ranks));
+  // Kills the first manager, if nothing else does, while its loader reads an element of the first half.
+  const auto elements = steps * static_cast<std::uint64_t>(elements_per_step);
+  faults.push_back(fmt::format("rank=manager generation=1 phase=data occurrence={} fault=kill",
+                               1 + options.seed % (elements / 2)));
   return faults;
 }
 

@@ -19,7 +19,7 @@
 namespace accelmgr::test {
 namespace {
 
-constexpr float learning_rate = 0.05F;
+constexpr double learning_rate = 0.05;
 
 /// Where runners die, and how often a step reaches that place. Each place gets the same number of kills.
 struct Place {
@@ -36,8 +36,8 @@ constexpr Place places[] = {{"load_parameters", 1},   {"data", 2},    {"forward"
 Config tortured_config(std::uint64_t seed) {
   Config config;
   config.nprocs = tortured_ranks;
-  config.batch_size_per_device = 3;
-  config.grad_accumulation_steps = 2;
+  config.batch_size_per_device = tortured_batch_size;
+  config.grad_accumulation_steps = tortured_accumulation_steps;
   config.prefetch = 8;
   config.seed_base = seed;
   config.step_timeout = 120;  // Longer than a step takes with all its losses.
@@ -47,6 +47,11 @@ Config tortured_config(std::uint64_t seed) {
   config.runners.restarts_per_window = 0;
   config.runners.max_restarts = 1'000'000'000;
   config.runners.hang_timeout = 0.5;
+  // Another seed, other precision: in turn that of the parameters, more, or less.
+  const auto precision = seed / 2 % 4;
+  if (precision == 1) config.gradients.dtype = GradientDtype::float32;
+  if (precision == 2) config.gradients.slab_dtype = SlabDtype::bf16;
+  if (precision == 3) config.runners.parameters = RunnerParameters::bf16;
   config.buffers.policy = BufferPolicy::mean;  // The mean, so that the buffers of every rank are compared.
   config.model.kind = tortured;
   config.data.kind = tortured;
@@ -114,9 +119,10 @@ Tensors end_of(const client::Handle& manager) {
 Tensors updated(const client::Handle& manager) {
   auto parameters = parameters_of(manager), gradients = gradients_of(manager);
   for (std::size_t t = 0; t < parameters.size(); ++t) {
-    auto* values = reinterpret_cast<float*>(parameters[t].bytes.data());
-    const auto* gradient = reinterpret_cast<const float*>(gradients[t].bytes.data());
-    for (std::size_t i = 0; i < parameters[t].count(); ++i) values[i] -= learning_rate * gradient[i];
+    const auto gradient = elements_of(gradients[t]).numbers();
+    elements_of(parameters[t]).change([&](double value, std::uint64_t i) {
+      return value - learning_rate * gradient[i];
+    });
   }
   return parameters;
 }

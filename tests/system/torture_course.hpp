@@ -19,6 +19,8 @@ namespace accelmgr::test {
 inline constexpr const char* tortured = "tortured";
 
 inline constexpr int tortured_ranks = 3;
+inline constexpr int tortured_batch_size = 3, tortured_accumulation_steps = 2;
+inline constexpr int elements_per_step = tortured_ranks * tortured_batch_size * tortured_accumulation_steps;
 /// Steps are made in blocks of so many; each block ends with an update of the parameters.
 inline constexpr std::uint64_t steps_per_update = 4;
 

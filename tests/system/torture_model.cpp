@@ -1,10 +1,12 @@
 // The model and the source that are trained under torture. They have every kind of state in which an
 // uncounted attempt must leave no trace.
+#include <algorithm>
 #include <cstring>
 
 #include "accelmgr/errors.hpp"
 #include "data/random.hpp"
 #include "support.hpp"
+#include "support/mixed_dtypes.hpp"
 #include "support/perceptron.hpp"
 #include "support/plain_replica.hpp"
 #include "torture_course.hpp"
@@ -14,11 +16,19 @@ namespace {
 
 constexpr std::int64_t inputs = 32;
 
-/// The gradients have 13 chunks, so that every rank's slice has some. Every fourth batch gives nine
+/// Another seed, other dtypes.
+std::vector<DType> dtypes_of(std::uint64_t seed) {
+  std::vector dtypes{DType::bfloat16, DType::complex64, DType::float16, DType::float32, DType::float64};
+  std::ranges::rotate(dtypes, dtypes.begin() + static_cast<std::ptrdiff_t>(seed % dtypes.size()));
+  return dtypes;
+}
+
+/// The gradients have 8 to 22 chunks, so that every rank's slice has some. Every fourth batch gives nine
 /// gradients, the others eight.
 const RegisteredReplica model(tortured, [](const Config& config, replica::Role) {
   return std::make_unique<PlainReplica>(
-      make_perceptron({.inputs = inputs, .hidden = 96, .seed = config.seed_base}));
+      with_dtypes(make_perceptron({.inputs = inputs, .hidden = 96, .seed = config.seed_base}),
+                  dtypes_of(config.seed_base)));
 });
 
 /// An endless source. Each element depends on all elements before it, so a source that goes on at the wrong

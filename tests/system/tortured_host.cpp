@@ -40,15 +40,17 @@ void become(const HostUser& user) {
   prctl(PR_SET_DUMPABLE, 1);  // As a program is that this user has started.
 }
 
-/// Whether each element has the bits that it has in one of two others.
+/// Whether each number is that in one of two others, in its real and in its imaginary part.
 bool is_mix(const Tensors& is, const Tensors& one, const Tensors& other) {
-  for (std::size_t t = 0; t < is.size(); ++t)
-    for (std::size_t i = 0; i < is[t].bytes.size(); i += sizeof(float)) {
+  for (std::size_t t = 0; t < is.size(); ++t) {
+    const auto bytes = size_of(is[t].dtype) / session::elements_in(is[t].dtype);
+    for (std::size_t i = 0; i < is[t].bytes.size(); i += bytes) {
       const auto* element = is[t].bytes.data() + i;
-      if (std::memcmp(element, one[t].bytes.data() + i, sizeof(float)) != 0 &&
-          std::memcmp(element, other[t].bytes.data() + i, sizeof(float)) != 0)
+      if (std::memcmp(element, one[t].bytes.data() + i, bytes) != 0 &&
+          std::memcmp(element, other[t].bytes.data() + i, bytes) != 0)
         return false;
     }
+  }
   return true;
 }
 

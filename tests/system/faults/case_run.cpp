@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t disturbed_step = 2;
 // Slices of several chunks. A chunk has 4 KiB if the gradients are accumulated, and 1 MiB if they are
 // overwritten.
-constexpr const char *width = "4096", *overwrite_width = "49152";
+constexpr const char *width = "8192", *overwrite_width = "98304";
 // A checkpoint reaches FaultPhase::checkpoint after each of three files, and before the rename.
 constexpr int reaches_of_a_checkpoint = 4;
 constexpr double hang_timeout_s = 1.5;
@@ -124,7 +124,7 @@ class CaseRun {
 
 Config CaseRun::config() const {
   auto config = staged_config(stage_);
-  if (case_.on_device) config.model.kind = staged_on_fake_device;
+  config.model.kind = case_.model;
   config.model.options["hidden"] = case_.place.accumulate ? width : overwrite_width;
   config.runners.on_loss = case_.policy;
   config.checkpoint.directory = directory_.path();

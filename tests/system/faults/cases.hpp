@@ -11,6 +11,7 @@
 #include "accelmgr/config.hpp"
 #include "base/fault_point.hpp"
 #include "faults/plan.hpp"
+#include "system/stage.hpp"
 
 namespace accelmgr::test {
 
@@ -37,7 +38,7 @@ struct FaultCase {
   Place place;
   std::string fault;  ///< In the syntax of faults/plan.hpp; empty: no fault.
   LossPolicy policy = LossPolicy::fail;
-  bool on_device = false;  ///< The replicas use the transport for devices, on a fake.
+  const char* model = staged;
 };
 
 /// The outcome of a step, or of the start.
