@@ -12,13 +12,6 @@ namespace {
 
 constexpr std::chrono::milliseconds sign_of_life{20};
 
-template <class T>
-void add(std::vector<std::byte>& sum, const std::vector<std::byte>& gradient) {
-  auto* to = reinterpret_cast<T*>(sum.data());
-  const auto* from = reinterpret_cast<const T*>(gradient.data());
-  for (std::size_t i = 0; i < sum.size() / sizeof(T); ++i) to[i] += from[i];
-}
-
 }  // namespace
 
 DeviceReplica::~DeviceReplica() {
@@ -46,9 +39,9 @@ void DeviceReplica::seed(std::uint64_t seed) { network_->generator().seed(seed);
 void DeviceReplica::leave() {
   std::unique_lock lock(mutex_);
   works_.clear();
-  network_->cancelled = true;
+  network_->cancel(true);
   changed_.wait(lock, [&] { return idle(); });
-  network_->cancelled = false;
+  network_->cancel(false);
 }
 
 void DeviceReplica::begin_attempt() {
@@ -108,9 +101,9 @@ void DeviceReplica::compute(const Work& work) {
   auto& parameters = network_->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].used) continue;
-    if (sums_[i].empty()) sums_[i].resize(parameters[i].gradient.size());
-    parameters[i].dtype == DType::float64 ? add<double>(sums_[i], parameters[i].gradient)
-                                          : add<float>(sums_[i], parameters[i].gradient);
+    const bool add = !sums_[i].empty();
+    sums_[i].resize(parameters[i].gradient.size());
+    parameters[i].sum_gradient(sums_[i].data(), add);
   }
 }
 

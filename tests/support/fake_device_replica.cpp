@@ -78,7 +78,7 @@ std::vector<std::byte*> FakeDeviceReplica::allocate_parameters(std::span<const r
 // A kernel that is left out leaves what it would have written as it was.
 void FakeDeviceReplica::launch(std::function<void()> kernel) {
   fake_->launch(compute_.get(), [this, kernel = std::move(kernel)] {
-    if (failure_ || network_->cancelled) return;
+    if (failure_ || network_->cancelled()) return;
     try {
       kernel();
     } catch (...) {
@@ -88,9 +88,9 @@ void FakeDeviceReplica::launch(std::function<void()> kernel) {
 }
 
 void FakeDeviceReplica::leave() {
-  network_->cancelled = true;
+  network_->cancel(true);
   device_->settle(compute_.get());
-  if (!device_->given_up()) network_->cancelled = false;
+  if (!device_->given_up()) network_->cancel(false);
 }
 
 void FakeDeviceReplica::begin_attempt() {
@@ -109,20 +109,16 @@ void FakeDeviceReplica::run(std::span<const replica::Field> batch, double diviso
   const auto& parameters = network_->parameters();
   for (std::size_t i = parameters.size(); i-- > 0;) {
     if (!network_->uses(i, batch)) continue;
-    parameters[i].dtype == DType::float64 ? launch_sum<double>(i) : launch_sum<float>(i);
+    launch_sum(i);
     copies_->written(i, sums_[i].get());
   }
 }
 
 /// The first gradient of an attempt is copied, further ones are added, as the session does it for others.
-template <class T>
 void FakeDeviceReplica::launch_sum(std::size_t parameter) {
   const bool add = std::exchange(summed_[parameter], 1) != 0;
   launch([this, parameter, add] {
-    const auto& gradient = network_->parameters()[parameter].gradient;
-    const auto* from = reinterpret_cast<const T*>(gradient.data());
-    auto* to = reinterpret_cast<T*>(sums_[parameter].get());
-    for (std::size_t i = 0; i < gradient.size() / sizeof(T); ++i) to[i] = add ? to[i] + from[i] : from[i];
+    network_->parameters()[parameter].sum_gradient(sums_[parameter].get(), add);
   });
 }
 

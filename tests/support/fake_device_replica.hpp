@@ -49,7 +49,6 @@ class FakeDeviceReplica final : public replica::Replica {
   struct Batch;
 
   std::vector<std::byte*> allocate_parameters(std::span<const replica::Place> places);
-  template <class T>
   void launch_sum(std::size_t parameter);
   void launch(std::function<void()> kernel);
   void leave();

@@ -73,6 +73,11 @@ class MixedDtypes final : public Network {
     }
   }
 
+  void cancel(bool cancelled) override {
+    Network::cancel(cancelled);
+    network_->cancel(cancelled);
+  }
+
  private:
   std::unique_ptr<Network> network_;
 };

@@ -10,7 +10,6 @@ namespace accelmgr::test {
 
 /// The parameters have `dtypes` in turn. A complex parameter has half as many numbers in its last dimension,
 /// which must be even: the real part is one number of the network's, the imaginary part the next one.
-/// The network's `cancelled` is never set.
 std::unique_ptr<Network> with_dtypes(std::unique_ptr<Network> network, const std::vector<DType>& dtypes);
 
 }  // namespace accelmgr::test

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "accelmgr/errors.hpp"
+#include "elements.hpp"
 #include "replica/model.hpp"
 
 namespace accelmgr::test {
@@ -41,6 +42,15 @@ void Variable::bind_values(const replica::Place& place) {
   values = place.data;
   strides = place.strides;
   own = {};
+}
+
+void Variable::sum_gradient(std::byte* sum, bool add) const {
+  with_type(session::element_of(dtype).value(), [&](auto stored) {
+    const auto* from = reinterpret_cast<const decltype(stored)*>(gradient.data());
+    auto* to = reinterpret_cast<decltype(stored)*>(sum);
+    for (std::size_t i = 0; i < gradient.size() / sizeof stored; ++i)
+      to[i] = add ? narrow<decltype(stored)>(widen(to[i]) + widen(from[i])) : from[i];
+  });
 }
 
 replica::Description Network::description() {

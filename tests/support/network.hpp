@@ -32,9 +32,11 @@ struct Variable {
 
   std::size_t elements() const;
   void bind_values(const replica::Place& place);
+  /// Adds the gradient to a sum of the same dtype, or stores it there.
+  void sum_gradient(std::byte* sum, bool add) const;
 };
 
-/// Not thread-safe, except for `cancelled`.
+/// Not thread-safe, except for cancel() and cancelled().
 class Network {
  public:
   struct Output {
@@ -65,8 +67,9 @@ class Network {
 
   /// All parameters and buffers, with all names of each.
   replica::Description description();
-  /// True if the result is no longer needed: forward() and backward() may then return early, with any result.
-  std::atomic<bool> cancelled = false;
+  /// If true, the result is no longer needed: forward() and backward() may return early, with any result.
+  virtual void cancel(bool cancelled) { cancelled_ = cancelled; }
+  bool cancelled() const { return cancelled_; }
 
  protected:
   /// Adds a variable of zeros. The reference is valid until the next variable is added.
@@ -74,6 +77,7 @@ class Network {
   Variable& add_buffer(const std::string& name, DType dtype, std::vector<std::int64_t> shape);
 
  private:
+  std::atomic<bool> cancelled_ = false;
   std::vector<Variable> parameters_, buffers_;
   std::mt19937_64 generator_;
 };

@@ -245,7 +245,7 @@ class Held final : public Network {
   Held() { add_parameter("weight", DType::float32, {2}); }
   Output forward(std::span<const replica::Field>) override {
     began.count_down();
-    while (!released && !cancelled) std::this_thread::yield();
+    while (!released && !cancelled()) std::this_thread::yield();
     return {.loss = 1};
   }
   void backward(double) override { parameters()[0].used = true; }

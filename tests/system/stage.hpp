@@ -30,7 +30,9 @@ enum class Act : std::uint32_t {
 inline constexpr const char* staged = "staged";
 /// The same model with parameters of bfloat16, complex64, float16, float32 and float64. The acts that write to
 /// it do nothing.
-inline constexpr const char* staged_in_mixed_dtypes = "staged_in_mixed_dtypes";
+inline constexpr const char* mixed_dtypes = "mixed_dtypes";
+/// That model on the transport for devices.
+inline constexpr const char* mixed_dtypes_on_fake_device = "mixed_dtypes_on_fake_device";
 /// The same model on a device (support/device_replica.hpp).
 inline constexpr const char* staged_on_device = "staged_on_device";
 /// The same model on the transport for devices (support/fake_device_replica.hpp). With the option

@@ -100,7 +100,7 @@ class StagedNetwork final : public Network {
     if (script.act[rank].load() != Act::block) return script.act[rank].load();
     script.blocked[rank].store(true);
     ipc::advance(script.heard);
-    while (!cancelled) {
+    while (!cancelled()) {
       const auto seen = ipc::load(script.told);
       if (script.act[rank].load() != Act::block) break;
       ipc::wait_changed(script.told, seen, stage_slice_ns, 0);
@@ -139,10 +139,15 @@ class StagedNetwork final : public Network {
 const RegisteredReplica model(staged, [](const Config& config, replica::Role) {
   return std::make_unique<PlainReplica>(std::make_unique<StagedNetwork>(config));
 });
-const RegisteredReplica in_mixed_dtypes(staged_in_mixed_dtypes, [](const Config& config, replica::Role) {
-  return std::make_unique<PlainReplica>(
-      with_dtypes(std::make_unique<StagedNetwork>(config),
-                  {DType::bfloat16, DType::complex64, DType::float16, DType::float32, DType::float64}));
+std::unique_ptr<Network> mixed_network(const Config& config) {
+  return with_dtypes(std::make_unique<StagedNetwork>(config),
+                     {DType::bfloat16, DType::complex64, DType::float16, DType::float32, DType::float64});
+}
+const RegisteredReplica mixed(mixed_dtypes, [](const Config& config, replica::Role) {
+  return std::make_unique<PlainReplica>(mixed_network(config));
+});
+const RegisteredReplica mixed_on_device(mixed_dtypes_on_fake_device, [](const Config& config, replica::Role) {
+  return std::make_unique<FakeDeviceReplica>(mixed_network(config));
 });
 const RegisteredReplica on_device(staged_on_device, [](const Config& config, replica::Role) {
   return std::make_unique<DeviceReplica>(std::make_unique<StagedNetwork>(config));

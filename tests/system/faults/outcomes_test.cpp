@@ -81,13 +81,13 @@ void expect_outcomes_of_the_table(const Place& place, const char* model, const c
 class FaultOutcome : public testing::TestWithParam<Place> {};
 
 TEST_P(FaultOutcome, IsWhatTheTableSays) {
-  expect_outcomes_of_the_table(GetParam(), staged_in_mixed_dtypes, staged_in_mixed_dtypes);
+  expect_outcomes_of_the_table(GetParam(), mixed_dtypes, mixed_dtypes);
 }
 
 class DeviceFaultOutcome : public testing::TestWithParam<Place> {};
 
 TEST_P(DeviceFaultOutcome, IsWhatTheTableSays) {
-  expect_outcomes_of_the_table(GetParam(), staged_on_fake_device, staged);
+  expect_outcomes_of_the_table(GetParam(), mixed_dtypes_on_fake_device, mixed_dtypes);
 }
 
 std::vector<Place> places_of_runners() {
