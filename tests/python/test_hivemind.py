@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 pytest.importorskip("hivemind", reason="the optional extra accelmgr[hivemind] is not installed")
 import hivemind_modes
@@ -31,6 +32,13 @@ def test_peers_end_where_plain_torch_ends(peers: int, mode: str, optimizer: str)
 @pytest.mark.parametrize("mode", [mode for mode in hivemind_modes.MODES if mode not in MODES])
 def test_other_ways_to_zero_gradients_and_to_make_the_optimizer_come_to_the_same(mode: str) -> None:
     hivemind_modes.assert_equals_plain_torch(mode, "SGD", 2)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", ["not offloaded", "use_local_updates"])
+def test_parameters_of_16_bits_end_where_those_of_plain_torch_end(mode: str, dtype: torch.dtype) -> None:
+    hivemind_modes.assert_equals_plain_torch(mode, "SGD", 2, dtype)
 
 
 HOST = """
