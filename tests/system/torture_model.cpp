@@ -19,7 +19,8 @@ constexpr std::int64_t inputs = 32;
 /// Another seed, other dtypes.
 std::vector<DType> dtypes_of(std::uint64_t seed) {
   std::vector dtypes{DType::bfloat16, DType::complex64, DType::float16, DType::float32, DType::float64};
-  std::ranges::rotate(dtypes, dtypes.begin() + static_cast<std::ptrdiff_t>(seed % dtypes.size()));
+  std::rotate(dtypes.begin(), dtypes.begin() + static_cast<std::ptrdiff_t>(seed % dtypes.size()),
+              dtypes.end());
   return dtypes;
 }
 
