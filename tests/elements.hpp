@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "halves.hpp"
-#include "session/manifest.hpp"
+#include "engine/session/manifest.hpp"
+#include "half_precision.hpp"
 
 namespace accelmgr::test {
 

@@ -17,7 +17,7 @@ inline std::filesystem::path build_folder() {
   throw std::runtime_error(program.string() + " is in no build folder of CMake");
 }
 
-/// `path` of the build, as tests/support/fake_driver.
+/// `path` of the build, as tests/engine/support/fake_driver.
 inline std::string built(const std::string& path) { return build_folder() / path; }
 
 /// `path` of the checkout, as configs/gpt-licenses.yaml. CMake's cache says where the checkout is.

@@ -270,8 +270,8 @@ struct Config {
   CheckpointConfig checkpoint{};
   LaunchConfig launch{};
 #ifdef ACCELMGR_FAULTS
-  std::vector<std::string>
-      faults{};  ///< Faults to inject on purpose, for tests; tests/faults/plan.hpp describes the syntax.
+  std::vector<std::string> faults{};  ///< Faults to inject on purpose, for tests;
+                                      ///< tests/engine/faults/plan.hpp describes the syntax.
 #endif
 
   bool operator==(const Config&) const = default;

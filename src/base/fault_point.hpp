@@ -1,5 +1,6 @@
 // Fault points: places where a test can break things on purpose. In a build without tests they compile to
-// nothing. In a build with tests each reads a pointer, until the library of tests/faults installs a handler.
+// nothing. In a build with tests each reads a pointer, until the library of tests/engine/faults installs a
+// handler.
 #pragma once
 
 #include <atomic>

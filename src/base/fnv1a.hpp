@@ -1,5 +1,5 @@
 // FNV-1a: a hash for short texts and a few numbers. Unlike std::hash it is the same in every build. Contents
-// of files have a faster one (checkpoint/checksum.hpp).
+// of files have a faster one (engine/checkpoint/checksum.hpp).
 #pragma once
 
 #include <cstdint>

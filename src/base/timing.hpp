@@ -25,8 +25,8 @@ inline constexpr double signal_look_s = 0.05;
 inline constexpr std::int64_t supervisor_look_ns = 50'000'000;
 /// If two looks of the supervisor are further apart, it was suspended, or starved like other processes.
 inline constexpr std::int64_t supervisor_gap_ns = 10 * supervisor_look_ns;
-/// Between two looks at a standstill at most this counts, because this process may have been stopped.
-inline constexpr std::int64_t standstill_look_ns = 200'000'000;
+/// Between two looks of a StallTimer at most this counts, because this process may have been stopped.
+inline constexpr std::int64_t stall_look_ns = 200'000'000;
 /// Until the fork server sends a report again that it could not send for lack of memory.
 inline constexpr int report_again_ms = 50;
 /// Until the next attempt to connect to a host that did not answer.
@@ -35,7 +35,7 @@ inline constexpr double connect_again_s = 0.05;
 inline constexpr int spin_when_alone_us = 500;
 
 static_assert(short_look_ns < look_ns && look_s < seconds(supervisor_gap_ns));
-static_assert(standstill_look_ns > supervisor_look_ns && standstill_look_ns > look_ns);
+static_assert(stall_look_ns > supervisor_look_ns && stall_look_ns > look_ns);
 
 // A step.
 
@@ -120,7 +120,8 @@ static_assert(fork_server_kill_s + creator_ends_s < spawn_stop_s);
 
 /// Default for a rendezvous and for every collective.
 inline constexpr double world_s = 300;
-/// What a member of a collective on devices had queued when it ended is done within this, or never.
+/// When a member of a collective on devices has ended, the others wait so long for the work that it had
+/// queued.
 inline constexpr double part_of_the_gone_s = 1.0;
 /// For an answer of the store.
 inline constexpr double store_answer_s = 10;

@@ -1,6 +1,6 @@
-// The transport of a CUDA device (src/device) for a replica of Python, which passes addresses and sizes.
-// accelmgr._replica_cuda computes.
-#include "device/device.hpp"
+// The transport of a CUDA device (src/engine/device) for a replica of Python, which passes addresses and
+// sizes. accelmgr._replica_cuda computes.
+#include "base/cuda/device.hpp"
 
 #include <fmt/format.h>
 #include <nanobind/nanobind.h>
@@ -14,11 +14,11 @@
 #include <optional>
 #include <tuple>
 
-#include "device/batch_upload.hpp"
-#include "device/cuda_runtime.hpp"
-#include "device/gradient_copies.hpp"
-#include "device/parameter_upload.hpp"
-#include "device/team_member.hpp"
+#include "base/cuda/cuda_runtime.hpp"
+#include "engine/device/batch_upload.hpp"
+#include "engine/device/gradient_copies.hpp"
+#include "engine/device/parameter_upload.hpp"
+#include "engine/device/team_member.hpp"
 #include "python/interpreter.hpp"
 #include "python/memory.hpp"
 #include "python/sink.hpp"

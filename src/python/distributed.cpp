@@ -8,9 +8,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "accelmgr/multiprocess_launch.hpp"
-#include "distributed/collectives/arrays.hpp"
-#include "distributed/collectives/device_team.hpp"
-#include "distributed/collectives/objects.hpp"
+#include "launcher/distributed/collectives/arrays.hpp"
+#include "launcher/distributed/collectives/device_team.hpp"
+#include "launcher/distributed/collectives/objects.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;

@@ -5,8 +5,8 @@
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
 #include "accelmgr/launch.hpp"
-#include "device/error.hpp"
-#include "launch/run/failure.hpp"
+#include "base/cuda/error.hpp"
+#include "launcher/launch/run/failure.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;

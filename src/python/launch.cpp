@@ -20,11 +20,11 @@
 #include "accelmgr/distributed_context.hpp"
 #include "accelmgr/multiprocess_launch.hpp"
 #include "base/clock.hpp"
+#include "base/ipc/zygote.hpp"
 #include "base/timing.hpp"
-#include "distributed/multiprocess/process_group.hpp"
-#include "launch/run/environment_scope.hpp"
-#include "launch/run/failure.hpp"
-#include "launch/run/zygote.hpp"
+#include "launcher/distributed/multiprocess/process_group.hpp"
+#include "launcher/launch/run/environment_scope.hpp"
+#include "launcher/launch/run/failure.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;
@@ -325,7 +325,7 @@ void bind_launch(nb::module_& module) {
       .def("results", &Running::results, nb::sig("def results(self) -> list[bytes | None]"),
            "The pickled return value of each process; None for a process that has returned none.");
   module.def("environment", &environment, nb::sig("def environment() -> list[tuple[bytes, bytes]]"));
-  module.def("end_forkserver", &launch::end_zygote, nb::call_guard<Unlocked>(),
+  module.def("end_forkserver", &ipc::end_zygote, nb::call_guard<Unlocked>(),
              "Ends the process that the start method forkserver forks from; the next launch starts another.");
   module.def("spawn", &spawn, nb::arg("target"), nb::arg("payload"), nb::arg("options"),
              nb::arg("has_setup") = false);

@@ -13,12 +13,12 @@
 #include <tuple>
 
 #include "accelmgr/launch.hpp"
-#include "client/handle.hpp"
-#include "client/observer.hpp"
-#include "config/loader.hpp"
+#include "base/config/loader.hpp"
+#include "engine/client/handle.hpp"
+#include "engine/client/observer.hpp"
+#include "engine/replica/model.hpp"
 #include "python/interpreter.hpp"
 #include "python/memory.hpp"
-#include "replica/model.hpp"
 
 namespace nb = nanobind;
 

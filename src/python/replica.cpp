@@ -13,13 +13,13 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
+#include "engine/replica/generator_state.hpp"
+#include "engine/replica/model.hpp"
+#include "engine/replica/replica.hpp"
 #include "python/interpreter.hpp"
 #include "python/memory.hpp"
 #include "python/object_reference.hpp"
 #include "python/sink.hpp"
-#include "replica/generator_state.hpp"
-#include "replica/model.hpp"
-#include "replica/replica.hpp"
 
 namespace nb = nanobind;
 using namespace nanobind::literals;

@@ -8,11 +8,11 @@
 #include <cstdlib>
 #include <optional>
 
-#include "config/loader.hpp"
-#include "manager/embedding.hpp"
+#include "base/config/loader.hpp"
+#include "engine/manager/interpreter.hpp"
+#include "engine/service/service.hpp"
 #include "python/interpreter.hpp"
 #include "python/replica.hpp"
-#include "service/service.hpp"
 
 namespace nb = nanobind;
 

@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "device/error.hpp"
-#include "replica/replica.hpp"
-#include "session/manifest.hpp"
+#include "base/cuda/error.hpp"
+#include "engine/replica/replica.hpp"
+#include "engine/session/manifest.hpp"
 
 namespace accelmgr::python {
 

@@ -10,7 +10,7 @@
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/errors.hpp"
-#include "data/reading.hpp"
+#include "engine/data/reading.hpp"
 #include "python/memory.hpp"
 #include "python/object_reference.hpp"
 #include "python/replica.hpp"

@@ -12,9 +12,9 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
+#include "base/did_you_mean.hpp"
 #include "base/fnv1a.hpp"
 #include "base/log.hpp"
-#include "base/nearest.hpp"
 #include "base/unique_fd.hpp"
 
 namespace accelmgr::base {

@@ -9,16 +9,18 @@ import unittest
 CHECK_FLOORS = pathlib.Path(__file__).with_name("check_floors.py")
 
 RIGHT_TREE = {
-    "CMakeLists.txt": "set(ACCELMGR_FLOORS base config)\nset(ACCELMGR_TORCH_FLOORS tensor)\n",
+    "CMakeLists.txt": "set(ACCELMGR_FLOORS base base/config engine/session launcher/launch)\n"
+    "set(ACCELMGR_TORCH_FLOORS libtorch/tensor)\n",
     "include/accelmgr/errors.hpp": "#include <string>\n",
     "include/accelmgr/config.hpp": '#include "accelmgr/errors.hpp"\n',
     "src/base/CMakeLists.txt": "accelmgr_floor(base SOURCES log.cpp)\n",
     "src/base/log.cpp": '#include "base/log.hpp"\n#include <spdlog/spdlog.h>\n#include "accelmgr/errors.hpp"\n',
     "src/base/log.hpp": "#include <string>\n",
-    "src/config/CMakeLists.txt": "accelmgr_floor(config SOURCES parse.cpp FLOORS base LIBRARIES yaml-cpp)\n",
-    "src/config/parse.cpp": '#include "accelmgr/config.hpp"\n#include "base/log.hpp"\n',
-    "src/tensor/CMakeLists.txt": "accelmgr_floor(tensor\n  SOURCES master.cpp\n  FLOORS config TORCH)\n",
-    "src/tensor/master.cpp": '#include <ATen/core/Tensor.h>\n#include "accelmgr/config.hpp"\n#include "base/log.hpp"\n',
+    "src/base/config/CMakeLists.txt": "accelmgr_floor(config SOURCES parse.cpp FLOORS base LIBRARIES yaml-cpp)\n",
+    "src/base/config/parse.cpp": '#include "accelmgr/config.hpp"\n#include "base/log.hpp"\n',
+    "src/libtorch/tensor/CMakeLists.txt": "accelmgr_floor(tensor\n  SOURCES master.cpp\n  FLOORS config TORCH)\n",
+    "src/libtorch/tensor/master.cpp": "#include <ATen/core/Tensor.h>\n"
+    '#include "accelmgr/config.hpp"\n#include "base/log.hpp"\n',
 }
 
 
@@ -42,26 +44,36 @@ class CheckFloors(unittest.TestCase):
 
     def test_a_private_header_of_a_floor_above_is_found(self):
         self.assert_only_violation(
-            "src/base/log.hpp:2: floor base includes tensor/master.hpp of floor tensor, which stands above it",
-            {"src/base/log.hpp": '#include <string>\n#include "tensor/master.hpp"\n'},
+            "src/base/log.hpp:2: floor base includes libtorch/tensor/master.hpp of floor libtorch/tensor, "
+            "which stands above it",
+            {"src/base/log.hpp": '#include <string>\n#include "libtorch/tensor/master.hpp"\n'},
         )
 
     def test_angle_brackets_do_not_hide_an_include(self):
         self.assert_only_violation(
-            "src/base/log.hpp:1: floor base includes config/parse.hpp of floor config, which stands above it",
-            {"src/base/log.hpp": "  #  include <config/parse.hpp>\n"},
+            "src/base/log.hpp:1: floor base includes base/config/parse.hpp of floor base/config, which stands above it",
+            {"src/base/log.hpp": "  #  include <base/config/parse.hpp>\n"},
         )
 
     def test_a_public_header_of_a_floor_above_is_found(self):
         self.assert_only_violation(
-            "src/base/log.cpp:1: floor base includes accelmgr/config.hpp of floor config, which stands above it",
+            "src/base/log.cpp:1: floor base includes accelmgr/config.hpp of floor base/config, which stands above it",
             {"src/base/log.cpp": '#include "accelmgr/config.hpp"\n'},
+        )
+
+    def test_a_header_of_a_wing_that_this_one_may_not_use_is_found(self):
+        self.assert_only_violation(
+            "src/launcher/launch/spawn.cpp:1: floor launcher/launch includes engine/session/session.hpp; "
+            "its wing may not use the wing engine",
+            {"src/launcher/launch/spawn.cpp": '#include "engine/session/session.hpp"\n'}
+            | {"src/launcher/launch/CMakeLists.txt": "accelmgr_floor(launch SOURCES spawn.cpp FLOORS session)\n"}
+            | {"src/engine/session/CMakeLists.txt": "accelmgr_floor(session SOURCES session.cpp)\n"},
         )
 
     def test_torch_in_a_floor_built_without_it_is_found(self):
         self.assert_only_violation(
-            "src/config/parse.cpp:2: floor config is built without torch and includes c10/core/Device.h",
-            {"src/config/parse.cpp": '#include "base/log.hpp"\n#include <c10/core/Device.h>\n'},
+            "src/base/config/parse.cpp:2: floor base/config is built without torch and includes c10/core/Device.h",
+            {"src/base/config/parse.cpp": '#include "base/log.hpp"\n#include <c10/core/Device.h>\n'},
         )
 
     def test_a_private_header_in_a_public_one_is_found(self):
@@ -95,19 +107,19 @@ class CheckFloors(unittest.TestCase):
 
     def test_a_linked_floor_that_is_not_used_is_found(self):
         self.assert_only_violation(
-            "src/tensor/CMakeLists.txt: FLOORS names base, of which tensor includes nothing",
+            "src/libtorch/tensor/CMakeLists.txt: FLOORS names base, of which tensor includes nothing",
             {
-                "src/tensor/CMakeLists.txt": "accelmgr_floor(tensor SOURCES master.cpp FLOORS base config TORCH)\n",
-                "src/tensor/master.cpp": '#include "accelmgr/config.hpp"\n',
+                "src/libtorch/tensor/CMakeLists.txt": "accelmgr_floor(tensor SOURCES m.cpp FLOORS base config TORCH)\n",
+                "src/libtorch/tensor/master.cpp": '#include "accelmgr/config.hpp"\n',
             },
         )
 
     def test_a_used_floor_that_is_not_linked_is_found(self):
         self.assert_only_violation(
-            "src/tensor/master.cpp:1: base is missing in FLOORS of src/tensor/CMakeLists.txt",
+            "src/libtorch/tensor/master.cpp:1: base is missing in FLOORS of src/libtorch/tensor/CMakeLists.txt",
             {
-                "src/tensor/CMakeLists.txt": "accelmgr_floor(tensor SOURCES master.cpp TORCH)\n",
-                "src/tensor/master.cpp": '#include "base/log.hpp"\n',
+                "src/libtorch/tensor/CMakeLists.txt": "accelmgr_floor(tensor SOURCES master.cpp TORCH)\n",
+                "src/libtorch/tensor/master.cpp": '#include "base/log.hpp"\n',
             },
         )
 

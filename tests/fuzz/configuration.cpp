@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "accelmgr/errors.hpp"
-#include "config/loader.hpp"
+#include "base/config/loader.hpp"
 #include "fuzz_target.hpp"
 
 using namespace accelmgr;

@@ -6,9 +6,9 @@
 #include <boost/asio/io_context.hpp>
 #include <nlohmann/json.hpp>
 
+#include "engine/service/http_server.hpp"
+#include "engine/service/query.hpp"
 #include "fuzz_target.hpp"
-#include "service/http_server.hpp"
-#include "service/query.hpp"
 
 using namespace accelmgr;
 using namespace accelmgr::service;

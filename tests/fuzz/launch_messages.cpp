@@ -4,7 +4,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "fuzz_target.hpp"
-#include "launch/run/task.hpp"
+#include "launcher/launch/run/task.hpp"
 
 using namespace accelmgr;
 using fuzz::expect;

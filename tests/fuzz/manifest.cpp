@@ -1,7 +1,7 @@
 // The input is the manifest of a session. All of a session whose manifest is accepted can be used.
 #include "accelmgr/errors.hpp"
+#include "engine/session/used_session.hpp"
 #include "fuzz_target.hpp"
-#include "session/used_session.hpp"
 
 using namespace accelmgr;
 

@@ -1,11 +1,11 @@
 // The input is a packet between host and manager. Its first byte says who sends it. Its second byte says how
 // many descriptors come with it; they are not descriptors of a session.
-#include "protocol/messages.hpp"
+#include "engine/protocol/messages.hpp"
 #include "accelmgr/errors.hpp"
+#include "base/ipc/socket.hpp"
+#include "engine/session/step_word.hpp"
 #include "fuzz_target.hpp"
 #include "fuzzed.hpp"
-#include "ipc/socket.hpp"
-#include "session/step_word.hpp"
 
 using namespace accelmgr;
 using fuzz::expect;

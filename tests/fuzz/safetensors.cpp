@@ -7,8 +7,8 @@
 #include <span>
 
 #include "accelmgr/errors.hpp"
-#include "checkpoint/safetensors_file.hpp"
-#include "checkpoint/safetensors_header.hpp"
+#include "engine/checkpoint/safetensors_file.hpp"
+#include "engine/checkpoint/safetensors_header.hpp"
 #include "fuzz_target.hpp"
 
 using namespace accelmgr;

@@ -1,8 +1,8 @@
 // The input is damage to the header of a session: each nine bytes are the number of a word and what is
 // written there. All of a session whose header is accepted can be used.
 #include "accelmgr/errors.hpp"
+#include "engine/session/used_session.hpp"
 #include "fuzz_target.hpp"
-#include "session/used_session.hpp"
 
 using namespace accelmgr;
 

@@ -1,6 +1,6 @@
 // Each line of the input is a setting as --set has it, or a variable of the environment: ACCELMGR_NPROCS=2.
 #include "accelmgr/errors.hpp"
-#include "config/loader.hpp"
+#include "base/config/loader.hpp"
 #include "fuzz_target.hpp"
 
 using namespace accelmgr;

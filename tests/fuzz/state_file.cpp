@@ -4,8 +4,8 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/fields.hpp"
-#include "checkpoint/checksum.hpp"
-#include "checkpoint/state_file.hpp"
+#include "engine/checkpoint/checksum.hpp"
+#include "engine/checkpoint/state_file.hpp"
 #include "fuzz_target.hpp"
 
 using namespace accelmgr;

@@ -1,7 +1,7 @@
 """Runners on a CUDA device that is a fake: torch computes on the CPU, at once, and copies run late.
 
-The library tests/support/fake_gpu.cpp takes the place of CUDA's runtime. Ranks with even numbers execute as late as
-possible, those with odd numbers in threads. With `nccl` it takes the place of NCCL too, and all execute in threads.
+The library tests/engine/support/fake_gpu.cpp takes the place of CUDA's runtime. Ranks with even numbers execute as late
+as possible, those with odd numbers in threads. With `nccl` it takes the place of NCCL too, and all execute in threads.
 
 With TEST_ON_GPU=1 runners compute on the GPU of this machine instead, and share it.
 """
@@ -27,7 +27,7 @@ import accelmgr
 from accelmgr import _cuda, _native
 
 TESTS = pathlib.Path(_native.__file__).parents[2] / "tests"
-LIBRARY = TESTS / "support/fake_cuda_home/lib64/libcudart.so.13"
+LIBRARY = TESTS / "engine/support/fake_cuda_home/lib64/libcudart.so.13"
 NOT_READY = 600
 ILLEGAL_ADDRESS, ASSERT = 700, 710
 AcceleratorError: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)  # torch 2.8 and newer have it.
@@ -38,7 +38,7 @@ on_the_fake = pytest.mark.skipif(GPU, reason="it asks the fake for something")
 if GPU:
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # Gradients are compared with those of the CPU.
 else:  # Where a manager looks for GPUs, it finds those of a fake driver, if the build has one.
-    os.environ["LD_LIBRARY_PATH"] = str(TESTS / "support/fake_driver")
+    os.environ["LD_LIBRARY_PATH"] = str(TESTS / "engine/support/fake_driver")
     os.environ["FAKE_DRIVER_GPUS"] = "8"
     os.environ["FAKE_DRIVER_MACHINE"] = str(os.getpid())  # Managers claim GPUs; those of other tests are others.
 

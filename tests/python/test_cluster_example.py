@@ -1,4 +1,4 @@
-"""Runs tools/examples/cluster_host.py on two machines: namespaces that tests/contract/two_hosts makes."""
+"""Runs tools/examples/cluster_host.py on two machines: namespaces that tests/launcher/contract/two_hosts makes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def on_two_hosts(first: list[str], second: list[str]) -> str:
     for index, command in enumerate((first, second)):
         commands += ["--host", "AB"[index], "env", f"GLOO_SOCKET_IFNAME=cable{index}", *command]
     done = subprocess.run(
-        [str(ROOT / "tests" / "contract" / "two_hosts"), "--timeout", str(SECONDS), *commands],
+        [str(ROOT / "tests/launcher/contract/two_hosts"), "--timeout", str(SECONDS), *commands],
         capture_output=True,
         text=True,
         timeout=SECONDS + 20,

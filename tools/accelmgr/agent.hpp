@@ -25,9 +25,9 @@
 #include <string>
 #include <vector>
 
-#include "launch/plan/host_info.hpp"
-#include "launch/plan/launch_spec.hpp"
-#include "launch/run/ports.hpp"
+#include "launcher/launch/plan/host_info.hpp"
+#include "launcher/launch/plan/launch_spec.hpp"
+#include "launcher/launch/run/ports.hpp"
 #include "local_ranks.hpp"
 #include "node_link.hpp"
 #include "terminal.hpp"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/nearest.hpp"
+#include "base/did_you_mean.hpp"
 
 namespace accelmgr::program {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "config/loader.hpp"
+#include "base/config/loader.hpp"
 
 namespace accelmgr::program {
 

@@ -1,8 +1,8 @@
 // accelmgr config show | check | reference
 #include <fmt/core.h>
 
+#include "base/ipc/cores.hpp"
 #include "commands.hpp"
-#include "ipc/cores.hpp"
 #include "standard_output.hpp"
 
 namespace accelmgr::program {

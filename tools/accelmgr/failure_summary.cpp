@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "base/ipc/process.hpp"
 #include "base/utf8.hpp"
-#include "ipc/process.hpp"
 #include "report_file.hpp"
 
 namespace accelmgr::program {

@@ -8,11 +8,11 @@
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/model.hpp"
+#include "base/ipc/cores.hpp"
+#include "base/ipc/memory.hpp"
 #include "commands.hpp"
-#include "device/machine.hpp"
-#include "ipc/cores.hpp"
-#include "ipc/memory.hpp"
-#include "session/kernels.hpp"
+#include "engine/device/machine.hpp"
+#include "engine/session/kernels.hpp"
 #include "standard_output.hpp"
 
 namespace accelmgr::program {

@@ -14,9 +14,9 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/errno_text.hpp"
-#include "ipc/process.hpp"
-#include "launch/plan/environment.hpp"
-#include "launch/plan/variables.hpp"
+#include "base/ipc/process.hpp"
+#include "launcher/launch/plan/environment.hpp"
+#include "launcher/launch/plan/variables.hpp"
 
 namespace accelmgr::program {
 namespace {

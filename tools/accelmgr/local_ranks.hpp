@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "base/unique_fd.hpp"
+#include "engine/manager/watch.hpp"
 #include "failure_summary.hpp"
-#include "launch/plan/host_info.hpp"
-#include "launch/plan/launch_spec.hpp"
-#include "launch/run/ports.hpp"
-#include "launch/run/spawner.hpp"
-#include "manager/watch.hpp"
+#include "launcher/launch/plan/host_info.hpp"
+#include "launcher/launch/plan/launch_spec.hpp"
+#include "launcher/launch/run/ports.hpp"
+#include "launcher/launch/run/spawner.hpp"
 #include "rank_output.hpp"
 #include "terminal.hpp"
 

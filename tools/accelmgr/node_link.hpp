@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/clock.hpp"
-#include "distributed/store/tcp_store.hpp"
+#include "launcher/distributed/store/tcp_store.hpp"
 #include "nodes.hpp"
 
 namespace accelmgr::program {

@@ -9,7 +9,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
-#include "ipc/wait_ready.hpp"
+#include "base/ipc/wait_ready.hpp"
 #include "report_file.hpp"
 
 namespace accelmgr::program {

@@ -29,8 +29,8 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
-#include "collective/hosts/store.hpp"
 #include "failure_summary.hpp"
+#include "launcher/collective/hosts/store.hpp"
 
 namespace accelmgr::program {
 

@@ -16,9 +16,9 @@
 #include <string_view>
 
 #include "accelmgr/errors.hpp"
-#include "config/loader.hpp"
-#include "ipc/cores.hpp"
-#include "ipc/process.hpp"
+#include "base/config/loader.hpp"
+#include "base/ipc/cores.hpp"
+#include "base/ipc/process.hpp"
 #include "log_file.hpp"
 
 namespace accelmgr::program {

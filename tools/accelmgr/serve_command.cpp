@@ -6,12 +6,12 @@
 #include <cstring>
 
 #include "accelmgr/errors.hpp"
-#include "client/service_name.hpp"
+#include "base/ipc/cores.hpp"
 #include "commands.hpp"
+#include "engine/client/service_name.hpp"
+#include "engine/service/service.hpp"
 #include "file_limit.hpp"
-#include "ipc/cores.hpp"
 #include "python.hpp"
-#include "service/service.hpp"
 #include "standard_output.hpp"
 
 namespace accelmgr::program {

@@ -12,9 +12,9 @@
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "base/timing.hpp"
-#include "client/service_name.hpp"
-#include "client/service_socket.hpp"
 #include "commands.hpp"
+#include "engine/client/service_name.hpp"
+#include "engine/client/service_socket.hpp"
 #include "standard_output.hpp"
 
 namespace accelmgr::program {

@@ -11,7 +11,7 @@
 #include "commands.hpp"
 #include "file_limit.hpp"
 #include "job_environment.hpp"
-#include "launch/plan/options.hpp"
+#include "launcher/launch/plan/options.hpp"
 #include "program_path.hpp"
 #include "standard_output.hpp"
 #include "torchrun_options.hpp"

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "ipc/wait_ready.hpp"
+#include "base/ipc/wait_ready.hpp"
 
 namespace accelmgr::program {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "accelmgr/errors.hpp"
-#include "ipc/cores.hpp"
+#include "base/ipc/cores.hpp"
 
 namespace accelmgr::program {
 namespace {

@@ -1,9 +1,9 @@
 // accelmgr train
 #include <fmt/core.h>
 
+#include "base/ipc/cores.hpp"
 #include "commands.hpp"
 #include "file_limit.hpp"
-#include "ipc/cores.hpp"
 #include "shipped_configuration.hpp"
 #include "standard_output.hpp"
 #include "trainer.hpp"

@@ -11,12 +11,12 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
-#include "checkpoint/cleanup.hpp"
-#include "checkpoint/run_id.hpp"
+#include "base/config/differences.hpp"
+#include "base/config/loader.hpp"
+#include "base/config/table.hpp"
 #include "commands.hpp"
-#include "config/differences.hpp"
-#include "config/loader.hpp"
-#include "config/table.hpp"
+#include "engine/checkpoint/cleanup.hpp"
+#include "engine/checkpoint/run_id.hpp"
 #include "error_report.hpp"
 #include "python.hpp"
 

@@ -214,12 +214,12 @@ def collectives_groups(quick):
     return [[ours, peer("gloo", "gloo_collectives.py", *quick_flag(quick))]]
 
 
-RENDEZVOUS = "10.77.0.1:29500"  # on the first of the two hosts that tests/contract/two_hosts makes
+RENDEZVOUS = "10.77.0.1:29500"  # on the first of the two hosts that tests/launcher/contract/two_hosts makes
 
 
 def on_two_hosts(name, program):
     """A contestant with two ranks on each of two hosts. `accelmgr spawn` starts them there."""
-    command = [contestants.ROOT / "tests" / "contract" / "two_hosts", "--timeout", contestants.TIMEOUT_S]
+    command = [contestants.ROOT / "tests/launcher/contract/two_hosts", "--timeout", contestants.TIMEOUT_S]
     for node, host in enumerate(("A", "B")):
         command += [
             *("--host", host, "env", f"GLOO_SOCKET_IFNAME=cable{node}"),
@@ -246,7 +246,7 @@ def launch_groups(quick):
 
 
 def faults_groups(_):
-    command = [TESTED / "tests" / "system" / "faults" / "system_faults_test", "--measure"]
+    command = [TESTED / "tests/engine/system/faults/system_faults_test", "--measure"]
     return [[Contestant("ours", lambda: command)]]
 
 
@@ -329,7 +329,7 @@ ALL = {
         1, ["bench_launch", "accelmgr"], launch_groups, reports.launch),
     "faults": Benchmark(
         """What every fault at every phase of a step comes to, and after how long the caller is told. No comparison: the
-        outcomes are those of tests/system/faults/outcomes.md, which a test holds it to; a cell with two is a
+        outcomes are those of tests/engine/system/faults/outcomes.md, which a test holds it to; a cell with two is a
         mistake.""",
         3, ["system_faults_test"], faults_groups, reports.faults, preset="test"),
 }  # fmt: skip

@@ -14,12 +14,12 @@
 #include <cstring>
 
 #include "base/clock.hpp"
-#include "libtorch/gradient_hooks.hpp"
+#include "engine/replica/model.hpp"
+#include "engine/runner/gradients.hpp"
+#include "engine/session/manifest.hpp"
+#include "libtorch/handle/gradient_hooks.hpp"
+#include "libtorch/tensor/convert.hpp"
 #include "measurement.hpp"
-#include "replica/model.hpp"
-#include "runner/gradients.hpp"
-#include "session/manifest.hpp"
-#include "tensor/convert.hpp"
 
 namespace {
 

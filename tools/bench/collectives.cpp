@@ -10,7 +10,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
-#include "collective/shm/factory.hpp"
+#include "launcher/collective/shm/factory.hpp"
 #include "measurement.hpp"
 
 namespace {

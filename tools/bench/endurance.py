@@ -47,7 +47,7 @@ def service_torture(minutes, seed, say):
 
 def torture_rounds(kind, minutes, seed, say):
     LOGS.mkdir(parents=True, exist_ok=True)
-    program = TESTED / "tests" / "system" / "system_torture_test"
+    program = TESTED / "tests/engine/system/system_torture_test"
     command = [program, {"torture": "--torture", "service_torture": "--torture-service"}[kind], minutes, seed, LOGS]
     lines = []
     with contestants.running(Contestant(kind, lambda: command)) as run:

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "accelmgr/errors.hpp"
-#include "device/cuda_runtime.hpp"
+#include "base/cuda/cuda_runtime.hpp"
 
 namespace accelmgr::bench {
 namespace {

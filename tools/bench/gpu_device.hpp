@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "device/runtime.hpp"
+#include "base/cuda/runtime.hpp"
 
 namespace accelmgr::bench {
 

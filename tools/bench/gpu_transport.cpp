@@ -15,12 +15,12 @@
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
-#include "device/gradient_copies.hpp"
-#include "device/parameter_upload.hpp"
+#include "engine/device/gradient_copies.hpp"
+#include "engine/device/parameter_upload.hpp"
+#include "engine/runner/gradients.hpp"
+#include "engine/session/manifest.hpp"
 #include "gpu_device.hpp"
 #include "measurement.hpp"
-#include "runner/gradients.hpp"
-#include "session/manifest.hpp"
 
 namespace {
 

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "engine/session/batch_queue.hpp"
 #include "measurement.hpp"
-#include "session/batch_queue.hpp"
 
 namespace {
 

@@ -13,8 +13,8 @@
 #include "accelmgr/init.hpp"
 #include "accelmgr/manager.hpp"
 #include "base/clock.hpp"
-#include "config/loader.hpp"
-#include "ipc/process.hpp"
+#include "base/config/loader.hpp"
+#include "base/ipc/process.hpp"
 #include "measurement.hpp"
 
 namespace {

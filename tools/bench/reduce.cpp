@@ -39,7 +39,7 @@
 #endif
 
 #include "base/clock.hpp"
-#include "session/kernels.hpp"
+#include "engine/session/kernels.hpp"
 
 namespace {
 

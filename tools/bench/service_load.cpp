@@ -32,8 +32,8 @@
 #include "accelmgr/manager.hpp"
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
+#include "engine/service/service.hpp"
 #include "measurement.hpp"
-#include "service/service.hpp"
 
 namespace {
 

@@ -28,8 +28,8 @@
 #include "accelmgr/manager.hpp"
 #include "accelmgr/model.hpp"
 #include "base/clock.hpp"
+#include "base/config/loader.hpp"
 #include "base/unique_fd.hpp"
-#include "config/loader.hpp"
 #include "measurement.hpp"
 
 namespace {

@@ -28,8 +28,8 @@
 #include "accelmgr/manager.hpp"
 #include "accelmgr/model.hpp"
 #include "base/clock.hpp"
+#include "engine/session/kernels.hpp"
 #include "measurement.hpp"
-#include "session/kernels.hpp"
 
 namespace {
 

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "engine/session/session.hpp"
+#include "engine/session/spans.hpp"
+#include "engine/session/views.hpp"
 #include "measurement.hpp"
-#include "session/session.hpp"
-#include "session/spans.hpp"
-#include "session/views.hpp"
 
 namespace {
 

@@ -19,11 +19,11 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/ipc/epoch.hpp"
 #include "base/timing.hpp"
-#include "ipc/epoch.hpp"
+#include "engine/session/attempt.hpp"
+#include "engine/session/reduction.hpp"
 #include "measurement.hpp"
-#include "session/attempt.hpp"
-#include "session/reduction.hpp"
 
 namespace {
 

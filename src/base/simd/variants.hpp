@@ -11,7 +11,7 @@ namespace accelmgr::base::simd {
 enum class Isa { portable, avx2, avx512 };
 const char* to_string(Isa isa) noexcept;
 
-/// avx2 includes F16C. avx512 means F, BW, VL and DQ. The flags in src/cmake/Kernels.cmake must agree.
+/// avx2 includes F16C. avx512 means F, BW, VL and DQ. The flags in tools/cmake/Kernels.cmake must agree.
 bool machine_has(Isa isa) noexcept;
 
 /// The variants of a set of kernels. `Kernels` is made of an Isa and a pointer to its table of functions.

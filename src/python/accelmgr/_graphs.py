@@ -102,7 +102,7 @@ def place_in_model() -> str:
     return ""
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Of a subclass's beginning.
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type __init_subclass__().
     """Refuses operations that a graph would not repeat, and notes the memory from outside that they use."""
 
     def __init__(self, device: torch.device) -> None:

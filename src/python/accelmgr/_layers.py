@@ -36,7 +36,7 @@ def is_compiled(model: torch.nn.Module) -> bool:
     )
 
 
-class FirstUse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Of a subclass's beginning.
+class FirstUse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type __init_subclass__().
     """Calls `used` with each key of `memory`, a storage, that an operation uses."""
 
     def __init__(self, memory: dict[int, int], used: Callable[[int], None]) -> None:

@@ -46,7 +46,7 @@ _address = torch.Tensor.data_ptr
 _gradient = operator.attrgetter("grad")
 
 
-class Left(Exception):
+class Abandoned(Exception):
     """The attempt is over, and its work is left unfinished. It is no error."""
 
 
@@ -234,7 +234,7 @@ class Changes:
 
 
 class Replica:
-    """Implements replica/replica.hpp, which documents the members, on the CPU. Others compute on a device."""
+    """Implements engine/replica/replica.hpp, which documents the members, on the CPU. Others compute on a device."""
 
     _device_type = "cpu"
 
@@ -321,7 +321,7 @@ class Replica:
         """Nothing is to be done where the model's parameters are the master's."""
 
     def team_member(self) -> int | str:
-        """The address of its device's part in teams (src/device/team_member.hpp), or why there is none."""
+        """The address of its device's part in teams (src/engine/device/team_member.hpp), or why there is none."""
         return "this device has no part in teams"
 
     def run(self, fields: list[Field], divisor: float) -> None:

@@ -28,11 +28,11 @@ from accelmgr._graphs import Graphs
 from accelmgr._layers import Layers
 from accelmgr._memory import dense_over
 from accelmgr._replica import (
+    Abandoned,
     Changes,
     Description,
     Field,
     Gradients,
-    Left,
     Numbers,
     Place,
     Replica,
@@ -175,7 +175,7 @@ class DeviceGradients(Gradients):
 
 
 class CudaReplica(Replica):
-    """Implements replica/replica.hpp on the CUDA device of this process.
+    """Implements engine/replica/replica.hpp on the CUDA device of this process.
 
     The tensors that describe() has described stay on the CPU, and bind() leaves them. `settle()` then describes those
     that the session reads and writes.
@@ -255,7 +255,7 @@ class CudaReplica(Replica):
     def _wait_until_idle(self) -> None:
         """Work that was left may take as long as if it had not been; longer means that the device hangs."""
         if not self._transport.wait_until_idle(time.monotonic() - self._begun, self._patience_s):
-            raise Left
+            raise Abandoned
 
     def load_parameters(self) -> None:
         with self._blaming():
@@ -309,7 +309,7 @@ class CudaReplica(Replica):
     def collect(self) -> tuple[float, list[tuple[str, float]]]:
         with self._blaming(), self._leaving():
             if self._left:
-                raise Left
+                raise Abandoned
             self._check()
             with self._cuda.computing():
                 self._device_gradients.rest()
@@ -345,7 +345,7 @@ class CudaReplica(Replica):
         """Raises DeviceError for what a device has done, and ModelError for what a kernel has found in its input."""
         try:
             yield
-        except Left:
+        except Abandoned:
             raise
         except Exception as error:
             failure = failure_of(error)
@@ -359,7 +359,7 @@ class CudaReplica(Replica):
     def _leaving(self) -> Iterator[None]:
         try:
             yield
-        except Left:
+        except Abandoned:
             self._left = True
 
     # Memory of the device
@@ -392,7 +392,7 @@ class CudaReplica(Replica):
         offsets, size = places_in(tensors)
         memory = self._transport.stage(size)
         if memory is None:
-            raise Left
+            raise Abandoned
         for tensor, offset in zip(tensors, offsets, strict=True):
             tensor_in(memory, offset, tensor).copy_(tensor)
         return [(target.data_ptr(), offset, target.nbytes) for target, offset in zip(targets, offsets, strict=True)]
@@ -439,7 +439,7 @@ class CudaReplica(Replica):
                 raise ModelError(f"the model wrote to its parameter '{name}'; parameters are the host's to change")
 
     def _read(self) -> None:
-        """Waits for the device and reads losses, scalars and buffers. Raises Left if the attempt is over."""
+        """Waits for the device and reads losses, scalars and buffers. Raises Abandoned if the attempt is over."""
         self._buffers.check_alike()
         scalars = [value for _, value, _ in self._scalars if isinstance(value, torch.Tensor) and self._is_here(value)]
         numbers = torch.stack([number.reshape(()).to(torch.float64) for number in (*self._losses, *scalars)])
@@ -448,7 +448,7 @@ class CudaReplica(Replica):
         parts = [(tensor.data_ptr(), offset, tensor.nbytes) for tensor, offset in zip(tensors, offsets, strict=True)]
         memory = self._transport.read(parts, size)
         if not self._transport.finish():
-            raise Left
+            raise Abandoned
         read = iter(tensor_in(memory, 0, numbers).clone())
         self._losses = [next(read) for _ in self._losses]
         self._scalars = [

@@ -30,7 +30,7 @@ import torch.utils.dlpack
 
 from accelmgr import _native
 from accelmgr._memory import tensor_over, unfilled
-from accelmgr._replica import Changes, Field, Kept, Left, Place, Replica, put_back, set_aside
+from accelmgr._replica import Abandoned, Changes, Field, Kept, Place, Replica, put_back, set_aside
 from accelmgr.errors import DeviceError, ModelError
 
 SIGN_OF_LIFE_S = 0.02
@@ -60,7 +60,7 @@ class DeviceThread:
         return self._left is None or self._left.done()
 
     def call(self, wanted: Callable[[], bool], function: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns what the function returns, or raises what it raises. Raises Left as soon as it is not `wanted`.
+        """Returns what the function returns, or raises what it raises. Raises Abandoned as soon as it is not `wanted`.
 
         Call it when the thread is idle. wanted: called while this waits, as a sign of life.
         """
@@ -78,12 +78,12 @@ class DeviceThread:
             except concurrent.futures.TimeoutError:
                 if not wanted():
                     self._left, self._left_begun = works[-1], begun
-                    raise Left from None
+                    raise Abandoned from None
             else:
                 yield works.popleft().result()
 
     def wait_until_idle(self, wanted: Callable[[], bool]) -> None:
-        """Waits for the work that was left, and drops its outcome. Raises Left as soon as it is not `wanted`.
+        """Waits for the work that was left, and drops its outcome. Raises Abandoned as soon as it is not `wanted`.
 
         Work that takes longer than a whole step may is a device that hangs: there are no more signs of life then, and
         the watchdog ends this process.
@@ -94,7 +94,7 @@ class DeviceThread:
             if time.monotonic() - self._left_begun > self._patience_s:
                 concurrent.futures.wait([self._left])
             elif not wanted():
-                raise Left
+                raise Abandoned
         self._left = None
 
 
@@ -136,7 +136,7 @@ def exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 
 class XlaReplica(Replica):
-    """Implements replica/replica.hpp on a device of torch_xla.
+    """Implements engine/replica/replica.hpp on a device of torch_xla.
 
     The tensors that describe() has described stay on the CPU: those of parameters are the master's from bind() on,
     those of buffers are what the session reads and writes between attempts.
@@ -255,7 +255,7 @@ class XlaReplica(Replica):
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if self._left:
-            raise Left
+            raise Abandoned
         return self._thread.call(self._wanted, function, *arguments)
 
     def _wanted(self) -> bool:
@@ -265,7 +265,7 @@ class XlaReplica(Replica):
     def _leaving(self) -> Iterator[None]:
         try:
             yield
-        except Left:
+        except Abandoned:
             self._left = True
         except Exception as error:
             if failure := failure_of_device(error):
@@ -359,7 +359,7 @@ class XlaReplica(Replica):
     def _take(self) -> None:
         """Reads all that a step gives. The sink takes gradients while the thread reads those that follow."""
         if self._left:
-            raise Left
+            raise Abandoned
         gradients: Indexed = []
         for index, parameter in enumerate(self._parameters):
             gradient = self._sums[index] if self._used[index] else parameter.grad

@@ -75,7 +75,9 @@ class Linter:
             return ""
         done = subprocess.run(
             [self.program, "--quiet", f"--config-file={self.configuration}", file, "--", *options],
-            capture_output=True, text=True)
+            capture_output=True,
+            text=True,
+        )
         if DOES_NOT_COMPILE in done.stdout and len(sources) > 1:
             middle = len(sources) // 2
             halves = sources[:middle], sources[middle:]

@@ -2,7 +2,7 @@
 #include <iostream>
 
 #include "accelmgr/errors.hpp"
-#include "config/loader.hpp"
+#include "base/config/loader.hpp"
 
 int main() {
   const std::vector<accelmgr::config::Setting> sets{{"faults=rank=0 phase=forward fault=kill"}};

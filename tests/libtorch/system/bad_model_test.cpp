@@ -4,9 +4,9 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include "engine/support/expectations.hpp"
 #include "places.hpp"
 #include "support.hpp"
-#include "support/expectations.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -143,7 +143,7 @@ TEST(BadTorchScript, AFileThatIsNotThereIsRefused) {
 }
 
 TEST(BadTorchScript, AnOutputWithoutLossIsRefusedWithWhatItHas) {
-  auto manager = Manager::start(torchscript_config(built("tests/model/scripts/DictWithoutLoss.pt")));
+  auto manager = Manager::start(torchscript_config(built("tests/libtorch/model/scripts/DictWithoutLoss.pt")));
   const auto result = manager.step();
   expect_failed(result, StepStatus::runner_lost, {"DictWithoutLoss.pt", "without a tensor 'loss'"});
   EXPECT_EQ(result.error_type, "ModelError");

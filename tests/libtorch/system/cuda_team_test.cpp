@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "libtorch/cuda_rig.hpp"
-#include "replica/replica.hpp"
+#include "engine/replica/replica.hpp"
+#include "engine/support/shared_nccl.hpp"
+#include "libtorch/handle/cuda_rig.hpp"
 #include "support.hpp"
-#include "support/shared_nccl.hpp"
 #include "temporary_folder.hpp"
 
 namespace accelmgr::test {

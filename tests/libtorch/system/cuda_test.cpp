@@ -3,8 +3,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "libtorch/cuda_rig.hpp"
-#include "replica/replica.hpp"
+#include "engine/replica/replica.hpp"
+#include "libtorch/handle/cuda_rig.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {

@@ -4,7 +4,7 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/tanh.h>
 
-#include "model/layers.hpp"
+#include "libtorch/model/layers.hpp"
 #include "places.hpp"
 #include "support.hpp"
 
@@ -51,7 +51,7 @@ Config config_of(const Case& c) {
   config.nprocs = c.nprocs;
   config.grad_accumulation_steps = c.accumulation;
   if (c.model == "torchscript") {
-    config.model.file = built("tests/model/scripts/" + c.file);
+    config.model.file = built("tests/libtorch/model/scripts/" + c.file);
     config.data.kind = "vectors";
   }
   config.model.mlp.hidden_size = c.hidden_size;

@@ -11,9 +11,9 @@
 #include <string_view>
 
 #include "accelmgr/evaluator.hpp"
-#include "ipc/process.hpp"
+#include "base/ipc/process.hpp"
+#include "engine/support/expectations.hpp"
 #include "support.hpp"
-#include "support/expectations.hpp"
 
 namespace accelmgr::test {
 namespace {

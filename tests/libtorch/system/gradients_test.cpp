@@ -12,9 +12,9 @@
 #include <array>
 #include <cmath>
 
-#include "model/layers.hpp"
+#include "libtorch/model/layers.hpp"
+#include "libtorch/tensor/generator.hpp"
 #include "support.hpp"
-#include "tensor/generator.hpp"
 
 namespace accelmgr::test {
 namespace {

@@ -1,4 +1,4 @@
-// The tensors of an Observer. What observers may do and what they see is tested in tests/system.
+// The tensors of an Observer. What observers may do and what they see is tested in tests/engine/system.
 #include "accelmgr/observer.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "accelmgr/init.hpp"
-#include "ipc/process.hpp"
-#include "service/service.hpp"
+#include "base/ipc/process.hpp"
+#include "engine/service/service.hpp"
 #include "support.hpp"
 #include "temporary_folder.hpp"
 

@@ -24,7 +24,7 @@
 #include <cstring>
 #include <sstream>
 
-#include "model/layers.hpp"
+#include "libtorch/model/layers.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {

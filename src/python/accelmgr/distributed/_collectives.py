@@ -11,7 +11,7 @@ import cloudpickle
 import torch
 
 from accelmgr._launch import options
-from accelmgr.distributed import _devices, _whole
+from accelmgr.distributed import _devices, _integers
 from accelmgr.distributed._context import Context, current
 from accelmgr.distributed._torch import TorchContext
 from accelmgr.errors import CollectiveError, ConfigError, UsageError
@@ -30,7 +30,7 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:
     """
     options.known_only("new_group", kwargs, ("backend", "pg_options"))
     context = current()
-    if not all(_whole.is_whole(rank) for rank in ranks):
+    if not all(_integers.is_whole(rank) for rank in ranks):
         raise ConfigError(f"the ranks of a group must be integers, not {ranks}", "ranks")
     return context.new_group(list(ranks), kwargs.get("backend"), kwargs.get("pg_options"))
 
@@ -63,8 +63,8 @@ def all_reduce(tensor: torch.Tensor | Number, op: str = "SUM", group: Any = None
     if isinstance(tensor, (bool, int, float)):
         if not context.contains(members) or context.world_size() == 1:
             return tensor
-        if _whole.is_whole(tensor):
-            return _whole.all_reduce(context, int(tensor), op, members)
+        if _integers.is_whole(tensor):
+            return _integers.all_reduce(context, int(tensor), op, members)
         reduced: Number = context.all_reduce(_on(context, _tensor_of(tensor)), op, members).item()
         return reduced
     if not isinstance(tensor, torch.Tensor):
@@ -92,12 +92,12 @@ def all_gather(tensor: Any, group: Any = None) -> Any:
     if isinstance(tensor, torch.Tensor):
         alone = tensor.dim() == 0 and context.world_size() == 1
         return tensor.reshape(1) if alone else context.all_gather(tensor, members)
-    if _whole.is_whole(tensor):
-        return _whole.all_gather(context, tensor, members)
+    if _integers.is_whole(tensor):
+        return _integers.all_gather(context, tensor, members)
     if isinstance(tensor, (bool, float)):
         return context.all_gather(_on(context, _tensor_of(tensor).reshape(1)), members)
     gathered = context.all_gather_objects(tensor, members)
-    _whole.check_calls(gathered)
+    _integers.check_calls(gathered)
     return gathered
 
 
@@ -119,8 +119,8 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:
         return _broadcast_safely(context, tensor, src)
     if isinstance(tensor, torch.Tensor):
         return context.broadcast(tensor, src)
-    if _whole.is_whole(tensor):
-        return _whole.of_all(context, f"broadcast from rank {src}", tensor, context.group_of(None))[src]
+    if _integers.is_whole(tensor):
+        return _integers.of_all(context, f"broadcast from rank {src}", tensor, context.group_of(None))[src]
     if isinstance(tensor, (bool, float)):
         return context.broadcast(_on(context, _tensor_of(tensor)), src).item()
     if tensor is None:

@@ -1,0 +1,113 @@
+// Compares what nccl.hpp says with NCCL's header. CMake compiles this file where it is installed; it has no
+// code.
+#include <nccl.h>
+
+#include <type_traits>
+
+#include "base/cuda/nccl.hpp"
+
+namespace accelmgr::device {
+namespace {
+
+// The calling convention does not tell an enumeration of int's size from int.
+static_assert(sizeof(ncclResult_t) == sizeof(NcclCode));
+static_assert(sizeof(ncclDataType_t) == sizeof(NcclType));
+static_assert(sizeof(ncclRedOp_t) == sizeof(NcclOperation));
+static_assert(std::is_same_v<ncclComm_t, CommunicatorHandle>);
+static_assert(sizeof(ncclUniqueId) == sizeof(NcclId));
+static_assert(alignof(ncclUniqueId) == alignof(NcclId));
+
+static_assert(ncclSuccess == nccl_code::success &&
+              ncclUnhandledCudaError == nccl_code::unhandled_cuda_error &&
+              ncclSystemError == nccl_code::system_error && ncclInternalError == nccl_code::internal_error &&
+              ncclInvalidArgument == nccl_code::invalid_argument &&
+              ncclInvalidUsage == nccl_code::invalid_usage && ncclRemoteError == nccl_code::remote_error &&
+              ncclInProgress == nccl_code::in_progress);
+static_assert(ncclInt8 == int(NcclType::int8) && ncclUint8 == int(NcclType::uint8) &&
+              ncclInt32 == int(NcclType::int32) && ncclUint32 == int(NcclType::uint32) &&
+              ncclInt64 == int(NcclType::int64) && ncclUint64 == int(NcclType::uint64) &&
+              ncclFloat16 == int(NcclType::float16) && ncclFloat32 == int(NcclType::float32) &&
+              ncclFloat64 == int(NcclType::float64) && ncclBfloat16 == int(NcclType::bfloat16));
+static_assert(ncclSum == int(NcclOperation::sum) && ncclProd == int(NcclOperation::product) &&
+              ncclMax == int(NcclOperation::maximum) && ncclMin == int(NcclOperation::minimum) &&
+              ncclAvg == int(NcclOperation::mean));
+
+// Ours is the beginning of theirs. What its size covers beyond `blocking` is padding, which the library
+// replaces by its defaults, because the version says that there is no such field.
+constexpr ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+static_assert(std::is_standard_layout_v<NcclConfig> && sizeof(NcclConfig) <= sizeof(ncclConfig_t));
+static_assert(offsetof(NcclConfig, size) == offsetof(ncclConfig_t, size) &&
+              offsetof(NcclConfig, magic) == offsetof(ncclConfig_t, magic) &&
+              offsetof(NcclConfig, version) == offsetof(ncclConfig_t, version) &&
+              offsetof(NcclConfig, blocking) == offsetof(ncclConfig_t, blocking));
+static_assert(std::is_same_v<decltype(NcclConfig::size), decltype(ncclConfig_t::size)>);
+static_assert(std::is_same_v<decltype(NcclConfig::magic), decltype(ncclConfig_t::magic)>);
+static_assert(std::is_same_v<decltype(NcclConfig::version), decltype(ncclConfig_t::version)>);
+static_assert(std::is_same_v<decltype(NcclConfig::blocking), decltype(ncclConfig_t::blocking)>);
+static_assert(NcclConfig{}.magic == theirs.magic && NcclConfig{}.blocking == theirs.blocking);
+static_assert(NcclConfig{}.version == NCCL_VERSION(2, 14, 0) && NcclConfig{}.version <= theirs.version);
+static_assert(sizeof(NcclConfig) <= offsetof(ncclConfig_t, minCTAs), "only cgaClusterSize is in the padding");
+
+/// T as nccl.hpp has it.
+template <class T>
+struct Plain {
+  using type = T;
+};
+template <>
+struct Plain<ncclResult_t> {
+  using type = NcclCode;
+};
+template <>
+struct Plain<ncclResult_t*> {
+  using type = NcclCode*;
+};
+template <>
+struct Plain<ncclDataType_t> {
+  using type = NcclType;
+};
+template <>
+struct Plain<ncclRedOp_t> {
+  using type = NcclOperation;
+};
+template <>
+struct Plain<ncclUniqueId> {
+  using type = NcclId;
+};
+template <>
+struct Plain<ncclUniqueId*> {
+  using type = NcclId*;
+};
+template <>
+struct Plain<ncclConfig_t*> {
+  using type = NcclConfig*;
+};
+template <class Function>
+struct PlainFunction;
+template <class Result, class... Arguments>
+struct PlainFunction<Result(Arguments...)> {
+  using type = typename Plain<Result>::type (*)(typename Plain<Arguments>::type...);
+};
+template <auto member, class Function>
+constexpr bool agrees =
+    std::is_same_v<std::remove_reference_t<decltype(Nccl{}.*member)>, typename PlainFunction<Function>::type>;
+
+static_assert(agrees<&Nccl::get_version, decltype(ncclGetVersion)>);
+static_assert(agrees<&Nccl::get_unique_id, decltype(ncclGetUniqueId)>);
+static_assert(agrees<&Nccl::init_rank, decltype(ncclCommInitRankConfig)>);
+static_assert(agrees<&Nccl::async_error, decltype(ncclCommGetAsyncError)>);
+static_assert(agrees<&Nccl::abort, decltype(ncclCommAbort)>);
+static_assert(agrees<&Nccl::finalize, decltype(ncclCommFinalize)>);
+static_assert(agrees<&Nccl::destroy, decltype(ncclCommDestroy)>);
+static_assert(agrees<&Nccl::all_reduce, decltype(ncclAllReduce)>);
+static_assert(agrees<&Nccl::reduce_scatter, decltype(ncclReduceScatter)>);
+static_assert(agrees<&Nccl::all_gather, decltype(ncclAllGather)>);
+static_assert(agrees<&Nccl::broadcast, decltype(ncclBroadcast)>);
+static_assert(agrees<&Nccl::send, decltype(ncclSend)>);
+static_assert(agrees<&Nccl::receive, decltype(ncclRecv)>);
+static_assert(agrees<&Nccl::group_start, decltype(ncclGroupStart)>);
+static_assert(agrees<&Nccl::group_end, decltype(ncclGroupEnd)>);
+static_assert(agrees<&Nccl::error_text, decltype(ncclGetErrorString)>);
+static_assert(agrees<&Nccl::last_error, decltype(ncclGetLastError)>);
+
+}  // namespace
+}  // namespace accelmgr::device

@@ -1,0 +1,159 @@
+#include "base/ipc/fork_server_client.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "accelmgr/errors.hpp"
+#include "base/ipc/fork_server_messages.hpp"
+#include "base/ipc/socket.hpp"
+#include "base/ipc/wait_ready.hpp"
+#include "base/timing.hpp"
+
+namespace accelmgr::ipc {
+namespace {
+
+using fork_server::bytes_of;
+using fork_server::check;
+using fork_server::packet_of;
+using fork_server::Report;
+using fork_server::Request;
+
+/// Throws SessionError for an invalid report, and for a rank that is not in `asked_for`.
+Report report_of(const Message& message, const std::set<int>& asked_for) {
+  constexpr const char* child = "child";
+  constexpr int last_errno = 4095;
+  const auto report = packet_of<Report>(message.bytes);
+  const bool started = report.kind == Report::Kind::started;
+  check(started || report.kind == Report::Kind::ended, child, "the kind of report",
+        static_cast<int>(report.kind), "0 or 1");
+  check(asked_for.contains(report.rank), child, "its rank", report.rank, "one that was asked for");
+  // A signal to process group 0 or 1 would reach this process's own group, or all processes.
+  check(report.pid > 1 || (!started && report.pid == 0), child, "its pid", report.pid, "more than 1");
+  check(report.wait_status >= 0 && report.wait_status <= 0xffff, child, "its wait status", report.wait_status,
+        "0 to 65535");
+  check(report.error >= 0 && report.error <= last_errno, child, "its errno", report.error, "0 to 4095");
+  check(report.time_ns >= 0, child, "the time of its report", report.time_ns, "0 or more");
+  const std::size_t pidfds = started && message.missing.empty() ? 1 : 0;
+  check(message.fds.size() == pidfds, child, "the number of its descriptors",
+        static_cast<std::int64_t>(message.fds.size()), std::to_string(pidfds));
+  return report;
+}
+
+Event event_of(Message& message, const Report& report) {
+  if (report.kind == Report::Kind::ended)
+    return Ended{report.rank,        report.generation, report.pid,
+                 report.wait_status, report.error,      report.time_ns};
+  if (!message.missing.empty()) {
+    kill(-report.pid, SIGKILL);  // Without its pidfd this process would not see its end.
+    return Ended{report.rank, report.generation, 0, W_EXITCODE(exit_not_forked, 0), EMFILE, report.time_ns};
+  }
+  return Started{report.rank, report.generation, report.pid, std::move(message.fds[0])};
+}
+
+void check_one_thread() {
+  if (has_one_thread()) return;
+  throw UsageError(
+      fmt::format("the fork server must be forked from a process with one thread; this process has: {}",
+                  fmt::join(thread_names(), ", ")));
+}
+
+/// Forks this process. The child calls become(socket, options), which must not return.
+template <class Become>
+ForkServerClient fork_off(ForkServerOptions options, Become become) {
+  auto [ours, theirs] = socket_pair();
+  const auto creator = open_pidfd(getpid());
+  options.creator = creator.get();
+  const pid_t pid = fork();
+  if (pid < 0) throw SystemError("forking the fork server", errno);
+  if (pid == 0) {
+    ours.reset();
+    become(std::move(theirs), options);
+  }
+  setpgid(pid, pid);  // The fork server does the same, whichever process runs first.
+  try {
+    return ForkServerClient(std::move(ours), Child{pid, open_pidfd(pid)});
+  } catch (const SystemError&) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    throw;
+  }
+}
+
+}  // namespace
+
+ForkServerClient ForkServerClient::start(const ChildMain& child_main, ForkServerOptions options,
+                                         std::span<const int> close_in_fork_server) {
+  check_one_thread();
+  std::fflush(nullptr);
+  return fork_off(std::move(options), [&](base::UniqueFd socket, const ForkServerOptions& own) {
+    for (const int fd : close_in_fork_server) close(fd);
+    become_fork_server(std::move(socket), child_main, own);
+  });
+}
+
+ForkServerClient ForkServerClient::start_beside_threads(const ChildMain& child_main,
+                                                        ForkServerOptions options) {
+  return fork_off(std::move(options), [&](base::UniqueFd socket, const ForkServerOptions& own) {
+    become_fork_server_beside_threads(std::move(socket), child_main, own);
+  });
+}
+
+ForkServerClient::~ForkServerClient() { stop(base::Deadline::in_seconds(timing::fork_server_end_s)); }
+
+void ForkServerClient::spawn(int rank, std::uint32_t generation, std::span<const int> fds) {
+  asked_for_.insert(rank);
+  send(socket_.get(), bytes_of(Request{Request::Kind::spawn, rank, generation}), fds);
+}
+
+void ForkServerClient::signal(int number) {
+  send(socket_.get(), bytes_of(Request{Request::Kind::signal, number, 0}));
+}
+
+std::optional<Event> ForkServerClient::next(base::Deadline deadline) {
+  do {
+    if (!socket_ || wait_ready(socket_.get(), POLLIN, deadline) == 0) return std::nullopt;
+    try {
+      auto message = receive_what_fits(socket_.get(), base::Deadline::at_ns(0));
+      if (!message) return std::nullopt;
+      return event_of(*message, report_of(*message, asked_for_));
+    } catch (const SessionError& error) {
+      refusals_.note(error.what());
+    }
+  } while (!deadline.passed());
+  return std::nullopt;
+}
+
+void ForkServerClient::stop(base::Deadline deadline) noexcept {
+  if (!process_.pidfd) return;
+  if (getpid() != owner_) {
+    socket_.reset();
+    process_.pidfd.reset();
+    return;
+  }
+  try {
+    send(socket_.get(), bytes_of(Request{Request::Kind::stop, 0, 0}), {}, base::Deadline::at_ns(0));
+  } catch (const Error&) {
+    // The fork server is gone or does not read. The end of the socket tells it too.
+  }
+  // Closing is not enough: a process that was forked meanwhile may hold a copy of this end.
+  shutdown(socket_.get(), SHUT_RDWR);
+  socket_.reset();
+  send_signal(process_.pidfd.get(), SIGCONT);  // A stopped fork server would not see the end of the socket.
+  if (!wait_ended(process_.pidfd.get(), deadline)) {
+    send_signal(process_.pidfd.get(), SIGKILL);
+    wait_ended(process_.pidfd.get(), base::Deadline::in_seconds(timing::fork_server_kill_s));
+  }
+  take_exit_status();
+  process_.pidfd.reset();
+}
+
+}  // namespace accelmgr::ipc

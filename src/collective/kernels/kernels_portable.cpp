@@ -1,7 +1,0 @@
-#include "collective/kernels/kernels_body.hpp"
-
-namespace accelmgr::collective {
-
-const KernelTable* const portable_kernels = &table;
-
-}  // namespace accelmgr::collective

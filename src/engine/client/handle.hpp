@@ -1,0 +1,123 @@
+// The host's side of a manager, without tensors of any library. accelmgr::Manager (libtorch) and the Python
+// package are built on it: they put tensors over the memory of the session, and check their arguments.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "accelmgr/checkpoint.hpp"
+#include "accelmgr/config.hpp"
+#include "accelmgr/statistics.hpp"
+#include "accelmgr/step_result.hpp"
+#include "engine/client/values.hpp"
+#include "engine/session/manifest.hpp"
+#include "engine/session/session.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::client {
+
+/// See StartOptions.
+struct StartSettings {
+  std::function<bool()> interrupted{};
+  StartMethod method = StartMethod::spawn;
+  std::vector<std::string> command{};
+  /// `needs_values`: it is to write the parameters, whose memory is allocated then.
+  std::function<void(std::shared_ptr<const session::Session>, const session::HostView&,
+                     const session::Manifest&, bool needs_values)>
+      prepared{};
+  bool lock_checkpoints = false;
+  std::string continues{};  ///< If not empty, what Handle::continuation() of an earlier manager returned.
+};
+
+/// See AttachOptions.
+struct AttachSettings {
+  std::string name{};
+  double timeout_s = 10.0;
+  std::function<bool()> interrupted{};
+  bool keep_gradients = false;
+};
+
+/// Which parameters a host writes. Devices copy those that are frozen again only if they may have been.
+enum class Written { all, trained };
+
+/// Members that accelmgr::Manager has too block and throw as they do there. One thread at a time: a call
+/// during another throws UsageError. In a forked child of the host it is closed: step() and the like throw
+/// UsageError, and kill() and the destructor do nothing.
+class Handle {
+ public:
+  /// Starts a manager. Blocks and throws as Manager::start() does.
+  Handle(const Config& config, const StartSettings& settings);
+  /// Attaches to a service. Blocks and throws as Manager::attach() does.
+  Handle(const std::string& path, const AttachSettings& settings);
+  Handle(Handle&&) noexcept;
+  Handle& operator=(Handle&&) noexcept;
+  ~Handle();
+
+  /// The session stays mapped as long as a copy of this pointer exists.
+  std::shared_ptr<const session::Session> session() const;
+  /// Valid while the session is mapped.
+  const session::HostView& view() const;
+  const session::Manifest& manifest() const;
+  const Config& config() const;
+  /// See Manager::unfinished().
+  const std::string& unfinished() const;
+  /// See Manager::left_gradients().
+  LeftGradients left_gradients() const noexcept;
+  /// Whether the next step overwrites gradients, whatever its options say.
+  bool overwrites_next() const noexcept;
+
+  StepResult step(const StepOptions& options = {});
+  void zero_grad();
+  /// See Manager::touched().
+  std::vector<bool> touched() const;
+  /// Records of some parameters, by their numbers in the manifest, that the host has given them a gradient or
+  /// zeroed it.
+  void set_touched(std::span<const std::size_t> parameters, bool touched);
+  /// Frozen parameters were written: devices copy them again for the next step.
+  void frozen_written();
+  /// Makes gradients for parameters that were frozen at the start, by their numbers in the manifest: from the
+  /// next step on they are trained. Those that have one already stay as they are. Throws UsageError (during a
+  /// step; a parameter whose dtype cannot be trained), SessionError (too little memory; nothing has changed).
+  void unfreeze(std::span<const std::size_t> parameters);
+  /// Call these two around writes to parameters. begin_writing() throws UsageError inside another pair, and
+  /// while an attempt is open. `written`: see there. `whole`: the caller vouches that no parameter is half
+  /// written any more.
+  void begin_writing(Written written = Written::all);
+  void end_writing(bool whole = true) noexcept;
+  bool is_writing() const noexcept;
+  /// See Manager::revert_parameters().
+  void revert_parameters();
+
+  /// Buffers of the last committed step, without modes_buffer. Views: the next step overwrites them.
+  std::vector<Value> buffers() const;
+  /// Replaces some buffers, by any of their names; also modes_buffer. Throws ModelError when there is no such
+  /// buffer or its dtype or shape differs: then no buffer has changed. Throws UsageError during a step.
+  void update_buffers(std::span<const Value> values);
+
+  void resize(int runners);
+  void recover();
+  double save_checkpoint(const Extras& extras);
+  bool checkpoint_requested() const noexcept;
+  std::vector<CheckpointWritten> checkpoints_written(double wait_s);
+  const std::optional<ResumedFrom>& resumed() const;
+  const std::string& run_id() const;
+  /// For another manager, of a model with other parameters, that goes on where this one stands after stop():
+  /// its run, counters, position in the data and generators, as JSON.
+  std::string continuation() const;
+  Statistics statistics() const;
+  void stop();
+  void kill() noexcept;
+
+  /// Throws UsageError, with the name of the call, in any process but the one that started this.
+  void check_owner(const char* call) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace accelmgr::client

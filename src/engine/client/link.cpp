@@ -1,0 +1,128 @@
+#include "engine/client/link.hpp"
+
+#include <poll.h>
+#include <signal.h>
+
+#include <cerrno>
+#include <utility>
+#include <variant>
+
+#include "accelmgr/errors.hpp"
+#include "base/interruption.hpp"
+#include "base/ipc/wait_ready.hpp"
+#include "base/log.hpp"
+#include "base/timing.hpp"
+
+namespace accelmgr::client {
+
+base::Deadline next_look(base::Deadline deadline) noexcept {
+  return base::earlier(deadline, base::Deadline::in_seconds(timing::look_s));
+}
+
+void Link::take_in(protocol::Started started) {
+  fork_server_pidfd_ = std::move(started.fork_server_pidfd);
+  for (auto& runner : started.runners) take_in(std::move(runner));
+}
+
+bool Link::manager_ended() const noexcept { return !manager_.pidfd || ipc::has_ended(manager_.pidfd.get()); }
+
+bool Link::wait_until_manager_ended(base::Deadline deadline) const noexcept {
+  return !manager_.pidfd || ipc::wait_ended(manager_.pidfd.get(), deadline);
+}
+
+bool Link::wait_until_others_ended(base::Deadline deadline) const noexcept {
+  bool all = !fork_server_pidfd_ || ipc::wait_ended(fork_server_pidfd_.get(), deadline);
+  for (const auto& runner : runners_)
+    if (runner.pidfd) all = ipc::wait_ended(runner.pidfd.get(), deadline) && all;
+  return all;
+}
+
+bool Link::runner_ended(int rank) const noexcept {
+  return ipc::has_ended(runners_[static_cast<std::size_t>(rank)].pidfd.get());
+}
+
+bool Link::fork_server_ended() const noexcept {
+  return !fork_server_pidfd_ || ipc::has_ended(fork_server_pidfd_.get());
+}
+
+bool Link::holds(int rank, std::uint32_t generation) const noexcept {
+  const auto& runner = runners_[static_cast<std::size_t>(rank)];
+  return runner.pidfd && runner.generation == generation;
+}
+
+void Link::kill_runners() const noexcept {
+  for (const auto& runner : runners_) ipc::send_signal(runner.pidfd.get(), SIGKILL);
+}
+
+void Link::kill() const noexcept {
+  kill_runners();
+  ipc::send_signal(manager_.pidfd.get(), SIGKILL);
+}
+
+void Link::kill_fork_server() const noexcept { ipc::send_signal(fork_server_pidfd_.get(), SIGKILL); }
+
+void Link::send(const protocol::Request& request) const {
+  if (manager_ended()) throw SessionError("the manager process is gone; recover() starts a new one");
+  protocol::send_request(socket_.get(), request, lease_);
+}
+
+void Link::take_in(protocol::Joined joined) {
+  auto& runner = runners_.at(static_cast<std::size_t>(joined.rank));
+  runner.generation = joined.generation;
+  runner.pidfd = std::move(joined.pidfd);
+}
+
+void Link::take_notices() {
+  try {
+    while (auto notice = protocol::next_notice(socket_.get())) take_in(std::move(*notice));
+    unread_.clear();
+  } catch (const SystemError& error) {
+    if (error.code() != EMFILE) throw;
+    if (unread_.empty()) base::log().warn("a message of the manager cannot be received: {}", error.what());
+    unread_ = error.what();
+  }
+}
+
+void Link::take_in(protocol::Notice notice) {
+  if (auto* joined = std::get_if<protocol::Joined>(&notice)) {
+    take_in(std::move(*joined));
+  } else if (auto* relaunched = std::get_if<protocol::Relaunched>(&notice)) {
+    fork_server_pidfd_ = std::move(relaunched->pidfd);
+  } else if (auto* resized = std::get_if<protocol::Resized>(&notice)) {
+    if (late_resized_ > 0)
+      --late_resized_;
+    else
+      resized_.push_back(std::move(*resized));
+  } else {
+    saved_.push_back(std::move(std::get<protocol::Saved>(notice)));
+  }
+}
+
+bool Link::hears_within(base::Deadline deadline) const noexcept {
+  const int socket = unread_.empty() ? socket_.get() : -1;  // A notice left there makes it always readable.
+  return ipc::wait_ready(socket, POLLIN, next_look(deadline)) != 0;
+}
+
+protocol::Resized Link::take_resized(base::Deadline deadline) {
+  for (;;) {
+    take_notices();
+    if (!resized_.empty()) {
+      auto answer = std::move(resized_.front());
+      resized_.pop_front();
+      return answer;
+    }
+    if (manager_ended()) throw SessionError("the manager process ended before it answered");
+    if (deadline.passed() || base::interrupted()) {
+      ++late_resized_;
+      throw SessionError(unread_.empty() ? "the manager process did not answer in time" : unread_);
+    }
+    hears_within(deadline);
+  }
+}
+
+std::deque<protocol::Saved> Link::take_saved() {
+  take_notices();
+  return std::exchange(saved_, {});
+}
+
+}  // namespace accelmgr::client

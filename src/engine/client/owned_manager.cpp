@@ -1,0 +1,162 @@
+#include "engine/client/owned_manager.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "accelmgr/errors.hpp"
+#include "base/config/loader.hpp"
+#include "base/interruption.hpp"
+#include "base/ipc/socket.hpp"
+#include "base/ipc/wait_ready.hpp"
+#include "base/ipc/zygote.hpp"
+#include "base/timing.hpp"
+#include "engine/manager/interpreter.hpp"
+#include "engine/manager/process.hpp"
+#include "engine/manager/role.hpp"
+
+namespace accelmgr::client {
+namespace {
+
+ipc::Child execute_program(const std::vector<std::string>& command, const base::UniqueFd& socket) {
+  const std::pair<int, int> inherited[] = {{socket.get(), manager::role_socket}};
+  if (command.empty()) return ipc::execute_self({manager::role_argument}, inherited);
+  return ipc::execute(command, {manager::role_argument}, inherited);
+}
+
+ipc::Child fork_here(base::UniqueFd& ours, base::UniqueFd& theirs) {
+  ipc::Child child;
+  manager::interpreter().around_fork([&] {
+    child = ipc::fork_self([&] {
+      ours.reset();
+      manager::interpreter().forked();
+      manager::run(std::move(theirs));
+    });
+  });
+  return child;
+}
+
+std::optional<int> reaped_status(pid_t pid) noexcept {
+  int status = 0;
+  return waitpid(pid, &status, 0) == pid ? std::optional(status) : std::nullopt;
+}
+
+/// Reads the status from the zygote, which sends it at once. Returns nullopt if the zygote does not
+/// send it, because it has died or is stopped.
+std::optional<int> told_status(int pipe) noexcept {
+  int status = 0;
+  if (ipc::wait_ready(pipe, POLLIN, base::Deadline::in_seconds(timing::manager_status_s)) == 0)
+    return std::nullopt;
+  return read(pipe, &status, sizeof status) == sizeof status ? std::optional(status) : std::nullopt;
+}
+
+}  // namespace
+
+OwnedManager OwnedManager::execute(const Origin& origin) {
+  if (origin.command.empty() && origin.method == StartMethod::forkserver) {
+    auto served = ipc::fork_from_zygote(manager::server_role);
+    return {Link(std::move(served.socket), std::move(served.process)), std::move(served.status)};
+  }
+  auto [ours, theirs] = ipc::socket_pair();
+  const bool forks = origin.command.empty() && origin.method == StartMethod::fork;
+  auto child = forks ? fork_here(ours, theirs) : execute_program(origin.command, theirs);
+  return {Link(std::move(ours), std::move(child)), {}};
+}
+
+std::variant<protocol::Started, protocol::Failed> OwnedManager::receive_started(
+    base::Deadline deadline, const std::function<bool()>& interrupted, const Events& events) const {
+  for (;;) {
+    for (bool hears = false; interrupted && !hears && !deadline.passed();
+         hears = link_.hears_within(deadline)) {
+      if (!interrupted()) continue;
+      link_.kill();
+      throw SessionError("the manager was interrupted while it started");
+    }
+    if (ipc::wait_ready(link_.socket(), POLLIN, deadline) == 0)
+      throw SessionError(
+          "the manager process was not ready within start_timeout: it is still making the model and the "
+          "data source");
+    auto answer = protocol::receive_answer(link_.socket(), deadline);
+    if (auto* failed = std::get_if<protocol::Failed>(&answer)) return std::move(*failed);
+    if (auto* started = std::get_if<protocol::Started>(&answer)) return std::move(*started);
+    if (const auto* assigned = std::get_if<protocol::Assigned>(&answer)) {
+      events.assigned(*assigned);
+      continue;
+    }
+    events.prepared(std::move(std::get<protocol::Prepared>(answer)));
+    protocol::take_note_of_prepared(link_.socket());
+  }
+}
+
+void OwnedManager::bring_up(const Config& config, const std::vector<int>& session,
+                            const std::function<bool()>& interrupted, const Events& events) {
+  std::variant<protocol::Started, protocol::Failed> answer;
+  try {
+    protocol::send_configuration(link_.socket(), config::to_yaml(config));
+    protocol::send_begin(link_.socket(), session);
+    const auto deadline = base::Deadline::in_seconds(config.start_timeout + timing::manager_stop_s);
+    answer = receive_started(deadline, interrupted, events);
+    if (auto* started = std::get_if<protocol::Started>(&answer)) return link_.take_in(std::move(*started));
+  } catch (const SessionError& error) {
+    // The socket of a manager ends a moment before its process does.
+    const bool died = ipc::is_closed(link_.socket()) &&
+                      link_.wait_until_manager_ended(base::Deadline::in_seconds(timing::manager_stop_s));
+    link_.close();  // If the manager still lives, it stops: it has no host any more.
+    const auto how = end();
+    if (died) throw SessionError(fmt::format("{} (the manager process: {})", error.what(), how));
+    throw;
+  } catch (...) {
+    link_.close();
+    end();
+    throw;
+  }
+  // The manager has said why. How its process ends adds nothing.
+  link_.close();
+  end();
+  protocol::raise(std::get<protocol::Failed>(answer));
+}
+
+OwnedManager OwnedManager::start(const Config& config, const Origin& origin,
+                                 const std::function<bool()>& interrupted, const Events& events) {
+  auto manager = execute(origin);
+  manager.bring_up(config, {}, interrupted, events);
+  return manager;
+}
+
+OwnedManager OwnedManager::start_over(const Config& config, const Origin& origin,
+                                      const std::vector<int>& session) {
+  auto manager = execute(origin);
+  manager.bring_up(config, session, base::interrupted, {});
+  return manager;
+}
+
+void OwnedManager::ask_to_stop() const noexcept {
+  try {
+    link_.send(protocol::Stop{});
+  } catch (const Error&) {
+    // The manager has ended already, or reads nothing: end() kills it.
+  }
+}
+
+std::string OwnedManager::end() noexcept {
+  if (std::exchange(ended_, true)) return {};
+  const auto deadline = base::Deadline::in_seconds(timing::manager_stop_s);
+  const bool manager_ended_itself = link_.wait_until_manager_ended(deadline);
+  if (!link_.wait_until_others_ended(deadline) || !manager_ended_itself) {
+    link_.kill();
+    link_.kill_fork_server();
+  }
+  link_.wait_until_others_ended(base::Deadline::in_seconds(timing::manager_stop_s));
+  const bool ended = link_.wait_until_manager_ended(base::Deadline::in_seconds(timing::manager_stop_s));
+  link_.forget_manager();
+  if (!ended) return "it was killed but has not ended: it is blocked in the kernel";
+  const auto status = status_ ? told_status(status_.get()) : reaped_status(link_.manager_pid());
+  return status ? ipc::describe_exit(*status) : "how it ended is not known";
+}
+
+}  // namespace accelmgr::client

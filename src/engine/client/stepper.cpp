@@ -1,0 +1,657 @@
+#include "engine/client/stepper.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+#include <thread>
+
+#include "accelmgr/errors.hpp"
+#include "base/ipc/cores.hpp"
+#include "base/ipc/epoch.hpp"
+#include "base/ipc/process.hpp"
+#include "base/log.hpp"
+#include "base/timing.hpp"
+#include "engine/client/left_gradients.hpp"
+#include "engine/client/openmp.hpp"
+#include "engine/session/attempt.hpp"
+#include "engine/session/device_team.hpp"
+#include "engine/session/kernels.hpp"
+#include "engine/session/step_history.hpp"
+#include "engine/session/stored_text.hpp"
+
+namespace accelmgr::client {
+namespace {
+
+using session::Activity;
+using session::Reason;
+using session::RunnerState;
+
+constexpr std::uint64_t most_causes = 3;
+
+double ms(std::uint64_t ns) { return double(ns) / 1e6; }
+std::int64_t ns(double ms) { return static_cast<std::int64_t>(ms * 1e6); }
+
+session::StepRecord record_of(const StepResult& result) {
+  return {.time_ns = std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1),
+          .step = result.step,
+          .attempt = result.attempt,
+          .loss = result.loss,
+          .samples = result.samples,
+          .duration_ns = ns(result.step_ms),
+          .compute_ns = ns(result.compute_ms),
+          .reduce_ns = ns(result.reduce_ms),
+          .wait_ns = ns(result.wait_ms),
+          .data_ns = ns(result.data_ms),
+          .status = result.status,
+          .counted = result.counted,
+          .participants = result.participants,
+          .tries = result.tries};
+}
+
+std::vector<std::string> lines_of(const std::string& log) {
+  std::vector<std::string> lines;
+  std::istringstream text(log);
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string who(const FailureCause& cause) {
+  return cause.rank < 0 ? std::string("the fork server") : fmt::format("runner {}", cause.rank);
+}
+
+/// "runner 1 (pid 7) killed by signal 9 (KILL) in phase forward of attempt 2: what() said". `again` is true
+/// if the cause before this one has the same text.
+std::string one_line(const FailureCause& cause, bool again) {
+  return fmt::format(
+      "{} (pid {}) {}{}{}{}", who(cause), cause.pid, cause.exit,
+      cause.rank < 0 ? "" : fmt::format(" in phase {} of attempt {}", cause.phase, cause.attempt),
+      cause.what.empty() ? "" : ": ", again && !cause.what.empty() ? "the same again" : cause.what);
+}
+
+}  // namespace
+
+LeftGradients left_in(const session::Session& session) {
+  const auto steps = session.counters(session.word().index).steps;
+  const auto& control = session.control();
+  return left_by(steps, control.zeroed_step.load(), control.applied_step.load());
+}
+
+Stepper::Stepper(const Config& config, const session::HostView& view, const session::Manifest& manifest,
+                 Link& link, EndProcesses end_processes)
+    : config_(config),
+      view_(view),
+      session_(view.session()),
+      manifest_(manifest),
+      spans_(view.spans()),
+      reduction_(view, manifest),
+      link_(link),
+      end_processes_(std::move(end_processes)),
+      loss_scaler_(config.runners),
+      touched_(view, manifest),
+      even_shares_(session::even_shares(static_cast<std::uint32_t>(config.grad_accumulation_steps))) {
+  if (config.runners.share == Share::measured) measured_shares_.emplace(config.grad_accumulation_steps);
+}
+
+StepResult Stepper::step(const StepOptions& options, double timeout_s) {
+  const auto begin = base::now_ns();
+  const auto number = step_under_way();
+  const Patience patience{base::Deadline::in_seconds(timeout_s), timeout_s, options.interrupted};
+  auto& version = view_.control().parameter_version;
+  if (version.load() % 2 != 0)
+    throw UsageError("step() was called while parameters are being written; end manager.writing() first");
+  if (options.repeat) check_repeatable();
+  if (options.parameters_changed) version.store(version.load() + 2);
+
+  StepResult result;
+  auto purpose = Purpose::compute;
+  double loss_scale = 0;  // 0: that of the last commit.
+  Outcome outcome;
+  for (;;) {
+    outcome = assemble(patience, options.repeat);
+    if (outcome.status != StepStatus::ok) break;
+    if (loss_scale == 0) loss_scale = loss_scaler_.first(committed_loss_scale());
+    outcome = attempt(purpose, options, loss_scale, patience, result);
+    // The supervisor repairs the loss or gives up; or no runner is lost, but their team of devices is.
+    if (outcome.status == StepStatus::runner_lost) continue;
+    if (outcome.overflow) {
+      loss_scale /= 2;
+      ++result.loss_scale_lowered;
+      base::log().info("{}; the same elements are tried with loss scale {}", outcome.error, loss_scale);
+      continue;
+    }
+    if (outcome.status == StepStatus::ok && purpose == Purpose::skip) {
+      purpose = Purpose::compute;
+      loss_scale = 0;  // It was lowered in vain: the values were not finite by themselves.
+      ++result.skipped;
+      continue;
+    }
+    if (outcome.status == StepStatus::nonfinite && config_.on_nonfinite == NonfinitePolicy::skip_batch &&
+        !options.repeat && nonfinite_in_a_row_ < config_.nonfinite_limit) {
+      ++nonfinite_in_a_row_;
+      base::log().warn("{}; its batches are left out ({} in a row)", outcome.error, nonfinite_in_a_row_);
+      purpose = Purpose::skip;
+      continue;
+    }
+    break;
+  }
+  if (patience.thrown && !result.counted) std::rethrow_exception(patience.thrown);
+  result.status = outcome.status;
+  result.error = std::move(outcome.error);
+  result.error_type = std::move(outcome.error_type);
+  result.rank = outcome.rank;
+  if (result.status == StepStatus::runner_lost) result.causes = causes();
+  if (result.status == StepStatus::manager_lost && manager_loss_) result.causes = {*manager_loss_};
+  fill(result);
+  if (result.counted) nonfinite_in_a_row_ = result.nonfinite ? nonfinite_in_a_row_ + 1 : 0;
+  if (result.counted) touched_.committed(result.attempt, options.accumulate);
+  if (result.counted && !options.accumulate) view_.control().zeroed_step.store(result.step - 1);
+  if (result.counted && measured_shares_) measure();
+  const auto end = base::now_ns();
+  result.step_ms = ms(static_cast<std::uint64_t>(end - begin));
+  result.wait_ms = std::max(0.0, result.step_ms - result.compute_ms - result.reduce_ms);
+  session::record_step(view_, record_of(result));
+  spans_.record({.begin_ns = begin,
+                 .end_ns = end,
+                 .step = number,
+                 .attempt = result.attempt,
+                 .pid = 0,
+                 .rank = -1,
+                 .activity = Activity::step});
+  base::log().debug("{}: loss {}, {} samples, {} attempts, {:.3f} ms", to_string(result.status), result.loss,
+                    result.samples, result.tries, result.step_ms);
+  base::set_log_step(result.step + 1);
+  if (patience.thrown) std::rethrow_exception(patience.thrown);  // Too late: the attempt was committed.
+  return result;
+}
+
+void Stepper::check_repeatable() const {
+  if (session_.header().keeps_last_step == 0)
+    throw UsageError(
+        "a step can be repeated only if its elements are kept in memory: set data.keep_last_step to true");
+  if (session_.counters(session_.word().index).last_elements == 0)
+    throw UsageError(
+        "there is no step to repeat: none was made since the start, or its batches were left out");
+}
+
+void Stepper::zero_gradients() {
+  const session::SpanScope span(spans_, Activity::zero_grad, step_under_way());
+  auto& control = view_.control();
+  const auto steps = step_under_way() - 1;
+  control.applied_step.store(steps);  // Gradients that are zeroed in part are not to be applied.
+  // One thread with stores past the cache (128 MiB: 1.5 ms) is faster than torch's zero_() with two (3.7 ms).
+  session::best_kernels().zero(view_.gradients(), session_.header().bytes.gradients);
+  if (session_.control().unfrozen_bytes.load() != 0)
+    for (std::size_t i = 0; i < manifest_.tensors.size(); ++i)
+      if (const auto& entry = manifest_.tensors[i];
+          entry.group == session::Group::frozen && session::has_gradient(session_, manifest_, i))
+        session::best_kernels().zero(view_.gradients() + entry.gradient, entry.gradient_bytes());
+  control.zeroed_step.store(steps);
+  touched_.none();
+}
+
+std::uint64_t Stepper::step_under_way() const noexcept {
+  return session_.counters(session_.word().index).steps + 1;
+}
+
+bool Stepper::Patience::over() const {
+  if (deadline.passed() || thrown) return true;
+  try {
+    return interrupted && interrupted();
+  } catch (...) {
+    thrown = std::current_exception();
+    return true;
+  }
+}
+
+std::int64_t Stepper::Patience::next_look_ns() const {
+  return std::clamp<std::int64_t>(deadline.remaining_ns(), 0, timing::look_ns);
+}
+
+std::string Stepper::Patience::bound() const {
+  return deadline.passed() ? fmt::format("within {} s", timeout_s) : "before it was interrupted";
+}
+
+// An attempt can open when every rank of the team is ready, its pidfd is here, its working state is that of
+// the last commit, and elements are assigned to exactly these ranks. Until then the host waits for the
+// supervisor and the loader.
+Stepper::Outcome Stepper::assemble(const Patience& patience, bool repeat) {
+  const session::SpanScope span(spans_, Activity::assemble, step_under_way());
+  const auto& control = session_.control();
+  for (;;) {
+    const auto seen = ipc::load(control.readiness);
+    if (manager_loss_ || link_.manager_ended()) return manager_lost(session_.word().attempt);
+    const bool closes = service_closes();
+    if (control.given_up.load() != 0) return lost();  // A service closes for it: this is the cause.
+    if (closes) return {StepStatus::manager_lost, "the service is being stopped and makes no more steps"};
+    const auto team = control.team.load();
+    if (repeat && team != session_.counters(session_.word().index).participants)
+      return {
+          StepStatus::runner_lost,
+          "the team has changed since the last step, and others have its elements: it cannot be repeated"};
+    // The loader follows a request to assign only when the data source returns. Until then no rank may read
+    // its queue, and the host must not make another request.
+    if (team_ready(team) && loader_follows()) {
+      const session::Assignment wanted{team, repeat ? control.assignment.shares : shares_for(team)};
+      if (control.assignment == wanted) {
+        participants_ = team;
+        return {};
+      }
+      view_.ask_for(wanted);
+    }
+    if (patience.over())
+      return {
+          StepStatus::timeout,
+          fmt::format("no attempt could begin {}: {}{}{}{}", patience.bound(), phases(team),
+                      loader_follows() ? "" : "; elements cannot be assigned until the data source returns",
+                      link_.unread().empty() ? "" : "; ", link_.unread())};
+    ipc::wait_changed(control.readiness, seen, patience.next_look_ns(), 0);
+  }
+}
+
+bool Stepper::team_ready(session::RankMask team) {
+  const auto word = session_.word();
+  if (!word.closed) return false;
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if ((team >> rank & 1) == 0) continue;
+    const auto& record = session_.record(rank);
+    if (record.state.load() != RunnerState::ready || record.acknowledged_attempt.load() < word.attempt)
+      return false;
+    const auto generation = record.generation.load();
+    if (!link_.holds(rank, generation)) link_.take_notices();
+    if (!link_.holds(rank, generation) || link_.runner_ended(rank)) return false;
+  }
+  return true;
+}
+
+/// Throws SessionError when another host drives the session.
+bool Stepper::service_closes() const {
+  if (link_.lease() == 0) return false;  // This host has started the manager.
+  const auto& control = session_.control();
+  if (const auto lease = control.lease.load(); lease != link_.lease())
+    throw SessionError(
+        fmt::format("this host does not drive the session any more: its lease was {}, and the "
+                    "service has given lease {} since",
+                    link_.lease(), lease));
+  return control.closing.load() != 0;
+}
+
+bool Stepper::loader_follows() const noexcept {
+  return session_.sharding().follows.load(std::memory_order_acquire) == session_.control().assignments.load();
+}
+
+const session::Shares& Stepper::shares_for(session::RankMask team) {
+  return measured_shares_ ? measured_shares_->shares_for(team) : even_shares_;
+}
+
+// Call it after a committed step.
+void Stepper::measure() {
+  const auto& request = session_.control().request;
+  MicroBatchTimes times{};
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    const auto& ballot = session_.record(rank).ballot;
+    if ((request.participants >> rank & 1) == 0 || ballot.micro_batches == 0) continue;
+    times[static_cast<std::size_t>(rank)] =
+        std::max<std::uint64_t>(1, ballot.compute_ns / ballot.micro_batches);
+  }
+  if (!measured_shares_->note(times)) return;
+  const auto& shares = measured_shares_->shares_for(request.participants);
+  std::string text;
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if ((request.participants >> rank & 1) == 0) continue;
+    text += fmt::format("{}rank {} computes {} ({:.3f} ms each)", text.empty() ? "" : ", ", rank,
+                        shares.of[rank], ms(measured_shares_->times()[static_cast<std::size_t>(rank)]));
+  }
+  base::log().info("from the next step on, of its {} micro-batches {}",
+                   session::total_of(shares, request.participants), text);
+}
+
+const session::LossScale& Stepper::committed_loss_scale() const noexcept {
+  return session_.counters(session_.word().index).loss_scale;
+}
+
+// A team that could not be made is not tried again with the same processes.
+session::DeviceTeam Stepper::device_team() noexcept {
+  const auto team = session::plan_device_team(session_, participants_);
+  team_members_ = members_of(team.ranks);
+  return team_members_ == failed_team_ ? session::DeviceTeam{} : team;
+}
+
+Stepper::Members Stepper::members_of(session::RankMask ranks) const noexcept {
+  Members members{};
+  for (int rank = 0; rank < session_.ranks(); ++rank)
+    if ((ranks >> rank & 1) != 0)
+      members[static_cast<std::size_t>(rank)] = session_.record(rank).generation.load();
+  return members;
+}
+
+void Stepper::team_failed(const Outcome& outcome) {
+  failed_team_ = team_members_;
+  base::log().warn(
+      "rank {}: {}; the step is tried again, and gradients go through the session, not over NCCL, "
+      "until a runner of the team is replaced or the team changes",
+      outcome.rank, outcome.error);
+}
+
+/// As many micro-batches for each rank as in the last committed attempt.
+session::Shares Stepper::last_shares() const noexcept {
+  session::Shares shares{};
+  const auto& counters = session_.counters(session_.word().index);
+  for (int rank = 0; rank < session_.ranks(); ++rank)
+    shares.of[rank] = static_cast<std::uint32_t>(counters.last_batches[rank]);
+  return shares;
+}
+
+Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, double loss_scale,
+                                  const Patience& patience, StepResult& result) {
+  session::SpanScope span(spans_, Activity::attempt, step_under_way());
+  const auto& control = session_.control();
+  const bool skip = purpose == Purpose::skip;
+  const bool keep =
+      config_.on_nonfinite == NonfinitePolicy::keep && nonfinite_in_a_row_ < config_.nonfinite_limit;
+  release_idle_threads();
+  const auto attempt = session::open_attempt(
+      view_, {.participants = participants_,
+              .accumulate = options.accumulate,
+              .shares = options.repeat ? last_shares() : session_.sharding().shares,
+              .batch_size = static_cast<std::uint32_t>(config_.batch_size_per_device),
+              .by_samples = config_.loss_scaling == LossScaling::samples,
+              .mean_buffers = config_.buffers.policy == BufferPolicy::mean,
+              .refuse_nonfinite = !keep,
+              .refuse_overflow = loss_scaler_.can_lower(loss_scale),
+              .skip = skip,
+              .repeat = options.repeat,
+              .device_team = skip ? session::DeviceTeam{} : device_team(),
+              .parameter_version = control.parameter_version.load(),
+              .loss_scale = loss_scale,
+              .next_loss_scale = loss_scaler_.after(committed_loss_scale(), loss_scale)});
+  if (attempt == 0) throw SessionError("the previous attempt was never closed");
+  base::log().debug("attempt {} is open for the ranks of mask {:#x}", attempt, participants_);
+  span.set_attempt(attempt);
+  result.attempt = attempt;
+  result.loss_scale = loss_scale;
+  result.tries += skip ? 0 : 1;
+  auto outcome = wait(attempt, patience);
+  const auto word = session_.word();
+  result.counted = !skip && word.attempt == attempt && word.closed && !word.abort;
+  if (outcome.team_failed) {
+    team_failed(outcome);
+  } else if (outcome.status != StepStatus::ok)
+    base::log().info("attempt {} ended without a result: {}{}{}", attempt, to_string(outcome.status),
+                     outcome.error.empty() ? "" : ": ", outcome.error);
+  return outcome;
+}
+
+bool Stepper::participant_ended() const noexcept {
+  for (int rank = 0; rank < session_.ranks(); ++rank)
+    if ((participants_ >> rank & 1) != 0 && link_.runner_ended(rank)) return true;
+  return false;
+}
+
+Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) {
+  // The host spins only on a core that the runners do not need: they compute meanwhile.
+  static const int cores = ipc::allowed_cores();
+  const int spin_us = cores > __builtin_popcount(participants_) ? config_.runners.spin_us : 0;
+  Wait wait{.patience = patience};
+  for (;;) {
+    const auto& finish = session_.control().finish;
+    const auto seen = ipc::load(finish);
+    const auto word = session_.word();
+    switch (next_action(word, participants_, observe(word, wait))) {
+      case Action::report_abort:
+        session::close_if_over(view_, attempt);
+        return why_aborted(word.mask);
+      case Action::return_result:
+        return {};
+      case Action::close:
+        session::close_if_over(view_, attempt);
+        break;
+      case Action::end_without_manager:
+        return manager_lost(attempt);
+      case Action::abort_for_supervisor:
+        session::abort_attempt(view_, attempt, session::author_supervisor);
+        break;
+      case Action::abort_for_host: {
+        // The text is made before the abort: runners leave their phases as soon as they see it.
+        auto text = fmt::format("no result {}: {}", patience.bound(), phases(participants_, &wait.standings));
+        if (!session::abort_attempt(view_, attempt, session::author_host)) break;
+        session::close_if_over(view_, attempt);
+        return {StepStatus::timeout, std::move(text), -1};
+      }
+      case Action::leave:
+        throw ServiceStands(fmt::format(
+            "the service (pid {}) has stood still since step {} was committed, and may be paused: "
+            "{}. This host has left the session, and its gradients are not complete; attach again "
+            "when the service runs",
+            link_.manager_pid(), step_under_way(), phases(participants_, &wait.standings)));
+      case Action::wait:
+        ipc::wait_changed(finish, seen,
+                          word.committed(participants_) ? timing::look_ns : patience.next_look_ns(), spin_us);
+        wait.parked = true;
+    }
+  }
+}
+
+// Only what the state of the word calls for: most looks are system calls, and a short step must not make
+// them.
+Observed Stepper::observe(const session::StepWord& word, Wait& wait) {
+  Observed observed;
+  if (word.abort || word.closed) return observed;
+  if (word.committed(participants_)) {
+    observed.slices_finished = session::slices_finished(session_, word.attempt);
+    if (observed.slices_finished) return observed;
+    std::uint64_t cursors = 0;
+    for (int rank = 0; rank < session_.ranks(); ++rank) cursors += session_.record(rank).cursor.load();
+    const double stood_s = timing::seconds(wait.stall_timer.look(cursors, base::now_ns()));
+    observed.slices_stand = stood_s > config_.runners.reduction_timeout + timing::reduction_by_host_margin_s;
+    observed.of_service = link_.lease() != 0;
+    observed.patience_over = observed.slices_stand && observed.of_service && wait.patience.over();
+    observed.manager_ended = link_.manager_ended();
+    return observed;
+  }
+  observed.participant_ended = participant_ended();
+  observed.manager_ended = link_.manager_ended();
+  if (observed.participant_ended || observed.manager_ended) return observed;
+  if (wait.parked) look(wait.standings);  // Not before the first wait: that would delay a short step.
+  observed.patience_over = wait.patience.over();
+  return observed;
+}
+
+Stepper::Outcome Stepper::why_aborted(std::uint32_t author) const {
+  if (author == session::author_supervisor) return {StepStatus::runner_lost};
+  const int rank = static_cast<int>(author);
+  const auto& record = session_.record(rank);
+  switch (record.reason.load()) {
+    case Reason::data_end:
+      return {StepStatus::data_end, session::text_of(record.error), rank};
+    case Reason::data_error:
+      return {
+          StepStatus::data_end,
+          fmt::format("the data source '{}' failed: {}", config_.data.kind, session::text_of(record.error)),
+          rank, "DataError"};
+    case Reason::nonfinite:
+    case Reason::overflow:
+      return {.status = StepStatus::nonfinite,
+              .error = fmt::format("rank {}: {}", rank, session::text_of(record.error)),
+              .rank = rank,
+              .overflow = record.reason.load() == Reason::overflow};
+    case Reason::team:  // The rank itself goes on.
+      return {.status = StepStatus::runner_lost,
+              .error = session::text_of(record.error),
+              .rank = rank,
+              .team_failed = true};
+    case Reason::parameters_changed:
+      throw UsageError(
+          fmt::format("rank {}: {}; write parameters between steps", rank, session::text_of(record.error)));
+    default:
+      return {StepStatus::runner_lost};
+  }
+}
+
+// The supervisor has given up: reports the losses that it found.
+Stepper::Outcome Stepper::lost() const {
+  const auto found = causes();
+  const auto& control = session_.control();
+  Outcome outcome{StepStatus::runner_lost};
+  if (config_.runners.on_loss != LossPolicy::fail)
+    outcome.error = fmt::format("{}: ", session::text_of(control.given_up_why));
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const bool again = i > 0 && found[i].what == found[i - 1].what;
+    outcome.error += fmt::format("{}{}", i == 0 ? "" : "; then ", one_line(found[i], again));
+  }
+  if (found.empty()) return outcome;
+  outcome.rank = found.back().rank;
+  const auto& last = session_.incident(control.incidents.load());
+  if (last.reason == Reason::model_error) outcome.error_type = "ModelError";
+  return outcome;
+}
+
+std::vector<FailureCause> Stepper::causes() const {
+  std::vector<FailureCause> found;
+  const auto last = session_.control().incidents.load();
+  for (auto number = last > most_causes ? last - most_causes + 1 : 1; number <= last; ++number) {
+    const auto& incident = session_.incident(number);
+    found.push_back({.time_s = double(incident.time_ns) / 1e9,
+                     .rank = incident.rank,
+                     .pid = incident.pid,
+                     .phase = incident.rank < 0 ? "" : to_string(incident.phase),
+                     .step = incident.step,
+                     .attempt = incident.attempt,
+                     .exit = ipc::describe_exit(incident.exit_status),
+                     .what = session::text_of(incident.what),
+                     .log = lines_of(session::text_of(incident.log))});
+  }
+  return found;
+}
+
+// No other process can finish a committed attempt: all have ended, or they do not move. Ends those that are
+// left, then finishes the attempt here. Throws SessionError if a participant cannot be ended: it may go on,
+// and would add to what this process has added.
+Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
+  if (!manager_loss_) {
+    const auto time_s =
+        double(std::chrono::system_clock::now().time_since_epoch() / std::chrono::milliseconds(1)) / 1e3;
+    const int pid = link_.manager_pid();
+    link_.take_notices();  // Of processes that were replaced just before the attempt was opened.
+    if (link_.lease() == 0) link_.kill();
+    auto& loss = manager_loss_.emplace();
+    loss.time_s = time_s;
+    loss.pid = pid;
+    loss.step = step_under_way();
+    loss.attempt = attempt;
+    loss.exit = end_processes_();
+    loss.what = "the manager process is gone";
+    base::log().info("the manager (pid {}) is lost: {}", pid, loss.exit);
+  }
+  const session::RankMask participants = session_.control().request.participants;
+  session::abort_attempt(view_, attempt, session::author_host);
+  if (session_.word().committed(participants)) {
+    for (int rank = 0; rank < session_.ranks(); ++rank)
+      if ((participants >> rank & 1) != 0 && !link_.runner_ended(rank))
+        throw SessionError(
+            fmt::format("the manager process is gone: {}; but runner {} (pid {}) cannot be ended by this "
+                        "process, and may not have reduced its part of step {}. Gradients are not complete",
+                        manager_loss_->exit, rank, session_.record(rank).pid.load(), step_under_way()));
+    // A replacement that was ready just before the attempt was opened takes part, and this process may not
+    // have heard of it. The fork server ends after its last runner.
+    if (!link_.fork_server_ended())
+      throw SessionError(
+          fmt::format("the manager process is gone: {}; but its fork server cannot be ended by this process, "
+                      "and a runner may not have reduced its part of step {}. Gradients are not complete",
+                      manager_loss_->exit, step_under_way()));
+    for (int rank = 0; rank < session_.ranks(); ++rank)
+      if ((participants >> rank & 1) != 0) reduction_.finish_slice(rank, attempt);
+  }
+  session::close_if_over(view_, attempt);
+  return {StepStatus::manager_lost, "the manager process is gone: " + manager_loss_->exit, -1};
+}
+
+bool Stepper::manager_is_lost() {
+  if (!manager_loss_ && link_.manager_ended()) manager_lost(session_.word().attempt);
+  return manager_loss_.has_value();
+}
+
+void Stepper::look(Standings& standings) const noexcept {
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    auto& standing = standings[static_cast<std::size_t>(rank)];
+    const auto phase = session_.record(rank).phase.load();
+    if (standing.since_ns != 0 && phase == standing.phase) continue;
+    standing = {phase, base::now_ns()};
+  }
+}
+
+/// "rank 0 in phase forward for 1.9 s, rank 1 in phase data for 2.0 s (the data source 'text' has given ...)"
+std::string Stepper::phases(session::RankMask ranks, const Standings* standings) const {
+  std::string text;
+  bool wait_for_data = false;
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if ((ranks >> rank & 1) == 0) continue;
+    const auto& record = session_.record(rank);
+    const auto state = record.state.load();
+    const auto phase = record.phase.load();
+    text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
+                        state == RunnerState::lost || state == RunnerState::retiring
+                            ? std::string("is being replaced")
+                        : state == RunnerState::absent ? std::string("has not been started yet")
+                                                       : fmt::format("in phase {}", to_string(phase)));
+    if (standings == nullptr || state != RunnerState::ready) continue;
+    const auto since_ns = (*standings)[static_cast<std::size_t>(rank)].since_ns;
+    if (since_ns != 0) text += fmt::format(" for {:.1f} s", double(base::now_ns() - since_ns) / 1e9);
+    wait_for_data = wait_for_data || phase == session::Phase::data;
+  }
+  if (wait_for_data)
+    text += fmt::format(" (the data source '{}' has given {} elements so far; the step waits for it)",
+                        config_.data.kind, elements_assigned());
+  return text;
+}
+
+/// The number of elements of the source that were assigned, over all restarts.
+std::uint64_t Stepper::elements_assigned() const noexcept {
+  const auto& sharding = session_.sharding();
+  auto elements = sharding.first_element;
+  const auto team = sharding.assigned_to.load(std::memory_order_acquire);
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if ((team >> rank & 1) == 0) continue;
+    const auto& queue = session_.queue(rank);
+    elements += (queue.published.load() - sharding.first_batch[rank]) *
+                    static_cast<std::uint64_t>(config_.batch_size_per_device) +
+                queue.filling.load();
+  }
+  return elements;
+}
+
+void Stepper::fill(StepResult& result) const {
+  const auto& request = session_.control().request;
+  result.step = session_.counters(session_.word().index).steps;
+  result.parameter_version = session_.control().parameter_version.load();
+  if (!result.counted) return;
+  const auto total = session::tally(session_, request);
+  const double scale = session::mean_scale(request, total);
+  result.loss = total.loss * scale;
+  result.samples = total.samples;
+  result.nonfinite = total.nonfinite;
+  result.participants = static_cast<std::uint32_t>(__builtin_popcount(request.participants));
+  std::uint64_t compute_ns = 0, reduce_ns = 0, data_ns = 0;
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if ((request.participants >> rank & 1) == 0) continue;
+    const auto& record = session_.record(rank);
+    compute_ns = std::max(compute_ns, record.ballot.compute_ns);
+    reduce_ns = std::max(reduce_ns, record.reduce_ns.load());
+    data_ns = std::max(data_ns, record.ballot.data_ns);
+    const auto scalars = std::min<std::uint32_t>(record.ballot.scalars, session::max_scalars);
+    for (std::uint32_t i = 0; i < scalars; ++i) {
+      const auto& scalar = record.ballot.scalar[i];
+      const auto name = session::text_of(scalar.name);
+      auto found = std::find_if(result.scalars.begin(), result.scalars.end(),
+                                [&](const auto& s) { return s.first == name; });
+      if (found == result.scalars.end()) found = result.scalars.insert(found, {name, 0.0});
+      found->second += scalar.sum * scale;
+    }
+  }
+  result.compute_ms = ms(compute_ns);
+  result.reduce_ms = ms(reduce_ns);
+  result.data_ms = ms(data_ns);
+}
+
+}  // namespace accelmgr::client

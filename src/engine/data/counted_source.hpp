@@ -1,0 +1,72 @@
+// A data source that counts its elements, and saves states in the session from which another process can go
+// on.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "accelmgr/batch_source.hpp"
+#include "engine/data/reading.hpp"
+#include "engine/session/session.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::data {
+
+class CountedSource {
+ public:
+  /// `source` must not have been read. It is restored from the state in the session; without one it stays at
+  /// its beginning. Throws SessionError when that state is beyond the data cursor, and what
+  /// BatchSource::restore() throws.
+  CountedSource(std::unique_ptr<BatchSource> source, const session::LoaderView& view);
+
+  std::span<const FieldSpec> fields() const { return source_->fields(); }
+  /// Number of the element that is read next, counted from the source's beginning over all restarts.
+  std::uint64_t number() const noexcept { return number_.load(std::memory_order_relaxed); }
+  /// Reads an element into `rows`, one for each field; returns false at the end of the data. May block and
+  /// throw as the source does. Throws DataError when the source wrote beyond a row. Behind each row there
+  /// must be row_guard_bytes, which are overwritten.
+  bool next(const std::vector<std::span<std::byte>>& rows);
+  /// Reads an element and discards it; otherwise like next().
+  bool discard();
+
+  /// What the source is reading; nullopt if it is not reading. Any thread may call this.
+  std::optional<Reading> reading() const;
+
+  /// Keeps the source's current state, if it gives one. Throws DataError when the state is longer than a
+  /// session can hold.
+  void remember();
+  /// Saves in the session the newest kept state at or before the data cursor. Does so only if the cursor has
+  /// advanced since the last one. So a process that reads the state while no attempt is open meets at most
+  /// one change, and that is in the copy that it does not read.
+  void leave_state();
+
+ private:
+  struct State {
+    std::uint64_t element;
+    std::string bytes;
+  };
+
+  std::unique_ptr<BatchSource> source_;
+  session::LoaderView view_;
+  std::atomic<std::uint64_t> number_{0};
+  std::atomic<std::int64_t> reading_since_ns_{0};  ///< 0: the source is not reading.
+  std::uint64_t told_ = 0;                         ///< The data cursor that the source was told.
+  std::uint64_t left_at_;                          ///< The data cursor just after the last state was saved.
+  std::deque<State> states_;  ///< In order of their elements; at most one for each round in the rings.
+  std::vector<std::vector<std::byte>> discarded_;
+};
+
+/// The data cursor: how many elements committed attempts have consumed. Exact while no attempt is open. While
+/// one is open the copy may be rewritten during the read. But only a committed attempt writes it, and a
+/// committed attempt is closed even if processes die. So the number is right now or will be in a moment.
+inline std::uint64_t data_cursor(const session::Session& session) noexcept {
+  return session.counters(session.word().index).elements;
+}
+
+}  // namespace accelmgr::data

@@ -1,0 +1,123 @@
+// The data manager: reads a source and shards its elements, one after the other, over the queues of the
+// ranks.
+//
+// All state of the loader is in the session: Sharding says which element goes to which rank, the queues hold
+// the elements that were assigned, Counters says how many were consumed. So a new loader can go on where the
+// old one was killed, at whatever instant:
+//
+//   - If the session has the sharding that the host asked for last, the slots stay as they are. An element
+//     that was being written is read from the source again.
+//   - If there is no sharding, an unfinished one, or one to another team or with other shares, all elements
+//     that are not consumed are assigned again from the source. The same happens after a short step or if the
+//     last batch of a queue is short: no batch may follow a short one, but the source may go on this time.
+//
+// In each case the source first goes to the data cursor: from its state in the session, and by reading on
+// from there.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelmgr/batch_source.hpp"
+#include "engine/data/counted_source.hpp"
+#include "engine/data/sharding.hpp"
+#include "engine/session/batch_queue.hpp"
+#include "engine/session/manifest.hpp"
+#include "engine/session/session.hpp"
+#include "engine/session/spans.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::data {
+
+struct Loading {
+  int batch_size = 1;
+  int prefetch = 0;  ///< Elements beyond a step that are loaded ahead for each rank.
+  bool drop_last = true;
+};
+
+/// do_work() makes some progress and never waits for a queue. In production run() calls it in a thread; tests
+/// call it step by step.
+class Loader {
+ public:
+  /// Assigns as the host asks (HostControl::assignment). `source` must not have been read. No attempt may be
+  /// open and no other loader may exist. Does not read, so that a slow source does not hold up the caller.
+  /// Throws SessionError when the host's assignment is impossible in this session or the session's state is
+  /// inconsistent, and what BatchSource::restore() throws.
+  Loader(std::unique_ptr<BatchSource> source, const session::LoaderView& view,
+         const session::Manifest& manifest, const Loading& loading);
+
+  /// Does one of three things:
+  ///   - assigns one element;
+  ///   - reads past an element that was assigned or consumed before;
+  ///   - assigns all unconsumed elements again, when the host asks for another assignment. No attempt may be
+  ///     open until Sharding::follows says that this is done.
+  /// Returns false when there is nothing to do: the queue of the rank whose turn it is is full or far
+  /// enough ahead, or the data has ended. Blocks while the source does. When the source throws, the data ends
+  /// with that error.
+  bool do_work();
+  /// True when the source has ended or failed, and every queue of the team says so.
+  bool finished() const noexcept { return finished_; }
+  /// What the source is reading; nullopt if it is not reading. Any thread may call this.
+  std::optional<Reading> reading() const { return source_.reading(); }
+  /// Blocks and works until the session stops. Sleeps while there is nothing to do.
+  void run();
+
+  /// The number of the element that is assigned next, over all restarts.
+  std::uint64_t assigned() const noexcept { return next_; }
+  /// Elements at the end that made no full batch and were left out (`drop_last`).
+  std::uint64_t dropped() const noexcept { return dropped_; }
+
+ private:
+  using Bytes = std::vector<std::byte>;
+
+  // Beginning, and beginning again.
+  void check(const session::Assignment& to) const;
+  bool can_go_on(const session::Assignment& to) const;
+  void go_on();
+  void begin(const session::Assignment& to, std::uint64_t first_element);
+  void reshard(const session::Assignment& to);
+  /// Whether the host asks for another assignment than there is.
+  bool asked_again();
+
+  bool assign();
+  bool write(const Place& at, const std::vector<std::span<std::byte>>& rows);
+  /// Checks the result of reading the source. Returns `read`; at the end of the data notes the end. Throws
+  /// DataError when the source ended sooner than before.
+  bool is_element(bool read);
+  void finish();
+  void enter(session::Activity activity) noexcept;
+
+  session::RankMask team() const noexcept { return session_->sharding().assigned_to.load(); }
+  Place place(std::uint64_t element) const noexcept;
+  /// How many elements of this sharding the queue of `rank` was given.
+  std::uint64_t rows(int rank) const noexcept;
+  std::vector<std::span<std::byte>> rows_at(std::byte* slot, std::uint64_t position) const;
+  Bytes assigned_element(std::uint64_t element) const;
+
+  CountedSource source_;
+  session::LoaderView view_;
+  session::ActivityWriter activities_;
+  const session::Session* session_;
+  std::vector<session::FieldEntry> fields_;
+  std::vector<session::BatchQueueWriter> queues_;
+  RoundRobin order_;
+  std::uint64_t batch_size_;
+  std::uint64_t ahead_;  ///< Batches beyond a step that are loaded ahead for each rank.
+  bool drop_last_;
+  std::uint64_t next_ = 0;       ///< The element to be assigned next.
+  std::uint64_t known_end_ = 0;  ///< The source gave all elements before this one to an earlier loader.
+  std::deque<Bytes> backlog_;    ///< Elements from `next_` on that were taken back from the queues; assigned
+                                 ///< before the source is read on.
+  std::optional<std::string> over_;  ///< Set when the source has ended; not empty: it failed with this error.
+  bool finished_ = false;
+  std::uint64_t dropped_ = 0;
+};
+
+/// The fields of a batch as the manifest lists them, with offsets still 0.
+std::vector<session::FieldEntry> field_entries(std::span<const FieldSpec> fields);
+
+}  // namespace accelmgr::data

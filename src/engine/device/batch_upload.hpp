@@ -1,0 +1,90 @@
+// Copies micro-batches to a device while the one before computes.
+//
+//   host             writes slot 0 .. writes slot 1 .. awaits copied[0], writes slot 0 ..
+//   copy stream      copies slot 0 | copied[0] .. copies slot 1 | copied[1]
+//   compute stream   waits for copied[0], computes .. waits for copied[1], computes
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/cuda/device.hpp"
+#include "engine/device/pinned_pages.hpp"
+#include "engine/replica/replica.hpp"
+
+namespace accelmgr::device {
+
+/// Used by one thread. Device, sink and both streams outlive it. Members throw DeviceError.
+class BatchUpload {
+ public:
+  /// A part of the staged memory, and where on the device it goes.
+  struct Part {
+    std::byte* to = nullptr;
+    std::size_t offset = 0, bytes = 0;
+  };
+
+  /// Copies are queued on `copies`, kernels on `compute`. A wait for the device that takes longer than
+  /// `timeout_s` means that it hangs.
+  BatchUpload(Device& device, replica::Sink& sink, StreamHandle copies, StreamHandle compute,
+              double timeout_s);
+  ~BatchUpload();
+  BatchUpload(const BatchUpload&) = delete;
+  BatchUpload& operator=(const BatchUpload&) = delete;
+
+  /// At least `bytes` of host memory for what the next load() copies. Waits until the device has read what
+  /// lay there before. nullopt if the sink no longer wants the attempt.
+  std::optional<std::span<std::byte>> stage(std::size_t bytes);
+
+  /// Queues copies of the staged memory. Work that is queued on the compute stream from now on begins after
+  /// them. They wait for nothing, so that they pass work that is queued already: their targets must be new.
+  void load(std::span<const Part> parts);
+  /// The same for targets that work on the compute stream may still use: the copies come after it.
+  void load_behind(std::span<const Part> parts);
+
+ private:
+  struct Slot {
+    PinnedPages pages;
+    Event copied;
+    bool used = false;
+  };
+
+  void copy(std::span<const Part> parts, StreamHandle stream);
+
+  Device& device_;
+  replica::Sink& sink_;
+  StreamHandle copies_, compute_;
+  double timeout_s_;
+  std::array<Slot, 2> slots_;
+  std::size_t next_ = 0;
+};
+
+/// Copies results of an attempt from a device. Used by one thread. Device and stream outlive it. Members
+/// throw DeviceError.
+class Results {
+ public:
+  struct Part {
+    const std::byte* from = nullptr;
+    std::size_t offset = 0, bytes = 0;  ///< In the host's memory.
+  };
+
+  Results(Device& device, StreamHandle compute) : device_(device), compute_(compute) {}
+  ~Results();
+  Results(const Results&) = delete;
+  Results& operator=(const Results&) = delete;
+
+  /// Queues the copies behind the work of the compute stream. The memory that it returns, at least `bytes`,
+  /// has the values when that stream is done; it stays until the next call.
+  std::span<const std::byte> read(std::span<const Part> parts, std::size_t bytes);
+
+ private:
+  Device& device_;
+  StreamHandle compute_;
+  /// The last one is used. An attempt that was left may still write to those before, which were too small.
+  std::vector<std::unique_ptr<PinnedPages>> pages_;
+};
+
+}  // namespace accelmgr::device

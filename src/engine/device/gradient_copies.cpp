@@ -1,0 +1,171 @@
+#include "engine/device/gradient_copies.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "accelmgr/errors.hpp"
+#include "engine/device/buckets.hpp"
+
+namespace accelmgr::device {
+
+GradientCopies::GradientCopies(Device& device, const session::Manifest& manifest, replica::Sink& sink,
+                               StreamHandle compute, double timeout_s)
+    : device_(device),
+      manifest_(manifest),
+      entries_(manifest.tensors),
+      sink_(sink),
+      compute_(compute),
+      timeout_s_(timeout_s),
+      staged_(sink.slab().empty()),
+      plan_(manifest),
+      parameters_(manifest.tensors.size()) {
+  for (const auto& entry : entries_)
+    bytes_.push_back(entry.has_room() ? entry.elements() * session::bytes_of(entry.types.gradient) : 0);
+  if (!staged_) registration_ = device.register_pages(sink.slab(), register_read_write);
+  make_room();
+  place_gradients();
+  copies_ = device.make_stream();
+  computed_ = device.make_event();
+  // Until the first attempt shows the order: backward usually comes to the last parameters first.
+  std::vector<std::size_t> reversed(parameters_.size());
+  std::iota(reversed.rbegin(), reversed.rend(), std::size_t{0});
+  cut(reversed);
+}
+
+GradientCopies::~GradientCopies() {
+  team_.reset();
+  device_.settle(copies_.get());
+}
+
+std::byte* GradientCopies::memory() const { return (staged_ ? staging_.span() : sink_.slab()).data(); }
+
+/// Makes the staging memory large enough for what is trained now; true if it has moved. The registered slab
+/// has no room for an unfrozen parameter. A copy to other memory blocks this thread, and CUDA refuses one
+/// that begins in the last registered page. So gradients are staged from then on.
+bool GradientCopies::make_room() {
+  std::uint64_t end = 1;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (!entries_[i].has_room() || !sink_.is_trained(i)) continue;
+    end = std::max(end, plan_.place(i) + bytes_[i]);
+    staged_ = staged_ || entries_[i].group == session::Group::frozen;
+  }
+  if (!staged_ || end <= staging_.span().size()) return false;
+  if (!staging_.span().empty()) settle();  // An attempt that was left may still use the memory.
+  staging_.grow(device_, end);
+  return true;
+}
+
+/// Staged gradients lie as devices have them: a shard is one range.
+void GradientCopies::place_gradients() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (entries_[i].has_room())
+      parameters_[i].place = staged_ ? memory() + plan_.place(i) : sink_.place_of(i);
+}
+
+void GradientCopies::join(DeviceCollectives& collectives, session::RankMask team) {
+  leave();
+  team_ = std::make_unique<GradientShards>(
+      GradientShards::Parts{device_, manifest_, sink_, memory(), compute_, copies_.get()}, collectives, team);
+}
+
+void GradientCopies::leave() { team_.reset(); }
+
+void GradientCopies::cut(std::span<const std::size_t> order) {
+  buckets_.clear();
+  for (auto& list : plan_buckets(order, bytes_)) {
+    for (const auto i : list) parameters_[i].bucket = buckets_.size();
+    buckets_.push_back(
+        {.parameters = std::move(list), .ready = device_.make_event(), .arrived = device_.make_event()});
+  }
+}
+
+void GradientCopies::begin_attempt() {
+  if (make_room()) {
+    place_gradients();
+    if (team_ != nullptr) team_->move(memory());
+  }
+  if (team_ != nullptr) team_->begin_attempt();
+  for (auto& parameter : parameters_) parameter.gradient = nullptr, parameter.complete = false;
+  for (auto& bucket : buckets_) bucket.incomplete = bucket.parameters.size(), bucket.queued = false;
+  on_the_way_.clear();
+  order_.clear();
+}
+
+void GradientCopies::written(std::size_t index, const std::byte* gradient, const Event* complete) {
+  if (team_ != nullptr) return team_->written(index, gradient, complete);
+  if (index >= parameters_.size())
+    throw ModelError(fmt::format("a gradient was passed for parameter {}, but the model has {} parameters",
+                                 index, parameters_.size()));
+  if (!entries_[index].has_room() || !sink_.is_trained(index))
+    throw ModelError(
+        fmt::format("a gradient of '{}' was passed, but the parameter is frozen", entries_[index].name));
+  auto& parameter = parameters_[index];
+  auto& bucket = buckets_[parameter.bucket];
+  if (bucket.queued)
+    throw ModelError(
+        fmt::format("the gradient of '{}' was written after its copy had been queued", entries_[index].name));
+  if (parameter.gradient == nullptr) order_.push_back(index);
+  parameter.gradient = gradient;
+  if (!sink_.last_micro_batch() || parameter.complete) return;
+  parameter.complete = true;
+  if (--bucket.incomplete == 0) queue(parameter.bucket, complete);
+}
+
+void GradientCopies::queue(std::size_t index, const Event* complete) {
+  auto& bucket = buckets_[index];
+  bucket.queued = true;
+  if (complete == nullptr) device_.record(bucket.ready, compute_);
+  device_.wait(copies_.get(), complete == nullptr ? bucket.ready : *complete);
+  for (const auto i : bucket.parameters)
+    if (parameters_[i].gradient != nullptr)
+      device_.copy(parameters_[i].place, parameters_[i].gradient, bytes_[i], Direction::to_host,
+                   copies_.get());
+  device_.record(bucket.arrived, copies_.get());
+  on_the_way_.push_back(index);
+}
+
+bool GradientCopies::finish() {
+  if (team_ != nullptr) return team_->finish();
+  const auto is_written = [&](std::size_t i) { return parameters_[i].gradient != nullptr; };
+  for (std::size_t i = 0; i < buckets_.size(); ++i)
+    if (!buckets_[i].queued && std::ranges::any_of(buckets_[i].parameters, is_written)) queue(i, nullptr);
+  device_.record(computed_, compute_);
+  for (const auto i : on_the_way_) {
+    if (!device_.wait(buckets_[i].arrived, sink_, timeout_s_)) return false;
+    hand_over(buckets_[i]);  // While the next bucket is on the way.
+  }
+  if (!device_.wait(computed_, sink_, timeout_s_)) return false;
+  if (!ordered_) keep_order();
+  return true;
+}
+
+void GradientCopies::hand_over(const Bucket& bucket) {
+  for (const auto i : bucket.parameters) {
+    if (parameters_[i].gradient == nullptr) continue;
+    if (staged_) {
+      sink_.capture(i, parameters_[i].place);
+    } else {
+      sink_.arrived(i);
+    }
+  }
+}
+
+// Parameters that the first attempt did not use come last: what waits for them waits until finish().
+void GradientCopies::keep_order() {
+  auto order = order_;
+  for (std::size_t i = parameters_.size(); i-- > 0;)
+    if (parameters_[i].gradient == nullptr) order.push_back(i);
+  cut(order);
+  ordered_ = true;
+}
+
+std::vector<std::vector<std::size_t>> GradientCopies::buckets() const {
+  if (team_ != nullptr) return team_->buckets();
+  std::vector<std::vector<std::size_t>> lists;
+  for (const auto& bucket : buckets_) lists.push_back(bucket.parameters);
+  return lists;
+}
+
+}  // namespace accelmgr::device

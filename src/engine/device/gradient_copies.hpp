@@ -1,0 +1,118 @@
+// Copies the gradients of a device to the session, while backward still computes.
+//
+//   compute stream   .. W0 .. W1 | ready[0] .. W2 .. W3 | ready[1] .. computed
+//   copy stream                  waits for ready[0], copies 0 and 1 | arrived[0], waits for ready[1] ..
+//   runner's thread              finish(): awaits arrived[0], checks 0 and 1, .. awaits computed, votes
+//
+// W is a kernel that completes a gradient, "|" the record of an event. An attempt that is left needs no wait
+// while its gradients stay: what it still writes, the next attempt writes again, later on the same streams.
+//
+// Gradients travel in buckets, in the order in which they became ready in the first attempt. The values go
+// straight to the slab if the sink has one of their dtypes. Otherwise (a bfloat16 slab), and once a parameter
+// is unfrozen, they go to staging memory, and the sink captures them from there: it rounds once, after the
+// sum over the micro-batches, where a replica in host memory rounds after each.
+//
+// In a team, the devices sum up their gradients first, and each copies its shards only (gradient_shards.hpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/cuda/device.hpp"
+#include "engine/device/gradient_shards.hpp"
+#include "engine/device/pinned_pages.hpp"
+#include "engine/replica/replica.hpp"
+#include "engine/session/manifest.hpp"
+#include "engine/session/shards.hpp"
+
+namespace accelmgr::device {
+
+/// Used by one thread. Device, manifest, sink and the compute stream outlive it. Members throw DeviceError,
+/// and what the sink throws.
+class GradientCopies {
+ public:
+  /// Registers the sink's slab. Gradients have the dtypes of the parameters in runners; kernels run on
+  /// `compute`. A wait for the device that takes longer than `timeout_s` means that it hangs.
+  GradientCopies(Device& device, const session::Manifest& manifest, replica::Sink& sink, StreamHandle compute,
+                 double timeout_s);
+  ~GradientCopies();
+  GradientCopies(const GradientCopies&) = delete;
+  GradientCopies& operator=(const GradientCopies&) = delete;
+
+  /// From the next attempt on, the ranks of `team` sum up their gradients with `collectives`, which outlive
+  /// this or the next call of join() or leave(). All of them join, and none while an attempt is under way.
+  void join(DeviceCollectives& collectives, session::RankMask team);
+  /// From the next attempt on, this rank is alone again, as it is in the beginning.
+  void leave();
+
+  /// Forgets the gradients of the attempt before.
+  void begin_attempt();
+
+  /// The work queued on the compute stream so far completes the gradient of parameter `index` in this
+  /// micro-batch: dense, row-major, the sum over the micro-batches of the attempt. `gradient` is memory of
+  /// the device, and stays unchanged until finish() returns unless a later micro-batch adds to it. Where more
+  /// work is queued already, `complete` happens when the gradient is: a graph that has been launched records
+  /// it. Throws ModelError if there is no such parameter, or if its bucket is on the way already.
+  void written(std::size_t index, const std::byte* gradient, const Event* complete = nullptr);
+
+  /// Queues the remaining copies, waits until everything on the compute stream is done and all gradients are
+  /// in the session, and tells the sink of each. Returns false if the sink no longer wants the attempt.
+  bool finish();
+
+  /// Waits until the copies that are queued are done, or gives the device up. Call it before gradients of an
+  /// attempt that was left are freed.
+  void settle() noexcept { device_.settle(copies_.get()); }
+
+  /// The parameters of each bucket, in the order of their copies.
+  std::vector<std::vector<std::size_t>> buckets() const;
+
+ private:
+  struct Parameter {
+    std::byte* place = nullptr;  ///< Where the copy goes: in the slab, or in the staging memory.
+    std::size_t bucket = 0;
+    // These are reset by begin_attempt().
+    const std::byte* gradient = nullptr;  ///< Null: not written.
+    bool complete = false;                ///< Written in the last micro-batch.
+  };
+  struct Bucket {
+    std::vector<std::size_t> parameters;
+    Event ready, arrived;
+    // These are reset by begin_attempt().
+    std::size_t incomplete = 0;
+    bool queued = false;
+  };
+
+  std::byte* memory() const;
+  bool make_room();
+  void place_gradients();
+  void cut(std::span<const std::size_t> order);
+  void queue(std::size_t bucket, const Event* complete);
+  void hand_over(const Bucket& bucket);
+  void keep_order();
+
+  Device& device_;
+  const session::Manifest& manifest_;
+  const std::vector<session::TensorEntry>& entries_;
+  replica::Sink& sink_;
+  StreamHandle compute_;
+  double timeout_s_;
+  bool staged_;
+  session::ShardPlan plan_;
+  std::vector<std::uint64_t> bytes_;  ///< The size of each parameter's gradient.
+  // Members are destroyed in reverse order: streams and events first, then the registrations.
+  PinnedPages staging_;
+  Registration registration_;
+  Stream copies_;
+  Event computed_;
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::size_t> on_the_way_;   ///< Buckets whose copies are queued, in that order.
+  std::vector<std::size_t> order_;        ///< Parameters in the order in which they were written.
+  bool ordered_ = false;                  ///< The buckets have the order of the first attempt.
+  std::unique_ptr<GradientShards> team_;  ///< Null: alone.
+};
+
+}  // namespace accelmgr::device

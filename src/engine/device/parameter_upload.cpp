@@ -1,0 +1,152 @@
+#include "engine/device/parameter_upload.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/log.hpp"
+
+namespace accelmgr::device {
+namespace {
+
+std::uintptr_t begin_of(std::span<std::byte> range) { return reinterpret_cast<std::uintptr_t>(range.data()); }
+std::uintptr_t end_of(std::span<std::byte> range) { return begin_of(range) + range.size(); }
+
+}  // namespace
+
+std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> ranges,
+                                              std::size_t page_bytes) {
+  std::ranges::sort(ranges, {}, begin_of);
+  std::vector<std::span<std::byte>> merged;
+  for (const auto& range : ranges) {
+    if (range.empty()) continue;
+    // The page behind the last one, counted from 0.
+    const auto end_page = merged.empty() ? 0 : (end_of(merged.back()) + page_bytes - 1) / page_bytes;
+    if (merged.empty() || begin_of(range) / page_bytes > end_page) {
+      merged.push_back(range);
+      continue;
+    }
+    const auto end = std::max(end_of(merged.back()), end_of(range));
+    merged.back() = {merged.back().data(), end - begin_of(merged.back())};
+  }
+  return merged;
+}
+
+ParameterUpload::ParameterUpload(Device& device, const session::Manifest& manifest,
+                                 std::span<const replica::Place> places, std::span<std::byte* const> targets,
+                                 replica::Sink& sink, StreamHandle compute)
+    : device_(device), manifest_(manifest), sink_(sink), compute_(compute) {
+  all_.resize(places.size());
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto& entry = manifest.tensors[i];
+    if (targets[i] != nullptr)
+      all_[i] = {targets[i], places[i].data, entry.count * size_of(entry.runner_dtype)};
+  }
+  register_master();
+  copies_ = device.make_stream();
+  parts_.emplace_back(places.size());
+  std::iota(parts_[0].begin(), parts_[0].end(), std::size_t{0});
+  plan_events();
+}
+
+ParameterUpload::~ParameterUpload() { device_.settle(copies_.get()); }
+
+// A driver that cannot register the memory, because it is mapped read-only for instance, still copies from
+// it, by way of a buffer of its own.
+void ParameterUpload::register_master() {
+  std::vector<std::span<std::byte>> ranges;
+  for (const auto& copy : all_)
+    if (copy.to != nullptr) ranges.emplace_back(copy.from, copy.bytes);
+  try {
+    for (const auto range : merge_pages(std::move(ranges), static_cast<std::size_t>(sysconf(_SC_PAGESIZE))))
+      registrations_.push_back(device_.register_pages(range, register_read_write));
+  } catch (const DeviceError& error) {
+    base::log().info("parameters go to the device more slowly, because their memory is not registered: {}",
+                     error.what());
+  }
+}
+
+void ParameterUpload::join(DeviceCollectives& collectives) {
+  session::ShardPlan plan(manifest_, session::ShardPlan::Of::parameters);
+  std::uint64_t most = 1;
+  for (const auto& bucket : plan.buckets())
+    most = std::max(most, plan.shard_bytes(bucket, collectives.size()));
+  const auto bytes = most * static_cast<std::uint64_t>(collectives.size());
+  team_.emplace(Team{collectives, std::move(plan), device_.allocate(bytes)});
+  plan_events();
+}
+
+void ParameterUpload::leave() {
+  team_.reset();
+  plan_events();
+}
+
+void ParameterUpload::split(std::vector<std::vector<std::size_t>> parts) {
+  parts_ = std::move(parts);
+  plan_events();
+}
+
+/// The buckets of a team have the order of the flat master on all ranks, whatever parts each of them has.
+void ParameterUpload::plan_events() {
+  const auto count = team_ ? team_->plan.buckets().size() : parts_.size();
+  while (loaded_.size() < count) loaded_.push_back(device_.make_event());
+  needed_events_.resize(parts_.size());
+  std::iota(needed_events_.begin(), needed_events_.end(), std::size_t{0});
+  if (!team_) return;
+  std::vector<std::size_t> bucket_of(all_.size());
+  for (std::size_t b = 0; b < count; ++b)
+    for (const auto i : team_->plan.tensors(b)) bucket_of[i] = b;
+  std::size_t last = 0;
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    for (const auto i : parts_[p]) last = std::max(last, bucket_of[i]);
+    needed_events_[p] = last;
+  }
+}
+
+/// Returns false if the communicator was aborted, because nobody wants the parameters.
+bool ParameterUpload::load_shards() {
+  auto& [collectives, plan, gathered] = *team_;
+  for (std::size_t b = 0; b < plan.buckets().size(); ++b) {
+    const auto& bucket = plan.buckets()[b];
+    if (std::ranges::none_of(plan.tensors(b), [&](std::size_t i) { return sink_.is_stale(i); })) continue;
+    const auto each = plan.shard_bytes(bucket, collectives.size());
+    const auto shard = plan.shard(bucket, collectives.rank(), collectives.size());
+    auto* own = gathered.get() + static_cast<std::uint64_t>(collectives.rank()) * each;
+    for (const auto i : plan.tensors(b)) {
+      const auto& copy = all_[i];
+      const auto place = plan.place(i);
+      const auto begin = std::max(shard.first, place), end = std::min(shard.end, place + copy.bytes);
+      if (begin < end)
+        device_.copy(own + (begin - shard.first), copy.from + (begin - place), end - begin,
+                     Direction::to_device, copies_.get());
+    }
+    if (!collectives.all_gather(own, gathered.get(), each, copies_.get())) return false;
+    for (const auto i : plan.tensors(b))
+      if (const auto& copy = all_[i]; copy.to != nullptr)
+        device_.copy(copy.to, gathered.get() + (plan.place(i) - bucket.first), copy.bytes,
+                     Direction::on_device, copies_.get());
+    device_.record(loaded_[b], copies_.get());
+  }
+  return true;
+}
+
+void ParameterUpload::load() {
+  if (team_) {
+    if (!load_shards()) return;
+  } else {
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      for (const auto i : parts_[p])
+        if (const auto& copy = all_[i]; copy.to != nullptr && sink_.is_stale(i))
+          device_.copy(copy.to, copy.from, copy.bytes, Direction::to_device, copies_.get());
+      device_.record(loaded_[p], copies_.get());
+    }
+  }
+  await(0, compute_);
+}
+
+void ParameterUpload::await(std::size_t part, StreamHandle stream) {
+  device_.wait(stream, loaded_[needed_events_.at(part)]);
+}
+
+}  // namespace accelmgr::device

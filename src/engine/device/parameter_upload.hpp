@@ -1,0 +1,90 @@
+// Copies the master's parameters to a device, once per version; frozen ones again only when they were
+// written. In a team each rank copies its shards only, and the devices give them to each other.
+//
+//   copy stream      copies part 0 | loaded[0], copies part 1 | loaded[1] ..
+//   compute stream   waits for loaded[0], computes, waits for loaded[1], computes ..
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/cuda/device.hpp"
+#include "base/cuda/device_collectives.hpp"
+#include "engine/replica/replica.hpp"
+#include "engine/session/manifest.hpp"
+#include "engine/session/shards.hpp"
+
+namespace accelmgr::device {
+
+/// Merges ranges whose pages touch or overlap, because no page can be registered twice. Pages have
+/// `page_bytes` bytes.
+std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> ranges,
+                                              std::size_t page_bytes);
+
+/// Used by one thread. Device, manifest, sink and the compute stream outlive it, and so do places and
+/// targets. Members throw DeviceError.
+class ParameterUpload {
+ public:
+  /// `places` are those of Replica::bind(). `targets` has memory of the device for each parameter that has
+  /// its own memory, row-major, and null for one that shares another's.
+  ParameterUpload(Device& device, const session::Manifest& manifest, std::span<const replica::Place> places,
+                  std::span<std::byte* const> targets, replica::Sink& sink, StreamHandle compute);
+  ~ParameterUpload();
+  ParameterUpload(const ParameterUpload&) = delete;
+  ParameterUpload& operator=(const ParameterUpload&) = delete;
+
+  /// From now on, load() copies the parameters part by part: `parts` has the indices of each. Every parameter
+  /// is in one part; in the beginning there is one with all.
+  void split(std::vector<std::vector<std::size_t>> parts);
+
+  /// From now on, load() shares the work with the other ranks of `collectives`, which outlive this or the
+  /// next call of join() or leave(). All of them join, and all of them call load() in the same attempts.
+  void join(DeviceCollectives& collectives);
+  /// From now on, load() copies everything itself, as in the beginning.
+  void leave();
+
+  /// Queues the copies of what the sink says is stale. Work that is queued on the compute stream from now on
+  /// begins after those of part 0; what is queued already must not need the parameters any more. Returns at
+  /// once. In a team it may wait for the others; the communicator is aborted if nobody wants that any more,
+  /// and the parameters on the device are undefined until the next load().
+  void load();
+
+  /// Work that is queued on `stream` from now on begins after the last load() of that part, and of those
+  /// before it.
+  void await(std::size_t part, StreamHandle stream);
+
+ private:
+  struct Copy {
+    std::byte* to = nullptr;  ///< Null: the parameter has no memory of its own.
+    std::byte* from = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  /// What is needed in a team.
+  struct Team {
+    DeviceCollectives& collectives;
+    session::ShardPlan plan;
+    Memory gathered;  ///< One bucket, padded to shards of one size.
+  };
+
+  void register_master();
+  void plan_events();
+  bool load_shards();
+
+  Device& device_;
+  const session::Manifest& manifest_;
+  replica::Sink& sink_;
+  StreamHandle compute_;
+  std::vector<Copy> all_;                        ///< Of each parameter.
+  std::vector<std::vector<std::size_t>> parts_;  ///< In the order of their copies.
+  std::vector<Registration> registrations_;
+  Stream copies_;
+  std::vector<Event> loaded_;               ///< Of each part; in a team, of each bucket.
+  std::vector<std::size_t> needed_events_;  ///< The last event that each part waits for.
+  std::optional<Team> team_;
+};
+
+}  // namespace accelmgr::device

@@ -1,0 +1,48 @@
+#include "engine/device/team_member.hpp"
+
+#include <cstring>
+
+namespace accelmgr::device {
+
+static_assert(sizeof(NcclId) == sizeof(session::TeamId));
+
+TeamMember::TeamMember(Device& device, const Nccl& nccl, GradientCopies& gradients,
+                       ParameterUpload& parameters, replica::Sink& sink, double timeout_s)
+    : device_(device),
+      nccl_(nccl),
+      gradients_(gradients),
+      parameters_(parameters),
+      sink_(sink),
+      timeout_s_(timeout_s) {}
+
+TeamMember::~TeamMember() { leave(); }
+
+session::TeamId TeamMember::make_id() {
+  const auto made = DeviceCollectives::make_id(nccl_);
+  session::TeamId id;
+  std::memcpy(id.data(), &made, sizeof made);
+  return id;
+}
+
+bool TeamMember::join(const session::TeamId& id, session::RankMask ranks, int rank, double timeout_s) {
+  leave();
+  NcclId of_team{};
+  std::memcpy(&of_team, id.data(), sizeof of_team);
+  const int position = __builtin_popcount(ranks & ((session::RankMask{1} << rank) - 1));
+  collectives_.emplace(device_, nccl_, of_team, position, __builtin_popcount(ranks), sink_, timeout_s_);
+  if (!collectives_->connect(timeout_s)) return false;
+  gradients_.join(*collectives_, ranks);
+  parameters_.join(*collectives_);
+  return true;
+}
+
+// The others have left, too, or are gone. So the communicator is aborted: to leave it in peace all would have
+// to be there.
+void TeamMember::leave() {
+  if (collectives_) collectives_->abort();
+  gradients_.leave();
+  parameters_.leave();
+  collectives_.reset();
+}
+
+}  // namespace accelmgr::device

@@ -1,0 +1,41 @@
+// The part of a device in a team: what a replica on the transport of this floor has beside its gradients and
+// parameters. It makes the communicator of a team, and has them use it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/cuda/device.hpp"
+#include "base/cuda/device_collectives.hpp"
+#include "base/cuda/nccl.hpp"
+#include "engine/device/gradient_copies.hpp"
+#include "engine/device/parameter_upload.hpp"
+#include "engine/replica/replica.hpp"
+
+namespace accelmgr::device {
+
+/// Used by one thread. What it is made of outlives it. Members throw DeviceError.
+class TeamMember final : public replica::TeamMember {
+ public:
+  /// `timeout_s`: a wait for the other ranks in an attempt that takes longer means that the team hangs.
+  TeamMember(Device& device, const Nccl& nccl, GradientCopies& gradients, ParameterUpload& parameters,
+             replica::Sink& sink, double timeout_s);
+  ~TeamMember() override;
+
+  session::TeamId make_id() override;
+  [[nodiscard]] bool join(const session::TeamId& id, session::RankMask ranks, int rank,
+                          double timeout_s) override;
+  void leave() override;
+  std::string failure() const override { return collectives_ ? collectives_->failure() : std::string(); }
+
+ private:
+  Device& device_;
+  Nccl nccl_;
+  GradientCopies& gradients_;
+  ParameterUpload& parameters_;
+  replica::Sink& sink_;
+  double timeout_s_;
+  std::optional<DeviceCollectives> collectives_;
+};
+
+}  // namespace accelmgr::device

@@ -1,0 +1,269 @@
+// How the supervisor handles losses: it finishes the attempt for a lost runner, records the incident, and
+// replaces the runner or leaves it out.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <signal.h>
+
+#include "accelmgr/errors.hpp"
+#include "base/ipc/process.hpp"
+#include "base/ipc/socket.hpp"
+#include "base/log.hpp"
+#include "base/log_tail.hpp"
+#include "base/real_time.hpp"
+#include "base/timing.hpp"
+#include "engine/manager/supervisor.hpp"
+#include "engine/session/attempt.hpp"
+#include "engine/session/stored_text.hpp"
+
+namespace accelmgr::manager {
+namespace {
+
+using session::Reason;
+using session::RunnerState;
+
+template <std::size_t N>
+void copy_text(char (&to)[N], const std::string& from) {
+  to[from.copy(to, N - 1)] = 0;
+}
+
+/// The exception that the runner recorded before it ended; empty if there is none.
+std::string last_words(const session::RankRecord& record) {
+  const auto reason = record.reason.load();
+  return reason == Reason::exception || reason == Reason::model_error ? session::text_of(record.error) : "";
+}
+
+std::string last_log_lines(const session::LogTail& tail) {
+  constexpr std::size_t most = 10;
+  const auto lines = base::log_lines(tail.text, tail.written.load(), most);
+  return fmt::format("{}", fmt::join(lines, "\n"));
+}
+
+}  // namespace
+
+// The fork server reports how a runner ended. The loop does not wait for that: the report makes the process
+// count as lost, or the end of the fork server does, or look_for_unreported_ends().
+void Supervisor::runner_ended(int rank) {
+  take_fork_server_events();
+  // By now the process may count as lost, and its replacement may have been started.
+  if (has_no_process(rank) || !ipc::has_ended(runner(rank).pidfd.get())) return;
+  runner(rank).ended_ns = base::now_ns();
+  if (ipc::has_ended(fork_server_->pidfd())) fork_server_ended();
+}
+
+// A fork server that is stopped reports nothing.
+void Supervisor::look_for_unreported_ends(std::int64_t now_ns) {
+  const auto overdue = [&](int rank) {
+    const auto ended_ns = runner(rank).ended_ns;
+    return ended_ns != 0 && !has_no_process(rank) &&
+           timing::seconds(now_ns - ended_ns) > timing::end_report_s;
+  };
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    const auto& r = runner(rank);
+    if (!r.end && r.ended_ns == 0 && ipc::has_ended(r.pidfd.get())) runner_ended(rank);
+    if (overdue(rank)) take_fork_server_events();  // The supervisor itself may have been stopped.
+    if (overdue(rank)) lost(rank, ipc::unknown_exit);
+  }
+}
+
+// Called when the process is known to have ended (fencing): only then may others use its slab and slice.
+void Supervisor::lost(int rank, int wait_status) {
+  const auto& record = session_.record(rank);
+  if (has_no_process(rank)) return;
+  note_end(rank, wait_status);
+  const bool retired = runner(rank).retiring;
+  if (session_.control().stopping.load() != 0 || (retired && !fork_server_lost_)) return start_next();
+
+  const auto verdict = runner(rank).verdict;
+  const auto reason = record.reason.load();
+  const auto what = verdict.empty() ? last_words(record) : verdict;
+  if (!has_started_) {
+    const auto* phase = to_string(record.phase.load());
+    throw RunnerError(fmt::format("runner {} {} in phase {}{}{}", rank, ipc::describe_exit(wait_status),
+                                  phase, what.empty() ? "" : ": ", what),
+                      rank, phase);
+  }
+  if (fork_server_lost_) return;  // One incident, that of the fork server, is enough.
+  const auto incident = record_incident(rank, record.pid.load(), wait_status, what);
+  repair(rank, reason, incident);
+  view_.wake_everyone();
+}
+
+void Supervisor::note_end(int rank, int wait_status) {
+  auto& record = view_.record(rank);
+  record.exit_status.store(wait_status);
+  // Kills what user code has forked there. If there is a fork server, it has done so.
+  if (fork_server_lost_ && runner(rank).pidfd)
+    ipc::send_group_signal(runner(rank).pidfd.get(), session_.record(rank).pid.load(), SIGKILL);
+  const bool retired = runner(rank).retiring;
+  if (auto& lost_ns = lost_ns_[static_cast<std::size_t>(rank)]; !retired && lost_ns == 0)
+    lost_ns = runner(rank).ended_ns != 0 ? runner(rank).ended_ns : base::now_ns();
+  if (retired)
+    base::log().info("runner {}, which was asked to end, has ended: {}", rank,
+                     ipc::describe_exit(wait_status));
+  record.state.store(retired ? RunnerState::absent : RunnerState::lost);
+  finish_for(rank);
+  view_.wake_everyone();
+  if (starting_ == rank) starting_.reset();
+  if (retired && (session_.control().team.load() >> rank & 1) != 0) want(rank, 0);
+}
+
+void Supervisor::finish_for(int rank) {
+  const session::RankMask participants = session_.control().request.participants;
+  const auto word = session_.word();
+  if (word.closed || (participants >> rank & 1) == 0) return;
+  if (session::abort_attempt(view_, word.attempt, session::author_supervisor)) return;
+  const auto now = session_.word();
+  if (now.attempt != word.attempt || !now.committed(participants)) return;
+  reduction_.finish_slice(rank, word.attempt);
+  session::close_if_over(view_, word.attempt);
+}
+
+// A loss that is repaired is logged here as a warning. A loss that is not repaired is reported by the step
+// that fails with it, so here it is logged as info only.
+void Supervisor::repair(int rank, Reason reason, const std::string& incident) {
+  auto& control = view_.control();
+  if (control.given_up.load() != 0) return base::log().info("{}", incident);
+  const auto team = control.team.load();
+  const auto rest = team & ~(session::RankMask{1} << rank);
+  const auto decision =
+      policy_.runner_lost(base::now_ns(), __builtin_popcount(rest), reason == Reason::model_error);
+  base::log().log(decision.kind == Decision::Kind::give_up ? base::LogLevel::info : base::LogLevel::warning,
+                  "{}", incident);
+  switch (decision.kind) {
+    case Decision::Kind::replace:
+      control.replacements.fetch_add(1);
+      base::log().info("runner {} will be replaced in {} ms (replacement {})", rank,
+                       decision.delay_ns / 1'000'000, control.replacements.load());
+      want(rank, decision.delay_ns);
+      break;
+    case Decision::Kind::leave_out:
+      control.team.store(rest);
+      lost_ns_[static_cast<std::size_t>(rank)] = 0;
+      base::log().warn("runner {} is left out from now on; {} runners go on", rank, __builtin_popcount(rest));
+      break;
+    case Decision::Kind::give_up:
+      give_up(decision.why);
+      break;
+  }
+  start_next();
+}
+
+void Supervisor::fork_server_ended() {
+  if (!fork_server_lost_) note_fork_server_loss();
+  relaunch_when_all_are_gone();
+}
+
+void Supervisor::note_fork_server_loss() {
+  fork_server_lost_ = true;
+  take_fork_server_events();  // Reports of runners that ended before it.
+  const int pid = fork_server_->pid();
+  const int status = fork_server_->take_exit_status().value_or(SIGKILL);
+  if (!has_started_)
+    throw RunnerError(
+        fmt::format("the fork server ended ({}) while it started the runners", ipc::describe_exit(status)),
+        -1, "init");
+  const auto incident = record_incident(-1, pid, status, "the fork server ended, and all runners with it");
+  base::log().log(
+      config_.runners.on_loss == LossPolicy::fail ? base::LogLevel::info : base::LogLevel::warning, "{}",
+      incident);
+  starting_.reset();
+}
+
+// While the fork server is lost, the end of each of its runners and each tick call this.
+void Supervisor::relaunch_when_all_are_gone() {
+  bool all_are_gone = true;
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if (has_no_process(rank)) continue;
+    const auto& pidfd = runner(rank).pidfd;
+    if (pidfd && !ipc::has_ended(pidfd.get()))
+      all_are_gone = false;
+    else
+      note_end(rank, SIGKILL);
+  }
+  if (all_are_gone && session_.control().given_up.load() == 0) relaunch();
+}
+
+void Supervisor::relaunch() {
+  auto& control = view_.control();
+  const auto decision = policy_.fork_server_lost(base::now_ns());
+  if (decision.kind == Decision::Kind::give_up) return give_up(decision.why);
+  fork_server_end_.reset();
+  fork_server_watch_.reset();
+  try {
+    fork_server_.emplace(relaunch_());
+    watch_fork_server();
+    base::log().info("a new fork server (pid {}) starts all runners anew", fork_server_->pid());
+    if (host_ != nullptr) host_->tell(protocol::Relaunched{base::duplicate(fork_server_->pidfd())});
+  } catch (const Error& error) {
+    return give_up(fmt::format("the fork server cannot be started again: {}", error.what()));
+  }
+  fork_server_lost_ = false;
+  if (host_ != nullptr) host_->send_notices(view_);
+  wanted_.clear();
+  const auto team = control.team.load();
+  for (int rank = 0; rank < session_.ranks(); ++rank)
+    if ((team >> rank & 1) != 0) {
+      control.replacements.fetch_add(1);
+      want(rank, decision.delay_ns);
+    }
+  start_next();
+}
+
+std::string Supervisor::record_incident(int rank, int pid, int wait_status, const std::string& what) {
+  auto& control = view_.control();
+  const auto number = control.incidents.load() + 1;
+  auto& incident = view_.incident(number);
+  incident.time_ns = base::real_time_ns();
+  incident.rank = rank;
+  incident.pid = pid;
+  incident.exit_status = wait_status;
+  incident.step = step_under_way();
+  incident.log[0] = 0;
+  copy_text(incident.what, what);
+  if (rank >= 0) {
+    const auto& record = session_.record(rank);
+    incident.generation = record.generation.load();
+    incident.phase = record.phase.load();
+    incident.reason = record.reason.load();
+    incident.attempt = record.attempt.load();
+    copy_text(incident.log, last_log_lines(record.log));
+  } else {
+    incident.generation = 0;
+    incident.phase = session::Phase::none;
+    incident.reason = Reason::none;
+    incident.attempt = session_.word().attempt;
+  }
+  control.incidents.store(number);
+  base::set_log_step(incident.step);
+  const bool again = !what.empty() && what == last_exception_;
+  last_exception_ = what;
+  return fmt::format("{} (pid {}) {}{}{}{}", rank < 0 ? "the fork server" : fmt::format("runner {}", rank),
+                     pid, ipc::describe_exit(wait_status),
+                     rank < 0 ? "" : fmt::format(" in phase {}", to_string(incident.phase)),
+                     what.empty() ? "" : ": ", again ? "the same again" : what);
+}
+
+void Supervisor::give_up(const std::string& why) {
+  auto& control = view_.control();
+  if (control.given_up.load() != 0) return;
+  copy_text(control.given_up_why, why);
+  base::log().info("lost runners are no longer recovered: {}", why);
+  control.given_up.store(1);
+  wanted_.clear();
+  view_.wake_everyone();
+  gave_up_();
+}
+
+// Aborts, then notes the reason, then kills: a process that sees the end of the runner finds both.
+void Supervisor::end_runner(int rank, const std::string& why) {
+  if (!runner(rank).verdict.empty() || runner(rank).ended_ns != 0) return;
+  const auto word = session_.word();
+  if (starting_ != rank) session::abort_attempt(view_, word.attempt, session::author_supervisor);
+  base::set_log_step(step_under_way());
+  base::log().info("{}; it is killed", why);
+  runner(rank).verdict = why;
+  runner(rank).killed_ns = base::now_ns();
+  ipc::send_signal(runner(rank).pidfd.get(), SIGKILL);
+}
+
+}  // namespace accelmgr::manager

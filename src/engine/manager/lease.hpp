@@ -1,0 +1,151 @@
+// Which host drives the session of a service. There is one at a time, and its lease has a number that is
+// never used again.
+//
+// clang-format off
+//   | the session is | meaning                                 | next                                         |
+//   |----------------|-----------------------------------------|----------------------------------------------|
+//   | free           | no host drives it                       | driven: admit()                              |
+//   | driven         | a host has the lease                    | leaving: the host detaches, closes, or ends  |
+//   | leaving        | the host may still write to the session | free: its process has ended or has detached, |
+//   |                | or its attempt is open                  | and its attempt is closed                    |
+// clang-format on
+//
+// A mapping cannot be taken back from a process. So a host that closes its socket is leaving until its
+// process has ended. Only one that detaches has given up its mappings itself.
+#pragma once
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "base/unique_fd.hpp"
+#include "engine/manager/host_connection.hpp"
+#include "engine/manager/host_link.hpp"
+#include "engine/manager/supervisor.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::manager {
+
+/// Used by the thread of its loop, except for standing() and saved().
+class Lease {
+ public:
+  enum class State { free, driven, leaving };
+  struct Host {
+    std::string name;
+    pid_t pid = 0;
+    base::UniqueFd pidfd;
+  };
+  struct Events {
+    std::function<void(protocol::Save)> save;
+    std::function<void()> freed;  ///< The session is free again.
+    /// A checkpoint was written, or failed: one of the last host's.
+    std::function<void(const protocol::Saved&)> saved;
+  };
+
+  /// What `view` shows and `supervisor` must outlive this. `checkpoints`: `checkpoint.directory`.
+  Lease(boost::asio::io_context& loop, const session::SupervisorView& view, Supervisor& supervisor,
+        const std::filesystem::path& checkpoints, Events events);
+
+  /// What others see of it.
+  struct Standing {
+    State state = State::free;
+    std::uint64_t number = 0;
+    std::string name;  ///< The host's name.
+    pid_t pid = 0;
+    std::string unfinished;
+    /// Whether a host drives, or is leaving: this process, which may drive too, is none.
+    bool has_host() const noexcept { return state != State::free && pid != getpid(); }
+  };
+  /// Any thread.
+  Standing standing() const;
+
+  State state() const noexcept { return state_; }
+  /// The host that drives the session, or is leaving.
+  const Host& host() const noexcept { return host_; }
+  std::uint64_t number() const noexcept { return number_; }
+  /// What a host that has ended left half written, as a sentence. Every host is told until one has marked a
+  /// write of its own as whole (HostControl::writes). Empty: nothing.
+  const std::string& unfinished() const noexcept { return unfinished_; }
+  /// Whether checkpoints that were asked for are not written yet.
+  bool is_saving() const noexcept { return !saves_.empty(); }
+  /// How many of these the present host has asked for.
+  std::size_t saves_of_host() const noexcept {
+    return static_cast<std::size_t>(std::ranges::count(saves_, number_));
+  }
+  /// Committed steps.
+  std::uint64_t steps() const noexcept;
+  /// The step of the last checkpoint that was written to `checkpoint.directory`.
+  std::optional<std::uint64_t> saved_step() const noexcept { return saved_step_; }
+
+  /// Gives the lease to `host`. The session must be free, and the supervisor have started. Returns the host's
+  /// end of the socket, on which it finds `attached`, with lease, session and what is unfinished, and
+  /// Started. Throws SystemError, SessionError: then the session is free.
+  base::UniqueFd admit(Host host, protocol::Attached attached);
+
+  /// Gives it to a thread of this process, which has no need of messages for what it finds here.
+  struct Local {
+    base::UniqueFd socket;
+    std::uint64_t lease = 0;
+    protocol::Started started;
+  };
+  Local admit_this_process();
+
+  /// The host to which the lease `number` was given has never heard of it.
+  void take_back(std::uint64_t number) { leave(number, /*detached=*/true); }
+
+  /// Takes in what the host has sent before a request that comes now, and its end. What follows from that is
+  /// posted to the loop.
+  void catch_up() {
+    if (connection_) connection_->catch_up();
+  }
+  /// A process asks for the lease. If it is the host that is leaving, it has given up its mappings: it has
+  /// executed another program, or an attach of it has failed half-way.
+  void returns(pid_t pid);
+
+  /// Asks the host that drives the session for a checkpoint: see Handle::checkpoint_requested().
+  void ask_for_checkpoint() noexcept { view_.control().checkpoint_requests.fetch_add(1); }
+  /// Sends the host which asked for it the outcome of a checkpoint. Any thread.
+  void saved(protocol::Saved saved);
+
+ private:
+  void show();
+  void give(Host host, base::UniqueFd ours);
+  void leave(std::uint64_t number, bool detached);
+  void look();
+  void note_half_written();
+  void tell_saved(const protocol::Saved& saved);
+
+  boost::asio::io_context& loop_;
+  session::SupervisorView view_;
+  Supervisor& supervisor_;
+  std::filesystem::path checkpoints_;
+  Events events_;
+  boost::asio::steady_timer timer_;
+  State state_ = State::free;
+  std::uint64_t number_ = 0;
+  Host host_;
+  bool detached_ = false;
+  base::UniqueFd socket_;
+  std::optional<HostLink> link_;
+  std::optional<HostConnection> connection_;
+  std::deque<std::uint64_t> saves_;  ///< The leases under which checkpoints were asked for, in order.
+  std::optional<std::uint64_t> saved_step_;
+  session::HalfWritten half_;
+  std::uint64_t writes_before_ = 0,
+                buffers_before_ = 0;  ///< HostControl's counts when the host was admitted.
+  std::string unfinished_;
+  mutable std::mutex mutex_;
+  Standing shown_;  ///< Guarded by the mutex.
+};
+
+}  // namespace accelmgr::manager

@@ -1,0 +1,157 @@
+#include "engine/manager/process.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <tuple>
+
+#include "accelmgr/errors.hpp"
+#include "base/clock.hpp"
+#include "base/config/device_name.hpp"
+#include "base/config/faults.hpp"
+#include "base/config/loader.hpp"
+#include "base/exception_text.hpp"
+#include "base/ipc/fork_server_client.hpp"
+#include "base/ipc/process.hpp"
+#include "base/log.hpp"
+#include "base/timing.hpp"
+#include "engine/device/assignment.hpp"
+#include "engine/manager/checkpoint_writer.hpp"
+#include "engine/manager/chosen_devices.hpp"
+#include "engine/manager/fork_servers.hpp"
+#include "engine/manager/host_connection.hpp"
+#include "engine/manager/host_link.hpp"
+#include "engine/manager/interpreter.hpp"
+#include "engine/manager/session_owner.hpp"
+#include "engine/manager/supervisor.hpp"
+#include "engine/protocol/messages.hpp"
+
+namespace accelmgr::manager {
+namespace {
+
+/// Chooses and claims the devices of the runners, and tells the host those that its configuration leaves
+/// open.
+ChosenDevices with_devices(const Config& given, int socket) {
+  auto chosen = choose_devices(given);
+  const auto& [nprocs, runners] = std::tie(chosen.config.nprocs, chosen.config.runners);
+  if (device::leaves_devices_open(given))
+    protocol::send_assigned(socket, {nprocs, std::string(config::name_of(runners.device)), runners.devices});
+  return chosen;
+}
+
+/// The devices of a session that this manager takes over.
+ChosenDevices with_devices_of_session(const Config& config) {
+  ChosenDevices kept{config, device::GpuClaims(config)};
+  if (!kept.claims.missed().empty())
+    base::log().warn("another session has {} by now; the runners of this one compute there too",
+                     kept.claims.missed());
+  return kept;
+}
+
+/// Sends the error to the host, or logs it if the host is gone, and ends the process. The fork server sees
+/// the end of its socket, and ends the runners that are left.
+[[noreturn]] void fail(int socket, const Error& error) {
+  try {
+    protocol::send_failed(socket, error);
+  } catch (const Error&) {
+    base::log().error("{}", error.what());
+  }
+  ipc::exit_with_group(1);
+}
+
+/// Call in a handler: fails with the exception under way, which may be of any type.
+[[noreturn]] void fail(int socket) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    fail(socket, error);
+  } catch (...) {
+    fail(socket, Error(base::current_exception_text()));
+  }
+}
+
+/// Runs the supervisor, then ends the process without unwinding: other threads still use what is on this
+/// stack. Throws only before it has started threads itself.
+[[noreturn]] void supervise(const Config& config, const SessionOwner& owner, const data::Loader& loader,
+                            ipc::ForkServerClient fork_server, HostLink& host) {
+  boost::asio::io_context loop;
+  HostConnection* told = nullptr;
+  CheckpointWriter writer(config.checkpoint, owner.checkpoint_view(), [&](protocol::Saved saved) {
+    boost::asio::post(loop, [&, saved = std::move(saved)] { told->tell(saved); });
+  });
+  Supervisor supervisor(
+      loop, config, owner.view(), owner.manifest(), std::move(fork_server),
+      [&] { return execute_fork_server(config, host.pidfd()); }, [&] { return loader.reading(); });
+  HostConnection connection(loop, host, owner.view(), supervisor,
+                            {.stop = [&] { loop.stop(); },
+                             .closed = [&] { loop.stop(); },
+                             .ended = [&] { loop.stop(); },
+                             .save = [&](protocol::Save save) { writer.write(std::move(save)); }});
+  told = &connection;
+  supervisor.report_to(&host);
+  try {
+    supervisor.start([&] { host.started(supervisor.started()); });
+    loop.run();
+    if (!supervisor.has_started()) throw SessionError("the host ended while the runners started");
+  } catch (...) {
+    supervisor.end_runners();
+    fail(host.socket());
+  }
+  const bool alone = host.is_gone();
+  base::log().info("the runners are stopped: {}", alone ? "the host is gone" : "the host asked for it");
+  supervisor.stop_runners(alone ? timing::host_gone_s : timing::runners_stop_s);
+  // The host bounds how long a stop may take. Without a host, nothing waits for a disk that hangs.
+  while (!writer.finish(base::Deadline::in_seconds(timing::writer_look_s)) && !host.is_gone()) {
+  }
+  ipc::exit_with_group(0);
+}
+
+[[noreturn]] void serve_host(int socket, base::UniqueFd host_pidfd) {
+  base::start_logging("manager");
+  HostLink host(socket, std::move(host_pidfd));
+  const auto patience = base::Deadline::in_seconds(timing::first_words_s);
+  const auto given = config::from_yaml(protocol::receive_configuration(socket, patience));
+  auto offered = protocol::receive_begin(socket, patience);
+  // Before the fork server, so that its configuration has the devices, and while there is one thread. Who
+  // takes a session over keeps its devices.
+  const auto chosen = offered.empty() ? with_devices(given, socket) : with_devices_of_session(given);
+  const auto& config = chosen.config;
+  // Runners can be forked from this fork server: no code of the user has run, and there is no second thread.
+  auto not_for_runners = chosen.claims.sockets();
+  not_for_runners.push_back(socket);
+  auto fork_server = fork_first_server(config, host.pidfd(), not_for_runners);
+  base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(), fork_server.pid());
+  call_at_begin();
+  const auto prepared = [&](const session::Session& session, bool needs_values) {
+    protocol::send_prepared(socket, session.fds(), needs_values,
+                            base::Deadline::in_seconds(config.start_timeout));
+  };
+  auto owner = offered.empty() ? SessionOwner::make(config, prepared)
+                               : SessionOwner::take_over(config, std::move(offered));
+  const auto& session = owner.session();
+  session.keep_from_children();
+  config::arm_faults(config, -1, session.control().managers.load());
+  const auto& loader = owner.start_loading(config);
+  try {
+    supervise(config, owner, loader, std::move(fork_server), host);
+  } catch (...) {
+    fail(socket);
+  }
+}
+
+}  // namespace
+
+void run(base::UniqueFd socket, base::UniqueFd host_pidfd) {
+  try {
+    ipc::name_process("accelmgr:mgr");
+    ipc::survive_failed_writes();
+    ipc::leave_signals_to_host();
+    serve_host(socket.get(), std::move(host_pidfd));
+  } catch (...) {
+    fail(socket.get());
+  }
+}
+
+}  // namespace accelmgr::manager

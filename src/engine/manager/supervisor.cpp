@@ -1,0 +1,355 @@
+#include "engine/manager/supervisor.hpp"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "accelmgr/errors.hpp"
+#include "base/ipc/process.hpp"
+#include "base/ipc/socket.hpp"
+#include "base/log.hpp"
+#include "base/timing.hpp"
+#include "engine/session/attempt.hpp"
+#include "engine/session/stored_text.hpp"
+
+namespace accelmgr::manager {
+namespace {
+
+using session::RunnerState;
+
+}  // namespace
+
+Supervisor::Supervisor(boost::asio::io_context& loop, const Config& config,
+                       const session::SupervisorView& view, const session::Manifest& manifest,
+                       ipc::ForkServerClient fork_server, MakeForkServer relaunch, Reading reading)
+    : loop_(loop),
+      config_(config),
+      view_(view),
+      session_(view.session()),
+      spans_(view.spans()),
+      reduction_(view, manifest),
+      fork_server_(std::move(fork_server)),
+      relaunch_(std::move(relaunch)),
+      ticker_(loop),
+      start_timer_(loop),
+      runners_(static_cast<std::size_t>(session_.ranks())),
+      lost_ns_(static_cast<std::size_t>(session_.ranks())),
+      start_deadline_(base::Deadline::in_seconds(config.start_timeout)),
+      policy_(config.runners),
+      watchdog_(config, session_),
+      reading_(std::move(reading)),
+      source_watch_(session_, config.data.kind) {}
+
+void Supervisor::start(std::function<void()> ready, std::function<void()> gave_up) {
+  ready_ = std::move(ready);
+  gave_up_ = std::move(gave_up);
+  const auto team = session_.control().team.load();
+  for (int rank = 0; rank < session_.ranks(); ++rank)
+    if ((team >> rank & 1) != 0) want(rank, 0);
+  watch_fork_server();
+  tick();
+  start_next();
+}
+
+std::uint64_t Supervisor::step_under_way() const noexcept {
+  return session_.counters(session_.word().index).steps + 1;
+}
+
+void Supervisor::watch_fork_server() {
+  fork_server_watch_ = std::make_unique<Watch>(loop_, fork_server_->socket(), [this] {
+    take_fork_server_events();
+    return !ipc::is_closed(fork_server_->socket());
+  });
+  fork_server_end_ = std::make_unique<Watch>(loop_, fork_server_->pidfd(), [this] {
+    fork_server_ended();
+    return false;
+  });
+}
+
+// ---- Starting ----
+
+void Supervisor::want(int rank, std::int64_t delay_ns) {
+  wanted_.push_back({rank, base::now_ns() + delay_ns});
+}
+
+// One at a time: a runner is forked when the one before it is ready.
+void Supervisor::start_next() {
+  if (starting_ || wanted_.empty() || fork_server_lost_ || session_.control().given_up.load() != 0) return;
+  const auto next = std::min_element(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
+    return a.not_before_ns < b.not_before_ns;
+  });
+  const auto wait_ns = next->not_before_ns - base::now_ns();
+  if (wait_ns > 0) {
+    start_timer_.expires_after(std::chrono::nanoseconds(wait_ns));
+    start_timer_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) start_next();
+    });
+    return;
+  }
+  const int rank = next->rank;
+  wanted_.erase(next);
+  start_runner(rank);
+}
+
+void Supervisor::start_runner(int rank) {
+  runner(rank) = {};
+  starting_ = rank;
+  starting_ns_ = base::now_ns();
+  view_.clear_record(rank);
+  view_.record(rank).state.store(RunnerState::starting);
+  try {
+    spawn(rank);
+  } catch (const SystemError& error) {
+    if (!ipc::peer_is_gone(error)) return not_started(rank, error.what());
+    starting_.reset();  // The fork server is gone. Its pidfd reports that, and the next one starts all.
+  } catch (const SessionError& error) {
+    not_started(rank, error.what());
+  }
+}
+
+void Supervisor::spawn(int rank) {
+  auto [ours, theirs] = ipc::socket_pair();
+  runner(rank).lifeline = std::move(ours);
+  runner(rank).said_ready = std::make_unique<Watch>(loop_, runner(rank).lifeline.get(), [this, rank] {
+    // If the runner ends without a message, its pidfd reports that.
+    if (ipc::is_closed(runner(rank).lifeline.get())) return false;
+    runner(rank).is_ready = true;
+    take_fork_server_events();  // The fork server reported the fork before, but that may not be read yet.
+    ready_if_known(rank);
+    return false;
+  });
+  auto fds = session_.fds();
+  fds.push_back(theirs.get());
+  fork_server_->spawn(rank, session_.record(rank).generation.load() + 1, fds);
+}
+
+// No process exists. To the policy this is a runner that was lost while it started.
+void Supervisor::not_started(int rank, const std::string& why) {
+  runner(rank).verdict = fmt::format("it could not be started: {}", why);
+  lost(rank, W_EXITCODE(ipc::exit_not_forked, 0));
+}
+
+void Supervisor::take_fork_server_events() {
+  while (auto event = fork_server_->next(base::Deadline::at_ns(0)))
+    std::visit([this](auto& one) { take(one); }, *event);
+}
+
+void Supervisor::take(ipc::Started& started) {
+  const int rank = started.rank;
+  auto& record = view_.record(rank);
+  record.generation.store(started.generation);
+  record.pid.store(started.pid);
+  runner(rank).pidfd = std::move(started.pidfd);
+  base::log().info("runner {} (pid {}) was forked by the fork server (pid {})", rank, started.pid,
+                   fork_server_->pid());
+  watch_runner(rank);
+  ready_if_known(rank);
+}
+
+// A late report is of a process that counts as lost already, while its replacement is being started.
+void Supervisor::take(const ipc::Ended& ended) {
+  const auto& record = session_.record(ended.rank);
+  const bool not_forked = ended.pid == 0 && ended.generation == record.generation.load() + 1;
+  if (not_forked)
+    not_started(ended.rank, SystemError("forking it", ended.error).what());
+  else if (ended.pid == record.pid.load())
+    lost(ended.rank, ended.wait_status);
+}
+
+void Supervisor::watch_runner(int rank) {
+  try {
+    runner(rank).end = std::make_unique<Watch>(loop_, runner(rank).pidfd.get(), [this, rank] {
+      runner_ended(rank);
+      return false;
+    });
+  } catch (const SystemError& error) {
+    end_runner(rank, fmt::format("runner {} cannot be watched: {}", rank, error.what()));
+  }
+}
+
+// A runner is ready when it has said so and the fork server has sent its pidfd.
+void Supervisor::ready_if_known(int rank) {
+  if (starting_ != rank || !runner(rank).is_ready || !runner(rank).pidfd) return;
+  starting_.reset();
+  record_start(rank);
+  view_.record(rank).state.store(RunnerState::ready);
+  view_.announce_readiness();
+  const auto& record = session_.record(rank);
+  base::log().info("runner {} (pid {}) is ready: {:.1f} ms since its fork, {:.1f} of them for its model",
+                   rank, record.pid.load(), double(record.start_ns.load()) / 1e6,
+                   double(record.model_ns.load()) / 1e6);
+  if (has_started_) {
+    tell_of_ready(rank);
+  } else if (wanted_.empty()) {
+    has_started_ = true;
+    ready_();
+  }
+  start_next();
+}
+
+void Supervisor::record_start(int rank) {
+  const auto now = base::now_ns();
+  const auto record = [&](session::Activity activity, std::int64_t begin_ns) {
+    spans_.record({.begin_ns = begin_ns,
+                   .end_ns = now,
+                   .step = step_under_way(),
+                   .attempt = 0,
+                   .pid = 0,
+                   .rank = static_cast<std::int16_t>(rank),
+                   .activity = activity});
+  };
+  record(session::Activity::start_runner, starting_ns_);
+  auto& lost_ns = lost_ns_[static_cast<std::size_t>(rank)];
+  if (lost_ns != 0) record(session::Activity::recover, std::exchange(lost_ns, 0));
+}
+
+void Supervisor::tell_of_ready(int rank) {
+  if (host_ == nullptr) return;
+  const auto& record = session_.record(rank);
+  try {
+    host_->tell(protocol::Joined{rank, record.generation.load(), record.pid.load(),
+                                 base::duplicate(runner(rank).pidfd.get())});
+  } catch (const SystemError& error) {
+    return end_runner(rank,
+                      fmt::format("the host cannot be told that runner {} is ready: {}", rank, error.what()));
+  }
+  host_->send_notices(view_);
+}
+
+protocol::Started Supervisor::started() const {
+  protocol::Started started;
+  started.fork_server_pidfd = base::duplicate(fork_server_->pidfd());
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    const auto& record = session_.record(rank);
+    if (record.state.load() != RunnerState::ready) continue;
+    started.runners.push_back(
+        {rank, record.generation.load(), record.pid.load(), base::duplicate(runner(rank).pidfd.get())});
+  }
+  return started;
+}
+
+// ---- The team, and time ----
+
+protocol::Resized Supervisor::resize(int ranks) {
+  const auto& control = session_.control();
+  const auto before = control.team.load();
+  const auto after = session::all_ranks(ranks);
+  try {
+    if (control.given_up.load() != 0) throw SessionError(session::text_of(control.given_up_why));
+    if (ranks > session_.ranks())
+      throw SessionError(fmt::format("the session has room for {} runners, not {}", session_.ranks(), ranks));
+    const auto more = std::max(0, ranks - __builtin_popcount(before));
+    session::check_memory(session_.used_bytes(ranks), static_cast<std::uint64_t>(config_.memory.limit_bytes),
+                          static_cast<std::uint64_t>(more) * session_.slab_bytes());
+    for (int rank = 0; rank < ranks; ++rank) session_.allocate_slab(rank);
+  } catch (const Error& error) {
+    return {error.what()};
+  }
+  view_.control().team.store(after);
+  base::log().info("the team has {} runners from the next step on; it had {}", ranks,
+                   __builtin_popcount(before));
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    const bool was = (before >> rank & 1) != 0, is = (after >> rank & 1) != 0;
+    if (is && !was && has_no_process(rank)) want(rank, 0);  // If it is still retiring, lost() does this.
+    if (was && !is) {
+      std::erase_if(wanted_, [rank](const Wanted& w) { return w.rank == rank; });
+      if (!has_no_process(rank)) retire(rank, "a resize removes it");
+    }
+  }
+  start_next();
+  return {};
+}
+
+bool Supervisor::has_no_process(int rank) const noexcept {
+  const auto state = session_.record(rank).state.load();
+  return state == RunnerState::absent || state == RunnerState::lost;
+}
+
+void Supervisor::replace(int rank) {
+  const auto refuse = [rank](const std::string& why) {
+    throw SessionError(fmt::format("runner {} cannot be replaced now: {}", rank, why));
+  };
+  if (session_.control().given_up.load() != 0) refuse(session::text_of(session_.control().given_up_why));
+  if ((session_.control().team.load() >> rank & 1) == 0) refuse("it is not in the team");
+  if (fork_server_lost_ || session_.record(rank).state.load() != RunnerState::ready)
+    refuse("it is being replaced already");
+  view_.control().replacements.fetch_add(1);
+  retire(rank, "it is to be replaced");
+}
+
+// If the rank is in the team, another runner takes its place when this one has ended: see note_end().
+void Supervisor::retire(int rank, const char* why) {
+  base::log().info("runner {} (pid {}) is asked to end: {}", rank, session_.record(rank).pid.load(), why);
+  view_.record(rank).state.store(RunnerState::retiring);
+  runner(rank).retiring = true;
+  runner(rank).killed_ns = base::now_ns();
+  runner(rank).said_ready.reset();
+  runner(rank).lifeline.reset();  // The runner ends when it sees that.
+}
+
+void Supervisor::tick() {
+  const auto now = base::now_ns();
+  base::set_log_step(step_under_way());
+  look_for_unreported_ends(now);
+  if (fork_server_lost_) relaunch_when_all_are_gone();
+  for (const auto& verdict : watchdog_.look(now)) end_runner(verdict.rank, verdict.why);
+  if (const auto slow = source_watch_.look(reading_(), now)) base::log().warn("{}", *slow);
+  for (std::size_t i = 0; i < runners_.size(); ++i) {
+    const auto& r = runners_[i];
+    if (!r.pidfd || r.killed_ns == 0 || ipc::has_ended(r.pidfd.get())) continue;
+    const double since_s = double(now - r.killed_ns) / 1e9;
+    if (r.retiring && since_s > timing::runners_stop_s) ipc::send_signal(r.pidfd.get(), SIGKILL);
+    if (since_s > timing::sits_in_kernel_s)
+      give_up(fmt::format("runner {} was killed but has not ended: it is blocked in the kernel ({})", i,
+                          ipc::wait_channel(session_.record(static_cast<int>(i)).pid.load())));
+  }
+  if (has_started_ && starting_ && double(now - starting_ns_) / 1e9 > config_.start_timeout)
+    end_late_start(*starting_);
+  if (!has_started_ && start_deadline_.passed() && starting_) {
+    const auto* phase = to_string(session_.record(*starting_).phase.load());
+    throw RunnerError(fmt::format("runner {} was not ready within start_timeout ({} s); it is in phase {}",
+                                  *starting_, config_.start_timeout, phase),
+                      *starting_, phase);
+  }
+  if (host_ != nullptr) host_->send_notices(view_);
+  ticker_.expires_after(std::chrono::nanoseconds(timing::supervisor_look_ns));
+  ticker_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) tick();
+  });
+}
+
+void Supervisor::end_late_start(int rank) {
+  if (runner(rank).pidfd)
+    return end_runner(rank, fmt::format("runner {} was not ready within start_timeout ({} s)", rank,
+                                        config_.start_timeout));
+  base::log().info(
+      "the fork server did not start runner {} within start_timeout ({} s); the fork server is killed", rank,
+      config_.start_timeout);
+  ipc::send_signal(fork_server_->pidfd(), SIGKILL);
+}
+
+void Supervisor::stop_runners(double patience_s) {
+  view_.stop();
+  view_.wake_everyone();
+  const auto deadline = base::Deadline::in_seconds(patience_s);
+  for (auto& r : runners_) {
+    r.said_ready.reset();
+    r.end.reset();
+    r.lifeline.reset();
+    if (r.pidfd) ipc::wait_ended(r.pidfd.get(), deadline);
+  }
+  fork_server_end_.reset();
+  fork_server_watch_.reset();
+  fork_server_->stop(base::Deadline::in_seconds(timing::runners_stop_s));
+  base::log().info("fork server and runners have ended");
+}
+
+void Supervisor::end_runners() noexcept {
+  fork_server_->stop(base::Deadline::in_seconds(timing::runners_stop_s));  // Ends all runners too.
+}
+
+}  // namespace accelmgr::manager

@@ -1,0 +1,177 @@
+// The supervisor starts runners one after the other, watches runners and fork server, and replaces lost
+// runners or leaves them out, as the configuration says. It works with any host and with none.
+//
+// clang-format off
+//   | a rank is | state    | next                                                                           |
+//   |-----------|----------|--------------------------------------------------------------------------------|
+//   | wanted    | absent,  | starting: its turn has come, its backoff is over, there is a fork server       |
+//   |           | lost     |                                                                                |
+//   | starting  | starting | ready: the runner said so;  lost: its process has ended                        |
+//   | ready     | ready    | lost: its process has ended, by itself or killed by the watchdog               |
+//   | lost      | lost     | wanted again (restart), out of the team (shrink), or given up (fail, limits)   |
+//   | retiring  | retiring | absent: its process has ended;  wanted: the same, but it is in the team        |
+// clang-format on
+#pragma once
+
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelmgr/config.hpp"
+#include "base/clock.hpp"
+#include "base/ipc/fork_server_client.hpp"
+#include "base/unique_fd.hpp"
+#include "engine/data/reading.hpp"
+#include "engine/manager/host_link.hpp"
+#include "engine/manager/restart_policy.hpp"
+#include "engine/manager/source_watch.hpp"
+#include "engine/manager/watch.hpp"
+#include "engine/manager/watchdog.hpp"
+#include "engine/protocol/messages.hpp"
+#include "engine/session/reduction.hpp"
+#include "engine/session/session.hpp"
+#include "engine/session/spans.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::manager {
+
+/// Used by the thread of its loop. Does not block there, beyond the system calls that start a fork server and
+/// give a slab its memory.
+class Supervisor {
+ public:
+  using MakeForkServer = std::function<ipc::ForkServerClient()>;
+  using Reading = std::function<std::optional<data::Reading>()>;
+
+  /// `relaunch` makes a new fork server when the last one is lost. `reading` returns the read of the data
+  /// source that is under way. `loop`, `config` and what `view` shows must outlive this.
+  Supervisor(boost::asio::io_context& loop, const Config& config, const session::SupervisorView& view,
+             const session::Manifest& manifest, ipc::ForkServerClient fork_server, MakeForkServer relaunch,
+             Reading reading);
+
+  /// Starts the team, and goes on in the loop. Calls `ready` when all runners are ready. Until then the loop
+  /// throws RunnerError when a runner or the fork server fails, or `start_timeout` has passed. Calls
+  /// `gave_up` once when it will replace no more runners.
+  void start(
+      std::function<void()> ready, std::function<void()> gave_up = [] {});
+  /// Whether all runners of the first team have been ready. Any thread.
+  bool has_started() const noexcept { return has_started_; }
+  /// See Watchdog::silent_ns(); of a runner that is ready. Any thread.
+  std::int64_t silent_ns(int rank) const noexcept { return watchdog_.silent_ns(rank); }
+  /// The fork server and the runners that are ready, for a host.
+  protocol::Started started() const;
+
+  /// From now on this host gets a notice of each new runner and fork server; nullptr: no host does.
+  void report_to(HostLink* host) noexcept { host_ = host; }
+  /// Makes the ranks 0 to `ranks` - 1 the team.
+  protocol::Resized resize(int ranks);
+  /// Call it when `config` has changed.
+  void config_changed() { policy_.change(config_.runners); }
+  /// Replaces the runner of a rank of the team, whatever `runners.on_loss` says. It may finish what it
+  /// computes; a step that it leaves is tried again. Throws SessionError: it cannot be replaced now.
+  void replace(int rank);
+
+  /// Ends runners and fork server. Blocks: call it when the loop has ended. `patience_s`: how long runners
+  /// may take to finish what they compute.
+  void stop_runners(double patience_s);
+  /// Ends them after an exception. Blocks as stop_runners() does.
+  void end_runners() noexcept;
+
+ private:
+  struct Runner {
+    base::UniqueFd pidfd;
+    base::UniqueFd lifeline;
+    std::unique_ptr<Watch> end;
+    std::unique_ptr<Watch> said_ready;
+    bool is_ready = false;  ///< It said so.
+    std::int64_t ended_ns =
+        0;                ///< When this process saw its end, before the fork server reported it; 0: it lives.
+    std::string verdict;  ///< Why it was ended or not started by the supervisor; else empty.
+    std::int64_t killed_ns = 0;  ///< When it was killed or asked to retire; 0: neither.
+    bool retiring = false;
+  };
+  struct Wanted {
+    int rank;
+    std::int64_t not_before_ns;
+  };
+
+  // Starting.
+  void want(int rank, std::int64_t delay_ns);
+  void start_next();
+  void start_runner(int rank);
+  void spawn(int rank);
+  void not_started(int rank, const std::string& why);
+  void watch_runner(int rank);
+  void ready_if_known(int rank);
+  void tell_of_ready(int rank);
+  void record_start(int rank);
+
+  // Failure recovery (failure_recovery.cpp).
+  void runner_ended(int rank);
+  void look_for_unreported_ends(std::int64_t now_ns);
+  void lost(int rank, int wait_status);
+  void note_end(int rank, int wait_status);
+  void finish_for(int rank);
+  void fork_server_ended();
+  void note_fork_server_loss();
+  void relaunch_when_all_are_gone();
+  void relaunch();
+  void repair(int rank, session::Reason reason, const std::string& incident);
+  /// Returns the incident as text.
+  std::string record_incident(int rank, int pid, int wait_status, const std::string& what);
+  void give_up(const std::string& why);
+  void end_runner(int rank, const std::string& why);
+
+  void watch_fork_server();
+
+  // The team, and time.
+  void take_fork_server_events();
+  void take(ipc::Started& started);
+  void take(const ipc::Ended& ended);
+  bool has_no_process(int rank) const noexcept;
+  void retire(int rank, const char* why);
+  void tick();
+  void end_late_start(int rank);
+  void stop_runners();
+
+  Runner& runner(int rank) { return runners_[static_cast<std::size_t>(rank)]; }
+  const Runner& runner(int rank) const { return runners_[static_cast<std::size_t>(rank)]; }
+  std::uint64_t step_under_way() const noexcept;
+
+  boost::asio::io_context& loop_;
+  const Config& config_;
+  session::SupervisorView view_;
+  const session::Session& session_;
+  session::SpanWriter spans_;
+  session::Reduction reduction_;
+  std::optional<ipc::ForkServerClient> fork_server_;
+  MakeForkServer relaunch_;
+  std::function<void()> ready_, gave_up_;
+  HostLink* host_ = nullptr;
+
+  boost::asio::steady_timer ticker_;
+  boost::asio::steady_timer start_timer_;
+  std::unique_ptr<Watch> fork_server_watch_, fork_server_end_;
+  std::vector<Runner> runners_;
+  std::vector<std::int64_t>
+      lost_ns_;  ///< For each rank, when its runner was lost that is to be replaced; or 0.
+  std::deque<Wanted> wanted_;
+  std::optional<int> starting_;
+  std::int64_t starting_ns_ = 0;  ///< When the start of `starting_` began.
+  std::atomic<bool> has_started_ = false;
+  bool fork_server_lost_ = false;  ///< Its runners are ending; a new fork server is made when all have ended.
+  base::Deadline start_deadline_;
+  RestartPolicy policy_;
+  Watchdog watchdog_;
+  Reading reading_;
+  SourceWatch source_watch_;
+  std::string last_exception_;  ///< What the last incident said.
+};
+
+}  // namespace accelmgr::manager

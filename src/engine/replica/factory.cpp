@@ -1,0 +1,49 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "accelmgr/errors.hpp"
+#include "base/did_you_mean.hpp"
+#include "base/exception_text.hpp"
+#include "base/ipc/cores.hpp"
+#include "engine/replica/replica.hpp"
+
+namespace accelmgr::replica {
+namespace {
+
+std::map<std::string, Factory>& factories() {
+  static std::map<std::string, Factory> all;
+  return all;
+}
+
+const Factory& factory_of(const std::string& kind) {
+  for (const auto& name : {kind, std::string()})
+    if (const auto found = factories().find(name); found != factories().end()) return found->second;
+  std::vector<std::string> kinds;
+  for (const auto& [name, factory] : factories()) kinds.push_back(name);
+  throw ConfigError(
+      fmt::format("model.kind: this program has no model '{}'{}", kind, base::did_you_mean(kind, kinds)),
+      "model.kind");
+}
+
+}  // namespace
+
+void register_factory(const std::string& kind, Factory factory) { factories()[kind] = std::move(factory); }
+
+std::unique_ptr<Replica> make_replica(const Config& config, Role role) {
+  const auto& kind = config.model.kind;
+  auto made = base::in_user_code<ModelError>(fmt::format("model '{}'", kind),
+                                             [&] { return factory_of(kind)(config, role); });
+  if (!made) throw ModelError(fmt::format("model '{}': its factory returned null", kind));
+  return made;
+}
+
+int compute_threads(const Config& config) {
+  if (config.runners.threads > 0) return config.runners.threads;
+  const int share = std::max(1, ipc::allowed_cores() / config.nprocs);
+  return std::min(share, ipc::openmp_threads().value_or(share));
+}
+
+}  // namespace accelmgr::replica

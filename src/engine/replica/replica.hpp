@@ -1,0 +1,214 @@
+// The interface of what computes: a replica of the model, as a runner sees it. It deals in names, shapes,
+// dtypes and memory; libtorch, Python or a device may implement it. A runner calls a replica in this order:
+//
+//   describe()                             once; the manager calls nothing else
+//   bind(), seed(), load()                 once
+//   begin_attempt()                        in each attempt
+//     load_parameters()                    if the host wrote parameters since the last attempt, or the team
+//                                          of devices is another one
+//     run(), run(), ...                    one micro-batch each
+//     collect()                            hands over the remaining gradients, reads loss and scalars
+//   save()                                 before the vote; after an aborted attempt load() instead
+//
+// A gradient's memory belongs to the replica. Sink::capture() only reads it, and keeps no pointer to it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accelmgr/config.hpp"
+#include "accelmgr/dtype.hpp"
+#include "base/waiter.hpp"
+#include "engine/session/manifest.hpp"
+#include "engine/session/shards.hpp"
+
+namespace accelmgr::replica {
+
+/// A parameter or a buffer of a model, in this process's memory.
+struct Tensor {
+  std::string name{};
+  DType dtype = DType::float32;
+  std::vector<std::int64_t> shape{};
+  std::vector<std::int64_t> strides{};  ///< In elements.
+  std::byte* data = nullptr;            ///< The first element.
+  std::uintptr_t identity = 0;          ///< Entries with the same value are one tensor under several names.
+  bool requires_grad = true;            ///< For parameters only.
+  bool persistent = true;               ///< For buffers only: part of the state dict.
+  bool rounds = true;  ///< For parameters only: `runners.parameters: bf16` is for this one, too.
+};
+
+/// The tensors of a model, in its order. A tensor with several names has an entry for each. Parameters that
+/// require gradients are float64, float32, float16, bfloat16, complex64 or complex128; others have any dtype.
+struct Description {
+  std::vector<Tensor> parameters{};
+  std::vector<Tensor> buffers{};
+  bool has_values = true;  ///< false: the memory of parameters has none; the host has them.
+};
+
+/// A field of a micro-batch, row-major; dimension 0 is the batch. Its memory belongs to the queue: a replica
+/// that changes or keeps the values copies them.
+struct Field {
+  std::string name{};
+  DType dtype = DType::float32;
+  std::vector<std::int64_t> shape{};
+  const std::byte* data = nullptr;
+};
+
+/// Receives gradients and progress from a replica. The runner's thread calls it, or a thread that computes
+/// for it while the runner's thread waits; never two at once.
+class Sink : public base::Waiter {
+ public:
+  /// Takes a gradient of parameter `index` of the manifest: dense, row-major, in the parameter's dtype. The
+  /// first one in an attempt is stored, further ones are added. The gradient is copied before it returns.
+  virtual void capture(std::size_t index, const void* gradient) = 0;
+
+  // Beside capture(), for a device that copies gradients itself: it registers slab() once, writes the whole
+  // gradient of the attempt (the sum over its micro-batches) to place_of(), and tells when it is there. A
+  // parameter is given either way in an attempt, not both ways.
+
+  /// The memory in which all places lie. Empty if gradients can only be captured, for instance because the
+  /// slab has another dtype.
+  virtual std::span<std::byte> slab() { return {}; }
+  /// Where the gradient of parameter `index` belongs: dense, row-major. Valid if slab() is not empty.
+  virtual std::byte* place_of(std::size_t) { return nullptr; }
+  /// The gradient of parameter `index` is in its place.
+  virtual void arrived(std::size_t) {}
+
+  /// Whether parameter `index` may have a gradient in this attempt: it was not frozen at the start, or was
+  /// unfrozen since. All ranks of an attempt have the same answer.
+  virtual bool is_trained(std::size_t) { return true; }
+
+  /// Whether load_parameters() is to bring parameter `index` again: not one that is frozen and was not
+  /// written. All ranks of a team have the same answer.
+  virtual bool is_stale(std::size_t) { return true; }
+
+  /// The devices of `team` have summed up their gradients, and these bytes are a shard of the sum that this
+  /// rank has of it, as session::ShardPlan places it. They are in their place, if slab() is not empty;
+  /// otherwise they are copied. In such an attempt all ranks of the team give all their shards, and nothing
+  /// by capture() or arrived().
+  virtual void shard(session::RankMask, session::Bytes, const std::byte*) {}
+
+  /// The forward pass of a micro-batch is done; its backward pass begins.
+  virtual void backward_begins() = 0;
+  /// True: no micro-batch follows the one that runs now, so its backward pass completes the gradients. False:
+  /// perhaps one follows.
+  virtual bool last_micro_batch() { return false; }
+  /// A replica calls wanted() while it waits for a device. False when the attempt is over or the session
+  /// stops: the replica should leave its work unfinished and return.
+  bool wanted() override = 0;
+};
+
+/// The part of a replica's device in a team of devices: its members sum up their gradients themselves, and
+/// bring the parameters to each other. Each has a replica of its own; all run the same attempts, and load
+/// parameters in the same ones.
+class TeamMember {
+ public:
+  virtual ~TeamMember() = default;
+  /// What names a team. One member makes it, and all need it. Throws what a lost device throws.
+  virtual session::TeamId make_id() = 0;
+  /// From the next attempt on, the device is one of those of `ranks`; it leaves its team before. Waits until
+  /// all have come. Returns false if the sink does not want the attempt any more. Throws if it is not done
+  /// within `timeout_s`, or cannot be done; the replica goes on without a team then.
+  [[nodiscard]] virtual bool join(const session::TeamId& id, session::RankMask ranks, int rank,
+                                  double timeout_s) = 0;
+  /// From the next attempt on, the device is alone, as in the beginning. Abandons what the team
+  /// has under way; the parameters on the device are undefined until they are loaded again.
+  virtual void leave() = 0;
+  /// Why the team has ended. Empty if it has not, or because the sink did not want the attempt.
+  virtual std::string failure() const = 0;
+};
+
+/// Where the values of a parameter lie in the master.
+struct Place {
+  std::byte* data = nullptr;
+  std::vector<std::int64_t> strides{};  ///< In elements.
+};
+
+/// Working state in the session.
+struct State {
+  std::byte* buffers = nullptr;  ///< A copy of all buffers, placed as in the manifest; null: leave them.
+  std::span<std::byte>
+      generator{};  ///< Room for the state of generators: engine/replica/generator_state.hpp.
+};
+struct ConstState {
+  const std::byte* buffers = nullptr;
+  std::span<const std::byte> generator{};
+};
+
+/// Sums over the micro-batches of an attempt: each contributes its values divided by its divisor.
+struct Totals {
+  double loss = 0;
+  std::vector<std::pair<std::string, double>> scalars{};  ///< In the order in which they first came.
+};
+
+/// One thread uses a replica. An exception during an attempt aborts it. A member throws ModelError if the
+/// same batch would fail again, and anything else otherwise.
+class Replica {
+ public:
+  virtual ~Replica() = default;
+
+  /// The model's tensors with their initial values. Every call returns the same tensors.
+  virtual Description describe() = 0;
+
+  /// Binds the replica to the master: from now on it uses the master's parameters and gives gradients to
+  /// `sink`. A replica in host memory uses the parameters where they lie; one on a device copies them in
+  /// load_parameters(). The manifest lists each tensor of describe() once, in the same order; `places` has
+  /// one entry for each of its parameters. Manifest, parameters and sink outlive the replica.
+  virtual void bind(const session::Manifest& manifest, std::span<const Place> places, Sink& sink) = 0;
+
+  /// Seeds all generators that the model may draw from.
+  virtual void seed(std::uint64_t seed) = 0;
+
+  /// Discards what an aborted attempt left.
+  virtual void begin_attempt() = 0;
+  /// The host wrote parameters since the last attempt (Sink::is_stale()). A device may copy them
+  /// asynchronously.
+  virtual void load_parameters() {}
+  /// Runs forward and backward of one micro-batch, with the loss divided by `divisor`. May be asynchronous;
+  /// reads no result back.
+  virtual void run(std::span<const Field> batch, double divisor) = 0;
+  /// Waits for the work of run(), hands the remaining gradients to the sink, then reads loss and scalars.
+  virtual Totals collect() = 0;
+
+  /// The part of the device in teams, which lives as long as the replica. Null: it has none. Throws
+  /// UsageError if what it takes is missing. Call it after bind().
+  virtual TeamMember* team_member() { return nullptr; }
+
+  /// Copies the working state (buffers, generators) to the session, and back.
+  virtual void save(const State& to) = 0;
+  virtual void load(const ConstState& from) = 0;
+};
+
+/// What a replica is made for.
+struct Role {
+  /// In the manager: gives the session its initial values, on the CPU. Generators begin at `seed_base`.
+  static constexpr Role description() { return {}; }
+  /// In the runner of that rank: computes, with compute_threads() threads or on a device of its own.
+  static constexpr Role runner(int rank) { return {rank}; }
+  bool computes() const { return rank >= 0; }
+
+  int rank = -1;  ///< -1: in the manager.
+};
+
+using Factory = std::function<std::unique_ptr<Replica>(const Config&, Role)>;
+
+/// Registers the factory of models with that `model.kind`; an empty kind stands for all kinds without a
+/// factory of their own. A later factory of a kind replaces an earlier one. Call it before a manager starts.
+void register_factory(const std::string& kind, Factory factory);
+
+/// Makes a replica of `config.model.kind`. Throws ConfigError for a kind without a factory. Errors of
+/// accelmgr that the factory throws pass unchanged; any other exception becomes a ModelError that names the
+/// kind.
+std::unique_ptr<Replica> make_replica(const Config& config, Role role);
+
+/// Number of threads that a runner computes with: `runners.threads`, or if that is 0 its share of the
+/// machine.
+int compute_threads(const Config& config);
+
+}  // namespace accelmgr::replica

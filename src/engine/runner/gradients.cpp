@@ -1,0 +1,124 @@
+#include "engine/runner/gradients.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "accelmgr/errors.hpp"
+#include "base/fault_point.hpp"
+#include "engine/session/kernels.hpp"
+
+namespace accelmgr::runner {
+namespace {
+
+// A large gradient is not read again before the reduction, so it is stored past the cache: backward keeps the
+// cache for itself. A slab of at most cached_slab_bytes may stay in the cache until the reduction.
+constexpr std::uint64_t non_temporal_bytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t cached_slab_bytes = std::uint64_t{8} << 20;
+
+std::size_t non_temporal_from(const session::Header& header) {
+  return header.slab_bytes > cached_slab_bytes ? non_temporal_bytes : std::numeric_limits<std::size_t>::max();
+}
+
+}  // namespace
+
+void Gradients::begin(std::uint64_t attempt) {
+  attempt_ = attempt;
+  nonfinite_.clear();
+}
+
+void Gradients::capture(std::size_t index, const void* gradient) {
+  const auto& entry = trained(index);
+  auto* place = runner_.slab() + entry.slab;
+  const auto& kernels = session::best_kernels();
+  keep(index, runner_.tags()[index].load(std::memory_order_relaxed) == attempt_
+                  ? kernels.capture_add(place, gradient, entry.elements(), entry.types)
+                  : kernels.capture_copy(place, gradient, entry.elements(), entry.types,
+                                         non_temporal_from(runner_.session().header())));
+}
+
+void Gradients::arrived(std::size_t index) {
+  const auto& entry = trained(index);
+  if (runner_.tags()[index].load(std::memory_order_relaxed) == attempt_)
+    throw ModelError(fmt::format("the gradient of '{}' was handed over twice by a device", entry.name));
+  keep(index,
+       session::best_kernels().finite(runner_.slab() + entry.slab, entry.elements(), entry.types.slab));
+}
+
+void Gradients::keep(std::size_t index, bool finite) {
+  base::fault_point(base::FaultPhase::gradient_capture);
+  runner_.tags()[index].store(attempt_, std::memory_order_relaxed);
+  if (!finite) note_nonfinite(index);
+}
+
+void Gradients::note_nonfinite(std::size_t index) {
+  if (std::ranges::find(nonfinite_, index) == nonfinite_.end()) nonfinite_.push_back(index);
+}
+
+// Shards need no tags: a team has a value for every element.
+void Gradients::shard(const session::Bytes& shard, const std::byte* sums) {
+  if (shard.end < shard.first || shard.end > plan_.bytes())
+    throw ModelError(fmt::format("a shard of the bytes {} to {} was passed, but the gradients have {}",
+                                 shard.first, shard.end, plan_.bytes()));
+  const auto& kernels = session::best_kernels();
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const auto& entry = entries_[i];
+    const auto place = plan_.place(i);
+    const auto each = session::bytes_of(entry.types.gradient);
+    const auto begin = std::max(shard.first, place);
+    const auto end = std::min(shard.end, place + entry.elements() * each);
+    if (begin >= end || !entry.has_room()) continue;
+    const auto* values = sums + (begin - shard.first);
+    auto* to = runner_.slab() + entry.slab + (begin - place) / each * session::bytes_of(entry.types.slab);
+    const auto count = (end - begin) / each;
+    const bool finite = values == to ? kernels.finite(values, count, entry.types.slab)
+                                     : kernels.capture_copy(to, values, count, entry.types,
+                                                            non_temporal_from(runner_.session().header()));
+    if (!finite) note_nonfinite(i);
+  }
+  base::fault_point(base::FaultPhase::gradient_capture);
+}
+
+bool Gradients::is_trained(std::size_t index) const noexcept {
+  return entries_[index].group != session::Group::frozen ||
+         runner_.session().unfrozen()[index].load(std::memory_order_relaxed) != 0;
+}
+
+const session::TensorEntry& Gradients::entry_of(std::size_t index) const {
+  if (index >= entries_.size())
+    throw ModelError(fmt::format("a gradient was passed for parameter {}, but the model has {} parameters",
+                                 index, entries_.size()));
+  const auto& entry = entries_[index];
+  if (!entry.has_room())
+    throw ModelError(
+        fmt::format("a gradient was passed for parameter '{}', which is {} and cannot be trained", entry.name,
+                    name_of(entry.dtype)));
+  return entry;
+}
+
+const session::TensorEntry& Gradients::trained(std::size_t index) const {
+  const auto& entry = entry_of(index);
+  if (!is_trained(index))
+    throw ModelError(fmt::format(
+        "a gradient of '{}' was passed, but the parameter is frozen: the host must unfreeze it", entry.name));
+  return entry;
+}
+
+std::byte* Gradients::place_of(std::size_t index) const { return runner_.slab() + entry_of(index).slab; }
+
+std::span<std::byte> Gradients::slab() const noexcept {
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    if (const auto& entry = entries_[i];
+        entry.has_room() && (entry.types.slab != entry.types.gradient || entry.slab != plan_.place(i)))
+      return {};
+  return {runner_.slab(), runner_.session().header().bytes.slab};
+}
+
+std::vector<std::string> Gradients::nonfinite() const {
+  std::vector<std::string> names;
+  for (const auto index : nonfinite_) names.push_back(entries_[index].name);
+  return names;
+}
+
+}  // namespace accelmgr::runner

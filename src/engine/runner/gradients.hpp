@@ -1,0 +1,58 @@
+// Receives the gradients of a replica. The first gradient of a parameter in an attempt is copied into the
+// slab of the rank, later ones are added. The same pass over memory looks for Inf and NaN.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/session/manifest.hpp"
+#include "engine/session/shards.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::runner {
+
+/// Used by one thread.
+class Gradients {
+ public:
+  Gradients(const session::RunnerView& runner, const session::Manifest& manifest)
+      : runner_(runner), entries_(manifest.tensors), plan_(manifest) {}
+
+  /// Gradients that follow belong to `attempt`.
+  void begin(std::uint64_t attempt);
+  /// Captures the gradient of parameter `index`. Throws ModelError when there is no such parameter.
+  void capture(std::size_t index, const void* gradient);
+  /// Where a device writes the gradient of parameter `index`, in the parameter's dtype. Throws ModelError
+  /// when there is no such parameter.
+  std::byte* place_of(std::size_t index) const;
+  /// The gradients of the parameters that are trained from the start, for a device that writes them, placed
+  /// as session::ShardPlan does. Empty if a slab has another dtype than a parameter.
+  std::span<std::byte> slab() const noexcept;
+  /// Counts the gradient that lies in its place as captured. Throws ModelError when there is no such
+  /// parameter, or when the attempt has a gradient of it already.
+  void arrived(std::size_t index);
+  /// Takes a shard of the sum over a team, which may lie in its place already.
+  void shard(const session::Bytes& shard, const std::byte* sums);
+  /// See replica::Sink.
+  bool is_trained(std::size_t index) const noexcept;
+  /// Names of the parameters whose gradient was not finite in this attempt, in order of arrival.
+  std::vector<std::string> nonfinite() const;
+
+ private:
+  const session::TensorEntry& entry_of(std::size_t index) const;
+  /// The same. Throws ModelError if the parameter is frozen, too.
+  const session::TensorEntry& trained(std::size_t index) const;
+  /// Tags the parameter with the attempt.
+  void keep(std::size_t index, bool finite);
+  void note_nonfinite(std::size_t index);
+
+  session::RunnerView runner_;
+  const std::vector<session::TensorEntry>& entries_;
+  session::ShardPlan plan_;
+  std::uint64_t attempt_ = 0;
+  std::vector<std::size_t> nonfinite_;
+};
+
+}  // namespace accelmgr::runner

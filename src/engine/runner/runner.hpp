@@ -1,0 +1,109 @@
+// The step protocol of one rank, around a replica: wait for the trigger, compute, vote, reduce a slice.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accelmgr/config.hpp"
+#include "engine/replica/replica.hpp"
+#include "engine/runner/batches.hpp"
+#include "engine/runner/gradients.hpp"
+#include "engine/runner/rounded_parameters.hpp"
+#include "engine/runner/team_part.hpp"
+#include "engine/runner/write_guard.hpp"
+#include "engine/session/manifest.hpp"
+#include "engine/session/reduction.hpp"
+#include "engine/session/session.hpp"
+#include "engine/session/spans.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::runner {
+
+/// Used by one thread.
+class Runner final : private replica::Sink {
+ public:
+  /// Builds the replica over the master parameters, with the working state of the last commit. `lifeline` is
+  /// one end of a socket: when it ends, the manager is gone. Throws ModelError, also when the model is not
+  /// that of the manifest.
+  Runner(const Config& config, const session::RunnerView& runner, int lifeline);
+  /// Takes part in attempts until the session stops or the lifeline ends. When the replica throws, refuses
+  /// the attempt and throws on.
+  void serve();
+
+ private:
+  // replica::Sink.
+  void capture(std::size_t index, const void* gradient) override { gradients_.capture(index, gradient); }
+  std::span<std::byte> slab() override { return gradients_.slab(); }
+  std::byte* place_of(std::size_t index) override { return gradients_.place_of(index); }
+  void arrived(std::size_t index) override { gradients_.arrived(index); }
+  bool is_trained(std::size_t index) override { return gradients_.is_trained(index); }
+  bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
+  void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {
+    gradients_.shard(shard, sums);
+    ballot_.team = team;
+  }
+  void backward_begins() override;
+  bool last_micro_batch() override { return last_micro_batch_; }
+  bool wanted() override;
+
+  void attempt(std::uint64_t number);
+  void load_parameters();
+  void compute();
+  void skip();
+  void micro_batch(Batches::Filled filled);
+  void collect();
+  void check_finite();
+  std::optional<Batches::Filled> next_batch();
+  void vote();
+  bool refuse();
+  void acknowledge(bool committed);
+
+  void populate();
+  void load_committed_state();
+  void load_state();
+  replica::State state_in(std::uint32_t index) const;
+  void keep_scalars(const std::vector<std::pair<std::string, double>>& scalars);
+  void tell_of_scalars(const std::vector<std::string>& left_out);
+  bool is_first() const noexcept;
+  bool over() const;
+  bool stopping() const;
+  void enter(session::Phase phase) noexcept;
+  void enter(session::Phase phase, session::Activity activity) noexcept;
+  void enter(session::Activity activity) noexcept;
+  void give_sign_of_life() noexcept;
+
+  static constexpr std::uint64_t unknown_version = ~std::uint64_t{0};
+
+  const Config& config_;
+  session::RunnerView view_;
+  const session::Session& session_;
+  session::Manifest manifest_;
+  int rank_;
+  int lifeline_;
+  session::RunnerRecord& record_;
+  session::ActivityWriter activities_;
+  Batches batches_;
+  Gradients gradients_;
+  session::Reduction reduction_;
+  std::optional<RoundedParameters> rounded_parameters_;
+  std::unique_ptr<replica::Replica> replica_;
+  std::optional<WriteGuard> write_guard_;
+  std::optional<TeamPart> team_part_;  ///< Set by the constructor.
+  session::Ballot ballot_{};
+  std::uint64_t attempt_ = 0;         ///< The attempt under way, or the last one.
+  session::RankMask populated_ = 0;   ///< Ranks whose slabs have their pages present in this process.
+  std::uint64_t buffer_version_ = 0;  ///< The version of the buffers that was loaded last.
+  std::uint64_t parameter_version_ = unknown_version;  ///< The version that the replica loaded last.
+  std::uint64_t frozen_version_ = 0;                   ///< The same of those that are frozen.
+  bool frozen_are_stale_ = true;
+  bool last_micro_batch_ = false;  ///< No micro-batch follows the one that runs.
+  bool left_ = false;              ///< wanted() has told the replica to leave the attempt.
+  bool told_of_scalars_ = false;
+};
+
+}  // namespace accelmgr::runner

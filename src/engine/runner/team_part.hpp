@@ -1,0 +1,48 @@
+// The part of a runner in teams of devices: says whether its device can be in one, and follows the request of
+// each attempt (engine/session/device_team.hpp). A rank that cannot join refuses the attempt, not its own
+// life; the host has the next attempt reduced through the session.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "accelmgr/config.hpp"
+#include "engine/replica/replica.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::runner {
+
+/// Used by one thread.
+class TeamPart {
+ public:
+  /// The replica is bound, and outlives this. Logs why its device can be in no team.
+  TeamPart(const Config& config, const session::RunnerView& runner, replica::Replica& replica,
+           replica::Sink& sink);
+
+  /// Joins the team of the attempt, stays in it or leaves, as the request says. Call it before the replica
+  /// begins the attempt. Returns true if the device left or joined a team: it may not have the parameters.
+  /// Throws AttemptRefused.
+  [[nodiscard]] bool follow(std::uint64_t attempt);
+  /// The replica has done everything that its team does in this attempt.
+  void done() noexcept { under_way_ = false; }
+  /// The attempt has ended without a commit. Leaves the team if it has begun what the others may not have
+  /// done. Returns true then.
+  [[nodiscard]] bool abandon();
+  /// What the team has met in this attempt: an exception of the replica tells of that. Empty: nothing.
+  std::string failure() const { return under_way_ ? member_->failure() : std::string(); }
+
+ private:
+  std::string why_in_none(const Config& config, replica::Replica& replica);
+  void join(std::uint64_t attempt, session::RankMask ranks);
+  session::TeamId id_of(std::uint64_t attempt, int lowest);
+  bool leave();
+
+  session::RunnerView view_;
+  session::TeamRecord& record_;
+  replica::Sink& sink_;
+  double timeout_s_;  ///< To join.
+  replica::TeamMember* member_ = nullptr;
+  bool under_way_ = false;  ///< The device works with its team, or may have begun to.
+};
+
+}  // namespace accelmgr::runner

@@ -1,0 +1,29 @@
+// Models that move their parameters in forward() and put them back, as adversarial training does. Runners map
+// the master parameters read-only. At the first write in a micro-batch the runner gets a private copy of the
+// pages that it writes; after the micro-batch it reads the master's again. So a move is seen by nobody else.
+// One that was not taken back would be lost: it is an error.
+#pragma once
+
+#include "engine/session/manifest.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::runner {
+
+/// Installs handlers for SIGSEGV and SIGBUS. Any fault outside the parameters has its default action. One in
+/// a process; `runner` and `manifest` must stay valid until it ends.
+class WriteGuard {
+ public:
+  WriteGuard(const session::RunnerView& runner, const session::Manifest& manifest);
+
+  /// Makes the parameters the master's again. Call it before an attempt, which may find what an earlier one
+  /// left.
+  void begin();
+  /// The same, after a micro-batch. Throws ModelError, with the name, if a parameter was not put back.
+  /// Differences from rounding are dropped.
+  void check();
+
+ private:
+  const session::Manifest& manifest_;
+};
+
+}  // namespace accelmgr::runner

@@ -1,0 +1,57 @@
+// What host, supervisor and runners do with an attempt: they make the transitions of the step word and wake
+// the processes that wait for them. No function here blocks or throws.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/session/layout.hpp"
+#include "engine/session/loss_average.hpp"
+#include "engine/session/session.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::session {
+
+/// Host: writes the request, copies the state of ranks that do not take part to the other state copy, opens
+/// the next attempt and wakes the runners. Returns its number, or 0 if the step word is not closed.
+std::uint64_t open_attempt(const HostView& host, const Request& request) noexcept;
+
+/// Runner: sets its bit in the step word. The last vote wakes the other participants. The runner must have
+/// written its ballot and its state copy before.
+Vote cast_vote(const RunnerView& runner, std::uint64_t attempt) noexcept;
+
+/// Any process: aborts the attempt unless it is committed, and wakes all processes. True if this call aborted
+/// it. Async-signal-safe.
+bool abort_attempt(const View& view, std::uint64_t attempt, std::uint32_t author) noexcept;
+
+/// Runner: writes the reason into its record, then aborts the attempt. `what` is cut to text_bytes. True if
+/// this call aborted it. Async-signal-safe.
+bool refuse_attempt(const RunnerView& runner, std::uint64_t attempt, Reason reason,
+                    const char* what) noexcept;
+
+/// Whether the slices of all participants are finished.
+bool slices_finished(const Session& session, std::uint64_t attempt) noexcept;
+
+/// Any process: closes an aborted attempt, or a committed one whose slices are all finished; wakes host and
+/// loader. True if this call closed it.
+bool close_if_over(const View& view, std::uint64_t attempt) noexcept;
+
+/// The sum of the participants' ballots, added in order of rank.
+Tally tally(const Session& session, const Request& request) noexcept;
+
+/// How far the reduction of a rank's slice has come. `chunk` counts from the slice's beginning, or is
+/// cursor_finished. `in_flight`: the undo image holds this chunk, and its gradients may be half reduced.
+struct Cursor {
+  std::uint64_t attempt = 0;
+  std::uint64_t chunk = 0;
+  bool in_flight = false;
+};
+constexpr std::uint64_t encode(const Cursor& c) noexcept {
+  return c.attempt << 27 | c.chunk << 1 | std::uint64_t{c.in_flight};
+}
+constexpr Cursor decode_cursor(std::uint64_t bits) noexcept {
+  return {bits >> 27, bits >> 1 & ((1u << 26) - 1), (bits & 1) != 0};
+}
+/// The value of Cursor::chunk for a finished slice.
+constexpr std::uint64_t cursor_finished = (1u << 26) - 1;
+
+}  // namespace accelmgr::session

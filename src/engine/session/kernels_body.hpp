@@ -1,0 +1,280 @@
+// The kernels. Each variant (kernels_portable.cpp, kernels_avx2.cpp, kernels_avx512.cpp) includes this file
+// once and compiles it for its instruction set. All names have internal linkage.
+//
+// A vector of what master elements are added as fills a register; all other vectors have the same number of
+// lanes. float16 and bfloat16 are added as float32, and rounded once when they are stored.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "base/simd/half_precision.hpp"
+#include "base/simd/vectors.hpp"
+#include "engine/session/kernels_table.hpp"
+
+namespace accelmgr::session {
+namespace {
+
+using namespace base::simd;
+
+// An element type: as what it is stored, as what it is added, and the way from one to the other.
+template <class T, int mantissa>
+struct Plain {
+  using Stored = T;
+  using Sum = T;
+  static constexpr int mantissa_bits = mantissa;
+  template <std::size_t lanes>
+  ACCELMGR_INLINE static Vector<T, lanes> widen(Vector<T, lanes> v) {
+    return v;
+  }
+  template <std::size_t lanes>
+  ACCELMGR_INLINE static Vector<T, lanes> narrow(Vector<T, lanes> v) {
+    return v;
+  }
+};
+using f32 = Plain<float, 23>;
+using f64 = Plain<double, 52>;
+struct bf16 {
+  using Stored = std::uint16_t;
+  using Sum = float;
+  static constexpr int mantissa_bits = 7;
+  template <std::size_t lanes>
+  ACCELMGR_INLINE static FloatsOf<lanes> widen(HalvesOf<lanes> v) {
+    return widen_bfloat16<lanes>(v);
+  }
+  template <std::size_t lanes>
+  ACCELMGR_INLINE static HalvesOf<lanes> narrow(FloatsOf<lanes> v) {
+    return narrow_bfloat16<lanes>(v);
+  }
+};
+struct f16 {
+  using Stored = std::uint16_t;
+  using Sum = float;
+  static constexpr int mantissa_bits = 10;
+  template <std::size_t lanes>
+  ACCELMGR_INLINE static FloatsOf<lanes> widen(HalvesOf<lanes> v) {
+    static_assert(lanes == float_lanes);
+    return widen_float16(v);
+  }
+  template <std::size_t lanes>
+  ACCELMGR_INLINE static HalvesOf<lanes> narrow(FloatsOf<lanes> v) {
+    static_assert(lanes == float_lanes);
+    return narrow_float16(v);
+  }
+};
+template <class Element>
+using StoredOf = typename Element::Stored;
+template <class Element>
+using SumOf = typename Element::Sum;
+
+/// Loads one vector, converted to the type in which it is added.
+template <class Element, std::size_t lanes, class Access>
+ACCELMGR_INLINE Vector<SumOf<Element>, lanes> load_sum(const StoredOf<Element>* from, Access access) {
+  return Element::template widen<lanes>(access.template load<Vector<StoredOf<Element>, lanes>>(from));
+}
+
+/// `fixed` is the number of slabs if it is known at compile time, which keeps their addresses in registers.
+/// If it is 0 there are `slab_count`.
+template <class Master, class Slab, std::size_t fixed, bool accumulate, bool past_caches>
+void reduce_slabs(StoredOf<Master>* master, const void* const* slabs, std::size_t slab_count,
+                  std::size_t count, SumOf<Master> scale) noexcept {
+  constexpr std::size_t lanes = lanes_of<SumOf<Master>>;
+  using MasterVector = Vector<SumOf<Master>, lanes>;
+  using SumVector = Vector<SumOf<Slab>, lanes>;
+  using Stored = StoredOf<Slab>;
+
+  const Stored* begin[fixed == 0 ? 1 : fixed];
+  for (std::size_t s = 0; s < fixed; ++s) begin[s] = static_cast<const Stored*>(slabs[s]);
+  const auto slab = [&](std::size_t s) __attribute__((always_inline)) {
+    if constexpr (fixed == 0) {
+      return static_cast<const Stored*>(slabs[s]);
+    } else {
+      return begin[s];
+    }
+  };
+  if constexpr (fixed != 0) slab_count = fixed;
+
+  walk<sizeof(StoredOf<Master>), lanes, past_caches>(
+      master, count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
+        SumVector sum[vectors];
+        for (std::size_t v = 0; v < vectors; ++v)
+          sum[v] = load_sum<Slab, lanes>(slab(0) + at + v * lanes, access);
+        for (std::size_t s = 1; s < slab_count; ++s) {
+          const Stored* next = slab(s) + at;
+          for (std::size_t v = 0; v < vectors; ++v) sum[v] += load_sum<Slab, lanes>(next + v * lanes, access);
+        }
+        for (std::size_t v = 0; v < vectors; ++v) {
+          auto* to = master + at + v * lanes;
+          MasterVector result = __builtin_convertvector(sum[v], MasterVector) * scale;  // Times 1 is exact.
+          if constexpr (accumulate) result = load_sum<Master, lanes>(to, access) + result;
+          access.store(to, Master::template narrow<lanes>(result));
+        }
+      });
+}
+
+template <class Master, class Slab, bool accumulate, bool past_caches>
+void reduce_by_count(void* master, const void* const* slabs, std::size_t slab_count, std::size_t count,
+                     SumOf<Master> scale) noexcept {
+  auto* to = static_cast<StoredOf<Master>*>(master);
+  switch (slab_count) {
+    case 1:
+      return reduce_slabs<Master, Slab, 1, accumulate, past_caches>(to, slabs, slab_count, count, scale);
+    case 2:
+      return reduce_slabs<Master, Slab, 2, accumulate, past_caches>(to, slabs, slab_count, count, scale);
+    case 3:
+      return reduce_slabs<Master, Slab, 3, accumulate, past_caches>(to, slabs, slab_count, count, scale);
+    case 4:
+      return reduce_slabs<Master, Slab, 4, accumulate, past_caches>(to, slabs, slab_count, count, scale);
+    default:
+      return reduce_slabs<Master, Slab, 0, accumulate, past_caches>(to, slabs, slab_count, count, scale);
+  }
+}
+
+void zero_non_temporal(void* begin, std::size_t bytes) noexcept {
+  auto* to = static_cast<char*>(begin);
+  walk<1, vector_bytes, true>(
+      to, bytes, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
+        for (std::size_t v = 0; v < vectors; ++v)
+          access.store(to + at + v * vector_bytes, Vector<char, vector_bytes>{});
+      });
+}
+
+template <class Master, class Slab>
+void reduce(void* master, const void* const* slabs, std::size_t slab_count, std::size_t count, double scale,
+            SumInto into) noexcept {
+  const auto s = static_cast<SumOf<Master>>(scale);
+  if (slab_count == 0) {
+    const auto bytes = count * sizeof(StoredOf<Master>);
+    if (into == SumInto::overwrite) std::memset(master, 0, bytes);
+    if (into == SumInto::overwrite_non_temporal) zero_non_temporal(master, bytes);
+    return;
+  }
+  switch (into) {
+    case SumInto::overwrite:
+      return reduce_by_count<Master, Slab, false, false>(master, slabs, slab_count, count, s);
+    case SumInto::overwrite_non_temporal:
+      return reduce_by_count<Master, Slab, false, true>(master, slabs, slab_count, count, s);
+    case SumInto::accumulate:
+      return reduce_by_count<Master, Slab, true, false>(master, slabs, slab_count, count, s);
+  }
+}
+
+template <class T>
+using WordOf = std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+
+/// Sets the top bit of a lane if its value is infinite or NaN: adding one to an exponent of all ones carries
+/// into the sign bit.
+template <class Element, std::size_t lanes>
+ACCELMGR_INLINE Vector<WordOf<StoredOf<Element>>, lanes> carry_of_nonfinite(
+    Vector<StoredOf<Element>, lanes> v) {
+  using Word = WordOf<StoredOf<Element>>;
+  constexpr Word lowest = static_cast<Word>(Word{1} << Element::mantissa_bits);
+  constexpr Word sign = static_cast<Word>(Word{1} << (8 * sizeof(Word) - 1));
+  constexpr Word exponent = static_cast<Word>(sign - lowest);
+  return (reinterpret_cast<Vector<Word, lanes>>(v) & exponent) + lowest;
+}
+
+/// Whether no lane has its top bit set.
+template <class Word, std::size_t lanes>
+ACCELMGR_INLINE bool all_finite(const Vector<Word, lanes>& carries) {
+  bool finite = true;
+  for (std::size_t lane = 0; lane < lanes; ++lane) finite &= carries[lane] >> (8 * sizeof(Word) - 1) == 0;
+  return finite;
+}
+
+template <class Element>
+bool finite(const void* values, std::size_t count) noexcept {
+  using Stored = StoredOf<Element>;
+  using Word = WordOf<Stored>;
+  constexpr std::size_t lanes = lanes_of<Stored>;
+  const auto* from = static_cast<const Stored*>(values);
+  Vector<Word, lanes> nonfinite{};
+  walk<sizeof(Stored), lanes, false>(
+      from, count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
+        for (std::size_t v = 0; v < vectors; ++v)
+          nonfinite |= carry_of_nonfinite<Element, lanes>(
+              access.template load<Vector<Stored, lanes>>(from + at + v * lanes));
+      });
+  return all_finite<Word, lanes>(nonfinite);
+}
+
+template <class Gradient, class Slab, bool add, bool past_caches>
+bool capture_range(StoredOf<Slab>* slab, const StoredOf<Gradient>* gradient, std::size_t count) noexcept {
+  constexpr std::size_t lanes = lanes_of<SumOf<Gradient>>;
+  using Stored = Vector<StoredOf<Slab>, lanes>;
+  using Word = WordOf<StoredOf<Slab>>;
+  Vector<Word, lanes> nonfinite{};
+  walk<sizeof(StoredOf<Slab>), lanes, past_caches>(
+      slab, count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
+        for (std::size_t v = 0; v < vectors; ++v) {
+          auto* to = slab + at + v * lanes;
+          const auto* from = gradient + at + v * lanes;
+          Stored stored;
+          if constexpr (!add && std::is_same_v<Gradient, Slab>) {
+            stored = access.template load<Stored>(from);
+          } else {
+            auto value =
+                __builtin_convertvector(load_sum<Gradient, lanes>(from, access), Vector<SumOf<Slab>, lanes>);
+            if constexpr (add) value = load_sum<Slab, lanes>(to, access) + value;
+            stored = Slab::template narrow<lanes>(value);
+          }
+          nonfinite |= carry_of_nonfinite<Slab, lanes>(stored);
+          access.store(to, stored);
+        }
+      });
+  return all_finite<Word, lanes>(nonfinite);
+}
+
+template <class Gradient, class Slab>
+bool capture(void* slab, const void* gradient, std::size_t count, CaptureMode how) noexcept {
+  auto* to = static_cast<StoredOf<Slab>*>(slab);
+  const auto* from = static_cast<const StoredOf<Gradient>*>(gradient);
+  switch (how) {
+    case CaptureMode::copy:
+      return capture_range<Gradient, Slab, false, false>(to, from, count);
+    case CaptureMode::copy_non_temporal:
+      return capture_range<Gradient, Slab, false, true>(to, from, count);
+    case CaptureMode::add:
+      return capture_range<Gradient, Slab, true, false>(to, from, count);
+  }
+  return false;
+}
+
+void save(void* image, const void* chunk, std::size_t bytes) noexcept {
+  auto* to = static_cast<char*>(image);
+  const auto* from = static_cast<const char*>(chunk);
+  walk<1, vector_bytes, false>(
+      to, bytes, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
+        for (std::size_t v = 0; v < vectors; ++v) {
+          const std::size_t here = at + v * vector_bytes;
+          access.store(to + here, access.template load<Vector<char, vector_bytes>>(from + here));
+        }
+      });
+}
+
+/// Rounds to nearest even.
+void round_to_bf16(void* to, const void* from, std::size_t count) noexcept {
+  capture_range<f32, bf16, false, true>(static_cast<std::uint16_t*>(to), static_cast<const float*>(from),
+                                        count);
+}
+
+constexpr KernelTable table = {
+    .reduce = {{reduce<f32, f32>, nullptr, reduce<f32, bf16>, reduce<f32, f16>},
+               {nullptr, reduce<f64, f64>, reduce<f64, bf16>, nullptr},
+               {nullptr, nullptr, reduce<bf16, bf16>, nullptr},
+               {nullptr, nullptr, nullptr, reduce<f16, f16>}},
+    .capture = {{capture<f32, f32>, nullptr, capture<f32, bf16>, nullptr},
+                {nullptr, capture<f64, f64>, capture<f64, bf16>, nullptr},
+                {nullptr, nullptr, capture<bf16, bf16>, nullptr},
+                {nullptr, nullptr, nullptr, capture<f16, f16>}},
+    .finite = {finite<f32>, finite<f64>, finite<bf16>, finite<f16>},
+    .round_to_bf16 = round_to_bf16,
+    .save = save,
+    .zero_non_temporal = zero_non_temporal,
+};
+
+}  // namespace
+}  // namespace accelmgr::session

@@ -1,0 +1,7 @@
+#include "engine/session/kernels_body.hpp"
+
+namespace accelmgr::session {
+
+const KernelTable* const portable_kernels = &table;
+
+}  // namespace accelmgr::session

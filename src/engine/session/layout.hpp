@@ -1,0 +1,536 @@
+// The byte map of a session: plain data in shared memory, and where each part lies. It has no behaviour.
+//
+// clang-format off
+//   session memfd (offsets in Header, regions 64-byte aligned, the big ones 2 MiB)
+//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+
+//   | Header | Control | RankRecord | Sharding | Incident  | Step    | manifest | state copies   | undo | queues | SpanRing   | parameters | gradients |
+//   |        |         | [24]       |          | [4]       | History | unfrozen | x2             |      |        | [ranks + 4]| (snapshot) |    (room) |
+//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+
+//                                                                    per copy: Counters, per rank: generator, buffers; result buffers
+//   slab memfd, one per rank, allocated when the rank is first wanted
+//   +---------------+-----------------------------+
+//   | tag[tensors]  | gradients            (room) |
+//   +---------------+-----------------------------+
+// clang-format on
+//
+// Parameters, gradients and slabs have the same order of tensors (Manifest::place_tensors()); the gaps
+// between them are always zero. Parameters that are frozen at the start come last. There is room for the
+// gradients of those that can be trained, which takes no memory until they are unfrozen. Every structure has
+// one writer, which writes it through its view (views.hpp). The manager's main thread initializes all of them
+// before other processes map the session.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "accelmgr/dtype.hpp"
+#include "accelmgr/step_result.hpp"
+#include "base/ipc/epoch.hpp"
+#include "engine/session/step_word.hpp"
+
+namespace accelmgr::session {
+
+constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
+constexpr std::uint32_t layout_version = 15;
+constexpr std::size_t region_alignment = 64;
+constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
+constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
+constexpr std::size_t generator_bytes = 5120;  ///< Holds the state of torch's CPU generator (5056 bytes).
+constexpr std::size_t text_bytes = 4096;
+constexpr std::size_t log_tail_bytes = 2048;
+constexpr std::size_t source_state_bytes = 256 * 1024;
+constexpr std::size_t row_guard_bytes = 64;      ///< Behind each row of a slot: unused, or a later row.
+constexpr std::size_t queue_guard_bytes = 4096;  ///< Unused bytes behind the slots of a queue.
+constexpr std::uint64_t max_incidents = 4;       ///< The session holds the last so many.
+constexpr std::uint64_t max_step_records = 256;  ///< It holds those of the last so many calls of step().
+constexpr std::uint64_t max_spans = 2047;        ///< It holds the last so many of each thread.
+constexpr int max_scalars = 16;
+constexpr std::size_t scalar_name_bytes = 48;
+constexpr std::size_t team_id_bytes = 128;  ///< NCCL's ids have so many.
+
+/// As what gradients are stored and added. A complex number is two of them.
+enum class Element : std::uint32_t { f32, f64, bf16, f16 };
+
+constexpr std::size_t bytes_of(Element e) noexcept {
+  return e == Element::f64 ? 8 : e == Element::f32 ? 4 : 2;
+}
+
+constexpr DType dtype_of(Element e) noexcept {
+  constexpr DType dtypes[]{DType::float32, DType::float64, DType::bfloat16, DType::float16};
+  return dtypes[static_cast<std::size_t>(e)];
+}
+
+/// Sizes that follow from the tensors of a model, in bytes.
+struct TensorBytes {
+  std::uint64_t parameters = 0;
+  std::uint64_t gradients = 0;            ///< What those take that are trained from the start.
+  std::uint64_t gradient_room = 0;        ///< With the room for those that are frozen.
+  std::uint64_t slab = 0, slab_room = 0;  ///< The same in a slab.
+  bool operator==(const TensorBytes&) const = default;
+};
+
+/// Written by the manager before it starts runners; constant afterwards.
+struct Header {
+  std::atomic<std::uint64_t> magic;  ///< Stored last: a process that reads it sees a complete session.
+  std::uint32_t layout_version;
+  std::uint32_t ranks;
+  std::uint64_t fingerprint;  ///< build_fingerprint(); another build cannot attach.
+  std::uint64_t total_bytes;  ///< Size of the session memfd, with the room.
+  TensorBytes bytes;
+  std::uint64_t tensors;
+  std::uint64_t buffer_bytes;     ///< Bytes of one copy of all buffers.
+  std::uint64_t slots;            ///< Slots of each queue.
+  std::uint64_t has_snapshot;     ///< 1: there is room for another copy of the parameters.
+  std::uint64_t keeps_last_step;  ///< 1: queues keep the batches of the last step (`data.keep_last_step`).
+  std::uint64_t slot_bytes;
+  std::uint64_t batch_size;        ///< A slot holds at most so many elements.
+  std::uint64_t slab_bytes;        ///< Size of each slab memfd, with the room.
+  std::uint64_t slab_data_offset;  ///< Offset of the gradients in a slab memfd.
+  // Offsets of the regions, and sizes of some.
+  std::uint64_t control, records, sharding, incidents, history, manifest, manifest_bytes, unfrozen, copies,
+      copy_bytes, undo, queues, queue_bytes, spans, parameters, snapshot, gradients;
+};
+
+/// Why a runner refuses an attempt.
+enum class Reason : std::uint32_t {
+  none,
+  exception,
+  model_error,
+  nonfinite,
+  data_end,
+  data_error,
+  parameters_changed,
+  overflow,  ///< A gradient is not finite, and the loss scale may be the cause.
+  team,      ///< The team of devices could not be made, or failed; the rank itself goes on.
+};
+
+/// The scale of the loss under `runners.autocast: fp16`, as committed steps left it
+/// (engine/client/loss_scaler.hpp).
+struct LossScale {
+  double scale;              ///< The next step begins with it; 0: no step has had one.
+  std::uint64_t good_steps;  ///< Steps in a row that were committed with it, and with finite values.
+};
+
+/// How many micro-batches each rank computes in a step.
+struct Shares {
+  std::uint32_t of[max_ranks];
+  bool operator==(const Shares&) const = default;
+};
+
+constexpr Shares even_shares(std::uint32_t each) noexcept {
+  Shares shares{};
+  for (auto& share : shares.of) share = each;
+  return shares;
+}
+
+/// Micro-batches of a full step of these ranks.
+constexpr std::uint64_t total_of(const Shares& shares, RankMask ranks) noexcept {
+  std::uint64_t total = 0;
+  for (int rank = 0; rank < max_ranks; ++rank)
+    if ((ranks >> rank & 1) != 0) total += shares.of[rank];
+  return total;
+}
+
+/// To which ranks elements go, and for how many micro-batches of a step.
+struct Assignment {
+  RankMask team;
+  Shares shares;
+  bool operator==(const Assignment&) const = default;
+};
+
+/// The id by which the members of a team of devices find each other. Only their transport knows what is in
+/// it.
+using TeamId = std::array<std::byte, team_id_bytes>;
+
+/// Participants whose devices sum up their gradients (engine/session/device_team.hpp).
+struct DeviceTeam {
+  RankMask ranks = 0;  ///< 0: all reduce through the session.
+  /// The attempt in which all of them made the communicator that they have; 0: they make one in this attempt.
+  std::uint64_t communicator = 0;
+  bool operator==(const DeviceTeam&) const = default;
+};
+
+/// Ranks that a supervisor may read while the host writes those of the next attempt.
+class SharedRanks {
+ public:
+  SharedRanks(RankMask ranks = 0) noexcept : ranks_(ranks) {}
+  SharedRanks(const SharedRanks& other) noexcept : ranks_(RankMask(other)) {}
+  SharedRanks& operator=(const SharedRanks& other) noexcept {
+    ranks_.store(RankMask(other), std::memory_order_relaxed);
+    return *this;
+  }
+  ~SharedRanks() = default;
+  operator RankMask() const noexcept { return ranks_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<RankMask> ranks_;
+};
+
+/// The host's request for an attempt. The host writes it while the step word is closed.
+struct Request {
+  SharedRanks participants;
+  std::uint32_t accumulate = 0;  ///< 1: master += mean gradient; 0: master = mean gradient.
+  Shares shares{};               ///< Those of the sharding.
+  std::uint32_t batch_size = 0;
+  std::uint32_t by_samples = 0;        ///< 1: `loss_scaling: samples`.
+  std::uint32_t mean_buffers = 0;      ///< 1: `buffers.policy: mean`.
+  std::uint32_t refuse_nonfinite = 0;  ///< 1: runners refuse the attempt at a non-finite loss or gradient.
+  std::uint32_t refuse_overflow = 0;   ///< 1: they refuse it as Reason::overflow if only gradients are not.
+  std::uint32_t skip = 0;              ///< 1: consume the batches and change nothing else.
+  std::uint32_t repeat = 0;  ///< 1: compute on the batches of the last committed attempt, and consume none.
+  DeviceTeam device_team{};
+  std::uint64_t parameter_version = 0;
+  double loss_scale = 1;        ///< A power of two. Slabs have gradients times this, the master without it.
+  LossScale next_loss_scale{};  ///< The next step has it if this one commits with finite values.
+};
+
+/// Written by all processes: the step word through the transitions of step_word.hpp, the epochs to wake
+/// others. Aborting, losing a runner and stopping advance all four epochs.
+struct SharedControl {
+  alignas(64) std::atomic<std::uint64_t> word;
+  ipc::Epoch trigger;  ///< Advanced when an attempt opens. Runners wait on it.
+  ipc::Epoch votes;    ///< Advanced by the last vote. Participants wait on it.
+  ipc::Epoch finish;   ///< Advanced when an attempt is closed. Host, loader and starting runners wait on it.
+  ipc::Epoch readiness;  ///< See View::announce_readiness(). The host waits on it before it opens an attempt.
+  alignas(64) std::atomic<std::uint32_t> stopping;
+};
+
+/// Written by the host. When the host of a service has ended, the supervisor ends what it left half written
+/// (SupervisorView::settle_host()).
+struct HostControl {
+  alignas(64) Request request;
+  alignas(64) std::atomic<std::uint64_t> parameter_version;  ///< Odd while parameters are being written.
+  /// Advanced before the attempt that follows a write of parameters that are frozen.
+  std::atomic<std::uint64_t> frozen_version;
+  std::atomic<std::uint64_t> buffer_version;  ///< Advanced before and after the host writes valid copies of
+                                              ///< buffers: odd while it does.
+  /// The gradients in the master are those of the committed steps after this one.
+  std::atomic<std::uint64_t> zeroed_step;
+  /// The last step after which a host has begun to write parameters, or to zero the gradients.
+  std::atomic<std::uint64_t> applied_step;
+  std::atomic<std::uint64_t>
+      writes;  ///< How often the caller itself has marked a write of parameters as whole.
+  /// 1: the snapshot has the parameters as they were before the last write.
+  std::atomic<std::uint32_t> snapshot_is_whole;
+  std::atomic<std::uint64_t> snapshot_applied_step;  ///< `applied_step` of these parameters.
+  /// What the gradients of unfrozen parameters take beside TensorBytes::gradients, and in each slab beside
+  /// TensorBytes::slab.
+  std::atomic<std::uint64_t> unfrozen_bytes, unfrozen_slab_bytes;
+  alignas(64) Assignment assignment;       ///< To which ranks the loader should assign.
+  std::atomic<std::uint64_t> assignments;  ///< Advanced after `assignment` has changed. It may change again
+                                           ///< when the loader has followed (Sharding::follows).
+};
+
+/// Written by the supervisor.
+struct SupervisorControl {
+  alignas(64) std::atomic<RankMask> team;   ///< The ranks that are to take part in the next attempt.
+  std::atomic<std::uint32_t> given_up;      ///< 1: the supervisor replaces no more runners.
+  char given_up_why[256];                   ///< The limit that was reached.
+  std::atomic<std::uint64_t> incidents;     ///< How many there were; the ring holds the last max_incidents.
+  std::atomic<std::uint64_t> replacements;  ///< Runners started in the place of lost ones.
+  std::atomic<std::uint32_t> managers;      ///< How many managers took over the session from another one.
+  /// Which host may drive the session of a service: the number of its lease. 0: none, or the manager is no
+  /// service.
+  std::atomic<std::uint64_t> lease;
+  /// 1: a host has ended while it wrote parameters, and none has marked a write as whole since.
+  std::atomic<std::uint32_t> half_written;
+  std::atomic<std::uint32_t> closing;  ///< 1: the service ends, and no attempt may be opened any more.
+  /// How many checkpoints were asked for that the host is to write, with its optimizer.
+  std::atomic<std::uint64_t> checkpoint_requests;
+};
+
+struct Control : SharedControl, HostControl, SupervisorControl {};
+
+enum class Phase : std::uint32_t { none, init, waiting, data, forward, backward, vote, reduce, stopping };
+const char* to_string(Phase phase) noexcept;
+
+enum class RunnerState : std::uint32_t { absent, starting, ready, retiring, lost };
+
+struct Scalar {
+  char name[scalar_name_bytes];
+  double sum;
+};
+
+/// The results of a runner in an attempt. It writes them before its vote.
+struct Ballot {
+  double loss;  ///< Weighted sum over its micro-batches (see engine/session/loss_average.hpp).
+  std::uint64_t samples;
+  std::uint64_t elements;  ///< Taken from the queue: `samples`, or the skipped ones.
+  std::uint32_t micro_batches;
+  std::uint32_t nonfinite;
+  std::uint64_t parameter_version;
+  std::uint64_t compute_ns;  ///< Time of forward, backward and gradient capture.
+  std::uint64_t data_ns;     ///< Time of waiting for batches.
+  std::uint32_t scalars;
+  /// 0: its slab holds its own gradients. Otherwise the slabs of these ranks, which include it, hold shards
+  /// of the sum of their gradients (engine/session/shards.hpp), and each of them says so.
+  RankMask team;
+  Scalar scalar[max_scalars];
+};
+
+/// The last log lines of a process: byte i of all that it ever logged is at i mod sizeof(text).
+struct LogTail {
+  std::atomic<std::uint64_t> written;
+  char text[log_tail_bytes - 8];
+};
+
+/// What a runner says of its device and teams. It changes between attempts of the runner, but for the id.
+struct TeamRecord {
+  std::atomic<std::uint32_t> able;          ///< 1: its device can be in a team.
+  std::atomic<RankMask> ranks;              ///< The ranks of its communicator; valid if it has one.
+  std::atomic<std::uint64_t> communicator;  ///< The attempt in which it was made; 0: there is none.
+  /// The attempt whose team has the id; 0 while it is written. Only the lowest rank of a team writes one.
+  std::atomic<std::uint64_t> id_of;
+  std::atomic<std::uint64_t> id[team_id_bytes / 8];
+};
+
+/// Written by the runner of a rank. The supervisor resets `phase` and `log` before it starts one, so what
+/// they hold after the runner's end is that runner's own.
+struct RunnerRecord {
+  alignas(64) std::atomic<std::uint64_t> cursor;  ///< Cursor of the reduction. After the runner's death the
+                                                  ///< process that finishes its slice writes it.
+  alignas(64) std::atomic<Phase> phase;
+  std::atomic<std::uint64_t> heartbeat;  ///< Grows when a phase begins, and with each slice of waiting.
+  std::atomic<std::uint64_t> attempt;    ///< The last attempt that it began.
+  std::atomic<std::uint64_t> acknowledged_attempt;  ///< The last attempt whose end it saw: its working state
+                                                    ///< is that of the valid copies.
+  std::atomic<std::uint64_t> reduce_ns;             ///< Duration of its last reduction.
+  std::atomic<std::uint64_t> start_ns;              ///< From its fork until it was ready.
+  std::atomic<std::uint64_t> model_ns;              ///< The part of start_ns that building the model took.
+  alignas(64) Ballot ballot;
+  alignas(64) TeamRecord device_team;
+  alignas(64) std::atomic<Reason> reason;  ///< Why it refused attempt `reason_attempt`.
+  std::atomic<std::uint64_t> reason_attempt;
+  char error[text_bytes];
+  alignas(64) LogTail log;
+};
+
+/// Written by the supervisor, for each rank.
+struct SupervisorRecord {
+  alignas(64) std::atomic<RunnerState> state;
+  std::atomic<std::int32_t> pid;
+  std::atomic<std::uint32_t> generation;
+  std::atomic<std::int32_t> exit_status;  ///< As waitpid gives it; valid when `state` is lost.
+};
+
+struct RankRecord : RunnerRecord, SupervisorRecord {};
+
+/// The committed state besides tensors and generators. There are two copies; the step word's index names the
+/// valid one.
+struct Counters {
+  std::uint64_t steps;
+  std::uint64_t samples;
+  std::uint64_t skips;         ///< Attempts whose batches were consumed without a step.
+  std::uint64_t elements;      ///< Data cursor: committed attempts consumed the source's first `elements`.
+  std::uint64_t participants;  ///< RankMask of the last committed attempt.
+  LossScale loss_scale;
+  std::uint64_t rank_samples[max_ranks];
+  std::uint64_t batches[max_ranks];  ///< Batches of each queue that committed attempts consumed.
+  // Of these the last ones, which an attempt may repeat. None after a skip and after a resume.
+  std::uint64_t last_elements;
+  std::uint64_t last_batches[max_ranks];
+};
+
+/// The state of the source before it gave `element`, so that another one can continue from there. 0 and no
+/// bytes: the source's beginning.
+struct SourceState {
+  std::uint64_t element;
+  std::uint64_t bytes;
+  char state[source_state_bytes];
+};
+
+/// How the elements that are not consumed yet are assigned: from element `first_element` on, in turn, to the
+/// ranks of `assigned_to`, for as many micro-batches of each step as `shares` says
+/// (engine/data/sharding.hpp). The first batch of this sharding has the number first_batch[rank]. Written by
+/// the loader. It begins another sharding only when the host asks for one; the host opens no attempt until
+/// that is done.
+struct Sharding {
+  std::atomic<RankMask> assigned_to;   ///< 0 while another sharding begins.
+  std::atomic<std::uint64_t> follows;  ///< The value of HostControl::assignments that this sharding is for.
+  Shares shares;
+  std::atomic<std::uint32_t>
+      source_index;  ///< The valid one of `source`: a state at or before the data cursor.
+  std::uint64_t first_element;
+  std::uint64_t first_batch[max_ranks];
+  SourceState source[2];
+};
+
+/// The loss of a process: what its record said then, and what the supervisor knows. Incident i is at
+/// (i - 1) mod max_incidents. The supervisor writes it before Control::incidents counts it.
+struct Incident {
+  std::int64_t time_ns;  ///< Since 1970, UTC.
+  std::int32_t rank;     ///< -1: the fork server.
+  std::int32_t pid;
+  std::uint32_t generation;
+  std::int32_t exit_status;  ///< As waitpid gives it.
+  Phase phase;
+  Reason reason;
+  std::uint64_t step;
+  std::uint64_t attempt;
+  char what[text_bytes];  ///< Text of its exception, or why the supervisor killed it.
+  char log[log_tail_bytes];
+};
+
+/// What a call of step() came to, as in StepResult.
+struct StepRecord {
+  std::int64_t time_ns;  ///< When it returned. Since 1970, UTC.
+  std::uint64_t step;
+  std::uint64_t attempt;
+  double loss;
+  std::uint64_t samples;
+  std::int64_t duration_ns, compute_ns, reduce_ns, wait_ns, data_ns;
+  StepStatus status;
+  std::uint32_t counted;
+  std::uint32_t participants;
+  std::uint32_t tries;
+};
+
+constexpr std::size_t step_statuses = 6;
+/// Bounds of the buckets in which durations are counted.
+constexpr std::array<std::int64_t, 19> duration_bounds_ns{
+    100'000,        200'000,        500'000,        1'000'000,      2'000'000,
+    5'000'000,      10'000'000,     20'000'000,     50'000'000,     100'000'000,
+    200'000'000,    500'000'000,    1'000'000'000,  2'000'000'000,  5'000'000'000,
+    10'000'000'000, 20'000'000'000, 50'000'000'000, 100'000'000'000};
+
+struct Durations {
+  std::uint64_t in_bucket[duration_bounds_ns.size() + 1];  ///< The last one is above all bounds.
+  std::int64_t sum_ns;
+};
+
+/// What the records since the session's beginning add up to.
+struct StepTotals {
+  std::uint64_t calls[step_statuses];  ///< Of step(), by StepStatus.
+  // Only steps that counted are added to these.
+  Durations duration, compute, reduce, wait, data;
+  double last_loss;  ///< 0: none has counted.
+};
+
+/// Plain data that is read while another process writes it. The reader finds out by other fields whether it
+/// has read what was written at once.
+template <class Data>
+using SharedWords = std::array<std::atomic<std::uint64_t>, sizeof(Data) / sizeof(std::uint64_t)>;
+
+/// The last calls of step(). Written by the host (engine/session/step_history.hpp). Record i is at i mod the
+/// number of places; the place that no record of the last max_step_records has is for the one that is being
+/// written.
+struct StepHistory {
+  /// How many records there were. Advanced when one is whole, with the totals that include it: what a host
+  /// that was killed has left half written is no part of the history, and the next host writes over it.
+  alignas(64) std::atomic<std::uint64_t> recorded;
+  SharedWords<StepRecord> record[max_step_records + 1];
+  SharedWords<StepTotals> totals[2];  ///< The valid one is at `recorded` mod 2.
+};
+
+/// What a thread of a session does for a while.
+enum class Activity : std::uint16_t {
+  none,
+  // A host.
+  step,
+  assemble,  ///< Until an attempt can be opened.
+  attempt,   ///< From its opening to its result.
+  zero_grad,
+  write_parameters,
+  copy_checkpoint,
+  // A runner. Most are phases of that name.
+  init,
+  waiting,  ///< For an attempt; of the loader: for a free slot, or another sharding.
+  prepare,  ///< From the trigger to the first batch; loads parameters where the replica has copies.
+  data,
+  forward,
+  backward,  ///< With the wait for what a device has not finished.
+  vote,
+  other_votes,  ///< Waits for those of the other ranks.
+  reduce,
+  // The supervisor, of a rank.
+  recover,       ///< From the end of a runner until its replacement is ready.
+  start_runner,  ///< The part of it, or of the beginning, from the fork on.
+  // The loader.
+  read,
+  // The checkpoint writer.
+  write_checkpoint,
+};
+const char* to_string(Activity activity) noexcept;
+
+/// What a thread did from one time to another.
+struct Span {
+  std::int64_t begin_ns;  ///< base::now_ns()
+  std::int64_t end_ns;
+  std::uint64_t step;     ///< The step that it was for; 0: none.
+  std::uint64_t attempt;  ///< 0: none.
+  std::int32_t pid;
+  std::int16_t rank;  ///< The rank that the supervisor did it for; -1: none.
+  Activity activity;
+};
+
+/// The last spans of a thread, which alone writes them (engine/session/spans.hpp). A process that takes its
+/// place goes on in the same ring. Span i is at i mod the number of places; the place that no span of the
+/// last max_spans has is for the one that is being written.
+struct SpanRing {
+  /// How many spans there were. Advanced when one is whole, so a killed process leaves none half written.
+  alignas(64) std::atomic<std::uint64_t> recorded;
+  SharedWords<Span> span[max_spans + 1];
+};
+
+/// The threads of a session that are no runners. Their rings follow those of the ranks.
+enum class SpanThread : std::uint32_t { host, supervisor, loader, checkpoint_writer };
+constexpr std::uint64_t span_threads = 4;
+constexpr std::uint64_t span_rings(int ranks) noexcept {
+  return static_cast<std::uint64_t>(ranks) + span_threads;
+}
+
+/// Written by the loader. The numbers of elements of all slots follow, then the slots.
+struct Queue {
+  ipc::Epoch filled;                                 ///< The runner waits on it.
+  alignas(64) std::atomic<std::uint64_t> published;  ///< Batches published since the beginning.
+  std::atomic<std::uint64_t> end;      ///< No batch from this number on follows; all ones: no end is known.
+  std::atomic<std::uint64_t> filling;  ///< Elements in the slot of the next batch so far.
+  std::atomic<std::uint32_t> failed;   ///< 1: the data ended by an error, whose text is in `error`.
+  char error[text_bytes];
+};
+
+static_assert(sizeof(Header) <= 4096);
+static_assert(alignof(Control) == 64 && alignof(RankRecord) == 64 && sizeof(RankRecord) % 64 == 0);
+static_assert(alignof(Sharding) == 8 && alignof(Incident) == 8);
+static_assert(sizeof(Counters) % 8 == 0 && sizeof(Queue) % 64 == 0);
+static_assert(sizeof(StepRecord) % 8 == 0 && sizeof(StepTotals) % 8 == 0 && alignof(StepHistory) == 64);
+static_assert(sizeof(Span) % 8 == 0 && alignof(SpanRing) == 64 && sizeof(SpanRing) % 64 == 0);
+static_assert(((max_spans + 1) & max_spans) == 0);  // So that a place is found without a division.
+static_assert(static_cast<std::size_t>(StepStatus::manager_lost) + 1 == step_statuses);
+static_assert(std::atomic<Phase>::is_always_lock_free && std::atomic<RunnerState>::is_always_lock_free);
+
+/// The sizes from which a session is planned.
+struct Extent {
+  int ranks = 0;
+  TensorBytes bytes{};
+  std::uint64_t tensors = 0;
+  bool has_snapshot = false;
+  std::uint64_t buffer_bytes = 0;
+  std::uint64_t manifest_bytes = 0;
+  std::uint64_t slots = 0;  ///< Slots of each queue; 0: no queues.
+  bool keeps_last_step = false;
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t batch_size = 0;  ///< At least 1 if there are queues.
+};
+
+/// Fills in sizes and offsets of a session of that extent. Does not touch `magic`.
+void plan_layout(const Extent& extent, Header& header);
+
+/// Plans the layout of a session that another process made from the sizes in `header`, which is in shared
+/// memory; `bytes` is the size of the memfd. Throws SessionError unless `header` equals that plan to the last
+/// bit (`magic` apart) and the plan has `bytes` bytes.
+void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan);
+
+/// Bytes that a session with the slabs of `ranks` ranks takes while nothing is unfrozen.
+std::uint64_t session_bytes(const Header& header, int ranks);
+
+/// A hash over the layout version, the sizes of the structures and the compiler of this build.
+std::uint64_t build_fingerprint() noexcept;
+
+constexpr std::uint64_t align_up(std::uint64_t n, std::uint64_t alignment) noexcept {
+  return (n + alignment - 1) / alignment * alignment;
+}
+
+}  // namespace accelmgr::session

@@ -1,0 +1,343 @@
+#include "engine/session/reduction.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/fault_point.hpp"
+#include "engine/session/kernels.hpp"
+
+namespace accelmgr::session {
+namespace {
+
+// Overwriting needs no undo image. The cursor moves once in so many chunks, so that a process that takes over
+// repeats little.
+constexpr std::uint64_t overwrite_chunks = 256;
+
+/// The mean over ranks of a buffer that begins `offset` bytes after each of `ranks`.
+template <class T>
+void mean_of(std::byte* out, std::span<const std::byte* const> ranks, std::size_t offset,
+             std::size_t bytes) noexcept {
+  for (std::size_t at = 0; at < bytes; at += sizeof(T)) {
+    double sum = 0;
+    for (const auto* rank : ranks) {
+      T value;
+      std::memcpy(&value, rank + offset + at, sizeof value);
+      sum += value;
+    }
+    const T mean = static_cast<T>(sum / double(ranks.size()));
+    std::memcpy(out + at, &mean, sizeof mean);
+  }
+}
+
+/// The rank at `position` of a team.
+int rank_at(int position, RankMask team) noexcept {
+  while (position-- > 0) team &= team - 1;
+  return __builtin_ctz(team);
+}
+
+int position_of(int rank, RankMask participants) noexcept {
+  return __builtin_popcount(participants & ((RankMask{1} << rank) - 1));
+}
+
+}  // namespace
+
+Reduction::Reduction(const View& view, const Manifest& manifest)
+    : session_(view.memory_), buffers_(manifest.buffers), shards_(manifest) {
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& t = manifest.tensors[i];
+    if (t.count == 0 || !t.has_room()) continue;
+    const auto gap_elements = align_up(t.count, region_alignment / size_of(t.dtype)) - t.count;
+    const auto end =
+        t.gradient + t.gradient_bytes() + gap_elements * elements_in(t.dtype) * bytes_of(t.types.master);
+    extents_.push_back({.first = t.gradient,
+                        .end = end,
+                        .tensor = i,
+                        .slab = t.slab,
+                        .place = shards_.place(i),
+                        .each = bytes_of(t.types.gradient),
+                        .types = t.types,
+                        .goes_on = false});
+  }
+  std::ranges::sort(extents_, {}, &Extent::first);
+  for (std::size_t i = 1; i < extents_.size(); ++i) {
+    const auto &before = extents_[i - 1], &here = extents_[i];
+    const auto elements = (before.end - before.first) / bytes_of(before.types.master);
+    extents_[i].goes_on = here.types == before.types && here.first == before.end &&
+                          here.slab == before.slab + elements * bytes_of(before.types.slab) &&
+                          here.place == before.place + elements * before.each;
+  }
+}
+
+void Reduction::reset_cursor(int rank, std::uint64_t attempt) const noexcept {
+  session_->record(rank).cursor.store(encode(Cursor{.attempt = attempt}));
+}
+
+class Reduction::Runs {
+ public:
+  /// The runs within the bytes [first, last) of a piece.
+  Runs(const Reduction& reduction, const Slice& slice, std::uint64_t first, std::uint64_t last) noexcept
+      : session_(*reduction.session_),
+        shards_(reduction.shards_),
+        slice_(slice),
+        begin_(first),
+        last_(last),
+        next_(std::upper_bound(reduction.extents_.begin(), reduction.extents_.end(), first,
+                               [](std::uint64_t at, const Extent& e) { return at < e.end; })),
+        end_(reduction.extents_.end()) {}
+
+  /// The run of a byte. It must not be less than in the call before.
+  const Run& at(std::uint64_t byte) noexcept {
+    while (run_.end <= byte) go_on();
+    return run_;
+  }
+
+ private:
+  void go_on() noexcept {
+    if (slice_.teams.count != 0) return go_on_by_shards();
+    run_ = {next_->end, present(*next_), &*next_};
+    for (++next_; joins() && present(*next_) == run_.present; ++next_) run_.end = next_->end;
+  }
+  bool joins() const noexcept { return next_ != end_ && next_->first < last_ && next_->goes_on; }
+  // A shard may end within a tensor, and a tensor within a shard.
+  void go_on_by_shards() noexcept {
+    run_ = pass();
+    while (next_ != end_ && begin_ < last_ && (begin_ > next_->first || joins()) &&
+           part().present == run_.present)
+      run_.end = pass().end;
+  }
+  Run pass() noexcept {
+    const auto passed = part();
+    begin_ = passed.end;
+    if (begin_ == next_->end) ++next_;
+    return passed;
+  }
+  /// From `begin_` on, as far as the same slabs hold the elements of one tensor.
+  Run part() const noexcept {
+    Run run{next_->end, present(*next_), &*next_};
+    const auto size = bytes_of(next_->types.master);
+    const auto place = next_->place + (begin_ - next_->first) / size * next_->each;
+    for (const auto team : slice_.teams.span()) {
+      const auto holder = shards_.holder_of(place, __builtin_popcount(team));
+      const auto elements = (holder.end - place) / next_->each;
+      if (elements < (run.end - begin_) / size) run.end = begin_ + elements * size;
+      if (holder.position >= 0) run.present |= RankMask{1} << rank_at(holder.position, team);
+    }
+    return run;
+  }
+  RankMask present(const Extent& extent) const noexcept {
+    RankMask ranks = 0;
+    for (int rank = 0; rank < session_.ranks(); ++rank) {
+      if ((slice_.alone >> rank & 1) == 0) continue;
+      if (session_.tags(rank)[extent.tensor].load(std::memory_order_relaxed) == slice_.attempt)
+        ranks |= RankMask{1} << rank;
+    }
+    return ranks;
+  }
+
+  const Session& session_;
+  const ShardPlan& shards_;
+  const Slice& slice_;
+  std::uint64_t begin_;  ///< Where the next run begins; used with teams.
+  std::uint64_t last_;
+  std::vector<Extent>::const_iterator next_, end_;
+  Run run_;
+};
+
+/// Calls body(piece) for the pieces of an attempt, in the order of their chunks.
+template <class Body>
+void Reduction::for_pieces(Body&& body) const noexcept {
+  const auto trained = session_->header().bytes.gradients;
+  auto last = piece(0, trained, 0);
+  body(last);
+  if (session_->control().unfrozen_bytes.load(std::memory_order_relaxed) == 0) return;
+  const auto unfrozen = std::as_const(*session_).unfrozen();
+  const auto frozen = std::ranges::lower_bound(extents_, trained, {}, &Extent::first);
+  for (auto extent = frozen; extent != extents_.end(); ++extent) {
+    if (unfrozen[extent->tensor].load(std::memory_order_relaxed) == 0) continue;
+    last = piece(extent->first, extent->end, last.end_chunk);
+    body(last);
+  }
+}
+
+Reduction::OfRanks<void> Reduction::slabs_at(std::uint64_t byte, const Run& run) const noexcept {
+  const auto& extent = *run.extent;
+  const auto offset =
+      extent.slab + (byte - extent.first) / bytes_of(extent.types.master) * bytes_of(extent.types.slab);
+  OfRanks<void> slabs;
+  for (int rank = 0; rank < session_->ranks(); ++rank)
+    if ((run.present >> rank & 1) != 0) slabs.add(session_->slab(rank) + offset);
+  return slabs;
+}
+
+void Reduction::reduce(std::uint64_t first, std::uint64_t last, Runs& runs, double scale,
+                       SumInto into) const noexcept {
+  const auto& kernels = best_kernels();
+  while (first < last) {
+    const auto& run = runs.at(first);
+    const auto end = std::min(last, run.end);
+    const auto slabs = slabs_at(first, run);
+    const auto& types = run.extent->types;
+    kernels.reduce(session_->gradients() + first, slabs.span(), (end - first) / bytes_of(types.master), types,
+                   into, scale);
+    first = end;
+  }
+}
+
+void Reduction::publish_counters(const Request& request) const noexcept {
+  const auto valid = session_->word().index;
+  const auto& before = session_->counters(valid);
+  auto& after = session_->counters(valid ^ 1);
+  const auto total = tally(*session_, request);
+  after.steps = before.steps + (request.skip == 0 ? 1 : 0);
+  after.skips = before.skips + (request.skip == 0 ? 0 : 1);
+  after.samples = before.samples + total.samples;
+  const bool repeats = request.repeat != 0;
+  after.elements = before.elements + (repeats ? 0 : total.elements);
+  after.last_elements = repeats ? before.last_elements : request.skip != 0 ? 0 : total.elements;
+  after.participants = request.participants;
+  after.loss_scale = request.skip != 0 || total.nonfinite ? before.loss_scale : request.next_loss_scale;
+  for (int rank = 0; rank < session_->ranks(); ++rank) {
+    const bool takes_part = (request.participants >> rank & 1) != 0;
+    const auto& ballot = session_->record(rank).ballot;
+    after.rank_samples[rank] = before.rank_samples[rank] + (takes_part ? ballot.samples : 0);
+    const std::uint64_t batches = takes_part ? ballot.micro_batches : 0;
+    after.batches[rank] = before.batches[rank] + (repeats ? 0 : batches);
+    after.last_batches[rank] = repeats ? before.last_batches[rank] : request.skip != 0 ? 0 : batches;
+  }
+}
+
+void Reduction::publish_buffers(const Request& request) const noexcept {
+  const auto valid = session_->word().index;
+  auto* result = session_->result_buffers(valid ^ 1);
+  if (request.skip != 0) {
+    std::memcpy(result, session_->result_buffers(valid), session_->header().buffer_bytes);
+    return;
+  }
+  OfRanks<std::byte> ranks;
+  for (int rank = 0; rank < session_->ranks(); ++rank)
+    if ((request.participants >> rank & 1) != 0) ranks.add(session_->buffers(valid ^ 1, rank));
+  for (const auto& buffer : buffers_) {
+    auto* out = result + buffer.offset;
+    if (request.mean_buffers != 0 && buffer.dtype == DType::float32) {
+      mean_of<float>(out, ranks.span(), buffer.offset, buffer.bytes);
+    } else if (request.mean_buffers != 0 && buffer.dtype == DType::float64) {
+      mean_of<double>(out, ranks.span(), buffer.offset, buffer.bytes);
+    } else {
+      std::memcpy(out, ranks.span().front() + buffer.offset, buffer.bytes);
+    }
+  }
+}
+
+Reduction::Teams Reduction::teams_of(RankMask participants) const noexcept {
+  Teams teams;
+  for (int rank = 0; rank < session_->ranks(); ++rank) {
+    if ((participants >> rank & 1) == 0) continue;
+    const auto team = session_->record(rank).ballot.team;
+    // The lowest rank of a team stands for it.
+    if (team != 0 && __builtin_ctz(team) == rank) teams.ranks[teams.count++] = team;
+  }
+  return teams;
+}
+
+Reduction::Slice Reduction::slice_of(int rank, std::uint64_t attempt) const noexcept {
+  const auto& request = session_->control().request;
+  std::uint64_t chunks = 0;
+  for_pieces([&](const Piece& piece) { chunks = piece.end_chunk; });
+  const auto part =
+      slice(chunks, position_of(rank, request.participants), __builtin_popcount(request.participants));
+  const auto teams = teams_of(request.participants);
+  RankMask alone = request.participants;
+  for (const auto team : teams.span()) alone &= ~team;
+  return {.rank = rank,
+          .attempt = attempt,
+          .alone = alone,
+          .teams = teams,
+          .chunks = part,
+          .scale = mean_scale(request, tally(*session_, request)) / request.loss_scale};
+}
+
+void Reduction::move_cursor(int rank, const Cursor& to) const noexcept {
+  session_->record(rank).cursor.store(encode(to), std::memory_order_release);
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // Keeps the compiler from moving later stores up.
+}
+
+void Reduction::overwrite(const Slice& slice, std::uint64_t chunks_done) const noexcept {
+  const auto begin = slice.chunks.begin, end = slice.chunks.end;  // Clang 14 captures no binding.
+  const auto into = (end - begin) * chunk_bytes >= non_temporal_from_bytes ? SumInto::overwrite_non_temporal
+                                                                           : SumInto::overwrite;
+  auto chunk = begin + chunks_done;
+  for_pieces([&](const Piece& piece) {
+    const auto byte_of = [&](std::uint64_t number) {
+      return std::min(piece.first + (number - piece.chunk) * chunk_bytes, piece.end);
+    };
+    const auto last = std::min(end, piece.end_chunk);
+    if (chunk >= last) return;
+    Runs runs(*this, slice, byte_of(chunk), byte_of(last));
+    while (chunk < last) {
+      const auto next = std::min(chunk + overwrite_chunks, last);
+      reduce(byte_of(chunk), byte_of(next), runs, slice.scale, into);
+      base::fault_point(base::FaultPhase::reduced);
+      move_cursor(slice.rank, {slice.attempt, next - begin, false});
+      base::fault_point(base::FaultPhase::chunk);
+      chunk = next;
+    }
+  });
+}
+
+void Reduction::accumulate(const Slice& slice, Cursor from) const noexcept {
+  const auto begin = slice.chunks.begin, end = slice.chunks.end;  // Clang 14 captures no binding.
+  auto* undo = session_->undo(slice.rank);
+  auto chunk = begin + from.chunk;
+  for_pieces([&](const Piece& piece) {
+    const auto last = std::min(end, piece.end_chunk);
+    if (chunk >= last) return;
+    auto first = piece.first + (chunk - piece.chunk) * chunk_bytes;
+    Runs runs(*this, slice, first, std::min(piece.first + (last - piece.chunk) * chunk_bytes, piece.end));
+    for (; chunk < last; ++chunk, first += chunk_bytes) {
+      const auto bytes = std::min(chunk_bytes, piece.end - first);
+      auto* master = session_->gradients() + first;
+      if (std::exchange(from.in_flight, false)) {
+        std::memcpy(master, undo, bytes);
+      } else {
+        best_kernels().save(undo, master, bytes);
+      }
+      base::fault_point(base::FaultPhase::undo_saved);
+      move_cursor(slice.rank, {slice.attempt, chunk - begin, true});
+      base::fault_point(base::FaultPhase::in_flight);
+      reduce(first, first + bytes, runs, slice.scale, SumInto::accumulate);
+      base::fault_point(base::FaultPhase::reduced);
+      move_cursor(slice.rank, {slice.attempt, chunk + 1 - begin, false});
+      base::fault_point(base::FaultPhase::chunk);
+    }
+  });
+}
+
+void Reduction::finish_slice(int rank, std::uint64_t attempt) const noexcept {
+  const auto& request = session_->control().request;
+  auto& record = session_->record(rank);
+  auto cursor = decode_cursor(record.cursor.load());
+  if (cursor.attempt != attempt) cursor = {.attempt = attempt};
+  if (cursor.chunk == cursor_finished) return;
+  const auto started_ns = base::now_ns();
+
+  const auto slice = slice_of(rank, attempt);
+  if (request.skip == 0) {  // Otherwise nothing is reduced; only the state copies change.
+    if (request.accumulate == 0)
+      overwrite(slice, cursor.chunk);
+    else
+      accumulate(slice, cursor);
+  }
+  base::fault_point(base::FaultPhase::publish);
+  if (position_of(rank, request.participants) == 0) {
+    publish_counters(request);
+    publish_buffers(request);
+  }
+  base::fault_point(base::FaultPhase::published);
+  record.reduce_ns.store(static_cast<std::uint64_t>(base::now_ns() - started_ns));
+  record.cursor.store(encode(Cursor{attempt, cursor_finished, false}));
+}
+
+}  // namespace accelmgr::session

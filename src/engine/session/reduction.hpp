@@ -1,0 +1,119 @@
+// The reduction of a committed attempt: each participant sums one slice of all participants' slabs into the
+// master gradients, in one pass and in order of rank. A process may be killed at any instruction.
+//
+// The devices of a team may have summed up their gradients already. Then one of their slabs has an element,
+// and its value is the sum over the team (shards.hpp).
+//
+// Overwriting can be repeated. Accumulating cannot, so it works chunk by chunk: copy the chunk to the rank's
+// undo image, mark the cursor as in flight, reduce the chunk, move the cursor on. A process that takes over a
+// slice first restores an in-flight chunk from its image. This relies on x86, where the stores of a killed
+// process become visible in program order; non-temporal stores are fenced before the cursor moves.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/session/attempt.hpp"
+#include "engine/session/kernels_table.hpp"
+#include "engine/session/manifest.hpp"
+#include "engine/session/session.hpp"
+#include "engine/session/shards.hpp"
+#include "engine/session/views.hpp"
+
+namespace accelmgr::session {
+
+/// The slice of participant `position` of `participants`: the chunks [begin, end).
+struct ChunkRange {
+  std::uint64_t begin;
+  std::uint64_t end;
+};
+inline ChunkRange slice(std::uint64_t chunks, int position, int participants) {
+  const auto p = static_cast<std::uint64_t>(position), n = static_cast<std::uint64_t>(participants);
+  return {chunks * p / n, chunks * (p + 1) / n};
+}
+
+/// Any process that maps the session can finish any slice. Each has one Reduction, for one thread.
+class Reduction {
+ public:
+  Reduction(const View& view, const Manifest& manifest);
+
+  /// Runner: sets the cursor of its slice to "not begun" for `attempt`. Call it before the vote.
+  void reset_cursor(int rank, std::uint64_t attempt) const noexcept;
+
+  /// Reduces the slice of `rank` from its cursor to its end. The attempt must be committed. Only the runner
+  /// of `rank` may call it, or another process once that runner is known to be dead. Does not block, and
+  /// allocates no memory.
+  void finish_slice(int rank, std::uint64_t attempt) const noexcept;
+
+ private:
+  /// Teams among the participants whose slabs hold shards.
+  struct Teams {
+    std::array<RankMask, max_ranks> ranks;
+    std::size_t count = 0;
+    std::span<const RankMask> span() const noexcept { return {ranks.data(), count}; }
+  };
+  /// The part of one participant in the reduction of an attempt.
+  struct Slice {
+    int rank;
+    std::uint64_t attempt;
+    RankMask alone;  ///< Participants whose slabs hold their own gradients.
+    Teams teams;     ///< The teams of the other participants.
+    ChunkRange chunks;
+    double scale;
+  };
+  /// The gradient of a tensor, up to the next one: bytes of the master.
+  struct Extent {
+    std::uint64_t first, end;
+    std::uint64_t tensor;
+    std::uint64_t slab;   ///< Where it begins in a slab.
+    std::uint64_t place;  ///< Where it begins in the plan of shards.
+    std::uint64_t each;   ///< Bytes of its elements there.
+    ElementTypes types;
+    bool goes_on;  ///< In master and slab it lies right behind the one before, and has its types.
+  };
+  /// Chunks of the master that lie one behind the other: the gradients that are trained from the start, or
+  /// that of an unfrozen parameter.
+  struct Piece {
+    std::uint64_t first, end;        ///< In bytes.
+    std::uint64_t chunk, end_chunk;  ///< The numbers of its chunks.
+  };
+  /// A range of the master for which the same participants have gradients in this attempt.
+  struct Run {
+    std::uint64_t end = 0;  ///< In bytes; the run begins where the one before ends.
+    RankMask present = 0;
+    const Extent* extent = nullptr;  ///< The first one.
+  };
+  /// The runs of a slice, one after the other.
+  class Runs;
+  /// The addresses of the same thing of several ranks.
+  template <class T>
+  struct OfRanks {
+    std::array<const T*, max_ranks> begin;
+    std::size_t count = 0;
+    void add(const T* one) noexcept { begin[count++] = one; }
+    std::span<const T* const> span() const noexcept { return {begin.data(), count}; }
+  };
+  static Piece piece(std::uint64_t first, std::uint64_t end, std::uint64_t chunk) noexcept {
+    return {first, end, chunk, chunk + (end - first + chunk_bytes - 1) / chunk_bytes};
+  }
+  template <class Body>
+  void for_pieces(Body&& body) const noexcept;
+  Teams teams_of(RankMask participants) const noexcept;
+  Slice slice_of(int rank, std::uint64_t attempt) const noexcept;
+  OfRanks<void> slabs_at(std::uint64_t byte, const Run& run) const noexcept;
+  void reduce(std::uint64_t first, std::uint64_t last, Runs& runs, double scale, SumInto into) const noexcept;
+  void overwrite(const Slice& slice, std::uint64_t chunks_done) const noexcept;
+  void accumulate(const Slice& slice, Cursor from) const noexcept;
+  void move_cursor(int rank, const Cursor& to) const noexcept;
+  void publish_counters(const Request& request) const noexcept;
+  void publish_buffers(const Request& request) const noexcept;
+
+  Session* session_;             ///< Not a view: a process may finish the slice of any rank.
+  std::vector<Extent> extents_;  ///< In order of `first`; without tensors that have no elements.
+  std::vector<BufferEntry> buffers_;
+  ShardPlan shards_;
+};
+
+}  // namespace accelmgr::session

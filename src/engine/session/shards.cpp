@@ -1,0 +1,65 @@
+#include "engine/session/shards.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+namespace accelmgr::session {
+
+ShardPlan::ShardPlan(const Manifest& manifest, Of of) {
+  auto placed = manifest;
+  for (auto& tensor : placed.tensors) tensor.dtype = tensor.runner_dtype;
+  bytes_ = placed.place_tensors().parameters;
+  for (const auto& tensor : placed.tensors) places_.push_back(tensor.offset);
+
+  for (const auto group : {Group::decay, Group::no_decay, Group::frozen}) {
+    std::map<DType, std::vector<std::size_t>> of_dtype;  // Those of a dtype lie together.
+    for (std::size_t i = 0; i < placed.tensors.size(); ++i)
+      if (const auto& tensor = placed.tensors[i];
+          tensor.group == group && (of == Of::parameters || tensor.has_room()))
+        of_dtype[tensor.dtype].push_back(i);
+    for (const auto& [dtype, tensors] : of_dtype)
+      cut(placed, tensors, /*each_alone=*/group == Group::frozen && of == Of::gradients);
+  }
+  sorted_ = buckets_;
+  std::ranges::sort(sorted_, {}, &Bytes::first);
+}
+
+/// Makes buckets of tensors that lie together.
+void ShardPlan::cut(const Manifest& manifest, std::span<const std::size_t> tensors, bool each_alone) {
+  std::uint64_t room = 0;
+  for (auto at = tensors.size(); at-- > 0;) {
+    const auto i = tensors[at];
+    const auto& tensor = manifest.tensors[i];
+    const auto end = align_up(tensor.offset + tensor.bytes(), region_alignment);
+    if (room == 0 || each_alone) {
+      room = buckets_.empty() ? first_bucket_bytes : bucket_bytes;
+      buckets_.push_back({.first = end, .end = end});
+      tensors_.emplace_back();
+    }
+    buckets_.back().first = tensor.offset;
+    tensors_.back().insert(tensors_.back().begin(), i);
+    room -= std::min(room, tensor.bytes());
+  }
+}
+
+std::uint64_t ShardPlan::shard_bytes(const Bytes& bucket, int size) const noexcept {
+  const auto ranks = static_cast<std::uint64_t>(size);
+  return align_up((bucket.count() + ranks - 1) / ranks, region_alignment);
+}
+
+Bytes ShardPlan::shard(const Bytes& bucket, int position, int size) const noexcept {
+  const auto each = shard_bytes(bucket, size);
+  const auto first = std::min(bucket.first + each * static_cast<std::uint64_t>(position), bucket.end);
+  return {first, std::min(first + each, bucket.end)};
+}
+
+ShardPlan::Holder ShardPlan::holder_of(std::uint64_t byte, int size) const noexcept {
+  const auto bucket = std::ranges::upper_bound(sorted_, byte, {}, &Bytes::end);
+  if (bucket == sorted_.end()) return {-1, std::numeric_limits<std::uint64_t>::max()};
+  if (byte < bucket->first) return {-1, bucket->first};
+  const auto position = static_cast<int>((byte - bucket->first) / shard_bytes(*bucket, size));
+  return {position, shard(*bucket, position, size).end};
+}
+
+}  // namespace accelmgr::session

@@ -1,0 +1,74 @@
+// Who holds what of a sum that the devices of a team have made themselves. A team is some ranks of an attempt
+// whose devices reduce-scatter the gradients: each slab then holds shards of the sum over the team, and not
+// the gradients of its rank.
+//
+//   bytes        0 .. decay ..                                    no_decay ..            frozen ..
+//                | bucket 1              | bucket 0             | | bucket 2           | | bucket 3 |
+//   team of 3    | shard 0 | 1      | 2  | 0     | 1     | 2    | | 0     | 1    | 2   | ..
+//
+// The plan follows from the manifest alone. So all ranks of a team cut alike, whatever order of gradients
+// each of them sees, and the reduction knows the holder of each element without a word from them. Each frozen
+// parameter has a bucket of its own, which counts while the parameter is unfrozen.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/session/manifest.hpp"
+
+namespace accelmgr::session {
+
+/// The first bucket is small, so that copying begins early.
+inline constexpr std::uint64_t first_bucket_bytes = std::uint64_t{1} << 20;
+inline constexpr std::uint64_t bucket_bytes = std::uint64_t{25} << 20;
+
+/// The bytes [first, end) of the tensors as devices have them.
+struct Bytes {
+  std::uint64_t first = 0, end = 0;
+  std::uint64_t count() const noexcept { return end - first; }
+  bool operator==(const Bytes&) const = default;
+};
+
+class ShardPlan {
+ public:
+  enum class Of {
+    gradients,   ///< Buckets for the parameters that can be trained.
+    parameters,  ///< All of them.
+  };
+  ShardPlan(const Manifest& manifest, Of of = Of::gradients);
+
+  /// Where a tensor begins if all lie as in the master, but with the dtypes that runners have.
+  std::uint64_t place(std::size_t tensor) const noexcept { return places_[tensor]; }
+  /// The end of the last of them.
+  std::uint64_t bytes() const noexcept { return bytes_; }
+
+  /// In the order in which they travel: that in which backward usually completes gradients, the last one
+  /// first; then the parameters without weight decay, which are small. All tensors of a bucket have one
+  /// dtype. A bucket ends with the tensor that fills it, and begins and ends at multiples of 64 bytes.
+  std::span<const Bytes> buckets() const noexcept { return buckets_; }
+  /// The tensors of a bucket, in the order of the manifest.
+  std::span<const std::size_t> tensors(std::size_t bucket) const noexcept { return tensors_[bucket]; }
+
+  /// What each rank of a team of `size` has of a bucket: a multiple of 64 bytes. The last shards may reach
+  /// beyond the bucket, and hold nothing there.
+  std::uint64_t shard_bytes(const Bytes& bucket, int size) const noexcept;
+  /// The shard of the rank at `position` of the team. May be empty.
+  Bytes shard(const Bytes& bucket, int position, int size) const noexcept;
+
+  struct Holder {
+    int position = -1;      ///< In the team; -1: nobody.
+    std::uint64_t end = 0;  ///< Bytes up to here have the same holder; at the most.
+  };
+  Holder holder_of(std::uint64_t byte, int size) const noexcept;
+
+ private:
+  void cut(const Manifest& manifest, std::span<const std::size_t> tensors, bool each_alone);
+
+  std::vector<std::uint64_t> places_;
+  std::uint64_t bytes_ = 0;
+  std::vector<Bytes> buckets_, sorted_;
+  std::vector<std::vector<std::size_t>> tensors_;
+};
+
+}  // namespace accelmgr::session

@@ -1,0 +1,53 @@
+#include "engine/session/views.hpp"
+
+namespace accelmgr::session {
+
+void View::wake_everyone() const noexcept {
+  auto& control = memory().control();
+  for (ipc::Epoch* epoch : {&control.trigger, &control.votes, &control.finish, &control.readiness})
+    ipc::wake_all(*epoch);
+  for (int rank = 0; rank < session().ranks(); ++rank) ipc::wake_all(memory().queue(rank).filled);
+}
+
+void HostView::ask_for(const Assignment& assignment) const noexcept {
+  control().assignment = assignment;
+  control().assignments.fetch_add(1);
+  ipc::wake_all(memory().control().finish);
+}
+
+void SupervisorView::clear_record(int rank) const noexcept {
+  auto& record = memory().record(rank);
+  record.pid.store(0);
+  record.log.written.store(0);
+  record.phase.store(Phase::init);
+}
+
+HalfWritten SupervisorView::settle_host() const noexcept {
+  HostControl& host = memory().control();
+  const auto end_write = [](std::atomic<std::uint64_t>& version) {
+    const bool is_half = version.load() % 2 != 0;
+    if (is_half) version.fetch_add(1);  // A version of its own: processes load what is there now.
+    return is_half;
+  };
+  // The loader reads `assignment` only after `assignments` has changed, so then it is complete.
+  const auto& sharding = session().sharding();
+  if (sharding.follows.load(std::memory_order_acquire) == host.assignments.load())
+    host.assignment = {sharding.assigned_to.load(), sharding.shares};
+  const bool is_half = end_write(host.parameter_version);
+  // A host that ends between its steps may have written parameters without saying so.
+  if (!is_half) host.parameter_version.fetch_add(2);
+  host.frozen_version.fetch_add(1);
+  return {.parameters = is_half, .buffers = end_write(host.buffer_version)};
+}
+
+void SupervisorView::take_over() const noexcept {
+  control().given_up.store(0);
+  memory().control().stopping.store(0);
+  control().managers.fetch_add(1);
+  for (int rank = 0; rank < session().ranks(); ++rank) {
+    record(rank).state.store(RunnerState::absent);
+    record(rank).pid.store(0);
+  }
+}
+
+}  // namespace accelmgr::session

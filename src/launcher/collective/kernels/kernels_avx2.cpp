@@ -1,0 +1,16 @@
+// Compiled with the flags of tools/cmake/Kernels.cmake; without them this variant does not exist.
+#if defined(__AVX2__)
+#include "launcher/collective/kernels/kernels_body.hpp"
+#else
+#include "launcher/collective/kernels/kernels_table.hpp"
+#endif
+
+namespace accelmgr::collective {
+
+#if defined(__AVX2__)
+const KernelTable* const avx2_kernels = &table;
+#else
+const KernelTable* const avx2_kernels = nullptr;
+#endif
+
+}  // namespace accelmgr::collective

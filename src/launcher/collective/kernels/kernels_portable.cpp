@@ -1,0 +1,7 @@
+#include "launcher/collective/kernels/kernels_body.hpp"
+
+namespace accelmgr::collective {
+
+const KernelTable* const portable_kernels = &table;
+
+}  // namespace accelmgr::collective

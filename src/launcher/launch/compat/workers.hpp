@@ -1,0 +1,60 @@
+// Worker strings: the hosts of a launch and, once expanded, the address of each process.
+//
+//   worker form   name:ordinal;[grpc://]host:port|...   one entry a host; its processes at port, port+1, ...
+//   TPU form      name;ordinal;host:port|...            one entry a host
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ipc/host_port.hpp"
+
+namespace accelmgr::launch {
+
+enum class WorkerForm { none, worker, tpu };
+
+struct Worker {
+  std::string name;
+  int ordinal = 0;
+  ipc::HostPort address;
+
+  bool operator==(const Worker&) const = default;
+};
+
+inline constexpr const char* local_worker_name = "localservice";
+inline constexpr int tpu_devices = 8;  ///< Devices of a host in the TPU form, unless configured.
+
+struct WorkerList {
+  WorkerForm form = WorkerForm::none;
+  std::vector<Worker> hosts;
+
+  bool operator==(const WorkerList&) const = default;
+};
+
+/// Parses either form; the first entry determines it, and all entries must have it. Throws ConfigError for
+/// bad syntax ("Bad worker syntax: <the part>", and "Bad worker HOST:PORT format: <it>" if only the address
+/// is wrong) and for a name and ordinal that occur twice.
+WorkerList parse_workers(std::string_view text);
+/// As above, but accepts only `form`.
+std::vector<Worker> parse_workers(std::string_view text, WorkerForm form);
+
+/// Parses "name:ordinal"; leaves the address empty. Throws as above.
+Worker parse_local_worker(std::string_view text);
+
+/// The text that parse_workers() reads. The worker form is written with grpc://.
+std::string text(std::span<const Worker> workers, WorkerForm form);
+
+/// One entry per process: process i of host h has ordinal h * devices + i and port + i. Throws ConfigError
+/// for ports beyond 65535 and for two processes with the same address.
+std::vector<Worker> expand_workers(std::span<const Worker> hosts, int devices);
+
+/// One entry for each process of one host, in the order of the bound `ports`.
+std::vector<Worker> local_workers(const std::string& hostname, std::span<const int> ports);
+
+/// Names every device of every host: "GPU:1;/job:localservice/replica:0/task:1/device:XLA_GPU:0|...". Each
+/// process sees only its own device, so every device is number 0 of its task. `label` is "GPU" or "CPU".
+std::string device_map(std::span<const Worker> processes, std::string_view label);
+
+}  // namespace accelmgr::launch

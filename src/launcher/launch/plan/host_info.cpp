@@ -1,0 +1,51 @@
+#include "launcher/launch/plan/host_info.hpp"
+
+#include <limits.h>
+#include <unistd.h>
+
+#include <array>
+#include <utility>
+
+#include "accelmgr/errors.hpp"
+#include "base/ipc/accelerators.hpp"
+#include "base/ipc/cores.hpp"
+#include "base/ipc/network.hpp"
+#include "launcher/collective/gloo/load.hpp"
+#include "launcher/launch/run/environment_scope.hpp"
+
+namespace accelmgr::launch {
+
+std::string own_hostname() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
+}
+
+namespace {
+
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> addresses;
+  try {
+    for (auto& address : ipc::interface_addresses()) addresses.push_back(std::move(address.host));
+  } catch (const SystemError&) {
+    // The addresses only help to find this host in a list. Its name may be enough for that.
+  }
+  return addresses;
+}
+
+std::string unavailable_because(const std::string& backend) {
+  if (backend == "gloo") return collective::gloo::unavailable_because();
+  return "";  // Whether NCCL can be used is found out in the ranks, which load it.
+}
+
+}  // namespace
+
+HostInfo this_host() {
+  return {.environment = own_environment(),
+          .cores = ipc::allowed_cores(),
+          .gpus = ipc::driver_gpus(),
+          .hostname = own_hostname(),
+          .addresses = own_addresses(),
+          .unavailable_because = unavailable_because};
+}
+
+}  // namespace accelmgr::launch

@@ -1,0 +1,306 @@
+#include "libtorch/handle/cuda_replica.hpp"
+
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/StreamGuard.h>
+
+#include <cstring>
+#include <utility>
+
+#include "engine/session/layout.hpp"
+#include "libtorch/tensor/convert.hpp"
+#include "libtorch/tensor/generator.hpp"
+
+namespace accelmgr::libtorch {
+namespace {
+
+constexpr std::size_t part_alignment = 64;
+constexpr std::size_t usual_number_bytes = std::size_t{1} << 16;
+
+std::size_t bytes_of(const replica::Field& field) {
+  auto bytes = size_of(field.dtype);
+  for (const auto size : field.shape) bytes *= static_cast<std::size_t>(size);
+  return bytes;
+}
+
+std::byte* memory_of(const at::Tensor& tensor) {
+  return tensor.numel() == 0 ? nullptr : static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+
+/// For waits whose result is needed even if the attempt is over: what follows relies on it.
+class SignsOfLife final : public replica::Sink {
+ public:
+  explicit SignsOfLife(replica::Sink& sink) : sink_(sink) {}
+  void capture(std::size_t, const void*) override {}
+  void backward_begins() override {}
+  bool wanted() override {
+    sink_.wanted();
+    return true;
+  }
+
+ private:
+  replica::Sink& sink_;
+};
+
+}  // namespace
+
+TorchStream::TorchStream(const device::Device& device, at::Device torch_device)
+    : stream(c10::impl::VirtualGuardImpl(torch_device.type()).getNewStream(torch_device)) {
+  if (torch_device.is_cpu()) own = device.make_stream();
+  handle = own ? own.get() : static_cast<device::StreamHandle>(stream.native_handle());
+}
+
+CudaReplica::CudaReplica(const Config& config, std::unique_ptr<Model> model, at::Device device,
+                         const device::Runtime& runtime, std::function<device::Nccl()> nccl)
+    : config_(config),
+      torch_device_(device),
+      device_(runtime, device.has_index() ? device.index() : 0),
+      compute_(device_, device),
+      input_(device_, device),
+      generators_(tensor::default_generators(device)),
+      model_(config, std::move(model)),
+      buffers_copied_(device_.make_event()),
+      nccl_(std::move(nccl)) {}
+
+CudaReplica::~CudaReplica() {
+  team_member_.reset();  // What it has under way may wait for ranks that are gone.
+  leave();
+}
+
+replica::TeamMember* CudaReplica::team_member() {
+  if (!nccl_) return nullptr;
+  team_member_.emplace(device_, nccl_(), *gradient_copies_, *parameter_upload_, *sink_, config_.step_timeout);
+  return &*team_member_;
+}
+
+/// Kernels of torch that `body` calls go to the compute stream.
+template <class Body>
+decltype(auto) CudaReplica::on_device(Body&& body) {
+  return in_model([&]() -> decltype(auto) {
+    const c10::StreamGuard guard(compute_.stream);
+    return std::forward<Body>(body)();
+  });
+}
+
+void CudaReplica::bind(const session::Manifest& manifest, std::span<const replica::Place> places,
+                       replica::Sink& sink) {
+  manifest_ = &manifest;
+  sink_ = &sink;
+  on_device([&] {
+    const auto targets = place_parameters(places);
+    move_buffers();
+    device_.settle(compute_.handle);  // Torch may still fill the new memory, and copies take other streams.
+    std::vector<at::Tensor> parameters;
+    for (const auto& [name, tensor] : model_.parameters()) parameters.push_back(tensor);
+    gradients_.resize(parameters.size());
+    hooks_.emplace(std::move(parameters),
+                   [this](std::size_t index, const at::Tensor& parameter) { complete(index, parameter); });
+    parameter_upload_.emplace(device_, manifest, places, targets, sink, compute_.handle);
+    batch_upload_.emplace(device_, sink, input_.handle, compute_.handle, config_.step_timeout);
+    results_.emplace(device_, compute_.handle);
+    results_->read({}, usual_number_bytes);  // Later it would have to wait for what is queued.
+    gradient_copies_.emplace(device_, manifest, sink, compute_.handle, config_.step_timeout);
+  });
+}
+
+/// Moves the parameters to memory of the device. Returns that of each parameter that has its own.
+std::vector<std::byte*> CudaReplica::place_parameters(std::span<const replica::Place> places) {
+  std::vector<std::byte*> targets;
+  for (std::size_t i = 0; i < model_.parameters().size(); ++i) {
+    const auto& entry = manifest_->tensors[i];
+    const auto options = model_.parameters()[i].tensor.options().device(torch_device_).requires_grad(false);
+    const bool own = entry.shares < 0;
+    values_.push_back(own ? at::empty({static_cast<std::int64_t>(entry.count)}, options) : at::Tensor());
+    targets.push_back(own ? memory_of(values_.back()) : nullptr);
+    const auto& memory = own ? values_.back() : values_.at(static_cast<std::size_t>(entry.shares));
+    model_.place_parameter(i, at::as_strided(memory, entry.shape, places[i].strides,
+                                             own ? 0 : static_cast<std::int64_t>(entry.shared_offset)));
+  }
+  return targets;
+}
+
+void CudaReplica::move_buffers() {
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < model_.buffers().size(); ++i) {
+    const auto& tensor = model_.buffers()[i].tensor;
+    const auto moved = at::empty(tensor.sizes(), tensor.options().device(torch_device_));
+    tensor.set_data(moved.copy_(tensor));
+    bytes = manifest_->buffers[i].offset + manifest_->buffers[i].bytes;
+  }
+  if (bytes > 0) staged_buffers_.grow(device_, bytes);
+}
+
+void CudaReplica::seed(std::uint64_t seed) { tensor::seed_generators(generators_, seed); }
+
+/// Ends what an attempt that was left still does: its memory is free then.
+void CudaReplica::leave() noexcept {
+  if (!std::exchange(under_way_, false)) return;
+  device_.settle(compute_.handle);
+  device_.settle(input_.handle);
+  if (gradient_copies_) gradient_copies_->settle();
+}
+
+void CudaReplica::begin_attempt() {
+  leave();
+  hooks_->begin();
+  gradients_.assign(gradients_.size(), {});
+  gradient_copies_->begin_attempt();
+  numbers_.clear();
+  collecting_ = false;
+}
+
+void CudaReplica::load_parameters() {
+  under_way_ = true;
+  parameter_upload_->load();
+}
+
+/// Queues the copies of a micro-batch. Empty if the attempt is over.
+std::optional<Batch> CudaReplica::upload(std::span<const replica::Field> fields) {
+  std::vector<device::BatchUpload::Part> parts;
+  std::size_t bytes = 0;
+  for (const auto& field : fields) {
+    parts.push_back({.offset = bytes, .bytes = bytes_of(field)});
+    bytes = session::align_up(bytes + parts.back().bytes, part_alignment);
+  }
+  const auto staged = batch_upload_->stage(bytes);
+  if (!staged) return std::nullopt;
+  std::vector<NamedTensor> tensors;
+  {
+    const c10::StreamGuard guard(
+        input_.stream);  // Torch gives out memory that this stream may write at once.
+    for (const auto& field : fields) {
+      const auto options = at::TensorOptions().dtype(tensor::scalar_type(field.dtype)).device(torch_device_);
+      tensors.push_back({field.name, at::empty(field.shape, options)});
+    }
+  }
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    parts[i].to = memory_of(tensors[i].tensor);
+    if (parts[i].bytes > 0) std::memcpy(staged->data() + parts[i].offset, fields[i].data, parts[i].bytes);
+  }
+  std::erase_if(parts, [](const auto& part) { return part.bytes == 0; });
+  try {
+    batch_upload_->load(parts);
+  } catch (...) {
+    device_.settle(input_.handle);  // Some copies may be queued, and their memory is freed now.
+    throw;
+  }
+  const c10::impl::VirtualGuardImpl torch(torch_device_.type());
+  for (const auto& [name, tensor] : tensors)
+    torch.recordDataPtrOnStream(tensor.storage().data_ptr(), compute_.stream);
+  return Batch(std::move(tensors));
+}
+
+void CudaReplica::run(std::span<const replica::Field> batch, double divisor) {
+  under_way_ = true;
+  on_device([&] {
+    const auto uploaded = upload(batch);
+    if (!uploaded) return;
+    hooks_->begin_micro_batch();
+    const auto outputs = model_.forward(*uploaded, divisor, torch_device_.type());
+    numbers_.add(outputs, divisor);
+    sink_->backward_begins();
+    hooks_->begin_backward();
+    outputs.loss.backward();
+    hooks_->end_backward();
+  });
+}
+
+/// Autograd sums the gradients of micro-batches in `.grad`. They are copied in the last one; what it does not
+/// touch is copied in collect(). A sparse one is made dense at once: further ones are added to it.
+void CudaReplica::complete(std::size_t index, const at::Tensor& parameter) {
+  if (parameter.grad().is_sparse()) parameter.mutable_grad() = parameter.grad().to_dense();
+  if (collecting_ ? gradients_[index].defined() : !sink_->last_micro_batch()) return;
+  gradients_[index] = dense_gradient(parameter);
+  gradient_copies_->written(index, memory_of(gradients_[index]));
+}
+
+/// Queues the copy of loss and scalars behind the kernels that compute them.
+void CudaReplica::queue_numbers() {
+  std::vector<at::Tensor> values;
+  for (const auto& tensor : numbers_.tensors())
+    values.push_back(tensor.reshape({}).to(at::TensorOptions().device(torch_device_).dtype(at::kDouble),
+                                           /*non_blocking=*/true));
+  if (values.empty()) return;
+  gathered_ = at::stack(values);
+  const device::Results::Part all[] = {{memory_of(gathered_), 0, gathered_.nbytes()}};
+  numbers_read_ = results_->read(all, gathered_.nbytes());
+}
+
+replica::Totals CudaReplica::collect() {
+  return on_device([&]() -> replica::Totals {
+    collecting_ = true;
+    hooks_->finish();
+    model_.check_places();
+    queue_numbers();
+    if (!gradient_copies_->finish()) return {};
+    under_way_ = false;
+    hooks_->begin();
+    gradients_.assign(gradients_.size(), {});
+    const auto count = numbers_.tensors().size();
+    if (count == 0) return {};
+    return numbers_.totals({reinterpret_cast<const double*>(numbers_read_.data()), count});
+  });
+}
+
+void CudaReplica::await_buffers() {
+  SignsOfLife sink(*sink_);
+  device_.wait(buffers_copied_, sink, config_.step_timeout);
+}
+
+/// The tensor as the manifest describes it: on the device, row-major.
+at::Tensor CudaReplica::on_device_as(const at::Tensor& tensor, const session::BufferEntry& entry) const {
+  const auto dtype = tensor::scalar_type(entry.dtype);
+  if (tensor.device() == torch_device_ && tensor.scalar_type() == dtype && tensor.sizes() == entry.shape)
+    return tensor.contiguous();
+  return at::empty(entry.shape, at::TensorOptions().dtype(dtype).device(torch_device_)).copy_(tensor);
+}
+
+void CudaReplica::save(const replica::State& to) {
+  on_device([&] {
+    if (to.buffers != nullptr && !staged_buffers_.span().empty()) {
+      model_.restore_buffers();
+      auto* const staged = staged_buffers_.span().data();
+      std::vector<at::Tensor> copied;  // Until the copies are done.
+      for (std::size_t i = 0; i < model_.buffers().size(); ++i) {
+        const auto& entry = manifest_->buffers[i];
+        copied.push_back(on_device_as(model_.buffers()[i].tensor, entry));
+        if (entry.bytes > 0)
+          device_.copy(staged + entry.offset, memory_of(copied.back()), entry.bytes,
+                       device::Direction::to_host, compute_.handle);
+      }
+      device_.record(buffers_copied_, compute_.handle);
+      await_buffers();
+      for (const auto& entry : manifest_->buffers)
+        std::memcpy(to.buffers + entry.offset, staged + entry.offset, entry.bytes);
+    }
+    tensor::store_generators(generators_, to.generator);
+  });
+}
+
+void CudaReplica::load(const replica::ConstState& from) {
+  leave();
+  on_device([&] {
+    if (!staged_buffers_.span().empty()) {
+      model_.restore_buffers();
+      auto* const staged = staged_buffers_.span().data();
+      std::vector<at::Tensor> targets;
+      for (std::size_t i = 0; i < model_.buffers().size(); ++i) {
+        const auto& entry = manifest_->buffers[i];
+        targets.push_back(on_device_as(model_.buffers()[i].tensor, entry));
+        std::memcpy(staged + entry.offset, from.buffers + entry.offset, entry.bytes);
+        if (entry.bytes > 0)
+          device_.copy(memory_of(targets.back()), staged + entry.offset, entry.bytes,
+                       device::Direction::to_device, compute_.handle);
+      }
+      device_.record(buffers_copied_, compute_.handle);
+      await_buffers();
+      for (std::size_t i = 0; i < targets.size(); ++i)
+        if (const auto& tensor = model_.buffers()[i].tensor; !targets[i].is_alias_of(tensor))
+          tensor.copy_(targets[i]);
+    }
+    tensor::load_generators(generators_, from.generator);
+  });
+}
+
+}  // namespace accelmgr::libtorch

@@ -1,0 +1,339 @@
+#include "accelmgr/manager.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <utility>
+
+#include "engine/client/handle.hpp"
+#include "engine/replica/model.hpp"
+#include "libtorch/handle/replica.hpp"
+#include "libtorch/tensor/convert.hpp"
+#include "libtorch/tensor/torch_version.hpp"
+
+namespace accelmgr {
+namespace {
+
+// The manager and the runners never return from init(); they need the factory of replicas before it.
+[[maybe_unused]] const bool registered = libtorch::register_replica();
+
+/// Memory of the session as a tensor. The session stays mapped as long as any view of the tensor exists.
+at::Tensor owning_view(const std::shared_ptr<const session::Session>& session, std::byte* data, DType dtype,
+                       at::IntArrayRef shape, at::IntArrayRef strides) {
+  return at::from_blob(
+      data, shape, strides, [session](void*) {}, at::TensorOptions().dtype(tensor::scalar_type(dtype)));
+}
+
+/// Zeros without memory, for a frozen parameter.
+at::Tensor no_gradient(const session::TensorEntry& entry) {
+  return at::zeros({}, at::TensorOptions().dtype(tensor::scalar_type(entry.dtype))).expand(entry.shape);
+}
+
+/// Tensors over the session, in the order of the manifest.
+struct Views {
+  Views(const std::shared_ptr<const session::Session>& session, const session::HostView& host,
+        const session::Manifest& manifest);
+
+  std::vector<NamedTensor> parameters;
+  std::vector<NamedTensor> gradients;
+  std::vector<FlatGroup> groups;
+};
+
+Views::Views(const std::shared_ptr<const session::Session>& session, const session::HostView& host,
+             const session::Manifest& manifest) {
+  const at::NoGradGuard no_grad;
+  const auto places = replica::places_of(host.parameters(), manifest);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto& entry = manifest.tensors[i];
+    const auto& [data, strides] = places[i];
+    auto parameter = owning_view(session, data, entry.dtype, entry.shape, strides);
+    const bool frozen = entry.group == session::Group::frozen;
+    auto gradient = frozen ? no_gradient(entry)
+                           : owning_view(session, host.gradients() + entry.gradient, entry.gradient_dtype(),
+                                         entry.shape, replica::dense_strides(entry.shape));
+    if (!frozen) {
+      parameter.set_requires_grad(true);
+      if (gradient.scalar_type() == parameter.scalar_type()) parameter.mutable_grad() = gradient;
+    }
+    parameters.push_back({entry.name, parameter});
+    gradients.push_back({entry.name, gradient});
+  }
+  for (const auto group : {session::Group::decay, session::Group::no_decay, session::Group::frozen}) {
+    std::map<DType, std::vector<const session::TensorEntry*>> of_dtype;  // Those of a dtype lie together.
+    for (const auto& entry : manifest.tensors)
+      if (entry.group == group) of_dtype[entry.dtype].push_back(&entry);
+    for (const auto& [dtype, entries] : of_dtype) {
+      const auto& first = *std::ranges::min_element(entries, {}, &session::TensorEntry::offset);
+      const auto& last = *std::ranges::max_element(entries, {}, &session::TensorEntry::offset);
+      const auto end = session::align_up(last->offset + last->bytes(), session::region_alignment);
+      const std::vector<std::int64_t> shape{
+          static_cast<std::int64_t>((end - first->offset) / size_of(dtype))};
+      const std::vector<std::int64_t> strides{1};
+      groups.push_back(
+          {static_cast<FlatGroup::Kind>(group),
+           owning_view(session, host.parameters() + first->offset, dtype, shape, strides),
+           group == session::Group::frozen
+               ? at::zeros({}, at::TensorOptions().dtype(tensor::scalar_type(dtype))).expand(shape)
+               : owning_view(session, host.gradients() + first->gradient, first->gradient_dtype(), shape,
+                             strides)});
+    }
+  }
+}
+
+/// Throws ModelError unless `value` is a tensor whose elements can be copied.
+void check_copied(const char* call, const std::string& name, const at::Tensor& value) {
+  if (!value.defined())
+    throw ModelError(fmt::format("{}: the tensor for '{}' is undefined; nothing was changed", call, name));
+  if (!value.is_cpu() || value.layout() != at::kStrided)
+    throw ModelError(
+        fmt::format("{}: the tensor for '{}' is a {}; it must be dense and on the CPU; nothing was changed",
+                    call, name, value.toString()));
+}
+
+std::string type_text(const at::Tensor& tensor) {
+  return fmt::format("{} [{}]", name_of(tensor::dtype_of(tensor.scalar_type())),
+                     fmt::join(tensor.sizes(), ", "));
+}
+
+/// Throws ModelError unless copying `value` over `current`, a parameter, cannot fail.
+void check_replacement(const NamedTensor& current, const at::Tensor& value) {
+  constexpr const char* call = "update_model_parameters";
+  check_copied(call, current.name, value);
+  if (value.sizes() != current.tensor.sizes() || value.scalar_type() != current.tensor.scalar_type())
+    throw ModelError(fmt::format("{}: '{}' is {}, but the tensor passed for it is {}; nothing was changed",
+                                 call, current.name, type_text(current.tensor), type_text(value)));
+}
+
+/// Refers to the memory of `dense`, which must be row-major without gaps and outlive the result.
+client::Value value_of(const std::string& name, const at::Tensor& dense) {
+  return {name, tensor::dtype_of(dense.scalar_type()), dense.sizes().vec(),
+          static_cast<const std::byte*>(dense.const_data_ptr())};
+}
+
+client::Extras extras_of(const CheckpointExtras& extras) {
+  client::Extras out{.metric = extras.metric, .json = extras.json, .directory = extras.directory};
+  for (const auto& [name, tensor] : extras.tensors) {
+    if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != at::kStrided || !tensor.is_contiguous() ||
+        tensor.is_neg())
+      throw CheckpointError(fmt::format("'{}' is a {}; a checkpoint holds contiguous tensors on the CPU",
+                                        name, tensor.toString()));
+    try {
+      out.tensors.push_back(value_of(name, tensor));
+    } catch (const ModelError& error) {
+      throw CheckpointError(fmt::format("'{}': {}", name, error.what()));
+    }
+  }
+  return out;
+}
+
+std::optional<Resumed> resumed_of(const std::optional<client::ResumedFrom>& from) {
+  if (!from) return std::nullopt;
+  Resumed out{.path = from->path,
+              .step = from->step,
+              .json = from->json,
+              .refused = from->refused,
+              .run_id = from->run_id,
+              .configuration = from->configuration,
+              .extras_step = from->extras_step};
+  for (const auto& value : from->tensors)
+    out.tensors.push_back({value.name, at::from_blob(
+                                           value.data.get(), value.shape, [data = value.data](void*) {},
+                                           at::TensorOptions().dtype(tensor::scalar_type(value.dtype)))});
+  return out;
+}
+
+}  // namespace
+
+struct Manager::State {
+  State(const Config& config, const StartOptions& options);
+  State(const std::string& path, const AttachOptions& options);
+
+  /// Throws UsageError when requires_grad of a parameter is no longer what it was at the start. Tells of
+  /// writes to those that are frozen.
+  void check_frozen();
+
+  std::optional<Views> views;
+  client::Handle handle;
+  std::optional<Resumed> resumed;
+  std::uint64_t frozen_writes = 0;  ///< Those of torch's operations to parameters that are frozen.
+};
+
+Manager::State::State(const Config& config, const StartOptions& options)
+    : handle(config, {.interrupted = options.interrupted,
+                      .method = options.method,
+                      .command = options.command,
+                      .prepared =
+                          [&](const auto& session, const auto& host, const auto& manifest, bool) {
+                            views.emplace(session, host, manifest);
+                            if (options.prepared) options.prepared(views->parameters, views->gradients);
+                          },
+                      .lock_checkpoints = options.lock_checkpoints}) {}
+
+Manager::State::State(const std::string& path, const AttachOptions& options)
+    : handle(path, {.name = options.name,
+                    .timeout_s = options.timeout_s,
+                    .interrupted = options.interrupted,
+                    .keep_gradients = options.keep_gradients}) {
+  views.emplace(handle.session(), handle.view(), handle.manifest());
+}
+
+// The group of a parameter in the master decides whether it is trained, and is fixed at the start.
+void Manager::State::check_frozen() {
+  std::uint64_t writes = 0;
+  for (std::size_t i = 0; i < views->parameters.size(); ++i) {
+    const bool frozen = handle.manifest().tensors[i].group == session::Group::frozen;
+    if (views->parameters[i].tensor.requires_grad() == frozen)
+      throw UsageError(fmt::format(
+          "requires_grad of parameter '{}' was changed after the start, but runners do not see that; stop "
+          "this manager, and start one with the changed model",
+          views->parameters[i].name));
+    if (frozen) writes += views->parameters[i].tensor._version();
+  }
+  for (const auto& group : views->groups)
+    if (group.kind == FlatGroup::Kind::frozen) writes += group.parameters._version();
+  if (std::exchange(frozen_writes, writes) != writes) handle.frozen_written();
+}
+
+Manager::Manager(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Manager::Manager(Manager&&) noexcept = default;
+Manager& Manager::operator=(Manager&&) noexcept = default;
+Manager::~Manager() = default;
+
+Manager Manager::start(const Config& config, const StartOptions& options) {
+  tensor::check_torch_version();
+  return Manager(std::make_unique<State>(config, options));
+}
+
+Manager Manager::attach(const std::string& service, const AttachOptions& options) {
+  tensor::check_torch_version();
+  return Manager(std::make_unique<State>(service, options));
+}
+
+LeftGradients Manager::left_gradients() const noexcept { return state_->handle.left_gradients(); }
+const std::string& Manager::unfinished() const { return state_->handle.unfinished(); }
+
+StepResult Manager::step(const StepOptions& options) {
+  state_->handle.check_owner("step");
+  state_->check_frozen();
+  return state_->handle.step(options);
+}
+
+void Manager::zero_grad() { state_->handle.zero_grad(); }
+
+const std::vector<NamedTensor>& Manager::parameters() const {
+  state_->handle.check_owner("parameters");
+  return state_->views->parameters;
+}
+
+const std::vector<NamedTensor>& Manager::gradients() const {
+  state_->handle.check_owner("gradients");
+  return state_->views->gradients;
+}
+
+std::vector<bool> Manager::touched() const { return state_->handle.touched(); }
+
+const std::vector<FlatGroup>& Manager::groups() const {
+  state_->handle.check_owner("groups");
+  const auto& tensors = state_->handle.manifest().tensors;
+  for (const auto& entry : tensors)
+    if (entry.shares >= 0)
+      throw ModelError(
+          fmt::format("parameter '{}' shares the memory of '{}' without being the same parameter: flat "
+                      "groups would update "
+                      "a copy of it. Register one parameter under both names, or step on parameters()",
+                      entry.name, tensors[static_cast<std::size_t>(entry.shares)].name));
+  return state_->views->groups;
+}
+
+std::vector<NamedTensor> Manager::buffers() const {
+  std::vector<NamedTensor> out;
+  for (const auto& value : state_->handle.buffers())
+    out.push_back(
+        {value.name, tensor::view(const_cast<std::byte*>(value.data), value.dtype, value.shape).clone()});
+  return out;
+}
+
+std::vector<NamedTensor> Manager::state_dict() const {
+  std::vector<NamedTensor> out;
+  const auto& manifest = state_->handle.manifest();
+  for (const auto& [name, copy] : buffers()) {
+    const auto entry = std::ranges::find(manifest.buffers, name, &session::BufferEntry::name);
+    if (!entry->persistent) continue;
+    out.push_back({name, copy});
+    for (const auto& alias : entry->aliases) out.push_back({alias, copy});
+  }
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& [name, tensor] = state_->views->parameters[i];
+    const auto copy = tensor.detach().clone();
+    out.push_back({name, copy});
+    for (const auto& alias : manifest.tensors[i].aliases) out.push_back({alias, copy});
+  }
+  return out;
+}
+
+void Manager::revert_parameters() { state_->handle.revert_parameters(); }
+
+Manager::Writing::Writing(Manager& manager) : manager_(manager), exceptions_(std::uncaught_exceptions()) {
+  manager.state_->handle.begin_writing(client::Written::trained);  // See check_frozen().
+}
+Manager::Writing::~Writing() {
+  manager_.state_->handle.end_writing(/*whole=*/std::uncaught_exceptions() == exceptions_);
+}
+
+void Manager::update_model_parameters(std::span<const at::Tensor> values) {
+  state_->handle.check_owner("update_model_parameters");
+  const auto& parameters = state_->views->parameters;
+  if (values.size() != parameters.size())
+    throw ModelError(fmt::format("update_model_parameters: {} tensors for {} parameters; nothing was changed",
+                                 values.size(), parameters.size()));
+  for (std::size_t i = 0; i < values.size(); ++i) check_replacement(parameters[i], values[i]);
+  const at::NoGradGuard no_grad;
+  const auto bracket = writing();
+  for (std::size_t i = 0; i < values.size(); ++i) parameters[i].tensor.copy_(values[i]);
+}
+
+void Manager::update_buffers(const std::vector<NamedTensor>& values) {
+  state_->handle.check_owner("update_buffers");
+  std::vector<at::Tensor> dense;
+  std::vector<client::Value> memory;
+  for (const auto& [name, value] : values) {
+    check_copied("update_buffers", name, value);
+    dense.push_back(value.resolve_conj().resolve_neg().contiguous());
+    memory.push_back(value_of(name, dense.back()));
+  }
+  state_->handle.update_buffers(memory);
+}
+
+Statistics Manager::statistics() const { return state_->handle.statistics(); }
+void Manager::resize(int runners) { state_->handle.resize(runners); }
+void Manager::recover() { state_->handle.recover(); }
+
+double Manager::save_checkpoint(const CheckpointExtras& extras) {
+  return state_->handle.save_checkpoint(extras_of(extras));
+}
+
+std::vector<CheckpointWritten> Manager::checkpoints_written(double wait_s) {
+  return state_->handle.checkpoints_written(wait_s);
+}
+
+const std::optional<Resumed>& Manager::resumed() const {
+  if (!state_->resumed) state_->resumed = resumed_of(state_->handle.resumed());
+  return state_->resumed;
+}
+bool Manager::checkpoint_requested() const { return state_->handle.checkpoint_requested(); }
+
+const std::string& Manager::run_id() const { return state_->handle.run_id(); }
+const Config& Manager::config() const { return state_->handle.config(); }
+void Manager::stop() { state_->handle.stop(); }
+
+void Manager::kill() noexcept {
+  if (state_) state_->handle.kill();
+}
+
+}  // namespace accelmgr

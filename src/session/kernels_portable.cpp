@@ -1,7 +1,0 @@
-#include "session/kernels_body.hpp"
-
-namespace accelmgr::session {
-
-const KernelTable* const portable_kernels = &table;
-
-}  // namespace accelmgr::session

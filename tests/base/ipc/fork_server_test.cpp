@@ -1,0 +1,593 @@
+#include "base/ipc/fork_server_client.hpp"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+
+#include "accelmgr/errors.hpp"
+#include "base/ipc/proc_file.hpp"
+#include "base/ipc/socket.hpp"
+#include "base/ipc/wait_ready.hpp"
+#include "executed_roles.hpp"
+#include "fuzzed.hpp"
+#include "processes.hpp"
+#include "system_call.hpp"
+
+namespace accelmgr::ipc::test {
+namespace {
+
+/// The body of a forked child: it carries out the commands that come over the socket passed to it.
+int obey(SpawnRequest request) {
+  if (request.fds.size() != 1) return 100;
+  const int socket = request.fds[0].get();
+  while (const auto order = receive(socket, soon())) {
+    const auto& word = order->bytes;
+    if (word == "rank") send(socket, std::to_string(request.rank));
+    if (word == "generation") send(socket, std::to_string(request.generation));
+    if (word == "descriptors") send(socket, open_descriptors());
+    if (word == "group") send(socket, getpgrp() == getpid() ? "own" : "another's");
+    if (word == "core") {
+      rlimit limit{};
+      getrlimit(RLIMIT_CORE, &limit);
+      send(socket, limit.rlim_cur <= 1 ? "off" : "on");
+    }
+    if (word == "throw") throw std::runtime_error("as ordered");
+    if (word == "exit 3") return 3;
+    if (word == "ignore TERM") {
+      signal(SIGTERM, SIG_IGN);
+      send(socket, "ignored");
+    }
+    if (word == "have a child") {
+      if (fork() == 0) hang();
+      send(socket, "born");
+    }
+  }
+  return 0;
+}
+
+struct Runner {
+  Started started;
+  base::UniqueFd socket;
+
+  std::string ask(std::string_view word) const {
+    send(socket.get(), word);
+    return receive(socket.get(), soon()).value().bytes;
+  }
+  bool ended() const { return wait_ended(started.pidfd.get(), soon()); }
+};
+
+class ForkServerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    descriptors_before_ = open_descriptors();
+    fork_server_.emplace(ForkServerClient::start(obey));
+  }
+  void TearDown() override {
+    fork_server_.reset();
+    expect_no_process_left();
+  }
+
+  Runner spawn(int rank, std::uint32_t generation = 1) {
+    auto [ours, theirs] = socket_pair();
+    const int fd = theirs.get();
+    fork_server_->spawn(rank, generation, {&fd, 1});
+    return {std::get<Started>(fork_server_->next(soon()).value()), std::move(ours)};
+  }
+  Ended next_end() { return std::get<Ended>(fork_server_->next(soon()).value()); }
+
+  std::string descriptors_before_;
+  std::optional<ForkServerClient> fork_server_;
+};
+
+std::string comm(pid_t pid) { return read_proc("/proc/" + std::to_string(pid) + "/comm").value_or(""); }
+
+TEST_F(ForkServerTest, ChildrenGetTheirRequest) {
+  const auto first = spawn(0, 1);
+  const auto second = spawn(23, 7);
+  EXPECT_EQ(first.started.rank, 0);
+  EXPECT_EQ(second.started.rank, 23);
+  EXPECT_EQ(second.started.generation, 7U);
+  EXPECT_EQ(first.ask("rank"), "0");
+  EXPECT_EQ(second.ask("rank"), "23");
+  EXPECT_EQ(second.ask("generation"), "7");
+}
+
+TEST_F(ForkServerTest, ProcessesAreNamed) {
+  const auto runner = spawn(23);
+  EXPECT_EQ(runner.ask("rank"), "23");  // When it answers, its name is set, and the fork server's is too.
+  EXPECT_EQ(comm(runner.started.pid), "accelmgr:run23\n");
+  EXPECT_EQ(comm(fork_server_->pid()), "accelmgr:fork\n");
+}
+
+TEST_F(ForkServerTest, ChildrenHaveGroupsOfTheirOwnAndNoCoreDumps) {
+  const auto runner = spawn(0);
+  EXPECT_EQ(runner.ask("group"), "own");
+  EXPECT_EQ(runner.ask("core"), "off");
+  EXPECT_NE(getpgid(fork_server_->pid()), getpgrp());
+}
+
+TEST_F(ForkServerTest, ChildrenHoldNoDescriptorsOfTheForkServerOrOfEachOther) {
+  const auto count = [](const std::string& list) { return std::count(list.begin(), list.end(), ' ') + 1; };
+  const auto inherited_and_passed = count(descriptors_before_) + 1;
+  std::vector<Runner> runners;
+  for (int rank = 0; rank < 3; ++rank) {
+    runners.push_back(spawn(rank));
+    EXPECT_EQ(count(runners.back().ask("descriptors")), inherited_and_passed);
+  }
+}
+
+TEST_F(ForkServerTest, ExitCodesAreReported) {
+  const auto runner = spawn(4, 9);
+  send(runner.socket.get(), "exit 3");
+  const auto ended = next_end();
+  EXPECT_EQ(ended.rank, 4);
+  EXPECT_EQ(ended.generation, 9U);
+  EXPECT_EQ(ended.pid, runner.started.pid);
+  EXPECT_EQ(describe_exit(ended.wait_status), "exit code 3");
+  EXPECT_TRUE(has_ended(runner.started.pidfd.get()));
+}
+
+TEST_F(ForkServerTest, AnUncaughtExceptionIsAnExitCode) {
+  const auto runner = spawn(0);
+  send(runner.socket.get(), "throw");
+  EXPECT_EQ(next_end().wait_status, W_EXITCODE(exit_uncaught, 0));
+}
+
+TEST_F(ForkServerTest, AKilledChildIsReportedAndReplaced) {
+  for (std::uint32_t generation = 1; generation <= 20; ++generation) {
+    const auto runner = spawn(0, generation);
+    EXPECT_EQ(runner.ask("generation"), std::to_string(generation));
+    send_signal(runner.started.pidfd.get(), SIGKILL);
+    const auto ended = next_end();
+    EXPECT_EQ(ended.generation, generation);
+    EXPECT_EQ(describe_exit(ended.wait_status), "killed by signal 9 (KILL)");
+  }
+}
+
+TEST_F(ForkServerTest, WhatAChildLeftInItsGroupEndsWithIt) {
+  const auto runner = spawn(0);
+  EXPECT_EQ(runner.ask("have a child"), "born");
+  send(runner.socket.get(), "exit 3");
+  next_end();
+  EXPECT_FALSE(receive(runner.socket.get(), soon())) << "the grandchild still holds the socket";
+}
+
+TEST_F(ForkServerTest, ChildrenDieWithTheForkServer) {
+  const auto first = spawn(0);
+  const auto second = spawn(1);
+  EXPECT_EQ(first.ask("rank"), "0");  // When they answer, both have set PR_SET_PDEATHSIG.
+  EXPECT_EQ(second.ask("ignore TERM"), "ignored");
+  send_signal(fork_server_->pidfd(), SIGKILL);
+  EXPECT_TRUE(first.ended());
+  EXPECT_TRUE(second.ended());
+  EXPECT_FALSE(fork_server_->next(soon()));
+  EXPECT_TRUE(wait_ended(fork_server_->pidfd(), soon()));
+  EXPECT_THROW(fork_server_->spawn(0, 2, {}), SystemError);
+}
+
+TEST_F(ForkServerTest, EventsOfAForkServerThatIsGoneCanStillBeTaken) {
+  const auto runner = spawn(0);
+  send(runner.socket.get(), "exit 3");
+  pollfd report{.fd = fork_server_->socket(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(poll(&report, 1, 20'000), 1);
+  send_signal(fork_server_->pidfd(), SIGKILL);
+  ASSERT_TRUE(wait_ended(fork_server_->pidfd(), soon()));
+  EXPECT_EQ(describe_exit(next_end().wait_status), "exit code 3");
+  EXPECT_FALSE(fork_server_->next(soon()));
+}
+
+TEST_F(ForkServerTest, NextEndsAtItsDeadline) {
+  EXPECT_FALSE(fork_server_->next(base::Deadline::in_seconds(0.01)));
+}
+
+TEST_F(ForkServerTest, StopEndsChildrenThatIgnoreTerm) {
+  const auto runner = spawn(0);
+  EXPECT_EQ(runner.ask("ignore TERM"), "ignored");
+  EXPECT_EQ(runner.ask("have a child"), "born");
+  fork_server_->stop(soon());
+  EXPECT_TRUE(has_ended(runner.started.pidfd.get()));
+  EXPECT_FALSE(receive(runner.socket.get(), soon())) << "the grandchild still holds the socket";
+  EXPECT_FALSE(fork_server_->next(soon()));
+  fork_server_->stop(soon());
+}
+
+TEST_F(ForkServerTest, StopIsHeardThoughOthersHoldACopyOfTheSocket) {
+  const auto runner = spawn(0);
+  EXPECT_EQ(runner.ask("have a child"), "born");
+  auto [ours, theirs] = socket_pair();
+  const auto copy = fork_child([socket = theirs.get()] {
+    receive(socket, soon());
+    return 0;
+  });
+  fork_server_->stop(soon());
+  // The fork server has stopped in order: if stop() had killed it, the grandchild would still live.
+  EXPECT_FALSE(receive(runner.socket.get(), soon()));
+  send(ours.get(), "end");
+  EXPECT_EQ(end_of(copy), "exit code 0");
+}
+
+TEST_F(ForkServerTest, AStoppedForkServerIsKilledAtTheBound) {
+  const auto runner = spawn(0);
+  EXPECT_EQ(runner.ask("rank"), "0");
+  send_signal(fork_server_->pidfd(), SIGSTOP);
+  fork_server_->stop(base::Deadline::in_seconds(0.02));
+  EXPECT_TRUE(runner.ended());
+}
+
+TEST_F(ForkServerTest, AChildThatCannotBeForkedIsReported) {
+  auto [ours, theirs] = socket_pair();
+  auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
+    ours.reset();
+    fail_system_call(SYS_pidfd_open, EMFILE);
+    return run_fork_server(std::move(theirs), obey);
+  });
+  theirs.reset();
+  ForkServerClient client(std::move(ours), std::move(fork_server));
+  client.spawn(5, 1, {});
+  const auto ended = std::get<Ended>(client.next(soon()).value());
+  EXPECT_EQ(ended.rank, 5);
+  EXPECT_EQ(ended.pid, 0);
+  EXPECT_EQ(ended.wait_status, W_EXITCODE(exit_not_forked, 0));
+}
+
+TEST_F(ForkServerTest, EverythingDiesWithTheClient) {
+  fork_server_.reset();
+  auto [ours, theirs] = socket_pair();
+  const auto client = fork_child([socket = theirs.get()] {
+    auto fork_server = ForkServerClient::start(obey);
+    auto [runner_socket, passed] = socket_pair();
+    const int fd = passed.get();
+    fork_server.spawn(0, 1, {&fd, 1});
+    const auto started = std::get<Started>(fork_server.next(soon()).value());
+    send(runner_socket.get(), "rank");
+    receive(runner_socket.get(), soon());
+    const int pidfds[] = {fork_server.pidfd(), started.pidfd.get()};
+    send(socket, "started", pidfds);
+    hang();
+    return 0;
+  });
+  const auto message = receive(ours.get(), soon()).value();
+  ASSERT_EQ(message.fds.size(), 2U);
+  send_signal(client.pidfd.get(), SIGKILL);
+  EXPECT_TRUE(wait_ended(message.fds[0].get(), soon())) << "the fork server is left";
+  EXPECT_TRUE(wait_ended(message.fds[1].get(), soon())) << "the runner is left";
+}
+
+TEST_F(ForkServerTest, ReportsWaitForAClientThatIsBusy) {
+  fork_server_.reset();
+  auto [ours, theirs] = socket_pair();
+  const int few_bytes = 1;  // The kernel makes it its minimum: room for a few reports.
+  ASSERT_EQ(setsockopt(theirs.get(), SOL_SOCKET, SO_SNDBUF, &few_bytes, sizeof few_bytes), 0);
+  auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
+    ours.reset();
+    return run_fork_server(std::move(theirs), [](const SpawnRequest& request) { return request.rank; });
+  });
+  theirs.reset();
+  ForkServerClient client(std::move(ours), std::move(fork_server));
+  constexpr int children = 30;
+  for (int rank = 0; rank < children; ++rank) client.spawn(rank, 1, {});
+  int started = 0, ended = 0;
+  while (ended < children) {
+    const auto event = client.next(soon());
+    ASSERT_TRUE(event);
+    if (const auto* start = std::get_if<Started>(&*event)) {
+      EXPECT_EQ(start->rank, started++);
+      EXPECT_GT(start->pid, 0);
+    } else {
+      const auto& end = std::get<Ended>(*event);
+      EXPECT_EQ(end.wait_status, W_EXITCODE(end.rank, 0));
+      ++ended;
+    }
+  }
+  EXPECT_EQ(started, children);
+}
+
+TEST_F(ForkServerTest, SignalsReachTheGroupsOfAllAndStoppedOnesGoOn) {
+  const auto first = spawn(0);
+  const auto second = spawn(1);
+  EXPECT_EQ(first.ask("have a child"), "born");
+  send_signal(second.started.pidfd.get(), SIGSTOP);
+  fork_server_->signal(SIGTERM);
+  EXPECT_EQ(describe_exit(next_end().wait_status), "killed by signal 15 (TERM)");
+  EXPECT_EQ(describe_exit(next_end().wait_status), "killed by signal 15 (TERM)");
+  EXPECT_FALSE(receive(first.socket.get(), soon())) << "the grandchild still holds the socket";
+}
+
+TEST_F(ForkServerTest, WhyAChildCouldNotBeForkedIsTold) {
+  fork_server_.reset();
+  auto [ours, theirs] = socket_pair();
+  auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
+    ours.reset();
+    fail_system_call(SYS_clone, EAGAIN);
+    return run_fork_server(std::move(theirs), obey);
+  });
+  theirs.reset();
+  ForkServerClient client(std::move(ours), std::move(fork_server));
+  client.spawn(5, 1, {});
+  EXPECT_EQ(std::get<Ended>(client.next(soon()).value()).error, EAGAIN);
+}
+
+TEST_F(ForkServerTest, TheEndOfTheSocketAloneEndsIt) {
+  fork_server_.reset();
+  auto [ours, theirs] = socket_pair();
+  const auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
+    ours.reset();
+    return run_fork_server(std::move(theirs), obey);
+  });
+  theirs.reset();
+  ours.reset();
+  EXPECT_EQ(end_of(fork_server), "exit code 0");
+}
+
+TEST_F(ForkServerTest, ClosesWhatItIsToldTo) {
+  fork_server_.reset();
+  auto [ours, theirs] = socket_pair();
+  const int closed[] = {theirs.get()};
+  fork_server_.emplace(ForkServerClient::start(obey, {}, closed));
+  theirs.reset();
+  EXPECT_FALSE(receive(ours.get(), soon()));
+}
+
+// Our end of a socket pair: ended() waits until no process holds the other end any more.
+struct Alive {
+  base::UniqueFd ours;
+  bool ended() const { return wait_ready(ours.get(), POLLIN, soon()) != 0; }
+};
+
+/// Forks a client that leads a process group, starts a fork server, and forks a child of its own as user code
+/// may. The child holds `alive` and does nothing. The client sends the fork server's pidfd over `told`, stops
+/// the fork server if "stop" comes back, and then does nothing either.
+Child client_with_a_child(base::UniqueFd& alive, const base::UniqueFd& told, int host) {
+  return fork_child([&alive, &told, host] {
+    setpgid(0, 0);
+    auto fork_server = ForkServerClient::start(obey, {.creator_group = getpid(), .host = host});
+    if (fork() == 0) hang();
+    alive.reset();
+    const int pidfd[] = {fork_server.pidfd()};
+    send(told.get(), "started", pidfd);
+    if (receive(told.get(), soon())->bytes == "stop") {
+      // The fork server cannot report the end of this runner any more.
+      fork_server.spawn(0, 1, {});
+      fork_server.stop(soon());
+      send(told.get(), "stopped");
+    }
+    hang();
+    return 0;
+  });
+}
+
+TEST_F(ForkServerTest, WhatWasForkedInAClientThatIsKilledEndsWithIt) {
+  fork_server_.reset();
+  auto [told, tells] = socket_pair();
+  auto [ours, theirs] = socket_pair();
+  Alive child{std::move(ours)};
+  const auto client = client_with_a_child(theirs, tells, -1);
+  theirs.reset();
+  const auto started = receive(told.get(), soon()).value();
+  send_signal(client.pidfd.get(), SIGKILL);
+  EXPECT_TRUE(child.ended()) << "what it had forked is left";
+  EXPECT_TRUE(wait_ended(started.fds.at(0).get(), soon())) << "the fork server is left";
+  EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
+}
+
+TEST_F(ForkServerTest, AClientThatOutlivesItsHostIsEndedWithWhatItForked) {
+  fork_server_.reset();
+  const auto host = fork_child([] {
+    hang();
+    return 0;
+  });
+  auto [told, tells] = socket_pair();
+  auto [ours, theirs] = socket_pair();
+  Alive child{std::move(ours)};
+  const auto client = client_with_a_child(theirs, tells, host.pidfd.get());
+  theirs.reset();
+  const auto started = receive(told.get(), soon()).value();
+  send_signal(host.pidfd.get(), SIGKILL);
+  EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
+  EXPECT_TRUE(child.ended()) << "what it had forked is left";
+  EXPECT_TRUE(wait_ended(started.fds.at(0).get(), soon())) << "the fork server is left";
+  EXPECT_EQ(end_of(host), "killed by signal 9 (KILL)");
+}
+
+TEST_F(ForkServerTest, AClientThatStopsItIsLeftAlone) {
+  fork_server_.reset();
+  auto [told, tells] = socket_pair();
+  auto [ours, theirs] = socket_pair();
+  Alive child{std::move(ours)};
+  const auto client = client_with_a_child(theirs, tells, -1);
+  theirs.reset();
+  const auto started = receive(told.get(), soon()).value();
+  send(told.get(), "stop");
+  EXPECT_EQ(receive(told.get(), soon()).value().bytes, "stopped");
+  EXPECT_TRUE(has_ended(started.fds.at(0).get()));
+  EXPECT_FALSE(has_ended(client.pidfd.get()));
+  EXPECT_FALSE(is_readable(child.ours.get()));
+  kill(-client.pid, SIGKILL);
+  EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
+}
+
+TEST_F(ForkServerTest, AChildWhoseDescriptorsFindNoRoomInTheForkServerIsReported) {
+  fork_server_.reset();
+  auto [ours, theirs] = socket_pair();
+  auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
+    ours.reset();
+    const rlimit limit{.rlim_cur = static_cast<rlim_t>(theirs.get()) + 1, .rlim_max = 1024};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    return run_fork_server(std::move(theirs), obey);
+  });
+  theirs.reset();
+  ForkServerClient client(std::move(ours), std::move(fork_server));
+  const int passed[] = {0, 1, 2, 0, 1, 2};
+  for (std::uint32_t generation = 1; generation <= 2; ++generation) {
+    client.spawn(5, generation, passed);
+    const auto ended = std::get<Ended>(client.next(soon()).value());
+    EXPECT_EQ(ended.generation, generation);
+    EXPECT_EQ(ended.pid, 0);
+    EXPECT_EQ(ended.error, EMFILE);
+  }
+}
+
+TEST_F(ForkServerTest, AChildWhosePidfdFindsNoRoomInTheClientIsEndedAndReported) {
+  fork_server_.reset();
+  const auto client = fork_child([] {
+    auto fork_server = ForkServerClient::start(obey);
+    auto [ours, theirs] = socket_pair();
+    const int passed[] = {theirs.get()};
+    fork_server.spawn(5, 1, passed);
+    theirs.reset();
+    const rlimit limit{.rlim_cur = 3, .rlim_max = 1024};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    const auto ended = std::get<Ended>(fork_server.next(soon()).value());
+    if (ended.rank != 5 || ended.pid != 0 || ended.error != EMFILE) return 1;
+    return receive(ours.get(), soon()) ? 2 : 0;  // The socket's end: the child has ended.
+  });
+  EXPECT_EQ(end_of(client), "exit code 0");
+}
+
+TEST_F(ForkServerTest, WantOfMemoryForAReportIsNotTheEndOfTheClient) {
+  fork_server_.reset();
+  auto [ours, theirs] = socket_pair();
+  auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
+    ours.reset();
+    fail_system_call(SYS_sendmsg, ENOBUFS);
+    return run_fork_server(std::move(theirs), [](const SpawnRequest& request) -> int {
+      if (write(request.fds.at(0).get(), "x", 1) == 1) hang();
+      return 1;
+    });
+  });
+  theirs.reset();
+  ForkServerClient client(std::move(ours), std::move(fork_server));
+  for (int rank = 0; rank < 2; ++rank) {
+    auto [child, passed] = socket_pair();
+    const int fd[] = {passed.get()};
+    client.spawn(rank, 1, fd);
+    passed.reset();
+    EXPECT_EQ(receive(child.get(), soon()).value_or(Message{}).bytes, "x") << "child " << rank;
+  }
+  client.stop(soon());
+}
+
+TEST_F(ForkServerTest, IsRefusedBesideThreadsWhichAreNamed) {
+  std::promise<void> named, end;
+  std::jthread thread([&] {
+    name_process("in the way");
+    named.set_value();
+    end.get_future().wait();
+  });
+  named.get_future().wait();
+  try {
+    ForkServerClient::start(obey);
+    ADD_FAILURE() << "it was started";
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("in the way"), std::string::npos) << error.what();
+  }
+  end.set_value();
+}
+
+// The same as the structures of fork_server_messages.hpp.
+struct RawRequest {
+  int kind, rank;
+  std::uint32_t generation;
+};
+struct RawReport {
+  int kind, rank;
+  std::uint32_t generation;
+  pid_t pid;
+  int wait_status, error;
+  std::int64_t time_ns;
+};
+constexpr int spawn_kind = 0, signal_kind = 1, stop_kind = 2, started_kind = 0, ended_kind = 1;
+
+template <class Packet>
+std::string raw(const Packet& packet) {
+  return {reinterpret_cast<const char*>(&packet), sizeof packet};
+}
+
+/// The packet that `bytes` begins with; what is missing of it is zero.
+template <class Packet>
+Packet unraw(const std::string& bytes) {
+  Packet packet{};
+  std::memcpy(&packet, bytes.data(), std::min(bytes.size(), sizeof packet));
+  return packet;
+}
+
+bool is_request(const std::string& bytes) {
+  const auto request = unraw<RawRequest>(bytes);
+  return bytes.size() == sizeof request &&
+         ((request.kind == spawn_kind && request.rank >= 0) || request.kind == stop_kind ||
+          (request.kind == signal_kind && request.rank >= 1 && request.rank <= SIGRTMAX));
+}
+
+TEST_F(ForkServerTest, WhatIsNoRequestIsRefusedAndTheForkServerGoesOn) {
+  accelmgr::test::Fuzzed fuzzed(20261122);
+  const auto runner = spawn(0);
+  int sent = 0;
+  for (int round = 0; round < 1000; ++round) {
+    const RawRequest wrong{.kind = fuzzed.one_in(2) ? static_cast<int>(fuzzed.edge()) : signal_kind,
+                           .rank = static_cast<int>(fuzzed.edge()),
+                           .generation = 1};
+    const auto bytes = fuzzed.one_in(3) ? fuzzed.mutated(raw(wrong)) : raw(wrong);
+    if (is_request(bytes)) continue;
+    while (
+        !accelmgr::test::send_raw(fork_server_->socket(), bytes, accelmgr::test::some_descriptors(fuzzed, 3)))
+      wait_ready(fork_server_->socket(), POLLOUT, soon());
+    ++sent;
+  }
+  EXPECT_GT(sent, 500);
+  EXPECT_EQ(runner.ask("rank"), "0") << "no signal reached it";
+  const auto next = spawn(1);
+  EXPECT_EQ(next.ask("rank"), "1");
+  EXPECT_EQ(next.ask("descriptors"), runner.ask("descriptors")) << "none of the refused packets is left";
+}
+
+TEST(ForkServerClientTest, WhatIsNoReportOfAChildThatWasAskedForIsPassedOver) {
+  accelmgr::test::Fuzzed fuzzed(20261122);
+  auto [ours, fork_server] = socket_pair();
+  ForkServerClient client(std::move(ours), Child{});
+  client.spawn(2, 7, {});
+  ASSERT_TRUE(receive(fork_server.get(), soon()));
+  const RawReport started{started_kind, 2, 7, 4711, 0, 0, 99};
+  const RawReport ended{ended_kind, 2, 7, 4711, 9, 0, 99};
+  const auto open_before = accelmgr::test::open_count();
+  int right = 0, wrong = 0;
+  for (int round = 0; round < 4000; ++round) {
+    auto bytes = raw(fuzzed.one_in(2) ? started : ended);
+    if (fuzzed.one_in(2))
+      fuzzed.damage(reinterpret_cast<std::byte*>(bytes.data()), bytes.size());
+    else
+      bytes = fuzzed.one_in(10) ? fuzzed.bytes(60) : fuzzed.mutated(bytes);
+    ASSERT_TRUE(
+        accelmgr::test::send_raw(fork_server.get(), bytes, accelmgr::test::some_descriptors(fuzzed, 2)));
+    const auto event = client.next(base::Deadline::at_ns(0));
+    ASSERT_FALSE(is_readable(client.socket()));
+    ++(event ? right : wrong);
+    if (!event) continue;
+    if (const auto* start = std::get_if<Started>(&*event)) {
+      EXPECT_EQ(start->rank, 2);
+      EXPECT_GT(start->pid, 1);
+      EXPECT_TRUE(start->pidfd);
+    } else {
+      const auto& end = std::get<Ended>(*event);
+      EXPECT_EQ(end.rank, 2);
+      EXPECT_TRUE(end.pid == 0 || end.pid > 1) << end.pid;
+      EXPECT_TRUE(end.wait_status >= 0 && end.wait_status <= 0xffff) << end.wait_status;
+      EXPECT_TRUE(end.error >= 0 && end.error <= 4095) << end.error;
+    }
+  }
+  EXPECT_GT(right, 100);
+  EXPECT_GT(wrong, 1000);
+  EXPECT_EQ(accelmgr::test::open_count(), open_before);
+}
+
+}  // namespace
+}  // namespace accelmgr::ipc::test

@@ -1,0 +1,67 @@
+#include "base/ipc/network.hpp"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+
+#include "accelmgr/errors.hpp"
+#include "base/unique_fd.hpp"
+
+namespace accelmgr::ipc {
+namespace {
+
+sockaddr_in loopback(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  return address;
+}
+
+const sockaddr* any(const sockaddr_in& address) { return reinterpret_cast<const sockaddr*>(&address); }
+
+base::UniqueFd new_socket() { return base::UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
+
+TEST(Network, ASocketThatListensIsReachedAtItsPort) {
+  const auto server = new_socket();
+  const auto free_port = loopback(0);
+  ASSERT_EQ(bind_and_listen(server.get(), any(free_port), sizeof free_port), 0);
+  const auto address = loopback(bound_port(server.get()));
+  const auto client = new_socket();
+  EXPECT_EQ(::connect(client.get(), any(address), sizeof address), 0);
+}
+
+TEST(Network, AnUsedPortIsAnError) {
+  const auto first = new_socket();
+  const auto free_port = loopback(0);
+  ASSERT_EQ(bind_and_listen(first.get(), any(free_port), sizeof free_port), 0);
+  const auto second = new_socket();
+  const auto used = loopback(bound_port(first.get()));
+  EXPECT_EQ(bind_and_listen(second.get(), any(used), sizeof used), EADDRINUSE);
+}
+
+TEST(Network, NoSocketHasNoPort) { EXPECT_THROW(bound_port(-1), SystemError); }
+
+TEST(Network, AddressesAreReadAsNumbers) {
+  const auto address = loopback(80);
+  EXPECT_EQ(host_of(any(address)), "127.0.0.1");
+  EXPECT_EQ(port_of(any(address)), 80);
+  const sockaddr local{.sa_family = AF_UNIX, .sa_data = {}};
+  EXPECT_EQ(host_of(&local), "");
+  EXPECT_EQ(port_of(&local), 0);
+}
+
+TEST(Network, TheLoopbackInterfaceHasItsAddress) {
+  const auto all = interface_addresses();
+  const auto lo = std::ranges::find(all, "127.0.0.1", &InterfaceAddress::host);
+  ASSERT_NE(lo, all.end());
+  EXPECT_EQ(lo->interface, "lo");
+  EXPECT_TRUE(lo->up && lo->loopback && !lo->link_local);
+}
+
+}  // namespace
+}  // namespace accelmgr::ipc

@@ -1,0 +1,162 @@
+#include "engine/client/next_action.hpp"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <atomic>
+#include <ostream>
+
+namespace accelmgr::client {
+
+std::ostream& operator<<(std::ostream& to, Action action) { return to << static_cast<int>(action); }
+
+namespace {
+
+using session::StepWord;
+
+constexpr session::RankMask three = 0b111;
+constexpr StepWord computing{.attempt = 7, .closed = false, .mask = 0b101};
+constexpr StepWord committed{.attempt = 7, .closed = false, .mask = three};
+constexpr StepWord aborted{.attempt = 7, .closed = false, .abort = true, .mask = 1};
+constexpr StepWord closed{.attempt = 7, .index = 1, .closed = true, .mask = three};
+constexpr StepWord closed_abort{.attempt = 7, .closed = true, .abort = true, .mask = 1};
+
+TEST(NextAction, IsThatOfTheTable) {
+  struct Row {
+    StepWord word;
+    Observed observed;
+    Action action;
+  };
+  const Row rows[] = {
+      {aborted, {}, Action::report_abort},
+      {closed_abort, {}, Action::report_abort},
+      {closed, {}, Action::return_result},
+      {committed, {}, Action::wait},
+      {committed, {.slices_finished = true}, Action::close},
+      {committed, {.slices_finished = true, .manager_ended = true}, Action::close},
+      {committed, {.slices_stand = true}, Action::end_without_manager},
+      {committed, {.slices_stand = true, .of_service = true}, Action::wait},
+      {committed, {.slices_stand = true, .of_service = true, .patience_over = true}, Action::leave},
+      {committed, {.of_service = true, .patience_over = true}, Action::wait},
+      {committed,
+       {.slices_stand = true, .of_service = true, .manager_ended = true},
+       Action::end_without_manager},
+      {committed, {.manager_ended = true}, Action::end_without_manager},
+      {committed, {.participant_ended = true}, Action::wait},  // The supervisor finishes its slice.
+      {committed, {.patience_over = true}, Action::wait},      // What is committed counts.
+      {computing, {}, Action::wait},
+      {computing, {.participant_ended = true}, Action::abort_for_supervisor},
+      {computing, {.patience_over = true}, Action::abort_for_host},
+      {computing, {.participant_ended = true, .patience_over = true}, Action::abort_for_supervisor},
+      {computing, {.manager_ended = true}, Action::end_without_manager},
+      {computing,
+       {.participant_ended = true, .manager_ended = true, .patience_over = true},
+       Action::end_without_manager},
+  };
+  for (const auto& row : rows)
+    EXPECT_EQ(next_action(row.word, three, row.observed), row.action) << "row " << &row - rows;
+}
+
+rc::Gen<Observed> anything_observed() {
+  return rc::gen::construct<Observed>(rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>(),
+                                      rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>(),
+                                      rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>());
+}
+
+StepWord any_word() {
+  return *rc::gen::construct<StepWord>(rc::gen::inRange<std::uint64_t>(0, 1ull << 37),
+                                       rc::gen::inRange(0u, 2u), rc::gen::arbitrary<bool>(),
+                                       rc::gen::arbitrary<bool>(), rc::gen::inRange(0u, 1u << 24));
+}
+
+RC_GTEST_PROP(NextAction, ReturnsAResultExactlyForWhatIsClosedAndNotAborted, ()) {
+  const auto word = any_word();
+  const auto action = next_action(word, *rc::gen::inRange(1u, 1u << 24), *anything_observed());
+  RC_ASSERT((action == Action::return_result) == (word.closed && !word.abort));
+  RC_ASSERT((action == Action::report_abort) == word.abort);
+}
+
+RC_GTEST_PROP(NextAction, NeverAbortsWhatIsCommittedAndNeverClosesWhatIsNot, ()) {
+  const auto participants = *rc::gen::inRange(1u, 1u << 24);
+  const auto word = *rc::gen::element(any_word(), StepWord{.closed = false, .mask = participants});
+  const auto action = next_action(word, participants, *anything_observed());
+  const bool aborts = action == Action::abort_for_host || action == Action::abort_for_supervisor;
+  if (word.committed(participants)) RC_ASSERT(!aborts);
+  if (aborts) RC_ASSERT(word.computing(participants));
+  if (action == Action::close) RC_ASSERT(word.committed(participants));
+}
+
+RC_GTEST_PROP(NextAction, NeverWaitsForLongerThanThePatienceOfTheHostOrTheLifeOfAManager, ()) {
+  auto observed = *anything_observed();
+  const auto word = any_word();
+  const auto participants = *rc::gen::inRange(1u, 1u << 24);
+  observed.manager_ended = true;
+  RC_ASSERT(next_action(word, participants, observed) != Action::wait);
+  if (word.committed(participants)) return;
+  observed.manager_ended = false;
+  observed.patience_over = true;
+  RC_ASSERT(next_action(word, participants, observed) != Action::wait);
+}
+
+RC_GTEST_PROP(NextAction, NeverEndsAServiceThatLives, ()) {
+  auto observed = *anything_observed();
+  observed.of_service = true;
+  observed.manager_ended = false;
+  const auto action = next_action(any_word(), *rc::gen::inRange(1u, 1u << 24), observed);
+  RC_ASSERT(action != Action::end_without_manager);
+  if (action == Action::leave) RC_ASSERT(observed.patience_over && observed.slices_stand);
+}
+
+/// Takes the actions on a real step word. In between, ranks vote and slices are reduced, at random.
+RC_GTEST_PROP(NextAction, BringsEveryAttemptToOneEnd, ()) {
+  const int ranks = *rc::gen::inRange(1, 5);
+  const auto participants = session::all_ranks(ranks);
+  std::atomic<std::uint64_t> word{session::initial_step_word};
+  const auto attempt = session::open(word);
+  int reduced = 0;
+  bool was_committed = false;
+  constexpr int patience = 20;
+  for (int looks = 0;; ++looks) {
+    // Both the word and what is observed are a moment old when the host acts.
+    const auto seen = session::load(word);
+    auto observed = *anything_observed();
+    observed.slices_finished = reduced == ranks;
+    observed.patience_over = observed.patience_over || looks > patience;
+    if (seen.committed(participants)) observed.slices_stand = looks > patience;
+    if (*rc::gen::arbitrary<bool>()) session::vote(word, attempt, *rc::gen::inRange(0, ranks), participants);
+    was_committed = was_committed || session::load(word).committed(participants);
+    if (was_committed && reduced < ranks) ++reduced;
+    switch (next_action(seen, participants, observed)) {
+      case Action::report_abort:
+        RC_ASSERT(!was_committed);
+        return;
+      case Action::return_result:
+        RC_ASSERT(was_committed && session::load(word).index == 1);
+        return;
+      case Action::close:
+        session::close(word, attempt, participants);
+        break;
+      case Action::end_without_manager:  // As Stepper::manager_lost() does.
+        session::abort(word, attempt, session::author_host, participants);
+        RC_ASSERT(session::close(word, attempt, participants));
+        RC_ASSERT((session::load(word).index == 1) == was_committed);
+        return;
+      case Action::abort_for_supervisor:
+        session::abort(word, attempt, session::author_supervisor, participants);
+        break;
+      case Action::abort_for_host:
+        session::abort(word, attempt, session::author_host, participants);
+        break;
+      case Action::leave:
+        RC_ASSERT(was_committed && observed.of_service);
+        return;  // The service brings it to its end.
+      case Action::wait:
+        break;
+    }
+    RC_ASSERT(looks < patience + 5);
+  }
+}
+
+}  // namespace
+}  // namespace accelmgr::client

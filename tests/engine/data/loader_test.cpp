@@ -1,0 +1,270 @@
+#include "engine/data/loader.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <thread>
+
+#include "base/ipc/epoch.hpp"
+#include "engine/data/fixtures.hpp"
+#include "engine/data/training.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::data {
+namespace {
+
+using session::BatchQueue;
+using Batch = std::vector<std::int64_t>;
+
+TEST(Loader, AssignsElementIToDeviceIModNAndCollatesEachDevicesOwn) {
+  Training t({.batch_size = 2}, {.count = 8});
+  t.work();
+  EXPECT_EQ(t.batch(0, 0), (Batch{0, 2}));
+  EXPECT_EQ(t.batch(1, 0), (Batch{1, 3}));
+  EXPECT_EQ(t.batch(0, 1), (Batch{4, 6}));
+  EXPECT_EQ(t.batch(1, 1), (Batch{5, 7}));
+}
+
+TEST(Loader, AssignsToItsTeamAlone) {
+  Training t({.ranks = 3}, {.count = 4}, 0b101);
+  t.work();
+  EXPECT_EQ(t.batch(0, 1), (Batch{2}));
+  EXPECT_EQ(t.batch(2, 1), (Batch{3}));
+  EXPECT_EQ(t.state(1, 0), BatchQueue::State::empty);
+}
+
+TEST(Loader, AFullQueueStopsTheShardingAndWhatIsThereStaysUsable) {
+  Training t({.slots = 1}, {.count = 100});
+  t.work();
+  EXPECT_EQ(t.loader().assigned(), 2u) << "device 0 is full";
+  EXPECT_FALSE(t.loader().finished());
+  EXPECT_EQ(t.batch(1, 0), (Batch{1}));
+  t.counters().batches[0] = 1;
+  t.work();
+  EXPECT_EQ(t.loader().assigned(), 3u);
+  EXPECT_EQ(t.batch(0, 1), (Batch{2}));
+}
+
+TEST(Loader, ARankWithASmallShareIsNotFilledFurtherAheadThanOthers) {
+  Training t({.slots = 10, .prefetch = 2}, {.count = 100}, {0b11, {1, 3}});
+  t.work();
+  EXPECT_EQ(t.loader().assigned(), 7u) << "rank 1 holds a step and two elements";
+  EXPECT_EQ(t.batch(1, 4), (Batch{6}));
+  ASSERT_TRUE(t.step());
+  t.work();
+  EXPECT_EQ(t.loader().assigned(), 11u);
+}
+
+TEST(Loader, ARankThatHasItsShareOfAStepIsPassedOver) {
+  Training t({.slots = 6, .batch_size = 2}, {.count = 16}, {0b11, {1, 3}});
+  t.work();
+  EXPECT_EQ(t.batch(0, 0), (Batch{0, 2}));
+  EXPECT_EQ(t.batch(1, 0), (Batch{1, 3}));
+  EXPECT_EQ(t.batch(1, 1), (Batch{4, 5}));
+  EXPECT_EQ(t.batch(1, 2), (Batch{6, 7}));
+  EXPECT_EQ(t.batch(0, 1), (Batch{8, 10}));
+  EXPECT_EQ(t.batch(1, 3), (Batch{9, 11}));
+}
+
+TEST(Loader, AShareThatNoQueueHoldsOrThatIsNoneIsRefused) {
+  for (const std::uint32_t share : {0U, 5U}) {
+    Training t({.ranks = 2, .slots = 4}, {.count = 20}, {0b11, {1, share}});
+    EXPECT_NE(test::message_of<SessionError>([&] {
+                t.loader();
+              }).find("rank 1 cannot compute " + std::to_string(share) + " micro-batches"),
+              std::string::npos);
+  }
+}
+
+TEST(Loader, AnUnevenEndIsLeftOutAndCounted) {
+  Training t({.batch_size = 3}, {.count = 8});
+  t.work();
+  EXPECT_TRUE(t.loader().finished());
+  EXPECT_EQ(t.batch(0, 0), (Batch{0, 2, 4}));
+  EXPECT_EQ(t.state(0, 1), BatchQueue::State::ended);
+  EXPECT_EQ(t.loader().dropped(), 2u) << "6 and 7 made no full batch";
+}
+
+TEST(Loader, AnUnevenEndMakesAShortBatchWhenAsked) {
+  Training t({.batch_size = 3, .drop_last = false}, {.count = 7});
+  t.work();
+  EXPECT_EQ(t.batch(0, 1), (Batch{6}));
+  EXPECT_EQ(t.state(1, 1), BatchQueue::State::ended);
+  EXPECT_EQ(t.loader().dropped(), 0u);
+}
+
+TEST(Loader, AnErrorOfTheSourceReachesEveryDevice) {
+  Training t({}, {.count = 100, .fails_at = 3});
+  t.work();
+  EXPECT_EQ(t.state(1, 0), BatchQueue::State::filled);
+  EXPECT_EQ(t.state(1, 1), BatchQueue::State::failed);
+  EXPECT_EQ(t.state(0, 2), BatchQueue::State::failed);
+  EXPECT_EQ(BatchQueue(t.session(), 0).error(), "number 3 is missing");
+}
+
+/// Lets the source do `act` before it gives number 3. Checks that the queues of both ranks fail, and returns
+/// their error.
+std::string error_of(const std::function<void(ElementWriter&)>& act) {
+  const auto interfere = [&](std::int64_t number, ElementWriter& element) {
+    if (number == 3) act(element);
+  };
+  Training t({}, {.count = 100, .interfere = interfere});
+  t.work();
+  EXPECT_EQ(t.state(1, 0), BatchQueue::State::filled);
+  EXPECT_EQ(t.state(1, 1), BatchQueue::State::failed);
+  EXPECT_EQ(t.state(0, 2), BatchQueue::State::failed);
+  return BatchQueue(t.session(), 0).error();
+}
+
+TEST(Loader, AnErrorThatSaysNothingIsOneAllTheSame) {
+  EXPECT_EQ(error_of([](ElementWriter&) { throw std::runtime_error(""); }),
+            "an exception of type std::runtime_error without a text");
+}
+
+TEST(Loader, AnErrorOfAnyTypeIsOne) {
+  EXPECT_EQ(error_of([](ElementWriter&) { throw 42; }), "an exception of type int without a text");
+}
+
+TEST(Loader, AFieldThatThereIsNotIsAnError) {
+  EXPECT_EQ(error_of([](ElementWriter& element) { element.bytes(2); }),
+            "field 2 is written, but an element has 2 fields");
+}
+
+// Number 3 lies in the second of four slots of the last rank. The overruns stay in its queue, which ends with
+// a guard of one page.
+TEST(Loader, WhatIsWrittenBehindARowIsAnErrorWhateverWasThere) {
+  for (const std::size_t field : {0, 1})
+    for (const std::size_t count : {1, 16, 64, 1000}) {
+      const auto overrun = [&](ElementWriter& element) {
+        const auto row = element.bytes(field);
+        std::memset(row.data(), 0, row.size() + count);
+      };
+      test::expect_contains(
+          error_of(overrun),
+          {field == 0 ? "'number', which has 8 bytes" : "'tag', which has 3 bytes", "element 3"});
+    }
+}
+
+TEST(Loader, SaysWhatTheSourceReadsWhileItReads) {
+  Loader* loader = nullptr;
+  std::vector<std::string> readings;
+  const auto look = [&](std::int64_t number, ElementWriter&) {
+    const auto reading = loader->reading();
+    ASSERT_TRUE(reading.has_value());
+    EXPECT_EQ(reading->element, static_cast<std::uint64_t>(number));
+    EXPECT_GT(reading->since_ns, 0);
+    readings.push_back(reading->what);
+  };
+  Training t({}, {.count = 2, .interfere = look});
+  loader = &t.loader();
+  EXPECT_FALSE(loader->reading());
+  t.work();
+  EXPECT_FALSE(loader->reading());
+  EXPECT_EQ(readings, (std::vector<std::string>{"numbers[0]", "numbers[1]"}));
+}
+
+TEST(Loader, EveryElementIsTrainedOnceAndInOrderAbortsOrNot) {
+  for (const bool drop_last : {true, false})
+    for (std::int64_t count = 0; count < 40; ++count) {
+      SCOPED_TRACE(testing::Message() << count << " elements, drop_last " << drop_last);
+      Training t({.ranks = 3, .slots = 3, .batch_size = 2, .drop_last = drop_last, .micro_batches = 2},
+                 {.count = count, .states = count % 2 == 0});
+      for (bool more = true; more;) {
+        t.abort();
+        t.work(5);
+        t.abort();
+        more = t.step() || !t.loader().finished();
+      }
+      t.finish();
+    }
+}
+
+TEST(Loader, LeavesTheNewestStateOfTheSourceUpToTheCursor) {
+  Training t({.slots = 3, .batch_size = 2, .micro_batches = 2}, {.count = 1000, .states = true});
+  for (int step = 0; step < 20; ++step) {
+    t.work();
+    const auto& left = t.sharding().source[t.sharding().source_index.load()];
+    EXPECT_EQ(left.element, t.cursor());
+    if (step > 0) {
+      EXPECT_EQ(std::string(left.state, left.bytes), std::to_string(t.cursor()));
+    }
+    ASSERT_TRUE(t.step());
+  }
+}
+
+TEST(Loader, AsksForTheStateOnceARound) {
+  const NumbersPlan plan{.count = 1000, .states = true};
+  Training t({.ranks = 3, .slots = 3, .batch_size = 4}, plan);
+  for (int i = 0; i < 10; ++i) t.work();
+  EXPECT_EQ(t.loader().assigned(), 36u);
+  EXPECT_EQ(*plan.asked, 3u);
+}
+
+TEST(Loader, WhoReadsTheStateBetweenAttemptsMeetsOneChangeAtMost) {
+  Training t({.slots = 2, .batch_size = 2, .micro_batches = 2}, {.count = 1000, .states = true});
+  const auto copies = [&] {
+    const auto& source = t.sharding().source;
+    return std::array{std::string(source[0].state, source[0].bytes),
+                      std::string(source[1].state, source[1].bytes)};
+  };
+  t.work();
+  for (int step = 0; step < 20; ++step) {
+    ASSERT_TRUE(t.step());
+    const auto index = t.sharding().source_index.load();
+    const auto before = copies();
+    t.work();
+    t.abort();
+    t.work();
+    EXPECT_EQ(t.sharding().source_index.load(), index ^ 1);
+    EXPECT_EQ(copies()[index], before[index]);
+  }
+}
+
+TEST(Loader, ASourceThatCannotSayWhereItStandsLeavesNoState) {
+  Training t({}, {.count = 20});
+  t.finish();
+  for (const auto& left : t.sharding().source) EXPECT_EQ(left.bytes, 0u);
+}
+
+TEST(Loader, AStateOfTheGreatestLengthIsKeptAndALongerOneEndsTheData) {
+  Training fits({}, {.count = 20, .states = true, .state_bytes = BatchSource::max_state_bytes});
+  fits.finish();
+  EXPECT_EQ(fits.sharding().source[fits.sharding().source_index.load()].bytes, BatchSource::max_state_bytes);
+  Training t({}, {.count = 20, .states = true, .state_bytes = BatchSource::max_state_bytes + 1});
+  t.work();
+  EXPECT_EQ(t.state(1, 0), BatchQueue::State::failed);
+  EXPECT_EQ(BatchQueue(t.session(), 1).error(),
+            "the data source's state at element 0 has 262145 bytes; at most 262144 can be kept");
+}
+
+TEST(Loader, ATeamThatIsNoneOfTheSessionsIsRefused) {
+  Training t({.ranks = 2}, {.count = 20}, 0b110);
+  EXPECT_NE(test::message_of<SessionError>([&] { t.loader(); }).find("mask 0x6: the session has 2"),
+            std::string::npos);
+}
+
+TEST(Loader, RunsOnAfterTheEndOfTheDataUntilTheSessionStops) {
+  Training t({.ranks = 2, .batch_size = 2}, {.count = 7});
+  auto& control = t.session().control();
+  auto& loader = t.loader();
+  std::jthread thread([&] { loader.run(); });
+  BatchQueue::Filled filled{};
+  EXPECT_EQ(BatchQueue(t.session(), 0).wait(1, filled, 0, [] { return false; }), BatchQueue::State::filled);
+  EXPECT_EQ(BatchQueue(t.session(), 1).wait(1, filled, 0, [] { return false; }), BatchQueue::State::ended);
+  t.ask_for(0b10);
+  ipc::advance(control.finish);
+  for (;;) {
+    const auto seen = ipc::load(control.readiness);
+    if (t.sharding().assigned_to.load() == 0b10) break;
+    ipc::wait_changed(control.readiness, seen, 20'000'000, 0);
+  }
+  EXPECT_EQ(BatchQueue(t.session(), 1).wait(2, filled, 0, [] { return false; }), BatchQueue::State::filled);
+  EXPECT_EQ(BatchQueue(t.session(), 1).wait(3, filled, 0, [] { return false; }), BatchQueue::State::ended);
+  control.stopping.store(1);
+  ipc::advance(control.finish);
+}
+
+}  // namespace
+}  // namespace accelmgr::data

@@ -1,0 +1,282 @@
+// Tests of the choice of devices: a function of the configuration and of a machine, which is invented here.
+#include "engine/device/assignment.hpp"
+
+#include <gmock/gmock.h>
+#include <stdlib.h>
+
+#include "accelmgr/errors.hpp"
+
+namespace accelmgr::device {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string a = "GPU-aa10", b = "GPU-aa20", c = "GPU-bb30", d = "GPU-bb40";
+
+Machine with_gpus(std::size_t count) {
+  Machine machine{.gpus = {.visible = {}, .why_none = "the driver is gone"}, .tpu_chips = 0, .cores = 16};
+  for (const auto& uuid : {a, b, c, d})
+    if (machine.gpus.visible.size() < count)
+      machine.gpus.visible.push_back(
+          {.name = "T4", .uuid = uuid, .memory_bytes = std::uint64_t{15} << 30, .major = 7, .minor = 5});
+  return machine;
+}
+
+/// The first of them are those of another session.
+Machine with_taken_gpus(std::size_t taken, std::size_t count) {
+  auto machine = with_gpus(count);
+  for (std::size_t i = 0; i < taken; ++i) machine.gpus.visible[i].taken_by = "process 47";
+  return machine;
+}
+
+Machine with_chips(int count) {
+  auto machine = with_gpus(0);
+  machine.tpu_chips = count;
+  return machine;
+}
+
+struct Asked {
+  Device device = Device::automatic;
+  int nprocs = one_per_device;
+  std::vector<std::string> devices{};
+  bool oversubscribe = false;
+  int max_runners = 0;
+  std::string model = "mlp";
+};
+
+Config config_of(const Asked& asked) {
+  Config config;
+  config.nprocs = asked.nprocs;
+  config.runners.device = asked.device;
+  config.runners.devices = asked.devices;
+  config.runners.oversubscribe = asked.oversubscribe;
+  config.runners.max_runners = asked.max_runners;
+  config.model.kind = asked.model;
+  return config;
+}
+
+constexpr auto automatic = Device::automatic, cuda = Device::cuda, xla = Device::xla, cpu = Device::cpu;
+constexpr auto each = one_per_device;
+
+struct Choice {
+  std::string name;
+  Machine machine;
+  Asked asked;
+  Device device;
+  int nprocs;
+  std::vector<std::string> devices{};
+};
+
+class Devices : public testing::TestWithParam<Choice> {};
+
+TEST_P(Devices, AreChosen) {
+  const auto& expected = GetParam();
+  const auto assigned = assign_devices(config_of(expected.asked), expected.machine);
+  const auto& config = assigned.config;
+  EXPECT_EQ(config.runners.device, expected.device);
+  EXPECT_EQ(config.nprocs, expected.nprocs);
+  EXPECT_EQ(config.runners.devices, expected.devices);
+  EXPECT_EQ(assigned.ranks.size(), static_cast<std::size_t>(config.nprocs));
+  const bool fell_back =
+      expected.asked.device == automatic && expected.asked.devices.empty() && expected.device == cpu;
+  EXPECT_EQ(assigned.why_cpu, fell_back ? "the driver is gone" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Devices,
+    testing::Values(
+        Choice{"EveryGpu", with_gpus(3), {automatic}, cuda, 3, {a, b, c}},
+        Choice{"EveryGpuOfCuda", with_gpus(2), {cuda}, cuda, 2, {a, b}},
+        Choice{"AsManyAsAreAskedFor", with_gpus(3), {automatic, 2}, cuda, 2, {a, b}},
+        Choice{"GpusBeforeChips", {with_gpus(1).gpus, 4, 8}, {automatic}, cuda, 1, {a}},
+        Choice{"Numbers", with_gpus(3), {cuda, each, {"2", "0"}}, cuda, 2, {c, a}},
+        Choice{"ListAndCount", with_gpus(3), {cuda, 2, {"2", "0"}}, cuda, 2, {c, a}},
+        Choice{"Uuids", with_gpus(4), {cuda, each, {"GPU-bb40", "GPU-aa1"}}, cuda, 2, {d, a}},
+        Choice{"UuidInCapitals", with_gpus(4), {cuda, each, {"gpu-BB3"}}, cuda, 1, {c}},
+        Choice{"MixedWithTheCpu",
+               with_gpus(2),
+               {automatic, each, {"1", "cpu", "cpu"}},
+               cuda,
+               3,
+               {b, "cpu", "cpu"}},
+        Choice{"SharedInTurn", with_gpus(2), {cuda, 5, {}, true}, cuda, 5, {a, b, a, b, a}},
+        Choice{"NamedTwice", with_gpus(2), {cuda, each, {"0", "0"}, true}, cuda, 2, {a, a}},
+        Choice{"RoomForAResize", with_gpus(4), {cuda, 2, {}, false, 3}, cuda, 2, {a, b, c}},
+        Choice{
+            "ListWithRoomForAResize", with_gpus(4), {cuda, 2, {"3", "1", "0"}, false, 3}, cuda, 2, {d, b, a}},
+        Choice{"ResizeThatShares", with_gpus(2), {cuda, 2, {}, true, 4}, cuda, 2, {a, b, a, b}},
+        Choice{"EveryGpuThatIsFree", with_taken_gpus(1, 3), {automatic}, cuda, 2, {b, c}},
+        Choice{"FreeGpuThatIsNamedByItsNumber", with_taken_gpus(1, 3), {cuda, each, {"2"}}, cuda, 1, {c}},
+        Choice{"TakenGpusThatAreShared", with_taken_gpus(2, 2), {cuda, 2, {}, true}, cuda, 2, {a, b}},
+        Choice{"CpuBesideATakenGpu", with_taken_gpus(1, 1), {automatic, each, {"cpu"}}, cpu, 1},
+        Choice{"CpuWithoutGpus", with_gpus(0), {automatic}, cpu, 2},
+        Choice{"CpuWithoutGpusAsManyAsAreAskedFor", with_gpus(0), {automatic, 5}, cpu, 5},
+        Choice{"CpuThatIsNamed", with_gpus(2), {automatic, each, {"cpu", "cpu", "cpu"}}, cpu, 3},
+        Choice{"CpuThatIsNamedWithoutGpus", with_gpus(0), {automatic, each, {"cpu"}}, cpu, 1},
+        Choice{"ChipsForModelsOfPython", with_chips(4), {automatic, each, {}, false, 0, "python"}, xla, 4},
+        Choice{"SomeChips", with_chips(4), {automatic, 2, {}, false, 0, "python"}, xla, 2},
+        Choice{"NoChipsForOtherModels", with_chips(4), {automatic}, cpu, 2},
+        Choice{"EachChip", with_chips(8), {xla, each, {}, false, 0, "python"}, xla, 8},
+        Choice{"TheCpuOfXlaWithoutChips", with_gpus(2), {xla, each, {}, false, 0, "python"}, xla, 2}),
+    [](const auto& info) { return info.param.name; });
+
+struct Flaw {
+  std::string name;
+  Machine machine;
+  Asked asked;
+  std::string key;
+  std::vector<std::string> said;
+};
+
+class RefusedDevices : public testing::TestWithParam<Flaw> {};
+
+TEST_P(RefusedDevices, AreNamedWithThoseThatThereAre) {
+  const auto& flaw = GetParam();
+  try {
+    assign_devices(config_of(flaw.asked), flaw.machine);
+    FAIL() << "no exception";
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.key(), flaw.key);
+    for (const auto& part : flaw.said) EXPECT_THAT(error.what(), HasSubstr(part));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RefusedDevices,
+    testing::Values(
+        Flaw{"CudaWithoutGpus",
+             with_gpus(0),
+             {cuda},
+             "runners.device",
+             {"runners.device is cuda, but no GPU can be used: the driver is gone"}},
+        Flaw{"ListWithoutGpus",
+             with_gpus(0),
+             {automatic, each, {"0", "cpu"}},
+             "runners.devices",
+             {"runners.devices is [0, cpu], but no GPU can be used: the driver is gone"}},
+        Flaw{"MoreRunnersThanGpus",
+             with_gpus(2),
+             {automatic, 3},
+             "nprocs",
+             {"nprocs is 3, but 2 GPUs are free; set runners.oversubscribe"}},
+        Flaw{"MoreRunnersThanFreeGpus",
+             with_taken_gpus(2, 3),
+             {automatic, 2},
+             "nprocs",
+             {"nprocs is 2, but 1 GPU is free; set runners.oversubscribe"}},
+        Flaw{"NoGpuIsFree",
+             with_taken_gpus(2, 2),
+             {automatic},
+             "runners.device",
+             {"runners.device is auto, but other sessions have all GPUs (GPU 0 (T4", "by process 47",
+              "runners.oversubscribe", "cpu"}},
+        Flaw{"NamedGpuIsTaken",
+             with_taken_gpus(1, 2),
+             {cuda, each, {"1", "0"}},
+             "runners.devices",
+             {"names a GPU that another session has: GPU 0 (T4", "by process 47"}},
+        Flaw{"MoreRunnersThanOneGpu", with_gpus(1), {cuda, 2}, "nprocs", {"nprocs is 2, but 1 GPU is free"}},
+        Flaw{"ResizeBeyondTheGpus",
+             with_gpus(2),
+             {cuda, 2, {}, false, 3},
+             "runners.max_runners",
+             {"runners.max_runners is 3, but 2 GPUs are free"}},
+        Flaw{"ResizeBeyondTheList",
+             with_gpus(4),
+             {cuda, 2, {"0", "1"}, false, 3},
+             "runners.max_runners",
+             {"runners.max_runners is 3, but runners.devices has 2 devices"}},
+        Flaw{"TooManyInTheList",
+             with_gpus(4),
+             {cuda, 2, {"0", "1", "2"}},
+             "runners.devices",
+             {"runners.devices has 3 devices", "nprocs is 2"}},
+        Flaw{"TwiceTheSame",
+             with_gpus(2),
+             {cuda, each, {"1", "GPU-aa20"}},
+             "runners.devices",
+             {"names GPU 1 (T4, 15.0 GiB, compute capability 7.5, GPU-aa20) twice", "runners.oversubscribe"}},
+        Flaw{"UnknownNumber",
+             with_gpus(2),
+             {cuda, each, {"2"}},
+             "runners.devices",
+             {"names '2', which is none of the visible GPUs", "GPU 0 (T4", "GPU 1 (T4"}},
+        Flaw{"UnknownUuid", with_gpus(2), {cuda, each, {"GPU-cc"}}, "runners.devices", {"names 'GPU-cc'", b}},
+        Flaw{"BeginningOfSeveral",
+             with_gpus(2),
+             {cuda, each, {"GPU-aa"}},
+             "runners.devices",
+             {"names 'GPU-aa', which is the beginning of several UUIDs", a, b}},
+        Flaw{"OtherWord",
+             with_gpus(1),
+             {cuda, each, {"gpu0"}},
+             "runners.devices",
+             {"names 'gpu0'", "nor cpu"}},
+        Flaw{"MoreRunnersThanChips",
+             with_chips(4),
+             {automatic, 5, {}, false, 0, "python"},
+             "nprocs",
+             {"nprocs is 5, but this machine has 4 TPU chips"}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Assignment, IsCheckedAgainstOtherCounts) {
+  auto config = config_of({cuda});
+  config.runners.min_runners = 3;
+  EXPECT_EQ(assign_devices(config, with_gpus(3)).config.nprocs, 3);
+  EXPECT_THROW(assign_devices(config, with_gpus(2)), ConfigError);
+}
+
+TEST(Assignment, IsNeededUnlessTheKindOfTheDeviceAndACountAreGiven) {
+  EXPECT_TRUE(leaves_devices_open(config_of({automatic, 2})));
+  EXPECT_TRUE(leaves_devices_open(config_of({cuda, 2})));
+  EXPECT_TRUE(leaves_devices_open(config_of({xla, each})));
+  EXPECT_FALSE(leaves_devices_open(config_of({xla, 2})));
+  EXPECT_FALSE(leaves_devices_open(Config{}));
+}
+
+TEST(Assignment, SaysWhatEachRankComputesOn) {
+  const auto assigned = assign_devices(config_of({cuda, each, {"1", "cpu"}}), with_gpus(2));
+  EXPECT_THAT(assigned.ranks, testing::ElementsAre("GPU 1 (T4, 15.0 GiB, compute capability 7.5, GPU-aa20)",
+                                                   "the CPU (16 cores)"));
+  EXPECT_THAT(assign_devices(config_of({xla, each, {}, false, 0, "python"}), with_gpus(1)).ranks,
+              testing::Each("a device of torch_xla, which has no TPU chips here"));
+}
+
+TEST(Rank, SeesItsOwnGpuAlone) {
+  const auto config = assign_devices(config_of({cuda, each, {"1", "cpu"}}), with_gpus(2)).config;
+  EXPECT_EQ(config_of_rank(config, 0).runners.device, cuda);
+  EXPECT_EQ(config_of_rank(config, 1).runners.device, cpu);
+  EXPECT_FALSE(config_of_rank(config, 0).runners.protect_parameters) << "a driver could not register them";
+  EXPECT_TRUE(config_of_rank(config, 1).runners.protect_parameters);
+  setenv("CUDA_VISIBLE_DEVICES", "3", 1);
+  show_device_of_rank(Config{}, 0);
+  EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), "3") << "the CPU's runners leave it as it is";
+  show_device_of_rank(config, 0);
+  EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), b.c_str());
+  show_device_of_rank(config, 1);
+  EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), "");
+  unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+TEST(Rank, CanBeInATeamIfItsGpuIsItsOwnAndAnotherRanksIsToo) {
+  const auto why = [](const Asked& asked, int rank, NcclUse nccl = NcclUse::automatic) {
+    auto config = assign_devices(config_of(asked), with_gpus(3)).config;
+    config.runners.nccl = nccl;
+    return why_in_no_team(config, rank);
+  };
+  EXPECT_EQ(why({cuda, each, {"0", "1"}}, 0), "");
+  EXPECT_EQ(why({cuda, each, {"0", "cpu", "2"}}, 2), "");
+  EXPECT_EQ(why({cuda, 1, {}, false, 2}, 0), "") << "a resize may bring the other";
+  EXPECT_THAT(why({cuda, each, {"0", "cpu", "2"}}, 1), HasSubstr("no GPU"));
+  EXPECT_THAT(why({cuda, each, {"0", "cpu"}}, 0), HasSubstr("no other rank"));
+  EXPECT_THAT(why({cuda, each, {"0", "1"}}, 0, NcclUse::off), HasSubstr("runners.nccl is off"));
+  EXPECT_THAT(why({cuda, each, {"0", "1", "0"}, true}, 2), HasSubstr("shares its GPU"));
+  EXPECT_THAT(why({cuda, each, {"0", "1", "0"}, true}, 1), HasSubstr("no other rank"));
+  EXPECT_THAT(why_in_no_team(Config{}, 0), HasSubstr("no GPU"));
+  Config sliced;
+  sliced.runners.devices = {"MIG-1", "MIG-2"};
+  EXPECT_THAT(why_in_no_team(sliced, 0), HasSubstr("slice"));
+}
+
+}  // namespace
+}  // namespace accelmgr::device

@@ -1,0 +1,192 @@
+// Tests of one device: what its errors say, that nothing is kept, and how long it waits.
+#include "base/cuda/device.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "message_of.hpp"
+#include "rig.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+using Held = FakeCuda::Held;
+namespace code = device::code;
+
+TEST(Device, GivesBackWhatItMade) {
+  FakeCuda fake(FakeCuda::Execution::threads);
+  Pages memory(100);
+  {
+    device::Device device(FakeCuda::runtime(), 0);
+    const auto stream = device.make_stream();
+    const auto event = device.make_event();
+    const auto block = device.allocate(10);
+    const auto registration = device.register_pages(memory.span(), device::register_read_write);
+    EXPECT_EQ(fake.held(), (Held{1, 1, 1, 1}));
+  }
+  EXPECT_EQ(fake.held(), Held{});
+}
+
+TEST(Device, RegistersWholePages) {
+  FakeCuda fake(FakeCuda::Execution::stepped);
+  device::Device device(FakeCuda::runtime(), 0);
+  const auto stream = device.make_stream();
+  const auto block = device.allocate(8192);
+  Pages memory(8192);
+  const auto registration =
+      device.register_pages(memory.span().subspan(100, 4000), device::register_read_write);
+  device.copy(memory.span().data(), block.get(), 8192, device::Direction::to_host, stream.get());
+  EXPECT_EQ(fake.unregistered_copies(), 0);
+}
+
+TEST(Device, OutOfMemoryIsAnErrorWithFunctionCodeAndText) {
+  FakeCuda fake(FakeCuda::Execution::stepped);
+  device::Device device(FakeCuda::runtime(), 0);
+  fake.fail("cudaMalloc", 2, code::out_of_memory);
+  const auto first = device.allocate(10);
+  try {
+    device.allocate(10);
+    ADD_FAILURE() << "it was allocated";
+  } catch (const device::DeviceError& error) {
+    EXPECT_EQ(error.function(), "cudaMalloc");
+    EXPECT_EQ(error.code(), code::out_of_memory);
+    EXPECT_STREQ(error.what(), "cudaMalloc: cudaErrorMemoryAllocation (2): out of memory");
+  }
+  EXPECT_NE(device.allocate(10), nullptr) << "the next one is there again";
+}
+
+TEST(Device, EveryCallThatFailsThrows) {
+  for (const char* function :
+       {"cudaSetDevice", "cudaStreamCreateWithFlags", "cudaStreamWaitEvent", "cudaEventCreateWithFlags",
+        "cudaEventRecord", "cudaEventRecordWithFlags", "cudaEventQuery", "cudaMemcpyAsync", "cudaMemsetAsync",
+        "cudaHostRegister", "cudaMalloc"}) {
+    FakeCuda fake(FakeCuda::Execution::stepped);
+    fake.fail(function, 1, code::illegal_address);
+    try {
+      device::Device device(FakeCuda::runtime(), 0);
+      const auto stream = device.make_stream();
+      const auto event = device.make_event();
+      const auto block = device.allocate(4);
+      Pages memory(4);
+      const auto registration = device.register_pages(memory.span(), device::register_read_write);
+      device.copy(memory.span().data(), block.get(), 4, device::Direction::to_host, stream.get());
+      device.zero(block.get(), 4, stream.get());
+      device.record(event, stream.get());
+      device.wait(stream.get(), event);
+      device.happened(event);
+      fake.begin_graph(stream.get());
+      device.record_in_graph(event, stream.get());
+      ADD_FAILURE() << function;
+    } catch (const device::DeviceError& error) {
+      EXPECT_EQ(error.function(), function);
+      EXPECT_EQ(error.code(), code::illegal_address);
+    }
+    EXPECT_EQ(fake.held(), Held{}) << function;
+  }
+}
+
+class WaitingSink final : public replica::Sink {
+ public:
+  void capture(std::size_t, const void*) override {}
+  void backward_begins() override {}
+  bool wanted() override { return ++asked < enough; }
+  int asked = 0, enough = 1000;
+};
+
+/// A stream whose work ends when `released` is set.
+struct HeldUp {
+  explicit HeldUp(FakeCuda& fake) {
+    fake.launch(stream.get(), [flag = released] {
+      while (!*flag) std::this_thread::yield();
+    });
+    device.record(event, stream.get());
+  }
+  ~HeldUp() { *released = true; }
+
+  std::shared_ptr<std::atomic<bool>> released = std::make_shared<std::atomic<bool>>(false);
+  device::Device device{FakeCuda::runtime(), 0};
+  device::Stream stream = device.make_stream();
+  device::Event event = device.make_event();
+};
+
+/// Wants everything, and releases the work when it is asked for the third time.
+class ReleasingSink final : public replica::Sink {
+ public:
+  explicit ReleasingSink(HeldUp& held) : held_(held) {}
+  void capture(std::size_t, const void*) override {}
+  void backward_begins() override {}
+  bool wanted() override {
+    if (++asked == 3) *held_.released = true;
+    return true;
+  }
+  int asked = 0;
+
+ private:
+  HeldUp& held_;
+};
+
+TEST(Device, AWaitGivesSignsOfLifeUntilTheWorkIsDone) {
+  FakeCuda fake(FakeCuda::Execution::threads);
+  HeldUp held(fake);
+  ReleasingSink sink(held);
+  EXPECT_TRUE(held.device.wait(held.event, sink, 30));
+  EXPECT_GE(sink.asked, 3);
+}
+
+TEST(Device, AWaitEndsWhenTheResultIsNotWanted) {
+  FakeCuda fake(FakeCuda::Execution::threads);
+  HeldUp held(fake);
+  WaitingSink sink;
+  sink.enough = 2;
+  EXPECT_FALSE(held.device.wait(held.event, sink, 30));
+  EXPECT_EQ(sink.asked, 2);
+  EXPECT_FALSE(held.device.given_up());
+}
+
+TEST(Device, ThatHangsIsGivenUpAndNoCallWaitsForItAnyMore) {
+  FakeCuda fake(FakeCuda::Execution::threads);
+  Pages memory(4);
+  {
+    device::Device device(FakeCuda::runtime(), 0);
+    const auto stream = device.make_stream();
+    const auto event = device.make_event();
+    const auto block = device.allocate(4);
+    const auto registration = device.register_pages(memory.span(), device::register_read_write);
+    fake.hang_after(0);
+    device.record(event, stream.get());
+    WaitingSink sink;
+    const auto text = message_of<device::DeviceError>([&] { device.wait(event, sink, 0.5); });
+    EXPECT_NE(text.find("the device hangs: it has not done its work within 0.5 s"), std::string::npos)
+        << text;
+    EXPECT_TRUE(device.given_up());
+    EXPECT_GE(sink.asked, 1);
+    EXPECT_THROW(device.make_event(), device::DeviceError);
+  }
+  EXPECT_EQ(fake.endless_waits(), 0);
+}
+
+TEST(Device, SettlesWhenAStreamIsIdle) {
+  FakeCuda fake(FakeCuda::Execution::threads);
+  HeldUp held(fake);
+  *held.released = true;
+  held.device.settle(held.stream.get());
+  EXPECT_TRUE(held.device.happened(held.event));
+  EXPECT_FALSE(held.device.given_up());
+}
+
+TEST(Device, ThatDoesNotSettleIsGivenUp) {
+  FakeCuda fake(FakeCuda::Execution::threads);
+  {
+    device::Device device(FakeCuda::runtime(), 0);
+    const auto stream = device.make_stream();
+    const auto block = device.allocate(4);
+    fake.hang_after(0);
+    device.settle(stream.get(), 0.05);
+    EXPECT_TRUE(device.given_up());
+  }
+  EXPECT_EQ(fake.endless_waits(), 0);
+}
+
+}  // namespace
+}  // namespace accelmgr::test

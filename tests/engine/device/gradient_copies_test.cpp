@@ -1,0 +1,233 @@
+#include "engine/device/gradient_copies.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "accelmgr/errors.hpp"
+#include "message_of.hpp"
+#include "rig.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+using Buckets = std::vector<std::vector<std::size_t>>;
+
+// The thin line: one parameter, one bucket.
+TEST(GradientCopies, BringAGradientToTheSlab) {
+  Rig rig({.counts = {7}});
+  rig.begin(1);
+  rig.micro_batch(5, true, true, {0});
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(rig.sink.seen[0], rig.expected(0, 6));
+}
+
+TEST(GradientCopies, TravelInTheOrderOfTheFirstAttempt) {
+  Rig rig({});
+  rig.begin(1);
+  rig.micro_batch(0, true, true, {1, 0, 3});
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(rig.copies->buckets(), (Buckets{{1, 0}, {3, 2}})) << "what was not used comes last";
+  rig.begin(1);
+  rig.micro_batch(0, true, true, {3, 2, 1, 0});
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(rig.copies->buckets(), (Buckets{{1, 0}, {3, 2}})) << "and the order stays";
+  EXPECT_EQ(rig.sink.seen.size(), 4u);
+}
+
+TEST(GradientCopies, BeginWhenABucketIsCompleteInTheLastMicroBatch) {
+  Rig rig({.counts = {300'000, 300'000}});
+  const auto copied = [&] { return rig.fake.calls("cudaMemcpyAsync"); };
+  rig.begin(1);
+  const auto before = copied();
+  rig.micro_batch(0, true, false, {1, 0});
+  EXPECT_EQ(copied(), before) << "another micro-batch adds to the gradients";
+  rig.micro_batch(0, false, true, {1});
+  EXPECT_EQ(copied(), before + 1) << "the first bucket is on the way, while backward goes on";
+  rig.micro_batch(0, false, true, {0});
+  EXPECT_EQ(copied(), before + 2);
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(copied(), before + 2);
+}
+
+TEST(GradientCopies, OfAMicroBatchThatWasNotKnownToBeTheLastAreMadeAtTheEnd) {
+  Rig rig({});
+  rig.begin(1);
+  rig.micro_batch(1, true, false);
+  ASSERT_TRUE(rig.copies->finish());
+  for (std::size_t i = 0; i < rig.size(); ++i) EXPECT_EQ(rig.sink.seen[i], rig.expected(i, 2));
+}
+
+TEST(GradientCopies, IncludeWhatOnlyAnEarlierMicroBatchWrote) {
+  Rig rig({});
+  rig.begin(1);
+  rig.micro_batch(1, true, false, {2, 0});
+  rig.micro_batch(1, false, true, {0});
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(rig.sink.seen[2], rig.expected(2, 2));
+  EXPECT_EQ(rig.sink.seen.size(), 2u) << "and nothing of what was not written";
+}
+
+TEST(GradientCopies, WithoutASlabOfTheirDtypeAreCapturedFromStagingMemory) {
+  Rig rig({.has_slab = false});
+  rig.begin(1);
+  rig.micro_batch(1, true, true);
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_TRUE(rig.sink.seen.empty());
+  for (std::size_t i = 0; i < rig.size(); ++i) EXPECT_EQ(rig.sink.captured[i], rig.expected(i, 2));
+  EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+}
+
+const std::vector<std::size_t> mixed_and_trained{9, 7, 6, 5, 4, 2, 0};
+
+TEST(GradientCopies, OfAllDtypesComeToTheirPlaces) {
+  for (const bool has_slab : {true, false}) {
+    Rig rig({.counts = {3000, 17, 400}, .has_slab = has_slab, .is_mixed = true});
+    for (const float value : {1.0F, 7.0F}) {
+      rig.begin(value);
+      rig.micro_batch(1, true, false, mixed_and_trained);
+      rig.micro_batch(2, false, true, mixed_and_trained);
+      ASSERT_TRUE(rig.copies->finish());
+      auto& found = has_slab ? rig.sink.seen : rig.sink.captured;
+      EXPECT_EQ(found.size(), mixed_and_trained.size());
+      for (const auto i : mixed_and_trained)
+        EXPECT_EQ(found[i], rig.expected(i, 2 * value + 3 + float(i))) << i;
+    }
+    EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+  }
+}
+
+// A runner in bfloat16 gives bfloat16 gradients of float32 parameters.
+TEST(GradientCopies, HaveTheDtypeThatParametersHaveInRunners) {
+  Rig rig(
+      {.counts = {3000, 17, 400}, .has_slab = false, .is_mixed = true, .precision = {.bf16_runners = true}});
+  rig.begin(1);
+  rig.micro_batch(1, true, true, mixed_and_trained);
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(rig.manifest.tensors[0].types.gradient, session::Element::bf16);
+  for (const auto i : mixed_and_trained) EXPECT_EQ(rig.sink.captured[i], rig.expected(i, 2)) << i;
+}
+
+// The gradient of a parameter that is unfrozen may begin in the last page of the registered slab.
+TEST(GradientCopies, OfAParameterThatIsUnfrozenAreStaged) {
+  for (const bool has_slab : {true, false}) {
+    Rig rig({.counts = {3000, 5000, 17}, .has_slab = has_slab, .is_mixed = true});
+    rig.begin(1);
+    rig.micro_batch(1, true, true, mixed_and_trained);
+    for (const std::size_t frozen : {to_unfreeze, std::size_t{3}})
+      EXPECT_EQ(message_of<ModelError>([&] { rig.copies->written(frozen, rig.gradients[frozen].get()); }),
+                "a gradient of 'p" + std::to_string(frozen) + "' was passed, but the parameter is frozen");
+    ASSERT_TRUE(rig.copies->finish());
+
+    rig.begin(1);  // An attempt that is left while its copies are under way.
+    rig.micro_batch(1, true, true, mixed_and_trained);
+    rig.sink.asked = [] { return false; };
+    rig.fake.hang_after(0);
+    EXPECT_FALSE(rig.copies->finish());
+    rig.fake.go_on();
+    rig.sink.asked = nullptr;
+    rig.sink.unfrozen.insert(to_unfreeze);
+    auto used = mixed_and_trained;
+    used.insert(used.begin() + 2, to_unfreeze);
+    for (const float value : {2.0F, 9.0F}) {
+      rig.begin(value);
+      rig.micro_batch(1, true, true, used);
+      ASSERT_TRUE(rig.copies->finish());
+      EXPECT_EQ(rig.sink.captured.size(), used.size());
+      for (const auto i : used) EXPECT_EQ(rig.sink.captured[i], rig.expected(i, value + 1)) << i;
+    }
+    EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+    EXPECT_EQ(rig.fake.early_unregistrations(), 0);
+  }
+}
+
+TEST(GradientCopies, AreLeftWhenNobodyWantsThem) {
+  Rig rig({.execution = FakeCuda::Execution::threads});
+  std::atomic<bool> released = false;
+  rig.begin(1);
+  rig.fake.launch(rig.compute.get(), [&] {
+    while (!released) std::this_thread::yield();
+  });
+  rig.micro_batch(1, true, true);
+  rig.sink.asked = [] { return false; };
+  EXPECT_FALSE(rig.copies->finish());
+  EXPECT_TRUE(rig.sink.seen.empty());
+  released = true;
+  rig.sink.asked = nullptr;
+  rig.begin(2);
+  rig.micro_batch(1, true, true);
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(rig.sink.seen[0], rig.expected(0, 3)) << "the next attempt is right";
+}
+
+TEST(GradientCopies, RefuseAGradientThatChangesWhileItIsCopied) {
+  Rig rig({.counts = {4}});
+  rig.begin(1);
+  rig.micro_batch(1, true, true, {0});
+  EXPECT_EQ(message_of<ModelError>([&] { rig.copies->written(0, rig.gradients[0].get()); }),
+            "the gradient of 'p0' was written after its copy had been queued");
+  EXPECT_THROW(rig.copies->written(1, rig.gradients[0].get()), ModelError);
+}
+
+TEST(GradientCopies, AreTheSameBitsFromThreads) {
+  Rig rig({.execution = FakeCuda::Execution::threads});
+  for (int step = 0; step < 20; ++step) {
+    const auto value = float(step);
+    rig.begin(value);
+    rig.micro_batch(1, true, false);
+    rig.micro_batch(2, false, true);
+    ASSERT_TRUE(rig.copies->finish());
+    for (std::size_t i = 0; i < rig.size(); ++i)
+      ASSERT_EQ(rig.sink.seen[i], rig.expected(i, 2 * value + 3 + float(i)));
+  }
+  EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+}
+
+// Wherever memory ends while a runner binds its replica, nothing stays behind.
+TEST(GradientCopies, GiveEverythingBackWhereverAnAllocationFails) {
+  for (int nth = 1;; ++nth) {
+    FakeCuda fake(FakeCuda::Execution::stepped);
+    fake.fail("cudaEventCreateWithFlags", nth, device::code::out_of_memory);
+    const session::Manifest manifest = [] {
+      session::Manifest one;
+      one.tensors.push_back({.name = "p", .aliases = {}, .shape = {4}, .count = 4});
+      return one;
+    }();
+    NotingSink sink(manifest, true);
+    bool failed = false;
+    try {
+      device::Device device(FakeCuda::runtime(), 0);
+      const auto compute = device.make_stream();
+      const device::GradientCopies copies(device, manifest, sink, compute.get(), 1);
+    } catch (const device::DeviceError&) {
+      failed = true;
+    }
+    EXPECT_EQ(fake.held(), FakeCuda::Held{}) << nth;
+    if (!failed) break;
+  }
+}
+
+TEST(GradientCopies, OfADeviceThatBreaksEndInItsError) {
+  Rig rig({});
+  rig.begin(1);
+  rig.micro_batch(1, true, true);
+  rig.fake.break_after(3, device::code::illegal_address);
+  try {
+    rig.copies->finish();
+    ADD_FAILURE() << "it finished";
+  } catch (const device::DeviceError& error) {
+    EXPECT_EQ(error.code(), device::code::illegal_address);
+  }
+}
+
+TEST(GradientCopies, OfADeviceThatHangsEndAtTheDeadline) {
+  Rig rig({.execution = FakeCuda::Execution::threads, .timeout_s = 0.1});
+  rig.begin(1);
+  rig.fake.hang_after(2);
+  rig.micro_batch(1, true, true);
+  EXPECT_THROW(rig.copies->finish(), device::DeviceError);
+  EXPECT_EQ(rig.fake.endless_waits(), 0);
+}
+
+}  // namespace
+}  // namespace accelmgr::test

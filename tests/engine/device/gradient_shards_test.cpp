@@ -1,0 +1,432 @@
+// Tests of a team of devices: each rank is a thread with a device, a slab and a manifest of its own, and the
+// fakes sum up. Gradients are small whole numbers, so that sums are the same in any order.
+#include "engine/device/gradient_shards.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <set>
+
+#include "accelmgr/errors.hpp"
+#include "message_of.hpp"
+#include "rig.hpp"
+#include "team.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+constexpr std::size_t memory_bytes = std::size_t{2} << 20;
+constexpr std::byte nothing{0xff};  // Elements of such bytes are NaN.
+
+session::Manifest team_manifest(const std::vector<std::pair<std::uint64_t, session::Group>>& tensors) {
+  session::Manifest manifest;
+  for (const auto& [count, group] : tensors)
+    manifest.tensors.push_back({.name = "p" + std::to_string(manifest.tensors.size()),
+                                .aliases = {},
+                                .shape = {static_cast<std::int64_t>(count)},
+                                .count = count,
+                                .group = group});
+  manifest.place_tensors();
+  return manifest;
+}
+
+/// Three buckets of gradients, and one for the parameter that is frozen.
+session::Manifest usual_manifest() {
+  using session::Group;
+  return team_manifest({{3000, Group::decay},
+                        {5, Group::no_decay},
+                        {700, Group::decay},
+                        {40, Group::frozen},
+                        {263'000, Group::decay},
+                        {33, Group::no_decay}});
+}
+
+/// The sink of one rank. Shards go to `shards`, at their place in the plan.
+class ShardSink final : public replica::Sink {
+ public:
+  explicit ShardSink(bool has_slab) : has_slab_(has_slab) {}
+
+  void capture(std::size_t, const void*) override { ADD_FAILURE() << "a team gives shards only"; }
+  void arrived(std::size_t) override { ADD_FAILURE() << "a team gives shards only"; }
+  std::span<std::byte> slab() override {
+    if (!has_slab_) return {};
+    return memory_.span().first(session::Manifest(*manifest).place_tensors().slab);
+  }
+  std::byte* place_of(std::size_t index) override {
+    return memory_.span().data() + manifest->tensors[index].slab;
+  }
+  bool is_trained(std::size_t index) override {
+    return manifest->tensors[index].group != session::Group::frozen || unfrozen.contains(index);
+  }
+  void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {
+    teams.push_back(team);
+    EXPECT_EQ(has_slab_ && unfrozen.empty(), sums == memory_.span().data() + shard.first);
+    std::copy_n(sums, shard.count(), shards.begin() + std::ptrdiff_t(shard.first));
+  }
+  void backward_begins() override {}
+  bool last_micro_batch() override { return last; }
+  bool wanted() override { return wants; }
+
+  const session::Manifest* manifest = nullptr;
+  std::vector<std::byte> shards = std::vector<std::byte>(memory_bytes, nothing);
+  std::set<std::size_t> unfrozen;
+  std::vector<session::RankMask> teams;
+  bool last = false;
+  std::atomic<bool> wants = true;
+
+ private:
+  bool has_slab_;
+  Pages memory_{memory_bytes};
+};
+
+double parameter_value(std::size_t attempt, std::size_t parameter, std::uint64_t element) {
+  return double((element + parameter * 5 + attempt * 3) % 7);
+}
+
+/// One rank of a team with parameters and gradients.
+struct TeamRank {
+  TeamRank(Team& team, int rank, const session::Manifest& manifest, bool has_slab = true,
+           double timeout_s = 30)
+      : fakes(team),
+        manifest(manifest),
+        sink(has_slab),
+        device(FakeCuda::runtime(), rank),
+        collectives(device, FakeNccl::table(), team.id, rank, team.size(), sink, timeout_s) {
+    sink.manifest = &manifest;
+    std::vector<std::byte*> targets;
+    for (const auto& entry : manifest.tensors) {
+      places.push_back({master.span().data() + entry.offset, {1}});
+      const auto bytes = entry.count * size_of(entry.runner_dtype);
+      targets.push_back(parameters.emplace_back(device.allocate(bytes)).get());
+      gradients.push_back(device.allocate(bytes));
+      complete.push_back(device.make_event());
+    }
+    upload.emplace(device, manifest, places, targets, sink, compute.get());
+    copies.emplace(device, manifest, sink, compute.get(), timeout_s);
+  }
+
+  int rank() const { return collectives.rank(); }
+  bool join() {
+    if (!collectives.connect(60)) return false;
+    copies->join(collectives, session::all_ranks(collectives.size()));
+    upload->join(collectives);
+    return true;
+  }
+  /// Each parameter goes to one of three parts.
+  void split(std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::vector<std::vector<std::size_t>> parts(3);
+    for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+      part_of.push_back(random() % parts.size());
+      parts[part_of.back()].push_back(i);
+    }
+    upload->split(std::move(parts));
+  }
+  /// The gradient of parameter i is its value and what the rank adds to it, once for each micro-batch.
+  void micro_batch(bool first, const std::vector<std::size_t>& used, bool recorded = false) {
+    for (const auto i : used)
+      if (recorded && !part_of.empty()) upload->await(part_of[i], compute.get());
+    if (recorded) fakes.cuda.begin_graph(compute.get());
+    for (const auto i : used) {
+      if (!recorded && !part_of.empty()) upload->await(part_of[i], compute.get());
+      fakes.cuda.launch(compute.get(), [this, i, first] {
+        const auto value = elements(parameters[i].get(), i).numbers();
+        elements(gradients[i].get(), i).change([&](double before, std::uint64_t e) {
+          return (first ? 0 : before) + value[e] + rank();
+        });
+      });
+      if (recorded) {
+        device.record_in_graph(complete[i], compute.get());
+      } else {
+        copies->written(i, gradients[i].get());
+      }
+    }
+    if (!recorded) return;
+    fakes.cuda.launch(compute.get(), *fakes.cuda.end_graph(compute.get()));
+    for (const auto i : used) copies->written(i, gradients[i].get(), &complete[i]);
+  }
+
+  /// The elements of a parameter or of its gradient.
+  Elements elements(std::byte* memory, std::size_t i) const {
+    const auto& entry = manifest.tensors[i];
+    return {memory, entry.types.gradient, entry.has_room() ? entry.elements() : 0};
+  }
+
+  /// As the host does it. The gaps stay zero.
+  void write(std::size_t attempt) {
+    for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+      elements(places[i].data, i).change([&](double, std::uint64_t e) {
+        return parameter_value(attempt, i, e);
+      });
+  }
+
+  Team& fakes;
+  const session::Manifest& manifest;
+  Pages master{memory_bytes};  ///< Each process has a mapping of its own, and registers that.
+  ShardSink sink;
+  device::Device device;
+  device::Stream compute = device.make_stream();
+  std::vector<replica::Place> places;
+  std::vector<device::Memory> parameters, gradients;
+  std::vector<device::Event> complete;  ///< Of each gradient in a graph.
+  device::DeviceCollectives collectives;
+  std::optional<device::ParameterUpload> upload;
+  std::vector<std::size_t> part_of;  ///< The upload's, of each parameter; empty: all are in one.
+  std::optional<device::GradientCopies> copies;
+};
+
+/// What each rank does in each attempt: a random order, random unused parameters, one or two micro-batches of
+/// which it may not know the last one.
+struct RandomAttempt {
+  RandomAttempt(std::uint64_t seed, std::size_t attempt, int rank, const session::Manifest& manifest) {
+    std::mt19937_64 random(seed * 1000 + attempt * 10 + std::uint64_t(rank));
+    for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+      if (is_trained(manifest.tensors[i], attempt) && random() % 4 != 0) used.push_back(i);
+    std::ranges::shuffle(used, random);
+    micro_batches = 1 + int(random() % 2);
+    knows_last = random() % 3 != 0;
+    records = random() % 2 != 0;
+  }
+  /// What can be trained and is frozen at the start is unfrozen before attempt 2.
+  static bool is_trained(const session::TensorEntry& entry, std::size_t attempt) {
+    return entry.group != session::Group::frozen || (attempt >= 2 && entry.has_room());
+  }
+  bool uses(std::size_t parameter) const { return std::ranges::find(used, parameter) != used.end(); }
+  std::vector<std::size_t> used;
+  int micro_batches;
+  bool knows_last;
+  bool records;  ///< Its last micro-batch is a graph.
+};
+
+class Shards : public testing::TestWithParam<FakeCuda::Execution> {};
+
+/// Float32, all dtypes, or all dtypes in a session whose slabs have others.
+session::Manifest manifest_for(std::uint64_t seed) {
+  if (seed % 3 == 0) return usual_manifest();
+  return mixed_manifest({3000, 5000, 17, 700},
+                        {.bf16_runners = seed % 2 == 0, .float32_gradients = seed % 3 == 2});
+}
+
+TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(seed);
+    const int size = 1 + int(seed % 4);
+    const bool has_slab = seed % 2 == 1 && seed % 3 != 2;
+    Team team({.size = size, .execution = GetParam(), .seed = seed});
+    const auto manifest = manifest_for(seed);
+    constexpr std::size_t attempts = 4;
+    std::vector<std::vector<std::vector<std::byte>>> shards(attempts);
+    for (auto& one : shards) one.resize(std::size_t(size));
+    std::vector<std::thread> threads;
+    for (int number = 0; number < size; ++number)
+      threads.emplace_back([&, number] {
+        TeamRank rank(team, number, manifest, has_slab);
+        EXPECT_TRUE(rank.join());
+        if (seed % 2 == 0) rank.split(seed + std::uint64_t(number));
+        for (std::size_t a = 0; a < attempts; ++a) {
+          const RandomAttempt plan(seed, a, number, manifest);
+          for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+            if (const auto& entry = manifest.tensors[i];
+                entry.group == session::Group::frozen && RandomAttempt::is_trained(entry, a))
+              rank.sink.unfrozen.insert(i);
+          std::ranges::fill(rank.sink.shards, nothing);
+          rank.write(a);
+          rank.copies->begin_attempt();
+          rank.upload->load();
+          for (int i = 0; i < plan.micro_batches; ++i) {
+            rank.sink.last = plan.knows_last && i + 1 == plan.micro_batches;
+            rank.micro_batch(i == 0, plan.used, plan.records && i + 1 == plan.micro_batches);
+          }
+          EXPECT_TRUE(rank.copies->finish());
+          shards[a][std::size_t(number)] = rank.sink.shards;
+          for (const auto told : rank.sink.teams) EXPECT_EQ(told, session::all_ranks(size));
+          EXPECT_FALSE(rank.sink.teams.empty());
+        }
+      });
+    for (auto& thread : threads) thread.join();
+    const session::ShardPlan plan(manifest);
+    for (std::size_t a = 0; a < attempts; ++a) {
+      std::vector<RandomAttempt> did;
+      for (int r = 0; r < size; ++r) did.emplace_back(seed, a, r, manifest);
+      for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+        const auto& entry = manifest.tensors[i];
+        if (!entry.has_room()) continue;
+        const auto each = session::bytes_of(entry.types.gradient);
+        for (std::uint64_t e = 0; e < entry.elements(); e += 1 + e % 5) {
+          double sum = 0;
+          for (std::size_t r = 0; r < did.size(); ++r)
+            if (did[r].uses(i)) sum += did[r].micro_batches * (parameter_value(a, i, e) + double(r));
+          auto holder = std::size_t(plan.holder_of(plan.place(i) + e * each, size).position);
+          if (!RandomAttempt::is_trained(entry, a)) holder = did.size();  // Nobody.
+          for (std::size_t r = 0; r < did.size(); ++r) {
+            const auto found =
+                Elements(&shards[a][r][plan.place(i)], entry.types.gradient, entry.elements())[e];
+            ASSERT_EQ(!std::isnan(found), r == holder) << "rank " << r << ", element " << e << " of " << i;
+            if (r == holder) {
+              ASSERT_EQ(found, sum) << "attempt " << a << ", element " << e << " of " << i;
+            }
+          }
+        }
+      }
+    }
+    EXPECT_EQ(team.nccl.misuses(), std::vector<std::string>{});
+    EXPECT_EQ(team.nccl.mismatches(), std::vector<std::string>{});
+    EXPECT_EQ(team.nccl.live(), 0);
+    EXPECT_EQ(team.nccl.calls("ncclCommAbort"), 0);
+    EXPECT_EQ(team.cuda.unregistered_copies(), 0);
+    EXPECT_EQ(team.cuda.held(), FakeCuda::Held{});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Executions, Shards,
+                         testing::Values(FakeCuda::Execution::stepped, FakeCuda::Execution::threads));
+
+TEST(GradientShards, CopyOnlyTheirPartUpAndDown) {
+  constexpr int size = 4;
+  Team team({.size = size});
+  const auto manifest = team_manifest({{256'000, session::Group::decay}});
+  std::vector<std::thread> threads;
+  for (int number = 0; number < size; ++number)
+    threads.emplace_back([&, number] {
+      TeamRank rank(team, number, manifest);
+      EXPECT_TRUE(rank.join());
+      rank.write(0);
+      rank.copies->begin_attempt();
+      rank.upload->load();
+      rank.sink.last = true;
+      rank.micro_batch(true, {0});
+      EXPECT_TRUE(rank.copies->finish());
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(team.cuda.copied(device::Direction::to_device), 256'000 * sizeof(float)) << "all ranks together";
+  EXPECT_EQ(team.cuda.copied(device::Direction::to_host), 256'000 * sizeof(float));
+}
+
+TEST(GradientShards, ABucketIsQueuedBehindTheOneBeforeIt) {
+  Team team({.size = 1});
+  const auto manifest = usual_manifest();
+  TeamRank rank(team, 0, manifest);
+  ASSERT_TRUE(rank.join());
+  EXPECT_EQ(rank.copies->buckets(), (std::vector<std::vector<std::size_t>>{{4}, {0, 2}, {1, 5}, {3}}));
+  const auto queued = [&] { return team.nccl.calls("ncclReduceScatter"); };
+  rank.copies->begin_attempt();
+  rank.sink.last = true;
+  rank.micro_batch(true, {1, 5, 2, 0});
+  EXPECT_EQ(queued(), 0) << "the first bucket is not complete";
+  rank.micro_batch(true, {4});
+  EXPECT_EQ(queued(), 3);
+  EXPECT_THROW(rank.copies->written(4, rank.gradients[4].get()), ModelError);
+  EXPECT_EQ(message_of<ModelError>([&] { rank.copies->written(3, rank.gradients[3].get()); }),
+            "a gradient of 'p3' was passed, but the parameter is frozen");
+  EXPECT_THROW(rank.copies->written(6, rank.gradients[0].get()), ModelError);
+  EXPECT_TRUE(rank.copies->finish());
+}
+
+TEST(GradientShards, IncludeAParameterThatIsUnfrozenBetweenAttempts) {
+  for (const bool has_slab : {true, false}) {
+    Team team({.size = 1});
+    const auto manifest = usual_manifest();
+    constexpr std::size_t frozen = 3;
+    TeamRank rank(team, 0, manifest, has_slab);
+    ASSERT_TRUE(rank.join());
+    const auto attempt = [&](const std::vector<std::size_t>& used) {
+      rank.write(0);
+      rank.copies->begin_attempt();
+      rank.upload->load();
+      rank.micro_batch(true, used);
+      EXPECT_TRUE(rank.copies->finish());
+    };
+    attempt({1, 5, 2, 0, 4});
+    rank.sink.unfrozen.insert(frozen);
+    attempt({1, 5, 2, 0, 4, frozen});
+    const auto place = session::ShardPlan(manifest).place(frozen);
+    EXPECT_EQ(rank.elements(&rank.sink.shards[place], frozen)[7], parameter_value(0, frozen, 7));
+    EXPECT_EQ(rank.sink.teams.size(), 3u + 4u) << "one more bucket";
+  }
+}
+
+TEST(GradientShards, RefuseATeamOfAnotherSize) {
+  Team team({.size = 1});
+  const auto manifest = usual_manifest();
+  TeamRank rank(team, 0, manifest);
+  ASSERT_TRUE(rank.collectives.connect());
+  EXPECT_THROW(rank.copies->join(rank.collectives, 0b101), UsageError);
+}
+
+// A rank dies while the other waits for its part. The session tells the other, which is then not wanted, and
+// gives the gradients of the next attempt alone.
+TEST(GradientShards, AreLeftWhenAPeerDiesAndTheNextAttemptGoesOnWithoutIt) {
+  Team team({.size = 2});
+  const auto manifest = usual_manifest();
+  std::optional<TeamRank> first(std::in_place, team, 0, manifest);
+  std::optional<TeamRank> second(std::in_place, team, 1, manifest);
+  ASSERT_TRUE(first->join() && second->join());
+  for (auto* rank : {&*first, &*second}) {
+    rank->write(0);
+    rank->copies->begin_attempt();
+    rank->upload->load();
+    rank->sink.last = true;
+  }
+  first->micro_batch(true, {4, 2, 0, 1, 5});
+  second->micro_batch(true, {4});
+  second.reset();  // Aborts, as the end of a process does.
+  first->sink.wants = false;
+  EXPECT_FALSE(first->copies->finish());
+  EXPECT_TRUE(first->collectives.aborted());
+  // The second rank never began the sums after the first one.
+  EXPECT_LE(first->sink.teams.size(), 1u) << "a part of a sum that may be incomplete";
+  EXPECT_FALSE(first->device.given_up());
+
+  first->sink.wants = true;
+  first->copies->begin_attempt();
+  EXPECT_THROW(first->micro_batch(true, {4}), device::DeviceError) << "the team needs another communicator";
+  first->copies->leave();
+  first->upload->leave();
+  first.reset();
+  EXPECT_EQ(team.nccl.live(), 0);
+  EXPECT_EQ(team.nccl.misuses(), std::vector<std::string>{});
+  EXPECT_EQ(team.cuda.held(), FakeCuda::Held{});
+}
+
+// A rank leaves an attempt before its end, for instance by an exception of the model.
+TEST(GradientShards, ThatAreLeftInTheMiddleAbortTheCommunicator) {
+  for (const bool begins_again : {true, false}) {
+    Team team({.size = 2});
+    const auto manifest = usual_manifest();
+    {
+      TeamRank first(team, 0, manifest);
+      TeamRank second(team, 1, manifest);
+      ASSERT_TRUE(first.join() && second.join());
+      first.copies->begin_attempt();
+      first.sink.last = true;
+      first.micro_batch(true, {4});
+      if (begins_again) {
+        first.copies->begin_attempt();
+        EXPECT_TRUE(first.collectives.aborted());
+      }
+    }
+    EXPECT_EQ(team.nccl.live(), 0);
+    EXPECT_EQ(team.cuda.held(), FakeCuda::Held{});
+    EXPECT_EQ(team.cuda.endless_waits(), 0);
+    EXPECT_EQ(team.cuda.early_unregistrations(), 0);
+  }
+}
+
+TEST(GradientShards, OfARankWhosePeerHangsEndAtTheDeadline) {
+  Team team({.size = 2});
+  const auto manifest = usual_manifest();
+  TeamRank first(team, 0, manifest, true, 0.1);
+  TeamRank second(team, 1, manifest, true, 0.1);
+  ASSERT_TRUE(first.join() && second.join());
+  first.copies->begin_attempt();
+  first.micro_batch(true, {4});
+  EXPECT_THROW(first.copies->finish(), device::DeviceError);
+  EXPECT_TRUE(first.collectives.aborted());
+  EXPECT_FALSE(first.device.given_up());
+}
+
+}  // namespace
+}  // namespace accelmgr::test

@@ -1,0 +1,129 @@
+#include "engine/device/parameter_upload.hpp"
+
+#include <gtest/gtest.h>
+
+#include "rig.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+constexpr std::size_t page = 100;
+
+class MergedPages : public testing::Test {
+ protected:
+  /// Ranges in an array of pages, as pairs of begin and end.
+  using Ranges = std::vector<std::pair<std::size_t, std::size_t>>;
+  Ranges merged(const Ranges& ranges) {
+    std::vector<std::span<std::byte>> spans;
+    for (const auto& [begin, end] : ranges) spans.emplace_back(base() + begin, end - begin);
+    Ranges result;
+    for (const auto& span : device::merge_pages(spans, page)) {
+      const auto begin = static_cast<std::size_t>(span.data() - base());
+      result.emplace_back(begin, begin + span.size());
+    }
+    return result;
+  }
+  /// A multiple of the page size.
+  std::byte* base() { return reinterpret_cast<std::byte*>(page * 1000); }
+};
+
+TEST_F(MergedPages, AreOneRangeWherePagesTouchOrOverlap) {
+  EXPECT_EQ(merged({{0, 150}, {160, 170}}), (Ranges{{0, 170}}));
+  EXPECT_EQ(merged({{210, 220}, {0, 150}}), (Ranges{{0, 220}})) << "in any order";
+  EXPECT_EQ(merged({{0, 400}, {100, 200}}), (Ranges{{0, 400}}));
+}
+
+TEST_F(MergedPages, StayApartWhereAPageLiesBetween) {
+  EXPECT_EQ(merged({{0, 150}, {310, 320}}), (Ranges{{0, 150}, {310, 320}}));
+  EXPECT_EQ(merged({{0, 150}, {160, 160}}), (Ranges{{0, 150}})) << "nothing is registered for nothing";
+}
+
+TEST(ParameterUpload, IsThereBeforeWhatUsesIt) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    Rig rig({.seed = seed});
+    for (const float value : {1.0F, 7.0F}) {
+      rig.begin(value);
+      rig.micro_batch(0, true, true);
+      ASSERT_TRUE(rig.copies->finish());
+      for (std::size_t i = 0; i < rig.size(); ++i) EXPECT_EQ(rig.sink.seen[i], rig.expected(i, value));
+    }
+    EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+  }
+}
+
+/// Whether parameter 2, which is in the second part, is as the host has written it when a kernel reads it.
+bool second_part_is_right(std::uint64_t seed, bool awaits) {
+  Rig rig({.seed = seed});
+  rig.upload->split({{3, 0}, {1, 2}});
+  bool right = true;
+  for (const float value : {1.0F, 7.0F}) {
+    rig.begin(value);
+    rig.micro_batch(0, true, false, {0, 3});
+    if (awaits) rig.upload->await(1, rig.compute.get());
+    rig.micro_batch(0, true, true, {2});
+    EXPECT_TRUE(rig.copies->finish());
+    EXPECT_EQ(rig.sink.seen[0], rig.expected(0, value));
+    EXPECT_EQ(rig.sink.seen[3], rig.expected(3, value));
+    right = right && rig.sink.seen[2] == rig.expected(2, value);
+  }
+  return right;
+}
+
+TEST(ParameterUpload, OfASecondPartIsAwaitedWhereItIsNeeded) {
+  bool some_are_wrong = false;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    EXPECT_TRUE(second_part_is_right(seed, true)) << seed;
+    some_are_wrong = some_are_wrong || !second_part_is_right(seed, false);
+  }
+  EXPECT_TRUE(some_are_wrong) << "what is first is used while the second part is on the way";
+}
+
+TEST(ParameterUpload, ReturnsBeforeItIsDone) {
+  Rig rig({.execution = FakeCuda::Execution::stepped});
+  rig.begin(3);
+  EXPECT_NE(*Rig::floats(rig.parameters[0]), 3.0F) << "nothing is executed until the host waits";
+}
+
+TEST(ParameterUpload, BringsParametersOfAllDtypes) {
+  Rig rig({.counts = {3000, 17, 400}, .is_mixed = true});
+  constexpr std::size_t of_int8 = 3;
+  const auto bytes = rig.manifest.tensors[of_int8].bytes();
+  std::fill_n(rig.places[of_int8].data, bytes, std::byte{7});
+  rig.begin(2);
+  ASSERT_TRUE(rig.copies->finish());
+  for (std::size_t i = 0; i < rig.size(); ++i)
+    if (i != of_int8) {
+      EXPECT_EQ(rig.elements(rig.parameters[i].get(), i).numbers(), rig.expected(i, 2)) << i;
+    }
+  EXPECT_EQ(std::memcmp(rig.parameters[of_int8].get(), rig.places[of_int8].data, bytes), 0);
+  EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+}
+
+TEST(ParameterUpload, LeavesOutWhatTheSinkSaysIsNotStale) {
+  Rig rig({.counts = {3000, 17, 400}, .is_mixed = true});
+  constexpr std::size_t frozen = 8;
+  for (const float value : {2.0F, 5.0F}) {
+    rig.begin(value);
+    ASSERT_TRUE(rig.copies->finish());
+    rig.sink.fresh = {frozen};
+  }
+  EXPECT_EQ(rig.elements(rig.parameters[frozen].get(), frozen).numbers(), rig.expected(frozen, 2));
+  EXPECT_EQ(rig.elements(rig.parameters[0].get(), 0).numbers(), rig.expected(0, 5));
+}
+
+TEST(ParameterUpload, OfMemoryThatCannotBeRegisteredIsRightAllTheSame) {
+  Rig rig({});
+  rig.upload.reset();
+  rig.fake.fail("cudaHostRegister", 1, device::code::invalid_value);
+  std::vector<std::byte*> targets;
+  for (const auto& parameter : rig.parameters) targets.push_back(parameter.get());
+  rig.upload.emplace(rig.device, rig.manifest, rig.places, targets, rig.sink, rig.compute.get());
+  rig.begin(4);
+  rig.micro_batch(0, true, true);
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(rig.sink.seen[0], rig.expected(0, 4));
+  EXPECT_EQ(rig.fake.unregistered_copies(), int(rig.size()));
+}
+
+}  // namespace
+}  // namespace accelmgr::test

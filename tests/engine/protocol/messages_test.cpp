@@ -1,0 +1,271 @@
+#include "engine/protocol/messages.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <thread>
+
+#include "accelmgr/errors.hpp"
+#include "base/ipc/socket.hpp"
+
+namespace accelmgr::protocol {
+namespace {
+
+base::Deadline soon() { return base::Deadline::in_seconds(60); }
+
+class MessagesTest : public testing::Test {
+ protected:
+  MessagesTest() { std::tie(host, manager) = ipc::socket_pair(); }
+
+  template <class Exception>
+  void expect_raised(const Exception& error) {
+    send_failed(manager.get(), error);
+    const auto answer = receive_answer(host.get(), soon());
+    EXPECT_THROW(raise(std::get<Failed>(answer)), Exception);
+  }
+
+  base::UniqueFd host, manager;
+};
+
+TEST_F(MessagesTest, AConfigurationLargerThanAPacketArrivesWhole) {
+  const std::string yaml = "data:\n" + std::string(300'000, 'x');
+  std::jthread sender(
+      [&] { send_configuration(host.get(), yaml); });  // The socket's buffer cannot hold the whole text.
+  EXPECT_EQ(receive_configuration(manager.get(), soon()), yaml);
+}
+
+/// Tests recognize /dev/null and /dev/zero by their device numbers.
+base::UniqueFd open_device(const char* path) { return base::UniqueFd(open(path, O_RDONLY | O_CLOEXEC)); }
+base::UniqueFd null() { return open_device("/dev/null"); }
+base::UniqueFd zero() { return open_device("/dev/zero"); }
+
+dev_t device(const base::UniqueFd& fd) {
+  struct stat status {};
+  EXPECT_EQ(fstat(fd.get(), &status), 0);
+  return status.st_rdev;
+}
+
+TEST_F(MessagesTest, StartedPassesEveryDescriptorInItsPlace) {
+  Started sent;
+  sent.fork_server_pidfd = zero();
+  sent.runners.push_back({.rank = 0, .generation = 1, .pid = 7, .pidfd = null()});
+  sent.runners.push_back({.rank = 2, .generation = 5, .pid = 9, .pidfd = zero()});
+  send_started(manager.get(), sent);
+  auto answer = receive_answer(host.get(), soon());
+  auto& started = std::get<Started>(answer);
+  EXPECT_EQ(device(started.fork_server_pidfd), device(zero()));
+  ASSERT_EQ(started.runners.size(), 2u);
+  EXPECT_EQ(started.runners[1].rank, 2);
+  EXPECT_EQ(started.runners[1].generation, 5u);
+  EXPECT_EQ(started.runners[1].pid, 9);
+  EXPECT_EQ(device(started.runners[0].pidfd), device(null()));
+  EXPECT_EQ(device(started.runners[1].pidfd), device(zero()));
+}
+
+TEST_F(MessagesTest, TheDevicesThatWereChosenArrive) {
+  send_assigned(manager.get(), {.nprocs = 3, .device = "cuda", .devices = {"GPU-a", "cpu", "GPU-b"}});
+  const auto answer = receive_answer(host.get(), soon());
+  const auto& assigned = std::get<Assigned>(answer);
+  EXPECT_EQ(assigned.nprocs, 3);
+  EXPECT_EQ(assigned.device, "cuda");
+  EXPECT_EQ(assigned.devices, (std::vector<std::string>{"GPU-a", "cpu", "GPU-b"}));
+  send_assigned(manager.get(), {.nprocs = 3, .device = "auto", .devices = {}});
+  EXPECT_THROW(receive_answer(host.get(), soon()), SessionError) << "that is no choice";
+}
+
+TEST_F(MessagesTest, TheManagerGoesOnWhenTheHostHasTakenNoteOfTheSession) {
+  const auto first = null(), second = zero();
+  std::jthread sender([&] { send_prepared(manager.get(), {first.get(), second.get()}, true, soon()); });
+  const auto answer = receive_answer(host.get(), soon());
+  const auto& [session, needs_values] = std::get<Prepared>(answer);
+  EXPECT_TRUE(needs_values);
+  ASSERT_EQ(session.size(), 2u);
+  EXPECT_EQ(device(session[0]), device(null()));
+  EXPECT_EQ(device(session[1]), device(zero()));
+  take_note_of_prepared(host.get());
+}
+
+TEST_F(MessagesTest, AHostThatTakesNoNoteOfTheSessionIsWaitedForUntilTheDeadline) {
+  EXPECT_THROW(send_prepared(manager.get(), {}, false, base::Deadline::in_seconds(0.01)), SessionError);
+  host.reset();
+  EXPECT_THROW(send_prepared(manager.get(), {}, false, soon()), SystemError);
+}
+
+TEST_F(MessagesTest, ASessionToGoOnWithArrives) {
+  send_begin(host.get(), {});
+  EXPECT_TRUE(receive_begin(manager.get(), soon()).empty());
+  const auto first = zero(), second = null();
+  send_begin(host.get(), {first.get(), second.get()});
+  const auto session = receive_begin(manager.get(), soon());
+  ASSERT_EQ(session.size(), 2u);
+  EXPECT_EQ(device(session[0]), device(zero()));
+  EXPECT_EQ(device(session[1]), device(null()));
+}
+
+TEST_F(MessagesTest, RequestsArriveInTheirOrderAndTheEndOfTheHostIsAStop) {
+  EXPECT_FALSE(next_request(manager.get()));
+  send_request(host.get(), Resize{3});
+  Save save;
+  save.step = 17;
+  save.model = null();
+  save.training = zero();
+  save.description = null();
+  send_request(host.get(), std::move(save));
+  Save locked;
+  locked.model = null();
+  locked.training = null();
+  locked.description = null();
+  locked.lock = zero();
+  send_request(host.get(), std::move(locked));
+  auto request = next_request(manager.get());
+  EXPECT_EQ(std::get<Resize>(*request).ranks, 3);
+  request = next_request(manager.get());
+  EXPECT_EQ(std::get<Save>(*request).step, 17u);
+  EXPECT_EQ(device(std::get<Save>(*request).training), device(zero()));
+  EXPECT_FALSE(std::get<Save>(*request).lock);
+  request = next_request(manager.get());
+  EXPECT_EQ(device(std::get<Save>(*request).description), device(null()));
+  EXPECT_EQ(device(std::get<Save>(*request).lock), device(zero()));
+  host.reset();
+  request = next_request(manager.get());
+  EXPECT_TRUE(std::holds_alternative<Stop>(*request));
+}
+
+TEST_F(MessagesTest, WhatAHostOfAServiceNeedsArrives) {
+  const auto memory = zero(), slab = null();
+  const std::string yaml(1'000'000, 'x');  // More than a socket holds, while nobody reads.
+  send_attached(manager.get(),
+                {.configuration = yaml,
+                 .lease = 3,
+                 .run_id = "5f",
+                 .unfinished = "half",
+                 .checkpoint = "/a/step-00000007",
+                 .state = null(),
+                 .training = zero()},
+                {memory.get(), slab.get()});
+  const auto attached = receive_attached(host.get(), soon());
+  EXPECT_EQ(attached.configuration, yaml);
+  EXPECT_EQ(attached.lease, 3u);
+  EXPECT_EQ(attached.run_id, "5f");
+  EXPECT_EQ(attached.unfinished, "half");
+  EXPECT_EQ(attached.checkpoint, "/a/step-00000007");
+  EXPECT_EQ(device(attached.state), device(null()));
+  EXPECT_EQ(device(attached.training), device(zero()));
+  ASSERT_EQ(attached.session.size(), 2u);
+  EXPECT_EQ(device(attached.session[1]), device(null()));
+}
+
+TEST_F(MessagesTest, AttachingToWhatIsNoServiceIsRefused) {
+  for (const auto* text : {"{}", "x", R"({"type": "Started", "runners": []})"}) {
+    ipc::send(manager.get(), text);
+    EXPECT_THROW(receive_attached(host.get(), soon()), SessionError) << text;
+  }
+}
+
+// A host whose lease has ended may have sent a request before it knew.
+TEST_F(MessagesTest, ARequestUnderAnotherLeaseIsRefused) {
+  send_request(host.get(), Resize{1}, 2);
+  send_request(host.get(), Stop{});
+  send_request(host.get(), Detach{}, 3);
+  auto request = next_request(manager.get(), 3);
+  EXPECT_NE(std::get<Refused>(*request).why.find("lease 2"), std::string::npos);
+  request = next_request(manager.get(), 3);
+  EXPECT_TRUE(std::holds_alternative<Refused>(*request));
+  request = next_request(manager.get(), 3);
+  EXPECT_TRUE(std::holds_alternative<Detach>(*request));
+}
+
+TEST_F(MessagesTest, ASaveWhoseMemoryFindsNoRoomSaysSo) {
+  Save save;
+  save.step = 17;
+  save.model = null();
+  save.training = null();
+  save.description = null();
+  send_request(host.get(), std::move(save));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto lowest_free = static_cast<rlim_t>(null().get());
+  const rlimit none{.rlim_cur = lowest_free, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto request = next_request(manager.get());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(std::get<Save>(*request).step, 17u);
+  EXPECT_NE(std::get<Save>(*request).missing.find("ulimit -n"), std::string::npos);
+  EXPECT_FALSE(next_request(manager.get()));
+}
+
+TEST_F(MessagesTest, NoticesArriveInTheirOrder) {
+  EXPECT_FALSE(next_notice(host.get()));
+  EXPECT_TRUE(send_notice(manager.get(), Joined{.rank = 1, .generation = 4, .pid = 8, .pidfd = zero()}));
+  EXPECT_TRUE(send_notice(manager.get(), Relaunched{.pidfd = null()}));
+  EXPECT_TRUE(send_notice(manager.get(), Resized{.refused = "no memory"}));
+  EXPECT_TRUE(send_notice(
+      manager.get(),
+      Saved{.step = 5, .path = "/x", .bytes = 6, .write_ms = 1.5, .error = "", .warnings = {"old"}}));
+  auto notice = next_notice(host.get());
+  EXPECT_EQ(std::get<Joined>(*notice).generation, 4u);
+  EXPECT_EQ(device(std::get<Joined>(*notice).pidfd), device(zero()));
+  notice = next_notice(host.get());
+  EXPECT_EQ(device(std::get<Relaunched>(*notice).pidfd), device(null()));
+  notice = next_notice(host.get());
+  EXPECT_EQ(std::get<Resized>(*notice).refused, "no memory");
+  notice = next_notice(host.get());
+  EXPECT_EQ(std::get<Saved>(*notice).bytes, 6u);
+  EXPECT_EQ(std::get<Saved>(*notice).warnings.at(0), "old");
+}
+
+TEST_F(MessagesTest, AHostThatReadsNothingDoesNotHoldUpTheManager) {
+  std::size_t sent = 0;
+  constexpr std::size_t far_more_than_a_socket_holds = 100'000;
+  while (sent < far_more_than_a_socket_holds && send_notice(manager.get(), Resized{.refused = "x"})) ++sent;
+  EXPECT_LT(sent, far_more_than_a_socket_holds);
+  for (std::size_t i = 0; i < sent; ++i) EXPECT_TRUE(next_notice(host.get()));
+  EXPECT_TRUE(send_notice(manager.get(), Resized{}));
+}
+
+TEST_F(MessagesTest, AFailureArrivesAsTheExceptionItWas) {
+  expect_raised(ModelError("no loss"));
+  expect_raised(DataError("no file"));
+  expect_raised(SessionError("no memory"));
+  expect_raised(UsageError("no init"));
+  expect_raised(CheckpointError("truncated"));
+  expect_raised(Error("something"));
+  send_failed(manager.get(), ConfigError("out of range", "nprocs"));
+  try {
+    raise(std::get<Failed>(receive_answer(host.get(), soon())));
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(), "out of range");
+    EXPECT_EQ(error.key(), "nprocs");
+  }
+  send_failed(manager.get(), RunnerError("killed", 3, "forward"));
+  try {
+    raise(std::get<Failed>(receive_answer(host.get(), soon())));
+  } catch (const RunnerError& error) {
+    EXPECT_EQ(error.rank(), 3);
+    EXPECT_EQ(error.phase(), "forward");
+  }
+}
+
+TEST_F(MessagesTest, TextThatIsNoUtf8DoesNotBreakTheAnswer) {
+  send_failed(manager.get(), DataError("file \xff\xfe"));
+  EXPECT_NE(std::get<Failed>(receive_answer(host.get(), soon())).what.find("file"), std::string::npos);
+}
+
+TEST_F(MessagesTest, TheEndOfThePeerIsSaid) {
+  manager.reset();
+  EXPECT_THROW(receive_answer(host.get(), soon()), SessionError);
+  EXPECT_FALSE(next_notice(host.get())) << "as if there were none; its pidfd tells";
+  EXPECT_THROW(send_request(host.get(), Stop{}), SystemError);
+  auto [ours, theirs] = ipc::socket_pair();
+  theirs.reset();
+  EXPECT_THROW(receive_configuration(ours.get(), soon()), SessionError);
+}
+
+TEST_F(MessagesTest, WaitingForAnAnswerEndsAtTheDeadline) {
+  EXPECT_THROW(receive_answer(host.get(), base::Deadline::in_seconds(0.01)), SessionError);
+}
+
+}  // namespace
+}  // namespace accelmgr::protocol

@@ -1,0 +1,240 @@
+#include "engine/replica/model.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+
+#include "accelmgr/errors.hpp"
+
+namespace accelmgr::replica {
+namespace {
+
+/// Owns the memory of several tensors.
+class Values {
+ public:
+  /// A tensor with its own memory; every element is `value`.
+  Tensor parameter(const std::string& name, std::vector<std::int64_t> shape, float value = 1) {
+    std::int64_t count = 1;
+    for (const auto size : shape) count *= size;
+    auto& memory = memories_.emplace_back(static_cast<std::size_t>(count) + 1, value);
+    return tensor(name, memory.data(), std::move(shape));
+  }
+  static Tensor tensor(const std::string& name, float* data, std::vector<std::int64_t> shape,
+                       std::vector<std::int64_t> strides = {}) {
+    static std::uintptr_t identities = 0;
+    if (strides.empty()) strides = dense_strides(shape);
+    return {.name = name,
+            .dtype = DType::float32,
+            .shape = std::move(shape),
+            .strides = std::move(strides),
+            .data = reinterpret_cast<std::byte*>(data),
+            .identity = ++identities};
+  }
+  static Tensor renamed(Tensor tensor, const std::string& name) {
+    tensor.name = name;
+    return tensor;
+  }
+
+ private:
+  std::vector<std::vector<float>> memories_;
+};
+
+float* floats(std::byte* memory) { return reinterpret_cast<float*>(memory); }
+
+struct Stored {
+  explicit Stored(const Description& description)
+      : model(tensors_of(description)), manifest(model.manifest), session(make(manifest)) {
+    store_initial(model, session, manifest);
+  }
+  static session::Session make(session::Manifest& manifest) {
+    session::Extent extent{.ranks = 2, .bytes = manifest.place_tensors()};
+    extent.tensors = manifest.tensors.size();
+    extent.buffer_bytes = manifest.place_buffers();
+    extent.manifest_bytes = session::manifest_bytes(manifest);
+    return session::Session::create(extent, extent.ranks, 1);
+  }
+  ModelTensors model;
+  session::Manifest manifest;
+  session::Session session;
+};
+
+std::string message_of(const Description& description) {
+  try {
+    tensors_of(description);
+  } catch (const ModelError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+class ModelTest : public testing::Test {
+ protected:
+  Values values;
+};
+
+TEST_F(ModelTest, TiedWeightsAreListedOnceWithAllTheirNames) {
+  const auto tied = values.parameter("embedding", {4, 3});
+  const auto model = tensors_of({{tied, values.parameter("bias", {4}), Values::renamed(tied, "head")}, {}});
+  ASSERT_EQ(model.manifest.tensors.size(), 2u);
+  EXPECT_EQ(model.manifest.tensors[0].name, "embedding");
+  EXPECT_EQ(model.manifest.tensors[0].aliases, std::vector<std::string>{"head"});
+}
+
+TEST_F(ModelTest, ParametersWithinAnotherShareItsValues) {
+  std::array<float, 12> memory{};
+  const auto matrix = Values::tensor("matrix", memory.data(), {3, 4});
+  const auto transposed = Values::tensor("transposed", memory.data(), {4, 3}, {1, 4});
+  const auto row = Values::tensor("row", memory.data() + 4, {4});
+  const auto& tensors = tensors_of({{row, transposed, matrix}, {}}).manifest.tensors;
+  EXPECT_EQ(tensors[0].shares, 2);
+  EXPECT_EQ(tensors[0].shared_offset, 4u);
+  EXPECT_EQ(tensors[1].shares, 2);
+  EXPECT_EQ(tensors[1].strides, (std::vector<std::int64_t>{1, 4}));
+  EXPECT_EQ(tensors[2].shares, -1);
+}
+
+TEST_F(ModelTest, ParametersThatOverlapInPartAreRefused) {
+  std::array<float, 6> memory{};
+  EXPECT_TRUE(says(
+      message_of(
+          {{Values::tensor("one", memory.data(), {4}), Values::tensor("other", memory.data() + 2, {4})}, {}}),
+      "'one' and 'other' overlap"));
+}
+
+TEST_F(ModelTest, BuffersHaveAllTheirNamesAndSayWhetherTheyAreKept) {
+  const auto shared = values.parameter("one", {2});
+  auto scratch = values.parameter("scratch", {3});
+  scratch.persistent = false;
+  const auto model =
+      tensors_of({{values.parameter("weight", {2})}, {shared, scratch, Values::renamed(shared, "two")}});
+  ASSERT_EQ(model.manifest.buffers.size(), 2u);
+  EXPECT_EQ(model.manifest.buffers[0].aliases, std::vector<std::string>{"two"});
+  EXPECT_TRUE(model.manifest.buffers[0].persistent);
+  EXPECT_FALSE(model.manifest.buffers[1].persistent);
+}
+
+TEST_F(ModelTest, GroupsAreByWhatAnOptimizerDoes) {
+  auto frozen = values.parameter("frozen", {2, 2});
+  frozen.requires_grad = false;
+  const auto model =
+      tensors_of({{values.parameter("matrix", {2, 2}), values.parameter("norm", {2}), frozen}, {}});
+  EXPECT_EQ(model.manifest.tensors[0].group, session::Group::decay);
+  EXPECT_EQ(model.manifest.tensors[1].group, session::Group::no_decay);
+  EXPECT_EQ(model.manifest.tensors[2].group, session::Group::frozen);
+}
+
+TEST_F(ModelTest, WhatCannotBeHeldIsRefusedByName) {
+  const auto weight = values.parameter("weight", {2});
+  EXPECT_TRUE(says(message_of({}), "no parameters"));
+  auto codes = values.parameter("codes", {2});
+  codes.dtype = DType::int8;
+  EXPECT_TRUE(says(message_of({{weight, codes}, {}}), "'codes' is int8 and requires a gradient"));
+  EXPECT_TRUE(says(message_of({{weight, values.parameter("weight", {2})}, {}}),
+                   "two parameters of the model are called 'weight'"));
+  EXPECT_TRUE(says(message_of({{weight}, {values.parameter("b", {1}), values.parameter("b", {1})}}),
+                   "two buffers of the model are called 'b'"));
+  EXPECT_TRUE(says(message_of({{values.parameter("", {2})}, {}}), "has no name"));
+  EXPECT_TRUE(says(message_of({{Values::tensor("nothing", nullptr, {2})}, {}}), "'nothing' has no memory"));
+  auto bent = weight;
+  bent.strides = {1, 1};
+  EXPECT_TRUE(says(message_of({{bent}, {}}), "1 dimensions and 2 strides"));
+  bent = weight;
+  bent.shape = {-2};
+  EXPECT_TRUE(says(message_of({{bent}, {}}), "'weight' has the shape [-2]"));
+}
+
+TEST_F(ModelTest, ParametersHaveADtypeEach) {
+  std::array<std::uint16_t, 3> half{0x3f80, 0x4000, 0x4040};
+  std::array<std::int64_t, 2> codes{7, -9};
+  auto trained = Values::tensor("half", reinterpret_cast<float*>(half.data()), {3});
+  trained.dtype = DType::bfloat16;
+  auto frozen = Values::tensor("codes", reinterpret_cast<float*>(codes.data()), {2});
+  frozen.dtype = DType::int64;
+  frozen.requires_grad = false;
+  Stored stored({{frozen, values.parameter("weight", {2}, 5), trained}, {}});
+  const auto places = places_of(stored.session.parameters(), stored.manifest);
+  EXPECT_EQ(std::memcmp(places[0].data, codes.data(), sizeof codes), 0);
+  EXPECT_EQ(floats(places[1].data)[1], 5);
+  EXPECT_EQ(std::memcmp(places[2].data, half.data(), sizeof half), 0);
+  EXPECT_EQ(stored.manifest.tensors[2].dtype, DType::bfloat16);
+  EXPECT_FALSE(stored.manifest.tensors[0].has_room());
+}
+
+TEST_F(ModelTest, ParametersThatOverlapWithAnotherDtypeAreRefused) {
+  std::array<float, 6> memory{};
+  auto bits = Values::tensor("bits", memory.data(), {6});
+  bits.dtype = DType::int32;
+  bits.requires_grad = false;
+  EXPECT_TRUE(
+      says(message_of({{Values::tensor("weight", memory.data(), {6}), bits}, {}}), "overlap in memory"));
+}
+
+TEST_F(ModelTest, ASessionBeginsWithTheModelsValues) {
+  std::array<float, 6> memory{1, 2, 3, 4, 5, 6};
+  const auto transposed = Values::tensor("transposed", memory.data(), {3, 2}, {1, 3});
+  Stored stored({{transposed}, {values.parameter("count", {2}, 9)}});
+  const auto* master = floats(stored.session.parameters());
+  EXPECT_EQ(std::vector<float>(master, master + 6), (std::vector<float>{1, 4, 2, 5, 3, 6}));
+  for (auto* copy :
+       {stored.session.buffers(0, 0), stored.session.buffers(0, 1), stored.session.result_buffers(0)})
+    EXPECT_EQ(floats(copy)[1], 9);
+}
+
+TEST_F(ModelTest, ParametersThatShareMemoryDoSoInTheMaster) {
+  std::array<float, 12> memory{};
+  Stored stored({{Values::tensor("transposed", memory.data(), {4, 3}, {1, 4}),
+                  Values::tensor("matrix", memory.data(), {3, 4})},
+                 {}});
+  const auto places = places_of(stored.session.parameters(), stored.manifest);
+  EXPECT_EQ(places[0].data, places[1].data);
+  auto* matrix = floats(places[1].data);
+  matrix[2] = 7;
+  gather_shared_parameters(stored.session, stored.manifest);
+  EXPECT_EQ(floats(stored.session.parameters() + stored.manifest.tensors[0].offset)[2 * 3], 7);
+  matrix[2] = 0;
+  scatter_shared_parameters(stored.session, stored.manifest);
+  EXPECT_EQ(matrix[2], 7);
+}
+
+TEST_F(ModelTest, AnotherModelThanTheMastersIsRefused) {
+  Stored stored({{values.parameter("weight", {3})}, {values.parameter("mean", {2})}});
+  const auto refusal = [&](const Description& other) -> std::string {
+    try {
+      check_same(tensors_of(other), stored.manifest);
+    } catch (const ModelError& error) {
+      return error.what();
+    }
+    return {};
+  };
+  const auto weight = values.parameter("weight", {3}), mean = values.parameter("mean", {2});
+  EXPECT_EQ(refusal({{weight}, {mean}}), "");
+  EXPECT_TRUE(says(refusal({{values.parameter("weight", {4})}, {mean}}), "'weight' float32 [4] here"));
+  EXPECT_TRUE(says(refusal({{values.parameter("bias", {3})}, {mean}}), "'bias' float32 [3] here"));
+  auto half = weight;
+  half.dtype = DType::float16;
+  EXPECT_TRUE(says(refusal({{half}, {mean}}), "'weight' float16 [3] here"));
+  EXPECT_TRUE(
+      says(refusal({{weight, values.parameter("more", {1})}, {mean}}), "2 parameters, but the master has 1"));
+  EXPECT_TRUE(says(refusal({{weight}, {}}), "0 buffers, but the master has 1"));
+  EXPECT_TRUE(says(refusal({{weight}, {values.parameter("mean", {5})}}), "'mean' float32 [5] here"));
+}
+
+TEST_F(ModelTest, BuffersComeBackAsTheyWere) {
+  std::array<std::int64_t, 1> count{9};
+  std::array<float, 6> strided{1, 0, 2, 0, 3, 0};
+  auto counter = Values::tensor("count", reinterpret_cast<float*>(count.data()), {});
+  counter.dtype = DType::int64;
+  Stored stored(
+      {{values.parameter("weight", {3})}, {counter, Values::tensor("mean", strided.data(), {3}, {2})}});
+  count[0] = 0;
+  strided = {-1, -1, -1, -1, -1, -1};
+  load_buffers(stored.model.buffers, stored.manifest, stored.session.buffers(0, 0));
+  EXPECT_EQ(count[0], 9);
+  EXPECT_EQ(strided, (std::array<float, 6>{1, -1, 2, -1, 3, -1}));
+}
+
+}  // namespace
+}  // namespace accelmgr::replica

@@ -1,0 +1,204 @@
+#include "engine/runner/gradients.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "accelmgr/errors.hpp"
+#include "elements.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::runner {
+namespace {
+
+constexpr std::size_t first = 300, second = 5;  // Elements. The first tensor ends within a cache line.
+
+class GradientsTest : public testing::Test {
+ protected:
+  static session::Manifest make_manifest() {
+    session::Manifest manifest;
+    manifest.tensors.push_back({.name = "first", .aliases = {}, .shape = {first}, .count = first});
+    manifest.tensors.push_back({.name = "second", .aliases = {}, .shape = {second}, .count = second});
+    return manifest;
+  }
+  session::Session make_session() {
+    session::Extent extent{.ranks = 1, .bytes = manifest.place_tensors()};
+    extent.tensors = manifest.tensors.size();
+    extent.manifest_bytes = session::manifest_bytes(manifest);
+    return session::Session::create(extent, extent.ranks, 1);
+  }
+  std::vector<float> slab(std::size_t index) const {
+    const auto& entry = manifest.tensors[index];
+    const auto* begin = reinterpret_cast<const float*>(session.slab(0) + entry.slab);
+    return {begin, begin + entry.count};
+  }
+  std::uint64_t tag(std::size_t index) const { return session.tags(0)[index].load(); }
+
+  session::Manifest manifest = make_manifest();
+  session::Session session = make_session();
+  Gradients gradients{{session, 0}, manifest};
+};
+
+TEST_F(GradientsTest, TheFirstOfAnAttemptIsCopiedAndLaterOnesAreAdded) {
+  const std::vector<float> ones(first, 1), twos(first, 2);
+  gradients.begin(1);
+  gradients.capture(0, ones.data());
+  EXPECT_EQ(slab(0), ones);
+  gradients.capture(0, ones.data());
+  EXPECT_EQ(slab(0), twos);
+  gradients.begin(2);
+  gradients.capture(0, ones.data());
+  EXPECT_EQ(slab(0), ones) << "what an earlier attempt left is overwritten";
+  EXPECT_EQ(tag(0), 2u);
+  EXPECT_NE(tag(1), 2u) << "the second parameter was not used";
+}
+
+TEST_F(GradientsTest, NothingIsKeptOfTheMemoryThatWasHandedOver) {
+  std::vector<float> gradient(second, 3);
+  gradients.begin(1);
+  gradients.capture(1, gradient.data());
+  std::ranges::fill(gradient, 4.0F);
+  EXPECT_EQ(slab(1), std::vector<float>(second, 3));
+}
+
+TEST_F(GradientsTest, WhatIsNotFiniteIsNamedOnceInTheOrderInWhichItCame) {
+  std::vector<float> one(first, 1), other(second, 1);
+  one[first - 1] = std::numeric_limits<float>::infinity();
+  other[0] = std::numeric_limits<float>::quiet_NaN();
+  gradients.begin(1);
+  gradients.capture(1, other.data());
+  gradients.capture(0, one.data());
+  gradients.capture(1, other.data());
+  EXPECT_EQ(gradients.nonfinite(), (std::vector<std::string>{"second", "first"}));
+  gradients.begin(2);
+  EXPECT_EQ(gradients.nonfinite(), std::vector<std::string>{});
+}
+
+TEST_F(GradientsTest, AParameterThatThereIsNotIsRefused) {
+  const std::vector<float> gradient(second, 1);
+  gradients.begin(1);
+  EXPECT_THROW(gradients.capture(2, gradient.data()), ModelError);
+}
+
+TEST_F(GradientsTest, WhatADeviceWroteToItsPlaceCountsAsCaptured) {
+  const std::vector<float> ones(first, 1);
+  ASSERT_GE(gradients.place_of(0), gradients.slab().data());
+  ASSERT_LE(gradients.place_of(1) + second * sizeof(float),
+            gradients.slab().data() + gradients.slab().size());
+  gradients.begin(1);
+  std::memcpy(gradients.place_of(0), ones.data(), first * sizeof(float));
+  gradients.arrived(0);
+  EXPECT_EQ(slab(0), ones);
+  EXPECT_EQ(tag(0), 1u);
+  EXPECT_NE(tag(1), 1u);
+  EXPECT_EQ(gradients.nonfinite(), std::vector<std::string>{});
+}
+
+TEST_F(GradientsTest, WhatArrivesAndIsNotFiniteIsNamed) {
+  std::vector<float> gradient(second, 1);
+  gradient[second - 1] = std::numeric_limits<float>::quiet_NaN();
+  gradients.begin(1);
+  std::memcpy(gradients.place_of(1), gradient.data(), second * sizeof(float));
+  gradients.arrived(1);
+  EXPECT_EQ(gradients.nonfinite(), std::vector<std::string>{"second"});
+}
+
+TEST_F(GradientsTest, AGradientArrivesOnceInAnAttempt) {
+  gradients.begin(1);
+  gradients.arrived(1);
+  EXPECT_THROW(gradients.arrived(1), ModelError);
+  EXPECT_THROW(gradients.arrived(2), ModelError) << "there is no such parameter";
+  gradients.begin(2);
+  gradients.arrived(1);
+  EXPECT_EQ(tag(1), 2u);
+}
+
+TEST_F(GradientsTest, ADeviceWritesIntoNoSlabOfAnotherDtype) {
+  manifest.set_precision({.bf16_slabs = true});
+  auto narrow = make_session();
+  EXPECT_TRUE(Gradients({narrow, 0}, manifest).slab().empty());
+}
+
+/// A session with parameters of all dtypes.
+class MixedGradientsTest : public GradientsTest {
+ protected:
+  MixedGradientsTest() {
+    manifest = test::mixed_manifest({300, 5000, 17});
+    session = make_session();
+  }
+  Gradients mixed() { return {{session, 0}, manifest}; }
+  test::Elements in_slab(std::size_t index) {
+    const auto& entry = manifest.tensors[index];
+    return {session.slab(0) + entry.slab, entry.types.slab, entry.elements()};
+  }
+};
+
+TEST_F(MixedGradientsTest, AreCopiedAndAddedInTheirDtype) {
+  auto all = mixed();
+  all.begin(1);
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& entry = manifest.tensors[i];
+    if (entry.group == session::Group::frozen) continue;
+    std::vector<std::byte> gradient(entry.slab_bytes());
+    const test::Elements elements(gradient.data(), entry.types.gradient, entry.elements());
+    elements.fill(3);
+    all.capture(i, gradient.data());
+    elements.fill(4);
+    all.capture(i, gradient.data());
+    EXPECT_EQ(in_slab(i).numbers(), std::vector<double>(entry.elements(), 7)) << i;
+  }
+  EXPECT_FALSE(all.slab().empty());
+  EXPECT_EQ(all.nonfinite(), std::vector<std::string>{});
+}
+
+TEST_F(MixedGradientsTest, OfWhatCannotBeTrainedAreRefused) {
+  const std::vector<std::byte> gradient(manifest.tensors[3].bytes());
+  EXPECT_EQ(test::message_of<ModelError>([&] { mixed().capture(3, gradient.data()); }),
+            "a gradient was passed for parameter 'p3', which is int8 and cannot be trained");
+}
+
+TEST_F(MixedGradientsTest, OfWhatIsFrozenAreRefused) {
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& entry = manifest.tensors[i];
+    if (entry.group != session::Group::frozen || !entry.has_room()) continue;
+    const std::vector<std::byte> gradient(entry.slab_bytes());
+    const auto message = test::message_of<ModelError>([&] { mixed().capture(i, gradient.data()); });
+    EXPECT_NE(message.find("the parameter is frozen"), std::string::npos) << message;
+    return;
+  }
+  FAIL() << "there is no such parameter";
+}
+
+TEST_F(MixedGradientsTest, AreOfTheParametersThatAreTrainedNow) {
+  EXPECT_TRUE(mixed().is_trained(0));
+  EXPECT_FALSE(mixed().is_trained(test::to_unfreeze));
+  session.unfrozen()[test::to_unfreeze].store(1);
+  EXPECT_TRUE(mixed().is_trained(test::to_unfreeze));
+}
+
+// A shard may begin and end within tensors, and what is not finite is named.
+TEST_F(MixedGradientsTest, OfAShardComeToTheirPlaces) {
+  auto all = mixed();
+  const session::ShardPlan plan(manifest);
+  std::vector<std::byte> sums(plan.bytes());
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+    if (const auto& entry = manifest.tensors[i]; entry.has_room())
+      test::Elements(&sums[plan.place(i)], entry.types.gradient, entry.elements()).fill(double(i) + 1);
+  test::Elements(&sums[plan.place(7)], session::Element::f64, 1).set(0, HUGE_VAL);
+  all.begin(1);
+  for (std::uint64_t at = 0; at < sums.size(); at += 192)
+    all.shard({at, std::min<std::uint64_t>(at + 192, sums.size())}, &sums[at]);
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
+    if (const auto& entry = manifest.tensors[i]; entry.has_room()) {
+      EXPECT_EQ(in_slab(i)[entry.elements() - 1], double(i) + 1) << i;
+    }
+  EXPECT_EQ(all.nonfinite(), std::vector<std::string>{"p7"});
+  EXPECT_THROW(all.shard({64, sums.size() + 64}, sums.data()), ModelError);
+}
+
+}  // namespace
+}  // namespace accelmgr::runner

@@ -1,0 +1,217 @@
+// Tests of one runner process. The test plays its manager, its host and the other rank.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/ipc/process.hpp"
+#include "base/ipc/socket.hpp"
+#include "base/ipc/wait_ready.hpp"
+#include "engine/replica/model.hpp"
+#include "engine/replica/replica.hpp"
+#include "engine/runner/process.hpp"
+#include "engine/session/attempt.hpp"
+#include "engine/session/batch_queue.hpp"
+
+namespace accelmgr::runner {
+namespace {
+
+constexpr std::size_t width = 4;
+constexpr std::uint64_t batches = 2;
+constexpr session::RankMask both = 3;
+
+base::Deadline soon() { return base::Deadline::in_seconds(60); }
+
+/// Multiplies a weight with the batch, so its gradient is the batch.
+class Product final : public replica::Replica {
+ public:
+  /// What a model does until its result is not wanted any more, like a device that hangs.
+  enum class Waits { never, once, always };
+  explicit Product(Waits waits = Waits::never) : waits_(waits) {}
+  replica::Description describe() override {
+    return {{{.name = "weight",
+              .dtype = DType::float32,
+              .shape = {width},
+              .strides = {1},
+              .data = reinterpret_cast<std::byte*>(initial_.data()),
+              .identity = 1}},
+            {}};
+  }
+  void bind(const session::Manifest&, std::span<const replica::Place> places, replica::Sink& sink) override {
+    weight_ = reinterpret_cast<const float*>(places[0].data);
+    sink_ = &sink;
+  }
+  void seed(std::uint64_t) override {}
+  void begin_attempt() override { loss_ = runs_ = last_ = 0; }
+  void load_parameters() override { ++loads_; }
+  void run(std::span<const replica::Field> batch, double divisor) override {
+    const auto* input = reinterpret_cast<const float*>(batch[0].data);
+    std::array<float, width> gradient{};
+    ++runs_;
+    if (sink_->last_micro_batch()) last_ = runs_;
+    for (std::size_t i = 0; i < width; ++i) {
+      loss_ += double(weight_[i] * input[i]) / divisor;
+      gradient[i] = static_cast<float>(input[i] / divisor);
+    }
+    sink_->backward_begins();
+    sink_->capture(0, gradient.data());
+  }
+  replica::Totals collect() override {
+    while (waits_ != Waits::never && sink_->wanted()) sched_yield();
+    if (waits_ == Waits::once) {
+      waits_ = Waits::never;
+      return {};
+    }
+    return {loss_, {{loads_ > 1 ? "last, of parameters that were loaded again" : "last", last_}}};
+  }
+  void save(const replica::State&) override {}
+  void load(const replica::ConstState&) override {}
+
+ private:
+  std::array<float, width> initial_{1, 1, 1, 1};
+  const float* weight_ = nullptr;
+  replica::Sink* sink_ = nullptr;
+  double loss_ = 0;
+  double runs_ = 0, last_ = 0;  ///< Micro-batches, and which of them was said to be the last.
+  int loads_ = 0;
+  Waits waits_;
+};
+
+/// Rank 0 of two, which computes on batches of ones.
+class RunnerTest : public testing::Test {
+ protected:
+  explicit RunnerTest(Product::Waits waits = Product::Waits::never) {
+    replica::register_factory(
+        "product", [waits](const Config&, replica::Role) { return std::make_unique<Product>(waits); });
+    config_.model.kind = "product";
+    config_.nprocs = 2;
+    config_.runners.threads = 1;
+    auto [ours, theirs] = ipc::socket_pair();
+    lifeline_ = std::move(ours);
+    child_ = ipc::fork_self([this, &theirs = theirs] {
+      lifeline_.reset();
+      ipc::SpawnRequest request{.rank = 0, .generation = 1, .fds = {}};
+      for (const int fd : session_.fds()) request.fds.push_back(base::duplicate(fd));
+      request.fds.push_back(std::move(theirs));
+      _exit(run(config_, std::move(request)));
+    });
+    EXPECT_NE(ipc::wait_ready(lifeline_.get(), POLLIN, soon()), 0) << "it is not ready";
+  }
+  ~RunnerTest() override {
+    ipc::send_signal(child_.pidfd.get(), SIGKILL);
+    EXPECT_TRUE(ipc::wait_ended(child_.pidfd.get(), soon()));
+    ipc::take_exit_status(child_.pidfd.get());
+  }
+
+  session::Session make_session() {
+    Product model;
+    const auto tensors = replica::tensors_of(model.describe());
+    auto manifest = tensors.manifest;
+    manifest.fields = {{.name = "input", .shape = {width}, .element_bytes = width * sizeof(float)}};
+    session::Extent extent{.ranks = 2, .bytes = manifest.place_tensors()};
+    extent.tensors = manifest.tensors.size();
+    extent.buffer_bytes = manifest.place_buffers();
+    extent.slots = batches;
+    extent.slot_bytes = manifest.place_fields(1);
+    extent.batch_size = 1;
+    extent.manifest_bytes = session::manifest_bytes(manifest);
+    auto session = session::Session::create(extent, extent.ranks, 1);
+    session::write_manifest(manifest, session.manifest());
+    replica::store_initial(tensors, session, manifest);
+    session.control().team.store(both);
+    session::BatchQueueWriter queue(session, 0);
+    for (std::uint64_t i = 0; i < batches; ++i) {
+      std::fill_n(reinterpret_cast<float*>(queue.claim()), width, 1.0F);
+      queue.publish(1);
+    }
+    session.publish();
+    return session;
+  }
+
+  std::array<float, width> slab() const {
+    std::array<float, width> values{};
+    std::memcpy(values.data(), session_.slab(0), sizeof values);
+    return values;
+  }
+
+  Config config_;
+  session::Session session_ = make_session();
+  base::UniqueFd lifeline_;
+  ipc::Child child_;
+};
+
+// The other rank's vote may still commit the attempt, which then needs this slab.
+TEST_F(RunnerTest, ThatHasVotedLeavesItsSlabAsItIsWhenItsManagerIsGone) {
+  const auto attempt = session::open_attempt(
+      session_, {.participants = both, .shares = session::even_shares(1), .batch_size = 1});
+  for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
+  ASSERT_EQ(session_.word().mask, 1u);
+  const auto voted = slab();
+  EXPECT_EQ(voted, (std::array<float, width>{0.5, 0.5, 0.5, 0.5}));
+  lifeline_.reset();
+  EXPECT_TRUE(ipc::wait_ended(child_.pidfd.get(), soon())) << "it does not end";
+  EXPECT_EQ(slab(), voted);
+  EXPECT_EQ(session_.word().attempt, attempt);
+  EXPECT_EQ(session_.word().mask, 1u);
+}
+
+TEST_F(RunnerTest, SaysWhichMicroBatchIsTheLast) {
+  session::open_attempt(session_, {.participants = both, .shares = session::even_shares(2), .batch_size = 1});
+  for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
+  ASSERT_EQ(session_.word().mask, 1u);
+  const auto& ballot = session_.record(0).ballot;
+  ASSERT_EQ(ballot.scalars, 1u);
+  EXPECT_EQ(ballot.scalar[0].sum, 2);
+}
+
+TEST_F(RunnerTest, ComputesItsShareAndDividesByTheMicroBatchesOfAll) {
+  session::open_attempt(session_, {.participants = both, .shares = {{1, 4, 100}}, .batch_size = 1});
+  for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
+  ASSERT_EQ(session_.word().mask, 1u);
+  EXPECT_EQ(session_.record(0).ballot.micro_batches, 1u);
+  EXPECT_EQ(slab(), (std::array<float, width>{0.2F, 0.2F, 0.2F, 0.2F}));
+}
+
+class BusyRunnerTest : public RunnerTest {
+ protected:
+  BusyRunnerTest() : RunnerTest(Product::Waits::always) {}
+};
+
+// The slab lacks this rank's gradient. If the rank voted, the attempt could be committed without it.
+TEST_F(BusyRunnerTest, ThatLeftWhatItComputedWhenItsManagerIsGoneVotesForNothing) {
+  session::open_attempt(session_, {.participants = both, .shares = session::even_shares(1), .batch_size = 1});
+  const auto& phase = session_.record(0).phase;
+  for (const auto deadline = soon(); phase != session::Phase::backward && !deadline.passed();) sched_yield();
+  lifeline_.reset();
+  EXPECT_TRUE(ipc::wait_ended(child_.pidfd.get(), soon())) << "it does not end";
+  EXPECT_EQ(session_.word().mask, 0u);
+}
+
+class LeavingRunnerTest : public RunnerTest {
+ protected:
+  LeavingRunnerTest() : RunnerTest(Product::Waits::once) {}
+};
+
+// A team of devices may have left the upload in the middle, together with the attempt.
+TEST_F(LeavingRunnerTest, LoadsTheParametersAgainAfterAnAttemptThatItLeft) {
+  const session::Request request{.participants = both, .shares = session::even_shares(1), .batch_size = 1};
+  const auto left = session::open_attempt(session_, request);
+  const auto& record = session_.record(0);
+  for (const auto deadline = soon(); record.phase != session::Phase::backward && !deadline.passed();)
+    sched_yield();
+  ASSERT_TRUE(session::abort_attempt(session_, left, 1));
+  for (const auto deadline = soon(); record.acknowledged_attempt != left && !deadline.passed();)
+    sched_yield();
+  ASSERT_TRUE(session::close_if_over(session_, left));
+  session::open_attempt(session_, request);
+  for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
+  ASSERT_EQ(session_.word().mask, 1u);
+  EXPECT_STREQ(record.ballot.scalar[0].name, "last, of parameters that were loaded again");
+}
+
+}  // namespace
+}  // namespace accelmgr::runner

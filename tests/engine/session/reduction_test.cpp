@@ -1,0 +1,276 @@
+#include "engine/session/reduction.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <tuple>
+
+#include "reduction_reference.hpp"
+
+namespace accelmgr::session {
+namespace {
+
+struct Model {
+  const char* name;
+  SmallSession (*make)(int ranks);
+};
+// The slices cut through tensors and chunks.
+const Model models[]{
+    {"Float32",
+     [](int ranks) {
+       return small_session(ranks, {3000, 17, 5000});
+     }},
+    {"Mixed",
+     [](int ranks) {
+       return mixed_session(ranks, {3000, 17, 1500});
+     }},
+    {"MixedOfOtherPrecision",
+     [](int ranks) {
+       return mixed_session(ranks, {17, 3000, 700}, {.bf16_slabs = true, .float32_gradients = true});
+     }},
+};
+
+// A committed attempt of `ranks` ranks over one of the models.
+class ReductionTest : public testing::TestWithParam<std::tuple<int, Model>> {
+ protected:
+  ReductionTest() : reduction_(small_.session, small_.manifest) {
+    for (int rank = 0; rank < ranks(); ++rank)
+      for (std::size_t t = 0; t < tensors().size(); ++t)
+        for (std::uint64_t i = 0; i < tensors()[t].elements() && tensors()[t].has_room(); ++i)
+          in_slab(session(), rank, tensors()[t]).set(i, value(rank, t, i));
+    fill(3);
+  }
+
+  static int ranks() { return std::get<0>(GetParam()); }
+  Session& session() { return small_.session; }
+  const std::vector<TensorEntry>& tensors() const { return small_.manifest.tensors; }
+  /// Slabs have these exactly, with any element type. Their sums are rounded to a master of 16 bits.
+  static double value(int rank, std::size_t tensor, std::uint64_t i) {
+    return (rank + 1) * 10 + double(tensor) + double(i % 64);
+  }
+
+  std::uint64_t commit(bool accumulate, bool mean_buffers = false) {
+    return commit(Request{.participants = all_ranks(ranks()),
+                          .accumulate = accumulate,
+                          .shares = even_shares(1),
+                          .batch_size = 4,
+                          .by_samples = 0,
+                          .mean_buffers = mean_buffers,
+                          .parameter_version = 0});
+  }
+
+  std::uint64_t commit(const Request& request, bool nonfinite = false) {
+    const auto attempt = open_attempt(session(), request);
+    for (int rank = 0; rank < ranks(); ++rank) {
+      for (auto& tag : session().tags(rank)) tag.store(attempt);
+      reduction_.reset_cursor(rank, attempt);
+      auto& ballot = session().record(rank).ballot;
+      ballot.loss = 1.0;
+      ballot.samples = 4;
+      ballot.micro_batches = 1;
+      ballot.nonfinite = nonfinite && rank == ranks() - 1;
+      cast_vote({session(), rank}, attempt);
+    }
+    return attempt;
+  }
+
+  void finish_all(std::uint64_t attempt) {
+    for (int rank = 0; rank < ranks(); ++rank) {
+      EXPECT_FALSE(close_if_over(session(), attempt)) << "closed before slice " << rank << " was finished";
+      reduction_.finish_slice(rank, attempt);
+    }
+    EXPECT_TRUE(close_if_over(session(), attempt));
+  }
+
+  /// What the attempt makes of the master. `present_in_first` are the ranks that have the first tensor.
+  Numbers expected(Numbers master, bool accumulate, double scale = 1,
+                   RankMask present_in_first = ~RankMask{0}) {
+    for (std::size_t t = 0; t < master.size(); ++t) {
+      if (!has_gradient(session(), small_.manifest, t)) continue;
+      for (std::uint64_t i = 0; i < master[t].size(); ++i) {
+        std::vector<double> slabs;
+        for (int rank = 0; rank < ranks(); ++rank)
+          if (t != 0 || (present_in_first >> rank & 1) != 0)
+            slabs.push_back(i < tensors()[t].elements() ? value(rank, t, i) : 0);
+        master[t][i] = reduced(tensors()[t].types, slabs, scale, accumulate, master[t][i]);
+      }
+    }
+    return master;
+  }
+
+  Numbers master() { return numbers_in(session().gradients(), small_.manifest); }
+  void fill(double number) {
+    for (const auto& tensor : tensors()) in_master(session().gradients(), tensor).fill(number);
+  }
+
+  SmallSession small_ = std::get<1>(GetParam()).make(ranks());
+  Reduction reduction_;
+};
+
+TEST_P(ReductionTest, OverwritesWithTheSumAndZeroesTheGaps) {
+  const auto before = master();
+  finish_all(commit(false));
+  EXPECT_EQ(master(), expected(before, false));
+}
+
+TEST_P(ReductionTest, AccumulatesOntoWhatIsThere) {
+  const auto before = master();
+  finish_all(commit(false));
+  finish_all(commit(true));
+  EXPECT_EQ(master(), expected(expected(before, false), true));
+}
+
+TEST_P(ReductionTest, ATensorOfAnotherAttemptCountsAsZero) {
+  const auto before = master();
+  const auto attempt = commit(false);
+  session().tags(0)[0].store(attempt - 1);
+  finish_all(attempt);
+  EXPECT_EQ(master(), expected(before, false, 1, ~RankMask{1}));
+}
+
+TEST_P(ReductionTest, FinishingAFinishedSliceChangesNothing) {
+  const auto attempt = commit(true);
+  reduction_.finish_slice(0, attempt);
+  const auto before = master();
+  reduction_.finish_slice(0, attempt);
+  EXPECT_EQ(master(), before);
+}
+
+// For every chunk: rebuilds what a process leaves that is killed while it reduces it, when a part of the
+// chunk is already reduced.
+TEST_P(ReductionTest, ATakenOverSliceIsReducedExactlyOnceFromEveryChunk) {
+  const auto chunks = chunks_of(session(), small_.manifest);
+  const auto before = master();
+  const auto once = expected(before, true);
+  std::vector<std::byte> after(session().header().bytes.gradient_room);
+  put_numbers(after.data(), small_.manifest, once);
+  const auto reduce = [&](std::uint64_t first, std::uint64_t end) {
+    std::copy_n(&after[first], end - first, session().gradients() + first);
+  };
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const auto part = slice(chunks.size(), rank, ranks());
+    for (auto k = part.begin; k < part.end; ++k) {
+      put_numbers(session().gradients(), small_.manifest, before);
+      const auto attempt = commit(true);
+      for (auto done = part.begin; done < k; ++done) reduce(chunks[done].first, chunks[done].end);
+      std::copy_n(session().gradients() + chunks[k].first, chunks[k].count(), session().undo(rank));
+      reduce(chunks[k].first, std::min(chunks[k].first + 1200, chunks[k].end));
+      session().record(rank).cursor.store(encode(Cursor{attempt, k - part.begin, true}));
+      finish_all(attempt);
+      ASSERT_EQ(master(), once) << "chunk " << k;
+    }
+  }
+}
+
+TEST_P(ReductionTest, ClosingPublishesCountersAndBuffers) {
+  const auto attempt = commit(false, true);
+  const auto other = session().word().index ^ 1;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const float running[2] = {float(rank), 2.0f};
+    const std::int64_t batches = 5 + rank;
+    std::memcpy(session().buffers(other, rank) + small_.manifest.buffers[0].offset, running, 8);
+    std::memcpy(session().buffers(other, rank) + small_.manifest.buffers[1].offset, &batches, 8);
+  }
+  finish_all(attempt);
+  const auto index = session().word().index;
+  EXPECT_EQ(index, other);
+  EXPECT_EQ(session().counters(index).steps, 1u);
+  EXPECT_EQ(session().counters(index).samples, 4u * std::uint64_t(ranks()));
+  float running[2];
+  std::int64_t batches = 0;
+  std::memcpy(running, session().result_buffers(index) + small_.manifest.buffers[0].offset, 8);
+  std::memcpy(&batches, session().result_buffers(index) + small_.manifest.buffers[1].offset, 8);
+  EXPECT_FLOAT_EQ(running[0], float(ranks() - 1) / 2) << "floating point buffers are averaged";
+  EXPECT_EQ(batches, 5) << "others are those of the first rank";
+}
+
+TEST_P(ReductionTest, TakesTheLossScaleOutOfTheGradients) {
+  const auto before = master();
+  for (const bool accumulate : {false, true})
+    finish_all(commit({.participants = all_ranks(ranks()),
+                       .accumulate = accumulate,
+                       .shares = even_shares(1),
+                       .batch_size = 4,
+                       .loss_scale = accumulate ? 0x1p-3 : 0x1p16}));
+  EXPECT_EQ(master(), expected(expected(before, false, 0x1p-16), true, 0x1p3));
+}
+
+TEST_P(ReductionTest, TheNextLossScaleIsThatOfTheLastStepWithFiniteValues) {
+  const auto next = [&](std::uint64_t good_steps) {
+    return Request{.participants = all_ranks(ranks()),
+                   .shares = even_shares(1),
+                   .batch_size = 4,
+                   .next_loss_scale = {0x1p10, good_steps}};
+  };
+  const auto good_steps = [&] { return session().counters(session().word().index).loss_scale.good_steps; };
+  finish_all(commit(next(3)));
+  EXPECT_EQ(session().counters(session().word().index).loss_scale.scale, 0x1p10);
+  EXPECT_EQ(good_steps(), 3u);
+  finish_all(commit(next(4), /*nonfinite=*/true));
+  EXPECT_EQ(good_steps(), 3u);
+  auto skip = next(5);
+  skip.skip = 1;
+  finish_all(commit(skip));
+  EXPECT_EQ(good_steps(), 3u);
+  finish_all(commit(next(6)));
+  EXPECT_EQ(good_steps(), 6u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest,
+                         testing::Combine(testing::Values(1, 2, 3, 5), testing::ValuesIn(models)),
+                         [](const auto& info) {
+                           return std::get<1>(info.param).name + std::to_string(std::get<0>(info.param));
+                         });
+
+TEST(Mean, AFullStepIsNotScaled) {
+  const Request request{.participants = 0b11,
+                        .accumulate = 0,
+                        .shares = even_shares(3),
+                        .batch_size = 4,
+                        .by_samples = 0,
+                        .mean_buffers = 0,
+                        .parameter_version = 0};
+  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 24, .micro_batches = 6, .nonfinite = false}), 1.0);
+}
+
+TEST(Mean, AShortStepIsDividedByWhatTookPart) {
+  Request request{.participants = 0b11,
+                  .accumulate = 0,
+                  .shares = even_shares(3),
+                  .batch_size = 4,
+                  .by_samples = 0,
+                  .mean_buffers = 0,
+                  .parameter_version = 0};
+  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 10, .micro_batches = 3, .nonfinite = false}), 2.0);
+  request.by_samples = 1;
+  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 12, .micro_batches = 3, .nonfinite = false}), 2.0);
+}
+
+TEST(Mean, OfUnequalSharesIsOverTheMicroBatchesOfTheParticipantsAlone) {
+  Request request{.participants = 0b101,
+                  .accumulate = 0,
+                  .shares = {{1, 9, 3}},
+                  .batch_size = 4,
+                  .by_samples = 0,
+                  .mean_buffers = 0,
+                  .parameter_version = 0};
+  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 16, .micro_batches = 4, .nonfinite = false}), 1.0);
+  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 5, .micro_batches = 2, .nonfinite = false}), 2.0);
+  request.by_samples = 1;
+  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 5, .micro_batches = 2, .nonfinite = false}), 3.2);
+}
+
+TEST(Mean, SlicesCoverEveryChunkOnce) {
+  for (std::uint64_t chunks : {0u, 1u, 2u, 7u, 100u})
+    for (int n : {1, 2, 3, 24}) {
+      std::uint64_t at = 0;
+      for (int p = 0; p < n; ++p) {
+        EXPECT_EQ(slice(chunks, p, n).begin, at);
+        at = slice(chunks, p, n).end;
+      }
+      EXPECT_EQ(at, chunks);
+    }
+}
+
+}  // namespace
+}  // namespace accelmgr::session

@@ -1,0 +1,66 @@
+// Small sessions for the tests of this floor.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "engine/session/manifest.hpp"
+#include "engine/session/session.hpp"
+
+namespace accelmgr::session {
+
+struct SmallSession {
+  Manifest manifest;
+  Session session;
+};
+
+/// A session with that manifest; sets the manifest's places. A slot holds a batch of 64 elements and has at
+/// least `slot_bytes`.
+inline Session session_of(Manifest& manifest, int ranks, std::uint64_t slots = 2,
+                          std::uint64_t slot_bytes = 64) {
+  Extent extent{.ranks = ranks, .bytes = manifest.place_tensors()};
+  extent.tensors = manifest.tensors.size();
+  extent.buffer_bytes = manifest.place_buffers();
+  extent.slots = slots;
+  extent.batch_size = 64;
+  extent.slot_bytes = std::max(slot_bytes, manifest.place_fields(extent.batch_size));
+  extent.manifest_bytes = manifest_bytes(manifest);
+  auto session = Session::create(extent, extent.ranks, 1);
+  write_manifest(manifest, session.manifest());
+  session.publish();
+  return session;
+}
+
+/// A session with one float32 tensor for each of `counts`, and queues of `slots` slots of `slot_bytes`.
+inline SmallSession small_session(int ranks, const std::vector<std::uint64_t>& counts,
+                                  std::uint64_t slots = 2, std::uint64_t slot_bytes = 64) {
+  Manifest manifest;
+  for (std::size_t i = 0; i < counts.size(); ++i)
+    manifest.tensors.push_back({.name = "w" + std::to_string(i),
+                                .aliases = {},
+                                .shape = {static_cast<std::int64_t>(counts[i])},
+                                .count = counts[i],
+                                .group = Group::decay});
+  manifest.buffers.push_back(
+      {.name = "running", .shape = {2}, .dtype = DType::float32, .offset = 0, .bytes = 8});
+  manifest.buffers.push_back(
+      {.name = "batches", .shape = {}, .dtype = DType::int64, .offset = 0, .bytes = 8});
+  auto session = session_of(manifest, ranks, slots, slot_bytes);
+  return {std::move(manifest), std::move(session)};
+}
+
+/// The address of the session's memory in this process.
+inline std::byte* memory_of(Session& s) {
+  return reinterpret_cast<std::byte*>(&s.control()) - s.header().control;
+}
+
+// Of a session whose tensors are float32.
+inline std::span<float> gradients_of(Session& s) {
+  return {reinterpret_cast<float*>(s.gradients()), s.header().bytes.gradients / sizeof(float)};
+}
+inline std::span<float> slab_of(Session& s, int rank) {
+  return {reinterpret_cast<float*>(s.slab(rank)), s.header().bytes.slab / sizeof(float)};
+}
+
+}  // namespace accelmgr::session

@@ -1,0 +1,163 @@
+// Tests of the plan of shards: what a team holds, every byte exactly once.
+#include "engine/session/shards.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+namespace accelmgr::session {
+namespace {
+
+/// Random tensors of all groups and many dtypes, some of them larger than a bucket.
+Manifest random_manifest(std::mt19937_64& random) {
+  constexpr DType dtypes[]{DType::float32, DType::bfloat16,  DType::float16,
+                           DType::float64, DType::complex64, DType::int8};
+  Manifest manifest;
+  const auto kinds = 1 + random() % std::size(dtypes);
+  for (std::uint64_t tensors = 1 + random() % 12; tensors > 0; --tensors) {
+    const auto count = random() % 8 == 0 ? 8'000'000 + random() % 100 : 1 + random() % 400'000;
+    const auto dtype = dtypes[random() % kinds];
+    manifest.tensors.push_back(
+        {.name = "w" + std::to_string(tensors),
+         .aliases = {},
+         .shape = {static_cast<std::int64_t>(count)},
+         .dtype = dtype,
+         .count = count,
+         .group = element_of(dtype) ? static_cast<Group>(random() % 3) : Group::frozen});
+  }
+  manifest.set_precision({.bf16_runners = random() % 3 == 0,
+                          .bf16_slabs = random() % 2 == 0,
+                          .float32_gradients = random() % 2 == 0});
+  manifest.place_tensors();
+  return manifest;
+}
+
+TEST(ShardPlan, HasEveryByteOnceAndNoGradientOfWhatCannotBeTrained) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto manifest = random_manifest(random);
+    for (const auto of : {ShardPlan::Of::gradients, ShardPlan::Of::parameters}) {
+      const ShardPlan plan(manifest, of);
+      std::vector<int> seen(manifest.tensors.size());
+      for (std::size_t b = 0; b < plan.buckets().size(); ++b)
+        for (const auto i : plan.tensors(b)) {
+          const auto& tensor = manifest.tensors[i];
+          ++seen[i];
+          EXPECT_GE(plan.place(i), plan.buckets()[b].first);
+          EXPECT_LE(plan.place(i) + tensor.count * size_of(tensor.runner_dtype), plan.buckets()[b].end);
+        }
+      for (std::size_t i = 0; i < seen.size(); ++i)
+        EXPECT_EQ(seen[i], of == ShardPlan::Of::parameters || manifest.tensors[i].has_room()) << seed;
+      std::vector<Bytes> sorted(plan.buckets().begin(), plan.buckets().end());
+      std::ranges::sort(sorted, {}, &Bytes::first);
+      for (std::size_t b = 1; b < sorted.size(); ++b) EXPECT_GE(sorted[b].first, sorted[b - 1].end) << seed;
+      if (!sorted.empty()) {
+        EXPECT_LE(sorted.back().end, plan.bytes());
+      }
+    }
+  }
+}
+
+TEST(ShardPlan, HasOneDtypeInABucketAndEachFrozenParameterInItsOwn) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto manifest = random_manifest(random);
+    const ShardPlan plan(manifest);
+    for (std::size_t b = 0; b < plan.buckets().size(); ++b) {
+      const auto& first = manifest.tensors[plan.tensors(b).front()];
+      if (first.group == Group::frozen) {
+        EXPECT_EQ(plan.tensors(b).size(), 1u) << seed;
+      }
+      for (const auto i : plan.tensors(b)) {
+        EXPECT_EQ(manifest.tensors[i].runner_dtype, first.runner_dtype) << seed;
+        EXPECT_EQ(manifest.tensors[i].group, first.group) << seed;
+      }
+    }
+  }
+}
+
+TEST(ShardPlan, CutsEachBucketIntoShardsOfWholeCacheLines) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto manifest = random_manifest(random);
+    const ShardPlan plan(manifest);
+    const int size = 1 + int(random() % max_ranks);
+    for (const auto& bucket : plan.buckets()) {
+      const auto each = plan.shard_bytes(bucket, size);
+      EXPECT_EQ(bucket.first % 64, 0u);
+      EXPECT_EQ(each % 64, 0u);
+      EXPECT_GE(each * std::uint64_t(size), bucket.count());
+      auto at = bucket.first;
+      for (int position = 0; position < size; ++position) {
+        const auto shard = plan.shard(bucket, position, size);
+        EXPECT_EQ(shard.first, at);
+        at = shard.end;
+        if (shard.count() == 0) continue;
+        for (const auto byte : {shard.first, shard.end - 1}) {
+          EXPECT_EQ(plan.holder_of(byte, size).position, position);
+          EXPECT_EQ(plan.holder_of(byte, size).end, shard.end);
+        }
+      }
+      EXPECT_EQ(at, bucket.end);
+    }
+  }
+}
+
+TEST(ShardPlan, NobodyHoldsWhatIsInNoBucket) {
+  Manifest manifest;
+  for (const auto& [dtype, group] : {std::pair{DType::int8, Group::frozen},
+                                     {DType::float32, Group::decay},
+                                     {DType::bfloat16, Group::frozen},
+                                     {DType::int32, Group::frozen}})
+    manifest.tensors.push_back(
+        {.name = "w", .aliases = {}, .shape = {100}, .dtype = dtype, .count = 100, .group = group});
+  manifest.set_precision({});
+  manifest.place_tensors();
+  const ShardPlan plan(manifest);  // 448 bytes of float32, 256 of bfloat16, then what cannot be trained.
+  EXPECT_EQ(plan.holder_of(447, 2).position, 1);
+  EXPECT_EQ(plan.holder_of(448, 2).position, 0);
+  EXPECT_EQ(plan.holder_of(703, 2).position, 1);
+  EXPECT_EQ(plan.holder_of(704, 2).position, -1);
+  EXPECT_EQ(plan.holder_of(1300, 2).position, -1);
+}
+
+// Backward comes to the last parameters first. Biases and norms complete all through backward, so their
+// bucket is the last one.
+TEST(ShardPlan, TravelsInTheOrderOfBackward) {
+  Manifest manifest;
+  for (const auto& [count, group] : {std::pair{300'000u, Group::decay},
+                                     {5u, Group::no_decay},
+                                     {200'000u, Group::decay},
+                                     {300'000u, Group::decay},
+                                     {6u, Group::no_decay}})
+    manifest.tensors.push_back(
+        {.name = "w", .aliases = {}, .shape = {count}, .count = count, .group = group});
+  manifest.place_tensors();
+  const ShardPlan plan(manifest);
+  ASSERT_EQ(plan.buckets().size(), 3u);
+  const auto listed = [&](std::size_t bucket) {
+    return std::vector(plan.tensors(bucket).begin(), plan.tensors(bucket).end());
+  };
+  EXPECT_EQ(listed(0), (std::vector<std::size_t>{3}));
+  EXPECT_EQ(listed(1), (std::vector<std::size_t>{0, 2}));
+  EXPECT_EQ(listed(2), (std::vector<std::size_t>{1, 4}));
+}
+
+// As runners have them: a float32 parameter of runners in bfloat16 lies among those that are bfloat16.
+TEST(ShardPlan, PlacesParametersWithTheDtypesOfRunners) {
+  Manifest manifest;
+  for (const auto dtype : {DType::float32, DType::bfloat16, DType::float64})
+    manifest.tensors.push_back({.name = "w", .aliases = {}, .shape = {100}, .dtype = dtype, .count = 100});
+  manifest.set_precision({.bf16_runners = true});
+  manifest.place_tensors();
+  const ShardPlan plan(manifest);
+  EXPECT_EQ(plan.place(0), 0u);
+  EXPECT_EQ(plan.place(1), 256u);
+  EXPECT_EQ(plan.place(2), 512u);
+  EXPECT_EQ(plan.bytes(), 512u + 104 * 8);
+  EXPECT_EQ(plan.buckets()[0], (Bytes{0, 512}));
+}
+
+}  // namespace
+}  // namespace accelmgr::session

@@ -1,0 +1,142 @@
+#include "engine/support/fake_device_replica.hpp"
+
+#include <stdexcept>
+#include <utility>
+
+#include "engine/replica/model.hpp"
+#include "engine/support/plain_replica.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+std::shared_ptr<FakeCuda> shared_fake() {
+  static std::weak_ptr<FakeCuda> shared;
+  auto fake = shared.lock();
+  if (fake == nullptr) shared = fake = std::make_shared<FakeCuda>(FakeCuda::Execution::threads);
+  return fake;
+}
+
+}  // namespace
+
+/// A micro-batch, copied into memory that this object owns.
+struct FakeDeviceReplica::Batch {
+  explicit Batch(std::span<const replica::Field> batch) : fields(batch.begin(), batch.end()) {
+    for (auto& field : fields) {
+      auto bytes = size_of(field.dtype);
+      for (const auto size : field.shape) bytes *= static_cast<std::size_t>(size);
+      field.data = memory.emplace_back(field.data, field.data + bytes).data();
+    }
+  }
+  std::vector<replica::Field> fields;
+  std::vector<std::vector<std::byte>> memory;
+};
+
+FakeDeviceReplica::~FakeDeviceReplica() {
+  team_member_.reset();  // What it has under way may wait for ranks that are gone.
+  if (copies_) leave();
+}
+
+void FakeDeviceReplica::bind(const session::Manifest& manifest, std::span<const replica::Place> places,
+                             replica::Sink& sink) {
+  if (fake_ == nullptr) fake_ = shared_fake();
+  manifest_ = &manifest;
+  sink_ = &sink;
+  device_.emplace(FakeCuda::runtime(), 0);
+  compute_ = device_->make_stream();
+  const auto targets = allocate_parameters(places);
+  for (const auto& parameter : network_->parameters())
+    sums_.push_back(device_->allocate(parameter.gradient.size()));
+  summed_.resize(sums_.size());
+  upload_.emplace(*device_, manifest, places, targets, sink, compute_.get());
+  copies_.emplace(*device_, manifest, sink, compute_.get(), timeout_s_);
+}
+
+replica::TeamMember* FakeDeviceReplica::team_member() {
+  if (!nccl_) return nullptr;
+  team_member_.emplace(*device_, nccl_(), *copies_, *upload_, *sink_, timeout_s_);
+  return &*team_member_;
+}
+
+/// Binds the parameters of the network to memory of the device.
+std::vector<std::byte*> FakeDeviceReplica::allocate_parameters(std::span<const replica::Place> places) {
+  auto& parameters = network_->parameters();
+  std::vector<std::byte*> targets;
+  std::vector<std::byte*> values;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto bytes = size_of(parameters[i].dtype);
+    const auto& entry = manifest_->tensors[i];
+    targets.push_back(nullptr);
+    if (entry.shares < 0) targets.back() = memory_.emplace_back(device_->allocate(entry.count * bytes)).get();
+    values.push_back(entry.shares < 0
+                         ? targets.back()
+                         : values[static_cast<std::size_t>(entry.shares)] + entry.shared_offset * bytes);
+    parameters[i].bind_values({values.back(), places[i].strides});
+  }
+  return targets;
+}
+
+// A kernel that is left out leaves what it would have written as it was.
+void FakeDeviceReplica::launch(std::function<void()> kernel) {
+  fake_->launch(compute_.get(), [this, kernel = std::move(kernel)] {
+    if (failure_ || network_->cancelled()) return;
+    try {
+      kernel();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  });
+}
+
+void FakeDeviceReplica::leave() {
+  network_->cancel(true);
+  device_->settle(compute_.get());
+  if (!device_->given_up()) network_->cancel(false);
+}
+
+void FakeDeviceReplica::begin_attempt() {
+  leave();
+  totals_ = {};
+  failure_ = nullptr;
+  summed_.assign(summed_.size(), 0);
+  copies_->begin_attempt();
+}
+
+void FakeDeviceReplica::run(std::span<const replica::Field> batch, double divisor) {
+  const auto kept = std::make_shared<const Batch>(batch);
+  launch([this, kept, divisor] { add_to(totals_, network_->forward(kept->fields), divisor); });
+  sink_->backward_begins();
+  launch([this, divisor] { network_->backward(1 / divisor); });
+  const auto& parameters = network_->parameters();
+  for (std::size_t i = parameters.size(); i-- > 0;) {
+    if (!network_->uses(i, batch)) continue;
+    launch_sum(i);
+    copies_->written(i, sums_[i].get());
+  }
+}
+
+/// The first gradient of an attempt is copied, further ones are added, as the session does it for others.
+void FakeDeviceReplica::launch_sum(std::size_t parameter) {
+  const bool add = std::exchange(summed_[parameter], 1) != 0;
+  launch([this, parameter, add] {
+    network_->parameters()[parameter].sum_gradient(sums_[parameter].get(), add);
+  });
+}
+
+replica::Totals FakeDeviceReplica::collect() {
+  const bool done = copies_->finish();
+  if (!done) return {};
+  if (failure_) std::rethrow_exception(failure_);
+  // In a session all memory can be registered.
+  if (!sink_->slab().empty() && fake_->unregistered_copies() > 0)
+    throw std::logic_error("a copy was slow, because its memory is not registered");
+  return totals_;
+}
+
+void FakeDeviceReplica::save(const replica::State& to) { save_network(*network_, *manifest_, to); }
+
+void FakeDeviceReplica::load(const replica::ConstState& from) {
+  leave();
+  load_network(*network_, *manifest_, from);
+}
+
+}  // namespace accelmgr::test

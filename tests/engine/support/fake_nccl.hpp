@@ -1,0 +1,103 @@
+// NCCL behind its table, on the streams of a FakeCuda. The ranks are in this process, on one thread or on
+// several. An operation is executed when it has come to the front of the streams of all ranks, and combines
+// their memory, in an order of ranks that nobody can foresee. Calls return before they are done. It fails on
+// demand, and tells what NCCL would not: mismatches, calls that are not allowed, and what was not given back.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/cuda/nccl.hpp"
+#include "engine/support/fake_cuda.hpp"
+
+namespace accelmgr::test {
+
+/// One process has at most one at a time. The FakeCuda outlives it. A group may have sends and receives of
+/// one communicator, all ranks take part in it, and each pair exchanges at most one message each way.
+class FakeNccl {
+ public:
+  /// When the first operation of a communicator is on its stream.
+  enum class FirstOperation {
+    soon,        ///< After a few polls.
+    when_asked,  ///< When all ranks have made the call, as NCCL connects ranks then.
+  };
+
+  explicit FakeNccl(FakeCuda& cuda, std::uint64_t seed = 0, FirstOperation first = FirstOperation::soon);
+  ~FakeNccl();
+  FakeNccl(const FakeNccl&) = delete;
+  FakeNccl& operator=(const FakeNccl&) = delete;
+
+  /// The table of the fake.
+  static device::Nccl table();
+
+  // Faults. Without them, what happens to a rank is not told to the others: they wait for ever.
+
+  /// Call `nth` (from 1) of the function from now on fails.
+  void fail(const std::string& function, int nth, device::NcclCode code);
+  /// The communicators of that rank report `code` from now on.
+  void fail_asynchronously(int rank, device::NcclCode code);
+  /// From now on the other ranks of an aborted communicator report a remote error.
+  void tell_of_aborts();
+  /// Calls of the function do not return until the fake ends.
+  void hang(const std::string& function);
+
+  // What the test looks at.
+
+  /// What ranks did differently from the first one that made the call.
+  std::vector<std::string> mismatches();
+  /// Calls that NCCL forbids: with a communicator that is busy or gone, of memory that is not the device's, a
+  /// destroy without a finalize, an unfinished group.
+  std::vector<std::string> misuses();
+  /// Communicators that were neither aborted nor destroyed.
+  int live();
+  int calls(const std::string& function);
+
+ private:
+  friend struct FakeNcclFunctions;
+  struct Signature;
+  struct Message;
+  struct Share;
+  struct Operation;
+  struct Clique;
+  struct Communicator;
+
+  device::NcclCode enter(const char* function);
+  Communicator& state_of(device::CommunicatorHandle handle);
+  bool usable(const char* function, Communicator& communicator);
+  device::NcclCode init(device::CommunicatorHandle* handle, int size, const device::NcclId& id, int rank,
+                        const device::NcclConfig& config);
+  device::NcclCode issue(const char* function, Communicator& communicator, device::StreamHandle stream,
+                         const Signature& signature, Share share);
+  bool in_progress(Communicator& communicator);
+  device::NcclCode end(const char* function, device::CommunicatorHandle handle);
+  void misuse(const char* function, const char* what);
+
+  FakeCuda& cuda_;
+  const FirstOperation first_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by the mutex.
+  std::mt19937_64 random_;
+  bool ending_ = false, tells_ = false;
+  int hanging_ = 0;
+  std::uint64_t ids_ = 0;
+  std::vector<std::unique_ptr<Communicator>> communicators_;  ///< Handles are addresses; none is used twice.
+  std::map<std::string, std::shared_ptr<Clique>> cliques_;
+  std::map<int, device::NcclCode> asynchronous_;
+  struct Fault {
+    int nth;
+    device::NcclCode code;
+  };
+  std::map<std::string, Fault> faults_;
+  std::map<std::string, int> calls_;
+  std::map<std::string, bool> hangs_;
+  std::vector<std::string> mismatches_, misuses_;
+};
+
+}  // namespace accelmgr::test

@@ -1,0 +1,22 @@
+// NCCL between the processes of a run, with a fault of one rank.
+#pragma once
+
+#include "accelmgr/config.hpp"
+#include "base/cuda/nccl.hpp"
+
+namespace accelmgr::test {
+
+/// The table of shared_nccl(). `model.options["nccl_fault"]` is a rank and a fault, "1:hang_join":
+///
+///   missing      the library is not there
+///   refuse_id    ncclGetUniqueId fails
+///   refuse_join, kill_join, hang_join   in ncclCommInitRankConfig: it fails, KILL, it does not return
+///   absent       the rank joins another team, where it waits for ever
+///   fail_sum, kill_sum      in ncclReduceScatter: it fails, KILL
+///   fail_gather, kill_gather  in ncclAllGather, likewise
+///   hang_abort   ncclCommAbort does not return, and ends nothing
+///
+/// A fault strikes once if `nccl_fault_once` names a file, which it makes then. Throws UsageError.
+device::Nccl nccl_of_rank(const Config& config, int rank);
+
+}  // namespace accelmgr::test

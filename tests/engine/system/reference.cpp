@@ -1,0 +1,103 @@
+#include "reference.hpp"
+
+#include <cstring>
+
+#include "engine/replica/model.hpp"
+#include "engine/replica/strided.hpp"
+
+namespace accelmgr::test {
+
+struct Reference::MicroBatch {
+  std::size_t rank;
+  std::vector<std::vector<std::byte>> rows{};  ///< Memory of each field.
+  std::int64_t elements = 0;
+};
+
+Reference::Reference(const Config& config) : config_(config), source_(make_data(config)) {
+  for (int rank = 0; rank < config.nprocs; ++rank)
+    replicas_.push_back(
+        std::make_unique<BoundReplica>(replica::make_replica(config, replica::Role::runner(rank)),
+                                       config.seed_base + static_cast<std::uint64_t>(rank)));
+}
+
+Reference::~Reference() = default;
+
+bool Reference::read_element(MicroBatch& into) {
+  const auto fields = source_->fields();
+  into.rows.resize(fields.size());
+  std::vector<std::span<std::byte>> rows;
+  for (std::size_t f = 0; f < fields.size(); ++f) {
+    into.rows[f].resize(static_cast<std::size_t>(into.elements + 1) * fields[f].bytes());
+    rows.push_back(std::span(into.rows[f]).last(fields[f].bytes()));
+  }
+  ElementWriter writer(fields, std::move(rows));
+  if (!source_->next(writer)) return false;
+  ++into.elements;
+  return true;
+}
+
+std::vector<Reference::MicroBatch> Reference::next_micro_batches() {
+  const auto ranks = static_cast<std::size_t>(config_.nprocs);
+  const auto accumulation = static_cast<std::size_t>(config_.grad_accumulation_steps);
+  const auto batch_size = static_cast<std::size_t>(config_.batch_size_per_device);
+  std::vector<MicroBatch> out;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    for (std::size_t i = 0; i < accumulation; ++i) out.push_back({.rank = rank});
+  for (std::size_t element = 0; element < ranks * accumulation * batch_size; ++element) {
+    const auto rank = element % ranks, of_rank = element / ranks;
+    if (!read_element(out[rank * accumulation + of_rank / batch_size])) break;
+  }
+  std::erase_if(out, [](const MicroBatch& batch) { return batch.elements == 0; });
+  return out;
+}
+
+Reference::Step Reference::step(const Tensors& parameters) {
+  for (const auto& replica : replicas_) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto& from = parameters[i];
+      const auto& to = replica->place(i);
+      replica::copy_strided(to.data, to.strides, from.bytes.data(), replica::dense_strides(from.shape),
+                            from.shape, size_of(from.dtype));
+    }
+    replica->begin_attempt();
+    replica->replica().load_parameters();
+  }
+  const auto batches = next_micro_batches();
+  const bool by_samples = config_.loss_scaling == LossScaling::samples;
+  const auto weight = [&](const MicroBatch& batch) { return by_samples ? double(batch.elements) : 1.0; };
+  double weights = 0;
+  for (const auto& batch : batches) weights += weight(batch);
+
+  Step out;
+  for (const auto& batch : batches) {
+    std::vector<replica::Field> fields;
+    for (std::size_t f = 0; f < batch.rows.size(); ++f) {
+      const auto& field = source_->fields()[f];
+      auto shape = field.shape;
+      shape.insert(shape.begin(), batch.elements);
+      fields.push_back({field.name, field.dtype, std::move(shape), batch.rows[f].data()});
+    }
+    replicas_[batch.rank]->replica().run(fields, weights / weight(batch));
+    out.samples += static_cast<std::uint64_t>(batch.elements);
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    out.gradients.push_back({parameters[i].name, DType::float64, parameters[i].shape,
+                             std::vector<std::byte>(parameters[i].count() * sizeof(double))});
+  for (const auto& replica : replicas_) {
+    const auto totals = replica->replica().collect();
+    out.loss += totals.loss;
+    for (const auto& [name, value] : totals.scalars) out.scalars[name] += value;
+    for (const auto& [index, sum] : replica->sink().sums) {
+      auto* gradient = reinterpret_cast<double*>(out.gradients[index].bytes.data());
+      for (std::size_t i = 0; i < sum.size(); ++i) gradient[i] += sum[i];
+    }
+    replica->save();
+  }
+  return out;
+}
+
+std::vector<std::byte> Reference::buffers(int rank) {
+  return replicas_.at(static_cast<std::size_t>(rank))->saved_buffers();
+}
+
+}  // namespace accelmgr::test

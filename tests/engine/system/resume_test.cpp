@@ -1,0 +1,318 @@
+// Checks that a run which ends, and a run which resumes from its checkpoint, together give the bits of one
+// whole run, and train every element once.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/support/layers.hpp"
+#include "engine/support/plain_replica.hpp"
+#include "resume_roles.hpp"
+#include "staged_run.hpp"
+#include "table_source.hpp"
+#include "temporary_folder.hpp"
+#include "training.hpp"
+
+namespace accelmgr::test {
+
+Config resumable_config(const std::string& stage_path, const std::string& directory) {
+  auto config = staged_config(stage_path);
+  config.runners.on_loss = LossPolicy::restart;
+  config.runners.restart_backoff = 0;
+  config.checkpoint.directory = directory;
+  return config;
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A source with the fields of the staged source, shuffled in each epoch. A table has state().
+const RegisteredData shuffled("shuffled", [](const Config& config) {
+  constexpr std::size_t elements = 37, width = 8;
+  Column input{{"input", DType::float32, {width}}, {}}, target{{"target", DType::float32, {1}}, {}};
+  const auto add = [](Column& column, float value) {
+    const auto bytes = std::as_bytes(std::span(&value, 1));
+    column.rows.insert(column.rows.end(), bytes.begin(), bytes.end());
+  };
+  for (std::size_t element = 0; element < elements; ++element) {
+    float sum = 0;
+    for (std::size_t i = 0; i < width; ++i) {
+      const auto value = std::sin(float(element * width + i));
+      add(input, value);
+      sum += value;
+    }
+    add(target, sum);
+  }
+  return table_source({std::move(input), std::move(target), numbers("index", elements)}, config.data.epochs,
+                      7);
+});
+
+/// A source of numbered elements, in order.
+constexpr std::int64_t tallied_elements = 64;
+const RegisteredData in_order("in_order", [](const Config& config) {
+  return table_source({numbers("index", tallied_elements)}, config.data.epochs, 0);
+});
+
+/// A model whose gradient tells how often each element was trained, and over how many runners the mean was
+/// taken.
+class Tally final : public Network {
+ public:
+  Tally() { add_parameter("seen", DType::float32, {tallied_elements, 1}); }
+  Output forward(std::span<const replica::Field> batch) override {
+    const auto& index = field_of(batch, "index");
+    const auto* first = reinterpret_cast<const std::int64_t*>(index.data);
+    elements_.assign(first, first + index.shape.at(0));
+    return {};
+  }
+  void backward(double scale) override {
+    auto& seen = parameters()[0];
+    std::ranges::fill(seen.gradient, std::byte{0});
+    for (const auto element : elements_)
+      gradient_of<float>(seen)(static_cast<std::size_t>(element), 0) += float(scale);
+  }
+
+ private:
+  std::vector<std::int64_t> elements_;
+};
+const RegisteredReplica tally("tally", [](const Config&, replica::Role) {
+  return std::make_unique<PlainReplica>(std::make_unique<Tally>());
+});
+
+class Resume : public testing::Test {
+ protected:
+  ~Resume() override { expect_nothing_left(); }
+
+  Config config() const { return resumable_config(stage_.path(), directory_); }
+  static Config from(Config config, const std::string& resume) {
+    config.checkpoint.resume = resume;
+    return config;
+  }
+  static Outcome undisturbed(const Config& config, std::uint64_t steps) {
+    Training training(config);
+    training.train(steps);
+    return training.outcome();
+  }
+  /// Trains `steps` steps, saves a checkpoint after the last one, and stops. Returns the path.
+  static std::string train_and_save(const Config& config, std::uint64_t steps) {
+    Training training(config);
+    training.train(steps);
+    return training.save();
+  }
+  /// Stops after five steps, within an update, and resumes up to twelve. The outcome must be that of one run.
+  void expect_goes_on(const Config& config) {
+    const auto path = train_and_save(config, 5);
+    Training resumed(from(config, "latest"));
+    ASSERT_TRUE(resumed.manager().resumed());
+    EXPECT_EQ(resumed.manager().resumed()->step, 5u);
+    EXPECT_EQ(resumed.manager().resumed()->path, path);
+    EXPECT_EQ(resumed.manager().statistics().steps, 5u);
+    resumed.train(12);
+    expect_same(resumed.outcome(), undisturbed(config, 12));
+  }
+
+  const TemporaryFolder folder_;
+  const std::string directory_ = folder_.path();
+  Stage stage_;
+};
+
+TEST_F(Resume, ACheckpointUnderWayEndsWithTheManagerThatWroteIt) {
+  StagedRun run(config());
+  expect_ok(run.manager());
+  ipc::send_signal(run.processes().manager.get(), SIGSTOP);
+  run.manager().save_checkpoint({});
+  run.kill_and_wait(run.processes().manager.get());
+  EXPECT_EQ(run.manager().step().status, StepStatus::manager_lost);
+  const auto written = run.manager().checkpoints_written(30);
+  ASSERT_EQ(written.size(), 1u);
+  expect_contains(written[0].error, {"the manager process ended before the checkpoint was written"});
+  EXPECT_THROW(run.manager().save_checkpoint({}), SessionError);
+}
+
+TEST_F(Resume, EndsAsOneRunWithMomentum) { expect_goes_on(config()); }
+
+TEST_F(Resume, EndsAsOneRunAcrossEpochsOfAShuffledSource) {
+  auto shuffled = config();
+  shuffled.data.kind = "shuffled";
+  shuffled.buffers.policy = BufferPolicy::mean;
+  expect_goes_on(shuffled);
+}
+
+/// Runs a host in a process of its own, and kills it in its sixth step. Returns its checkpoint.
+std::string checkpoint_of_killed_host(Stage& stage, const std::string& directory) {
+  int says[2], waits[2];
+  EXPECT_EQ(pipe2(says, O_CLOEXEC), 0);
+  EXPECT_EQ(pipe2(waits, O_CLOEXEC), 0);
+  base::UniqueFd says_out(says[0]), says_in(says[1]), waits_out(waits[0]), waits_in(waits[1]);
+  const std::pair<int, int> fds[] = {{says_in.get(), role_says}, {waits_out.get(), role_waits}};
+  const auto host = ipc::execute_self({role_host, stage.path(), directory}, fds);
+  says_in.reset();
+  waits_out.reset();
+  char path[4096];
+  const auto length = read(says_out.get(), path, sizeof path);
+  EXPECT_GT(length, 0) << "it ended before it had a checkpoint";
+  stage.tell(1, Act::block);
+  waits_in.reset();
+  stage.wait_until_blocked(1);
+  ipc::send_signal(host.pidfd.get(), SIGKILL);
+  EXPECT_TRUE(ipc::wait_ended(host.pidfd.get(), soon()));
+  stage.tell(1, Act::compute);
+  expect_nothing_left();
+  return {path, static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
+}
+
+TEST_F(Resume, AfterTheHostWasKilledEndsAsOneRunThroughAllRestarts) {
+  const auto expected = undisturbed(config(), 12);
+  const auto path = checkpoint_of_killed_host(stage_, directory_);
+  for (const auto& resume : {std::string("latest"), path}) {
+    Training resumed(from(config(), resume));
+    ASSERT_TRUE(resumed.manager().resumed());
+    EXPECT_EQ(resumed.manager().resumed()->step, 5u);
+    resumed.train(8);
+    resumed.kill_runner(0);
+    resumed.train(12);
+    EXPECT_EQ(resumed.manager().statistics().replacements, 1u);
+    expect_same(resumed.outcome(), expected);
+  }
+}
+
+TEST_F(Resume, WithAnotherNumberOfRunnersTrainsEveryElementOnce) {
+  auto config = staged_config(stage_);
+  config.model.kind = "tally";
+  config.data.kind = "in_order";
+  config.data.epochs = 1;
+  config.checkpoint.directory = directory_;
+  const auto save_after = [&](int runners, std::uint64_t steps, const std::string& resume) {
+    config.nprocs = runners;
+    client::Handle manager(from(config, resume), {});
+    for (std::uint64_t step = 0; step < steps; ++step) expect_ok(manager);
+    EXPECT_EQ(manager.statistics().runners.size(), static_cast<std::size_t>(runners));
+    manager.save_checkpoint({});
+    EXPECT_EQ(manager.checkpoints_written(30).size(), 1u);
+    return gradients_of(manager).at(0);
+  };
+  save_after(2, 3, "");
+  save_after(3, 2, "latest");
+  const auto seen = save_after(1, 2, "latest");
+  for (std::size_t element = 0; element < tallied_elements; ++element) {
+    const double mean_over = element < 24 ? 2 : element < 48 ? 3 : 1;
+    EXPECT_FLOAT_EQ(float(seen[element]), element < 56 ? float(1 / mean_over) : 0) << "element " << element;
+  }
+}
+
+TEST_F(Resume, OfAnotherModelIsRefusedWithTheTensor) {
+  train_and_save(config(), 1);
+  auto other = from(config(), "latest");
+  other.model.kind = "tally";
+  other.data.kind = "in_order";
+  expect_contains(message_of<CheckpointError>([&] { client::Handle(other, {}); }),
+                  {directory_, "'seen'", "another model"});
+  expect_nothing_left();
+}
+
+TEST_F(Resume, GivesBackWhatTheHostAdded) {
+  const Tensor mine{"mine", DType::int64, {3}, numbers("", 3).rows};
+  {
+    Training training(config());
+    training.train(1);
+    training.manager().save_checkpoint({.metric = 0.5, .json = R"({"note": "ours"})"});
+    // Saving the second checkpoint waits until the first is written.
+    training.train(2);
+    training.manager().save_checkpoint(
+        {.metric = 1.5, .tensors = views({mine}), .json = R"({"note": "later"})"});
+    const auto written = training.manager().checkpoints_written(30);
+    ASSERT_EQ(written.size(), 2u);
+    EXPECT_EQ(written[0].step, 1u);
+    EXPECT_EQ(written[1].step, 2u);
+  }
+  client::Handle manager(from(config(), "latest"), {});
+  ASSERT_TRUE(manager.resumed());
+  EXPECT_EQ(manager.resumed()->json, R"({"note":"later"})");
+  EXPECT_TRUE(same_bits(copies(manager.resumed()->tensors), {mine}));
+}
+
+TEST_F(Resume, KeepsTheIdOfTheRunAndItsConfiguration) {
+  auto sgd = config();
+  sgd.seed_base = 5;
+  std::string id;
+  {
+    Training training(sgd);
+    id = training.manager().run_id();
+    training.train(1);
+    training.save();
+  }
+  client::Handle manager(from(config(), "latest"), {});
+  EXPECT_EQ(manager.run_id(), id);
+  EXPECT_EQ(manager.resumed()->run_id, id);
+  expect_contains(manager.resumed()->configuration, {"seed_base\": 5"});
+}
+
+TEST_F(Resume, AnotherRunReplacesNothing) {
+  train_and_save(config(), 2);
+  client::Handle manager(config(), {});
+  expect_ok(manager);
+  expect_contains(message_of<CheckpointError>([&] { manager.save_checkpoint({}); }),
+                  {"step-00000002' is of another run", "checkpoint.resume", "checkpoint.directory"});
+  const auto elsewhere = directory_ + "/elsewhere";
+  manager.save_checkpoint({.directory = elsewhere});
+  const auto written = manager.checkpoints_written(30);
+  ASSERT_EQ(written.size(), 1u);
+  EXPECT_EQ(written[0].path, elsewhere + "/step-00000001");
+}
+
+TEST_F(Resume, OneManagerAtATimeWritesToADirectory) {
+  Training training(config());
+  training.train(1);
+  training.save();
+  client::Handle other(from(config(), "latest"), {});
+  const std::string in_use = directory_ + "' is in use by another manager of this process";
+  expect_contains(message_of<CheckpointError>([&] { other.save_checkpoint({}); }), {in_use});
+  expect_contains(message_of<CheckpointError>([&] { client::Handle(config(), {.lock_checkpoints = true}); }),
+                  {in_use});
+  training.manager().stop();
+  expect_ok(other);
+  other.save_checkpoint({});
+  EXPECT_EQ(other.checkpoints_written(30).at(0).error, "");
+}
+
+TEST_F(Resume, WithoutADirectoryNothingCanBeSaved) {
+  auto config = staged_config(stage_);
+  client::Handle manager(config, {});
+  expect_contains(message_of<UsageError>([&] { manager.save_checkpoint({}); }),
+                  {"save_checkpoint()", "checkpoint.directory"});
+  EXPECT_TRUE(manager.checkpoints_written(0).empty());
+}
+
+TEST_F(Resume, AManagerKilledWhileItWritesIsToldAndTheNextCheckpointIsGood) {
+  auto faulty = config();
+  faulty.faults = {"rank=manager phase=checkpoint occurrence=6 fault=kill"};  // Four for each checkpoint.
+  {
+    Training training(faulty);
+    training.train(3);
+    training.save();
+    training.train(4);
+    training.manager().save_checkpoint({});
+    const auto written = training.manager().checkpoints_written(30);
+    ASSERT_EQ(written.size(), 1u);
+    EXPECT_EQ(written[0].step, 4u);
+    expect_contains(written[0].error, {"the manager process ended before the checkpoint was written"});
+    expect_failed(training.manager().step(), StepStatus::manager_lost, {"killed by signal 9 (KILL)"});
+    training.manager().recover();
+    training.train(5);
+    training.save();
+  }
+  Training resumed(from(config(), "latest"));
+  EXPECT_EQ(resumed.manager().resumed()->step, 5u);
+  EXPECT_TRUE(resumed.manager().resumed()->refused.empty());
+  resumed.train(12);
+  expect_same(resumed.outcome(), undisturbed(config(), 12));
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_), {}), 2) << "what was left of step 4";
+}
+
+}  // namespace
+}  // namespace accelmgr::test

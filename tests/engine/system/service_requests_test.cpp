@@ -1,0 +1,253 @@
+// Checks what clients may change in a service while it runs: its team, single runners, its checkpoints. A
+// host may drive the session meanwhile; nothing is lost or doubled.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "engine/checkpoint/folder.hpp"
+#include "service_run.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+using nlohmann::json;
+
+std::vector<int> pids_of(const json& status) {
+  std::vector<int> pids;
+  for (const auto& runner : status["runners"]) pids.push_back(runner["pid"].get<int>());
+  return pids;
+}
+
+int participants_of(const Answer& answer) { return answer.body["steps"][0]["participants"].get<int>(); }
+
+Config with_room_for_three(const Stage& stage) {
+  auto config = restarting(stage);
+  config.runners.max_runners = 3;
+  return config;
+}
+
+// ---- Resize ----
+
+TEST(ServiceResize, TheNextStepHasTheNewTeam) {
+  const Stage stage;
+  const ServiceRun service(with_room_for_three(stage));
+  for (const int runners : {3, 1, 2}) {
+    EXPECT_EQ(service.ask("POST", "/v1/resize", json{{"runners", runners}}.dump()).status, 200);
+    EXPECT_EQ(participants_of(service.ask("POST", "/v1/step")), runners);
+  }
+  const auto status = service.status();
+  EXPECT_EQ(status["steps"], 3);
+  EXPECT_EQ(status["losses"], 0);
+}
+
+TEST(ServiceResize, AppliesToTheStepsOfAHost) {
+  const Stage stage;
+  const ServiceRun service(with_room_for_three(stage));
+  auto manager = service.attach();
+  for (const int runners : {3, 1}) {
+    EXPECT_EQ(service.ask("POST", "/v1/resize", json{{"runners", runners}}.dump()).status, 200);
+    const auto result = manager.step();
+    EXPECT_EQ(result.status, StepStatus::ok) << result.error;
+    EXPECT_EQ(result.participants, static_cast<std::uint32_t>(runners));
+  }
+}
+
+// The runner that goes has not given its gradients: the step is made by the rest, from the same elements.
+TEST(ServiceResize, DuringAStepLosesNothing) {
+  Stage stage;
+  const ServiceRun service(restarting(stage));
+  stage.tell(1, Act::block);
+  std::jthread stepping([&] { EXPECT_EQ(participants_of(service.ask("POST", "/v1/step")), 1); });
+  stage.wait_until_blocked(1);
+  EXPECT_EQ(service.ask("POST", "/v1/resize", R"({"runners": 1})").status, 200);
+  stepping.join();
+  EXPECT_EQ(service.status()["steps"], 1);
+}
+
+TEST(ServiceResize, WhatCannotBeIsRefusedAndChangesNothing) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  for (const auto* body :
+       {"", "{}", R"({"runners": 0})", R"({"runners": 3})", R"({"runners": "2"})", R"({"ranks": 2})"})
+    EXPECT_EQ(service.ask("POST", "/v1/resize", body).code(), "bad_request") << body;
+  EXPECT_EQ(participants_of(service.ask("POST", "/v1/step")), 2);
+}
+
+// ---- Restart ----
+
+TEST(ServiceRestart, AnotherProcessGoesOnWithTheSameNumbers) {
+  const auto expected = undisturbed(3);
+  const Stage stage;
+  auto config = restarting(stage);
+  config.runners.on_loss = LossPolicy::fail;  // That is for runners that are lost.
+  const ServiceRun service(config);
+  EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+  const auto before = pids_of(service.status());
+  EXPECT_EQ(service.ask("POST", "/v1/restart?rank=1").status, 200);
+  EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 2})").status, 200);
+  const auto status = service.status();
+  EXPECT_EQ(pids_of(status)[0], before[0]);
+  EXPECT_NE(pids_of(status)[1], before[1]);
+  EXPECT_EQ(status["replacements"], 1);
+  EXPECT_EQ(status["losses"], 0);
+  EXPECT_TRUE(same_bits(gradients_of(service.attach()), expected.gradients));
+}
+
+TEST(ServiceRestart, ARunnerThatHangsInAStepOfAHostIsReplaced) {
+  const auto expected = undisturbed(2);
+  Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto manager = service.attach();
+  expect_ok(manager);
+  stage.tell(1, Act::block);
+  std::jthread asking([&] {
+    stage.wait_until_blocked(1);
+    stage.tell(1, Act::compute);  // For its replacement.
+    EXPECT_EQ(service.ask("POST", "/v1/restart?rank=1").status, 200);
+  });
+  expect_ok(manager);
+  asking.join();
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
+}
+
+TEST(ServiceRestart, WhatCannotBeIsRefused) {
+  const Stage stage;
+  const ServiceRun service(with_room_for_three(stage));
+  for (const auto* target : {"/v1/restart", "/v1/restart?rank=24", "/v1/restart?rank=-1",
+                             "/v1/restart?rank=x", "/v1/restart?rang=1"})
+    EXPECT_EQ(service.ask("POST", target).code(), "bad_request") << target;
+  for (const auto* target : {"/v1/restart?rank=2", "/v1/restart?rank=23"})
+    EXPECT_EQ(service.ask("POST", target).code(), "refused") << target;  // They are not in the team.
+  EXPECT_EQ(service.status()["replacements"], 0);
+}
+
+// ---- Checkpoint ----
+
+json state_in(const std::filesystem::path& checkpoint) {
+  std::ifstream file(checkpoint / checkpoint::state_file);
+  return json::parse(file);
+}
+
+class ServiceCheckpoint : public testing::Test {
+ protected:
+  Config config() const {
+    auto config = restarting(stage_);
+    config.checkpoint.directory = folder_ / "checkpoints";
+    return config;
+  }
+  const Stage stage_;
+  const TemporaryFolder folder_;
+};
+
+TEST_F(ServiceCheckpoint, WithoutAHostTheServiceWritesIt) {
+  auto continued = config();
+  {
+    ServiceRun service(config());
+    EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 2})").status, 200);
+    const auto answer = service.ask("POST", "/v1/checkpoint");
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    EXPECT_EQ(answer.body["step"], 2);
+    continued.checkpoint.resume = answer.body["path"];
+    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+    ipc::send_signal(service.pidfd(), SIGKILL);
+    service.wait();
+    std::filesystem::remove(service.socket());
+  }
+  const ServiceRun service(continued);
+  EXPECT_EQ(service.status()["steps"], 2);
+}
+
+TEST_F(ServiceCheckpoint, TheHostWritesItWithItsOptimizer) {
+  using nlohmann::literals::operator""_json_pointer;
+  const ServiceRun service(config());
+  auto manager = service.attach();
+  expect_ok(manager);
+  EXPECT_FALSE(manager.checkpoint_requested());
+  Answer answer;
+  std::jthread asking([&] { answer = service.ask("POST", "/v1/checkpoint"); });
+  while (!manager.checkpoint_requested()) std::this_thread::yield();
+  manager.save_checkpoint({.json = R"({"optimizer": 17})"});
+  EXPECT_FALSE(manager.checkpoint_requested());
+  asking.join();
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(answer.body["step"], 1);
+  const auto state = state_in(answer.body["path"].get<std::string>());
+  EXPECT_EQ(state.value("/state/run/host/optimizer"_json_pointer, 0), 17);
+}
+
+TEST_F(ServiceCheckpoint, OneThatWasUnderWayBeforeIsNoAnswer) {
+  const ServiceRun service(config());
+  auto manager = service.attach();
+  expect_ok(manager);
+  const std::vector<std::byte> large(std::size_t{256} << 20);  // Takes longer to write than to ask.
+  manager.save_checkpoint({.tensors = {{"large", DType::uint8, {std::int64_t(large.size())}, large.data()}}});
+  expect_ok(manager);
+  Answer answer;
+  std::jthread asking([&] { answer = service.ask("POST", "/v1/checkpoint"); });
+  while (!manager.checkpoint_requested()) std::this_thread::yield();
+  manager.save_checkpoint({});
+  asking.join();
+  EXPECT_EQ(answer.body["step"], 2) << answer.body;
+}
+
+TEST_F(ServiceCheckpoint, AHostThatDoesNotLookIsNamed) {
+  const ServiceRun service(config());
+  const auto manager = service.attach();
+  const auto answer = service.ask("POST", "/v1/checkpoint", R"({"timeout_s": 0})");
+  EXPECT_EQ(answer.status, 504);
+  EXPECT_EQ(answer.code(), "timeout");
+  EXPECT_NE(answer.body["error"]["message"].get<std::string>().find("test (pid"), std::string::npos);
+}
+
+TEST_F(ServiceCheckpoint, AHostThatLeavesIsNotWaitedForNorIsTheNextOneAsked) {
+  const ServiceRun service(config());
+  auto manager = service.attach();
+  Answer answer;
+  std::jthread asking([&] { answer = service.ask("POST", "/v1/checkpoint"); });
+  while (!manager.checkpoint_requested()) std::this_thread::yield();
+  manager.stop();
+  EXPECT_FALSE(manager.checkpoint_requested());
+  asking.join();
+  EXPECT_EQ(answer.code(), "host_left") << answer.body;
+  EXPECT_FALSE(service.attach().checkpoint_requested());
+}
+
+TEST_F(ServiceCheckpoint, OfAHostLiesBelowTheServicesDirectoryAndOneElsewhereIsNoLastOne) {
+  const std::filesystem::path directory = config().checkpoint.directory;
+  {
+    const ServiceRun service(config());
+    auto manager = service.attach();
+    expect_ok(manager);
+    for (const auto* elsewhere : {"outside", "checkpoints/../outside", "checkpoints/../checkpoints2"}) {
+      manager.save_checkpoint({.directory = folder_ / elsewhere});
+      const auto written = manager.checkpoints_written(30);
+      ASSERT_EQ(written.size(), 1u);
+      EXPECT_NE(written[0].error.find("only below its own checkpoint.directory"), std::string::npos);
+    }
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "outside"));
+    manager.save_checkpoint({.directory = directory / "mine"});
+    EXPECT_EQ(manager.checkpoints_written(30).at(0).error, "");
+    EXPECT_TRUE(std::filesystem::exists(directory / "mine" / "step-00000001"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(directory / "step-00000001")) << "the service has written its own";
+}
+
+// Clients choose no path.
+TEST_F(ServiceCheckpoint, HasNoNameThatAClientChooses) {
+  const ServiceRun service(config());
+  for (const auto* body : {R"({"name": "../../x"})", R"({"path": "/tmp/x"})", R"({"directory": ".."})"})
+    EXPECT_EQ(service.ask("POST", "/v1/checkpoint", body).code(), "bad_request") << body;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "x"));
+}
+
+TEST(ServiceCheckpointFolder, WithoutOneTheRequestIsRefused) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  EXPECT_EQ(service.ask("POST", "/v1/checkpoint").code(), "no_directory");
+}
+
+}  // namespace
+}  // namespace accelmgr::test

@@ -1,0 +1,174 @@
+#include "service_run.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+#include <optional>
+
+#include "accelmgr/init.hpp"
+#include "base/config/loader.hpp"
+#include "engine/client/observer.hpp"
+#include "engine/service/service.hpp"
+#include "engine/support/expectations.hpp"
+#include "roles.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+void say(const std::string& line) {
+  const auto text = line + "\n";
+  if (write(role_says, text.data(), text.size()) != static_cast<ssize_t>(text.size())) _exit(3);
+}
+
+void wait_for_test() {
+  char byte;
+  if (read(role_waits, &byte, 1) != 0) _exit(3);
+}
+
+int serve(const std::vector<std::string>& arguments) {
+  std::ifstream file(arguments.at(0));
+  const std::string yaml{std::istreambuf_iterator<char>(file), {}};
+  std::optional<gid_t> group;
+  if (arguments.size() > 2) group = static_cast<gid_t>(std::stoul(arguments[2]));
+  service::serve(config::from_yaml(yaml), {.socket = arguments.at(1), .group = group}, say);
+}
+
+int host(const std::vector<std::string>& arguments) {
+  if (arguments.at(1) == "at once") {
+    try {
+      client::Handle(arguments.at(0), {.timeout_s = 0});
+    } catch (const SessionError& error) {
+      say(error.what());
+    }
+    return 0;
+  }
+  client::Handle manager(arguments.at(0), {.name = "test host", .keep_gradients = true});
+  say(manager.unfinished());
+  for (std::size_t i = 1; i < arguments.size(); ++i) {
+    const auto& deed = arguments[i];
+    if (deed == "step") {
+      const auto result = manager.step();
+      say(result.error.empty() ? to_string(result.status) : result.error);
+      continue;
+    }
+    if (deed == "write" || deed == "update" || deed == "tear") manager.begin_writing();
+    if (deed == "tear") {
+      auto& first = manager.view().parameters()[0];
+      first = std::byte(std::to_integer<int>(first) + 1);
+    }
+    if (deed == "update") manager.end_writing();
+    if (deed == "zero") manager.zero_grad();
+    if (deed == "again") {
+      execl("/proc/self/exe", "test", role_argument, attaches, arguments.at(0).c_str(), "step", nullptr);
+      _exit(3);
+    }
+    if (deed == "detach") manager.stop();
+    if (deed == "fork" && fork() == 0) {
+      wait_for_test();
+      _exit(0);
+    }
+    say(deed);
+  }
+  wait_for_test();
+  return 0;
+}
+
+int observe(const std::vector<std::string>& arguments) {
+  auto observer = client::Observer::attach(arguments.at(0), 30);
+  say("observes");
+  for (;;) {
+    observer.next_step(0.01);
+    try {
+      observer.parameters(0.01);
+    } catch (const SessionError&) {  // The host was between its steps.
+    }
+  }
+}
+
+}  // namespace
+
+int play_service(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv) {
+  ipc::die_with(getppid());  // Also when the test is killed because it takes too long.
+  init(argc, argv);
+  return role == serves ? serve(arguments) : role == observes ? observe(arguments) : host(arguments);
+}
+
+RoleProcess::RoleProcess(const std::string& role, const std::vector<std::string>& arguments) {
+  auto [hears, says] = make_pipe();
+  auto [waits, held] = make_pipe();
+  const std::pair<int, int> inherited[] = {{says.get(), role_says}, {waits.get(), role_waits}};
+  std::vector<std::string> words{role_argument, role};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  process_ = ipc::execute_self(words, inherited);
+  says_ = std::move(hears);
+  waits_ = std::move(held);
+}
+
+std::string RoleProcess::line() {
+  std::string line;
+  for (char c = 0; read(says_.get(), &c, 1) == 1 && c != '\n';) line += c;
+  return line;
+}
+
+void RoleProcess::kill_and_wait() {
+  ipc::send_signal(pidfd(), SIGKILL);
+  EXPECT_TRUE(ipc::wait_ended(pidfd(), soon()));
+}
+
+int RoleProcess::status() {
+  EXPECT_TRUE(ipc::wait_ended(pidfd(), soon()));
+  int status = -1;
+  waitpid(pid(), &status, 0);
+  return status;
+}
+
+ServiceRun::ServiceRun(const Config& config)
+    : configuration_(folder_.write("config.yaml", config::to_yaml(config))),
+      service_(serves, {configuration_, socket()}) {
+  const auto ready = service_.line();
+  EXPECT_TRUE(ready.starts_with("ready: model")) << ready;
+  std::vector<pid_t> runners;
+  const auto now = status();
+  for (const auto& runner : now["runners"]) runners.push_back(runner["pid"].get<pid_t>());
+  processes_ = processes_of(service_.pid(), runners);
+}
+
+ServiceRun::~ServiceRun() {
+  if (!ended_) {
+    EXPECT_EQ(terminate(), 0);
+  }
+  expect_ended(processes_);
+  EXPECT_FALSE(std::filesystem::exists(socket()));
+  expect_nothing_left();
+}
+
+int ServiceRun::terminate() {
+  ended_ = true;
+  ipc::send_signal(pidfd(), SIGTERM);
+  return service_.status();
+}
+
+Answer ServiceRun::ask(const std::string& method, const std::string& target, const std::string& body,
+                       const std::string& head) const {
+  auto connection = client::ServiceSocket::connect(socket(), soon());
+  const auto answer = connection.ask(method, target, head, body, soon());
+  return {answer.status, nlohmann::json::parse(answer.body, nullptr, false)};
+}
+
+client::Handle ServiceRun::attach(bool keep_gradients) const {
+  return {socket(), {.name = "test", .timeout_s = 30, .keep_gradients = keep_gradients}};
+}
+
+AttachedHost::AttachedHost(const ServiceRun& service, std::vector<std::string> deeds)
+    : RoleProcess(attaches, [&] {
+        deeds.insert(deeds.begin(), service.socket());
+        return deeds;
+      }()) {}
+
+}  // namespace accelmgr::test

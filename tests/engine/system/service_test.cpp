@@ -1,0 +1,667 @@
+// Checks that a service outlives its hosts: they attach one after the other, end at any instant, and nothing
+// is lost, doubled or left hanging.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <future>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "engine/checkpoint/folder.hpp"
+#include "engine/client/service_socket.hpp"
+#include "engine/protocol/messages.hpp"
+#include "engine/session/layout.hpp"
+#include "service_run.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+TEST(Service, AHostTrainsAsWithAManagerOfItsOwn) {
+  const auto expected = undisturbed(3);
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto manager = service.attach();
+  for (int i = 0; i < 3; ++i) expect_ok(manager);
+  const auto statistics = manager.statistics();
+  EXPECT_EQ(statistics.manager_pid, service.pid());
+  EXPECT_EQ(statistics.steps, expected.steps);
+  EXPECT_EQ(statistics.elements, expected.elements);
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
+  EXPECT_TRUE(same_bits(buffers_of(manager), expected.buffers));
+  EXPECT_EQ(manager.unfinished(), "");
+}
+
+TEST(Service, TheNextHostGoesOnWhereTheLastOneDetached) {
+  const auto expected = undisturbed(4);
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  for (int host = 0; host < 4; ++host) {
+    auto manager = service.attach();
+    expect_ok(manager);
+    manager.stop();
+  }
+  auto manager = service.attach();
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
+  EXPECT_TRUE(same_bits(buffers_of(manager), expected.buffers));
+  EXPECT_EQ(manager.statistics().elements, expected.elements);
+  EXPECT_EQ(service.status()["host"]["lease"], 5);
+}
+
+TEST(Service, AHostThatHasDetachedKeepsACopyAndChangesNothing) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto first = service.attach();
+  expect_ok(first);
+  const auto gradients = gradients_of(first);
+  first.stop();
+  EXPECT_TRUE(same_bits(gradients_of(first), gradients));
+  first.zero_grad();
+  auto second = service.attach();
+  EXPECT_TRUE(same_bits(gradients_of(second), gradients));
+  EXPECT_FALSE(same_bits(gradients_of(first), gradients));
+  EXPECT_THROW(first.step(), UsageError);
+}
+
+TEST(Service, ASecondHostIsRefusedWithTheNameOfTheFirst) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto manager = service.attach();
+  const auto text = message_of<SessionError>([&] { service.attach(); });
+  EXPECT_NE(text.find("test (pid"), std::string::npos) << text;
+  EXPECT_NE(text.find("drives the session"), std::string::npos) << text;
+  expect_ok(manager);
+}
+
+TEST(Service, AHostThatExecutesAnotherProgramMayAttachAgain) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  AttachedHost host(service, {"step", "again"});
+  for (const auto* expected : {"", "ok", "", "ok"}) EXPECT_EQ(host.line(), expected);
+  EXPECT_EQ(service.status()["steps"], 2);
+  host.let_go();
+  EXPECT_EQ(host.status(), 0);
+}
+
+TEST(Service, AHostWithoutDescriptorsKeepsNobodyOut) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const base::UniqueFd next(dup(0));
+  const rlimit low{.rlim_cur = static_cast<rlim_t>(next.get()) + 8, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  const auto text = message_of<SessionError>([&] { service.attach(); });
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_NE(text.find("descriptors"), std::string::npos) << text;
+  auto manager = service.attach();
+  expect_ok(manager);
+}
+
+TEST(Service, AHostThatOnlyClosesItsSocketKeepsOthersOutUntilItHasEnded) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  AttachedHost host(service, {"step", "fork"});
+  EXPECT_EQ(host.line(), "");
+  EXPECT_EQ(host.line(), "ok");
+  EXPECT_EQ(host.line(), "fork");
+  host.kill_and_wait();  // Its child holds the socket.
+  auto manager = service.attach();
+  expect_ok(manager);
+  EXPECT_EQ(manager.statistics().steps, 2u);
+  host.let_go();
+}
+
+// It closes its socket and lives on, so that it may still write to the session.
+TEST(Service, AHostThatIsEndingIsTheReasonWhyAnotherIsNotAdmitted) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  {
+    auto socket = client::ServiceSocket::connect(service.socket(), soon());
+    const auto head =
+        fmt::format("Upgrade: accelmgr-host\r\nAccelmgr-Build: {:016x}\r\n", protocol::build_fingerprint());
+    EXPECT_EQ(socket.ask("GET", "/v1/attach", head, "", soon()).status, 101);
+  }
+  while (!service.status()["host"]["leaving"].get<bool>()) std::this_thread::yield();
+  AttachedHost other(service, {"at once"});
+  EXPECT_NE(other.line().find("is ending"), std::string::npos);
+  EXPECT_EQ(other.status(), 0);
+  auto manager = service.attach();  // The process that is ending itself.
+  expect_ok(manager);
+}
+
+TEST(Service, AHostThatDiesWhileItWritesParametersIsReported) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  AttachedHost host(service, {"step", "write"});
+  for (const auto* expected : {"", "ok", "write"}) EXPECT_EQ(host.line(), expected);
+  host.kill_and_wait();
+  {
+    auto manager = service.attach();
+    EXPECT_NE(manager.unfinished().find("test"), std::string::npos) << manager.unfinished();
+    EXPECT_NE(manager.unfinished().find("ended while it wrote parameters"), std::string::npos);
+    expect_ok(manager);  // That writes none.
+  }
+  {
+    auto manager = service.attach();
+    EXPECT_NE(manager.unfinished(), "") << "the host before has not written them either";
+    manager.begin_writing();
+    manager.end_writing(/*whole=*/false);
+  }
+  {
+    auto manager = service.attach();
+    EXPECT_NE(manager.unfinished(), "") << "what the host before has written is not whole";
+    write_parameters(manager, parameters_of(manager));
+    expect_ok(manager);
+  }
+  EXPECT_EQ(service.attach().unfinished(), "");
+}
+
+TEST(Service, WithASnapshotTheNextHostGoesBackToTheLastWholeParameters) {
+  const Stage stage;
+  auto config = restarting(stage);
+  config.parameters.snapshot = true;
+  const ServiceRun service(config);
+  Tensors whole;
+  {
+    auto manager = service.attach();
+    EXPECT_THROW(manager.revert_parameters(), UsageError) << "nothing is half written";
+    whole = parameters_of(manager);
+    for (auto& tensor : whole) tensor.bytes[0] ^= std::byte{1};
+    write_parameters(manager, whole);
+  }
+  for (int i = 0; i < 2; ++i) {  // The second one writes on top of what is half written.
+    AttachedHost host(service, {"step", "tear"});
+    EXPECT_EQ(host.line().empty(), i == 0);
+    for (const auto* expected : {"ok", "tear"}) EXPECT_EQ(host.line(), expected);
+    host.kill_and_wait();
+  }
+  {
+    auto manager = service.attach();
+    EXPECT_NE(manager.unfinished(), "");
+    EXPECT_FALSE(same_bits(parameters_of(manager), whole));
+    manager.revert_parameters();
+    EXPECT_TRUE(same_bits(parameters_of(manager), whole));
+    EXPECT_EQ(manager.left_gradients(), LeftGradients::unapplied);
+    EXPECT_THROW(manager.revert_parameters(), UsageError);
+    expect_ok(manager);
+  }
+  EXPECT_EQ(service.attach().unfinished(), "");
+}
+
+TEST(Service, MakesNoStepItselfWithHalfWrittenParameters) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  AttachedHost host(service, {"write"});
+  for (const auto* expected : {"", "write"}) EXPECT_EQ(host.line(), expected);
+  host.kill_and_wait();
+  while (!service.status()["host"].is_null()) std::this_thread::yield();
+  const auto answer = service.ask("POST", "/v1/step");
+  EXPECT_EQ(answer.status, 409);
+  EXPECT_EQ(answer.code(), "unfinished");
+}
+
+TEST(Service, WritesHalfWrittenParametersBesideTheLastGoodOnes) {
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  ServiceRun service(config);
+  EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+  EXPECT_EQ(service.ask("POST", "/v1/checkpoint").status, 200);
+  AttachedHost host(service, {"step", "write"});
+  for (const auto* expected : {"", "ok", "write"}) EXPECT_EQ(host.line(), expected);
+  host.kill_and_wait();
+  EXPECT_EQ(service.terminate(), 0);
+  const std::filesystem::path directory = config.checkpoint.directory;
+  EXPECT_TRUE(std::filesystem::exists(directory / "step-00000001"));
+  EXPECT_FALSE(std::filesystem::exists(directory / "step-00000002"));
+  EXPECT_TRUE(std::filesystem::exists(directory / "half-written" / "step-00000002"));
+}
+
+/// What a host does before it is killed, and what the next one finds.
+struct Left {
+  std::vector<std::string> deeds;
+  LeftGradients found;
+  friend void PrintTo(const Left& left, std::ostream* out) { *out << left.deeds.back(); }
+};
+
+class LeftByAHost : public testing::TestWithParam<Left> {};
+
+/// Returns the gradients of the second step alone: the host zeroes those of the first one.
+Tensors second_gradients() {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  auto host = service.attach();
+  expect_ok(host);
+  host.zero_grad();
+  expect_ok(host);
+  return gradients_of(host);
+}
+
+TEST_P(LeftByAHost, GradientsAreToldOfAndNotAddedTo) {
+  const auto expected = second_gradients();
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  const auto& [deeds, found] = GetParam();
+  AttachedHost host(service, deeds);
+  EXPECT_EQ(host.line(), "");
+  for (std::size_t i = 0; i < deeds.size(); ++i) EXPECT_NE(host.line(), "");
+  host.kill_and_wait();
+  {
+    const auto manager = service.attach();
+    EXPECT_EQ(manager.left_gradients(), found);
+  }
+  auto manager = service.attach(/*keep_gradients=*/false);
+  EXPECT_EQ(manager.left_gradients(), found) << "until a host has made a step, or zeroed them";
+  expect_ok(manager);
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected));
+  const auto once = gradients_of(manager);
+  expect_ok(manager);
+  EXPECT_FALSE(same_bits(gradients_of(manager), once));
+  EXPECT_EQ(manager.statistics().steps, 3u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Deeds, LeftByAHost,
+                         testing::Values(Left{{"step"}, LeftGradients::unapplied},
+                                         Left{{"step", "update"}, LeftGradients::applied},
+                                         Left{{"step", "write"}, LeftGradients::applied},
+                                         Left{{"step", "zero"}, LeftGradients::none},
+                                         Left{{"step", "update", "zero"}, LeftGradients::none}));
+
+/// Where a host is killed: while a runner is stopped in a phase of its second step.
+class HostKilled : public testing::TestWithParam<const char*> {};
+
+TEST_P(HostKilled, NothingIsLostOrDoubled) {
+  const auto expected = undisturbed(4);
+  const Stage stage;
+  auto config = restarting(stage);
+  config.faults = {std::string("rank=1 step=2 fault=stop phase=") + GetParam()};
+  const ServiceRun service(config);
+  AttachedHost host(service, {"step", "step"});
+  EXPECT_EQ(host.line(), "");
+  EXPECT_EQ(host.line(), "ok");
+  const auto pid = service.status()["runners"][1]["pid"].get<pid_t>();
+  while (ipc::usage(pid).value().state != 'T') std::this_thread::yield();
+  host.kill_and_wait();
+  ipc::send_signal(service.runner(1), SIGCONT);
+  auto manager = service.attach();
+  EXPECT_EQ(manager.unfinished(), "");
+  while (manager.statistics().steps < 4) expect_ok(manager);
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
+  EXPECT_TRUE(same_bits(buffers_of(manager), expected.buffers));
+  EXPECT_EQ(manager.statistics().elements, expected.elements);
+  EXPECT_EQ(manager.statistics().samples, expected.samples);
+}
+
+INSTANTIATE_TEST_SUITE_P(InPhase, HostKilled,
+                         testing::Values("load_parameters", "data", "forward", "backward", "gradient_capture",
+                                         "vote", "voted", "undo_saved", "in_flight", "reduced", "chunk",
+                                         "publish", "published", "close"),
+                         [](const auto& info) { return std::string(info.param); });
+
+/// Stops the service and its runners while they reduce the second step, so that all are in a committed
+/// attempt.
+class PausedService : public testing::Test {
+ protected:
+  static Config config(const Stage& stage) {
+    auto config = restarting(stage);
+    config.runners.reduction_timeout = 5;
+    config.faults = {"rank=1 step=2 fault=stop phase=in_flight"};
+    return config;
+  }
+  void pause(const ServiceRun& service) const {
+    const auto pid = service.status()["runners"][1]["pid"].get<pid_t>();
+    while (ipc::usage(pid).value().state != 'T') std::this_thread::yield();
+    for (const int pidfd : all(service)) ipc::send_signal(pidfd, SIGSTOP);
+  }
+  static std::vector<int> all(const ServiceRun& service) {
+    return {service.pidfd(), service.processes().fork_server.get(), service.runner(0), service.runner(1)};
+  }
+};
+
+TEST_F(PausedService, IsLeftByItsHostAndDoublesNothing) {
+  const auto expected = undisturbed(3), committed = undisturbed(2);
+  const Stage stage;
+  const ServiceRun service(config(stage));
+  {
+    auto host = service.attach();
+    expect_ok(host);
+    auto step = std::async(std::launch::async,
+                           [&] { return message_of<SessionError>([&] { host.step({.timeout_s = 1}); }); });
+    pause(service);
+    const auto text = step.get();
+    EXPECT_NE(text.find("has stood still"), std::string::npos) << text;
+    EXPECT_THROW(host.step(), UsageError) << "it has left";
+  }
+  EXPECT_FALSE(ipc::has_ended(service.pidfd())) << "a host ends no service";
+  for (const int pidfd : all(service)) ipc::send_signal(pidfd, SIGCONT);
+  auto next = service.attach();
+  EXPECT_EQ(next.statistics().steps, 2u) << "the step was committed";
+  EXPECT_TRUE(same_bits(gradients_of(next), committed.gradients));
+  expect_ok(next);
+  EXPECT_TRUE(same_bits(gradients_of(next), expected.gradients));
+  EXPECT_EQ(next.statistics().losses, 0u);
+}
+
+TEST(Service, ALostRunnerIsReplacedWithoutAHost) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  ipc::send_signal(service.runner(0), SIGKILL);
+  while (service.status()["replacements"] != 1) std::this_thread::yield();
+  auto manager = service.attach();
+  expect_ok(manager);
+}
+
+TEST(Service, ALostForkServerIsReplacedWithoutAHost) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  ipc::send_signal(service.processes().fork_server.get(), SIGKILL);
+  while (service.status()["replacements"] != 2) std::this_thread::yield();
+  auto manager = service.attach();
+  expect_ok(manager);
+}
+
+TEST(Service, ItsLossIsThatOfTheManager) {
+  const Stage stage;
+  ServiceRun service(restarting(stage));
+  auto manager = service.attach();
+  expect_ok(manager);
+  const auto gradients = gradients_of(manager);
+  ipc::send_signal(service.pidfd(), SIGKILL);
+  EXPECT_TRUE(ipc::wait_ended(service.pidfd(), soon()));
+  expect_failed(manager.step(), StepStatus::manager_lost, {"the service has ended"});
+  EXPECT_THROW(manager.recover(), UsageError);
+  EXPECT_TRUE(same_bits(gradients_of(manager), gradients));
+  manager.stop();
+  EXPECT_TRUE(same_bits(gradients_of(manager), gradients));
+  service.wait();
+  std::filesystem::remove(service.socket());
+}
+
+// ---- Without a host ----
+
+TEST(Service, MakesStepsItself) {
+  const auto expected = undisturbed(3);
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  EXPECT_EQ(service.ask("POST", "/v1/step").body["steps"][0]["status"], "ok");
+  const auto answer = service.ask("POST", "/v1/step", R"({"count": 2})");
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(answer.body["steps"].size(), 2u);
+  EXPECT_EQ(answer.body["steps"][1]["step"], 3);
+  auto manager = service.attach();
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
+}
+
+TEST(Service, MakesNoStepForARequestWhileAHostDrives) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  const auto manager = service.attach();
+  const auto answer = service.ask("POST", "/v1/step");
+  EXPECT_EQ(answer.status, 409);
+  EXPECT_EQ(answer.code(), "host_drives");
+  EXPECT_NE(answer.body["error"]["message"].get<std::string>().find("test (pid"), std::string::npos);
+  EXPECT_EQ(manager.statistics().steps, 0u);
+}
+
+TEST(Service, AFailedStepIsAnErrorWithItsRank) {
+  Stage stage;
+  const ServiceRun service(restarting(stage));
+  stage.tell(1, Act::infinite_loss);
+  const auto answer = service.ask("POST", "/v1/step");
+  EXPECT_EQ(answer.status, 409);
+  EXPECT_EQ(answer.code(), "nonfinite");
+  EXPECT_EQ(answer.body["error"]["rank"], 1);
+  EXPECT_EQ(answer.body["error"]["step"], 0);
+}
+
+TEST(Service, RefusesWhatItDoesNotKnow) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  EXPECT_EQ(service.ask("GET", "/v1/nothing").code(), "unknown_request");
+  EXPECT_EQ(service.ask("DELETE", "/v1/stop").code(), "wrong_method");
+  EXPECT_EQ(service.ask("GET", "/v1/step").status, 405);
+  for (const auto* body :
+       {"{", "[]", R"({"steps": 1})", R"({"count": 0})", R"({"count": "1"})", R"({"timeout_s": -1})"})
+    EXPECT_EQ(service.ask("POST", "/v1/step", body).code(), "bad_request") << body;
+  EXPECT_EQ(service.ask("GET", "/v1/attach").code(), "upgrade_required");
+  EXPECT_EQ(service.ask("GET", "/v1/attach", "", "Upgrade: accelmgr-host\r\nAccelmgr-Build: 1\r\n").code(),
+            "foreign_build");
+  EXPECT_EQ(service.ask("POST", "/v1/step", std::string(100'000, ' ')).code(), "body_too_large");
+  EXPECT_EQ(service.ask("GET", "/healthz", "", "X: " + std::string(10'000, 'x') + "\r\n").code(),
+            "header_too_large");
+  EXPECT_EQ(service.ask("GET", "/healthz").status, 200);
+  EXPECT_EQ(service.status()["steps"], 0);
+}
+
+TEST(Service, SaysWhetherAStepWouldBeServed) {
+  const Stage stage;
+  auto config = restarting(stage);
+  config.runners.max_restarts = 0;
+  ServiceRun service(config);
+  EXPECT_EQ(service.ask("GET", "/readyz").status, 200);
+  auto manager = service.attach();  // The service waits until it leaves.
+  ipc::send_signal(service.runner(0), SIGKILL);
+  while (service.ask("GET", "/readyz").status == 200) std::this_thread::yield();
+  EXPECT_EQ(service.ask("GET", "/readyz").code(), "given_up");
+  EXPECT_EQ(service.ask("GET", "/healthz").status, 200);
+  const auto result = manager.step();
+  EXPECT_EQ(result.status, StepStatus::runner_lost) << result.error;
+  EXPECT_EQ(result.causes.size(), 1u);
+  manager.stop();
+  const int status = service.wait();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
+}
+
+TEST(Service, ThatGivesUpWritesItsLastCheckpoint) {
+  const Stage stage;
+  auto config = restarting(stage);
+  config.runners.max_restarts = 0;
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  ServiceRun service(config);
+  EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+  ipc::send_signal(service.runner(1), SIGKILL);
+  const int status = service.wait();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
+  EXPECT_TRUE(std::filesystem::exists(folder / "checkpoints" / checkpoint::folder_name(1)));
+}
+
+/// How long the threads of a process have run so far, by their names, in nanoseconds.
+std::map<std::string, std::int64_t> times_of_threads(pid_t pid) {
+  std::map<std::string, std::int64_t> times;
+  for (const auto& task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid))) {
+    std::string name;
+    std::int64_t ran_ns = 0;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    std::ifstream(task.path() / "schedstat") >> ran_ns;
+    times[name] += ran_ns;
+  }
+  return times;
+}
+
+TEST(Service, ClientsTakeNoTimeOfTheSupervisor) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  const auto before = times_of_threads(service.pid());
+  ASSERT_TRUE(before.contains("accelmgr:http"));
+  for (int i = 0; i < 500; ++i)
+    for (const auto* path : {"/v1/status", "/v1/steps", "/v1/trace", "/metrics"}) service.ask("GET", path);
+  auto after = times_of_threads(service.pid());
+  const auto spent = [&](const char* name) { return after[name] - before.at(name); };
+  EXPECT_GT(spent("accelmgr:http"), 20'000'000);
+  EXPECT_LT(spent("accelmgr:mgr"), spent("accelmgr:http") / 4);
+}
+
+// ---- Its socket ----
+
+TEST(Service, OnlyItsUserMayConnect) {
+  const Stage stage;
+  const ServiceRun service(restarting(stage));
+  struct stat found {};
+  ASSERT_EQ(stat(service.socket().c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0600u);
+}
+
+// ---- Its end ----
+
+TEST(Service, SigtermFinishesTheStepUnderWay) {
+  Stage stage;
+  ServiceRun service(restarting(stage));
+  stage.tell(1, Act::block);
+  AttachedHost host(service, {"step", "step"});
+  EXPECT_EQ(host.line(), "");
+  stage.wait_until_blocked(1);
+  ipc::send_signal(service.pidfd(), SIGTERM);
+  while (service.ask("GET", "/readyz").code() != "closing") std::this_thread::yield();
+  // The 2 s that the host has to leave begin when the step ends.
+  const auto uptime_s = [&] {  // A service refuses those who ask too often.
+    auto answer = service.ask("GET", "/v1/status");
+    while (answer.status != 200) answer = service.ask("GET", "/v1/status");
+    return answer.body["uptime_s"].get<double>();
+  };
+  const auto begun = uptime_s();
+  while (uptime_s() < begun + 2.5) std::this_thread::yield();
+  stage.tell(1, Act::compute);
+  EXPECT_EQ(host.line(), "ok");
+  EXPECT_EQ(host.line(), "the service is being stopped and makes no more steps");
+  host.let_go();
+  EXPECT_EQ(host.status(), 0);
+  EXPECT_EQ(service.terminate(), 0);
+}
+
+TEST(Service, ARequestEndsIt) {
+  const Stage stage;
+  ServiceRun service(restarting(stage));
+  EXPECT_EQ(service.ask("POST", "/v1/stop").status, 202);
+  EXPECT_EQ(service.terminate(), 0);
+}
+
+TEST(Service, WritesACheckpointWhenItEnds) {
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  Tensors gradients;
+  {
+    ServiceRun service(config);
+    EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 2})").status, 200);
+    {
+      const auto manager = service.attach();
+      gradients = gradients_of(manager);
+    }
+    while (!service.status()["host"].is_null()) std::this_thread::yield();
+    EXPECT_EQ(service.terminate(), 0);
+  }
+  config.checkpoint.resume = "latest";
+  const ServiceRun service(config);
+  EXPECT_EQ(service.status()["steps"], 2);
+  EXPECT_TRUE(same_bits(gradients_of(service.attach()), gradients));
+}
+
+// One of the service would not have the host's optimizer.
+TEST(Service, LeavesTheCheckpointOfAHostAsItIsWhenItEnds) {
+  using nlohmann::literals::operator""_json_pointer;
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints/";
+  for (const bool resumed : {false, true}) {
+    ServiceRun service(config);
+    if (!resumed) {
+      auto manager = service.attach();
+      expect_ok(manager);
+      manager.save_checkpoint({.json = R"({"optimizer": 17})"});
+    }
+    EXPECT_EQ(service.terminate(), 0);
+    std::ifstream file(folder / "checkpoints" / checkpoint::folder_name(1) / checkpoint::state_file);
+    EXPECT_EQ(nlohmann::json::parse(file).value("/state/run/host/optimizer"_json_pointer, 0), 17);
+    config.checkpoint.resume = "latest";
+  }
+}
+
+/// What `manager` finds of the one before: the optimizer, the step it is of, and the step of the checkpoint.
+std::string found_by(const client::Handle& manager) {
+  const auto& resumed = manager.resumed();
+  if (!resumed) return "nothing";
+  std::string text;
+  for (const auto& tensor : resumed->tensors) text += fmt::format("{}={} ", tensor.name, int(tensor.data[0]));
+  return text + fmt::format("{} of step {} in step {}", resumed->json, resumed->extras_step, resumed->step);
+}
+
+// A service has no optimizer: it keeps the last one.
+TEST(Service, AHostGetsWhatTheLastOneHasSaved) {
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  config.checkpoint.keep = 1;
+  const std::byte momentum{7};
+  {
+    ServiceRun service(config);
+    EXPECT_EQ(service.ask("POST", "/v1/checkpoint").status, 200);
+    {
+      auto manager = service.attach();
+      EXPECT_EQ(found_by(manager), "nothing") << "the service alone has saved";
+      expect_ok(manager);
+      manager.save_checkpoint(
+          {.tensors = {{"momentum", DType::uint8, {1}, &momentum}}, .json = R"({"lr":3})"});
+      ASSERT_EQ(manager.checkpoints_written(30).at(0).error, "");
+    }
+    const auto wait = [&] {
+      while (!service.status()["host"].is_null()) std::this_thread::yield();
+    };
+    EXPECT_EQ(found_by(service.attach()), R"(momentum=7 {"lr":3} of step 1 in step 1)");
+    wait();
+    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+    EXPECT_EQ(service.ask("POST", "/v1/checkpoint").status, 200);
+    EXPECT_EQ(found_by(service.attach()), R"(momentum=7 {"lr":3} of step 1 in step 2)");
+    wait();
+    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+    EXPECT_EQ(service.terminate(), 0);
+  }
+  config.checkpoint.resume = "latest";
+  const ServiceRun again(config);
+  EXPECT_EQ(found_by(again.attach()), R"(momentum=7 {"lr":3} of step 1 in step 3)");
+}
+
+TEST(Service, WritesNoCheckpointsBesideThoseOfAnotherRun) {
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  {
+    ServiceRun service(config);
+    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
+    EXPECT_EQ(service.terminate(), 0);
+  }
+  RoleProcess other(serves, {config::to_yaml(config), folder / "socket"});
+  EXPECT_EQ(other.line(), "");
+  const int status = other.status();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << status << ": no restart mends it";
+}
+
+TEST(Service, TheHostOfAServiceWritesCheckpointsOfItsRun) {
+  const Stage stage;
+  auto config = restarting(stage);
+  const TemporaryFolder folder;
+  config.checkpoint.directory = folder / "checkpoints";
+  const ServiceRun service(config);
+  for (int host = 0; host < 2; ++host) {
+    auto manager = service.attach();
+    expect_ok(manager);
+    manager.save_checkpoint({});
+    const auto written = manager.checkpoints_written(30);
+    ASSERT_EQ(written.size(), 1u);
+    EXPECT_EQ(written[0].error, "");
+    EXPECT_EQ(manager.run_id(), service.status()["run_id"]);
+  }
+}
+
+}  // namespace
+}  // namespace accelmgr::test

@@ -1,0 +1,160 @@
+// Tests of rendezvous(), by which ranks that share only a store meet, for ranks of one host; and of the
+// search for the gloo plug-in.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "accelmgr/errors.hpp"
+#include "base/ipc/address.hpp"
+#include "launcher/collective/gloo/load.hpp"
+#include "launcher/collective/hosts/hosts.hpp"
+#include "launcher/contract/collective/file_store.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::collective {
+namespace {
+
+using test::message_of;
+using testing::HasSubstr;
+
+/// Runs body(store, membership) for each rank, in a thread of its own.
+void run_ranks(int size, const std::function<void(Store&, Membership)>& body) {
+  const contract::TemporaryFolder folder;
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      contract::FileStore store(folder.path());
+      Membership membership;
+      membership.rank = rank;
+      membership.size = size;
+      membership.timeout_s = 60;
+      body(store, membership);
+    });
+}
+
+TEST(Rendezvous, RanksOfOneHostMeetInSharedMemory) {
+  for (const char* backend : {"auto", "shm"})
+    run_ranks(3, [&](Store& store, Membership membership) {
+      membership.backend = backend;
+      const auto world = rendezvous(store, "world", membership);
+      EXPECT_EQ(world->backend(), "shm");
+      EXPECT_EQ(world->rank(), membership.rank);
+      EXPECT_EQ(world->ranks(), (std::vector{0, 1, 2}));
+      std::int64_t sum = membership.rank;
+      world->all_reduce(&sum, &sum, 1, DType::int64, ReduceOp::sum);
+      EXPECT_EQ(sum, 3);
+    });
+}
+
+TEST(Rendezvous, OneStoreServesSeveralWorlds) {
+  run_ranks(2, [](Store& store, const Membership& membership) {
+    const auto one = rendezvous(store, "one", membership);
+    const auto other = rendezvous(store, "other", membership);
+    other->barrier();
+    one->barrier();
+  });
+}
+
+TEST(Rendezvous, WhoDoesNotComeIsNamed) {
+  run_ranks(4, [](Store& store, Membership membership) {
+    if (membership.rank % 2 == 1) return;
+    // Rank 0 gives up, and tells rank 2, which must have come before.
+    if (membership.rank == 0) {
+      store.get("world/host/came/2", base::Deadline::in_seconds(60));
+      membership.timeout_s = 1;
+    }
+    try {
+      rendezvous(store, "world", membership);
+      ADD_FAILURE() << "it met with nobody";
+    } catch (const CollectiveError& error) {
+      EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
+      EXPECT_EQ(error.ranks(), (std::vector{1, 3}));
+      EXPECT_THAT(error.what(), HasSubstr("ranks 1, 3 did not join the rendezvous 'world/host' within 1 s"));
+    }
+  });
+}
+
+TEST(Rendezvous, UnknownBackendListsThoseThereAre) {
+  run_ranks(1, [](Store& store, Membership membership) {
+    membership.backend = "mpi";
+    EXPECT_THAT(message_of<ConfigError>([&] { rendezvous(store, "world", membership); }),
+                HasSubstr("unknown backend 'mpi'; it must be auto, shm or gloo"));
+  });
+}
+
+TEST(Rendezvous, ARankOutsideTheWorldIsRefused) {
+  run_ranks(1, [](Store& store, Membership membership) {
+    membership.rank = 1;
+    EXPECT_THAT(message_of<UsageError>([&] { rendezvous(store, "world", membership); }),
+                HasSubstr("rank 1 is not valid in a world of 1 ranks"));
+  });
+}
+
+TEST(LocalAddress, OfAnInterface) { EXPECT_EQ(ipc::local_address("lo"), "127.0.0.1"); }
+
+TEST(LocalAddress, AnUnknownInterfaceListsThoseThereAre) {
+  EXPECT_THAT(message_of<ConfigError>([] { ipc::local_address("eth99"); }),
+              testing::AllOf(HasSubstr("there is no network interface 'eth99'"), HasSubstr("lo")));
+}
+
+// Each test runs in a process of its own, because a process looks for the plug-in only once.
+class GlooPlugin : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  static void say_why_not(const char* path) {
+    setenv("ACCELMGR_GLOO_PLUGIN", path, 1);
+    std::fputs(gloo::unavailable_because().c_str(), stderr);
+    std::exit(0);
+  }
+  const testing::ExitedWithCode success_{0};
+};
+
+TEST(Gloo, TakesTimeoutsBeyondAnyWait) {
+  if (const auto why = gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
+  for (const double timeout_s : {1e12, std::numeric_limits<double>::infinity()})
+    run_ranks(2, [&](Store& store, Membership membership) {
+      membership.timeout_s = timeout_s;
+      membership.interface = "lo";
+      membership.host = fmt::format("host of rank {}", membership.rank);
+      const auto world = rendezvous(store, "world", membership);
+      EXPECT_EQ(world->backend(), "gloo");
+      std::int64_t sum = membership.rank;
+      world->all_reduce(&sum, &sum, 1, DType::int64, ReduceOp::sum);
+      EXPECT_EQ(sum, 1);
+      world->barrier();
+    });
+}
+
+TEST_F(GlooPlugin, AMissingOneIsToldWithWhereItWasLookedFor) {
+  EXPECT_EXIT(say_why_not("/nowhere/plugin.so"), success_,
+              "the gloo plug-in cannot be used: .*/nowhere/plugin.so: no such file");
+}
+
+TEST_F(GlooPlugin, WithoutItBackendGlooIsRefusedWithTheReason) {
+  EXPECT_EXIT(
+      {
+        setenv("ACCELMGR_GLOO_PLUGIN", "/nowhere/plugin.so", 1);
+        run_ranks(1, [](Store& store, Membership membership) {
+          membership.backend = "gloo";
+          std::fputs(message_of<ConfigError>([&] { rendezvous(store, "world", membership); }).c_str(),
+                     stderr);
+        });
+        std::exit(0);
+      },
+      success_, "gloo plug-in cannot be used: .*/nowhere/plugin.so: no such file");
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // Sanitizers refuse RTLD_DEEPBIND.
+TEST_F(GlooPlugin, WhatIsNoPluginIsToldSo) {
+  EXPECT_EXIT(say_why_not("/proc/self/exe"), success_, "cannot dynamically load");
+  EXPECT_EXIT(say_why_not("/proc/self/cmdline"), success_, "/proc/self/cmdline: ");
+}
+#endif
+
+}  // namespace
+}  // namespace accelmgr::collective

@@ -1,0 +1,61 @@
+// Runs scenarios on ranks on two hosts (tests/launcher/contract/two_hosts). The test program executes itself
+// on each host and forks the ranks there; each rank runs the scenario of a given name. A scenario may use
+// GoogleTest's assertions.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "accelmgr/communicator.hpp"
+#include "launcher/collective/hosts/hosts.hpp"
+#include "launcher/collective/hosts/store.hpp"
+
+namespace accelmgr::collective::hosts_test {
+
+class RankOnHost {
+ public:
+  RankOnHost(Store& store, int rank, int size) : store_(store), rank_(rank), size_(size) {}
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  Store& store() noexcept { return store_; }
+  /// Meets all ranks by rendezvous(), and returns their world.
+  std::shared_ptr<Communicator> meet(double timeout_s, const std::string& backend = "auto");
+  /// Notes the time in the store and kills this process with SIGKILL.
+  [[noreturn]] void die();
+  /// The seconds since `rank` called die().
+  double seconds_since_death_of(int rank);
+
+ private:
+  Store& store_;
+  int rank_;
+  int size_;
+};
+
+using Scenario = void (*)(RankOnHost&);
+
+/// A scenario, and the ranks that must end by die().
+struct Entry {
+  Scenario scenario;
+  std::vector<int> deaths;
+};
+std::map<std::string, Entry>& scenarios();
+
+struct Registered {
+  Registered(const std::string& name, Entry entry) { scenarios()[name] = std::move(entry); }
+};
+
+/// Runs the scenario with the ranks `a` on host A and the ranks `b` on host B. Skips the test if there cannot
+/// be two hosts here. A failure of a rank fails the test with all output. `cable_mbit` limits the megabits
+/// that the cable carries in a second; 0: no limit.
+void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b,
+                      int cable_mbit = 0);
+
+/// Takes down the cable between the hosts.
+void take_link_down();
+
+}  // namespace accelmgr::collective::hosts_test

@@ -1,0 +1,132 @@
+#include "backends.hpp"
+
+#include <mutex>
+#include <stdexcept>
+
+#include "file_store.hpp"
+#include "launcher/collective/gloo/load.hpp"
+#include "launcher/collective/hosts/hosts.hpp"
+#include "launcher/collective/serial.hpp"
+#include "launcher/collective/shm/factory.hpp"
+
+namespace accelmgr::collective::contract {
+namespace {
+
+Backend serial() {
+  Backend backend;
+  backend.name = "serial";
+  backend.sizes = {1};
+  backend.starts = {Start::threads};
+  backend.prepare = [](int) { return Prepared{}; };
+  backend.join = [](const Prepared&, int, int, double) { return make_serial(); };
+  return backend;
+}
+
+Backend shm() {
+  Backend backend;
+  backend.name = "shm";
+  backend.sizes = {1, 2, 3, 4, 7};
+  backend.starts = {Start::threads, Start::forked, Start::executed};
+  backend.prepare = [](int size) {
+    Prepared prepared;
+    prepared.fds.push_back(shm::create_world(size));
+    return prepared;
+  };
+  backend.join = [](const Prepared& prepared, int rank, int, double timeout_s) {
+    shm::JoinOptions options;
+    options.timeout_s = timeout_s;
+    return shm::join_world(prepared.fds.front().get(), rank, options);
+  };
+  return backend;
+}
+
+/// A store that lives until the process exits, so that it outlives all communicators.
+Store& store_in(const std::string& folder) {
+  static std::mutex mutex;
+  static std::vector<std::unique_ptr<FileStore>> stores;
+  const std::lock_guard lock(mutex);
+  return *stores.emplace_back(std::make_unique<FileStore>(folder));
+}
+
+Prepared folder_for_store(int) {
+  const auto folder = std::make_shared<TemporaryFolder>();
+  Prepared prepared;
+  prepared.text = folder->path();
+  prepared.kept = folder;
+  return prepared;
+}
+
+/// Meets the other ranks in the store of `prepared`.
+std::shared_ptr<Communicator> meet(const Prepared& prepared, int rank, int size, double timeout_s,
+                                   const std::string& host) {
+  Membership membership;
+  membership.rank = rank;
+  membership.size = size;
+  membership.backend = "gloo";
+  membership.timeout_s = timeout_s;
+  membership.host = host;
+  return rendezvous(store_in(prepared.text), "world", membership);
+}
+
+/// Every rank counts as a host of its own: all of them communicate over gloo.
+Backend gloo_threads() {
+  Backend backend;
+  backend.name = "gloo";
+  backend.sizes = {1, 2, 3, 4, 7};
+  backend.starts = {Start::threads};
+  backend.unavailable_because = gloo::unavailable_because;
+  backend.prepare = folder_for_store;
+  backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
+    return meet(prepared, rank, size, timeout_s, "host of rank " + std::to_string(rank));
+  };
+  return backend;
+}
+
+/// The same with processes; of one size, because connecting takes long.
+Backend gloo_processes() {
+  Backend backend = gloo_threads();
+  backend.name = "gloo_processes";
+  backend.sizes = {3};
+  backend.starts = {Start::forked, Start::executed};
+  return backend;
+}
+
+/// One host that works like one of several: it has a leader, but there are no other leaders. For two hosts
+/// see tests/launcher/collective/hosts_test.cpp.
+Backend gloo_on_one_host() {
+  Backend backend = gloo_threads();
+  backend.name = "gloo_on_one_host";
+  backend.sizes = {3};
+  backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
+    return meet(prepared, rank, size, timeout_s, host_key());
+  };
+  return backend;
+}
+
+}  // namespace
+
+std::string name_of(Start start) {
+  switch (start) {
+    case Start::threads:
+      return "threads";
+    case Start::forked:
+      return "forked";
+    case Start::executed:
+      return "executed";
+  }
+  return {};
+}
+
+const std::vector<Backend>& backends() {
+  static const std::vector<Backend> all{serial(), shm(), gloo_threads(), gloo_processes(),
+                                        gloo_on_one_host()};
+  return all;
+}
+
+const Backend& find_backend(const std::string& name) {
+  for (const auto& backend : backends())
+    if (backend.name == name) return backend;
+  throw std::invalid_argument("no backend " + name);
+}
+
+}  // namespace accelmgr::collective::contract

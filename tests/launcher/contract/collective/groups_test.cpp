@@ -1,0 +1,211 @@
+// Tests of groups: communicators of some members, made from any communicator and used at the same time.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "call.hpp"
+#include "contract.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::collective::contract {
+namespace {
+
+using Ranks = std::vector<int>;
+
+/// The group of `ranks` of `parent`; null on a member that is not in it.
+std::shared_ptr<Communicator> group_of(Communicator& parent, const Ranks& ranks) {
+  return contains(ranks, parent.rank()) ? parent.group(ranks) : nullptr;
+}
+
+void expect_works(Communicator& group, Rank& self, int rounds = 3) {
+  for (int round = 0; round < rounds; ++round) {
+    const auto seed = static_cast<std::uint64_t>(round);
+    const auto tolerance = self.backend.tolerance;
+    const Call calls[] = {
+        {.kind = CallKind::all_reduce, .dtype = DType::float32, .count = 1000, .seed = seed},
+        {.kind = CallKind::reduce_scatter, .dtype = DType::int32, .count = 10, .seed = seed},
+        {.kind = CallKind::all_gather, .dtype = DType::uint8, .count = 33, .seed = seed},
+        {.kind = CallKind::all_to_all, .dtype = DType::int64, .count = 5, .seed = seed},
+        {.kind = CallKind::broadcast,
+         .dtype = DType::float64,
+         .count = 7,
+         .root = group.size() - 1,
+         .seed = seed}};
+    for (const auto& call : calls) EXPECT_EQ(perform(call, group, tolerance), "");
+    // The group has the right members, by their ranks in the world.
+    const auto names = group.all_gather_objects(std::to_string(self.world.rank()));
+    ASSERT_EQ(names.size(), group.ranks().size());
+    for (std::size_t i = 0; i < names.size(); ++i) EXPECT_EQ(names[i], std::to_string(group.ranks()[i]));
+  }
+}
+
+}  // namespace
+
+// The first attempt of the late member ends at once. Its second one meets the second one of the other
+// members.
+CONTRACT(Group, IsMadeAtASecondTryAfterOneMemberWasLate, .sizes = {2, 4}, .starts = {Start::threads}) {
+  const int late = self.world.size() - 1;
+  const auto attempt = [&](double timeout_s) {
+    try {
+      self.world.group(all_of(self.world), {.timeout_s = timeout_s});
+      ADD_FAILURE() << "no error";
+    } catch (const CollectiveError& error) {
+      EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout) << error.what();
+      EXPECT_EQ(error.ranks(), Ranks{late}) << error.what();
+    }
+  };
+  self.meeting.meet(self.world.size());
+  if (self.world.rank() == late) {
+    while (self.meeting.counted() < static_cast<std::uint64_t>(late)) std::this_thread::yield();
+    const auto begin = base::now_ns();
+    attempt(60);
+    EXPECT_LT(static_cast<double>(base::now_ns() - begin) * 1e-9, 30);
+  } else {
+    attempt(2);  // Those that try must all arrive within this.
+    self.meeting.count();
+  }
+  expect_works(*self.world.group(all_of(self.world)), self);
+}
+
+// A child that returns from main(), or a data loader's worker, destroys its copy like that.
+CONTRACT(Group, WhoseCopyAForkedChildDestroysWorksOn, .fewest_ranks = 2,
+         .starts = {Start::forked, Start::executed}) {
+  auto group = self.world.group(all_of(self.world));
+  const auto child = fork();
+  if (child == 0) {
+    alarm(60);
+    EXPECT_THROW(group->barrier(), UsageError);
+    group.reset();
+    _exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  expect_works(*group, self);
+}
+
+CONTRACT(Group, OfAllIsAnotherWorld) {
+  const auto group = self.world.group(all_of(self.world));
+  EXPECT_EQ(group->ranks(), self.world.ranks());
+  EXPECT_EQ(group->rank(), self.world.rank());
+  EXPECT_EQ(group->size(), self.world.size());
+  expect_works(*group, self);
+  expect_works(self.world, self);
+}
+
+CONTRACT(Group, OfOneIsAlone) {
+  const auto alone = self.world.group(Ranks{self.world.rank()});
+  EXPECT_EQ(alone->ranks(), Ranks{self.world.rank()});
+  EXPECT_EQ(alone->rank(), 0);
+  EXPECT_EQ(alone->size(), 1);
+  expect_works(*alone, self);
+}
+
+CONTRACT(Group, OfSomeLeavesTheOthersAlone, .fewest_ranks = 2) {
+  Ranks odd;
+  for (int rank = 1; rank < self.world.size(); rank += 2) odd.push_back(rank);
+  if (const auto group = group_of(self.world, odd)) {
+    EXPECT_EQ(group->ranks(), odd);
+    EXPECT_EQ(group->rank(), self.world.rank() / 2);
+    expect_works(*group, self);
+  }
+  expect_works(self.world, self);
+}
+
+CONTRACT(Group, OfAGroupNamesRanksOfTheWorld, .fewest_ranks = 3) {
+  Ranks upper = all_of(self.world);
+  upper.erase(upper.begin());
+  const auto group = group_of(self.world, upper);
+  if (!group) return;
+  // All members of the group but its first, by their ranks in the group.
+  Ranks inner = all_of(*group);
+  inner.erase(inner.begin());
+  if (const auto nested = group_of(*group, inner)) {
+    EXPECT_EQ(nested->ranks(), Ranks(upper.begin() + 1, upper.end()));
+    EXPECT_EQ(nested->rank(), self.world.rank() - 2);
+    expect_works(*nested, self);
+  }
+  expect_works(*group, self);
+}
+
+CONTRACT(Group, OutlivesTheCommunicatorItWasMadeFrom, .fewest_ranks = 2) {
+  auto parent = self.world.group(all_of(self.world));
+  const auto group = parent->group(all_of(*parent));
+  parent.reset();
+  expect_works(*group, self);
+}
+
+CONTRACT(Groups, ThatAreDisjointWorkAtTheSameTime, .fewest_ranks = 2) {
+  // The lower half calls five times as often: neither waits for the other.
+  const int half = self.world.size() / 2;
+  Ranks lower(static_cast<std::size_t>(half)), upper(static_cast<std::size_t>(self.world.size() - half));
+  std::iota(lower.begin(), lower.end(), 0);
+  std::iota(upper.begin(), upper.end(), half);
+  const bool is_lower = self.world.rank() < half;
+  const auto group = self.world.group(is_lower ? lower : upper);
+  expect_works(*group, self, is_lower ? 10 : 2);
+  self.world.barrier();
+}
+
+CONTRACT(Groups, ThatOverlapAreUsedInTurn, .fewest_ranks = 3) {
+  const Ranks left{0, 1}, right{1, 2};
+  const auto of_left = group_of(self.world, left);
+  const auto of_right = group_of(self.world, right);
+  for (int round = 0; round < 5; ++round) {
+    if (of_left) expect_works(*of_left, self, 1);
+    if (of_right) expect_works(*of_right, self, 1);
+    if (round % 2 == 0) expect_works(self.world, self, 1);
+  }
+}
+
+CONTRACT(Groups, OfTheSameMembersKeepApart, .fewest_ranks = 2) {
+  const auto one = self.world.group(all_of(self.world));
+  const auto other = self.world.group(all_of(self.world));
+  for (int round = 0; round < 5; ++round) {
+    expect_works(*one, self, 1);
+    expect_works(*other, self, 2);
+  }
+}
+
+CONTRACT(Groups, AreUsedByTwoThreadsOfAMemberAtTheSameTime, .fewest_ranks = 2) {
+  const auto other = self.world.group(all_of(self.world));
+  const Call call{.kind = CallKind::all_reduce, .dtype = DType::int32, .count = sanitized ? 5000 : 20000};
+  std::string wrong;
+  {
+    // GoogleTest's failures are collected per thread.
+    const std::jthread thread([&] {
+      for (int round = 0; round < 20 && wrong.empty(); ++round) try {
+          wrong = perform(call, *other);
+        } catch (const std::exception& error) {
+          wrong = error.what();
+        }
+    });
+    for (int round = 0; round < 20; ++round) EXPECT_EQ(perform(call, self.world), "");
+  }
+  EXPECT_EQ(wrong, "");
+}
+
+CONTRACT(Group, OfAListThatIsWrongIsRefusedAndNothingIsSent) {
+  const int size = self.world.size();
+  const int rank = self.world.rank();
+  const int other = (rank + 1) % size;
+  const auto refusal = [&](const Ranks& ranks) {
+    return test::message_of<UsageError>([&] { self.world.group(ranks); });
+  };
+  EXPECT_NE(refusal({}), "");
+  EXPECT_NE(refusal({rank, rank}), "") << "doubled";
+  EXPECT_NE(refusal({-1, rank}).find("-1"), std::string::npos) << "below the range";
+  EXPECT_NE(refusal({rank, size}).find(std::to_string(size)), std::string::npos) << "beyond the range";
+  if (size > 1) {
+    EXPECT_NE(refusal({std::max(rank, other), std::min(rank, other)}), "") << "not ascending";
+    EXPECT_NE(refusal({other}).find(std::to_string(rank)), std::string::npos) << "without the caller";
+  }
+  expect_works(self.world, self, 1);
+  expect_works(*self.world.group(all_of(self.world)), self, 1);
+}
+
+}  // namespace accelmgr::collective::contract

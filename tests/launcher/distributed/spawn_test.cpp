@@ -1,0 +1,145 @@
+// Tests of distributed::spawn(), which calls a function in processes that have already joined a context.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <stdexcept>
+
+#include "accelmgr/distributed_context.hpp"
+#include "base/ipc/network.hpp"
+#include "base/ipc/tcp.hpp"
+#include "launcher/collective/gloo/load.hpp"
+#include "message_of.hpp"
+#include "ranks.hpp"
+#include "reserved_port.hpp"
+
+namespace accelmgr::distributed {
+namespace {
+
+using launch::StartMethod;
+using test::config_key_of;
+using test::message_of;
+using test::ReservedPort;
+using testing::HasSubstr;
+
+Value describe_context(int local_rank, const Value& args) {
+  return {{"local_rank", local_rank},  {"args", args},
+          {"model", model_name()},     {"backend", backend().value_or("")},
+          {"world", get_world_size()}, {"sum", all_reduce(get_rank() + 1.0)}};
+}
+
+const bool registered = [] {
+  launch::register_function("describe context", describe_context);
+  return true;
+}();
+
+SpawnOptions forked(int processes) {
+  SpawnOptions options;
+  options.nproc_per_node = processes;
+  options.start_method = StartMethod::fork;
+  options.timeout_s = 20;
+  return options;
+}
+
+TEST(Spawn, CallsTheFunctionInAContextWithItsArguments) {
+  for (const auto method : {StartMethod::fork, StartMethod::spawn, StartMethod::forkserver}) {
+    auto options = forked(2);
+    options.start_method = method;
+    const auto context = spawn("shm", "describe context", {1, "a"}, {{"d", 23}}, options);
+    ASSERT_EQ(context.results().size(), 2u);
+    for (int rank = 0; rank < 2; ++rank)
+      EXPECT_EQ(context.results()[static_cast<std::size_t>(rank)], (Value{{"local_rank", rank},
+                                                                          {"args", {1, "a", {{"d", 23}}}},
+                                                                          {"model", "accelmgr-dist"},
+                                                                          {"backend", "shm"},
+                                                                          {"world", 2},
+                                                                          {"sum", 3.0}}));
+  }
+}
+
+TEST(Spawn, OneProcessIsAProcessOfItsOwn) {
+  const auto context = spawn("shm", launch::Function(describe_context), Value::array(), nullptr, forked(1));
+  EXPECT_NE(context.pids().at(0), getpid());
+  EXPECT_EQ(context.results().at(0).at("world"), 1);
+  EXPECT_EQ(context.results().at(0).at("args"), Value::array());
+  EXPECT_EQ(model_name(), "serial");
+}
+
+TEST(Spawn, OptionsThatCannotBeAreNamed) {
+  const auto run = [](const std::string& backend, SpawnOptions options, const Value& kwargs = nullptr) {
+    spawn(backend, "describe context", Value::array(), kwargs, options);
+  };
+  EXPECT_EQ(config_key_of([&] { run("mpi", forked(2)); }), "launch.backend");
+  EXPECT_EQ(config_key_of([&] { run("shm", forked(0)); }), "nproc_per_node");
+  auto options = forked(1);
+  options.nnodes = 0;
+  EXPECT_EQ(config_key_of([&] { run("shm", options); }), "nnodes");
+  options.nnodes = 2;
+  options.node_rank = 2;
+  // Without the plug-in of gloo, the backend is refused first.
+  EXPECT_THAT(config_key_of([&] { run("gloo", options); }), testing::AnyOf("node_rank", "launch.backend"));
+  options = forked(1);
+  options.master_port = 70000;
+  EXPECT_EQ(config_key_of([&] { run("shm", options); }), "master_port");
+  options = forked(2);
+  options.init_method = "udp://x:1";
+  EXPECT_EQ(config_key_of([&] { run("shm", options); }), "init_method");
+  EXPECT_THAT(message_of<UsageError>([&] {
+                run("shm", forked(1), {1, 2});
+              }),
+              HasSubstr("kwargs is of type array"));
+  EXPECT_THROW(spawn("shm", "describe contxt", Value::array(), nullptr, forked(2)), ConfigError);
+}
+
+TEST(Spawn, AFailureIsNamedWithItsRank) {
+  const launch::Function fail = [](int local_rank, const Value&) -> Value {
+    barrier();
+    if (local_rank == 1) throw std::runtime_error("no luck");
+    barrier();
+    return {};
+  };
+  try {
+    spawn("shm", fail, Value::array(), nullptr, forked(2));
+    ADD_FAILURE() << "rank 1 failed";
+  } catch (const launch::SpawnError& error) {
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_THAT(error.what(), HasSubstr("no luck"));
+  }
+}
+
+TEST(Spawn, NodesMeetAtAStoreThatTheFirstOneServes) {
+  // Two nodes of one rank each on this host. A child of this process starts the second.
+  if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
+  const ReservedPort reserved;
+  const int port = reserved.number();
+  const auto node = [port](int node_rank) {
+    auto options = forked(1);
+    options.nnodes = 2;
+    options.node_rank = node_rank;
+    options.master_port = port;
+    options.join = false;
+    const auto launched = [&] {
+      auto context = spawn("gloo", launch::Function(describe_context), Value::array(), nullptr, options);
+      context.join();
+      return context.results().at(0);
+    };
+    launched();
+    return launched();  // The store of the first launch has ended with it.
+  };
+  launch::Options options;
+  options.nprocs = 1;
+  options.join = false;
+  options.start_method = StartMethod::fork;
+  auto second =
+      launch::spawn(launch::Function([&](int, const Value&) { return node(1); }), Value::array(), options);
+  const auto first = node(0);
+  second.join();
+  for (const auto& result : {first, second.results().at(0)}) {
+    EXPECT_EQ(result.at("world"), 2);
+    EXPECT_EQ(result.at("backend"), "gloo");
+    EXPECT_EQ(result.at("sum"), 3.0);
+  }
+}
+
+}  // namespace
+}  // namespace accelmgr::distributed

@@ -1,0 +1,60 @@
+// Hosts for which tests resolve a launch.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accelmgr/errors.hpp"
+#include "launcher/launch/plan/launch_spec.hpp"
+
+namespace accelmgr::launch {
+
+using Environment = std::map<std::string, std::string>;
+
+inline HostInfo cpu_host(int cores, Environment environment = {}) {
+  return {.environment = std::move(environment),
+          .cores = cores,
+          .gpus = 0,
+          .hostname = "node1.cluster",
+          .addresses = {"127.0.0.1", "10.0.0.1", "::1", "fd00::1"},
+          .unavailable_because = [](const std::string&) { return std::string(); }};
+}
+
+/// A host with GPUs.
+inline HostInfo gpu_host(int gpus, Environment environment = {}) {
+  auto host_info = cpu_host(8, std::move(environment));
+  host_info.gpus = gpus;
+  return host_info;
+}
+
+/// Makes it the second of the hosts that the tests name: 10.0.0.1 (node1) and 10.0.0.2 (node2).
+inline HostInfo second(HostInfo host_info) {
+  host_info.hostname = "node2.cluster";
+  host_info.addresses = {"127.0.0.1", "10.0.0.2", "::1", "fd00::2"};
+  return host_info;
+}
+
+/// The text and the key of the ConfigError that `call` throws. Fails the test if `call` throws none.
+template <class Call>
+std::pair<std::string, std::string> refusal(Call&& call) {
+  try {
+    call();
+  } catch (const ConfigError& error) {
+    return {error.what(), error.key()};
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return {};
+}
+
+inline ::testing::AssertionResult says(const std::string& text, const std::vector<std::string>& parts) {
+  for (const auto& part : parts)
+    if (text.find(part) == std::string::npos)
+      return ::testing::AssertionFailure() << "no '" << part << "' in: " << text;
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace accelmgr::launch

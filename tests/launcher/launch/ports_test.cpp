@@ -1,0 +1,105 @@
+// Tests that ports are bound once, and accept connections from then on.
+#include "launcher/launch/run/ports.hpp"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <set>
+
+#include "base/ipc/host_port.hpp"
+#include "launcher/launch/hosts.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::launch {
+namespace {
+
+bool connects(int port) {
+  const base::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
+TEST(BoundPort, AcceptsConnectionsAtOnce) {
+  const auto bound = bind_port();
+  EXPECT_GT(bound.port, 0);
+  EXPECT_TRUE(connects(bound.port));
+}
+
+TEST(BoundPort, IsNotInheritedByAccident) {
+  EXPECT_NE(::fcntl(bind_port().socket.get(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+TEST(BoundPort, IsNobodyElsesWhileItIsHeld) {
+  const auto first = bind_port();
+  const auto second = bind_port(first.port);
+  EXPECT_GT(second.port, first.port);
+  EXPECT_TRUE(connects(first.port));
+}
+
+TEST(BoundPort, IsTheFirstFreeOneFromTheWantedOn) {
+  int port = 0;
+  {
+    const auto bound = bind_port();
+    port = bound.port;
+    EXPECT_TRUE(connects(port));
+  }
+  EXPECT_GE(bind_port(port).port, port);
+}
+
+TEST(BoundPort, IsRefusedWhereThereIsNone) {
+  EXPECT_TRUE(says(test::message_of<UsageError>([] { bind_port(65536); }), {"65536", "65535"}));
+  EXPECT_TRUE(says(test::message_of<UsageError>([] { bind_port(-1); }), {"-1", "65535"}));
+  const auto last = bind_port(65535);
+  EXPECT_TRUE(
+      says(test::message_of<SystemError>([] { bind_port(65535); }), {"from 65535 to 65535", "in use"}));
+}
+
+TEST(WorkerPorts, AreThoseThatTheSpecTells) {
+  const auto host_info = gpu_host(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
+  auto spec = resolve({}, host_info);
+  EXPECT_TRUE(spec.workers.empty());
+  const auto ports = bind_worker_ports(spec, host_info);
+  ASSERT_EQ(spec.workers.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(spec.workers[i],
+              (Worker{"localservice", static_cast<int>(i), {"node1.cluster", ports.workers[i].port}}));
+    EXPECT_EQ(spec.endpoints[i], text(spec.workers[i].address));
+    EXPECT_TRUE(connects(ports.workers[i].port));
+  }
+  EXPECT_EQ(spec.service_address, text(ipc::HostPort{"node1.cluster", ports.service.port}));
+  EXPECT_TRUE(connects(ports.service.port));
+  EXPECT_TRUE(says(text(spec), {"(ports bound here)", "(port bound here)"}));
+}
+
+TEST(WorkerPorts, AreHandedToTheirProcesses) {
+  const auto host_info = gpu_host(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
+  auto spec = resolve({}, host_info);
+  const auto ports = bind_worker_ports(spec, host_info);
+  using Pairs = std::vector<std::pair<int, int>>;
+  EXPECT_EQ(ports.descriptors(0),
+            (Pairs{{ports.workers[0].socket.get(), 50}, {ports.service.socket.get(), 51}}));
+  EXPECT_EQ(ports.descriptors(1), (Pairs{{ports.workers[1].socket.get(), 50}}));
+}
+
+TEST(WorkerPorts, AreNoneWhereSpecsNeedNone) {
+  const auto host_info = cpu_host(2);
+  for (const Options& options : {Options{.nprocs = 2}, Options{.nprocs = 1, .workers = "a:0;10.0.0.1:7"},
+                                 Options{.nprocs = 2, .workers = "a:0;10.0.0.1:7|a:1;10.0.0.2:7"}}) {
+    auto spec = resolve(options, host_info);
+    const auto before = text(spec);
+    const auto ports = bind_worker_ports(spec, host_info);
+    EXPECT_TRUE(ports.workers.empty());
+    EXPECT_FALSE(ports.service.socket);
+    EXPECT_TRUE(ports.descriptors(0).empty());
+    EXPECT_EQ(text(spec), before);
+  }
+}
+
+}  // namespace
+}  // namespace accelmgr::launch

@@ -1,0 +1,116 @@
+// Tests of the Spawner: programs that it executes, their descriptors and their slots.
+#include "launcher/launch/run/spawner.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "functions.hpp"
+#include "launched.hpp"
+
+namespace accelmgr::launch::test {
+namespace {
+
+class Programs : public Launched, public testing::WithParamInterface<bool> {
+ protected:
+  static Spawner spawner() { return GetParam() ? Spawner::execute() : Spawner::fork(); }
+  static Task task(std::vector<std::string> program) {
+    return {.rank = 3,
+            .environment = {{"PATH", "/usr/bin:/bin"}, {"WHO", "me"}},
+            .program = std::move(program),
+            .call = {},
+            .execute_self = false};
+  }
+  static std::string next_end(Spawner& spawner) {
+    for (;;) {
+      const auto event = spawner.next(soon());
+      if (!event) return "no event";
+      if (const auto* ended = std::get_if<ipc::Ended>(&*event)) return ipc::describe_exit(ended->wait_status);
+    }
+  }
+  static std::string read_all(int fd) {
+    std::string text;
+    char bytes[4096];
+    for (ssize_t got; (got = read(fd, bytes, sizeof bytes)) > 0;)
+      text.append(bytes, static_cast<std::size_t>(got));
+    return text;
+  }
+};
+
+TEST_P(Programs, HaveTheirEnvironmentAndTheDescriptorsTheyAreGivenAndNoOthers) {
+  int output[2], extra[2];
+  ASSERT_EQ(pipe2(output, O_CLOEXEC), 0);
+  ASSERT_EQ(pipe2(extra, O_CLOEXEC), 0);
+  const base::UniqueFd open_here(dup(0));  // Opened without close-on-exec.
+  {
+    auto fork_server = spawner();
+    const std::pair<int, int> fds[] = {{output[1], 1}, {extra[1], 9}};
+    const auto report = fork_server.start(
+        0, task({"sh", "-c", "echo $WHO $RANK; echo nine >&9; cd /proc/self/fd; echo *"}), fds);
+    close(output[1]);
+    close(extra[1]);
+    EXPECT_EQ(next_end(fork_server), "exit code 0");
+    EXPECT_FALSE(read_report(report.get()));
+  }
+  // sh opens the folder to list it. So there may be one more number, of a descriptor that is closed before sh
+  // writes.
+  const auto text = read_all(output[0]);
+  EXPECT_TRUE(text.starts_with("me\n0 1 2 ")) << text;
+  EXPECT_NE(text.find(" 9"), std::string::npos) << text;
+  EXPECT_EQ(read_all(extra[0]), "nine\n");
+  close(output[0]);
+  close(extra[0]);
+}
+
+TEST_P(Programs, ThatAreNotThereAreReportedAsAShellDoes) {
+  auto fork_server = spawner();
+  const auto report = fork_server.start(0, task({"no-such-program-anywhere"}));
+  EXPECT_EQ(next_end(fork_server), "exit code 127");
+  const auto told = read_report(report.get());
+  ASSERT_TRUE(told && told->failure);
+  EXPECT_EQ(told->failure->rank, 3);
+  EXPECT_EQ(told->failure->phase, "start");
+  EXPECT_NE(told->failure->what.find("no-such-program-anywhere"), std::string::npos);
+  const auto folder = fork_server.start(1, task({"/proc"}));
+  EXPECT_EQ(next_end(fork_server), "exit code 126");
+}
+
+TEST_P(Programs, AreSentSignalsInTheirGroupsAndReplaced) {
+  auto fork_server = spawner();
+  for (int i = 0; i < 3; ++i) {
+    const auto report = fork_server.start(7, task({"sleep", "60"}));
+    const auto started = std::get<ipc::Started>(fork_server.next(soon()).value());
+    EXPECT_EQ(started.rank, 7);
+    fork_server.signal(SIGINT);
+    EXPECT_EQ(next_end(fork_server), "killed by signal 2 (INT)");
+  }
+}
+
+TEST_P(Programs, StartWithDefaultSignals) {
+  signal(SIGUSR1, SIG_IGN);
+  signal(SIGPIPE, SIG_IGN);
+  auto fork_server = spawner();
+  const auto report = fork_server.start(0, task({"sh", "-c", "kill -USR1 $$; sleep 60"}));
+  EXPECT_EQ(next_end(fork_server), "killed by signal 10 (USR1)");
+  signal(SIGUSR1, SIG_DFL);
+  signal(SIGPIPE, SIG_DFL);
+}
+
+TEST_P(Programs, TheEndOfTheForkServerIsTold) {
+  auto fork_server = spawner();
+  const auto report = fork_server.start(0, task({"sleep", "60"}));
+  const auto started = std::get<ipc::Started>(fork_server.next(soon()).value());
+  ipc::send_signal(fork_server.pidfd(), SIGKILL);
+  EXPECT_FALSE(fork_server.next(soon()));
+  EXPECT_TRUE(fork_server.fork_server_end());
+  EXPECT_TRUE(ipc::has_ended(started.pidfd.get()));
+  const auto message = message_of<SessionError>([&] { fork_server.start(1, task({"true"})); });
+  EXPECT_NE(message.find("rank 3 cannot be started: the fork server, its parent, was"), std::string::npos)
+      << message;
+}
+
+INSTANTIATE_TEST_SUITE_P(ForkServers, Programs, testing::Bool(),
+                         [](const auto& info) { return info.param ? "executed" : "forked"; });
+
+}  // namespace
+}  // namespace accelmgr::launch::test

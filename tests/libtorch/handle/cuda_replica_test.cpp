@@ -1,0 +1,358 @@
+// The replica on a GPU computes what the replica in host memory computes, bit for bit, whatever the order in
+// which the device copies.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <random>
+
+#include "accelmgr/errors.hpp"
+#include "cuda_rig.hpp"
+#include "message_of.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+using Result = ReplicaBench::Result;
+
+/// The results of attempts that continue each other. The host writes parameters between them.
+template <class Rig>
+std::vector<Result> train(Rig& rig, const std::string& kind, int micro_batches, int attempts = 3) {
+  std::vector<Result> results;
+  rig->load();  // The generator, which all replicas of this process share.
+  for (int i = 0; i < attempts; ++i) {
+    results.push_back(
+        rig->attempt(bench_batches(kind, std::uint64_t(i * micro_batches), micro_batches), i % 2 == 0));
+    rig->write_parameters(0.9);
+  }
+  return results;
+}
+
+/// Names what differs; equal results are equal bits.
+void expect_same(const std::vector<Result>& actual, const std::vector<Result>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_EQ(actual[i].loss, expected[i].loss) << "attempt " << i;
+    EXPECT_EQ(actual[i].scalars, expected[i].scalars) << "attempt " << i;
+    EXPECT_EQ(actual[i].gradients.size(), expected[i].gradients.size()) << "attempt " << i;
+    EXPECT_TRUE(actual[i].gradients == expected[i].gradients) << "attempt " << i;
+    EXPECT_TRUE(actual[i].state == expected[i].state) << "attempt " << i;
+  }
+}
+
+class CudaReplicaOf : public testing::TestWithParam<const char*> {};
+
+TEST_P(CudaReplicaOf, GivesTheBitsOfTheReplicaInHostMemory) {
+  const std::string kind = GetParam();
+  for (const int micro_batches : {1, 3}) {
+    CpuRig cpu(kind);
+    const auto expected = train(cpu, kind, micro_batches);
+    for (std::uint64_t seed = 0; seed < 5; ++seed) {
+      CudaRig cuda({.kind = kind, .seed = seed});
+      expect_same(train(cuda, kind, micro_batches), expected);
+      EXPECT_GT(cuda->sink.arrivals, 0);
+      EXPECT_EQ(cuda.fake.unregistered_copies(), 0);
+    }
+  }
+}
+
+TEST_P(CudaReplicaOf, GivesThemOnStreamsThatRunAtTheSameTime) {
+  const std::string kind = GetParam();
+  CpuRig cpu(kind);
+  CudaRig cuda({.kind = kind, .execution = FakeCuda::Execution::threads});
+  expect_same(train(cuda, kind, 3, 6), train(cpu, kind, 3, 6));
+}
+
+// Into a bfloat16 slab the sums over micro-batches are captured, by the host.
+TEST_P(CudaReplicaOf, GivesThemWhereGradientsAreCaptured) {
+  const std::string kind = GetParam();
+  CpuRig cpu(kind, /*has_slab=*/false);
+  CudaRig cuda({.kind = kind, .has_slab = false});
+  expect_same(train(cuda, kind, 3), train(cpu, kind, 3));
+  EXPECT_EQ(cuda->sink.arrivals, 0);
+}
+
+TEST_P(CudaReplicaOf, GivesThemUnderAutocast) {
+  const std::string kind = GetParam();
+  CpuRig cpu(kind, true, Autocast::bf16);
+  CudaRig cuda({.kind = kind, .autocast = Autocast::bf16});
+  expect_same(train(cuda, kind, 2), train(cpu, kind, 2));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaReplicaOf, testing::Values("mlp", "convnet", "gpt", "odd", "odd64"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// Attempts that are left: after a micro-batch, after the last one, and while collect() waits.
+TEST(CudaReplica, AnAttemptThatWasLeftLeavesNothing) {
+  CpuRig cpu("odd");
+  cpu->load();
+  const auto batches = bench_batches("odd", 0, 3);
+  const auto expected = cpu->attempt(batches);
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    CudaRig cuda({.kind = "odd", .seed = seed});
+    for (const int begun : {1, 3}) {
+      cuda->begin(bench_batches("odd", 50, begun));
+      cuda->load();
+      EXPECT_TRUE(cuda.fake.has_settled()) << "memory of the attempt is free now";
+    }
+    cuda->begin(bench_batches("odd", 60, 2));
+    int asked = 0;
+    cuda->sink.asked = [&] { return ++asked < 2; };
+    cuda.fake.hang_after(0);
+    EXPECT_EQ(cuda->replica->collect().loss, 0);
+    EXPECT_TRUE(cuda->sink.gradients.empty());
+    cuda->sink.asked = nullptr;
+    cuda.fake.go_on();
+    cuda->load();
+    expect_same({cuda->attempt(batches)}, {expected});
+  }
+}
+
+/// An attempt of the committed state; before it, perhaps some that were left.
+template <class Rig>
+Result attempt_after_others(Rig& rig, const std::string& kind, std::uint64_t number) {
+  std::mt19937_64 random(number);
+  for (auto left = random() % 3; left > 0; --left) {
+    rig->load();
+    rig->begin(bench_batches(kind, random() % 100, 1 + int(random() % 3)), random() % 2 == 0);
+  }
+  if (random() % 2 == 0) rig->write_parameters(0.8);
+  rig->load();
+  return rig->attempt(bench_batches(kind, random() % 100, 1 + int(random() % 4)), random() % 2 == 0);
+}
+
+TEST(CudaReplica, GivesTheBitsOfTheReplicaInHostMemoryInAnyHistory) {
+  for (std::uint64_t seed = 0; seed < 15; ++seed) {
+    const std::string kind = std::array{"mlp", "convnet", "gpt", "odd", "odd64"}[seed % 5];
+    const bool has_slab = seed % 3 != 0;
+    SCOPED_TRACE(kind + ", seed " + std::to_string(seed));
+    CpuRig cpu(kind, has_slab);
+    CudaRig cuda({.kind = kind, .seed = seed, .has_slab = has_slab});
+    for (std::uint64_t step = 0; step < 4; ++step) {
+      const auto number = seed * 100 + step;
+      expect_same({attempt_after_others(cuda, kind, number)}, {attempt_after_others(cpu, kind, number)});
+    }
+  }
+}
+
+TEST(CudaReplica, ReportsScalarsThatAreTensors) {
+  CudaRig cuda({.kind = "odd"});
+  const auto scalars = cuda->attempt(bench_batches("odd", 0, 3)).scalars;
+  ASSERT_EQ(scalars.size(), 3u);
+  EXPECT_EQ(scalars[0].first, "rows");
+  EXPECT_NEAR(scalars[0].second, (4 + 3 + 4) / 3.0, 1e-12);
+  EXPECT_EQ(scalars[1].first, "norm");
+  EXPECT_EQ(scalars[2].first, "calls");
+  EXPECT_NEAR(scalars[2].second, (1 + 2 + 3) / 3.0, 1e-12) << "each as it was in its micro-batch";
+}
+
+TEST(CudaReplica, MemoryOfBatchesThatGrowIsReplaced) {
+  CpuRig cpu("mlp");
+  CudaRig cuda({});
+  std::vector<BenchBatch> batches;
+  for (const std::int64_t elements : {1, 300, 2, 2000, 1}) batches.push_back(bench_batch("mlp", 1, elements));
+  expect_same({cuda->attempt(batches)}, {cpu->attempt(batches)});
+}
+
+TEST(CudaReplica, GivesBackWhatItTookFromTheDevice) {
+  CudaRig cuda({.kind = "convnet"});
+  cuda->attempt(bench_batches("convnet", 0, 2));
+  cuda->begin(bench_batches("convnet", 5, 2));
+  cuda->replica.reset();
+  EXPECT_EQ(cuda.fake.held(), FakeCuda::Held{});
+  EXPECT_EQ(cuda.fake.early_unregistrations(), 0);
+}
+
+/// What the model of a test does in forward().
+class Disturbed final : public model::ParameterModel {
+ public:
+  explicit Disturbed(std::function<void(Disturbed&)> in_forward) : in_forward_(std::move(in_forward)) {
+    weight = parameter("weight", at::ones({6}));
+    count = buffer("count", at::zeros({2}));
+  }
+  Outputs forward(const Batch& batch) override {
+    in_forward_(*this);
+    count.add_(1);
+    return {batch["input"].mul(weight).sum().mul(count[0]), {}};
+  }
+  at::Tensor weight, count;
+
+ private:
+  std::function<void(Disturbed&)> in_forward_;
+};
+
+/// A replica of a model that does this in forward().
+CudaRig::Options disturbed(std::function<void(Disturbed&)> in_forward) {
+  return {.make = [=](const Config&) { return std::make_unique<Disturbed>(in_forward); }};
+}
+
+TEST(CudaReplica, ABatchIsNotCopiedWhereTheAttemptIsOver) {
+  CudaRig cuda(disturbed([](Disturbed&) {}));
+  cuda.fake.hang_after(0);
+  cuda->sink.asked = [] { return false; };
+  cuda->replica->begin_attempt();
+  const auto batch = bench_batch("mlp", 0);
+  for (int i = 0; i < 3; ++i) cuda->replica->run(batch.fields, 1);
+  EXPECT_EQ(cuda->sink.backwards, 2) << "two are staged, and the third waits for the first";
+  cuda.fake.go_on();
+}
+
+/// The text of the exception with which an attempt ends.
+template <class Exception>
+std::string failure_of(std::function<void(Disturbed&)> in_forward) {
+  CudaRig cuda(disturbed(std::move(in_forward)));
+  return message_of<Exception>([&] { cuda->attempt(bench_batches("mlp", 0, 1)); });
+}
+
+TEST(CudaReplica, ErrorsOfTheModelAreErrorsOfTheModel) {
+  auto text = failure_of<ModelError>([](Disturbed&) { at::ones({2}).add(at::ones({3})); });
+  EXPECT_NE(text.find("must match the size"), std::string::npos) << text;
+  text = failure_of<ModelError>([](Disturbed& model) { model.weight.set_data(at::ones({6})); });
+  EXPECT_NE(text.find("'weight' was replaced"), std::string::npos) << text;
+}
+
+TEST(CudaReplica, ErrorsOfTheDeviceAreNone) {
+  auto text = failure_of<device::DeviceError>([](Disturbed&) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate 20.00 GiB.");
+  });
+  EXPECT_EQ(text, "CUDA out of memory. Tried to allocate 20.00 GiB.");
+  text = failure_of<device::DeviceError>([](Disturbed&) {
+    throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 700, "CUDA error: an illegal memory access");
+  });
+  EXPECT_EQ(text, "CUDA error: an illegal memory access");
+  text = failure_of<device::DeviceError>([](Disturbed&) {
+    TORCH_CHECK(false, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`");
+  });
+  EXPECT_NE(text.find("CUBLAS_STATUS_ALLOC_FAILED"), std::string::npos) << text;
+}
+
+TEST(CudaReplica, ABufferThatTheModelReplacedIsStillSavedAndLoaded) {
+  CudaRig cuda(disturbed([](Disturbed& model) {
+    model.count.set_data(at::ones({2, 1}).mul(3).expand({2, 2}).t()[0]);
+  }));
+  cuda->attempt(bench_batches("mlp", 0, 1));
+  float saved[2];
+  std::memcpy(saved, cuda->state.data(), sizeof saved);
+  EXPECT_EQ(saved[0], 4) << "3, and one forward()";
+  EXPECT_EQ(saved[1], 4);
+  saved[1] = 5;
+  std::memcpy(cuda->state.data(), saved, sizeof saved);
+  cuda->load();
+  cuda->save();
+  std::memcpy(saved, cuda->state.data(), sizeof saved);
+  EXPECT_EQ(saved[1], 5);
+}
+
+/// A model of one parameter and one buffer.
+CudaRig::Options small() {
+  return disturbed([](Disturbed&) {});
+}
+
+// Each call of the runtime fails once, wherever the attempt is: the error names it and nothing is lost.
+TEST(CudaReplica, WhateverTheRuntimeReportsIsAnErrorOfTheDevice) {
+  for (const char* function : {"cudaStreamCreateWithFlags", "cudaStreamWaitEvent", "cudaEventCreateWithFlags",
+                               "cudaEventRecord", "cudaEventQuery", "cudaMemcpyAsync", "cudaHostRegister"}) {
+    for (int nth = 1;; ++nth) {
+      CudaRig cuda(small());
+      const int before = cuda.fake.calls(function);
+      cuda.fake.fail(function, nth, device::code::out_of_memory);
+      try {
+        cuda->attempt(bench_batches("mlp", 0, 2));
+        EXPECT_LT(cuda.fake.calls(function) - before, nth) << function;
+        break;
+      } catch (const device::DeviceError& error) {
+        EXPECT_EQ(error.function(), function);
+      }
+      if (nth > 60) break;  // Polls.
+    }
+  }
+}
+
+TEST(CudaReplica, ADeviceThatIsLostIsAnErrorOfTheDevice) {
+  for (int operations = 0;; ++operations) {
+    CudaRig cuda(small());
+    cuda.fake.break_after(operations, device::code::illegal_address);
+    try {
+      cuda->attempt(bench_batches("mlp", 0, 2));
+      EXPECT_GT(operations, 15);
+      break;
+    } catch (const device::DeviceError& error) {
+      EXPECT_EQ(error.code(), device::code::illegal_address);
+    }
+  }
+}
+
+TEST(CudaReplica, ADeviceThatHangsIsGivenUpAfterTheStepTimeout) {
+  for (const int operations : {0, 4, 8}) {
+    auto options = small();
+    options.step_timeout = 0.5;
+    CudaRig cuda(options);
+    cuda.fake.hang_after(operations);
+    int asked = 0;
+    cuda->sink.asked = [&] { return ++asked > 0; };
+    const auto text = message_of<device::DeviceError>([&] { cuda->attempt(bench_batches("mlp", 0, 2)); });
+    EXPECT_NE(text.find("the device hangs: it has not done its work within 0.5 s"), std::string::npos)
+        << text;
+    EXPECT_GT(asked, 0) << "it gave signs of life";
+    cuda.bench.reset();
+    EXPECT_EQ(cuda.fake.endless_waits(), 0);
+  }
+}
+
+// Waits.
+
+constexpr std::uint64_t orders = 40;
+
+/// The results of two attempts, between which another is left. Nothing where the model itself notices that a
+/// wait is missing.
+std::vector<Result> two_attempts(CudaRig& cuda) {
+  std::vector<Result> results;
+  try {
+    results.push_back(cuda->attempt(bench_batches("mlp", 0, 3)));
+    cuda->write_parameters(0.9);
+    cuda->begin(bench_batches("mlp", 70, 3));
+    cuda->load();
+    results.push_back(cuda->attempt(bench_batches("mlp", 10, 3)));
+  } catch (const ModelError&) {
+    results.clear();
+  }
+  return results;
+}
+
+/// Whether some order of execution gives wrong results where this wait is missing.
+bool is_needed(const FakeCuda::Wait& wait, const std::vector<Result>& expected) {
+  for (std::uint64_t seed = 0; seed < orders; ++seed) {
+    auto options = small();
+    options.seed = seed;
+    CudaRig cuda(options);
+    cuda.fake.leave_out(wait);
+    if (two_attempts(cuda) != expected) return true;
+  }
+  return false;
+}
+
+// Torch's CPU computes before it returns. So tests/engine/device shows that the copies of gradients wait for
+// kernels, and that the host waits before it uses memory of a batch again. Waits after which memory is freed
+// change no result.
+TEST(CudaReplica, NeedsTheWaitsForWhatItReads) {
+  std::vector<Result> expected;
+  std::set<FakeCuda::Wait> waits;
+  {
+    CudaRig cuda(small());
+    expected = two_attempts(cuda);
+    waits = cuda.fake.waits();
+  }
+  int needed_by_host = 0, needed_by_kernels = 0;
+  for (const auto& wait : waits) {
+    if (wait.waiter == FakeCuda::host) needed_by_host += is_needed(wait, expected);
+    if (wait.waiter == compute_stream) needed_by_kernels += is_needed(wait, expected);
+  }
+  // For the buffers, for the bucket of gradients, which is made anew after the first attempt, and for the
+  // numbers.
+  EXPECT_EQ(needed_by_host, 4);
+  // For the parameters, and for batches in either memory.
+  EXPECT_EQ(needed_by_kernels, 3);
+  EXPECT_EQ(std::ranges::count(waits, compute_stream, &FakeCuda::Wait::waiter), 3) << "all are needed";
+}
+
+}  // namespace
+}  // namespace accelmgr::test

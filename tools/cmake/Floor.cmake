@@ -1,0 +1,160 @@
+# How a floor, a program and a test of accelmgr are declared: one set of warnings and flags for all of our code.
+include_guard()
+include(CheckCXXCompilerFlag)
+
+find_program(ACCELMGR_CCACHE ccache)
+if(ACCELMGR_CCACHE)
+  # Paths below the checkout count as relative ones: another clone finds what this one has compiled, if no absolute path is
+  # in a source or in a definition.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+                                  ${ACCELMGR_CCACHE})
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_BUILD_RPATH ${PROJECT_BINARY_DIR}/src/launcher/collective)  # Where launcher/collective/gloo/load.cpp finds the plug-in.
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+# -O2 compiles in a fifth less time than -O3, which the loops over tensors ask for by themselves (Kernels.cmake).
+string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
+
+# What is summed in two places must round the same way in both: no contraction into fused multiply-add.
+add_library(accelmgr_flags INTERFACE)
+# -Wrestrict of g++ 12 finds overlaps in std::string's operator+ that are none (GCC bug 105329).
+target_compile_options(accelmgr_flags INTERFACE -Wall -Wextra -Wpedantic -Werror
+                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -ffp-contract=off)
+if(ACCELMGR_UNITY)
+  # A class of a source that a unity build includes is taken for one of a header, which may have no part of one source alone.
+  target_compile_options(accelmgr_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endif()
+if(ACCELMGR_SANITIZE)
+  add_compile_options(-fsanitize=${ACCELMGR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${ACCELMGR_SANITIZE})
+  # The check of virtual tables probes memory through a pipe, and reports what it cannot probe: all, in a test that has
+  # used up its descriptors.
+  if(ACCELMGR_SANITIZE MATCHES undefined)
+    add_compile_options(-fno-sanitize=vptr)
+  endif()
+  # g++ defines these itself; clang 14 does not.
+  if(CMAKE_CXX_COMPILER_ID STREQUAL Clang)
+    if(ACCELMGR_SANITIZE MATCHES address)
+      add_compile_definitions(__SANITIZE_ADDRESS__=1)
+    endif()
+    if(ACCELMGR_SANITIZE MATCHES thread)
+      add_compile_definitions(__SANITIZE_THREAD__=1)
+    endif()
+  endif()
+  # The thread sanitizer does not know fences; Boost.Asio has them for handlers that change threads, and ours never do.
+  if(ACCELMGR_SANITIZE MATCHES thread)
+    add_compile_definitions(BOOST_ASIO_DISABLE_FENCED_BLOCK)
+  endif()
+endif()
+
+# accelmgr_floor(NAME SOURCES file... [FLOORS floor...] [LIBRARIES target...] [TORCH])
+#   FLOORS: the floors below that it uses. LIBRARIES: packages. TORCH: it includes torch's headers.
+function(accelmgr_floor name)
+  cmake_parse_arguments(arg "TORCH" "" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
+  set(target accelmgr_${name})
+  add_library(${target} STATIC ${arg_SOURCES})
+  add_library(accelmgr::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  target_include_directories(${target} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+    $<INSTALL_INTERFACE:include>)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:accelmgr_flags>)
+  foreach(floor IN LISTS arg_FLOORS)
+    target_link_libraries(${target} PUBLIC accelmgr_${floor})
+  endforeach()
+  target_link_libraries(${target} PUBLIC ${arg_LIBRARIES})
+  if(arg_TORCH)
+    target_link_libraries(${target} PUBLIC LibTorch::cpu)
+  endif()
+  set_property(GLOBAL APPEND PROPERTY ACCELMGR_FLOOR_TARGETS ${target})
+endfunction()
+
+# accelmgr_cold(TARGET...): code that no step waits for. -O1 compiles it in a quarter less time.
+function(accelmgr_cold)
+  foreach(target IN LISTS ARGN)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endforeach()
+endfunction()
+
+# accelmgr_use_floors(TARGET FLOORS floor...)
+function(accelmgr_use_floors target)
+  cmake_parse_arguments(arg "" "" "FLOORS" ${ARGN})
+  foreach(floor IN LISTS arg_FLOORS)
+    target_link_libraries(${target} PRIVATE accelmgr_${floor})
+  endforeach()
+endfunction()
+
+# accelmgr_program(TARGET SOURCES file... FLOORS floor... [LIBRARIES target...])
+function(accelmgr_program target)
+  cmake_parse_arguments(arg "" "" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
+  add_executable(${target} ${arg_SOURCES})
+  target_link_libraries(${target} PRIVATE accelmgr_flags ${arg_LIBRARIES})
+  accelmgr_use_floors(${target} FLOORS ${arg_FLOORS})
+endfunction()
+
+# accelmgr_unite_sources(FOLDER): compiles the sources of each target of the folder, and of those below it, in groups of sixteen.
+# CMake's own unity build includes them by absolute paths, so that the compiler cache of another clone has none of them.
+# Sources with options of their own, and targets with UNITY_BUILD OFF, stay as they are.
+function(accelmgr_unite_sources folder)
+  get_property(folders DIRECTORY ${folder} PROPERTY SUBDIRECTORIES)
+  foreach(below IN LISTS folders)
+    accelmgr_unite_sources(${below})
+  endforeach()
+  get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(target IN LISTS targets)
+    get_target_property(type ${target} TYPE)
+    get_target_property(unity ${target} UNITY_BUILD)
+    if(NOT type MATCHES "LIBRARY|EXECUTABLE" OR type STREQUAL INTERFACE_LIBRARY OR unity STREQUAL OFF)
+      continue()
+    endif()
+    accelmgr_unite_sources_of(${target})
+  endforeach()
+endfunction()
+
+function(accelmgr_unite_sources_of target)
+  get_target_property(sources ${target} SOURCES)
+  get_target_property(source_folder ${target} SOURCE_DIR)
+  get_target_property(folder ${target} BINARY_DIR)
+  string(APPEND folder /unity/${target})
+  set(alone)
+  set(together)
+  foreach(source IN LISTS sources)
+    cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY ${source_folder} NORMALIZE OUTPUT_VARIABLE path)
+    set(own)
+    foreach(property IN ITEMS COMPILE_OPTIONS COMPILE_DEFINITIONS)
+      get_source_file_property(value ${path} TARGET_DIRECTORY ${target} ${property})
+      if(value)
+        set(own yes)
+      endif()
+    endforeach()
+    file(RELATIVE_PATH in_checkout ${PROJECT_SOURCE_DIR} ${path})
+    if(own OR NOT in_checkout MATCHES "^(src|tests|tools)/.*\\.cpp$")
+      list(APPEND alone ${source})
+    else()
+      file(RELATIVE_PATH path ${folder} ${path})
+      list(APPEND together ${path})
+    endif()
+  endforeach()
+  list(LENGTH together count)
+  if(count LESS 2)
+    return()
+  endif()
+  math(EXPR last "${count} - 1")
+  foreach(begin RANGE 0 ${last} 16)
+    list(SUBLIST together ${begin} 16 group)
+    list(TRANSFORM group REPLACE "(.+)" "#include \"\\1\"\n")
+    list(JOIN group "" text)
+    file(CONFIGURE OUTPUT ${folder}/${begin}.cpp CONTENT "${text}" @ONLY)
+    list(APPEND alone ${folder}/${begin}.cpp)
+  endforeach()
+  set_property(TARGET ${target} PROPERTY SOURCES ${alone})
+endfunction()
