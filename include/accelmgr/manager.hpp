@@ -32,7 +32,7 @@ struct StartOptions {
   StartMethod method = StartMethod::spawn;
   /// Path and arguments of another program to run as the manager; the runners are forked from it, whatever
   /// `method` is. It makes the model and the data source. Example: a Python interpreter that runs
-  /// accelmgr._child.main(), for models written in Python.
+  /// accelmgr._common.child.main(), for models written in Python.
   std::vector<std::string> command{};
   /// Called once, before runners start, when the session has the initial parameters. The memory from which
   /// the manager's model took them may be freed here, before the gradients get theirs. The arguments are

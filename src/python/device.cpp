@@ -1,5 +1,5 @@
 // The transport of a CUDA device (src/engine/device) for a replica of Python, which passes addresses and
-// sizes. accelmgr._replica_cuda computes.
+// sizes. accelmgr._runner.replica_cuda computes.
 #include "base/cuda/device.hpp"
 
 #include <fmt/format.h>

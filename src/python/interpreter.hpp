@@ -48,7 +48,7 @@ void before_fork();
 void after_fork_in_parent();
 void begin_forked();
 
-/// Type, message and traceback of an exception, as accelmgr._describe formats them. The caller holds the
+/// Type, message and traceback of an exception, as accelmgr._common.describe formats them. The caller holds the
 /// interpreter's lock.
 std::string describe(const nanobind::python_error& error);
 

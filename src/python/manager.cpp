@@ -62,7 +62,7 @@ std::size_t bytes_of(DType dtype, const std::vector<std::int64_t>& shape) {
 /// Name, dtype, shape and content of a buffer.
 using BufferValue = nb::typed<nb::tuple, nb::str, nb::str, NumberTuple, nb::bytearray>;
 
-/// A value as accelmgr._memory.Described.
+/// A value as accelmgr._common.memory.Described.
 nb::tuple described(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape,
                     Memory memory) {
   return nb::make_tuple(name, nb::str(name_of(dtype).data()), tuple_of(shape), std::move(memory));
@@ -362,7 +362,7 @@ void bind_checkpoints(nb::module_& module) {
             nb::list list;
             for (const auto& [name, dtype, shape, data] : self.tensors)
               list.append(described(name, dtype, shape, {data.get(), bytes_of(dtype, shape), data}));
-            return nb::module_::import_("accelmgr._memory").attr("named_tensors")(list);
+            return nb::module_::import_("accelmgr._common.memory").attr("named_tensors")(list);
           },
           nb::for_getter(nb::sig("def tensors(self) -> list[tuple[str, torch.Tensor]]")),
           "Copies of the tensors that were passed to save_checkpoint().")
@@ -392,7 +392,7 @@ void bind_manager(nb::module_& module) {
       "Sources of the configuration, weakest first: `file` (\"\": none), `environment` (ACCELMGR_...),\n"
       "and `settings`, each of which is `key=value` and the name that error messages use for it. A\n"
       "tensor is passed as name, dtype, shape and memory: see Described and Addressed in\n"
-      "accelmgr._memory.")
+      "accelmgr._common.memory.")
       .def(nb::init<const std::string&, const std::vector<std::pair<std::string, std::string>>&,
                     const std::map<std::string, std::string>&>(),
            nb::arg("file"), nb::arg("settings"), nb::arg("environment"))

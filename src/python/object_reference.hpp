@@ -23,6 +23,6 @@ class ObjectReference {
 };
 
 /// The module with make_replica() and make_elements().
-inline nanobind::object factories() { return nanobind::module_::import_("accelmgr._factories"); }
+inline nanobind::object factories() { return nanobind::module_::import_("accelmgr._runner.factories"); }
 
 }  // namespace accelmgr::python

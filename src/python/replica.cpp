@@ -1,4 +1,4 @@
-// A model of Python as the replica of a runner. accelmgr._replica computes; this file passes addresses.
+// A model of Python as the replica of a runner. accelmgr._runner.replica computes; this file passes addresses.
 #include "python/replica.hpp"
 
 #include <fmt/format.h>
@@ -29,7 +29,7 @@ namespace {
 
 using replica::Tensor;
 
-/// A Description of accelmgr._replica: name, dtype, shape, strides, address, identity, and requires_grad of a
+/// A Description of accelmgr._runner.replica: name, dtype, shape, strides, address, identity, and requires_grad of a
 /// parameter or persistent of a buffer.
 using Described = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::vector<std::int64_t>,
                              std::uintptr_t, std::uintptr_t, bool>;

@@ -31,7 +31,7 @@ void begin_runner() {
 
 // The caller holds the interpreter's lock.
 void expect_runners(const Config& config) {
-  if (config.runners.device == Device::xla) nb::module_::import_("accelmgr._xla").attr("preload")();
+  if (config.runners.device == Device::xla) nb::module_::import_("accelmgr._runner.xla").attr("preload")();
 }
 
 // The manager gets one compute thread, whatever its parent had: it only reads data and describes a model,

@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import accelmgr
-from accelmgr import _cuda, _native
+from accelmgr import _native
+from accelmgr._runner import cuda as _cuda
 
 TESTS = pathlib.Path(_native.__file__).parents[2] / "tests"
 LIBRARY = TESTS / "engine/support/fake_cuda_home/lib64/libcudart.so.13"

@@ -14,7 +14,7 @@ from test_transformers import Elements, gpt2
 from torch import nn
 
 import accelmgr
-from accelmgr._replica import check_autocast
+from accelmgr._runner.replica import check_autocast
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BATCH = 4

@@ -8,7 +8,7 @@ from gate import Count
 from torch import nn
 
 import accelmgr
-from accelmgr._replica import Replica, read_outputs
+from accelmgr._runner.replica import Replica, read_outputs
 
 
 class Unpicklable(nn.Module):

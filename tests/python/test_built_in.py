@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import accelmgr
-from accelmgr import _program
+from accelmgr._host import program
 
 
 class Bigrams(torch.nn.Module):
@@ -64,7 +64,7 @@ def test_built_in_model_is_computed_by_the_program() -> None:
 
 
 def test_built_in_model_without_the_program_says_where_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_program, "_is_program", lambda path: False)
+    monkeypatch.setattr(program, "_is_program", lambda path: False)
     with pytest.raises(accelmgr.ModelError, match="model 'mlp' is computed by libtorch in the program accelmgr"):
         accelmgr.Manager("mlp", "synthetic", nprocs=1)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import accelmgr
-from accelmgr import _state
+from accelmgr._common import state as _state
 
 
 class Rows(torch.utils.data.Dataset):

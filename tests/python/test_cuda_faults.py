@@ -12,7 +12,7 @@ from device_runners import SHAPE, Dropping, Switched, Vectors, Writes, same, wai
 from torch import nn
 
 import accelmgr
-from accelmgr import _cuda
+from accelmgr._runner import cuda
 
 OF_TORCH = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB"
 
@@ -209,7 +209,7 @@ def test_a_torch_without_cuda_and_a_machine_without_a_driver_are_told_apart(monk
         if reason is not None and reason.startswith("No CUDA"):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
         with pytest.raises(accelmgr.ConfigError, match=message) as caught:
-            _cuda.check()
+            cuda.check()
         assert caught.value.key == "runners.device"
 
 
@@ -253,7 +253,7 @@ def test_a_model_that_does_what_it_must_not_is_told(model):
 
 def test_errors_of_devices_are_told_from_errors_of_models():
     def is_lost(error: Exception) -> bool:
-        return _cuda.failure_of(error) is not None
+        return cuda.failure_of(error) is not None
 
     assert is_lost(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB"))
     assert is_lost(AcceleratorError("CUDA error: an illegal memory access was encountered"))

@@ -14,7 +14,7 @@ from differential import why_unfit
 from test_modules import cases
 from torch import nn
 
-from accelmgr._graphs import WARM_UP, Graphs
+from accelmgr._runner.graphs import WARM_UP, Graphs
 
 MICRO_BATCHES = 3
 LOOK_AT_VALUES = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "CTCLoss", "GaussianNLLLoss"} | {

@@ -18,7 +18,7 @@ from test_cuda_numbers import Doubles, check_buffers, train
 from torch import nn
 
 import accelmgr
-from accelmgr._graphs import WARM_UP, HostState, NotRecordable, Watch
+from accelmgr._runner.graphs import WARM_UP, HostState, NotRecordable, Watch
 
 REFUSED = "micro-batches are not recorded"
 GRAPHS = {"runners__cuda_graph": "auto"}

@@ -13,7 +13,7 @@ from gate import Count, Told
 from programs import run
 
 import accelmgr
-from accelmgr import _xla
+from accelmgr._runner import xla
 from accelmgr.compat.tpu_manager import TPUManager
 
 PYTHON = r"\S*" + re.escape(pathlib.Path(sys.executable).name)
@@ -125,7 +125,7 @@ def test_a_torch_xla_that_cannot_be_imported_is_named_with_the_reason(tmp_path):
 
 
 def test_the_runner_of_a_tpu_sees_the_chip_of_its_rank_and_no_other_process():
-    variables = _xla.variables_of("TPU", 3, 2, {"TPU_VISIBLE_CHIPS": "0,1,2,3", "PJRT_NPROC": "9"})
+    variables = xla.variables_of("TPU", 3, 2, {"TPU_VISIBLE_CHIPS": "0,1,2,3", "PJRT_NPROC": "9"})
     removed = {name for name, value in variables.items() if value is None}
     assert {name: value for name, value in variables.items() if value is not None} == {
         "PJRT_DEVICE": "TPU",
@@ -137,8 +137,8 @@ def test_the_runner_of_a_tpu_sees_the_chip_of_its_rank_and_no_other_process():
 
 
 def test_the_runner_of_a_cpu_computes_with_its_threads_unless_the_user_says_how_many():
-    assert _xla.variables_of("CPU", 1, 2, {})["PJRT_NPROC"] == "2"
-    assert _xla.variables_of("CPU", 1, 2, {"PJRT_NPROC": "5"})["PJRT_NPROC"] == "5"
+    assert xla.variables_of("CPU", 1, 2, {})["PJRT_NPROC"] == "2"
+    assert xla.variables_of("CPU", 1, 2, {"PJRT_NPROC": "5"})["PJRT_NPROC"] == "5"
 
 
 def test_a_built_in_model_computes_on_the_cpu_alone():

@@ -23,12 +23,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import accelmgr
-from accelmgr import _long
-from accelmgr._elements import PICKLED, Elements, restore_structure
-from accelmgr._feed import Feed
-from accelmgr._long import LongElements, element_in
-from accelmgr._pickling import dump_dataset, load_dataset
-from accelmgr._reading import Reading
+from accelmgr._common import long as _long
+from accelmgr._common.elements import PICKLED, Elements, restore_structure
+from accelmgr._common.feed import Feed
+from accelmgr._common.long import LongElements, element_in
+from accelmgr._common.pickling import dump_dataset, load_dataset
+from accelmgr._common.reading import Reading
 
 Pair = collections.namedtuple("Pair", "x y")
 OPTIONS = {"as_bytes": False, "max_element_bytes": 0}

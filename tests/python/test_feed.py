@@ -19,9 +19,9 @@ import pytest
 import torch
 
 import accelmgr
-from accelmgr import _feed
-from accelmgr._elements import Elements
-from accelmgr._feed import Client, Feed
+from accelmgr._common import feed as _feed
+from accelmgr._common.elements import Elements
+from accelmgr._common.feed import Client, Feed
 
 NPROCS = 2
 BATCH = 2

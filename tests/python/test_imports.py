@@ -78,6 +78,38 @@ def test_no_module_of_the_package_imports_itself_by_way_of_others() -> None:
     assert circles_of(graph) == []
 
 
+# What the modules of each folder may import of the package.
+ROOMS = {"_common": {"_common"}, "_host": {"_host", "_common"}, "_runner": {"_runner", "_common"}}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def forbidden(graph: Graph) -> list[str]:
+    """Imports of a room that it may not make, as "importer > imported"."""
+    return [
+        f"{module} > {other}"
+        for module, others in sorted(graph.items())
+        for other in sorted(others)
+        if room_of(module) in ROOMS and room_of(other) not in ROOMS[room_of(module)] | {"_native", "errors"}
+    ]
+
+
+def test_host_and_runners_import_what_is_common_and_not_each_other() -> None:
+    graph = graph_of(PACKAGE, ("accelmgr._native",))
+    assert {room_of(module) for module in graph} > set(ROOMS)
+    assert forbidden(graph) == []
+    graph["accelmgr._host.binding"].add("accelmgr._runner.replica")
+    assert forbidden(graph) == ["accelmgr._host.binding > accelmgr._runner.replica"]
+
+
+def test_each_file_of_a_room_says_which_processes_run_it() -> None:
+    files = [file for room in ROOMS for file in (PACKAGE / room).glob("*.py") if file.name != "__init__.py"]
+    assert files
+    assert [file.name for file in files if not file.read_text().startswith("# Runs in: ")] == []
+
+
 def test_a_circle_is_found(tmp_path: pathlib.Path) -> None:
     package = tmp_path / "made"
     (package / "inner").mkdir(parents=True)

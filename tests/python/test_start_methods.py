@@ -17,7 +17,8 @@ from torch import nn
 
 import accelmgr
 from accelmgr import _native
-from accelmgr._payload import Payload, Received, pickled_dataset
+from accelmgr._host.payload import Payload, pickled_dataset
+from accelmgr._runner.received import Received
 from accelmgr.manager import START_METHODS
 
 METHODS = pytest.mark.parametrize("method", START_METHODS)

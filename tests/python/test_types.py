@@ -11,7 +11,8 @@ import sys
 import pytest
 
 import accelmgr
-from accelmgr import _native, _torch_version
+from accelmgr import _native
+from accelmgr._common import torch_version
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = pathlib.Path(accelmgr.__file__).parent
@@ -64,7 +65,7 @@ def test_the_stub_lies_beside_the_extension_module_and_is_exact() -> None:
     assert vague == ANYTHING
 
 
-@pytest.mark.skipif(_torch_version.VERSION != (2, 11), reason="the types are those of torch 2.11")
+@pytest.mark.skipif(torch_version.VERSION != (2, 11), reason="the types are those of torch 2.11")
 def test_the_package_is_typed_strictly() -> None:
     command = [sys.executable, "-m", "mypy", "--no-error-summary"]  # pyproject.toml has the files and options.
     environment = os.environ | {"MYPYPATH": str(PACKAGE.parent)}  # The package of this build.

@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 
-from accelmgr import _arguments, _memory, _native, _optimizers, _program, _sharing, _state, _status
-from accelmgr._binding import Binding
-from accelmgr._child import embed
-from accelmgr._delivery import Delivery
-from accelmgr._structure import Shapes, grown_shapes
-from accelmgr._weights import Files, Weights, made_empty
+from accelmgr import _native
+from accelmgr._common import arguments, memory
+from accelmgr._common import state as _state
+from accelmgr._common.child import embed
+from accelmgr._common.structure import Shapes, grown_shapes
+from accelmgr._host import optimizers, program, sharing, status
+from accelmgr._host.binding import Binding
+from accelmgr._host.delivery import Delivery
+from accelmgr._host.weights import Files, Weights, made_empty
 from accelmgr.errors import ConfigError, ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
@@ -95,7 +98,7 @@ class Manager:
     Source: the class TPUManager of hivemind's examples; accelmgr.compat.tpu_manager has it under its own name.
     """
 
-    _update: _optimizers.Update | None = None  # Of a service.
+    _update: optimizers.Update | None = None  # Of a service.
     _keeps_zeros = False  # Whether `.grad` is zero, and not None, where no step has given a gradient.
 
     def __init__(
@@ -131,7 +134,7 @@ class Manager:
             if not isinstance(model, torch.nn.Module):
                 name = getattr(self._factory, "__qualname__", repr(self._factory))
                 raise ModelError(f"{name}, which must return a torch.nn.Module, returned a {type(model).__name__}")
-        _arguments.check(model, dataset, collate_fn)
+        arguments.check(model, dataset, collate_fn)
         self._weights: Weights | None = None
         if isinstance(model, torch.nn.Module):
             self._check_unbound(model)
@@ -140,7 +143,7 @@ class Manager:
                 self._weights.check(model)
                 if start_method == "fork":  # Which copies the whole process anyway.
                     self._weights.load(model)
-        if max_element_bytes is not None and _arguments.is_named(dataset):
+        if max_element_bytes is not None and arguments.is_named(dataset):
             raise ConfigError("max_element_bytes has no effect with a built-in dataset", "max_element_bytes")
         self._owner = os.getpid()
         self.collate_fn = collate_fn
@@ -159,20 +162,20 @@ class Manager:
         }
         call = type(self).__name__
         self._file = os.fspath(config) if config is not None and not isinstance(config, Mapping) else ""
-        self._settings = _arguments.settings_of_call(call, model, dataset, device, config, named, options)
+        self._settings = arguments.settings_of_call(call, model, dataset, device, config, named, options)
         embed()
         self._own_kinds = ["model.kind=python"] if self._model is not None else []
-        self._own_kinds += ["data.kind=python"] if not _arguments.is_named(dataset) else []
+        self._own_kinds += ["data.kind=python"] if not arguments.is_named(dataset) else []
         self._handle = self._load(self._own_kinds)  # Raises for a wrong configuration, before any tensor is moved.
-        _arguments.check_given(call, model, dataset, self._handle.set_keys)
-        unread = self._handle.unread(self._model is not None, not _arguments.is_named(dataset))
-        _arguments.check_read(unread, self._settings)
+        arguments.check_given(call, model, dataset, self._handle.set_keys)
+        unread = self._handle.unread(self._model is not None, not arguments.is_named(dataset))
+        arguments.check_read(unread, self._settings)
         elements = {
             "as_bytes": collate_fn is not None,
             "max_element_bytes": max_element_bytes or 0,
-            "epochs": _arguments.epochs_of(dataset, self._handle.epochs),
+            "epochs": arguments.epochs_of(dataset, self._handle.epochs),
         }
-        own_dataset = None if _arguments.is_named(dataset) else dataset
+        own_dataset = None if arguments.is_named(dataset) else dataset
         self._delivery = Delivery(self._model, self._factory, own_dataset, collate_fn, elements)
         if start:
             self.start()
@@ -194,10 +197,10 @@ class Manager:
         manager._weights = None
         manager._bind(needs_values=False)
         manager._bound.started()
-        manager._update = _optimizers.Update(manager._handle)
-        _optimizers.watch(manager, manager._bound.leaves, manager._handle.keeps_last_step, manager._update)
+        manager._update = optimizers.Update(manager._handle)
+        optimizers.watch(manager, manager._bound.leaves, manager._handle.keeps_last_step, manager._update)
         master = manager._bound.master
-        _sharing.stay(manager, [tensor for _, tensor in master.parameters + master.gradients])
+        sharing.stay(manager, [tensor for _, tensor in master.parameters + master.gradients])
         return manager
 
     @property
@@ -247,13 +250,13 @@ class Manager:
         unstarted = self._handle
         try:
             settings = self._delivery.begin(self._start_method, self)
-            if _arguments.is_named(self._dataset) and "data.factory" in unstarted.set_keys and unstarted.epochs is None:
+            if arguments.is_named(self._dataset) and "data.factory" in unstarted.set_keys and unstarted.epochs is None:
                 settings.append("data.epochs=1")
             settings += self._continues.settings if self._continues is not None else []
             self._handle = self._load(settings)
             if self._delivery.feed is not None:
                 self._handle.while_waiting(self._delivery.feed.work)
-            command = _program.command_for(*self._handle.kinds)
+            command = program.command_for(*self._handle.kinds)
             continues = self._continues.state if self._continues is not None else ""
             self._handle.start(self._start_method, self._bind, command, continues)
         except BaseException:
@@ -264,7 +267,7 @@ class Manager:
             self._delivery.close()
             raise
         self._bound.started()
-        _optimizers.watch(self, self._bound.leaves, self._handle.keeps_last_step)
+        optimizers.watch(self, self._bound.leaves, self._handle.keeps_last_step)
         self._delivery.follow(self)
         if self._model is not None:
             _owners[self._model] = weakref.ref(self)
@@ -278,7 +281,7 @@ class Manager:
                 )
         self._continues = None
         master = self._bound.master
-        _sharing.stay(self, [tensor for _, tensor in master.parameters + master.gradients])
+        sharing.stay(self, [tensor for _, tensor in master.parameters + master.gradients])
 
     def _bind(self, needs_values: bool) -> None:
         """Moves the model's parameters into the session. start() calls it when there is one.
@@ -323,9 +326,9 @@ class Manager:
         Raises UsageError (stopped, another thread, no elements to repeat), ModelError (a parameter was replaced, or its
         memory is no longer the session's).
         """
-        _optimizers.check_evaluation(repeat)
+        optimizers.check_evaluation(repeat)
         if self._update is not None:
-            _optimizers.mark_hivemind()
+            optimizers.mark_hivemind()
         with self._update.interrupted() if self._update is not None else contextlib.nullcontext():
             self._bound.check()
             self._bound.send_changes()
@@ -404,7 +407,7 @@ class Manager:
         if self._stopped:
             raise UsageError("rebind() was called after stop()")
         changed = self._model if model is None else model
-        _arguments.check(changed, None, None)
+        arguments.check(changed, None, None)
         if not isinstance(changed, torch.nn.Module):
             raise ModelError(f"rebind(): the model is a {type(changed).__name__}; it must be a torch.nn.Module")
         if changed is not self._model:
@@ -549,7 +552,7 @@ class Manager:
         """
         self._bound.check()  # Gradients that were dropped since the last step must not come back.
         values, saved = _state.collected(extra or {}, tensors or {}, {"optimizer": optimizer, "scheduler": scheduler})
-        return self._handle.save_checkpoint(metric, _memory.addressed(saved.items()), values)
+        return self._handle.save_checkpoint(metric, memory.addressed(saved.items()), values)
 
     @property
     def checkpoint_requested(self) -> bool:
@@ -607,7 +610,7 @@ class Manager:
     def __repr__(self) -> str:
         """<accelmgr.Manager running: 2 runners, step 17>. Any thread may call it at any time."""
         try:
-            state = _status.text_of(self._handle, self._stopped)
+            state = status.text_of(self._handle, self._stopped)
         except Exception:  # __init__() has failed, or another process has made this manager.
             state = "of another process" if getattr(self, "_owner", os.getpid()) != os.getpid() else "not started"
         return f"<{type(self).__module__.partition('.')[0]}.{type(self).__qualname__} {state}>"
@@ -649,4 +652,4 @@ def attach(
     Raises ConfigError: `service` is neither a name nor a path; SessionError: there is no service, another host drives
     the session, or the service is of another build.
     """
-    return Manager._attached(_arguments.socket_of(service), name, timeout, keep_gradients)
+    return Manager._attached(arguments.socket_of(service), name, timeout, keep_gradients)

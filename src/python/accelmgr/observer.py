@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from accelmgr import _arguments, _memory, _native
+from accelmgr import _native
+from accelmgr._common import arguments, memory
 from accelmgr.errors import UsageError
 
 
@@ -73,7 +74,7 @@ class Observer:
         `Manager.unfinished` of the next host says so.
         """
         version, step, places = self._opened().parameters(timeout)
-        tensors = {p.name: _memory.tensor_over(p.memory, p.dtype, p.shape, p.strides) for p in places}
+        tensors = {p.name: memory.tensor_over(p.memory, p.dtype, p.shape, p.strides) for p in places}
         return ParameterCopy(version, step, tensors)
 
     def close(self) -> None:
@@ -102,4 +103,4 @@ def observe(service: str | os.PathLike[str] = "", *, timeout: float = 10.0) -> O
     timeout: seconds to wait for the service's answer. Raises SessionError: there is no service, or it is of another
     build.
     """
-    return Observer(_native.Observer.attach(_arguments.socket_of(service), timeout))
+    return Observer(_native.Observer.attach(arguments.socket_of(service), timeout))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accelmgr import _native
-from accelmgr._child import embed
+from accelmgr._common.child import embed
 from accelmgr._launch.environment import refresh_environment
 from accelmgr._launch.options import text_of
 from accelmgr._launch.target import Payload, Target

@@ -10,11 +10,11 @@ import traceback
 
 import torch
 
-from accelmgr._describe import encodable
+from accelmgr._common.describe import encodable
+from accelmgr._common.memfd import open_memfd
 from accelmgr._launch.environment import refresh_environment
 from accelmgr._launch.main_module import Main, dumps, run_top
 from accelmgr._launch.target import Target
-from accelmgr._payload import _open
 from accelmgr.errors import UsageError
 
 MOST_FRAMES = 16
@@ -29,7 +29,7 @@ def load(data: bytes) -> Target:
     run_top(_main)
     if where:
         pid, fd = where.split(":")
-        memory = _open(pid, fd, "accelmgr-target")
+        memory = open_memfd(pid, fd, "accelmgr-target")
         if memory is None:
             raise UsageError(f"process {pid}, which launched this one, has ended")
         with os.fdopen(memory, "rb") as file:

@@ -11,8 +11,9 @@ from typing import Any
 
 import cloudpickle
 
+from accelmgr._common.memfd import make_memfd
+from accelmgr._common.model_pickling import culprit
 from accelmgr._launch.main_module import dumps, own_main
-from accelmgr._payload import _culprit, _memfd
 from accelmgr.errors import UsageError
 
 LARGE_BYTES = 16 * 1024 * 1024
@@ -55,7 +56,7 @@ class Payload:
         except Exception as error:
             parts = {"function": target.function, "setup": target.setup, "kwargs": target.kwargs}
             parts |= {f"args[{index}]": argument for index, argument in enumerate(target.args)}
-            what = next((_culprit(part, name) for name, part in parts.items() if not _is_picklable(part)), "the target")
+            what = next((culprit(part, name) for name, part in parts.items() if not _is_picklable(part)), "the target")
             raise UsageError(
                 f"spawn: {what} cannot be pickled: {type(error).__name__}: {error}; "
                 "the start method 'fork' copies it as it is"
@@ -63,7 +64,7 @@ class Payload:
         self._fd = -1
         where = ""
         if len(data) > LARGE_BYTES:
-            self._fd = _memfd("accelmgr-target", len(data))
+            self._fd = make_memfd("accelmgr-target", len(data))
             with os.fdopen(os.dup(self._fd), "wb") as file:
                 file.write(data)
             where, data = f"{os.getpid()}:{self._fd}", b""

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from accelmgr import _torch_version
+from accelmgr._common import torch_version
 from accelmgr.errors import ConfigError
 
 FIRST_PAUSE_S = 0.001
@@ -31,7 +31,7 @@ class Client:
             timeout=timedelta(milliseconds=timeout_ms),
             wait_for_workers=False,
             master_listen_fd=listening_fd,
-            use_libuv=_torch_version.VERSION >= (2, 6),  # Older servers with libuv take no listening socket.
+            use_libuv=torch_version.VERSION >= (2, 6),  # Older servers with libuv take no listening socket.
         )
 
     def set(self, key: str, value: bytes) -> None:

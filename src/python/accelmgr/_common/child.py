@@ -1,0 +1,92 @@
+# Runs in: an interpreter that accelmgr executes.
+"""Entry points of an interpreter that accelmgr executes: manager, fork server, service, process of spawn()."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+
+from accelmgr import _native
+from accelmgr.errors import ConfigError, DataError, Error, ModelError
+
+LAUNCHED = ("--accelmgr-child", "--accelmgr-zygote")
+"""Processes of spawn(): what they compute is the user's, by the user's settings."""
+_embedded = False
+
+
+def main(arguments: list[str]) -> None:
+    """Gives this process the role in the arguments.
+
+    command_line() has disabled the garbage collector, which finds nothing while torch is imported, and takes a sixth of
+    that time.
+    """
+    gc.freeze()  # The forks share all present objects. A collection that visits them would copy their pages in each.
+    gc.enable()
+    embed()
+    os.register_at_fork(after_in_child=_default_signals)
+    _native.take_role(arguments)
+
+
+def _default_signals() -> None:
+    """Manager and runners ignore what ends a job; workers that a dataset forks are to end by it."""
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def serve(arguments: list[str]) -> None:
+    """What `accelmgr serve` executes for models or data in Python. The arguments are those of _native.serve()."""
+    configuration, socket, group, http, token_file, stop_timeout_s, file, *settings = arguments
+    gc.freeze()
+    gc.enable()
+    embed()
+    try:
+        _native.serve(
+            configuration,
+            socket,
+            int(group) if group else None,
+            http,
+            token_file,
+            float(stop_timeout_s),
+            file,
+            settings,
+        )
+    except (ConfigError, ModelError, DataError) as error:
+        print(f"accelmgr: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Error as error:
+        print(f"accelmgr: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def embed() -> None:
+    """Tells the extension module how to run this interpreter again. Only the first call of a process does anything."""
+    global _embedded
+    if not _embedded:
+        _native.embed(command_line())
+        _embedded = True
+
+
+def command_line() -> list[str]:
+    """The command that runs this interpreter again and calls main()."""
+    import subprocess
+
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    # OpenBLAS would start threads when it is imported; the manager must have one thread to fork its fork server.
+    program = f"""import gc, os, sys
+gc.disable()
+if sys.argv[1] == "--accelmgr-forkserver":  # Executes this interpreter for each rank. It needs no torch.
+    from importlib import util
+    spec = util.spec_from_file_location("_native", {_native.__file__!r})
+    native = util.module_from_spec(spec)
+    spec.loader.exec_module(native)
+    native.embed(sys.orig_argv[:-1])
+    native.take_role(sys.argv[1:])
+sys.path[:] = {[os.path.abspath(entry) for entry in sys.path]!r}
+sys.argv[1] in {LAUNCHED!r} or os.environ.update(OPENBLAS_NUM_THREADS="1")
+from accelmgr._common.child import main
+main(sys.argv[1:])
+"""
+    return [sys.executable, *flags, "-c", program]

@@ -1,0 +1,231 @@
+# Runs in: the manager, which reads elements; runners, which take them apart.
+"""The elements of a dataset, for the loader of a manager process."""
+
+from __future__ import annotations
+
+import collections.abc
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from accelmgr._common import settings
+from accelmgr._common.feed import Client, FeedAddress
+from accelmgr._common.journal import Reader
+from accelmgr._common.long import LENGTH, LongElements
+from accelmgr._common.memory import dtype_name
+from accelmgr._common.pickling import dump
+from accelmgr._common.reading import Reading, is_indexed, other_elements
+from accelmgr.errors import DataError
+
+# Field names that encode the kind of an element. The fields of a mapping have its own keys.
+PICKLED = "<pickled>"
+ALONE = "<element>"
+ITEM = "<{}>"
+
+NUMBERS = "biufc"  # NumPy's dtype.kind of bool, int, unsigned, float and complex: torch makes tensors of these.
+LOOK_EVERY = 16  # Elements, between looks for changed settings of the host.
+ROOM = 64 * 1024  # Bytes that a pickled element may have at least in its row.
+
+
+def structure_of(element: Any) -> tuple[list[str], list[Any]]:
+    """Names and values of an element."""
+    if isinstance(element, (tuple, list)):
+        return [ITEM.format(index) for index in range(len(element))], list(element)
+    if isinstance(element, collections.abc.Mapping):
+        return [str(name) for name in element], list(element.values())
+    return [ALONE], [element]
+
+
+def restore_structure(fields: list[tuple[str, torch.Tensor]]) -> Any:
+    """Rebuilds the element that structure_of() took apart."""
+    if fields[0][0] == ALONE:
+        return fields[0][1]
+    if fields[0][0] == ITEM.format(0):
+        return tuple(tensor for _, tensor in fields)
+    return dict(fields)
+
+
+def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """`value` with each tensor replaced, also in nested mappings, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, collections.abc.MutableMapping):
+        same = copy.copy(value)  # Of its own type, for example transformers' BatchEncoding.
+        for key, entry in value.items():
+            same[key] = mapped(function, entry)
+        return same
+    if isinstance(value, collections.abc.Mapping):
+        return {key: mapped(function, entry) for key, entry in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(function, entry) for entry in value))
+    if type(value) in (tuple, list):
+        return type(value)(mapped(function, entry) for entry in value)
+    return value
+
+
+def as_tensor(value: Any) -> torch.Tensor | None:
+    """`value` as a contiguous tensor on the CPU, as default_collate makes it of numbers; None if it cannot be one."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            return None
+        tensor = value if value.is_cpu and not value.requires_grad else value.detach().cpu()
+        if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+            return tensor
+        return tensor.contiguous().resolve_conj().resolve_neg()
+    if type(value) is float:  # float64, as default_collate makes it.
+        return torch.tensor(value, dtype=torch.float64)
+    if type(value) in (bool, int):
+        return torch.as_tensor(value)
+    if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in NUMBERS:
+        return torch.as_tensor(value)
+    return None
+
+
+class Elements:
+    """Reads a dataset element by element, as one tensor for each field.
+
+    With a collate_fn, and if elements have fields that are no tensors, each element is pickled bytes instead.
+    """
+
+    def __init__(self, dataset: Any, options: dict[str, Any]) -> None:
+        self._client: Client | None = dataset.connect() if isinstance(dataset, FeedAddress) else None
+        self._reading = None if self._client is not None else Reading(dataset, int(options.get("epochs", 1)))
+        self._is_indexed = self._client is None and is_indexed(dataset)
+        self.length = -1  # The length of an indexed dataset, 0 if it has none; -1: not indexed.
+        if self._is_indexed:
+            self.length = len(dataset) if hasattr(dataset, "__len__") else 0
+        self._position = 0
+        # restore() sets it: the checksum of all earlier elements that a feed must state with its next one.
+        self._expected_sum: int | None = None
+        self._names: list[str] = []
+        self._items = 0  # The length of elements that are tuples or lists.
+        self._as_bytes = bool(options["as_bytes"])
+        self._limit = int(options["max_element_bytes"])
+        self._long: LongElements | None = None
+        self._has_long = False
+        self._journal = Reader(options["journal"]) if options.get("journal") else None
+        self._beginning = self._reading.position() if self._reading is not None else ""
+        data = self._client.example() if self._client is not None else None
+        first = self._reading.next() if self._reading is not None else None if data is None else [pickle.loads(data)]
+        if first is None:
+            raise DataError("the dataset has no elements")
+        tensors: list[torch.Tensor] = []
+        if not self._as_bytes:
+            self._names, values = structure_of(first[0])
+            tensors = [tensor for value in values if (tensor := as_tensor(value)) is not None]
+            self._as_bytes = not tensors or len(tensors) < len(values)
+            self._items = len(values) if type(first[0]) in (tuple, list) else 0
+        if self._as_bytes:
+            size = LENGTH.size + len(data if data is not None else dump(first[0]))
+            room = self._limit or max(ROOM, 4 * size)
+            if not self._limit:  # A longer element lies elsewhere.
+                self._long = LongElements(options.get("long", ""))
+            self._fields = [(PICKLED, torch.uint8, torch.Size([room]))]
+            self._room = room
+        else:
+            named = zip(self._names, tensors, strict=True)
+            self._fields = [(name, tensor.dtype, tensor.shape) for name, tensor in named]
+        self._first = None if self._client is not None else first
+
+    def _read(self) -> list[Any] | None:
+        """The next element in a list; of a feed, the bytes that _dump() would make if elements are bytes."""
+        if self._reading is not None:
+            boxed, self._first = self._first or self._reading.next(), None
+            return boxed
+        assert self._client is not None
+        data = self._client.get(self._position)
+        expected, self._expected_sum = self._expected_sum, None
+        if expected is not None and self._client.sums is not None and self._client.sums[0] != expected:
+            raise other_elements(self._position)
+        if data is None:
+            return None
+        return [data if self._as_bytes else pickle.loads(data)]
+
+    def _row_of(self, element: Any) -> bytes:
+        data = element if self._client is not None else dump(element)
+        if LENGTH.size + len(data) <= self._room:
+            return LENGTH.pack(len(data)) + data
+        number = self._position - 1
+        if self._long is None:
+            raise DataError(
+                f"element {number} of the dataset takes {LENGTH.size + len(data)} bytes, more than max_element_bytes = "
+                f"{self._limit}"
+            )
+        self._has_long = True
+        return self._long.put(number, data)
+
+    @property
+    def fields(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Name, dtype and shape of each field."""
+        return [(name, dtype_name(dtype), tuple(shape)) for name, dtype, shape in self._fields]
+
+    def next(self, consumed: int = 0) -> list[Any] | None:
+        """The next element: a dense tensor for each field, or bytes; None at the end.
+
+        consumed: how many elements steps have consumed.
+        """
+        if self._journal is not None and self._position % LOOK_EVERY == 0:
+            for values in self._journal.settings():
+                settings.apply(values)
+        if self._has_long and self._long is not None:
+            self._long.free(consumed)
+        boxed = self._read()
+        if boxed is None:
+            return None
+        self._position += 1
+        element = boxed[0]
+        if self._as_bytes:
+            return [self._row_of(element)]
+        if self._items and type(element) in (tuple, list) and len(element) == self._items:
+            values = element
+        else:
+            names, values = structure_of(element)
+            if names != self._names:
+                raise DataError(
+                    f"element {self._position - 1} of the dataset has {', '.join(names)}, the first one "
+                    f"{', '.join(self._names)}; all elements must have the same fields, unless a collate_fn is passed"
+                )
+        tensors = [as_tensor(value) for value in values]
+        for (name, dtype, shape), tensor in zip(self._fields, tensors, strict=True):
+            if tensor is None or tensor.dtype != dtype or tensor.shape != shape:
+                found = "not a tensor" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+                raise DataError(
+                    f"field '{name}' of element {self._position - 1} of the dataset is {found}, that of the first "
+                    f"one {dtype} {list(shape)}; pass a collate_fn if elements differ"
+                )
+        return tensors
+
+    def state(self) -> str:
+        """The position in the dataset."""
+        if self._client is not None:
+            sums = self._client.sums if self._position else (0, 0)
+            return json.dumps({"elements": self._position} | ({"checksum": sums[1]} if sums is not None else {}))
+        assert self._reading is not None
+        return self._beginning if self._first is not None else self._reading.position()
+
+    def restore(self, state: str) -> None:
+        """Goes on at a state(); of an indexed dataset also at a number alone, as earlier versions have saved it."""
+        if state.isdigit() and (self._client is not None or self._is_indexed):
+            self._position = int(state)
+            if self._reading is not None:
+                self._reading.restore_index(self._position)
+                self._first = None
+            if self._client is not None:
+                self._client.sums = None
+            return
+        try:
+            position = json.loads(state)
+            self._position = position["elements"]
+            if self._client is not None:
+                self._expected_sum = position.get("checksum")
+                self._client.sums = None if self._expected_sum is None else (0, self._expected_sum)
+                return
+            assert self._reading is not None
+            self._reading.restore(position)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"the dataset cannot be resumed at '{state[:200]}'") from error
+        self._first = None

@@ -1,0 +1,30 @@
+# Runs in: all processes.
+"""Files in memory, which other processes open through /proc."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Of Linux on x86; Python has the name from 3.13 on.
+
+FORKED_OBJECTS: dict[str, dict[str, Any]] = {}
+"""Model, dataset, collate_fn and options that a forked manager has from the host, by their payload's path."""
+
+
+def make_memfd(name: str, size: int) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.ftruncate(fd, max(size, 1))
+    return fd
+
+
+def open_memfd(pid: str, fd: str, name: str) -> int | None:
+    """Opens the memfd `name` of process `pid`. Returns None if that has closed it: `fd` may be another file by now."""
+    link = f"/proc/{pid}/fd/{fd}"
+    try:
+        if os.readlink(link) != f"/memfd:{name} (deleted)":
+            return None
+        return os.open(link, os.O_RDONLY)
+    except OSError:
+        return None

@@ -1,0 +1,60 @@
+# Runs in: the host and runners.
+"""Makes tensors over memory that the extension module describes by address, dtype and shape."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import deterministic
+
+Described = tuple[str, str, Sequence[int], Any]
+"""A tensor's name, dtype ("float32") and shape, and its bytes: something with a buffer, row-major without gaps."""
+Addressed = tuple[str, str, Sequence[int], int]
+"""The same, with the address of the first byte."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype in the extension module: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def tensor_over(memory: Any, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A tensor over all of `memory`, which it keeps alive. It is not a view of another tensor."""
+    if 0 in shape:
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+    return torch.frombuffer(memory, dtype=getattr(torch, dtype)).as_strided(shape, strides).data
+
+
+def dense_over(memory: Any, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    """As tensor_over(), for a row-major tensor without gaps."""
+    if 0 in shape:
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+    return torch.frombuffer(memory, dtype=getattr(torch, dtype)).reshape(tuple(shape)).data
+
+
+def named_tensors(values: Iterable[Described]) -> list[tuple[str, torch.Tensor]]:
+    """Tensors over the memory of each value, with their names."""
+    return [(name, dense_over(memory, dtype, shape)) for name, dtype, shape, memory in values]
+
+
+def addressed(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Addressed]:
+    """Addresses of dense tensors on the CPU. The caller must keep the tensors alive while they are used."""
+    return [(name, dtype_name(value.dtype), tuple(value.shape), value.data_ptr()) for name, value in tensors]
+
+
+@contextlib.contextmanager
+def unfilled() -> Iterator[None]:
+    """Tensors that torch makes keep what their memory holds.
+
+    Otherwise deterministic algorithms (`deterministic`) would fill each with NaN before. That is another pass over
+    memory that is overwritten later.
+    """
+    before = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]

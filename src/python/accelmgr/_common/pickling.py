@@ -1,0 +1,171 @@
+# Runs in: all processes.
+"""How objects of the user's script travel between processes: elements, datasets, errors of both.
+
+Classes and functions that no import finds (of `__main__`, a notebook, another function) travel by value, as cloudpickle
+does it. Tensors of an element travel as their values; those of a dataset, and its arrays, lie in memory that processes
+share.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+import torch
+
+Buffer = bytes | bytearray | memoryview
+
+OUT_OF_BAND = 4096
+"""Bytes from which on the memory of an array lies beside the pickled dataset."""
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a tensor whose memory says all about it."""
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+    )
+
+
+def _over(data: Buffer) -> torch.Tensor:
+    """The bytes as a tensor, without a copy if it may write to them."""
+    if len(data) == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    writable = isinstance(data, bytearray) or (isinstance(data, memoryview) and not data.readonly)
+    return torch.frombuffer(data if writable else bytearray(data), dtype=torch.uint8)
+
+
+def _rebuild(data: Buffer, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return _over(data).view(dtype).view(shape) if len(data) else torch.empty(shape, dtype=dtype)
+
+
+class _ElementPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickles the values of a tensor alone. torch pickles the whole storage of a view, and takes ten times as long."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not _is_plain(obj):
+            return super().reducer_override(obj)
+        values = obj.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        data = pickle.PickleBuffer(values.view(torch.uint8).numpy().data) if values.numel() else b""
+        return _rebuild, (data, obj.dtype, tuple(obj.shape))
+
+
+def dump(element: Any) -> bytes:
+    """For pickle.loads()."""
+    file = io.BytesIO()
+    _ElementPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(element)
+    return file.getvalue()
+
+
+# Datasets
+
+
+class _Storage:
+    """The memory of tensors of a dataset, which may be views of the same."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._storage = tensor.untyped_storage()
+
+    def __reduce__(self) -> Any:
+        if self._storage.nbytes() == 0:
+            return _over, (b"",)
+        content = torch.empty(0, dtype=torch.uint8).set_(self._storage)
+        return _over, (pickle.PickleBuffer(content.numpy().data),)
+
+
+def _view(
+    memory: torch.Tensor, dtype: torch.dtype, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, shape, strides)
+
+
+def _file(path: str, dtype: Any, mode: str, offset: int, shape: tuple[int, ...]) -> Any:
+    return sys.modules["numpy"].memmap(path, dtype, mode, offset, shape)
+
+
+def _file_of(array: Any) -> tuple[Any, ...] | None:
+    """The arguments with which _file() maps the same part of the file; None if it cannot."""
+    if array._mmap is None or array.mode not in ("r", "r+", "w+") or not array.flags.c_contiguous:
+        return None
+    numpy = sys.modules["numpy"]
+    begin = numpy.frombuffer(array._mmap, dtype=numpy.uint8).ctypes.data
+    offset = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + array.ctypes.data - begin
+    return str(array.filename), array.dtype, "r" if array.mode == "r" else "r+", offset, array.shape
+
+
+class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Leaves the memory of tensors and arrays out. Tensors that share memory share it in the copy, too."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=self._taken)
+        self.buffers: list[pickle.PickleBuffer] = []
+        self._storages: dict[int, _Storage] = {}
+
+    def _taken(self, buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < OUT_OF_BAND:
+            return True  # In the stream.
+        self.buffers.append(buffer)
+        return False
+
+    def reducer_override(self, obj: Any) -> Any:
+        if _is_plain(obj) and not (obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.__dict__):
+            storage = self._storages.setdefault(obj.untyped_storage()._cdata, _Storage(obj))
+            return _view, (storage, obj.dtype, obj.storage_offset(), tuple(obj.shape), obj.stride())
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and type(obj) is numpy.memmap and (found := _file_of(obj)) is not None:
+            return _file, found
+        return super().reducer_override(obj)
+
+
+def dump_dataset(dataset: Any) -> tuple[bytes, list[memoryview]]:
+    """The pickled dataset, and memory that it is to find beside. The memory is that of the dataset: no copies."""
+    file = io.BytesIO()
+    pickler = _DatasetPickler(file)
+    pickler.dump(dataset)
+    return file.getvalue(), [buffer.raw() for buffer in pickler.buffers]
+
+
+def load_dataset(data: Buffer, buffers: Sequence[memoryview]) -> Any:
+    return pickle.loads(data, buffers=buffers)
+
+
+# Processes that the dataset itself starts, as the workers of a DataLoader
+
+
+def _is_found_by_import(obj: Any) -> bool:
+    found: Any = sys.modules.get(obj.__module__)
+    if obj.__module__ == "__main__":
+        return False
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is obj
+
+
+def _received(data: bytes) -> Any:
+    """In a worker, which sends elements of such classes back."""
+    send_definitions_to_workers()
+    return pickle.loads(data)
+
+
+def _reduce_by_value(pickler: ForkingPickler, obj: Any) -> Any:
+    if isinstance(obj, (type, FunctionType)) and not _is_found_by_import(obj):
+        return _received, (cloudpickle.dumps(obj),)
+    return NotImplemented
+
+
+def send_definitions_to_workers() -> None:
+    """From now on multiprocessing, with the start method spawn, sends what no import finds by value.
+
+    In a process that has not run the user's script, its workers cannot find the script's classes by running it.
+    """
+    reduce: Callable[..., Any] = _reduce_by_value
+    ForkingPickler.reducer_override = reduce  # type: ignore[method-assign]

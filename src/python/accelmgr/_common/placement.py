@@ -1,0 +1,133 @@
+# Runs in: the host, the manager and runners.
+"""Where the tensors of a model lie in memory that processes share."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from accelmgr._common.structure import named_leaves
+from accelmgr.errors import ModelError
+
+ALIGNMENT = 64
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """The place of a tensor of the model in the memfd of values."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    requires_grad: bool
+    kind: type[torch.Tensor] | None  # Of a parameter; None: a buffer.
+
+    @property
+    def extent(self) -> int:
+        """Number of elements from the first to the last one, gaps included."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    def view(self, memory: Any) -> torch.Tensor:
+        if self.extent == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        flat = torch.frombuffer(memory, dtype=self.dtype, count=self.extent, offset=self.offset)
+        return flat.as_strided(self.shape, self.strides)
+
+
+def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters (named_leaves()), then buffers, each tensor once under its first name."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise ModelError(f"parameter '{name}' of the model is not initialized; call the model once first")
+    return [*named_leaves(model), *model.named_buffers()]
+
+
+def extent_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of the first byte, and the one behind the last byte."""
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def overlapping(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The indexes of the tensors, in groups that share memory. Most groups have one tensor."""
+    groups: list[list[int]] = []
+    reached = 0
+    for (begin, end), index in sorted((extent_of(tensor), index) for index, tensor in enumerate(tensors)):
+        if begin == end:
+            groups.insert(0, [index])
+        elif begin < reached:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+        reached = max(reached, end)
+    return groups
+
+
+def slots_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Slot], int]:
+    """The slot of each tensor, and the bytes of all slots.
+
+    Tensors are laid out without gaps, but those that share memory keep their strides and go on sharing it.
+    """
+    slots: dict[int, Slot] = {}
+    end = 0
+    values = [tensor for _, tensor in tensors]
+    for group in overlapping(values):
+        first = min(values[index].data_ptr() for index in group)
+        last = max(extent_of(values[index])[1] for index in group)
+        for index in group:
+            name, tensor = tensors[index]
+            alone = len(group) == 1
+            kind = type(tensor) if isinstance(tensor, torch.nn.Parameter) else None
+            strides = torch.empty(tensor.shape, device="meta").stride() if alone else tensor.stride()
+            offset = end if alone else end + tensor.data_ptr() - first
+            slots[index] = Slot(
+                name, tensor.dtype, tuple(tensor.shape), tuple(strides), offset, tensor.requires_grad, kind
+            )
+        size = values[group[0]].nbytes if len(group) == 1 else last - first
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return [slots[index] for index in range(len(tensors))], end
+
+
+def copy_values(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], memory: Any) -> list[torch.Tensor]:
+    """Copies the tensors into `memory`. Returns views of it, one for each slot."""
+    views = [slot.view(memory) for slot in slots]
+    for group in overlapping(tensors):
+        if len(group) == 1:
+            views[group[0]].copy_(tensors[group[0]])
+            continue
+        begin = min(tensors[index].data_ptr() for index in group)
+        size = max(extent_of(tensors[index])[1] for index in group) - begin
+        ctypes.memmove(min(views[index].data_ptr() for index in group), begin, size)
+    return views
+
+
+def private_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies in the private memory of this process. Tensors that shared memory share it in the copy, too.
+
+    The others may be resized, as any tensor of torch.
+    """
+    copies = [tensor.detach() for tensor in tensors]
+    for group in overlapping(tensors):
+        if len(group) == 1:
+            copies[group[0]] = tensors[group[0]].detach().clone()
+            continue
+        members = [tensors[index] for index in group]
+        slots, size = slots_of([("", tensor) for tensor in members])
+        for index, copy in zip(group, copy_values(members, slots, bytearray(size)), strict=True):
+            copies[index] = copy
+    return copies

@@ -1,0 +1,218 @@
+# Runs in: all processes.
+"""Settings of torch that belong to a process. Those of the host hold in the processes that compute and read for it.
+
+They are sent at the start, and again before a step if they have changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+from torch.utils import deterministic
+
+Values = dict[str, Any]
+
+
+class Setting(NamedTuple):
+    read: Callable[[], Any]
+    """In the host. None: not there in this build of torch, or not set; then it is not sent."""
+    write: Callable[[Any], None]
+
+
+def _attribute(owner: Any, name: str) -> Setting:
+    return Setting(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+
+
+class Runner:
+    """What a runner adds to the settings of the host."""
+
+    threads = 0
+    """It computes with at most so many threads. 0: with a number that the configuration sets, whatever the host has."""
+    deterministic = False
+    autocast: dict[str, torch.dtype]
+    """By the type of the device: the dtype of the autocast in which the host calls step()."""
+
+    def __init__(self) -> None:
+        self.autocast = {}
+
+
+runner = Runner()
+
+# Threads
+
+_threads_at_import = torch.get_num_threads()
+
+
+def _usual_threads() -> set[int]:
+    cores = len(os.sched_getaffinity(0))
+    named = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+    return {_threads_at_import, cores, cores // 2, *(int(value) for value in named if value.isdigit())}
+
+
+_usual = _usual_threads()
+
+
+def _read_threads() -> int | None:
+    threads = torch.get_num_threads()
+    return threads if threads != _threads_at_import or threads not in _usual else None
+
+
+def _write_threads(threads: int) -> None:
+    if runner.threads:
+        torch.set_num_threads(min(threads, runner.threads))
+
+
+# Others that have no plain getter and setter
+
+
+def _read_default_device() -> str:
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return context.device.type if context is not None else ""
+
+
+def _read_deterministic() -> tuple[int, bool]:
+    mode = torch.get_deterministic_debug_mode()
+    return mode, mode > 0 and bool(deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
+
+
+def write_deterministic(value: tuple[int, bool]) -> None:
+    mode, fills = value
+    torch.set_deterministic_debug_mode(max(mode, 1 if runner.deterministic else 0))
+    deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
+
+_smallest = 5e-324
+
+
+def _read_flush_denormal() -> bool:
+    return _smallest * 1.0 == 0.0
+
+
+def _write_flush_denormal(on: bool) -> None:
+    torch.set_flush_denormal(on)
+
+
+def _write_print_options(options: dict[str, Any]) -> None:
+    torch.set_printoptions(**options)  # type: ignore[no-untyped-call]
+
+
+def _read_autocast() -> dict[str, torch.dtype]:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+
+
+def _write_autocast(value: dict[str, torch.dtype]) -> None:
+    runner.autocast = value
+
+
+def _write_anomaly(value: tuple[bool, bool]) -> None:
+    torch.autograd.set_detect_anomaly(*value)
+
+
+def _write_filters(filters: list[Any]) -> None:
+    warnings.filters[:] = filters  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+def _read_filters() -> list[Any]:
+    return list(warnings.filters)
+
+
+_cuda, _matmul = torch.backends.cuda, torch.backends.cuda.matmul
+_cudnn, _mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+
+SETTINGS: dict[str, Setting] = {
+    "default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
+    "default device": Setting(_read_default_device, lambda kind: torch.set_default_device(kind or None)),
+    "float32 matmul precision": Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "deterministic algorithms": Setting(_read_deterministic, write_deterministic),
+    "flush denormal": Setting(_read_flush_denormal, _write_flush_denormal),
+    "anomaly detection": Setting(
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _write_anomaly
+    ),
+    "warn always": Setting(torch.is_warn_always_enabled, torch.set_warn_always),
+    "print options": Setting(lambda: dict(vars(torch._tensor_str.PRINT_OPTS)), _write_print_options),
+    "warnings filters": Setting(_read_filters, _write_filters),
+    "autocast": Setting(_read_autocast, _write_autocast),
+    "autocast cache": Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    "threads": Setting(_read_threads, _write_threads),
+    "cudnn.enabled": _attribute(_cudnn, "enabled"),
+    "cudnn.benchmark": _attribute(_cudnn, "benchmark"),
+    "cudnn.benchmark_limit": _attribute(_cudnn, "benchmark_limit"),
+    "cudnn.deterministic": _attribute(_cudnn, "deterministic"),
+    "cudnn.allow_tf32": _attribute(_cudnn, "allow_tf32"),
+    "mkldnn.enabled": _attribute(_mkldnn, "enabled"),
+    "mkldnn.deterministic": _attribute(_mkldnn, "deterministic"),
+    "mkldnn.allow_tf32": _attribute(_mkldnn, "allow_tf32"),
+    "matmul.allow_fp16_reduced_precision_reduction": _attribute(_matmul, "allow_fp16_reduced_precision_reduction"),
+    "matmul.allow_bf16_reduced_precision_reduction": _attribute(_matmul, "allow_bf16_reduced_precision_reduction"),
+    "matmul.allow_fp16_accumulation": _attribute(_matmul, "allow_fp16_accumulation"),
+    "sdp.flash": Setting(_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
+    "sdp.mem_efficient": Setting(_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp),
+    "sdp.math": Setting(_cuda.math_sdp_enabled, _cuda.enable_math_sdp),
+    "sdp.cudnn": Setting(_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
+    "sdp.fp16_bf16_reduction": Setting(
+        _cuda.fp16_bf16_reduction_math_sdp_allowed, _cuda.allow_fp16_bf16_reduction_math_sdp
+    ),
+    "mha fastpath": Setting(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+    "opt_einsum.enabled": _attribute(torch.backends.opt_einsum, "enabled"),
+    "opt_einsum.strategy": _attribute(torch.backends.opt_einsum, "strategy"),
+    "quantized.engine": _attribute(torch.backends.quantized, "engine"),
+}
+
+
+def _works(setting: Setting) -> bool:
+    try:
+        setting.read()
+    except Exception:  # An older torch, or a build without the library.
+        return False
+    return True
+
+
+SETTINGS = {name: setting for name, setting in SETTINGS.items() if _works(setting)}
+
+
+def current() -> Values:
+    """The settings of this process."""
+    values = {}
+    for name, (read, _) in SETTINGS.items():
+        with contextlib.suppress(RuntimeError):  # torch refuses to tell an older setting where a newer one was set.
+            values[name] = read()
+    return values
+
+
+def changed(before: Values, now: Values) -> Values:
+    return {name: value for name, value in now.items() if name not in before or before[name] != value}
+
+
+def sendable(values: Values) -> Values:
+    """Without filters of warnings that cannot be pickled."""
+    if "warnings filters" not in values:
+        return values
+
+    def travels(entry: Any) -> bool:
+        try:
+            cloudpickle.dumps(entry)
+        except Exception:
+            return False
+        return True
+
+    return values | {"warnings filters": [entry for entry in values["warnings filters"] if travels(entry)]}
+
+
+def apply(values: Values) -> None:
+    """In a process that computes or reads for the host."""
+    for name, value in values.items():
+        if name not in SETTINGS or value is None:
+            continue
+        try:
+            SETTINGS[name].write(value)
+        except RuntimeError:  # A fork of a host that has frozen it, for example.
+            if SETTINGS[name].read() != value:
+                raise

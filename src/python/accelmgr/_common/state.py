@@ -1,0 +1,124 @@
+# Runs in: the host and the manager.
+"""What the host adds to a checkpoint, as JSON and tensors: states of optimizer and scheduler, values of the user."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from accelmgr import _native
+from accelmgr._common.memory import dense_over, dtype_name
+from accelmgr.errors import CheckpointError
+
+LARGEST = 2**63
+_STATES = "accelmgr"  # The key of our own values in the JSON of a checkpoint, beside the keys of the user.
+
+
+def savable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors by name, detached. Raises CheckpointError for one that a checkpoint cannot hold."""
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
+            raise CheckpointError(
+                f"'{name}' is a tensor on {tensor.device}, {tensor.layout}, of strides "
+                f"{list(tensor.stride()) if tensor.layout == torch.strided else 'none'}; a checkpoint holds contiguous "
+                "tensors of real numbers on the CPU"
+            )
+    return {name: tensor.detach().resolve_neg() for name, tensor in tensors.items()}
+
+
+def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Encodes `value` for json.dumps(); puts its tensors into `tensors`, by path.
+
+    Raises CheckpointError, which names the path, for a value that a checkpoint cannot hold.
+    """
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach().cpu().contiguous()
+        return {"<tensor>": path}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"<float>": str(value)}
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGEST:
+        return {"<int>": str(value)}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, bytes):
+        return {"<bytes>": base64.b64encode(value).decode()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [encode(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {f"<{type(value).__name__}>": items}
+    if isinstance(value, Mapping):
+        # Pairs, not a JSON object: keys may be of any kind; an optimizer's state has numbers.
+        pairs = [[encode(key, path, tensors), encode(item, f"{path}/{key}", tensors)] for key, item in value.items()]
+        return {"<counter>" if isinstance(value, collections.Counter) else "<dict>": pairs}
+    raise CheckpointError(
+        f"{path} is of type {type(value).__name__}; a checkpoint holds numbers, text, tensors, and lists, tuples, sets "
+        "and dicts of them"
+    )
+
+
+_MADE: dict[str, Callable[[Any], Any]] = {
+    "<float>": float,
+    "<int>": int,
+    "<bytes>": base64.b64decode,
+    "<tuple>": tuple,
+    "<set>": set,
+    "<frozenset>": frozenset,
+    "<dict>": dict,
+    "<counter>": lambda pairs: collections.Counter(dict(pairs)),
+}
+
+
+def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Rebuilds the value that encode() has encoded."""
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    return tensors[inner] if kind == "<tensor>" else _MADE[kind](decode(inner, tensors))
+
+
+def as_text(tensor: torch.Tensor) -> list[Any]:
+    """The whole tensor in JSON."""
+    content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return [dtype_name(tensor.dtype), list(tensor.shape), base64.b64encode(content).decode()]
+
+
+def from_text(text: list[Any]) -> torch.Tensor:
+    name, shape, content = text
+    return dense_over(bytearray(base64.b64decode(content)), name, tuple(shape))
+
+
+def collected(
+    extra: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], owners: Mapping[str, Any]
+) -> tuple[str, dict[str, torch.Tensor]]:
+    """JSON and tensors of a checkpoint. owners: what has a state_dict(), by name; None is left out."""
+    values, every = dict(extra), dict(tensors)
+    saved = {what: encode(owner.state_dict(), what, every) for what, owner in owners.items() if owner is not None}
+    if saved:
+        values[_STATES] = saved
+    kept = savable(every)
+    return json.dumps(values), kept
+
+
+def restored(resumed: _native.Resumed, owners: Mapping[str, Any]) -> dict[str, Any]:
+    """Loads the states that collected() has saved; returns its `extra`. Raises CheckpointError if one is not there."""
+    values: dict[str, Any] = json.loads(resumed.json)
+    saved = values.pop(_STATES, {})
+    tensors = dict(resumed.tensors)
+    wanted = {what: owner for what, owner in owners.items() if owner is not None}
+    for what in wanted:
+        if what not in saved:
+            raise CheckpointError(
+                f"{resumed.path} has no state of the {what}; save it with save_checkpoint({what}=...)"
+            )
+    for what, owner in wanted.items():
+        owner.load_state_dict(decode(saved[what], tensors))
+    return values

@@ -1,0 +1,1 @@
+"""What the host process runs: the user's program, with the model that it trains."""

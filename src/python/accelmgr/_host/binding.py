@@ -1,0 +1,189 @@
+# Runs in: the host.
+"""The host's model, bound to the memory of a session."""
+
+from __future__ import annotations
+
+import copy
+from typing import cast
+
+import torch
+
+from accelmgr import _native
+from accelmgr._common import memory
+from accelmgr._common.journal import Journal
+from accelmgr._common.placement import private_copies
+from accelmgr._common.structure import GROWN, Buffers, Changes, Shapes, Structure, leaves_of, named_leaves
+from accelmgr._host.master import Master, check_on_cpu
+from accelmgr._host.optimizers import LBFGS
+from accelmgr._host.weights import Weights
+from accelmgr.errors import ModelError, UsageError
+
+
+class Binding:
+    """The parameters of a session as those of a model, or, of a built-in model, as parameters of their own.
+
+    It exists as soon as the session holds the initial values.
+    """
+
+    def __init__(
+        self,
+        handle: _native.Handle,
+        model: torch.nn.Module | None,
+        keeps_zeros: bool,
+        journal: Journal | None,
+        grown: Shapes,
+    ) -> None:
+        """keeps_zeros: gradients are never None, but zero. journal: if there is a model. grown: see Buffers."""
+        self._journal = journal
+        self._grown = grown
+        self._handle = handle
+        self._model = model
+        self._changes: Changes | None = None
+        self._structure: Structure | None = None
+        self.master = Master(handle, keeps_zeros)
+        if model is not None:
+            self._structure = Structure(model)
+            by_name = dict(named_leaves(model, remove_duplicate=False))
+            self._leaves = [by_name[name] for name, _ in self.master.parameters]
+        else:
+            self._leaves = [torch.nn.Parameter(tensor) for _, tensor in self.master.parameters]
+        self._former_gradients = [leaf.grad for leaf in self._leaves]
+
+    def bind(self, needs_values: bool, weights: Weights | None) -> None:
+        """Moves the parameters into the session. See Master.bind()."""
+        self.master.bind(self._leaves, needs_values, weights)
+
+    def undo(self) -> None:
+        """Gives the model memory of its own again, and its former gradients, after the start failed."""
+        copies = private_copies([leaf.data for leaf in self._leaves])
+        for leaf, own, gradient in zip(self._leaves, copies, self._former_gradients, strict=True):
+            leaf.data = own
+            leaf.grad = gradient
+
+    def leave(self) -> None:
+        """Gives the model memory of its own again, with the present values and gradients."""
+        gradients = self.master.own_gradients()
+        copies = private_copies([leaf.data for leaf in self._leaves])
+        for leaf, own, gradient in zip(self._leaves, copies, gradients, strict=True):
+            leaf.data = own
+            leaf.grad = gradient
+
+    def started(self) -> None:
+        """From now on it knows what of the model changes."""
+        self.master.begin(self._former_gradients)
+        self._former_gradients = []
+        if self._model is not None and self._structure is not None and self._journal is not None:
+            self._changes = Changes(self._model, self._structure, self._journal, self._grown, self._handle)
+
+    def check(self) -> None:
+        """Raises ModelError unless the parameters are the session's; takes over what was done to `.grad`."""
+        if self._structure is not None:
+            self._structure.check()
+        self.master.look_after()
+
+    def leaves(self) -> list[torch.Tensor]:
+        """In the master's order."""
+        return self._leaves
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """In the order of `model.parameters()`; of a built-in model in the master's."""
+        if self._structure is None:
+            return cast(list[torch.nn.Parameter], self._leaves)
+        self._structure.check()
+        return list(self._structure.parameters)
+
+    def gradients(self, exact: bool = False) -> list[torch.Tensor]:
+        """In the order of parameters(). exact: in the master's dtype."""
+        named = self.master.exact_gradients() if exact else self.master.gradients
+        gradients = [gradient for _, gradient in named]
+        if self._structure is None:
+            return gradients
+        self.check()
+        by_leaf = dict(zip(map(id, self._leaves), gradients, strict=True))
+        return [
+            # A quantized parameter is none of the leaves, but has some.
+            by_leaf.get(id(parameter), torch.zeros((), dtype=parameter.dtype).expand(parameter.shape))
+            for parameter in self._structure.parameters
+        ]
+
+    def update(self, values: list[torch.Tensor]) -> None:
+        """Replaces all parameters, in the order of parameters(), or raises ModelError."""
+        ordered = self.parameters()
+        if len(values) != len(ordered):
+            raise ModelError(
+                f"update_model_parameters: got {len(values)} tensors for {len(ordered)} parameters; nothing was changed"
+            )
+        by_leaf: dict[int, torch.Tensor] = {}
+        for own, value in zip(ordered, values, strict=True):
+            leaves, parts = leaves_of(own), leaves_of(value)
+            if len(leaves) != len(parts):
+                raise ModelError(
+                    f"update_model_parameters: a {type(value).__name__} was passed for a {type(own).__name__}; nothing "
+                    "was changed"
+                )
+            by_leaf |= {id(leaf): part for (_, leaf), (_, part) in zip(leaves, parts, strict=True)}
+        self.master.update([by_leaf[id(leaf)] for leaf in self._leaves])
+
+    def send_changes(self, everything: bool = False) -> None:
+        """Sends what has changed to the runners. everything: all buffers."""
+        if self._changes is None:
+            return
+        self._changes.write_journal()
+        if not (changes := self._changes.take(everything)):
+            return
+        for name, tensor in changes:
+            check_on_cpu("update_buffers", name, tensor)
+        dense = [(name, tensor.contiguous().resolve_conj().resolve_neg()) for name, tensor in changes]
+        self._handle.update_buffers(memory.addressed(dense))
+        self._changes.told()
+
+    def show(self, counted: bool, overwritten: bool) -> None:
+        """After a step: the model has its gradients, and, if it counted, its buffers."""
+        self.master.show(overwritten)
+        if counted and self._changes is not None:
+            self._changes.take_in()
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Copies of the buffers of the last committed step."""
+        buffers = dict(memory.named_tensors(self._handle.buffers()))
+        buffers.pop(GROWN, None)
+        return buffers
+
+    def sync_buffers(self) -> None:
+        """Copies the buffers of the last committed step into those of the model."""
+        if self._model is None:
+            return
+        buffers = self.buffers()
+        with torch.no_grad():
+            for name, buffer in self._model.named_buffers():
+                if name in buffers:
+                    Buffers.set(buffer, buffers[name])
+        if self._changes is not None:
+            self._changes.note()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        saved = self.master.state_dict(self.buffers())
+        if self._model is None:
+            return saved
+        own = self._model.state_dict()  # For its order, and for further entries (get_extra_state()).
+        return {name: saved[name] if name in saved else copy.deepcopy(value) for name, value in own.items()}
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises UsageError for an optimizer that would train these parameters wrongly or not at all."""
+        groups = getattr(optimizer, "param_groups", None)
+        if groups is None:
+            raise UsageError(
+                f"check_optimizer: a {type(optimizer).__name__} has no param_groups; pass an optimizer of torch.optim, "
+                "or a hivemind.Optimizer"
+            )
+        if isinstance(optimizer, torch.optim.LBFGS) and not self._handle.keeps_last_step:
+            raise UsageError(LBFGS)
+        self.check()
+        own = {tensor.data_ptr() for _, tensor in self.master.parameters}
+        for index, group in enumerate(groups):
+            for parameter in group["params"]:
+                if parameter.numel() and parameter.data_ptr() not in own:
+                    raise UsageError(
+                        f"the optimizer has a tensor of shape {list(parameter.shape)} in group {index} which is not "
+                        "a parameter of this manager; make the optimizer from manager.parameters()"
+                    )

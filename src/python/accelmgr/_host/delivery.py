@@ -1,0 +1,172 @@
+# Runs in: the host.
+"""How the model and the dataset of a manager get to the manager process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from types import GeneratorType
+from typing import Any, Protocol
+
+import torch
+
+from accelmgr import _native
+from accelmgr._common import settings as _settings
+from accelmgr._common.feed import Feed
+from accelmgr._common.journal import Journal
+from accelmgr._common.long import LongElements
+from accelmgr._common.placement import tensors_of
+from accelmgr._common.structure import Shapes
+from accelmgr._host.payload import ForkedPayload, Payload, PickledDataset, pickled, pickled_dataset
+from accelmgr.errors import DataError
+
+logger = logging.getLogger("accelmgr")
+
+
+def _warn_of_threads() -> None:
+    """Logs a warning that names the other threads. A fork has none of them, but keeps the locks that they held."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                names.append(file.read().strip())
+        except OSError:  # The thread has ended.
+            continue
+    if len(names) > 1:
+        logger.warning(
+            "the start method 'fork' copies a process that has other threads (%s); locks that they hold stay "
+            "locked in the manager. 'spawn' copies nothing",
+            ", ".join(names),
+        )
+
+
+class Counting(Protocol):
+    def statistics(self) -> _native.Statistics: ...
+
+
+def _consumed_of(reference: weakref.ref[Counting]) -> Callable[[], int]:
+    """A function that returns how many elements committed steps have consumed.
+
+    Threads of the feed call it. It holds a weak reference, so that they do not keep the manager alive.
+    """
+
+    def consumed() -> int:
+        owner = reference()
+        return owner.statistics().elements if owner is not None else 0
+
+    return consumed
+
+
+class Delivery:
+    """What a manager process gets of model and dataset, and the feed of a dataset that is read here.
+
+    It outlives a start that failed: the feed has read elements that the dataset will not give again.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        factory: Callable[[], torch.nn.Module] | None,
+        dataset: Any,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        options: dict[str, Any],
+    ) -> None:
+        """model, dataset: None if the configuration names it. options: those of the dataset's elements."""
+        self._model = model
+        self._factory = factory
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._options = options
+        self._payload: Payload | ForkedPayload | None = None
+        self._long: LongElements | None = None
+        self.journal: Journal | None = None
+        self.grown: Shapes = {}
+        """Of buffers that the first micro-batch makes larger."""
+        self.feed: Feed | None = None
+
+    def begin(self, start_method: str, owner: object) -> list[str]:
+        """Makes everything ready for a manager process; returns the settings that lead it there.
+
+        A feed ends with `owner`.
+        """
+        settings = _settings.current()
+        if self._dataset is not None:
+            self._long = LongElements()
+        if self._model is not None:
+            self.journal = Journal()
+            self.journal.settings = settings
+        options = {
+            **self._options,
+            "torch_seed": torch.initial_seed(),
+            "long": self._long.address if self._long is not None else "",
+            "grown": self.grown,
+            "settings": _settings.sendable(settings),
+            "journal": self.journal.address if self.journal is not None else "",
+        }
+        if start_method == "fork":
+            _warn_of_threads()
+            self._payload = ForkedPayload(self._model, self._dataset, self._collate_fn, options)
+        else:
+            dataset = self._sent(owner)
+            self._payload = Payload(self._model, self._factory, dataset, self._collate_fn, options)
+        keys = []
+        for section, passed in (("model", self._model), ("data", self._dataset)):
+            if passed is not None:
+                keys += [f"{section}.kind=python", f"{section}.options.payload={self._payload.path}"]
+        return keys
+
+    def release_values(self) -> None:
+        """Drops the copies of the model's values: the session has them."""
+        if self._payload is not None:
+            self._payload.release_values()
+
+    def follow(self, owner: Counting) -> None:
+        """From now on the feed drops what committed steps have consumed."""
+        if self.feed is not None:
+            self.feed.follow(_consumed_of(weakref.ref(owner)))
+
+    def leave(self, consumed: int) -> None:
+        """The processes have ended; others will go on from element `consumed`."""
+        if self.feed is not None:
+            self.feed.follow(lambda: consumed)
+        self.close()
+
+    def check_model(self, model: torch.nn.Module, start_method: str) -> None:
+        """Raises ModelError if `model` cannot be sent."""
+        numbers = {id(tensor): number for number, (_, tensor) in enumerate(tensors_of(model))}
+        if start_method != "fork":
+            pickled("model", model, numbers)
+
+    def change_model(self, model: torch.nn.Module) -> None:
+        """From the next begin() on."""
+        self._model = model
+        self._factory = None
+        self.grown = {}
+
+    def close(self) -> None:
+        """Ends the payload. The feed stays: another start may need it."""
+        for kept in (self._payload, self._long, self.journal):
+            if kept is not None:
+                kept.close()
+
+    def end(self) -> None:
+        if self.feed is not None:
+            self.feed.close()
+        self.close()
+
+    def _sent(self, owner: object) -> PickledDataset:
+        """The dataset pickled, or the address of its feed if it cannot be pickled."""
+        if self.feed is not None:
+            return pickled_dataset(self.feed.address)
+        reason = "a generator"
+        if not isinstance(self._dataset, GeneratorType):
+            try:
+                return pickled_dataset(self._dataset)
+            except DataError as error:
+                reason = str(error)
+        logger.info("the dataset is read in this process and served from it: %s", reason)
+        self.feed = Feed(self._dataset, self._options["epochs"])
+        weakref.finalize(owner, self.feed.end)  # The manager process still runs then: end() does not wait for it.
+        return pickled_dataset(self.feed.address)

@@ -1,0 +1,267 @@
+# Runs in: the host.
+"""The master's parameters and gradients as tensors of the host, and the model's parameters that are bound to them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from accelmgr import _native
+from accelmgr._common.memory import dtype_name, tensor_over
+from accelmgr._host.weights import Weights
+from accelmgr.errors import ModelError
+
+Named = list[tuple[str, torch.Tensor]]
+
+_address = torch.Tensor.data_ptr
+_gradient = operator.attrgetter("grad")
+
+
+def _tensors(places: Sequence[_native.Place]) -> Named:
+    return [(place.name, tensor_over(place.memory, place.dtype, place.shape, place.strides)) for place in places]
+
+
+def check_on_cpu(call: str, name: str, value: torch.Tensor) -> None:
+    if value.device.type != "cpu" or value.layout != torch.strided:
+        raise ModelError(
+            f"{call}: the tensor for '{name}' is on {value.device}, {value.layout}; it must be dense and on the CPU; "
+            "nothing was changed"
+        )
+
+
+def check_replacement(call: str, name: str, current: torch.Tensor, value: torch.Tensor) -> None:
+    """Raises ModelError unless `value` can be copied over `current`, the tensor of this name."""
+    if value.shape != current.shape or value.dtype != current.dtype:
+        raise ModelError(
+            f"{call}: '{name}' is {dtype_name(current.dtype)} {list(current.shape)}, but the tensor passed for it "
+            f"is {dtype_name(value.dtype)} {list(value.shape)}; nothing was changed"
+        )
+    check_on_cpu(call, name, value)
+
+
+class Master:
+    """Views of the session, in the manifest's order. The session stays mapped as long as a view lives.
+
+    The `.grad` of a leaf is the master's gradient, or None if no step has given it one since it was zeroed: then an
+    optimizer leaves it alone, as in plain PyTorch. With `gradients.dtype: float32`, the `.grad` of a leaf of 16 bits is
+    a rounded copy of it.
+    """
+
+    def __init__(self, handle: _native.Handle, keeps_zeros: bool) -> None:
+        """keeps_zeros: `.grad` is never None, but zero."""
+        self._handle = handle
+        self._keeps_zeros = keeps_zeros
+        self.parameters = _tensors(handle.parameters())
+        self.gradients: Named = []
+        self._find_gradients()
+        # To find moved tensors: share_memory_() moves a storage out of the session, with all tensors over it.
+        self._parameter_places = [tensor.data_ptr() for _, tensor in self.parameters]
+        self._leaves: list[torch.Tensor] = []
+        self._frozen_versions: list[tuple[int, int]] = []
+
+    def _find_gradients(self) -> None:
+        self.gradients = []
+        self._frozen: list[int] = []  # The session has no gradient of these.
+        self._exact: dict[int, torch.Tensor] = {}  # The master's, where `.grad` is a rounded copy.
+        for (name, parameter), place in zip(self.parameters, self._handle.gradients(), strict=True):
+            index = len(self.gradients)
+            gradient = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)  # Without memory.
+            if place is None:
+                self._frozen.append(index)
+            else:
+                gradient = tensor_over(place.memory, place.dtype, place.shape, place.strides)
+            if gradient.dtype != parameter.dtype:
+                self._exact[index] = gradient
+                gradient = gradient.to(parameter.dtype)
+            self.gradients.append((name, gradient))
+        self._gradients = [gradient for _, gradient in self.gradients]
+        self._gradient_places = [tensor.data_ptr() for tensor in self._gradients]
+        self._round()
+
+    def _round(self) -> None:
+        """Makes the rounded copies again."""
+        with torch.no_grad():
+            for index, exact in self._exact.items():
+                self._gradients[index].copy_(exact)
+        self._versions = [self._gradients[index]._version for index in self._exact]
+
+    def _take_copies(self) -> None:
+        """What the caller has written into rounded copies counts."""
+        with torch.no_grad():
+            for (index, exact), version in zip(self._exact.items(), self._versions, strict=True):
+                if self._gradients[index]._version != version:
+                    exact.copy_(self._gradients[index])
+        self._versions = [self._gradients[index]._version for index in self._exact]
+
+    def exact_gradients(self) -> Named:
+        """The master's gradients, in the manifest's order."""
+        return [(name, self._exact.get(index, gradient)) for index, (name, gradient) in enumerate(self.gradients)]
+
+    def _unfreeze(self) -> None:
+        """Makes gradients for parameters that were frozen and require one now."""
+        if unfrozen := [index for index in self._frozen if self._leaves[index].requires_grad]:
+            self._handle.unfreeze(unfrozen)
+            self._find_gradients()
+            self._note()
+
+    def _tell_of_writes(self) -> None:
+        """Devices get frozen parameters again only when they were written."""
+        versions = [(self._leaves[index]._version, self.parameters[index][1]._version) for index in self._frozen]
+        if versions != self._frozen_versions:
+            self._handle.frozen_written()
+            self._frozen_versions = versions
+
+    def bind(self, leaves: list[torch.Tensor], needs_values: bool, weights: Weights | None) -> None:
+        """Makes `leaves` the master's parameters: moves their memory into the session, one after the other.
+
+        needs_values: their values, too. weights: the values instead of those of the leaves.
+        """
+        for leaf, (name, parameter) in zip(leaves, self.parameters, strict=True):
+            leaf.grad = None
+            if needs_values:
+                parameter.copy_(leaf.detach() if weights is None else weights.value(name))
+            leaf.data = parameter
+        self._leaves = leaves
+
+    def begin(self, former: Sequence[torch.Tensor | None]) -> None:
+        """The session has gradients now. former: what `.grad` was before bind(); steps add to it."""
+        self._note()
+        self.show(everything=True)
+        for leaf, gradient in zip(self._leaves, former, strict=True):
+            if gradient is not None:
+                leaf.grad = gradient
+        self.look_after()
+
+    def own_gradients(self) -> list[torch.Tensor | None]:
+        """The `.grad` of the leaves, copied if it lies in the session."""
+        return [
+            leaf.grad.clone() if leaf.grad is not None and leaf.grad.data_ptr() == place else leaf.grad
+            for leaf, place in zip(self._leaves, self._gradient_places, strict=True)
+        ]
+
+    def _note(self) -> None:
+        self._found = list(map(_gradient, self._leaves))
+        self._lacks = any(gradient is None for gradient in self._found)
+
+    def show(self, everything: bool = False) -> None:
+        """After a step: `.grad` of the parameters that it has used. everything: it has overwritten all of them."""
+        if self._exact:
+            self._round()
+        if not everything and not self._lacks:
+            return
+        touched = b"\1" * len(self._leaves) if self._keeps_zeros else self._handle.touched()
+        for leaf, found, gradient, has_one in zip(self._leaves, self._found, self._gradients, touched, strict=True):
+            if has_one and found is None and (leaf.requires_grad or not self._keeps_zeros):
+                leaf.grad = gradient
+            elif everything and not has_one:
+                leaf.grad = None
+        self._note()
+
+    def look_after(self) -> None:
+        """Makes the master's gradients what the caller has made of `.grad`: None is zero, another tensor is copied.
+
+        Raises ModelError for a parameter that no longer lies in the master's memory, and for a gradient that is part of
+        other memory.
+        """
+        leaves = self._leaves
+        if self._frozen:
+            self._unfreeze()
+            self._tell_of_writes()
+        if self._exact:
+            self._take_copies()
+        if (
+            all(map(operator.is_, map(_gradient, leaves), self._found))
+            and list(map(_address, leaves)) == self._parameter_places
+            and list(map(_address, self._gradients)) == self._gradient_places
+        ):
+            return
+        dropped: list[int] = []
+        written: list[tuple[int, torch.Tensor]] = []
+        for index, leaf in enumerate(leaves):
+            if leaf.numel() and leaf.data_ptr() != self._parameter_places[index]:  # Without elements: no address.
+                raise ModelError(
+                    f"the memory of parameter '{self.parameters[index][0]}' was replaced (by to(), share_memory(), "
+                    "load_state_dict(assign=True) or tie_weights(), for instance): runners do not see what is "
+                    "written there. Change parameters in place, or with update_model_parameters()"
+                )
+            if self._gradients[index].data_ptr() != self._gradient_places[index]:
+                raise ModelError(
+                    f"the memory of the gradient of parameter '{self.parameters[index][0]}' was replaced (by "
+                    "share_memory_(), for instance): runners do not write there"
+                )
+            gradient = leaf.grad
+            if index in self._frozen:
+                continue
+            if gradient is None:
+                if self._found[index] is not None:
+                    dropped.append(index)
+            elif leaf.numel() and gradient.data_ptr() != self._gradient_places[index]:
+                self._check_own(index, gradient)
+                written.append((index, gradient))
+        self._zero(dropped)
+        with torch.no_grad():
+            for index, gradient in written:
+                self._gradients[index].copy_(gradient)
+                if index in self._exact:
+                    self._exact[index].copy_(gradient)
+                leaves[index].grad = self._gradients[index]
+        if dropped:
+            self._handle.set_touched(dropped, False)
+        if written:
+            self._handle.set_touched([index for index, _ in written], True)
+        for index in dropped if self._keeps_zeros else ():
+            leaves[index].grad = self._gradients[index] if leaves[index].requires_grad else None
+        self._note()
+
+    def _check_own(self, index: int, gradient: torch.Tensor) -> None:
+        if gradient._is_view() or (
+            gradient.layout is torch.strided and gradient.untyped_storage().nbytes() > (gradient.nbytes)
+        ):
+            raise ModelError(
+                f"the gradient of parameter '{self.parameters[index][0]}' is part of other memory, which the manager "
+                "does not write; copy it into the gradient that is there, or assign a tensor of its own"
+            )
+
+    def _zero(self, dropped: list[int]) -> None:
+        if len(dropped) == len(self._leaves):
+            self._handle.zero_grad()
+            self._round()
+            return
+        for index in dropped:
+            self._gradients[index].zero_()
+            if index in self._exact:
+                self._exact[index].zero_()
+
+    def zero(self, set_to_none: bool) -> None:
+        """Zeroes all gradients. set_to_none: `.grad` is None until a step gives a gradient."""
+        self._handle.zero_grad()
+        if self._exact:
+            self._round()
+        if set_to_none:
+            for leaf in self._leaves:
+                leaf.grad = None
+            self._note()
+
+    def update(self, values: list[torch.Tensor]) -> None:
+        """Replaces all parameters. Raises ModelError, before it writes anything, if one does not fit."""
+        for (name, current), value in zip(self.parameters, values, strict=True):
+            check_replacement("update_model_parameters", name, current, value)
+        self._handle.begin_writing()
+        whole = False
+        try:
+            for (_, current), value in zip(self.parameters, values, strict=True):
+                current.copy_(value)
+            whole = True
+        finally:
+            self._handle.end_writing(whole)
+
+    def state_dict(self, buffers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies of the parameters, and the persistent ones of `buffers`; tied tensors under each of their names."""
+        saved: dict[str, torch.Tensor] = {}
+        for name, aliases in self._handle.persistent_buffers():
+            saved |= dict.fromkeys((name, *aliases), buffers[name])
+        for place, (name, parameter) in zip(self._handle.parameters(), self.parameters, strict=True):
+            saved |= dict.fromkeys((name, *place.aliases), parameter.clone())
+        return saved

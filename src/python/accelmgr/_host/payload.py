@@ -1,0 +1,188 @@
+# Runs in: the host.
+"""Sends a model and a dataset to the manager and its runners (_runner/received.py).
+
+They travel in two memfds of the host, which the other processes open through /proc.
+
+- "objects": the pickled model (or the function that makes it), dataset and collate_fn. A number stands for each
+  parameter and buffer of the model. It exists as long as runners may be started; each process reads the parts it needs.
+- "values": the initial values of these buffers. Those of the parameters the host writes into the session itself, one
+  after the other (master.py), so that they exist once. Freed when the session has them.
+
+A manager that is a fork of the host needs "values" alone, and only for parameters: each fork has its own memory for
+buffers. The host's own tensors are moved there meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import cloudpickle
+import torch
+
+from accelmgr._common.memfd import FORKED_OBJECTS, make_memfd
+from accelmgr._common.model_pickling import Attached, ModelPickler, culprit
+from accelmgr._common.pickling import dump_dataset
+from accelmgr._common.placement import aligned, copy_values, private_copies, slots_of, tensors_of
+from accelmgr._common.structure import named_leaves
+from accelmgr.errors import DataError, ModelError
+
+PickledDataset = tuple[bytes, list[memoryview]]
+"""With memory of the dataset's tensors and arrays, which is copied once: all processes map the copy."""
+
+
+@contextlib.contextmanager
+def _naming(what: str, value: Any) -> Iterator[None]:
+    """Raises DataError, or ModelError for the model, that names the object that cannot be pickled."""
+    try:
+        yield
+    except Exception as error:
+        kind = ModelError if what == "model" else DataError
+        other = "; pass a function that makes the model, as in Manager(make_model, ...)" if what == "model" else ""
+        raise kind(
+            f"{culprit(value[0] if isinstance(value, tuple) else value, what)} cannot be pickled, as every start "
+            f"method but 'fork' needs{other}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType({})) -> bytes:
+    file = io.BytesIO()
+    with _naming(what, value):
+        ModelPickler(file, numbers).dump(value)
+    return file.getvalue()
+
+
+def pickled_dataset(dataset: Any) -> PickledDataset:
+    with _naming("dataset", dataset):
+        return dump_dataset(dataset)
+
+
+class Values:
+    """The tensors of a model. move() moves them into a memfd that all processes may map."""
+
+    def __init__(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+                raise ModelError(
+                    f"'{name}' of the model is on {tensor.device}, {tensor.layout}; pass a dense model on the CPU: the "
+                    "runners make their own replicas. Of a model on the meta device, pass a function that makes it, "
+                    "and weights"
+                )
+        self.slots, self.bytes = slots_of(tensors)
+        self.tensors = [tensor for _, tensor in tensors]
+        self.fd = -1
+
+    def move(self) -> None:
+        self.fd = make_memfd("accelmgr-values", self.bytes)
+        self._memory = mmap.mmap(self.fd, max(self.bytes, 1))
+        with torch.no_grad():
+            views = copy_values(self.tensors, self.slots, self._memory)
+            for tensor, view in zip(self.tensors, views, strict=True):
+                tensor.data = view
+
+    def release(self) -> None:
+        """Gives tensors that still lie in the memfd private memory, and frees its pages, in forks too. Idempotent."""
+        if self.fd < 0:
+            return
+        first = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+        here = [tensor for tensor in self.tensors if first <= tensor.data_ptr() < first + self.bytes]
+        for tensor, copy in zip(here, private_copies(here), strict=True):
+            tensor.data = copy
+        self._memory.madvise(mmap.MADV_REMOVE)
+        os.close(self.fd)
+        self.fd, self.tensors = -1, []
+        del self._memory
+
+
+Factory = Callable[[], torch.nn.Module]
+
+
+class Payload:
+    """`factory`: if it is passed, it is sent instead of the model."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        factory: Factory | None,
+        dataset: PickledDataset,
+        collate_fn: Any,
+        options: dict[str, Any],
+    ) -> None:
+        named = tensors_of(model) if model is not None else []
+        parameters = Values(named_leaves(model) if model is not None else [])
+        self._values = Values(named[len(parameters.tensors) :])
+        behind = [
+            dataclasses.replace(slot, offset=slot.offset + self._values.bytes, kind=slot.kind or torch.Tensor)
+            for slot in parameters.slots
+        ]
+        tensors = [tensor for _, tensor in named]
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        attached = [Attached.of(number, tensor) for number, tensor in enumerate(tensors)]
+        attached = [found for found in attached if found]
+        made = pickled("model", factory) if factory is not None else pickled("model", (model, attached), numbers)
+        data, buffers = dataset
+        sections = {"model": made, "dataset": data, "collate_fn": pickled("collate_fn", collate_fn)}
+        offsets = list(itertools.accumulate((aligned(buffer.nbytes) for buffer in buffers), initial=0))
+        # cloudpickle, not pickle: it includes classes that are defined in __main__.
+        header = cloudpickle.dumps(
+            {
+                "path": list(sys.path),
+                "options": options,
+                "slots": behind + self._values.slots,
+                "factory": factory is not None,
+                "sizes": {name: len(section) for name, section in sections.items()},
+                "buffers": [(offset, buffer.nbytes) for offset, buffer in zip(offsets, buffers, strict=False)],
+            }
+        )
+        parts = [len(header).to_bytes(8, "little"), header, *sections.values()]
+        begin = aligned(sum(map(len, parts)))
+        self._objects = make_memfd("accelmgr-objects", begin + offsets[-1])
+        self._closing = weakref.finalize(self, os.close, self._objects)  # Also if the manager is never stopped.
+        with os.fdopen(os.dup(self._objects), "wb") as file:
+            file.writelines(parts)
+            for offset, buffer in zip(offsets, buffers, strict=False):
+                file.seek(begin + offset)
+                file.write(buffer)
+        self._values.move()
+
+    @property
+    def path(self) -> str:
+        """The address for the other processes, `PID:OBJECTS:VALUES`. Valid while the host lives."""
+        return f"{os.getpid()}:{self._objects}:{self._values.fd}"
+
+    def release_values(self) -> None:
+        """Frees the initial values. The session has them now."""
+        self._values.release()
+
+    def close(self) -> None:
+        self._values.release()
+        self._closing()
+
+
+class ForkedPayload:
+    """A Payload for a manager that is a fork of the host. The fork and its runners have the objects themselves."""
+
+    def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
+        if model is not None:
+            tensors_of(model)  # Raises for parameters that cannot be used.
+        self._values = Values(named_leaves(model) if model is not None else [])
+        self._values.move()
+        self.path = f"forked:{id(self)}"
+        FORKED_OBJECTS[self.path] = {"model": model, "dataset": dataset, "collate_fn": collate_fn, "options": options}
+
+    def release_values(self) -> None:
+        """Frees the initial values. The session has them now."""
+        self._values.release()
+
+    def close(self) -> None:
+        self._values.release()
+        FORKED_OBJECTS.pop(self.path, None)

@@ -1,0 +1,1 @@
+"""What the manager process and the runners run."""

@@ -1,0 +1,189 @@
+# Runs in: runners.
+"""The CUDA device of a runner: all that its replica asks of torch.cuda.
+
+The process sees one GPU. The manager only asks whether torch was built for CUDA; the host asks nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from accelmgr._common.describe import describe
+from accelmgr.errors import ConfigError
+
+KEY = "runners.device"
+FORKED = "a fork has none of its threads; use start_method 'spawn' or 'forkserver'"
+
+# Parts of the texts of plain RuntimeErrors: torch has a class of its own only for some errors of a device.
+OF_A_DEVICE = ("CUDA error", "CUDA out of memory", "CUDA driver error", "CUDNN_STATUS_", "CUBLAS_STATUS_")
+OF_A_MODEL = ("device-side assert", "cudaErrorAssert")
+"""A kernel has refused its input, for example an index that is out of range: the same batch would fail again."""
+
+
+def check_build() -> None:
+    """Raises ConfigError if torch has no CUDA. Asks no driver, so that this process may be forked."""
+    if torch.version.cuda is None:
+        raise ConfigError(
+            f"{KEY} is cuda, but torch {torch.__version__} of {sys.executable} was built without CUDA; install one "
+            "that was built for it, or use runners.device cpu",
+            KEY,
+        )
+
+
+def check() -> None:
+    """Raises ConfigError if this process cannot have a CUDA device. Makes no context."""
+    about = f"{KEY} is cuda, but"
+    check_build()
+    if torch.cuda._is_in_bad_fork():
+        raise ConfigError(
+            f"{about} CUDA was used already in the process that this one was forked from; use start_method 'spawn' or "
+            "'forkserver'",
+            KEY,
+        )
+    if torch.cuda.is_available():
+        return
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # It says what is missing.
+        reason = "torch.cuda.is_available() is False"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
+    raise ConfigError(f"{about} this machine has no GPU that torch {torch.__version__} can use{seen}: {reason}", KEY)
+
+
+def check_autograd(rank: int, device: torch.device) -> None:
+    """Raises ConfigError if autograd has no thread for the device: the first backward() of a process starts them."""
+    try:
+        torch.ones(1, device=device, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "fork" not in str(error):
+            raise
+        raise ConfigError(
+            f"{KEY} is cuda, but backward() was called already in the process that runner {rank} was forked from, "
+            f"which started autograd's threads, and {FORKED} ({str(error).partition(' INTERNAL')[0]})",
+            KEY,
+        ) from error
+
+
+def failure_of(error: BaseException | None) -> BaseException | None:
+    """The error of a device that `error` is, or was raised from; None if the model is to blame."""
+    while error is not None:
+        text = str(error)
+        if isinstance(error, RuntimeError) and (
+            type(error).__name__ in ("OutOfMemoryError", "AcceleratorError", "DeviceError")
+            or any(part in text for part in OF_A_DEVICE)
+        ):
+            return None if any(part in text for part in OF_A_MODEL) else error
+        error = error.__cause__
+    return None
+
+
+class Graph:
+    """A CUDA graph."""
+
+    def __init__(self, shared: Graph | None) -> None:
+        """shared: its memory too, in which only results of the graph are kept. None: memory of its own."""
+        self._graph = torch.cuda.CUDAGraph()
+        self._pool: Any = torch.cuda.graph_pool_handle() if shared is None else shared._pool
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """What the block queues on the current stream becomes the graph, and is not executed."""
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            self._graph.capture_end()
+        except RuntimeError:  # Before 2.12 torch would allocate in the graph's memory from now on.
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            raise
+
+    def replay(self) -> None:
+        """Queues it on the current stream."""
+        self._graph.replay()
+
+
+class Cuda:
+    """The GPU of this process, opened. Streams are raw addresses."""
+
+    library = ""
+    """The path of CUDA's runtime; empty for the one that torch uses."""
+    nccl = ""
+    """The path of NCCL; empty for the one that torch uses."""
+
+    def __init__(self, rank: int) -> None:
+        """Raises ConfigError if there is none."""
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it.
+        check()
+        self.device = torch.device("cuda", 0)
+        try:
+            torch.cuda.set_device(self.device)
+            torch.zeros(1, device=self.device).cpu()
+        except Exception as error:
+            raise ConfigError(
+                f"{KEY} is cuda, but runner {rank} cannot open its GPU "
+                f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')}): {describe(error)}",
+                KEY,
+            ) from error
+        check_autograd(rank, self.device)
+        self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # The default one cannot be recorded.
+        self._batches = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    @property
+    def compute_stream(self) -> int:
+        """The stream on which the replica computes."""
+        return int(self._compute.cuda_stream)
+
+    @property
+    def batch_stream(self) -> int:
+        """The stream on which batches come."""
+        return int(self._batches.cuda_stream)
+
+    def current_stream(self) -> int:
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """What torch computes in the block, it computes on the compute stream."""
+        with torch.cuda.stream(self._compute):
+            yield
+
+    def catch_up(self) -> None:
+        """What torch queues from now on comes after all that is on the compute stream, as it does in any case."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a parameter or a buffer."""
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    def empty_for_batch(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory that the batch stream may write at once, whatever the compute stream does meanwhile."""
+        with torch.cuda.stream(self._batches):
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        tensor.record_stream(self._compute)  # So that it is not used again before the compute stream has read it.
+        return tensor
+
+    def new_graph(self, shared: Graph | None) -> Graph:
+        return Graph(shared)
+
+    def seed(self, seed: int) -> None:
+        torch.cuda.manual_seed(seed)
+
+    def generator_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state(self.device)
+
+    def set_generator_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state, self.device)

@@ -1,0 +1,181 @@
+# Runs in: the manager and runners.
+"""Makes the model and the dataset in a manager process and its runners. The extension module calls it.
+
+The host has sent them, or the configuration names a function that makes them (`model.factory`, `data.factory`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from accelmgr._common import arguments, settings
+from accelmgr._common.elements import Elements
+from accelmgr._common.pickling import send_definitions_to_workers
+from accelmgr._common.placement import tensors_of
+from accelmgr._common.structure import Shapes
+from accelmgr._runner import cuda as _cuda
+from accelmgr._runner import xla
+from accelmgr._runner.received import Received
+from accelmgr._runner.replica import Changes, Replica, check_autocast, prepare_runner, seed_generators
+from accelmgr._runner.replica_cuda import CudaReplica
+from accelmgr._runner.replica_xla import XlaReplica
+from accelmgr.errors import ConfigError, DataError, ModelError
+
+Options = Mapping[str, str]
+PAYLOAD = "payload"  # The key of model.options and data.options that says where the host's objects are.
+
+
+def function_of(key: str, name: str) -> Any:
+    """The function that `name`, package.module:function, refers to. Raises ConfigError with key and value."""
+    module_name, colon, path = name.partition(":")
+    if not name:
+        raise ConfigError(
+            f"{key} is empty; with {key.partition('.')[0]}.kind python it must name a function, as "
+            "package.module:function",
+            key,
+        )
+    if not colon or not module_name or not path:
+        raise ConfigError(f"{key} is '{name}'; it must be package.module:function", key)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # It is not `module_name` that is missing, but a module that it imports.
+        raise ConfigError(
+            f"{key} is '{name}': there is no module '{error.name}' on the path of this interpreter", key
+        ) from error
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise ConfigError(f"{key} is '{name}': {found!r} has no '{attribute}'", key)
+        found = getattr(found, attribute)
+    if not callable(found):
+        raise ConfigError(f"{key} is '{name}', which is a {type(found).__name__} and cannot be called", key)
+    return found
+
+
+def made_by(key: str, name: str, options: Options) -> Any:
+    return function_of(key, name)(**options)
+
+
+def make_model(factory: str, options: Options) -> torch.nn.Module:
+    model = made_by("model.factory", factory, options)
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(
+            f"model.factory {factory} returned {reprlib.repr(model)}, a {type(model).__name__}; it must return a "
+            "torch.nn.Module"
+        )
+    tensors_of(model)
+    return model
+
+
+def check_plain(model: torch.nn.Module, device: str) -> None:
+    """Raises ConfigError for parameters that only runners on the CPU have."""
+    for name, parameter in model.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            raise ConfigError(
+                f"runners.device is {device}, but parameter '{name}' is a {type(parameter).__name__}, with which only "
+                "runners on the CPU compute; put plain tensors in its place (dequantize())",
+                "runners.device",
+            )
+
+
+def make_replica(
+    factory: str,
+    options: Options,
+    *,
+    seed: int,
+    rank: int,
+    device: str,
+    threads: int,
+    shares_cores: bool,
+    deterministic: bool,
+    autocast: str,
+    records: bool,
+    overlaps: bool,
+    micro_batches: int,
+    step_timeout: float,
+) -> Replica:
+    """rank: -1 for the replica that describes the model to the manager, which computes nothing and needs no device."""
+    if device == "xla":
+        xla.imported()
+    computes = rank >= 0
+    if computes:
+        prepare_runner(threads, shares_cores, deterministic)
+    changes: Changes | None = None
+    grown: Shapes = {}
+    has_values = True
+    if PAYLOAD not in options:
+        seed_generators(seed)  # So that the function draws the same numbers in all processes.
+        model, collate_fn = make_model(factory, options), None
+    else:
+        received = Received(options[PAYLOAD])
+        settings.apply(received.options["settings"])
+        model, collate_fn = received.model(), received.load("collate_fn")
+        grown = received.options["grown"]
+        has_values = received.has_values
+        if computes:
+            changes = Changes(model, received.options["journal"], received.hooks)
+    if device == "cuda" and not computes:
+        _cuda.check_build()
+    if device != "cpu" and computes:
+        check_plain(model, device)
+    if device == "cpu" or not computes:
+        if computes:
+            check_autocast(autocast, torch.device("cpu"))
+        return Replica(model, collate_fn, autocast=autocast, changes=changes, grown=grown, has_values=has_values)
+    if device == "cuda":
+        cuda = _cuda.Cuda(rank)
+        check_autocast(autocast, cuda.device)
+        return CudaReplica(
+            model,
+            collate_fn,
+            cuda,
+            autocast=autocast,
+            records=records,
+            overlaps=overlaps,
+            patience_s=step_timeout,
+            changes=changes,
+        )
+    opened = xla.open_device(rank, threads)
+    check_autocast(autocast, opened)
+    return XlaReplica(
+        model,
+        collate_fn,
+        opened,
+        autocast=autocast,
+        accumulates=micro_batches > 1,
+        patience_s=step_timeout,
+        changes=changes,
+    )
+
+
+def _mixed(seed: int, other: int) -> int:
+    """Of 63 bits, and unlike both."""
+    return int.from_bytes(hashlib.blake2b(f"data {seed} {other}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+def make_elements(factory: str, options: Options, epochs: int, seed: int) -> Elements:
+    """All generators of this process begin with `seed`, and with what the host has seeded torch with."""
+    if PAYLOAD in options:
+        received = Received(options[PAYLOAD])
+        settings.apply(received.options["settings"])
+        seed_generators(_mixed(seed, received.options["torch_seed"]))
+        send_definitions_to_workers()
+        return Elements(received.load("dataset"), received.options)
+    seed_generators(_mixed(seed, 0))
+    dataset = made_by("data.factory", factory, options)
+    if isinstance(dataset, (str, bytes)) or not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
+        raise DataError(
+            f"data.factory {factory} returned {reprlib.repr(dataset)}, a {type(dataset).__name__}; it must return "
+            "something that is iterable or indexed"
+        )
+    arguments.check_unbatched(f"data.factory {factory}", dataset)
+    epochs = arguments.epochs_of(dataset, epochs)
+    return Elements(dataset, {"as_bytes": False, "max_element_bytes": 0, "epochs": epochs})

@@ -1,0 +1,156 @@
+# Runs in: the manager and runners.
+"""Reads the model and the dataset that the host has sent (_host/payload.py)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from accelmgr._common.memfd import FORKED_OBJECTS, MAP_NORESERVE, open_memfd
+from accelmgr._common.model_pickling import ModelUnpickler
+from accelmgr._common.outline import OWN_HOOKS, HooksOfTensors
+from accelmgr._common.pickling import load_dataset
+from accelmgr._common.placement import aligned, private_copies, slots_of, tensors_of
+from accelmgr.errors import ModelError, UsageError
+
+
+class Received:
+    """What a host has sent, by the path of its Payload."""
+
+    def __init__(self, path: str) -> None:
+        self._forked = FORKED_OBJECTS.get(path)
+        self.hooks: HooksOfTensors = {}
+        """Those of the model's tensors, from model() on."""
+        if self._forked is not None:
+            return
+        if path.startswith("forked:"):
+            raise UsageError(
+                "the fork server of the runners was lost, and the start method 'fork' cannot start another one"
+            )
+        pid, objects, values = path.split(":")
+        fd = open_memfd(pid, objects, "accelmgr-objects")
+        if fd is None:
+            raise UsageError(f"the host, process {pid}, has ended or closed its manager")
+        # Private: what a dataset writes to its tensors is its own. Pages that are only read exist once.
+        flags = mmap.MAP_PRIVATE | MAP_NORESERVE
+        self._objects = mmap.mmap(fd, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        os.close(fd)
+        self._begin = 8 + int.from_bytes(self._objects[:8], "little")
+        self._objects.seek(8)
+        self._parts = pickle.load(self._objects)
+        self._values = (pid, values)
+        sys.path[:] = self._parts["path"]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        options: dict[str, Any] = (self._forked or self._parts)["options"]
+        return options
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the parameters of model() have values. Otherwise the host writes them into the session."""
+        return self._forked is not None
+
+    def _initial(self) -> list[torch.Tensor] | None:
+        """Private views of the initial values of buffers, which the caller may change; None if the session has them."""
+        fd = open_memfd(*self._values, "accelmgr-values")
+        if fd is None:
+            return None
+        memory = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+        os.close(fd)
+        return [slot.view(memory) for slot in self._parts["slots"] if slot.kind is None]
+
+    def _tensors(self) -> list[torch.Tensor]:
+        # Placeholders: the session has the values, so these pages are never touched.
+        slots = self._parts["slots"]
+        size = max((slot.offset + slot.extent * slot.dtype.itemsize for slot in slots), default=0)
+        memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        tensors = [slot.view(memory) for slot in slots]
+        # A model may resize its buffers.
+        buffers = [index for index, slot in enumerate(slots) if slot.kind is None]
+        initial = self._initial() or [tensors[index] for index in buffers]
+        for index, copy in zip(buffers, private_copies(initial), strict=True):
+            tensors[index] = copy
+        return [
+            tensor if slot.kind is None else _parameter(slot.kind, tensor, slot.requires_grad)
+            for tensor, slot in zip(tensors, slots, strict=True)
+        ]
+
+    def load(self, what: str) -> Any:
+        """Unpickles `dataset` or `collate_fn`."""
+        if self._forked is not None:
+            return self._forked[what]
+        if what != "dataset":
+            return self._unpickle(what, [])
+        memory = memoryview(self._objects)
+        first = aligned(self._begin + sum(self._parts["sizes"].values()))
+        buffers = [memory[first + offset : first + offset + size] for offset, size in self._parts["buffers"]]
+        begin, size = self._section(what)
+        return load_dataset(memory[begin : begin + size], buffers)
+
+    def _section(self, what: str) -> tuple[int, int]:
+        begin = self._begin
+        for name, size in self._parts["sizes"].items():
+            if name == what:
+                return begin, size
+            begin += size
+        raise KeyError(what)
+
+    def _unpickle(self, what: str, tensors: list[torch.Tensor]) -> Any:
+        self._objects.seek(self._section(what)[0])
+        return ModelUnpickler(self._objects, tensors).load()
+
+    def model(self) -> torch.nn.Module:
+        """Makes the model. It has the initial values, unless these are in the session already."""
+        RemovableHandle.next_id += OWN_HOOKS
+        if self._forked is not None:
+            model: torch.nn.Module = self._forked["model"]
+            for parameter in model.parameters():  # The host's gradients are not those of a replica.
+                parameter.grad = None
+            buffers = list(model.buffers())  # Private ones, also if the host has them in shared memory.
+            for buffer, copy in zip(buffers, private_copies(buffers), strict=True):
+                buffer.data = copy
+            return model
+        if self._parts["factory"]:
+            return self._made(self._unpickle("model", []))
+        tensors = self._tensors()
+        model, attached = self._unpickle("model", tensors)
+        for found in attached:
+            self.hooks |= found.attach(tensors[found.number])
+        return model
+
+    def _made(self, factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        model = factory()
+        tensors = tensors_of(model)
+        slots = self._parts["slots"]
+        found, expected = [
+            [(entry.name, tuple(entry.shape), entry.dtype) for entry in entries]
+            for entries in (slots_of(tensors)[0], slots)
+        ]
+        if found != expected:
+            other = next(
+                (f"{one} here and {two} there" for one, two in zip(found, expected, strict=False) if one != two),
+                f"{len(found)} tensors here and {len(expected)} there",
+            )
+            raise ModelError(f"the function that makes the model made a different model in the host: {other}")
+        initial = self._initial()
+        with torch.no_grad():
+            for (_, tensor), value in zip(tensors[-len(initial) :], initial, strict=True) if initial else ():
+                tensor.copy_(value)
+        return model
+
+
+def _parameter(kind: type[torch.Tensor], tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    if kind is torch.Tensor:  # Inside a quantized parameter.
+        return tensor
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    made: torch.Tensor = torch.Tensor._make_subclass(kind, tensor, requires_grad)
+    return made

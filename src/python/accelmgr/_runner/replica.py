@@ -1,0 +1,488 @@
+# Runs in: runners.
+"""The replica of a Python model, with which a runner computes. The extension module calls it.
+
+Memory is passed by address. The parameters are tensors over the session's memory. Each gradient goes to a sink as soon
+as autograd has made it.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import operator
+import pickle
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from accelmgr import _native
+from accelmgr._common import settings
+from accelmgr._common.describe import describe
+from accelmgr._common.elements import PICKLED, mapped, restore_structure, structure_of
+from accelmgr._common.journal import Reader
+from accelmgr._common.long import element_in
+from accelmgr._common.memory import dense_over, dtype_name, tensor_over
+from accelmgr._common.outline import CHANGES, Follower, HooksOfTensors
+from accelmgr._common.structure import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, named_leaves, tensors_of
+from accelmgr.errors import ConfigError, ModelError
+
+Field = tuple[str, str, tuple[int, ...], Any]
+"""Of a micro-batch: name, dtype, shape, and its bytes while run() lasts."""
+Description = tuple[str, str, tuple[int, ...], tuple[int, ...], int, int, bool]
+"""Of a tensor: name, dtype, shape, strides, address, identity; requires a gradient (parameter), persistent (buffer)."""
+
+Place = tuple[Any, str, tuple[int, ...]]
+"""Of a parameter in the master: its bytes, dtype and strides."""
+
+Numbers = tuple[torch.Tensor, list[tuple[str, float | torch.Tensor]]]
+"""The loss of a micro-batch, and other numbers by name. A device may still compute them."""
+
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The dtypes of `runners.autocast`, which may also be "off"."""
+
+_address = torch.Tensor.data_ptr
+_gradient = operator.attrgetter("grad")
+
+
+class Abandoned(Exception):
+    """The attempt is over, and its work is left unfinished. It is no error."""
+
+
+def described(name: str, tensor: torch.Tensor, flag: bool) -> Description:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise ModelError(
+            f"'{name}' of the model is on {tensor.device}, {tensor.layout}; a replica's tensors must be dense and on "
+            "the CPU"
+        )
+    dtype = dtype_name(tensor.dtype)
+    return name, dtype, tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), id(tensor), flag
+
+
+def _text_of(inputs: Any) -> str:
+    """ "input float32 [4, 16], target int64 [4]" """
+    texts = []
+    for name, value in zip(*structure_of(inputs), strict=True):
+        kind = type(value).__name__
+        if isinstance(value, torch.Tensor):
+            kind = f"{dtype_name(value.dtype)} {list(value.shape)}"
+        texts.append(f"{'' if name.startswith('<') else name + ' '}{kind}")
+    return ", ".join(texts)
+
+
+def _checked_loss(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor):
+        raise ModelError(
+            f"the model's loss is of type {type(loss).__name__}; it must be a tensor: the output, its 'loss', or "
+            "its first element"
+        )
+    if loss.numel() != 1 or not loss.is_floating_point():
+        raise ModelError(
+            f"the loss is {loss.dtype} of shape {list(loss.shape)}; it must be one floating-point number (reduce it, "
+            "by mean())"
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise ModelError("the loss does not require a gradient: it does not depend on a parameter, or was detached")
+    return loss
+
+
+def read_outputs(outputs: Any) -> Numbers:
+    """The loss of a model's output, checked, and its other numbers. 0-d tensors are copied, and read later."""
+    scalars: list[tuple[str, float | torch.Tensor]] = []
+    if isinstance(outputs, collections.abc.Mapping):
+        if "loss" not in outputs:
+            raise ModelError(f"the model's output has no 'loss'; it has: {', '.join(map(str, outputs))}")
+        loss = outputs["loss"]
+        for name, value in outputs.items():
+            if name == "loss":
+                continue
+            if isinstance(value, (bool, int, float)):
+                scalars.append((str(name), float(value)))
+            elif isinstance(value, torch.Tensor) and value.dim() == 0:
+                scalars.append((str(name), value.detach().clone()))
+    elif isinstance(outputs, (tuple, list)):
+        if not outputs:
+            raise ModelError("the model returned an empty tuple; its first element must be the loss")
+        loss = outputs[0]
+    else:
+        loss = outputs
+    return _checked_loss(loss), scalars
+
+
+Kept = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def set_aside(parameters: Iterable[torch.Tensor]) -> Kept:
+    """Takes `.grad` away, so that forward() finds none of another micro-batch, and can drop only its own."""
+    kept = [(parameter, gradient) for parameter in parameters if (gradient := parameter.grad) is not None]
+    for parameter, _ in kept:
+        parameter.grad = None
+    return kept
+
+
+def put_back(kept: Kept) -> None:
+    """Adds what forward() has left in `.grad` to what set_aside() took away."""
+    with torch.no_grad():
+        for parameter, total in kept:
+            if parameter.grad is not None:
+                total = total.add_(parameter.grad) if total.layout is torch.strided else total + parameter.grad
+            parameter.grad = total
+
+
+class Gradients:
+    """Hands gradients from autograd to the sink, by a hook on each parameter.
+
+    What counts of a micro-batch is what `.grad` holds after the backward pass of its loss, as in plain PyTorch.
+    forward() may have backward passes of its own before: what they leave in `.grad` is added, unless forward() drops
+    it.
+
+    The sink copies the first gradient of an attempt and adds later ones. The hook leaves `.grad` None, so that autograd
+    never adds. If the user has a post-accumulate hook on the parameter, `.grad` is kept until rest(), and the user's
+    hook sees the sum over micro-batches.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], sink: _native.Sink) -> None:
+        self._parameters = parameters
+        self._sink = sink
+        self._hooked = [False] * len(parameters)
+        self._counts = False  # The backward pass of the loss is under way.
+        self._kept: Kept = []
+        self.hook()
+
+    def hook(self) -> None:
+        """Adds missing hooks. Call it again when further parameters require gradients."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter.requires_grad and not self._hooked[index]:
+                self._hooked[index] = True
+                parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            if self._counts and not self._is_kept(parameter):
+                self._hand_over(index)
+
+        return hook
+
+    @staticmethod
+    def _is_kept(parameter: torch.Tensor) -> bool:
+        return len(parameter._post_accumulate_grad_hooks or ()) > 1
+
+    def _hand_over(self, index: int) -> None:
+        parameter = self._parameters[index]
+        gradient = parameter.grad
+        parameter.grad = None
+        if gradient is None:
+            return
+        dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
+        if dense.shape != parameter.shape:  # A hook has called resize_().
+            raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
+        dense = dense.to(parameter.dtype).contiguous().resolve_conj().resolve_neg()
+        self._sink.capture(index, dense.data_ptr())
+
+    def begin_micro_batch(self) -> None:
+        """Call it before forward()."""
+        self._kept = set_aside(parameter for parameter, _ in self._kept)
+
+    def begin_backward(self) -> None:
+        self._sink.backward_begins()
+        put_back(self._kept)
+        self._counts = True
+
+    def end_backward(self) -> None:
+        """Hands over what backward passes of forward() have left for parameters of which the loss does not depend."""
+        self._counts = False
+        self._kept = []
+        for index, gradient in enumerate(map(_gradient, self._parameters)):
+            if gradient is None:
+                continue
+            if self._is_kept(self._parameters[index]):
+                self._kept.append((self._parameters[index], gradient))
+            else:
+                self._hand_over(index)
+
+    def forget(self) -> None:
+        """Drops the gradients of an aborted attempt."""
+        self._counts = False
+        self._kept = []
+        for parameter, gradient in zip(self._parameters, map(_gradient, self._parameters), strict=True):
+            if gradient is not None:
+                parameter.grad = None
+
+    def rest(self) -> None:
+        """Hands over what is still in `.grad`. Call it after the last backward pass of an attempt."""
+        self._kept = []
+        for index, gradient in enumerate(map(_gradient, self._parameters)):
+            if gradient is not None:
+                self._hand_over(index)
+
+
+class Changes:
+    """What the host changes in the model and in torch's settings after the start, made here too."""
+
+    def __init__(self, model: torch.nn.Module, journal: str, hooks: HooksOfTensors) -> None:
+        self._reader = Reader(journal)
+        self._follower = Follower(model, tensors_of(model), hooks)
+
+    def make(self, end: int) -> None:
+        """Those that the journal has up to `end`."""
+        for kind, content in self._reader.entries(end, lambda: self._follower.known):
+            if kind == CHANGES:
+                self._follower.make(content)
+            else:
+                settings.apply(content)
+
+
+class Replica:
+    """Implements engine/replica/replica.hpp, which documents the members, on the CPU. Others compute on a device."""
+
+    _device_type = "cpu"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        collate_fn: Any,
+        *,
+        autocast: str = "off",
+        changes: Changes | None = None,
+        grown: Shapes | None = None,
+        has_values: bool = True,
+    ) -> None:
+        """changes: what the host changes after the start; None if it does not have the model. grown: see Buffers.
+
+        has_values: False if the parameters get theirs from the host.
+        """
+        self._has_values = has_values
+        self._model = model
+        self._changes = changes
+        self._collate_fn = collate_fn or torch.utils.data.default_collate
+        self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
+        self._structure = Structure(model)
+        self._buffers = Buffers(model, grown)
+        self._followed = bytes(JOURNAL_BYTES) + self._structure.modes
+        self._modes = bytearray(self._followed)
+        self._modes_tensor = torch.frombuffer(self._modes, dtype=torch.uint8)
+        leaves = named_leaves(model)
+        self._parameters = [leaf for _, leaf in leaves]
+        self._names = [name for name, _ in leaves]
+        self._rounded: tuple[torch.dtype, torch.dtype] | None = None
+        self._gradients: Gradients | None = None
+        self._sink: _native.Sink | None = None
+        self._addresses: list[int] = []
+        self._buffer_addresses: list[int] = []
+        self._losses: list[torch.Tensor] = []
+        self._scalars: list[tuple[str, float | torch.Tensor, float]] = []
+
+    def describe(self) -> tuple[list[Description], list[Description], bool, list[str]]:
+        """Parameters, buffers, whether the parameters have values, and names of those that are not to be rounded."""
+        parameters = [
+            described(name, parameter, parameter.requires_grad)
+            for name, parameter in named_leaves(self._model, remove_duplicate=False)
+        ]
+        buffers = [
+            described(name, buffer, name not in self._buffers.non_persistent) for name, buffer in self._buffers.named
+        ]
+        buffers.append(described(MODES, self._modes_tensor, False))
+        self._buffer_addresses = list(map(_address, self._buffers.originals))
+        # torch computes the batch's statistics in the dtype of these parameters and of the buffers.
+        exact = [
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in self._model.named_modules(remove_duplicate=False)
+            if isinstance(module, torch.nn.modules.batchnorm._NormBase)
+            for name in module._parameters
+        ]
+        return parameters, buffers, self._has_values, exact
+
+    def bind(self, places: list[Place], sink: _native.Sink) -> None:
+        self._note_rounding(places)
+        for parameter, (memory, dtype, strides) in zip(self._parameters, places, strict=True):
+            parameter.data = tensor_over(memory, dtype, parameter.shape, strides)
+        self._addresses = list(map(_address, self._parameters))
+        self._sink = sink
+        self._gradients = Gradients(self._parameters, sink)
+
+    def _note_rounding(self, places: list[Place]) -> None:
+        """Finds out whether runners have other dtypes than the host (`runners.parameters: bf16`)."""
+        dtypes = [
+            (parameter.dtype, getattr(torch, dtype))
+            for parameter, (_, dtype, _) in zip(self._parameters, places, strict=True)
+        ]
+        self._rounded = next(((full, rounded) for full, rounded in dtypes if full != rounded), None)
+
+    def seed(self, seed: int) -> None:
+        seed_generators(seed)
+
+    def begin_attempt(self) -> None:
+        self._losses, self._scalars = [], []
+        if self._gradients is not None:
+            self._gradients.forget()
+
+    def load_parameters(self) -> None:
+        """Nothing is to be done where the model's parameters are the master's."""
+
+    def team_member(self) -> int | str:
+        """The address of its device's part in teams (src/engine/device/team_member.hpp), or why there is none."""
+        return "this device has no part in teams"
+
+    def run(self, fields: list[Field], divisor: float) -> None:
+        assert self._gradients is not None
+        self._follow()
+        self._gradients.begin_micro_batch()
+        loss, scalars = self._loss(self._inputs(fields), divisor)
+        self._note(loss, scalars, divisor)
+        self._gradients.begin_backward()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._gradients.end_backward()
+
+    def _follow(self) -> None:
+        """Makes the changes that the host has made to the model since the last micro-batch."""
+        if self._modes != self._followed:
+            modes = bytes(self._modes)
+            if self._changes is not None and modes[:JOURNAL_BYTES] != self._followed[:JOURNAL_BYTES]:
+                self._changes.make(int.from_bytes(modes[:JOURNAL_BYTES], "little"))
+                self._structure.replace_modules()
+            self._structure.follow(modes[JOURNAL_BYTES:], self._followed[JOURNAL_BYTES:])
+            self._followed = modes
+            if self._gradients is not None:
+                self._gradients.hook()
+
+    def _loss(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
+        """The loss of a micro-batch, divided, and the other numbers of the output."""
+        with self._autocast_context():
+            loss, scalars = read_outputs(self._forward(inputs))
+            del inputs
+            if loss.dtype is not torch.float64:
+                loss = loss.to(torch.float32)
+        return self._divided(loss, divisor), scalars
+
+    def _note(self, loss: torch.Tensor, scalars: list[tuple[str, float | torch.Tensor]], divisor: float) -> None:
+        """For collect()."""
+        self._losses.append(loss.detach())
+        self._scalars += [(name, value, 1 / divisor) for name, value in scalars]
+
+    def _autocast_context(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = self._autocast_dtype or settings.runner.autocast.get(self._device_type)
+        if dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device_type, dtype=dtype, cache_enabled=torch.is_autocast_cache_enabled())
+
+    def _divided(self, loss: torch.Tensor, divisor: float | torch.Tensor) -> torch.Tensor:
+        return loss.div(divisor)
+
+    def _inputs(self, fields: list[Field]) -> Any:
+        if fields[0][0] == PICKLED:
+            _, _, (count, size), memory = fields[0]
+            rows = memoryview(memory)
+            return self._collate_fn([pickle.loads(element_in(rows[i * size : (i + 1) * size])) for i in range(count)])
+        # Copies, because a model may write into its batch or keep it, and an attempt may be repeated with the batch.
+        return restore_structure(
+            [(name, dense_over(memory, dtype, shape).clone()) for name, dtype, shape, memory in fields]
+        )
+
+    def _forward(self, inputs: Any) -> Any:
+        if self._rounded is not None:
+            full, rounded = self._rounded
+            inputs = mapped(lambda tensor: tensor.to(rounded) if tensor.dtype is full else tensor, inputs)
+        try:
+            if isinstance(inputs, collections.abc.Mapping):
+                return self._model(**inputs)
+            if isinstance(inputs, (tuple, list)) and not isinstance(inputs, torch.nn.utils.rnn.PackedSequence):
+                return self._model(*inputs)
+            return self._model(inputs)
+        except (RuntimeError, IndexError) as error:
+            if type(error) not in (RuntimeError, IndexError):
+                raise
+            first, line, rest = describe(error).partition("\n")  # An error of torch, which names no tensor.
+            raise ModelError(f"{first} (forward() was given {_text_of(inputs)}){line}{rest}") from error
+
+    def collect(self) -> tuple[float, list[tuple[str, float]]]:
+        if self._gradients is not None:
+            self._gradients.rest()
+        self._check()
+        return self._totals()
+
+    def _totals(self) -> tuple[float, list[tuple[str, float]]]:
+        # item() only here: each number is read once, after all computation.
+        loss = 0.0
+        for each in self._losses:  # Not sum(), which rounds differently from Python 3.12 on.
+            loss += each.item()
+        sums: dict[str, float] = {}
+        for name, value, weight in self._scalars:
+            number = value.item() if isinstance(value, torch.Tensor) else value
+            sums[name] = sums.get(name, 0.0) + float(number) * weight
+        return loss, list(sums.items())
+
+    def _check(self) -> None:
+        """Raises ModelError unless the parameters still lie in the master's memory, where bind() has put them."""
+        self._structure.check()
+        if list(map(_address, self._parameters)) == self._addresses:
+            return
+        for name, parameter, address in zip(self._names, self._parameters, self._addresses, strict=True):
+            if parameter.numel() and parameter.data_ptr() != address:
+                raise ModelError(
+                    f"parameter '{name}' was replaced: it no longer lies in the master's memory (load() or "
+                    "set_data()?): gradients of the tensor in its place are lost. Change parameters in place; what "
+                    "forward() assigns must not be a parameter"
+                )
+
+    def settle(self) -> list[Description] | None:
+        """Puts the model's buffers back in place. Returns None, or their descriptions if an address has changed."""
+        self._buffers.settle()
+        addresses = list(map(_address, self._buffers.originals))
+        if addresses == self._buffer_addresses:
+            return None
+        self._buffers.check_alike()
+        self._buffer_addresses = addresses
+        tensors = [*self._buffers.originals, self._modes_tensor]
+        return [described("", tensor, False) for tensor in tensors]
+
+    def buffers_loaded(self) -> None:
+        """The session's buffers were written to the addresses of describe()."""
+        self._buffers.loaded()
+
+    def generator_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def load_generator(self, state: bytearray) -> None:
+        """A state that was saved with another device may be longer: the CPU's generator comes first."""
+        own = torch.get_rng_state().numel()
+        torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8)[:own])
+
+
+def seed_generators(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def prepare_runner(threads: int, shares_cores: bool, deterministic: bool) -> None:
+    """shares_cores: the number of threads is this runner's share, and not one of the configuration."""
+    torch.set_num_threads(threads)
+    settings.runner.threads = threads if shares_cores else 0
+    settings.runner.deterministic = deterministic
+    settings.write_deterministic((0, False))
+
+
+def check_autocast(autocast: str, device: torch.device) -> None:
+    """Raises ConfigError if torch's autocast has no such dtype on the device. Otherwise it would only warn."""
+    if autocast not in AUTOCAST_DTYPES:
+        return
+    dtype = AUTOCAST_DTYPES[autocast]
+    found: torch.dtype | None = None
+    why = "autocast does not cast to it there"
+    try:
+        with warnings.catch_warnings(), torch.autocast(device.type, dtype=dtype):
+            warnings.simplefilter("ignore")
+            product = torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)
+        found = product.cpu().dtype
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+    if found is not dtype:
+        raise ConfigError(
+            f"runners.autocast is {autocast}, but torch {torch.__version__} does not compute in {dtype} on "
+            f"{device.type} ({why}); choose another",
+            "runners.autocast",
+        )

@@ -1,0 +1,463 @@
+# Runs in: runners.
+"""The replica of a Python model on a CUDA device.
+
+What torch queues there runs later, on one stream; copies run on streams beside it. Nothing is read before the last
+backward pass is queued, and nothing waits but for memory that is to be used again:
+
+- Parameters go up once per version, and those of a layer while the one before computes if that is wanted. A batch goes
+  up while the one before computes.
+- Gradients are summed in `.grad`, on the device. In the last micro-batch of a step each is reported as soon as it is
+  complete, and the transport copies them in buckets while backward goes on.
+- Losses, scalars and buffers come back behind the last kernel, in one go.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from accelmgr import _native
+from accelmgr._common.describe import describe
+from accelmgr._common.elements import PICKLED, mapped, restore_structure
+from accelmgr._common.memory import dense_over
+from accelmgr._runner.cuda import KEY, Cuda, failure_of
+from accelmgr._runner.graphs import Graphs
+from accelmgr._runner.layers import Layers
+from accelmgr._runner.replica import (
+    Abandoned,
+    Changes,
+    Description,
+    Field,
+    Gradients,
+    Numbers,
+    Place,
+    Replica,
+    described,
+    set_aside,
+)
+from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
+
+ALIGNMENT = 64  # Bytes; of tensors in memory that several share.
+
+
+def places_in(tensors: Sequence[torch.Tensor]) -> tuple[list[int], int]:
+    """Where each tensor lies in memory that all share, and the size of that memory."""
+    offsets, size = [], 0
+    for tensor in tensors:
+        offsets.append(size)
+        size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return offsets, size
+
+
+def tensor_in(memory: Any, offset: int, like: torch.Tensor) -> torch.Tensor:
+    """A dense tensor of the shape and dtype of `like` in the memory."""
+    if like.nbytes == 0:
+        return torch.empty(like.shape, dtype=like.dtype)
+    content = torch.frombuffer(memory, dtype=torch.uint8, count=like.nbytes, offset=offset)
+    return content.view(like.dtype).view(like.shape)
+
+
+class DeviceGradients(Gradients):
+    """Tells the transport of gradients, by a hook on each parameter. `.grad` has the sum over micro-batches.
+
+    A hook runs in a thread of autograd. The first attempt shows in which order gradients become complete, and which
+    parameters backward comes to several times: only rest() tells of these. It also tells of those with hooks of the
+    user, which may change `.grad`.
+    """
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], sink: _native.Sink, transport: _native.CudaTransport, cuda: Cuda
+    ) -> None:
+        self._transport = transport
+        self._cuda = cuda
+        self._eager = False  # An attempt has been seen as a whole.
+        self._last = False
+        self._order: list[int] = []  # Parameters as autograd came to them in this micro-batch.
+        self._recorded: list[int] | None = None  # Those whose gradients tell that they are complete; None: no graph.
+        self._late = [False] * len(parameters)
+        self._told = [False] * len(parameters)
+        self._copied: list[torch.Tensor] = []  # What the device copies.
+        super().__init__(parameters, sink)
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            self._order.append(index)
+            if not self._last or not self._eager or self._late[index] or parameter.grad is None:
+                return
+            if len(parameter._post_accumulate_grad_hooks) > 1 or parameter.grad.layout is not torch.strided:
+                return
+            if self._told[index] or (self._recorded is not None and index in self._recorded):
+                raise DeviceError(
+                    f"backward came to parameter {index} a second time, after the device was told to copy its gradient"
+                )
+            stream = self._cuda.current_stream()
+            if stream != self._cuda.compute_stream:  # The model has a stream of its own.
+                self._transport.join(stream)
+            if self._recorded is None:
+                self._tell(index, parameter.grad)
+            elif self._is_as_copied(index, parameter.grad):
+                self._transport.complete_in_graph(index)
+                self._recorded.append(index)
+
+        return hook
+
+    def _is_as_copied(self, index: int, gradient: torch.Tensor) -> bool:
+        """Whether the transport may copy its memory as it is."""
+        parameter = self._parameters[index]
+        same = gradient.shape == parameter.shape and gradient.dtype == parameter.dtype
+        return same and gradient.is_contiguous() and not gradient.is_neg()
+
+    def _tell(self, index: int, gradient: torch.Tensor) -> None:
+        parameter = self._parameters[index]
+        dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
+        if dense.shape != parameter.shape:  # A hook has called resize_().
+            raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
+        dense = dense.to(parameter.dtype).contiguous().resolve_neg()
+        self._copied.append(dense)
+        self._told[index] = True
+        self._transport.written(index, dense.data_ptr())
+
+    def of_last_micro_batch(self) -> bool:
+        return self._sink.last_micro_batch()
+
+    def begin_backward(self) -> None:
+        super().begin_backward()
+        self._last = self._sink.last_micro_batch()
+
+    def end_backward(self) -> None:
+        self._last = self._counts = False
+        if len(set(self._order)) < len(self._order):
+            for index, times in collections.Counter(self._order).items():
+                self._late[index] |= times > 1
+
+    def begin_micro_batch(self) -> None:
+        self._order = []
+        self._kept = []
+
+    def begin_forward(self) -> None:
+        """Call it in computing(), unless a graph is launched instead."""
+        self._kept = set_aside(self._parameters)
+
+    def begin_recording(self) -> None:
+        self._recorded = []
+
+    def end_recording(self) -> tuple[list[int], list[int]]:
+        complete, self._recorded = self._recorded or [], None
+        order, self._order = self._order, []
+        return order, complete
+
+    def replayed(self, order: list[int], complete: list[int]) -> None:
+        """A graph was launched: what its recording told of is computed now, and told of when it is complete."""
+        self._sink.backward_begins()
+        self._order = order
+        for index in complete:
+            gradient = self._parameters[index].grad
+            assert gradient is not None
+            self._told[index] = True
+            self._transport.written(index, gradient.data_ptr(), in_graph=True)
+
+    def forget(self) -> None:
+        self._copied, self._order = [], []
+        self._told = [False] * len(self._parameters)
+        super().forget()
+
+    def rest(self) -> None:
+        order = dict.fromkeys([*self._order, *range(len(self._parameters))])
+        for index in order:
+            gradient = self._parameters[index].grad
+            if gradient is not None and not self._told[index]:
+                self._tell(index, gradient)
+        self._eager = True
+
+
+class CudaReplica(Replica):
+    """Implements engine/replica/replica.hpp on the CUDA device of this process.
+
+    The tensors that describe() has described stay on the CPU, and bind() leaves them. `settle()` then describes those
+    that the session reads and writes.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        collate_fn: Any,
+        cuda: Cuda,
+        *,
+        autocast: str,
+        records: bool,
+        overlaps: bool,
+        patience_s: float,
+        changes: Changes | None,
+    ) -> None:
+        """records: CUDA graphs. overlaps: layers compute while parameters of the next come. patience_s: a wait for the
+        device that takes longer means that it hangs."""
+        super().__init__(model, collate_fn, autocast=autocast, changes=changes, grown={})
+        self._cuda = cuda
+        self._device_type = cuda.device.type
+        self._patience_s = patience_s
+        self._records = records
+        self._graphs: Graphs | None = None
+        self._overlaps = overlaps
+        self._layers: Layers | None = None
+        self._left = False
+        self._begun = 0.0  # When the attempt began; one that was left may still be computed.
+        self._device_buffers = self._buffers.originals
+        self._session_buffers: list[torch.Tensor] = []
+        self._has_buffers = False  # The device has the present ones.
+        self._described = False
+        self._versions: list[int] = []
+
+    # What the runner calls
+
+    def bind(self, places: list[Place], sink: _native.Sink) -> None:
+        with self._blaming():
+            self._sink = sink
+            targets = self._move_parameters(places, sink.shared)
+            self._move_buffers()
+            try:
+                self._transport = _native.CudaTransport(
+                    sink=sink,
+                    library=self._cuda.library,
+                    compute=self._cuda.compute_stream,
+                    batches=self._cuda.batch_stream,
+                    parameters=targets,
+                    timeout_s=self._patience_s,
+                )
+            except UsageError as error:  # The library is not one that the transport knows.
+                raise ConfigError(f"{KEY} is cuda, but {error}", KEY) from error
+            self._device_gradients = DeviceGradients(self._parameters, sink, self._transport, self._cuda)
+            self._gradients = self._device_gradients
+            if self._overlaps:
+                owners = [owner for owner, _ in sink.shared]
+                self._layers = Layers(self._model, self._parameters, owners, self._cuda, self._transport)
+            if self._records:
+                self._graphs = Graphs(self._model, self._cuda, self._parameters, self._device_gradients, sink.warn)
+
+    def seed(self, seed: int) -> None:
+        super().seed(seed)
+        self._cuda.seed(seed)
+
+    def begin_attempt(self) -> None:
+        was_left, self._left = self._left, False
+        with self._blaming(), self._leaving():
+            super().begin_attempt()
+            self._transport.begin_attempt()
+            if self._graphs is not None:
+                self._graphs.begin_attempt()
+            if was_left:
+                self._wait_until_idle()
+            self._begun = time.monotonic()
+
+    def _wait_until_idle(self) -> None:
+        """Work that was left may take as long as if it had not been; longer means that the device hangs."""
+        if not self._transport.wait_until_idle(time.monotonic() - self._begun, self._patience_s):
+            raise Abandoned
+
+    def load_parameters(self) -> None:
+        with self._blaming():
+            self._transport.load_parameters()
+            if self._layers is not None:
+                self._layers.loaded()
+
+    def team_member(self) -> int | str:
+        try:
+            return self._transport.team_member(self._cuda.nccl)
+        except UsageError as error:
+            return str(error)
+
+    def run(self, fields: list[Field], divisor: float) -> None:
+        if self._left:
+            return
+        with self._blaming(), self._leaving():
+            self._follow()
+            self._bring_buffers()
+            inputs = self._inputs(fields)
+            self._device_gradients.begin_micro_batch()
+            with self._cuda.computing():
+                if self._graphs is None:
+                    numbers = self._compute(inputs, divisor)
+                else:
+                    if self._layers is not None:
+                        self._layers.finish()  # A graph waits for no layer.
+                    own = torch.full((), divisor, dtype=self._parameters[0].dtype, device=self._cuda.device)
+                    last = self._device_gradients.of_last_micro_batch()
+                    numbers = self._graphs.run(inputs, own, last, self._compute)
+                self._note(*numbers, divisor)
+
+    def _compute(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
+        """Forward and backward pass."""
+        self._device_gradients.begin_forward()
+        with contextlib.nullcontext() if self._layers is None else self._layers.in_use():
+            loss, scalars = self._loss(inputs, divisor)
+        del inputs
+        self._device_gradients.begin_backward()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._device_gradients.end_backward()
+        self._buffers.settle()
+        return loss.detach(), scalars
+
+    def _follow(self) -> None:
+        before = self._followed
+        super()._follow()
+        if self._graphs is not None and self._followed is not before:
+            self._graphs.forget()
+
+    def collect(self) -> tuple[float, list[tuple[str, float]]]:
+        with self._blaming(), self._leaving():
+            if self._left:
+                raise Abandoned
+            self._check()
+            with self._cuda.computing():
+                self._device_gradients.rest()
+                self._read()
+            self._device_gradients.forget()
+            if self._graphs is not None:
+                self._graphs.end_attempt()
+            return self._totals()
+        return 0.0, []
+
+    def settle(self) -> list[Description] | None:
+        """The model's own buffers are put back after each micro-batch; those of the session never move."""
+        if self._described:
+            return None
+        self._described = True
+        return [described("", tensor, False) for tensor in [*self._session_buffers, self._modes_tensor]]
+
+    def buffers_loaded(self) -> None:
+        self._has_buffers = False
+
+    def generator_state(self) -> torch.Tensor:
+        return torch.cat([super().generator_state(), self._cuda.generator_state()])
+
+    def load_generator(self, state: bytearray) -> None:
+        super().load_generator(state)
+        own = super().generator_state().numel()
+        behind = torch.frombuffer(state, dtype=torch.uint8)[own:].clone()
+        if behind.numel() == self._cuda.generator_state().numel():  # Otherwise another device has saved it.
+            self._cuda.set_generator_state(behind)
+
+    @contextlib.contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """Raises DeviceError for what a device has done, and ModelError for what a kernel has found in its input."""
+        try:
+            yield
+        except Abandoned:
+            raise
+        except Exception as error:
+            failure = failure_of(error)
+            if failure is not None and not isinstance(failure, DeviceError):
+                raise DeviceError(describe(failure)) from error
+            if failure is None and isinstance(error, DeviceError):
+                raise ModelError(describe(error)) from error
+            raise
+
+    @contextlib.contextmanager
+    def _leaving(self) -> Iterator[None]:
+        try:
+            yield
+        except Abandoned:
+            self._left = True
+
+    # Memory of the device
+
+    def _move_parameters(self, places: list[Place], shared: list[tuple[int, int]]) -> list[int]:
+        """Moves the parameters to the device, without values. Returns the addresses of those with own memory, or 0."""
+        self._note_rounding(places)
+        twins = {
+            index: self._cuda.empty(parameter.shape, getattr(torch, places[index][1]))
+            for index, parameter in enumerate(self._parameters)
+            if shared[index][0] < 0
+        }
+        for index, parameter in enumerate(self._parameters):
+            owner, offset = shared[index]
+            if owner < 0:
+                parameter.data = twins[index]
+            else:
+                parameter.data = torch.as_strided(twins[owner], parameter.shape, places[index][2], offset)
+        self._addresses = [parameter.data_ptr() for parameter in self._parameters]
+        self._versions = [parameter._version for parameter in self._parameters]
+        return [twins[index].data_ptr() if index in twins else 0 for index in range(len(self._parameters))]
+
+    def _move_buffers(self) -> None:
+        for buffer in self._device_buffers:
+            self._session_buffers.append(torch.empty(buffer.shape, dtype=buffer.dtype))
+            buffer.data = self._cuda.empty(buffer.shape, buffer.dtype)
+
+    def _staged(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
+        """Copies tensors to memory that the device reads. Returns how they get to their targets, which are dense."""
+        offsets, size = places_in(tensors)
+        memory = self._transport.stage(size)
+        if memory is None:
+            raise Abandoned
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            tensor_in(memory, offset, tensor).copy_(tensor)
+        return [(target.data_ptr(), offset, target.nbytes) for target, offset in zip(targets, offsets, strict=True)]
+
+    def _bring_buffers(self) -> None:
+        if not self._has_buffers and self._session_buffers:
+            self._transport.load_behind(self._staged(self._session_buffers, self._device_buffers))
+        self._has_buffers = True
+
+    def _inputs(self, fields: list[Field]) -> Any:
+        if fields[0][0] == PICKLED:
+            values = super()._inputs(fields)
+        else:
+            values = restore_structure([(name, dense_over(held, dtype, shape)) for name, dtype, shape, held in fields])
+        tensors: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+
+        def sent(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+                with self._cuda.computing():
+                    return tensor.to(self._cuda.device)
+            tensors.append(tensor)
+            targets.append(self._cuda.empty_for_batch(tensor.shape, tensor.dtype))
+            return targets[-1]
+
+        inputs = mapped(sent, values)
+        if tensors:
+            self._transport.load(self._staged(tensors, targets))
+        return inputs
+
+    # Results
+
+    def _divided(self, loss: torch.Tensor, divisor: float | torch.Tensor) -> torch.Tensor:
+        if loss.device != self._cuda.device:
+            raise ModelError(
+                f"the model's loss is on {loss.device}; its parameters and inputs are on {self._cuda.device}"
+            )
+        return super()._divided(loss, divisor)
+
+    def _check(self) -> None:
+        super()._check()
+        for name, parameter, version in zip(self._names, self._parameters, self._versions, strict=True):
+            if parameter._version != version:
+                raise ModelError(f"the model wrote to its parameter '{name}'; parameters are the host's to change")
+
+    def _read(self) -> None:
+        """Waits for the device and reads losses, scalars and buffers. Raises Abandoned if the attempt is over."""
+        self._buffers.check_alike()
+        scalars = [value for _, value, _ in self._scalars if isinstance(value, torch.Tensor) and self._is_here(value)]
+        numbers = torch.stack([number.reshape(()).to(torch.float64) for number in (*self._losses, *scalars)])
+        tensors = [numbers, *(buffer.contiguous() for buffer in self._device_buffers)]
+        offsets, size = places_in(tensors)
+        parts = [(tensor.data_ptr(), offset, tensor.nbytes) for tensor, offset in zip(tensors, offsets, strict=True)]
+        memory = self._transport.read(parts, size)
+        if not self._transport.finish():
+            raise Abandoned
+        read = iter(tensor_in(memory, 0, numbers).clone())
+        self._losses = [next(read) for _ in self._losses]
+        self._scalars = [
+            (name, next(read) if isinstance(value, torch.Tensor) and self._is_here(value) else value, weight)
+            for name, value, weight in self._scalars
+        ]
+        for buffer, tensor, offset in zip(self._session_buffers, tensors[1:], offsets[1:], strict=True):
+            buffer.copy_(tensor_in(memory, offset, tensor))
+
+    def _is_here(self, value: torch.Tensor) -> bool:
+        return value.device == self._cuda.device
