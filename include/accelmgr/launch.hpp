@@ -75,7 +75,7 @@ struct Options {
 
 /// Options from texts, by name ("nprocs", "gpus", ...). Throws ConfigError for an unknown name; the error
 /// names the nearest known one. A deprecated name (selected_devices, started_port, cluster_node_ips, node_ip,
-/// use_paddlecloud) works, and logs a warning.
+/// use_paddlecloud=false) works, and logs a warning.
 Options options_from(const std::map<std::string, std::string>& texts);
 
 /// The failure of one process.

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "accelmgr/config.hpp"
@@ -27,6 +28,14 @@ class LossScaler {
         initial_(runners.loss_scale.initial),
         growth_steps_(static_cast<std::uint64_t>(runners.loss_scale.growth_steps)) {}
 
+  /// The next attempt is the first one of a step.
+  void begin_step() noexcept { halvings_ = 0; }
+  /// The last attempt had infinite gradients, and the next one has half its scale.
+  void lower() noexcept { ++halvings_; }
+  /// The scale of the next attempt.
+  double scale(const session::LossScale& committed) const noexcept {
+    return std::ldexp(first(committed), -halvings_);
+  }
   /// The scale with which a step begins; 1 unless autocast is fp16.
   double first(const session::LossScale& committed) const noexcept {
     if (!scales_) return 1;
@@ -46,6 +55,7 @@ class LossScaler {
   bool scales_;
   double initial_;
   std::uint64_t growth_steps_;
+  int halvings_ = 0;  ///< In the step under way.
 };
 
 }  // namespace accelmgr::client

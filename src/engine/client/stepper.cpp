@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <sstream>
 #include <thread>
 
 #include "accelmgr/errors.hpp"
@@ -15,6 +14,7 @@
 #include "base/timing.hpp"
 #include "engine/client/left_gradients.hpp"
 #include "engine/client/openmp.hpp"
+#include "engine/client/step_report.hpp"
 #include "engine/session/attempt.hpp"
 #include "engine/session/device_team.hpp"
 #include "engine/session/kernels.hpp"
@@ -28,48 +28,7 @@ using session::Activity;
 using session::Reason;
 using session::RunnerState;
 
-constexpr std::uint64_t most_causes = 3;
-
 double ms(std::uint64_t ns) { return double(ns) / 1e6; }
-std::int64_t ns(double ms) { return static_cast<std::int64_t>(ms * 1e6); }
-
-session::StepRecord record_of(const StepResult& result) {
-  return {.time_ns = std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1),
-          .step = result.step,
-          .attempt = result.attempt,
-          .loss = result.loss,
-          .samples = result.samples,
-          .duration_ns = ns(result.step_ms),
-          .compute_ns = ns(result.compute_ms),
-          .reduce_ns = ns(result.reduce_ms),
-          .wait_ns = ns(result.wait_ms),
-          .data_ns = ns(result.data_ms),
-          .status = result.status,
-          .counted = result.counted,
-          .participants = result.participants,
-          .tries = result.tries};
-}
-
-std::vector<std::string> lines_of(const std::string& log) {
-  std::vector<std::string> lines;
-  std::istringstream text(log);
-  for (std::string line; std::getline(text, line);) lines.push_back(line);
-  return lines;
-}
-
-std::string who(const FailureCause& cause) {
-  return cause.rank < 0 ? std::string("the fork server") : fmt::format("runner {}", cause.rank);
-}
-
-/// "runner 1 (pid 7) killed by signal 9 (KILL) in phase forward of attempt 2: what() said". `again` is true
-/// if the cause before this one has the same text.
-std::string one_line(const FailureCause& cause, bool again) {
-  return fmt::format(
-      "{} (pid {}) {}{}{}{}", who(cause), cause.pid, cause.exit,
-      cause.rank < 0 ? "" : fmt::format(" in phase {} of attempt {}", cause.phase, cause.attempt),
-      cause.what.empty() ? "" : ": ", again && !cause.what.empty() ? "the same again" : cause.what);
-}
-
 }  // namespace
 
 LeftGradients left_in(const session::Session& session) {
@@ -106,24 +65,24 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
 
   StepResult result;
   auto purpose = Purpose::compute;
-  double loss_scale = 0;  // 0: that of the last commit.
+  loss_scaler_.begin_step();
   Outcome outcome;
   for (;;) {
     outcome = assemble(patience, options.repeat);
     if (outcome.status != StepStatus::ok) break;
-    if (loss_scale == 0) loss_scale = loss_scaler_.first(committed_loss_scale());
-    outcome = attempt(purpose, options, loss_scale, patience, result);
+    outcome = attempt(purpose, options, patience, result);
     // The supervisor repairs the loss or gives up; or no runner is lost, but their team of devices is.
     if (outcome.status == StepStatus::runner_lost) continue;
     if (outcome.overflow) {
-      loss_scale /= 2;
+      loss_scaler_.lower();
       ++result.loss_scale_lowered;
-      base::log().info("{}; the same elements are tried with loss scale {}", outcome.error, loss_scale);
+      base::log().info("{}; the same elements are tried with loss scale {}", outcome.error,
+                       loss_scaler_.scale(committed_loss_scale()));
       continue;
     }
     if (outcome.status == StepStatus::ok && purpose == Purpose::skip) {
       purpose = Purpose::compute;
-      loss_scale = 0;  // It was lowered in vain: the values were not finite by themselves.
+      loss_scaler_.begin_step();  // It was lowered in vain: the values were not finite by themselves.
       ++result.skipped;
       continue;
     }
@@ -141,9 +100,9 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   result.error = std::move(outcome.error);
   result.error_type = std::move(outcome.error_type);
   result.rank = outcome.rank;
-  if (result.status == StepStatus::runner_lost) result.causes = causes();
+  if (result.status == StepStatus::runner_lost) result.causes = last_causes(session_);
   if (result.status == StepStatus::manager_lost && manager_loss_) result.causes = {*manager_loss_};
-  fill(result);
+  fill(result, session_);
   if (result.counted) nonfinite_in_a_row_ = result.nonfinite ? nonfinite_in_a_row_ + 1 : 0;
   if (result.counted) touched_.committed(result.attempt, options.accumulate);
   if (result.counted && !options.accumulate) view_.control().zeroed_step.store(result.step - 1);
@@ -241,11 +200,11 @@ Stepper::Outcome Stepper::assemble(const Patience& patience, bool repeat) {
       view_.ask_for(wanted);
     }
     if (patience.over())
-      return {
-          StepStatus::timeout,
-          fmt::format("no attempt could begin {}: {}{}{}{}", patience.bound(), phases(team),
-                      loader_follows() ? "" : "; elements cannot be assigned until the data source returns",
-                      link_.unread().empty() ? "" : "; ", link_.unread())};
+      return {StepStatus::timeout,
+              fmt::format(
+                  "no attempt could begin {}: {}{}{}{}", patience.bound(), phases_of(session_, config_, team),
+                  loader_follows() ? "" : "; elements cannot be assigned until the data source returns",
+                  link_.unread().empty() ? "" : "; ", link_.unread())};
     ipc::wait_changed(control.readiness, seen, patience.next_look_ns(), 0);
   }
 }
@@ -343,8 +302,9 @@ session::Shares Stepper::last_shares() const noexcept {
   return shares;
 }
 
-Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, double loss_scale,
-                                  const Patience& patience, StepResult& result) {
+Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, const Patience& patience,
+                                  StepResult& result) {
+  const double loss_scale = loss_scaler_.scale(committed_loss_scale());
   session::SpanScope span(spans_, Activity::attempt, step_under_way());
   const auto& control = session_.control();
   const bool skip = purpose == Purpose::skip;
@@ -414,7 +374,8 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) 
         break;
       case Action::abort_for_host: {
         // The text is made before the abort: runners leave their phases as soon as they see it.
-        auto text = fmt::format("no result {}: {}", patience.bound(), phases(participants_, &wait.standings));
+        auto text = fmt::format("no result {}: {}", patience.bound(),
+                                phases_of(session_, config_, participants_, &wait.standings));
         if (!session::abort_attempt(view_, attempt, session::author_host)) break;
         session::close_if_over(view_, attempt);
         return {StepStatus::timeout, std::move(text), -1};
@@ -424,7 +385,8 @@ Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) 
             "the service (pid {}) has stood still since step {} was committed, and may be paused: "
             "{}. This host has left the session, and its gradients are not complete; attach again "
             "when the service runs",
-            link_.manager_pid(), step_under_way(), phases(participants_, &wait.standings)));
+            link_.manager_pid(), step_under_way(),
+            phases_of(session_, config_, participants_, &wait.standings)));
       case Action::wait:
         ipc::wait_changed(finish, seen,
                           word.committed(participants_) ? timing::look_ns : patience.next_look_ns(), spin_us);
@@ -453,7 +415,8 @@ Observed Stepper::observe(const session::StepWord& word, Wait& wait) {
   observed.participant_ended = participant_ended();
   observed.manager_ended = link_.manager_ended();
   if (observed.participant_ended || observed.manager_ended) return observed;
-  if (wait.parked) look(wait.standings);  // Not before the first wait: that would delay a short step.
+  if (wait.parked)
+    wait.standings.look(session_);  // Not before the first wait: that would delay a short step.
   observed.patience_over = wait.patience.over();
   return observed;
 }
@@ -491,38 +454,17 @@ Stepper::Outcome Stepper::why_aborted(std::uint32_t author) const {
 
 // The supervisor has given up: reports the losses that it found.
 Stepper::Outcome Stepper::lost() const {
-  const auto found = causes();
+  const auto causes = last_causes(session_);
   const auto& control = session_.control();
   Outcome outcome{StepStatus::runner_lost};
   if (config_.runners.on_loss != LossPolicy::fail)
     outcome.error = fmt::format("{}: ", session::text_of(control.given_up_why));
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    const bool again = i > 0 && found[i].what == found[i - 1].what;
-    outcome.error += fmt::format("{}{}", i == 0 ? "" : "; then ", one_line(found[i], again));
-  }
-  if (found.empty()) return outcome;
-  outcome.rank = found.back().rank;
+  outcome.error += text_of(causes);
+  if (causes.empty()) return outcome;
+  outcome.rank = causes.back().rank;
   const auto& last = session_.incident(control.incidents.load());
   if (last.reason == Reason::model_error) outcome.error_type = "ModelError";
   return outcome;
-}
-
-std::vector<FailureCause> Stepper::causes() const {
-  std::vector<FailureCause> found;
-  const auto last = session_.control().incidents.load();
-  for (auto number = last > most_causes ? last - most_causes + 1 : 1; number <= last; ++number) {
-    const auto& incident = session_.incident(number);
-    found.push_back({.time_s = double(incident.time_ns) / 1e9,
-                     .rank = incident.rank,
-                     .pid = incident.pid,
-                     .phase = incident.rank < 0 ? "" : to_string(incident.phase),
-                     .step = incident.step,
-                     .attempt = incident.attempt,
-                     .exit = ipc::describe_exit(incident.exit_status),
-                     .what = session::text_of(incident.what),
-                     .log = lines_of(session::text_of(incident.log))});
-  }
-  return found;
 }
 
 // No other process can finish a committed attempt: all have ended, or they do not move. Ends those that are
@@ -570,88 +512,6 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
 bool Stepper::manager_is_lost() {
   if (!manager_loss_ && link_.manager_ended()) manager_lost(session_.word().attempt);
   return manager_loss_.has_value();
-}
-
-void Stepper::look(Standings& standings) const noexcept {
-  for (int rank = 0; rank < session_.ranks(); ++rank) {
-    auto& standing = standings[static_cast<std::size_t>(rank)];
-    const auto phase = session_.record(rank).phase.load();
-    if (standing.since_ns != 0 && phase == standing.phase) continue;
-    standing = {phase, base::now_ns()};
-  }
-}
-
-/// "rank 0 in phase forward for 1.9 s, rank 1 in phase data for 2.0 s (the data source 'text' has given ...)"
-std::string Stepper::phases(session::RankMask ranks, const Standings* standings) const {
-  std::string text;
-  bool wait_for_data = false;
-  for (int rank = 0; rank < session_.ranks(); ++rank) {
-    if ((ranks >> rank & 1) == 0) continue;
-    const auto& record = session_.record(rank);
-    const auto state = record.state.load();
-    const auto phase = record.phase.load();
-    text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
-                        state == RunnerState::lost || state == RunnerState::retiring
-                            ? std::string("is being replaced")
-                        : state == RunnerState::absent ? std::string("has not been started yet")
-                                                       : fmt::format("in phase {}", to_string(phase)));
-    if (standings == nullptr || state != RunnerState::ready) continue;
-    const auto since_ns = (*standings)[static_cast<std::size_t>(rank)].since_ns;
-    if (since_ns != 0) text += fmt::format(" for {:.1f} s", double(base::now_ns() - since_ns) / 1e9);
-    wait_for_data = wait_for_data || phase == session::Phase::data;
-  }
-  if (wait_for_data)
-    text += fmt::format(" (the data source '{}' has given {} elements so far; the step waits for it)",
-                        config_.data.kind, elements_assigned());
-  return text;
-}
-
-/// The number of elements of the source that were assigned, over all restarts.
-std::uint64_t Stepper::elements_assigned() const noexcept {
-  const auto& sharding = session_.sharding();
-  auto elements = sharding.first_element;
-  const auto team = sharding.assigned_to.load(std::memory_order_acquire);
-  for (int rank = 0; rank < session_.ranks(); ++rank) {
-    if ((team >> rank & 1) == 0) continue;
-    const auto& queue = session_.queue(rank);
-    elements += (queue.published.load() - sharding.first_batch[rank]) *
-                    static_cast<std::uint64_t>(config_.batch_size_per_device) +
-                queue.filling.load();
-  }
-  return elements;
-}
-
-void Stepper::fill(StepResult& result) const {
-  const auto& request = session_.control().request;
-  result.step = session_.counters(session_.word().index).steps;
-  result.parameter_version = session_.control().parameter_version.load();
-  if (!result.counted) return;
-  const auto total = session::tally(session_, request);
-  const double scale = session::mean_scale(request, total);
-  result.loss = total.loss * scale;
-  result.samples = total.samples;
-  result.nonfinite = total.nonfinite;
-  result.participants = static_cast<std::uint32_t>(__builtin_popcount(request.participants));
-  std::uint64_t compute_ns = 0, reduce_ns = 0, data_ns = 0;
-  for (int rank = 0; rank < session_.ranks(); ++rank) {
-    if ((request.participants >> rank & 1) == 0) continue;
-    const auto& record = session_.record(rank);
-    compute_ns = std::max(compute_ns, record.ballot.compute_ns);
-    reduce_ns = std::max(reduce_ns, record.reduce_ns.load());
-    data_ns = std::max(data_ns, record.ballot.data_ns);
-    const auto scalars = std::min<std::uint32_t>(record.ballot.scalars, session::max_scalars);
-    for (std::uint32_t i = 0; i < scalars; ++i) {
-      const auto& scalar = record.ballot.scalar[i];
-      const auto name = session::text_of(scalar.name);
-      auto found = std::find_if(result.scalars.begin(), result.scalars.end(),
-                                [&](const auto& s) { return s.first == name; });
-      if (found == result.scalars.end()) found = result.scalars.insert(found, {name, 0.0});
-      found->second += scalar.sum * scale;
-    }
-  }
-  result.compute_ms = ms(compute_ns);
-  result.reduce_ms = ms(reduce_ns);
-  result.data_ms = ms(data_ns);
 }
 
 }  // namespace accelmgr::client

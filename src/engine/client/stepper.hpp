@@ -17,6 +17,7 @@
 #include "engine/client/measured_shares.hpp"
 #include "engine/client/next_action.hpp"
 #include "engine/client/stall_timer.hpp"
+#include "engine/client/step_report.hpp"
 #include "engine/client/touched.hpp"
 #include "engine/session/reduction.hpp"
 #include "engine/session/session.hpp"
@@ -84,13 +85,6 @@ class Stepper {
 
  private:
   enum class Purpose { compute, skip };
-  /// The phase of a rank, and since when the host has seen it there.
-  struct Standing {
-    session::Phase phase = session::Phase::none;
-    std::int64_t since_ns = 0;
-  };
-  using Standings = std::array<Standing, session::max_ranks>;
-  void look(Standings& standings) const noexcept;
   /// What wait() remembers from one look to the next.
   struct Wait {
     const Patience& patience;
@@ -99,11 +93,9 @@ class Stepper {
     bool parked = false;
   };
   std::uint64_t step_under_way() const noexcept;
-  std::uint64_t elements_assigned() const noexcept;
   void check_repeatable() const;
   session::Shares last_shares() const noexcept;
-  Outcome attempt(Purpose purpose, const StepOptions& options, double loss_scale, const Patience& patience,
-                  StepResult& result);
+  Outcome attempt(Purpose purpose, const StepOptions& options, const Patience& patience, StepResult& result);
   const session::LossScale& committed_loss_scale() const noexcept;
   /// The generation of each rank of a team of devices; 0: it is not in it.
   using Members = std::array<std::uint32_t, session::max_ranks>;
@@ -121,9 +113,6 @@ class Stepper {
   bool participant_ended() const noexcept;
   Outcome why_aborted(std::uint32_t author) const;
   Outcome manager_lost(std::uint64_t attempt);
-  std::string phases(session::RankMask ranks, const Standings* standings = nullptr) const;
-  std::vector<FailureCause> causes() const;
-  void fill(StepResult& result) const;
 
   const Config& config_;
   session::HostView view_;

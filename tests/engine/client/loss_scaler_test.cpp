@@ -83,5 +83,19 @@ TEST(PowerOfTwo, IsOneNumberInEachBinade) {
     EXPECT_FALSE(base::is_power_of_two(other)) << other;
 }
 
+TEST(LossScaler, IsHalvedWithinAStepAndNotInTheNext) {
+  RunnersConfig runners;
+  runners.autocast = Autocast::fp16;
+  LossScaler scaler(runners);
+  const session::LossScale committed{1024, 0};
+  scaler.begin_step();
+  EXPECT_EQ(scaler.scale(committed), 1024);
+  scaler.lower();
+  scaler.lower();
+  EXPECT_EQ(scaler.scale(committed), 256);
+  scaler.begin_step();
+  EXPECT_EQ(scaler.scale(committed), 1024);
+}
+
 }  // namespace
 }  // namespace accelmgr::client

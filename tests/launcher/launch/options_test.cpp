@@ -84,8 +84,9 @@ TEST(BadOptionText, IsRefusedWithWhatWouldBeRight) {
   expect_wrong("timeout_s", "1 s", {"timeout_s is '1 s'", "seconds"});
   expect_wrong("start_method", "forkserve",
                {"start_method is 'forkserve'", "spawn or fork or forkserver", "'forkserver'"});
-  expect_wrong("use_paddlecloud", "maybe", {"use_paddlecloud is 'maybe'", "true or false"});
-  expect_wrong("use_paddlecloud", "true", {"use_paddlecloud is true", "no PADDLE_TRAINERS"});
+  for (const auto* value : {"maybe", "true"})
+    expect_wrong("use_paddlecloud", value,
+                 {"it must be false", "use ips, node_rank and master_port instead"});
 }
 
 TEST(DeprecatedOption, WarnsAndWorks) {
@@ -93,10 +94,9 @@ TEST(DeprecatedOption, WarnsAndWorks) {
                               const std::string& instead) {
     SCOPED_TRACE(::testing::PrintToString(texts));
     const LogText log;
-    const auto options = options_from(
-        texts, {{"PADDLE_TRAINERS", "a,b"}, {"PADDLE_TRAINER_ID", "1"}, {"PADDLE_PORT", "6170"}});
+    const auto options = options_from(texts);
     EXPECT_TRUE(says(log.text(), {"option " + name + " is deprecated; " + instead}));
-    const auto today = options_from(same, {});
+    const auto today = options_from(same);
     EXPECT_EQ(std::tie(options.gpus, options.xpus, options.ips, options.master_port, options.node_rank),
               std::tie(today.gpus, today.xpus, today.ips, today.master_port, today.node_rank));
   };
@@ -113,10 +113,8 @@ TEST(DeprecatedOption, WarnsAndWorks) {
   expect_same("node_ip", {{"node_ip", "b"}, {"cluster_node_ips", "a, b"}},
               {{"ips", "a, b"}, {"node_rank", "1"}}, listed);
   expect_same("node_ip", {{"node_ip", "b"}}, {}, listed);
-  const std::string apart = "use ips, node_rank and master_port instead";
-  expect_same("use_paddlecloud", {{"use_paddlecloud", "false"}}, {}, apart);
-  expect_same("use_paddlecloud", {{"use_paddlecloud", "True"}},
-              {{"ips", "a,b"}, {"node_rank", "1"}, {"master_port", "6170"}}, apart);
+  expect_same("use_paddlecloud", {{"use_paddlecloud", "false"}}, {},
+              "use ips, node_rank and master_port instead");
 }
 
 TEST(DeprecatedOption, NodeIpMustBeAmongTheAddresses) {

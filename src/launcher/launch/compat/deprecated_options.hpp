@@ -8,7 +8,6 @@ namespace accelmgr::launch {
 
 /// Returns `texts` with deprecated options replaced by the present ones. Logs a warning for each deprecated
 /// option. Where the present option is given too, it wins. Invalid values throw ConfigError.
-std::map<std::string, std::string> without_deprecated(std::map<std::string, std::string> texts,
-                                                      const std::map<std::string, std::string>& environment);
+std::map<std::string, std::string> without_deprecated(std::map<std::string, std::string> texts);
 
 }  // namespace accelmgr::launch

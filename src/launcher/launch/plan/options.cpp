@@ -12,7 +12,6 @@
 #include "base/did_you_mean.hpp"
 #include "base/parse_number.hpp"
 #include "launcher/launch/compat/deprecated_options.hpp"
-#include "launcher/launch/plan/host_info.hpp"
 
 namespace accelmgr::launch {
 namespace {
@@ -112,15 +111,10 @@ void set(Options& options, const std::string& key, const std::string& value) {
 
 }  // namespace
 
-Options options_from(const std::map<std::string, std::string>& texts,
-                     const std::map<std::string, std::string>& environment) {
-  Options options;
-  for (const auto& [key, value] : without_deprecated(texts, environment)) set(options, key, value);
-  return options;
-}
-
 Options options_from(const std::map<std::string, std::string>& texts) {
-  return options_from(texts, this_host().environment);
+  Options options;
+  for (const auto& [key, value] : without_deprecated(texts)) set(options, key, value);
+  return options;
 }
 
 std::optional<ipc::HostPort> rendezvous_of(const LaunchConfig& launch) {

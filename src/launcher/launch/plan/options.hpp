@@ -11,10 +11,6 @@
 
 namespace accelmgr::launch {
 
-/// options_from() of launch.hpp. `environment` is what the option `use_paddlecloud` reads.
-Options options_from(const std::map<std::string, std::string>& texts,
-                     const std::map<std::string, std::string>& environment);
-
 /// The address where the hosts meet; nullopt if launch.rendezvous is empty. On one host the port may be 0,
 /// for any free port. Throws ConfigError unless it is HOST:PORT.
 std::optional<ipc::HostPort> rendezvous_of(const LaunchConfig& launch);

@@ -109,8 +109,8 @@ def spawn(
 
     Options: `start_method` (spawn; or fork, forkserver), `ips` ("192.168.0.16,192.168.0.17": all hosts, this one
     included), `gpus` ("0,1": absolute ids, one for each process), `xpus`, `backend` (auto), `print_config`. Deprecated,
-    with a DeprecationWarning: selected_devices, started_port, cluster_node_ips, node_ip, use_paddlecloud. The processes
-    get their rank and the collectives from accelmgr.distributed.
+    with a DeprecationWarning: selected_devices, started_port, cluster_node_ips, node_ip, use_paddlecloud=False. The
+    processes get their rank and the collectives from accelmgr.distributed.
 
     Blocks until all processes have ended, unless join=False. Raises ConfigError (a ValueError) for an unknown option
     (it names the nearest one), for devices that do not exist, and for options that contradict each other. Raises
