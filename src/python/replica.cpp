@@ -1,4 +1,5 @@
-// A model of Python as the replica of a runner. accelmgr._runner.replica computes; this file passes addresses.
+// A model of Python as the replica of a runner. accelmgr._runner.replica computes; this file passes
+// addresses.
 #include "python/replica.hpp"
 
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include "base/log.hpp"
 #include "engine/replica/generator_state.hpp"
 #include "engine/replica/model.hpp"
+#include "engine/replica/rank_setup.hpp"
 #include "engine/replica/replica.hpp"
 #include "python/interpreter.hpp"
 #include "python/memory.hpp"
@@ -29,8 +31,8 @@ namespace {
 
 using replica::Tensor;
 
-/// A Description of accelmgr._runner.replica: name, dtype, shape, strides, address, identity, and requires_grad of a
-/// parameter or persistent of a buffer.
+/// A Description of accelmgr._runner.replica: name, dtype, shape, strides, address, identity, and
+/// requires_grad of a parameter or persistent of a buffer.
 using Described = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::vector<std::int64_t>,
                              std::uintptr_t, std::uintptr_t, bool>;
 

@@ -14,13 +14,15 @@
 #include "accelmgr/errors.hpp"
 #include "base/config/device_name.hpp"
 #include "base/config/loader.hpp"
+#include "engine/replica/rank_setup.hpp"
 
 namespace accelmgr::device {
 namespace {
 
+using replica::on_cpu;
+
 constexpr const char* device_key = "runners.device";
 constexpr const char* devices_key = "runners.devices";
-const std::string on_cpu = "cpu";
 
 /// The device of a rank: an index into the visible GPUs; nullopt: the CPU.
 using Chosen = std::optional<std::size_t>;
@@ -197,17 +199,6 @@ Assignment assign_devices(const Config& config, const Machine& machine) {
   return assignment;
 }
 
-Config config_of_rank(const Config& assigned, int rank) {
-  auto config = assigned;
-  const auto& devices = assigned.runners.devices;
-  if (!devices.empty() && devices.at(static_cast<std::size_t>(rank)) == on_cpu)
-    config.runners.device = Device::cpu;
-  // Drivers register memory only where it may be written, and a GPU's replica computes on parameters of its
-  // own.
-  if (config.runners.device == Device::cuda) config.runners.protect_parameters = false;
-  return config;
-}
-
 std::string why_in_no_team(const Config& assigned, int rank) {
   const auto& devices = assigned.runners.devices;
   const auto& own = devices.empty() ? on_cpu : devices.at(static_cast<std::size_t>(rank));
@@ -219,13 +210,6 @@ std::string why_in_no_team(const Config& assigned, int rank) {
   const auto alone =
       std::ranges::count_if(devices, [&](const auto& one) { return one != on_cpu && ranks_on(one) == 1; });
   return alone < 2 ? "no other rank has a GPU of its own" : "";
-}
-
-void show_device_of_rank(const Config& assigned, int rank) {
-  const auto& devices = assigned.runners.devices;
-  if (devices.empty()) return;
-  const auto& device = devices.at(static_cast<std::size_t>(rank));
-  setenv("CUDA_VISIBLE_DEVICES", device == on_cpu ? "" : device.c_str(), 1);
 }
 
 }  // namespace accelmgr::device

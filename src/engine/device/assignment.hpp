@@ -26,19 +26,9 @@ bool leaves_devices_open(const Config& config);
 /// config::validate().
 Assignment assign_devices(const Config& config, const Machine& machine);
 
-/// The configuration of one rank of an assigned one: `runners.device` is cpu, cuda or xla, what that rank
-/// computes on. A rank on a GPU has the master's parameters mapped to be written, so that its driver can
-/// register them.
-Config config_of_rank(const Config& assigned, int rank);
-
 /// Why the gradients of that rank go through the session, and not over NCCL; empty if its GPU can be in a
 /// team: at least two ranks have a whole GPU of their own, and this is one of them. Depends on its arguments
 /// alone.
 std::string why_in_no_team(const Config& assigned, int rank);
-
-/// Leaves the GPU of that rank visible, or none to a rank that computes on the CPU beside others with GPUs,
-/// by the environment of this process. Call it while the process has one thread, before anything starts CUDA.
-/// Does nothing unless `runners.devices` of `assigned` has entries.
-void show_device_of_rank(const Config& assigned, int rank);
 
 }  // namespace accelmgr::device

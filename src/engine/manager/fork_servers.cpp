@@ -11,11 +11,11 @@
 #include "base/ipc/socket.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
-#include "engine/device/assignment.hpp"
 #include "engine/manager/interpreter.hpp"
 #include "engine/manager/process.hpp"
 #include "engine/manager/role.hpp"
 #include "engine/protocol/messages.hpp"
+#include "engine/replica/rank_setup.hpp"
 #include "engine/runner/process.hpp"
 
 namespace accelmgr::manager {
@@ -36,9 +36,9 @@ ipc::ForkServerOptions options_of(int creator, pid_t manager, int host_pidfd) {
 
 ipc::ChildMain runner_main(const Config& config) {
   return [&config](ipc::SpawnRequest request) {
-    device::show_device_of_rank(config, request.rank);
+    replica::show_device_of_rank(config, request.rank);
     interpreter().runner_began();
-    const auto own = device::config_of_rank(config, request.rank);
+    const auto own = replica::config_of_rank(config, request.rank);
     return runner::run(own, std::move(request));
   };
 }

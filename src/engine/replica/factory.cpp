@@ -40,10 +40,4 @@ std::unique_ptr<Replica> make_replica(const Config& config, Role role) {
   return made;
 }
 
-int compute_threads(const Config& config) {
-  if (config.runners.threads > 0) return config.runners.threads;
-  const int share = std::max(1, ipc::allowed_cores() / config.nprocs);
-  return std::min(share, ipc::openmp_threads().value_or(share));
-}
-
 }  // namespace accelmgr::replica

@@ -189,7 +189,8 @@ class Replica {
 struct Role {
   /// In the manager: gives the session its initial values, on the CPU. Generators begin at `seed_base`.
   static constexpr Role description() { return {}; }
-  /// In the runner of that rank: computes, with compute_threads() threads or on a device of its own.
+  /// In the runner of that rank: computes, with compute_threads() threads (rank_setup.hpp) or on a device of
+  /// its own.
   static constexpr Role runner(int rank) { return {rank}; }
   bool computes() const { return rank >= 0; }
 
@@ -206,9 +207,5 @@ void register_factory(const std::string& kind, Factory factory);
 /// accelmgr that the factory throws pass unchanged; any other exception becomes a ModelError that names the
 /// kind.
 std::unique_ptr<Replica> make_replica(const Config& config, Role role);
-
-/// Number of threads that a runner computes with: `runners.threads`, or if that is 0 its share of the
-/// machine.
-int compute_threads(const Config& config);
 
 }  // namespace accelmgr::replica

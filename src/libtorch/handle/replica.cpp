@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "engine/manager/interpreter.hpp"
 #include "engine/replica/generator_state.hpp"
+#include "engine/replica/rank_setup.hpp"
 #include "libtorch/handle/cuda.hpp"
 #include "libtorch/handle/cuda_replica.hpp"
 #include "libtorch/tensor/convert.hpp"

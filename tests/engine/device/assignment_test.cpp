@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "accelmgr/errors.hpp"
+#include "engine/replica/rank_setup.hpp"
 
 namespace accelmgr::device {
 namespace {
@@ -244,16 +245,17 @@ TEST(Assignment, SaysWhatEachRankComputesOn) {
 
 TEST(Rank, SeesItsOwnGpuAlone) {
   const auto config = assign_devices(config_of({cuda, each, {"1", "cpu"}}), with_gpus(2)).config;
-  EXPECT_EQ(config_of_rank(config, 0).runners.device, cuda);
-  EXPECT_EQ(config_of_rank(config, 1).runners.device, cpu);
-  EXPECT_FALSE(config_of_rank(config, 0).runners.protect_parameters) << "a driver could not register them";
-  EXPECT_TRUE(config_of_rank(config, 1).runners.protect_parameters);
+  EXPECT_EQ(replica::config_of_rank(config, 0).runners.device, cuda);
+  EXPECT_EQ(replica::config_of_rank(config, 1).runners.device, cpu);
+  EXPECT_FALSE(replica::config_of_rank(config, 0).runners.protect_parameters)
+      << "a driver could not register them";
+  EXPECT_TRUE(replica::config_of_rank(config, 1).runners.protect_parameters);
   setenv("CUDA_VISIBLE_DEVICES", "3", 1);
-  show_device_of_rank(Config{}, 0);
+  replica::show_device_of_rank(Config{}, 0);
   EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), "3") << "the CPU's runners leave it as it is";
-  show_device_of_rank(config, 0);
+  replica::show_device_of_rank(config, 0);
   EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), b.c_str());
-  show_device_of_rank(config, 1);
+  replica::show_device_of_rank(config, 1);
   EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), "");
   unsetenv("CUDA_VISIBLE_DEVICES");
 }

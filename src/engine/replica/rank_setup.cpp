@@ -1,0 +1,36 @@
+#include "engine/replica/rank_setup.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/ipc/cores.hpp"
+
+namespace accelmgr::replica {
+
+std::uint64_t seed_of_rank(const Config& config, int rank) noexcept {
+  return config.seed_base + static_cast<std::uint64_t>(rank);
+}
+
+int compute_threads(const Config& config) {
+  if (config.runners.threads > 0) return config.runners.threads;
+  const int share = std::max(1, ipc::allowed_cores() / config.nprocs);
+  return std::min(share, ipc::openmp_threads().value_or(share));
+}
+
+Config config_of_rank(const Config& assigned, int rank) {
+  auto config = assigned;
+  const auto& devices = assigned.runners.devices;
+  if (!devices.empty() && devices.at(static_cast<std::size_t>(rank)) == on_cpu)
+    config.runners.device = Device::cpu;
+  if (config.runners.device == Device::cuda) config.runners.protect_parameters = false;
+  return config;
+}
+
+void show_device_of_rank(const Config& assigned, int rank) {
+  const auto& devices = assigned.runners.devices;
+  if (devices.empty()) return;
+  const auto& device = devices.at(static_cast<std::size_t>(rank));
+  setenv("CUDA_VISIBLE_DEVICES", device == on_cpu ? "" : device.c_str(), 1);
+}
+
+}  // namespace accelmgr::replica

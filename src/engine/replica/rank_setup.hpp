@@ -1,0 +1,32 @@
+// What a runner is given at its start, by its rank: its seed, its threads, the device that it sees, and what
+// it may write.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "accelmgr/config.hpp"
+
+namespace accelmgr::replica {
+
+/// The entry in `runners.devices` of a rank without a GPU.
+inline const std::string on_cpu = "cpu";
+
+/// The seed of its generators, unless it goes on with those of a predecessor.
+std::uint64_t seed_of_rank(const Config& config, int rank) noexcept;
+
+/// The number of threads that it computes with: `runners.threads`, or if that is 0 its share of the machine.
+int compute_threads(const Config& config);
+
+/// The configuration of one rank, where `assigned` is one with devices (device::assign_devices()):
+/// `runners.device` is cpu, cuda or xla, what that rank computes on. A rank on a GPU may write the master's
+/// parameters (`runners.protect_parameters` is false), because a driver registers no other memory; its
+/// replica computes on parameters of its own.
+Config config_of_rank(const Config& assigned, int rank);
+
+/// Leaves the GPU of that rank visible, or none to a rank that computes on the CPU beside others with GPUs,
+/// by the environment of this process. Call it while the process has one thread, before anything starts CUDA.
+/// Does nothing unless `runners.devices` of `assigned` has entries.
+void show_device_of_rank(const Config& assigned, int rank);
+
+}  // namespace accelmgr::replica
