@@ -48,8 +48,8 @@ void before_fork();
 void after_fork_in_parent();
 void begin_forked();
 
-/// Type, message and traceback of an exception, as accelmgr._common.describe formats them. The caller holds the
-/// interpreter's lock.
+/// Type, message and traceback of an exception, as accelmgr._common.describe formats them. The caller holds
+/// the interpreter's lock.
 std::string describe(const nanobind::python_error& error);
 
 /// Throws a C++ ConfigError, or an Error for a DeviceError, if `error` is that of accelmgr.errors; returns

@@ -1,4 +1,5 @@
-// A dataset of Python as a data source of the loader. accelmgr._common.elements reads it; this file copies bytes.
+// A dataset of Python as a data source of the loader. accelmgr._common.elements reads it; this file copies
+// bytes.
 #include <fmt/format.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
