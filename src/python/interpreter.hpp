@@ -142,6 +142,8 @@ void bind_memory(nanobind::module_& module);
 void bind_replica(nanobind::module_& module);
 void bind_device(nanobind::module_& module);
 void bind_manager(nanobind::module_& module);
+void bind_observer(nanobind::module_& module);
+void bind_records(nanobind::module_& module);
 void bind_results(nanobind::module_& module);
 void bind_launch(nanobind::module_& module);
 void bind_distributed(nanobind::module_& module);

@@ -15,32 +15,15 @@
 #include "accelmgr/launch.hpp"
 #include "base/config/loader.hpp"
 #include "engine/client/handle.hpp"
-#include "engine/client/observer.hpp"
 #include "engine/replica/model.hpp"
 #include "python/interpreter.hpp"
 #include "python/memory.hpp"
+#include "python/place.hpp"
 
 namespace nb = nanobind;
 
 namespace accelmgr::python {
 namespace {
-
-/// A parameter of the master, or the gradient of one.
-struct Place {
-  std::string name;
-  std::vector<std::string> aliases;
-  std::string dtype;
-  std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> strides;
-  Memory memory;
-};
-
-Place place_of(const session::TensorEntry& entry, DType dtype, std::byte* data,
-               std::vector<std::int64_t> strides, std::shared_ptr<const void> owner) {
-  const auto bytes = extent_of(entry.shape, strides) * size_of(dtype);
-  return {entry.name,  entry.aliases,      std::string(name_of(dtype)),
-          entry.shape, std::move(strides), {data, bytes, std::move(owner)}};
-}
 
 /// Name, dtype, shape, address of a dense tensor of Python. The caller keeps it alive during the call.
 using Addressed = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::uintptr_t>;
@@ -55,18 +38,8 @@ std::vector<client::Value> values_of(const std::vector<Addressed>& tensors) {
   return values;
 }
 
-std::size_t bytes_of(DType dtype, const std::vector<std::int64_t>& shape) {
-  return extent_of(shape, replica::dense_strides(shape)) * size_of(dtype);
-}
-
 /// Name, dtype, shape and content of a buffer.
 using BufferValue = nb::typed<nb::tuple, nb::str, nb::str, NumberTuple, nb::bytearray>;
-
-/// A value as accelmgr._common.memory.Described.
-nb::tuple described(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape,
-                    Memory memory) {
-  return nb::make_tuple(name, nb::str(name_of(dtype).data()), tuple_of(shape), std::move(memory));
-}
 
 std::vector<config::Setting> settings_of(const std::vector<std::pair<std::string, std::string>>& given) {
   std::vector<config::Setting> settings;
@@ -184,7 +157,7 @@ class Handle {
     nb::list list;
     for (const auto& [name, dtype, shape, data] : started().buffers())
       list.append(nb::make_tuple(name, nb::str(name_of(dtype).data()), tuple_of(shape),
-                                 nb::bytearray(data, bytes_of(dtype, shape))));
+                                 nb::bytearray(data, dense_bytes(dtype, shape))));
     return list;
   }
 
@@ -252,139 +225,9 @@ class Handle {
   session::Manifest manifest_;
 };
 
-/// Version, step, and the parameters in memory of their own.
-using ParameterTuple = std::tuple<std::uint64_t, std::uint64_t, std::vector<Place>>;
-
-ParameterTuple parameters_of(const client::Observer& observer, double timeout_s) {
-  const auto copy = waiting([&] { return observer.parameters(timeout_s); });
-  const auto& tensors = observer.manifest().tensors;
-  auto places = replica::places_of(copy.values.get(), observer.manifest());
-  std::vector<Place> values;
-  for (std::size_t i = 0; i < places.size(); ++i)
-    values.push_back(
-        place_of(tensors[i], tensors[i].dtype, places[i].data, std::move(places[i].strides), copy.values));
-  return {copy.version, copy.step, std::move(values)};
-}
-
-void bind_observer(nb::module_& module) {
-  nb::class_<client::Observer>(module, "Observer", "See accelmgr.Observer.")
-      .def_static(
-          "attach",
-          [](const std::string& path, double timeout_s) {
-            return waiting([&] { return client::Observer::attach(path, timeout_s); });
-          },
-          nb::arg("path"), nb::arg("timeout"))
-      .def_prop_ro("has_ended", &client::Observer::has_ended)
-      .def("statistics", &client::Observer::statistics)
-      .def("last_step", &client::Observer::last_step)
-      .def(
-          "next_step",
-          [](client::Observer& self, double timeout_s) {
-            return waiting([&] { return self.next_step(timeout_s); });
-          },
-          nb::arg("timeout"))
-      .def("parameters", parameters_of, nb::arg("timeout"),
-           "Version, number of committed steps, and copies of the parameters.");
-}
-
-void bind_places(nb::module_& module) {
-  nb::class_<Place>(module, "Place", "A parameter of the master, or the gradient of one.")
-      .def_ro("name", &Place::name)
-      .def_ro("aliases", &Place::aliases, "Further names of the same parameter.")
-      .def_ro("dtype", &Place::dtype, "As torch names it: \"float32\".")
-      .def_prop_ro("shape", [](const Place& self) { return tuple_of(self.shape); })
-      .def_prop_ro(
-          "strides", [](const Place& self) { return tuple_of(self.strides); }, "Strides in elements.")
-      .def_prop_ro(
-          "memory", [](const Place& self) { return self.memory; },
-          "The bytes from the first to the last element.");
-}
-
-void bind_statistics(nb::module_& module) {
-  nb::class_<RunnerStatistics>(module, "RunnerStatistics", "A runner of the team.")
-      .def_ro("rank", &RunnerStatistics::rank)
-      .def_ro("pid", &RunnerStatistics::pid, "0 while it is being replaced.")
-      .def_ro("generation", &RunnerStatistics::generation, "How many processes this rank has had so far.")
-      .def_ro("phase", &RunnerStatistics::phase, "init, waiting, forward, backward, vote, reduce, ...")
-      .def_ro("attempt", &RunnerStatistics::attempt, "The last attempt that it took part in.")
-      .def_ro("samples", &RunnerStatistics::samples, "Its samples in all committed steps.")
-      .def_ro("peak_memory_bytes", &RunnerStatistics::peak_memory_bytes, "VmHWM of its process.")
-      .def_ro("start_ms", &RunnerStatistics::start_ms,
-              "Time from the fork of its process until it was ready.")
-      .def_ro("model_ms", &RunnerStatistics::model_ms, "The part of start_ms in which it built the model.")
-      .def("__repr__", [](const RunnerStatistics& self) {
-        return fmt::format("RunnerStatistics(rank {}, pid {}, {}, {} samples)", self.rank, self.pid,
-                           self.phase, self.samples);
-      });
-  nb::class_<Statistics>(module, "Statistics", "Counts of a session, over all its managers.")
-      .def_ro("steps", &Statistics::steps, "Committed steps.")
-      .def_ro("attempts", &Statistics::attempts)
-      .def_ro("samples", &Statistics::samples, "Samples in all committed steps.")
-      .def_ro("elements", &Statistics::elements,
-              "Elements of the dataset that were consumed: `samples`, and those that were skipped.")
-      .def_ro("skips", &Statistics::skips,
-              "Attempts whose batches were left out (`on_nonfinite: skip_batch`).")
-      .def_ro("replacements", &Statistics::replacements, "Runners that replaced lost ones.")
-      .def_ro("losses", &Statistics::losses, "Runners and fork servers that were lost.")
-      .def_ro("parameter_version", &Statistics::parameter_version)
-      .def_ro("session_bytes", &Statistics::session_bytes, "Size of the session's shared memory.")
-      .def_ro("manager_pid", &Statistics::manager_pid)
-      .def_ro("manager_peak_memory_bytes", &Statistics::manager_peak_memory_bytes,
-              "VmHWM of the manager process.")
-      .def_ro("runners", &Statistics::runners, "The team, by rank.")
-      .def("__repr__", [](const Statistics& self) {
-        return fmt::format("Statistics({} steps, {} attempts, {} samples, {} losses, {} runners)", self.steps,
-                           self.attempts, self.samples, self.losses, self.runners.size());
-      });
-}
-
-void bind_checkpoints(nb::module_& module) {
-  nb::class_<CheckpointWritten>(module, "CheckpointWritten", "The outcome of writing a checkpoint.")
-      .def_ro("step", &CheckpointWritten::step)
-      .def_ro("path", &CheckpointWritten::path)
-      .def_ro("bytes", &CheckpointWritten::bytes)
-      .def_ro("copy_ms", &CheckpointWritten::copy_ms, "How long save_checkpoint() blocked the host.")
-      .def_ro("write_ms", &CheckpointWritten::write_ms,
-              "How long the manager took to write it, in the background.")
-      .def_ro("error", &CheckpointWritten::error, "Empty when the checkpoint has reached the disk.")
-      .def_ro("warnings", &CheckpointWritten::warnings)
-      .def("__repr__", [](const CheckpointWritten& self) {
-        return fmt::format("CheckpointWritten(step {}: {})", self.step,
-                           self.error.empty() ? self.path : "not written: " + self.error);
-      });
-  using Resumed = client::ResumedFrom;
-  nb::class_<Resumed>(module, "Resumed", "The checkpoint from which a manager resumed.")
-      .def_ro("path", &Resumed::path)
-      .def_ro("step", &Resumed::step)
-      .def_prop_ro(
-          "tensors",
-          [](const Resumed& self) {
-            nb::list list;
-            for (const auto& [name, dtype, shape, data] : self.tensors)
-              list.append(described(name, dtype, shape, {data.get(), bytes_of(dtype, shape), data}));
-            return nb::module_::import_("accelmgr._common.memory").attr("named_tensors")(list);
-          },
-          nb::for_getter(nb::sig("def tensors(self) -> list[tuple[str, torch.Tensor]]")),
-          "Copies of the tensors that were passed to save_checkpoint().")
-      .def_ro("json", &Resumed::json)
-      .def_ro("refused", &Resumed::refused, "Later checkpoints, each with the reason why it was not used.")
-      .def_ro("run_id", &Resumed::run_id,
-              "The id of the run that wrote it; empty if an earlier version of accelmgr wrote it.")
-      .def_ro("configuration", &Resumed::configuration,
-              "The configuration of the run that wrote it, as YAML; empty if it is not known.")
-      .def_ro("extras_step", &Resumed::extras_step,
-              "Of which step tensors and json are: less than `step` if a service has made steps since.")
-      .def("__repr__",
-           [](const Resumed& self) { return fmt::format("Resumed(step {}: {})", self.step, self.path); });
-}
-
 }  // namespace
 
 void bind_manager(nb::module_& module) {
-  bind_statistics(module);
-  bind_checkpoints(module);
-  bind_places(module);
-  bind_observer(module);
   nb::class_<Handle>(
       module, "Handle",
       "The host's side of a manager. One thread at a time; not usable in a fork of the host.\n"

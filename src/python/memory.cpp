@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "accelmgr/errors.hpp"
+#include "engine/replica/model.hpp"
 
 namespace nb = nanobind;
 
@@ -36,6 +37,10 @@ std::size_t extent_of(const std::vector<std::int64_t>& shape, const std::vector<
   std::int64_t last = 0;
   for (std::size_t d = 0; d < shape.size(); ++d) last += (shape[d] - 1) * strides[d];
   return static_cast<std::size_t>(last) + 1;
+}
+
+std::size_t dense_bytes(DType dtype, const std::vector<std::int64_t>& shape) {
+  return extent_of(shape, replica::dense_strides(shape)) * size_of(dtype);
 }
 
 NumberTuple tuple_of(const std::vector<std::int64_t>& numbers) {

@@ -27,6 +27,9 @@ DType dtype_named(const std::string& name, const std::string& what);
 /// Number of elements from the first to the last one of a tensor, gaps included. Strides are in elements.
 std::size_t extent_of(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides);
 
+/// Bytes of a dense tensor.
+std::size_t dense_bytes(DType dtype, const std::vector<std::int64_t>& shape);
+
 using NumberTuple = nanobind::typed<nanobind::tuple, nanobind::int_, nanobind::ellipsis>;
 NumberTuple tuple_of(const std::vector<std::int64_t>& numbers);
 

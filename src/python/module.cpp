@@ -10,6 +10,8 @@ NB_MODULE(_native, module) {
   accelmgr::python::bind_memory(module);
   accelmgr::python::bind_replica(module);
   accelmgr::python::bind_device(module);
+  accelmgr::python::bind_records(module);
+  accelmgr::python::bind_observer(module);
   accelmgr::python::bind_manager(module);
   accelmgr::python::bind_launch(module);
   accelmgr::python::bind_distributed(module);
