@@ -16,8 +16,8 @@
 #include "base/log.hpp"
 #include "engine/replica/generator_state.hpp"
 #include "engine/replica/model.hpp"
-#include "engine/replica/rank_setup.hpp"
 #include "engine/replica/replica.hpp"
+#include "engine/runner/rank_setup.hpp"
 #include "python/interpreter.hpp"
 #include "python/memory.hpp"
 #include "python/object_reference.hpp"
@@ -211,7 +211,7 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
   return in_python<ModelError>([&] {
     return std::make_unique<PythonReplica>(factories().attr("make_replica")(
         config.model.factory, config.model.options, "seed"_a = config.seed_base, "rank"_a = role.rank,
-        "device"_a = name_of(config.runners.device), "threads"_a = replica::compute_threads(config),
+        "device"_a = name_of(config.runners.device), "threads"_a = runner::compute_threads(config),
         "shares_cores"_a = config.runners.threads == 0, "deterministic"_a = config.deterministic,
         "autocast"_a = name_of(config.runners.autocast),
         "records"_a = config.runners.cuda_graph == CudaGraph::automatic,

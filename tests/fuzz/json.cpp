@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "accelmgr/errors.hpp"
-#include "base/fields.hpp"
+#include "base/checked_fields.hpp"
 #include "fuzz_target.hpp"
 
 using namespace accelmgr;

@@ -3,7 +3,7 @@
 #include <span>
 
 #include "accelmgr/errors.hpp"
-#include "base/fields.hpp"
+#include "base/checked_fields.hpp"
 #include "engine/checkpoint/checksum.hpp"
 #include "engine/checkpoint/state_file.hpp"
 #include "fuzz_target.hpp"

@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import accelmgr
-from accelmgr._common import long as _long
+from accelmgr._common import long_elements
 from accelmgr._common.elements import PICKLED, Elements, restore_structure
 from accelmgr._common.feed import Feed
-from accelmgr._common.long import LongElements, element_in
+from accelmgr._common.long_elements import LongElements, element_in
 from accelmgr._common.pickling import dump_dataset, load_dataset
 from accelmgr._common.reading import Reading
 
@@ -127,7 +127,7 @@ def test_long_elements_lie_elsewhere_until_they_are_consumed():
     long.free(5)
     assert os.stat(long._fd).st_blocks * 512 < 3 * 4096 < used
     long.close()
-    _long._file_of.cache_clear()
+    long_elements._file_of.cache_clear()
 
 
 def test_tensors_and_arrays_of_a_dataset_are_not_pickled(tmp_path):

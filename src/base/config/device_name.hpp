@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 #include "accelmgr/config.hpp"
 
 namespace accelmgr::config {
+
+/// The entry in `runners.devices` of a rank without a GPU.
+inline const std::string on_cpu = "cpu";
 
 /// In the order of the enumerators.
 inline constexpr std::array<std::string_view, 4> device_names = {"auto", "cpu", "cuda", "xla"};

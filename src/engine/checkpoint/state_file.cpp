@@ -8,7 +8,7 @@
 #include <span>
 
 #include "accelmgr/errors.hpp"
-#include "base/fields.hpp"
+#include "base/checked_fields.hpp"
 #include "engine/checkpoint/checksum.hpp"
 #include "engine/checkpoint/folder.hpp"
 #include "engine/checkpoint/storage.hpp"

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "accelmgr/errors.hpp"
-#include "base/fields.hpp"
+#include "base/checked_fields.hpp"
 #include "base/ipc/wait_ready.hpp"
 #include "base/timing.hpp"
 

@@ -18,7 +18,7 @@
 #include "engine/client/next_action.hpp"
 #include "engine/client/stall_timer.hpp"
 #include "engine/client/step_report.hpp"
-#include "engine/client/touched.hpp"
+#include "engine/client/touched_gradients.hpp"
 #include "engine/session/reduction.hpp"
 #include "engine/session/session.hpp"
 #include "engine/session/spans.hpp"

@@ -14,12 +14,11 @@
 #include "accelmgr/errors.hpp"
 #include "base/config/device_name.hpp"
 #include "base/config/loader.hpp"
-#include "engine/replica/rank_setup.hpp"
 
 namespace accelmgr::device {
 namespace {
 
-using replica::on_cpu;
+using config::on_cpu;
 
 constexpr const char* device_key = "runners.device";
 constexpr const char* devices_key = "runners.devices";

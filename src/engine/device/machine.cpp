@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/checked_fields.hpp"
 #include "base/cuda/cuda_driver.hpp"
-#include "base/fields.hpp"
 #include "base/ipc/accelerators.hpp"
 #include "base/ipc/cores.hpp"
 #include "base/ipc/process.hpp"

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "accelmgr/errors.hpp"
+#include "base/checked_fields.hpp"
 #include "base/clock.hpp"
-#include "base/fields.hpp"
 #include "base/ipc/memory.hpp"
 #include "base/log.hpp"
 #include "engine/checkpoint/folder.hpp"

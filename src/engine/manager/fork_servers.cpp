@@ -15,8 +15,8 @@
 #include "engine/manager/process.hpp"
 #include "engine/manager/role.hpp"
 #include "engine/protocol/messages.hpp"
-#include "engine/replica/rank_setup.hpp"
 #include "engine/runner/process.hpp"
+#include "engine/runner/rank_setup.hpp"
 
 namespace accelmgr::manager {
 namespace {
@@ -36,9 +36,9 @@ ipc::ForkServerOptions options_of(int creator, pid_t manager, int host_pidfd) {
 
 ipc::ChildMain runner_main(const Config& config) {
   return [&config](ipc::SpawnRequest request) {
-    replica::show_device_of_rank(config, request.rank);
+    runner::show_device_of_rank(config, request.rank);
     interpreter().runner_began();
-    const auto own = replica::config_of_rank(config, request.rank);
+    const auto own = runner::config_of_rank(config, request.rank);
     return runner::run(own, std::move(request));
   };
 }

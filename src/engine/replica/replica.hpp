@@ -189,8 +189,8 @@ class Replica {
 struct Role {
   /// In the manager: gives the session its initial values, on the CPU. Generators begin at `seed_base`.
   static constexpr Role description() { return {}; }
-  /// In the runner of that rank: computes, with compute_threads() threads (rank_setup.hpp) or on a device of
-  /// its own.
+  /// In the runner of that rank: computes, with compute_threads() threads (runner/rank_setup.hpp) or on a
+  /// device of its own.
   static constexpr Role runner(int rank) { return {rank}; }
   bool computes() const { return rank >= 0; }
 

@@ -1,5 +1,5 @@
 #include "engine/runner/runner.hpp"
-#include "engine/replica/rank_setup.hpp"
+#include "engine/runner/rank_setup.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -118,7 +118,7 @@ void Runner::load_committed_state() {
   const auto& counters = session_.counters(valid);
   if (counters.steps > 0 && (counters.participants >> rank_ & 1) == 0)
     std::memcpy(view_.buffers(valid), session_.result_buffers(valid), session_.header().buffer_bytes);
-  replica_->seed(replica::seed_of_rank(config_, rank_));
+  replica_->seed(seed_of_rank(config_, rank_));
   load_state();
   auto generator = state_in(valid);
   generator.buffers = nullptr;

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "accelmgr/errors.hpp"
-#include "base/fields.hpp"
+#include "base/checked_fields.hpp"
 
 namespace accelmgr::service {
 

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "accelmgr/errors.hpp"
-#include "base/fields.hpp"
+#include "base/checked_fields.hpp"
 
 namespace accelmgr::session {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/log.hpp"
 #include "engine/manager/interpreter.hpp"
 #include "engine/replica/generator_state.hpp"
-#include "engine/replica/rank_setup.hpp"
+#include "engine/runner/rank_setup.hpp"
 #include "libtorch/handle/cuda.hpp"
 #include "libtorch/handle/cuda_replica.hpp"
 #include "libtorch/tensor/convert.hpp"
@@ -50,7 +50,7 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
   if (!role.computes()) {
     tensor::seed_generator(config.seed_base);
   } else {
-    at::set_num_threads(replica::compute_threads(config));
+    at::set_num_threads(runner::compute_threads(config));
     at::globalContext().setDeterministicAlgorithms(config.deterministic, /*warn_only=*/true);
   }
   auto model = make_model(config);

@@ -2,10 +2,8 @@
 #include "engine/device/assignment.hpp"
 
 #include <gmock/gmock.h>
-#include <stdlib.h>
 
 #include "accelmgr/errors.hpp"
-#include "engine/replica/rank_setup.hpp"
 
 namespace accelmgr::device {
 namespace {
@@ -241,23 +239,6 @@ TEST(Assignment, SaysWhatEachRankComputesOn) {
                                                    "the CPU (16 cores)"));
   EXPECT_THAT(assign_devices(config_of({xla, each, {}, false, 0, "python"}), with_gpus(1)).ranks,
               testing::Each("a device of torch_xla, which has no TPU chips here"));
-}
-
-TEST(Rank, SeesItsOwnGpuAlone) {
-  const auto config = assign_devices(config_of({cuda, each, {"1", "cpu"}}), with_gpus(2)).config;
-  EXPECT_EQ(replica::config_of_rank(config, 0).runners.device, cuda);
-  EXPECT_EQ(replica::config_of_rank(config, 1).runners.device, cpu);
-  EXPECT_FALSE(replica::config_of_rank(config, 0).runners.protect_parameters)
-      << "a driver could not register them";
-  EXPECT_TRUE(replica::config_of_rank(config, 1).runners.protect_parameters);
-  setenv("CUDA_VISIBLE_DEVICES", "3", 1);
-  replica::show_device_of_rank(Config{}, 0);
-  EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), "3") << "the CPU's runners leave it as it is";
-  replica::show_device_of_rank(config, 0);
-  EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), b.c_str());
-  replica::show_device_of_rank(config, 1);
-  EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), "");
-  unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
 TEST(Rank, CanBeInATeamIfItsGpuIsItsOwnAndAnotherRanksIsToo) {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "accelmgr/communicator.hpp"
-#include "base/fields.hpp"
+#include "base/checked_fields.hpp"
 
 namespace accelmgr::distributed {
 namespace {

@@ -9,7 +9,7 @@
 #include "launcher/distributed/context/join.hpp"
 #include "launcher/distributed/multiprocess/process_group.hpp"
 #include "launcher/launch/run/environment_scope.hpp"
-#include "launcher/launch/run/functions.hpp"
+#include "launcher/launch/run/registered_functions.hpp"
 
 namespace accelmgr {
 namespace {

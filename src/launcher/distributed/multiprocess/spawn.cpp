@@ -9,7 +9,7 @@
 #include "launcher/distributed/store/tcp_store.hpp"
 #include "launcher/launch/plan/resolution.hpp"
 #include "launcher/launch/plan/variables.hpp"
-#include "launcher/launch/run/functions.hpp"
+#include "launcher/launch/run/registered_functions.hpp"
 
 namespace accelmgr {
 

@@ -21,7 +21,7 @@
 #include "launcher/launch/run/detached_contexts.hpp"
 #include "launcher/launch/run/environment_scope.hpp"
 #include "launcher/launch/run/failure.hpp"
-#include "launcher/launch/run/functions.hpp"
+#include "launcher/launch/run/registered_functions.hpp"
 #include "launcher/launch/run/task.hpp"
 
 namespace accelmgr::launch {

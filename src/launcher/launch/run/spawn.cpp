@@ -12,10 +12,10 @@
 #include "launcher/launch/plan/variables.hpp"
 #include "launcher/launch/run/detached_contexts.hpp"
 #include "launcher/launch/run/environment_scope.hpp"
-#include "launcher/launch/run/functions.hpp"
 #include "launcher/launch/run/limits.hpp"
 #include "launcher/launch/run/ports.hpp"
 #include "launcher/launch/run/processes.hpp"
+#include "launcher/launch/run/registered_functions.hpp"
 #include "launcher/launch/serial/serial_memory.hpp"
 
 namespace accelmgr::launch {

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "base/fields.hpp"
+#include "base/checked_fields.hpp"
 #include "base/ipc/socket.hpp"
 
 namespace accelmgr::launch {

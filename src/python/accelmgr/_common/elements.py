@@ -15,7 +15,7 @@ import torch
 from accelmgr._common import settings
 from accelmgr._common.feed import Client, FeedAddress
 from accelmgr._common.journal import Reader
-from accelmgr._common.long import LENGTH, LongElements
+from accelmgr._common.long_elements import LENGTH, LongElements
 from accelmgr._common.memory import dtype_name
 from accelmgr._common.pickling import dump
 from accelmgr._common.reading import Reading, is_indexed, other_elements

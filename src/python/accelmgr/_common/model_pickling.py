@@ -13,7 +13,7 @@ import cloudpickle
 import torch
 from torch.nn.utils import parametrize
 
-from accelmgr._common.outline import HOOKS_OF_TENSORS, HooksOfTensors, registrar_of
+from accelmgr._common.model_outline import HOOKS_OF_TENSORS, HooksOfTensors, registrar_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from accelmgr import _native
 from accelmgr._common import settings as _settings
 from accelmgr._common.journal import SETTINGS, Journal
 from accelmgr._common.memory import named_tensors
-from accelmgr._common.outline import Outline
+from accelmgr._common.model_outline import Outline
 from accelmgr.errors import ModelError
 
 MODES = "<modes>"

@@ -16,7 +16,7 @@ from accelmgr import _native
 from accelmgr._common import settings as _settings
 from accelmgr._common.feed import Feed
 from accelmgr._common.journal import Journal
-from accelmgr._common.long import LongElements
+from accelmgr._common.long_elements import LongElements
 from accelmgr._common.placement import tensors_of
 from accelmgr._common.structure import Shapes
 from accelmgr._host.payload import ForkedPayload, Payload, PickledDataset, pickled, pickled_dataset

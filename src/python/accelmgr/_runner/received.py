@@ -14,8 +14,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from accelmgr._common.memfd import FORKED_OBJECTS, MAP_NORESERVE, open_memfd
+from accelmgr._common.model_outline import OWN_HOOKS, HooksOfTensors
 from accelmgr._common.model_pickling import ModelUnpickler
-from accelmgr._common.outline import OWN_HOOKS, HooksOfTensors
 from accelmgr._common.pickling import load_dataset
 from accelmgr._common.placement import aligned, private_copies, slots_of, tensors_of
 from accelmgr.errors import ModelError, UsageError

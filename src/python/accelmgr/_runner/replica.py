@@ -24,9 +24,9 @@ from accelmgr._common import settings
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure, structure_of
 from accelmgr._common.journal import Reader
-from accelmgr._common.long import element_in
+from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
-from accelmgr._common.outline import CHANGES, Follower, HooksOfTensors
+from accelmgr._common.model_outline import CHANGES, Follower, HooksOfTensors
 from accelmgr._common.structure import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, named_leaves, tensors_of
 from accelmgr.errors import ConfigError, ModelError
 

@@ -1,4 +1,4 @@
-#include "engine/client/touched.hpp"
+#include "engine/client/touched_gradients.hpp"
 
 #include <cstring>
 

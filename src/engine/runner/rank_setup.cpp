@@ -1,11 +1,14 @@
-#include "engine/replica/rank_setup.hpp"
+#include "engine/runner/rank_setup.hpp"
 
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/config/device_name.hpp"
 #include "base/ipc/cores.hpp"
 
-namespace accelmgr::replica {
+namespace accelmgr::runner {
+
+using config::on_cpu;
 
 std::uint64_t seed_of_rank(const Config& config, int rank) noexcept {
   return config.seed_base + static_cast<std::uint64_t>(rank);
@@ -33,4 +36,4 @@ void show_device_of_rank(const Config& assigned, int rank) {
   setenv("CUDA_VISIBLE_DEVICES", device == on_cpu ? "" : device.c_str(), 1);
 }
 
-}  // namespace accelmgr::replica
+}  // namespace accelmgr::runner

@@ -3,14 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "accelmgr/config.hpp"
 
-namespace accelmgr::replica {
-
-/// The entry in `runners.devices` of a rank without a GPU.
-inline const std::string on_cpu = "cpu";
+namespace accelmgr::runner {
 
 /// The seed of its generators, unless it goes on with those of a predecessor.
 std::uint64_t seed_of_rank(const Config& config, int rank) noexcept;
@@ -29,4 +25,4 @@ Config config_of_rank(const Config& assigned, int rank);
 /// Does nothing unless `runners.devices` of `assigned` has entries.
 void show_device_of_rank(const Config& assigned, int rank);
 
-}  // namespace accelmgr::replica
+}  // namespace accelmgr::runner

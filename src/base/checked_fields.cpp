@@ -1,4 +1,4 @@
-#include "base/fields.hpp"
+#include "base/checked_fields.hpp"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "launcher/launch/run/functions.hpp"
+#include "launcher/launch/run/registered_functions.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

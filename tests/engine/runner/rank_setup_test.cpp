@@ -1,0 +1,38 @@
+// Tests of what a runner is given at its start.
+#include "engine/runner/rank_setup.hpp"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+namespace accelmgr::runner {
+namespace {
+
+TEST(RankSetup, ShowsTheOwnGpuAlone) {
+  Config config;
+  config.nprocs = 2;
+  config.runners.device = Device::cuda;
+  config.runners.devices = {"GPU-1", "cpu"};
+  EXPECT_EQ(config_of_rank(config, 0).runners.device, Device::cuda);
+  EXPECT_EQ(config_of_rank(config, 1).runners.device, Device::cpu);
+  EXPECT_FALSE(config_of_rank(config, 0).runners.protect_parameters) << "a driver could not register them";
+  EXPECT_TRUE(config_of_rank(config, 1).runners.protect_parameters);
+  setenv("CUDA_VISIBLE_DEVICES", "3", 1);
+  show_device_of_rank(Config{}, 0);
+  EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), "3") << "the CPU's runners leave it as it is";
+  show_device_of_rank(config, 0);
+  EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), "GPU-1");
+  show_device_of_rank(config, 1);
+  EXPECT_STREQ(getenv("CUDA_VISIBLE_DEVICES"), "");
+  unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+TEST(RankSetup, GivesEachRankASeedAndThreads) {
+  Config config;
+  config.seed_base = 40;
+  config.runners.threads = 3;
+  EXPECT_EQ(seed_of_rank(config, 2), 42u);
+  EXPECT_EQ(compute_threads(config), 3);
+}
+
+}  // namespace
+}  // namespace accelmgr::runner
