@@ -33,9 +33,11 @@ class Kernels {
   /// check_reduction().
   void reduce(DType dtype, ReduceOp op, std::span<const void* const> inputs, void* out, std::size_t count,
               std::size_t divisor = 1, Stores stores = Stores::cached) const noexcept {
-    table_->reduce[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)](
-        inputs.data(), inputs.size(), out, count, static_cast<double>(divisor),
-        stores == Stores::past_caches);
+    const auto row = static_cast<std::size_t>(dtype), column = static_cast<std::size_t>(op);
+    const auto here = table_->reduce[row][column];
+    (here != nullptr ? here : portable_kernels->reduce[row][column])(inputs.data(), inputs.size(), out, count,
+                                                                     static_cast<double>(divisor),
+                                                                     stores == Stores::past_caches);
   }
 
   /// `out` and `in` must be the same address or not overlap.

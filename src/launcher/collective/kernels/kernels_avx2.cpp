@@ -8,6 +8,12 @@
 namespace accelmgr::collective {
 
 #if defined(__AVX2__)
+namespace {
+
+constexpr KernelTable table = make_common();
+
+}  // namespace
+
 const KernelTable* const avx2_kernels = &table;
 #else
 const KernelTable* const avx2_kernels = nullptr;

@@ -8,6 +8,12 @@
 namespace accelmgr::collective {
 
 #if defined(__AVX512F__)
+namespace {
+
+constexpr KernelTable table = make_common();
+
+}  // namespace
+
 const KernelTable* const avx512_kernels = &table;
 #else
 const KernelTable* const avx512_kernels = nullptr;

@@ -112,25 +112,16 @@ constexpr void fill_complex(KernelTable::Reduce (&row)[kernel_ops]) {
   row[2] = reduce<Complex<T>, ComplexProduct<T>>;
 }
 
-constexpr KernelTable make_table() {
+/// The dtypes that parameters, gradients and counts have.
+constexpr KernelTable make_common() {
   KernelTable made{};
   auto& rows = made.reduce;
-  fill_integers<std::uint8_t>(rows[0]);
-  fill_integers<std::int8_t>(rows[1]);
-  fill_integers<std::uint16_t>(rows[2]);
-  fill_integers<std::int16_t>(rows[3]);
-  fill_integers<std::uint32_t>(rows[4]);
   fill_integers<std::int32_t>(rows[5]);
-  fill_integers<std::uint64_t>(rows[6]);
   fill_integers<std::int64_t>(rows[7]);
   fill_floats<Float16>(rows[8]);
   fill_floats<BFloat16>(rows[9]);
   fill_floats<Plain<float>>(rows[10]);
   fill_floats<Plain<double>>(rows[11]);
-  fill_complex<float>(rows[12]);
-  fill_complex<double>(rows[13]);
-  rows[14][0] = rows[14][4] = rows[14][6] = reduce<Boolean, Or>;   // sum, max, or
-  rows[14][2] = rows[14][3] = rows[14][5] = reduce<Boolean, And>;  // product, min, and
   made.copy_past_caches = copy_past_caches;
   made.widen[0] = widen<Float16>;
   made.widen[1] = widen<BFloat16>;
@@ -139,7 +130,22 @@ constexpr KernelTable make_table() {
   return made;
 }
 
-constexpr KernelTable table = make_table();
+/// All dtypes; of the portable variant, which serves the others too.
+constexpr KernelTable make_all() {
+  auto made = make_common();
+  auto& rows = made.reduce;
+  fill_integers<std::uint8_t>(rows[0]);
+  fill_integers<std::int8_t>(rows[1]);
+  fill_integers<std::uint16_t>(rows[2]);
+  fill_integers<std::int16_t>(rows[3]);
+  fill_integers<std::uint32_t>(rows[4]);
+  fill_integers<std::uint64_t>(rows[6]);
+  fill_complex<float>(rows[12]);
+  fill_complex<double>(rows[13]);
+  rows[14][0] = rows[14][4] = rows[14][6] = reduce<Boolean, Or>;   // sum, max, or
+  rows[14][2] = rows[14][3] = rows[14][5] = reduce<Boolean, And>;  // product, min, and
+  return made;
+}
 
 }  // namespace
 }  // namespace accelmgr::collective

@@ -15,7 +15,7 @@ struct KernelTable {
   using Reduce = void (*)(const void* const* inputs, std::size_t inputs_count, void* out, std::size_t count,
                           double divisor, bool past_caches) noexcept;
 
-  Reduce reduce[kernel_dtypes][kernel_ops];  ///< Null where the dtype does not have the operation.
+  Reduce reduce[kernel_dtypes][kernel_ops];  ///< Null: the portable table may have it.
   void (*copy_past_caches)(void* out, const void* in, std::size_t bytes) noexcept;
   void (*widen[2])(const void* in, float* out, std::size_t count) noexcept;   ///< [float16, bfloat16]
   void (*narrow[2])(const float* in, void* out, std::size_t count) noexcept;  ///< [float16, bfloat16]
