@@ -85,17 +85,17 @@ std::vector<TensorBytes> buffers_of_rank(const session::Session& session, const 
 
 void restore_counters(const json& run, session::Session& session) {
   auto& counters = session.counters(session.word().index);
-  counters.steps = run.at("steps");
-  counters.samples = run.at("samples");
-  counters.skips = run.at("skips");
-  counters.elements = run.at("elements");
-  counters.participants = run.at("participants");
+  counters.steps = run.at("steps").get<std::uint64_t>();
+  counters.samples = run.at("samples").get<std::uint64_t>();
+  counters.skips = run.at("skips").get<std::uint64_t>();
+  counters.elements = run.at("elements").get<std::uint64_t>();
+  counters.participants = run.at("participants").get<std::uint64_t>();
   session.control().zeroed_step.store(
-      run.value("zeroed_step", counters.steps));  // Earlier builds saved none.
-  session.control().applied_step.store(run.value("applied_step", counters.steps));
+      run.value("zeroed_step", std::uint64_t{counters.steps}));  // Earlier builds saved none.
+  session.control().applied_step.store(run.value("applied_step", std::uint64_t{counters.steps}));
   const auto& samples = run.at("rank_samples");
   for (std::size_t rank = 0; rank < samples.size() && rank < session::max_ranks; ++rank)
-    counters.rank_samples[rank] = samples[rank];
+    counters.rank_samples[rank] = samples[rank].get<std::uint64_t>();
   if (!run.contains("loss_scale")) return;  // Earlier builds saved none.
   const double scale = run["loss_scale"].at("scale");
   if (scale != 0 && !base::is_power_of_two(scale))
@@ -161,14 +161,14 @@ json run_state(const session::Session& session) {
   json generators = json::array(), samples = json::array();
   for (int rank = 0; rank < session.ranks(); ++rank) {
     generators.push_back(encode_base64({session.generator(index, rank), session::generator_bytes}));
-    samples.push_back(counters.rank_samples[rank]);
+    samples.push_back(std::uint64_t{counters.rank_samples[rank]});
   }
   return {
-      {"steps", counters.steps},
-      {"samples", counters.samples},
-      {"skips", counters.skips},
-      {"elements", counters.elements},
-      {"participants", counters.participants},
+      {"steps", std::uint64_t{counters.steps}},
+      {"samples", std::uint64_t{counters.samples}},
+      {"skips", std::uint64_t{counters.skips}},
+      {"elements", std::uint64_t{counters.elements}},
+      {"participants", std::uint64_t{counters.participants}},
       {"zeroed_step", session.control().zeroed_step.load()},
       {"applied_step", session.control().applied_step.load()},
       {"rank_samples", samples},

@@ -13,24 +13,14 @@ std::uint64_t peak_memory(pid_t pid) {
   return usage && pid != 0 ? usage->peak_rss_bytes : 0;
 }
 
-/// The valid counters and the attempt. A copy of them is written again two attempts later.
-std::pair<session::Counters, std::uint64_t> counters_of(const session::Session& session) noexcept {
-  for (;;) {
-    const auto word = session.word();
-    const auto counters = session.counters(word.index);
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // Keeps the compiler from reading the word earlier.
-    if (session.word().attempt == word.attempt) return {counters, word.attempt};
-  }
-}
-
 }  // namespace
 
 Statistics statistics_of(const session::Session& session, pid_t manager) {
-  const auto [counters, attempts] = counters_of(session);
+  const auto counters = session::read_counters(session, [](const auto& valid) { return valid; });
   const auto team = session.control().team.load();
   Statistics out;
   out.steps = counters.steps;
-  out.attempts = attempts;
+  out.attempts = session.word().attempt;
   out.samples = counters.samples;
   out.elements = counters.elements;
   out.skips = counters.skips;

@@ -103,9 +103,10 @@ void CountedSource::remember() {
 }
 
 void CountedSource::leave_state() {
-  const auto cursor = data_cursor(view_.session());
-  const auto& counters = view_.session().counters(view_.session().word().index);
-  const auto kept = view_.session().header().keeps_last_step != 0 ? counters.last_elements : 0;
+  const auto [cursor, last] = session::read_counters(view_.session(), [](const auto& valid) {
+    return std::pair<std::uint64_t, std::uint64_t>{valid.elements, valid.last_elements};
+  });
+  const auto kept = view_.session().header().keeps_last_step != 0 ? last : 0;
   if (cursor - kept != told_) source_->consumed(told_ = cursor - kept);
   if (cursor == left_at_ || states_.empty() || states_.front().element > cursor) return;
   while (states_.size() > 1 && states_[1].element <= cursor) states_.pop_front();

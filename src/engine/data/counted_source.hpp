@@ -62,11 +62,9 @@ class CountedSource {
   std::vector<std::vector<std::byte>> discarded_;
 };
 
-/// The data cursor: how many elements committed attempts have consumed. Exact while no attempt is open. While
-/// one is open the copy may be rewritten during the read. But only a committed attempt writes it, and a
-/// committed attempt is closed even if processes die. So the number is right now or will be in a moment.
+/// The data cursor: how many elements committed attempts have consumed.
 inline std::uint64_t data_cursor(const session::Session& session) noexcept {
-  return session.counters(session.word().index).elements;
+  return session::read_counters(session, [](const auto& valid) { return std::uint64_t{valid.elements}; });
 }
 
 }  // namespace accelmgr::data

@@ -38,9 +38,10 @@ std::uint64_t BatchQueue::consumed() const noexcept {
 }
 
 std::uint64_t BatchQueue::released() const noexcept {
-  const auto& counters = session_->counters(session_->word().index);
-  return counters.batches[rank_] -
-         (session_->header().keeps_last_step != 0 ? counters.last_batches[rank_] : 0);
+  const bool keeps = session_->header().keeps_last_step != 0;
+  return read_counters(*session_, [&](const Counters& valid) {
+    return valid.batches[rank_] - (keeps ? valid.last_batches[rank_] : 0);
+  });
 }
 
 std::uint64_t BatchQueue::first_of_attempt() const noexcept {

@@ -317,20 +317,37 @@ struct SupervisorRecord {
 
 struct RankRecord : RunnerRecord, SupervisorRecord {};
 
+/// A number that one thread may read while another one writes it.
+class Count {
+ public:
+  Count() noexcept = default;
+  Count(const Count& other) noexcept : value_(std::uint64_t{other}) {}
+  Count& operator=(const Count& other) noexcept { return *this = std::uint64_t{other}; }
+  Count& operator=(std::uint64_t value) noexcept {
+    value_.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  operator std::uint64_t() const noexcept { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint64_t> value_;
+};
+
 /// The committed state besides tensors and generators. There are two copies; the step word's index names the
-/// valid one.
+/// valid one. The other one is written while the last step is reduced: read_counters() reads what belongs
+/// together.
 struct Counters {
-  std::uint64_t steps;
-  std::uint64_t samples;
-  std::uint64_t skips;         ///< Attempts whose batches were consumed without a step.
-  std::uint64_t elements;      ///< Data cursor: committed attempts consumed the source's first `elements`.
-  std::uint64_t participants;  ///< RankMask of the last committed attempt.
+  Count steps;
+  Count samples;
+  Count skips;         ///< Attempts whose batches were consumed without a step.
+  Count elements;      ///< Data cursor: committed attempts consumed the source's first `elements`.
+  Count participants;  ///< RankMask of the last committed attempt.
   LossScale loss_scale;
-  std::uint64_t rank_samples[max_ranks];
-  std::uint64_t batches[max_ranks];  ///< Batches of each queue that committed attempts consumed.
+  Count rank_samples[max_ranks];
+  Count batches[max_ranks];  ///< Batches of each queue that committed attempts consumed.
   // Of these the last ones, which an attempt may repeat. None after a skip and after a resume.
-  std::uint64_t last_elements;
-  std::uint64_t last_batches[max_ranks];
+  Count last_elements;
+  Count last_batches[max_ranks];
 };
 
 /// The state of the source before it gave `element`, so that another one can continue from there. 0 and no

@@ -187,4 +187,16 @@ class Session {
       header_;  ///< A private copy: other processes cannot change it after it was checked.
 };
 
+/// Returns read(counters) of the valid copy. Reads again if it was not valid all the time: a copy is written
+/// again two attempts later.
+template <class Read>
+auto read_counters(const Session& session, Read read) noexcept {
+  for (;;) {
+    const auto word = session.word();
+    auto found = read(session.counters(word.index));
+    std::atomic_thread_fence(std::memory_order_acquire);  // The word is read after the counters.
+    if (session.word().attempt == word.attempt) return found;
+  }
+}
+
 }  // namespace accelmgr::session

@@ -203,13 +203,13 @@ class Training {
         const auto some = batch(rank, number);
         numbers.insert(numbers.end(), some.begin(), some.end());
         batches[{rank, number}] = some;
-        ++after.batches[rank];
-        ++after.last_batches[rank];
+        after.batches[rank] = after.batches[rank] + 1;
+        after.last_batches[rank] = after.last_batches[rank] + 1;
         if (some.size() < static_cast<std::size_t>(shape_.batch_size)) break;
       }
     }
     after.last_elements = expect_next(taken);
-    after.elements += after.last_elements;
+    after.elements = after.elements + after.last_elements;
     attempt(true);
     if (shape_.keeps_last_step) last_step_ = std::move(batches);
     return true;
