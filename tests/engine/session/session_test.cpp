@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "accelmgr/errors.hpp"
+#include "engine/session/attempt.hpp"
 #include "engine/session/views.hpp"
 #include "session_support.hpp"
 
@@ -222,6 +223,22 @@ TEST(SessionDeathTest, ProtectedParametersCannotBeWritten) {
   slab_of(attached, 0)[0] = 1;
   EXPECT_DEATH(*reinterpret_cast<volatile float*>(attached.parameters()) = 1, "");
   EXPECT_DEATH(*reinterpret_cast<volatile float*>(attached.slab(1)) = 1, "");
+}
+
+TEST(Counters, AreReadAgainIfAnAttemptBeganMeanwhile) {
+  auto [manifest, s] = small_session(1, {1});
+  s.counters(s.word().index).elements = 5;
+  int reads = 0;
+  const auto elements = read_counters(s, [&, &s = s](const Counters& valid) {
+    const std::uint64_t found = valid.elements;
+    if (++reads == 1) {
+      s.counters(s.word().index).elements = 6;
+      EXPECT_GT(open_attempt(s, {.participants = all_ranks(1)}), 0u);
+    }
+    return found;
+  });
+  EXPECT_EQ(reads, 2);
+  EXPECT_EQ(elements, 6u);
 }
 
 }  // namespace
