@@ -317,7 +317,7 @@ struct SupervisorRecord {
 
 struct RankRecord : RunnerRecord, SupervisorRecord {};
 
-/// A number that one thread may read while another one writes it.
+/// A number that one thread may read while another one writes it. What is read after it is not read before.
 class Count {
  public:
   Count() noexcept = default;
@@ -327,7 +327,7 @@ class Count {
     value_.store(value, std::memory_order_relaxed);
     return *this;
   }
-  operator std::uint64_t() const noexcept { return value_.load(std::memory_order_relaxed); }
+  operator std::uint64_t() const noexcept { return value_.load(std::memory_order_acquire); }
 
  private:
   std::atomic<std::uint64_t> value_;

@@ -194,7 +194,6 @@ auto read_counters(const Session& session, Read read) noexcept {
   for (;;) {
     const auto word = session.word();
     auto found = read(session.counters(word.index));
-    std::atomic_thread_fence(std::memory_order_acquire);  // The word is read after the counters.
     if (session.word().attempt == word.attempt) return found;
   }
 }
