@@ -20,7 +20,7 @@ def _is_program(path: pathlib.Path) -> bool:
 
 def find(model: str) -> str:
     """The path of the program: in the build of this package, or in PATH. Raises ModelError that names `model`."""
-    built = pathlib.Path(__file__).parents[2] / "tools" / "accelmgr"
+    built = pathlib.Path(__file__).parents[3] / "tools" / "accelmgr"
     for path in (built, *(pathlib.Path(folder) / "accelmgr" for folder in os.get_exec_path())):
         if _is_program(path):
             return str(path)

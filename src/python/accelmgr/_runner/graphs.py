@@ -34,7 +34,7 @@ MOST_CHANGES = 32
 """Of that form. A model whose micro-batches differ more often is not recorded."""
 BY_INDEX = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 COPIES = (torch.ops.aten._to_copy, torch.ops.aten.copy_)
-NOT_OF_MODELS = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
+NOT_OF_MODELS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)), "<")
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 Compute = Callable[[Any, torch.Tensor], Numbers]
