@@ -1,4 +1,4 @@
-// Who waits for something that takes long, and may stop wanting it.
+// The caller of a long wait. It can tell the wait to end early.
 #pragma once
 
 namespace accelmgr::base {

@@ -215,7 +215,7 @@ TEST(Team, AddsGradientsOfAllDtypesAndThoseOfAParameterThatIsUnfrozen) {
   }
 }
 
-// The holder of the shard sees it, whoever had it.
+// The rank that holds the shard reports the value, whichever rank computed it.
 TEST(Team, NamesAGradientThatIsNotFinite) {
   Mixed mixed(float32_manifest(false));
   const auto names = mixed.step(false, 2);  // Rank 2 uses tensors 0, 2 and 3; the last shard is rank 3's.

@@ -64,8 +64,8 @@ bool are_totals_of(const StepTotals& totals, std::uint64_t recorded) {
          (counted == 0 || totals.last_loss == double(recorded % 3 == 0 ? recorded - 1 : recorded) / 4);
 }
 
-/// What is wrong with the history that a reader finds, of which at least `least` records are known; empty if
-/// nothing is. `moving`: a host goes on meanwhile.
+/// Reads the history, which must have at least `least` records. Returns the first defect as text, or an empty
+/// string. `moving`: a host adds records meanwhile.
 std::string wrong(const Session& session, std::uint64_t least, bool moving = false) {
   const auto recorded = recorded_steps(session);
   if (recorded < least) return "records are gone";

@@ -185,7 +185,7 @@ class FakeCuda {
   std::vector<std::unique_ptr<StreamState>> streams_;  ///< Handles are addresses; none is used twice.
   std::vector<std::unique_ptr<EventState>> events_;
   std::map<std::byte*, std::vector<std::byte>> allocations_;
-  std::map<std::byte*, int> devices_;  ///< Of the allocations.
+  std::map<std::byte*, int> devices_;  ///< The device of each allocation.
   std::map<std::byte*, std::size_t> registrations_;
   std::size_t live_events_ = 0, live_streams_ = 0;
   std::map<std::string, int> calls_;

@@ -75,7 +75,7 @@ std::vector<std::byte*> FakeDeviceReplica::allocate_parameters(std::span<const r
   return targets;
 }
 
-// A kernel that is left out leaves what it would have written as it was.
+// After a failure or a cancellation kernels are skipped: the memory that they would write keeps its values.
 void FakeDeviceReplica::launch(std::function<void()> kernel) {
   fake_->launch(compute_.get(), [this, kernel = std::move(kernel)] {
     if (failure_ || network_->cancelled()) return;

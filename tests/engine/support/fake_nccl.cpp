@@ -152,7 +152,7 @@ struct FakeNccl::Share {
 
 struct FakeNccl::Operation {
   Signature signature;
-  std::uint64_t seed;  ///< Of the order in which ranks are summed.
+  std::uint64_t seed;  ///< Decides the order in which ranks are summed.
   std::vector<Share> shares;
 
   std::size_t ranks() const { return shares.size(); }

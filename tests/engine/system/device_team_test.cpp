@@ -19,7 +19,7 @@ using session::RankMask;
 constexpr double rounding = 1e-5;
 constexpr const char* width = "512";  // Every rank has chunks to reduce.
 
-/// The steps of a run, in each of which the host has written other parameters.
+/// Makes steps of a run. The host writes new parameters before each.
 class Trained {
  public:
   explicit Trained(const Config& config) : run(config) {}

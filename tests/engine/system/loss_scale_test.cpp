@@ -50,7 +50,7 @@ struct Lowered {
   std::uint32_t lowered = 0;
 };
 
-/// Makes steps, of which every second one accumulates.
+/// Makes steps. Every second one accumulates.
 Lowered run(const Config& config, int steps) {
   client::Handle manager(config, {});
   Lowered out;

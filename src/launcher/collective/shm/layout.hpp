@@ -70,7 +70,7 @@ struct alignas(64) Rank {
 struct alignas(64) Slot {
   std::uint32_t used;
   std::uint32_t dirty;    ///< 1: its memory is not all zeros.
-  std::uint64_t id;       ///< Of the group.
+  std::uint64_t id;       ///< The group's id.
   std::uint64_t parent;   ///< Id of the group it was made from; 0: this is the world.
   std::uint64_t ordinal;  ///< Counts groups with these members and this parent; for the world: counts joins.
   std::bitset<most_ranks> members;
