@@ -317,7 +317,8 @@ struct SupervisorRecord {
 
 struct RankRecord : RunnerRecord, SupervisorRecord {};
 
-/// A number that one thread may read while another one writes it. What is read after it is not read before.
+/// A number that one thread may read while another one writes it. Loads acquire: no later read moves before
+/// one.
 class Count {
  public:
   Count() noexcept = default;
