@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_runners import FakeCuda, install, on_the_fake, start
+from cuda_runners import GPU, FakeCuda, install, on_the_fake, start
 from device_runners import (
     BF16_TOLERANCE,
     TOLERANCE,
@@ -362,12 +362,12 @@ def test_in_bfloat16_gradients_are_as_near_as_its_eight_bits_allow():
 
 
 def train_in_a_fork() -> None:
-    install()  # Nothing is unpickled there.
+    if not GPU:
+        install()  # Nothing is unpickled there.
     torch.manual_seed(1)
     train(Encoder(), Vectors(), vectors(4), steps=2, start_method="fork")
 
 
-@on_the_fake
 def test_the_manager_may_be_a_fork():
     # A process of its own: where libraries are looked for is settled when a program starts, and a fork inherits it.
     code, _, err = run("-c", "import test_cuda_numbers; test_cuda_numbers.train_in_a_fork()", cwd=pathlib.Path.cwd())

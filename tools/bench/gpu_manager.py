@@ -1,18 +1,21 @@
 """accelmgr.Manager with one runner on a GPU in its turn of `tools/bench/gpu`. Prints the contract's lines.
 
-usage: gpu_manager.py [--device cuda|cpu] [--model small|tiny] [--graphs | --overlap] [--quick]
+usage: gpu_manager.py [--device cuda|cpu] [--model small|tiny] [--graphs | --overlap] [--optimizer] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
 import pathlib
+import statistics
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers"))
 
 import common
 import gpt2
+import torch
 from gpu_step import WARMUP_CYCLES, cycles
 
 import accelmgr
@@ -25,12 +28,14 @@ def main() -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--graphs", action="store_true", help="micro-batches are CUDA graphs")
     how.add_argument("--overlap", action="store_true", help="layers compute while parameters of the next come")
+    parser.add_argument("--optimizer", action="store_true", help="AdamW on the host, in each cycle")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
     arguments = parser.parse_args()
     batch_size = gpt2.SHAPES[arguments.model].batch_size
     losses: list[float] = []
+    model = gpt2.make_model(arguments.model)
     with accelmgr.Manager(
-        gpt2.make_model(arguments.model),
+        model,
         gpt2.Texts(arguments.model),
         nprocs=1,
         batch_size_per_device=batch_size,
@@ -42,15 +47,29 @@ def main() -> None:
         deterministic=False,  # As in the peers.
         step_timeout=300,
     ) as manager:
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True) if arguments.optimizer else None
+        phases: dict[str, list[float]] = {"compute": [], "reduce": [], "wait": [], "optimizer": []}
 
         def cycle() -> None:
             result = manager.step(accumulate=False)
             result.raise_for_status()
+            begin = time.perf_counter_ns()
+            if optimizer is not None:
+                optimizer.step()
+            phases["optimizer"].append((time.perf_counter_ns() - begin) / 1e6)
+            for phase in ("compute", "reduce", "wait"):
+                phases[phase].append(getattr(result, f"{phase}_ms"))
             losses.append(result.loss)
 
-        time = common.time_cycles(cycle, WARMUP_CYCLES, cycles(arguments.quick))
+        step_ms = common.time_cycles(cycle, WARMUP_CYCLES, cycles(arguments.quick))
+        start_ms = manager.statistics().runners[0].start_ms
     name = "ours_graphs" if arguments.graphs else "ours_overlap" if arguments.overlap else "ours"
-    common.emit(name, arguments.model, "step", time, "ms")
+    if arguments.optimizer:
+        name += "_optimizer"
+    common.emit(name, arguments.model, "step", step_ms, "ms")
+    common.emit(name, arguments.model, "start", start_ms, "ms")
+    for phase, times in phases.items():
+        common.emit(name, arguments.model, phase, statistics.median(times[WARMUP_CYCLES:]), "ms")
     common.emit(name, arguments.model, "first_loss", losses[0], "nats")
 
 

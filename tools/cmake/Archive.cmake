@@ -86,6 +86,13 @@ install(FILES ${_bench}/peers/common.py ${_bench}/peers/gpt2.py ${_bench}/peers/
         DESTINATION tools/bench/peers ${_archive})
 install(FILES ${PROJECT_SOURCE_DIR}/tests/build/train_line.py ${PROJECT_SOURCE_DIR}/tools/archive/train_both.py
         DESTINATION tools ${_archive})
+# The tests of Python models on a GPU, which need pytest there.
+file(GLOB _python_tests ${PROJECT_SOURCE_DIR}/tests/python/*.py)
+list(FILTER _python_tests EXCLUDE REGEX "/test_")
+install(FILES ${_python_tests} ${PROJECT_SOURCE_DIR}/tests/python/test_cuda_numbers.py
+              ${PROJECT_SOURCE_DIR}/tests/python/test_cuda_models.py ${PROJECT_SOURCE_DIR}/tests/python/test_cuda_graphs.py
+              ${PROJECT_SOURCE_DIR}/tests/python/test_cuda_layers.py
+        DESTINATION tests/python ${_archive})
 configure_file(${PROJECT_SOURCE_DIR}/tools/archive/accelmgr ${PROJECT_BINARY_DIR}/archive/accelmgr @ONLY)
 configure_file(${PROJECT_SOURCE_DIR}/tools/archive/README ${PROJECT_BINARY_DIR}/archive/README @ONLY)
 install(PROGRAMS ${PROJECT_BINARY_DIR}/archive/accelmgr DESTINATION bin ${_archive})
