@@ -81,19 +81,22 @@ session::Session attach(const session::Session& session) {
 class SlabSink final : public replica::Sink {
  public:
   SlabSink(session::Session& session, const session::Manifest& manifest, bool checks)
-      : gradients_({session, 0}, manifest), checks_(checks) {}
+      : helpers_(std::min(ipc::allowed_cores(), session::max_parts)),
+        gradients_({session, 0}, manifest, helpers_),
+        checks_(checks) {}
   void begin() { gradients_.begin(++attempt_); }
   void capture(std::size_t index, const void* gradient) override { gradients_.capture(index, gradient); }
   std::span<std::byte> slab() override { return gradients_.slab(); }
   std::byte* place_of(std::size_t index) override { return gradients_.place_of(index); }
-  void arrived(std::size_t index) override {
-    if (checks_) gradients_.arrived(index);
+  void arrived(std::span<const std::size_t> indices) override {
+    if (checks_) gradients_.arrived(indices);
   }
   void backward_begins() override {}
   bool last_micro_batch() override { return true; }
   bool wanted() override { return true; }
 
  private:
+  base::Helpers helpers_;  // As many as one runner has.
   runner::Gradients gradients_;
   std::uint64_t attempt_ = 0;
   bool checks_;

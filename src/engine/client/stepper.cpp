@@ -403,9 +403,9 @@ Observed Stepper::observe(const session::StepWord& word, Wait& wait) {
   if (word.committed(participants_)) {
     observed.slices_finished = session::slices_finished(session_, word.attempt);
     if (observed.slices_finished) return observed;
-    std::uint64_t cursors = 0;
-    for (int rank = 0; rank < session_.ranks(); ++rank) cursors += session_.record(rank).cursor.load();
-    const double stood_s = timing::seconds(wait.stall_timer.look(cursors, base::now_ns()));
+    std::uint64_t progress = 0;
+    for (int rank = 0; rank < session_.ranks(); ++rank) progress += session_.reduction_progress(rank);
+    const double stood_s = timing::seconds(wait.stall_timer.look(progress, base::now_ns()));
     observed.slices_stand = stood_s > config_.runners.reduction_timeout + timing::reduction_by_host_margin_s;
     observed.of_service = link_.lease() != 0;
     observed.patience_over = observed.slices_stand && observed.of_service && wait.patience.over();

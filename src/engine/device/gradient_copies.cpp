@@ -142,14 +142,16 @@ bool GradientCopies::finish() {
 }
 
 void GradientCopies::hand_over(const Bucket& bucket) {
+  arrived_.clear();
   for (const auto i : bucket.parameters) {
     if (parameters_[i].gradient == nullptr) continue;
     if (staged_) {
       sink_.capture(i, parameters_[i].place);
     } else {
-      sink_.arrived(i);
+      arrived_.push_back(i);
     }
   }
+  if (!arrived_.empty()) sink_.arrived(arrived_);
 }
 
 // Parameters that the first attempt did not use come last: what waits for them waits until finish().

@@ -111,6 +111,7 @@ class GradientCopies {
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> on_the_way_;   ///< Buckets whose copies are queued, in that order.
   std::vector<std::size_t> order_;        ///< Parameters in the order in which they were written.
+  std::vector<std::size_t> arrived_;      ///< Parameters of the bucket that is handed over.
   bool ordered_ = false;                  ///< The buckets have the order of the first attempt.
   std::unique_ptr<GradientShards> team_;  ///< Null: alone.
 };

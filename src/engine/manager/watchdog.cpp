@@ -73,7 +73,7 @@ void Watchdog::note_progress(int rank, std::uint64_t attempt, bool busy, Seen& s
   const auto& record = session_.record(rank);
   const Progress now{.attempt = attempt,
                      .heartbeat = record.heartbeat.load(),
-                     .cursor = record.cursor.load(),
+                     .reduction = session_.reduction_progress(rank),
                      .generation = record.generation.load()};
   if (busy && now == seen.progress) return;
   const bool same_task = now.attempt == seen.progress.attempt && now.generation == seen.progress.generation;

@@ -48,7 +48,7 @@ class Watchdog {
   struct Progress {
     std::uint64_t attempt = 0;
     std::uint64_t heartbeat = 0;
-    std::uint64_t cursor = 0;
+    std::uint64_t reduction = 0;
     std::uint32_t generation = 0;
     bool operator==(const Progress&) const = default;
   };

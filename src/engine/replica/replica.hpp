@@ -77,8 +77,8 @@ class Sink : public base::Waiter {
   virtual std::span<std::byte> slab() { return {}; }
   /// Where the gradient of parameter `index` belongs: dense, row-major. Valid if slab() is not empty.
   virtual std::byte* place_of(std::size_t) { return nullptr; }
-  /// The gradient of parameter `index` is in its place.
-  virtual void arrived(std::size_t) {}
+  /// The gradients of these parameters are in their places.
+  virtual void arrived(std::span<const std::size_t>) {}
 
   /// Whether parameter `index` may have a gradient in this attempt: it was not frozen at the start, or was
   /// unfrozen since. All ranks of an attempt have the same answer.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/helpers.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/session/shards.hpp"
 #include "engine/session/views.hpp"
@@ -17,8 +18,9 @@ namespace accelmgr::runner {
 /// Used by one thread.
 class Gradients {
  public:
-  Gradients(const session::RunnerView& runner, const session::Manifest& manifest)
-      : runner_(runner), entries_(manifest.tensors), plan_(manifest) {}
+  /// `helpers` outlive this.
+  Gradients(const session::RunnerView& runner, const session::Manifest& manifest, base::Helpers& helpers)
+      : runner_(runner), entries_(manifest.tensors), plan_(manifest), helpers_(helpers) {}
 
   /// Gradients that follow belong to `attempt`.
   void begin(std::uint64_t attempt);
@@ -30,9 +32,9 @@ class Gradients {
   /// The gradients of the parameters that are trained from the start, for a device that writes them, placed
   /// as session::ShardPlan does. Empty if a slab has another dtype than a parameter.
   std::span<std::byte> slab() const noexcept;
-  /// Counts the gradient that lies in its place as captured. Throws ModelError when there is no such
+  /// Counts gradients that lie in their places as captured. Throws ModelError when there is no such
   /// parameter, or when the attempt has a gradient of it already.
-  void arrived(std::size_t index);
+  void arrived(std::span<const std::size_t> indices);
   /// Takes a shard of the sum over a team, which may lie in its place already.
   void shard(const session::Bytes& shard, const std::byte* sums);
   /// See replica::Sink.
@@ -48,11 +50,21 @@ class Gradients {
   void keep(std::size_t index, bool finite);
   void note_nonfinite(std::size_t index);
 
+  /// Values that one thread checks at a time.
+  struct Stretch {
+    std::size_t index;
+    const std::byte* first;
+    std::size_t elements;
+    bool finite = true;
+  };
+
   session::RunnerView runner_;
   const std::vector<session::TensorEntry>& entries_;
   session::ShardPlan plan_;
   std::uint64_t attempt_ = 0;
   std::vector<std::size_t> nonfinite_;
+  base::Helpers& helpers_;
+  std::vector<Stretch> stretches_;  ///< Of one call of arrived().
 };
 
 }  // namespace accelmgr::runner

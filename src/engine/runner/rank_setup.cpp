@@ -5,6 +5,7 @@
 
 #include "base/config/device_name.hpp"
 #include "base/ipc/cores.hpp"
+#include "engine/session/layout.hpp"
 
 namespace accelmgr::runner {
 
@@ -18,6 +19,11 @@ int compute_threads(const Config& config) {
   if (config.runners.threads > 0) return config.runners.threads;
   const int share = std::max(1, ipc::allowed_cores() / config.nprocs);
   return std::min(share, ipc::openmp_threads().value_or(share));
+}
+
+int streaming_threads(const Config& config, std::uint64_t gradient_bytes) {
+  constexpr auto worth_it = std::uint64_t{8} << 20;
+  return gradient_bytes < worth_it ? 1 : std::min(compute_threads(config), session::max_parts);
 }
 
 Config config_of_rank(const Config& assigned, int rank) {

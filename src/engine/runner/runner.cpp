@@ -72,7 +72,8 @@ Runner::Runner(const Config& config, const session::RunnerView& runner, int life
       record_(runner.record()),
       activities_(runner.spans()),
       batches_(config, session_, manifest_, rank_),
-      gradients_(runner, manifest_),
+      helpers_(streaming_threads(config, session_.header().bytes.gradient_room)),
+      gradients_(runner, manifest_, helpers_),
       reduction_(runner, manifest_) {
   enter(Phase::init);
   base::fault_point(FaultPhase::init);
@@ -245,7 +246,7 @@ void Runner::attempt(std::uint64_t number) {
       return;
   }
   enter(Phase::reduce);
-  reduction_.finish_slice(rank_, number);
+  reduction_.finish_slice(rank_, number, &helpers_);
   acknowledge(true);
   base::fault_point(FaultPhase::close);
   session::close_if_over(view_, number);

@@ -40,7 +40,7 @@ class Runner final : private replica::Sink {
   void capture(std::size_t index, const void* gradient) override { gradients_.capture(index, gradient); }
   std::span<std::byte> slab() override { return gradients_.slab(); }
   std::byte* place_of(std::size_t index) override { return gradients_.place_of(index); }
-  void arrived(std::size_t index) override { gradients_.arrived(index); }
+  void arrived(std::span<const std::size_t> indices) override { gradients_.arrived(indices); }
   bool is_trained(std::size_t index) override { return gradients_.is_trained(index); }
   bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
   void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {
@@ -88,6 +88,7 @@ class Runner final : private replica::Sink {
   session::RunnerRecord& record_;
   session::ActivityWriter activities_;
   Batches batches_;
+  base::Helpers helpers_;
   Gradients gradients_;
   session::Reduction reduction_;
   std::optional<RoundedParameters> rounded_parameters_;

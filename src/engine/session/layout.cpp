@@ -112,7 +112,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.copy_bytes = align_up(sizeof(Counters), region_alignment) +
                       ranks * (generator_bytes + header.buffer_bytes) + header.buffer_bytes;
   header.copies = region(2 * header.copy_bytes, region_alignment);
-  header.undo = region(ranks * chunk_bytes, 4096);
+  header.undo = region(ranks * max_parts * chunk_bytes, 4096);
   // In a queue the numbers of elements of all slots come first, then the slots.
   header.queue_bytes = sizeof(Queue) + align_up(header.slots * sizeof(std::uint64_t), region_alignment) +
                        header.slots * header.slot_bytes + queue_guard_bytes;

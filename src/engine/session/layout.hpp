@@ -33,10 +33,11 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 15;
+constexpr std::uint32_t layout_version = 16;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
+constexpr int max_parts = 16;                  ///< Threads of a runner that reduce its slice together.
 constexpr std::size_t generator_bytes = 5120;  ///< Holds the state of torch's CPU generator (5056 bytes).
 constexpr std::size_t text_bytes = 4096;
 constexpr std::size_t log_tail_bytes = 2048;
@@ -286,11 +287,19 @@ struct TeamRecord {
   std::atomic<std::uint64_t> id[team_id_bytes / 8];
 };
 
+/// The cursor of a part of a slice, beside no other: its thread moves it all the time.
+struct alignas(64) PartCursor {
+  std::atomic<std::uint64_t> bits;
+};
+
 /// Written by the runner of a rank. The supervisor resets `phase` and `log` before it starts one, so what
 /// they hold after the runner's end is that runner's own.
 struct RunnerRecord {
-  alignas(64) std::atomic<std::uint64_t> cursor;  ///< Cursor of the reduction. After the runner's death the
-                                                  ///< process that finishes its slice writes it.
+  alignas(64) std::atomic<std::uint64_t> cursor;  ///< Cursor of the reduction, of the first part of the slice
+                                                  ///< if it has several; at its end when all of them are.
+                                                  ///< After the runner's death the process that finishes its
+                                                  ///< slice writes it.
+  PartCursor more_cursors[max_parts - 1];         ///< Those of the other parts.
   alignas(64) std::atomic<Phase> phase;
   std::atomic<std::uint64_t> heartbeat;  ///< Grows when a phase begins, and with each slice of waiting.
   std::atomic<std::uint64_t> attempt;    ///< The last attempt that it began.

@@ -16,6 +16,22 @@ namespace {
 // repeats little.
 constexpr std::uint64_t overwrite_chunks = 256;
 
+// A slice has a part for each so many chunks, and at most max_parts. It is a property of the slice: whoever
+// takes it over must find the same parts.
+constexpr std::uint64_t part_chunks = 512;
+
+// From so many parts on helpers are called. To wake them takes as long as reducing a few of these.
+constexpr int helped_from_parts = 4;
+
+int parts_in(const ChunkRange& slice) noexcept {
+  return static_cast<int>(std::clamp<std::uint64_t>((slice.end - slice.begin) / part_chunks, 1, max_parts));
+}
+
+void move_cursor(std::atomic<std::uint64_t>& cursor, const Cursor& to) noexcept {
+  cursor.store(encode(to), std::memory_order_release);
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // Keeps the compiler from moving later stores up.
+}
+
 /// The mean over ranks of a buffer that begins `offset` bytes after each of `ranks`.
 template <class T>
 void mean_of(std::byte* out, std::span<const std::byte* const> ranks, std::size_t offset,
@@ -256,18 +272,33 @@ Reduction::Slice Reduction::slice_of(int rank, std::uint64_t attempt) const noex
           .alone = alone,
           .teams = teams,
           .chunks = part,
-          .scale = mean_scale(request, tally(*session_, request)) / request.loss_scale};
+          .scale = mean_scale(request, tally(*session_, request)) / request.loss_scale,
+          .accumulates = request.accumulate != 0};
 }
 
-void Reduction::move_cursor(int rank, const Cursor& to) const noexcept {
-  session_->record(rank).cursor.store(encode(to), std::memory_order_release);
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // Keeps the compiler from moving later stores up.
+Reduction::Part Reduction::part_of(const Slice& slice, int index, int parts) const noexcept {
+  const auto& [begin, end] = slice.chunks;
+  const auto chunks = session::slice(end - begin, index, parts);
+  auto& record = session_->record(slice.rank);
+  return {.chunks = {begin + chunks.begin, begin + chunks.end},
+          .cursor = index == 0 ? record.cursor : record.more_cursors[index - 1].bits,
+          .undo = session_->undo(slice.rank, index)};
 }
 
-void Reduction::overwrite(const Slice& slice, std::uint64_t chunks_done) const noexcept {
-  const auto begin = slice.chunks.begin, end = slice.chunks.end;  // Clang 14 captures no binding.
-  const auto into = (end - begin) * chunk_bytes >= non_temporal_from_bytes ? SumInto::overwrite_non_temporal
-                                                                           : SumInto::overwrite;
+void Reduction::finish_part(const Slice& slice, const Part& part) const noexcept {
+  auto cursor = decode_cursor(part.cursor.load());
+  if (cursor.attempt != slice.attempt) cursor = {.attempt = slice.attempt};
+  if (slice.accumulates)
+    accumulate(slice, part, cursor);
+  else
+    overwrite(slice, part, cursor.chunk);
+}
+
+void Reduction::overwrite(const Slice& slice, const Part& part, std::uint64_t chunks_done) const noexcept {
+  const auto begin = part.chunks.begin, end = part.chunks.end;  // Clang 14 captures no binding.
+  const auto slice_bytes = (slice.chunks.end - slice.chunks.begin) * chunk_bytes;
+  const auto into =
+      slice_bytes >= non_temporal_from_bytes ? SumInto::overwrite_non_temporal : SumInto::overwrite;
   auto chunk = begin + chunks_done;
   for_pieces([&](const Piece& piece) {
     const auto byte_of = [&](std::uint64_t number) {
@@ -280,16 +311,15 @@ void Reduction::overwrite(const Slice& slice, std::uint64_t chunks_done) const n
       const auto next = std::min(chunk + overwrite_chunks, last);
       reduce(byte_of(chunk), byte_of(next), runs, slice.scale, into);
       base::fault_point(base::FaultPhase::reduced);
-      move_cursor(slice.rank, {slice.attempt, next - begin, false});
+      move_cursor(part.cursor, {slice.attempt, next - begin, false});
       base::fault_point(base::FaultPhase::chunk);
       chunk = next;
     }
   });
 }
 
-void Reduction::accumulate(const Slice& slice, Cursor from) const noexcept {
-  const auto begin = slice.chunks.begin, end = slice.chunks.end;  // Clang 14 captures no binding.
-  auto* undo = session_->undo(slice.rank);
+void Reduction::accumulate(const Slice& slice, const Part& part, Cursor from) const noexcept {
+  const auto begin = part.chunks.begin, end = part.chunks.end;  // Clang 14 captures no binding.
   auto chunk = begin + from.chunk;
   for_pieces([&](const Piece& piece) {
     const auto last = std::min(end, piece.end_chunk);
@@ -300,35 +330,36 @@ void Reduction::accumulate(const Slice& slice, Cursor from) const noexcept {
       const auto bytes = std::min(chunk_bytes, piece.end - first);
       auto* master = session_->gradients() + first;
       if (std::exchange(from.in_flight, false)) {
-        std::memcpy(master, undo, bytes);
+        std::memcpy(master, part.undo, bytes);
       } else {
-        best_kernels().save(undo, master, bytes);
+        best_kernels().save(part.undo, master, bytes);
       }
       base::fault_point(base::FaultPhase::undo_saved);
-      move_cursor(slice.rank, {slice.attempt, chunk - begin, true});
+      move_cursor(part.cursor, {slice.attempt, chunk - begin, true});
       base::fault_point(base::FaultPhase::in_flight);
       reduce(first, first + bytes, runs, slice.scale, SumInto::accumulate);
       base::fault_point(base::FaultPhase::reduced);
-      move_cursor(slice.rank, {slice.attempt, chunk + 1 - begin, false});
+      move_cursor(part.cursor, {slice.attempt, chunk + 1 - begin, false});
       base::fault_point(base::FaultPhase::chunk);
     }
   });
 }
 
-void Reduction::finish_slice(int rank, std::uint64_t attempt) const noexcept {
+void Reduction::finish_slice(int rank, std::uint64_t attempt, base::Helpers* helpers) const noexcept {
   const auto& request = session_->control().request;
   auto& record = session_->record(rank);
-  auto cursor = decode_cursor(record.cursor.load());
-  if (cursor.attempt != attempt) cursor = {.attempt = attempt};
-  if (cursor.chunk == cursor_finished) return;
+  const auto cursor = decode_cursor(record.cursor.load());
+  if (cursor.attempt == attempt && cursor.chunk == cursor_finished) return;
   const auto started_ns = base::now_ns();
 
-  const auto slice = slice_of(rank, attempt);
   if (request.skip == 0) {  // Otherwise nothing is reduced; only the state copies change.
-    if (request.accumulate == 0)
-      overwrite(slice, cursor.chunk);
+    const auto slice = slice_of(rank, attempt);
+    const int parts = parts_in(slice.chunks);
+    const auto finish = [&](int part) { finish_part(slice, part_of(slice, part, parts)); };
+    if (helpers != nullptr && parts >= helped_from_parts)
+      helpers->for_each(parts, finish);
     else
-      accumulate(slice, cursor);
+      for (int part = 0; part < parts; ++part) finish(part);
   }
   base::fault_point(base::FaultPhase::publish);
   if (position_of(rank, request.participants) == 0) {

@@ -4,6 +4,9 @@
 // The devices of a team may have summed up their gradients already. Then one of their slabs has an element,
 // and its value is the sum over the team (shards.hpp).
 //
+// A large slice is cut into parts, which threads of the runner reduce at the same time. Each has a cursor and
+// an undo image of its own.
+//
 // Overwriting can be repeated. Accumulating cannot, so it works chunk by chunk: copy the chunk to the rank's
 // undo image, mark the cursor as in flight, reduce the chunk, move the cursor on. A process that takes over a
 // slice first restores an in-flight chunk from its image. This relies on x86, where the stores of a killed
@@ -11,10 +14,12 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "base/helpers.hpp"
 #include "engine/session/attempt.hpp"
 #include "engine/session/kernels_table.hpp"
 #include "engine/session/manifest.hpp"
@@ -42,10 +47,11 @@ class Reduction {
   /// Runner: sets the cursor of its slice to "not begun" for `attempt`. Call it before the vote.
   void reset_cursor(int rank, std::uint64_t attempt) const noexcept;
 
-  /// Reduces the slice of `rank` from its cursor to its end. The attempt must be committed. Only the runner
-  /// of `rank` may call it, or another process once that runner is known to be dead. Does not block, and
-  /// allocates no memory.
-  void finish_slice(int rank, std::uint64_t attempt) const noexcept;
+  /// Reduces the slice of `rank` from its cursors to its end; the parts of a large one on the threads of
+  /// `helpers` too, if there are any. The attempt must be committed. Only the runner of `rank` may call it,
+  /// or another process once that runner is known to be dead. Waits for nobody but helpers, and allocates no
+  /// memory.
+  void finish_slice(int rank, std::uint64_t attempt, base::Helpers* helpers = nullptr) const noexcept;
 
  private:
   /// Teams among the participants whose slabs hold shards.
@@ -62,6 +68,13 @@ class Reduction {
     Teams teams;     ///< The teams of the other participants.
     ChunkRange chunks;
     double scale;
+    bool accumulates;
+  };
+  /// A part of a slice, which one thread reduces.
+  struct Part {
+    ChunkRange chunks;
+    std::atomic<std::uint64_t>& cursor;
+    std::byte* undo;
   };
   /// The gradient of a tensor, up to the next one: bytes of the master.
   struct Extent {
@@ -104,9 +117,10 @@ class Reduction {
   Slice slice_of(int rank, std::uint64_t attempt) const noexcept;
   OfRanks<void> slabs_at(std::uint64_t byte, const Run& run) const noexcept;
   void reduce(std::uint64_t first, std::uint64_t last, Runs& runs, double scale, SumInto into) const noexcept;
-  void overwrite(const Slice& slice, std::uint64_t chunks_done) const noexcept;
-  void accumulate(const Slice& slice, Cursor from) const noexcept;
-  void move_cursor(int rank, const Cursor& to) const noexcept;
+  Part part_of(const Slice& slice, int index, int parts) const noexcept;
+  void finish_part(const Slice& slice, const Part& part) const noexcept;
+  void overwrite(const Slice& slice, const Part& part, std::uint64_t chunks_done) const noexcept;
+  void accumulate(const Slice& slice, const Part& part, Cursor from) const noexcept;
   void publish_counters(const Request& request) const noexcept;
   void publish_buffers(const Request& request) const noexcept;
 

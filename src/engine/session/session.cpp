@@ -191,4 +191,10 @@ std::span<std::atomic<std::uint64_t>> Session::tags_of(int rank) const noexcept 
           header_->tensors};
 }
 
+std::uint64_t Session::reduction_progress(int rank) const noexcept {
+  auto progress = record(rank).cursor.load();
+  for (const auto& cursor : record(rank).more_cursors) progress += cursor.bits.load();
+  return progress;
+}
+
 }  // namespace accelmgr::session

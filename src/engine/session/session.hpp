@@ -129,9 +129,12 @@ class Session {
   const std::byte* result_buffers(std::uint32_t index) const noexcept { return buffers(index, ranks()); }
   std::byte* result_buffers(std::uint32_t index) noexcept { return buffers(index, ranks()); }
 
-  std::byte* undo(int rank) noexcept {
-    return at<std::byte>(header_->undo) + std::size_t(rank) * chunk_bytes;
+  /// The undo image of a part of the rank's slice.
+  std::byte* undo(int rank, int part = 0) noexcept {
+    return at<std::byte>(header_->undo) + std::size_t(rank * max_parts + part) * chunk_bytes;
   }
+  /// Changes whenever the reduction of the rank's slice moves on.
+  std::uint64_t reduction_progress(int rank) const noexcept;
   const Queue& queue(int rank) const noexcept { return *at<Queue>(queue_at(rank)); }
   Queue& queue(int rank) noexcept { return *at<Queue>(queue_at(rank)); }
   const std::byte* parameters() const noexcept { return at<std::byte>(header_->parameters); }

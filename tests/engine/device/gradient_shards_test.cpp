@@ -50,7 +50,7 @@ class ShardSink final : public replica::Sink {
   explicit ShardSink(bool has_slab) : has_slab_(has_slab) {}
 
   void capture(std::size_t, const void*) override { ADD_FAILURE() << "a team gives shards only"; }
-  void arrived(std::size_t) override { ADD_FAILURE() << "a team gives shards only"; }
+  void arrived(std::span<const std::size_t>) override { ADD_FAILURE() << "a team gives shards only"; }
   std::span<std::byte> slab() override {
     if (!has_slab_) return {};
     return memory_.span().first(session::Manifest(*manifest).place_tensors().slab);

@@ -1,6 +1,7 @@
 #include "engine/device/parameter_upload.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "rig.hpp"
 
@@ -109,6 +110,24 @@ TEST(ParameterUpload, LeavesOutWhatTheSinkSaysIsNotStale) {
   }
   EXPECT_EQ(rig.elements(rig.parameters[frozen].get(), frozen).numbers(), rig.expected(frozen, 2));
   EXPECT_EQ(rig.elements(rig.parameters[0].get(), 0).numbers(), rig.expected(0, 5));
+}
+
+// A GPU refuses to register it for reading and writing (seen on an H100).
+TEST(ParameterUpload, RegistersAMappingThatIsReadOnlyAsARunnersIs) {
+  Rig rig({});
+  rig.begin(4);
+  ASSERT_TRUE(rig.copies->finish());
+  rig.upload.reset();
+  std::vector<std::byte*> targets;
+  for (const auto& parameter : rig.parameters) targets.push_back(parameter.get());
+  const auto master = rig.master.span();
+  ASSERT_EQ(mprotect(master.data(), master.size(), PROT_READ), 0);
+  rig.upload.emplace(rig.device, rig.manifest, rig.places, targets, rig.sink, rig.compute.get());
+  rig.upload->load();
+  rig.device.settle(rig.compute.get());
+  EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+  EXPECT_EQ(rig.elements(rig.parameters[0].get(), 0).numbers(), rig.expected(0, 4));
+  ASSERT_EQ(mprotect(master.data(), master.size(), PROT_READ | PROT_WRITE), 0);
 }
 
 TEST(ParameterUpload, OfMemoryThatCannotBeRegisteredIsRightAllTheSame) {

@@ -58,10 +58,12 @@ class NotingSink final : public replica::Sink {
   std::byte* place_of(std::size_t index) override {
     return memory_.span().data() + manifest_.tensors[index].slab;
   }
-  void arrived(std::size_t index) override {
-    const auto& entry = manifest_.tensors[index];
-    seen[index] = Elements(place_of(index), entry.types.slab, entry.elements()).numbers();
-    order.push_back(index);
+  void arrived(std::span<const std::size_t> indices) override {
+    for (const auto index : indices) {
+      const auto& entry = manifest_.tensors[index];
+      seen[index] = Elements(place_of(index), entry.types.slab, entry.elements()).numbers();
+      order.push_back(index);
+    }
   }
   bool is_trained(std::size_t index) override {
     return manifest_.tensors[index].group != session::Group::frozen || unfrozen.contains(index);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "accelmgr/errors.hpp"
@@ -36,11 +37,15 @@ class GradientsTest : public testing::Test {
     const auto* begin = reinterpret_cast<const float*>(session.slab(0) + entry.slab);
     return {begin, begin + entry.count};
   }
+  void arrived(std::initializer_list<std::size_t> indices) {
+    gradients.arrived({indices.begin(), indices.size()});
+  }
   std::uint64_t tag(std::size_t index) const { return session.tags(0)[index].load(); }
 
   session::Manifest manifest = make_manifest();
   session::Session session = make_session();
-  Gradients gradients{{session, 0}, manifest};
+  base::Helpers helpers{3};
+  Gradients gradients{{session, 0}, manifest, helpers};
 };
 
 TEST_F(GradientsTest, TheFirstOfAnAttemptIsCopiedAndLaterOnesAreAdded) {
@@ -91,7 +96,7 @@ TEST_F(GradientsTest, WhatADeviceWroteToItsPlaceCountsAsCaptured) {
             gradients.slab().data() + gradients.slab().size());
   gradients.begin(1);
   std::memcpy(gradients.place_of(0), ones.data(), first * sizeof(float));
-  gradients.arrived(0);
+  arrived({0});
   EXPECT_EQ(slab(0), ones);
   EXPECT_EQ(tag(0), 1u);
   EXPECT_NE(tag(1), 1u);
@@ -103,24 +108,53 @@ TEST_F(GradientsTest, WhatArrivesAndIsNotFiniteIsNamed) {
   gradient[second - 1] = std::numeric_limits<float>::quiet_NaN();
   gradients.begin(1);
   std::memcpy(gradients.place_of(1), gradient.data(), second * sizeof(float));
-  gradients.arrived(1);
+  arrived({0, 1});
   EXPECT_EQ(gradients.nonfinite(), std::vector<std::string>{"second"});
+}
+
+/// Gradients of 12 and 3 MiB, which several threads check.
+class LargeGradientsTest : public GradientsTest {
+ protected:
+  LargeGradientsTest() {
+    manifest = {};
+    for (const std::uint64_t count : {3u << 20, 3u << 18})
+      manifest.tensors.push_back(
+          {.name = std::to_string(count), .aliases = {}, .shape = {std::int64_t(count)}, .count = count});
+    session = make_session();
+  }
+};
+
+TEST_F(LargeGradientsTest, ANumberThatIsNotFiniteIsFoundWhereverItIs) {
+  Gradients large({session, 0}, manifest, helpers);
+  const std::size_t both[] = {1, 0};
+  std::minstd_rand random(3);
+  for (std::uint64_t attempt = 1; attempt <= 20; ++attempt) {
+    const auto index = random() % 2;
+    auto* values = reinterpret_cast<float*>(large.place_of(index));
+    auto& value = values[random() % manifest.tensors[index].count];
+    value = attempt % 2 == 0 ? std::numeric_limits<float>::infinity() : 0;
+    large.begin(attempt);
+    large.arrived(both);
+    EXPECT_EQ(large.nonfinite(),
+              attempt % 2 == 0 ? std::vector{manifest.tensors[index].name} : std::vector<std::string>{});
+    value = 0;
+  }
 }
 
 TEST_F(GradientsTest, AGradientArrivesOnceInAnAttempt) {
   gradients.begin(1);
-  gradients.arrived(1);
-  EXPECT_THROW(gradients.arrived(1), ModelError);
-  EXPECT_THROW(gradients.arrived(2), ModelError) << "there is no such parameter";
+  arrived({1});
+  EXPECT_THROW(arrived({1}), ModelError);
+  EXPECT_THROW(arrived({0, 2}), ModelError) << "there is no such parameter";
   gradients.begin(2);
-  gradients.arrived(1);
+  arrived({1});
   EXPECT_EQ(tag(1), 2u);
 }
 
 TEST_F(GradientsTest, ADeviceWritesIntoNoSlabOfAnotherDtype) {
   manifest.set_precision({.bf16_slabs = true});
   auto narrow = make_session();
-  EXPECT_TRUE(Gradients({narrow, 0}, manifest).slab().empty());
+  EXPECT_TRUE(Gradients({narrow, 0}, manifest, helpers).slab().empty());
 }
 
 /// A session with parameters of all dtypes.
@@ -130,7 +164,7 @@ class MixedGradientsTest : public GradientsTest {
     manifest = test::mixed_manifest({300, 5000, 17});
     session = make_session();
   }
-  Gradients mixed() { return {{session, 0}, manifest}; }
+  Gradients mixed() { return {{session, 0}, manifest, helpers}; }
   test::Elements in_slab(std::size_t index) {
     const auto& entry = manifest.tensors[index];
     return {session.slab(0) + entry.slab, entry.types.slab, entry.elements()};

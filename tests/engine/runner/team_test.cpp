@@ -23,11 +23,11 @@ using session::RankMask;
 class RankSink final : public replica::Sink {
  public:
   RankSink(session::Session& session, int rank, const session::Manifest& manifest)
-      : view(session, rank), gradients(view, manifest) {}
+      : view(session, rank), gradients(view, manifest, helpers) {}
   void capture(std::size_t index, const void* gradient) override { gradients.capture(index, gradient); }
   std::span<std::byte> slab() override { return gradients.slab(); }
   std::byte* place_of(std::size_t index) override { return gradients.place_of(index); }
-  void arrived(std::size_t index) override { gradients.arrived(index); }
+  void arrived(std::span<const std::size_t> indices) override { gradients.arrived(indices); }
   bool is_trained(std::size_t index) override { return gradients.is_trained(index); }
   void shard(RankMask team, session::Bytes shard, const std::byte* sums) override {
     gradients.shard(shard, sums);
@@ -38,6 +38,7 @@ class RankSink final : public replica::Sink {
   bool wanted() override { return true; }
 
   session::RunnerView view;
+  base::Helpers helpers{1};
   runner::Gradients gradients;
 };
 

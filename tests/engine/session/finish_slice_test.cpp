@@ -1,12 +1,20 @@
 // Tests of Reduction::finish_slice() with random tensors and random absent gradients. They also check that it
 // allocates no memory.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <new>
+#include <random>
+#include <thread>
 
+#include "base/fault_point.hpp"
 #include "engine/session/reduction.hpp"
 #include "reduction_reference.hpp"
 
@@ -42,7 +50,10 @@ class Committed {
       : small_(std::move(small)), reduction_(small_.session, small_.manifest) {
     auto& session = small_.session;
     const auto& tensors = small_.manifest.tensors;
-    for (const auto& tensor : tensors) in_master(session.gradients(), tensor).fill(3);
+    for (const auto& tensor : tensors)  // No two chunks have the same values.
+      in_master(session.gradients(), tensor).change([](double, std::uint64_t i) {
+        return double(i / 512 % 50);
+      });
     expected = master();
     for (std::size_t t = 0; t < tensors.size(); ++t)
       if (!accumulate && has_gradient(session, small_.manifest, t)) std::ranges::fill(expected[t], 0);
@@ -66,7 +77,9 @@ class Committed {
       cast_vote({session, rank}, attempt_);
     }
   }
-  void finish(int rank) { reduction_.finish_slice(rank, attempt_); }
+  void finish(int rank, base::Helpers* helpers = nullptr) {
+    reduction_.finish_slice(rank, attempt_, helpers);
+  }
   Numbers master() { return numbers_in(small_.session.gradients(), small_.manifest); }
 
   Numbers expected;
@@ -105,6 +118,46 @@ TEST(FinishSlice, AllocatesNoMemory) {
     counts = false;
     EXPECT_EQ(allocations, 0) << (accumulate ? "accumulating" : "overwriting");
     EXPECT_EQ(step.master(), step.expected);
+  }
+}
+
+/// Ends this process at the fault point that is reached as the one with this number, on any thread.
+std::atomic<int> points_left{0};
+base::FaultEffect count_down(base::FaultPhase) {
+  if (points_left.fetch_sub(1) == 1) {
+    kill(getpid(), SIGKILL);
+    for (;;) pause();
+  }
+  std::this_thread::yield();  // To another one that is at a fault point, most times.
+  return base::FaultEffect::none;
+}
+
+// The slices of both ranks have several parts. The runner of one is killed on any of its threads, and another
+// process finishes its slice.
+TEST(FinishSlice, OfSeveralPartsGoesOnWhereverItsThreadsWereKilled) {
+  std::minstd_rand random(7);
+  for (int round = 0; round < 12; ++round) {
+    const bool accumulate = round % 2 == 0;
+    const int dies_at = 1 + int(random() % (accumulate ? 12000 : 30));
+    SCOPED_TRACE(fmt::format("accumulate {}, dies at fault point {}", accumulate, dies_at));
+    Committed step(
+        mixed_session(2, {900'000, 3, 1'300'000, 1024}), accumulate,
+        [](int rank, std::size_t tensor) { return (static_cast<std::size_t>(rank) + tensor) % 3 != 0; });
+    const auto runner = fork();
+    if (runner == 0) {
+      base::Helpers helpers(4);
+      static constexpr base::FaultHandler handler{.arm = nullptr, .reach = count_down};
+      points_left = dies_at;
+      base::fault_handler = &handler;
+      step.finish(1, &helpers);
+      kill(getpid(), SIGKILL);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(runner, &status, 0), runner);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    base::Helpers helpers(1 + round % 3);
+    for (const int rank : {1, 0}) step.finish(rank, &helpers);
+    EXPECT_TRUE(step.master() == step.expected);
   }
 }
 

@@ -83,7 +83,7 @@ inline void use(Session& s) {
     must(s.tags(rank).size() == manifest.tensors.size(), "a tag for each tensor");
     for (auto& tag : s.tags(rank)) tag.fetch_add(0);
     touch(reinterpret_cast<std::byte*>(&s.record(rank)), sizeof(RankRecord));
-    touch(s.undo(rank), chunk_bytes);
+    touch(s.undo(rank), max_parts * chunk_bytes);
     touch(reinterpret_cast<std::byte*>(&s.queue(rank)), h.queue_bytes);
     for (const std::uint32_t index : {0u, 1u}) {
       touch(s.generator(index, rank), generator_bytes);

@@ -1,8 +1,11 @@
 #include "engine/support/fake_cuda.hpp"
 
 #include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -158,14 +161,22 @@ struct FakeFunctions {
     return current->fill(static_cast<std::byte*>(memory), byte, bytes, stream);
   }
 
-  static Code host_register(void* memory, std::size_t bytes, unsigned) {
+  static Code host_register(void* memory, std::size_t bytes, unsigned flags) {
     if (const auto failed = current->enter("cudaHostRegister")) return failed;
+    if (flags != device::register_read_only && is_read_only(memory)) return code::invalid_value;
     const std::lock_guard lock(current->mutex_);
     auto* begin = static_cast<std::byte*>(memory);
     for (const auto& [other, size] : current->registrations_)
       if (begin < other + size && other < begin + bytes) return 712;  // cudaErrorHostMemoryAlreadyRegistered
     current->registrations_[begin] = bytes;
     return code::success;
+  }
+
+  /// Whether the mapping of the memory's first page is.
+  static bool is_read_only(void* memory) {
+    const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    auto* begin = static_cast<std::byte*>(memory) - reinterpret_cast<std::uintptr_t>(memory) % page;
+    return madvise(begin, page, MADV_POPULATE_WRITE) != 0 && errno == EINVAL;
   }
 
   static Code host_unregister(void* memory) {

@@ -55,10 +55,12 @@ class BenchSink final : public replica::Sink {
   bool is_trained(std::size_t index) override {
     return manifest->tensors.at(index).group != session::Group::frozen;
   }
-  void arrived(std::size_t index) override {
-    const auto bytes = manifest->tensors.at(index).slab_bytes();
-    gradients[index].assign(place_of(index), place_of(index) + bytes);
-    ++arrivals;
+  void arrived(std::span<const std::size_t> indices) override {
+    for (const auto index : indices) {
+      const auto bytes = manifest->tensors.at(index).slab_bytes();
+      gradients[index].assign(place_of(index), place_of(index) + bytes);
+      ++arrivals;
+    }
   }
   void backward_begins() override { ++backwards; }
   bool last_micro_batch() override { return last; }
