@@ -4,6 +4,7 @@ cuda_runners.py, or those of a GPU."""
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -372,13 +373,12 @@ def test_eight_architectures_of_transformers_are_recorded(capfd, monkeypatch):
     assert REFUSED not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "place"), [("gpt2", "decoder", "modeling_"), ("bart", "encoder_decoder", "masking_")]
-)
-def test_the_others_are_told_where_they_look_at_values(capfd, monkeypatch, name, kind, place):
+@pytest.mark.parametrize(("name", "kind"), [("gpt2", "decoder"), ("bart", "encoder_decoder")])
+def test_the_others_are_told_where_they_look_at_values(capfd, monkeypatch, name, kind):
     monkeypatch.setattr("device_architectures.ARCHITECTURES", {kind: (name,)})
     check_ten_architectures(with_graphs, steps=WARM_UP + 2)
-    assert f"(aten._local_scalar_dense.default, at {place}utils.py:" in capfd.readouterr().err
+    place = r"aten\._local_scalar_dense\.default, at (modeling|masking)_\w+\.py:\d+"  # Differs by version.
+    assert re.search(place, capfd.readouterr().err)
 
 
 def with_graphs(model: Any, dataset: Any, **options: Any) -> accelmgr.Manager:
