@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import pathlib
 from collections.abc import Iterator
@@ -252,6 +253,55 @@ def test_gradients_of_any_form_and_batches_of_any_structure(micro_batches):
     torch.manual_seed(5)
     options = {"batch_size_per_device": 2, "grad_accumulation_steps": micro_batches, "collate_fn": collated}
     train(Odd(), Words(), (Words()[i] for i in range(1000)), steps=4, **options)
+
+
+class Packed(nn.Module):
+    """Takes sequences of several lengths, packed, and beside them an object that torch knows nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6)
+
+    def forward(self, packed: nn.utils.rnn.PackedSequence, weights: Weights) -> torch.Tensor:
+        output, _ = self.lstm(packed)
+        padded, lengths = nn.utils.rnn.pad_packed_sequence(output)
+        assert lengths.device.type == "cpu" and weights.device == padded.device
+        return (padded * weights.values).square().mean()
+
+
+class Weights:
+    """As batches of libraries for graphs are: `.to()` gives one of another device."""
+
+    def __init__(self, values: torch.Tensor, device: torch.device | None = None) -> None:
+        self.values, self.device = values, device
+
+    def to(self, device: torch.device) -> Weights:
+        return Weights(self.values.to(device), device)
+
+
+class Sequences:
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(2 + index % 4, 4, generator=torch.Generator().manual_seed(index))
+
+
+def packed(elements: list[torch.Tensor]) -> Any:
+    return nn.utils.rnn.pack_sequence(elements, enforce_sorted=False), Weights(torch.linspace(1, 2, 6))
+
+
+def test_packed_sequences_and_batches_with_a_method_for_devices():
+    torch.manual_seed(8)
+    model = Packed()
+    with start(model, Sequences(), nprocs=1, batch_size_per_device=3, collate_fn=packed) as manager:
+        for step in range(3):
+            assert manager.step(accumulate=False).ok
+            sequences, weights = packed([Sequences()[3 * step + i] for i in range(3)])
+            plain = copy.deepcopy(model)
+            plain.zero_grad()
+            plain(sequences, weights.to(torch.device("cpu"))).backward()
+            assert distance(manager.get_aggregated_gradients(), [p.grad for p in plain.parameters()]) <= TOLERANCE
 
 
 class Sums(nn.Module):

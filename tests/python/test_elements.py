@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import accelmgr
 from accelmgr._common import long_elements
-from accelmgr._common.elements import PICKLED, Elements, restore_structure
+from accelmgr._common.elements import PICKLED, Elements, mapped, restore_structure
 from accelmgr._common.feed import Feed
 from accelmgr._common.long_elements import LongElements, element_in
 from accelmgr._common.pickling import dump_dataset, load_dataset
@@ -390,3 +390,11 @@ def test_classes_of_a_test_and_lengths_of_all_sizes_reach_a_runner():
     data = [Local(torch.ones(size), "a") for size in (3, 3, 50_000, 3, 400_000, 3)]
     with accelmgr.Manager(Seen(), data, collate_fn=collate, nprocs=1, batch_size_per_device=1) as manager:
         assert [result.scalars["x"] for result in manager.steps()] == [3, 3, 50_000, 3, 400_000, 3]
+
+
+def test_the_sizes_of_a_packed_sequence_stay_on_the_cpu_as_torch_wants_them():
+    sequences = [torch.randn(3, 2), torch.randn(5, 2)]
+    packed = torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
+    moved = mapped(lambda tensor: tensor.to("meta"), {"batch": [packed]})["batch"][0]
+    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
+    assert moved.sorted_indices.device.type == moved.unsorted_indices.device.type == "meta"

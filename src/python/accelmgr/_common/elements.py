@@ -49,22 +49,31 @@ def restore_structure(fields: list[tuple[str, torch.Tensor]]) -> Any:
     return dict(fields)
 
 
-def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """`value` with each tensor replaced, also in nested mappings, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, collections.abc.MutableMapping):
-        same = copy.copy(value)  # Of its own type, for example transformers' BatchEncoding.
-        for key, entry in value.items():
-            same[key] = mapped(function, entry)
-        return same
-    if isinstance(value, collections.abc.Mapping):
-        return {key: mapped(function, entry) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(function, entry) for entry in value))
-    if type(value) in (tuple, list):
-        return type(value)(mapped(function, entry) for entry in value)
-    return value
+def mapped(
+    function: Callable[[torch.Tensor], Any], value: Any, of_others: Callable[[Any], Any] = lambda value: value
+) -> Any:
+    """`value` with each tensor replaced, also in nested mappings, lists and tuples. of_others: for what is none of
+    these."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return function(value)
+        if isinstance(value, collections.abc.MutableMapping):
+            same = copy.copy(value)  # Of its own type, for example transformers' BatchEncoding.
+            for key, entry in value.items():
+                same[key] = of(entry)
+            return same
+        if isinstance(value, collections.abc.Mapping):
+            return {key: of(entry) for key, entry in value.items()}
+        if isinstance(value, torch.nn.utils.rnn.PackedSequence):  # torch wants its batch_sizes on the CPU.
+            return type(value)(of(value.data), value.batch_sizes, of(value.sorted_indices), of(value.unsorted_indices))
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(of(entry) for entry in value))
+        if type(value) in (tuple, list):
+            return type(value)(of(entry) for entry in value)
+        return of_others(value)
+
+    return of(value)
 
 
 def as_tensor(value: Any) -> torch.Tensor | None:

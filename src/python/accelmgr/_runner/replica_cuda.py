@@ -13,10 +13,9 @@ backward pass is queued, and nothing waits but for memory that is to be used aga
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure
 from accelmgr._common.memory import dense_over
 from accelmgr._runner.cuda import KEY, Cuda, failure_of
+from accelmgr._runner.device_gradients import DeviceGradients
 from accelmgr._runner.graphs import Graphs
 from accelmgr._runner.layers import Layers
 from accelmgr._runner.replica import (
@@ -33,12 +33,10 @@ from accelmgr._runner.replica import (
     Changes,
     Description,
     Field,
-    Gradients,
     Numbers,
     Place,
     Replica,
     described,
-    set_aside,
 )
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
 
@@ -60,119 +58,6 @@ def tensor_in(memory: Any, offset: int, like: torch.Tensor) -> torch.Tensor:
         return torch.empty(like.shape, dtype=like.dtype)
     content = torch.frombuffer(memory, dtype=torch.uint8, count=like.nbytes, offset=offset)
     return content.view(like.dtype).view(like.shape)
-
-
-class DeviceGradients(Gradients):
-    """Tells the transport of gradients, by a hook on each parameter. `.grad` has the sum over micro-batches.
-
-    A hook runs in a thread of autograd. The first attempt shows in which order gradients become complete, and which
-    parameters backward comes to several times: only rest() tells of these. It also tells of those with hooks of the
-    user, which may change `.grad`.
-    """
-
-    def __init__(
-        self, parameters: Sequence[torch.Tensor], sink: _native.Sink, transport: _native.CudaTransport, cuda: Cuda
-    ) -> None:
-        self._transport = transport
-        self._cuda = cuda
-        self._eager = False  # An attempt has been seen as a whole.
-        self._last = False
-        self._order: list[int] = []  # Parameters as autograd came to them in this micro-batch.
-        self._recorded: list[int] | None = None  # Those whose gradients tell that they are complete; None: no graph.
-        self._late = [False] * len(parameters)
-        self._told = [False] * len(parameters)
-        self._copied: list[torch.Tensor] = []  # What the device copies.
-        super().__init__(parameters, sink)
-
-    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def hook(parameter: torch.Tensor) -> None:
-            self._order.append(index)
-            if not self._last or not self._eager or self._late[index] or parameter.grad is None:
-                return
-            if len(parameter._post_accumulate_grad_hooks) > 1 or parameter.grad.layout is not torch.strided:
-                return
-            if self._told[index] or (self._recorded is not None and index in self._recorded):
-                raise DeviceError(
-                    f"backward came to parameter {index} a second time, after the device was told to copy its gradient"
-                )
-            stream = self._cuda.current_stream()
-            if stream != self._cuda.compute_stream:  # The model has a stream of its own.
-                self._transport.join(stream)
-            if self._recorded is None:
-                self._tell(index, parameter.grad)
-            elif self._is_as_copied(index, parameter.grad):
-                self._transport.complete_in_graph(index)
-                self._recorded.append(index)
-
-        return hook
-
-    def _is_as_copied(self, index: int, gradient: torch.Tensor) -> bool:
-        """Whether the transport may copy its memory as it is."""
-        parameter = self._parameters[index]
-        same = gradient.shape == parameter.shape and gradient.dtype == parameter.dtype
-        return same and gradient.is_contiguous() and not gradient.is_neg()
-
-    def _tell(self, index: int, gradient: torch.Tensor) -> None:
-        parameter = self._parameters[index]
-        dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
-        if dense.shape != parameter.shape:  # A hook has called resize_().
-            raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
-        dense = dense.to(parameter.dtype).contiguous().resolve_neg()
-        self._copied.append(dense)
-        self._told[index] = True
-        self._transport.written(index, dense.data_ptr())
-
-    def of_last_micro_batch(self) -> bool:
-        return self._sink.last_micro_batch()
-
-    def begin_backward(self) -> None:
-        super().begin_backward()
-        self._last = self._sink.last_micro_batch()
-
-    def end_backward(self) -> None:
-        self._last = self._counts = False
-        if len(set(self._order)) < len(self._order):
-            for index, times in collections.Counter(self._order).items():
-                self._late[index] |= times > 1
-
-    def begin_micro_batch(self) -> None:
-        self._order = []
-        self._kept = []
-
-    def begin_forward(self) -> None:
-        """Call it in computing(), unless a graph is launched instead."""
-        self._kept = set_aside(self._parameters)
-
-    def begin_recording(self) -> None:
-        self._recorded = []
-
-    def end_recording(self) -> tuple[list[int], list[int]]:
-        complete, self._recorded = self._recorded or [], None
-        order, self._order = self._order, []
-        return order, complete
-
-    def replayed(self, order: list[int], complete: list[int]) -> None:
-        """A graph was launched: what its recording told of is computed now, and told of when it is complete."""
-        self._sink.backward_begins()
-        self._order = order
-        for index in complete:
-            gradient = self._parameters[index].grad
-            assert gradient is not None
-            self._told[index] = True
-            self._transport.written(index, gradient.data_ptr(), in_graph=True)
-
-    def forget(self) -> None:
-        self._copied, self._order = [], []
-        self._told = [False] * len(self._parameters)
-        super().forget()
-
-    def rest(self) -> None:
-        order = dict.fromkeys([*self._order, *range(len(self._parameters))])
-        for index in order:
-            gradient = self._parameters[index].grad
-            if gradient is not None and not self._told[index]:
-                self._tell(index, gradient)
-        self._eager = True
 
 
 class CudaReplica(Replica):
@@ -419,7 +304,14 @@ class CudaReplica(Replica):
             targets.append(self._cuda.empty_for_batch(tensor.shape, tensor.dtype))
             return targets[-1]
 
-        inputs = mapped(sent, values)
+        def moved(value: Any) -> Any:
+            """An object that knows how to go to a device, for example a batch of a library for graphs."""
+            if not callable(getattr(value, "to", None)) or isinstance(value, type):
+                return value
+            with self._cuda.computing():
+                return value.to(self._cuda.device)
+
+        inputs = mapped(sent, values, moved)
         if tensors:
             self._transport.load(self._staged(tensors, targets))
         return inputs
