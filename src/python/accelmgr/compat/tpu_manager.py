@@ -22,15 +22,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import logging
 import multiprocessing
-import os
-import re
-import select
 import signal
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -39,17 +33,16 @@ import torch
 from accelmgr import _native
 from accelmgr.compat._event import Event
 from accelmgr.compat._tpu_data import DeviceQueue, QueueDataset, SessionData, TPUDataManager
+from accelmgr.compat._tpu_process import ManagerProcess
 from accelmgr.compat._tpu_synchronizer import SessionSynchronizer, TPUSynchronizer, detached
+from accelmgr.compat._tpu_trigger import StepTrigger
 from accelmgr.errors import UsageError
 from accelmgr.manager import Manager
-
-logger = logging.getLogger("accelmgr.tpu_manager")
 
 # Lock and values are of the types that the original had. The context fork needs no resource tracker. The values have
 # no locks: a process that is killed would hold them for ever.
 _context = multiprocessing.get_context("fork")
 _numbers = itertools.count(1)
-_SLICE_S = 0.2  # A wait looks this often for changes that do not wake it.
 
 
 class TPUManager(Manager):
@@ -114,9 +107,7 @@ class TPUManager(Manager):
         self.last_result: _native.StepResult | None = None
         self._synchronizer: TPUSynchronizer = SessionSynchronizer(model, self)
         self._data_manager: TPUDataManager = SessionData(dataset, nprocs, prefetch)
-        self._pid: int | None = None
-        self._pidfd = -1
-        self._exitcode: int | None = None
+        self._process = ManagerProcess()
         self._patience_s = self._handle.step_timeout
         self._callers: set[int] = set()  # Threads in a call that holds the lock or waits for it.
         self._ending: int | None = None  # The exit code, if a call must end the manager when it returns.
@@ -204,35 +195,22 @@ class TPUManager(Manager):
     def start(self) -> None:
         """As Manager.start()."""
         super().start()
-        self._watch_process()
+        self._process.watch(self.statistics().manager_pid)
 
     def recover(self) -> None:
         """As Manager.recover(); `pid` is that of the new manager process."""
         super().recover()
-        self._exitcode = None
-        self._watch_process()
-
-    def _watch_process(self) -> None:
-        self._close_pidfd()
-        self._pid = self.statistics().manager_pid
-        with contextlib.suppress(ProcessLookupError):  # It has ended already; exitcode says how.
-            self._pidfd = os.pidfd_open(self._pid)
-            self._closing = weakref.finalize(self, os.close, self._pidfd)
-
-    def _close_pidfd(self) -> None:
-        if self._pidfd >= 0:
-            self._closing()
-            self._pidfd = -1
+        self._process.watch(self.statistics().manager_pid)
 
     @property
     def pid(self) -> int | None:
         """The pid of the manager process; None before start()."""
-        return self._pid
+        return self._process.pid
 
     @property
     def ident(self) -> int | None:
         """As pid."""
-        return self._pid
+        return self._process.pid
 
     @property
     def daemon(self) -> bool:
@@ -247,41 +225,17 @@ class TPUManager(Manager):
     @property
     def exitcode(self) -> int | None:
         """Exit code of the manager process: None until it ends; 0: stop(), -15: terminate(), -N: signal N killed it."""
-        if self._exitcode is None and self._pid is not None:
-            self._exitcode = self._ended_with()
-        return self._exitcode
-
-    def _ended_with(self) -> int | None:
-        try:
-            if self._pidfd < 0:
-                raise ChildProcessError
-            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # The handle has waited for it already, and has recorded how it ended.
-            causes = self.last_result.causes if self.last_result is not None else []
-            found = re.search(r"(signal|exit code) (\d+)", causes[-1].exit if causes else "")
-            if found is None:
-                return -signal.SIGKILL
-            return -int(found.group(2)) if found.group(1) == "signal" else int(found.group(2))
-        if ended is None:
-            return None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return self._process.exitcode(self.last_result)
 
     def is_alive(self) -> bool:
         """Whether the manager process runs."""
-        return self._pid is not None and self.exitcode is None
+        return self.pid is not None and self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until the manager process has ended, or for `timeout` seconds; UsageError before start()."""
-        if self._pid is None:
+        if self.pid is None:
             raise UsageError("join() was called on a manager that was not started")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self.exitcode is None and self._pidfd >= 0:
-            left = _SLICE_S if deadline is None else min(_SLICE_S, deadline - time.monotonic())
-            if left <= 0:
-                return
-            waiter = select.poll()
-            waiter.register(self._pidfd, select.POLLIN)
-            waiter.poll(left * 1000)
+        self._process.join(timeout, lambda: self.exitcode)
 
     def stop(self) -> None:
         """As Manager.stop(): bounded, idempotent."""
@@ -293,12 +247,12 @@ class TPUManager(Manager):
         In a signal handler that interrupts step(), that step ends with ManagerLost too, and all processes have ended
         when step() returns.
         """
-        if self._pid is not None:
+        if self.pid is not None:
             self._end(-signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills manager and runners at once; returns when they have ended. In a signal handler: as terminate()."""
-        if self._pid is not None:
+        if self.pid is not None:
             self._handle.kill()
             self._end(-signal.SIGKILL)
 
@@ -318,9 +272,7 @@ class TPUManager(Manager):
         try:
             ended = self.exitcode
             super().stop()
-            if self._pid is not None and self._exitcode is None:
-                self._exitcode = code if ended is None else ended
-            self._close_pidfd()
+            self._process.forget(code if ended is None else ended)
             self._ending = None
         finally:
             if held:
@@ -344,65 +296,6 @@ class TPUManager(Manager):
         self.gradients_accumulated.value = self.batch_size_per_device * self.nprocs * self.grad_accumulation_steps
         self.loss_accumulated.value = float(loss)
         self.step_finished.set()
-
-
-class StepTrigger:
-    """TPUManager.step_triggered. Any thread may use it."""
-
-    def __init__(self, manager: TPUManager) -> None:
-        self._manager: TPUManager = weakref.proxy(manager)  # A reference would keep the manager alive.
-        self._asked = threading.Condition()
-        self._pending = False  # A step is requested, and step() has not begun.
-        self._after: int | None = None  # The last attempt before the step that is under way.
-
-    def set(self) -> None:
-        """Requests a step, which a new thread makes; ignored while one is requested. See `last_result` for its end."""
-        with self._asked:
-            if self._pending:
-                return
-            self._pending = True
-            self._manager.step_finished.clear()
-            self._asked.notify_all()
-        threading.Thread(target=self._step, name=f"{self._manager.name} step", daemon=True).start()
-
-    def _step(self) -> None:
-        try:
-            result = self._manager.step()
-        except Exception:
-            logger.exception("the step that step_triggered.set() requested failed")
-            with self._asked:
-                self._pending = False
-            self._manager.step_finished.set()
-            return
-        if not result.ok:
-            logger.error("the step that step_triggered.set() requested failed: %s: %s", result.status, result.error)
-
-    def is_set(self) -> bool:
-        """True if a step is requested that no runner has begun."""
-        with self._asked:
-            return self._pending or (self._after is not None and not self._begun(self._after))
-
-    def _begun(self, after: int) -> bool:
-        return any(runner.attempt > after for runner in self._manager.statistics().runners)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits until a step is requested, or for `timeout` seconds. Returns True if one was requested."""
-        with self._asked:
-            return self._asked.wait_for(lambda: self._pending or self._after is not None, timeout)
-
-    def clear(self) -> None:
-        """Does nothing: a requested step is always made. The trigger clears when runners begin the step."""
-
-    def _begin(self) -> None:
-        with self._asked:
-            self._pending = False
-            last = self._manager.last_result
-            self._after = last.attempt if last is not None else 0
-            self._asked.notify_all()
-
-    def _end(self) -> None:
-        with self._asked:
-            self._after = None
 
 
 __all__ = [
