@@ -39,7 +39,7 @@ enum class Share { even, measured };
 enum class Device { automatic, cpu, cuda, xla };
 /// Whether runners with a GPU each sum up their gradients over NCCL. automatic (`auto`): where two of them
 /// can. off: through the memory of the session.
-enum class NcclUse { automatic, off };
+enum class NcclUse { off, automatic };
 enum class CudaGraph { off, automatic };
 enum class OptimizerKind { sgd, adam, adamw };
 enum class Schedule { constant, cosine };
@@ -64,7 +64,7 @@ struct RunnersConfig {
   /// the visible GPUs, in order.
   std::vector<std::string> devices{};
   bool oversubscribe = false;  ///< Several runners may share a GPU.
-  NcclUse nccl = NcclUse::automatic;
+  NcclUse nccl = NcclUse::off;
   CudaGraph cuda_graph = CudaGraph::off;
   bool overlap_parameters = false;  ///< With a GPU: layers compute while parameters of the next come.
   Share share = Share::even;

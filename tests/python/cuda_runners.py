@@ -283,4 +283,6 @@ def start(model: Any, dataset: Any, nccl: str = FakeCuda.nccl, **options: Any) -
         options = {"runners__oversubscribe": True, **options}
     elif not hasattr(model, "fake_of_cuda"):
         model.fake_of_cuda = Installed(nccl=nccl)
+    if nccl != FakeCuda.nccl:
+        options = {"runners__nccl": "auto", **options}
     return start_on_device(model, dataset, **{"device": "cuda", **options})

@@ -92,9 +92,9 @@ std::vector<Option> run_options() {
           "cpu. Empty: the visible GPUs, in order."),
       plain<Boolean>(KEY(runners.oversubscribe), "Several runners may share a GPU."),
       choice(
-          KEY(runners.nccl), {"auto", "off"},
+          KEY(runners.nccl), {"off", "auto"},
           "Whether runners that have a GPU each sum up their gradients over NCCL. auto: where at least two "
-          "of them can. off: through the memory of the session."),
+          "of them can. off, until two GPUs have shown it to work: through the memory of the session."),
       choice(
           KEY(runners.cuda_graph), {"off", "auto"},
           "auto: on a GPU, a micro-batch of a model of Python is recorded as a CUDA graph, where that is "

@@ -257,6 +257,7 @@ TEST(Rank, CanBeInATeamIfItsGpuIsItsOwnAndAnotherRanksIsToo) {
   EXPECT_THAT(why({cuda, each, {"0", "1", "0"}, true}, 1), HasSubstr("no other rank"));
   EXPECT_THAT(why_in_no_team(Config{}, 0), HasSubstr("no GPU"));
   Config sliced;
+  sliced.runners.nccl = NcclUse::automatic;
   sliced.runners.devices = {"MIG-1", "MIG-2"};
   EXPECT_THAT(why_in_no_team(sliced, 0), HasSubstr("slice"));
 }

@@ -80,6 +80,7 @@ class DeviceTeam : public testing::Test {
     config.step_timeout = 60;
     config.abort_grace = 30;
     config.runners.device = accelmgr::Device::cuda;
+    config.runners.nccl = NcclUse::automatic;
     for (int i = 0; i < gpus; ++i) config.runners.devices.push_back(std::to_string(i));
     for (int i = 0; i < cpus; ++i) config.runners.devices.push_back("cpu");
     return config;

@@ -99,6 +99,7 @@ class CudaTeam : public testing::TestWithParam<const char*> {
     setenv("FAKE_DRIVER_GPUS", "3", 1);
     auto config = in_host_memory();
     config.runners.device = accelmgr::Device::cuda;
+    config.runners.nccl = NcclUse::automatic;
     config.model.options["folder"] = folder_.path();
     return config;
   }
