@@ -79,6 +79,7 @@ class FakeGraph:
         runtime = self._cuda.runtime
         generators = torch.get_rng_state(), self._cuda.generator_state()
         assert runtime.cudaStreamBeginCapture(self._stream, 1) == 0
+        self._cuda.is_recording = self._cuda.generator_records = True
         recorder = Recorder(lambda: runtime.fake_cuda_graph_size(self._stream))
         try:
             with recorder:
@@ -89,6 +90,11 @@ class FakeGraph:
             torch.set_rng_state(generators[0])
             self._cuda.set_generator_state(generators[1])
             recorder.undo()
+            self._cuda.is_recording = False
+            if self._cuda.recording_is_invalid:  # As torch's capture_end(): it raises before it is through.
+                self._cuda.recording_is_invalid = False
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            self._cuda.generator_records = False
         self._operations = recorder.operations
 
     def replay(self) -> None:
@@ -196,6 +202,7 @@ class FakeCuda(_cuda.Cuda):
         self._streams = [self._made("cudaStreamCreateWithFlags", 1) for _ in range(3)]
         self._idle = self._made("cudaEventCreateWithFlags", 2)
         self._seed = self._draws = 0
+        self.is_recording = self.generator_records = self.recording_is_invalid = False
         self.hangs = False
         self.refuses_reads = False
         FakeCuda.current = self
@@ -254,8 +261,21 @@ class FakeCuda(_cuda.Cuda):
     def set_generator_state(self, state: torch.Tensor) -> None:
         self._seed, self._draws = state.view(torch.int64).tolist()
 
+    def invalidate_recording(self) -> None:
+        """What torch.cuda.synchronize() does: no watch of torch's operations sees it."""
+        if not self.is_recording:
+            return
+        self.recording_is_invalid = True
+        raise AcceleratorError("CUDA error: operation not permitted when stream is capturing")
+
+    def replace_generator(self, state: torch.Tensor) -> None:
+        self.generator_records = False
+        self.set_generator_state(state)
+
     def draw(self) -> float:
         """A random number of the device."""
+        if self.generator_records and not self.is_recording:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
         self._draws += 1
         return float(torch.rand((), generator=torch.Generator().manual_seed(1000 * self._seed + self._draws)))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from cuda_runners import ILLEGAL_ADDRESS, LIBRARY, FakeCuda, on_the_fake, start
+from cuda_runners import GPU, ILLEGAL_ADDRESS, LIBRARY, FakeCuda, on_the_fake, start
 from device_architectures import ARCHITECTURES, check_ten_architectures
 from device_runners import Dropping, Encoder, Images, Normalized, Switched, Vectors, assert_close, same, vectors
 from oracle import Oracle
@@ -340,6 +340,32 @@ def test_a_model_that_was_refused_goes_on_as_if_nothing_had_been_tried(capfd):
                 found += [buffer for _, buffer in sorted(manager.buffers().items())]
         bits.append(found)
     assert same(bits[0], bits[1])
+    assert capfd.readouterr().err.count(REFUSED) == 1
+
+
+class Synchronizes(Encoder):
+    """Does what ends a recording, where no watch of torch's operations sees it. Draws random numbers of the device."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        outputs = super().forward(x, y)
+        if GPU:
+            torch.cuda.synchronize()
+            return outputs | {"loss": outputs["loss"] + torch.rand((), device=x.device)}
+        if not hasattr(FakeCuda, "current"):
+            return outputs
+        FakeCuda.current.invalidate_recording()
+        return outputs | {"loss": outputs["loss"] + FakeCuda.current.draw()}
+
+
+def test_a_recording_that_is_invalidated_leaves_a_generator_to_draw_from(capfd):
+    found = []
+    for options in ({}, GRAPHS):
+        torch.manual_seed(2)
+        with start(Synchronizes(), Vectors(), nprocs=1, **options) as manager:
+            results = [manager.step(accumulate=False) for _ in range(WARM_UP + 3)]
+            assert all(result.ok for result in results), results[-1]
+            found.append([result.loss for result in results])
+    assert found[0] == found[1], "a recording that failed drew nothing"
     assert capfd.readouterr().err.count(REFUSED) == 1
 
 

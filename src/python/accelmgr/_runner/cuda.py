@@ -182,6 +182,13 @@ class Cuda:
     def seed(self, seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
+    def replace_generator(self, state: torch.Tensor) -> None:
+        """For a generator that a recording has left as if it went on: torch refuses to draw from it ("Offset increment
+        outside graph capture"), whatever its state is set to."""
+        fresh = torch.Generator(self.device)
+        fresh.set_state(state)
+        torch.cuda.default_generators[self.device.index].graphsafe_set_state(fresh)
+
     def generator_state(self) -> torch.Tensor:
         return torch.cuda.get_rng_state(self.device)
 

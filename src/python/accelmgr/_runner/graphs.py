@@ -293,6 +293,7 @@ class Graphs:
         watch = Watch(self._cuda.device)
         before = [parameter.grad for parameter in self._parameters]
         host = HostState(self._model)
+        generator = self._cuda.generator_state()
         self._gradients.begin_recording()
         order: list[int] = []
         complete: list[int] = []
@@ -308,6 +309,7 @@ class Graphs:
             numbers = self._tensors_of(scalars)
         except BaseException:
             host.restore()
+            self._cuda.replace_generator(generator)
             for parameter, gradient in zip(self._parameters, before, strict=True):
                 parameter.grad = gradient
             raise
