@@ -23,7 +23,7 @@ static_assert(cudaMemcpyHostToDevice == int(Direction::to_device) &&
 static_assert(cudaStreamNonBlocking == stream_non_blocking &&
               cudaEventDisableTiming == event_without_timing && cudaEventRecordExternal == event_of_a_graph);
 static_assert(cudaHostRegisterDefault == register_read_write &&
-              cudaHostRegisterReadOnly == register_read_only);
+              cudaHostRegisterReadOnly == register_read_only && cudaHostAllocDefault == host_default);
 
 static_assert(sizeof(CUresult) == sizeof(int) && sizeof(CUdevice_attribute) == sizeof(int));
 static_assert(sizeof(CUuuid) == sizeof(DriverUuid));
@@ -86,6 +86,8 @@ static_assert(agrees<&Runtime::copy, decltype(cudaMemcpyAsync)>);
 static_assert(agrees<&Runtime::fill, decltype(cudaMemsetAsync)>);
 static_assert(agrees<&Runtime::host_register, decltype(cudaHostRegister)>);
 static_assert(agrees<&Runtime::host_unregister, decltype(cudaHostUnregister)>);
+static_assert(agrees<&Runtime::host_allocate, cudaError_t(void**, std::size_t, unsigned)>);
+static_assert(agrees<&Runtime::host_free, decltype(cudaFreeHost)>);
 static_assert(agrees<&Runtime::allocate, decltype(cudaMalloc)>);
 static_assert(agrees<&Runtime::free, decltype(cudaFree)>);
 static_assert(agrees<&Runtime::last_error, decltype(cudaGetLastError)>);

@@ -35,6 +35,8 @@ Runtime functions_of(SharedLibrary library) {
   find("cudaMemsetAsync", runtime.fill);
   find("cudaHostRegister", runtime.host_register);
   find("cudaHostUnregister", runtime.host_unregister);
+  find("cudaHostAlloc", runtime.host_allocate);
+  find("cudaFreeHost", runtime.host_free);
   find("cudaMalloc", runtime.allocate);
   find("cudaFree", runtime.free);
   find("cudaGetLastError", runtime.last_error);

@@ -53,6 +53,13 @@ Memory Device::allocate(std::size_t bytes) const {
   return {static_cast<std::byte*>(memory), {this}};
 }
 
+HostMemory Device::allocate_on_host(std::size_t bytes) const {
+  check_usable("cudaHostAlloc");
+  void* memory = nullptr;
+  check("cudaHostAlloc", runtime_.host_allocate(&memory, bytes, host_default));
+  return {static_cast<std::byte*>(memory), {this}};
+}
+
 Registration Device::register_pages(std::span<std::byte> memory, unsigned flags) const {
   check_usable("cudaHostRegister");
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));

@@ -27,7 +27,9 @@ struct Release {
 using Stream = std::unique_ptr<CUstream_st, Release<&Runtime::stream_destroy>>;
 using Event = std::unique_ptr<CUevent_st, Release<&Runtime::event_destroy>>;
 using Memory = std::unique_ptr<std::byte, Release<&Runtime::free>>;
-/// Host memory that the device copies from and to by itself.
+/// Host memory of the driver's own, which the device copies from and to by itself.
+using HostMemory = std::unique_ptr<std::byte, Release<&Runtime::host_free>>;
+/// The same of memory that has another owner.
 using Registration = std::unique_ptr<std::byte, Release<&Runtime::host_unregister>>;
 
 /// Used by one thread. It outlives what it made. All members that are not noexcept throw DeviceError.
@@ -44,6 +46,7 @@ class Device {
   Stream make_stream() const;
   Event make_event() const;
   Memory allocate(std::size_t bytes) const;
+  HostMemory allocate_on_host(std::size_t bytes) const;
   /// Registers the pages that `memory` touches. `flags` is register_read_write or register_read_only.
   Registration register_pages(std::span<std::byte> memory, unsigned flags) const;
 

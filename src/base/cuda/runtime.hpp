@@ -31,6 +31,7 @@ inline constexpr unsigned event_without_timing = 2;  ///< cudaEventDisableTiming
 inline constexpr unsigned event_of_a_graph = 1;      ///< cudaEventRecordExternal
 inline constexpr unsigned register_read_write = 0;   ///< cudaHostRegisterDefault
 inline constexpr unsigned register_read_only = 8;    ///< cudaHostRegisterReadOnly
+inline constexpr unsigned host_default = 0;          ///< cudaHostAllocDefault
 
 /// Each member has the contract of the function that its comment names.
 struct Runtime {
@@ -50,6 +51,8 @@ struct Runtime {
   Code (*fill)(void* memory, int byte, std::size_t bytes, StreamHandle stream);  ///< cudaMemsetAsync
   Code (*host_register)(void* memory, std::size_t bytes, unsigned flags);        ///< cudaHostRegister
   Code (*host_unregister)(void* memory);                                         ///< cudaHostUnregister
+  Code (*host_allocate)(void** memory, std::size_t bytes, unsigned flags);       ///< cudaHostAlloc
+  Code (*host_free)(void* memory);                                               ///< cudaFreeHost
   Code (*allocate)(void** memory, std::size_t bytes);                            ///< cudaMalloc
   Code (*free)(void* memory);                                                    ///< cudaFree
   Code (*last_error)();                                                          ///< cudaGetLastError

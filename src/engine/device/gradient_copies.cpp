@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "accelmgr/errors.hpp"
+#include "base/log.hpp"
 #include "engine/device/buckets.hpp"
 
 namespace accelmgr::device {
@@ -23,7 +24,7 @@ GradientCopies::GradientCopies(Device& device, const session::Manifest& manifest
       parameters_(manifest.tensors.size()) {
   for (const auto& entry : entries_)
     bytes_.push_back(entry.has_room() ? entry.elements() * session::bytes_of(entry.types.gradient) : 0);
-  if (!staged_) registration_ = device.register_pages(sink.slab(), register_read_write);
+  if (!staged_) register_slab();
   make_room();
   place_gradients();
   copies_ = device.make_stream();
@@ -37,6 +38,16 @@ GradientCopies::GradientCopies(Device& device, const session::Manifest& manifest
 GradientCopies::~GradientCopies() {
   team_.reset();
   device_.settle(copies_.get());
+}
+
+void GradientCopies::register_slab() {
+  try {
+    registration_ = device_.register_pages(sink_.slab(), register_read_write);
+  } catch (const DeviceError& error) {
+    base::log().info("gradients go through memory of the driver, because the session's is not registered: {}",
+                     error.what());
+    staged_ = true;
+  }
 }
 
 std::byte* GradientCopies::memory() const { return (staged_ ? staging_.span() : sink_.slab()).data(); }

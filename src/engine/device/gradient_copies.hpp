@@ -8,9 +8,10 @@
 // while its gradients stay: what it still writes, the next attempt writes again, later on the same streams.
 //
 // Gradients travel in buckets, in the order in which they became ready in the first attempt. The values go
-// straight to the slab if the sink has one of their dtypes. Otherwise (a bfloat16 slab), and once a parameter
-// is unfrozen, they go to staging memory, and the sink captures them from there: it rounds once, after the
-// sum over the micro-batches, where a replica in host memory rounds after each.
+// straight to the slab if the sink has one of their dtypes. Otherwise (a bfloat16 slab, or one that cannot be
+// registered), and once a parameter is unfrozen, they go to staging memory, and the sink captures them from
+// there: it rounds once, after the sum over the micro-batches, where a replica in host memory rounds after
+// each.
 //
 // In a team, the devices sum up their gradients first, and each copies its shards only (gradient_shards.hpp).
 #pragma once
@@ -34,8 +35,9 @@ namespace accelmgr::device {
 /// and what the sink throws.
 class GradientCopies {
  public:
-  /// Registers the sink's slab. Gradients have the dtypes of the parameters in runners; kernels run on
-  /// `compute`. A wait for the device that takes longer than `timeout_s` means that it hangs.
+  /// Registers the sink's slab. If the driver refuses that (a sandbox, or a limit of locked memory),
+  /// gradients are staged, and the log says so. Gradients have the dtypes of the parameters in runners;
+  /// kernels run on `compute`. A wait for the device that takes longer than `timeout_s` means that it hangs.
   GradientCopies(Device& device, const session::Manifest& manifest, replica::Sink& sink, StreamHandle compute,
                  double timeout_s);
   ~GradientCopies();
@@ -87,6 +89,7 @@ class GradientCopies {
 
   std::byte* memory() const;
   bool make_room();
+  void register_slab();
   void place_gradients();
   void cut(std::span<const std::size_t> order);
   void queue(std::size_t bucket, const Event* complete);

@@ -2,41 +2,23 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <span>
 
 #include "base/cuda/device.hpp"
 
 namespace accelmgr::device {
 
-/// Whole pages, which no other registration touches. A device that was given up may still write to them: then
-/// the end of the process frees them.
+/// A device that was given up may still write to it: then the end of the process frees it.
 class PinnedPages {
  public:
-  /// No memory yet.
-  PinnedPages() = default;
-  ~PinnedPages() { give_back(); }
-  PinnedPages(const PinnedPages&) = delete;
-  PinnedPages& operator=(const PinnedPages&) = delete;
-
-  /// Makes it at least `bytes` large, all zero. No copy from it or to it may be under way. The
-  /// device outlives it. Throws DeviceError and std::bad_alloc.
+  /// Makes it at least `bytes` large, all zero; none before. No copy from it or to it may be under way. The
+  /// device outlives it. Throws DeviceError.
   void grow(const Device& device, std::size_t bytes);
-  std::span<std::byte> span() const noexcept {
-    return {pages_.get(), pages_ ? pages_.get_deleter().bytes : 0};
-  }
+  std::span<std::byte> span() const noexcept { return {memory_.get(), bytes_}; }
 
  private:
-  struct Unmap {
-    std::size_t bytes;
-    void operator()(std::byte* pages) const noexcept;
-  };
-
-  void give_back() noexcept;
-
-  const Device* device_ = nullptr;
-  std::unique_ptr<std::byte, Unmap> pages_;
-  Registration registration_;
+  HostMemory memory_;
+  std::size_t bytes_ = 0;
 };
 
 }  // namespace accelmgr::device

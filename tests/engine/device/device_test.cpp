@@ -60,7 +60,7 @@ TEST(Device, EveryCallThatFailsThrows) {
   for (const char* function :
        {"cudaSetDevice", "cudaStreamCreateWithFlags", "cudaStreamWaitEvent", "cudaEventCreateWithFlags",
         "cudaEventRecord", "cudaEventRecordWithFlags", "cudaEventQuery", "cudaMemcpyAsync", "cudaMemsetAsync",
-        "cudaHostRegister", "cudaMalloc"}) {
+        "cudaHostRegister", "cudaHostAlloc", "cudaMalloc"}) {
     FakeCuda fake(FakeCuda::Execution::stepped);
     fake.fail(function, 1, code::illegal_address);
     try {
@@ -68,6 +68,7 @@ TEST(Device, EveryCallThatFailsThrows) {
       const auto stream = device.make_stream();
       const auto event = device.make_event();
       const auto block = device.allocate(4);
+      const auto on_host = device.allocate_on_host(4);
       Pages memory(4);
       const auto registration = device.register_pages(memory.span(), device::register_read_write);
       device.copy(memory.span().data(), block.get(), 4, device::Direction::to_host, stream.get());

@@ -68,6 +68,21 @@ TEST(GradientCopies, IncludeWhatOnlyAnEarlierMicroBatchWrote) {
   EXPECT_EQ(rig.sink.seen.size(), 2u) << "and nothing of what was not written";
 }
 
+// In a sandbox, for instance, or where a process may lock little memory.
+TEST(GradientCopies, ToASlabThatCannotBeRegisteredGoThroughMemoryOfTheDriver) {
+  Rig rig({});
+  rig.copies.reset();
+  rig.fake.fail("cudaHostRegister", 1, device::code::invalid_value);
+  rig.copies.emplace(rig.device, rig.manifest, rig.sink, rig.compute.get(), 30);
+  for (const float value : {1.0F, 4.0F}) {
+    rig.begin(value);
+    rig.micro_batch(1, true, true);
+    ASSERT_TRUE(rig.copies->finish());
+    for (std::size_t i = 0; i < rig.size(); ++i) EXPECT_EQ(rig.sink.captured[i], rig.expected(i, value + 1));
+  }
+  EXPECT_EQ(rig.fake.unregistered_copies(), 0);
+}
+
 TEST(GradientCopies, WithoutASlabOfTheirDtypeAreCapturedFromStagingMemory) {
   Rig rig({.has_slab = false});
   rig.begin(1);

@@ -24,6 +24,8 @@ Code cudaMemcpyAsync(void*, const void*, std::size_t, Direction, StreamHandle) {
 Code cudaMemsetAsync(void*, int, std::size_t, StreamHandle) { return 0; }
 Code cudaHostRegister(void*, std::size_t, unsigned) { return 0; }
 Code cudaHostUnregister(void*) { return 0; }
+Code cudaHostAlloc(void**, std::size_t, unsigned) { return 0; }
+Code cudaFreeHost(void*) { return 0; }
 Code cudaMalloc(void**, std::size_t) { return 0; }
 Code cudaFree(void*) { return 0; }
 Code cudaGetLastError() { return 0; }

@@ -190,6 +190,23 @@ struct FakeFunctions {
     return code::success;
   }
 
+  static Code host_allocate(void** memory, std::size_t bytes, unsigned) {
+    if (const auto failed = current->enter("cudaHostAlloc")) return failed;
+    constexpr std::size_t page = 4096;
+    const auto pages = (bytes + page - 1) / page * page;
+    *memory = std::aligned_alloc(page, pages);
+    const std::lock_guard lock(current->mutex_);
+    current->registrations_[static_cast<std::byte*>(*memory)] = pages;
+    return code::success;
+  }
+
+  static Code host_free(void* memory) {
+    if (memory == nullptr) return code::success;
+    if (const auto code = host_unregister(memory)) return code;
+    std::free(memory);
+    return code::success;
+  }
+
   static Code allocate(void** memory, std::size_t bytes) {
     if (const auto failed = current->enter("cudaMalloc")) return failed;
     if (bytes > device_bytes) return code::out_of_memory;
@@ -258,6 +275,8 @@ device::Runtime FakeCuda::runtime() {
           .fill = FakeFunctions::fill,
           .host_register = FakeFunctions::host_register,
           .host_unregister = FakeFunctions::host_unregister,
+          .host_allocate = FakeFunctions::host_allocate,
+          .host_free = FakeFunctions::host_free,
           .allocate = FakeFunctions::allocate,
           .free = FakeFunctions::free,
           .last_error = FakeFunctions::last_error,

@@ -83,6 +83,10 @@ Code cudaHostRegister(void* memory, std::size_t bytes, unsigned flags) {
   return fake().host_register(memory, bytes, flags);
 }
 Code cudaHostUnregister(void* memory) { return fake().host_unregister(memory); }
+Code cudaHostAlloc(void** memory, std::size_t bytes, unsigned flags) {
+  return fake().host_allocate(memory, bytes, flags);
+}
+Code cudaFreeHost(void* memory) { return fake().host_free(memory); }
 Code cudaMalloc(void** memory, std::size_t bytes) { return fake().allocate(memory, bytes); }
 Code cudaFree(void* memory) { return fake().free(memory); }
 Code cudaGetLastError() { return fake().last_error(); }

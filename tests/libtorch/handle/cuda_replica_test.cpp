@@ -250,7 +250,7 @@ CudaRig::Options small() {
 // Each call of the runtime fails once, wherever the attempt is: the error names it and nothing is lost.
 TEST(CudaReplica, WhateverTheRuntimeReportsIsAnErrorOfTheDevice) {
   for (const char* function : {"cudaStreamCreateWithFlags", "cudaStreamWaitEvent", "cudaEventCreateWithFlags",
-                               "cudaEventRecord", "cudaEventQuery", "cudaMemcpyAsync", "cudaHostRegister"}) {
+                               "cudaEventRecord", "cudaEventQuery", "cudaMemcpyAsync", "cudaHostAlloc"}) {
     for (int nth = 1;; ++nth) {
       CudaRig cuda(small());
       const int before = cuda.fake.calls(function);
