@@ -166,8 +166,10 @@ class Cuda:
         """What torch queues from now on comes after all that is on the compute stream, as it does in any case."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a parameter or a buffer."""
-        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        """Memory for a parameter or a buffer, which any stream may write at once."""
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        torch.cuda.current_stream().synchronize()  # torch.utils.deterministic.fill_uninitialized_memory fills it there.
+        return tensor
 
     def empty_for_batch(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory that the batch stream may write at once, whatever the compute stream does meanwhile."""
