@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import datetime
 import enum
+import gc
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import random
 import signal
 import sqlite3
 import threading
+import weakref
 from typing import Any
 
 import numpy
@@ -398,3 +400,18 @@ def test_the_sizes_of_a_packed_sequence_stay_on_the_cpu_as_torch_wants_them():
     moved = mapped(lambda tensor: tensor.to("meta"), {"batch": [packed]})["batch"][0]
     assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
     assert moved.sorted_indices.device.type == moved.unsorted_indices.device.type == "meta"
+
+
+def test_what_was_pickled_of_a_dataset_is_freed_without_the_garbage_collector():
+    """A cycle that holds it would keep it until garbage is collected, and CPython 3.12 crashed there."""
+    gc.collect()
+    gc.disable()
+    try:
+        dataset = [torch.arange(10000), "text"]
+        alive = weakref.ref(dataset[0])
+        data, buffers = dump_dataset(dataset)
+        assert len(data) < 10000 < sum(buffer.nbytes for buffer in buffers)
+        del dataset, data, buffers
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -55,7 +55,7 @@ class _ElementPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if not _is_plain(obj):
             return super().reducer_override(obj)
         values = obj.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        data = pickle.PickleBuffer(values.view(torch.uint8).numpy().data) if values.numel() else b""
+        data = pickle.PickleBuffer(values.view(torch.uint8).numpy()) if values.numel() else b""
         return _rebuild, (data, obj.dtype, tuple(obj.shape))
 
 
@@ -79,7 +79,8 @@ class _Storage:
         if self._storage.nbytes() == 0:
             return _over, (b"",)
         content = torch.empty(0, dtype=torch.uint8).set_(self._storage)
-        return _over, (pickle.PickleBuffer(content.numpy().data),)
+        # Of the array, not of a memoryview of it: CPython 3.12 crashes when it collects a PickleBuffer of one.
+        return _over, (pickle.PickleBuffer(content.numpy()),)  # type: ignore[arg-type]
 
 
 def _view(
@@ -103,18 +104,14 @@ def _file_of(array: Any) -> tuple[Any, ...] | None:
 
 
 class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves the memory of tensors and arrays out. Tensors that share memory share it in the copy, too."""
+    """Leaves the memory of tensors and arrays out, and adds it to `buffers`. Tensors that share memory share it in the
+    copy, too."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=self._taken)
-        self.buffers: list[pickle.PickleBuffer] = []
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        # No method of its own as the callback: the pickler would keep itself, and all that it has seen, until garbage
+        # is collected.
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=_beside(buffers))
         self._storages: dict[int, _Storage] = {}
-
-    def _taken(self, buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < OUT_OF_BAND:
-            return True  # In the stream.
-        self.buffers.append(buffer)
-        return False
 
     def reducer_override(self, obj: Any) -> Any:
         if _is_plain(obj) and not (obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.__dict__):
@@ -126,12 +123,24 @@ class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
+def _beside(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
+    """A buffer_callback: adds large buffers to the list, and leaves others in the stream."""
+
+    def taken(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < OUT_OF_BAND:
+            return True
+        buffers.append(buffer)
+        return False
+
+    return taken
+
+
 def dump_dataset(dataset: Any) -> tuple[bytes, list[memoryview]]:
     """The pickled dataset, and memory that it is to find beside. The memory is that of the dataset: no copies."""
     file = io.BytesIO()
-    pickler = _DatasetPickler(file)
-    pickler.dump(dataset)
-    return file.getvalue(), [buffer.raw() for buffer in pickler.buffers]
+    buffers: list[pickle.PickleBuffer] = []
+    _DatasetPickler(file, buffers).dump(dataset)
+    return file.getvalue(), [buffer.raw() for buffer in buffers]
 
 
 def load_dataset(data: Buffer, buffers: Sequence[memoryview]) -> Any:
