@@ -114,6 +114,18 @@ TEST_F(MeshTest, WhoHasLeftIsMissedByThoseWhoGoOn) {
   }
 }
 
+TEST_F(MeshTest, WhoDiesBeforeOthersConnectToItIsNamed) {
+  contract::FileStore store(folder_.path());
+  store.set("mesh/came/0", Socket::listening(address).name());
+  try {
+    join(1, 2);
+    ADD_FAILURE() << "nobody listens there";
+  } catch (const CollectiveError& error) {
+    EXPECT_EQ(error.cause(), CollectiveError::Cause::lost) << error.what();
+    EXPECT_EQ(error.ranks(), std::vector<int>{0}) << error.what();
+  }
+}
+
 TEST_F(MeshTest, ConnectionsOfStrangersAreDropped) {
   auto joining = std::async(std::launch::async, [this] { return join(0, 2); });
   contract::FileStore store(folder_.path());

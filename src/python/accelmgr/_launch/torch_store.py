@@ -24,7 +24,7 @@ T = TypeVar("T")
 def _answered(call: Callable[[], T], patience_s: float = ANSWER_S) -> T:
     """Returns call(). Raises TimeoutError if that takes longer than `patience_s`.
 
-    torch itself waits for an answer without a bound. So a thread makes the call, and stays behind if the answer is late.
+    torch itself waits for an answer without a bound. So a thread makes the call, and stays behind if it is late.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -92,7 +92,7 @@ class Client:
 
     def keys(self) -> list[str]:
         """All keys. Needs torch 2.10 or newer. Only the program accelmgr empties a store, and it calls libtorch."""
-        return _answered(lambda: self._store.list_keys())
+        return _answered(self._store.list_keys)
 
     def erase(self, key: str) -> None:
         _answered(lambda: self._store.delete_key(key))
