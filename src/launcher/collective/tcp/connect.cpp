@@ -32,15 +32,19 @@ Mesh::Mesh(SharedStore& store, Place place, double timeout_s, base::Deadline dea
   Rendezvous rendezvous(store, place_.name, timeout_s, deadline, [this] {
     return place_.parent != nullptr ? place_.parent->gone(place_.ranks) : std::vector<int>();
   });
-  // It stays open until the others can read why this rank gives up.
-  const auto listener = Socket::listening(place_.address);
+  Socket listener;  // Stays open until the others can read why this rank gives up.
   rendezvous.attempt([&] {
     try {
+      listener = Socket::listening(place_.address);
       connect(rendezvous, listener, deadline);
       meet(deadline, timeout_s);
     } catch (const CollectiveError&) {
       rendezvous.look();  // Another rank may know more.
       throw;
+    } catch (const SystemError& error) {
+      throw CollectiveError(fmt::format("rank {} at {} could not connect to the other ranks of '{}': {}",
+                                        world_rank(rank()), place_.address, place_.name, error.what()),
+                            Cause::lost, {world_rank(rank())});
     }
   });
   place_.parent = nullptr;

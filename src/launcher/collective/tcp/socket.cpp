@@ -12,6 +12,7 @@
 #include <set>
 
 #include "accelmgr/errors.hpp"
+#include "base/errno_text.hpp"
 #include "base/ipc/tcp.hpp"
 #include "base/ipc/wait_ready.hpp"
 
@@ -103,8 +104,9 @@ Socket Socket::connected(const std::string& name, base::Deadline deadline) {
   return socket;
 }
 
-Socket Socket::accept() const noexcept {
+Socket Socket::accept() const {
   auto socket = opened_by([this] { return accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); });
+  if (!socket && errno != EAGAIN && base::is_shortage(errno)) throw SystemError("accept", errno);
   if (socket) send_at_once(socket.fd_);
   return socket;
 }

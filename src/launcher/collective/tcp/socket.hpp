@@ -27,8 +27,8 @@ class Socket {
   static Socket listening(const std::string& address);
   /// Connects to a name() of a listening socket. Throws SystemError when that fails or the deadline passes.
   static Socket connected(const std::string& name, base::Deadline deadline);
-  /// Empty if no connection is waiting.
-  Socket accept() const noexcept;
+  /// Empty if no connection is waiting. Throws SystemError if descriptors or memory are short.
+  Socket accept() const;
 
   /// The address of a listening socket, as bytes.
   std::string name() const;
