@@ -2,7 +2,7 @@
 //
 //   serial   one rank: every collective is a copy
 //   shm      any number of ranks on one host, over shared memory
-//   gloo     several hosts: shm within each, gloo between one leader of each
+//   gloo     several hosts: shm within each, TCP between one leader of each
 //
 // All members make the same calls in the same order, each with a buffer of the same shape and dtype. Before
 // they touch a buffer, the members compare their calls. If the calls differ, all members throw

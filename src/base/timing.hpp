@@ -17,7 +17,7 @@ inline constexpr double look_s = seconds(look_ns);
 inline constexpr std::int64_t short_look_ns = 1'000'000;
 /// A client polls a store.
 inline constexpr std::int64_t store_look_ns = 200'000'000;
-/// A mesh over gloo looks at the ranks of other hosts.
+/// A wait for other hosts asks whether it is interrupted.
 inline constexpr std::int64_t mesh_look_ns = 10'000'000;
 /// A wait that a signal handler of Python can end looks for signals.
 inline constexpr double signal_look_s = 0.05;
@@ -134,15 +134,13 @@ inline constexpr double leave_s = 1;
 /// How much longer the leaders of hosts wait for each other. When the members of a host miss one of their
 /// own, their leader tells the other leaders at its deadline.
 inline constexpr std::int64_t leaders_margin_ns = 1'500'000'000;
-/// How long a rank that has given up waits until the others, which may not read just now, have its note.
-inline constexpr std::int64_t mesh_telling_ns = 1'000'000'000;
-/// How long it then waits for their notes.
+/// How long a rank that has given up waits for the notes of the others.
 inline constexpr std::int64_t mesh_farewell_ns = 100'000'000;
 /// How much longer the members of a host wait for their leader, which may be telling other hosts.
 inline constexpr std::int64_t leader_margin_ns = 4'000'000'000;
 
 static_assert(connect_s < store_answer_s && store_answer_s < world_s);
-static_assert(leader_margin_ns > leaders_margin_ns + mesh_telling_ns + mesh_farewell_ns);
-static_assert(mesh_look_ns < mesh_farewell_ns && mesh_farewell_ns < mesh_telling_ns);
+static_assert(leader_margin_ns > leaders_margin_ns + 2 * mesh_farewell_ns);
+static_assert(mesh_look_ns < mesh_farewell_ns);
 
 }  // namespace accelmgr::timing

@@ -15,7 +15,6 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
-#include "launcher/collective/gloo/load.hpp"
 #include "launcher/contract/collective/call.hpp"
 #include "message_of.hpp"
 
@@ -294,48 +293,35 @@ SCENARIO(LastCalls) {
   expect_right(call, *self.meet(patient_s));
 }
 
-class TwoHosts : public testing::Test {
- protected:
-  void SetUp() override {
-    if (const auto why_not = gloo::unavailable_because(); !why_not.empty()) GTEST_SKIP() << why_not;
-  }
-};
-
-TEST_F(TwoHosts, EveryCollectiveGivesWhatTheOracleSays) { run_on_two_hosts("Collectives", {0, 1}, {2, 3}); }
-TEST_F(TwoHosts, UnequalHostsDoSoToo) { run_on_two_hosts("Collectives", {0, 1, 2}, {3}); }
-TEST_F(TwoHosts, RanksThatTakeTurnsOverTheHostsDoSoToo) {
-  run_on_two_hosts("Collectives", {0, 2, 4}, {1, 3});
-}
-TEST_F(TwoHosts, LongDataGoesInParts) { run_on_two_hosts("LongCollectives", {0, 2}, {1, 3}); }
-TEST_F(TwoHosts, ObjectsGoFromAnyRankToAny) { run_on_two_hosts("Objects", {0, 2}, {1, 3}); }
-TEST_F(TwoHosts, GroupsAcrossAndWithinHosts) { run_on_two_hosts("Groups", {0, 1}, {2, 3}); }
-TEST_F(TwoHosts, HostsShareNoMemory) { run_on_two_hosts("SharedMemory", {0, 1}, {2, 3}); }
-TEST_F(TwoHosts, MismatchIsToldBeforeDataIsTouchedAndHarmsNothing) {
+TEST(TwoHosts, EveryCollectiveGivesWhatTheOracleSays) { run_on_two_hosts("Collectives", {0, 1}, {2, 3}); }
+TEST(TwoHosts, UnequalHostsDoSoToo) { run_on_two_hosts("Collectives", {0, 1, 2}, {3}); }
+TEST(TwoHosts, RanksThatTakeTurnsOverTheHostsDoSoToo) { run_on_two_hosts("Collectives", {0, 2, 4}, {1, 3}); }
+TEST(TwoHosts, LongDataGoesInParts) { run_on_two_hosts("LongCollectives", {0, 2}, {1, 3}); }
+TEST(TwoHosts, ObjectsGoFromAnyRankToAny) { run_on_two_hosts("Objects", {0, 2}, {1, 3}); }
+TEST(TwoHosts, GroupsAcrossAndWithinHosts) { run_on_two_hosts("Groups", {0, 1}, {2, 3}); }
+TEST(TwoHosts, HostsShareNoMemory) { run_on_two_hosts("SharedMemory", {0, 1}, {2, 3}); }
+TEST(TwoHosts, MismatchIsToldBeforeDataIsTouchedAndHarmsNothing) {
   run_on_two_hosts("Mismatch", {0, 1}, {2, 3});
 }
-TEST_F(TwoHosts, DeathOfARankEndsTheCallEverywhereAndTheRestFormsAgain) {
+TEST(TwoHosts, DeathOfARankEndsTheCallEverywhereAndTheRestFormsAgain) {
   run_on_two_hosts("KilledRank", {0, 1}, {2, 3});
 }
-TEST_F(TwoHosts, DeathOfALeaderEndsTheCallEverywhereAndTheRestFormsAgain) {
+TEST(TwoHosts, DeathOfALeaderEndsTheCallEverywhereAndTheRestFormsAgain) {
   run_on_two_hosts("KilledLeader", {0, 1}, {2, 3});
 }
-TEST_F(TwoHosts, DeathInTheMiddleOfACollectiveEndsIt) {
-  run_on_two_hosts("KilledInTheMiddle", {0, 1}, {2, 3});
-}
-TEST_F(TwoHosts, DeathBeforeAGroupIsToldOnBothHosts) {
-  run_on_two_hosts("KilledBeforeAGroup", {0, 1}, {2, 3});
-}
-TEST_F(TwoHosts, ALateRankIsNamedOnBothHosts) { run_on_two_hosts("LateRank", {0, 1}, {2, 3}); }
-TEST_F(TwoHosts, LinkTakenDownInTheMiddleEndsTheCallByItsDeadline) {
+TEST(TwoHosts, DeathInTheMiddleOfACollectiveEndsIt) { run_on_two_hosts("KilledInTheMiddle", {0, 1}, {2, 3}); }
+TEST(TwoHosts, DeathBeforeAGroupIsToldOnBothHosts) { run_on_two_hosts("KilledBeforeAGroup", {0, 1}, {2, 3}); }
+TEST(TwoHosts, ALateRankIsNamedOnBothHosts) { run_on_two_hosts("LateRank", {0, 1}, {2, 3}); }
+TEST(TwoHosts, LinkTakenDownInTheMiddleEndsTheCallByItsDeadline) {
   run_on_two_hosts("LinkDown", {0, 1}, {2, 3});
 }
-TEST_F(TwoHosts, WhoLeavesAfterItsPartFailsNobodysLastCallOverASlowCable) {
+TEST(TwoHosts, WhoLeavesAfterItsPartFailsNobodysLastCallOverASlowCable) {
   run_on_two_hosts("LastCalls", {0, 1}, {2, 3}, 100);
 }
-TEST_F(TwoHosts, BackendShmIsRefusedWithTheRanksOfEachHost) {
+TEST(TwoHosts, BackendShmIsRefusedWithTheRanksOfEachHost) {
   run_on_two_hosts("NoSharedMemoryBetweenHosts", {0, 1}, {2, 3});
 }
-TEST_F(TwoHosts, WhoDoesNotComeIsNamed) { run_on_two_hosts("OneNeverCame", {0, 1}, {2}); }
+TEST(TwoHosts, WhoDoesNotComeIsNamed) { run_on_two_hosts("OneNeverCame", {0, 1}, {2}); }
 
 }  // namespace
 }  // namespace accelmgr::collective::hosts_test

@@ -1,5 +1,4 @@
-// Tests of rendezvous(), by which ranks that share only a store meet, for ranks of one host; and of the
-// search for the gloo plug-in.
+// Tests of rendezvous(), by which ranks that share only a store meet.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +10,6 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/address.hpp"
-#include "launcher/collective/gloo/load.hpp"
 #include "launcher/collective/hosts/hosts.hpp"
 #include "launcher/contract/collective/file_store.hpp"
 #include "message_of.hpp"
@@ -102,20 +100,7 @@ TEST(LocalAddress, AnUnknownInterfaceListsThoseThereAre) {
               testing::AllOf(HasSubstr("there is no network interface 'eth99'"), HasSubstr("lo")));
 }
 
-// Each test runs in a process of its own, because a process looks for the plug-in only once.
-class GlooPlugin : public testing::Test {
- protected:
-  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
-  static void say_why_not(const char* path) {
-    setenv("ACCELMGR_GLOO_PLUGIN", path, 1);
-    std::fputs(gloo::unavailable_because().c_str(), stderr);
-    std::exit(0);
-  }
-  const testing::ExitedWithCode success_{0};
-};
-
 TEST(Gloo, TakesTimeoutsBeyondAnyWait) {
-  if (const auto why = gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
   for (const double timeout_s : {1e12, std::numeric_limits<double>::infinity()})
     run_ranks(2, [&](Store& store, Membership membership) {
       membership.timeout_s = timeout_s;
@@ -129,32 +114,6 @@ TEST(Gloo, TakesTimeoutsBeyondAnyWait) {
       world->barrier();
     });
 }
-
-TEST_F(GlooPlugin, AMissingOneIsToldWithWhereItWasLookedFor) {
-  EXPECT_EXIT(say_why_not("/nowhere/plugin.so"), success_,
-              "the gloo plug-in cannot be used: .*/nowhere/plugin.so: no such file");
-}
-
-TEST_F(GlooPlugin, WithoutItBackendGlooIsRefusedWithTheReason) {
-  EXPECT_EXIT(
-      {
-        setenv("ACCELMGR_GLOO_PLUGIN", "/nowhere/plugin.so", 1);
-        run_ranks(1, [](Store& store, Membership membership) {
-          membership.backend = "gloo";
-          std::fputs(message_of<ConfigError>([&] { rendezvous(store, "world", membership); }).c_str(),
-                     stderr);
-        });
-        std::exit(0);
-      },
-      success_, "gloo plug-in cannot be used: .*/nowhere/plugin.so: no such file");
-}
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // Sanitizers refuse RTLD_DEEPBIND.
-TEST_F(GlooPlugin, WhatIsNoPluginIsToldSo) {
-  EXPECT_EXIT(say_why_not("/proc/self/exe"), success_, "cannot dynamically load");
-  EXPECT_EXIT(say_why_not("/proc/self/cmdline"), success_, "/proc/self/cmdline: ");
-}
-#endif
 
 }  // namespace
 }  // namespace accelmgr::collective

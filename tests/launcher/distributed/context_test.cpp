@@ -21,7 +21,6 @@
 #include "base/ipc/processes.hpp"
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
-#include "launcher/collective/gloo/load.hpp"
 #include "launcher/contract/collective/meeting.hpp"
 #include "launcher/distributed/store/tcp_store.hpp"
 #include "message_of.hpp"
@@ -286,7 +285,6 @@ TEST(Initialize, ByAFile) {
 }
 
 TEST(Initialize, ConnectsAtTheInterfaceThatIsChosen) {
-  if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
   const ReservedPort port;
   const auto join = [&](int rank) {
     initialize("gloo", {.timeout_s = 60,

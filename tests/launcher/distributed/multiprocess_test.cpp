@@ -14,7 +14,6 @@
 #include "base/ipc/tcp.hpp"
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
-#include "launcher/collective/gloo/load.hpp"
 #include "launcher/distributed/multiprocess/process_group.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
@@ -337,7 +336,6 @@ TEST(LaunchSubprocesses, TheFirstErrorIsRaisedWithRankAndTrace) {
 
 TEST(LaunchSubprocesses, OffsetsOfTheRanksMakeOneWorldOfSeveralHosts) {
   // Two launches of one rank each on this host. A child of this process makes the second.
-  if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
   const test::ReservedPort reserved;
   const int port = reserved.number();
   const launch::Function body = [](int rank, const Value&) -> Value {

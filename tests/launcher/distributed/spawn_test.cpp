@@ -8,7 +8,6 @@
 #include "accelmgr/distributed_context.hpp"
 #include "base/ipc/network.hpp"
 #include "base/ipc/tcp.hpp"
-#include "launcher/collective/gloo/load.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "reserved_port.hpp"
@@ -76,8 +75,7 @@ TEST(Spawn, OptionsThatCannotBeAreNamed) {
   EXPECT_EQ(config_key_of([&] { run("shm", options); }), "nnodes");
   options.nnodes = 2;
   options.node_rank = 2;
-  // Without the plug-in of gloo, the backend is refused first.
-  EXPECT_THAT(config_key_of([&] { run("gloo", options); }), testing::AnyOf("node_rank", "launch.backend"));
+  EXPECT_EQ(config_key_of([&] { run("gloo", options); }), "node_rank");
   options = forked(1);
   options.master_port = 70000;
   EXPECT_EQ(config_key_of([&] { run("shm", options); }), "master_port");
@@ -109,7 +107,6 @@ TEST(Spawn, AFailureIsNamedWithItsRank) {
 
 TEST(Spawn, NodesMeetAtAStoreThatTheFirstOneServes) {
   // Two nodes of one rank each on this host. A child of this process starts the second.
-  if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
   const ReservedPort reserved;
   const int port = reserved.number();
   const auto node = [port](int node_rank) {

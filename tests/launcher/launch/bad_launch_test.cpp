@@ -7,14 +7,6 @@
 namespace accelmgr::launch {
 namespace {
 
-HostInfo without_gloo() {
-  auto host_info = cpu_host(2);
-  host_info.unavailable_because = [](const std::string& backend) {
-    return backend == "gloo" ? "there is no plug-in" : "";
-  };
-  return host_info;
-}
-
 TEST(BadLaunch, IsRefusedWithWhatWasWrong) {
   expect_refused({.nprocs = 0}, "nprocs", {"nprocs is 0", "from 1 to 4096", "or -1"});
   expect_refused({.nprocs = -2}, "nprocs", {"nprocs is -2"});
@@ -64,9 +56,6 @@ TEST(BadLaunch, IsRefusedWithWhatWasWrong) {
   expect_refused(
       {.backend = "nccl"}, "backend",
       {"backend is nccl", "this machine has no GPU", "use backend shm on one host, gloo over several"});
-  expect_refused({.backend = "gloo"}, "backend",
-                 {"gloo cannot be used", "there is no plug-in", "available are serial, shm"}, without_gloo());
-  expect_refused({.backend = "mpi"}, "backend", {"available are serial, shm, auto"}, without_gloo());
   expect_refused({.nprocs = 2, .backend = "serial"}, "backend",
                  {"serial is for a world of one process", "has 2"});
   expect_refused({.backend = "shm", .ips = "10.0.0.1,10.0.0.2"}, "backend", {"shm", "2 hosts", "gloo"});

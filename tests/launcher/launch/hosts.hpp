@@ -20,8 +20,7 @@ inline HostInfo cpu_host(int cores, Environment environment = {}) {
           .cores = cores,
           .gpus = 0,
           .hostname = "node1.cluster",
-          .addresses = {"127.0.0.1", "10.0.0.1", "::1", "fd00::1"},
-          .unavailable_because = [](const std::string&) { return std::string(); }};
+          .addresses = {"127.0.0.1", "10.0.0.1", "::1", "fd00::1"}};
 }
 
 /// A host with GPUs.

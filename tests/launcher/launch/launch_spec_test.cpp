@@ -125,16 +125,6 @@ TEST(LaunchSpec, TellsTheHostByItsWorker) {
   EXPECT_EQ(by_name.sources.at("node_rank"), "environment ACCELMGR_LOCAL_WORKER");
 }
 
-TEST(LaunchSpec, AsksOfNoBackendButTheChosenOne) {
-  auto host_info = cpu_host(2);
-  std::vector<std::string> asked;
-  host_info.unavailable_because = [&](const std::string& backend) { return asked.push_back(backend), ""; };
-  resolve({.nprocs = 2}, host_info);
-  resolve({.nprocs = 2, .backend = "shm"}, host_info);
-  resolve({.nprocs = 2, .ips = "10.0.0.1,10.0.0.2"}, host_info);
-  EXPECT_EQ(asked, std::vector<std::string>{"shm"});
-}
-
 TEST(LaunchSpec, PrefersTheWorkersOfTheOptions) {
   const auto host_info = cpu_host(2, {{"ACCELMGR_WORKERS", "b:0;10.0.0.1:7"}});
   EXPECT_EQ(resolve({.nprocs = 1}, host_info).workers.front().name, "b");

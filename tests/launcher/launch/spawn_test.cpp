@@ -12,7 +12,6 @@
 #include "base/log.hpp"
 #include "functions.hpp"
 #include "launched.hpp"
-#include "launcher/collective/gloo/load.hpp"
 #include "launcher/launch/run/ports.hpp"
 
 namespace accelmgr::launch::test {
@@ -38,7 +37,6 @@ TEST_P(Spawn, ResultsComeBackByRank) {
 }
 
 TEST_P(Spawn, RanksAreCountedFromTheOffset) {
-  if (const auto why = collective::gloo::unavailable_because(); !why.empty()) GTEST_SKIP() << why;
   auto chosen = options(2, GetParam());
   chosen.rank_offset = 2;
   chosen.world_size = 4;

@@ -7,12 +7,12 @@
 
 #include "base/fnv1a.hpp"
 #include "base/timing.hpp"
-#include "launcher/collective/gloo/algorithms.hpp"
 #include "launcher/collective/hosts/hierarchical_steps.hpp"
 #include "launcher/collective/hosts/rendezvous.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
 #include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/tcp/algorithms.hpp"
 
 namespace accelmgr::collective {
 
@@ -35,7 +35,7 @@ std::size_t HostLayout::local_of(int member) const noexcept {
 }
 
 Hierarchical::Hierarchical(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local,
-                           gloo::Mesh* parent)
+                           tcp::Mesh* parent)
     : setup_(std::move(setup)), layout_(std::move(layout)), local_(std::move(local)) {
   for (const auto& members : layout_.hosts) {
     bases_.push_back(order_.size());
@@ -51,28 +51,28 @@ std::vector<std::size_t> Hierarchical::per_host(std::size_t unit) const {
 }
 
 // A leader that cannot connect tells its host why, in the words of its own error.
-void Hierarchical::connect(gloo::Mesh* parent) {
+void Hierarchical::connect(tcp::Mesh* parent) {
   const auto deadline = setup_.connect_by;
   std::string text;
   Verdict verdict{};
   if (leads()) {
-    gloo::Mesh::Place place{
+    tcp::Mesh::Place place{
         leaders_of(setup_.name), static_cast<int>(layout_.host), {}, setup_.address, parent};
     for (const auto& members : layout_.hosts) place.ranks.push_back(setup_.ranks[index(members[0])]);
     try {
       mesh_.emplace(*setup_.store, std::move(place), setup_.connect_timeout_s, deadline);
     } catch (const CollectiveError& error) {
-      verdict = {Verdict::Kind::failed, gloo::note_of({error.cause(), error.ranks()})};
+      verdict = {Verdict::Kind::failed, tcp::note_of({error.cause(), error.ranks()})};
       text = error.what();
     } catch (const std::exception& error) {
-      verdict = {Verdict::Kind::failed, gloo::note_of({Cause::lost, {}})};
+      verdict = {Verdict::Kind::failed, tcp::note_of({Cause::lost, {}})};
       text = error.what();
     }
   }
   const auto options = until(deadline, timing::leader_margin_ns);
   local_->broadcast(&verdict, sizeof verdict, DType::uint8, 0, options);
   if (verdict.kind == Verdict::Kind::go_on) return;
-  auto failure = gloo::failure_of(verdict.failure);
+  auto failure = tcp::failure_of(verdict.failure);
   throw CollectiveError(local_->broadcast_object(text, 0, options), failure.cause, std::move(failure.ranks));
 }
 
@@ -85,14 +85,14 @@ Hierarchical::Call Hierarchical::begin(CallKind kind, std::size_t count, DType d
   return {*this, signature, timeout_s};
 }
 
-void Hierarchical::fail(const Call& call, gloo::Failure failure) {
+void Hierarchical::fail(const Call& call, tcp::Failure failure) {
   if (!broken_) broken_ = failure;
   throw missing_ranks(failure.cause, numbered(call.signature), std::move(failure.ranks), call.timeout_s);
 }
 
 void Hierarchical::give_up() noexcept {
   if (broken_) return;
-  broken_ = gloo::Failure{Cause::lost, {setup_.ranks[index(setup_.rank)]}};
+  broken_ = tcp::Failure{Cause::lost, {setup_.ranks[index(setup_.rank)]}};
   leave(*broken_);
 }
 
@@ -100,14 +100,14 @@ void Hierarchical::check_process(std::string_view call) const {
   if (fork_mark_.inherited()) throw of_another_process(call);
 }
 
-void Hierarchical::leave(const gloo::Failure& why) noexcept {
+void Hierarchical::leave(const tcp::Failure& why) noexcept {
   if (mesh_) mesh_->abandon(why);
   shm::give_up(*local_);
 }
 
 // If a leader is late, the others cannot know which rank of its host is the cause. So a timeout names all
 // ranks of that host.
-gloo::Failure Hierarchical::whole_hosts(gloo::Failure failure) const {
+tcp::Failure Hierarchical::whole_hosts(tcp::Failure failure) const {
   if (failure.cause != Cause::timeout) return failure;
   std::vector<int> late;
   for (const int rank : failure.ranks) {
@@ -137,9 +137,9 @@ void Hierarchical::agree(const Call& call) {
                      options);
   };
   locally(call, gather, 0);
-  const bool differ = hosts_differ(call, [&](gloo::Mesh& mesh) {
+  const bool differ = hosts_differ(call, [&](tcp::Mesh& mesh) {
     const auto deadline = base::Deadline::at_ns(call.deadline.ns() + timing::leaders_margin_ns);
-    gloo::all_gather(mesh, by_host.data(), per_host(sizeof(Signature)), deadline);
+    tcp::all_gather(mesh, by_host.data(), per_host(sizeof(Signature)), deadline);
     return std::ranges::any_of(by_host, [&](const Signature& one) { return one != by_host[0]; });
   });
   if (!differ) return;

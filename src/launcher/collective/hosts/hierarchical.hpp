@@ -1,11 +1,11 @@
 // The communicator over several hosts. The ranks of one host work together in shared memory. One rank of each
-// host, its leader, exchanges data with the other leaders over gloo and passes the result to its host.
+// host, its leader, exchanges data with the other leaders over TCP and passes the result to its host.
 //
 //   all ranks      exchange the signatures of the call        local all_gather
-//   leaders        exchange the signatures of all ranks       gloo
+//   leaders        exchange the signatures of all ranks       TCP
 //   all ranks      the leader's verdict                       local broadcast; all ranks agree
 //   all ranks      data of the host                           local
-//   leaders        data of all hosts                          gloo   these three once for each part
+//   leaders        data of all hosts                          TCP    these three once for each part
 //   all ranks      the leader's verdict, result               local
 //
 // The other ranks of a host see nothing of the network. So every exchange between leaders ends with a
@@ -29,9 +29,9 @@
 #include "base/clock.hpp"
 #include "base/timing.hpp"
 #include "launcher/collective/fork_mark.hpp"
-#include "launcher/collective/gloo/mesh.hpp"
 #include "launcher/collective/hosts/shared_store.hpp"
 #include "launcher/collective/signature/signature.hpp"
+#include "launcher/collective/tcp/mesh.hpp"
 
 namespace accelmgr::collective {
 
@@ -63,7 +63,7 @@ class Hierarchical final : public Communicator {
   /// `local` is the communicator of this host's members, in their order. `parent` is set
   /// for a group: the mesh that its leaders belong to. Blocks until all hosts are connected.
   Hierarchical(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local,
-               gloo::Mesh* parent = nullptr);
+               tcp::Mesh* parent = nullptr);
 
   /// The name in the store under which the leaders meet.
   static std::string leaders_of(const std::string& name) { return name + "/leaders"; }
@@ -113,7 +113,7 @@ class Hierarchical final : public Communicator {
   /// How an exchange between leaders ended, as a leader tells the ranks of its host.
   struct Verdict {
     enum class Kind : std::uint32_t { go_on, differ, failed } kind = Kind::go_on;
-    gloo::Note failure{};
+    tcp::Note failure{};
   };
 
   std::size_t world() const noexcept { return setup_.ranks.size(); }
@@ -126,7 +126,7 @@ class Hierarchical final : public Communicator {
     return options.timeout_s > 0 ? options.timeout_s : setup_.timeout_s;
   }
 
-  void connect(gloo::Mesh* parent);
+  void connect(tcp::Mesh* parent);
 
   Call begin(CallKind kind, std::size_t count, DType dtype, ReduceOp op, int root,
              const CallOptions& options);
@@ -134,11 +134,11 @@ class Hierarchical final : public Communicator {
     return begin(kind, 0, DType::uint8, ReduceOp::sum, root, options);
   }
   /// Tells the other members that this rank goes on no more, so that they do not wait for it.
-  void leave(const gloo::Failure& why) noexcept;
+  void leave(const tcp::Failure& why) noexcept;
   /// Marks the communicator broken and leaves, in the middle of a call. Does nothing if it is broken already.
   void give_up() noexcept;
   /// Marks the communicator broken and throws CollectiveError for `failure`.
-  [[noreturn]] void fail(const Call& call, gloo::Failure failure);
+  [[noreturn]] void fail(const Call& call, tcp::Failure failure);
 
   void check_process(std::string_view call) const;
 
@@ -157,7 +157,7 @@ class Hierarchical final : public Communicator {
   template <class Exchange>
   bool hosts_differ(const Call& call, Exchange&& exchange);
   void share(const Call& call, void* data, std::size_t bytes);
-  gloo::Failure whole_hosts(gloo::Failure failure) const;
+  tcp::Failure whole_hosts(tcp::Failure failure) const;
 
   /// The setup of a group.
   Setup setup_of_group(std::span<const int> ranks, const CallOptions& options);
@@ -167,10 +167,10 @@ class Hierarchical final : public Communicator {
   std::vector<int> order_;          ///< All members, host by host.
   std::vector<std::size_t> bases_;  ///< Where each host begins in order_.
   std::shared_ptr<Communicator> local_;
-  std::optional<gloo::Mesh> mesh_;  ///< Leaders only.
+  std::optional<tcp::Mesh> mesh_;  ///< Leaders only.
   ForkMark fork_mark_;
   std::uint64_t calls_ = 0;
-  std::optional<gloo::Failure> broken_;
+  std::optional<tcp::Failure> broken_;
   std::map<std::string, int> groups_;  ///< How many groups of each list of members were made.
 };
 

@@ -4,18 +4,18 @@
 #include <cstring>
 #include <memory>
 
-#include "launcher/collective/gloo/algorithms.hpp"
 #include "launcher/collective/hosts/hierarchical.hpp"
 #include "launcher/collective/hosts/hierarchical_steps.hpp"
 #include "launcher/collective/kernels/kernels.hpp"
 #include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/tcp/algorithms.hpp"
 
 namespace accelmgr::collective {
 namespace {
 
 /// How many elements of each of `blocks` blocks go in one part.
 std::size_t elements_at_once(std::size_t blocks, std::size_t element_bytes) {
-  return std::max<std::size_t>(gloo::most_bytes_at_once / element_bytes / blocks, 1);
+  return std::max<std::size_t>(tcp::most_bytes_at_once / element_bytes / blocks, 1);
 }
 
 std::byte* bytes_of(void* data) noexcept { return static_cast<std::byte*>(data); }
@@ -86,8 +86,8 @@ void Hierarchical::reduce(const Call& call, const void* in, void* out, std::size
       local.all_reduce(working.halves() ? work : from, leads() ? work : nullptr, n, working.dtype(),
                        without_division(op), local_options);
     });
-    between_hosts(call, [&](gloo::Mesh& mesh) {
-      gloo::all_reduce(mesh, work, work, n, working.dtype(), op, world(), call.deadline);
+    between_hosts(call, [&](tcp::Mesh& mesh) {
+      tcp::all_reduce(mesh, work, work, n, working.dtype(), op, world(), call.deadline);
       working.store(work, to, n);
     });
     share(call, to, n * size_of(dtype));
@@ -119,7 +119,7 @@ void Hierarchical::all_gather(const void* in, void* out, std::size_t count, DTyp
                        local_options);
     });
     between_hosts(call,
-                  [&](gloo::Mesh& mesh) { gloo::all_gather(mesh, all.get(), per_host(n), call.deadline); });
+                  [&](tcp::Mesh& mesh) { tcp::all_gather(mesh, all.get(), per_host(n), call.deadline); });
     share(call, all.get(), world() * n);
     for (std::size_t i = 0; i < world(); ++i)
       std::memcpy(bytes_of(out) + part_of(order_[i], bytes, done), all.get() + i * n, n);
@@ -133,15 +133,15 @@ void Hierarchical::broadcast(void* data, std::size_t count, DType dtype, int roo
   agree(call);
   const auto bytes = count * size_of(dtype);
   const auto source = layout_.host_of(root);
-  for (std::size_t done = 0; done < bytes; done += gloo::most_bytes_at_once) {
-    const auto n = std::min(gloo::most_bytes_at_once, bytes - done);
+  for (std::size_t done = 0; done < bytes; done += tcp::most_bytes_at_once) {
+    const auto n = std::min(tcp::most_bytes_at_once, bytes - done);
     auto* part = bytes_of(data) + done;
     if (layout_.host == source)
       locally(call, [&](Communicator& local, const CallOptions& local_options) {
         local.broadcast(part, n, DType::uint8, static_cast<int>(layout_.local_of(root)), local_options);
       });
-    between_hosts(call, [&](gloo::Mesh& mesh) {
-      gloo::broadcast(mesh, part, n, static_cast<int>(source), call.deadline);
+    between_hosts(call, [&](tcp::Mesh& mesh) {
+      tcp::broadcast(mesh, part, n, static_cast<int>(source), call.deadline);
     });
     if (layout_.host != source) share(call, part, n);
   }
@@ -165,7 +165,7 @@ void Hierarchical::all_to_all(const void* in, void* out, std::size_t count, DTyp
     locally(call, [&](Communicator& local, const CallOptions& local_options) {
       local.all_gather(mine.get(), of_host.get(), world() * n, DType::uint8, local_options);
     });
-    between_hosts(call, [&](gloo::Mesh& mesh) {
+    between_hosts(call, [&](tcp::Mesh& mesh) {
       auto* place = leaving.get();
       for (std::size_t host = 0; host < layout_.hosts.size(); ++host)
         for (std::size_t local = 0; local < locals(); ++local) {
@@ -173,7 +173,7 @@ void Hierarchical::all_to_all(const void* in, void* out, std::size_t count, DTyp
           std::memcpy(place, of_host.get() + (local * world() + bases_[host]) * n, there);
           place += there;
         }
-      gloo::all_to_all(mesh, leaving.get(), arriving.get(), per_host(locals() * n), call.deadline);
+      tcp::all_to_all(mesh, leaving.get(), arriving.get(), per_host(locals() * n), call.deadline);
     });
     share(call, arriving.get(), world() * locals() * n);
     for (std::size_t i = 0; i < world(); ++i)

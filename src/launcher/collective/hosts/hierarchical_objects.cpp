@@ -1,10 +1,10 @@
 // The collectives of objects.
 #include <cstring>
 
-#include "launcher/collective/gloo/algorithms.hpp"
 #include "launcher/collective/hosts/hierarchical.hpp"
 #include "launcher/collective/hosts/hierarchical_steps.hpp"
 #include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/tcp/algorithms.hpp"
 
 namespace accelmgr::collective {
 namespace {
@@ -42,7 +42,7 @@ std::vector<std::string> Hierarchical::all_gather_objects(std::string_view objec
   });
   std::string packed;
   between_hosts(call,
-                [&](gloo::Mesh& mesh) { packed = gloo::all_gather_objects(mesh, pack(own), call.deadline); });
+                [&](tcp::Mesh& mesh) { packed = tcp::all_gather_objects(mesh, pack(own), call.deadline); });
   packed = locally(call, [&](Communicator& local, const CallOptions& local_options) {
     return local.broadcast_object(packed, 0, local_options);
   });
@@ -64,8 +64,8 @@ std::string Hierarchical::broadcast_object(std::string_view object, int root, co
   };
   std::string data;
   if (layout_.host == source) data = from_local(object, layout_.local_of(root));
-  between_hosts(call, [&](gloo::Mesh& mesh) {
-    data = gloo::broadcast_object(mesh, data, static_cast<int>(source), call.deadline);
+  between_hosts(call, [&](tcp::Mesh& mesh) {
+    data = tcp::broadcast_object(mesh, data, static_cast<int>(source), call.deadline);
   });
   return layout_.host == source ? data : from_local(data, 0);
 }

@@ -24,8 +24,7 @@ auto Hierarchical::locally(const Call& call, Step&& step, std::int64_t margin_ns
   try {
     return step(*local_, until(call.deadline, margin_ns));
   } catch (const CollectiveError& error) {
-    const gloo::Failure failure{error.cause() == Cause::timeout ? Cause::timeout : Cause::lost,
-                                error.ranks()};
+    const tcp::Failure failure{error.cause() == Cause::timeout ? Cause::timeout : Cause::lost, error.ranks()};
     leave(failure);
     fail(call, failure);
   }
@@ -33,7 +32,7 @@ auto Hierarchical::locally(const Call& call, Step&& step, std::int64_t margin_ns
 
 template <class Exchange>
 void Hierarchical::between_hosts(const Call& call, Exchange&& exchange) {
-  hosts_differ(call, [&](gloo::Mesh& mesh) {
+  hosts_differ(call, [&](tcp::Mesh& mesh) {
     exchange(mesh);
     return false;
   });
@@ -44,11 +43,11 @@ bool Hierarchical::hosts_differ(const Call& call, Exchange&& exchange) {
   Verdict verdict;
   if (mesh_) try {
       verdict.kind = exchange(*mesh_) ? Verdict::Kind::differ : Verdict::Kind::go_on;
-    } catch (const gloo::ExchangeError& error) {
-      verdict = {Verdict::Kind::failed, gloo::note_of(whole_hosts(error.failure()))};
+    } catch (const tcp::ExchangeError& error) {
+      verdict = {Verdict::Kind::failed, tcp::note_of(whole_hosts(error.failure()))};
     }
   share(call, &verdict, sizeof verdict);
-  if (verdict.kind == Verdict::Kind::failed) fail(call, gloo::failure_of(verdict.failure));
+  if (verdict.kind == Verdict::Kind::failed) fail(call, tcp::failure_of(verdict.failure));
   return verdict.kind == Verdict::Kind::differ;
 }
 

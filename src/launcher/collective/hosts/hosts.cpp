@@ -12,7 +12,6 @@
 #include <numeric>
 
 #include "base/ipc/address.hpp"
-#include "launcher/collective/gloo/load.hpp"
 #include "launcher/collective/hosts/hierarchical.hpp"
 #include "launcher/collective/hosts/rendezvous.hpp"
 #include "launcher/collective/hosts/shared_store.hpp"
@@ -39,11 +38,6 @@ void check_backend(const std::string& backend, const std::vector<std::vector<int
         "backend shm is for ranks on one host, but these are on {} hosts: ranks {}; use gloo or auto",
         hosts.size(), fmt::join(lists, " | ")));
   }
-  if (hosts.size() == 1 && backend != "gloo") return;
-  if (const auto why_not = gloo::unavailable_because(); !why_not.empty())
-    throw ConfigError(hosts.size() == 1
-                          ? fmt::format("backend gloo needs its plug-in: {}", why_not)
-                          : fmt::format("ranks on {} hosts need backend gloo: {}", hosts.size(), why_not));
 }
 
 base::UniqueFd open_world(const std::string& path) {

@@ -1,4 +1,4 @@
-// Ranks on several hosts: shm within each host, gloo between one leader of each.
+// Ranks on several hosts: shm within each host, TCP between one leader of each.
 #pragma once
 
 #include <memory>

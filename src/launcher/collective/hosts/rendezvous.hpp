@@ -37,11 +37,12 @@ class Rendezvous {
     }
   }
   void give_up(const CollectiveError& why) noexcept;
+  /// Throws the error with which another member gave up, or that a member has died. Does not wait.
+  void look();
 
  private:
   /// Returns nullopt at the deadline or when interrupted; `why_not` is the store's error then.
   std::optional<std::string> wait_for(const std::string& key, std::string& why_not);
-  void look();
 
   SharedStore& store_;
   std::string name_;

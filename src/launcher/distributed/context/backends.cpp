@@ -7,14 +7,12 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/did_you_mean.hpp"
-#include "launcher/collective/gloo/load.hpp"
 #include "launcher/launch/plan/resolution.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
 std::string unavailable_because(const std::string& backend) {
-  if (backend == "gloo") return collective::gloo::unavailable_because();
   if (backend == nccl_backend && visible_gpus() == 0)
     return "it is for GPUs, and this process sees none (use shm on one host, gloo over several)";
   return "";

@@ -10,7 +10,6 @@
 #include "base/ipc/accelerators.hpp"
 #include "base/ipc/cores.hpp"
 #include "base/ipc/network.hpp"
-#include "launcher/collective/gloo/load.hpp"
 #include "launcher/launch/run/environment_scope.hpp"
 
 namespace accelmgr::launch {
@@ -32,11 +31,6 @@ std::vector<std::string> own_addresses() {
   return addresses;
 }
 
-std::string unavailable_because(const std::string& backend) {
-  if (backend == "gloo") return collective::gloo::unavailable_because();
-  return "";  // Whether NCCL can be used is found out in the ranks, which load it.
-}
-
 }  // namespace
 
 HostInfo this_host() {
@@ -44,8 +38,7 @@ HostInfo this_host() {
           .cores = ipc::allowed_cores(),
           .gpus = ipc::driver_gpus(),
           .hostname = own_hostname(),
-          .addresses = own_addresses(),
-          .unavailable_because = unavailable_because};
+          .addresses = own_addresses()};
 }
 
 }  // namespace accelmgr::launch

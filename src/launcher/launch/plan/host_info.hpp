@@ -15,11 +15,6 @@ struct HostInfo {
   int gpus = 0;                                    ///< GPUs of the driver; ignores CUDA_VISIBLE_DEVICES.
   std::string hostname;
   std::vector<std::string> addresses;  ///< Of all interfaces, as text; IPv6 without brackets and zone.
-  /// Why a backend cannot be used here; empty: it can. It is called only when needed, because the answer for
-  /// gloo loads its plug-in: for a backend that the options name, and to list the usable ones in an error.
-  std::function<std::string(const std::string& backend)> unavailable_because = [](const std::string&) {
-    return std::string();
-  };
 };
 
 std::string own_hostname();

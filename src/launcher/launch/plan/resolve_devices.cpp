@@ -25,9 +25,7 @@ bool is_of_cpus(const std::string& backend) {
 
 std::vector<std::string> available_backends(const HostInfo& host_info) {
   auto names = backends();
-  std::erase_if(names, [&](const auto& name) {
-    return (name == "nccl" && host_info.gpus == 0) || !host_info.unavailable_because(name).empty();
-  });
+  if (host_info.gpus == 0) std::erase(names, "nccl");
   return names;
 }
 
@@ -215,9 +213,6 @@ void choose_backend(Resolution& r) {
   auto& spec = r.spec;
   const auto& asked = r.options.backend;
   if (asked != "auto") {
-    if (const auto why = r.host_info.unavailable_because(asked); !why.empty())
-      refuse("backend", fmt::format("backend {} cannot be used: {}; available are {}", asked, why,
-                                    fmt::join(available_backends(r.host_info), ", ")));
     if (asked == "serial" && spec.world_size > 1)
       refuse("backend",
              fmt::format("backend serial is for a world of one process, but this one has {} (nprocs is {})",

@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "file_store.hpp"
-#include "launcher/collective/gloo/load.hpp"
 #include "launcher/collective/hosts/hosts.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
@@ -74,7 +73,6 @@ Backend gloo_threads() {
   backend.name = "gloo";
   backend.sizes = {1, 2, 3, 4, 7};
   backend.starts = {Start::threads};
-  backend.unavailable_because = gloo::unavailable_because;
   backend.prepare = folder_for_store;
   backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
     return meet(prepared, rank, size, timeout_s, "host of rank " + std::to_string(rank));

@@ -31,7 +31,6 @@ struct Backend {
   double tolerance = 0;
   /// The other ranks are told of a death within this time: 0.2 s, and what a busy machine takes to run them.
   double death_within_s = 15;
-  std::function<std::string()> unavailable_because = [] { return std::string(); };  ///< Empty: it can be run.
   std::function<Prepared(int size)> prepare;
   /// Joins the world as `rank`; runs on that rank. `timeout_s` becomes the communicator's timeout.
   std::function<std::shared_ptr<Communicator>(const Prepared&, int rank, int size, double timeout_s)> join;

@@ -12,9 +12,9 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
-#include "launcher/collective/gloo/mesh.hpp"
+#include "launcher/collective/tcp/mesh.hpp"
 
-namespace accelmgr::collective::gloo {
+namespace accelmgr::collective::tcp {
 
 inline constexpr std::size_t most_bytes_at_once = std::size_t{8} << 20;
 
@@ -37,4 +37,4 @@ void all_to_all(Mesh& mesh, const void* in, void* out, const std::vector<std::si
 std::string all_gather_objects(Mesh& mesh, std::string_view object, base::Deadline deadline);
 std::string broadcast_object(Mesh& mesh, std::string_view object, int root, base::Deadline deadline);
 
-}  // namespace accelmgr::collective::gloo
+}  // namespace accelmgr::collective::tcp

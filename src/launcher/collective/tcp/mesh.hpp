@@ -1,12 +1,11 @@
-// A mesh connects every two of its ranks and exchanges messages between them. A rank that notices a failure
-// sends all others a note of what it knows before it closes its connections. So the others do not take it for
-// dead.
+// A mesh connects every two of its ranks by TCP and exchanges messages between them. Two connections lead to
+// each peer: one for messages, one for the note in which a rank that gives up says why. So the others do not
+// take it for dead: a rank whose connections end without a note is.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,10 +13,10 @@
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
 #include "launcher/collective/fork_mark.hpp"
-#include "launcher/collective/gloo/plugin.hpp"
 #include "launcher/collective/hosts/rendezvous.hpp"
+#include "launcher/collective/tcp/socket.hpp"
 
-namespace accelmgr::collective::gloo {
+namespace accelmgr::collective::tcp {
 
 /// Why a mesh is unusable. `ranks` are ranks in the world: missing (timeout) or lost.
 struct Failure {
@@ -44,7 +43,8 @@ class ExchangeError : public Error {
   Failure failure_;
 };
 
-/// All members must make the same exchanges in the same order. Not thread-safe.
+/// All members must make the same exchanges in the same order. Not thread-safe. In a forked child it may only
+/// be destroyed.
 class Mesh {
  public:
   struct Place {
@@ -56,8 +56,7 @@ class Mesh {
                              ///< this mesh connects; it is not used later.
   };
 
-  /// Blocks until all ranks are connected. Throws CollectiveError{timeout, lost}, and UsageError when the
-  /// plug-in is missing. A mesh of one rank needs no plug-in.
+  /// Blocks until all ranks are connected. Throws CollectiveError{timeout, lost}, and as ipc::bind_tcp().
   Mesh(SharedStore& store, Place place, double timeout_s, base::Deadline deadline);
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -77,60 +76,55 @@ class Mesh {
     std::size_t bytes;
   };
 
-  /// Sends and receives all these messages, none to or from this rank. Blocks. Every message must have its
-  /// counterpart of the same length in the peer's same call. Throws ExchangeError; all connections are closed
-  /// then.
+  /// Sends and receives all these messages: at most one to and one from each other rank. Blocks until all are
+  /// received, and the kernel has those that are sent. Every message must have its counterpart of the same
+  /// length in the peer's same call. Throws ExchangeError; the mesh cannot be used afterwards.
   void exchange(std::span<const Send> sends, std::span<const Receive> receives, base::Deadline deadline);
 
-  /// Returns those of `ranks` (in the world) whose processes have died or have closed this mesh. Does not
+  /// Returns those of `ranks` (in the world) whose processes have died or have destroyed this mesh. Does not
   /// block.
   std::vector<int> gone(const std::vector<int>& ranks) noexcept;
 
-  /// Tells the other ranks why this one goes on no more, and closes all connections. Returns the failure,
-  /// completed by what the others reported meanwhile.
+  /// Tells the other ranks why this one goes on no more. Returns the failure, completed by what the others
+  /// reported meanwhile. The connections stay open until the mesh is destroyed.
   Failure abandon(Failure failure) noexcept;
 
  private:
-  struct FreeMessage {
-    const Plugin* plugin;
-    void operator()(PluginMessage* message) const noexcept { plugin->free_message(message); }
+  struct Peer {
+    enum class State { connected, has_noted, gone } state = State::connected;
+    std::array<Socket, 2> sockets{};  ///< For messages, for notes.
+    Note note{};                      ///< Complete in the state has_noted.
+    std::size_t note_bytes = 0;       ///< How much of the note has come.
   };
-  struct FreeMesh {
-    const Plugin* plugin;
-    void operator()(PluginMesh* mesh) const noexcept { plugin->free_mesh(mesh); }
-  };
-  struct Message {
+  struct Transfer {
     int peer;
     bool sends;
-    PluginState state;
-    std::unique_ptr<PluginMessage, FreeMessage> handle;
-  };
-  struct Peer {
-    Note note{};    ///< What it sends before it closes its connections.
-    Message noted;  ///< The pending receipt of that.
+    std::byte* next;
+    std::size_t left;
+    bool lost = false;  ///< The connection has ended.
   };
 
-  Message begin(int peer, std::uint64_t slot, void* data, std::size_t bytes, bool sends) noexcept;
-  PluginState wait(Message& message, std::int64_t ns) noexcept;
-  void connect(Rendezvous& rendezvous, base::Deadline deadline, double timeout_s);
+  void connect(Rendezvous& rendezvous, const Socket& listener, base::Deadline deadline);
+  void accept_peers(Rendezvous& rendezvous, const Socket& listener, base::Deadline deadline);
+  void take_in(Socket socket, base::Deadline deadline);
   void meet(base::Deadline deadline, double timeout_s);
-  void wait_for_all(std::vector<Message>& messages, base::Deadline deadline);
-  bool has_failed(Message& message) noexcept;
-  bool somebody_gave_up() noexcept;
-  [[noreturn]] void give_up(std::vector<Message>& messages);
-  void tell(const Failure& failure) noexcept;
+  std::vector<int> unconnected() const;
+
+  void move(Transfer& transfer) noexcept;
+  void wait_for(std::span<const Transfer> transfers, base::Deadline until) noexcept;
+  void read_note(Peer& peer) noexcept;
+  void read_notes(base::Deadline deadline) noexcept;
+  bool somebody_gave_up() const noexcept;
+  [[noreturn]] void give_up(std::vector<Transfer>& transfers);
   static void merge(Failure& failure, const Failure& told);
   bool has_noted(int world_rank) const noexcept;
   int world_rank(int peer) const noexcept { return place_.ranks[static_cast<std::size_t>(peer)]; }
-  void close() noexcept;
+  Peer& peer(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)]; }
 
   Place place_;
-  const Plugin* plugin_;
-  std::unique_ptr<PluginMesh, FreeMesh> mesh_;
-  std::vector<std::unique_ptr<Peer>> peers_;  ///< Null for this rank.
+  std::vector<Peer> peers_;  ///< That of this rank has no sockets and is `gone`.
   ForkMark fork_mark_;
-  std::uint64_t exchanges_ = 0;
-  bool closed_ = false;
+  bool abandoned_ = false;
 };
 
-}  // namespace accelmgr::collective::gloo
+}  // namespace accelmgr::collective::tcp

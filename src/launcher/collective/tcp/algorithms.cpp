@@ -1,4 +1,4 @@
-#include "launcher/collective/gloo/algorithms.hpp"
+#include "launcher/collective/tcp/algorithms.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 
 #include "launcher/collective/kernels/kernels.hpp"
 
-namespace accelmgr::collective::gloo {
+namespace accelmgr::collective::tcp {
 namespace {
 
 /// Up to this size, one step in which all ranks send everything to all is faster than two steps with a part
@@ -148,4 +148,4 @@ std::string broadcast_object(Mesh& mesh, std::string_view object, int root, base
   return result;
 }
 
-}  // namespace accelmgr::collective::gloo
+}  // namespace accelmgr::collective::tcp
