@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "accelmgr/config.hpp"
-#include "base/ipc/process.hpp"
-#include "base/unique_fd.hpp"
 #include "engine/client/handle.hpp"
 #include "engine/client/service_socket.hpp"
+#include "role_process.hpp"
 #include "stage.hpp"
 #include "staged_run.hpp"
 #include "temporary_folder.hpp"
@@ -32,27 +31,6 @@ inline constexpr const char* observes = "observes";
 
 /// Plays one of these roles, and returns the exit code.
 int play_service(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv);
-
-/// A child of this process in a role. Its standard output is that of the test.
-class RoleProcess {
- public:
-  RoleProcess(const std::string& role, const std::vector<std::string>& arguments);
-  RoleProcess(RoleProcess&&) = default;
-
-  /// The next line that it says; empty if it has ended instead.
-  std::string line();
-  int pidfd() const noexcept { return process_.pidfd.get(); }
-  pid_t pid() const noexcept { return process_.pid; }
-  void kill_and_wait();
-  /// Ends its wait for the test.
-  void let_go() { waits_.reset(); }
-  /// Waits for its end, and returns its wait status.
-  int status();
-
- private:
-  ipc::Child process_;
-  base::UniqueFd says_, waits_;
-};
 
 /// The answer to a request.
 struct Answer {
