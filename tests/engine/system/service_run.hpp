@@ -1,8 +1,10 @@
 // A service in a process of its own, and hosts that attach to it in processes of their own.
 #pragma once
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accelmgr/config.hpp"
@@ -41,6 +43,8 @@ struct Answer {
 
 class ServiceRun {
  public:
+  /// On a stage of its own. A lost runner is replaced at once.
+  ServiceRun() : ServiceRun(std::make_unique<const Stage>()) {}
   explicit ServiceRun(const Config& config);
   /// Ends the service by SIGTERM, if it has not ended, and checks that nothing is left.
   ~ServiceRun();
@@ -68,6 +72,11 @@ class ServiceRun {
   }
 
  private:
+  explicit ServiceRun(std::unique_ptr<const Stage> stage) : ServiceRun(restarting(*stage)) {
+    stage_ = std::move(stage);
+  }
+
+  std::unique_ptr<const Stage> stage_;
   TemporaryFolder folder_;
   std::string configuration_;
   RoleProcess service_;
