@@ -1,6 +1,6 @@
 """Tensors on GPUs over NCCL, from Python, with ranks that are processes: fakes take the place of CUDA and NCCL.
 
-Tensors of the CPU stand for those of a GPU. The fake of NCCL between processes has reduce_scatter and all_gather.
+Tensors of the CPU stand for those of a GPU.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def _over_nccl(rank: int) -> list[Any]:
     found.append(distributed.all_gather(gpus.mark(torch.tensor([rank == 0, True]))))
     group = distributed.new_group([0, 1])
     found.append(distributed.reduce_scatter(own, group=group))
+    found += [distributed.all_reduce(own), distributed.all_to_all(own), distributed.broadcast(own, src=1)]
     assert all(gpus.has(tensor) for tensor in found)
     assert gpus.copies == 0 and gpus.runtime.fake_nccl_sums() == 2  # Nothing went through host memory.
     assert error_of(lambda: distributed.all_gather(gpus.mark(torch.ones(1 + rank))))[0] == "CollectiveError"
@@ -51,7 +52,10 @@ def _over_nccl(rank: int) -> list[Any]:
 
 
 def test_tensors_on_gpus_go_over_nccl() -> None:
-    for rank, (gathered, block, flags, of_group) in enumerate(ranks(_over_nccl, backend="auto")):
+    for rank, (gathered, block, flags, of_group, total, parts, sent) in enumerate(ranks(_over_nccl, backend="auto")):
         assert gathered == [1, 2, 3, 4, 2, 4, 6, 8]
         assert block == of_group == [[3, 6], [9, 12]][rank]
         assert flags == [True, True, False, True]
+        assert total == [3, 6, 9, 12]
+        assert parts == [[1, 2, 2, 4], [3, 4, 6, 8]][rank]
+        assert sent == [2, 4, 6, 8]

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <optional>
 #include <stdexcept>
@@ -53,6 +54,17 @@ int obey(SpawnRequest request) {
     }
   }
   return 0;
+}
+
+/// The client of a fork server that a forked child runs.
+ForkServerClient client_of(const std::function<int(base::UniqueFd socket)>& run) {
+  auto [ours, theirs] = socket_pair();
+  auto fork_server = fork_child([&ours = ours, &theirs = theirs, &run] {
+    ours.reset();
+    return run(std::move(theirs));
+  });
+  theirs.reset();
+  return {std::move(ours), std::move(fork_server)};
 }
 
 struct Runner {
@@ -225,14 +237,10 @@ TEST_F(ForkServerTest, AStoppedForkServerIsKilledAtTheBound) {
 }
 
 TEST_F(ForkServerTest, AChildThatCannotBeForkedIsReported) {
-  auto [ours, theirs] = socket_pair();
-  auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
-    ours.reset();
+  auto client = client_of([](base::UniqueFd socket) {
     fail_system_call(SYS_pidfd_open, EMFILE);
-    return run_fork_server(std::move(theirs), obey);
+    return run_fork_server(std::move(socket), obey);
   });
-  theirs.reset();
-  ForkServerClient client(std::move(ours), std::move(fork_server));
   client.spawn(5, 1, {});
   const auto ended = std::get<Ended>(client.next(soon()).value());
   EXPECT_EQ(ended.rank, 5);
@@ -265,15 +273,11 @@ TEST_F(ForkServerTest, EverythingDiesWithTheClient) {
 
 TEST_F(ForkServerTest, ReportsWaitForAClientThatIsBusy) {
   fork_server_.reset();
-  auto [ours, theirs] = socket_pair();
-  const int few_bytes = 1;  // The kernel makes it its minimum: room for a few reports.
-  ASSERT_EQ(setsockopt(theirs.get(), SOL_SOCKET, SO_SNDBUF, &few_bytes, sizeof few_bytes), 0);
-  auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
-    ours.reset();
-    return run_fork_server(std::move(theirs), [](const SpawnRequest& request) { return request.rank; });
+  auto client = client_of([](base::UniqueFd socket) {
+    const int few_bytes = 1;  // The kernel makes it its minimum: room for a few reports.
+    if (setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &few_bytes, sizeof few_bytes) != 0) return 1;
+    return run_fork_server(std::move(socket), [](const SpawnRequest& request) { return request.rank; });
   });
-  theirs.reset();
-  ForkServerClient client(std::move(ours), std::move(fork_server));
   constexpr int children = 30;
   for (int rank = 0; rank < children; ++rank) client.spawn(rank, 1, {});
   int started = 0, ended = 0;
@@ -305,14 +309,10 @@ TEST_F(ForkServerTest, SignalsReachTheGroupsOfAllAndStoppedOnesGoOn) {
 
 TEST_F(ForkServerTest, WhyAChildCouldNotBeForkedIsTold) {
   fork_server_.reset();
-  auto [ours, theirs] = socket_pair();
-  auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
-    ours.reset();
+  auto client = client_of([](base::UniqueFd socket) {
     fail_system_call(SYS_clone, EAGAIN);
-    return run_fork_server(std::move(theirs), obey);
+    return run_fork_server(std::move(socket), obey);
   });
-  theirs.reset();
-  ForkServerClient client(std::move(ours), std::move(fork_server));
   client.spawn(5, 1, {});
   EXPECT_EQ(std::get<Ended>(client.next(soon()).value()).error, EAGAIN);
 }
@@ -418,15 +418,11 @@ TEST_F(ForkServerTest, AClientThatStopsItIsLeftAlone) {
 
 TEST_F(ForkServerTest, AChildWhoseDescriptorsFindNoRoomInTheForkServerIsReported) {
   fork_server_.reset();
-  auto [ours, theirs] = socket_pair();
-  auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
-    ours.reset();
-    const rlimit limit{.rlim_cur = static_cast<rlim_t>(theirs.get()) + 1, .rlim_max = 1024};
+  auto client = client_of([](base::UniqueFd socket) {
+    const rlimit limit{.rlim_cur = static_cast<rlim_t>(socket.get()) + 1, .rlim_max = 1024};
     setrlimit(RLIMIT_NOFILE, &limit);
-    return run_fork_server(std::move(theirs), obey);
+    return run_fork_server(std::move(socket), obey);
   });
-  theirs.reset();
-  ForkServerClient client(std::move(ours), std::move(fork_server));
   const int passed[] = {0, 1, 2, 0, 1, 2};
   for (std::uint32_t generation = 1; generation <= 2; ++generation) {
     client.spawn(5, generation, passed);
@@ -456,17 +452,13 @@ TEST_F(ForkServerTest, AChildWhosePidfdFindsNoRoomInTheClientIsEndedAndReported)
 
 TEST_F(ForkServerTest, WantOfMemoryForAReportIsNotTheEndOfTheClient) {
   fork_server_.reset();
-  auto [ours, theirs] = socket_pair();
-  auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
-    ours.reset();
+  auto client = client_of([](base::UniqueFd socket) {
     fail_system_call(SYS_sendmsg, ENOBUFS);
-    return run_fork_server(std::move(theirs), [](const SpawnRequest& request) -> int {
+    return run_fork_server(std::move(socket), [](const SpawnRequest& request) -> int {
       if (write(request.fds.at(0).get(), "x", 1) == 1) hang();
       return 1;
     });
   });
-  theirs.reset();
-  ForkServerClient client(std::move(ours), std::move(fork_server));
   for (int rank = 0; rank < 2; ++rank) {
     auto [child, passed] = socket_pair();
     const int fd[] = {passed.get()};

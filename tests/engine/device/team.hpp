@@ -58,7 +58,7 @@ class Team {
   };
 
   explicit Team(const Options& options)
-      : options_(options), cuda(options.execution, options.seed), nccl(cuda, options.seed, options.first) {}
+      : options_(options), cuda(options.execution, options.seed), nccl(options.seed, options.first) {}
 
   /// On this thread, one rank after the other.
   void make_all() {

@@ -169,7 +169,7 @@ class Mixed {
   session::Session session_;
   device::NcclId id_{};
   FakeCuda cuda_{FakeCuda::Execution::threads};
-  FakeNccl nccl_{cuda_};
+  FakeNccl nccl_;
 };
 
 session::Manifest float32_manifest(bool bf16_slabs) {

@@ -7,14 +7,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <ostream>
 #include <string>
 
-#include "accelmgr/errors.hpp"
+#include "by_instruction.hpp"
 #include "engine/session/kernels.hpp"
 #include "small_step.hpp"
-#include "stepped_process.hpp"
 
 namespace accelmgr::session {
 
@@ -25,30 +23,8 @@ void PrintTo(const Death& death, std::ostream* out) {
 
 namespace {
 
-#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-constexpr bool few_enough = true;
-#else
-constexpr bool few_enough = false;
-#endif
-
-bool ptrace_is_refused() {
-  try {
-    SteppedProcess child([] {});
-    return false;
-  } catch (const SystemError& error) {
-    if (error.code() != EPERM) throw;
-    return true;
-  }
-}
-
-class EveryInstruction : public testing::TestWithParam<Death> {
+class EveryInstruction : public ByInstruction, public testing::WithParamInterface<Death> {
  protected:
-  void SetUp() override {
-    if (!few_enough)
-      GTEST_SKIP() << "unoptimized code has ten times more instructions, sanitized code still more";
-    if (ptrace_is_refused()) GTEST_SKIP() << "the kernel refuses ptrace of a child";
-  }
-
   /// Runs `work` to its end in a process of its own. Before it begins and after every `each` instructions,
   /// calls `look` on the memory that its death would leave, then puts the memory back. Returns the number of
   /// instructions.
@@ -76,7 +52,6 @@ class EveryInstruction : public testing::TestWithParam<Death> {
     return instructions;
   }
 
-  OnOneCore on_one_core_;
   SmallStep step_{GetParam()};
 };
 

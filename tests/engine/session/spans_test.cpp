@@ -7,15 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <string>
 #include <thread>
 
-#include "accelmgr/errors.hpp"
+#include "by_instruction.hpp"
 #include "engine/session/views.hpp"
 #include "session_support.hpp"
-#include "stepped_process.hpp"
 
 namespace accelmgr::session {
 namespace {
@@ -155,26 +153,7 @@ TEST(Spans, RandomReadersOfRandomRingsFindWhatIsThere) {
   }));
 }
 
-#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-constexpr bool few_enough = true;
-#else
-constexpr bool few_enough = false;
-#endif
-
-class SpansByInstruction : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!few_enough)
-      GTEST_SKIP() << "it runs in the preset test: elsewhere a span has ten times more instructions";
-    try {
-      SteppedProcess child([] {});
-    } catch (const SystemError& error) {
-      if (error.code() != EPERM) throw;
-      GTEST_SKIP() << "the kernel refuses ptrace of a child";
-    }
-  }
-  OnOneCore on_one_core_;
-};
+class SpansByInstruction : public ByInstruction {};
 
 // The writer runs an instruction at a time. What a reader finds after each is what a death there would leave.
 TEST_F(SpansByInstruction, AReaderIsNeverMisledByAWriterThatStandsOrIsKilled) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -27,7 +28,8 @@ thread_local int device_of_thread = 0;
 constexpr std::byte uninitialized{0xff};
 constexpr std::uint64_t longest_dawdle = 64;  // Yields.
 constexpr std::int64_t longest_dawdle_ns = 100'000;
-constexpr Code recording_refuses = 900;  // cudaErrorStreamCaptureUnsupported
+constexpr std::chrono::microseconds poll_interval{50};  // Of a kernel that waits for another process.
+constexpr Code recording_refuses = 900;                 // cudaErrorStreamCaptureUnsupported
 constexpr std::size_t device_bytes = std::size_t{1} << 40;
 
 template <class Range>
@@ -358,25 +360,18 @@ void FakeCuda::catch_up(int stream) {
   while (!hangs_ && (state.busy || !state.queue.empty())) {
     if (execution_ == Execution::threads) {
       changed_.wait(lock);
-    } else if (may_begin(state)) {  // Other streams go on no further than this one needs.
-      execute_front(state, lock);
+    } else if (may_begin(state) && execute_front(state, lock)) {
+      continue;  // Other streams go on no further than this one needs.
     } else if (!step(lock) && !hangs_) {
       throw std::logic_error("streams of the fake wait for each other");
     }
   }
 }
 
-void FakeCuda::launch(device::StreamHandle stream, std::shared_ptr<Part> part) {
+void FakeCuda::launch_polled(device::StreamHandle stream, std::function<Progress()> kernel) {
   const std::lock_guard lock(mutex_);
   queue(state_of(stream),
-        {.work = nullptr, .records = nullptr, .waits_for = nullptr, .part = std::move(part)});
-}
-
-void FakeCuda::release(Part& part) {
-  const std::lock_guard lock(mutex_);
-  if (part.joint->done || part.joint->running || std::exchange(part.released, true)) return;
-  if (part.arrived) ++part.joint->missing;  // It has gone again.
-  changed_.notify_all();
+        {.work = nullptr, .records = nullptr, .waits_for = nullptr, .polled = std::move(kernel)});
 }
 
 bool FakeCuda::is_device_memory(const void* memory, std::size_t bytes) {
@@ -391,52 +386,41 @@ void FakeCuda::queue(StreamState& stream, Operation operation) {
 
 bool FakeCuda::may_begin(const StreamState& stream) {
   if (stream.queue.empty() || stream.busy) return false;
-  if (const auto& part = stream.queue.front().part)
-    return !part->arrived || part->released || part->joint->done;
   const auto& awaited = stream.queue.front().waits_for;
   return awaited == nullptr || awaited->happened;
 }
 
-/// The first operation of the stream is a part that waits for the others, or is the last one to come.
-void FakeCuda::arrive(StreamState& stream, Lock& lock) {
-  const auto part = stream.queue.front().part;
-  const auto joint = part->joint;
-  part->arrived = true;
-  if (--joint->missing != 0) return;
-  joint->running = stream.busy = true;
-  if (broken_ == code::success) {
-    lock.unlock();
-    joint->work();
-    lock.lock();
-  }
-  joint->running = stream.busy = false;
-  joint->done = true;
-  changed_.notify_all();
+/// Does some work of the stream without the lock.
+void FakeCuda::execute(StreamState& stream, const std::function<void()>& work, Lock& lock) {
+  stream.busy = true;
+  lock.unlock();
+  work();
+  lock.lock();
+  stream.busy = false;
 }
 
-/// Executes the first operation of the stream without the lock.
-void FakeCuda::execute_front(StreamState& stream, Lock& lock) {
+/// Executes the first operation of the stream, or as much of it as it can. Returns false if that is nothing.
+bool FakeCuda::execute_front(StreamState& stream, Lock& lock) {
   if (until_hang_ == 0 && !std::exchange(hangs_, true)) changed_.notify_all();
   if (until_break_ == 0) broken_ = break_code_;
-  if (hangs_) return;
-  if (const auto& part = stream.queue.front().part; part && !part->arrived && !part->released)
-    return arrive(stream, lock);
+  if (hangs_) return false;
+  if (const auto& front = stream.queue.front(); front.polled && broken_ == code::success) {
+    auto progress = Progress::none;
+    execute(
+        stream, [&] { progress = front.polled(); }, lock);
+    if (progress != Progress::none) changed_.notify_all();
+    if (progress != Progress::done) return progress == Progress::some;
+  }
   until_hang_ = std::max(until_hang_ - 1, -1);
   until_break_ = std::max(until_break_ - 1, -1);
-  auto operation = std::move(stream.queue.front());
+  const auto operation = std::move(stream.queue.front());
   stream.queue.pop_front();
-  if (operation.part && operation.part->released) operation.work = operation.part->instead;
-  stream.busy = true;
   stream.busy_with = operation.host;
-  if (operation.work && broken_ == code::success) {
-    lock.unlock();
-    operation.work();
-    lock.lock();
-  }
-  stream.busy = false;
+  if (operation.work && broken_ == code::success) execute(stream, operation.work, lock);
   stream.busy_with = nullptr;
   if (operation.records) operation.records->happened = true;
   changed_.notify_all();
+  return true;
 }
 
 /// Executes one operation of a random stream. False if there is none.
@@ -444,9 +428,13 @@ bool FakeCuda::step(Lock& lock) {
   std::vector<StreamState*> ready;
   for (const auto& stream : streams_)
     if (may_begin(*stream)) ready.push_back(stream.get());
-  if (ready.empty() || hangs_) return false;
-  execute_front(*ready[random_() % ready.size()], lock);
-  return !hangs_;
+  while (!ready.empty() && !hangs_) {
+    const auto chosen = ready.begin() + static_cast<std::ptrdiff_t>(random_() % ready.size());
+    // Another thread may have gone on with that stream while this one executed something.
+    if (may_begin(**chosen) && execute_front(**chosen, lock)) return true;
+    ready.erase(chosen);
+  }
+  return false;
 }
 
 /// Executes one operation that has to come before the recording, or the recording itself.
@@ -456,8 +444,7 @@ bool FakeCuda::step_towards(const Recording& wanted, Lock& lock) {
     if (std::ranges::none_of(stream->queue, records)) continue;
     const auto awaited = stream->queue.front().waits_for;
     if (awaited != nullptr && !awaited->happened) return step_towards(*awaited, lock);
-    execute_front(*stream, lock);
-    return !hangs_;
+    return execute_front(*stream, lock);
   }
   return false;
 }
@@ -474,7 +461,7 @@ void FakeCuda::work_off(StreamState& stream) {
     const auto until_ns = base::now_ns() + longest_dawdle_ns;
     for (std::uint64_t i = 0; i < dawdle && base::now_ns() < until_ns; ++i) sched_yield();
     lock.lock();
-    execute_front(stream, lock);
+    if (!execute_front(stream, lock)) changed_.wait_for(lock, poll_interval);
   }
 }
 

@@ -40,19 +40,8 @@ class FakeCuda {
     bool operator==(const Held&) const = default;
   };
 
-  /// An operation on several streams: its work is executed once, when it has come to the front of all of
-  /// them, and ends on all of them. Guarded by the mutex of the fake.
-  struct Joint {
-    std::size_t missing = 0;  ///< Streams where it has not come to the front.
-    std::function<void()> work;
-    bool running = false, done = false;
-  };
-  /// What one stream has of it.
-  struct Part {
-    std::shared_ptr<Joint> joint;
-    std::function<void()> instead;  ///< Executed where this part ends without the others.
-    bool arrived = false, released = false;
-  };
+  /// What one call of a polled kernel has done.
+  enum class Progress { none, some, done };
 
   explicit FakeCuda(Execution execution, std::uint64_t seed = 0);
   ~FakeCuda();
@@ -72,10 +61,9 @@ class FakeCuda {
   /// computes as late as kernels on that stream. Returns early if the device hangs.
   void catch_up(int stream);
 
-  /// Queues a part of `joint`.
-  void launch(device::StreamHandle stream, std::shared_ptr<Part> part);
-  /// Ends a part without the others, which then wait for ever. No effect if the joint work is done.
-  void release(Part& part);
+  /// Queues a kernel that waits for something else than this device. At the front of its stream it is called
+  /// again and again until it is done. It must not block.
+  void launch_polled(device::StreamHandle stream, std::function<Progress()> kernel);
   bool is_device_memory(const void* memory, std::size_t bytes);
 
   /// What a stream was asked for while it was recorded.
@@ -138,7 +126,7 @@ class FakeCuda {
     std::function<void()> work;
     std::shared_ptr<Recording> records, waits_for;
     const std::byte* host = nullptr;  ///< The host's memory in a copy.
-    std::shared_ptr<Part> part{};
+    std::function<Progress()> polled{};
   };
   struct StreamState {
     int number = 0;
@@ -159,8 +147,8 @@ class FakeCuda {
   device::Code compute(StreamState& stream, std::function<void()> kernel);
   void record(StreamState& stream, EventState& event);
   static bool may_begin(const StreamState& stream);
-  void arrive(StreamState& stream, Lock& lock);
-  void execute_front(StreamState& stream, Lock& lock);
+  void execute(StreamState& stream, const std::function<void()>& work, Lock& lock);
+  bool execute_front(StreamState& stream, Lock& lock);
   bool step(Lock& lock);
   bool step_towards(const Recording& wanted, Lock& lock);
   void work_off(StreamState& stream);

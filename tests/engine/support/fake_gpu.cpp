@@ -1,7 +1,7 @@
-// The fakes of CUDA and of NCCL between processes as a library with the names of CUDA's runtime and of NCCL:
+// The fakes of CUDA and of NCCL as a library with the names of CUDA's runtime and of NCCL:
 // programs that load that library run without a GPU. Each process that calls it has a fake of its own.
 #include "engine/support/fake_cuda.hpp"
-#include "engine/support/shared_nccl.hpp"
+#include "engine/support/fake_nccl.hpp"
 
 using accelmgr::device::Code;
 using accelmgr::device::Direction;
@@ -9,6 +9,7 @@ using accelmgr::device::EventHandle;
 using accelmgr::device::Runtime;
 using accelmgr::device::StreamHandle;
 using accelmgr::test::FakeCuda;
+using accelmgr::test::FakeNccl;
 
 namespace {
 
@@ -28,7 +29,8 @@ const Runtime& fake() {
 
 const accelmgr::device::Nccl& nccl() {
   started();
-  static const auto functions = accelmgr::test::shared_nccl();
+  FakeNccl::of_process();
+  static const auto functions = FakeNccl::table();
   return functions;
 }
 
@@ -51,7 +53,7 @@ std::size_t fake_cuda_graph_size(StreamHandle stream) { return started().graph_s
 void fake_cuda_launch(StreamHandle stream, FakeCuda::Graph* graph, std::size_t first, std::size_t last) {
   started().launch(stream, *graph, first, last);
 }
-int fake_nccl_sums() { return accelmgr::test::shared_nccl_sums(); }
+int fake_nccl_sums() { return FakeNccl::of_process().calls("ncclReduceScatter"); }
 int fake_cuda_unregistered_copies() { return started().unregistered_copies(); }
 
 Code cudaSetDevice(int device) { return fake().set_device(device); }

@@ -1,7 +1,8 @@
-// NCCL behind its table, on the streams of a FakeCuda. The ranks are in this process, on one thread or on
-// several. An operation is executed when it has come to the front of the streams of all ranks, and combines
-// their memory, in an order of ranks that nobody can foresee. Calls return before they are done. It fails on
-// demand, and tells what NCCL would not: mismatches, calls that are not allowed, and what was not given back.
+// NCCL behind its table, on the streams of the FakeCuda of this process. Ranks are in one process, on one
+// thread or on several, or in several processes. An operation begins when it has come to the front of the
+// streams of all ranks, and sums up in an order of ranks that nobody can foresee. Calls return before they
+// are done. It fails on demand, and tells what NCCL would not: mismatches, calls that are not allowed, and
+// what was not given back.
 #pragma once
 
 #include <condition_variable>
@@ -14,12 +15,13 @@
 #include <vector>
 
 #include "base/cuda/nccl.hpp"
-#include "engine/support/fake_cuda.hpp"
+#include "engine/support/fake_nccl_team.hpp"
 
 namespace accelmgr::test {
 
-/// One process has at most one at a time. The FakeCuda outlives it. A group may have sends and receives of
-/// one communicator, all ranks take part in it, and each pair exchanges at most one message each way.
+/// One process has at most one at a time. A FakeCuda is there as long as it is used; it must execute in
+/// threads where ranks are in several processes. A group may have sends and receives of one communicator, all
+/// ranks take part in it, and each pair exchanges at most one message each way.
 class FakeNccl {
  public:
   /// When the first operation of a communicator is on its stream.
@@ -28,13 +30,16 @@ class FakeNccl {
     when_asked,  ///< When all ranks have made the call, as NCCL connects ranks then.
   };
 
-  explicit FakeNccl(FakeCuda& cuda, std::uint64_t seed = 0, FirstOperation first = FirstOperation::soon);
+  explicit FakeNccl(std::uint64_t seed = 0, FirstOperation first = FirstOperation::soon);
   ~FakeNccl();
   FakeNccl(const FakeNccl&) = delete;
   FakeNccl& operator=(const FakeNccl&) = delete;
 
   /// The table of the fake.
   static device::Nccl table();
+  /// The one of this process. If there is none, makes one that stays until the process ends, and ends it with
+  /// SIGABRT at the first mismatch or misuse.
+  static FakeNccl& of_process();
 
   // Faults. Without them, what happens to a rank is not told to the others: they wait for ever.
 
@@ -60,11 +65,6 @@ class FakeNccl {
 
  private:
   friend struct FakeNcclFunctions;
-  struct Signature;
-  struct Message;
-  struct Share;
-  struct Operation;
-  struct Clique;
   struct Communicator;
 
   device::NcclCode enter(const char* function);
@@ -73,22 +73,24 @@ class FakeNccl {
   device::NcclCode init(device::CommunicatorHandle* handle, int size, const device::NcclId& id, int rank,
                         const device::NcclConfig& config);
   device::NcclCode issue(const char* function, Communicator& communicator, device::StreamHandle stream,
-                         const Signature& signature, Share share);
+                         const fake_nccl::Signature& signature, fake_nccl::Share share);
   bool in_progress(Communicator& communicator);
+  device::NcclCode error_of(const Communicator& communicator) const;
   device::NcclCode end(const char* function, device::CommunicatorHandle handle);
   void misuse(const char* function, const char* what);
+  void note(std::vector<std::string>& list, const std::string& text) const;
 
-  FakeCuda& cuda_;
   const FirstOperation first_;
+  bool ends_process_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by the mutex.
   std::mt19937_64 random_;
   bool ending_ = false, tells_ = false;
   int hanging_ = 0;
-  std::uint64_t ids_ = 0;
+  std::vector<base::UniqueFd> ids_;  ///< Of teams, which exist as long as these are open.
   std::vector<std::unique_ptr<Communicator>> communicators_;  ///< Handles are addresses; none is used twice.
-  std::map<std::string, std::shared_ptr<Clique>> cliques_;
+  std::map<std::string, std::weak_ptr<fake_nccl::Team>> teams_;  ///< By their ids. Ranks share a mapping.
   std::map<int, device::NcclCode> asynchronous_;
   struct Fault {
     int nth;

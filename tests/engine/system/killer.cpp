@@ -1,23 +1,19 @@
 #include "killer.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <optional>
 #include <sstream>
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/proc_file.hpp"
 #include "engine/data/random.hpp"
-#include "roles.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -203,25 +199,18 @@ KillerOptions options_of(const std::string& text) {
 
 }  // namespace
 
-Killer::Killer(const KillerOptions& options) {
-  auto [hears, says] = make_pipe();
-  auto [waits, held] = make_pipe();
-  const std::pair<int, int> inherited[] = {{says.get(), role_says}, {waits.get(), role_waits}};
-  process_ = ipc::execute_self({role_argument, kills_at_random, as_text(options)}, inherited);
-  says_ = std::move(hears);
-  waits_ = std::move(held);
-}
+Killer::Killer(const KillerOptions& options)
+    : process_(std::in_place, kills_at_random, std::vector{as_text(options)}) {}
 
 Killer::~Killer() { end(); }
 
 Kills Killer::end() {
-  if (!process_.pidfd) return {};
-  waits_.reset();
+  if (!process_) return {};
+  process_->let_go();
   Kills done;
-  // Reads until the killer has ended: it holds the only other writing end.
-  for (char deed; read(says_.get(), &deed, 1) == 1;) ++done[deeds.at(deed)];
-  waitpid(process_.pid, nullptr, 0);
-  process_.pidfd.reset();
+  for (const char deed : process_->line()) ++done[deeds.at(deed)];
+  process_->status();
+  process_.reset();
   return done;
 }
 

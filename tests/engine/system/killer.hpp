@@ -4,16 +4,17 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
-#include "base/ipc/process.hpp"
+#include "role_process.hpp"
 
 namespace accelmgr::test {
 
 /// The name of a process that a test starts to be killed with the others.
 inline constexpr const char* tortured_host = "tortured:host";
 
-/// The role (see roles.hpp) in which this program is the killer. Its one argument has the options.
+/// The role (see role_process.hpp) in which this program is the killer. Its one argument has the options.
 inline constexpr const char* kills_at_random = "kills_at_random";
 
 struct KillerOptions {
@@ -45,8 +46,7 @@ class Killer {
   Kills end();
 
  private:
-  ipc::Child process_;
-  base::UniqueFd says_, waits_;
+  std::optional<RoleProcess> process_;
 };
 
 /// main() of the role. Returns the exit code.

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "engine/support/shared_nccl.hpp"
+#include "engine/support/fake_nccl.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -64,7 +64,8 @@ NcclCode all_gather(const void* from, void* to, std::size_t count, device::NcclT
 }  // namespace
 
 device::Nccl nccl_of_rank(const Config& config, int rank) {
-  whole = shared_nccl();
+  FakeNccl::of_process();
+  whole = FakeNccl::table();
   const auto& options = config.model.options;
   const auto found = options.find("nccl_fault");
   if (found == options.end() || std::stoi(found->second) != rank) return whole;

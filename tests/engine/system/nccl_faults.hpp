@@ -6,7 +6,7 @@
 
 namespace accelmgr::test {
 
-/// The table of shared_nccl(). `model.options["nccl_fault"]` is a rank and a fault, "1:hang_join":
+/// The table of FakeNccl. `model.options["nccl_fault"]` is a rank and a fault, "1:hang_join":
 ///
 ///   missing      the library is not there
 ///   refuse_id    ncclGetUniqueId fails

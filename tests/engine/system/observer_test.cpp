@@ -43,8 +43,7 @@ void fill(const client::Handle& manager, float value) {
 }
 
 TEST(Observer, SeesTheStepsOfHostsThatComeAndGo) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   auto observer = observer_of(service);
   EXPECT_FALSE(observer.last_step());
   EXPECT_FALSE(observer.next_step(0));
@@ -91,8 +90,7 @@ TEST(Observer, WaitsForTheNextStep) {
 }
 
 TEST(Observer, ThatFallsBehindGoesOnWithTheOldestStepThatIsThere) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   auto observer = observer_of(service);
   EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 300})").status, 200);
   const auto seen = observer.next_step(30);
@@ -101,8 +99,7 @@ TEST(Observer, ThatFallsBehindGoesOnWithTheOldestStepThatIsThere) {
 }
 
 TEST(Observer, GetsMemoryThatTheKernelRefusesToMapWritable) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   auto socket = client::ServiceSocket::connect(service.socket(), soon());
   const auto head =
       fmt::format("Upgrade: accelmgr-observer\r\nAccelmgr-Build: {:016x}\r\n", protocol::build_fingerprint());
@@ -120,8 +117,7 @@ TEST(Observer, GetsMemoryThatTheKernelRefusesToMapWritable) {
 }
 
 TEST(Observer, OfAnotherBuildIsRefused) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   EXPECT_EQ(service.ask("GET", "/v1/observe").code(), "upgrade_required");
   EXPECT_EQ(service.ask("GET", "/v1/observe", "", "Upgrade: accelmgr-host\r\n").code(), "upgrade_required");
   EXPECT_EQ(
@@ -200,8 +196,7 @@ TEST(Observer, CopiesNoParametersWhileAHostMayBeWriting) {
 }
 
 TEST(Observer, StepsOfTheServiceItselfMakeNoVersion) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   const auto observer = observer_of(service);
   const auto before = observer.parameters(60);
   EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
@@ -212,8 +207,7 @@ TEST(Observer, StepsOfTheServiceItselfMakeNoVersion) {
 
 TEST(Observer, ThatIsStoppedOrKilledChangesNothing) {
   const auto expected = undisturbed(3);
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   RoleProcess stopped(observes, {service.socket()}), killed(observes, {service.socket()});
   EXPECT_EQ(stopped.line(), "observes");
   EXPECT_EQ(killed.line(), "observes");
@@ -236,8 +230,7 @@ TEST(Observer, ThatIsStoppedOrKilledChangesNothing) {
 }
 
 TEST(Observer, LearnsThatTheServiceHasEnded) {
-  const Stage stage;
-  ServiceRun service(restarting(stage));
+  ServiceRun service;
   auto observer = observer_of(service), waiting = observer_of(service);
   EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
   EXPECT_TRUE(waiting.next_step(30));
@@ -256,8 +249,7 @@ TEST(Observer, LearnsThatTheServiceHasEnded) {
 }
 
 TEST(Observer, LeavesNothingInTheService) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   const auto descriptors = [&] {
     const std::filesystem::directory_iterator open(fmt::format("/proc/{}/fd", service.pid()));
     return std::distance(begin(open), end(open));

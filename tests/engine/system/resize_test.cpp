@@ -46,8 +46,7 @@ TEST(Resize, TheSlabsOfThoseWhoComeArePresentInTheOthersBeforeTheNextStep) {
   auto config = restarting(stage);
   config.runners.max_runners = 3;
   config.model.options["hidden"] = std::to_string(width);
-  StagedRun run(config);
-  expect_ok(run.manager());
+  RunAfterOneStep run(config);
   const auto pid = run.manager().statistics().runners.at(0).pid;
   const auto before = present_shared_bytes(pid);
   run.manager().resize(3);
@@ -77,8 +76,7 @@ TEST(Resize, BeyondTheLimitOfMemoryIsRefusedAndNothingHasChanged) {
 TEST(Resize, DownAndUpAgainStartsNobodyBesideTheRunnerThatWasLetGo) {
   const auto expected = undisturbed(2);
   Stage stage;
-  StagedRun run(restarting(stage));
-  expect_ok(run.manager());
+  RunAfterOneStep run(restarting(stage));
   stage.tell(1, Act::block);
   expect_failed(run.manager().step({.interrupted = [&] { return stage.blocks(1); }}), StepStatus::timeout,
                 {});
@@ -98,8 +96,7 @@ TEST(Resize, ATeamThatGrowsBackWaitsForTheShardingThatTheSmallerOneAskedFor) {
   stage.withhold_elements_from(2 * staged_ranks * staged_batch_size);
   auto config = staged_config(stage);
   config.runners.on_loss = LossPolicy::shrink;
-  StagedRun run(config);
-  expect_ok(run.manager());
+  RunAfterOneStep run(config);
   stage.wait_until_withheld();
   run.wait_until_waiting(0);
   run.kill_and_wait(run.runner(1));
@@ -125,8 +122,7 @@ TEST(Resize, ATeamThatGrowsBackWaitsForTheShardingThatTheSmallerOneAskedFor) {
 TEST(Recover, TrainingGoesOnOverTheSameSession) {
   const auto expected = undisturbed(3);
   Stage stage;
-  StagedRun run(restarting(stage));
-  expect_ok(run.manager());
+  RunAfterOneStep run(restarting(stage));
   EXPECT_THROW(run.manager().recover(), UsageError) << "there is a manager";
   stage.tell(1, Act::block);
   auto step = run.step_in_background();
@@ -146,8 +142,7 @@ TEST(Recover, TrainingGoesOnOverTheSameSession) {
 TEST(Recover, IsForAManagerThatEndedBetweenStepsToo) {
   const auto expected = undisturbed(2);
   Stage stage;
-  StagedRun run(restarting(stage));
-  expect_ok(run.manager());
+  RunAfterOneStep run(restarting(stage));
   run.kill_and_wait(run.processes().manager.get());
   EXPECT_NE(message_of<SessionError>([&] { run.manager().resize(1); }).find("recover()"), std::string::npos);
   run.manager().recover();

@@ -17,18 +17,9 @@
 namespace accelmgr::test {
 namespace {
 
-void say(const std::string& line) {
-  if (write(role_says, line.data(), line.size()) != static_cast<ssize_t>(line.size())) _exit(3);
-}
-
-void wait_for_test() {
-  char byte;
-  if (read(role_waits, &byte, 1) != 0) _exit(3);
-}
-
 int host(int argc, char** argv) {
   init(argc, argv);
-  Training training(resumable_config(argv[2], argv[3]));
+  Training training(resumable_config(argv[3], argv[4]));
   training.train(3);
   training.kill_runner(1);
   training.train(5);
@@ -57,7 +48,7 @@ int init_with_threads(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace accelmgr::test;
-  const std::string_view role = argc >= 2 ? argv[1] : "";
+  const std::string_view role = argc >= 3 && argv[1] == std::string_view(role_argument) ? argv[2] : "";
   if (role == role_host) return host(argc, argv);
   if (role == role_inits_with_threads) return init_with_threads(argc, argv);
   accelmgr::init(argc, argv);

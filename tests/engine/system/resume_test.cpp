@@ -1,6 +1,5 @@
 // Checks that a run which ends, and a run which resumes from its checkpoint, together give the bits of one
 // whole run, and train every element once.
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -122,8 +121,7 @@ class Resume : public testing::Test {
 };
 
 TEST_F(Resume, ACheckpointUnderWayEndsWithTheManagerThatWroteIt) {
-  StagedRun run(config());
-  expect_ok(run.manager());
+  RunAfterOneStep run(config());
   ipc::send_signal(run.processes().manager.get(), SIGSTOP);
   run.manager().save_checkpoint({});
   run.kill_and_wait(run.processes().manager.get());
@@ -145,25 +143,16 @@ TEST_F(Resume, EndsAsOneRunAcrossEpochsOfAShuffledSource) {
 
 /// Runs a host in a process of its own, and kills it in its sixth step. Returns its checkpoint.
 std::string checkpoint_of_killed_host(Stage& stage, const std::string& directory) {
-  int says[2], waits[2];
-  EXPECT_EQ(pipe2(says, O_CLOEXEC), 0);
-  EXPECT_EQ(pipe2(waits, O_CLOEXEC), 0);
-  base::UniqueFd says_out(says[0]), says_in(says[1]), waits_out(waits[0]), waits_in(waits[1]);
-  const std::pair<int, int> fds[] = {{says_in.get(), role_says}, {waits_out.get(), role_waits}};
-  const auto host = ipc::execute_self({role_host, stage.path(), directory}, fds);
-  says_in.reset();
-  waits_out.reset();
-  char path[4096];
-  const auto length = read(says_out.get(), path, sizeof path);
-  EXPECT_GT(length, 0) << "it ended before it had a checkpoint";
+  RoleProcess host(role_host, {stage.path(), directory});
+  const auto path = host.line();
+  EXPECT_NE(path, "") << "it ended before it had a checkpoint";
   stage.tell(1, Act::block);
-  waits_in.reset();
+  host.let_go();
   stage.wait_until_blocked(1);
-  ipc::send_signal(host.pidfd.get(), SIGKILL);
-  EXPECT_TRUE(ipc::wait_ended(host.pidfd.get(), soon()));
+  host.kill_and_wait();
   stage.tell(1, Act::compute);
   expect_nothing_left();
-  return {path, static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
+  return path;
 }
 
 TEST_F(Resume, AfterTheHostWasKilledEndsAsOneRunThroughAllRestarts) {

@@ -1,10 +1,7 @@
 #include "roles.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
-
-#include <cerrno>
 
 #include "accelmgr/errors.hpp"
 #include "accelmgr/init.hpp"
@@ -14,15 +11,6 @@
 
 namespace accelmgr::test {
 namespace {
-
-void say(const std::string& line) {
-  if (write(role_says, line.data(), line.size()) != static_cast<ssize_t>(line.size())) _exit(3);
-}
-
-void wait_for_test() {
-  char byte;
-  if (read(role_waits, &byte, 1) != 0) _exit(3);
-}
 
 StartMethod method_of(const std::string& name) {
   for (const auto method : {StartMethod::fork, StartMethod::forkserver})
@@ -56,7 +44,7 @@ int host(const std::vector<std::string>& arguments, int argc, char** argv) {
     }
     pids += fmt::format(" {}", child);
   }
-  say(pids + "\n");
+  say(pids);
   if (arguments.at(2) == "steps") manager.step();
   wait_for_test();
   return 0;
@@ -68,12 +56,6 @@ int play(const std::string& role, const std::vector<std::string>& arguments, int
   if (role == starts_without_init) return start_without_init();
   if (role == hosts) return host(arguments, argc, argv);
   return 2;
-}
-
-std::pair<base::UniqueFd, base::UniqueFd> make_pipe() {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw SystemError("pipe2", errno);
-  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
 }
 
 }  // namespace accelmgr::test

@@ -1,19 +1,12 @@
-// Roles in which a test executes this program again: processes that the test kills or misuses.
+// Roles of hosts that a test kills or misuses.
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "base/unique_fd.hpp"
+#include "role_process.hpp"
 
 namespace accelmgr::test {
-
-inline constexpr const char* role_argument = "--role";
-/// Descriptors of a role. It writes to the test through one, and reads from the other until the test closes
-/// its end.
-inline constexpr int role_says = 5;
-inline constexpr int role_waits = 6;
 
 /// Starts a manager without init(), and writes the exception's text.
 inline constexpr const char* starts_without_init = "starts_without_init";
@@ -24,8 +17,5 @@ inline constexpr const char* hosts = "hosts";
 
 /// Plays the role and returns the exit code. `arguments` follow the role's name.
 int play(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv);
-
-/// The reading and the writing end.
-std::pair<base::UniqueFd, base::UniqueFd> make_pipe();
 
 }  // namespace accelmgr::test

@@ -68,8 +68,7 @@ TEST(ServiceResize, DuringAStepLosesNothing) {
 }
 
 TEST(ServiceResize, WhatCannotBeIsRefusedAndChangesNothing) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   for (const auto* body :
        {"", "{}", R"({"runners": 0})", R"({"runners": 3})", R"({"runners": "2"})", R"({"ranks": 2})"})
     EXPECT_EQ(service.ask("POST", "/v1/resize", body).code(), "bad_request") << body;
@@ -244,8 +243,7 @@ TEST_F(ServiceCheckpoint, HasNoNameThatAClientChooses) {
 }
 
 TEST(ServiceCheckpointFolder, WithoutOneTheRequestIsRefused) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   EXPECT_EQ(service.ask("POST", "/v1/checkpoint").code(), "no_directory");
 }
 

@@ -1,6 +1,5 @@
 #include "service_run.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -16,20 +15,9 @@
 #include "engine/client/observer.hpp"
 #include "engine/service/service.hpp"
 #include "engine/support/expectations.hpp"
-#include "roles.hpp"
 
 namespace accelmgr::test {
 namespace {
-
-void say(const std::string& line) {
-  const auto text = line + "\n";
-  if (write(role_says, text.data(), text.size()) != static_cast<ssize_t>(text.size())) _exit(3);
-}
-
-void wait_for_test() {
-  char byte;
-  if (read(role_waits, &byte, 1) != 0) _exit(3);
-}
 
 int serve(const std::vector<std::string>& arguments) {
   std::ifstream file(arguments.at(0));
@@ -97,35 +85,6 @@ int play_service(const std::string& role, const std::vector<std::string>& argume
   ipc::die_with(getppid());  // Also when the test is killed because it takes too long.
   init(argc, argv);
   return role == serves ? serve(arguments) : role == observes ? observe(arguments) : host(arguments);
-}
-
-RoleProcess::RoleProcess(const std::string& role, const std::vector<std::string>& arguments) {
-  auto [hears, says] = make_pipe();
-  auto [waits, held] = make_pipe();
-  const std::pair<int, int> inherited[] = {{says.get(), role_says}, {waits.get(), role_waits}};
-  std::vector<std::string> words{role_argument, role};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  process_ = ipc::execute_self(words, inherited);
-  says_ = std::move(hears);
-  waits_ = std::move(held);
-}
-
-std::string RoleProcess::line() {
-  std::string line;
-  for (char c = 0; read(says_.get(), &c, 1) == 1 && c != '\n';) line += c;
-  return line;
-}
-
-void RoleProcess::kill_and_wait() {
-  ipc::send_signal(pidfd(), SIGKILL);
-  EXPECT_TRUE(ipc::wait_ended(pidfd(), soon()));
-}
-
-int RoleProcess::status() {
-  EXPECT_TRUE(ipc::wait_ended(pidfd(), soon()));
-  int status = -1;
-  waitpid(pid(), &status, 0);
-  return status;
 }
 
 ServiceRun::ServiceRun(const Config& config)

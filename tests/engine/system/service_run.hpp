@@ -1,15 +1,16 @@
 // A service in a process of its own, and hosts that attach to it in processes of their own.
 #pragma once
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accelmgr/config.hpp"
-#include "base/ipc/process.hpp"
-#include "base/unique_fd.hpp"
 #include "engine/client/handle.hpp"
 #include "engine/client/service_socket.hpp"
+#include "role_process.hpp"
 #include "stage.hpp"
 #include "staged_run.hpp"
 #include "temporary_folder.hpp"
@@ -33,27 +34,6 @@ inline constexpr const char* observes = "observes";
 /// Plays one of these roles, and returns the exit code.
 int play_service(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv);
 
-/// A child of this process in a role. Its standard output is that of the test.
-class RoleProcess {
- public:
-  RoleProcess(const std::string& role, const std::vector<std::string>& arguments);
-  RoleProcess(RoleProcess&&) = default;
-
-  /// The next line that it says; empty if it has ended instead.
-  std::string line();
-  int pidfd() const noexcept { return process_.pidfd.get(); }
-  pid_t pid() const noexcept { return process_.pid; }
-  void kill_and_wait();
-  /// Ends its wait for the test.
-  void let_go() { waits_.reset(); }
-  /// Waits for its end, and returns its wait status.
-  int status();
-
- private:
-  ipc::Child process_;
-  base::UniqueFd says_, waits_;
-};
-
 /// The answer to a request.
 struct Answer {
   int status = 0;
@@ -63,6 +43,8 @@ struct Answer {
 
 class ServiceRun {
  public:
+  /// On a stage of its own. A lost runner is replaced at once.
+  ServiceRun() : ServiceRun(std::make_unique<const Stage>()) {}
   explicit ServiceRun(const Config& config);
   /// Ends the service by SIGTERM, if it has not ended, and checks that nothing is left.
   ~ServiceRun();
@@ -90,6 +72,11 @@ class ServiceRun {
   }
 
  private:
+  explicit ServiceRun(std::unique_ptr<const Stage> stage) : ServiceRun(restarting(*stage)) {
+    stage_ = std::move(stage);
+  }
+
+  std::unique_ptr<const Stage> stage_;
   TemporaryFolder folder_;
   std::string configuration_;
   RoleProcess service_;

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "engine/checkpoint/folder.hpp"
 #include "engine/client/service_socket.hpp"
 #include "engine/protocol/messages.hpp"
 #include "engine/session/layout.hpp"
@@ -23,8 +22,7 @@ namespace {
 
 TEST(Service, AHostTrainsAsWithAManagerOfItsOwn) {
   const auto expected = undisturbed(3);
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   auto manager = service.attach();
   for (int i = 0; i < 3; ++i) expect_ok(manager);
   const auto statistics = manager.statistics();
@@ -38,8 +36,7 @@ TEST(Service, AHostTrainsAsWithAManagerOfItsOwn) {
 
 TEST(Service, TheNextHostGoesOnWhereTheLastOneDetached) {
   const auto expected = undisturbed(4);
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   for (int host = 0; host < 4; ++host) {
     auto manager = service.attach();
     expect_ok(manager);
@@ -53,8 +50,7 @@ TEST(Service, TheNextHostGoesOnWhereTheLastOneDetached) {
 }
 
 TEST(Service, AHostThatHasDetachedKeepsACopyAndChangesNothing) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   auto first = service.attach();
   expect_ok(first);
   const auto gradients = gradients_of(first);
@@ -68,8 +64,7 @@ TEST(Service, AHostThatHasDetachedKeepsACopyAndChangesNothing) {
 }
 
 TEST(Service, ASecondHostIsRefusedWithTheNameOfTheFirst) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   auto manager = service.attach();
   const auto text = message_of<SessionError>([&] { service.attach(); });
   EXPECT_NE(text.find("test (pid"), std::string::npos) << text;
@@ -78,8 +73,7 @@ TEST(Service, ASecondHostIsRefusedWithTheNameOfTheFirst) {
 }
 
 TEST(Service, AHostThatExecutesAnotherProgramMayAttachAgain) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   AttachedHost host(service, {"step", "again"});
   for (const auto* expected : {"", "ok", "", "ok"}) EXPECT_EQ(host.line(), expected);
   EXPECT_EQ(service.status()["steps"], 2);
@@ -88,8 +82,7 @@ TEST(Service, AHostThatExecutesAnotherProgramMayAttachAgain) {
 }
 
 TEST(Service, AHostWithoutDescriptorsKeepsNobodyOut) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   const base::UniqueFd next(dup(0));
@@ -103,8 +96,7 @@ TEST(Service, AHostWithoutDescriptorsKeepsNobodyOut) {
 }
 
 TEST(Service, AHostThatOnlyClosesItsSocketKeepsOthersOutUntilItHasEnded) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   AttachedHost host(service, {"step", "fork"});
   EXPECT_EQ(host.line(), "");
   EXPECT_EQ(host.line(), "ok");
@@ -118,8 +110,7 @@ TEST(Service, AHostThatOnlyClosesItsSocketKeepsOthersOutUntilItHasEnded) {
 
 // It closes its socket and lives on, so that it may still write to the session.
 TEST(Service, AHostThatIsEndingIsTheReasonWhyAnotherIsNotAdmitted) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   {
     auto socket = client::ServiceSocket::connect(service.socket(), soon());
     const auto head =
@@ -135,8 +126,7 @@ TEST(Service, AHostThatIsEndingIsTheReasonWhyAnotherIsNotAdmitted) {
 }
 
 TEST(Service, AHostThatDiesWhileItWritesParametersIsReported) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   AttachedHost host(service, {"step", "write"});
   for (const auto* expected : {"", "ok", "write"}) EXPECT_EQ(host.line(), expected);
   host.kill_and_wait();
@@ -194,8 +184,7 @@ TEST(Service, WithASnapshotTheNextHostGoesBackToTheLastWholeParameters) {
 }
 
 TEST(Service, MakesNoStepItselfWithHalfWrittenParameters) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   AttachedHost host(service, {"write"});
   for (const auto* expected : {"", "write"}) EXPECT_EQ(host.line(), expected);
   host.kill_and_wait();
@@ -203,24 +192,6 @@ TEST(Service, MakesNoStepItselfWithHalfWrittenParameters) {
   const auto answer = service.ask("POST", "/v1/step");
   EXPECT_EQ(answer.status, 409);
   EXPECT_EQ(answer.code(), "unfinished");
-}
-
-TEST(Service, WritesHalfWrittenParametersBesideTheLastGoodOnes) {
-  const Stage stage;
-  auto config = restarting(stage);
-  const TemporaryFolder folder;
-  config.checkpoint.directory = folder / "checkpoints";
-  ServiceRun service(config);
-  EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
-  EXPECT_EQ(service.ask("POST", "/v1/checkpoint").status, 200);
-  AttachedHost host(service, {"step", "write"});
-  for (const auto* expected : {"", "ok", "write"}) EXPECT_EQ(host.line(), expected);
-  host.kill_and_wait();
-  EXPECT_EQ(service.terminate(), 0);
-  const std::filesystem::path directory = config.checkpoint.directory;
-  EXPECT_TRUE(std::filesystem::exists(directory / "step-00000001"));
-  EXPECT_FALSE(std::filesystem::exists(directory / "step-00000002"));
-  EXPECT_TRUE(std::filesystem::exists(directory / "half-written" / "step-00000002"));
 }
 
 /// What a host does before it is killed, and what the next one finds.
@@ -234,8 +205,7 @@ class LeftByAHost : public testing::TestWithParam<Left> {};
 
 /// Returns the gradients of the second step alone: the host zeroes those of the first one.
 Tensors second_gradients() {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   auto host = service.attach();
   expect_ok(host);
   host.zero_grad();
@@ -245,8 +215,7 @@ Tensors second_gradients() {
 
 TEST_P(LeftByAHost, GradientsAreToldOfAndNotAddedTo) {
   const auto expected = second_gradients();
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   const auto& [deeds, found] = GetParam();
   AttachedHost host(service, deeds);
   EXPECT_EQ(host.line(), "");
@@ -349,8 +318,7 @@ TEST_F(PausedService, IsLeftByItsHostAndDoublesNothing) {
 }
 
 TEST(Service, ALostRunnerIsReplacedWithoutAHost) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   ipc::send_signal(service.runner(0), SIGKILL);
   while (service.status()["replacements"] != 1) std::this_thread::yield();
   auto manager = service.attach();
@@ -358,8 +326,7 @@ TEST(Service, ALostRunnerIsReplacedWithoutAHost) {
 }
 
 TEST(Service, ALostForkServerIsReplacedWithoutAHost) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   ipc::send_signal(service.processes().fork_server.get(), SIGKILL);
   while (service.status()["replacements"] != 2) std::this_thread::yield();
   auto manager = service.attach();
@@ -367,8 +334,7 @@ TEST(Service, ALostForkServerIsReplacedWithoutAHost) {
 }
 
 TEST(Service, ItsLossIsThatOfTheManager) {
-  const Stage stage;
-  ServiceRun service(restarting(stage));
+  ServiceRun service;
   auto manager = service.attach();
   expect_ok(manager);
   const auto gradients = gradients_of(manager);
@@ -387,8 +353,7 @@ TEST(Service, ItsLossIsThatOfTheManager) {
 
 TEST(Service, MakesStepsItself) {
   const auto expected = undisturbed(3);
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   EXPECT_EQ(service.ask("POST", "/v1/step").body["steps"][0]["status"], "ok");
   const auto answer = service.ask("POST", "/v1/step", R"({"count": 2})");
   EXPECT_EQ(answer.status, 200);
@@ -399,8 +364,7 @@ TEST(Service, MakesStepsItself) {
 }
 
 TEST(Service, MakesNoStepForARequestWhileAHostDrives) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   const auto manager = service.attach();
   const auto answer = service.ask("POST", "/v1/step");
   EXPECT_EQ(answer.status, 409);
@@ -421,8 +385,7 @@ TEST(Service, AFailedStepIsAnErrorWithItsRank) {
 }
 
 TEST(Service, RefusesWhatItDoesNotKnow) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   EXPECT_EQ(service.ask("GET", "/v1/nothing").code(), "unknown_request");
   EXPECT_EQ(service.ask("DELETE", "/v1/stop").code(), "wrong_method");
   EXPECT_EQ(service.ask("GET", "/v1/step").status, 405);
@@ -458,20 +421,6 @@ TEST(Service, SaysWhetherAStepWouldBeServed) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
 }
 
-TEST(Service, ThatGivesUpWritesItsLastCheckpoint) {
-  const Stage stage;
-  auto config = restarting(stage);
-  config.runners.max_restarts = 0;
-  const TemporaryFolder folder;
-  config.checkpoint.directory = folder / "checkpoints";
-  ServiceRun service(config);
-  EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
-  ipc::send_signal(service.runner(1), SIGKILL);
-  const int status = service.wait();
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
-  EXPECT_TRUE(std::filesystem::exists(folder / "checkpoints" / checkpoint::folder_name(1)));
-}
-
 /// How long the threads of a process have run so far, by their names, in nanoseconds.
 std::map<std::string, std::int64_t> times_of_threads(pid_t pid) {
   std::map<std::string, std::int64_t> times;
@@ -486,8 +435,7 @@ std::map<std::string, std::int64_t> times_of_threads(pid_t pid) {
 }
 
 TEST(Service, ClientsTakeNoTimeOfTheSupervisor) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   const auto before = times_of_threads(service.pid());
   ASSERT_TRUE(before.contains("accelmgr:http"));
   for (int i = 0; i < 500; ++i)
@@ -501,8 +449,7 @@ TEST(Service, ClientsTakeNoTimeOfTheSupervisor) {
 // ---- Its socket ----
 
 TEST(Service, OnlyItsUserMayConnect) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   struct stat found {};
   ASSERT_EQ(stat(service.socket().c_str(), &found), 0);
   EXPECT_EQ(found.st_mode & 0777, 0600u);
@@ -536,131 +483,9 @@ TEST(Service, SigtermFinishesTheStepUnderWay) {
 }
 
 TEST(Service, ARequestEndsIt) {
-  const Stage stage;
-  ServiceRun service(restarting(stage));
+  ServiceRun service;
   EXPECT_EQ(service.ask("POST", "/v1/stop").status, 202);
   EXPECT_EQ(service.terminate(), 0);
-}
-
-TEST(Service, WritesACheckpointWhenItEnds) {
-  const Stage stage;
-  auto config = restarting(stage);
-  const TemporaryFolder folder;
-  config.checkpoint.directory = folder / "checkpoints";
-  Tensors gradients;
-  {
-    ServiceRun service(config);
-    EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 2})").status, 200);
-    {
-      const auto manager = service.attach();
-      gradients = gradients_of(manager);
-    }
-    while (!service.status()["host"].is_null()) std::this_thread::yield();
-    EXPECT_EQ(service.terminate(), 0);
-  }
-  config.checkpoint.resume = "latest";
-  const ServiceRun service(config);
-  EXPECT_EQ(service.status()["steps"], 2);
-  EXPECT_TRUE(same_bits(gradients_of(service.attach()), gradients));
-}
-
-// One of the service would not have the host's optimizer.
-TEST(Service, LeavesTheCheckpointOfAHostAsItIsWhenItEnds) {
-  using nlohmann::literals::operator""_json_pointer;
-  const Stage stage;
-  auto config = restarting(stage);
-  const TemporaryFolder folder;
-  config.checkpoint.directory = folder / "checkpoints/";
-  for (const bool resumed : {false, true}) {
-    ServiceRun service(config);
-    if (!resumed) {
-      auto manager = service.attach();
-      expect_ok(manager);
-      manager.save_checkpoint({.json = R"({"optimizer": 17})"});
-    }
-    EXPECT_EQ(service.terminate(), 0);
-    std::ifstream file(folder / "checkpoints" / checkpoint::folder_name(1) / checkpoint::state_file);
-    EXPECT_EQ(nlohmann::json::parse(file).value("/state/run/host/optimizer"_json_pointer, 0), 17);
-    config.checkpoint.resume = "latest";
-  }
-}
-
-/// What `manager` finds of the one before: the optimizer, the step it is of, and the step of the checkpoint.
-std::string found_by(const client::Handle& manager) {
-  const auto& resumed = manager.resumed();
-  if (!resumed) return "nothing";
-  std::string text;
-  for (const auto& tensor : resumed->tensors) text += fmt::format("{}={} ", tensor.name, int(tensor.data[0]));
-  return text + fmt::format("{} of step {} in step {}", resumed->json, resumed->extras_step, resumed->step);
-}
-
-// A service has no optimizer: it keeps the last one.
-TEST(Service, AHostGetsWhatTheLastOneHasSaved) {
-  const Stage stage;
-  auto config = restarting(stage);
-  const TemporaryFolder folder;
-  config.checkpoint.directory = folder / "checkpoints";
-  config.checkpoint.keep = 1;
-  const std::byte momentum{7};
-  {
-    ServiceRun service(config);
-    EXPECT_EQ(service.ask("POST", "/v1/checkpoint").status, 200);
-    {
-      auto manager = service.attach();
-      EXPECT_EQ(found_by(manager), "nothing") << "the service alone has saved";
-      expect_ok(manager);
-      manager.save_checkpoint(
-          {.tensors = {{"momentum", DType::uint8, {1}, &momentum}}, .json = R"({"lr":3})"});
-      ASSERT_EQ(manager.checkpoints_written(30).at(0).error, "");
-    }
-    const auto wait = [&] {
-      while (!service.status()["host"].is_null()) std::this_thread::yield();
-    };
-    EXPECT_EQ(found_by(service.attach()), R"(momentum=7 {"lr":3} of step 1 in step 1)");
-    wait();
-    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
-    EXPECT_EQ(service.ask("POST", "/v1/checkpoint").status, 200);
-    EXPECT_EQ(found_by(service.attach()), R"(momentum=7 {"lr":3} of step 1 in step 2)");
-    wait();
-    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
-    EXPECT_EQ(service.terminate(), 0);
-  }
-  config.checkpoint.resume = "latest";
-  const ServiceRun again(config);
-  EXPECT_EQ(found_by(again.attach()), R"(momentum=7 {"lr":3} of step 1 in step 3)");
-}
-
-TEST(Service, WritesNoCheckpointsBesideThoseOfAnotherRun) {
-  const Stage stage;
-  auto config = restarting(stage);
-  const TemporaryFolder folder;
-  config.checkpoint.directory = folder / "checkpoints";
-  {
-    ServiceRun service(config);
-    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
-    EXPECT_EQ(service.terminate(), 0);
-  }
-  RoleProcess other(serves, {config::to_yaml(config), folder / "socket"});
-  EXPECT_EQ(other.line(), "");
-  const int status = other.status();
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << status << ": no restart mends it";
-}
-
-TEST(Service, TheHostOfAServiceWritesCheckpointsOfItsRun) {
-  const Stage stage;
-  auto config = restarting(stage);
-  const TemporaryFolder folder;
-  config.checkpoint.directory = folder / "checkpoints";
-  const ServiceRun service(config);
-  for (int host = 0; host < 2; ++host) {
-    auto manager = service.attach();
-    expect_ok(manager);
-    manager.save_checkpoint({});
-    const auto written = manager.checkpoints_written(30);
-    ASSERT_EQ(written.size(), 1u);
-    EXPECT_EQ(written[0].error, "");
-    EXPECT_EQ(manager.run_id(), service.status()["run_id"]);
-  }
 }
 
 }  // namespace

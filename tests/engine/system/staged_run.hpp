@@ -67,6 +67,21 @@ class StagedRun {
   Processes processes_;
 };
 
+/// A run that has made one step.
+class RunAfterOneStep : public StagedRun {
+ public:
+  template <class StageOrConfig>
+  explicit RunAfterOneStep(const StageOrConfig& of) : StagedRun(of) {
+    expect_ok(manager());
+    gradients_ = gradients();
+  }
+  /// Whether the gradients are those of the first step, bit for bit.
+  bool has_added_nothing() const { return same_bits(gradients(), gradients_); }
+
+ private:
+  Tensors gradients_;
+};
+
 /// A staged config in which a lost runner is replaced at once.
 Config restarting(const Stage& stage);
 

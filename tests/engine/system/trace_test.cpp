@@ -108,8 +108,7 @@ std::uint64_t steps_in(const std::vector<Seen>& spans) {
 }
 
 TEST(Trace, EveryStepHasTheSpansOfEachRankAndOfTheHost) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   const auto before = base::now_ns();
   ASSERT_EQ(service.ask("POST", "/v1/step", R"({"count": 5})").status, 200);
   // A span is there when it has ended: the last reduction ends just after the step.
@@ -178,8 +177,7 @@ TEST(Trace, ARunnerThatIsKilledAndItsReplacementHaveEachTheirSpans) {
 }
 
 TEST(Trace, APollerGetsWhatIsNew) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   ASSERT_EQ(service.ask("POST", "/v1/step", R"({"count": 2})").status, 200);
   const Trace first(service);
   EXPECT_EQ(steps_in(first.of("runner", "forward")), 2u);
@@ -199,8 +197,7 @@ TEST(Trace, APollerGetsWhatIsNew) {
 }
 
 TEST(Trace, SpansThatAreWrittenOverAreCounted) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   const Trace before(service, "now");
   ASSERT_EQ(service.ask("POST", "/v1/step", R"({"count": 500})").status, 200);
   const Trace after(service, before.position);
@@ -250,8 +247,7 @@ TEST(Trace, AHostHasItsSpansUnderItsOwnPid) {
 }
 
 TEST(Trace, AServiceThatZeroesGradientsItselfHasTheSpanOfIt) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   ASSERT_EQ(service.ask("POST", "/v1/zero_grad").status, 200);
   const auto zeroed = Trace(service).of("host", "zero_grad", -1);
   ASSERT_EQ(zeroed.size(), 1u);
@@ -276,8 +272,7 @@ TEST(Trace, AnAttemptThatIsRefusedLeavesItsSpans) {
 }
 
 TEST(Trace, WrongPositionsAreRefused) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   for (const auto* query : {"?since=", "?since=x", "?since=1", "?since=1.2.3", "?since=0.0.0.0.0.",
                             "?since=0.0.0.0.0.-1", "?since=0.0.0.0.0.0.0", "?last=1"}) {
     const auto answer = service.ask("GET", std::string("/v1/trace") + query);

@@ -152,8 +152,7 @@ TEST(Watch, HowLongRunnersWaitForDataIsThere) {
 }
 
 TEST(Watch, APollerGetsWhatIsNew) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 5})").status, 200);
   EXPECT_EQ(numbers_of(steps(service, "?since=3")), (std::vector{4, 5}));
   const auto first = steps(service, "?since=1&limit=2");
@@ -172,8 +171,7 @@ TEST(Watch, APollerGetsWhatIsNew) {
 }
 
 TEST(Watch, WrongParametersAreRefusedWithWhatIsRight) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   for (const auto* query : {"?since=-1", "?since=x", "?since", "?limit=0", "?limit=257", "?last=1"}) {
     const auto answer = service.ask("GET", std::string("/v1/steps") + query);
     EXPECT_EQ(answer.status, 400) << query;
@@ -186,8 +184,7 @@ TEST(Watch, WrongParametersAreRefusedWithWhatIsRight) {
 }
 
 TEST(Watch, AHostThatIsKilledLeavesItsStepsAndTheNextOneGoesOn) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   Subscriber subscriber(service);
   EXPECT_EQ(subscriber.next("host"), json::parse(R"({"host": null})"));
   AttachedHost host(service, {"step", "step"});
@@ -207,8 +204,7 @@ TEST(Watch, AHostThatIsKilledLeavesItsStepsAndTheNextOneGoesOn) {
 }
 
 TEST(Watch, EventsSayWhatIsLostAndWhenTheServiceEnds) {
-  const Stage stage;
-  ServiceRun service(restarting(stage));
+  ServiceRun service;
   Subscriber subscriber(service);
   subscriber.next("host");
   ipc::send_signal(service.runner(1), SIGKILL);
@@ -240,8 +236,7 @@ TEST(Watch, TheLastStepOfAServiceIsAnEvent) {
 }
 
 TEST(Watch, AClientThatConnectsAgainMissesNothing) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   std::string id;
   {
     Subscriber subscriber(service);
@@ -270,8 +265,7 @@ TEST(Watch, AClientThatConnectsAgainMissesNothing) {
 }
 
 TEST(Watch, SoManyClientsMayWatchAndNoMore) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   std::deque<Subscriber> subscribers;
   for (int i = 0; i < 100; ++i) subscribers.emplace_back(service).next("host");
   const auto answer = service.ask("GET", "/v1/events");
@@ -301,8 +295,7 @@ TEST(Watch, AClientThatLeavesDuringAStepDisturbsNothing) {
 }
 
 TEST(Watch, MetricsAreThoseOfTheSession) {
-  const Stage stage;
-  const ServiceRun service(restarting(stage));
+  const ServiceRun service;
   auto manager = service.attach();
   for (int i = 0; i < 2; ++i) expect_ok(manager);
   auto connection = client::ServiceSocket::connect(service.socket(), soon());

@@ -31,7 +31,7 @@ using testing::IsEmpty;
 class DeviceTeams : public testing::Test {
  protected:
   FakeCuda cuda{FakeCuda::Execution::threads};
-  FakeNccl nccl{cuda};
+  FakeNccl nccl;
 };
 
 DeviceTeam::Options options() {

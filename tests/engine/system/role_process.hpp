@@ -1,0 +1,54 @@
+// Roles in which a test executes its program again: processes that it kills or misuses. What a role says to
+// the test, and how it waits for it.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/ipc/process.hpp"
+#include "base/unique_fd.hpp"
+
+namespace accelmgr::test {
+
+/// Arguments of the program: this, the role's name, and its arguments.
+inline constexpr const char* role_argument = "--role";
+/// Descriptors of a role. It writes to the test through one, and reads from the other until the test closes
+/// its end.
+inline constexpr int role_says = 5;
+inline constexpr int role_waits = 6;
+
+// For the role. They end the process if the test is gone.
+
+/// Says a line to the test.
+void say(const std::string& line);
+/// Returns when the test lets it go.
+void wait_for_test();
+
+// For the test.
+
+/// The reading and the writing end.
+std::pair<base::UniqueFd, base::UniqueFd> make_pipe();
+
+/// A child of this process in a role. Its standard output is that of the test.
+class RoleProcess {
+ public:
+  RoleProcess(const std::string& role, const std::vector<std::string>& arguments);
+  RoleProcess(RoleProcess&&) = default;
+
+  /// The next line that it says; empty if it has ended instead.
+  std::string line();
+  int pidfd() const noexcept { return process_.pidfd.get(); }
+  pid_t pid() const noexcept { return process_.pid; }
+  void kill_and_wait();
+  /// Ends its wait for the test.
+  void let_go() { waits_.reset(); }
+  /// Waits for its end, and returns its wait status.
+  int status();
+
+ private:
+  ipc::Child process_;
+  base::UniqueFd says_, waits_;
+};
+
+}  // namespace accelmgr::test
