@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from launching import SERVER, START_METHOD
@@ -137,6 +138,14 @@ def forkserver(nothing_is_left_of_the_module: None) -> Iterator[None]:
     """Ends the forkserver after the module's last test. The first launch that needs a forkserver starts it."""
     yield
     _native.end_forkserver()
+
+
+@pytest.fixture
+def zeroed(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A module's manager and oracle (see oracle.py), without gradients."""
+    for each in pair:
+        each.zero_grad()
+    return pair
 
 
 @pytest.fixture(autouse=True)

@@ -184,6 +184,45 @@ class Ties(nn.Module):
         return hidden.square().mean() + self.norm()
 
 
+def check_ties(started: Callable[..., accelmgr.Manager]) -> None:
+    """Ties, views, weak references and hooks are those of the host's model."""
+    torch.manual_seed(2)
+    model = Ties()
+    oracle = Oracle(model, vectors(4), nprocs=2, batch_size_per_device=2)
+    oracle.model = Ties()  # A copy would have the closure of the original.
+    oracle.model.load_state_dict(model.state_dict())
+    for parameter in oracle.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with started(model, Vectors(), batch_size_per_device=2) as manager:
+        assert "head.weight" not in dict(manager.named_parameters())
+        for _ in range(3):
+            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+            oracle.zero_grad()
+            with torch.no_grad():
+                for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
+                    one.mul_(0.9)
+                    other.copy_(one)
+
+
+def check_modes(started: Callable[..., accelmgr.Manager]) -> None:
+    """Modes and frozen parameters are those of the host's model."""
+    torch.manual_seed(9)
+    model = Switched()
+    oracle = Oracle(model, vectors(4), nprocs=2)
+    with started(model, Vectors()) as manager:
+        assert manager.step(accumulate=False).loss != pytest.approx(oracle.step(), rel=1e-3), "something is dropped"
+        for frozen in (True, False):
+            for each in (model, oracle.model):
+                each.eval()
+                each.layers[0].requires_grad_(not frozen)
+            oracle.zero_grad()
+            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+            assert manager.get_aggregated_gradients()[0].any() != frozen
+            assert (model.layers[0].weight.grad is None) == frozen
+
+
 class Normalized(Counted):
     def __init__(self) -> None:
         super().__init__()

@@ -150,14 +150,17 @@ def test_no_service_is_said(tmp_path: pathlib.Path) -> None:
         accelmgr.attach(tmp_path / "nothing")
 
 
+def run_until_it_kills_itself(program: str) -> None:
+    command = [sys.executable, "-c", f"import accelmgr, os, signal\n{program}"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+
+
 def test_a_host_that_is_killed_while_it_writes_is_told_of(service: Service) -> None:
-    program = (
-        "import accelmgr, os, signal\n"
+    run_until_it_kills_itself(
         f"manager = accelmgr.attach({os.fspath(service.socket)!r}, name='doomed')\n"
         "with manager.writing():\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
     with accelmgr.attach(service.socket) as manager:
         assert "(doomed) ended while it wrote parameters" in manager.unfinished
         manager.step()

@@ -20,6 +20,15 @@ class Bigrams(torch.nn.Module):
         return torch.nn.functional.cross_entropy(self.table(input).flatten(0, 1), target.flatten())
 
 
+def losses_of(manager: accelmgr.Manager, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    losses = []
+    for result in manager.steps(steps):
+        losses.append(result.loss)
+        optimizer.step()
+        manager.zero_grad()
+    return losses
+
+
 def test_module_is_fed_by_the_source_of_text(tmp_path: pathlib.Path) -> None:
     """The default of model.kind cannot read text, but a module ignores model.kind."""
     text = tmp_path / "a, 'b' [c]"  # No character of the name may be taken for a separator.
@@ -34,12 +43,7 @@ def test_module_is_fed_by_the_source_of_text(tmp_path: pathlib.Path) -> None:
         step_timeout=60,
         runners__threads=1,
     ) as manager:
-        optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
-        losses = []
-        for result in manager.steps(10):
-            losses.append(result.loss)
-            optimizer.step()
-            manager.zero_grad()
+        losses = losses_of(manager, torch.optim.SGD(model.parameters(), lr=50.0), 10)
     assert losses[-1] < losses[0] / 2
     assert model.table.weight[ord("a")].argmax() == ord("b")
 
@@ -54,12 +58,7 @@ def test_built_in_model_is_computed_by_the_program() -> None:
         step_timeout=60,
         runners__threads=1,
     ) as manager:
-        optimizer = torch.optim.SGD(manager.parameters(), lr=0.5)
-        losses = []
-        for result in manager.steps(30):
-            losses.append(result.loss)
-            optimizer.step()
-            manager.zero_grad()
+        losses = losses_of(manager, torch.optim.SGD(manager.parameters(), lr=0.5), 30)
     assert losses[-1] < losses[0]
 
 

@@ -18,9 +18,10 @@ from device_runners import (
     Images,
     Normalized,
     Switched,
-    Ties,
     Vectors,
     assert_close,
+    check_modes,
+    check_ties,
     distance,
     vectors,
 )
@@ -120,22 +121,7 @@ class Doubles:
 
 
 def test_ties_views_weak_references_and_hooks_are_the_model_s():
-    torch.manual_seed(2)
-    model = Ties()
-    oracle = Oracle(model, vectors(4), batch_size_per_device=2, nprocs=2)
-    oracle.model = Ties()  # A copy would have the closure of the original.
-    oracle.model.load_state_dict(model.state_dict())
-    for parameter in oracle.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    with start(model, Vectors(), batch_size_per_device=2) as manager:
-        for _ in range(3):
-            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
-            assert_close(manager, oracle)
-            oracle.zero_grad()
-            with torch.no_grad():
-                for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
-                    one.mul_(0.9)
-                    other.copy_(one)
+    check_ties(start)
 
 
 def check_buffers(micro_batches: int, steps: int, **options: Any) -> None:
@@ -187,19 +173,7 @@ def test_buffers_of_any_form():
 
 
 def test_modes_and_frozen_parameters_are_those_of_the_host_s_model():
-    torch.manual_seed(9)
-    model = Switched()
-    oracle = Oracle(model, vectors(4), nprocs=2)
-    with start(model, Vectors()) as manager:
-        assert manager.step(accumulate=False).loss != pytest.approx(oracle.step(), rel=1e-3), "something is dropped"
-        for frozen in (True, False):
-            for each in (model, oracle.model):
-                each.eval()
-                each.layers[0].requires_grad_(not frozen)
-            oracle.zero_grad()
-            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
-            assert_close(manager, oracle)
-            assert manager.get_aggregated_gradients()[0].any() != frozen
+    check_modes(start)
 
 
 class Odd(nn.Module):

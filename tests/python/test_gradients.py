@@ -48,14 +48,6 @@ def pair():
         yield manager, oracle
 
 
-@pytest.fixture
-def zeroed(pair):
-    manager, oracle = pair
-    manager.zero_grad()
-    oracle.zero_grad()
-    return pair
-
-
 def test_a_step_adds_one_mean_gradient_and_steps_accumulate(zeroed):
     manager, oracle = zeroed
     for _ in range(3):

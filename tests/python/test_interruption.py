@@ -53,20 +53,26 @@ def interrupt(process):
     return time.monotonic()
 
 
-def test_in_a_step_nothing_is_added_and_the_next_one_works(tmp_path):
-    gate = Gate(tmp_path / "gate")
-    with started("-c", PROGRAM, str(tmp_path), cwd=tmp_path) as process:
+def check_interruption(folder, name, program, *arguments, says, then):
+    """Interrupts a program that waits at the gate of that name. It says so at once, and goes on after that."""
+    gate = Gate(folder / name)
+    with started("-c", program, str(folder), *arguments, cwd=folder) as process:
         read_until(process, "ready\n")
         gate.shut()
         proceed(process)
         with gate.held():
             begin = interrupt(process)
-            assert read_until(process, "\n") == "interrupted after 0 False [0.0, 0.0]\n"
+            assert read_until(process, "\n") == says
             assert time.monotonic() - begin < AT_ONCE_S
         proceed(process)
-        assert read_until(process, "\n").startswith("then StepResult(ok, step 1, ")
+        assert read_until(process, "\n").startswith(then)
         assert process.wait(timeout=BOUND_S) == 0
         assert process.stderr.read() == ""
+
+
+def test_in_a_step_nothing_is_added_and_the_next_one_works(tmp_path):
+    says, then = "interrupted after 0 False [0.0, 0.0]\n", "then StepResult(ok, step 1, "
+    check_interruption(tmp_path, "gate", PROGRAM, says=says, then=then)
 
 
 def test_in_start_nothing_is_left(tmp_path):
@@ -141,19 +147,8 @@ manager.stop()
 
 @pytest.mark.parametrize("what", ["resize", "recover"])
 def test_while_the_team_changes_it_can_be_asked_for_again(tmp_path, what):
-    gate = Gate(tmp_path / "started")
-    with started("-c", TEAM, str(tmp_path), what, cwd=tmp_path) as process:
-        read_until(process, "ready\n")
-        gate.shut()
-        proceed(process)
-        with gate.held():
-            begin = interrupt(process)
-            assert read_until(process, "\n") == "interrupted\n"
-            assert time.monotonic() - begin < AT_ONCE_S
-        proceed(process)
-        assert read_until(process, "\n") == ("then 2\n" if what == "resize" else "then 1\n")
-        assert process.wait(timeout=BOUND_S) == 0
-        assert process.stderr.read() == ""
+    then = "then 2\n" if what == "resize" else "then 1\n"
+    check_interruption(tmp_path, "started", TEAM, what, says="interrupted\n", then=then)
 
 
 WRITES = """\

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
-from test_attach import Service
+from test_attach import Service, run_until_it_kills_itself
 
 import accelmgr
 
@@ -23,10 +21,7 @@ def service(tmp_path: pathlib.Path) -> Iterator[Service]:
     try:
         yield service
     finally:
-        service.process.kill()
-        service.process.wait()
-        assert service.process.stdout is not None
-        service.process.stdout.close()
+        service.end()
 
 
 def test_an_observer_sees_the_steps_of_one_host_after_the_other(service: Service) -> None:
@@ -96,13 +91,11 @@ def test_parameters_are_never_torn_while_a_host_trains(service: Service) -> None
 
 
 def test_a_killed_observer_changes_nothing(service: Service) -> None:
-    program = (
-        "import accelmgr, os, signal\n"
+    run_until_it_kills_itself(
         f"observer = accelmgr.observe({os.fspath(service.socket)!r})\n"
         "observer.parameters(60)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
     with accelmgr.attach(service.socket) as manager:
         assert manager.unfinished == ""
         assert manager.step().step == 1

@@ -61,14 +61,6 @@ def pair():
     assert not manager.is_alive()
 
 
-@pytest.fixture
-def zeroed(pair):
-    manager, oracle = pair
-    manager.zero_grad()
-    oracle.zero_grad()
-    return pair
-
-
 def test_it_is_exported_and_has_the_original_signature():
     assert accelmgr.TPUManager is TPUManager
     parameters = inspect.signature(TPUManager).parameters

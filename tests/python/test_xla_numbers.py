@@ -13,10 +13,11 @@ from device_runners import (
     Images,
     Normalized,
     Switched,
-    Ties,
     Vectors,
     assert_close,
     check_frozen_parameters,
+    check_modes,
+    check_ties,
     distance,
     start,
     vectors,
@@ -68,23 +69,7 @@ def test_runners_train_as_one_process_on_the_cpu_does_with_one_program(shape):
 
 
 def test_ties_views_weak_references_and_hooks_are_the_model_s():
-    torch.manual_seed(2)
-    model = Ties()
-    oracle = Oracle(model, vectors(4), nprocs=2, batch_size_per_device=2)
-    oracle.model = Ties()  # A copy would have the closure of the original.
-    oracle.model.load_state_dict(model.state_dict())
-    for parameter in oracle.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    with start(model, Vectors(), batch_size_per_device=2) as manager:
-        assert "head.weight" not in dict(manager.named_parameters())
-        for _ in range(2):
-            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
-            assert_close(manager, oracle)
-            oracle.zero_grad()
-            with torch.no_grad():
-                for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
-                    one.mul_(0.9)
-                    other.copy_(one)
+    check_ties(start)
 
 
 def test_buffers_are_the_cpu_s_but_for_the_variance_of_batch_norm_which_is_the_biased_one():
@@ -139,23 +124,7 @@ def test_a_model_finds_memory_filled_if_the_host_has_asked_for_that_though_trans
 
 
 def test_modes_and_frozen_parameters_are_those_of_the_host_s_model():
-    torch.manual_seed(9)
-    model = Switched()
-    oracle = Oracle(model, vectors(4), nprocs=2)
-    with start(model, Vectors()) as manager:
-        assert manager.step(accumulate=False).loss != pytest.approx(oracle.step(), rel=1e-3), "something is dropped"
-        for each in (model, oracle.model):
-            each.eval()
-            each.layers[0].requires_grad_(False)
-        oracle.zero_grad()
-        assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
-        assert_close(manager, oracle)
-        assert model.layers[0].weight.grad is None and not manager.get_aggregated_gradients()[0].any()
-        for each in (model, oracle.model):
-            each.layers[0].requires_grad_(True)
-        oracle.zero_grad()
-        assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
-        assert_close(manager, oracle)
+    check_modes(start)
 
 
 def test_frozen_parameters_that_are_written_and_unfrozen():

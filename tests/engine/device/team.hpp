@@ -1,15 +1,19 @@
 // A team of devices, with the fakes: each rank has a device, streams and a communicator.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/cuda/device_collectives.hpp"
+#include "engine/replica/replica.hpp"
 #include "engine/support/fake_nccl.hpp"
 
 namespace accelmgr::test {
@@ -95,5 +99,14 @@ class Team {
   const device::NcclId id = device::DeviceCollectives::make_id(FakeNccl::table());
   std::vector<std::unique_ptr<Rank>> ranks;
 };
+
+/// Expects that ranks, which end here, have made no mistake and left nothing.
+inline void expect_clean(Team& team, int aborts) {
+  team.ranks.clear();
+  EXPECT_EQ(team.nccl.live(), 0);
+  EXPECT_EQ(team.nccl.misuses(), std::vector<std::string>{});
+  EXPECT_EQ(team.nccl.mismatches(), std::vector<std::string>{});
+  EXPECT_EQ(team.nccl.calls("ncclCommAbort"), aborts);
+}
 
 }  // namespace accelmgr::test
