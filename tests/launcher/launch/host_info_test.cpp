@@ -46,8 +46,8 @@ TEST(HostInfo, CountsTheCoresThatThisProcessMayRunOn) {
 // A process looks for the plug-in only once, so no other test of this program may ask for it.
 TEST(HostInfo, KnowsWhyGlooCannotBeUsed) {
   ASSERT_EQ(::setenv("ACCELMGR_GLOO_PLUGIN", "/nowhere/gloo.so", 1), 0);
-  const auto of_gloo = refusal([] { resolve({.nprocs = 1, .backend = "gloo"}, this_host()); }).first;
-  const auto of_unknown = refusal([] { resolve({.nprocs = 1, .backend = "glo"}, this_host()); }).first;
+  const auto of_gloo = refusal([] { resolve({.nprocs = 1, .backend = "gloo"}, this_host()); }).text;
+  const auto of_unknown = refusal([] { resolve({.nprocs = 1, .backend = "glo"}, this_host()); }).text;
   ASSERT_EQ(::unsetenv("ACCELMGR_GLOO_PLUGIN"), 0);
   EXPECT_TRUE(says(of_gloo, {"/nowhere/gloo.so: no such file"}));
   EXPECT_TRUE(says(of_unknown, {"available are serial, shm, auto"}));
