@@ -10,9 +10,14 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/config/loader.hpp"
+#include "refusal.hpp"
 #include "temporary_folder.hpp"
 
 namespace accelmgr::config {
+
+using test::Refusal;
+using test::refusal;
+using test::says;
 
 class YamlFile {
  public:
@@ -37,31 +42,6 @@ inline LoadedConfig load_text(const std::string& yaml, const Sets& sets = {},
                               const Environment& environment = {}) {
   const YamlFile file(yaml);
   return load_config(file.path(), sets, environment);
-}
-
-/// The text and the key of a ConfigError. refusal() returns those of the error that `call` throws; the test
-/// fails if there is none.
-struct Refusal {
-  std::string text;
-  std::string key;
-};
-
-template <class Call>
-Refusal refusal(Call&& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return {error.what(), error.key()};
-  }
-  ADD_FAILURE() << "nothing was refused";
-  return {};
-}
-
-inline ::testing::AssertionResult says(const Refusal& refusal, const std::vector<std::string>& parts) {
-  for (const auto& part : parts)
-    if (refusal.text.find(part) == std::string::npos)
-      return ::testing::AssertionFailure() << "no '" << part << "' in: " << refusal.text;
-  return ::testing::AssertionSuccess();
 }
 
 }  // namespace accelmgr::config

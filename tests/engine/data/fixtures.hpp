@@ -9,8 +9,8 @@
 
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/errors.hpp"
-#include "config_key_of.hpp"
 #include "message_of.hpp"
+#include "refusal.hpp"
 #include "temporary_folder.hpp"
 
 namespace accelmgr::test {

@@ -2,7 +2,6 @@
 // whose results the test knows.
 #pragma once
 
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -15,27 +14,9 @@
 #include "engine/device/gradient_copies.hpp"
 #include "engine/device/parameter_upload.hpp"
 #include "engine/support/fake_cuda.hpp"
+#include "pages.hpp"
 
 namespace accelmgr::test {
-
-/// Whole pages.
-class Pages {
- public:
-  explicit Pages(std::size_t bytes)
-      : bytes_((bytes + page - 1) / page * page),
-        data_(static_cast<std::byte*>(std::aligned_alloc(page, bytes_))) {
-    std::fill_n(data_.get(), bytes_, std::byte{0});
-  }
-  std::span<std::byte> span() const { return {data_.get(), bytes_}; }
-
- private:
-  static constexpr std::size_t page = 4096;
-  struct Free {
-    void operator()(std::byte* data) const { std::free(data); }
-  };
-  std::size_t bytes_;
-  std::unique_ptr<std::byte, Free> data_;
-};
 
 /// A sink with a slab, or without one. It notes each gradient as it is at the moment when it arrives.
 class NotingSink final : public replica::Sink {

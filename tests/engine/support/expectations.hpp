@@ -1,6 +1,8 @@
 // Expectations of tests of whole systems: how a step failed, and that the system left nothing behind.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <initializer_list>
 #include <string>
 
@@ -18,6 +20,16 @@ inline base::Deadline soon() { return base::Deadline::in_seconds(60); }
 std::string left_behind();
 /// Fails the test unless left_behind() is empty.
 void expect_nothing_left();
+
+/// Makes a step that must succeed. Reports a failure with its error.
+template <class Manager>
+StepResult expect_ok(Manager& manager, const StepOptions& options = {}) {
+  auto result = manager.step(options);
+  EXPECT_EQ(result.status, StepStatus::ok) << result.error;
+  EXPECT_TRUE(result.counted);
+  EXPECT_EQ(result.error, "");
+  return result;
+}
 
 /// Expects a step that ended with `status`, was not counted, and has an error with all `parts`.
 void expect_failed(const StepResult& result, StepStatus status, std::initializer_list<std::string> parts);

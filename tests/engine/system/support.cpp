@@ -139,12 +139,4 @@ double distance(const Tensors& actual, const Tensors& expected) {
   return farthest;
 }
 
-StepResult expect_ok(client::Handle& manager, const StepOptions& options) {
-  auto result = manager.step(options);
-  EXPECT_EQ(result.status, StepStatus::ok) << result.error;
-  EXPECT_TRUE(result.counted);
-  EXPECT_EQ(result.error, "");
-  return result;
-}
-
 }  // namespace accelmgr::test

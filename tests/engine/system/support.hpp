@@ -15,6 +15,7 @@
 #include "elements.hpp"
 #include "engine/client/handle.hpp"
 #include "engine/replica/replica.hpp"
+#include "engine/support/expectations.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::test {
@@ -66,8 +67,5 @@ bool all_finite(const Tensor& tensor);
 /// norm is zero, the distance of any other tensor is infinite. If it is zero but for rounding, as the
 /// gradient of a bias before a BatchNorm is, the distance is relative to the norm of all tensors.
 double distance(const Tensors& actual, const Tensors& expected);
-
-/// Makes a step that must succeed. Reports a failure with its error.
-StepResult expect_ok(client::Handle& manager, const StepOptions& options = {});
 
 }  // namespace accelmgr::test

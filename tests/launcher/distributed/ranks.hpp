@@ -12,7 +12,7 @@
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
 #include "accelmgr/launch.hpp"
-#include "config_key_of.hpp"
+#include "refusal.hpp"
 
 namespace accelmgr::test {
 

@@ -10,8 +10,12 @@
 
 #include "accelmgr/errors.hpp"
 #include "launcher/launch/plan/launch_spec.hpp"
+#include "refusal.hpp"
 
 namespace accelmgr::launch {
+
+using test::refusal;
+using test::says;
 
 using Environment = std::map<std::string, std::string>;
 
@@ -35,25 +39,6 @@ inline HostInfo second(HostInfo host_info) {
   host_info.hostname = "node2.cluster";
   host_info.addresses = {"127.0.0.1", "10.0.0.2", "::1", "fd00::2"};
   return host_info;
-}
-
-/// The text and the key of the ConfigError that `call` throws. Fails the test if `call` throws none.
-template <class Call>
-std::pair<std::string, std::string> refusal(Call&& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return {error.what(), error.key()};
-  }
-  ADD_FAILURE() << "nothing was refused";
-  return {};
-}
-
-inline ::testing::AssertionResult says(const std::string& text, const std::vector<std::string>& parts) {
-  for (const auto& part : parts)
-    if (text.find(part) == std::string::npos)
-      return ::testing::AssertionFailure() << "no '" << part << "' in: " << text;
-  return ::testing::AssertionSuccess();
 }
 
 }  // namespace accelmgr::launch

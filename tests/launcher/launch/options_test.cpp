@@ -183,7 +183,7 @@ TEST(LaunchConfig, MustHaveAHostAndAPortAsItsRendezvous) {
   config.launch.rendezvous = "10.0.0.1:0";
   EXPECT_EQ(options_of(config).master_port, 0);
   config.launch.nnodes = 2;
-  EXPECT_EQ(refusal([&] { options_of(config); }).second, "launch.rendezvous");
+  EXPECT_EQ(refusal([&] { options_of(config); }).key, "launch.rendezvous");
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ TEST(BadWorkers, AreRefusedWithThePart) {
 }
 
 TEST(Workers, AreThereOnceEach) {
-  EXPECT_TRUE(says(refusal([] { parse_workers("a:0;h:1|a:0;h:2"); }).first, {"worker a:0", "twice"}));
+  EXPECT_TRUE(says(refusal([] { parse_workers("a:0;h:1|a:0;h:2"); }).text, {"worker a:0", "twice"}));
   EXPECT_NO_THROW(parse_workers("a:0;h:1|b:0;h:2"));
 }
 
@@ -72,7 +72,7 @@ TEST(LocalWorker, IsNameAndOrdinalAndNothingElse) {
   EXPECT_EQ(parse_local_worker("a:3"), (Worker{"a", 3, {}}));
   for (const auto* bad : {"", "a", "a:", ":1", "a:1x", "a:1;h:2", "a;1"})
     EXPECT_TRUE(
-        says(refusal([&] { parse_local_worker(bad); }).first, {std::string("Bad worker syntax: ") + bad}));
+        says(refusal([&] { parse_local_worker(bad); }).text, {std::string("Bad worker syntax: ") + bad}));
 }
 
 TEST(Workers, StandForTheirDevicesAtPortsInARow) {
@@ -86,13 +86,13 @@ TEST(Workers, StandForTheirDevicesAtPortsInARow) {
 TEST(Workers, ThatWouldPassTheHighestPortAreRefused) {
   const List hosts = {{"a", 0, {"h", 65534}}};
   EXPECT_TRUE(
-      says(refusal([&] { expand_workers(hosts, 3); }).first, {"a:0 at h:65534", "3", "65536", "65535"}));
+      says(refusal([&] { expand_workers(hosts, 3); }).text, {"a:0 at h:65534", "3", "65536", "65535"}));
 }
 
 TEST(Workers, OfOneHostWhosePortsOverlapAreRefused) {
   const List hosts = {{"a", 0, {"h", 5000}}, {"a", 1, {"h", 5001}}};
   EXPECT_TRUE(
-      says(refusal([&] { expand_workers(hosts, 2); }).first, {"processes 1 and 2", "h:5001", "2 ports"}));
+      says(refusal([&] { expand_workers(hosts, 2); }).text, {"processes 1 and 2", "h:5001", "2 ports"}));
   EXPECT_NO_THROW(expand_workers(hosts, 1));
 }
 

@@ -12,26 +12,9 @@
 #include "engine/replica/model.hpp"
 #include "engine/replica/replica.hpp"
 #include "engine/replica/strided.hpp"
+#include "pages.hpp"
 
 namespace accelmgr::test {
-
-/// Whole pages, which are zero.
-class BenchPages {
- public:
-  explicit BenchPages(std::size_t bytes)
-      : bytes_((bytes / page + 1) * page), data_(static_cast<std::byte*>(std::aligned_alloc(page, bytes_))) {
-    std::memset(data_.get(), 0, bytes_);
-  }
-  std::span<std::byte> span() const { return {data_.get(), bytes_}; }
-
- private:
-  static constexpr std::size_t page = 4096;
-  struct Free {
-    void operator()(std::byte* data) const { std::free(data); }
-  };
-  std::size_t bytes_;
-  std::unique_ptr<std::byte, Free> data_;
-};
 
 /// The gradients of an attempt. Like a runner it stores the first one of a parameter and adds further ones,
 /// in the parameters' dtype. It notes what a device wrote as it is at the moment when it arrives.
@@ -67,7 +50,7 @@ class BenchSink final : public replica::Sink {
   bool wanted() override { return asked == nullptr || asked(); }
 
   const session::Manifest* manifest = nullptr;
-  std::unique_ptr<BenchPages> memory;
+  std::unique_ptr<Pages> memory;
   bool has_slab = true, last = false;
   int backwards = 0, arrivals = 0;
   Gradients gradients;
@@ -105,8 +88,8 @@ class ReplicaBench {
     sink.manifest = &manifest;
     sink.has_slab = has_slab;
     const auto bytes = manifest.place_tensors();
-    sink.memory = std::make_unique<BenchPages>(bytes.slab_room);
-    master = std::make_unique<BenchPages>(bytes.parameters);
+    sink.memory = std::make_unique<Pages>(bytes.slab_room);
+    master = std::make_unique<Pages>(bytes.parameters);
     state.resize(manifest.place_buffers() + session::generator_bytes);
     places = replica::places_of(master->span().data(), manifest);
     for (std::size_t i = 0; i < places.size(); ++i)
@@ -159,7 +142,7 @@ class ReplicaBench {
 
   session::Manifest manifest;
   BenchSink sink;
-  std::unique_ptr<BenchPages> master;
+  std::unique_ptr<Pages> master;
   std::vector<replica::Place> places;
   std::vector<std::byte> state;
   std::unique_ptr<replica::Replica> replica;  ///< Destroyed first, because it uses all members above.

@@ -214,12 +214,4 @@ bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
   });
 }
 
-StepResult expect_ok(Manager& manager, const StepOptions& options) {
-  auto result = manager.step(options);
-  EXPECT_EQ(result.status, StepStatus::ok) << result.error;
-  EXPECT_TRUE(result.counted);
-  EXPECT_EQ(result.error, "");
-  return result;
-}
-
 }  // namespace accelmgr::test

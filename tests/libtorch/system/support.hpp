@@ -14,6 +14,7 @@
 #include "accelmgr/batch_source.hpp"
 #include "accelmgr/manager.hpp"
 #include "accelmgr/model.hpp"
+#include "engine/support/expectations.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::test {
@@ -69,8 +70,5 @@ std::vector<const void*> addresses(const std::vector<NamedTensor>& tensors);
 double distance(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected);
 /// True if all tensors have the same bits.
 bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
-
-/// Makes a step that must succeed. Reports a failure with its error.
-StepResult expect_ok(Manager& manager, const StepOptions& options = {});
 
 }  // namespace accelmgr::test
