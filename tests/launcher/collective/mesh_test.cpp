@@ -114,6 +114,16 @@ TEST_F(MeshTest, WhoHasLeftIsMissedByThoseWhoGoOn) {
   }
 }
 
+TEST_F(MeshTest, WhoGivesUpEndsOnlyTheExchangesItHasNotCompleted) {
+  auto meshes = join_all<2>();
+  char sent = 'a', received = 0;
+  meshes[0]->exchange({{Mesh::Send{1, &sent, 1}}}, {}, soon());
+  meshes[0]->abandon({CollectiveError::Cause::lost, {0}});
+  meshes[1]->exchange({}, {{Mesh::Receive{0, &received, 1}}}, soon());
+  EXPECT_EQ(received, 'a');
+  EXPECT_THROW(meshes[1]->exchange({}, {{Mesh::Receive{0, &received, 1}}}, soon()), ExchangeError);
+}
+
 TEST_F(MeshTest, WhoDiesBeforeOthersConnectToItIsNamed) {
   contract::FileStore store(folder_.path());
   store.set("mesh/came/0", Socket::listening(address).name());

@@ -57,12 +57,13 @@ void Mesh::exchange(std::span<const Send> sends, std::span<const Receive> receiv
     const bool one_gave_up = somebody_gave_up();
     for (auto& transfer : transfers) move(transfer);
     std::erase_if(transfers, [](const Transfer& transfer) { return transfer.left == 0; });
-    if (transfers.empty() && !one_gave_up) return;
+    if (transfers.empty() && !one_gave_up) break;
     if (one_gave_up || deadline.passed() || base::interrupted() ||
         std::ranges::any_of(transfers, &Transfer::lost))
       give_up(transfers);
     wait_for(transfers, base::earlier(deadline, in_ns(timing::mesh_look_ns)));
   }
+  ++completed_;
 }
 
 void Mesh::move(Transfer& transfer) noexcept {
@@ -96,11 +97,11 @@ void Mesh::wait_for(std::span<const Transfer> transfers, base::Deadline until) n
 }
 
 void Mesh::read_note(Peer& peer) noexcept {
-  const auto received = peer.sockets[1].receive(reinterpret_cast<std::byte*>(&peer.note) + peer.note_bytes,
-                                                sizeof peer.note - peer.note_bytes);
+  const auto received = peer.sockets[1].receive(reinterpret_cast<std::byte*>(&peer.words) + peer.words_bytes,
+                                                sizeof peer.words - peer.words_bytes);
   if (!received)
     peer.state = Peer::State::gone;
-  else if ((peer.note_bytes += *received) == sizeof peer.note)
+  else if ((peer.words_bytes += *received) == sizeof peer.words)
     peer.state = Peer::State::has_noted;
 }
 
@@ -116,7 +117,9 @@ void Mesh::read_notes(base::Deadline deadline) noexcept {
 }
 
 bool Mesh::somebody_gave_up() const noexcept {
-  return std::ranges::any_of(peers_, [](const Peer& peer) { return peer.state == Peer::State::has_noted; });
+  return std::ranges::any_of(peers_, [this](const Peer& peer) {
+    return peer.state == Peer::State::has_noted && peer.words.completed <= completed_;
+  });
 }
 
 void Mesh::give_up(std::vector<Transfer>& transfers) {
@@ -154,12 +157,12 @@ std::vector<int> Mesh::gone(const std::vector<int>& ranks) noexcept {
 Failure Mesh::abandon(Failure failure) noexcept {
   if (abandoned_) return {Cause::broken, {}};
   abandoned_ = true;
-  const auto note = note_of(failure);
+  const LastWords words{completed_, note_of(failure)};
   for (const auto& peer : peers_)  // It fits in the kernel's buffer.
-    if (peer.sockets[1]) peer.sockets[1].send(&note, sizeof note);
+    if (peer.sockets[1]) peer.sockets[1].send(&words, sizeof words);
   read_notes(in_ns(timing::mesh_farewell_ns));
   for (const auto& peer : peers_)
-    if (peer.state == Peer::State::has_noted) merge(failure, failure_of(peer.note));
+    if (peer.state == Peer::State::has_noted) merge(failure, failure_of(peer.words.note));
   if (failure.cause == Cause::timeout) {
     // A rank that has given up too was not late. It is named only if no other rank is.
     auto late = failure.ranks;

@@ -90,11 +90,16 @@ class Mesh {
   Failure abandon(Failure failure) noexcept;
 
  private:
+  /// What a rank that gives up sends to the others.
+  struct LastWords {
+    std::uint64_t completed;  ///< How many exchanges it has completed.
+    Note note;
+  };
   struct Peer {
     enum class State { connected, has_noted, gone } state = State::connected;
     std::array<Socket, 2> sockets{};  ///< For messages, for notes.
-    Note note{};                      ///< Complete in the state has_noted.
-    std::size_t note_bytes = 0;       ///< How much of the note has come.
+    LastWords words{};                ///< Complete in the state has_noted.
+    std::size_t words_bytes = 0;      ///< How much of them has come.
   };
   struct Transfer {
     int peer;
@@ -114,6 +119,7 @@ class Mesh {
   void wait_for(std::span<const Transfer> transfers, base::Deadline until) noexcept;
   void read_note(Peer& peer) noexcept;
   void read_notes(base::Deadline deadline) noexcept;
+  /// Whether a peer has given up before it completed its part in the exchange under way.
   bool somebody_gave_up() const noexcept;
   [[noreturn]] void give_up(std::vector<Transfer>& transfers);
   static void merge(Failure& failure, const Failure& told);
@@ -124,6 +130,7 @@ class Mesh {
   Place place_;
   std::vector<Peer> peers_;  ///< That of this rank has no sockets and is `gone`.
   ForkMark fork_mark_;
+  std::uint64_t completed_ = 0;  ///< How many exchanges this rank has completed.
   bool abandoned_ = false;
 };
 
