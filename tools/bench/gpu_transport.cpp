@@ -14,6 +14,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
+#include "base/ipc/cores.hpp"
 #include "base/unique_fd.hpp"
 #include "engine/device/gradient_copies.hpp"
 #include "engine/device/parameter_upload.hpp"
