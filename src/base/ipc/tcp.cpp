@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "accelmgr/errors.hpp"
 #include "base/errno_text.hpp"
@@ -18,6 +19,9 @@
 
 namespace accelmgr::ipc {
 namespace {
+
+/// torch connects to IPv4 addresses through IPv6 sockets, whose addresses begin so.
+constexpr std::string_view ipv4_in_ipv6 = "::ffff:";
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -32,7 +36,11 @@ Addresses resolve(const std::string& host, int port, std::string& why) {
   return {code == 0 ? found : nullptr, &freeaddrinfo};
 }
 
-HostPort in_numbers(const sockaddr* address) { return {host_of(address), port_of(address)}; }
+HostPort in_numbers(const sockaddr* address) {
+  auto host = host_of(address);
+  if (host.starts_with(ipv4_in_ipv6)) host.erase(0, ipv4_in_ipv6.size());
+  return {std::move(host), port_of(address)};
+}
 
 base::UniqueFd open_socket(const addrinfo& address, int flags = 0) {
   return base::UniqueFd(
@@ -85,6 +93,15 @@ HostPort address_of(int socket) {
   socklen_t length = sizeof storage;
   auto* address = reinterpret_cast<sockaddr*>(&storage);
   if (getsockname(socket, address, &length) != 0) throw SystemError("getsockname", errno);
+  return in_numbers(address);
+}
+
+HostPort peer_of(int fd) noexcept {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  auto* address = reinterpret_cast<sockaddr*>(&storage);
+  if (getpeername(fd, address, &length) != 0) return {};
+  if (storage.ss_family != AF_INET && storage.ss_family != AF_INET6) return {};
   return in_numbers(address);
 }
 

@@ -20,6 +20,9 @@ base::UniqueFd try_bind_tcp(const std::string& host, int port, int& code);
 /// The numeric address of a bound socket. Throws SystemError.
 HostPort address_of(int socket);
 
+/// The numeric address of the peer of a connected TCP socket; {"", 0} for any other descriptor.
+HostPort peer_of(int fd) noexcept;
+
 /// The address by which a process of this host reaches a socket bound to `address`: loopback for the wildcard
 /// addresses, otherwise `address` itself.
 HostPort reachable(const HostPort& address);

@@ -2,42 +2,23 @@
 #include "launcher/distributed/context/torch.hpp"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <future>
-#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
-#include "base/timing.hpp"
 #include "libtorch/distributed/muted_warnings.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
 using std::chrono::milliseconds;
-using Store = c10::intrusive_ptr<c10d::TCPStore>;
 
-constexpr milliseconds answer_time(static_cast<std::int64_t>(timing::store_answer_s * 1000));
-
-/// Returns call(), without torch's warnings, and without stacks in its errors. `call` must own what it uses.
+/// Runs `call`, without torch's warnings, and without stacks in its errors.
 template <class Call>
-auto answered(Call call, milliseconds patience = answer_time) {
-  std::packaged_task<std::invoke_result_t<Call>()> task([call = std::move(call)] {
-    const MutedWarnings quiet;
-    return call();
-  });
-  auto answer = task.get_future();
-  std::thread asking(std::move(task));
-  if (answer.wait_for(patience) != std::future_status::ready) {
-    asking.detach();
-    throw std::runtime_error(
-        fmt::format("no answer within {:.3g} s", std::chrono::duration<double>(patience).count()));
-  }
-  asking.join();
+auto quietly(Call&& call) {
+  const MutedWarnings quiet;
   try {
-    return answer.get();
+    return call();
   } catch (const c10::DistStoreError&) {
     throw;
   } catch (const c10::Error& error) {
@@ -47,41 +28,37 @@ auto answered(Call call, milliseconds patience = answer_time) {
 
 class LibtorchClient final : public StoreClient {
  public:
-  explicit LibtorchClient(Store store) : store_(std::move(store)) {}
+  explicit LibtorchClient(c10::intrusive_ptr<c10d::TCPStore> store) : store_(std::move(store)) {}
 
   void set(const std::string& key, const std::string& value) override {
-    answered([store = store_, key, bytes = std::vector<std::uint8_t>(value.begin(), value.end())] {
-      store->set(key, bytes);
-    });
+    quietly([&] { store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
   }
   std::optional<std::string> get(const std::string& key, milliseconds patience) override {
     try {
-      return answered(
-          [store = store_, key, patience] {
-            store->wait({key}, patience);
-            const auto value = store->get(key);
-            return std::string(value.begin(), value.end());
-          },
-          patience + answer_time);
+      return quietly([&] {
+        store_->wait({key}, patience);
+        const auto value = store_->get(key);
+        return std::string(value.begin(), value.end());
+      });
     } catch (const c10::DistStoreError&) {
       return std::nullopt;  // Not there in time; client and store can go on.
     }
   }
   bool has(const std::string& key) override {
-    return answered([store = store_, key] { return store->check({key}); });
+    return quietly([&] { return store_->check({key}); });
   }
   std::int64_t add(const std::string& key, std::int64_t amount) override {
-    return answered([store = store_, key, amount] { return store->add(key, amount); });
+    return quietly([&] { return store_->add(key, amount); });
   }
   std::vector<std::string> keys() override {
-    return answered([store = store_] { return store->listKeys(); });
+    return quietly([&] { return store_->listKeys(); });
   }
   void erase(const std::string& key) override {
-    answered([store = store_, key] { store->deleteKey(key); });
+    quietly([&] { store_->deleteKey(key); });
   }
 
  private:
-  Store store_;
+  c10::intrusive_ptr<c10d::TCPStore> store_;
 };
 
 class Libtorch final : public Torch {
@@ -91,14 +68,14 @@ class Libtorch final : public Torch {
     c10d::TCPStoreOptions options;
     options.port = static_cast<std::uint16_t>(peer.port);
     options.waitWorkers = false;
-    // torch counts whole seconds.
-    options.timeout = std::max(timeout, milliseconds(1000));
+    options.timeout = timeout;
     if (listening_fd >= 0) {
       options.isServer = true;
       options.masterListenFd = listening_fd;
     }
-    return std::make_unique<LibtorchClient>(answered(
-        [host = peer.host, options] { return c10::make_intrusive<c10d::TCPStore>(host, options); }, timeout));
+    return quietly([&] {
+      return std::make_unique<LibtorchClient>(c10::make_intrusive<c10d::TCPStore>(peer.host, options));
+    });
   }
   int cuda_device_count() override {
     if (!c10::impl::hasDeviceGuardImpl(at::kCUDA)) return 0;

@@ -196,7 +196,8 @@ struct FakeFunctions {
     if (const auto failed = current->enter("cudaHostAlloc")) return failed;
     constexpr std::size_t page = 4096;
     const auto pages = (bytes + page - 1) / page * page;
-    *memory = std::aligned_alloc(page, pages);
+    // Not of malloc(): a device that is given up keeps it until the process ends, and that is no leak.
+    *memory = mmap(nullptr, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     const std::lock_guard lock(current->mutex_);
     current->registrations_[static_cast<std::byte*>(*memory)] = pages;
     return code::success;
@@ -204,8 +205,14 @@ struct FakeFunctions {
 
   static Code host_free(void* memory) {
     if (memory == nullptr) return code::success;
+    std::size_t bytes = 0;
+    {
+      const std::lock_guard lock(current->mutex_);
+      const auto found = current->registrations_.find(static_cast<std::byte*>(memory));
+      if (found != current->registrations_.end()) bytes = found->second;
+    }
     if (const auto code = host_unregister(memory)) return code;
-    std::free(memory);
+    munmap(memory, bytes);
     return code::success;
   }
 

@@ -2,7 +2,6 @@
 // has no devices. The server has one thread for each client.
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -18,15 +17,12 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
-#include "base/timing.hpp"
 #include "launcher/distributed/context/torch.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
 using std::chrono::milliseconds;
-
-constexpr milliseconds answer_time(static_cast<std::int64_t>(timing::store_answer_s * 1000));
 
 enum class Request : std::uint8_t { set, get, has, add, keys, erase };
 
@@ -177,9 +173,7 @@ class Client final : public StoreClient {
     for (const auto deadline = base::Deadline::in_seconds(double(timeout.count()) / 1e3);; sched_yield()) {
       try {
         fd_ = connect_to(peer);
-        bound_answers(timeout);
         static_cast<void>(has(""));
-        bound_answers(answer_time);
         return;
       } catch (const std::runtime_error&) {
         if (deadline.passed()) throw;
@@ -192,12 +186,9 @@ class Client final : public StoreClient {
     write_text(fd_.get(), value);
   }
   std::optional<std::string> get(const std::string& key, milliseconds patience) override {
-    bound_answers(patience + answer_time);
     ask(Request::get, key);
     write_number<std::int64_t>(fd_.get(), patience.count());
-    auto value = read_number<bool>(fd_.get()) ? std::optional(read_text(fd_.get())) : std::nullopt;
-    bound_answers(answer_time);
-    return value;
+    return read_number<bool>(fd_.get()) ? std::optional(read_text(fd_.get())) : std::nullopt;
   }
   bool has(const std::string& key) override {
     ask(Request::has, key);
@@ -226,15 +217,9 @@ class Client final : public StoreClient {
     address.sin_port = htons(static_cast<std::uint16_t>(peer.port));
     inet_pton(AF_INET, peer.host.c_str(), &address.sin_addr);
     base::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const int on = 1;
-    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
       throw std::runtime_error(std::strerror(errno));
     return fd;
-  }
-  void bound_answers(milliseconds time) {
-    const timeval timeout{.tv_sec = time.count() / 1000, .tv_usec = time.count() % 1000 * 1000};
-    setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   }
   void ask(Request request, const std::string& key) {
     write_number(fd_.get(), request);

@@ -2,17 +2,13 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <future>
 #include <string>
 
 #include "accelmgr/communicator.hpp"
 #include "base/ipc/network.hpp"
-#include "base/timing.hpp"
 #include "message_of.hpp"
 #include "reserved_port.hpp"
 
@@ -93,28 +89,6 @@ TEST(TcpStore, AServerThatIsGoneIsAnErrorThatNamesTheAddressEveryTime) {
     const auto message = message_of<SessionError>([&] { stores.client->add("sum", 1); });
     EXPECT_NE(message.find(address), std::string::npos) << message;
   }
-}
-
-TEST(TcpStore, AServerThatIsStoppedIsAnErrorThatNamesTheAddress) {
-  auto socket = ipc::bind_tcp("127.0.0.1", 0);
-  const int port = ipc::bound_port(socket.get());
-  const pid_t server = fork();
-  if (server == 0) {
-    alarm(60);
-    const auto store = TcpStore::serve(std::move(socket));
-    for (;;) pause();
-  }
-  socket.reset();
-  const auto client = TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(plenty_s));
-  client->set("key", "value");
-  kill(server, SIGSTOP);
-  waitpid(server, nullptr, WUNTRACED);
-  const auto begin = base::now_ns();
-  const auto message = message_of<SessionError>([&] { client->add("sum", 1); });
-  EXPECT_NE(message.find(client->address()), std::string::npos) << message;
-  EXPECT_LT(timing::seconds(base::now_ns() - begin), 3 * timing::store_answer_s);
-  kill(server, SIGKILL);
-  waitpid(server, nullptr, 0);
 }
 
 TEST(TcpStore, ConnectingWaitsUntilItIsServed) {

@@ -14,9 +14,7 @@
 namespace accelmgr::distributed {
 
 /// A client of torch's TCPStore. One thread at a time. Throws any std::exception if the store cannot be
-/// reached, or does not answer within timing::store_answer_s; the first line of its text says why. torch
-/// itself waits for an answer without a bound. So a thread makes the call, and stays behind if the answer is
-/// late; it ends with the connection.
+/// reached; the first line of its text says why.
 class StoreClient {
  public:
   virtual ~StoreClient() = default;
@@ -33,8 +31,8 @@ class Torch {
  public:
   virtual ~Torch() = default;
   /// Connects to a store at `peer`. Unless listening_fd is -1, first serves the store on that socket, in a
-  /// thread that ends with the client; takes ownership of the descriptor. The first answer must come within
-  /// `timeout`. Throws ConfigError if this torch has no TCPStore, and any std::exception as StoreClient does.
+  /// thread that ends with the client; takes ownership of the descriptor. Throws ConfigError if this torch
+  /// has no TCPStore, and any std::exception as StoreClient does.
   virtual std::unique_ptr<StoreClient> open_store(const ipc::HostPort& peer, int listening_fd,
                                                   std::chrono::milliseconds timeout) = 0;
   /// The number of CUDA devices that this process sees.

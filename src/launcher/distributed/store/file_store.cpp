@@ -96,7 +96,10 @@ FileStore::FileStore(std::string path, base::Deadline deadline) : path_(std::mov
   }
 }
 
+// Gives its own lock back first: two that end at the same time would each find that of the other, and the
+// file would stay.
 FileStore::~FileStore() {
+  try_lock(fd_.get(), users, F_UNLCK);
   if (try_lock(fd_.get(), users, F_WRLCK)) ::unlink(path_.c_str());
 }
 

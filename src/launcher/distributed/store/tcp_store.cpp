@@ -1,13 +1,23 @@
 #include "launcher/distributed/store/tcp_store.hpp"
 
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
 #include <string_view>
+#include <thread>
+#include <vector>
 
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
+#include "base/ipc/tcp.hpp"
+#include "base/parse_number.hpp"
 #include "base/timing.hpp"
 
 namespace accelmgr::distributed {
@@ -15,9 +25,59 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr milliseconds shut_again{50};
+
 milliseconds left(base::Deadline deadline) {
   // At least 1 ms, because c10d takes 0 for no timeout.
   return std::max(milliseconds(deadline.remaining_ns() / 1'000'000), milliseconds(1));
+}
+
+/// Sockets of this process that are connected to `peer`. torch's client does not tell which one is its own.
+std::vector<int> connected_to(const ipc::HostPort& peer) {
+  std::vector<int> found;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
+    const auto name = entry.path().filename().string();
+    const int fd = base::parse_number<int>(name).value_or(-1);
+    if (ipc::peer_of(fd) == peer) found.push_back(fd);
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+/// Sockets connected to `peer` that are not in `before`.
+std::vector<int> opened_since(const std::vector<int>& before, const ipc::HostPort& peer) {
+  std::vector<int> opened;
+  std::ranges::set_difference(connected_to(peer), before, std::back_inserter(opened));
+  return opened;
+}
+
+/// Bounds the wait for the server's first answer, which torch does not: the program that listens there may
+/// not be a store. When the deadline passes before the thread is stopped, it shuts the connection down, so
+/// that torch gives up.
+std::jthread bound_first_answer(const ipc::HostPort& peer, std::vector<int> before, base::Deadline deadline) {
+  return std::jthread([peer, before = std::move(before), deadline](const std::stop_token& came) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any stopped;
+    const auto wait = [&](milliseconds time) { stopped.wait_for(lock, came, time, [] { return false; }); };
+    for (wait(left(deadline)); !came.stop_requested(); wait(shut_again))  // torch connects again.
+      for (const int fd : opened_since(before, peer)) shutdown(fd, SHUT_RDWR);
+  });
+}
+
+/// Sets timeouts: from now on a missing answer, or a host that vanished, makes a call fail.
+void bound_answers(const std::vector<int>& sockets) {
+  constexpr auto seconds = static_cast<int>(timing::store_answer_s);
+  const timeval receive{.tv_sec = seconds, .tv_usec = 0};
+  const int acknowledge_ms = seconds * 1000;
+  const int on = 1;
+  for (const int fd : sockets) {
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &receive, sizeof receive);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &receive, sizeof receive);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &acknowledge_ms, sizeof acknowledge_ms);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
 }
 
 /// The first line of the text: torch appends a stack.
@@ -37,7 +97,12 @@ Torch& torch_for(const std::string& address) {
 /// `failure` is the begin of an error's text.
 std::unique_ptr<StoreClient> open(Torch& torch, const ipc::HostPort& peer, int listening_fd,
                                   base::Deadline deadline, const std::string& failure) try {
-  return torch.open_store(peer, listening_fd, left(deadline));
+  const auto before = connected_to(peer);
+  const auto first_answer = bound_first_answer(peer, before, deadline);
+  // torch counts whole seconds. A server listens there already, so a longer timeout does not matter.
+  auto client = torch.open_store(peer, listening_fd, std::max(left(deadline), milliseconds(1000)));
+  bound_answers(opened_since(before, peer));
+  return client;
 } catch (const ConfigError&) {
   throw;
 } catch (const std::exception& error) {

@@ -2,9 +2,9 @@
 // torch.distributed (env://) can use it too. torch itself is server and client
 // (launcher/distributed/context/torch.hpp).
 //
-//   auto socket = ipc::bind_tcp("10.0.0.1", 29500);  // Before any process is told of the port.
-//   auto store = TcpStore::serve(std::move(socket));  // Threads begin here.
-//   auto client = TcpStore::connect("10.0.0.1", 29500, deadline);  // In another process or thread.
+//   auto socket = ipc::bind_tcp("10.0.0.1", 29500);           // Bind the port before any process is told of
+//   it. auto store = TcpStore::serve(std::move(socket));     // Threads begin here. auto client =
+//   TcpStore::connect("10.0.0.1", 29500, deadline);   // In another process or thread.
 #pragma once
 
 #include <cstdint>

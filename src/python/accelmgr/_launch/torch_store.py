@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,33 +13,6 @@ from accelmgr.errors import ConfigError
 
 FIRST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
-ANSWER_S = 10.0  # As timing::store_answer_s.
-
-T = TypeVar("T")
-
-
-def _answered(call: Callable[[], T], patience_s: float = ANSWER_S) -> T:
-    """Returns call(). Raises TimeoutError if that takes longer than `patience_s`.
-
-    torch itself waits for an answer without a bound. So a thread makes the call, and stays behind if it is late.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(patience_s)
-    if errors:
-        raise errors.pop()
-    if not results:
-        raise TimeoutError(f"no answer within {patience_s:.3g} s")
-    return results.pop()
 
 
 class Client:
@@ -54,48 +24,45 @@ class Client:
                 "the ranks meet at a TCPStore of torch.distributed, "
                 f"which torch {torch.__version__} was built without; let them meet at a file (init_method file:///PATH)"
             )
-        self._store = _answered(
-            lambda: dist.TCPStore(  # type: ignore[attr-defined]
-                host,
-                port,
-                is_master=listening_fd is not None,
-                timeout=timedelta(milliseconds=max(timeout_ms, 1000)),  # torch counts whole seconds.
-                wait_for_workers=False,
-                master_listen_fd=listening_fd,
-                use_libuv=torch_version.VERSION >= (2, 6),  # Older servers with libuv take no listening socket.
-            ),
-            timeout_ms / 1000,
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            host,
+            port,
+            is_master=listening_fd is not None,
+            timeout=timedelta(milliseconds=timeout_ms),
+            wait_for_workers=False,
+            master_listen_fd=listening_fd,
+            use_libuv=torch_version.VERSION >= (2, 6),  # Older servers with libuv take no listening socket.
         )
 
     def set(self, key: str, value: bytes) -> None:
-        _answered(lambda: self._store.set(key, value))  # type: ignore[arg-type]  # set() takes bytes unchanged.
+        self._store.set(key, value)  # type: ignore[arg-type]  # set() takes bytes unchanged.
 
     def get(self, key: str, patience_ms: int) -> bytes | None:
         """The value of `key`. Waits for it for `patience_ms`; None if it is not set by then."""
         # Not wait(): torch writes a warning to standard error for each one that times out.
         end = time.monotonic() + patience_ms / 1000
         pause = FIRST_PAUSE_S
-        while not self.has(key):
+        while not self._store.check([key]):
             left = end - time.monotonic()
             if left <= 0:
                 return None
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_S)
-        value: bytes = _answered(lambda: self._store.get(key))
+        value: bytes = self._store.get(key)
         return value
 
     def has(self, key: str) -> bool:
-        return _answered(lambda: self._store.check([key]))
+        return self._store.check([key])
 
     def add(self, key: str, amount: int) -> int:
-        return _answered(lambda: self._store.add(key, amount))
+        return self._store.add(key, amount)
 
     def keys(self) -> list[str]:
         """All keys. Needs torch 2.10 or newer. Only the program accelmgr empties a store, and it calls libtorch."""
-        return _answered(self._store.list_keys)
+        return self._store.list_keys()
 
     def erase(self, key: str) -> None:
-        _answered(lambda: self._store.delete_key(key))
+        self._store.delete_key(key)
 
 
 def cuda_device_count() -> int:
