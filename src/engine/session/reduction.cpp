@@ -16,8 +16,8 @@ namespace {
 // repeats little.
 constexpr std::uint64_t overwrite_chunks = 256;
 
-// A slice has a part for each so many chunks, and at most max_parts. It is a property of the slice: whoever
-// takes it over must find the same parts.
+// A part has at least so many chunks. The number of parts follows from the slice alone: a process that takes
+// the slice over must find the same parts.
 constexpr std::uint64_t part_chunks = 512;
 
 // From so many parts on helpers are called. To wake them takes as long as reducing a few of these.

@@ -80,7 +80,8 @@ void Mesh::accept_peers(Rendezvous& rendezvous, const Socket& listener, base::De
   }
 }
 
-/// Keeps a connection of a member. Drops any other, of which it waits for the first bytes for a moment only.
+/// Keeps the connection if a member made it, and drops it otherwise. Waits a bounded time for its first
+/// bytes.
 void Mesh::take_in(Socket socket, base::Deadline deadline) {
   Hello hello{};
   const auto until = base::earlier(deadline, base::Deadline::in_seconds(timing::connect_s));

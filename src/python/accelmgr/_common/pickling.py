@@ -79,7 +79,7 @@ class _Storage:
         if self._storage.nbytes() == 0:
             return _over, (b"",)
         content = torch.empty(0, dtype=torch.uint8).set_(self._storage)
-        # Of the array, not of a memoryview of it: CPython 3.12 crashes when it collects a PickleBuffer of one.
+        # Not of a memoryview of the array: CPython 3.12 crashes when it collects such a PickleBuffer.
         return _over, (pickle.PickleBuffer(content.numpy()),)  # type: ignore[arg-type]
 
 
