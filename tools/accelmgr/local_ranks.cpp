@@ -15,6 +15,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/errno_text.hpp"
 #include "base/ipc/process.hpp"
+#include "base/timing.hpp"
 #include "launcher/launch/plan/environment.hpp"
 #include "launcher/launch/plan/variables.hpp"
 
@@ -60,8 +61,11 @@ LocalRanks::LocalRanks(boost::asio::io_context& loop, launch::Spawner spawner, T
       pump_timer_(loop) {
   spawner_watch_ = std::make_unique<manager::Watch>(loop_, spawner_.socket(), [this] {
     take_events();
-    if (!spawner_.fork_server_end()) return true;
-    events_.fork_server_ended(*spawner_.fork_server_end());
+    const auto end = spawner_.fork_server_end();
+    if (!end) return true;
+    const auto killed = base::Deadline::in_seconds(timing::killed_child_ends_s);
+    while (const auto event = spawner_.next(killed)) take_event(*event);
+    events_.fork_server_ended(*end);
     return false;
   });
 }
@@ -180,6 +184,7 @@ void LocalRanks::take_event(const ipc::Event& event) {
     return;
   }
   const auto& ended = std::get<ipc::Ended>(event);
+  if (ended.with_server) return;  // Events::fork_server_ended reports it.
   auto& rank = ranks_.at(static_cast<std::size_t>(ended.rank));
   rank.watches.clear();
   rank.watches.resize(rank.outputs.size());

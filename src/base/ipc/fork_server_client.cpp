@@ -16,6 +16,7 @@
 #include "base/ipc/fork_server_messages.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/ipc/wait_ready.hpp"
+#include "base/real_time.hpp"
 #include "base/timing.hpp"
 
 namespace accelmgr::ipc {
@@ -48,16 +49,7 @@ Report report_of(const Message& message, const std::set<int>& asked_for) {
   return report;
 }
 
-Event event_of(Message& message, const Report& report) {
-  if (report.kind == Report::Kind::ended)
-    return Ended{report.rank,        report.generation, report.pid,
-                 report.wait_status, report.error,      report.time_ns};
-  if (!message.missing.empty()) {
-    kill(-report.pid, SIGKILL);  // Without its pidfd this process would not see its end.
-    return Ended{report.rank, report.generation, 0, W_EXITCODE(exit_not_forked, 0), EMFILE, report.time_ns};
-  }
-  return Started{report.rank, report.generation, report.pid, std::move(message.fds[0])};
-}
+std::int64_t ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
 
 void check_one_thread() {
   if (has_one_thread()) return;
@@ -110,26 +102,128 @@ ForkServerClient ForkServerClient::start_beside_threads(const ChildMain& child_m
 ForkServerClient::~ForkServerClient() { stop(base::Deadline::in_seconds(timing::fork_server_end_s)); }
 
 void ForkServerClient::spawn(int rank, std::uint32_t generation, std::span<const int> fds) {
-  asked_for_.insert(rank);
   send(socket_.get(), bytes_of(Request{Request::Kind::spawn, rank, generation}), fds);
+  asked_for_.insert(rank);
+  children_[rank] = {.generation = generation, .process = {}, .ended_ns = 0};
 }
 
 void ForkServerClient::signal(int number) {
   send(socket_.get(), bytes_of(Request{Request::Kind::signal, number, 0}));
 }
 
+std::optional<int> ForkServerClient::server_exit(base::Deadline deadline) noexcept {
+  if (!server_exit_ && wait_ended(process_.pidfd.get(), deadline)) {
+    server_exit_ = take_exit_status(process_.pidfd.get()).value_or(unknown_exit);
+    kill_children();
+  }
+  return server_exit_;
+}
+
+void ForkServerClient::kill_children() noexcept {
+  for (const auto& [rank, child] : children_)
+    if (child.process.pidfd) send_group_signal(child.process.pidfd.get(), child.process.pid, SIGKILL);
+}
+
 std::optional<Event> ForkServerClient::next(base::Deadline deadline) {
-  do {
-    if (!socket_ || wait_ready(socket_.get(), POLLIN, deadline) == 0) return std::nullopt;
+  for (;;) {
+    if (auto event = take(base::now_ns())) return event;
+    if (!socket_ || deadline.passed() || (server_exit_ && children_.empty())) return std::nullopt;
+    wait(deadline);
+  }
+}
+
+std::optional<Event> ForkServerClient::take(std::int64_t now_ns) {
+  if (!socket_) return std::nullopt;
+  const bool is_last_look = server_exit().has_value();  // No report follows those that are here now.
+  if (auto event = take_report()) return event;
+  if (!is_last_look) end_server_without_socket(now_ns);
+  return take_unreported(now_ns);
+}
+
+std::optional<Event> ForkServerClient::take_report() {
+  while (is_readable(socket_.get())) {
     try {
       auto message = receive_what_fits(socket_.get(), base::Deadline::at_ns(0));
       if (!message) return std::nullopt;
-      return event_of(*message, report_of(*message, asked_for_));
+      if (auto event = event_of(*message)) return event;
     } catch (const SessionError& error) {
       refusals_.note(error.what());
     }
-  } while (!deadline.passed());
+  }
   return std::nullopt;
+}
+
+std::optional<Event> ForkServerClient::event_of(Message& message) {
+  const auto report = report_of(message, asked_for_);
+  const auto found = children_.find(report.rank);
+  if (found == children_.end() || found->second.generation != report.generation) return std::nullopt;
+  auto& child = found->second.process;
+  const Ended ended{report.rank,        report.generation, report.pid,
+                    report.wait_status, report.error,      report.time_ns};
+  if (report.kind == Report::Kind::ended) {
+    if (report.pid != child.pid) return std::nullopt;
+    children_.erase(found);
+    return ended;
+  }
+  if (child.pid != 0) throw SessionError(fmt::format("the fork server: rank {} has a child", report.rank));
+  try {
+    if (!message.missing.empty()) throw SystemError("receiving the pidfd of a child", EMFILE);
+    child = {report.pid, base::duplicate(message.fds[0].get())};
+  } catch (const SystemError& error) {
+    kill(-report.pid, SIGKILL);  // Without its pidfd this process would not see its end.
+    children_.erase(found);
+    return Ended{report.rank,  report.generation, 0, W_EXITCODE(exit_not_forked, 0),
+                 error.code(), report.time_ns};
+  }
+  return Started{report.rank, report.generation, report.pid, std::move(message.fds[0])};
+}
+
+/// A fork server that has closed its socket is ending. One that does not end hangs, and is killed.
+void ForkServerClient::end_server_without_socket(std::int64_t now_ns) noexcept {
+  if (!is_closed(socket_.get())) return;
+  if (closed_ns_ == 0) closed_ns_ = now_ns;
+  if (now_ns - closed_ns_ >= ns(timing::fork_server_kill_s)) send_signal(process_.pidfd.get(), SIGKILL);
+}
+
+std::optional<Event> ForkServerClient::take_unreported(std::int64_t now_ns) {
+  for (auto& [rank, child] : children_) {
+    const bool has_process = child.process.pidfd.get() >= 0;
+    if (has_process && child.ended_ns == 0 && has_ended(child.process.pidfd.get())) child.ended_ns = now_ns;
+    const bool is_over = server_exit_
+                             ? !has_process || child.ended_ns != 0
+                             : child.ended_ns != 0 && now_ns - child.ended_ns >= ns(timing::end_report_s);
+    if (!is_over) continue;
+    const Ended ended{.rank = rank,
+                      .generation = child.generation,
+                      .pid = child.process.pid,
+                      .wait_status = server_exit_ ? SIGKILL : unknown_exit,
+                      .error = 0,
+                      .time_ns = base::real_time_ns(),
+                      .with_server = server_exit_.has_value()};
+    children_.erase(rank);
+    return ended;
+  }
+  return std::nullopt;
+}
+
+/// Blocks until take() may have something new.
+void ForkServerClient::wait(base::Deadline deadline) const {
+  std::vector<pollfd> watched;
+  const auto watch = [&](int fd) { watched.push_back({.fd = fd, .events = POLLIN, .revents = 0}); };
+  if (!server_exit_) {
+    watch(process_.pidfd.get());
+    if (closed_ns_ == 0)
+      watch(socket_.get());
+    else
+      deadline = earlier(deadline, base::Deadline::at_ns(closed_ns_ + ns(timing::fork_server_kill_s)));
+  }
+  for (const auto& [rank, child] : children_) {
+    if (child.ended_ns == 0)
+      watch(child.process.pidfd.get());
+    else
+      deadline = earlier(deadline, base::Deadline::at_ns(child.ended_ns + ns(timing::end_report_s)));
+  }
+  wait_any(watched, deadline);
 }
 
 void ForkServerClient::stop(base::Deadline deadline) noexcept {
@@ -137,6 +231,7 @@ void ForkServerClient::stop(base::Deadline deadline) noexcept {
   if (getpid() != owner_) {
     socket_.reset();
     process_.pidfd.reset();
+    children_.clear();
     return;
   }
   try {
@@ -152,7 +247,11 @@ void ForkServerClient::stop(base::Deadline deadline) noexcept {
     send_signal(process_.pidfd.get(), SIGKILL);
     wait_ended(process_.pidfd.get(), base::Deadline::in_seconds(timing::fork_server_kill_s));
   }
-  take_exit_status();
+  const auto children_end = base::Deadline::in_seconds(timing::fork_server_kill_s);
+  server_exit();
+  for (const auto& [rank, child] : children_)
+    if (child.process.pidfd) wait_ended(child.process.pidfd.get(), children_end);
+  children_.clear();
   process_.pidfd.reset();
 }
 

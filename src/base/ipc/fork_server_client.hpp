@@ -1,10 +1,18 @@
-// The client's side of a fork server: starts it, asks it for children, and receives what becomes of them.
+// The client's side of a fork server: starts it, asks it for children, and tells what becomes of them. Each
+// child that was asked for ends here once, however that becomes known:
+//
+//   | its end is known by                          | after                | its wait status |
+//   |----------------------------------------------|----------------------|-----------------|
+//   | a report of the fork server                  |                      | as reported     |
+//   | its pidfd, while the fork server is stopped  | timing::end_report_s | unknown_exit    |
+//   | the end of the fork server, and its pidfd    |                      | SIGKILL         |
 #pragma once
 
 #include <sys/types.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -14,6 +22,7 @@
 #include "base/clock.hpp"
 #include "base/ipc/fork_server.hpp"
 #include "base/ipc/process.hpp"
+#include "base/ipc/socket.hpp"
 #include "base/refusals.hpp"
 #include "base/unique_fd.hpp"
 
@@ -34,6 +43,7 @@ struct Ended {
   int error;        ///< An errno value: why it could not be started (pid 0).
   /// When the fork server saw it, by CLOCK_REALTIME. Children whose ends it saw together have the same time.
   std::int64_t time_ns;
+  bool with_server = false;  ///< It ended because the fork server did.
 };
 
 using Event = std::variant<Started, Ended>;
@@ -59,39 +69,60 @@ class ForkServerClient {
   /// Calls stop() with a deadline of one second.
   ~ForkServerClient();
 
-  /// Asks for a child, which gets duplicates of `fds`. A Started event follows; or Ended, if the child cannot
-  /// be forked, or if the fork server or this process has too many open descriptors. Throws SystemError, for
-  /// which peer_is_gone() tells whether the fork server is gone, and SessionError if the fork server does not
-  /// read.
+  /// Asks for a child of a rank that has none, which gets duplicates of `fds`. A Started event follows, and
+  /// later Ended; or Ended alone, if the child cannot be forked, or if the fork server or this process has
+  /// too many open descriptors. Throws SystemError, for which peer_is_gone() tells whether the fork server is
+  /// gone, and SessionError if the fork server does not read.
   void spawn(int rank, std::uint32_t generation, std::span<const int> fds);
 
   /// Sends a signal to the process groups of all children, and continues stopped ones. Throws as spawn()
   /// does.
   void signal(int number);
 
-  /// Blocks for the next event. nullopt on the deadline, or if the fork server is gone (see pidfd()) and all
-  /// its events have been taken. Logs and skips invalid events, and events of ranks that were never spawned.
+  /// The next event that is known at `now_ns` (base::now_ns()). Does not block. Logs and skips invalid
+  /// reports, and reports of ranks that were never spawned.
+  std::optional<Event> take(std::int64_t now_ns);
+  /// Blocks for the next event. nullopt on the deadline, or if the fork server has ended and all children
+  /// have.
   std::optional<Event> next(base::Deadline deadline);
 
-  /// Readable when there is an event, or the fork server is gone.
+  /// Whether there are children whose end has not been taken.
+  bool has_children() const noexcept { return !children_.empty(); }
+  /// How the fork server ended, as waitpid() gives it, or unknown_exit if it is no child of this process.
+  /// nullopt if it has not ended by the deadline.
+  std::optional<int> server_exit(base::Deadline deadline = base::Deadline::at_ns(0)) noexcept;
+
+  /// Readable when there is a report, or the fork server is gone.
   int socket() const noexcept { return socket_.get(); }
   pid_t pid() const noexcept { return process_.pid; }
   int pidfd() const noexcept { return process_.pidfd.get(); }
 
-  /// The fork server's exit status, as waitpid() gives it; nullopt while it runs. Reaps it, so only the first
-  /// call returns the status.
-  std::optional<int> take_exit_status() noexcept { return ipc::take_exit_status(process_.pidfd.get()); }
-
-  /// Ends the fork server and its children, and reaps the fork server; kills it if it has not ended by the
-  /// deadline. No events follow. In a child forked from the process that made this client, it only closes the
-  /// child's copies of the descriptors.
+  /// Ends the fork server and its children, and reaps the fork server; kills those that have not ended by the
+  /// deadline, and waits for them for a bounded time. No events follow. In a child forked from the process
+  /// that made this client, it only closes the child's copies of the descriptors.
   void stop(base::Deadline deadline) noexcept;
 
  private:
+  struct Asked {
+    std::uint32_t generation = 0;
+    Child process;              ///< Empty until it has started.
+    std::int64_t ended_ns = 0;  ///< When its pidfd was first seen to be readable.
+  };
+  std::optional<Event> take_report();
+  /// nullopt for a late report of a child whose end was taken.
+  std::optional<Event> event_of(Message& message);
+  std::optional<Event> take_unreported(std::int64_t now_ns);
+  void end_server_without_socket(std::int64_t now_ns) noexcept;
+  void wait(base::Deadline deadline) const;
+  void kill_children() noexcept;
+
   base::UniqueFd socket_;
   Child process_;
   pid_t owner_ = getpid();
-  std::set<int> asked_for_;  ///< Ranks.
+  std::set<int> asked_for_;        ///< Ranks.
+  std::map<int, Asked> children_;  ///< Those whose end has not been taken, by rank.
+  std::int64_t closed_ns_ = 0;     ///< When the fork server was first seen to have closed its socket.
+  std::optional<int> server_exit_;
   base::Refusals refusals_;
 };
 

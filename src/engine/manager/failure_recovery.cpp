@@ -40,38 +40,13 @@ std::string last_log_lines(const session::LogTail& tail) {
 
 }  // namespace
 
-// The fork server reports how a runner ended. The loop does not wait for that: the report makes the process
-// count as lost, or the end of the fork server does, or look_for_unreported_ends().
-void Supervisor::runner_ended(int rank) {
-  take_fork_server_events();
-  // By now the process may count as lost, and its replacement may have been started.
-  if (has_no_process(rank) || !ipc::has_ended(runner(rank).pidfd.get())) return;
-  runner(rank).ended_ns = base::now_ns();
-  if (ipc::has_ended(fork_server_->pidfd())) fork_server_ended();
-}
-
-// A fork server that is stopped reports nothing.
-void Supervisor::look_for_unreported_ends(std::int64_t now_ns) {
-  const auto overdue = [&](int rank) {
-    const auto ended_ns = runner(rank).ended_ns;
-    return ended_ns != 0 && !has_no_process(rank) &&
-           timing::seconds(now_ns - ended_ns) > timing::end_report_s;
-  };
-  for (int rank = 0; rank < session_.ranks(); ++rank) {
-    const auto& r = runner(rank);
-    if (!r.end && r.ended_ns == 0 && ipc::has_ended(r.pidfd.get())) runner_ended(rank);
-    if (overdue(rank)) take_fork_server_events();  // The supervisor itself may have been stopped.
-    if (overdue(rank)) lost(rank, ipc::unknown_exit);
-  }
-}
-
 // Called when the process is known to have ended (fencing): only then may others use its slab and slice.
 void Supervisor::lost(int rank, int wait_status) {
   const auto& record = session_.record(rank);
   if (has_no_process(rank)) return;
   note_end(rank, wait_status);
   const bool retired = runner(rank).retiring;
-  if (session_.control().stopping.load() != 0 || (retired && !fork_server_lost_)) return start_next();
+  if (session_.control().stopping.load() != 0 || retired) return start_next();
 
   const auto verdict = runner(rank).verdict;
   const auto reason = record.reason.load();
@@ -82,7 +57,6 @@ void Supervisor::lost(int rank, int wait_status) {
                                   phase, what.empty() ? "" : ": ", what),
                       rank, phase);
   }
-  if (fork_server_lost_) return;  // One incident, that of the fork server, is enough.
   const auto incident = record_incident(rank, record.pid.load(), wait_status, what);
   repair(rank, reason, incident);
   view_.wake_everyone();
@@ -91,12 +65,8 @@ void Supervisor::lost(int rank, int wait_status) {
 void Supervisor::note_end(int rank, int wait_status) {
   auto& record = view_.record(rank);
   record.exit_status.store(wait_status);
-  // Kills what user code has forked there. If there is a fork server, it has done so.
-  if (fork_server_lost_ && runner(rank).pidfd)
-    ipc::send_group_signal(runner(rank).pidfd.get(), session_.record(rank).pid.load(), SIGKILL);
   const bool retired = runner(rank).retiring;
-  if (auto& lost_ns = lost_ns_[static_cast<std::size_t>(rank)]; !retired && lost_ns == 0)
-    lost_ns = runner(rank).ended_ns != 0 ? runner(rank).ended_ns : base::now_ns();
+  if (auto& lost_ns = lost_ns_[static_cast<std::size_t>(rank)]; !retired && lost_ns == 0) lost_ns = clock_();
   if (retired)
     base::log().info("runner {}, which was asked to end, has ended: {}", rank,
                      ipc::describe_exit(wait_status));
@@ -126,7 +96,7 @@ void Supervisor::repair(int rank, Reason reason, const std::string& incident) {
   const auto team = control.team.load();
   const auto rest = team & ~(session::RankMask{1} << rank);
   const auto decision =
-      policy_.runner_lost(base::now_ns(), __builtin_popcount(rest), reason == Reason::model_error);
+      policy_.runner_lost(clock_(), __builtin_popcount(rest), reason == Reason::model_error);
   base::log().log(decision.kind == Decision::Kind::give_up ? base::LogLevel::info : base::LogLevel::warning,
                   "{}", incident);
   switch (decision.kind) {
@@ -148,16 +118,11 @@ void Supervisor::repair(int rank, Reason reason, const std::string& incident) {
   start_next();
 }
 
-void Supervisor::fork_server_ended() {
-  if (!fork_server_lost_) note_fork_server_loss();
-  relaunch_when_all_are_gone();
-}
-
+// The end of each of its runners is an event of its own. When all have ended, relaunch() starts a new one.
 void Supervisor::note_fork_server_loss() {
   fork_server_lost_ = true;
-  take_fork_server_events();  // Reports of runners that ended before it.
   const int pid = fork_server_->pid();
-  const int status = fork_server_->take_exit_status().value_or(SIGKILL);
+  const int status = fork_server_->server_exit().value_or(ipc::unknown_exit);
   if (!has_started_)
     throw RunnerError(
         fmt::format("the fork server ended ({}) while it started the runners", ipc::describe_exit(status)),
@@ -169,23 +134,9 @@ void Supervisor::note_fork_server_loss() {
   starting_.reset();
 }
 
-// While the fork server is lost, the end of each of its runners and each tick call this.
-void Supervisor::relaunch_when_all_are_gone() {
-  bool all_are_gone = true;
-  for (int rank = 0; rank < session_.ranks(); ++rank) {
-    if (has_no_process(rank)) continue;
-    const auto& pidfd = runner(rank).pidfd;
-    if (pidfd && !ipc::has_ended(pidfd.get()))
-      all_are_gone = false;
-    else
-      note_end(rank, SIGKILL);
-  }
-  if (all_are_gone && session_.control().given_up.load() == 0) relaunch();
-}
-
 void Supervisor::relaunch() {
   auto& control = view_.control();
-  const auto decision = policy_.fork_server_lost(base::now_ns());
+  const auto decision = policy_.fork_server_lost(clock_());
   if (decision.kind == Decision::Kind::give_up) return give_up(decision.why);
   fork_server_end_.reset();
   fork_server_watch_.reset();
@@ -256,13 +207,13 @@ void Supervisor::give_up(const std::string& why) {
 
 // Aborts, then notes the reason, then kills: a process that sees the end of the runner finds both.
 void Supervisor::end_runner(int rank, const std::string& why) {
-  if (!runner(rank).verdict.empty() || runner(rank).ended_ns != 0) return;
+  if (!runner(rank).verdict.empty() || ipc::has_ended(runner(rank).pidfd.get())) return;
   const auto word = session_.word();
   if (starting_ != rank) session::abort_attempt(view_, word.attempt, session::author_supervisor);
   base::set_log_step(step_under_way());
   base::log().info("{}; it is killed", why);
   runner(rank).verdict = why;
-  runner(rank).killed_ns = base::now_ns();
+  runner(rank).killed_ns = clock_();
   ipc::send_signal(runner(rank).pidfd.get(), SIGKILL);
 }
 

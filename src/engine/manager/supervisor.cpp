@@ -25,7 +25,8 @@ using session::RunnerState;
 
 Supervisor::Supervisor(boost::asio::io_context& loop, const Config& config,
                        const session::SupervisorView& view, const session::Manifest& manifest,
-                       ipc::ForkServerClient fork_server, MakeForkServer relaunch, Reading reading)
+                       ipc::ForkServerClient fork_server, MakeForkServer relaunch, Reading reading,
+                       Clock clock)
     : loop_(loop),
       config_(config),
       view_(view),
@@ -34,11 +35,11 @@ Supervisor::Supervisor(boost::asio::io_context& loop, const Config& config,
       reduction_(view, manifest),
       fork_server_(std::move(fork_server)),
       relaunch_(std::move(relaunch)),
+      clock_(std::move(clock)),
       ticker_(loop),
-      start_timer_(loop),
       runners_(static_cast<std::size_t>(session_.ranks())),
       lost_ns_(static_cast<std::size_t>(session_.ranks())),
-      start_deadline_(base::Deadline::in_seconds(config.start_timeout)),
+      start_deadline_ns_(clock_() + static_cast<std::int64_t>(config.start_timeout * 1e9)),
       policy_(config.runners),
       watchdog_(config, session_),
       reading_(std::move(reading)),
@@ -61,20 +62,18 @@ std::uint64_t Supervisor::step_under_way() const noexcept {
 
 void Supervisor::watch_fork_server() {
   fork_server_watch_ = std::make_unique<Watch>(loop_, fork_server_->socket(), [this] {
-    take_fork_server_events();
+    look_at_processes();
     return !ipc::is_closed(fork_server_->socket());
   });
   fork_server_end_ = std::make_unique<Watch>(loop_, fork_server_->pidfd(), [this] {
-    fork_server_ended();
+    look_at_processes();
     return false;
   });
 }
 
 // ---- Starting ----
 
-void Supervisor::want(int rank, std::int64_t delay_ns) {
-  wanted_.push_back({rank, base::now_ns() + delay_ns});
-}
+void Supervisor::want(int rank, std::int64_t delay_ns) { wanted_.push_back({rank, clock_() + delay_ns}); }
 
 // One at a time: a runner is forked when the one before it is ready.
 void Supervisor::start_next() {
@@ -82,14 +81,7 @@ void Supervisor::start_next() {
   const auto next = std::min_element(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
     return a.not_before_ns < b.not_before_ns;
   });
-  const auto wait_ns = next->not_before_ns - base::now_ns();
-  if (wait_ns > 0) {
-    start_timer_.expires_after(std::chrono::nanoseconds(wait_ns));
-    start_timer_.async_wait([this](const boost::system::error_code& error) {
-      if (!error) start_next();
-    });
-    return;
-  }
+  if (next->not_before_ns > clock_()) return;  // A later look() starts it.
   const int rank = next->rank;
   wanted_.erase(next);
   start_runner(rank);
@@ -98,7 +90,7 @@ void Supervisor::start_next() {
 void Supervisor::start_runner(int rank) {
   runner(rank) = {};
   starting_ = rank;
-  starting_ns_ = base::now_ns();
+  starting_ns_ = clock_();
   view_.clear_record(rank);
   view_.record(rank).state.store(RunnerState::starting);
   try {
@@ -118,7 +110,7 @@ void Supervisor::spawn(int rank) {
     // If the runner ends without a message, its pidfd reports that.
     if (ipc::is_closed(runner(rank).lifeline.get())) return false;
     runner(rank).is_ready = true;
-    take_fork_server_events();  // The fork server reported the fork before, but that may not be read yet.
+    look_at_processes();  // The fork server reported the fork before, but that may not be read yet.
     ready_if_known(rank);
     return false;
   });
@@ -133,9 +125,11 @@ void Supervisor::not_started(int rank, const std::string& why) {
   lost(rank, W_EXITCODE(ipc::exit_not_forked, 0));
 }
 
-void Supervisor::take_fork_server_events() {
-  while (auto event = fork_server_->next(base::Deadline::at_ns(0)))
-    std::visit([this](auto& one) { take(one); }, *event);
+void Supervisor::look_at_processes() {
+  while (auto event = fork_server_->take(clock_())) std::visit([this](auto& one) { take(one); }, *event);
+  if (!fork_server_->server_exit()) return;
+  if (!fork_server_lost_) note_fork_server_loss();
+  if (!fork_server_->has_children() && session_.control().given_up.load() == 0) relaunch();
 }
 
 void Supervisor::take(ipc::Started& started) {
@@ -150,20 +144,21 @@ void Supervisor::take(ipc::Started& started) {
   ready_if_known(rank);
 }
 
-// A late report is of a process that counts as lost already, while its replacement is being started.
 void Supervisor::take(const ipc::Ended& ended) {
-  const auto& record = session_.record(ended.rank);
-  const bool not_forked = ended.pid == 0 && ended.generation == record.generation.load() + 1;
-  if (not_forked)
+  if (ended.with_server) {
+    if (!fork_server_lost_) note_fork_server_loss();
+    note_end(ended.rank, ended.wait_status);
+  } else if (ended.pid == 0) {
     not_started(ended.rank, SystemError("forking it", ended.error).what());
-  else if (ended.pid == record.pid.load())
+  } else {
     lost(ended.rank, ended.wait_status);
+  }
 }
 
 void Supervisor::watch_runner(int rank) {
   try {
     runner(rank).end = std::make_unique<Watch>(loop_, runner(rank).pidfd.get(), [this, rank] {
-      runner_ended(rank);
+      look_at_processes();
       return false;
     });
   } catch (const SystemError& error) {
@@ -192,7 +187,7 @@ void Supervisor::ready_if_known(int rank) {
 }
 
 void Supervisor::record_start(int rank) {
-  const auto now = base::now_ns();
+  const auto now = clock_();
   const auto record = [&](session::Activity activity, std::int64_t begin_ns) {
     spans_.record({.begin_ns = begin_ns,
                    .end_ns = now,
@@ -286,40 +281,49 @@ void Supervisor::retire(int rank, const char* why) {
   base::log().info("runner {} (pid {}) is asked to end: {}", rank, session_.record(rank).pid.load(), why);
   view_.record(rank).state.store(RunnerState::retiring);
   runner(rank).retiring = true;
-  runner(rank).killed_ns = base::now_ns();
+  runner(rank).killed_ns = clock_();
   runner(rank).said_ready.reset();
   runner(rank).lifeline.reset();  // The runner ends when it sees that.
 }
 
 void Supervisor::tick() {
-  const auto now = base::now_ns();
+  look();
+  ticker_.expires_after(std::chrono::nanoseconds(timing::supervisor_look_ns));
+  ticker_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) tick();
+  });
+}
+
+void Supervisor::look() {
+  const auto now = clock_();
   base::set_log_step(step_under_way());
-  look_for_unreported_ends(now);
-  if (fork_server_lost_) relaunch_when_all_are_gone();
+  look_at_processes();
   for (const auto& verdict : watchdog_.look(now)) end_runner(verdict.rank, verdict.why);
   if (const auto slow = source_watch_.look(reading_(), now)) base::log().warn("{}", *slow);
-  for (std::size_t i = 0; i < runners_.size(); ++i) {
-    const auto& r = runners_[i];
-    if (!r.pidfd || r.killed_ns == 0 || ipc::has_ended(r.pidfd.get())) continue;
-    const double since_s = double(now - r.killed_ns) / 1e9;
-    if (r.retiring && since_s > timing::runners_stop_s) ipc::send_signal(r.pidfd.get(), SIGKILL);
-    if (since_s > timing::sits_in_kernel_s)
-      give_up(fmt::format("runner {} was killed but has not ended: it is blocked in the kernel ({})", i,
-                          ipc::wait_channel(session_.record(static_cast<int>(i)).pid.load())));
-  }
-  if (has_started_ && starting_ && double(now - starting_ns_) / 1e9 > config_.start_timeout)
+  end_stuck(now);
+  if (has_started_ && starting_ && timing::seconds(now - starting_ns_) > config_.start_timeout)
     end_late_start(*starting_);
-  if (!has_started_ && start_deadline_.passed() && starting_) {
+  if (!has_started_ && now >= start_deadline_ns_ && starting_) {
     const auto* phase = to_string(session_.record(*starting_).phase.load());
     throw RunnerError(fmt::format("runner {} was not ready within start_timeout ({} s); it is in phase {}",
                                   *starting_, config_.start_timeout, phase),
                       *starting_, phase);
   }
   if (host_ != nullptr) host_->send_notices(view_);
-  ticker_.expires_after(std::chrono::nanoseconds(timing::supervisor_look_ns));
-  ticker_.async_wait([this](const boost::system::error_code& error) {
-    if (!error) tick();
-  });
+  start_next();
+}
+
+/// A runner that was asked to end, or killed, may not have ended.
+void Supervisor::end_stuck(std::int64_t now_ns) {
+  for (std::size_t i = 0; i < runners_.size(); ++i) {
+    const auto& r = runners_[i];
+    if (!r.pidfd || r.killed_ns == 0 || ipc::has_ended(r.pidfd.get())) continue;
+    const double since_s = timing::seconds(now_ns - r.killed_ns);
+    if (r.retiring && since_s > timing::runners_stop_s) ipc::send_signal(r.pidfd.get(), SIGKILL);
+    if (since_s > timing::sits_in_kernel_s)
+      give_up(fmt::format("runner {} was killed but has not ended: it is blocked in the kernel ({})", i,
+                          ipc::wait_channel(session_.record(static_cast<int>(i)).pid.load())));
+  }
 }
 
 void Supervisor::end_late_start(int rank) {

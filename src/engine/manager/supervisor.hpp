@@ -48,12 +48,14 @@ class Supervisor {
  public:
   using MakeForkServer = std::function<ipc::ForkServerClient()>;
   using Reading = std::function<std::optional<data::Reading>()>;
+  using Clock = std::function<std::int64_t()>;
 
   /// `relaunch` makes a new fork server when the last one is lost. `reading` returns the read of the data
-  /// source that is under way. `loop`, `config` and what `view` shows must outlive this.
+  /// source that is under way. `clock` is base::now_ns(); tests pass one of their own. `loop`, `config` and
+  /// what `view` shows must outlive this.
   Supervisor(boost::asio::io_context& loop, const Config& config, const session::SupervisorView& view,
              const session::Manifest& manifest, ipc::ForkServerClient fork_server, MakeForkServer relaunch,
-             Reading reading);
+             Reading reading, Clock clock = base::now_ns);
 
   /// Starts the team, and goes on in the loop. Calls `ready` when all runners are ready. Until then the loop
   /// throws RunnerError when a runner or the fork server fails, or `start_timeout` has passed. Calls
@@ -71,6 +73,8 @@ class Supervisor {
   void report_to(HostLink* host) noexcept { host_ = host; }
   /// Makes the ranks 0 to `ranks` - 1 the team.
   protocol::Resized resize(int ranks);
+  /// Looks at processes and deadlines, as it does by itself every timing::supervisor_look_ns.
+  void look();
   /// Call it when `config` has changed.
   void config_changed() { policy_.change(config_.runners); }
   /// Replaces the runner of a rank of the team, whatever `runners.on_loss` says. It may finish what it
@@ -89,10 +93,8 @@ class Supervisor {
     base::UniqueFd lifeline;
     std::unique_ptr<Watch> end;
     std::unique_ptr<Watch> said_ready;
-    bool is_ready = false;  ///< It said so.
-    std::int64_t ended_ns =
-        0;                ///< When this process saw its end, before the fork server reported it; 0: it lives.
-    std::string verdict;  ///< Why it was ended or not started by the supervisor; else empty.
+    bool is_ready = false;       ///< It said so.
+    std::string verdict;         ///< Why it was ended or not started by the supervisor; else empty.
     std::int64_t killed_ns = 0;  ///< When it was killed or asked to retire; 0: neither.
     bool retiring = false;
   };
@@ -113,14 +115,10 @@ class Supervisor {
   void record_start(int rank);
 
   // Failure recovery (failure_recovery.cpp).
-  void runner_ended(int rank);
-  void look_for_unreported_ends(std::int64_t now_ns);
   void lost(int rank, int wait_status);
   void note_end(int rank, int wait_status);
   void finish_for(int rank);
-  void fork_server_ended();
   void note_fork_server_loss();
-  void relaunch_when_all_are_gone();
   void relaunch();
   void repair(int rank, session::Reason reason, const std::string& incident);
   /// Returns the incident as text.
@@ -131,12 +129,13 @@ class Supervisor {
   void watch_fork_server();
 
   // The team, and time.
-  void take_fork_server_events();
+  void look_at_processes();
   void take(ipc::Started& started);
   void take(const ipc::Ended& ended);
   bool has_no_process(int rank) const noexcept;
   void retire(int rank, const char* why);
   void tick();
+  void end_stuck(std::int64_t now_ns);
   void end_late_start(int rank);
   void stop_runners();
 
@@ -152,11 +151,11 @@ class Supervisor {
   session::Reduction reduction_;
   std::optional<ipc::ForkServerClient> fork_server_;
   MakeForkServer relaunch_;
+  Clock clock_;
   std::function<void()> ready_, gave_up_;
   HostLink* host_ = nullptr;
 
   boost::asio::steady_timer ticker_;
-  boost::asio::steady_timer start_timer_;
   std::unique_ptr<Watch> fork_server_watch_, fork_server_end_;
   std::vector<Runner> runners_;
   std::vector<std::int64_t>
@@ -166,7 +165,7 @@ class Supervisor {
   std::int64_t starting_ns_ = 0;  ///< When the start of `starting_` began.
   std::atomic<bool> has_started_ = false;
   bool fork_server_lost_ = false;  ///< Its runners are ending; a new fork server is made when all have ended.
-  base::Deadline start_deadline_;
+  std::int64_t start_deadline_ns_;
   RestartPolicy policy_;
   Watchdog watchdog_;
   Reading reading_;

@@ -19,6 +19,7 @@
 #include "base/ipc/proc_file.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/ipc/wait_ready.hpp"
+#include "base/timing.hpp"
 #include "executed_roles.hpp"
 #include "fuzzed.hpp"
 #include "processes.hpp"
@@ -182,8 +183,14 @@ TEST_F(ForkServerTest, ChildrenDieWithTheForkServer) {
   send_signal(fork_server_->pidfd(), SIGKILL);
   EXPECT_TRUE(first.ended());
   EXPECT_TRUE(second.ended());
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto ended = next_end();
+    EXPECT_EQ(ended.rank, rank);
+    EXPECT_TRUE(ended.with_server);
+    EXPECT_EQ(describe_exit(ended.wait_status), "killed by signal 9 (KILL)");
+  }
   EXPECT_FALSE(fork_server_->next(soon()));
-  EXPECT_TRUE(wait_ended(fork_server_->pidfd(), soon()));
+  EXPECT_EQ(fork_server_->server_exit(), SIGKILL);
   EXPECT_THROW(fork_server_->spawn(0, 2, {}), SystemError);
 }
 
@@ -194,8 +201,59 @@ TEST_F(ForkServerTest, EventsOfAForkServerThatIsGoneCanStillBeTaken) {
   ASSERT_EQ(poll(&report, 1, 20'000), 1);
   send_signal(fork_server_->pidfd(), SIGKILL);
   ASSERT_TRUE(wait_ended(fork_server_->pidfd(), soon()));
-  EXPECT_EQ(describe_exit(next_end().wait_status), "exit code 3");
+  const auto ended = next_end();
+  EXPECT_EQ(describe_exit(ended.wait_status), "exit code 3");
+  EXPECT_FALSE(ended.with_server);
   EXPECT_FALSE(fork_server_->next(soon()));
+}
+
+TEST_F(ForkServerTest, AnEndThatAStoppedForkServerDoesNotReportIsSeenWithoutItAndOnlyOnce) {
+  const auto runner = spawn(0);
+  EXPECT_EQ(runner.ask("rank"), "0");
+  send_signal(fork_server_->pidfd(), SIGSTOP);
+  send_signal(runner.started.pidfd.get(), SIGKILL);
+  ASSERT_TRUE(runner.ended());
+  const auto ns = [](double s) { return static_cast<std::int64_t>(s * 1e9); };
+  EXPECT_FALSE(fork_server_->take(ns(100)));
+  EXPECT_FALSE(fork_server_->take(ns(100 + 0.9 * timing::end_report_s)));
+  const auto ended = std::get<Ended>(fork_server_->take(ns(100 + timing::end_report_s)).value());
+  EXPECT_EQ(ended.pid, runner.started.pid);
+  EXPECT_EQ(ended.wait_status, unknown_exit);
+  EXPECT_FALSE(ended.with_server);
+  EXPECT_FALSE(fork_server_->has_children());
+  // The rank has its next child when the report comes at last.
+  const auto [ours, theirs] = socket_pair();
+  const int fd = theirs.get();
+  fork_server_->spawn(0, 2, {&fd, 1});
+  send_signal(fork_server_->pidfd(), SIGCONT);
+  EXPECT_EQ(std::get<Started>(fork_server_->next(soon()).value()).generation, 2U);
+  send(ours.get(), "exit 3");
+  EXPECT_EQ(describe_exit(next_end().wait_status), "exit code 3");
+}
+
+TEST_F(ForkServerTest, AChildThatWasAskedForEndsWithTheForkServerThoughItWasNeverForked) {
+  send_signal(fork_server_->pidfd(), SIGSTOP);
+  fork_server_->spawn(3, 1, {});
+  send_signal(fork_server_->pidfd(), SIGKILL);
+  const auto ended = next_end();
+  EXPECT_EQ(ended.rank, 3);
+  EXPECT_EQ(ended.pid, 0);
+  EXPECT_TRUE(ended.with_server);
+  EXPECT_FALSE(fork_server_->next(soon()));
+}
+
+TEST_F(ForkServerTest, AForkServerThatClosesItsSocketAndHangsIsKilled) {
+  fork_server_.reset();
+  auto client = client_of([](base::UniqueFd socket) {
+    socket.reset();
+    hang();
+    return 0;
+  });
+  ASSERT_TRUE(wait_ready(client.socket(), POLLIN, soon()));
+  EXPECT_FALSE(client.take(1));
+  EXPECT_FALSE(client.server_exit());
+  EXPECT_FALSE(client.take(1 + static_cast<std::int64_t>(timing::fork_server_kill_s * 1e9)));
+  EXPECT_EQ(client.server_exit(soon()), SIGKILL);
 }
 
 TEST_F(ForkServerTest, NextEndsAtItsDeadline) {
@@ -546,13 +604,18 @@ TEST(ForkServerClientTest, WhatIsNoReportOfAChildThatWasAskedForIsPassedOver) {
   accelmgr::test::Fuzzed fuzzed(20261122);
   auto [ours, fork_server] = socket_pair();
   ForkServerClient client(std::move(ours), Child{});
-  client.spawn(2, 7, {});
-  ASSERT_TRUE(receive(fork_server.get(), soon()));
-  const RawReport started{started_kind, 2, 7, 4711, 0, 0, 99};
-  const RawReport ended{ended_kind, 2, 7, 4711, 9, 0, 99};
+  const auto ask = [&client = client, &fork_server = fork_server] {
+    client.spawn(2, 7, {});
+    ASSERT_TRUE(receive(fork_server.get(), soon()));
+  };
+  ask();
+  constexpr pid_t nobody = 4194304 + 1;  // More than the kernel gives.
+  const RawReport started{started_kind, 2, 7, nobody, 0, 0, 99};
   const auto open_before = accelmgr::test::open_count();
-  int right = 0, wrong = 0;
+  std::optional<pid_t> pid;  ///< Of the child that has started and not ended.
+  int starts = 0, ends = 0, wrong = 0;
   for (int round = 0; round < 4000; ++round) {
+    const RawReport ended{ended_kind, 2, 7, pid.value_or(0), 9, 0, 99};
     auto bytes = raw(fuzzed.one_in(2) ? started : ended);
     if (fuzzed.one_in(2))
       fuzzed.damage(reinterpret_cast<std::byte*>(bytes.data()), bytes.size());
@@ -560,25 +623,32 @@ TEST(ForkServerClientTest, WhatIsNoReportOfAChildThatWasAskedForIsPassedOver) {
       bytes = fuzzed.one_in(10) ? fuzzed.bytes(60) : fuzzed.mutated(bytes);
     ASSERT_TRUE(
         accelmgr::test::send_raw(fork_server.get(), bytes, accelmgr::test::some_descriptors(fuzzed, 2)));
-    const auto event = client.next(base::Deadline::at_ns(0));
+    const auto event = client.take(1);
     ASSERT_FALSE(is_readable(client.socket()));
-    ++(event ? right : wrong);
-    if (!event) continue;
-    if (const auto* start = std::get_if<Started>(&*event)) {
+    if (!event) {
+      ++wrong;
+    } else if (const auto* start = std::get_if<Started>(&*event)) {
+      EXPECT_FALSE(pid) << "a second one of this rank";
       EXPECT_EQ(start->rank, 2);
       EXPECT_GT(start->pid, 1);
       EXPECT_TRUE(start->pidfd);
+      pid = start->pid;
+      ++starts;
     } else {
       const auto& end = std::get<Ended>(*event);
       EXPECT_EQ(end.rank, 2);
-      EXPECT_TRUE(end.pid == 0 || end.pid > 1) << end.pid;
+      EXPECT_EQ(end.pid, pid.value_or(0));
       EXPECT_TRUE(end.wait_status >= 0 && end.wait_status <= 0xffff) << end.wait_status;
       EXPECT_TRUE(end.error >= 0 && end.error <= 4095) << end.error;
+      pid.reset();
+      ++ends;
+      ask();
     }
   }
-  EXPECT_GT(right, 100);
+  EXPECT_GT(starts, 20);
+  EXPECT_GT(ends, 20);
   EXPECT_GT(wrong, 1000);
-  EXPECT_EQ(accelmgr::test::open_count(), open_before);
+  EXPECT_EQ(accelmgr::test::open_count(), open_before + (pid ? 1 : 0));
 }
 
 }  // namespace

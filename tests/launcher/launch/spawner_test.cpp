@@ -101,11 +101,13 @@ TEST_P(Programs, TheEndOfTheForkServerIsTold) {
   const auto report = fork_server.start(0, task({"sleep", "60"}));
   const auto started = std::get<ipc::Started>(fork_server.next(soon()).value());
   ipc::send_signal(fork_server.pidfd(), SIGKILL);
+  EXPECT_TRUE(std::get<ipc::Ended>(fork_server.next(soon()).value()).with_server);
   EXPECT_FALSE(fork_server.next(soon()));
   EXPECT_TRUE(fork_server.fork_server_end());
   EXPECT_TRUE(ipc::has_ended(started.pidfd.get()));
   const auto message = message_of<SessionError>([&] { fork_server.start(1, task({"true"})); });
-  EXPECT_NE(message.find("rank 3 cannot be started: the fork server, its parent, was"), std::string::npos)
+  EXPECT_NE(message.find("rank 3 cannot be started: the fork server, its parent, has ended:"),
+            std::string::npos)
       << message;
 }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <tuple>
+#include <utility>
 
 #include "base/ipc/process.hpp"
 #include "base/real_time.hpp"
@@ -46,7 +47,7 @@ void SpawnContext::Processes::wait_started(base::Deadline deadline) {
     if (take_event(deadline)) continue;
     if (spawner_->fork_server_end())
       throw SessionError(
-          fmt::format("the fork server, which is the parent of the ranks, {} while it started them",
+          fmt::format("the fork server, which is the parent of the ranks, ended while it started them: {}",
                       *spawner_->fork_server_end()));
     std::vector<int> missing;
     for (const auto& rank : ranks_)
@@ -82,6 +83,7 @@ Report SpawnContext::Processes::report_of(Rank& rank) {
 void SpawnContext::Processes::take(const ipc::Ended& ended) {
   const auto slot = static_cast<std::size_t>(ended.rank);
   auto& rank = ranks_.at(slot);
+  if (ended.with_server) return lose(rank);
   if (ended.pid == 0) throw not_forked(rank.rank, ended.error);
   const bool by_signal = WIFSIGNALED(ended.wait_status);
   rank.exit_code = by_signal ? -WTERMSIG(ended.wait_status) : WEXITSTATUS(ended.wait_status);
@@ -113,17 +115,10 @@ bool SpawnContext::Processes::join(base::Deadline deadline) {
         "a SpawnContext must be joined by the process that called spawn(), not by one forked from it");
   while (!all_ended()) {
     if (!failures_.empty()) fail();
-    if (!look(deadline)) return false;
+    if (!take_event(deadline)) return false;
   }
   if (!failures_.empty()) fail();
   stop();
-  return true;
-}
-
-bool SpawnContext::Processes::look(base::Deadline deadline) {
-  if (take_event(deadline)) return true;
-  if (!spawner_->fork_server_end() || all_ended()) return false;
-  lose_fork_server();
   return true;
 }
 
@@ -135,12 +130,12 @@ bool SpawnContext::Processes::wait(int local_rank, base::Deadline deadline) {
     throw UsageError(
         "a process must be waited for by the one that called spawn(), not by one forked from it");
   while (!rank.exit_code)
-    if (!look(deadline)) return false;
+    if (!take_event(deadline)) return false;
   return true;
 }
 
 std::vector<ProcessState> SpawnContext::Processes::states() {
-  while (!over_ && is_ours() && look(base::Deadline::at_ns(0))) {
+  while (!over_ && is_ours() && take_event(base::Deadline::at_ns(0))) {
   }
   std::vector<ProcessState> states;
   for (std::size_t slot = 0; slot < ranks_.size(); ++slot) {
@@ -155,25 +150,23 @@ std::vector<ProcessState> SpawnContext::Processes::states() {
 
 void SpawnContext::Processes::stop() noexcept {
   spawner_->stop(base::Deadline::in_seconds(timing::spawn_stop_s));
-  note_killed();
+  for (auto& rank : ranks_)
+    if (!rank.exit_code) rank.exit_code = -SIGKILL;  // By stop().
   held_.clear();
   over_ = true;
 }
 
-/// The fork server counts as failed, not the processes that were killed because of its end.
-void SpawnContext::Processes::lose_fork_server() {
+/// The fork server counts as failed, not the processes that end with it.
+void SpawnContext::Processes::lose(Rank& rank) {
+  rank.exit_code = -SIGKILL;
+  if (std::exchange(lost_fork_server_, true)) return;
   Failure failure;
   failure.phase = "fork server";
-  failure.what = fmt::format("the fork server, which is the parent of the ranks, {}; they ended with it",
-                             *spawner_->fork_server_end());
+  failure.what =
+      fmt::format("the fork server, which is the parent of the ranks, ended: {}; they ended with it",
+                  spawner_->fork_server_end().value_or(""));
   failure.time_s = static_cast<double>(base::real_time_ns()) / 1e9;
   failures_.push_back({.failure = std::move(failure), .seen_ns = base::real_time_ns(), .reported = false});
-  note_killed();
-}
-
-void SpawnContext::Processes::note_killed() noexcept {
-  for (auto& rank : ranks_)
-    if (!rank.exit_code) rank.exit_code = -SIGKILL;
 }
 
 void SpawnContext::Processes::end_others() noexcept {

@@ -55,17 +55,14 @@ class SpawnContext::Processes {
 
   /// Waits for one event and handles it. False if there was none before `deadline`.
   bool take_event(base::Deadline deadline);
-  /// As take_event(), or handles the end of the fork server.
-  bool look(base::Deadline deadline);
   void take(const ipc::Started& started);
   void take(const ipc::Ended& ended);
   static Report report_of(Rank& rank);
   bool all_ended() const noexcept;
   void end_others() noexcept;
   [[noreturn]] void fail();
-  void lose_fork_server();
-  /// Those whose end is not known were killed by the fork server, or with it.
-  void note_killed() noexcept;
+  /// It ended with the fork server.
+  void lose(Rank& rank);
   /// Ends the fork server, which kills all that still run.
   void stop() noexcept;
 
@@ -76,7 +73,8 @@ class SpawnContext::Processes {
   std::vector<Value> results_;
   std::vector<Noticed> failures_;
   std::optional<SpawnError> error_;  ///< The error that join() has thrown, for later calls.
-  bool over_ = false;                ///< All processes and the fork server have ended.
+  bool lost_fork_server_ = false;
+  bool over_ = false;  ///< All processes and the fork server have ended.
   pid_t owner_;
 };
 

@@ -1,8 +1,6 @@
 #include "launcher/launch/run/spawner.hpp"
 
 #include <fmt/format.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <cerrno>
 
@@ -33,30 +31,11 @@ void check(const Task& task) {
 
 }  // namespace
 
-void Spawner::kill_running() noexcept {
-  for (const auto& [slot, child] : running_) ipc::send_group_signal(child.pidfd.get(), child.pid, SIGKILL);
-  const auto deadline = base::Deadline::in_seconds(timing::fork_server_kill_s);
-  for (const auto& [slot, child] : running_) ipc::wait_ended(child.pidfd.get(), deadline);
-  running_.clear();
-}
-
-void Spawner::note_end_of_fork_server() {
-  if (fork_server_end_ || stopped_) return;
-  if (!ipc::wait_ended(client_.pidfd(), base::Deadline::in_seconds(timing::fork_server_kill_s)))
-    ipc::send_signal(client_.pidfd(), SIGKILL);
-  ipc::wait_ended(client_.pidfd(), base::Deadline::in_seconds(timing::fork_server_kill_s));
-  const auto status = client_.take_exit_status();  // nullopt if the zygote is its parent.
-  fork_server_end_ = status ? ipc::describe_exit(*status) : "ended";
-  kill_running();
-}
-
 std::shared_ptr<const TextMessage> make_call(const std::string& function, const std::string& setup,
                                              const Value& args) {
   return std::make_shared<const TextMessage>(encode(Call{setup, function, args}),
                                              fmt::format("the call of '{}' with its arguments", function));
 }
-
-Spawner::~Spawner() { stop(base::Deadline::in_seconds(timing::fork_server_kill_s)); }
 
 Spawner Spawner::fork(const Calls& calls) {
   const ipc::ChildMain child_main = [&](ipc::SpawnRequest request) -> int {
@@ -93,29 +72,14 @@ base::UniqueFd Spawner::start(int slot, const Task& task, std::span<const std::p
     client_.spawn(slot, 0, passed);
   } catch (const SystemError& error) {
     if (error.code() != EPIPE && error.code() != ECONNRESET) throw;
-    note_end_of_fork_server();
-    throw SessionError(fmt::format("rank {} cannot be started: the fork server, its parent, was {}",
-                                   task.rank, fork_server_end_.value_or("stopped")));
+    client_.server_exit(base::Deadline::in_seconds(timing::fork_server_kill_s));
+    throw SessionError(fmt::format("rank {} cannot be started: the fork server, its parent, has ended: {}",
+                                   task.rank, fork_server_end().value_or("it has closed its socket")));
   }
   return std::move(ours);
 }
 
-std::optional<ipc::Event> Spawner::next(base::Deadline deadline) {
-  if (fork_server_end_ || stopped_) return std::nullopt;
-  auto event = client_.next(deadline);
-  if (!event) {
-    if (ipc::is_closed(client_.socket()) || ipc::has_ended(client_.pidfd())) note_end_of_fork_server();
-    return std::nullopt;
-  }
-  if (const auto* started = std::get_if<ipc::Started>(&*event))
-    running_[started->rank] = {started->pid, base::duplicate(started->pidfd.get())};
-  else
-    running_.erase(std::get<ipc::Ended>(*event).rank);
-  return event;
-}
-
 void Spawner::signal(int number) noexcept {
-  if (fork_server_end_ || stopped_) return;
   try {
     client_.signal(number);
   } catch (const Error&) {
@@ -123,12 +87,9 @@ void Spawner::signal(int number) noexcept {
   }
 }
 
-void Spawner::stop(base::Deadline deadline) noexcept {
-  if (stopped_) return;
-  stopped_ = true;
-  if (getpid() != owner_) return;  // In a forked process: the fork server belongs to the parent.
-  client_.stop(deadline);
-  kill_running();
+std::optional<std::string> Spawner::fork_server_end() noexcept {
+  const auto exit = client_.server_exit();
+  return exit ? std::optional(ipc::describe_exit(*exit)) : std::nullopt;
 }
 
 std::optional<Report> read_report(int socket) {

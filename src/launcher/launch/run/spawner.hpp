@@ -58,40 +58,28 @@ class Spawner {
   /// Forks the fork server from the zygote, which is this program executed again, once for all launches of
   /// this process. Throws UsageError unless ipc::can_be_executed(), SystemError, SessionError.
   static Spawner execute();
-  Spawner(Spawner&&) noexcept = default;
-  ~Spawner();
-
   /// Asks the fork server for a child; does not wait for it. Events carry `slot` as their `rank`. Each pair
   /// of `fds` is a descriptor here and its number in the child, which may be 0, 1 or 2. Returns a socket from
   /// which read_report() reads the child's Report; a program that could not be executed sends one too. Throws
   /// UsageError for an invalid task, SessionError if the fork server is gone, SystemError.
   base::UniqueFd start(int slot, const Task& task, std::span<const std::pair<int, int>> fds = {});
-  /// Blocks until the fork server reports Started or Ended (base/ipc/fork_server_client.hpp). nullopt if the
-  /// deadline passes or the fork server is gone (fork_server_end()).
-  std::optional<ipc::Event> next(base::Deadline deadline);
+  /// See ForkServerClient::next().
+  std::optional<ipc::Event> next(base::Deadline deadline) { return client_.next(deadline); }
   /// Sends a signal to the process groups of all children, and continues stopped ones. Does nothing if the
   /// fork server is gone.
   void signal(int number) noexcept;
-  /// How the fork server ended, if it ended before stop(). All its children have been killed then.
-  const std::optional<std::string>& fork_server_end() const noexcept { return fork_server_end_; }
-  /// Readable when there is an event, or the fork server is gone.
+  /// How the fork server ended, as describe_exit() says it; nullopt while it runs.
+  std::optional<std::string> fork_server_end() noexcept;
+  /// Readable when there is a report, or the fork server is gone.
   int socket() const noexcept { return client_.socket(); }
   int pidfd() const noexcept { return client_.pidfd(); }  ///< The fork server's.
   /// Ends the fork server, all children and their descendants. Blocks for a bounded time.
-  void stop(base::Deadline deadline) noexcept;
+  void stop(base::Deadline deadline) noexcept { client_.stop(deadline); }
 
  private:
   explicit Spawner(ipc::ForkServerClient client) : client_(std::move(client)) {}
-  void kill_running() noexcept;
-  /// Kills the fork server if it has only closed its socket, records how it ended, and kills the children.
-  void note_end_of_fork_server();
 
   ipc::ForkServerClient client_;
-  pid_t owner_ = getpid();
-  /// Running children by slot. This process kills them if the fork server has died.
-  std::map<int, ipc::Child> running_;
-  std::optional<std::string> fork_server_end_;
-  bool stopped_ = false;
 };
 
 /// The report of a child that has ended; nullopt if it sent none. Does not block. Throws SessionError if it
