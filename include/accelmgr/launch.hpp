@@ -23,6 +23,7 @@
 
 #include "accelmgr/config.hpp"
 #include "accelmgr/errors.hpp"
+#include "accelmgr/failure.hpp"
 
 namespace accelmgr::launch {
 
@@ -77,18 +78,6 @@ struct Options {
 /// names the nearest known one. A deprecated name (selected_devices, started_port, cluster_node_ips, node_ip,
 /// use_paddlecloud=false) works, and logs a warning.
 Options options_from(const std::map<std::string, std::string>& texts);
-
-/// The failure of one process.
-struct Failure {
-  int rank = -1;        ///< In the world.
-  int exit_code = 0;    ///< 0 when a signal killed it.
-  int signal = 0;       ///< 0 when it exited.
-  std::string phase{};  ///< "setup", "function" or "start"; empty when the process did not report it.
-  std::string type{};   ///< Name of the exception's type; empty if none was thrown.
-  std::string what{};
-  std::string trace{};  ///< Nested exceptions, outermost first; for Python, the traceback.
-  double time_s = 0;    ///< Since 1970.
-};
 
 /// The earliest failure of a launch, after which the other processes were ended. what() has all details.
 class SpawnError : public Error {

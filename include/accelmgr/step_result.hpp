@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "accelmgr/failure.hpp"
+
 namespace accelmgr {
 
 struct StepOptions {
@@ -34,19 +36,6 @@ enum class StepStatus {
   nonfinite,     ///< A loss or gradient was not finite; policy `abort`, or beyond `nonfinite_limit`.
   timeout,       ///< The deadline passed.
   manager_lost,  ///< The manager process has ended. The handle can be read, stopped and recover()ed.
-};
-
-/// How a process was lost, as the supervisor found it; for the manager, as the host found it.
-struct FailureCause {
-  double time_s = 0;  ///< Since 1970, UTC.
-  int rank = -1;      ///< -1: the fork server or the manager.
-  int pid = 0;
-  std::string phase{};
-  std::uint64_t step = 0;          ///< The step in progress, counted from 1.
-  std::uint64_t attempt = 0;       ///< The last attempt that the process took part in.
-  std::string exit{};              ///< "killed by signal 9 (KILL)", "exit code 17".
-  std::string what{};              ///< Its exception, or why it was killed; may be empty.
-  std::vector<std::string> log{};  ///< Its last log lines.
 };
 
 /// `ok`, `data_end`, ...
@@ -77,7 +66,7 @@ struct StepResult {
   std::uint32_t skipped = 0;       ///< How many of `tries` had their batches left out (`skip_batch`).
   double loss_scale = 1;           ///< The factor of the loss in the last attempt; 1 unless autocast is fp16.
   std::uint32_t loss_scale_lowered = 0;  ///< How many of `tries` had infinite gradients, and halved it.
-  std::vector<FailureCause>
+  std::vector<Failure>
       causes{};  ///< Losses behind a runner_lost or manager_lost, first cause first, at most 3.
 
   explicit operator bool() const noexcept { return status == StepStatus::ok; }

@@ -1,4 +1,5 @@
-// accelmgr._native.StepResult and FailureCause: the result of a step, which can be pickled or become JSON.
+// accelmgr._native.StepResult and FailureCause (accelmgr::Failure): the result of a step, which can be
+// pickled or become JSON.
 #include <fmt/format.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -20,16 +21,18 @@ namespace {
 // The fields of the records. Properties, pickling and dictionaries all use these lists.
 
 template <class Visit>
-void each_field(const FailureCause*, Visit field) {
-  field("time_s", &FailureCause::time_s, "Seconds since 1970, UTC.");
-  field("rank", &FailureCause::rank, "-1: the fork server or the manager was lost, not a runner.");
-  field("pid", &FailureCause::pid, "The process.");
-  field("phase", &FailureCause::phase, "What the process was doing.");
-  field("step", &FailureCause::step, "The step that was under way, counted from 1.");
-  field("attempt", &FailureCause::attempt, "The last attempt that it took part in.");
-  field("exit", &FailureCause::exit, "For example \"killed by signal 9 (KILL)\" or \"exit code 17\".");
-  field("what", &FailureCause::what, "Its exception, or why it was killed; may be empty.");
-  field("log", &FailureCause::log, "Its last log lines.");
+void each_field(const Failure*, Visit field) {
+  field("time_s", &Failure::time_s, "Seconds since 1970, UTC.");
+  field("rank", &Failure::rank, "-1: the fork server or the manager was lost, not a runner.");
+  field("pid", &Failure::pid, "The process.");
+  field("phase", &Failure::phase, "What the process was doing.");
+  field("step", &Failure::step, "The step that was under way, counted from 1.");
+  field("attempt", &Failure::attempt, "The last attempt that it took part in.");
+  field("exit_code", &Failure::exit_code, "0 if a signal ended it, or if it is not known.");
+  field("signal", &Failure::signal, "The number of the signal that ended it; 0 if none did.");
+  field("exit", &Failure::exit, "For example \"killed by signal 9 (KILL)\" or \"exit code 17\".");
+  field("what", &Failure::what, "Its exception, or why it was killed; may be empty.");
+  field("log", &Failure::log, "Its last log lines.");
 }
 
 template <class Visit>
@@ -96,7 +99,7 @@ nb::object plain(const T& value) {
 }
 nb::object plain(StepStatus status) { return nb::cast(to_string(status)); }
 nb::object plain(const Scalars& scalars) { return dict_of(scalars); }
-nb::object plain(const std::vector<FailureCause>& causes) {
+nb::object plain(const std::vector<Failure>& causes) {
   nb::list list;
   for (const auto& cause : causes) list.append(to_dict(cause));
   return list;
@@ -130,9 +133,9 @@ void read(const nb::handle& value, Scalars& into) {
   for (const auto& [name, number] : nb::cast<nb::dict>(value))
     into.emplace_back(nb::cast<std::string>(name), nb::cast<double>(number));
 }
-void read(const nb::handle& value, std::vector<FailureCause>& into) {
+void read(const nb::handle& value, std::vector<Failure>& into) {
   for (const auto cause : nb::cast<nb::list>(value))
-    into.push_back(from_dict<FailureCause>(nb::cast<nb::dict>(cause)));
+    into.push_back(from_dict<Failure>(nb::cast<nb::dict>(cause)));
 }
 
 template <class Record>
@@ -178,8 +181,8 @@ nb::tuple pair_of(const nb::object& self) {
 }  // namespace
 
 void bind_results(nb::module_& module) {
-  record<FailureCause>(module, "FailureCause", "How a process was lost, as the supervisor found it.")
-      .def("__repr__", [](const FailureCause& self) {
+  record<Failure>(module, "FailureCause", "How a process was lost, as the supervisor found it.")
+      .def("__repr__", [](const Failure& self) {
         const auto who =
             self.rank < 0 ? std::string("manager or fork server") : fmt::format("rank {}", self.rank);
         return fmt::format("FailureCause({}, step {}{}{}: {})", who, self.step,

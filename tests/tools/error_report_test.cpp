@@ -30,31 +30,31 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::UnorderedElementsAre;
 
-FailureCause killed_runner() {
+Failure killed_runner() {
   return {.time_s = 1714564800.1234,
           .rank = 1,
           .pid = 4711,
-          .phase = "backward",
-          .step = 17,
-          .attempt = 19,
+          .signal = 9,
           .exit = "killed by signal 9 (KILL)",
-          .what = "",
-          .log = {"12:00:00.001 info [rank 1 step 16] one", "12:00:00.100 warning [rank 1 step 17] two"}};
+          .phase = "backward",
+          .log = {"12:00:00.001 info [rank 1 step 16] one", "12:00:00.100 warning [rank 1 step 17] two"},
+          .step = 17,
+          .attempt = 19};
 }
 
-FailureCause failed() {
+Failure failed() {
   return {.time_s = 1714564801.9999,
           .rank = 0,
           .pid = 4712,
-          .phase = "forward",
-          .step = 17,
-          .attempt = 20,
+          .exit_code = 1,
           .exit = "exit code 1",
+          .phase = "forward",
           .what = "shapes [2] and [3] differ",
-          .log = {}};
+          .step = 17,
+          .attempt = 20};
 }
 
-StepResult lost(std::vector<FailureCause> causes) {
+StepResult lost(std::vector<Failure> causes) {
   StepResult result;
   result.status = StepStatus::runner_lost;
   result.step = 16;
@@ -127,7 +127,7 @@ TEST(FailureText, LeavesOutTheLinesOfTheLogThatSayWhatTheExceptionDoes) {
 TEST(FailureText, SaysWhatToDoAboutARunnerThatASignalEnded) {
   EXPECT_THAT(failure_text(lost({killed_runner()})), testing::EndsWith("smaller model need less"));
   auto crashed = killed_runner();
-  crashed.exit = "killed by signal 11 (SEGV)";
+  crashed.signal = SIGSEGV;
   EXPECT_THAT(failure_text(lost({crashed})), HasSubstr("\n  it crashed in native code"));
   auto ended = killed_runner();
   ended.what = "runner 1 hangs: 60.0 s in phase forward";

@@ -10,31 +10,37 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-RankFailure exited() {
-  return {.rank = 3,
+Failure exited() {
+  return {.time_s = 1.5,
+          .rank = 3,
+          .pid = 77,
+          .exit_code = 4,
+          .exit = "exit code 4",
+          .log = {"before", "the last line"},
           .local_rank = 1,
           .node_rank = 1,
           .host = "beta",
-          .pid = 77,
-          .time_s = 1.5,
-          .exit_code = 4,
-          .what = {},
-          .trace = {},
-          .last_lines = {"before", "the last line"},
-          .log = "/logs/attempt_0/3"};
+          .log_folder = "/logs/attempt_0/3"};
 }
 
-RankFailure killed() {
-  return {.rank = 0, .local_rank = 0, .node_rank = 0, .host = "alpha", .pid = 78, .time_s = 2, .signal = 9};
+Failure killed() {
+  return {.time_s = 2,
+          .rank = 0,
+          .pid = 78,
+          .signal = 9,
+          .exit = "killed by signal 9 (KILL)",
+          .local_rank = 0,
+          .node_rank = 0,
+          .host = "alpha"};
 }
 
-TEST(RankFailure, TheExitCodeIsThatOfTheProgramOr128AndTheSignal) {
+TEST(Failure, TheExitCodeIsThatOfTheProgramOr128AndTheSignal) {
   EXPECT_EQ(exit_code_of(exited()), 4);
   EXPECT_EQ(exit_code_of(killed()), 137);
-  EXPECT_EQ(exit_code_of(RankFailure{}), 1);
+  EXPECT_EQ(exit_code_of(Failure{}), 1);
 }
 
-TEST(RankFailure, GoesThroughJsonUnchanged) {
+TEST(Failure, GoesThroughJsonUnchanged) {
   auto failure = exited();
   failure.what = "RuntimeError: x";
   failure.trace = "Traceback";
@@ -43,7 +49,7 @@ TEST(RankFailure, GoesThroughJsonUnchanged) {
 }
 
 TEST(ErrorRecord, AsTorchsRecordWritesIt) {
-  RankFailure failure;
+  Failure failure;
   take_error_file(
       R"({"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "Traceback: line 3", "timestamp": "1"}}})",
       failure);
@@ -52,7 +58,7 @@ TEST(ErrorRecord, AsTorchsRecordWritesIt) {
 }
 
 TEST(ErrorRecord, AMessageAloneOrAnyTextIsTakenAsItIs) {
-  RankFailure failure;
+  Failure failure;
   take_error_file(R"({"message": "bad"})", failure);
   EXPECT_EQ(failure.what, "bad");
   take_error_file("no JSON at all", failure);
@@ -60,14 +66,14 @@ TEST(ErrorRecord, AMessageAloneOrAnyTextIsTakenAsItIs) {
 }
 
 TEST(ErrorRecord, AnEmptyOneSaysNothing) {
-  RankFailure failure;
+  Failure failure;
   take_error_file("", failure);
   take_error_file(" \n", failure);
-  EXPECT_EQ(failure, RankFailure{});
+  EXPECT_EQ(failure, Failure{});
 }
 
 TEST(ErrorRecord, AHugeMessageIsCut) {
-  RankFailure failure;
+  Failure failure;
   take_error_file(std::string(1 << 20, 'x'), failure);
   EXPECT_LT(failure.what.size(), 8192U);
 }
@@ -112,7 +118,7 @@ TEST(FailureSummary, TheReportHasTheSameForPrograms) {
 
 TEST(FailureSummary, WhatIsNoUtf8DoesNotKeepTheReportFromBeingWritten) {
   auto failure = exited();
-  failure.last_lines = {"\xff\xfe"};
+  failure.log = {"\xff\xfe"};
   EXPECT_FALSE(summary_json({.first = failure, .later = {}}).empty());
 }
 

@@ -45,8 +45,8 @@ Node node(int nnodes, int nprocs, const std::string& host) {
           .pid = 7};
 }
 
-RankFailure failure_of_rank(int rank) {
-  return {.rank = rank, .host = "x", .pid = 10 + rank, .exit_code = 3};
+Failure failure_of_rank(int rank) {
+  return {.rank = rank, .pid = 10 + rank, .exit_code = 3, .exit = "exit code 3", .host = "x"};
 }
 
 class TwoNodes : public testing::Test {

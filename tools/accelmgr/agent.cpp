@@ -42,7 +42,7 @@ std::string name_of_signal(int number) {
 
 std::string processes(int count) { return fmt::format("{} process{}", count, count == 1 ? "" : "es"); }
 
-bool same_process(const RankFailure& a, const RankFailure& b) {
+bool same_process(const Failure& a, const Failure& b) {
   return a.rank == b.rank && a.node_rank == b.node_rank && a.pid == b.pid;
 }
 
@@ -263,16 +263,15 @@ void Agent::signalled(int number) {
 
 // ---- Reactions ----
 
-RankFailure Agent::own_failure(std::string what, int signal) const {
-  return {.node_rank = spec_.node_rank,
-          .host = host_info_.hostname,
-          .pid = getpid(),
-          .time_s = seconds_since_1970(),
-          .signal = signal,
-          .what = std::move(what)};
+Failure Agent::own_failure(std::string what, int signal) const {
+  Failure failure{.time_s = seconds_since_1970(), .pid = getpid(), .what = std::move(what)};
+  failure.node_rank = spec_.node_rank;
+  failure.host = host_info_.hostname;
+  ipc::set_exit(failure, signal);
+  return failure;
 }
 
-void Agent::fail(RankFailure failure) {
+void Agent::fail(Failure failure) {
   own_ = std::move(failure);
   link_->failed(*own_);
   end_processes(SIGTERM);
@@ -341,10 +340,9 @@ void Agent::settle() {
 
 void Agent::restart() {
   const auto& first = outcome_->failure;
-  const auto why =
-      outcome_->kind == Nodes::Outcome::Kind::changed
-          ? first.what
-          : fmt::format("rank {} (host {}) failed: {}", first.rank, first.host, how_it_ended(first));
+  const auto why = outcome_->kind == Nodes::Outcome::Kind::changed
+                       ? first.what
+                       : fmt::format("rank {} (host {}) failed: {}", first.rank, first.host, first.exit);
   say(fmt::format("accelmgr: {}; restart {} of {}", why, attempt_ + 1, options_.max_restarts));
   state_ = State::beginning;
   link_->begin(attempt_ + 1);

@@ -77,7 +77,7 @@ class Agent {
   void signalled(int number);
 
   // Reactions.
-  void fail(RankFailure failure);
+  void fail(Failure failure);
   void end_processes(int signal);
   void kill_processes();
   void if_all_have_ended();
@@ -88,7 +88,7 @@ class Agent {
   void report_stop();
   void finish(int exit_code);
   void say(const std::string& text);
-  RankFailure own_failure(std::string what, int signal = 0) const;
+  Failure own_failure(std::string what, int signal = 0) const;
 
   AgentOptions options_;
   launch::HostInfo host_info_;
@@ -105,8 +105,8 @@ class Agent {
   State state_ = State::meeting;
   std::optional<World> world_;
   int attempt_ = 0;
-  int signal_ = 0;                  ///< The last signal that asked the program to end; 0: none.
-  std::optional<RankFailure> own_;  ///< The first failure on this host, in this attempt.
+  int signal_ = 0;              ///< The last signal that asked the program to end; 0: none.
+  std::optional<Failure> own_;  ///< The first failure on this host, in this attempt.
   std::optional<Nodes::Outcome> outcome_;
   EndedNode ended_;
   bool asked_ = false;             ///< The processes were asked to end.

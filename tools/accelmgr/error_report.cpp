@@ -21,28 +21,25 @@ std::uint64_t failed_step(const StepResult& failure) {
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 /// True if a log line repeats the text of the exception, its first line or a later one.
-bool repeats(const std::string& line, const FailureCause& cause) {
+bool repeats(const std::string& line, const Failure& cause) {
   if (cause.what.empty()) return false;
   return line.find(first_line(cause.what)) != std::string::npos || cause.what.find(line) != std::string::npos;
 }
 
 /// What to do about a runner that was ended by a signal from outside.
-std::string advice(const FailureCause& cause) {
-  const auto by_signal = [&](int number) {
-    return cause.exit.starts_with(fmt::format("killed by signal {} ", number));
-  };
+std::string advice(const Failure& cause) {
   if (cause.rank < 0 || !cause.what.empty()) return {};
-  if (by_signal(SIGKILL))
+  if (cause.signal == SIGKILL)
     return "if no process sent the SIGKILL, the kernel did, because memory ran out (dmesg shows it): "
            "a smaller batch_size_per_device, fewer nprocs or a smaller model need less";
   for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT})
-    if (by_signal(number))
+    if (cause.signal == number)
       return "it crashed in native code, the model's own or a library's; runners.on_loss=fail ends the "
              "run at the first crash, and ACCELMGR_LOG_LEVEL=debug logs every step of every runner";
   return {};
 }
 
-std::string cause_text(const FailureCause& cause, const std::string& headline) {
+std::string cause_text(const Failure& cause, const std::string& headline) {
   const auto who = cause.rank < 0 ? "manager or fork server" : fmt::format("rank {}", cause.rank);
   const auto phase = cause.phase.empty() ? "" : fmt::format(" phase {},", cause.phase);
   auto text = fmt::format("\n  {} {},{} step {}, pid {}: {}", utc(cause.time_s), who, phase, cause.step,
@@ -54,7 +51,7 @@ std::string cause_text(const FailureCause& cause, const std::string& headline) {
   return text;
 }
 
-ordered_json cause_json(const FailureCause& cause) {
+ordered_json cause_json(const Failure& cause) {
   return {{"time", utc(cause.time_s)}, {"rank", cause.rank}, {"pid", cause.pid},
           {"phase", cause.phase},      {"step", cause.step}, {"attempt", cause.attempt},
           {"exit", cause.exit},        {"what", cause.what}, {"log", cause.log}};

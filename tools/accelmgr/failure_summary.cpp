@@ -35,22 +35,22 @@ std::string text_at(const nlohmann::json& object, const char* key) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-std::string who(const RankFailure& failure) {
+std::string who(const Failure& failure) {
   if (failure.rank < 0) return fmt::format("the agent of node {} (host {})", failure.node_rank, failure.host);
   return fmt::format("rank {} (local rank {} of node {}, host {}, pid {})", failure.rank, failure.local_rank,
                      failure.node_rank, failure.host, failure.pid);
 }
 
-std::string details(const RankFailure& failure, int indent) {
+std::string details(const Failure& failure, int indent) {
   const std::string margin(static_cast<std::size_t>(indent), ' ');
   std::string text;
   if (!failure.what.empty()) text += "\n" + margin + hanging(failure.what, indent);
   if (!failure.trace.empty()) text += "\n" + margin + "  " + hanging(failure.trace, indent + 2);
-  if (failure.what.empty() && !failure.last_lines.empty()) {
+  if (failure.what.empty() && !failure.log.empty()) {
     text += "\n" + margin + "the end of its standard error:";
-    for (const auto& line : failure.last_lines) text += "\n" + margin + "  " + hanging(line, indent + 2);
+    for (const auto& line : failure.log) text += "\n" + margin + "  " + hanging(line, indent + 2);
   }
-  if (!failure.log.empty()) text += "\n" + margin + "its output: " + failure.log;
+  if (!failure.log_folder.empty()) text += "\n" + margin + "its output: " + failure.log_folder;
   return text;
 }
 
@@ -58,7 +58,7 @@ std::string plural(int count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "es");
 }
 
-ordered_json readable(const RankFailure& failure) {
+ordered_json readable(const Failure& failure) {
   ordered_json object(to_json(failure));
   object.erase("time_s");
   object["time"] = utc(failure.time_s);
@@ -67,7 +67,7 @@ ordered_json readable(const RankFailure& failure) {
 
 }  // namespace
 
-nlohmann::json to_json(const RankFailure& failure) {
+nlohmann::json to_json(const Failure& failure) {
   return {{"rank", failure.rank},
           {"local_rank", failure.local_rank},
           {"node_rank", failure.node_rank},
@@ -78,35 +78,33 @@ nlohmann::json to_json(const RankFailure& failure) {
           {"signal", failure.signal},
           {"what", failure.what},
           {"trace", failure.trace},
-          {"log", failure.log},
-          {"last_lines", failure.last_lines}};
+          {"log", failure.log_folder},
+          {"last_lines", failure.log}};
 }
 
-RankFailure failure_from(const nlohmann::json& json) {
-  return {.rank = json.at("rank"),
-          .local_rank = json.at("local_rank"),
-          .node_rank = json.at("node_rank"),
-          .host = json.at("host"),
-          .pid = json.at("pid"),
-          .time_s = json.at("time_s"),
-          .exit_code = json.at("exit_code"),
-          .signal = json.at("signal"),
-          .what = json.at("what"),
-          .trace = json.at("trace"),
-          .last_lines = json.at("last_lines"),
-          .log = json.at("log")};
+Failure failure_from(const nlohmann::json& json) {
+  Failure failure;
+  failure.time_s = json.at("time_s");
+  failure.rank = json.at("rank");
+  failure.pid = json.at("pid");
+  const int code = json.at("exit_code"), signal = json.at("signal");
+  ipc::set_exit(failure, signal != 0 ? signal : W_EXITCODE(code, 0));
+  failure.what = json.at("what");
+  failure.trace = json.at("trace");
+  failure.log = json.at("last_lines");
+  failure.local_rank = json.at("local_rank");
+  failure.node_rank = json.at("node_rank");
+  failure.host = json.at("host");
+  failure.log_folder = json.at("log");
+  return failure;
 }
 
-int exit_code_of(const RankFailure& failure) noexcept {
+int exit_code_of(const Failure& failure) noexcept {
   if (failure.signal != 0) return 128 + failure.signal;
   return failure.exit_code != 0 ? failure.exit_code : exit_unknown;
 }
 
-std::string how_it_ended(const RankFailure& failure) {
-  return ipc::describe_exit(failure.signal != 0 ? failure.signal : W_EXITCODE(failure.exit_code, 0));
-}
-
-void take_error_file(std::string_view content, RankFailure& failure) {
+void take_error_file(std::string_view content, Failure& failure) {
   if (content.find_first_not_of(" \n\r\t") == std::string_view::npos) return;
   const auto object = nlohmann::json::parse(content, nullptr, false);
   if (!object.is_object() || !object.contains("message")) {
@@ -126,16 +124,15 @@ void take_error_file(std::string_view content, RankFailure& failure) {
 
 std::string summary_text(const FailureSummary& summary) {
   const auto& first = summary.first;
-  std::string text = first.rank < 0
-                         ? "accelmgr: the launch failed:"
-                         : fmt::format("accelmgr: rank {} failed: {}", first.rank, how_it_ended(first));
+  std::string text = first.rank < 0 ? "accelmgr: the launch failed:"
+                                    : fmt::format("accelmgr: rank {} failed: {}", first.rank, first.exit);
   text += fmt::format("\n  {} {}", utc(first.time_s), who(first));
   if (summary.max_restarts > 0)
     text += fmt::format(", after {} of at most {} restarts", summary.attempt, summary.max_restarts);
   text += details(first, 4);
   if (!summary.later.empty()) text += "\n  later failures:";
   for (const auto& failure : summary.later)
-    text += fmt::format("\n    {} {}: {}", utc(failure.time_s), who(failure), how_it_ended(failure)) +
+    text += fmt::format("\n    {} {}: {}", utc(failure.time_s), who(failure), failure.exit) +
             (failure.what.empty() ? "" : ": " + hanging(failure.what, 6));
   if (summary.ended > 0) text += fmt::format("\n  {} ended because of it", plural(summary.ended, "process"));
   if (!summary.report.empty()) text += "\n  report: " + summary.report;

@@ -2,51 +2,32 @@
 // (report_file.hpp) for programs.
 #pragma once
 
-#include <sys/types.h>
-
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "accelmgr/failure.hpp"
+
 namespace accelmgr::program {
 
-/// A failed process. The agents of the hosts exchange these.
-struct RankFailure {
-  int rank = -1;  ///< In the world; -1: an error of an agent, not of a process of the program.
-  int local_rank = -1;
-  int node_rank = 0;
-  std::string host = {};
-  pid_t pid = 0;
-  double time_s = 0;                         ///< Seconds since 1970.
-  int exit_code = 0;                         ///< 0 if a signal killed it.
-  int signal = 0;                            ///< 0 if it exited.
-  std::string what = {};                     ///< The message of its error file; may be empty.
-  std::string trace = {};                    ///< The stack of its error file; may be empty.
-  std::vector<std::string> last_lines = {};  ///< Of its standard error.
-  std::string log = {};                      ///< The folder of its output; may be empty.
-
-  bool operator==(const RankFailure&) const = default;
-};
-nlohmann::json to_json(const RankFailure& failure);
+/// For the agents of the hosts, which exchange failures.
+nlohmann::json to_json(const Failure& failure);
 /// Throws nlohmann::json's exceptions if `json` is not a failure.
-RankFailure failure_from(const nlohmann::json& json);
+Failure failure_from(const nlohmann::json& json);
 
 /// The exit code, or 128 plus the number of the signal as shells do, or 1 if there is neither.
-int exit_code_of(const RankFailure& failure) noexcept;
-/// "killed by signal 9 (KILL)", "exit code 3".
-std::string how_it_ended(const RankFailure& failure);
-
+int exit_code_of(const Failure& failure) noexcept;
 /// Sets `what` and `trace` from the content of an error file (TORCHELASTIC_ERROR_FILE). torch's @record
 /// writes {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}} or {"message": "..."}. Any other
 /// text becomes `what`.
-void take_error_file(std::string_view content, RankFailure& failure);
+void take_error_file(std::string_view content, Failure& failure);
 
 struct FailureSummary {
-  RankFailure first;                    ///< The earliest failure.
-  std::vector<RankFailure> later = {};  ///< Processes that failed by themselves later.
-  int ended = 0;                        ///< Processes that the agents ended because of the first failure.
-  int attempt = 0;                      ///< Counted from 0.
+  Failure first;                    ///< The earliest failure.
+  std::vector<Failure> later = {};  ///< Processes that failed by themselves later.
+  int ended = 0;                    ///< Processes that the agents ended because of the first failure.
+  int attempt = 0;                  ///< Counted from 0.
   int max_restarts = 0;
   std::string report = {};  ///< Path of the file; empty: it could not be written.
 };

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -208,26 +207,21 @@ bool LocalRanks::has_succeeded(int local_rank) const {
   return end && end->pid != 0 && end->wait_status == 0;
 }
 
-RankFailure LocalRanks::failure_of(int local_rank) const {
+Failure LocalRanks::failure_of(int local_rank) const {
   const auto& rank = ranks_.at(static_cast<std::size_t>(local_rank));
   const auto& end = rank.end.value();
-  RankFailure failure{.rank = rank.rank,
-                      .local_rank = local_rank,
-                      .node_rank = node_rank_,
-                      .host = host_,
-                      .pid = end.pid,
-                      .time_s = static_cast<double>(end.time_ns) / 1e9};
-  if (WIFSIGNALED(end.wait_status))
-    failure.signal = WTERMSIG(end.wait_status);
-  else
-    failure.exit_code = WEXITSTATUS(end.wait_status);
+  Failure failure{.time_s = static_cast<double>(end.time_ns) / 1e9, .rank = rank.rank, .pid = end.pid};
+  failure.local_rank = local_rank;
+  failure.node_rank = node_rank_;
+  failure.host = host_;
+  ipc::set_exit(failure, end.wait_status);
   take_error_file(read_from_start(rank.error_file.get()), failure);
   if (end.pid == 0)
     failure.what = fmt::format("the process could not be started: {}", base::errno_text(end.error));
   else if (const auto report = launch::read_report(rank.report.get()); report && report->failure)
     failure.what = report->failure->what;
-  if (!rank.outputs.empty()) failure.last_lines = rank.outputs.back()->last_lines(lines_of_a_failure);
-  if (!rank.folder.empty()) failure.log = std::filesystem::absolute(rank.folder).string();
+  if (!rank.outputs.empty()) failure.log = rank.outputs.back()->last_lines(lines_of_a_failure);
+  if (!rank.folder.empty()) failure.log_folder = std::filesystem::absolute(rank.folder).string();
   return failure;
 }
 

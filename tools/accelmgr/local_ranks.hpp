@@ -58,7 +58,7 @@ class LocalRanks {
   bool has_succeeded(int local_rank) const;  ///< Exit code 0.
   int count() const noexcept { return static_cast<int>(ranks_.size()); }
   /// The end of this process must have been reported.
-  RankFailure failure_of(int local_rank) const;
+  Failure failure_of(int local_rank) const;
 
   /// Sends a signal to the process groups of all processes.
   void signal(int number) noexcept { spawner_.signal(number); }

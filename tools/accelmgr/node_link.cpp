@@ -179,7 +179,7 @@ NodeLink::NodeLink(boost::asio::io_context& loop, OpenStore open, Node self, dou
 
 NodeLink::~NodeLink() { close(base::Deadline::in_seconds(1)); }
 
-void NodeLink::failed(RankFailure failure) {
+void NodeLink::failed(Failure failure) {
   shared_->order([failure = std::move(failure)](Nodes& nodes) { nodes.report_failed(failure); });
 }
 
@@ -187,7 +187,7 @@ void NodeLink::done() {
   shared_->order([](Nodes& nodes) { nodes.report_done(); });
 }
 
-void NodeLink::stop(RankFailure why) {
+void NodeLink::stop(Failure why) {
   shared_->order([why = std::move(why)](Nodes& nodes) { nodes.stop(why); });
 }
 

@@ -38,9 +38,9 @@ class NodeLink {
 
   // Reports to the other hosts. After failed() the event `outcome` comes; it may carry an earlier failure of
   // another host.
-  void failed(RankFailure failure);
+  void failed(Failure failure);
   void done();
-  void stop(RankFailure why);
+  void stop(Failure why);
   void ended(EndedNode ended);
   void begin(int attempt);
 

@@ -64,12 +64,11 @@ std::string difference(int a_rank, const Node& a, int b_rank, const Node& b) {
   return "";
 }
 
-RankFailure failure_at(int node_rank, const Node& node, std::string what) {
-  return {.node_rank = node_rank,
-          .host = node.host,
-          .pid = node.pid,
-          .time_s = seconds_since_1970(),
-          .what = std::move(what)};
+Failure failure_at(int node_rank, const Node& node, std::string what) {
+  Failure failure{.time_s = seconds_since_1970(), .pid = node.pid, .what = std::move(what)};
+  failure.node_rank = node_rank;
+  failure.host = node.host;
+  return failure;
 }
 
 std::string new_run_id() {
@@ -266,7 +265,7 @@ Nodes::Outcome Nodes::look() {
   return {};
 }
 
-std::optional<RankFailure> Nodes::stopped() {
+std::optional<Failure> Nodes::stopped() {
   if (store_.has(key("stop"))) return failure_from(nlohmann::json::parse(read("stop")));
   if (!is_lost(agent_)) return std::nullopt;
   return failure_at(
@@ -320,7 +319,7 @@ void Nodes::admit_newcomers() {
                                name_of(known_[agent].node_rank, known_[agent]) + " came"));
 }
 
-void Nodes::change(const RankFailure& why) { store_.set(key(of_attempt("changed")), written(to_json(why))); }
+void Nodes::change(const Failure& why) { store_.set(key(of_attempt("changed")), written(to_json(why))); }
 
 bool Nodes::is_lost(int agent) { return self_.is_elastic() && store_.has(key("lost", agent)); }
 
@@ -329,14 +328,14 @@ bool Nodes::all_have(const std::string& name) {
                              [&](int agent) { return store_.has(key(of_attempt(name), agent)); });
 }
 
-void Nodes::report_failed(const RankFailure& failure) {
+void Nodes::report_failed(const Failure& failure) {
   if (store_.add(key(of_attempt("failures")), 1) == 1)
     store_.set(key(of_attempt("first")), written(to_json(failure)));
 }
 
 void Nodes::report_done() { store_.set(key(of_attempt("done"), agent_), "1"); }
 
-void Nodes::stop(const RankFailure& why) {
+void Nodes::stop(const Failure& why) {
   if (store_.add(key("stops"), 1) == 1) store_.set(key("stop"), written(to_json(why)));
 }
 
@@ -357,7 +356,7 @@ std::optional<EndedNode> Nodes::all_ended() {
     all.ended += value.at("ended").get<int>();
     for (const auto& failure : value.at("later")) all.later.push_back(failure_from(failure));
   }
-  std::ranges::stable_sort(all.later, {}, &RankFailure::time_s);
+  std::ranges::stable_sort(all.later, {}, &Failure::time_s);
   return all;
 }
 

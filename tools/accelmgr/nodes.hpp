@@ -63,8 +63,8 @@ struct World {
 
 /// The processes of a host that ended after the first failure.
 struct EndedNode {
-  std::vector<RankFailure> later = {};  ///< Processes that failed by themselves.
-  int ended = 0;                        ///< The number of processes that the agent ended.
+  std::vector<Failure> later = {};  ///< Processes that failed by themselves.
+  int ended = 0;                    ///< The number of processes that the agent ended.
 };
 
 class Nodes {
@@ -90,19 +90,19 @@ class Nodes {
   struct Outcome {
     /// changed: a host of an elastic world was lost, or another one came.
     enum class Kind { running, failed, changed, done, stopped } kind = Kind::running;
-    RankFailure failure = {};  ///< If failed or stopped: the first one of all hosts; if changed: what has.
+    Failure failure = {};  ///< If failed or stopped: the first one of all hosts; if changed: what has.
   };
   /// The outcome of this attempt so far. Also sends a heartbeat; on node 0 it watches the other heartbeats.
   Outcome look();
   /// Sends a heartbeat, where no other call does.
   void beat();
   /// The reason why all hosts, or this one, must stop for good; nullopt if they need not.
-  std::optional<RankFailure> stopped();
+  std::optional<Failure> stopped();
 
-  void report_failed(const RankFailure& failure);
+  void report_failed(const Failure& failure);
   void report_done();
   /// Stops all hosts for good: after a signal, or an error that a new attempt cannot mend.
-  void stop(const RankFailure& why);
+  void stop(const Failure& why);
   void report_ended(const EndedNode& ended);
   /// The sum of all hosts' reports, failures in the order of time; nullopt while a report is missing.
   std::optional<EndedNode> all_ended();
@@ -147,7 +147,7 @@ class Nodes {
   bool has_heartbeat(int agent);
   void watch_the_others(const std::string& except_who_has);
   void admit_newcomers();
-  void change(const RankFailure& why);
+  void change(const Failure& why);
   bool is_lost(int agent);
   bool all_have(const std::string& name);
 

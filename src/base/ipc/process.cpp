@@ -276,6 +276,13 @@ std::string describe_exit(int wait_status) {
   return fmt::format("killed by signal {} ({})", signal, name != nullptr ? name : "no name");
 }
 
+void set_exit(Failure& failure, int wait_status) {
+  const bool by_signal = wait_status != unknown_exit && WIFSIGNALED(wait_status);
+  failure.signal = by_signal ? WTERMSIG(wait_status) : 0;
+  failure.exit_code = by_signal || wait_status == unknown_exit ? 0 : WEXITSTATUS(wait_status);
+  failure.exit = describe_exit(wait_status);
+}
+
 std::optional<int> take_exit_status(int pidfd) noexcept {
   siginfo_t info{};
   if (waitid(P_PIDFD, static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0)

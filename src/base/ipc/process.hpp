@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "accelmgr/failure.hpp"
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
 
@@ -104,6 +105,9 @@ std::string describe_exit(int wait_status);
 /// has passed. Reaps `child` if it is a child of this process. Blocks. False if it cannot be killed within
 /// another second (it sits in the kernel).
 bool end_group(const Child& child, base::Deadline term_until) noexcept;
+
+/// Sets exit_code, signal and exit of a failure from such a status.
+void set_exit(Failure& failure, int wait_status);
 
 struct ProcessUsage {
   std::uint64_t peak_rss_bytes;  ///< Shared pages included.

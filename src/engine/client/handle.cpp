@@ -442,10 +442,10 @@ void Handle::resize(int runners) {
                     runners, most));
   const double timeout_s = state_->config.start_timeout;
   const std::function<bool()> interrupted = base::interrupted;
-  const Stepper::Patience patience{base::Deadline::in_seconds(timeout_s), timeout_s, interrupted};
+  const base::Patience patience(timeout_s, interrupted);
   auto& link = state_->link();
   link.send(protocol::Resize{runners});
-  if (const auto answer = link.take_resized(patience.deadline); !answer.refused.empty())
+  if (const auto answer = link.take_resized(patience.deadline()); !answer.refused.empty())
     throw SessionError(fmt::format("resize({}): {}; nothing has changed", runners, answer.refused));
   const auto outcome = state_->stepper->assemble(patience);
   if (outcome.status != StepStatus::ok)

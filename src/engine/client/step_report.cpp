@@ -27,13 +27,13 @@ std::vector<std::string> lines_of(const std::string& log) {
   return lines;
 }
 
-std::string who(const FailureCause& cause) {
+std::string who(const Failure& cause) {
   return cause.rank < 0 ? std::string("the fork server") : fmt::format("runner {}", cause.rank);
 }
 
 /// "runner 1 (pid 7) killed by signal 9 (KILL) in phase forward of attempt 2: what() said". `again` is true
 /// if the cause before this one has the same text.
-std::string one_line(const FailureCause& cause, bool again) {
+std::string one_line(const Failure& cause, bool again) {
   return fmt::format(
       "{} (pid {}) {}{}{}{}", who(cause), cause.pid, cause.exit,
       cause.rank < 0 ? "" : fmt::format(" in phase {} of attempt {}", cause.phase, cause.attempt),
@@ -141,25 +141,26 @@ session::StepRecord record_of(const StepResult& result) {
           .tries = result.tries};
 }
 
-std::vector<FailureCause> last_causes(const session::Session& session) {
-  std::vector<FailureCause> found;
+std::vector<Failure> last_causes(const session::Session& session) {
+  std::vector<Failure> found;
   const auto last = session.control().incidents.load();
   for (auto number = last > most_causes ? last - most_causes + 1 : 1; number <= last; ++number) {
     const auto& incident = session.incident(number);
-    found.push_back({.time_s = double(incident.time_ns) / 1e9,
-                     .rank = incident.rank,
-                     .pid = incident.pid,
-                     .phase = incident.rank < 0 ? "" : to_string(incident.phase),
-                     .step = incident.step,
-                     .attempt = incident.attempt,
-                     .exit = ipc::describe_exit(incident.exit_status),
-                     .what = session::text_of(incident.what),
-                     .log = lines_of(session::text_of(incident.log))});
+    auto& failure = found.emplace_back();
+    failure.time_s = double(incident.time_ns) / 1e9;
+    failure.rank = incident.rank;
+    failure.pid = incident.pid;
+    failure.phase = incident.rank < 0 ? "" : to_string(incident.phase);
+    failure.what = session::text_of(incident.what);
+    failure.log = lines_of(session::text_of(incident.log));
+    failure.step = incident.step;
+    failure.attempt = incident.attempt;
+    ipc::set_exit(failure, incident.exit_status);
   }
   return found;
 }
 
-std::string text_of(const std::vector<FailureCause>& causes) {
+std::string text_of(const std::vector<Failure>& causes) {
   std::string text;
   for (std::size_t i = 0; i < causes.size(); ++i) {
     const bool again = i > 0 && causes[i].what == causes[i - 1].what;

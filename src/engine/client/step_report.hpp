@@ -37,8 +37,8 @@ void fill(StepResult& result, const session::Session& session);
 session::StepRecord record_of(const StepResult& result);
 
 /// The last losses, three at most, the oldest first.
-std::vector<FailureCause> last_causes(const session::Session& session);
+std::vector<Failure> last_causes(const session::Session& session);
 /// "runner 1 (pid 7) killed by signal 9 (KILL) in phase forward of attempt 2: what() said; then runner 1 ..."
-std::string text_of(const std::vector<FailureCause>& causes);
+std::string text_of(const std::vector<Failure>& causes);
 
 }  // namespace accelmgr::client

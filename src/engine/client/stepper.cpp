@@ -56,7 +56,7 @@ Stepper::Stepper(const Config& config, const session::HostView& view, const sess
 StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   const auto begin = base::now_ns();
   const auto number = step_under_way();
-  const Patience patience{base::Deadline::in_seconds(timeout_s), timeout_s, options.interrupted};
+  const base::Patience patience(timeout_s, options.interrupted);
   auto& version = view_.control().parameter_version;
   if (version.load() % 2 != 0)
     throw UsageError("step() was called while parameters are being written; end manager.writing() first");
@@ -95,7 +95,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
     }
     break;
   }
-  if (patience.thrown && !result.counted) std::rethrow_exception(patience.thrown);
+  if (patience.thrown() && !result.counted) std::rethrow_exception(patience.thrown());
   result.status = outcome.status;
   result.error = std::move(outcome.error);
   result.error_type = std::move(outcome.error_type);
@@ -121,7 +121,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   base::log().debug("{}: loss {}, {} samples, {} attempts, {:.3f} ms", to_string(result.status), result.loss,
                     result.samples, result.tries, result.step_ms);
   base::set_log_step(result.step + 1);
-  if (patience.thrown) std::rethrow_exception(patience.thrown);  // Too late: the attempt was committed.
+  if (patience.thrown()) std::rethrow_exception(patience.thrown());  // Too late: the attempt was committed.
   return result;
 }
 
@@ -154,28 +154,10 @@ std::uint64_t Stepper::step_under_way() const noexcept {
   return session_.counters(session_.word().index).steps + 1;
 }
 
-bool Stepper::Patience::over() const {
-  if (deadline.passed() || thrown) return true;
-  try {
-    return interrupted && interrupted();
-  } catch (...) {
-    thrown = std::current_exception();
-    return true;
-  }
-}
-
-std::int64_t Stepper::Patience::next_look_ns() const {
-  return std::clamp<std::int64_t>(deadline.remaining_ns(), 0, timing::look_ns);
-}
-
-std::string Stepper::Patience::bound() const {
-  return deadline.passed() ? fmt::format("within {} s", timeout_s) : "before it was interrupted";
-}
-
 // An attempt can open when every rank of the team is ready, its pidfd is here, its working state is that of
 // the last commit, and elements are assigned to exactly these ranks. Until then the host waits for the
 // supervisor and the loader.
-Stepper::Outcome Stepper::assemble(const Patience& patience, bool repeat) {
+Stepper::Outcome Stepper::assemble(const base::Patience& patience, bool repeat) {
   const session::SpanScope span(spans_, Activity::assemble, step_under_way());
   const auto& control = session_.control();
   for (;;) {
@@ -302,7 +284,7 @@ session::Shares Stepper::last_shares() const noexcept {
   return shares;
 }
 
-Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, const Patience& patience,
+Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, const base::Patience& patience,
                                   StepResult& result) {
   const double loss_scale = loss_scaler_.scale(committed_loss_scale());
   session::SpanScope span(spans_, Activity::attempt, step_under_way());
@@ -349,7 +331,7 @@ bool Stepper::participant_ended() const noexcept {
   return false;
 }
 
-Stepper::Outcome Stepper::wait(std::uint64_t attempt, const Patience& patience) {
+Stepper::Outcome Stepper::wait(std::uint64_t attempt, const base::Patience& patience) {
   // The host spins only on a core that the runners do not need: they compute meanwhile.
   static const int cores = ipc::allowed_cores();
   const int spin_us = cores > __builtin_popcount(participants_) ? config_.runners.spin_us : 0;

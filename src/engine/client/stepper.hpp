@@ -11,7 +11,7 @@
 #include "accelmgr/config.hpp"
 #include "accelmgr/errors.hpp"
 #include "accelmgr/step_result.hpp"
-#include "base/clock.hpp"
+#include "base/patience.hpp"
 #include "engine/client/link.hpp"
 #include "engine/client/loss_scaler.hpp"
 #include "engine/client/measured_shares.hpp"
@@ -62,20 +62,9 @@ class Stepper {
     bool overflow = false;     ///< nonfinite: half the loss scale may do.
     bool team_failed = false;  ///< runner_lost: the team of devices, and no runner.
   };
-  /// How long to wait, and a function that may end the wait earlier.
-  struct Patience {
-    base::Deadline deadline;
-    double timeout_s;
-    const std::function<bool()>& interrupted;
-    /// The exception of `interrupted`. It ends the wait, and is thrown again once the attempt is closed.
-    mutable std::exception_ptr thrown{};
-    bool over() const;
-    std::int64_t next_look_ns() const;  ///< How long to park until the next look.
-    std::string bound() const;          ///< "within 5 s", "before it was interrupted"
-  };
   /// Blocks until the team is ready for an attempt and elements are assigned to it, or until patience is
   /// over. repeat: for the last step again, which the same team must make.
-  Outcome assemble(const Patience& patience, bool repeat = false);
+  Outcome assemble(const base::Patience& patience, bool repeat = false);
 
   /// Whether the manager is gone. If so, its processes have been ended, and an attempt under way has been
   /// aborted or finished. Blocks while they end.
@@ -87,7 +76,7 @@ class Stepper {
   enum class Purpose { compute, skip };
   /// What wait() remembers from one look to the next.
   struct Wait {
-    const Patience& patience;
+    const base::Patience& patience;
     StallTimer stall_timer{};
     Standings standings{};
     bool parked = false;
@@ -95,7 +84,8 @@ class Stepper {
   std::uint64_t step_under_way() const noexcept;
   void check_repeatable() const;
   session::Shares last_shares() const noexcept;
-  Outcome attempt(Purpose purpose, const StepOptions& options, const Patience& patience, StepResult& result);
+  Outcome attempt(Purpose purpose, const StepOptions& options, const base::Patience& patience,
+                  StepResult& result);
   const session::LossScale& committed_loss_scale() const noexcept;
   /// The generation of each rank of a team of devices; 0: it is not in it.
   using Members = std::array<std::uint32_t, session::max_ranks>;
@@ -108,7 +98,7 @@ class Stepper {
   const session::Shares& shares_for(session::RankMask team);
   void measure();
   Outcome lost() const;
-  Outcome wait(std::uint64_t attempt, const Patience& patience);
+  Outcome wait(std::uint64_t attempt, const base::Patience& patience);
   Observed observe(const session::StepWord& word, Wait& wait);
   bool participant_ended() const noexcept;
   Outcome why_aborted(std::uint32_t author) const;
@@ -130,7 +120,7 @@ class Stepper {
   int nonfinite_in_a_row_ = 0;
   Members team_members_{};  ///< The members of the attempt's team.
   Members failed_team_{};   ///< The members of the last team that failed.
-  std::optional<FailureCause> manager_loss_;
+  std::optional<Failure> manager_loss_;
 };
 
 }  // namespace accelmgr::client

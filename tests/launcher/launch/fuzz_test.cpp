@@ -30,14 +30,14 @@ const Order order{.rank = 3,
                   .call = true};
 const Call call{.setup = "prepare", .function = "add", .args = {1, "two", {{"three", 3.0}}}};
 const Report report{.result = Value{1, 2},
-                    .failure = Failure{.rank = 1,
+                    .failure = Failure{.time_s = 1.5,
+                                       .rank = 1,
                                        .exit_code = 17,
-                                       .signal = 0,
+                                       .exit = "exit code 17",
                                        .phase = "setup",
                                        .type = "std::runtime_error",
                                        .what = "no data",
-                                       .trace = "#0",
-                                       .time_s = 1.5}};
+                                       .trace = "#0"}};
 
 /// Decodes many damaged texts. Each must decode or throw SessionError.
 void expect_only_session_errors(const std::string& valid,

@@ -53,10 +53,9 @@ TEST(Aggregates, OfAManagerAndALaunchMayLeaveMembersOut) {
   EXPECT_EQ((RunnerStatistics{.rank = 1}.phase), "");
   EXPECT_TRUE((Statistics{.steps = 1}.runners.empty()));
   EXPECT_EQ((StepResult{.counted = true}.error), "");
-  EXPECT_EQ((FailureCause{.rank = 1}.what), "");
   EXPECT_EQ((FlatGroup{.kind = FlatGroup::Kind::frozen}.parameters.defined()), false);
   EXPECT_EQ((launch::Options{.nprocs = 2}.backend), "auto");
-  EXPECT_EQ((launch::Failure{.rank = 2}.what), "");
+  EXPECT_EQ((Failure{.rank = 2}.what), "");
   EXPECT_FALSE((MultiprocessConfig{.rank = 1}.master_port));
 }
 

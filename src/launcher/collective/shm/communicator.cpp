@@ -67,7 +67,7 @@ class ShmCommunicator::Call {
  private:
   Group& group_;
   const Signature& signature_;
-  Patience patience_;
+  base::Patience patience_;
   bool first_ = true;
 };
 
@@ -301,7 +301,7 @@ std::shared_ptr<Communicator> ShmCommunicator::group(std::span<const int> ranks,
   GroupKey key{.parent = group_->id(), .ordinal = 0, .members = {}};
   for (const int member : ranks) key.members.push_back(group_->members()[static_cast<std::size_t>(member)]);
   key.ordinal = ++groups_made_[key.members];
-  Patience patience(timeout_s(options));
+  base::Patience patience(timeout_s(options));
   auto group = std::make_unique<Group>(group_->shared_world(), std::move(key), patience.deadline());
   Signature signature{};
   signature.sequence = calls_ + 1;

@@ -48,7 +48,7 @@ Group::~Group() {
   if (!world_->inherited()) world_->leave(claim_.slot, me_, is_world_);
 }
 
-void Group::check_usable(const Signature& signature, const Patience& patience) {
+void Group::check_usable(const Signature& signature, const base::Patience& patience) {
   if (world_->inherited()) check_process(describe(signature));
   if (verdict() == Verdict::none) return;
   if (told_) throw missing_ranks(Cause::broken, numbered(signature), ranks_of_verdict(), 0);
@@ -72,7 +72,7 @@ std::byte* Group::next_half(std::size_t bytes) {
   return half_of(me_, round_ + 1);
 }
 
-void Group::exchange_first(const Signature& signature, std::uint64_t length, Patience& patience) {
+void Group::exchange_first(const Signature& signature, std::uint64_t length, const base::Patience& patience) {
   auto& post = table_[me_].post[(round_ + 1) & 1u];
   std::copy_n(reinterpret_cast<const std::byte*>(&signature), bytes_of_dimensions(signature),
               reinterpret_cast<std::byte*>(&post.signature));
@@ -82,7 +82,7 @@ void Group::exchange_first(const Signature& signature, std::uint64_t length, Pat
   compare(signature);
 }
 
-void Group::exchange(const Signature& signature, Patience& patience) {
+void Group::exchange(const Signature& signature, const base::Patience& patience) {
   ++round_;
   arrive();
   wait(signature, patience);
@@ -113,7 +113,7 @@ void Group::compare(const Signature& signature) const {
   check_same(posted, world_ranks_);
 }
 
-void Group::wait_joined(const Signature& signature, Patience& patience) {
+void Group::wait_joined(const Signature& signature, const base::Patience& patience) {
   // Members that came earlier may have given up. That is the failure of this call too.
   if (verdict() != Verdict::none) throw_verdict(signature, patience.seconds());
   exchange(signature, patience);
@@ -121,7 +121,7 @@ void Group::wait_joined(const Signature& signature, Patience& patience) {
   if (verdict() != Verdict::none) throw_verdict(signature, patience.seconds());
 }
 
-void Group::wait(const Signature& signature, Patience& patience) {
+void Group::wait(const Signature& signature, const base::Patience& patience) {
   int next = 0;  // All members before this one have arrived.
   const auto all_arrived = [&] {
     while (next < size() && has_arrived(next)) ++next;
@@ -137,14 +137,14 @@ void Group::wait(const Signature& signature, Patience& patience) {
   }
 }
 
-void Group::look(bool closer, const Signature& signature, Patience& patience) {
+void Group::look(bool closer, const Signature& signature, const base::Patience& patience) {
   if (verdict() == Verdict::none) judge(closer, patience);
   if (verdict() == Verdict::none) return;
   // What ended the group does not concern this wait if all members have come to it.
   if (!missing([](int) { return true; }).empty()) throw_verdict(signature, patience.seconds());
 }
 
-void Group::judge(bool closer, Patience& patience) {
+void Group::judge(bool closer, const base::Patience& patience) {
   const auto left = missing([this](int member) { return has_left(member); });
   if (closer) {
     const auto ended = missing([this](int member) { return has_ended(member); });

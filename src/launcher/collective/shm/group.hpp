@@ -8,29 +8,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "accelmgr/communicator.hpp"
+#include "base/patience.hpp"
 #include "launcher/collective/shm/world.hpp"
 #include "launcher/collective/signature/signature.hpp"
 
 namespace accelmgr::collective::shm {
-
-/// The deadline of a call. It begins, and the clock is read, only when a member has to wait.
-class Patience {
- public:
-  explicit Patience(double seconds) noexcept : seconds_(seconds) {}
-  double seconds() const noexcept { return seconds_; }
-  base::Deadline deadline() noexcept {
-    if (!deadline_) deadline_ = base::Deadline::in_seconds(seconds_);
-    return *deadline_;
-  }
-
- private:
-  double seconds_;
-  std::optional<base::Deadline> deadline_;
-};
 
 class Group {
  public:
@@ -52,11 +37,11 @@ class Group {
   const std::vector<int>& world_ranks() const noexcept { return world_ranks_; }
 
   /// The first round, which posts nothing: blocks until all members have joined. Throws CollectiveError.
-  void wait_joined(const Signature& signature, Patience& patience);
+  void wait_joined(const Signature& signature, const base::Patience& patience);
 
   /// Throws if the group has ended: the first time the error that ended it, as if this call had met it; later
   /// CollectiveError{broken}.
-  void check_usable(const Signature& signature, const Patience& patience);
+  void check_usable(const Signature& signature, const base::Patience& patience);
   /// Throws UsageError in a forked child.
   void check_process(std::string_view call) const;
 
@@ -66,10 +51,10 @@ class Group {
   /// there is too little memory.
   std::byte* next_half(std::size_t bytes);
   /// Posts the next round and blocks until all members have posted it. Throws CollectiveError.
-  void exchange(const Signature& signature, Patience& patience);
+  void exchange(const Signature& signature, const base::Patience& patience);
   /// Like exchange(), for the first round of a call. Also throws CollectiveError{mismatch}; the group stays
   /// usable after that.
-  void exchange_first(const Signature& signature, std::uint64_t length, Patience& patience);
+  void exchange_first(const Signature& signature, std::uint64_t length, const base::Patience& patience);
   /// Half and length that a member posted in the last round.
   const std::byte* half(int member) const noexcept { return half_of(member, round_); }
   std::uint64_t length(int member) const noexcept { return post_of(member, round_).length; }
@@ -95,12 +80,12 @@ class Group {
   void arrive() noexcept;
   void compare(const Signature& signature) const;
   /// Blocks until all members have arrived at this round.
-  void wait(const Signature& signature, Patience& patience);
+  void wait(const Signature& signature, const base::Patience& patience);
   /// Called between two slices of a wait: throws when the wait cannot succeed. `closer` also checks whether
   /// processes have ended.
-  void look(bool closer, const Signature& signature, Patience& patience);
+  void look(bool closer, const Signature& signature, const base::Patience& patience);
   /// Sets the verdict if a member that is waited for has ended or left, or patience is over.
-  void judge(bool closer, Patience& patience);
+  void judge(bool closer, const base::Patience& patience);
   /// The members that have not arrived and for which gone(i) is true.
   template <class Gone>
   std::vector<int> missing(Gone gone) const;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/close_range.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -129,7 +130,7 @@ template <class Prepare>
     throw SystemError(fmt::format("executing {}", order.program[0]), error);
   } catch (const SystemError&) {
     auto failure = failure_of(std::current_exception(), order.rank, "start");
-    failure.exit_code = error == ENOENT ? exit_not_found : exit_not_executed;
+    ipc::set_exit(failure, W_EXITCODE(error == ENOENT ? exit_not_found : exit_not_executed, 0));
     report_failure(socket, failure);
     _exit(failure.exit_code);
   }

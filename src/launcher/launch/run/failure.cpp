@@ -2,6 +2,7 @@
 
 #include <cxxabi.h>
 #include <fmt/format.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -80,7 +81,7 @@ std::string text_of(const Failure& first, const std::vector<Failure>& later) {
 Failure failure_of(const std::exception_ptr& error, int rank, const std::string& phase) {
   Failure failure;
   failure.rank = rank;
-  failure.exit_code = ipc::exit_uncaught;
+  ipc::set_exit(failure, W_EXITCODE(ipc::exit_uncaught, 0));
   failure.phase = phase;
   failure.time_s = static_cast<double>(base::real_time_ns()) / 1e9;
   try {
@@ -121,15 +122,14 @@ void write_error_file(const Failure& failure) noexcept {
 
 std::string describe(const Failure& failure) {
   const auto who = failure.rank < 0 ? std::string("the launch") : fmt::format("rank {}", failure.rank);
-  if (failure.signal != 0) return fmt::format("{} was {}", who, ipc::describe_exit(failure.signal));
-  const auto code = fmt::format("exit code {}", failure.exit_code);
-  if (failure.what.empty()) return fmt::format("{} ended with {}", who, code);
+  if (failure.signal != 0) return fmt::format("{} was {}", who, failure.exit);
+  if (failure.what.empty()) return fmt::format("{} ended with {}", who, failure.exit);
   const auto where = failure.phase.empty() || failure.phase == "function"
                          ? std::string()
                          : fmt::format(" in its {}", failure.phase);
   const auto type = failure.type.empty() ? std::string() : failure.type + ": ";
   return fmt::format("{} failed{}: {}{}{}", who, where, type, failure.what,
-                     failure.exit_code == 0 ? "" : fmt::format(" ({})", code));
+                     failure.exit_code == 0 ? "" : fmt::format(" ({})", failure.exit));
 }
 
 SpawnError::SpawnError(Failure first, std::vector<Failure> later)

@@ -97,7 +97,7 @@ void SpawnContext::Processes::take(const ipc::Ended& ended) {
   noticed.failure.rank = rank.rank;
   if (!noticed.reported) {
     noticed.failure.time_s = static_cast<double>(ended.time_ns) / 1e9;
-    (by_signal ? noticed.failure.signal : noticed.failure.exit_code) = std::abs(*rank.exit_code);
+    ipc::set_exit(noticed.failure, ended.wait_status);
   }
   failures_.push_back(std::move(noticed));
 }

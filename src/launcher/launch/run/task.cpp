@@ -1,6 +1,7 @@
 #include "launcher/launch/run/task.hpp"
 
 #include <signal.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <map>
@@ -32,8 +33,9 @@ Failure failure_of(const base::Fields& fields) {
   constexpr int last_exit_code = 255;
   Failure failure;
   failure.rank = fields.number<int>("rank", -1);
-  failure.exit_code = fields.number<int>("exit_code", 0, last_exit_code);
-  failure.signal = fields.number<int>("signal", 0, SIGRTMAX);
+  const auto exit_code = fields.number<int>("exit_code", 0, last_exit_code);
+  const auto signal = fields.number<int>("signal", 0, SIGRTMAX);
+  ipc::set_exit(failure, signal != 0 ? signal : W_EXITCODE(exit_code, 0));
   failure.phase = fields.text("phase");
   failure.type = fields.text("type");
   failure.what = fields.text("what");

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import signal
 import time
@@ -57,10 +56,9 @@ class ManagerProcess:
             ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # The handle has waited for it already, and has recorded how it ended.
             causes = last.causes if last is not None else []
-            found = re.search(r"(signal|exit code) (\d+)", causes[-1].exit if causes else "")
-            if found is None:
+            if not causes or (causes[-1].signal == 0 and not causes[-1].exit.startswith("exit code")):
                 return -signal.SIGKILL
-            return -int(found.group(2)) if found.group(1) == "signal" else int(found.group(2))
+            return -causes[-1].signal or causes[-1].exit_code
         if ended is None:
             return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

@@ -1,0 +1,359 @@
+// Tests of starting, watching and replacing runners (supervisor.cpp, failure_recovery.cpp).
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <cerrno>
+
+#include "engine/session/attempt.hpp"
+#include "message_of.hpp"
+#include "supervised.hpp"
+
+namespace accelmgr::manager::test {
+namespace {
+
+using accelmgr::test::message_of;
+using session::RunnerState;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class SupervisorTest : public Supervised {};
+
+// ---- Starts ----
+
+TEST_F(SupervisorTest, StartsOneRunnerAfterTheOther) {
+  make();
+  EXPECT_EQ(server().take_request(), 0);
+  run();
+  EXPECT_EQ(server().take_request(), std::nullopt) << "runner 0 is not ready";
+  server().fork(0);
+  run();
+  EXPECT_EQ(server().take_request(), std::nullopt) << "runner 0 was forked, but is not ready";
+  server().say_ready(0);
+  run();
+  EXPECT_EQ(state(0), RunnerState::ready);
+  EXPECT_FALSE(ready_);
+  EXPECT_EQ(server().take_request(), 1);
+  start_runner(1);
+  EXPECT_TRUE(ready_ && supervisor_->has_started());
+  EXPECT_EQ(supervisor_->started().runners.size(), 2u);
+}
+
+TEST_F(SupervisorTest, AFirstRunnerThatIsNotReadyInTimeFailsTheStart) {
+  make();
+  server().take_request();
+  server().fork(0);
+  run();
+  small_.session.record(0).phase.store(session::Phase::init);
+  after(59.9);
+  EXPECT_THAT(
+      message_of<RunnerError>([&] { after(0.2); }),
+      AllOf(HasSubstr("runner 0 was not ready within start_timeout (60 s)"), HasSubstr("phase init")));
+}
+
+TEST_F(SupervisorTest, AFirstRunnerThatEndsFailsTheStart) {
+  make();
+  server().take_request();
+  server().fork(0);
+  server().end(0, SIGSEGV);
+  EXPECT_THAT(message_of<RunnerError>([&] { run(); }), HasSubstr("runner 0 killed by signal 11 (SEGV)"));
+}
+
+TEST_F(SupervisorTest, AForkServerThatEndsFailsTheStart) {
+  make();
+  server().die();
+  EXPECT_THAT(message_of<RunnerError>([&] { run(); }), HasSubstr("while it started the runners"));
+}
+
+TEST_F(SupervisorTest, AReplacementThatIsNotReadyInTimeIsEndedAndTriedAgain) {
+  start_team();
+  server().end(1, SIGKILL);
+  run();
+  ASSERT_EQ(server().take_request(), 1);
+  server().fork(1);
+  run();
+  after(61);
+  EXPECT_EQ(incidents(), 1u) << "it was killed, but has not ended";
+  server().end(1, SIGKILL);
+  run();
+  EXPECT_EQ(incidents(), 2u);
+  EXPECT_THAT(session::text_of(last_incident().what), HasSubstr("not ready within start_timeout (60 s)"));
+  after(config_.runners.restart_backoff);
+  EXPECT_EQ(server().take_request(), 1);
+  start_runner(1);
+  EXPECT_EQ(state(1), RunnerState::ready);
+}
+
+// ---- Losses ----
+
+TEST_F(SupervisorTest, ALostRunnerIsReplacedAtOnceAndTheNextOnesEverLater) {
+  start_team();
+  server().end(1, SIGKILL);
+  run();
+  EXPECT_EQ(server().take_request(), 1);
+  EXPECT_EQ(server().runners[1].generation, 2u);
+  start_runner(1);
+  for (const double backoff : {4.0, 8.0, 16.0, timing::longest_backoff_s, timing::longest_backoff_s}) {
+    server().end(1, SIGKILL);
+    run();
+    EXPECT_EQ(state(1), RunnerState::lost);
+    after(backoff - 0.1);
+    EXPECT_EQ(server().take_request(), std::nullopt) << backoff;
+    after(0.1);
+    EXPECT_EQ(server().take_request(), 1) << backoff;
+    start_runner(1);
+  }
+  after(config_.runners.restart_window);
+  server().end(1, SIGKILL);
+  run();
+  EXPECT_EQ(server().take_request(), 1) << "earlier losses are out of the window";
+  EXPECT_EQ(incidents(), 7u);
+  EXPECT_EQ(replacements(), 7u);
+}
+
+TEST_F(SupervisorTest, AnIncidentSaysWhatTheRunnerSaidLast) {
+  start_team();
+  auto& record = small_.session.record(1);
+  record.phase.store(session::Phase::forward);
+  session::open_attempt(small_.session, {.participants = 3});
+  const auto attempt = small_.session.word().attempt;
+  record.attempt.store(attempt);
+  session::refuse_attempt({small_.session, 1}, attempt, session::Reason::exception, "the model collapsed");
+  server().end(1, W_EXITCODE(17, 0));
+  run();
+  const auto& incident = last_incident();
+  EXPECT_EQ(incident.rank, 1);
+  EXPECT_EQ(incident.pid, server().runners[1].pid);
+  EXPECT_EQ(incident.generation, 1u);
+  EXPECT_EQ(ipc::describe_exit(incident.exit_status), "exit code 17");
+  EXPECT_EQ(incident.phase, session::Phase::forward);
+  EXPECT_EQ(incident.reason, session::Reason::exception);
+  EXPECT_EQ(incident.step, 1u);
+  EXPECT_EQ(incident.attempt, attempt);
+  EXPECT_EQ(session::text_of(incident.what), "the model collapsed");
+}
+
+TEST_F(SupervisorTest, AnOpenAttemptOfALostRunnerIsAborted) {
+  start_team();
+  const auto attempt = session::open_attempt(small_.session, {.participants = 3});
+  server().end(0, SIGKILL);
+  run();
+  EXPECT_EQ(small_.session.word().attempt, attempt);
+  EXPECT_TRUE(small_.session.word().abort);
+}
+
+TEST_F(SupervisorTest, TheSliceOfARunnerThatIsLostInACommittedAttemptIsReducedForIt) {
+  start_team();
+  commit();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_FALSE(small_.session.word().closed);
+    server().end(rank, SIGKILL);
+    run();
+  }
+  EXPECT_TRUE(small_.session.word().closed);
+  for (const float gradient : session::gradients_of(small_.session)) ASSERT_EQ(gradient, 1 + 2);
+}
+
+TEST_F(SupervisorTest, ALossThatNobodyReportsCountsAfterAWhile) {
+  start_team();
+  const auto lost = server().runners[1].pid;
+  server().runners[1].process.end();
+  run();
+  after(0.9 * timing::end_report_s);
+  EXPECT_EQ(incidents(), 0u);
+  after(0.2 * timing::end_report_s);
+  EXPECT_EQ(incidents(), 1u);
+  EXPECT_EQ(last_incident().exit_status, ipc::unknown_exit);
+  EXPECT_EQ(server().take_request(), 1);
+  server().fork(1);
+  server().report_end(1, 1, lost, SIGKILL);  // It comes while the replacement starts.
+  server().say_ready(1);
+  run();
+  EXPECT_EQ(state(1), RunnerState::ready);
+  EXPECT_EQ(incidents(), 1u);
+}
+
+TEST_F(SupervisorTest, ARunnerThatCannotBeForkedIsALoss) {
+  start_team();
+  config_.runners.restarts_per_window = 2;
+  supervisor_->config_changed();
+  server().end(1, SIGKILL);
+  run();
+  for (int i = 0; i < 2; ++i) {
+    after(config_.runners.restart_backoff);
+    ASSERT_EQ(server().take_request(), 1);
+    server().refuse(1, EMFILE);
+    run();
+    EXPECT_THAT(session::text_of(last_incident().what),
+                AllOf(HasSubstr("it could not be started"), HasSubstr("Too many open files")));
+  }
+  EXPECT_EQ(incidents(), 3u);
+  EXPECT_THAT(given_up_why(), HasSubstr("2 restarts within 600 s (runners.restarts_per_window)"));
+}
+
+TEST_F(SupervisorTest, WhereNoLossIsAllowedItGivesUpOnce) {
+  config_.runners.on_loss = LossPolicy::fail;
+  start_team();
+  server().end(0, SIGKILL);
+  server().end(1, SIGKILL);
+  run();
+  EXPECT_TRUE(gave_up_);
+  EXPECT_EQ(given_up_why(), "runners.on_loss is fail");
+  EXPECT_EQ(incidents(), 2u);
+  after(100);
+  EXPECT_EQ(server().take_request(), std::nullopt);
+  EXPECT_THAT(message_of<SessionError>([&] { supervisor_->replace(0); }),
+              HasSubstr("runners.on_loss is fail"));
+  EXPECT_THAT(supervisor_->resize(1).refused, HasSubstr("runners.on_loss is fail"));
+}
+
+TEST_F(SupervisorTest, TheRestGoOnWhereTheTeamMayShrink) {
+  config_.runners.on_loss = LossPolicy::shrink;
+  start_team();
+  server().end(1, SIGKILL);
+  run();
+  EXPECT_EQ(control().team.load(), 1u);
+  EXPECT_EQ(server().take_request(), std::nullopt);
+  server().end(0, SIGKILL);
+  run();
+  EXPECT_EQ(given_up_why(), "0 runners are left, but runners.min_runners is 1");
+}
+
+TEST_F(SupervisorTest, AModelThatIsWrongIsNotTriedAgain) {
+  start_team();
+  small_.session.record(1).reason.store(session::Reason::model_error);
+  server().end(1, W_EXITCODE(17, 0));
+  run();
+  EXPECT_EQ(given_up_why(), "a replacement would fail in the same way");
+}
+
+TEST_F(SupervisorTest, ARunnerThatDoesNotFinishACommittedAttemptIsKilled) {
+  config_.runners.reduction_timeout = 5;
+  start_team();
+  commit();
+  watch(10);
+  server().end(0, SIGKILL);
+  server().end(1, SIGKILL);
+  run();
+  EXPECT_EQ(incidents(), 2u);
+  EXPECT_THAT(session::text_of(last_incident().what),
+              HasSubstr("does not finish its part of a committed step"));
+}
+
+TEST_F(SupervisorTest, ARunnerThatIsKilledAndDoesNotEndEndsTheRun) {
+  config_.runners.reduction_timeout = 5;
+  start_team();
+  commit();
+  watch(10);
+  EXPECT_FALSE(gave_up_);
+  after(timing::sits_in_kernel_s);
+  EXPECT_TRUE(gave_up_);
+  EXPECT_THAT(given_up_why(), HasSubstr("was killed but has not ended: it is blocked in the kernel"));
+}
+
+// ---- The fork server ----
+
+TEST_F(SupervisorTest, ALostForkServerIsOneLossAndIsReplacedWhenItsRunnersHaveEnded) {
+  start_team();
+  auto& first = server();
+  first.die();
+  run();
+  EXPECT_EQ(incidents(), 1u);
+  EXPECT_EQ(last_incident().rank, -1);
+  first.runners[0].process.end();
+  run();
+  EXPECT_EQ(servers_.size(), 1u) << "runner 1 may still write to the session";
+  first.runners[1].process.end();
+  run();
+  ASSERT_EQ(servers_.size(), 2u);
+  EXPECT_EQ(server().take_request(), 0);
+  start_runner(0);
+  EXPECT_EQ(server().take_request(), 1);
+  start_runner(1);
+  EXPECT_EQ(supervisor_->started().runners.size(), 2u);
+  EXPECT_EQ(incidents(), 1u);
+  EXPECT_EQ(replacements(), 2u);
+  EXPECT_EQ(server().runners[0].generation, 2u);
+}
+
+TEST_F(SupervisorTest, ALostForkServerIsReplacedWhereARunnerThatWasLetGoIsTheLastToEnd) {
+  start_team();
+  supervisor_->resize(1);
+  auto& first = server();
+  first.die();
+  first.runners[0].process.end();
+  run();
+  EXPECT_EQ(servers_.size(), 1u);
+  first.runners[1].process.end();
+  run();
+  ASSERT_EQ(servers_.size(), 2u);
+  EXPECT_EQ(server().take_request(), 0);
+  start_runner(0);
+  EXPECT_EQ(server().take_request(), std::nullopt);
+  EXPECT_EQ(state(1), RunnerState::absent);
+}
+
+TEST_F(SupervisorTest, AForkServerThatStartsNobodyIsReplaced) {
+  start_team();
+  auto& first = server();
+  first.end(1, SIGKILL);
+  run();
+  ASSERT_EQ(first.take_request(), 1);
+  after(61);  // It is killed now.
+  first.die();
+  first.runners[0].process.end();
+  run();
+  ASSERT_EQ(servers_.size(), 2u);
+  after(config_.runners.restart_backoff);
+  start_runners();
+  EXPECT_EQ(supervisor_->started().runners.size(), 2u);
+  EXPECT_EQ(incidents(), 2u);
+}
+
+// ---- The team ----
+
+TEST_F(SupervisorTest, ARunnerThatIsReplacedMayEndByItselfAndIsNoLoss) {
+  start_team();
+  supervisor_->replace(1);
+  EXPECT_EQ(state(1), RunnerState::retiring);
+  EXPECT_TRUE(ipc::is_closed(server().runners[1].lifeline.get())) << "so it hears that it is to end";
+  EXPECT_THAT(message_of<SessionError>([&] { supervisor_->replace(1); }),
+              HasSubstr("is being replaced already"));
+  EXPECT_EQ(server().take_request(), std::nullopt);
+  server().end(1, 0);
+  run();
+  EXPECT_EQ(server().take_request(), 1);
+  start_runner(1);
+  EXPECT_EQ(incidents(), 0u);
+  EXPECT_EQ(replacements(), 1u);
+}
+
+TEST_F(SupervisorTest, AResizeLetsRunnersGoAndTakesThemBack) {
+  start_team();
+  EXPECT_EQ(supervisor_->resize(1).refused, "");
+  EXPECT_EQ(control().team.load(), 1u);
+  EXPECT_EQ(state(1), RunnerState::retiring);
+  EXPECT_EQ(supervisor_->resize(2).refused, "");
+  EXPECT_EQ(server().take_request(), std::nullopt) << "the one that was let go has not ended";
+  server().end(1, 0);
+  run();
+  EXPECT_EQ(server().take_request(), 1);
+  start_runner(1);
+  EXPECT_EQ(supervisor_->started().runners.size(), 2u);
+  EXPECT_EQ(incidents(), 0u);
+  EXPECT_THAT(supervisor_->resize(3).refused, HasSubstr("the session has room for 2 runners, not 3"));
+}
+
+TEST_F(SupervisorTest, ARankThatAResizeRemovesIsNoLongerWanted) {
+  start_team();
+  server().end(1, SIGKILL);
+  run();
+  server().take_request();
+  server().refuse(1, EAGAIN);
+  run();  // Wanted again when its backoff is over.
+  supervisor_->resize(1);
+  after(100);
+  EXPECT_EQ(server().take_request(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace accelmgr::manager::test
