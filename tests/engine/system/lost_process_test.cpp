@@ -47,17 +47,6 @@ TEST(LostRunner, KilledWhileItComputesEndsTheStep) {
   EXPECT_TRUE(run.has_added_nothing());
 }
 
-TEST(LostRunner, KilledBetweenStepsIsToldByTheNext) {
-  Stage stage;
-  RunAfterOneStep run(stage);
-  run.wait_until_waiting(0);
-  run.kill_and_wait(run.runner(0));
-  const auto result = run.manager().step();
-  expect_failed(result, StepStatus::runner_lost, {"runner 0", "killed by signal 9 (KILL)", "phase waiting"});
-  EXPECT_EQ(result.rank, 0);
-  EXPECT_TRUE(run.has_added_nothing());
-}
-
 TEST(LostRunner, AnExceptionOfTheModelArrives) {
   Stage stage;
   RunAfterOneStep run(stage);
@@ -68,18 +57,6 @@ TEST(LostRunner, AnExceptionOfTheModelArrives) {
   EXPECT_TRUE(run.has_added_nothing());
   EXPECT_TRUE(ipc::wait_ended(run.runner(1), soon()));
   expect_failed(run.manager().step(), StepStatus::runner_lost, {"exit code 17", "the stage collapsed"});
-}
-
-TEST(LostRunner, OfWhichTheForkServerSaysNothingEndedInAnUnknownWay) {
-  Stage stage;
-  RunAfterOneStep run(stage);
-  run.wait_until_waiting(1);
-  const int fork_server = run.processes().fork_server.get();
-  ipc::send_signal(fork_server, SIGSTOP);
-  run.kill_and_wait(run.runner(1));
-  const auto result = run.manager().step();
-  expect_failed(result, StepStatus::runner_lost, {"runner 1", "ended in an unknown way"});
-  ipc::send_signal(fork_server, SIGCONT);
 }
 
 TEST(LostForkServer, TakesTheRunnersWithIt) {

@@ -93,65 +93,6 @@ TEST(Restart, AKilledForkServerIsReplacedWithAllItsRunners) {
   EXPECT_EQ(run.manager().statistics().losses, 1u);
 }
 
-TEST(Restart, AKilledForkServerIsReplacedWhereARunnerThatWasLetGoIsTheLastToEnd) {
-  Stage stage;
-  StagedRun run(restarting(stage));
-  stage.tell_once(1, Act::outlive_fork_server);
-  expect_ok(run.manager());
-  run.stop_and_wait(1);
-  run.manager().resize(1);
-  run.kill_and_wait(run.processes().fork_server.get());
-  EXPECT_EQ(expect_ok(run.manager()).participants, 1u);
-}
-
-TEST(Restart, AForkServerThatStartsNobodyIsReplaced) {
-  const auto expected = undisturbed(2);
-  Stage stage;
-  auto config = restarting(stage);
-  config.start_timeout = 3;
-  RunAfterOneStep run(config);
-  run.wait_until_waiting(1);
-  ipc::send_signal(run.processes().fork_server.get(), SIGSTOP);
-  run.kill_and_wait(run.runner(1));
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
-  EXPECT_EQ(run.manager().statistics().losses, 2u);
-}
-
-TEST(Restart, AStoppedRunnerIsEndedAndReplaced) {
-  const auto expected = undisturbed(2);
-  Stage stage;
-  auto config = restarting(stage);
-  config.runners.hang_timeout = 1;
-  RunAfterOneStep run(config);
-  run.wait_until_waiting(1);
-  run.stop_and_wait(1);
-  const auto result = expect_ok(run.manager());
-  EXPECT_EQ(result.tries, 2u);
-  expect_same(outcome_of(run), expected);
-}
-
-TEST(Restart, AForkServerThatReportsALossLateDoesNotTakeTheReplacementForLost) {
-  const auto expected = undisturbed(2);
-  Stage stage;
-  RunAfterOneStep run(restarting(stage));
-  run.wait_until_waiting(1);
-  const int fork_server = run.processes().fork_server.get();
-  ipc::send_signal(fork_server, SIGSTOP);
-  run.kill_and_wait(run.runner(1));
-  auto step = run.step_in_background();
-  const auto deadline = soon();
-  while (run.manager().statistics().losses == 0 && !deadline.passed()) sched_yield();
-  ipc::send_signal(fork_server, SIGCONT);
-  const auto result = step.get();
-  EXPECT_EQ(result.status, StepStatus::ok) << result.error;
-  const auto statistics = run.manager().statistics();
-  EXPECT_EQ(statistics.losses, 1u);
-  EXPECT_EQ(statistics.replacements, 1u);
-  EXPECT_EQ(statistics.runners.at(1).generation, 2u);
-  expect_same(outcome_of(run), expected);
-}
-
 rlim_t lowest_free_descriptor() {
   rlim_t lowest = 0;
   while (fcntl(static_cast<int>(lowest), F_GETFD) >= 0) ++lowest;
@@ -215,37 +156,6 @@ TEST(NoDescriptors, InTheHostForAReplacementEndAResizeAtItsDeadline) {
   expect_contains(message_of<SessionError>([&] { run.manager().resize(1); }), {"ulimit -n"});
 }
 
-TEST(NoDescriptors, InTheManagerForAReplacementAreACauseLikeOthers) {
-  Stage stage;
-  auto config = restarting(stage);
-  config.runners.restarts_per_window = 2;
-  config.runners.restart_window = long_window_s;
-  RunAfterOneStep run(config);
-  // The number is one that the manager has always open: it may not yet have closed all that it needed for the
-  // start.
-  const NoDescriptors none(run.manager().statistics().manager_pid, 4);
-  run.kill_and_wait(run.runner(1));
-  const auto result = run.manager().step();
-  expect_failed(result, StepStatus::runner_lost, {"2 restarts within 600 s", "Too many open files"});
-  EXPECT_EQ(result.causes.size(), 3u);
-}
-
-TEST(NoDescriptors, InTheForkServerForAReplacementAreACauseLikeOthers) {
-  Stage stage;
-  auto config = restarting(stage);
-  config.runners.restarts_per_window = 2;
-  config.runners.restart_window = long_window_s;
-  RunAfterOneStep run(config);
-  run.wait_until_waiting(1);
-  // The fork server polls at most eight descriptors, which the limit must allow. A runner needs four more,
-  // for which there is no room.
-  const NoDescriptors none(parent_of(run.manager().statistics().runners.at(1).pid), 8);
-  run.kill_and_wait(run.runner(1));
-  const auto result = run.manager().step();
-  expect_failed(result, StepStatus::runner_lost,
-                {"2 restarts within 600 s", "could not be started", "Too many open files"});
-}
-
 TEST(Interruption, ThatThrowsLeavesNoStepOpen) {
   const auto expected = undisturbed(2);
   Stage stage;
@@ -260,18 +170,6 @@ TEST(Interruption, ThatThrowsLeavesNoStepOpen) {
   stage.tell(1, Act::compute);
   expect_ok(run.manager());
   expect_same(outcome_of(run), expected);
-}
-
-TEST(Hang, IsToldFromAStopAndSaysWhereItStood) {
-  Stage stage;
-  auto config = staged_config(stage);
-  config.runners.hang_timeout = 1;
-  RunAfterOneStep run(config);
-  stage.tell(1, Act::block);
-  const auto result = run.manager().step();
-  expect_failed(result, StepStatus::runner_lost,
-                {"runner 1", "killed by signal 9 (KILL)", "phase forward", "hangs", "heartbeat"});
-  ASSERT_EQ(result.causes.size(), 1u);
 }
 
 /// How often the other threads of this process have gone to sleep.
@@ -344,16 +242,6 @@ TEST(Shrink, TheRestGoOnWithTrueCountsAndEveryElementIsTrainedOnce) {
   EXPECT_EQ(result.samples, std::uint64_t{staged_batch_size});
   EXPECT_EQ(run.manager().statistics().elements, std::uint64_t{3 * staged_batch_size});
   EXPECT_EQ(run.manager().statistics().runners.size(), 1u);
-}
-
-TEST(Shrink, BelowMinRunnersItEnds) {
-  Stage stage;
-  auto config = staged_config(stage);
-  config.runners.on_loss = LossPolicy::shrink;
-  config.runners.min_runners = 2;
-  RunAfterOneStep run(config);
-  run.kill_and_wait(run.runner(1));
-  expect_failed(run.manager().step(), StepStatus::runner_lost, {"runners.min_runners is 2", "runner 1"});
 }
 
 Config with_nonfinite(const Stage& stage, NonfinitePolicy policy, int limit) {

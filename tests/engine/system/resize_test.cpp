@@ -73,22 +73,6 @@ TEST(Resize, BeyondTheLimitOfMemoryIsRefusedAndNothingHasChanged) {
   EXPECT_EQ(expect_ok(run.manager()).participants, 2u);
 }
 
-TEST(Resize, DownAndUpAgainStartsNobodyBesideTheRunnerThatWasLetGo) {
-  const auto expected = undisturbed(2);
-  Stage stage;
-  RunAfterOneStep run(restarting(stage));
-  stage.tell(1, Act::block);
-  expect_failed(run.manager().step({.interrupted = [&] { return stage.blocks(1); }}), StepStatus::timeout,
-                {});
-  run.manager().resize(1);
-  run.manager().resize(2);
-  EXPECT_EQ(run.manager().statistics().runners.at(1).generation, 2u);
-  EXPECT_TRUE(ipc::has_ended(run.runner(1)));
-  stage.tell(1, Act::compute);
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
-}
-
 // The withheld elements keep the loader from assigning to the remaining rank until the other rank is back.
 TEST(Resize, ATeamThatGrowsBackWaitsForTheShardingThatTheSmallerOneAskedFor) {
   const auto expected = undisturbed(2);

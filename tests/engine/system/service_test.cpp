@@ -95,19 +95,6 @@ TEST(Service, AHostWithoutDescriptorsKeepsNobodyOut) {
   expect_ok(manager);
 }
 
-TEST(Service, AHostThatOnlyClosesItsSocketKeepsOthersOutUntilItHasEnded) {
-  const ServiceRun service;
-  AttachedHost host(service, {"step", "fork"});
-  EXPECT_EQ(host.line(), "");
-  EXPECT_EQ(host.line(), "ok");
-  EXPECT_EQ(host.line(), "fork");
-  host.kill_and_wait();  // Its child holds the socket.
-  auto manager = service.attach();
-  expect_ok(manager);
-  EXPECT_EQ(manager.statistics().steps, 2u);
-  host.let_go();
-}
-
 // It closes its socket and lives on, so that it may still write to the session.
 TEST(Service, AHostThatIsEndingIsTheReasonWhyAnotherIsNotAdmitted) {
   const ServiceRun service;
@@ -315,22 +302,6 @@ TEST_F(PausedService, IsLeftByItsHostAndDoublesNothing) {
   expect_ok(next);
   EXPECT_TRUE(same_bits(gradients_of(next), expected.gradients));
   EXPECT_EQ(next.statistics().losses, 0u);
-}
-
-TEST(Service, ALostRunnerIsReplacedWithoutAHost) {
-  const ServiceRun service;
-  ipc::send_signal(service.runner(0), SIGKILL);
-  while (service.status()["replacements"] != 1) std::this_thread::yield();
-  auto manager = service.attach();
-  expect_ok(manager);
-}
-
-TEST(Service, ALostForkServerIsReplacedWithoutAHost) {
-  const ServiceRun service;
-  ipc::send_signal(service.processes().fork_server.get(), SIGKILL);
-  while (service.status()["replacements"] != 2) std::this_thread::yield();
-  auto manager = service.attach();
-  expect_ok(manager);
 }
 
 TEST(Service, ItsLossIsThatOfTheManager) {

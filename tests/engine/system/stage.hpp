@@ -20,10 +20,9 @@ enum class Act : std::uint32_t {
   block,  ///< Wait until the rank is given another act, then do that.
   throw_exception,
   infinite_loss,
-  undefined_gradient,   ///< NaN in the gradient of output.bias alone; the loss is finite.
-  write_parameter,      ///< Write to output.bias.
-  outlive_fork_server,  ///< From now on, survive the end of the fork server.
-  fork_child,           ///< Fork a child that does nothing until it is killed.
+  undefined_gradient,  ///< NaN in the gradient of output.bias alone; the loss is finite.
+  write_parameter,     ///< Write to output.bias.
+  fork_child,          ///< Fork a child that does nothing until it is killed.
 };
 
 /// The registered name of the model and of the source.

@@ -117,9 +117,6 @@ class StagedNetwork final : public Network {
       case Act::write_parameter:
         values(output_bias)(0, 0) += 1;
         break;
-      case Act::outlive_fork_server:
-        prctl(PR_SET_PDEATHSIG, 0);
-        break;
       case Act::fork_child:
         fork_child(script, script.child_of_model);
         break;
