@@ -1,6 +1,5 @@
 // The staged model. It is a regression with the kinds of state in which an aborted step must leave no trace:
 // BatchNorm's buffers, and the generator through dropout. It does what its script says.
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <limits>
