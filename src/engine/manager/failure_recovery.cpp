@@ -32,6 +32,11 @@ std::string last_words(const session::RankRecord& record) {
   return reason == Reason::exception || reason == Reason::model_error ? session::text_of(record.error) : "";
 }
 
+/// CUDA, torch and torch_xla say so in these words, in C++ and in Python.
+bool tells_of_too_little_memory(const session::Incident& incident) {
+  return session::text_of(incident.what).find("out of memory") != std::string::npos;
+}
+
 std::string last_log_lines(const session::LogTail& tail) {
   constexpr std::size_t most = 10;
   const auto lines = base::log_lines(tail.text, tail.written.load(), most);
@@ -88,6 +93,24 @@ void Supervisor::finish_for(int rank) {
   session::close_if_over(view_, word.attempt);
 }
 
+/// Why a replacement of the runner that the last incident is about would be lost in the same way.
+std::string Supervisor::why_it_recurs(int rank, Reason reason) const {
+  if (reason == Reason::model_error) return "a replacement would fail in the same way";
+  const auto last = session_.control().incidents.load();
+  const auto first = last > session::max_incidents ? last - session::max_incidents + 1 : 1;
+  if (!tells_of_too_little_memory(session_.incident(last))) return {};
+  for (auto number = last; number-- > first;) {
+    const auto& before = session_.incident(number);
+    if (before.rank != rank) continue;
+    if (before.step != session_.incident(last).step || !tells_of_too_little_memory(before)) return {};
+    return fmt::format(
+        "runner {} and its replacement have both run out of memory in this step; a smaller "
+        "batch_size_per_device, fewer runners on its device or a smaller model need less",
+        rank);
+  }
+  return {};
+}
+
 // A loss that is repaired is logged here as a warning. A loss that is not repaired is reported by the step
 // that fails with it, so here it is logged as info only.
 void Supervisor::repair(int rank, Reason reason, const std::string& incident) {
@@ -95,8 +118,7 @@ void Supervisor::repair(int rank, Reason reason, const std::string& incident) {
   if (control.given_up.load() != 0) return base::log().info("{}", incident);
   const auto team = control.team.load();
   const auto rest = team & ~(session::RankMask{1} << rank);
-  const auto decision =
-      policy_.runner_lost(clock_(), __builtin_popcount(rest), reason == Reason::model_error);
+  const auto decision = policy_.runner_lost(clock_(), __builtin_popcount(rest), why_it_recurs(rank, reason));
   base::log().log(decision.kind == Decision::Kind::give_up ? base::LogLevel::info : base::LogLevel::warning,
                   "{}", incident);
   switch (decision.kind) {

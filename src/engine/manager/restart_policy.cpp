@@ -12,9 +12,9 @@ Decision give_up(std::string why) { return {Decision::Kind::give_up, 0, std::mov
 
 }  // namespace
 
-Decision RestartPolicy::runner_lost(std::int64_t now_ns, int others, bool would_recur) {
+Decision RestartPolicy::runner_lost(std::int64_t now_ns, int others, const std::string& recurs) {
   if (config_.on_loss == LossPolicy::fail) return give_up("runners.on_loss is fail");
-  if (would_recur) return give_up("a replacement would fail in the same way");
+  if (!recurs.empty()) return give_up(recurs);
   if (config_.on_loss == LossPolicy::restart) return replace(now_ns);
   if (others < config_.min_runners)
     return give_up(

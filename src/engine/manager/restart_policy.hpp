@@ -22,9 +22,9 @@ class RestartPolicy {
   /// From now on decides by `config`. What was replaced before counts.
   void change(const RunnersConfig& config) { config_ = config; }
 
-  /// A runner was lost, and `others` are left in the team. `would_recur`: a replacement would be lost in the
-  /// same way, because the model is wrong, not the process. Then the policy gives up.
-  Decision runner_lost(std::int64_t now_ns, int others, bool would_recur);
+  /// A runner was lost, and `others` are left in the team. `recurs`: why a replacement would be lost in the
+  /// same way; then the policy replaces none. Empty: it may not.
+  Decision runner_lost(std::int64_t now_ns, int others, const std::string& recurs);
   /// The fork server was lost, and all runners with it. That counts as one loss. It is also replaced when
   /// on_loss is shrink.
   Decision fork_server_lost(std::int64_t now_ns);

@@ -120,6 +120,7 @@ class Supervisor {
   void finish_for(int rank);
   void note_fork_server_loss();
   void relaunch();
+  std::string why_it_recurs(int rank, session::Reason reason) const;
   void repair(int rank, session::Reason reason, const std::string& incident);
   /// Returns the incident as text.
   std::string record_incident(int rank, int pid, int wait_status, const std::string& what);

@@ -226,6 +226,37 @@ TEST_F(SupervisorTest, AModelThatIsWrongIsNotTriedAgain) {
   EXPECT_EQ(given_up_why(), "a replacement would fail in the same way");
 }
 
+TEST_F(SupervisorTest, WhoRunsOutOfMemoryInTheSameStepAgainIsNotTriedAThirdTime) {
+  start_team();
+  const auto lose = [&](int rank, const char* what) {
+    const auto attempt = session::open_attempt(small_.session, {.participants = 3});
+    session::refuse_attempt({small_.session, rank}, attempt, session::Reason::exception, what);
+    server().end(rank, W_EXITCODE(17, 0));
+    run();
+    after(timing::longest_backoff_s);
+    session::close_if_over(view_, attempt);
+  };
+  constexpr const char* too_little = "CUDA out of memory. Tried to allocate 20.00 MiB";
+  lose(1, too_little);
+  start_runners();
+  lose(0, too_little);  // Another rank.
+  start_runners();
+  lose(1, "something else");
+  start_runners();
+  lose(1, too_little);
+  start_runners();
+  commit();
+  session::Reduction reduction(small_.session, small_.manifest);
+  for (int rank = 0; rank < 2; ++rank) reduction.finish_slice(rank, small_.session.word().attempt);
+  session::close_if_over(view_, small_.session.word().attempt);
+  lose(1, too_little);  // In the next step.
+  start_runners();
+  EXPECT_EQ(given_up_why(), "");
+  lose(1, too_little);
+  EXPECT_THAT(given_up_why(), AllOf(HasSubstr("runner 1 and its replacement have both run out of memory"),
+                                    HasSubstr("batch_size_per_device")));
+}
+
 TEST_F(SupervisorTest, ARunnerThatDoesNotFinishACommittedAttemptIsKilled) {
   config_.runners.reduction_timeout = 5;
   start_team();
