@@ -79,53 +79,19 @@ def _exchange_blocks(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     return _carried("all_to_all", source, list(source.shape), group)
 
 
-class _AllToAll(torch.autograd.Function):
-    """Its backward pass is the same exchange: each gradient goes back to the rank of its block."""
-
-    @staticmethod
-    def forward(ctx: Any, group: Any, tensor: torch.Tensor) -> torch.Tensor:
-        ctx.group = group
-        return _exchange_blocks(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, _exchange(gradients[0], ctx.group)
-
-
-def _exchange(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    if not (isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()):
-        return _exchange_blocks(tensor, group)
-    result: torch.Tensor = _AllToAll.apply(group, tensor)  # type: ignore[no-untyped-call]
-    return result
-
-
 class EngineContext:
-    def backend(self) -> str | None:
-        return _native.dist_backend()
-
-    def rank(self) -> int:
-        return _native.dist_rank()
-
-    def world_size(self) -> int:
-        return _native.dist_world_size()
-
-    def local_rank(self) -> int:
-        return _native.dist_local_rank()
-
-    def nproc_per_node(self) -> int:
-        return _native.dist_nproc_per_node()
-
-    def nnodes(self) -> int:
-        return _native.dist_nnodes()
-
-    def node_rank(self) -> int:
-        return _native.dist_node_rank()
+    backend = staticmethod(_native.dist_backend)
+    rank = staticmethod(_native.dist_rank)
+    world_size = staticmethod(_native.dist_world_size)
+    local_rank = staticmethod(_native.dist_local_rank)
+    nproc_per_node = staticmethod(_native.dist_nproc_per_node)
+    nnodes = staticmethod(_native.dist_nnodes)
+    node_rank = staticmethod(_native.dist_node_rank)
+    barrier = staticmethod(_native.dist_barrier)
+    finalize = staticmethod(_native.dist_finalize)
 
     def device(self) -> torch.device:
         return torch.device(_native.dist_device())
-
-    def finalize(self) -> None:
-        _native.dist_finalize()
 
     def new_group(self, ranks: list[int], backend: str | None, pg_options: Any) -> Any:
         if pg_options is not None:
@@ -148,9 +114,6 @@ class EngineContext:
             return True
         rank = self.rank()
         return bool(group.contains(rank) if isinstance(group, _native.Group) else rank in group)
-
-    def barrier(self) -> None:
-        _native.dist_barrier()
 
     # Collectives. Without other ranks they return their input.
 
@@ -201,4 +164,4 @@ class EngineContext:
         return _carried("reduce_scatter", source, shape, group, op)
 
     def all_to_all(self, tensor: torch.Tensor, group: Any) -> torch.Tensor:
-        return _exchange(tensor, group) if _native.dist_members(group) else tensor
+        return _torch.exchange(_exchange_blocks, tensor, group) if _native.dist_members(group) else tensor
