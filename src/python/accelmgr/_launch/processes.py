@@ -14,7 +14,7 @@ from typing import Any
 
 from accelmgr import _native
 from accelmgr._common.child import embed
-from accelmgr._launch.environment import refresh_environment
+from accelmgr._launch import refresh_environment
 from accelmgr._launch.options import text_of
 from accelmgr._launch.target import Payload, Target
 from accelmgr.errors import SpawnError

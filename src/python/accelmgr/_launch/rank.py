@@ -12,7 +12,7 @@ import torch
 
 from accelmgr._common.describe import encodable
 from accelmgr._common.memfd import open_memfd
-from accelmgr._launch.environment import refresh_environment
+from accelmgr._launch import refresh_environment
 from accelmgr._launch.main_module import Main, dumps, run_top
 from accelmgr._launch.target import Target
 from accelmgr.errors import UsageError

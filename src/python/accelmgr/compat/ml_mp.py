@@ -15,7 +15,7 @@ from typing import Any, ParamSpec
 import torch
 
 from accelmgr import _native, distributed
-from accelmgr._launch.environment import refresh_environment
+from accelmgr._launch import refresh_environment
 from accelmgr._launch.processes import begin, prepare
 from accelmgr._launch.target import Target
 from accelmgr.distributed import _context
