@@ -21,7 +21,8 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from accelmgr._common.journal import Journal, is_picklable
+from accelmgr._common.journal import Journal
+from accelmgr._common.pickling import is_picklable
 from accelmgr.errors import ModelError
 
 HOOKS = (

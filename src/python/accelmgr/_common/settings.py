@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 from torch.utils import deterministic
+
+from accelmgr._common.pickling import is_picklable
 
 Values = dict[str, Any]
 
@@ -195,15 +196,7 @@ def sendable(values: Values) -> Values:
     """Without filters of warnings that cannot be pickled."""
     if "warnings filters" not in values:
         return values
-
-    def travels(entry: Any) -> bool:
-        try:
-            cloudpickle.dumps(entry)
-        except Exception:
-            return False
-        return True
-
-    return values | {"warnings filters": [entry for entry in values["warnings filters"] if travels(entry)]}
+    return values | {"warnings filters": [entry for entry in values["warnings filters"] if is_picklable(entry)]}
 
 
 def apply(values: Values) -> None:

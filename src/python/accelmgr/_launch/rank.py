@@ -29,9 +29,10 @@ def load(data: bytes) -> Target:
     run_top(_main)
     if where:
         pid, fd = where.split(":")
-        memory = open_memfd(pid, fd, "accelmgr-target")
-        if memory is None:
-            raise UsageError(f"process {pid}, which launched this one, has ended")
+        try:
+            memory = open_memfd(pid, fd, "accelmgr-target")
+        except OSError:
+            raise UsageError(f"process {pid}, which launched this one, has ended") from None
         with os.fdopen(memory, "rb") as file:
             target: Target = pickle.load(file)
             return target
