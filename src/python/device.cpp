@@ -53,6 +53,16 @@ std::vector<To> parts_of(const std::vector<Part>& parts) {
 
 /// Device 0 of this process. One thread uses it at a time; members that wait release the interpreter's lock.
 class CudaTransport {
+  /// Calls `body` through the sink, while other threads of Python run: it may wait for the device, and in a
+  /// team for other ranks.
+  template <class Body>
+  auto unlocked(Body&& body) {
+    return sink_.call([&](auto&) {
+      const Unlocked release;
+      return body();
+    });
+  }
+
  public:
   CudaTransport(Sink& sink, const std::string& library, Address compute, Address batches,
                 const std::vector<Address>& parameters, double timeout_s)
@@ -71,10 +81,7 @@ class CudaTransport {
 
   void begin_attempt() { gradients_.begin_attempt(); }
   void load_parameters() {
-    sink_.call([&](auto&) {
-      const Unlocked unlocked;  // In a team it may wait for other ranks.
-      parameters_.load();
-    });
+    unlocked([&] { parameters_.load(); });
   }
   void split_parameters(std::vector<std::vector<std::size_t>> parts) { parameters_.split(std::move(parts)); }
   void await_parameters(std::size_t part, Address stream) { parameters_.await(part, stream_at(stream)); }
@@ -87,11 +94,7 @@ class CudaTransport {
   }
 
   std::optional<Memory> stage(std::size_t bytes) {
-    std::optional<std::span<std::byte>> memory;
-    sink_.call([&](auto&) {
-      const Unlocked unlocked;
-      memory = batches_.stage(bytes);
-    });
+    const auto memory = unlocked([&] { return batches_.stage(bytes); });
     if (!memory) return std::nullopt;
     return Memory{memory->data(), memory->size()};
   }
@@ -110,20 +113,17 @@ class CudaTransport {
     device_.record_in_graph(event, compute_);
   }
   void written(std::size_t index, Address gradient, bool in_graph) {
-    sink_.call([&](auto&) {
-      const Unlocked unlocked;  // In a team it may wait for other ranks.
+    unlocked([&] {
       gradients_.written(index, reinterpret_cast<const std::byte*>(gradient),
                          in_graph ? &complete_.at(index) : nullptr);
     });
   }
 
   bool wait_until_idle(double begun_s, double timeout_s) {
-    bool idle = false;
-    sink_.call([&](auto& sink) {
-      const Unlocked unlocked;
+    return unlocked([&] {
       try {
         device_.record(idle_, compute_);
-        idle = device_.wait(idle_, sink, std::max(0.0, timeout_s - begun_s));
+        return device_.wait(idle_, *sink_.sink, std::max(0.0, timeout_s - begun_s));
       } catch (const device::DeviceError& error) {
         if (!device_.given_up()) throw;
         throw device::DeviceError(
@@ -133,7 +133,6 @@ class CudaTransport {
             error.function(), error.code());
       }
     });
-    return idle;
   }
   Memory read(const std::vector<Part>& parts, std::size_t bytes) {
     const Unlocked unlocked;
@@ -141,12 +140,7 @@ class CudaTransport {
     return {const_cast<std::byte*>(memory.data()), memory.size()};
   }
   bool finish() {
-    bool complete = false;
-    sink_.call([&](auto&) {
-      const Unlocked unlocked;
-      complete = gradients_.finish();
-    });
-    return complete;
+    return unlocked([&] { return gradients_.finish(); });
   }
 
  private:

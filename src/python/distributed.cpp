@@ -89,10 +89,11 @@ void bind_groups(nb::module_& module) {
   });
 }
 
-// A tensor is passed as address, dtype and shape of dense memory on the CPU. `out` is the address of the
-// memory for the result. The caller keeps both alive.
+// A tensor is passed as address, dtype and shape of dense memory.
 
 using Shape = std::vector<std::int64_t>;
+/// A device of this process, by its number, and a stream of it.
+using StreamPlace = std::tuple<int, std::uintptr_t>;
 
 /// Number of ranks that communicate. 0: this process is outside the group, or alone in the world.
 int count_members(const GroupArgument& group) {
@@ -102,127 +103,43 @@ int count_members(const GroupArgument& group) {
   });
 }
 
-/// Calls call(members, tensor, out) through waiting(). Throws UsageError without other ranks.
-template <class Call>
-void collective(std::uintptr_t data, const std::string& dtype, const Shape& shape, std::uintptr_t out,
-                const GroupArgument& group, Call call) {
-  const auto type = distributed::collective_dtype(dtype);
-  waiting([&] {
+/// Makes the collective that `call` names. `out` is the address of the memory for the result; a broadcast
+/// sends and receives it. The caller keeps both alive. Without `place` they are on the CPU. Returns false if
+/// the members have agreed to make the call in host memory instead. Throws UsageError without other ranks.
+bool collective(const std::string& call, std::uintptr_t data, const std::string& dtype, const Shape& shape,
+                std::uintptr_t out, const std::string& op, int src, const GroupArgument& group,
+                const std::optional<StreamPlace>& place) {
+  const auto operation = distributed::reduce_op(op);
+  const distributed::Array in{reinterpret_cast<const void*>(data), distributed::collective_dtype(dtype),
+                              shape};
+  auto* const to = reinterpret_cast<void*>(out);
+  return waiting([&] {
     const auto members = distributed::members_of(group);
     if (!members.communicate())
       throw UsageError(
           "this rank cannot make a collective call: it is outside the group, or alone in the world");
-    call(members, distributed::Array{reinterpret_cast<const void*>(data), type, shape},
-         reinterpret_cast<void*>(out));
+    if (place) {
+      auto& team = members.device_team();
+      const distributed::OnDevice at{std::get<0>(*place),
+                                     reinterpret_cast<device::StreamHandle>(std::get<1>(*place))};
+      if (call == "all_reduce") return team.all_reduce(in, to, operation, at);
+      if (call == "reduce_scatter") return team.reduce_scatter(in, to, operation, at);
+      if (call == "all_gather") return team.all_gather(in, to, at);
+      if (call == "all_to_all") return team.all_to_all(in, to, at);
+      return team.broadcast(in, to, src, at);
+    }
+    if (call == "all_reduce")
+      distributed::all_reduce(members, in, to, operation);
+    else if (call == "reduce_scatter")
+      distributed::reduce_scatter(members, in, to, operation);
+    else if (call == "all_gather")
+      distributed::all_gather(members, in, to);
+    else if (call == "all_to_all")
+      distributed::all_to_all(members, in, to);
+    else
+      distributed::broadcast(members, in, to, src);
+    return true;
   });
-}
-
-void all_reduce(std::uintptr_t data, const std::string& dtype, const Shape& shape, std::uintptr_t out,
-                const std::string& op, const GroupArgument& group) {
-  const auto operation = distributed::reduce_op(op);
-  collective(data, dtype, shape, out, group, [&](const auto& members, const auto& in, void* to) {
-    distributed::all_reduce(members, in, to, operation);
-  });
-}
-
-void reduce_scatter(std::uintptr_t data, const std::string& dtype, const Shape& shape, std::uintptr_t out,
-                    const std::string& op, const GroupArgument& group) {
-  const auto operation = distributed::reduce_op(op);
-  collective(data, dtype, shape, out, group, [&](const auto& members, const auto& in, void* to) {
-    distributed::reduce_scatter(members, in, to, operation);
-  });
-}
-
-void all_gather(std::uintptr_t data, const std::string& dtype, const Shape& shape, std::uintptr_t out,
-                const GroupArgument& group) {
-  collective(data, dtype, shape, out, group,
-             [](const auto& members, const auto& in, void* to) { distributed::all_gather(members, in, to); });
-}
-
-void all_to_all(std::uintptr_t data, const std::string& dtype, const Shape& shape, std::uintptr_t out,
-                const GroupArgument& group) {
-  collective(data, dtype, shape, out, group,
-             [](const auto& members, const auto& in, void* to) { distributed::all_to_all(members, in, to); });
-}
-
-/// Receives in place: `data` is also the memory for the result.
-void broadcast(std::uintptr_t data, const std::string& dtype, const Shape& shape, int src) {
-  collective(data, dtype, shape, data, {}, [src](const auto& members, const auto& like, void* to) {
-    distributed::broadcast(members, like, to, src);
-  });
-}
-
-// The same of tensors on a device: `place` is the number of the device in this process, and a stream. They
-// return false if the members have agreed to make the call in host memory.
-
-using StreamPlace = std::tuple<int, std::uintptr_t>;
-
-/// Calls call(device team, tensor, place) through waiting().
-template <class Call>
-bool on_device(const StreamPlace& place, std::uintptr_t data, const std::string& dtype, const Shape& shape,
-               const GroupArgument& group, Call call) {
-  const auto& [device, stream] = place;
-  const distributed::OnDevice where{device, reinterpret_cast<device::StreamHandle>(stream)};
-  bool done = false;
-  collective(data, dtype, shape, data, group, [&](const auto& members, const auto& in, void*) {
-    done = call(members.device_team(), in, where);
-  });
-  return done;
-}
-
-bool device_all_reduce(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
-                       const Shape& shape, std::uintptr_t out, const std::string& op,
-                       const GroupArgument& group) {
-  const auto operation = distributed::reduce_op(op);
-  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
-    return team.all_reduce(in, reinterpret_cast<void*>(out), operation, at);
-  });
-}
-
-bool device_reduce_scatter(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
-                           const Shape& shape, std::uintptr_t out, const std::string& op,
-                           const GroupArgument& group) {
-  const auto operation = distributed::reduce_op(op);
-  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
-    return team.reduce_scatter(in, reinterpret_cast<void*>(out), operation, at);
-  });
-}
-
-bool device_all_gather(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
-                       const Shape& shape, std::uintptr_t out, const GroupArgument& group) {
-  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
-    return team.all_gather(in, reinterpret_cast<void*>(out), at);
-  });
-}
-
-bool device_all_to_all(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
-                       const Shape& shape, std::uintptr_t out, const GroupArgument& group) {
-  return on_device(place, data, dtype, shape, group, [&](auto& team, const auto& in, const auto& at) {
-    return team.all_to_all(in, reinterpret_cast<void*>(out), at);
-  });
-}
-
-/// Receives in place: `data` is also the memory for the result.
-bool device_broadcast(const StreamPlace& place, std::uintptr_t data, const std::string& dtype,
-                      const Shape& shape, int src) {
-  return on_device(place, data, dtype, shape, {}, [&](auto& team, const auto& like, const auto& at) {
-    return team.broadcast(like, reinterpret_cast<void*>(data), src, at);
-  });
-}
-
-void bind_device_collectives(nb::module_& module) {
-  module.def("dist_use_device_libraries", &distributed::use_device_libraries, nb::arg("cuda"),
-             nb::arg("nccl"), "The paths of CUDA's runtime and of NCCL, for tests.");
-  module.def("dist_device_all_reduce", &device_all_reduce, nb::arg("place"), nb::arg("data"),
-             nb::arg("dtype"), nb::arg("shape"), nb::arg("out"), nb::arg("op"), nb::arg("group").none());
-  module.def("dist_device_reduce_scatter", &device_reduce_scatter, nb::arg("place"), nb::arg("data"),
-             nb::arg("dtype"), nb::arg("shape"), nb::arg("out"), nb::arg("op"), nb::arg("group").none());
-  module.def("dist_device_all_gather", &device_all_gather, nb::arg("place"), nb::arg("data"),
-             nb::arg("dtype"), nb::arg("shape"), nb::arg("out"), nb::arg("group").none());
-  module.def("dist_device_all_to_all", &device_all_to_all, nb::arg("place"), nb::arg("data"),
-             nb::arg("dtype"), nb::arg("shape"), nb::arg("out"), nb::arg("group").none());
-  module.def("dist_device_broadcast", &device_broadcast, nb::arg("place"), nb::arg("data"), nb::arg("dtype"),
-             nb::arg("shape"), nb::arg("src"));
 }
 
 void bind_collectives(nb::module_& module) {
@@ -232,16 +149,12 @@ void bind_collectives(nb::module_& module) {
   module.def("dist_barrier", [] { waiting([] { distributed::barrier(); }); });
   module.def("dist_members", &count_members, nb::arg("group").none(),
              "How many take part in a collective; 0: this process has no other rank to communicate with.");
-  module.def("dist_all_reduce", &all_reduce, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
-             nb::arg("out"), nb::arg("op"), nb::arg("group").none());
-  module.def("dist_all_gather", &all_gather, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
-             nb::arg("out"), nb::arg("group").none());
-  module.def("dist_reduce_scatter", &reduce_scatter, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
-             nb::arg("out"), nb::arg("op"), nb::arg("group").none());
-  module.def("dist_all_to_all", &all_to_all, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
-             nb::arg("out"), nb::arg("group").none());
-  module.def("dist_broadcast", &broadcast, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
-             nb::arg("src"));
+  module.def("dist_collective", &collective, nb::arg("call"), nb::arg("data"), nb::arg("dtype"),
+             nb::arg("shape"), nb::arg("out"), nb::arg("op"), nb::arg("src"), nb::arg("group").none(),
+             nb::arg("place").none(),
+             "Makes the collective that `call` names. False: it is to be made in host memory.");
+  module.def("dist_use_device_libraries", &distributed::use_device_libraries, nb::arg("cuda"),
+             nb::arg("nccl"), "The paths of CUDA's runtime and of NCCL, for tests.");
   module.def("dist_broadcast_bytes", &broadcast_bytes, nb::arg("data"), nb::arg("src"));
   module.def(
       "dist_all_gather_text",
@@ -260,7 +173,6 @@ void bind_distributed(nb::module_& module) {
   bind_context(module);
   bind_groups(module);
   bind_collectives(module);
-  bind_device_collectives(module);
   register_torch();
 }
 

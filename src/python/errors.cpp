@@ -2,6 +2,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
 #include "accelmgr/launch.hpp"
@@ -21,18 +23,8 @@ void raise(const char* name, const Arguments&... arguments) {
   PyErr_SetObject(type.ptr(), error.ptr());
 }
 
-const char* name_of(CollectiveError::Cause cause) {
-  switch (cause) {
-    case CollectiveError::Cause::mismatch:
-      return "mismatch";
-    case CollectiveError::Cause::timeout:
-      return "timeout";
-    case CollectiveError::Cause::lost:
-      return "lost";
-    default:
-      return "broken";
-  }
-}
+/// Of CollectiveError::Cause, in the order of the enumerators.
+constexpr std::array<const char*, 4> causes = {"mismatch", "timeout", "lost", "broken"};
 
 void raise(const launch::SpawnError& error) {
   std::vector<std::string> later;
@@ -53,7 +45,7 @@ void translate(const std::exception_ptr& thrown, void*) {
   } catch (const RunnerError& error) {
     raise("RunnerError", error.what(), error.rank(), error.phase());
   } catch (const CollectiveError& error) {
-    raise("CollectiveError", error.what(), name_of(error.cause()), error.ranks());
+    raise("CollectiveError", error.what(), causes.at(static_cast<std::size_t>(error.cause())), error.ranks());
   } catch (const SystemError& error) {
     raise("SystemError", error.what(), error.code());
   } catch (const UsageError& error) {

@@ -224,39 +224,42 @@ nb::object run_serially(launch::SerialExecutor& executor, const nb::callable& fu
   });
 }
 
-void set_backends(MultiprocessConfig& config, const std::string& all, const std::string& model,
-                  const std::string& pipeline, const std::string& data) {
-  const auto given = [](const std::string& name) {
-    return name.empty() ? std::nullopt : std::optional<std::string>(name);
-  };
-  config.backend = given(all);
-  config.model_parallel_backend = given(model);
-  config.pipeline_parallel_backend = given(pipeline);
-  config.data_parallel_backend = given(data);
+/// A backend that is not given means `all`; no `all` means get_distributed_backend().
+void make_config(MultiprocessConfig* config, int rank, int local_rank, std::optional<int> world_size,
+                 std::optional<int> local_world_size, const std::string& master_addr,
+                 std::optional<int> master_port, const std::string& init_method, int model_parallelism,
+                 int pipeline_parallelism, const std::optional<std::string>& all,
+                 const std::optional<std::string>& model, const std::optional<std::string>& pipeline,
+                 const std::optional<std::string>& data, const std::string& launch_method) {
+  new (config) MultiprocessConfig{rank,
+                                  local_rank,
+                                  world_size,
+                                  local_world_size,
+                                  master_addr,
+                                  master_port,
+                                  init_method,
+                                  model_parallelism,
+                                  pipeline_parallelism,
+                                  all,
+                                  model,
+                                  pipeline,
+                                  data,
+                                  launch::options_from({{"start_method", launch_method}}).start_method};
 }
 
 void bind_multiprocess(nb::module_& module) {
   nb::class_<MultiprocessConfig>(module, "MultiprocessConfig",
                                  "The configuration of start_multiprocess(). resolve() takes values that are "
                                  "not set from the environment.")
-      .def(nb::init<>())
-      .def_rw("rank", &MultiprocessConfig::rank)
-      .def_rw("local_rank", &MultiprocessConfig::local_rank)
-      .def_rw("world_size", &MultiprocessConfig::world_size, nb::arg().none())
-      .def_rw("local_world_size", &MultiprocessConfig::local_world_size, nb::arg().none())
-      .def_rw("master_addr", &MultiprocessConfig::master_addr)
-      .def_rw("master_port", &MultiprocessConfig::master_port, nb::arg().none())
-      .def_rw("init_method", &MultiprocessConfig::init_method)
-      .def_rw("model_parallelism", &MultiprocessConfig::model_parallelism)
-      .def_rw("pipeline_parallelism", &MultiprocessConfig::pipeline_parallelism)
-      .def("set_backends", &set_backends, nb::arg("all"), nb::arg("model"), nb::arg("pipeline"),
-           nb::arg("data"),
-           "An empty `model`, `pipeline` or `data` means `all`; an empty `all` means "
-           "get_distributed_backend().")
-      .def("set_launch_method",
-           [](MultiprocessConfig& config, const std::string& method) {
-             config.launch_method = launch::options_from({{"start_method", method}}).start_method;
-           })
+      .def("__init__", &make_config, nb::arg("rank"), nb::arg("local_rank"), nb::arg("world_size").none(),
+           nb::arg("local_world_size").none(), nb::arg("master_addr"), nb::arg("master_port").none(),
+           nb::arg("init_method"), nb::arg("model_parallelism"), nb::arg("pipeline_parallelism"),
+           nb::arg("backend").none(), nb::arg("model_parallel_backend").none(),
+           nb::arg("pipeline_parallel_backend").none(), nb::arg("data_parallel_backend").none(),
+           nb::arg("launch_method"))
+      .def_ro("world_size", &MultiprocessConfig::world_size)
+      .def_ro("local_world_size", &MultiprocessConfig::local_world_size)
+      .def_ro("master_port", &MultiprocessConfig::master_port)
       .def("resolve", [](MultiprocessConfig& config) { MultiprocessConfig::resolve(config); })
       .def("text", &MultiprocessConfig::text);
   module.def("start_multiprocess", &start_multiprocess, nb::arg("target"), nb::arg("payload"),

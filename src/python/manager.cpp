@@ -5,11 +5,15 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <cstring>
+#include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 
 #include "accelmgr/launch.hpp"
@@ -320,16 +324,10 @@ void bind_manager(nb::module_& module) {
       .def_prop_ro("is_writing", [](Handle& self) { return self.started().is_writing(); })
       .def_prop_ro(
           "left_gradients",
-          [](Handle& self) -> std::optional<std::string> {
-            switch (self.started().left_gradients()) {
-              case LeftGradients::unapplied:
-                return "unapplied";
-              case LeftGradients::applied:
-                return "applied";
-              case LeftGradients::none:
-                break;
-            }
-            return std::nullopt;
+          [](Handle& self) {
+            static constexpr std::array<std::optional<std::string_view>, 3> names = {std::nullopt,
+                                                                                     "unapplied", "applied"};
+            return names.at(static_cast<std::size_t>(self.started().left_gradients()));
           },
           "What an earlier host of a service has left: None, \"unapplied\" or \"applied\".")
       .def_prop_ro(
@@ -399,15 +397,7 @@ void bind_manager(nb::module_& module) {
           },
           nb::arg("own_model"), nb::arg("own_data"),
           "Keys that were set and have no effect, each with its source (\"flag\": `settings`) and the "
-          "reason.")
-      .def(
-          "show_config", [](Handle& self) { return config::show(self.loaded()); },
-          "Each value of the configuration, with its source.");
-  module.def(
-      "warnings",
-      [](const Handle& handle, int cores) { return config::warnings(handle.loaded().config, cores); },
-      nb::arg("handle"), nb::arg("cores"),
-      "Warnings about a likely mistake in the configuration, for a machine with `cores` cores.");
+          "reason.");
 }
 
 }  // namespace accelmgr::python

@@ -6,13 +6,16 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "accelmgr/errors.hpp"
+#include "base/config/device_name.hpp"
 #include "base/log.hpp"
 #include "engine/replica/generator_state.hpp"
 #include "engine/replica/model.hpp"
@@ -185,35 +188,16 @@ std::vector<std::pair<std::int64_t, std::uint64_t>> shared(const Sink& sink) {
   return list;
 }
 
-const char* name_of(Device device) {
-  switch (device) {
-    case Device::cuda:
-      return "cuda";
-    case Device::xla:
-      return "xla";
-    default:
-      return "cpu";
-  }
-}
-
-const char* name_of(Autocast autocast) {
-  switch (autocast) {
-    case Autocast::bf16:
-      return "bf16";
-    case Autocast::fp16:
-      return "fp16";
-    default:
-      return "off";
-  }
-}
+/// In the order of the enumerators.
+constexpr std::array<const char*, 3> autocast_names = {"off", "bf16", "fp16"};
 
 std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role) {
   return in_python<ModelError>([&] {
     return std::make_unique<PythonReplica>(factories().attr("make_replica")(
         config.model.factory, config.model.options, "seed"_a = config.seed_base, "rank"_a = role.rank,
-        "device"_a = name_of(config.runners.device), "threads"_a = runner::compute_threads(config),
+        "device"_a = config::name_of(config.runners.device), "threads"_a = runner::compute_threads(config),
         "shares_cores"_a = config.runners.threads == 0, "deterministic"_a = config.deterministic,
-        "autocast"_a = name_of(config.runners.autocast),
+        "autocast"_a = autocast_names.at(static_cast<std::size_t>(config.runners.autocast)),
         "records"_a = config.runners.cuda_graph == CudaGraph::automatic,
         "overlaps"_a = config.runners.overlap_parameters, "micro_batches"_a = config.grad_accumulation_steps,
         "step_timeout"_a = config.step_timeout));

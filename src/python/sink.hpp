@@ -23,9 +23,9 @@ struct Sink {
   std::exception_ptr thrown{};
 
   template <class Call>
-  void call(Call&& body) {
+  auto call(Call&& body) {
     try {
-      body(*sink);
+      return body(*sink);
     } catch (const device::DeviceError&) {
       throw;  // The replica of Python decides what it means.
     } catch (...) {
@@ -40,19 +40,13 @@ struct Sink {
     call([](auto& to) { to.backward_begins(); });
   }
   bool is_stale(std::size_t index) {
-    bool stale = true;
-    call([&](auto& to) { stale = to.is_stale(index); });
-    return stale;
+    return call([&](auto& to) { return to.is_stale(index); });
   }
   bool last_micro_batch() {
-    bool last = false;
-    call([&](auto& to) { last = to.last_micro_batch(); });
-    return last;
+    return call([](auto& to) { return to.last_micro_batch(); });
   }
   bool wanted() {
-    bool wanted = false;
-    call([&](auto& to) { wanted = to.wanted(); });
-    return wanted;
+    return call([](auto& to) { return to.wanted(); });
   }
 };
 

@@ -12,10 +12,10 @@ import pickle
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
-import cloudpickle
-import torch
+from accelmgr._common.memfd import open_memfd
+from accelmgr._common.pickling import KnownPickler, KnownUnpickler
 
 NAME = "accelmgr-journal"
 HEAD = struct.Struct("<Q?")  # The length of an entry, and whether it is of settings.
@@ -23,32 +23,6 @@ SETTINGS = "settings"
 
 Entry = tuple[str, Any]
 """Of what kind it is, and its content."""
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, file: BinaryIO, known: Mapping[int, Any]) -> None:
-        super().__init__(file)
-        self._known = known
-
-    def persistent_id(self, obj: Any) -> Any:
-        return self._known.get(id(obj)) if isinstance(obj, (torch.Tensor, torch.nn.Module)) else None
-
-
-def is_picklable(value: Any, known: Mapping[int, Any]) -> bool:
-    try:
-        _Pickler(io.BytesIO(), known).dump(value)
-    except Exception:
-        return False
-    return True
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: BinaryIO, known: Mapping[Any, Any]) -> None:
-        super().__init__(file)
-        self._known = known
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._known[pid]
 
 
 class Journal:
@@ -70,7 +44,7 @@ class Journal:
         if self._fd < 0:
             return
         file = io.BytesIO()
-        _Pickler(file, known).dump(entry)
+        KnownPickler(file, known).dump(entry)
         data = HEAD.pack(file.tell(), entry[0] == SETTINGS) + file.getvalue()
         os.ftruncate(self._fd, self.end)  # Of an entry that was not written as a whole.
         if os.pwrite(self._fd, data, self.end) != len(data):  # At once: another process may be reading.
@@ -88,17 +62,14 @@ class Reader:
 
     def __init__(self, address: str) -> None:
         pid, fd = address.split(":")
-        link = f"/proc/{pid}/fd/{fd}"
-        if os.readlink(link) != f"/memfd:{NAME} (deleted)":
-            raise FileNotFoundError(link)
-        self._fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = open_memfd(pid, fd, NAME)
         self._read = 0
 
     def entries(self, end: int, known: Callable[[], Mapping[Any, Any]]) -> Iterator[Entry]:
         """Those that were not read yet, up to `end`. known: what the names of write() stand for here and now."""
         while self._read < end:
             data, _ = self._next()
-            yield _Unpickler(io.BytesIO(data), known()).load()
+            yield KnownUnpickler(io.BytesIO(data), known()).load()
 
     def settings(self) -> Iterator[Any]:
         """The values of entries of settings that were not read yet; leaves all others out."""

@@ -15,6 +15,7 @@ import os
 import struct
 import weakref
 
+from accelmgr._common.memfd import open_memfd
 from accelmgr.errors import DataError
 
 NAME = "accelmgr-long"
@@ -32,13 +33,6 @@ def _pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def _open(pid: int, fd: int) -> int:
-    link = f"/proc/{pid}/fd/{fd}"
-    if os.readlink(link) != f"/memfd:{NAME} (deleted)":
-        raise FileNotFoundError(link)
-    return os.open(link, os.O_RDWR | os.O_CLOEXEC)
-
-
 class LongElements:
     """One process at a time puts elements in. Others read them with read()."""
 
@@ -46,7 +40,7 @@ class LongElements:
         """address: of another process that keeps the memory; empty: this one does."""
         if address:
             self._pid, self._kept = map(int, address.split(":"))
-            self._fd = _open(self._pid, self._kept)
+            self._fd = open_memfd(self._pid, self._kept, NAME, os.O_RDWR)
         else:
             self._pid, self._fd = os.getpid(), os.memfd_create(NAME, os.MFD_CLOEXEC)
             self._kept = self._fd
@@ -95,7 +89,7 @@ class LongElements:
 
 class _File:
     def __init__(self, pid: int, fd: int) -> None:
-        self.fd = _open(pid, fd)
+        self.fd = open_memfd(pid, fd, NAME, os.O_RDWR)
         weakref.finalize(self, os.close, self.fd)
 
 

@@ -19,12 +19,9 @@ def make_memfd(name: str, size: int) -> int:
     return fd
 
 
-def open_memfd(pid: str, fd: str, name: str) -> int | None:
-    """Opens the memfd `name` of process `pid`. Returns None if that has closed it: `fd` may be another file by now."""
+def open_memfd(pid: str | int, fd: str | int, name: str, flags: int = os.O_RDONLY) -> int:
+    """Opens the memfd `name` of process `pid`. Raises OSError if that has closed it: `fd` may be another file then."""
     link = f"/proc/{pid}/fd/{fd}"
-    try:
-        if os.readlink(link) != f"/memfd:{name} (deleted)":
-            return None
-        return os.open(link, os.O_RDONLY)
-    except OSError:
-        return None
+    if os.readlink(link) != f"/memfd:{name} (deleted)":
+        raise FileNotFoundError(link)
+    return os.open(link, flags)

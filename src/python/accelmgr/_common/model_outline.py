@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,8 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from accelmgr._common.journal import Journal, is_picklable
+from accelmgr._common.journal import Journal
+from accelmgr._common.pickling import is_picklable
 from accelmgr.errors import ModelError
 
 HOOKS = (
@@ -104,78 +106,76 @@ def at(value: Any, way: tuple[Any, ...]) -> Any:
     return value
 
 
+@dataclasses.dataclass
+class _Seen:
+    """Things of one kind that are reached from attributes, and what was read of each."""
+
+    change: str
+    what: str
+    read: Callable[[Any], Any] | None
+    """None: the thing itself is compared, with a copy."""
+    sent: Callable[[Any], Any]
+    """What runners are told of a thing that has changed."""
+    places: list[Place] = dataclasses.field(default_factory=list)
+    things: list[Any] = dataclasses.field(default_factory=list)
+    before: list[Any] = dataclasses.field(default_factory=list)
+
+    def add(self, place: Place, thing: Any) -> None:
+        self.places.append(place)
+        self.things.append(thing)
+        self.before.append((self.read or copy.copy)(thing))
+
+    def _now(self) -> list[Any]:
+        return self.things if self.read is None else list(map(self.read, self.things))
+
+    def same(self) -> bool:
+        return self._now() == self.before
+
+    def changes(self, left_out: set[tuple[str, str]]) -> Iterator[tuple[str, Change]]:
+        for place, thing, now, before in zip(self.places, self.things, self._now(), self.before, strict=True):
+            if place[:2] not in left_out and not _equal(now, before):
+                what = f"{self.what} '{place[0]}.{place[1]}' of the model"
+                yield what, (self.change, (place, self.sent(thing)))
+
+
 class _Inside:
     """The containers and tensors that are reached from attributes, as they were."""
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
-        self.containers: list[Any] = []
-        self.copies: list[Any] = []
-        self.tensors: list[torch.Tensor] = []
-        self.versions: list[int] = []
-        self.tensor_places: list[Place] = []
-        self.slotted: list[Any] = []
-        self.slots: list[dict[str, Any]] = []
-        self.slotted_places: list[Place] = []
-        self.arrays: list[Any] = []
-        self.contents: list[bytes] = []
-        self.array_places: list[Place] = []
-        self.long: list[Any] = []
-        self.lengths: list[int] = []
-        self.long_places: list[Place] = []
+        self._containers = _Seen("inside", "what is in", None, _items)
+        self._long = _Seen("inside", "what is in", len, _items)
+        self._slotted = _Seen("slots", "what is in", _slots_of, _slots_of)
+        self._arrays = _Seen("array", "the array", operator.methodcaller("tobytes"), operator.methodcaller("copy"))
+        self._tensors = _Seen("tensor", "the tensor", _version_of, lambda tensor: tensor.detach().clone())
+        self.kinds = (self._containers, self._long, self._slotted, self._arrays, self._tensors)
         self._seen: set[int] = set()
 
     def add(self, place: Place, value: Any, known: dict[int, Any]) -> None:
-        if id(value) in self._seen or len(self.containers) > MOST_CONTAINERS:
+        if id(value) in self._seen or len(self._containers.things) > MOST_CONTAINERS:
             return
         if isinstance(value, torch.Tensor):
             if id(value) not in known and not isinstance(value, torch.nn.Parameter):
                 self._seen.add(id(value))
-                self.tensors.append(value)
-                self.versions.append(_version_of(value))
-                self.tensor_places.append(place)
+                self._tensors.add(place, value)
             return
         if _is_array(value):
             if value.nbytes <= MOST_BYTES:
                 self._seen.add(id(value))
-                self.arrays.append(value)
-                self.contents.append(value.tobytes())
-                self.array_places.append(place)
+                self._arrays.add(place, value)
             return
         slots = {} if isinstance(value, (torch.nn.Module, type)) else _slots_of(value)
         if slots:
-            self.slotted.append(value)
-            self.slots.append(slots)
-            self.slotted_places.append(place)
-        if isinstance(value, (list, dict, set, collections.deque)):
-            self._note(place, value, copy.copy(value))
-        elif _is_object(value):
-            self._note(place, vars(value), dict(vars(value)))
+            self._slotted.add(place, value)
+        is_container = isinstance(value, (list, dict, set, collections.deque))
+        if is_container or _is_object(value):
+            container = value if is_container else vars(value)
+            (self._long if len(container) > MOST_COMPARED else self._containers).add(place, container)
         elif not isinstance(value, tuple) and not slots:
             return
         self._seen.add(id(value))
         if len(place[2]) < DEPTH and not (hasattr(value, "__len__") and len(value) > MOST_ENTRIES):
             for step, part in list(_parts(value)):
                 self.add((place[0], place[1], (*place[2], step)), part, known)
-
-    def _note(self, place: Place, container: Any, former: Any) -> None:
-        if len(container) > MOST_COMPARED:
-            self.long.append(container)
-            self.lengths.append(len(container))
-            self.long_places.append(place)
-            return
-        self.places.append(place)
-        self.containers.append(container)
-        self.copies.append(former)
-
-    def same(self) -> bool:
-        return (
-            self.containers == self.copies
-            and list(map(_version_of, self.tensors)) == self.versions
-            and list(map(len, self.long)) == self.lengths
-            and list(map(_slots_of, self.slotted)) == self.slots
-            and [array.tobytes() for array in self.arrays] == self.contents
-        )
 
 
 def _version_of(tensor: torch.Tensor) -> int:
@@ -268,7 +268,7 @@ class Outline:
             return (
                 list(map(len, self._dictionaries)) == self._lengths
                 and [get(owner) for get, owner in self._pairs] == self._values
-                and self._inside.same()
+                and all(seen.same() for seen in self._inside.kinds)
                 and sum(map(len, self._buffers)) == self._buffer_count
                 and list(map(type, self._modules.values())) == self._types
                 and RemovableHandle.next_id == self._hook_number
@@ -339,22 +339,8 @@ class Outline:
                 sent.add((path, key))
                 name = f"'{path}.{key}'" if path else f"'{key}'"
                 yield f"attribute {name} of the model", ("attribute", (path, key, key in now, now.get(key)))
-        inside = self._inside
-        for place, container, former in zip(inside.places, inside.containers, inside.copies, strict=True):
-            if place[:2] not in sent and not _equal(container, former):
-                yield f"what is in '{place[0]}.{place[1]}' of the model", ("inside", (place, _items(container)))
-        for place, container, length in zip(inside.long_places, inside.long, inside.lengths, strict=True):
-            if place[:2] not in sent and len(container) != length:
-                yield f"what is in '{place[0]}.{place[1]}' of the model", ("inside", (place, _items(container)))
-        for place, value, slots in zip(inside.slotted_places, inside.slotted, inside.slots, strict=True):
-            if place[:2] not in sent and not _equal(now_there := _slots_of(value), slots):
-                yield f"what is in '{place[0]}.{place[1]}' of the model", ("slots", (place, now_there))
-        for place, array, content in zip(inside.array_places, inside.arrays, inside.contents, strict=True):
-            if place[:2] not in sent and array.tobytes() != content:
-                yield f"the array '{place[0]}.{place[1]}' of the model", ("array", (place, array.copy()))
-        for place, tensor, version in zip(inside.tensor_places, inside.tensors, inside.versions, strict=True):
-            if place[:2] not in sent and _version_of(tensor) != version:
-                yield f"the tensor '{place[0]}.{place[1]}' of the model", ("tensor", (place, tensor.detach().clone()))
+        for seen in self._inside.kinds:
+            yield from seen.changes(sent)
 
     def _changed_hooks(self) -> Iterator[tuple[str, Change]]:
         for place, hooks in self._all_hooks():

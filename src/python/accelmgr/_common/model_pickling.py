@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
-import mmap
-import pickle
-from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any
 
-import cloudpickle
 import torch
 from torch.nn.utils import parametrize
 
 from accelmgr._common.model_outline import HOOKS_OF_TENSORS, HooksOfTensors, registrar_of
+from accelmgr._common.pickling import KnownPickler, is_picklable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +49,8 @@ def _parametrized(kind: type[torch.nn.Module], names: list[str]) -> torch.nn.Mod
     return module
 
 
-class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class ModelPickler(KnownPickler):
     """Leaves the model's tensors out. A parametrized module, whose class is made anew for it, is made again there."""
-
-    def __init__(self, file: BinaryIO, numbers: Mapping[int, int]) -> None:
-        super().__init__(file)
-        self._numbers = numbers
-
-    def persistent_id(self, obj: Any) -> int | None:
-        return self._numbers.get(id(obj)) if isinstance(obj, torch.Tensor) else None
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.nn.Module) or not parametrize.is_parametrized(obj):
@@ -67,15 +58,6 @@ class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
         kind = parametrize.type_before_parametrizations(obj)
         state_of = getattr(kind, "__getstate__", vars)  # object has it since Python 3.11.
         return _parametrized, (kind, list(obj.parametrizations)), state_of(obj)  # type: ignore[arg-type]
-
-
-class ModelUnpickler(pickle.Unpickler):
-    def __init__(self, file: BinaryIO | mmap.mmap, tensors: list[torch.Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-
-    def persistent_load(self, pid: int) -> torch.Tensor:
-        return self._tensors[pid]
 
 
 def culprit(value: Any, path: str, depth: int = 4) -> str:
@@ -89,8 +71,6 @@ def culprit(value: Any, path: str, depth: int = 4) -> str:
     elif hasattr(value, "__dict__"):
         attributes = vars(value)
     for name, attribute in attributes.items() if depth > 0 else ():
-        try:
-            cloudpickle.dumps(attribute)
-        except Exception:
+        if not is_picklable(attribute):
             return culprit(attribute, f"{path}.{name}", depth - 1)
     return f"{path} ({type(value).__module__}.{type(value).__qualname__})"

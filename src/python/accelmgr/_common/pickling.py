@@ -12,10 +12,10 @@ import io
 import mmap
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from types import FunctionType
-from typing import Any
+from types import FunctionType, MappingProxyType
+from typing import Any, BinaryIO
 
 import cloudpickle
 import torch
@@ -64,6 +64,36 @@ def dump(element: Any) -> bytes:
     file = io.BytesIO()
     _ElementPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(element)
     return file.getvalue()
+
+
+class KnownPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes only the name of each tensor and module that the reader has itself."""
+
+    def __init__(self, file: BinaryIO, known: Mapping[int, Any]) -> None:
+        """known: their names, by id()."""
+        super().__init__(file)
+        self._known = known
+
+    def persistent_id(self, obj: Any) -> Any:
+        return self._known.get(id(obj)) if isinstance(obj, (torch.Tensor, torch.nn.Module)) else None
+
+
+class KnownUnpickler(pickle.Unpickler):
+    def __init__(self, file: BinaryIO | mmap.mmap, known: Mapping[Any, Any] | Sequence[Any]) -> None:
+        """known: what the names stand for here."""
+        super().__init__(file)
+        self._known = known
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._known[pid]
+
+
+def is_picklable(value: Any, known: Mapping[int, Any] = MappingProxyType({})) -> bool:
+    try:
+        KnownPickler(io.BytesIO(), known).dump(value)
+    except Exception:
+        return False
+    return True
 
 
 # Datasets

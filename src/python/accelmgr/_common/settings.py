@@ -7,14 +7,16 @@ They are sent at the start, and again before a step if they have changed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 from torch.utils import deterministic
+
+from accelmgr._common.pickling import is_picklable
 
 Values = dict[str, Any]
 
@@ -22,11 +24,7 @@ Values = dict[str, Any]
 class Setting(NamedTuple):
     read: Callable[[], Any]
     """In the host. None: not there in this build of torch, or not set; then it is not sent."""
-    write: Callable[[Any], None]
-
-
-def _attribute(owner: Any, name: str) -> Setting:
-    return Setting(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+    write: Callable[[Any], object]
 
 
 class Runner:
@@ -90,29 +88,9 @@ def write_deterministic(value: tuple[int, bool]) -> None:
 _smallest = 5e-324
 
 
-def _read_flush_denormal() -> bool:
-    return _smallest * 1.0 == 0.0
-
-
-def _write_flush_denormal(on: bool) -> None:
-    torch.set_flush_denormal(on)
-
-
-def _write_print_options(options: dict[str, Any]) -> None:
-    torch.set_printoptions(**options)  # type: ignore[no-untyped-call]
-
-
 def _read_autocast() -> dict[str, torch.dtype]:
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
-
-
-def _write_autocast(value: dict[str, torch.dtype]) -> None:
-    runner.autocast = value
-
-
-def _write_anomaly(value: tuple[bool, bool]) -> None:
-    torch.autograd.set_detect_anomaly(*value)
 
 
 def _write_filters(filters: list[Any]) -> None:
@@ -120,39 +98,27 @@ def _write_filters(filters: list[Any]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-def _read_filters() -> list[Any]:
-    return list(warnings.filters)
-
-
-_cuda, _matmul = torch.backends.cuda, torch.backends.cuda.matmul
-_cudnn, _mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+_backends, _cuda = torch.backends, torch.backends.cuda
 
 SETTINGS: dict[str, Setting] = {
     "default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
     "default device": Setting(_read_default_device, lambda kind: torch.set_default_device(kind or None)),
     "float32 matmul precision": Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "deterministic algorithms": Setting(_read_deterministic, write_deterministic),
-    "flush denormal": Setting(_read_flush_denormal, _write_flush_denormal),
+    "flush denormal": Setting(lambda: _smallest * 1.0 == 0.0, torch.set_flush_denormal),
     "anomaly detection": Setting(
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _write_anomaly
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.autograd.set_detect_anomaly(*value),
     ),
     "warn always": Setting(torch.is_warn_always_enabled, torch.set_warn_always),
-    "print options": Setting(lambda: dict(vars(torch._tensor_str.PRINT_OPTS)), _write_print_options),
-    "warnings filters": Setting(_read_filters, _write_filters),
-    "autocast": Setting(_read_autocast, _write_autocast),
+    "print options": Setting(
+        lambda: dict(vars(torch._tensor_str.PRINT_OPTS)),
+        lambda options: torch.set_printoptions(**options),  # type: ignore[no-untyped-call]
+    ),
+    "warnings filters": Setting(lambda: list(warnings.filters), _write_filters),
+    "autocast": Setting(_read_autocast, functools.partial(setattr, runner, "autocast")),
     "autocast cache": Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     "threads": Setting(_read_threads, _write_threads),
-    "cudnn.enabled": _attribute(_cudnn, "enabled"),
-    "cudnn.benchmark": _attribute(_cudnn, "benchmark"),
-    "cudnn.benchmark_limit": _attribute(_cudnn, "benchmark_limit"),
-    "cudnn.deterministic": _attribute(_cudnn, "deterministic"),
-    "cudnn.allow_tf32": _attribute(_cudnn, "allow_tf32"),
-    "mkldnn.enabled": _attribute(_mkldnn, "enabled"),
-    "mkldnn.deterministic": _attribute(_mkldnn, "deterministic"),
-    "mkldnn.allow_tf32": _attribute(_mkldnn, "allow_tf32"),
-    "matmul.allow_fp16_reduced_precision_reduction": _attribute(_matmul, "allow_fp16_reduced_precision_reduction"),
-    "matmul.allow_bf16_reduced_precision_reduction": _attribute(_matmul, "allow_bf16_reduced_precision_reduction"),
-    "matmul.allow_fp16_accumulation": _attribute(_matmul, "allow_fp16_accumulation"),
     "sdp.flash": Setting(_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
     "sdp.mem_efficient": Setting(_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp),
     "sdp.math": Setting(_cuda.math_sdp_enabled, _cuda.enable_math_sdp),
@@ -160,10 +126,25 @@ SETTINGS: dict[str, Setting] = {
     "sdp.fp16_bf16_reduction": Setting(
         _cuda.fp16_bf16_reduction_math_sdp_allowed, _cuda.allow_fp16_bf16_reduction_math_sdp
     ),
-    "mha fastpath": Setting(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
-    "opt_einsum.enabled": _attribute(torch.backends.opt_einsum, "enabled"),
-    "opt_einsum.strategy": _attribute(torch.backends.opt_einsum, "strategy"),
-    "quantized.engine": _attribute(torch.backends.quantized, "engine"),
+    "mha fastpath": Setting(_backends.mha.get_fastpath_enabled, _backends.mha.set_fastpath_enabled),
+}
+
+_ATTRIBUTES: dict[str, tuple[Any, str]] = {
+    "cudnn": (_backends.cudnn, "enabled benchmark benchmark_limit deterministic allow_tf32"),
+    "mkldnn": (_backends.mkldnn, "enabled deterministic allow_tf32"),
+    "matmul": (
+        _cuda.matmul,
+        "allow_fp16_reduced_precision_reduction allow_bf16_reduced_precision_reduction allow_fp16_accumulation",
+    ),
+    "opt_einsum": (_backends.opt_einsum, "enabled strategy"),
+    "quantized": (_backends.quantized, "engine"),
+}
+"""Settings that are attributes of their owner."""
+
+SETTINGS |= {
+    f"{group}.{name}": Setting(functools.partial(getattr, owner, name), functools.partial(setattr, owner, name))
+    for group, (owner, names) in _ATTRIBUTES.items()
+    for name in names.split()
 }
 
 
@@ -195,15 +176,7 @@ def sendable(values: Values) -> Values:
     """Without filters of warnings that cannot be pickled."""
     if "warnings filters" not in values:
         return values
-
-    def travels(entry: Any) -> bool:
-        try:
-            cloudpickle.dumps(entry)
-        except Exception:
-            return False
-        return True
-
-    return values | {"warnings filters": [entry for entry in values["warnings filters"] if travels(entry)]}
+    return values | {"warnings filters": [entry for entry in values["warnings filters"] if is_picklable(entry)]}
 
 
 def apply(values: Values) -> None:

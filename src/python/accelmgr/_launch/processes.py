@@ -14,7 +14,7 @@ from typing import Any
 
 from accelmgr import _native
 from accelmgr._common.child import embed
-from accelmgr._launch.environment import refresh_environment
+from accelmgr._launch import refresh_environment
 from accelmgr._launch.options import text_of
 from accelmgr._launch.target import Payload, Target
 from accelmgr.errors import SpawnError
@@ -93,7 +93,8 @@ class SpawnContext:
     def join(self, timeout: float | None = None) -> bool:
         """Waits for all processes. Returns True when all have ended, False after `timeout` seconds.
 
-        Raises SpawnError when one has failed, after the others were ended. Ctrl-C ends all of them.
+        Raises SpawnError (`rank`, `exit_code`, `signal`, `trace`) when one has failed, after the others were ended.
+        Ctrl-C ends all of them.
         """
         try:
             self._over = self._running.join(timeout) or self._over
@@ -170,7 +171,11 @@ def prepare(target: Target, start_method: str, in_place: bool = False) -> Payloa
 
 
 def begin(
-    start: Callable[[bytes], _native.Running | None], target: Target, payload: Payload | None, daemon: bool = False
+    start: Callable[[bytes], _native.Running | None],
+    target: Target,
+    payload: Payload | None,
+    daemon: bool = False,
+    kind: type[SpawnContext] = SpawnContext,
 ) -> SpawnContext | None:
     """Calls `start`, a function of the extension module, and wraps its processes. Closes the payload if it fails."""
     sys.stdout.flush()
@@ -183,7 +188,7 @@ def begin(
         raise
     finally:
         refresh_environment()
-    return None if running is None else SpawnContext(running, target, payload, daemon)
+    return None if running is None else kind(running, target, payload, daemon)
 
 
 def start(
@@ -195,12 +200,14 @@ def start(
     start_method: str | None,
     options: Mapping[str, Any],
     in_place: bool = False,
+    kind: type[SpawnContext] = SpawnContext,
 ) -> SpawnContext:
     """Starts `nprocs` processes (-1: one for each device). in_place: a single process is this one; needs `join`."""
     method = "spawn" if start_method is None else start_method
     texts = {name: text_of(value) for name, value in options.items() if value is not None}
     texts |= {"nprocs": str(nprocs), "join": text_of(in_place), "daemon": text_of(daemon), "start_method": method}
     payload = prepare(target, method, in_place=in_place)
-    context = begin(lambda data: _native.spawn(target, data, texts, target.setup is not None), target, payload, daemon)
+    has_setup = target.setup is not None
+    context = begin(lambda data: _native.spawn(target, data, texts, has_setup), target, payload, daemon, kind)
     assert context is not None
     return context if join else context.keep()

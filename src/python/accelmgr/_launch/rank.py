@@ -12,7 +12,7 @@ import torch
 
 from accelmgr._common.describe import encodable
 from accelmgr._common.memfd import open_memfd
-from accelmgr._launch.environment import refresh_environment
+from accelmgr._launch import refresh_environment
 from accelmgr._launch.main_module import Main, dumps, run_top
 from accelmgr._launch.target import Target
 from accelmgr.errors import UsageError
@@ -29,9 +29,10 @@ def load(data: bytes) -> Target:
     run_top(_main)
     if where:
         pid, fd = where.split(":")
-        memory = open_memfd(pid, fd, "accelmgr-target")
-        if memory is None:
-            raise UsageError(f"process {pid}, which launched this one, has ended")
+        try:
+            memory = open_memfd(pid, fd, "accelmgr-target")
+        except OSError:
+            raise UsageError(f"process {pid}, which launched this one, has ended") from None
         with os.fdopen(memory, "rb") as file:
             target: Target = pickle.load(file)
             return target

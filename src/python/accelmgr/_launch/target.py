@@ -9,10 +9,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
-
 from accelmgr._common.memfd import make_memfd
 from accelmgr._common.model_pickling import culprit
+from accelmgr._common.pickling import is_picklable
 from accelmgr._launch.main_module import dumps, own_main
 from accelmgr.errors import UsageError
 
@@ -56,7 +55,7 @@ class Payload:
         except Exception as error:
             parts = {"function": target.function, "setup": target.setup, "kwargs": target.kwargs}
             parts |= {f"args[{index}]": argument for index, argument in enumerate(target.args)}
-            what = next((culprit(part, name) for name, part in parts.items() if not _is_picklable(part)), "the target")
+            what = next((culprit(part, name) for name, part in parts.items() if not is_picklable(part)), "the target")
             raise UsageError(
                 f"spawn: {what} cannot be pickled: {type(error).__name__}: {error}; "
                 "the start method 'fork' copies it as it is"
@@ -75,11 +74,3 @@ class Payload:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _is_picklable(value: Any) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        return False
-    return True

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 
 from accelmgr._common.describe import describe
+from accelmgr._runner.device import KEY, check_autograd
 from accelmgr.errors import ConfigError
-
-KEY = "runners.device"
-FORKED = "a fork has none of its threads; use start_method 'spawn' or 'forkserver'"
 
 # Parts of the texts of plain RuntimeErrors: torch has a class of its own only for some errors of a device.
 OF_A_DEVICE = ("CUDA error", "CUDA out of memory", "CUDA driver error", "CUDNN_STATUS_", "CUBLAS_STATUS_")
@@ -56,20 +54,6 @@ def check() -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
     raise ConfigError(f"{about} this machine has no GPU that torch {torch.__version__} can use{seen}: {reason}", KEY)
-
-
-def check_autograd(rank: int, device: torch.device) -> None:
-    """Raises ConfigError if autograd has no thread for the device: the first backward() of a process starts them."""
-    try:
-        torch.ones(1, device=device, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        if "fork" not in str(error):
-            raise
-        raise ConfigError(
-            f"{KEY} is cuda, but backward() was called already in the process that runner {rank} was forked from, "
-            f"which started autograd's threads, and {FORKED} ({str(error).partition(' INTERNAL')[0]})",
-            KEY,
-        ) from error
 
 
 def failure_of(error: BaseException | None) -> BaseException | None:
@@ -139,7 +123,7 @@ class Cuda:
                 f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')}): {describe(error)}",
                 KEY,
             ) from error
-        check_autograd(rank, self.device)
+        check_autograd(rank, self.device, "cuda")
         self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # The default one cannot be recorded.
         self._batches = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 

@@ -15,8 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from accelmgr._common.memfd import FORKED_OBJECTS, MAP_NORESERVE, open_memfd
 from accelmgr._common.model_outline import OWN_HOOKS, HooksOfTensors
-from accelmgr._common.model_pickling import ModelUnpickler
-from accelmgr._common.pickling import load_dataset
+from accelmgr._common.pickling import KnownUnpickler, load_dataset
 from accelmgr._common.placement import aligned, private_copies, slots_of, tensors_of
 from accelmgr.errors import ModelError, UsageError
 
@@ -35,9 +34,10 @@ class Received:
                 "the fork server of the runners was lost, and the start method 'fork' cannot start another one"
             )
         pid, objects, values = path.split(":")
-        fd = open_memfd(pid, objects, "accelmgr-objects")
-        if fd is None:
-            raise UsageError(f"the host, process {pid}, has ended or closed its manager")
+        try:
+            fd = open_memfd(pid, objects, "accelmgr-objects")
+        except OSError:
+            raise UsageError(f"the host, process {pid}, has ended or closed its manager") from None
         # Private: what a dataset writes to its tensors is its own. Pages that are only read exist once.
         flags = mmap.MAP_PRIVATE | MAP_NORESERVE
         self._objects = mmap.mmap(fd, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -60,8 +60,9 @@ class Received:
 
     def _initial(self) -> list[torch.Tensor] | None:
         """Private views of the initial values of buffers, which the caller may change; None if the session has them."""
-        fd = open_memfd(*self._values, "accelmgr-values")
-        if fd is None:
+        try:
+            fd = open_memfd(*self._values, "accelmgr-values")
+        except OSError:
             return None
         memory = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
         os.close(fd)
@@ -105,7 +106,7 @@ class Received:
 
     def _unpickle(self, what: str, tensors: list[torch.Tensor]) -> Any:
         self._objects.seek(self._section(what)[0])
-        return ModelUnpickler(self._objects, tensors).load()
+        return KnownUnpickler(self._objects, tensors).load()
 
     def model(self) -> torch.nn.Module:
         """Makes the model. It has the initial values, unless these are in the session already."""

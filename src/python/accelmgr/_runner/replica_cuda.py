@@ -24,7 +24,8 @@ from accelmgr import _native
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure
 from accelmgr._common.memory import dense_over
-from accelmgr._runner.cuda import KEY, Cuda, failure_of
+from accelmgr._runner.cuda import Cuda, failure_of
+from accelmgr._runner.device import KEY, DeviceReplica
 from accelmgr._runner.device_gradients import DeviceGradients
 from accelmgr._runner.graphs import Graphs
 from accelmgr._runner.layers import Layers
@@ -35,7 +36,6 @@ from accelmgr._runner.replica import (
     Field,
     Numbers,
     Place,
-    Replica,
     described,
 )
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
@@ -60,7 +60,7 @@ def tensor_in(memory: Any, offset: int, like: torch.Tensor) -> torch.Tensor:
     return content.view(like.dtype).view(like.shape)
 
 
-class CudaReplica(Replica):
+class CudaReplica(DeviceReplica):
     """Implements engine/replica/replica.hpp on the CUDA device of this process.
 
     The tensors that describe() has described stay on the CPU, and bind() leaves them. `settle()` then describes those
@@ -81,19 +81,15 @@ class CudaReplica(Replica):
     ) -> None:
         """records: CUDA graphs. overlaps: layers compute while parameters of the next come. patience_s: a wait for the
         device that takes longer means that it hangs."""
-        super().__init__(model, collate_fn, autocast=autocast, changes=changes, grown={})
+        super().__init__(model, collate_fn, cuda.device, autocast, changes)
         self._cuda = cuda
-        self._device_type = cuda.device.type
         self._patience_s = patience_s
         self._records = records
         self._graphs: Graphs | None = None
         self._overlaps = overlaps
         self._layers: Layers | None = None
-        self._left = False
         self._begun = 0.0  # When the attempt began; one that was left may still be computed.
         self._device_buffers = self._buffers.originals
-        self._session_buffers: list[torch.Tensor] = []
-        self._has_buffers = False  # The device has the present ones.
         self._described = False
         self._versions: list[int] = []
 
@@ -169,7 +165,7 @@ class CudaReplica(Replica):
                 else:
                     if self._layers is not None:
                         self._layers.finish()  # A graph waits for no layer.
-                    own = torch.full((), divisor, dtype=self._parameters[0].dtype, device=self._cuda.device)
+                    own = torch.full((), divisor, dtype=self._parameters[0].dtype, device=self._device)
                     last = self._device_gradients.of_last_micro_batch()
                     numbers = self._graphs.run(inputs, own, last, self._compute)
                 self._note(*numbers, divisor)
@@ -213,9 +209,6 @@ class CudaReplica(Replica):
         self._described = True
         return [described("", tensor, False) for tensor in [*self._session_buffers, self._modes_tensor]]
 
-    def buffers_loaded(self) -> None:
-        self._has_buffers = False
-
     def generator_state(self) -> torch.Tensor:
         return torch.cat([super().generator_state(), self._cuda.generator_state()])
 
@@ -240,13 +233,6 @@ class CudaReplica(Replica):
             if failure is None and isinstance(error, DeviceError):
                 raise ModelError(describe(error)) from error
             raise
-
-    @contextlib.contextmanager
-    def _leaving(self) -> Iterator[None]:
-        try:
-            yield
-        except Abandoned:
-            self._left = True
 
     # Memory of the device
 
@@ -299,7 +285,7 @@ class CudaReplica(Replica):
         def sent(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.layout is not torch.strided or tensor.device.type != "cpu":
                 with self._cuda.computing():
-                    return tensor.to(self._cuda.device)
+                    return tensor.to(self._device)
             tensors.append(tensor)
             targets.append(self._cuda.empty_for_batch(tensor.shape, tensor.dtype))
             return targets[-1]
@@ -309,7 +295,7 @@ class CudaReplica(Replica):
             if not callable(getattr(value, "to", None)) or isinstance(value, type):
                 return value
             with self._cuda.computing():
-                return value.to(self._cuda.device)
+                return value.to(self._device)
 
         inputs = mapped(sent, values, moved)
         if tensors:
@@ -317,13 +303,6 @@ class CudaReplica(Replica):
         return inputs
 
     # Results
-
-    def _divided(self, loss: torch.Tensor, divisor: float | torch.Tensor) -> torch.Tensor:
-        if loss.device != self._cuda.device:
-            raise ModelError(
-                f"the model's loss is on {loss.device}; its parameters and inputs are on {self._cuda.device}"
-            )
-        return super()._divided(loss, divisor)
 
     def _check(self) -> None:
         super()._check()
@@ -334,22 +313,13 @@ class CudaReplica(Replica):
     def _read(self) -> None:
         """Waits for the device and reads losses, scalars and buffers. Raises Abandoned if the attempt is over."""
         self._buffers.check_alike()
-        scalars = [value for _, value, _ in self._scalars if isinstance(value, torch.Tensor) and self._is_here(value)]
-        numbers = torch.stack([number.reshape(()).to(torch.float64) for number in (*self._losses, *scalars)])
+        numbers = torch.stack([number.reshape(()).to(torch.float64) for number in self._numbers()])
         tensors = [numbers, *(buffer.contiguous() for buffer in self._device_buffers)]
         offsets, size = places_in(tensors)
         parts = [(tensor.data_ptr(), offset, tensor.nbytes) for tensor, offset in zip(tensors, offsets, strict=True)]
         memory = self._transport.read(parts, size)
         if not self._transport.finish():
             raise Abandoned
-        read = iter(tensor_in(memory, 0, numbers).clone())
-        self._losses = [next(read) for _ in self._losses]
-        self._scalars = [
-            (name, next(read) if isinstance(value, torch.Tensor) and self._is_here(value) else value, weight)
-            for name, value, weight in self._scalars
-        ]
+        self._put_numbers(iter(tensor_in(memory, 0, numbers).clone()))
         for buffer, tensor, offset in zip(self._session_buffers, tensors[1:], offsets[1:], strict=True):
             buffer.copy_(tensor_in(memory, offset, tensor))
-
-    def _is_here(self, value: torch.Tensor) -> bool:
-        return value.device == self._cuda.device

@@ -31,7 +31,8 @@ import torch.utils.dlpack
 
 from accelmgr import _native
 from accelmgr._common.memory import tensor_over, unfilled
-from accelmgr._runner.replica import Abandoned, Changes, Field, Kept, Place, Replica, put_back, set_aside
+from accelmgr._runner.device import DeviceReplica
+from accelmgr._runner.replica import Abandoned, Changes, Field, Kept, Place, put_back, set_aside
 from accelmgr.errors import DeviceError, ModelError
 
 SIGN_OF_LIFE_S = 0.02
@@ -136,14 +137,12 @@ def exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
         tensor._post_accumulate_grad_hooks = after
 
 
-class XlaReplica(Replica):
+class XlaReplica(DeviceReplica):
     """Implements engine/replica/replica.hpp on a device of torch_xla.
 
     The tensors that describe() has described stay on the CPU: those of parameters are the master's from bind() on,
     those of buffers are what the session reads and writes between attempts.
     """
-
-    _device_type = "xla"
 
     def __init__(
         self,
@@ -157,19 +156,15 @@ class XlaReplica(Replica):
         changes: Changes | None,
     ) -> None:
         """accumulates: a step has several micro-batches. patience_s: more than any work with the device takes."""
-        super().__init__(model, collate_fn, autocast=autocast, changes=changes, grown={})
+        super().__init__(model, collate_fn, device, autocast, changes)
         self._xla: Any = importlib.import_module("torch_xla")
         self._xla_model: Any = importlib.import_module("torch_xla.core.xla_model")
-        self._device = device
         self._is_cpu = self._xla.runtime.device_type() == "CPU"
         self._accumulates = accumulates
         self._thread = DeviceThread(patience_s)
-        self._left = False
         self._master: list[torch.Tensor] = []
         self._own_buffers = list(self._buffers.originals)  # On the device from bind() on.
-        self._session_buffers: list[torch.Tensor] = []
         self._stale = set(range(len(self._parameters)))  # The device does not have the present values of these.
-        self._has_buffers = False
         self._generator: bytes | None = None  # A state to be loaded when the device is idle.
         self._sums: list[torch.Tensor | None] = [None] * len(self._parameters)
         self._used = [False] * len(self._parameters)  # Had a gradient in this attempt.
@@ -231,9 +226,6 @@ class XlaReplica(Replica):
     def settle(self) -> None:
         """The buffers of the session stay where they are; those of the model are put back after each micro-batch."""
 
-    def buffers_loaded(self) -> None:
-        self._has_buffers = False
-
     def generator_state(self) -> torch.Tensor:
         seed = _SEED.pack(self._xla_model.get_rng_state())
         return torch.cat([super().generator_state(), torch.frombuffer(bytearray(seed), dtype=torch.uint8)])
@@ -265,9 +257,8 @@ class XlaReplica(Replica):
     @contextlib.contextmanager
     def _leaving(self) -> Iterator[None]:
         try:
-            yield
-        except Abandoned:
-            self._left = True
+            with super()._leaving():
+                yield
         except Exception as error:
             if failure := failure_of_device(error):
                 raise DeviceError(f"the XLA device has failed: {failure}") from error
@@ -314,11 +305,9 @@ class XlaReplica(Replica):
         return loss
 
     def _divided(self, loss: torch.Tensor, divisor: float | torch.Tensor) -> torch.Tensor:
-        if loss.device.type != self._device_type:
-            raise ModelError(f"the model's loss is on {loss.device}; its parameters and inputs are on {self._device}")
         if self._divisor is None or self._divisor[0] != divisor or self._divisor[1].dtype != loss.dtype:
             self._divisor = divisor, self._uploaded([torch.tensor(divisor, dtype=loss.dtype)])[0]
-        return loss.div(self._divisor[1])
+        return super()._divided(loss, self._divisor[1])
 
     def _backward_pass(self, loss: torch.Tensor) -> None:
         put_back(self._kept)
@@ -366,16 +355,11 @@ class XlaReplica(Replica):
             gradient = self._sums[index] if self._used[index] else parameter.grad
             if gradient is not None:
                 gradients.append((index, gradient.detach()))
-        scalars = [value for _, value, _ in self._scalars if isinstance(value, torch.Tensor)]
         buffers = [(index, buffer) for index, buffer in enumerate(self._own_buffers) if self._changed[index]]
-        tensors = [*self._losses, *scalars, *(tensor for _, tensor in buffers + gradients)]
+        tensors = [*self._numbers(), *(tensor for _, tensor in buffers + gradients)]
         reads = [(group,) for group in groups_of(tensors)]
         read = itertools.chain.from_iterable(self._thread.each(self._wanted, self._read, reads))
-        self._losses = [next(read) for _ in self._losses]
-        self._scalars = [
-            (name, next(read) if isinstance(value, torch.Tensor) else value, weight)
-            for name, value, weight in self._scalars
-        ]
+        self._put_numbers(read)
         for index, _ in buffers:
             self._session_buffers[index].copy_(next(read))
         for index, _ in gradients:

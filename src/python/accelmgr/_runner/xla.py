@@ -17,12 +17,10 @@ from typing import Any
 
 import torch
 
+from accelmgr._runner.device import FORKED, KEY, check_autograd
 from accelmgr.errors import ConfigError
 
-KEY = "runners.device"
 TESTED = "torch==2.9.0 torch_xla==2.9.0"  # Each torch_xla is built for one torch.
-
-FORKED = "a fork has none of its threads; use start_method 'spawn' or 'forkserver'"
 
 OF_A_TPU_POD = ("TPU_PROCESS_ADDRESSES", "TPU_PROCESS_PORT", "CLOUD_TPU_TASK_ID")
 """Variables that make processes one world. Each runner is a world of one device, and gradients meet in the session."""
@@ -113,17 +111,5 @@ def open_device(rank: int, threads: int) -> torch.device:
             f"{type(error).__name__}: {error}",
             KEY,
         ) from error
-    _check_autograd(rank, device)
+    check_autograd(rank, device, "xla")
     return device
-
-
-def _check_autograd(rank: int, device: torch.device) -> None:
-    """Raises ConfigError if autograd has no thread for the device: the first backward() of a process starts them."""
-    try:
-        torch.ones(1, device=device, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        raise ConfigError(
-            f"{KEY} is xla, but backward() was called already in the process that runner {rank} was forked from, which "
-            f"started autograd's threads, and {FORKED} ({str(error).partition(' INTERNAL')[0]})",
-            KEY,
-        ) from error

@@ -129,14 +129,15 @@ _ELSEWHERE = (
 )
 
 
+def _elsewhere(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    raise UsageError(_ELSEWHERE)
+
+
 class DeviceQueue:
     """Stands for a runner's queue, which is in the session. `maxsize`: prefetch. Its methods raise UsageError."""
 
     def __init__(self, rank: int, maxsize: int) -> None:
         self.rank, self.maxsize = rank, maxsize
-
-    def _elsewhere(self, *arguments: Any, **keywords: Any) -> Any:
-        raise UsageError(_ELSEWHERE)
 
     get = put = get_nowait = put_nowait = qsize = empty = full = _elsewhere
 
@@ -146,16 +147,8 @@ class SessionData(TPUDataManager):
         self.dataset, self.nprocs = dataset, nprocs
         self.device_queues = [DeviceQueue(rank, master_prefetch) for rank in range(nprocs)]
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader_thread":
-            raise UsageError(_ELSEWHERE)
-        raise AttributeError(name)
-
-    def _load_data_into_queues(self) -> None:
-        raise UsageError(_ELSEWHERE)
-
-    def get_device_dataloader(self, ordinal: int | None = None, **kwargs: Any) -> torch.utils.data.DataLoader[Any]:
-        raise UsageError(_ELSEWHERE)
+    _loader_thread = property(_elsewhere)
+    _load_data_into_queues = get_device_dataloader = _elsewhere
 
     def close(self) -> None:
         """Does nothing: the manager process shards the data and ends itself."""

@@ -20,23 +20,6 @@ def detached(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.detach() for tensor in tensors]
 
 
-def _assign(source: Iterable[torch.Tensor], target: Iterable[torch.Tensor], add: bool, strict: bool = False) -> None:
-    sources, targets = list(source), list(target)
-    if len(sources) != len(targets):
-        raise ModelError(f"{len(sources)} source tensors for {len(targets)} target tensors; nothing was changed")
-    for index, (one, other) in enumerate(zip(sources, targets, strict=True)):
-        kinds = [(tuple(one.shape), one.device, one.dtype), (tuple(other.shape), other.device, other.dtype)]
-        if kinds[0] != kinds[1] if strict else kinds[0][0] != kinds[1][0]:
-            texts = [f"{dtype} {list(shape)} on {device}" for shape, device, dtype in kinds]
-            raise ModelError(f"source tensor {index} is {texts[0]}, its target {texts[1]}; nothing was changed")
-    with torch.no_grad():
-        for one, other in zip(sources, targets, strict=True):
-            if add:
-                other.add_(one.to(other.device))
-            else:
-                other.copy_(one)
-
-
 class TPUSynchronizer:
     """A master model in shared memory with its gradients, and the copies to and from a replica of it.
 
@@ -90,7 +73,20 @@ class TPUSynchronizer:
         Raises ModelError, before it writes anything, if counts or shapes differ; with `strict` also if devices or
         dtypes differ.
         """
-        _assign(source, target, add, strict)
+        sources, targets = list(source), list(target)
+        if len(sources) != len(targets):
+            raise ModelError(f"{len(sources)} source tensors for {len(targets)} target tensors; nothing was changed")
+        for index, (one, other) in enumerate(zip(sources, targets, strict=True)):
+            kinds = [(tuple(one.shape), one.device, one.dtype), (tuple(other.shape), other.device, other.dtype)]
+            if kinds[0] != kinds[1] if strict else kinds[0][0] != kinds[1][0]:
+                texts = [f"{dtype} {list(shape)} on {device}" for shape, device, dtype in kinds]
+                raise ModelError(f"source tensor {index} is {texts[0]}, its target {texts[1]}; nothing was changed")
+        with torch.no_grad():
+            for one, other in zip(sources, targets, strict=True):
+                if add:
+                    other.add_(one.to(other.device))
+                else:
+                    other.copy_(one)
 
 
 class SessionSynchronizer(TPUSynchronizer):

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec
 import torch
 
 from accelmgr import _native, distributed
-from accelmgr._launch.environment import refresh_environment
+from accelmgr._launch import refresh_environment
 from accelmgr._launch.processes import begin, prepare
 from accelmgr._launch.target import Target
 from accelmgr.distributed import _context
@@ -90,23 +90,13 @@ def is_missing(config: MultiprocessConfig, name: str) -> bool:
 
 
 _OPTIONAL = ("world_size", "local_world_size", "master_port")
-_PLAIN = ("rank", "local_rank", "master_addr", "init_method", "model_parallelism", "pipeline_parallelism")
 
 
 def _native_of(config: MultiprocessConfig) -> _native.MultiprocessConfig:
-    native = _native.MultiprocessConfig()
-    for name in _PLAIN:
-        setattr(native, name, getattr(config, name))
-    for name in _OPTIONAL:
-        setattr(native, name, None if is_missing(config, name) else getattr(config, name))
-    native.set_backends(
-        config.backend or "",
-        config.model_parallel_backend or "",
-        config.pipeline_parallel_backend or "",
-        config.data_parallel_backend or "",
-    )
-    native.set_launch_method(config.launch_method)
-    return native
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(MultiprocessConfig)}
+    values |= {name: None for name in _OPTIONAL if is_missing(config, name)}
+    values |= {name: value or None for name, value in values.items() if name.endswith("backend")}
+    return _native.MultiprocessConfig(**values)
 
 
 def _resolved(config: MultiprocessConfig) -> _native.MultiprocessConfig:

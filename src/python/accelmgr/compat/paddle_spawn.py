@@ -62,12 +62,11 @@ class Errors:
         return self._process.trace
 
 
-class MultiprocessContext:
+class MultiprocessContext(SpawnContext):
     """The launched processes. One thread at a time may use it."""
 
-    def __init__(self, context: SpawnContext) -> None:
-        self._context = context
-        self.processes = context.processes
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.return_queues = [Results(self, process) for process in self.processes]
         self.error_queues = [Errors(process) for process in self.processes]
 
@@ -75,26 +74,6 @@ class MultiprocessContext:
     def sentinels(self) -> dict[int, int]:
         """Descriptors of the processes that still run, for multiprocessing.connection.wait(), with their indices."""
         return {process.sentinel: i for i, process in enumerate(self.processes) if process.is_alive()}
-
-    def join(self, timeout: float | None = None) -> bool:
-        """Waits for all processes. Returns True when all have ended, False if one still runs after `timeout` seconds.
-
-        None: it waits without a limit. Raises SpawnError (`rank`, `exit_code`, `signal`, `trace`) when a process has
-        failed, after the others were ended.
-        """
-        return self._context.join(timeout)
-
-    def terminate(self) -> None:
-        """Ends all processes that still run, in bounded time."""
-        self._context.terminate()
-
-    def pids(self) -> list[int]:
-        return self._context.pids()
-
-    @property
-    def results(self) -> list[Any]:
-        """What the functions returned, by local rank; None for those that have not returned."""
-        return self._context.results
 
 
 def spawn(
@@ -126,9 +105,16 @@ def spawn(
     texts = dict(options)
     method = texts.pop("start_method", None)
     target = Target(func, tuple(args))
-    context = MultiprocessContext(
-        start(target, nprocs=nprocs, join=join, daemon=daemon, start_method=method, options=texts)
+    context = start(
+        target,
+        nprocs=nprocs,
+        join=join,
+        daemon=daemon,
+        start_method=method,
+        options=texts,
+        kind=MultiprocessContext,
     )
+    assert isinstance(context, MultiprocessContext)
     while join and not context.join():
         pass
     return context

@@ -31,11 +31,10 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr.compat._event import Event
 from accelmgr.compat._tpu_data import DeviceQueue, QueueDataset, SessionData, TPUDataManager
 from accelmgr.compat._tpu_process import ManagerProcess
 from accelmgr.compat._tpu_synchronizer import SessionSynchronizer, TPUSynchronizer, detached
-from accelmgr.compat._tpu_trigger import StepTrigger
+from accelmgr.compat._tpu_trigger import Event, StepTrigger
 from accelmgr.errors import UsageError
 from accelmgr.manager import Manager
 

@@ -24,6 +24,8 @@ from accelmgr.distributed._collectives import (
     barrier,
     broadcast,
     new_group,
+    one_rank_first,
+    one_rank_only,
     reduce_scatter,
 )
 from accelmgr.distributed._context import (
@@ -49,7 +51,6 @@ from accelmgr.distributed._context import (
     show_config,
     sync,
 )
-from accelmgr.distributed._some_ranks import one_rank_first, one_rank_only
 from accelmgr.distributed._spawn import spawn
 
 __all__ = [

@@ -1,25 +1,43 @@
-"""Groups and collectives of accelmgr.distributed."""
+"""Groups and collectives of accelmgr.distributed, and code that some ranks run alone or first."""
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
 
 from accelmgr._launch import options
-from accelmgr.distributed import _devices, _integers
-from accelmgr.distributed._context import Context, current
+from accelmgr.distributed import _devices
+from accelmgr.distributed._context import (
+    Context,
+    current,
+    get_local_rank,
+    get_nproc_per_node,
+    get_rank,
+    get_world_size,
+)
 from accelmgr.distributed._torch import TorchContext
 from accelmgr.errors import CollectiveError, ConfigError, UsageError
 
 Number = int | float | bool
 
-
-REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "AND", "OR")
+REDUCTIONS: dict[str, Callable[[list[int]], int] | None] = {
+    "SUM": sum,
+    "AVG": None,
+    "PRODUCT": math.prod,
+    "MIN": min,
+    "MAX": max,
+    "AND": functools.partial(functools.reduce, operator.and_),
+    "OR": functools.partial(functools.reduce, operator.or_),
+}
+"""All that tensors have, and what each makes of Python's whole numbers."""
 
 
 def new_group(ranks: list[int], **kwargs: Any) -> Any:
@@ -30,7 +48,7 @@ def new_group(ranks: list[int], **kwargs: Any) -> Any:
     """
     options.known_only("new_group", kwargs, ("backend", "pg_options"))
     context = current()
-    if not all(_integers.is_whole(rank) for rank in ranks):
+    if not all(_is_whole(rank) for rank in ranks):
         raise ConfigError(f"the ranks of a group must be integers, not {ranks}", "ranks")
     return context.new_group(list(ranks), kwargs.get("backend"), kwargs.get("pg_options"))
 
@@ -63,8 +81,8 @@ def all_reduce(tensor: torch.Tensor | Number, op: str = "SUM", group: Any = None
     if isinstance(tensor, (bool, int, float)):
         if not context.contains(members) or context.world_size() == 1:
             return tensor
-        if _integers.is_whole(tensor):
-            return _integers.all_reduce(context, int(tensor), op, members)
+        if _is_whole(tensor):
+            return _reduce_whole(context, int(tensor), op, members)
         reduced: Number = context.all_reduce(_on(context, _tensor_of(tensor)), op, members).item()
         return reduced
     if not isinstance(tensor, torch.Tensor):
@@ -92,12 +110,12 @@ def all_gather(tensor: Any, group: Any = None) -> Any:
     if isinstance(tensor, torch.Tensor):
         alone = tensor.dim() == 0 and context.world_size() == 1
         return tensor.reshape(1) if alone else context.all_gather(tensor, members)
-    if _integers.is_whole(tensor):
-        return _integers.all_gather(context, tensor, members)
+    if _is_whole(tensor):
+        return _gather_whole(context, tensor, members)
     if isinstance(tensor, (bool, float)):
         return context.all_gather(_on(context, _tensor_of(tensor).reshape(1)), members)
     gathered = context.all_gather_objects(tensor, members)
-    _integers.check_calls(gathered)
+    _check_calls(gathered)
     return gathered
 
 
@@ -119,8 +137,8 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:
         return _broadcast_safely(context, tensor, src)
     if isinstance(tensor, torch.Tensor):
         return context.broadcast(tensor, src)
-    if _integers.is_whole(tensor):
-        return _integers.of_all(context, f"broadcast from rank {src}", tensor, context.group_of(None))[src]
+    if _is_whole(tensor):
+        return _of_all(context, f"broadcast from rank {src}", tensor, context.group_of(None))[src]
     if isinstance(tensor, (bool, float)):
         return context.broadcast(_on(context, _tensor_of(tensor)), src).item()
     if tensor is None:
@@ -236,3 +254,87 @@ def all_to_all(input: torch.Tensor, group: Any = None) -> torch.Tensor:
     context = current()
     members = context.group_of(group)
     return context.all_to_all(input, members) if context.contains(members) else input
+
+
+# Integers of Python have no bound; those of tensors have 64 bits. So integers are gathered as objects. Every member
+# reduces the same list, and gets the exact result, or the same error as the others.
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class _Contribution(NamedTuple):
+    """The number that a member contributes to `call`."""
+
+    call: str
+    number: int
+
+
+def _check_calls(gathered: list[Any]) -> None:
+    """Raises CollectiveError if members are in different calls; the backend sees the same gather of objects."""
+    calls = [item.call if isinstance(item, _Contribution) else "all_gather of objects" for item in gathered]
+    if len(set(calls)) > 1:
+        each = "; ".join(f"member {member} called {call}" for member, call in enumerate(calls))
+        raise CollectiveError(f"the members made different calls: {each}", "mismatch")
+
+
+def _of_all(context: Context, call: str, number: int, members: Any) -> list[int]:
+    gathered = context.all_gather_objects(_Contribution(f"{call} of whole numbers", int(number)), members)
+    _check_calls(gathered)
+    return [item.number for item in gathered]
+
+
+def _reduce_whole(context: Context, number: int, op: str, members: Any) -> int:
+    if (reduction := REDUCTIONS[op]) is None:
+        raise UsageError(f"all_reduce: the reduction {op} of whole numbers is not defined; pass a float")
+    return reduction(_of_all(context, f"all_reduce {op}", number, members))
+
+
+def _gather_whole(context: Context, number: int, members: Any) -> torch.Tensor:
+    numbers = _of_all(context, "all_gather", number, members)
+    for member, value in enumerate(numbers):
+        if not -(2**63) <= value < 2**63:
+            raise UsageError(
+                f"all_gather: the number of member {member}, {value}, does not fit into the 64 bits of the "
+                "returned tensor; pass a list of numbers, which is gathered as an object"
+            )
+    return torch.tensor(numbers)
+
+
+def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function runs on `rank` alone; the other ranks get None. with_barrier: all ranks wait for it."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = None
+            if get_rank() == rank:
+                result = function(*args, **kwargs)
+            if with_barrier:
+                barrier()
+            return result
+
+        return wrapper
+
+    return decorate
+
+
+@contextmanager
+def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
+    """The body of the `with` runs on `rank` first, then on the others. local: on this local rank of each host first.
+
+    The other ranks go on also when the body failed on the first one. Raises ConfigError (a ValueError) "rank should be
+    between 0 and N - 1, but given R".
+    """
+    current = get_local_rank() if local else get_rank()
+    size = get_nproc_per_node() if local else get_world_size()
+    if rank >= size or rank < 0:
+        raise ConfigError(f"rank should be between 0 and {size - 1}, but given {rank}", "rank")
+    if current != rank:
+        barrier()
+    try:
+        yield
+    finally:
+        if current == rank:
+            barrier()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import torch
 
 from accelmgr import _native
+from accelmgr._common.memory import dtype_name
 from accelmgr.distributed import _devices, _torch
 from accelmgr.errors import ConfigError, UsageError
 
@@ -35,96 +35,63 @@ def _dense(tensor: torch.Tensor, call: str) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def _described(tensor: torch.Tensor) -> tuple[int, str, list[int]]:
-    return tensor.data_ptr(), str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-
-
 def _empty(like: torch.Tensor, shape: list[int]) -> torch.Tensor:
     return torch.empty(shape, dtype=like.dtype, device="cpu")
 
 
-OnHost = Callable[[torch.Tensor, torch.Tensor], None]
-"""A collective in host memory, of a source and a result."""
-OnDevice = Callable[[tuple[int, int], torch.Tensor, torch.Tensor], bool]
-"""The same on a device, at a place. False: nothing was done, on no member; host memory is the way."""
-
-
 def _carried(
-    source: torch.Tensor, shape: list[int], on_host: OnHost, on_device: OnDevice, *, in_place: bool = False
+    call: str,
+    source: torch.Tensor,
+    shape: list[int],
+    group: Any = None,
+    op: str = "SUM",
+    src: int = 0,
+    in_place: bool = False,
 ) -> torch.Tensor:
-    """The result, of that shape, on the source's device. in_place: in host memory it may overwrite the source."""
+    """The result of a collective, of that shape, on the source's device.
+
+    in_place: the source's memory is that of the result too; the rank that broadcasts sends it.
+    """
+
+    def made(mine: torch.Tensor, result: torch.Tensor, place: tuple[int, int] | None = None) -> bool:
+        return _native.dist_collective(
+            call, mine.data_ptr(), dtype_name(mine.dtype), list(mine.shape), result.data_ptr(), op, src, group, place
+        )
+
     devices = _devices.devices
     if not devices.has(source):
         result = source if in_place else _empty(source, shape)
-        on_host(source, result)
+        made(source, result)
         return result
     with devices.computing(source):
-        result = devices.empty(shape, source)
-        if on_device(devices.place_of(source), source, result):
+        result = source if in_place else devices.empty(shape, source)
+        if made(source, result, devices.place_of(source)):
             return result
         mine = devices.to_host(source)
-        result = _empty(mine, shape)
-        on_host(mine, result)
-        return devices.from_host(result, source)
+        result = mine if in_place else _empty(mine, shape)
+        made(mine, result)
+        sent = call == "broadcast" and in_place
+        return source if sent else devices.from_host(result, source)
 
 
 def _exchange_blocks(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     source = _dense(tensor, "all_to_all")
-    return _carried(
-        source,
-        list(source.shape),
-        lambda mine, result: _native.dist_all_to_all(*_described(mine), result.data_ptr(), group),
-        lambda place, mine, result: _native.dist_device_all_to_all(place, *_described(mine), result.data_ptr(), group),
-    )
-
-
-class _AllToAll(torch.autograd.Function):
-    """Its backward pass is the same exchange: each gradient goes back to the rank of its block."""
-
-    @staticmethod
-    def forward(ctx: Any, group: Any, tensor: torch.Tensor) -> torch.Tensor:
-        ctx.group = group
-        return _exchange_blocks(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, _exchange(gradients[0], ctx.group)
-
-
-def _exchange(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    if not (isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()):
-        return _exchange_blocks(tensor, group)
-    result: torch.Tensor = _AllToAll.apply(group, tensor)  # type: ignore[no-untyped-call]
-    return result
+    return _carried("all_to_all", source, list(source.shape), group)
 
 
 class EngineContext:
-    def backend(self) -> str | None:
-        return _native.dist_backend()
-
-    def rank(self) -> int:
-        return _native.dist_rank()
-
-    def world_size(self) -> int:
-        return _native.dist_world_size()
-
-    def local_rank(self) -> int:
-        return _native.dist_local_rank()
-
-    def nproc_per_node(self) -> int:
-        return _native.dist_nproc_per_node()
-
-    def nnodes(self) -> int:
-        return _native.dist_nnodes()
-
-    def node_rank(self) -> int:
-        return _native.dist_node_rank()
+    backend = staticmethod(_native.dist_backend)
+    rank = staticmethod(_native.dist_rank)
+    world_size = staticmethod(_native.dist_world_size)
+    local_rank = staticmethod(_native.dist_local_rank)
+    nproc_per_node = staticmethod(_native.dist_nproc_per_node)
+    nnodes = staticmethod(_native.dist_nnodes)
+    node_rank = staticmethod(_native.dist_node_rank)
+    barrier = staticmethod(_native.dist_barrier)
+    finalize = staticmethod(_native.dist_finalize)
 
     def device(self) -> torch.device:
         return torch.device(_native.dist_device())
-
-    def finalize(self) -> None:
-        _native.dist_finalize()
 
     def new_group(self, ranks: list[int], backend: str | None, pg_options: Any) -> Any:
         if pg_options is not None:
@@ -148,24 +115,14 @@ class EngineContext:
         rank = self.rank()
         return bool(group.contains(rank) if isinstance(group, _native.Group) else rank in group)
 
-    def barrier(self) -> None:
-        _native.dist_barrier()
-
     # Collectives. Without other ranks they return their input.
 
     def all_reduce(self, tensor: torch.Tensor, op: str, group: Any) -> torch.Tensor:
         if not _native.dist_members(group):
             return tensor
         source = _dense(tensor, "all_reduce")
-        return _carried(
-            source,
-            list(source.shape),
-            lambda mine, result: _native.dist_all_reduce(*_described(mine), result.data_ptr(), op, group),
-            lambda place, mine, result: _native.dist_device_all_reduce(
-                place, *_described(mine), result.data_ptr(), op, group
-            ),
-            in_place=source.numel() > 0 and source.data_ptr() != tensor.data_ptr(),  # It is a copy.
-        )
+        is_copy = source.numel() > 0 and source.data_ptr() != tensor.data_ptr()
+        return _carried("all_reduce", source, list(source.shape), group, op, in_place=is_copy)
 
     def all_gather(self, tensor: torch.Tensor, group: Any) -> torch.Tensor:
         members = _native.dist_members(group)
@@ -173,14 +130,7 @@ class EngineContext:
             return tensor
         source = _dense(tensor, "all_gather")
         first, *rest = source.shape or (1,)
-        return _carried(
-            source,
-            [first * members, *rest],
-            lambda mine, result: _native.dist_all_gather(*_described(mine), result.data_ptr(), group),
-            lambda place, mine, result: _native.dist_device_all_gather(
-                place, *_described(mine), result.data_ptr(), group
-            ),
-        )
+        return _carried("all_gather", source, [first * members, *rest], group)
 
     def all_gather_objects(self, value: Any, group: Any) -> list[Any]:
         if isinstance(value, str):
@@ -191,29 +141,14 @@ class EngineContext:
         if not _native.dist_members(None):
             return tensor
         source = _dense(tensor, "broadcast")
-        if self.rank() != src:
-            return _carried(
-                source,
-                list(source.shape),
-                lambda mine, result: _native.dist_broadcast(*_described(result), src),
-                lambda place, mine, result: _native.dist_device_broadcast(place, *_described(result), src),
-            )
-        devices = _devices.devices
-        if not devices.has(source):
-            _native.dist_broadcast(*_described(source), src)
-            return source
-        with devices.computing(source):
-            if not _native.dist_device_broadcast(devices.place_of(source), *_described(source), src):
-                mine = devices.to_host(source)
-                _native.dist_broadcast(*_described(mine), src)
-        return source
+        return _carried("broadcast", source, list(source.shape), src=src, in_place=self.rank() == src)
 
     def check_sendable(self, tensor: torch.Tensor) -> None:
         """Raises UsageError if broadcast() cannot send the tensor."""
         if tensor.layout != torch.strided:
             raise UsageError(f"a tensor of layout {tensor.layout}; only dense ones can be sent")
         _dense(tensor, "a tensor that cannot be sent")
-        _native.dist_check_dtype(_described(tensor)[1])
+        _native.dist_check_dtype(dtype_name(tensor.dtype))
 
     def broadcast_object(self, value: Any, src: int) -> Any:
         data = cloudpickle.dumps(value) if self.rank() == src else b""
@@ -226,14 +161,7 @@ class EngineContext:
         source = _dense(tensor, "reduce_scatter")
         shape = list(source.shape)
         shape[:1] = [size // members for size in shape[:1]]  # If it is no multiple, the call fails on all members.
-        return _carried(
-            source,
-            shape,
-            lambda mine, result: _native.dist_reduce_scatter(*_described(mine), result.data_ptr(), op, group),
-            lambda place, mine, result: _native.dist_device_reduce_scatter(
-                place, *_described(mine), result.data_ptr(), op, group
-            ),
-        )
+        return _carried("reduce_scatter", source, shape, group, op)
 
     def all_to_all(self, tensor: torch.Tensor, group: Any) -> torch.Tensor:
-        return _exchange(tensor, group) if _native.dist_members(group) else tensor
+        return _torch.exchange(_exchange_blocks, tensor, group) if _native.dist_members(group) else tensor

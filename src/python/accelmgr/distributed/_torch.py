@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -240,7 +241,7 @@ class TorchContext:
         return self._reduced(tensor, op, group, "reduce_scatter").chunk(size)[rank].clone()
 
     def all_to_all(self, tensor: torch.Tensor, group: Any) -> torch.Tensor:
-        return _exchange(group, tensor)
+        return exchange(_exchange_blocks, tensor, group)
 
     def check_sendable(self, tensor: torch.Tensor) -> None:
         """Raises UsageError if broadcast() cannot send the tensor."""
@@ -254,28 +255,39 @@ def _described(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
+def _exchange_blocks(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    context._agree(f"all_to_all {_described(tensor)}", group)
+    size = dist.get_world_size(group)
+    if tensor.dim() == 0 or tensor.shape[0] % size:
+        raise UsageError(f"all_to_all: dimension 0 of {list(tensor.shape)} is not a multiple of the {size} ranks")
+    tensor = tensor.contiguous()
+    output = torch.empty_like(tensor)
+    dist.all_to_all_single(output, tensor, group=group)
+    return output
+
+
+Exchange = Callable[[torch.Tensor, Any], torch.Tensor]
+"""Of the blocks of a tensor among the ranks of a group."""
+
+
 class _AllToAll(torch.autograd.Function):
     """Its backward pass is the same exchange: each gradient goes back to the rank of its block."""
 
     @staticmethod
-    def forward(ctx: Any, group: Any, tensor: torch.Tensor) -> torch.Tensor:
-        ctx.group = group
-        context._agree(f"all_to_all {_described(tensor)}", group)
-        size = dist.get_world_size(group)
-        if tensor.dim() == 0 or tensor.shape[0] % size:
-            raise UsageError(f"all_to_all: dimension 0 of {list(tensor.shape)} is not a multiple of the {size} ranks")
-        tensor = tensor.contiguous()
-        output = torch.empty_like(tensor)
-        dist.all_to_all_single(output, tensor, group=group)
-        return output
+    def forward(ctx: Any, blocks: Exchange, group: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.blocks, ctx.group = blocks, group
+        return blocks(tensor, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, _exchange(ctx.group, *gradients)
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, torch.Tensor]:
+        return None, None, exchange(ctx.blocks, gradients[0], ctx.group)
 
 
-def _exchange(group: Any, tensor: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = _AllToAll.apply(group, tensor)  # type: ignore[no-untyped-call]
+def exchange(blocks: Exchange, tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    """What `blocks` gives, with a backward pass."""
+    if not (isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()):
+        return blocks(tensor, group)
+    result: torch.Tensor = _AllToAll.apply(blocks, group, tensor)  # type: ignore[no-untyped-call]
     return result
 
 

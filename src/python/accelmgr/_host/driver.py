@@ -1,0 +1,312 @@
+# Runs in: the host.
+"""What a host does with a session: it steps, reads and writes parameters, saves checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from accelmgr import _native
+from accelmgr._common import memory
+from accelmgr._common import state as _state
+from accelmgr._common.structure import Shapes, grown_shapes
+from accelmgr._host import optimizers
+from accelmgr._host.binding import Binding
+from accelmgr.errors import UsageError
+
+
+class Driver:
+    """Drives a session that is there. A class derived from it makes the handle and binds the session."""
+
+    _handle: _native.Handle
+    _update: optimizers.Update | None = None  # Of a service.
+    _keeps_zeros = False  # Whether `.grad` is zero, and not None, where no step has given a gradient.
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self._model = model
+        self._owner = os.getpid()
+        self._binding: Binding | None = None
+        self._stopped = False
+        self._resumed: _native.Resumed | None = None
+
+    @property
+    def _bound(self) -> Binding:
+        if self._binding is None:
+            raise UsageError("this manager was not started; call start()")
+        return self._binding
+
+    def _check_owner(self, call: str) -> None:
+        if os.getpid() != self._owner:
+            raise UsageError(f"{call}() in a forked child; the manager belongs to process {self._owner}")
+
+    def _makes_room(self, shapes: Shapes) -> bool:
+        """Whether the session was made again, with room for buffers of these shapes."""
+        return False
+
+    # Steps
+
+    def step(
+        self,
+        timeout: float | None = None,
+        accumulate: bool = True,
+        parameters_changed: bool = True,
+        repeat: bool = False,
+    ) -> _native.StepResult:
+        """Makes one step with all runners: adds their mean gradient to the master's gradients.
+
+        accumulate=False: overwrites the master's gradients. parameters_changed=False: the caller has written no
+        parameter since the last step. repeat=True: computes on the elements of the last step again, which LBFGS, SAM
+        and line searches need; it is a step in all else. It needs `data={"keep_last_step": True}`, which costs the
+        memory of these elements.
+
+        Blocks until the step is done, or for `timeout` seconds (default: step_timeout). Ctrl-C ends the wait. The
+        KeyboardInterrupt, or what another signal handler raises, then has the result as `step_result`; gradients were
+        added only if its `counted` is true.
+        step() returns a result also for a step that failed. Unpacking a result that is not `ok`, as in
+        `loss, samples = manager.step()`, raises its typed error.
+
+        Raises UsageError (stopped, another thread, no elements to repeat), ModelError (a parameter was replaced, or its
+        memory is no longer the session's).
+        """
+        optimizers.check_evaluation(repeat)
+        if self._update is not None:
+            optimizers.mark_hivemind()
+        with self._update.interrupted() if self._update is not None else contextlib.nullcontext():
+            self._bound.check()
+            self._bound.send_changes()
+            overwrites = not accumulate or self._handle.overwrites_next
+            try:
+                result = self._handle.step(timeout, accumulate, parameters_changed, repeat)
+            except BaseException as error:
+                if hasattr(error, "step_result"):
+                    self._bound.show(error.step_result.counted, overwrites)
+                raise
+            self._bound.show(result.counted, overwrites)
+        if result.step == 0 and not result.counted and self._makes_room(grown_shapes(result.error)):
+            return Driver.step(self, timeout, accumulate, parameters_changed, repeat)
+        return result
+
+    def steps(self, count: int | None = None, **options: Any) -> Iterator[_native.StepResult]:
+        """Calls step(**options) `count` times, or until the data ends, and yields each result.
+
+        Raises the typed error of a step that is not `ok`. The end of the data ends the iteration without an error.
+        """
+        done = 0
+        while count is None or done < count:
+            result = self.step(**options)
+            if result.status == "data_end" and not result.error_type:
+                return
+            result.raise_for_status()
+            yield result
+            done += 1
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Zeroes the master's gradients. As in torch, `.grad` is None then until a step gives a gradient.
+
+        set_to_none=False: `.grad` stays, as zeros.
+        """
+        self._bound.check()
+        self._bound.master.zero(set_to_none)
+
+    # Parameters and buffers
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model that was passed; its parameters are the master's. None for a built-in model."""
+        return self._model
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """The master's parameters, each once, in the master's order. Views: the memory is that of the model's."""
+        self._check_owner("named_parameters")
+        return list(self._bound.master.parameters)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters for an optimizer: leaves whose memory and `.grad` are the master's.
+
+        They are those of `model.parameters()`, in that order. For a built-in model, of which this process has no
+        module, they are in the master's order.
+        """
+        if self._binding is None:
+            return list(self._model.parameters()) if self._model is not None else []
+        return self._binding.parameters()
+
+    def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
+        """The master's gradients, in the order of named_parameters(). Views."""
+        self._check_owner("named_gradients")
+        return list(self._bound.master.gradients)
+
+    def get_aggregated_gradients(self) -> list[torch.Tensor]:
+        """The master's gradients in the order of `model.parameters()`; views of shared memory, no copies."""
+        self._check_owner("get_aggregated_gradients")
+        return self._bound.gradients()
+
+    def gradients32(self) -> list[torch.Tensor]:
+        """The master's gradients in the order of `model.parameters()`, in float32 where the parameter has 16 bits.
+
+        Needs `gradients.dtype: float32`; `.grad` is then a rounded copy of what this returns. Views of shared memory.
+        What is written into `.grad` goes to the master with the next call of this object, rounded.
+        """
+        self._check_owner("gradients32")
+        return self._bound.gradients(exact=True)
+
+    def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Replaces all parameters, in the order of `model.parameters()`; runners compute with all of them or with none.
+
+        Raises ModelError for a wrong count, shape or dtype; then nothing was changed. A background thread may call it
+        between steps: see writing().
+        """
+        self._bound.update([value.detach() for value in parameters])
+
+    def update_buffers(self) -> None:
+        """Sends all buffers of the host's model to the runners, which compute the next step with them.
+
+        step() itself sends the buffers that were written in place or assigned. Call this after writes that torch does
+        not record in the tensor (`.data`, numpy()). Raises ModelError for a buffer whose shape or dtype has changed.
+        """
+        if self._binding is not None:
+            self._binding.send_changes(everything=True)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """`with manager.writing():` makes several writes in place one update: no runner computes with half of them.
+
+        Needed for writes from a background thread. Buffers that are written inside reach the runners with the next
+        step, as always. Raises UsageError inside another writing() and during a step. step() inside raises UsageError.
+        Writes that an exception ends do not count as whole: see `unfinished`.
+        """
+        self._handle.begin_writing()
+        whole = False
+        try:
+            yield
+            whole = True
+        finally:
+            self._handle.end_writing(whole)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Copies of the parameters and persistent buffers of the last committed step, by name.
+
+        Tied tensors appear under each of their names. `model.load_state_dict(manager.state_dict())` takes it.
+        """
+        return self._bound.state_dict()
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Copies of the buffers of the last committed step, by name; `buffers.policy` says of which ranks."""
+        return self._bound.buffers()
+
+    def sync_buffers(self) -> None:
+        """Copies the buffers of the last committed step into those of the host's model, over what was written there.
+
+        step() itself does that for all buffers that the host has not changed meanwhile.
+        """
+        if self._model is not None:
+            self._bound.sync_buffers()
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises UsageError, with the reason, for an optimizer that would train this model wrongly or not at all.
+
+        Call it once, after the optimizer was made. It takes every optimizer of torch.optim, LBFGS only with
+        `data.keep_last_step`, and hivemind.Optimizer. Do not pass the optimizer inside that (`.opt`): it may have
+        parameters of its own, which hivemind copies into the model's. No other call checks the optimizer: one over
+        other tensors changes those, and the model stays as it is.
+        """
+        self._bound.check_optimizer(optimizer)
+
+    # Checkpoints
+
+    def save_checkpoint(
+        self,
+        metric: float | None = None,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        optimizer: Any = None,
+        scheduler: Any = None,
+    ) -> float:
+        """Copies the whole training state; the manager writes it to `checkpoint.directory`. Returns the ms of the copy.
+
+        metric: lower is better; the checkpoint with the lowest metric is kept. optimizer, scheduler: their state_dict()
+        is saved; restore() loads it. extra: JSON values. tensors: further tensors, by names that the caller chooses.
+        """
+        self._bound.check()  # Gradients that were dropped since the last step must not come back.
+        values, saved = _state.collected(extra or {}, tensors or {}, {"optimizer": optimizer, "scheduler": scheduler})
+        return self._handle.save_checkpoint(metric, memory.addressed(saved.items()), values)
+
+    @property
+    def checkpoint_requested(self) -> bool:
+        """Whether a client of the service has asked for a checkpoint since the last save_checkpoint().
+
+        A host looks between its steps, so that the checkpoint has its optimizer. Costs next to nothing. Always False
+        for a manager that is no service.
+        """
+        return self._handle.checkpoint_requested
+
+    def restore(self, optimizer: Any = None, scheduler: Any = None) -> dict[str, Any] | None:
+        """Loads the saved states of optimizer and scheduler, if start() resumed from a checkpoint.
+
+        After attach(): those that the last host saved with save_checkpoint(), also if it did so in an earlier life of
+        the service; `resumed.extras_step` says after which step that was. Returns `extra` of that checkpoint. Returns
+        None for a new run, and changes nothing then. Raises CheckpointError when the checkpoint has no state of the
+        optimizer or scheduler that is passed.
+        """
+        if self.resumed is None:
+            return None
+        return _state.restored(self.resumed, {"optimizer": optimizer, "scheduler": scheduler})
+
+    def checkpoints_written(self, wait: float = 0.0) -> list[_native.CheckpointWritten]:
+        """Checkpoints that were written, or failed, since the last call; waits at most `wait` seconds for others."""
+        return self._handle.checkpoints_written(wait)
+
+    @property
+    def resumed(self) -> _native.Resumed | None:
+        """The checkpoint from which start() resumed (`checkpoint.resume`); None for a new run.
+
+        After attach(): the last checkpoint of the service, with what a host has saved; None if none has saved yet.
+        """
+        return self._resumed if self._model is not None else self._handle.resumed
+
+    @property
+    def run_id(self) -> str:
+        """The id of this run. Checkpoints hold it, and all runs that resume from them have the same one."""
+        return self._handle.run_id
+
+    # The session
+
+    @property
+    def unfinished(self) -> str:
+        """What an earlier host of a service left half written when it ended, as a sentence; empty if nothing was.
+
+        The parameters then have new values in part: write all of them, go back with revert_parameters(), or go on with
+        them as they are.
+        """
+        return self._handle.unfinished
+
+    def revert_parameters(self) -> None:
+        """Sets the parameters to what they were before the write that `unfinished` names.
+
+        The service must have been started with `parameters.snapshot: true`. What `left_gradients` says holds for them
+        then. Raises UsageError: nothing is half written, there is no snapshot, or a step or a write is under way.
+        """
+        self._handle.revert_parameters()
+
+    @property
+    def left_gradients(self) -> str | None:
+        """What attach() has found: gradients of the last committed step that an earlier host has left.
+
+        "unapplied": no parameter was written since; apply them. "applied": some were, or some gradients were zeroed;
+        the host ended before it had zeroed all of them. The first step() overwrites them, unless
+        `attach(keep_gradients=True)`.
+        """
+        return self._handle.left_gradients
+
+    def statistics(self) -> _native.Statistics:
+        """Counts, memory, and the state of each runner."""
+        return self._handle.statistics()
+
+    @property
+    def config(self) -> str:
+        """The whole configuration, as YAML."""
+        return self._handle.config()
