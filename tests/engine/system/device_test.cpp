@@ -58,30 +58,6 @@ TEST(Device, ThatTakesLongIsNotTakenForOneThatHangs) {
   expect_same(outcome_of(run), expected);
 }
 
-TEST(Device, ThatFailsEndsItsStepWithWhatItSaid) {
-  Stage stage;
-  StagedRun run(on_device(stage));
-  stage.tell(1, Act::throw_exception);
-  expect_failed(run.manager().step(), StepStatus::runner_lost, {"runner 1", "the stage collapsed"});
-}
-
-TEST(Device, ThatIsLostIsReplacedAndTheStepRepeated) {
-  const auto expected = undisturbed_on_device(3);
-  Stage stage;
-  auto config = on_device(stage);
-  config.runners.on_loss = LossPolicy::restart;
-  config.runners.restart_backoff = 0;
-  RunAfterOneStep run(config);
-  stage.tell(1, Act::block);
-  auto step = run.step_in_background();
-  stage.wait_until_blocked(1);
-  run.kill_and_wait(run.runner(1));
-  stage.tell(1, Act::compute);
-  EXPECT_EQ(step.get().tries, 2u);
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
-}
-
 Config with_device_fault(const Stage& stage, const char* fault) {
   auto config = on_device(stage);
   config.model.options["device_fault"] = fault;
