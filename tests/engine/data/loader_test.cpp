@@ -18,23 +18,6 @@ namespace {
 using session::BatchQueue;
 using Batch = std::vector<std::int64_t>;
 
-TEST(Loader, AssignsElementIToDeviceIModNAndCollatesEachDevicesOwn) {
-  Training t({.batch_size = 2}, {.count = 8});
-  t.work();
-  EXPECT_EQ(t.batch(0, 0), (Batch{0, 2}));
-  EXPECT_EQ(t.batch(1, 0), (Batch{1, 3}));
-  EXPECT_EQ(t.batch(0, 1), (Batch{4, 6}));
-  EXPECT_EQ(t.batch(1, 1), (Batch{5, 7}));
-}
-
-TEST(Loader, AssignsToItsTeamAlone) {
-  Training t({.ranks = 3}, {.count = 4}, 0b101);
-  t.work();
-  EXPECT_EQ(t.batch(0, 1), (Batch{2}));
-  EXPECT_EQ(t.batch(2, 1), (Batch{3}));
-  EXPECT_EQ(t.state(1, 0), BatchQueue::State::empty);
-}
-
 TEST(Loader, AFullQueueStopsTheShardingAndWhatIsThereStaysUsable) {
   Training t({.slots = 1}, {.count = 100});
   t.work();
@@ -55,17 +38,6 @@ TEST(Loader, ARankWithASmallShareIsNotFilledFurtherAheadThanOthers) {
   ASSERT_TRUE(t.step());
   t.work();
   EXPECT_EQ(t.loader().assigned(), 11u);
-}
-
-TEST(Loader, ARankThatHasItsShareOfAStepIsPassedOver) {
-  Training t({.slots = 6, .batch_size = 2}, {.count = 16}, {0b11, {1, 3}});
-  t.work();
-  EXPECT_EQ(t.batch(0, 0), (Batch{0, 2}));
-  EXPECT_EQ(t.batch(1, 0), (Batch{1, 3}));
-  EXPECT_EQ(t.batch(1, 1), (Batch{4, 5}));
-  EXPECT_EQ(t.batch(1, 2), (Batch{6, 7}));
-  EXPECT_EQ(t.batch(0, 1), (Batch{8, 10}));
-  EXPECT_EQ(t.batch(1, 3), (Batch{9, 11}));
 }
 
 TEST(Loader, AShareThatNoQueueHoldsOrThatIsNoneIsRefused) {
@@ -163,22 +135,6 @@ TEST(Loader, SaysWhatTheSourceReadsWhileItReads) {
   t.work();
   EXPECT_FALSE(loader->reading());
   EXPECT_EQ(readings, (std::vector<std::string>{"numbers[0]", "numbers[1]"}));
-}
-
-TEST(Loader, EveryElementIsTrainedOnceAndInOrderAbortsOrNot) {
-  for (const bool drop_last : {true, false})
-    for (std::int64_t count = 0; count < 40; ++count) {
-      SCOPED_TRACE(testing::Message() << count << " elements, drop_last " << drop_last);
-      Training t({.ranks = 3, .slots = 3, .batch_size = 2, .drop_last = drop_last, .micro_batches = 2},
-                 {.count = count, .states = count % 2 == 0});
-      for (bool more = true; more;) {
-        t.abort();
-        t.work(5);
-        t.abort();
-        more = t.step() || !t.loader().finished();
-      }
-      t.finish();
-    }
 }
 
 TEST(Loader, LeavesTheNewestStateOfTheSourceUpToTheCursor) {

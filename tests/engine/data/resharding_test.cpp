@@ -50,14 +50,6 @@ TEST_P(Resharding, AtEveryCursorAndFillLevelLosesAndDoublesNothing) {
               {.count = 50, .states = ahead % 2 == 0}, steps, ahead, ahead / 2);
 }
 
-TEST_P(Resharding, BeforeTheLastOnesAreOutLosesAndDoublesNothing) {
-  for (const bool drop_last : {true, false})
-    for (int ahead = 0; ahead <= 18; ++ahead)
-      for (int between = 0; between <= 14; ++between)
-        run({.ranks = 3, .slots = 3, .batch_size = 2, .drop_last = drop_last}, {.count = 60}, 1, ahead,
-            between);
-}
-
 TEST_P(Resharding, AtTheEndOfTheDataAssignsWhatWasLeftOutAndEndsAgain) {
   for (const bool drop_last : {true, false})
     for (std::int64_t count = 0; count <= 26; ++count)
@@ -97,19 +89,6 @@ INSTANTIATE_TEST_SUITE_P(
                     Teams{"OtherShares", {0b111, {0b111, {1, 3, 2}}, {0b111, {2, 1, 1}}}},
                     Teams{"SharesAndTeams", {{0b111, {3, 1, 1}}, {0b101, {1, 0, 3}}, 0b111}}),
     [](const auto& teams) { return teams.param.name; });
-
-TEST(ReshardingOnce, KeepsOrderPlacesAndElements) {
-  Training t({.ranks = 3, .slots = 4, .batch_size = 2}, {.count = 11});
-  t.work();
-  ASSERT_TRUE(t.step());
-  t.assign_to(0b101);
-  t.work();
-  EXPECT_EQ(t.batch(0, 1), (std::vector<std::int64_t>{6, 8}));
-  EXPECT_EQ(t.batch(2, 1), (std::vector<std::int64_t>{7, 9}));
-  EXPECT_EQ(t.loader().dropped(), 1u);
-  EXPECT_EQ(t.sharding().first_element, 6u);
-  EXPECT_EQ(t.sharding().first_batch[2], 1u);
-}
 
 TEST(ReshardingOnce, ReadsNothingTwice) {
   const NumbersPlan plan{.count = 30};
@@ -183,14 +162,6 @@ TEST(ReshardingOnce, TheSameSharesAreNotAssignedAgainAndOthersAre) {
   EXPECT_EQ(t.loader().assigned(), 0u);
   t.work();
   EXPECT_EQ(t.batch(0, 1), (std::vector<std::int64_t>{2}));
-}
-
-TEST(ReshardingOnce, TheSameTeamIsNotAssignedToAgain) {
-  Training t({.ranks = 2, .slots = 3}, {.count = 100});
-  t.work();
-  t.ask_for(0b11);
-  EXPECT_FALSE(t.loader().do_work());
-  EXPECT_EQ(t.loader().assigned(), 6u);
 }
 
 }  // namespace

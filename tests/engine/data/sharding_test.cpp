@@ -33,13 +33,6 @@ TEST(Sharding, ElementIGoesToRankNumberIModNOfTheTeam) {
   EXPECT_EQ(even(0b100, 4).place_of(7).rank, 2);
 }
 
-TEST(Sharding, ARanksElementsFillItsBatchesOneAfterTheOther) {
-  EXPECT_EQ(even(0b101, 2).place_of(0), (Place{0, 0, 0}));
-  EXPECT_EQ(even(0b101, 2).place_of(2), (Place{0, 0, 1}));
-  EXPECT_EQ(even(0b101, 2).place_of(3), (Place{2, 0, 1}));
-  EXPECT_EQ(even(0b101, 2).place_of(4), (Place{0, 1, 0}));
-}
-
 TEST(Sharding, ElementNumbersBeyond32BitsKeepTheirPlace) {
   EXPECT_EQ(even(0xffffff, 1).place_of(std::uint64_t{1} << 40).rank,
             static_cast<int>((std::uint64_t{1} << 40) % 24));

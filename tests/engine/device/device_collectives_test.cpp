@@ -159,22 +159,6 @@ class Deed {
   bool queued_ = false;
 };
 
-// The thin line: two ranks, one sum.
-TEST(DeviceCollectives, SumOverTheRanks) {
-  Team team({.size = 2});
-  team.run([](Team::Rank& rank) {
-    ASSERT_TRUE(rank.collectives.connect());
-    const auto memory = rank.device.allocate(sizeof(float));
-    auto* number = reinterpret_cast<float*>(memory.get());
-    *number = float(rank.collectives.rank() + 1);
-    ASSERT_TRUE(rank.collectives.all_reduce(memory.get(), memory.get(), 1, DType::float32, ReduceOp::sum,
-                                            rank.stream().get()));
-    ASSERT_TRUE(rank.wait(rank.stream()));
-    EXPECT_EQ(*number, 3);
-  });
-  expect_clean(team, 0);
-}
-
 // Ranks come to each call in a random order, and streams execute in a random order.
 TEST(DeviceCollectives, AreWhatAPlainComputationSaysInEveryOrder) {
   for (std::uint64_t seed = 0; seed < 150; ++seed) {

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
-
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
 #include "rig.hpp"
@@ -12,15 +10,6 @@ namespace accelmgr::test {
 namespace {
 
 using Buckets = std::vector<std::vector<std::size_t>>;
-
-// The thin line: one parameter, one bucket.
-TEST(GradientCopies, BringAGradientToTheSlab) {
-  Rig rig({.counts = {7}});
-  rig.begin(1);
-  rig.micro_batch(5, true, true, {0});
-  ASSERT_TRUE(rig.copies->finish());
-  EXPECT_EQ(rig.sink.seen[0], rig.expected(0, 6));
-}
 
 TEST(GradientCopies, TravelInTheOrderOfTheFirstAttempt) {
   Rig rig({});
@@ -80,16 +69,6 @@ TEST(GradientCopies, ToASlabThatCannotBeRegisteredGoThroughMemoryOfTheDriver) {
     ASSERT_TRUE(rig.copies->finish());
     for (std::size_t i = 0; i < rig.size(); ++i) EXPECT_EQ(rig.sink.captured[i], rig.expected(i, value + 1));
   }
-  EXPECT_EQ(rig.fake.unregistered_copies(), 0);
-}
-
-TEST(GradientCopies, WithoutASlabOfTheirDtypeAreCapturedFromStagingMemory) {
-  Rig rig({.has_slab = false});
-  rig.begin(1);
-  rig.micro_batch(1, true, true);
-  ASSERT_TRUE(rig.copies->finish());
-  EXPECT_TRUE(rig.sink.seen.empty());
-  for (std::size_t i = 0; i < rig.size(); ++i) EXPECT_EQ(rig.sink.captured[i], rig.expected(i, 2));
   EXPECT_EQ(rig.fake.unregistered_copies(), 0);
 }
 
@@ -156,25 +135,6 @@ TEST(GradientCopies, OfAParameterThatIsUnfrozenAreStaged) {
   }
 }
 
-TEST(GradientCopies, AreLeftWhenNobodyWantsThem) {
-  Rig rig({.execution = FakeCuda::Execution::threads});
-  std::atomic<bool> released = false;
-  rig.begin(1);
-  rig.fake.launch(rig.compute.get(), [&] {
-    while (!released) std::this_thread::yield();
-  });
-  rig.micro_batch(1, true, true);
-  rig.sink.asked = [] { return false; };
-  EXPECT_FALSE(rig.copies->finish());
-  EXPECT_TRUE(rig.sink.seen.empty());
-  released = true;
-  rig.sink.asked = nullptr;
-  rig.begin(2);
-  rig.micro_batch(1, true, true);
-  ASSERT_TRUE(rig.copies->finish());
-  EXPECT_EQ(rig.sink.seen[0], rig.expected(0, 3)) << "the next attempt is right";
-}
-
 TEST(GradientCopies, RefuseAGradientThatChangesWhileItIsCopied) {
   Rig rig({.counts = {4}});
   rig.begin(1);
@@ -182,20 +142,6 @@ TEST(GradientCopies, RefuseAGradientThatChangesWhileItIsCopied) {
   EXPECT_EQ(message_of<ModelError>([&] { rig.copies->written(0, rig.gradients[0].get()); }),
             "the gradient of 'p0' was written after its copy had been queued");
   EXPECT_THROW(rig.copies->written(1, rig.gradients[0].get()), ModelError);
-}
-
-TEST(GradientCopies, AreTheSameBitsFromThreads) {
-  Rig rig({.execution = FakeCuda::Execution::threads});
-  for (int step = 0; step < 20; ++step) {
-    const auto value = float(step);
-    rig.begin(value);
-    rig.micro_batch(1, true, false);
-    rig.micro_batch(2, false, true);
-    ASSERT_TRUE(rig.copies->finish());
-    for (std::size_t i = 0; i < rig.size(); ++i)
-      ASSERT_EQ(rig.sink.seen[i], rig.expected(i, 2 * value + 3 + float(i)));
-  }
-  EXPECT_EQ(rig.fake.unregistered_copies(), 0);
 }
 
 // Wherever memory ends while a runner binds its replica, nothing stays behind.
@@ -220,28 +166,6 @@ TEST(GradientCopies, GiveEverythingBackWhereverAnAllocationFails) {
     EXPECT_EQ(fake.held(), FakeCuda::Held{}) << nth;
     if (!failed) break;
   }
-}
-
-TEST(GradientCopies, OfADeviceThatBreaksEndInItsError) {
-  Rig rig({});
-  rig.begin(1);
-  rig.micro_batch(1, true, true);
-  rig.fake.break_after(3, device::code::illegal_address);
-  try {
-    rig.copies->finish();
-    ADD_FAILURE() << "it finished";
-  } catch (const device::DeviceError& error) {
-    EXPECT_EQ(error.code(), device::code::illegal_address);
-  }
-}
-
-TEST(GradientCopies, OfADeviceThatHangsEndAtTheDeadline) {
-  Rig rig({.execution = FakeCuda::Execution::threads, .timeout_s = 0.1});
-  rig.begin(1);
-  rig.fake.hang_after(2);
-  rig.micro_batch(1, true, true);
-  EXPECT_THROW(rig.copies->finish(), device::DeviceError);
-  EXPECT_EQ(rig.fake.endless_waits(), 0);
 }
 
 }  // namespace

@@ -325,29 +325,6 @@ TEST(GradientShards, ABucketIsQueuedBehindTheOneBeforeIt) {
   EXPECT_TRUE(rank.copies->finish());
 }
 
-TEST(GradientShards, IncludeAParameterThatIsUnfrozenBetweenAttempts) {
-  for (const bool has_slab : {true, false}) {
-    Team team({.size = 1});
-    const auto manifest = usual_manifest();
-    constexpr std::size_t frozen = 3;
-    TeamRank rank(team, 0, manifest, has_slab);
-    ASSERT_TRUE(rank.join());
-    const auto attempt = [&](const std::vector<std::size_t>& used) {
-      rank.write(0);
-      rank.copies->begin_attempt();
-      rank.upload->load();
-      rank.micro_batch(true, used);
-      EXPECT_TRUE(rank.copies->finish());
-    };
-    attempt({1, 5, 2, 0, 4});
-    rank.sink.unfrozen.insert(frozen);
-    attempt({1, 5, 2, 0, 4, frozen});
-    const auto place = session::ShardPlan(manifest).place(frozen);
-    EXPECT_EQ(rank.elements(&rank.sink.shards[place], frozen)[7], parameter_value(0, frozen, 7));
-    EXPECT_EQ(rank.sink.teams.size(), 3u + 4u) << "one more bucket";
-  }
-}
-
 TEST(GradientShards, RefuseATeamOfAnotherSize) {
   Team team({.size = 1});
   const auto manifest = usual_manifest();

@@ -1,7 +1,6 @@
 #include "engine/device/parameter_upload.hpp"
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include "rig.hpp"
 
@@ -39,19 +38,6 @@ TEST_F(MergedPages, StayApartWhereAPageLiesBetween) {
   EXPECT_EQ(merged({{0, 150}, {160, 160}}), (Ranges{{0, 150}})) << "nothing is registered for nothing";
 }
 
-TEST(ParameterUpload, IsThereBeforeWhatUsesIt) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    Rig rig({.seed = seed});
-    for (const float value : {1.0F, 7.0F}) {
-      rig.begin(value);
-      rig.micro_batch(0, true, true);
-      ASSERT_TRUE(rig.copies->finish());
-      for (std::size_t i = 0; i < rig.size(); ++i) EXPECT_EQ(rig.sink.seen[i], rig.expected(i, value));
-    }
-    EXPECT_EQ(rig.fake.unregistered_copies(), 0);
-  }
-}
-
 /// Whether parameter 2, which is in the second part, is as the host has written it when a kernel reads it.
 bool second_part_is_right(std::uint64_t seed, bool awaits) {
   Rig rig({.seed = seed});
@@ -85,49 +71,22 @@ TEST(ParameterUpload, ReturnsBeforeItIsDone) {
   EXPECT_NE(*Rig::floats(rig.parameters[0]), 3.0F) << "nothing is executed until the host waits";
 }
 
-TEST(ParameterUpload, BringsParametersOfAllDtypes) {
+TEST(ParameterUpload, LeavesOutWhatTheSinkSaysIsNotStaleAndNothingElse) {
   Rig rig({.counts = {3000, 17, 400}, .is_mixed = true});
-  constexpr std::size_t of_int8 = 3;
+  constexpr std::size_t frozen = 8, of_int8 = 3;
   const auto bytes = rig.manifest.tensors[of_int8].bytes();
   std::fill_n(rig.places[of_int8].data, bytes, std::byte{7});
-  rig.begin(2);
-  ASSERT_TRUE(rig.copies->finish());
-  for (std::size_t i = 0; i < rig.size(); ++i)
-    if (i != of_int8) {
-      EXPECT_EQ(rig.elements(rig.parameters[i].get(), i).numbers(), rig.expected(i, 2)) << i;
-    }
-  EXPECT_EQ(std::memcmp(rig.parameters[of_int8].get(), rig.places[of_int8].data, bytes), 0);
-  EXPECT_EQ(rig.fake.unregistered_copies(), 0);
-}
-
-TEST(ParameterUpload, LeavesOutWhatTheSinkSaysIsNotStale) {
-  Rig rig({.counts = {3000, 17, 400}, .is_mixed = true});
-  constexpr std::size_t frozen = 8;
   for (const float value : {2.0F, 5.0F}) {
     rig.begin(value);
     ASSERT_TRUE(rig.copies->finish());
     rig.sink.fresh = {frozen};
   }
-  EXPECT_EQ(rig.elements(rig.parameters[frozen].get(), frozen).numbers(), rig.expected(frozen, 2));
-  EXPECT_EQ(rig.elements(rig.parameters[0].get(), 0).numbers(), rig.expected(0, 5));
-}
-
-// A GPU refuses to register it for reading and writing (seen on an H100).
-TEST(ParameterUpload, RegistersAMappingThatIsReadOnlyAsARunnersIs) {
-  Rig rig({});
-  rig.begin(4);
-  ASSERT_TRUE(rig.copies->finish());
-  rig.upload.reset();
-  std::vector<std::byte*> targets;
-  for (const auto& parameter : rig.parameters) targets.push_back(parameter.get());
-  const auto master = rig.master.span();
-  ASSERT_EQ(mprotect(master.data(), master.size(), PROT_READ), 0);
-  rig.upload.emplace(rig.device, rig.manifest, rig.places, targets, rig.sink, rig.compute.get());
-  rig.upload->load();
-  rig.device.settle(rig.compute.get());
-  EXPECT_EQ(rig.fake.unregistered_copies(), 0);
-  EXPECT_EQ(rig.elements(rig.parameters[0].get(), 0).numbers(), rig.expected(0, 4));
-  ASSERT_EQ(mprotect(master.data(), master.size(), PROT_READ | PROT_WRITE), 0);
+  for (std::size_t i = 0; i < rig.size(); ++i)
+    if (i != of_int8) {
+      EXPECT_EQ(rig.elements(rig.parameters[i].get(), i).numbers(), rig.expected(i, i == frozen ? 2 : 5))
+          << i;
+    }
+  EXPECT_EQ(std::memcmp(rig.parameters[of_int8].get(), rig.places[of_int8].data, bytes), 0);
 }
 
 TEST(ParameterUpload, OfMemoryThatCannotBeRegisteredIsRightAllTheSame) {

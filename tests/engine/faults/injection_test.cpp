@@ -47,14 +47,6 @@ class FaultInjection : public testing::Test {
   }
 };
 
-TEST_F(FaultInjection, IsThereInAProgramThatLinksIt) { EXPECT_NE(base::fault_handler.load(), nullptr); }
-
-TEST_F(FaultInjection, DoesNothingWithoutPlan) {
-  EXPECT_EQ(base::fault_point(FaultPhase::forward), FaultEffect::none);
-  arm({"rank=1 phase=forward fault=nan"});
-  EXPECT_EQ(base::fault_point(FaultPhase::forward), FaultEffect::none);
-}
-
 TEST_F(FaultInjection, ForgetsThePlanOfTheParent) {
   arm({"rank=0 phase=forward fault=nan"});
   arm({});
@@ -64,23 +56,6 @@ TEST_F(FaultInjection, ForgetsThePlanOfTheParent) {
 TEST_F(FaultInjection, RefusesAFaultItCannotReadInEveryProcess) {
   EXPECT_EQ(test::message_of<ConfigError>([] { arm({"rank=1 phase=forward"}); }),
             "faults: 'rank=1 phase=forward': fault is missing; a fault has rank, phase and fault");
-}
-
-TEST_F(FaultInjection, StrikesInTheStepThatTheLogShows) {
-  arm({"rank=0 step=2 phase=forward fault=nan"});
-  base::set_log_step(1);
-  EXPECT_EQ(base::fault_point(FaultPhase::forward), FaultEffect::none);
-  base::set_log_step(2);
-  EXPECT_EQ(base::fault_point(FaultPhase::forward), FaultEffect::nan);
-  EXPECT_EQ(base::fault_point(FaultPhase::forward), FaultEffect::none);
-}
-
-TEST_F(FaultInjection, OfKillKills) {
-  EXPECT_EQ(ipc::test::end_of(struck_child("kill")), "killed by signal 9 (KILL)");
-}
-
-TEST_F(FaultInjection, OfExitEndsWithTheCode) {
-  EXPECT_EQ(ipc::test::end_of(struck_child("exit:42")), "exit code 42");
 }
 
 TEST_F(FaultInjection, OfStopStopsUntilItIsContinued) {
@@ -113,14 +88,6 @@ TEST_F(FaultInjection, OfHangSleepsAndTakesNoSignal) {
   EXPECT_NE(signal_mask(child.pid, "ShdPnd") & bit_of(SIGTERM), 0U) << "it did not wait";
   ipc::send_signal(child.pidfd.get(), SIGKILL);
   EXPECT_EQ(ipc::test::end_of(child), "killed by signal 9 (KILL)");
-}
-
-TEST_F(FaultInjection, OfExceptionThrows) {
-  arm({"rank=0 phase=data fault=exception:out_of_paper", "rank=0 phase=backward fault=exception"});
-  EXPECT_EQ(test::message_of<std::runtime_error>([] { base::fault_point(FaultPhase::data); }),
-            "out_of_paper");
-  EXPECT_EQ(test::message_of<std::runtime_error>([] { base::fault_point(FaultPhase::backward); }),
-            "injected fault");
 }
 
 TEST_F(FaultInjection, OfSlowLastsAtLeastThatLong) {

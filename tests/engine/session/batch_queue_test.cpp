@@ -25,29 +25,6 @@ TEST(BatchQueue, IsBoundedUntilCommittedStepsReleaseSlots) {
   EXPECT_NE(queue.claim(), nullptr);
 }
 
-TEST(BatchQueue, ABatchIsReadWhereItWasWritten) {
-  auto [manifest, s] = small_session(1, {1}, 3);
-  BatchQueueWriter queue(s, 0);
-  auto* slot = queue.claim();
-  std::memcpy(slot, "batch", 6);
-  queue.publish(7);
-  BatchQueue::Filled filled{};
-  ASSERT_EQ(queue.look(0, filled), BatchQueue::State::filled);
-  EXPECT_EQ(filled.slot, slot);
-  EXPECT_EQ(filled.elements, 7u);
-}
-
-TEST(BatchQueue, AnUnreleasedBatchIsHandedOutAgain) {
-  auto [manifest, s] = small_session(1, {1}, 2);
-  BatchQueueWriter queue(s, 0);
-  auto* slot = queue.claim();
-  queue.publish(1);
-  BatchQueue::Filled first{}, again{};
-  ASSERT_EQ(queue.look(queue.released(), first), BatchQueue::State::filled);
-  ASSERT_EQ(queue.look(queue.released(), again), BatchQueue::State::filled);
-  EXPECT_EQ(again.slot, slot);
-}
-
 TEST(BatchQueue, TheEndComesAfterTheLastBatch) {
   auto [manifest, s] = small_session(1, {1}, 2);
   BatchQueueWriter queue(s, 0);

@@ -235,18 +235,6 @@ TEST_P(KernelsTest, WritesNonTemporallyToAddressesThatCannotBeAligned) {
   }
 }
 
-TEST_P(KernelsTest, KeepsInfinityAndNanInSums) {
-  const std::vector<float> ones(40, 1.0f);
-  std::vector<float> odd(40, 1.0f), master(40, 0.0f);
-  odd[3] = infinity, odd[20] = -infinity, odd[39] = NAN;
-  const void* slabs[] = {ones.data(), odd.data()};
-  variant->reduce(master.data(), slabs, 40, {}, SumInto::accumulate);
-  EXPECT_EQ(master[3], infinity);
-  EXPECT_EQ(master[20], -infinity);
-  EXPECT_TRUE(std::isnan(master[39]));
-  EXPECT_EQ(master[38], 2.0f);
-}
-
 template <class Gradient, class Slab>
 void check_capture(const Kernels& variant, ElementTypes types, Generator& random, bool wild) {
   const std::size_t count = random.count();

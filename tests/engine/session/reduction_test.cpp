@@ -82,16 +82,14 @@ class ReductionTest : public testing::TestWithParam<std::tuple<int, Model>> {
     EXPECT_TRUE(close_if_over(session(), attempt));
   }
 
-  /// What the attempt makes of the master. `present_in_first` are the ranks that have the first tensor.
-  Numbers expected(Numbers master, bool accumulate, double scale = 1,
-                   RankMask present_in_first = ~RankMask{0}) {
+  /// What the attempt makes of the master.
+  Numbers expected(Numbers master, bool accumulate, double scale) {
     for (std::size_t t = 0; t < master.size(); ++t) {
       if (!has_gradient(session(), small_.manifest, t)) continue;
       for (std::uint64_t i = 0; i < master[t].size(); ++i) {
         std::vector<double> slabs;
         for (int rank = 0; rank < ranks(); ++rank)
-          if (t != 0 || (present_in_first >> rank & 1) != 0)
-            slabs.push_back(i < tensors()[t].elements() ? value(rank, t, i) : 0);
+          slabs.push_back(i < tensors()[t].elements() ? value(rank, t, i) : 0);
         master[t][i] = reduced(tensors()[t].types, slabs, scale, accumulate, master[t][i]);
       }
     }
@@ -107,59 +105,12 @@ class ReductionTest : public testing::TestWithParam<std::tuple<int, Model>> {
   Reduction reduction_;
 };
 
-TEST_P(ReductionTest, OverwritesWithTheSumAndZeroesTheGaps) {
-  const auto before = master();
-  finish_all(commit(false));
-  EXPECT_EQ(master(), expected(before, false));
-}
-
-TEST_P(ReductionTest, AccumulatesOntoWhatIsThere) {
-  const auto before = master();
-  finish_all(commit(false));
-  finish_all(commit(true));
-  EXPECT_EQ(master(), expected(expected(before, false), true));
-}
-
-TEST_P(ReductionTest, ATensorOfAnotherAttemptCountsAsZero) {
-  const auto before = master();
-  const auto attempt = commit(false);
-  session().tags(0)[0].store(attempt - 1);
-  finish_all(attempt);
-  EXPECT_EQ(master(), expected(before, false, 1, ~RankMask{1}));
-}
-
 TEST_P(ReductionTest, FinishingAFinishedSliceChangesNothing) {
   const auto attempt = commit(true);
   reduction_.finish_slice(0, attempt);
   const auto before = master();
   reduction_.finish_slice(0, attempt);
   EXPECT_EQ(master(), before);
-}
-
-// For every chunk: rebuilds what a process leaves that is killed while it reduces it, when a part of the
-// chunk is already reduced.
-TEST_P(ReductionTest, ATakenOverSliceIsReducedExactlyOnceFromEveryChunk) {
-  const auto chunks = chunks_of(session(), small_.manifest);
-  const auto before = master();
-  const auto once = expected(before, true);
-  std::vector<std::byte> after(session().header().bytes.gradient_room);
-  put_numbers(after.data(), small_.manifest, once);
-  const auto reduce = [&](std::uint64_t first, std::uint64_t end) {
-    std::copy_n(&after[first], end - first, session().gradients() + first);
-  };
-  for (int rank = 0; rank < ranks(); ++rank) {
-    const auto part = slice(chunks.size(), rank, ranks());
-    for (auto k = part.begin; k < part.end; ++k) {
-      put_numbers(session().gradients(), small_.manifest, before);
-      const auto attempt = commit(true);
-      for (auto done = part.begin; done < k; ++done) reduce(chunks[done].first, chunks[done].end);
-      std::copy_n(session().gradients() + chunks[k].first, chunks[k].count(), session().undo(rank));
-      reduce(chunks[k].first, std::min(chunks[k].first + 1200, chunks[k].end));
-      session().record(rank).cursor.store(encode(Cursor{attempt, k - part.begin, true}));
-      finish_all(attempt);
-      ASSERT_EQ(master(), once) << "chunk " << k;
-    }
-  }
 }
 
 TEST_P(ReductionTest, ClosingPublishesCountersAndBuffers) {
@@ -222,42 +173,27 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest,
                            return std::get<1>(info.param).name + std::to_string(std::get<0>(info.param));
                          });
 
-TEST(Mean, AFullStepIsNotScaled) {
-  const Request request{.participants = 0b11,
-                        .accumulate = 0,
-                        .shares = even_shares(3),
-                        .batch_size = 4,
-                        .by_samples = 0,
-                        .mean_buffers = 0,
-                        .parameter_version = 0};
-  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 24, .micro_batches = 6, .nonfinite = false}), 1.0);
-}
-
-TEST(Mean, AShortStepIsDividedByWhatTookPart) {
-  Request request{.participants = 0b11,
-                  .accumulate = 0,
-                  .shares = even_shares(3),
-                  .batch_size = 4,
-                  .by_samples = 0,
-                  .mean_buffers = 0,
-                  .parameter_version = 0};
-  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 10, .micro_batches = 3, .nonfinite = false}), 2.0);
-  request.by_samples = 1;
-  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 12, .micro_batches = 3, .nonfinite = false}), 2.0);
-}
-
-TEST(Mean, OfUnequalSharesIsOverTheMicroBatchesOfTheParticipantsAlone) {
-  Request request{.participants = 0b101,
-                  .accumulate = 0,
-                  .shares = {{1, 9, 3}},
-                  .batch_size = 4,
-                  .by_samples = 0,
-                  .mean_buffers = 0,
-                  .parameter_version = 0};
-  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 16, .micro_batches = 4, .nonfinite = false}), 1.0);
-  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 5, .micro_batches = 2, .nonfinite = false}), 2.0);
-  request.by_samples = 1;
-  EXPECT_EQ(mean_scale(request, {.loss = 0, .samples = 5, .micro_batches = 2, .nonfinite = false}), 3.2);
+TEST(Mean, IsOverTheMicroBatchesOrSamplesOfTheParticipantsAlone) {
+  struct Case {
+    RankMask participants;
+    Shares shares;
+    std::uint32_t by_samples;
+    std::uint64_t samples, micro_batches;
+    double scale;
+  };
+  const Shares unequal{{1, 9, 3}};
+  for (const auto& c : {Case{0b11, even_shares(3), 0, 24, 6, 1.0},  // A full step.
+                        Case{0b11, even_shares(3), 0, 10, 3, 2.0}, Case{0b11, even_shares(3), 1, 12, 3, 2.0},
+                        Case{0b101, unequal, 0, 16, 4, 1.0}, Case{0b101, unequal, 0, 5, 2, 2.0},
+                        Case{0b101, unequal, 1, 5, 2, 3.2}}) {
+    const Request request{
+        .participants = c.participants, .shares = c.shares, .batch_size = 4, .by_samples = c.by_samples};
+    EXPECT_EQ(
+        mean_scale(request,
+                   {.loss = 0, .samples = c.samples, .micro_batches = c.micro_batches, .nonfinite = false}),
+        c.scale)
+        << c.samples << " samples";
+  }
 }
 
 TEST(Mean, SlicesCoverEveryChunkOnce) {

@@ -89,33 +89,18 @@ std::string refusal_of(const std::string& misdeed) {
   return what;
 }
 
-TEST(BadReplica, ThatDescribesNothingIsRefused) {
-  expect_contains(refusal_of<ModelError>("has nothing"), {"no parameters"});
-}
-
-TEST(BadReplica, WithTwoTensorsOfOneNameIsRefused) {
-  expect_contains(refusal_of<ModelError>("has a name twice"), {"two parameters", "'weight'"});
-}
-
-TEST(BadReplica, WhoseParametersAreNoFloatsIsRefused) {
-  expect_contains(refusal_of<ModelError>("has numbers"),
-                  {"'weight' is int64 and requires a gradient", "freeze it"});
-}
-
-TEST(BadReplica, OfADtypeThatNobodyKnowsIsRefused) {
-  expect_contains(refusal_of<ModelError>("has an unknown dtype"), {"'b'", "200"});
-}
-
-TEST(BadReplica, WithoutMemoryIsRefused) {
-  expect_contains(refusal_of<ModelError>("has no memory"), {"'weight' has no memory"});
-}
-
-TEST(BadReplica, ThatIsNoneIsRefused) {
-  expect_contains(refusal_of<ModelError>("is none"), {"model 'misdoer'", "returned null"});
-}
-
-TEST(BadReplica, ThatThrowsAnythingNamesItsKind) {
-  expect_contains(refusal_of<ModelError>("throws a number"), {"model 'misdoer'", "an exception of type int"});
+TEST(BadReplica, IsRefusedWithWhatIsWrong) {
+  const std::pair<const char*, std::vector<const char*>> misdeeds[]{
+      {"has nothing", {"no parameters"}},
+      {"has a name twice", {"two parameters", "'weight'"}},
+      {"has numbers", {"'weight' is int64 and requires a gradient", "freeze it"}},
+      {"has an unknown dtype", {"'b'", "200"}},
+      {"has no memory", {"'weight' has no memory"}},
+      {"is none", {"model 'misdoer'", "returned null"}},
+      {"throws a number", {"model 'misdoer'", "an exception of type int"}}};
+  for (const auto& [misdeed, parts] : misdeeds)
+    for (const auto what = refusal_of<ModelError>(misdeed); const auto* part : parts)
+      expect_contains(what, {part});
 }
 
 TEST(BadReplica, OfAnotherShapeInARunnerThanInTheManagerIsRefusedWithBoth) {

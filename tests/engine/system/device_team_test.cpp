@@ -24,9 +24,9 @@ class Trained {
  public:
   explicit Trained(const Config& config) : run(config) {}
 
-  StepResult step(const StepOptions& options = {}) {
+  StepResult step() {
     write();
-    return expect_ok(run.manager(), options);
+    return expect_ok(run.manager());
   }
   void write() {
     auto parameters = parameters_of(run.manager());
@@ -113,44 +113,18 @@ class DeviceTeam : public testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(DeviceTeam, SumsUpWhatTwoRunnersOnCpusWould) {
-  const auto expected = on_cpus(2, 3);
-  Trained trained(on_gpus(2));
-  for (int i = 0; i < 3; ++i) trained.step();
-  EXPECT_EQ(trained.team(), 0b11U);
-  EXPECT_EQ(trained.communicator(0), 1U) << "one communicator does for all steps";
-  EXPECT_EQ(trained.communicator(1), 1U);
-  expect_like(trained, expected);
-}
-
-// Each rank has another part of the master: shards of 3 and 4.
-TEST_F(DeviceTeam, SumsUpWhatThreeAndFourRunnersOnCpusWould) {
-  for (const int ranks : {3, 4}) {
-    const auto expected = on_cpus(ranks, 2);
-    Trained trained(on_gpus(ranks));
-    for (int i = 0; i < 2; ++i) trained.step();
-    EXPECT_EQ(trained.team(), session::all_ranks(ranks));
+// Each rank has another part of the master. Steps accumulate.
+TEST_F(DeviceTeam, SumsUpWhatRunnersOnCpusWouldAndAddsWhatThoseHave) {
+  for (const auto& [gpus, cpus] : {std::pair{2, 0}, {3, 0}, {4, 0}, {2, 2}}) {
+    SCOPED_TRACE(fmt::format("{} GPUs, {} CPUs", gpus, cpus));
+    const auto expected = on_cpus(gpus + cpus, 3);
+    Trained trained(on_gpus(gpus, cpus));
+    for (int i = 0; i < 3; ++i) trained.step();
+    EXPECT_EQ(trained.team(), session::all_ranks(gpus));
+    for (int rank = 0; rank < gpus; ++rank)
+      EXPECT_EQ(trained.communicator(rank), 1U) << "one communicator does for all steps";
     expect_like(trained, expected);
   }
-}
-
-TEST_F(DeviceTeam, AddsToWhatRunnersOnCpusHave) {
-  const auto expected = on_cpus(4, 3);
-  Trained trained(on_gpus(2, 2));
-  for (int i = 0; i < 3; ++i) trained.step();
-  EXPECT_EQ(trained.team(), 0b0011U);
-  expect_like(trained, expected);
-}
-
-TEST_F(DeviceTeam, AccumulatesSteps) {
-  const auto twice = [](const Config& config) {
-    Trained trained(config);
-    trained.step();
-    trained.step({.accumulate = true});
-    return gradients_of(trained.run.manager());
-  };
-  Stage stage;
-  EXPECT_LE(distance(twice(on_gpus(2)), twice(on_host(stage, 2))), rounding);
 }
 
 TEST_F(DeviceTeam, IsNotWhereItIsOffOrGpusAreSharedOrThereIsOne) {

@@ -1,5 +1,5 @@
-// Tests of replicas that compute as on a device: one of their own, and one on the transport for devices. It
-// answers while the runner waits for it, and drops work whose result is not needed any more.
+// Tests of replicas on the transport for devices, with a fake device. It answers while the runner waits for
+// it, and drops work whose result is not needed any more.
 #include <gtest/gtest.h>
 
 #include "staged_run.hpp"
@@ -7,25 +7,22 @@
 namespace accelmgr::test {
 namespace {
 
-class Device : public testing::TestWithParam<const char*> {
- protected:
-  static Config on_device(const Stage& stage) {
-    auto config = staged_config(stage);
-    config.model.kind = GetParam();
-    return config;
-  }
+Config on_device(const Stage& stage) {
+  auto config = staged_config(stage);
+  config.model.kind = staged_on_fake_device;
+  return config;
+}
 
-  static StagedOutcome undisturbed_on_device(int steps) {
-    Stage stage;
-    StagedRun run(on_device(stage));
-    for (int i = 0; i < steps; ++i) expect_ok(run.manager());
-    return outcome_of(run);
-  }
-};
+StagedOutcome undisturbed_on_device(int steps) {
+  Stage stage;
+  StagedRun run(on_device(stage));
+  for (int i = 0; i < steps; ++i) expect_ok(run.manager());
+  return outcome_of(run);
+}
 
-TEST_P(Device, ComputesWhatTheHostDoes) { expect_same(undisturbed_on_device(3), undisturbed(3)); }
+TEST(Device, ComputesWhatTheHostDoes) { expect_same(undisturbed_on_device(3), undisturbed(3)); }
 
-TEST_P(Device, WhoseStepTimesOutLeavesItAndTheNextIsRight) {
+TEST(Device, WhoseStepTimesOutLeavesItAndTheNextIsRight) {
   const auto expected = undisturbed_on_device(2);
   Stage stage;
   auto config = on_device(stage);
@@ -44,7 +41,7 @@ TEST_P(Device, WhoseStepTimesOutLeavesItAndTheNextIsRight) {
   expect_same(outcome_of(run), expected);
 }
 
-TEST_P(Device, ThatTakesLongIsNotTakenForOneThatHangs) {
+TEST(Device, ThatTakesLongIsNotTakenForOneThatHangs) {
   const auto expected = undisturbed_on_device(2);
   Stage stage;
   auto config = on_device(stage);
@@ -61,33 +58,8 @@ TEST_P(Device, ThatTakesLongIsNotTakenForOneThatHangs) {
   expect_same(outcome_of(run), expected);
 }
 
-TEST_P(Device, ThatFailsEndsItsStepWithWhatItSaid) {
-  Stage stage;
-  StagedRun run(on_device(stage));
-  stage.tell(1, Act::throw_exception);
-  expect_failed(run.manager().step(), StepStatus::runner_lost, {"runner 1", "the stage collapsed"});
-}
-
-TEST_P(Device, ThatIsLostIsReplacedAndTheStepRepeated) {
-  const auto expected = undisturbed_on_device(3);
-  Stage stage;
-  auto config = on_device(stage);
-  config.runners.on_loss = LossPolicy::restart;
-  config.runners.restart_backoff = 0;
-  RunAfterOneStep run(config);
-  stage.tell(1, Act::block);
-  auto step = run.step_in_background();
-  stage.wait_until_blocked(1);
-  run.kill_and_wait(run.runner(1));
-  stage.tell(1, Act::compute);
-  EXPECT_EQ(step.get().tries, 2u);
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
-}
-
 Config with_device_fault(const Stage& stage, const char* fault) {
-  auto config = staged_config(stage);
-  config.model.kind = staged_on_fake_device;
+  auto config = on_device(stage);
   config.model.options["device_fault"] = fault;
   return config;
 }
@@ -104,7 +76,7 @@ std::string error_of_step_with(const char* fault, const char* timeout_s = "60") 
   return result.error;
 }
 
-TEST(FakeDevice, WithoutEnoughMemoryRefusesTheStart) {
+TEST(Device, WithoutEnoughMemoryRefusesTheStart) {
   const Stage stage;
   const auto what =
       message_of<RunnerError>([&] { client::Handle(with_device_fault(stage, "out_of_memory"), {}); });
@@ -112,17 +84,14 @@ TEST(FakeDevice, WithoutEnoughMemoryRefusesTheStart) {
   expect_nothing_left();
 }
 
-TEST(FakeDevice, ThatMeetsAnIllegalAddressLosesItsRunner) {
+TEST(Device, ThatMeetsAnIllegalAddressLosesItsRunner) {
   expect_contains(error_of_step_with("illegal_address"), {"cudaErrorIllegalAddress (700)"});
 }
 
-TEST(FakeDevice, ThatHangsLosesItsRunnerAtItsDeadline) {
+TEST(Device, ThatHangsLosesItsRunnerAtItsDeadline) {
   expect_contains(error_of_step_with("hang", "0.2"),
                   {"the device hangs: it has not done its work within 0.2 s"});
 }
-
-INSTANTIATE_TEST_SUITE_P(All, Device, testing::Values(staged_on_device, staged_on_fake_device),
-                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace accelmgr::test

@@ -97,8 +97,7 @@ TEST_P(LossScale, IsLoweredUntilTheGradientsOfAnyModelFitAndChangesNoBit) {
   EXPECT_GT(lowered, 0u) << "every scale fitted";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LossScale,
-                         testing::Values(perceptron, perceptron_on_device, perceptron_on_fake_device),
+INSTANTIATE_TEST_SUITE_P(All, LossScale, testing::Values(perceptron, perceptron_on_fake_device),
                          [](const auto& info) { return info.param; });
 
 TEST(LossScale, GrowsAfterGoodStepsAndIsHalvedWhereItNoLongerFits) {

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "engine/support/device_replica.hpp"
 #include "engine/support/fake_device_replica.hpp"
 #include "engine/support/plain_replica.hpp"
 #include "support.hpp"
@@ -29,9 +28,6 @@ PerceptronShape shape_of(const Config& config) {
 
 const RegisteredReplica plain(perceptron, [](const Config& config, replica::Role) {
   return std::make_unique<PlainReplica>(make_perceptron(shape_of(config)));
-});
-const RegisteredReplica device(perceptron_on_device, [](const Config& config, replica::Role) {
-  return std::make_unique<DeviceReplica>(make_perceptron(shape_of(config)));
 });
 const RegisteredReplica fake_device(perceptron_on_fake_device, [](const Config& config, replica::Role) {
   return std::make_unique<FakeDeviceReplica>(make_perceptron(shape_of(config)));

@@ -1,4 +1,4 @@
-// Perceptrons that whole systems train, in the host's memory, on a device and on the transport for devices,
+// Perceptrons that whole systems train, in the host's memory and on the transport for devices,
 // and elements for them.
 #pragma once
 
@@ -9,7 +9,6 @@ namespace accelmgr::test {
 
 /// The registered names of the models.
 inline constexpr const char* perceptron = "perceptron";
-inline constexpr const char* perceptron_on_device = "perceptron_on_device";
 inline constexpr const char* perceptron_on_fake_device = "perceptron_on_fake_device";
 
 /// A config with runners of one thread each that train the perceptron on endless elements ("numbered":

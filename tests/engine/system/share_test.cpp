@@ -166,34 +166,6 @@ TEST(MeasuredShare, TheSlowRunnerComputesLessAndEveryElementIsTrainedOnceInEachP
   }
 }
 
-TEST(MeasuredShare, EvenSharesStayEven) {
-  auto config = slow_and_fast_config();
-  config.runners.share = Share::even;
-  CheckedRun run(config);
-  for (int i = 0; i < 12; ++i) EXPECT_EQ(run.step(), (std::vector<std::uint64_t>{8, 8}));
-}
-
-TEST(MeasuredShare, RunnersAndManagersThatAreKilledLoseAndDoubleNothing) {
-  CheckedRun run(slow_and_fast_config());
-  run.step_until_uneven();
-  for (int i = 0; i < 4; ++i) {
-    auto step = run.step_in_background();
-    const auto victim = run.manager().statistics().runners.at(static_cast<std::size_t>(i % 2)).pid;
-    ipc::send_signal(ipc::open_pidfd(victim).get(), SIGKILL);
-    EXPECT_EQ(step.get().status, StepStatus::ok);
-    run.step();
-    run.step();
-  }
-  ipc::send_signal(run.processes().manager.get(), SIGKILL);
-  for (;;) {
-    const auto result = run.manager().step();
-    if (result.status == StepStatus::manager_lost) break;
-    ASSERT_EQ(result.status, StepStatus::ok);
-  }
-  run.manager().recover();
-  for (int i = 0; i < 12; ++i) run.step();
-}
-
 TEST(MeasuredShare, SharesThatChangeAgainAndAgainUnderKillsLoseAndDoubleNothing) {
   auto config = slow_and_fast_config();
   config.model.kind = "alternating";

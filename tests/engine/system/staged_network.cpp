@@ -5,7 +5,6 @@
 #include <limits>
 #include <stdexcept>
 
-#include "engine/support/device_replica.hpp"
 #include "engine/support/fake_device_replica.hpp"
 #include "engine/support/layers.hpp"
 #include "engine/support/mixed_dtypes.hpp"
@@ -144,9 +143,6 @@ const RegisteredReplica mixed(mixed_dtypes, [](const Config& config, replica::Ro
 });
 const RegisteredReplica mixed_on_device(mixed_dtypes_on_fake_device, [](const Config& config, replica::Role) {
   return std::make_unique<FakeDeviceReplica>(mixed_network(config));
-});
-const RegisteredReplica on_device(staged_on_device, [](const Config& config, replica::Role) {
-  return std::make_unique<DeviceReplica>(std::make_unique<StagedNetwork>(config));
 });
 
 /// A fake device of this process with the fault that the option names; null without the option.

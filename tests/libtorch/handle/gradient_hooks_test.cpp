@@ -2,7 +2,6 @@
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
@@ -109,14 +108,6 @@ TEST_F(GradientHooksTest, TheSinkHasTheGradientAndTheParameterNone) {
   EXPECT_EQ(hooked().sums.order().front(), 2u) << "backward meets the last weight first";
 }
 
-TEST_F(GradientHooksTest, ASecondMicroBatchIsHandedOverByItself) {
-  const auto x = at::randn({3, width}), y = at::randn({5, width});
-  hooked().backward(hooked().network.loss(x));
-  hooked().backward(hooked().network.loss(y));
-  const auto gradients = expected({x, y});
-  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(hooked().sums[i].equal(gradients[i])) << i;
-}
-
 TEST_F(GradientHooksTest, WhatForwardLeavesInGradCountsUnlessItDropsIt) {
   const auto x = at::randn({3, width}), y = at::randn({5, width});
   auto& [network, parameters, sums, hooks] = hooked();
@@ -133,16 +124,6 @@ TEST_F(GradientHooksTest, WhatForwardLeavesInGradCountsUnlessItDropsIt) {
   EXPECT_TRUE(sums[2].equal(at::mul(network.w2.detach(), 2)));
 }
 
-TEST_F(GradientHooksTest, OtherTensorsOfAGradientsSizeDoNoHarm) {
-  const auto x = at::randn({width, width});
-  for (int repetition = 0; repetition < 3; ++repetition) {
-    hooked().begin();
-    hooked().backward(hooked().network.loss(x));
-    const auto gradients = expected({x});
-    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(hooked().sums[i].equal(gradients[i])) << i;
-  }
-}
-
 TEST_F(GradientHooksTest, AGradientThatAHookKeepsStaysAsItWas) {
   const auto x = at::randn({3, width});
   at::Tensor kept;
@@ -156,20 +137,6 @@ TEST_F(GradientHooksTest, AGradientThatAHookKeepsStaysAsItWas) {
   hooked().backward(hooked().network.loss(y));
   EXPECT_TRUE(hooked().sums[2].equal(expected({y})[2]));
   EXPECT_TRUE(kept.equal(before));
-}
-
-// The node of a product makes both gradients at once. Here both have one size, as in LoRA's B A.
-TEST_F(GradientHooksTest, OneNodeMayMakeTwoGradientsOfOneSize) {
-  const auto x = at::randn({3, width});
-  const auto loss = [&x](const at::Tensor& a, const at::Tensor& b) {
-    return at::linear(x, at::matmul(a, b)).pow(2).mean();
-  };
-  const auto& n = hooked().network;
-  hooked().backward(loss(n.w2, n.w1));
-  const auto a = n.w2.detach().clone().requires_grad_(), b = n.w1.detach().clone().requires_grad_();
-  loss(a, b).backward();
-  EXPECT_TRUE(hooked().sums[2].equal(a.grad()));
-  EXPECT_TRUE(hooked().sums[0].equal(b.grad()));
 }
 
 TEST_F(GradientHooksTest, AHookOfTheModelAfterAccumulationSeesTheSumOfMicroBatches) {

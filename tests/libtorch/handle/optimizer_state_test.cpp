@@ -151,20 +151,6 @@ INSTANTIATE_TEST_SUITE_P(AllKinds, OptimizerState,
                                   (is_double ? "_float64" : "_float32");
                          });
 
-TEST(OptimizerState, IsWhatTheUpdatesDependOn) {
-  const OptimizerConfig config{.kind = OptimizerKind::adamw, .learning_rate = 0.01};
-  Training undisturbed(config), forgetful(config);
-  undisturbed.update_until(Training::total_updates);
-  Training stopped(config);
-  stopped.update_until(5);
-  auto state = copies(stopped.optimizer().state());
-  state.front().tensor.zero_();
-  forgetful.set_parameters(stopped.parameters());
-  forgetful.optimizer().load_state(state);
-  forgetful.update_until(Training::total_updates);
-  EXPECT_FALSE(same_bits(forgetful.parameters(), undisturbed.parameters()));
-}
-
 TEST(OptimizerState, NamesItsTensorsByTheKindOfTheirGroup) {
   using enum FlatGroup::Kind;
   const std::vector<FlatGroup> groups{group_of(decay, 8), group_of(frozen, 4), group_of(no_decay, 2),
@@ -245,18 +231,6 @@ TEST(OptimizerState, ThatDoesNotFitIsRefusedAndNothingChanges) {
 
   training.optimizer().load_state(good);
   EXPECT_TRUE(same_bits(training.optimizer().state(), good));
-}
-
-TEST(OptimizerState, OfAnotherKindIsRefused) {
-  Training adamw({.kind = OptimizerKind::adamw});
-  Training momentum({.kind = OptimizerKind::sgd, .momentum = 0.9});
-  Training plain({.kind = OptimizerKind::sgd});
-  const auto message = [](Training& from, Training& to) {
-    return test::message_of<ModelError>([&] { to.optimizer().load_state(from.optimizer().state()); });
-  };
-  EXPECT_THAT(message(adamw, momentum), HasSubstr("'optimizer/decay/momentum_buffer' is missing"));
-  EXPECT_THAT(message(momentum, adamw), HasSubstr("'optimizer/decay/exp_avg' is missing"));
-  EXPECT_THAT(message(momentum, plain), HasSubstr("'optimizer/decay/momentum_buffer' is unknown"));
 }
 
 TEST(OptimizerState, MayBeInAnyOrderAndWithStrides) {

@@ -263,25 +263,6 @@ TEST(Optimizer, GapsBetweenTensorsStayZero) {
   }
 }
 
-TEST(Optimizer, WeightDecayIsForTheDecayGroupAlone) {
-  const auto decay = constant_group(FlatGroup::Kind::decay, 0.0);
-  const auto no_decay = constant_group(FlatGroup::Kind::no_decay, 0.0);
-  Optimizer optimizer({.kind = OptimizerKind::adamw, .learning_rate = 0.5, .weight_decay = 0.1},
-                      {decay, no_decay}, 1);
-  optimizer.step();
-  EXPECT_NEAR(decay.parameters[0].item<double>(), 0.95, 1e-15);
-  EXPECT_EQ(no_decay.parameters[0].item<double>(), 1.0);
-}
-
-TEST(Optimizer, FrozenGradientsAreNoPartOfTheNorm) {
-  const auto trained = constant_group(FlatGroup::Kind::decay, 3.0, 1);
-  const auto also_trained = constant_group(FlatGroup::Kind::no_decay, 4.0, 1);
-  const auto frozen = constant_group(FlatGroup::Kind::frozen, 100.0);
-  Optimizer optimizer({.kind = OptimizerKind::sgd, .clip_norm = 10}, {trained, frozen, also_trained}, 1);
-  EXPECT_DOUBLE_EQ(optimizer.step(), 5.0);
-  EXPECT_TRUE(at::equal(frozen.parameters, at::ones({8}, at::kDouble)));
-}
-
 TEST(Optimizer, NormOfManyFloat32IsRightToTheLastDigits) {
   auto random = at::make_generator<at::CPUGeneratorImpl>(7);
   const FlatGroup group{.kind = FlatGroup::Kind::decay,
@@ -307,16 +288,6 @@ TEST(Optimizer, NonFiniteNormDoesWhatClipGradNormOfLibtorchDoes) {
     EXPECT_TRUE(at::equal(group.parameters.isnan(), reference.isnan()));
     EXPECT_TRUE(at::equal(group.parameters.nan_to_num(), reference.detach().nan_to_num()));
   }
-}
-
-TEST(Optimizer, CountsUpdatesAndFollowsTheSchedule) {
-  Optimizer optimizer({.learning_rate = 1.0, .warmup_updates = 4},
-                      {constant_group(FlatGroup::Kind::decay, 1.0)}, 10);
-  EXPECT_EQ(optimizer.updates(), 0);
-  EXPECT_DOUBLE_EQ(optimizer.learning_rate(), 0.25);
-  optimizer.step();
-  EXPECT_EQ(optimizer.updates(), 1);
-  EXPECT_DOUBLE_EQ(optimizer.learning_rate(), 0.5);
 }
 
 TEST(Optimizer, RefusesNesterovWithoutMomentum) {

@@ -12,29 +12,30 @@
 #include <vector>
 
 #include "accelmgr/errors.hpp"
+#include "accelmgr/model.hpp"
 #include "engine/replica/model.hpp"
-#include "libtorch/model/layers.hpp"
 
 namespace accelmgr::libtorch {
 namespace {
 
 constexpr std::int64_t replica_width = 4;
 
-/// Does in forward() what the test wants, then computes sum(weight * input).
-class Product final : public model::ParameterModel {
+/// Does in forward() what the test wants, then computes sum(weight * input), or that without the sum.
+class Product final : public Model {
  public:
-  explicit Product(std::function<void(Product&)> in_forward = {}) : in_forward_(std::move(in_forward)) {
-    weight = parameter("weight", at::ones({replica_width}));
-    calls = buffer("calls", at::zeros({}));
-  }
+  explicit Product(std::function<void(Product&)> in_forward = {}) : in_forward_(std::move(in_forward)) {}
+  std::vector<NamedTensor> parameters() override { return {{"weight", weight}}; }
+  std::vector<NamedTensor> buffers() override { return {{"calls", calls}}; }
+  void train(bool) override {}
   Outputs forward(const Batch& batch) override {
     if (in_forward_) in_forward_(*this);
     calls.add_(1);
-    const auto loss = batch["input"].mul(weight).sum();
-    return {loss, {{"drawn", at::rand({1}).item().toDouble()}, {"one", 1.0}}};
+    const auto products = batch["input"].mul(weight);
+    return {sums ? products.sum() : products, {{"drawn", at::rand({1}).item().toDouble()}, {"one", 1.0}}};
   }
 
-  at::Tensor weight, calls;
+  at::Tensor weight = at::ones({replica_width}).requires_grad_(), calls = at::zeros({});
+  bool sums = true;
 
  private:
   std::function<void(Product&)> in_forward_;
@@ -140,11 +141,27 @@ std::string message_of(Body&& body) {
   return {};
 }
 
-TEST(LibtorchReplica, AParameterThatForwardMovedIsNamed) {
-  Setting setting([](Product& model) { model.weight.set_data(at::ones({replica_width})); });
+TEST(LibtorchReplica, AParameterThatForwardMovedOrReplacedIsNamed) {
+  const auto refusal = [](std::function<void(Product&)> in_forward) {
+    Setting setting(std::move(in_forward));
+    setting.replica.begin_attempt();
+    setting.run(1, 1);
+    return message_of([&] { setting.replica.collect(); });
+  };
+  const auto moved = refusal([](Product& model) { model.weight.set_data(at::ones({replica_width})); });
+  EXPECT_NE(moved.find("'weight' was replaced: it no longer lies in the master's memory"), std::string::npos)
+      << moved;
+  const auto replaced =
+      refusal([](Product& model) { model.weight = model.weight.detach().mul(2).requires_grad_(); });
+  EXPECT_NE(replaced.find("parameter 'weight' was replaced by the model"), std::string::npos) << replaced;
+}
+
+TEST(LibtorchReplica, ALossThatIsNoScalarIsRefusedWithItsShape) {
+  Setting setting([](Product& model) { model.sums = false; });
   setting.replica.begin_attempt();
-  setting.run(1, 1);
-  EXPECT_NE(message_of([&] { setting.replica.collect(); }).find("'weight' was replaced"), std::string::npos);
+  const auto message = message_of([&] { setting.run(1, 1); });
+  EXPECT_NE(message.find("[2, 4]"), std::string::npos) << message;
+  EXPECT_NE(message.find("mean()"), std::string::npos) << message;
 }
 
 TEST(LibtorchReplica, AnErrorOfTorchIsAModelErrorWithoutItsFrames) {

@@ -146,7 +146,7 @@ TEST(TorchScript, AFileThatIsMissingOrNoTorchScriptIsRefused) {
   const TemporaryFolder folder;
   const auto file = folder.write("no-script.pt", "not a zip archive");
   expect_contains(message_of<ModelError>([&] { make(config_of_file(file)); }),
-                  {"model.file", file, "cannot be loaded as TorchScript"});
+                  {"model.file", file, "cannot be loaded as TorchScript", "torch.jit.save"});
 }
 
 TEST(TorchScript, ParametersThatShareMemoryInPartAreRefused) {

@@ -146,18 +146,6 @@ TEST(Accumulate, ZeroGradReachesAllOfAModelLargerThanACache) {
   for (const auto& group : manager.groups()) EXPECT_TRUE(all_zero(group.gradients));
 }
 
-TEST(Accumulate, AParameterThatAStepDoesNotUseKeepsWhatItHasOrIsZeroWhenOverwritten) {
-  auto manager = Manager::start(selective_config());
-  expect_ok(manager);
-  const auto after_even_step = gradient_of(manager, "even_steps").clone();
-  EXPECT_FALSE(all_zero(after_even_step));
-  expect_ok(manager);
-  EXPECT_TRUE(same_bits({gradient_of(manager, "even_steps")}, {after_even_step})) << "odd, accumulated";
-  expect_ok(manager);
-  expect_ok(manager, {.accumulate = false});
-  EXPECT_TRUE(all_zero(gradient_of(manager, "even_steps"))) << "odd, overwritten: not the last step's";
-}
-
 TEST(Touched, AreParametersThatAStepHasUsedSinceGradientsWereZeroed) {
   auto manager = Manager::start(selective_config());
   EXPECT_FALSE(touched(manager, "always")) << "before any step";
@@ -175,7 +163,7 @@ TEST(Touched, AreParametersThatAStepHasUsedSinceGradientsWereZeroed) {
   EXPECT_FALSE(touched(manager, "always"));
 }
 
-TEST(Gradients, OfParametersThatAreFrozenUnusedSparseOrOfSomeMicroBatchesAreRight) {
+TEST(Gradients, AndScalarsOfPartlyUsedParametersAreThoseOfOneProcess) {
   const auto config = selective_config();
   auto manager = Manager::start(config);
   Reference reference(config);
@@ -184,6 +172,9 @@ TEST(Gradients, OfParametersThatAreFrozenUnusedSparseOrOfSomeMicroBatchesAreRigh
     const auto expected = reference.step(parameters);
     const auto result = expect_ok(manager, {.accumulate = false});
     EXPECT_NEAR(result.loss, expected.loss, 1e-12);
+    ASSERT_EQ(result.scalars.size(), 1u);
+    EXPECT_EQ(result.scalars[0].first, "number");
+    EXPECT_DOUBLE_EQ(result.scalars[0].second, expected.scalars.at("number"));
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto& [name, gradient] = manager.gradients()[i];
       EXPECT_LE(distance({gradient}, {expected.gradients[i]}), 1e-12) << name << " in step " << step;
@@ -246,26 +237,6 @@ TEST(Gradients, TiedWeightsAreStoredAndReducedOnce) {
   const auto decoder = std::ranges::find(state, "decoder", &NamedTensor::name);
   ASSERT_NE(decoder, state.end());
   EXPECT_TRUE(decoder->tensor.equal(at::full({4, 4}, 0.3, at::kDouble)));
-}
-
-TEST(Gradients, InBf16SlabsAreRoundedOnceForEachMicroBatch) {
-  const auto run = [](SlabDtype dtype, int nprocs, int accumulation) {
-    auto config = small_config("mlp");
-    config.nprocs = nprocs;
-    config.grad_accumulation_steps = accumulation;
-    config.gradients.slab_dtype = dtype;
-    auto manager = Manager::start(config);
-    expect_ok(manager);
-    return copies(manager.gradients());
-  };
-  auto rounded = run(SlabDtype::parameters, 1, 1);
-  for (auto& gradient : rounded) gradient = gradient.to(at::kBFloat16).to(at::kFloat);
-  EXPECT_TRUE(same_bits(run(SlabDtype::bf16, 1, 1), rounded));
-
-  const double unit_roundoff = std::exp2(-9);
-  const auto apart = distance(run(SlabDtype::bf16, 2, 2), run(SlabDtype::parameters, 2, 2));
-  EXPECT_LE(apart, 4 * unit_roundoff);
-  EXPECT_GT(apart, 1e-6) << "nothing was rounded";
 }
 
 class UnderAutocast : public testing::TestWithParam<Autocast> {};
@@ -341,17 +312,6 @@ INSTANTIATE_TEST_SUITE_P(Scaling, ShortStep, testing::Combine(testing::Bool(), t
                            return std::string(std::get<0>(info.param) ? "BySamples" : "ByRunners") +
                                   std::to_string(std::get<1>(info.param));
                          });
-
-TEST(Result, ScalarsOfTheModelAreAveragedLikeTheLoss) {
-  auto manager = Manager::start(selective_config());
-  for (int step = 0; step < 3; ++step) {
-    const auto result = expect_ok(manager);
-    ASSERT_EQ(result.scalars.size(), 1u);
-    EXPECT_EQ(result.scalars[0].first, "number");
-    // The mean of the numbers 4 step to 4 step + 3.
-    EXPECT_DOUBLE_EQ(result.scalars[0].second, 4 * step + 1.5);
-  }
-}
 
 /// Draws a number in each forward().
 class Drawing final : public model::ParameterModel {

@@ -46,12 +46,6 @@ class OptimizerResume : public testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(OptimizerResume, EndsAsOneRunWithMomentum) {
-  auto config = small_config("convnet");
-  config.optimizer = {.kind = OptimizerKind::sgd, .learning_rate = 0.01, .momentum = 0.9, .nesterov = true};
-  expect_goes_on(config);
-}
-
 TEST_F(OptimizerResume, EndsAsOneRunWithAdamwAcrossEpochs) {
   auto config = small_config("gpt");
   config.model.gpt.dropout = 0.3;

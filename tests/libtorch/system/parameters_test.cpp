@@ -1,19 +1,14 @@
-// Tests of the master parameters: who may write them and when, what runners compute with, what becomes of
-// buffers, and a training loop.
-#include <ATen/ops/ones.h>
+// Tests of the master parameters: who may write them and when, what runners compute with, and what becomes of
+// buffers.
 #include <ATen/ops/rand_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
-#include <torch/optim/adamw.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <limits>
 
-#include "accelmgr/batch_source.hpp"
-#include "accelmgr/model.hpp"
 #include "base/unique_fd.hpp"
 #include "support.hpp"
 
@@ -226,44 +221,6 @@ TEST(Parameters, WhoseRequiresGradWasChangedAreToldApart) {
   expect_ok(manager);
 }
 
-/// Assigns its weight a new tensor, like a module that computes its weight.
-struct Replacing final : Model {
-  at::Tensor weight = at::ones({4}).requires_grad_();
-  std::vector<NamedTensor> parameters() override { return {{"weight", weight}}; }
-  std::vector<NamedTensor> buffers() override { return {}; }
-  Outputs forward(const Batch&) override {
-    weight = weight.detach().mul(2).requires_grad_();
-    return {weight.sum(), {}};
-  }
-  void train(bool) override {}
-};
-struct Ones final : BatchSource {
-  std::vector<FieldSpec> field{{"one", at::kFloat, {1}}};
-  std::span<const FieldSpec> fields() const override { return field; }
-  bool next(ElementWriter& element) override {
-    element.set(0, at::ones({1}));
-    return true;
-  }
-};
-const bool replacing_is_registered = [] {
-  register_model("replacing", [](const Config&) { return std::make_unique<Replacing>(); });
-  register_data("ones", [](const Config&) { return std::make_unique<Ones>(); });
-  return true;
-}();
-
-TEST(Parameters, ThatTheModelReplacesAreAnErrorOfTheStep) {
-  ASSERT_TRUE(replacing_is_registered);
-  auto config = small_config("mlp");
-  config.model.kind = "replacing";
-  config.data.kind = "ones";
-  config.runners.on_loss = LossPolicy::fail;
-  auto manager = Manager::start(config);
-  const auto result = manager.step();
-  EXPECT_EQ(result.status, StepStatus::runner_lost);
-  EXPECT_EQ(result.error_type, "ModelError");
-  EXPECT_THAT(result.error, testing::HasSubstr("parameter 'weight' was replaced by the model"));
-}
-
 TEST(StateDict, HoldsCopiesOfAllParametersAndBuffers) {
   auto manager = Manager::start(small_config("convnet"));
   expect_ok(manager);
@@ -281,60 +238,22 @@ TEST(StateDict, HoldsCopiesOfAllParametersAndBuffers) {
     EXPECT_TRUE(same_bits({std::ranges::find(state, name, &NamedTensor::name)->tensor}, {tensor})) << name;
 }
 
-/// libtorch's own optimizer, over tensors of this process.
-class PlainTraining {
- public:
-  PlainTraining(const Config& config, const std::vector<NamedTensor>& parameters) : reference_(config) {
-    std::vector<at::Tensor> decayed, others;
-    for (const auto& tensor : copies(parameters)) {
-      parameters_.push_back(tensor.clone().requires_grad_());
-      (tensor.dim() < 2 ? others : decayed).push_back(parameters_.back());
-    }
-    const auto options = [&](double decay) {
-      return std::make_unique<torch::optim::AdamWOptions>(
-          torch::optim::AdamWOptions(config.optimizer.learning_rate).weight_decay(decay));
+// With gradients of one process and updates of libtorch's optimizer, a training loop is a plain one.
+TEST(Groups, HoldWhatDecaysApartAndGradientsInTheSamePlaces) {
+  const auto manager = Manager::start(small_config("mlp"));
+  for (const auto& [name, tensor] : manager.parameters()) {
+    const auto offset_in = [](const at::Tensor& part, const at::Tensor& flat) {
+      return static_cast<const float*>(part.const_data_ptr()) -
+             static_cast<const float*>(flat.const_data_ptr());
     };
-    optimizer_ = std::make_unique<torch::optim::AdamW>(std::vector<torch::optim::OptimizerParamGroup>{
-        {decayed, options(config.optimizer.weight_decay)}, {others, options(0)}});
+    const auto group = std::ranges::find_if(manager.groups(), [&](const FlatGroup& each) {
+      const auto offset = offset_in(tensor, each.parameters);
+      return offset >= 0 && offset < each.parameters.numel();
+    });
+    ASSERT_NE(group, manager.groups().end()) << name;
+    EXPECT_EQ(group->kind, tensor.dim() < 2 ? FlatGroup::Kind::no_decay : FlatGroup::Kind::decay) << name;
+    EXPECT_EQ(offset_in(tensor.grad(), group->gradients), offset_in(tensor, group->parameters)) << name;
   }
-
-  double step() {
-    const auto [loss, samples, scalars, gradients] = reference_.step(detached());
-    for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = gradients[i];
-    optimizer_->step();
-    return loss;
-  }
-
-  std::vector<at::Tensor> detached() const {
-    std::vector<at::Tensor> out;
-    for (const auto& parameter : parameters_) out.push_back(parameter.detach());
-    return out;
-  }
-
- private:
-  Reference reference_;
-  std::vector<at::Tensor> parameters_;
-  std::unique_ptr<torch::optim::AdamW> optimizer_;
-};
-
-TEST(Training, ThroughTheManagerIsThatOfAPlainLoop) {
-  auto config = small_config("mlp");
-  config.grad_accumulation_steps = 2;
-  config.data.elements = 12;  // Each step trains the same elements, so the loss must fall.
-  config.optimizer.learning_rate = 0.01;
-  config.optimizer.weight_decay = 0.1;
-  auto manager = Manager::start(config);
-  PlainTraining plain(config, manager.parameters());
-  Optimizer optimizer(config.optimizer, manager.groups(), 5);
-  double last_loss = std::numeric_limits<double>::infinity();
-  for (int step = 0; step < 5; ++step) {
-    const auto loss = expect_ok(manager, {.accumulate = false}).loss;
-    optimizer.step();
-    EXPECT_NEAR(loss, plain.step(), 1e-5);
-    EXPECT_LT(loss, last_loss);
-    last_loss = loss;
-  }
-  EXPECT_LE(distance(copies(manager.parameters()), plain.detached()), 1e-5);
 }
 
 }  // namespace
