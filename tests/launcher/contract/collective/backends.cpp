@@ -3,10 +3,11 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "file_store.hpp"
 #include "launcher/collective/hosts/hosts.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
+#include "launcher/distributed/store/file_store.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::collective::contract {
 namespace {
@@ -40,17 +41,18 @@ Backend shm() {
 }
 
 /// A store that lives until the process exits, so that it outlives all communicators.
-Store& store_in(const std::string& folder) {
+Store& store_at(const std::string& path, double timeout_s) {
   static std::mutex mutex;
-  static std::vector<std::unique_ptr<FileStore>> stores;
+  static std::vector<std::unique_ptr<Store>> stores;
   const std::lock_guard lock(mutex);
-  return *stores.emplace_back(std::make_unique<FileStore>(folder));
+  return *stores.emplace_back(
+      std::make_unique<distributed::FileStore>(path, base::Deadline::in_seconds(timeout_s)));
 }
 
 Prepared folder_for_store(int) {
-  const auto folder = std::make_shared<TemporaryFolder>();
+  const auto folder = std::make_shared<test::TemporaryFolder>();
   Prepared prepared;
-  prepared.text = folder->path();
+  prepared.text = *folder / "store";
   prepared.kept = folder;
   return prepared;
 }
@@ -64,7 +66,7 @@ std::shared_ptr<Communicator> meet(const Prepared& prepared, int rank, int size,
   membership.backend = "gloo";
   membership.timeout_s = timeout_s;
   membership.host = host;
-  return rendezvous(store_in(prepared.text), "world", membership);
+  return rendezvous(store_at(prepared.text, timeout_s), "world", membership);
 }
 
 /// Every rank counts as a host of its own: all of them communicate over gloo.
