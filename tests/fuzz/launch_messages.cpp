@@ -42,6 +42,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     else
       check(launch::decode_report(text));
   } catch (const SessionError&) {
+    ++fuzz::refused;
   }
   return 0;
 }

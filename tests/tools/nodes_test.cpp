@@ -141,8 +141,8 @@ TEST_F(TwoNodes, AreDoneWhenAllAre) {
 
 TEST_F(TwoNodes, AStopIsForAllAndTheFirstCounts) {
   meet();
-  b.stop({.node_rank = 1, .signal = 2, .what = "interrupted"});
-  a.stop({.node_rank = 0, .signal = 15});
+  b.stop({.signal = 2, .what = "interrupted", .node_rank = 1});
+  a.stop({.signal = 15, .node_rank = 0});
   for (auto* nodes : {&a, &b}) {
     const auto outcome = nodes->look();
     EXPECT_EQ(outcome.kind, Kind::stopped);

@@ -1,11 +1,9 @@
-// Fuzz tests of Session::attach(). They damage the header, the manifest and the descriptors, as another
-// program or a bug may. A process that has attached such a session must be able to use all of it without
-// leaving its memory.
+// Fuzz tests of Session::attach(). They damage the header and the descriptors, as another program or a bug
+// may; tests/fuzz/manifest.cpp damages the manifest. A process that has attached such a session must be able
+// to use all of it without leaving its memory.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <nlohmann/json.hpp>
 
 #include "accelmgr/errors.hpp"
 #include "engine/session/batch_queue.hpp"
@@ -18,7 +16,6 @@
 namespace accelmgr::session {
 namespace {
 
-using nlohmann::json;
 using test::Fuzzed;
 
 constexpr int rounds = 2000;
@@ -42,57 +39,22 @@ class SessionFuzz : public testing::Test {
     }
   }
 
-  /// Changes `size` bytes at `at` in many ways. Returns how often the session was used although it was
-  /// changed.
-  int used_of_damaged(std::byte* at, std::size_t size) {
-    const std::vector<std::byte> before(at, at + size);
-    int used = 0;
-    for (int round = 0; round < rounds; ++round) {
-      fuzzed.damage(at, size);
-      used += is_used(descriptors_of(made)) ? 1 : 0;
-      std::copy(before.begin(), before.end(), at);
-    }
-    EXPECT_TRUE(is_used(descriptors_of(made))) << "as it was";
-    return used;
-  }
-
   Fuzzed fuzzed{20261122};
   Manifest manifest = some_manifest();
   Session made = session_of(manifest, 2);
 };
 
 TEST_F(SessionFuzz, ADamagedHeaderIsRefused) {
-  // A few changes cannot be seen: they write the bytes that were there.
-  EXPECT_LT(used_of_damaged(memory_of(made), sizeof(Header)), rounds / 20);
-}
-
-TEST_F(SessionFuzz, ADamagedManifestIsRefusedOrNamesOtherwiseWhatLiesThere) {
-  std::uint64_t length = 0;
-  std::memcpy(&length, made.manifest().data(), sizeof length);
-  // A changed letter of a name is damage that cannot be seen.
-  EXPECT_LT(used_of_damaged(made.manifest().data(), sizeof length + length), rounds / 2);
-}
-
-TEST_F(SessionFuzz, AManifestOfOtherValuesIsRefused) {
-  const auto region = made.manifest();
-  std::uint64_t length = 0;
-  std::memcpy(&length, region.data(), sizeof length);
-  const std::vector<std::byte> before(region.begin(), region.end());
-  const auto valid = json::from_cbor(std::string(reinterpret_cast<const char*>(region.data()) + 8, length));
-  int used = 0, written = 0;
+  const std::vector<std::byte> before(memory_of(made), memory_of(made) + sizeof(Header));
+  int used = 0;
   for (int round = 0; round < rounds; ++round) {
-    const auto text = json::to_cbor(fuzzed.mutated(valid));
-    length = text.size();
-    if (sizeof length + length > region.size()) continue;
-    ++written;
-    std::memcpy(region.data(), &length, sizeof length);
-    std::memcpy(region.data() + sizeof length, text.data(), length);
+    fuzzed.damage(memory_of(made), sizeof(Header));
     used += is_used(descriptors_of(made)) ? 1 : 0;
+    std::ranges::copy(before, memory_of(made));
   }
-  EXPECT_GT(written, rounds / 2);
-  EXPECT_LT(used, written / 3) << "names and flags may be others";
-  std::copy(before.begin(), before.end(), region.begin());
-  EXPECT_TRUE(is_used(descriptors_of(made)));
+  // A few changes cannot be seen: they write the bytes that were there.
+  EXPECT_LT(used, rounds / 20);
+  EXPECT_TRUE(is_used(descriptors_of(made))) << "as it was";
 }
 
 TEST_F(SessionFuzz, OtherDescriptorsAreRefused) {

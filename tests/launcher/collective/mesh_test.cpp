@@ -11,7 +11,8 @@
 #include <numeric>
 #include <thread>
 
-#include "launcher/contract/collective/file_store.hpp"
+#include "launcher/distributed/store/file_store.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::collective::tcp {
 namespace {
@@ -27,7 +28,7 @@ class MeshTest : public testing::Test {
   std::unique_ptr<Mesh> join(int rank, int size) {
     std::vector<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
-    contract::FileStore store(folder_.path());
+    distributed::FileStore store(folder_ / "store", soon());
     SharedStore shared(store);
     return std::make_unique<Mesh>(shared, Mesh::Place{"mesh", rank, ranks, address}, patience_s, soon());
   }
@@ -41,7 +42,7 @@ class MeshTest : public testing::Test {
     return meshes;
   }
 
-  contract::TemporaryFolder folder_;
+  accelmgr::test::TemporaryFolder folder_;
 };
 
 /// More than the kernel buffers for a receiver that does not read, and less than it buffers for the sender.
@@ -125,7 +126,7 @@ TEST_F(MeshTest, WhoGivesUpEndsOnlyTheExchangesItHasNotCompleted) {
 }
 
 TEST_F(MeshTest, WhoDiesBeforeOthersConnectToItIsNamed) {
-  contract::FileStore store(folder_.path());
+  distributed::FileStore store(folder_ / "store", soon());
   store.set("mesh/came/0", Socket::listening(address).name());
   try {
     join(1, 2);
@@ -138,7 +139,7 @@ TEST_F(MeshTest, WhoDiesBeforeOthersConnectToItIsNamed) {
 
 TEST_F(MeshTest, ConnectionsOfStrangersAreDropped) {
   auto joining = std::async(std::launch::async, [this] { return join(0, 2); });
-  contract::FileStore store(folder_.path());
+  distributed::FileStore store(folder_ / "store", soon());
   const auto name = store.get("mesh/came/0", soon());
   const auto stranger = Socket::connected(name, soon());
   stranger.send(large.data(), large.size());

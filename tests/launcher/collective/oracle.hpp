@@ -1,4 +1,5 @@
-// Reductions by their definition, one element at a time. Tests compare the kernels with them.
+// Reductions by their definition, one element at a time. Tests compare the kernels and the communicators with
+// them.
 #pragma once
 
 #include <algorithm>

@@ -11,8 +11,9 @@
 #include "accelmgr/errors.hpp"
 #include "base/ipc/address.hpp"
 #include "launcher/collective/hosts/hosts.hpp"
-#include "launcher/contract/collective/file_store.hpp"
+#include "launcher/distributed/store/file_store.hpp"
 #include "message_of.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::collective {
 namespace {
@@ -22,11 +23,11 @@ using testing::HasSubstr;
 
 /// Runs body(store, membership) for each rank, in a thread of its own.
 void run_ranks(int size, const std::function<void(Store&, Membership)>& body) {
-  const contract::TemporaryFolder folder;
+  const accelmgr::test::TemporaryFolder folder;
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank)
     threads.emplace_back([&, rank] {
-      contract::FileStore store(folder.path());
+      distributed::FileStore store(folder / "store", base::Deadline::in_seconds(60));
       Membership membership;
       membership.rank = rank;
       membership.size = size;

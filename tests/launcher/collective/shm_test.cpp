@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launcher/collective/shm/layout.hpp"
+#include "launcher/contract/collective/call.hpp"
 #include "worlds.hpp"
 
 namespace accelmgr::collective {
@@ -20,84 +21,27 @@ constexpr std::size_t parking_half = shm::parking_half_bytes / sizeof(std::uint3
 // Sizes at and around the memory that a half gets first, and around the size of a half.
 const std::size_t counts[] = {0, 1, 4096, half - 1, half + 1, parking_half - 1, parking_half + 1};
 
-using Words = std::vector<std::uint32_t>;
-
-/// Element i of block `block` of rank `rank`.
-std::uint32_t word(std::size_t rank, std::size_t block, std::size_t i) {
-  return static_cast<std::uint32_t>((rank * 16 + block) << 24 | i);
-}
-
-Words block_of(std::size_t rank, std::size_t block, std::size_t count) {
-  Words words(count);
-  for (std::size_t i = 0; i < count; ++i) words[i] = word(rank, block, i);
-  return words;
-}
-
-Words concatenated(std::size_t blocks, const std::function<Words(std::size_t)>& block) {
-  Words all;
-  for (std::size_t i = 0; i < blocks; ++i) {
-    const auto next = block(i);
-    all.insert(all.end(), next.begin(), next.end());
-  }
-  return all;
-}
-
 class Cuts : public testing::TestWithParam<std::tuple<int, shm::Waiting>> {
  protected:
   int size() const { return std::get<0>(GetParam()); }
-  std::size_t n() const { return static_cast<std::size_t>(size()); }
   void run(const std::function<void(Communicator&)>& body) const {
     run_threads(size(), body, std::get<1>(GetParam()));
   }
 };
 
-TEST_P(Cuts, OfAReductionAreNotSeen) {
+TEST_P(Cuts, OfElementsAreNotSeen) {
   run([&](Communicator& world) {
-    const auto me = static_cast<std::size_t>(world.rank());
-    for (const auto count : counts) {
-      Words sum(count);
-      for (std::size_t rank = 0; rank < n(); ++rank)
-        for (std::size_t i = 0; i < count; ++i) sum[i] += word(rank, rank, i);
-      const auto in = block_of(me, me, count);
-      Words out(count);
-      world.all_reduce(in.data(), out.data(), count, DType::uint32, ReduceOp::sum);
-      EXPECT_TRUE(out == sum) << count;
-      out = in;
-      world.all_reduce(out.data(), out.data(), count, DType::uint32, ReduceOp::sum);
-      EXPECT_TRUE(out == sum) << count << " in place";
-      const auto blocks = concatenated(n(), [&](std::size_t block) { return block_of(me, block, count); });
-      world.reduce_scatter(blocks.data(), out.data(), count, DType::uint32, ReduceOp::max);
-      EXPECT_TRUE(out == block_of(n() - 1, me, count)) << count;
-      auto both = blocks;
-      world.reduce_scatter(both.data(), both.data(), count, DType::uint32, ReduceOp::max);
-      both.resize(count);
-      EXPECT_TRUE(both == out) << count << " in place";
-    }
-  });
-}
-
-TEST_P(Cuts, OfACopyAreNotSeen) {
-  run([&](Communicator& world) {
-    const auto me = static_cast<std::size_t>(world.rank());
-    for (const auto count : counts) {
-      const auto in = concatenated(n(), [&](std::size_t block) { return block_of(me, block, count); });
-      const auto exchanged = concatenated(n(), [&](std::size_t from) { return block_of(from, me, count); });
-      const auto gathered = concatenated(n(), [&](std::size_t from) { return block_of(from, 0, count); });
-      Words out(in.size());
-      world.all_to_all(in.data(), out.data(), count, DType::uint32);
-      EXPECT_TRUE(out == exchanged) << count;
-      out = in;
-      world.all_to_all(out.data(), out.data(), count, DType::uint32);
-      EXPECT_TRUE(out == exchanged) << count << " in place";
-      world.all_gather(in.data(), out.data(), count, DType::uint32);
-      EXPECT_TRUE(out == gathered) << count;
-      out = in;
-      world.all_gather(out.data(), out.data(), count, DType::uint32);
-      EXPECT_TRUE(out == gathered) << count << " in place";
-      auto data = block_of(me, 0, count);
-      world.broadcast(data.data(), count, DType::uint32, world.size() - 1);
-      EXPECT_TRUE(data == block_of(n() - 1, 0, count)) << count;
-    }
+    for (const auto kind : {CallKind::all_reduce, CallKind::reduce_scatter, CallKind::all_gather,
+                            CallKind::all_to_all, CallKind::broadcast})
+      for (const auto count : counts)
+        for (const bool in_place : {false, true})
+          EXPECT_EQ(contract::perform({.kind = kind,
+                                       .dtype = DType::uint32,
+                                       .count = count,
+                                       .root = world.size() - 1,
+                                       .in_place = in_place},
+                                      world),
+                    "");
   });
 }
 

@@ -19,8 +19,9 @@
 
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
-#include "launcher/contract/collective/file_store.hpp"
+#include "launcher/distributed/store/file_store.hpp"
 #include "places.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::collective::hosts_test {
 namespace {
@@ -37,9 +38,9 @@ std::vector<int> numbers_of(const std::string& list) {
 }
 
 /// Runs the scenario in the process of a rank. Returns its exit code.
-int run_rank(const std::string& scenario, const std::string& folder, int rank, int size) {
+int run_rank(const std::string& scenario, const std::string& path, int rank, int size) {
   try {
-    contract::FileStore store(folder);
+    distributed::FileStore store(path, base::Deadline::in_seconds(seconds_of_a_scenario));
     RankOnHost self(store, rank, size);
     scenarios().at(scenario).scenario(self);
   } catch (const std::exception& error) {
@@ -50,14 +51,13 @@ int run_rank(const std::string& scenario, const std::string& folder, int rank, i
 }
 
 /// Forks the ranks of one host and waits for their ends. Returns 0 if all ended as the scenario says.
-int run_host(const std::string& scenario, const std::string& folder, int size,
-             const std::vector<int>& ranks) {
+int run_host(const std::string& scenario, const std::string& path, int size, const std::vector<int>& ranks) {
   std::map<pid_t, int> running;
   for (const int rank : ranks) {
     const auto pid = fork();
     if (pid == 0) {
       alarm(seconds_of_a_scenario);
-      _exit(run_rank(scenario, folder, rank, size));
+      _exit(run_rank(scenario, path, rank, size));
     }
     running[pid] = rank;
   }
@@ -120,9 +120,9 @@ double RankOnHost::seconds_since_death_of(int rank) {
 
 void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b,
                       int cable_mbit) {
-  const contract::TemporaryFolder folder;
+  const test::TemporaryFolder folder;
   const auto command = [&](const std::vector<int>& ranks) {
-    return fmt::format("'{}' {} {} '{}' {} {}", program(), role, scenario, folder.path().string(),
+    return fmt::format("'{}' {} {} '{}' {} {}", program(), role, scenario, (folder / "store").string(),
                        a.size() + b.size(), fmt::join(ranks, ","));
   };
   const auto [status, text] =

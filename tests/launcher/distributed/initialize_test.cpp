@@ -187,40 +187,30 @@ TEST(Initialize, RanksThatContradictTheEnvironmentAreNamed) {
   });
 }
 
+/// Joins two ranks at the port as `rank`. The other one does not come.
+void expect_alone(int rank, const ReservedPort& port) {
+  const auto place = fmt::format("127.0.0.1:{}", port.number());
+  try {
+    initialize("shm", {.timeout_s = short_s, .init_method = "tcp://" + place, .rank = rank, .world_size = 2});
+    ADD_FAILURE() << "the other rank never came";
+  } catch (const CollectiveError& error) {
+    EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
+    EXPECT_THAT(error.ranks(), ElementsAre(1 - rank));
+    EXPECT_THAT(error.what(), HasSubstr(place));
+  }
+}
+
 TEST(Initialize, NamesTheRanksThatDidNotComeAndWhereTheOthersWait) {
   const ReservedPort port;
   on_strangers(2, {}, [&](int rank) {
     if (rank == 1) return Value();
-    try {
-      initialize("shm", {.timeout_s = short_s,
-                         .init_method = fmt::format("tcp://127.0.0.1:{}", port.number()),
-                         .rank = 0,
-                         .world_size = 2});
-      ADD_FAILURE() << "rank 1 never came";
-    } catch (const CollectiveError& error) {
-      EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
-      EXPECT_THAT(error.ranks(), ElementsAre(1));
-      EXPECT_THAT(error.what(), HasSubstr(fmt::format("127.0.0.1:{}", port.number())));
-    }
+    expect_alone(0, port);
     EXPECT_EQ(model_name(), "serial");
     return Value();
   });
 }
 
-TEST(Initialize, AStoreThatNobodyServesIsNamed) {
-  const ReservedPort port;
-  try {
-    initialize("shm", {.timeout_s = short_s,
-                       .init_method = fmt::format("tcp://127.0.0.1:{}", port.number()),
-                       .rank = 1,
-                       .world_size = 2});
-    ADD_FAILURE() << "nobody serves";
-  } catch (const CollectiveError& error) {
-    EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
-    EXPECT_THAT(error.ranks(), ElementsAre(0));
-    EXPECT_THAT(error.what(), HasSubstr(fmt::format("127.0.0.1:{}", port.number())));
-  }
-}
+TEST(Initialize, AStoreThatNobodyServesIsNamed) { expect_alone(1, ReservedPort()); }
 
 TEST(Initialize, ByAFileNamesTheRankThatDidNotComeAndTheFile) {
   const test::TemporaryFolder folder;

@@ -176,14 +176,4 @@ CONTRACT(Absent, InAGroupIsNamedByItsRankInTheWorld, .sizes = {3, 7}, .starts = 
   self.meeting.meet(self.world.size());
 }
 
-CONTRACT(Absent, FromGroupIsATimeoutOfAllAndTheNextOneWorks, .sizes = {2, 4}, .starts = {Start::threads}) {
-  const int late = self.world.size() - 1;
-  const auto all = all_of(self.world);
-  self.meeting.meet(self.world.size());
-  if (self.world.rank() != late) expect_timeout({late}, [&] { self.world.group(all, together); });
-  self.meeting.meet(self.world.size());
-  if (self.world.rank() == late) expect_told([&] { self.world.group(all, together); });
-  expect_works(*self.world.group(all));
-}
-
 }  // namespace accelmgr::collective::contract

@@ -3,10 +3,11 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "file_store.hpp"
 #include "launcher/collective/hosts/hosts.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
+#include "launcher/distributed/store/file_store.hpp"
+#include "temporary_folder.hpp"
 
 namespace accelmgr::collective::contract {
 namespace {
@@ -40,17 +41,18 @@ Backend shm() {
 }
 
 /// A store that lives until the process exits, so that it outlives all communicators.
-Store& store_in(const std::string& folder) {
+Store& store_at(const std::string& path, double timeout_s) {
   static std::mutex mutex;
-  static std::vector<std::unique_ptr<FileStore>> stores;
+  static std::vector<std::unique_ptr<Store>> stores;
   const std::lock_guard lock(mutex);
-  return *stores.emplace_back(std::make_unique<FileStore>(folder));
+  return *stores.emplace_back(
+      std::make_unique<distributed::FileStore>(path, base::Deadline::in_seconds(timeout_s)));
 }
 
 Prepared folder_for_store(int) {
-  const auto folder = std::make_shared<TemporaryFolder>();
+  const auto folder = std::make_shared<test::TemporaryFolder>();
   Prepared prepared;
-  prepared.text = folder->path();
+  prepared.text = *folder / "store";
   prepared.kept = folder;
   return prepared;
 }
@@ -64,7 +66,7 @@ std::shared_ptr<Communicator> meet(const Prepared& prepared, int rank, int size,
   membership.backend = "gloo";
   membership.timeout_s = timeout_s;
   membership.host = host;
-  return rendezvous(store_in(prepared.text), "world", membership);
+  return rendezvous(store_at(prepared.text, timeout_s), "world", membership);
 }
 
 /// Every rank counts as a host of its own: all of them communicate over gloo.
@@ -89,8 +91,7 @@ Backend gloo_processes() {
   return backend;
 }
 
-/// One host that works like one of several: it has a leader, but there are no other leaders. For two hosts
-/// see tests/launcher/collective/hosts_test.cpp.
+/// One host that works like one of several: it has a leader, but there are no other leaders.
 Backend gloo_on_one_host() {
   Backend backend = gloo_threads();
   backend.name = "gloo_on_one_host";
@@ -98,6 +99,34 @@ Backend gloo_on_one_host() {
   backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
     return meet(prepared, rank, size, timeout_s, host_key());
   };
+  return backend;
+}
+
+/// Ranks of this machine that count as those of two hosts: halves, or in turn if they are odd in number. For
+/// hosts that share nothing see tests/launcher/collective/hosts_test.cpp.
+Backend gloo_on_two_hosts() {
+  Backend backend = gloo_threads();
+  backend.name = "gloo_on_two_hosts";
+  backend.sizes = {3, 4, 5, 7};
+  // Each host reduces the data of its own ranks first.
+  backend.in_rank_order = false;
+  // A rank hears of other hosts from its leader alone: not while the leader is late, and not before it has
+  // waited for the ranks of its own host. A leader that waits for them may be named in place of the one that
+  // is late.
+  backend.exceptions = {"Absent.AreAllNamed", "Group.IsMadeAtASecondTryAfterOneMemberWasLate",
+                        "Death.IsToldToAllEvenIfOneComesMuchLater"};
+  backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
+    const int host = size % 2 == 0 ? 2 * rank / size : rank % 2;
+    return meet(prepared, rank, size, timeout_s, "host " + std::to_string(host));
+  };
+  return backend;
+}
+
+Backend gloo_on_two_hosts_processes() {
+  Backend backend = gloo_on_two_hosts();
+  backend.name = "gloo_on_two_hosts_processes";
+  backend.sizes = {4};
+  backend.starts = {Start::forked};
   return backend;
 }
 
@@ -116,8 +145,13 @@ std::string name_of(Start start) {
 }
 
 const std::vector<Backend>& backends() {
-  static const std::vector<Backend> all{serial(), shm(), gloo_threads(), gloo_processes(),
-                                        gloo_on_one_host()};
+  static const std::vector<Backend> all{serial(),
+                                        shm(),
+                                        gloo_threads(),
+                                        gloo_processes(),
+                                        gloo_on_one_host(),
+                                        gloo_on_two_hosts(),
+                                        gloo_on_two_hosts_processes()};
   return all;
 }
 

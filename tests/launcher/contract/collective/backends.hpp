@@ -27,8 +27,9 @@ struct Backend {
   std::string name;        ///< Begins with the backend() of its communicators.
   std::vector<int> sizes;  ///< Numbers of ranks to run with.
   std::vector<Start> starts;
-  /// The relative tolerance of floating point reductions. 0: the bits are those of a reduction in rank order.
-  double tolerance = 0;
+  /// Floating point reductions have the bits of a reduction in rank order. If false, they are near it.
+  bool in_rank_order = true;
+  std::vector<std::string> exceptions = {};  ///< Promises that it does not keep: "Suite.Name".
   /// The other ranks are told of a death within this time: 0.2 s, and what a busy machine takes to run them.
   double death_within_s = 15;
   std::function<Prepared(int size)> prepare;

@@ -28,8 +28,9 @@ struct Call {
 std::string describe(const Call& call);
 
 /// Makes the call. Returns what is wrong with the result, with the input (which must stay), or with the
-/// memory beside the output; empty if nothing is.
-std::string perform(const Call& call, Communicator& communicator, double tolerance = 0);
+/// memory beside the output; empty if nothing is. A floating point reduction that need not be `in_rank_order`
+/// may differ in its last bits.
+std::string perform(const Call& call, Communicator& communicator, bool in_rank_order = true);
 
 inline constexpr DType all_dtypes[] = {
     DType::uint8,   DType::int8,    DType::uint16,    DType::int16,      DType::uint32,

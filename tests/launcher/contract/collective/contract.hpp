@@ -29,8 +29,9 @@ struct Rank {
   Meeting& meeting;
 };
 
-inline bool contains(const std::vector<int>& ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+template <class Value>
+bool contains(const std::vector<Value>& values, const Value& value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
 }
 
 /// All ranks of a communicator, in order.

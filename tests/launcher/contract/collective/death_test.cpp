@@ -31,7 +31,7 @@ std::vector<int> first(int count) {
 
 void expect_goes_on(Communicator& communicator, const Rank& self) {
   EXPECT_EQ(perform({.kind = CallKind::all_reduce, .dtype = DType::float32, .count = 1000}, communicator,
-                    self.backend.tolerance),
+                    self.backend.in_rank_order),
             "");
   EXPECT_EQ(communicator.all_gather_objects("here").size(), static_cast<std::size_t>(communicator.size()));
 }
@@ -111,37 +111,30 @@ struct LongBroadcast {
   std::atomic<bool> ended = false;
 };
 
-}  // namespace
-
-// The member of the highest rank dies while the others are in a call. They go on without it, and the next
-// member dies, until one is left.
-CONTRACT(Death, EndsTheCallOnAllOthersAndTheyGoOnWithoutIt, .fewest_ranks = 2, .starts = processes) {
+/// The member of the highest rank dies while the others make a call of `uses`. They go on without it, and the
+/// next member dies, until one is left.
+void expect_all_go_on_without_the_last(Rank& self, std::size_t (*use_of)(std::size_t death)) {
   auto group = self.world.group(first(self.world.size()));
   for (int size = self.world.size(); size > 1; --size) {
     SCOPED_TRACE(size);
     const int victim = size - 1;
-    const auto& use = uses[static_cast<std::size_t>(self.world.size() - size) % std::size(uses)];
+    const auto& use = uses[use_of(static_cast<std::size_t>(self.world.size() - size)) % std::size(uses)];
     self.meeting.meet(size);
     if (self.world.rank() == victim) self.meeting.die(victim);
     expect_lost(victim, *group, use, self);
-    group = group->group(first(victim));
+    group = (victim % 2 == 0 ? self.world : *group).group(first(victim));
     expect_goes_on(*group, self);
   }
 }
 
+}  // namespace
+
+CONTRACT(Death, EndsTheCallOnAllOthersAndTheyGoOnWithoutIt, .fewest_ranks = 2, .starts = processes) {
+  expect_all_go_on_without_the_last(self, [](std::size_t death) { return death; });
+}
+// Seven ranks have six deaths: the promise above has the first uses, this one the last.
 CONTRACT(Death, EndsEveryKindOfCall, .fewest_ranks = 2, .sizes = {7}, .starts = processes) {
-  auto group = self.world.group(first(self.world.size()));
-  for (int size = self.world.size(); size > 1; --size) {
-    SCOPED_TRACE(size);
-    const int victim = size - 1;
-    // From the end of the list: the promise above takes them from the beginning.
-    const auto& use = uses[std::size(uses) - 1 - static_cast<std::size_t>(self.world.size() - size)];
-    self.meeting.meet(size);
-    if (self.world.rank() == victim) self.meeting.die(victim);
-    expect_lost(victim, *group, use, self);
-    group = self.world.group(first(victim));
-    expect_goes_on(*group, self);
-  }
+  expect_all_go_on_without_the_last(self, [](std::size_t death) { return std::size(uses) - 1 - death; });
 }
 
 // The victim dies when another member has the first byte of its message.
@@ -170,6 +163,22 @@ CONTRACT(Death, InTheMiddleOfAMessageToItEndsTheCall, .fewest_ranks = 2, .starts
       victim, *broadcast.group, [&](Communicator&) { broadcast.repeat(); }, self);
 }
 
+CONTRACT(Death, InTheMiddleOfAnAllReduceEndsTheCall, .fewest_ranks = 2, .starts = processes) {
+  const int victim = self.world.size() - 1;
+  std::vector<float> data(std::size_t{4} << 20);
+  const auto reduce = [&](Communicator& world) {
+    world.all_reduce(data.data(), data.data(), data.size(), DType::float32, ReduceOp::sum);
+  };
+  reduce(self.world);  // From here on all are in the call again at once.
+  std::jthread killer([&] {
+    if (self.world.rank() == victim) self.meeting.die(victim);
+  });
+  const Use repeat = [&](Communicator& world) {
+    for (;;) reduce(world);
+  };
+  expect_lost(victim, self.world, repeat, self);
+}
+
 CONTRACT(Death, WhileAGroupIsMadeIsTold, .fewest_ranks = 2, .starts = processes) {
   const int size = self.world.size();
   const int victim = size - 1;
@@ -177,7 +186,9 @@ CONTRACT(Death, WhileAGroupIsMadeIsTold, .fewest_ranks = 2, .starts = processes)
   if (self.world.rank() == victim) self.meeting.die(victim);
   expect_lost(
       victim, self.world, [&](Communicator& world) { world.group(first(size)); }, self);
-  if (victim > 0) expect_goes_on(*self.world.group(first(victim)), self);
+  // A group that does not form does not break its parent.
+  expect_error(Cause::lost, victim, [&] { self.world.barrier(); });
+  expect_goes_on(*self.world.group(first(victim)), self);
 }
 
 // The child is a worker of a data loader, for instance. What it inherited must not make the dead member look
@@ -220,16 +231,22 @@ CONTRACT(Failure, OfOneInTheMiddleOfACallIsToldToAll, .fewest_ranks = 2, .starts
 }
 
 CONTRACT(Death, OfAnyRankBreaksWhatItWasIn, .fewest_ranks = 3, .starts = processes) {
-  const auto group = self.world.group(first(self.world.size()));
-  self.meeting.meet(self.world.size());
-  if (self.world.rank() == 0) self.meeting.die(0);
-  expect_lost(0, *group, uses[0], self);
-  expect_broken(0, *group);
+  auto group = self.world.group(first(self.world.size()));
   std::vector<int> left = first(self.world.size());
-  left.erase(left.begin());
-  const auto survivors = group->group(left);
-  EXPECT_EQ(survivors->ranks(), left);
-  expect_goes_on(*survivors, self);
+  for (const int victim : {0, 2}) {
+    SCOPED_TRACE(victim);
+    const auto at = std::ranges::find(left, victim) - left.begin();
+    self.meeting.meet(static_cast<int>(left.size()));
+    if (self.world.rank() == victim) self.meeting.die(victim);
+    expect_lost(victim, *group, uses[0], self);
+    expect_broken(victim, *group);
+    left.erase(left.begin() + at);
+    auto of_group = first(group->size());
+    of_group.erase(of_group.begin() + at);
+    group = group->group(of_group);
+    EXPECT_EQ(group->ranks(), left);
+    expect_goes_on(*group, self);
+  }
 }
 
 CONTRACT(Death, IsToldToAllEvenIfOneComesMuchLater, .fewest_ranks = 3, .starts = processes) {

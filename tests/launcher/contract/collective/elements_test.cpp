@@ -19,7 +19,7 @@ constexpr std::size_t large_bytes = (sanitized ? 1 << 20 : 4 << 20) + 4099;
 constexpr std::size_t large_block_bytes = (sanitized ? 1 << 19 : 1 << 20) + 4099;
 
 void expect_right(const Call& call, Rank& self) {
-  EXPECT_EQ(perform(call, self.world, self.backend.tolerance), "");
+  EXPECT_EQ(perform(call, self.world, self.backend.in_rank_order), "");
 }
 
 /// Makes the call in place and not, with buffers at even addresses and at odd ones.

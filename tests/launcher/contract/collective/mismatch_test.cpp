@@ -107,52 +107,27 @@ CONTRACT(Mismatch, OfTheKindIsToldToAll, .fewest_ranks = 2) {
     expect_told_by_each(kinds[i], kinds[(i + 1) % std::size(kinds)], self);
 }
 
-CONTRACT(Mismatch, OfTheDtypeIsToldToAll, .fewest_ranks = 2) {
-  expect_told_by_each(plain(), all_reduce("all_reduce SUM int32 [6]", 6, DType::int32, ReduceOp::sum), self);
-}
-
-CONTRACT(Mismatch, OfTheReductionIsToldToAll, .fewest_ranks = 2) {
-  expect_told_by_each(plain(), all_reduce("all_reduce MAX float32 [6]", 6, DType::float32, ReduceOp::max),
-                      self);
-}
-
-CONTRACT(Mismatch, OfTheRootIsToldToAll, .fewest_ranks = 2) {
-  expect_told_by_each(broadcast("broadcast from rank 0 float32 [6]", 0),
-                      broadcast("broadcast from rank 1 float32 [6]", 1), self);
-  expect_told_by_each(object_from(0), object_from(1), self);
-}
-
-CONTRACT(Mismatch, OfTheShapeIsToldToAll, .fewest_ranks = 2) {
-  const auto shaped = [](std::string shape, std::span<const std::int64_t> of) {
-    return all_reduce("all_reduce SUM float32 " + shape, 6, DType::float32, ReduceOp::sum, with_shape(of));
+CONTRACT(Mismatch, OfAnyArgumentIsToldToAll, .fewest_ranks = 2) {
+  const auto sum = [](const std::string& shape, std::size_t count, CallOptions options = {}) {
+    return all_reduce("all_reduce SUM float32 " + shape, count, DType::float32, ReduceOp::sum, options);
   };
-  expect_told_by_each(shaped("[2, 3]", two_by_three), shaped("[3, 2]", three_by_two), self);
-  expect_told_by_each(plain(), shaped("[2, 3]", two_by_three), self);
-}
-
-CONTRACT(Mismatch, OfHostAndDeviceIsToldToAll, .fewest_ranks = 2) {
   auto on_devices = with_shape(two_by_three);
   on_devices.on_devices = true;
-  expect_told_by_each(
-      all_reduce("all_reduce SUM float32 [2, 3]", 6, DType::float32, ReduceOp::sum, with_shape(two_by_three)),
-      all_reduce("all_reduce SUM float32 [2, 3] on a device", 0, DType::float32, ReduceOp::sum, on_devices),
-      self);
-}
-
-CONTRACT(Mismatch, OfAScalarAndAVectorOfOneIsToldToAll, .fewest_ranks = 2) {
-  const std::span<const std::int64_t> no_dimensions(two_by_three.data(), 0);
-  expect_told_by_each(
-      all_reduce("all_reduce SUM float32 [1]", 1, DType::float32, ReduceOp::sum),
-      all_reduce("all_reduce SUM float32 []", 1, DType::float32, ReduceOp::sum, with_shape(no_dimensions)),
-      self);
-}
-
-CONTRACT(Mismatch, OfTheCountIsToldToAll, .fewest_ranks = 2) {
-  expect_told_by_each(plain(), all_reduce("all_reduce SUM float32 [7]", 7, DType::float32, ReduceOp::sum),
-                      self);
-  expect_told_by_each(plain(), all_reduce("all_reduce SUM float32 [0]", 0, DType::float32, ReduceOp::sum),
-                      self);
-  expect_told_by_each(gather(5), gather(6), self);
+  const auto scalar = with_shape({two_by_three.data(), 0});
+  const std::pair<Made, Made> rows[] = {
+      {plain(), all_reduce("all_reduce SUM int32 [6]", 6, DType::int32, ReduceOp::sum)},
+      {plain(), all_reduce("all_reduce MAX float32 [6]", 6, DType::float32, ReduceOp::max)},
+      {broadcast("broadcast from rank 0 float32 [6]", 0), broadcast("broadcast from rank 1 float32 [6]", 1)},
+      {object_from(0), object_from(1)},
+      {sum("[2, 3]", 6, with_shape(two_by_three)), sum("[3, 2]", 6, with_shape(three_by_two))},
+      {plain(), sum("[2, 3]", 6, with_shape(two_by_three))},
+      {sum("[2, 3]", 6, with_shape(two_by_three)), sum("[2, 3] on a device", 0, on_devices)},
+      {sum("[1]", 1), sum("[]", 1, scalar)},
+      {plain(), sum("[7]", 7)},
+      {plain(), sum("[0]", 0)},
+      {gather(5), gather(6)},
+  };
+  for (const auto& [usual, other] : rows) expect_told_by_each(usual, other, self);
 }
 
 CONTRACT(Mismatch, OfLargeCallsIsToldToAll, .fewest_ranks = 2) {

@@ -1,4 +1,4 @@
-// What a reduction must give, computed by one process in the plainest way.
+// What a reduction must give, computed by one process.
 #pragma once
 
 #include <cstddef>
