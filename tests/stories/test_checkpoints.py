@@ -88,9 +88,9 @@ def test_a_full_disk_is_told_and_training_goes_on(person):
     for part in ("checkpoint disk/step-00000005", "step 20/20", "done: 20 steps"):
         assert part in ended.out
     for step in (10, 15, 20):
-        why = rf"(?m)^accelmgr: the checkpoint of step {step} was not written: .*step-{step:08}.*No space left on device"
-        assert re.search(why, ended.err), ended.err
-    assert re.search(
-        rf"(?m)^accelmgr: the checkpoint of step 20 is in {person.folder.resolve()}/\S+/step-00000020 instead", ended.err)
+        told = rf"(?m)^accelmgr: the checkpoint of step {step} was not written: .*step-{step:08}.*No space left on"
+        assert re.search(told, ended.err), ended.err
+    elsewhere = rf"{person.folder.resolve()}/\S+/step-00000020"
+    assert re.search(rf"(?m)^accelmgr: the checkpoint of step 20 is in {elsewhere} instead", ended.err), ended.err
     assert [entry.name for entry in person.file("ck").iterdir()] == ["step-00000005"]
     assert_goes_on_to_the_end_of_an_undisturbed_run(person)
