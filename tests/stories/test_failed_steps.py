@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from conftest import BOUND_S, DONE, FAILED, USAGE
-from records import steps_of
+from records import lines_of
 
 # Scripted models of a user. A Python that has torch runs this and saves each to a file.
 MODELS = '''\
@@ -157,7 +157,10 @@ def test_an_exception_that_comes_again_after_every_restart_is_told_in_full_twice
     assert "in phase forward: the same again" in ended.err
     assert "step 2/10" in ended.out
     report = json.loads(person.file("logs/accelmgr-error.json").read_text())
-    assert steps_of(person.file("logs/l.jsonl"))[-1]["error"] == report["error"]
+    *steps, last, run = lines_of(person.file("logs/l.jsonl"))
+    assert (last["status"], last["counted"], last["error"]) == ("runner_lost", False, report["error"])
+    assert (run["run"]["ended"], run["run"]["steps"]) == ("failed", len(steps))
+    assert ended.out.splitlines()[-1].startswith("failed: ")
     assert report["error"] in ended.err and f"pid {report['causes'][-1]['pid']}" in report["error"]
     for cause in report["causes"]:
         assert [cause[key] for key in ("rank", "phase", "step", "exit", "what")] == [
@@ -170,3 +173,5 @@ def test_an_exception_that_comes_again_after_every_restart_is_told_in_full_twice
 def test_a_training_that_goes_well_says_nothing_on_standard_error(person):
     ended = person.types("accelmgr train -c small.yaml")
     assert (ended.code, ended.err) == (DONE, "")
+    assert "done: 10 steps" in ended.out
+    assert person.files() == set()
