@@ -29,10 +29,7 @@ REFUSED = {
     "elsewhere": (lambda: nn.Linear(2, 2, device="meta"), {}, accelmgr.ModelError, "'weight' of the model is on meta"),
     "lazy": (lazy, {}, accelmgr.ModelError, "'0.weight' of the model is not initialized; call the model once"),
     "unpicklable": (Unpicklable, {}, accelmgr.ModelError, r"model.inner.guard \(_thread.lock\) cannot be pickled"),
-    "no_runners": (lambda: nn.Linear(2, 2), {"nprocs": 0}, accelmgr.ConfigError, "nprocs"),
     "no_batch": (lambda: nn.Linear(2, 2), {"batch_size_per_device": 0}, accelmgr.ConfigError, "batch_size_per_device"),
-    "no_number": (lambda: nn.Linear(2, 2), {"nprocs": "two"}, accelmgr.ConfigError, "nprocs"),
-    "unknown_option": (lambda: nn.Linear(2, 2), {"prefech": 3}, accelmgr.ConfigError, "prefetch"),
     "no_start_method": (lambda: nn.Linear(2, 2), {"start_method": "it"}, accelmgr.ConfigError, "start_method is 'it'"),
     "collate": (lambda: nn.Linear(2, 2), {"collate_fn": "stack"}, accelmgr.ConfigError, "collate_fn is a str"),
 }
@@ -44,12 +41,6 @@ def test_refused_before_anything_starts(case):
     model = make()
     with pytest.raises(error, match=message):
         accelmgr.Manager(model, Count(), **{"nprocs": 1, **options})
-
-
-def test_the_key_at_fault_is_an_attribute():
-    with pytest.raises(accelmgr.ConfigError) as caught:
-        accelmgr.Manager(nn.Linear(2, 2), Count(), nprocs=0)
-    assert caught.value.key == "nprocs"
 
 
 class Returns(nn.Module):

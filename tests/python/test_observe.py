@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import signal
-import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
-from test_attach import Service, run_until_it_kills_itself
+from test_attach import Service
 
 import accelmgr
 
@@ -61,45 +59,6 @@ def test_an_observer_has_the_parameters_of_the_service(service: Service) -> None
             assert torch.equal(tensor, torch.full_like(tensor, number))
         copy.tensors[names[0]].fill_(-1)  # A copy of its own.
         assert not observer.parameters(timeout=120).tensors[names[0]].any()
-
-
-def test_parameters_are_never_torn_while_a_host_trains(service: Service) -> None:
-    enough = threading.Event()
-
-    def train(manager: accelmgr.Manager) -> None:
-        number = 0
-        while not enough.is_set():
-            number += 1
-            with torch.no_grad():
-                for parameter in manager.parameters():
-                    parameter.fill_(number % 1000 / 1e6)
-            manager.step()
-
-    with accelmgr.attach(service.socket) as manager, accelmgr.observe(service.socket) as observer:
-        with torch.no_grad():
-            for parameter in manager.parameters():
-                parameter.fill_(0)
-        host = threading.Thread(target=train, args=(manager,))
-        host.start()
-        try:
-            for _ in range(20):
-                tensors = observer.parameters(timeout=60).tensors.values()
-                assert len({value for tensor in tensors for value in tensor.unique().tolist()}) == 1
-        finally:
-            enough.set()
-            host.join()
-
-
-def test_a_killed_observer_changes_nothing(service: Service) -> None:
-    run_until_it_kills_itself(
-        f"observer = accelmgr.observe({os.fspath(service.socket)!r})\n"
-        "observer.parameters(60)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    with accelmgr.attach(service.socket) as manager:
-        assert manager.unfinished == ""
-        assert manager.step().step == 1
-    assert service.stop() == 0
 
 
 def test_the_end_of_the_service_is_noticed(service: Service) -> None:

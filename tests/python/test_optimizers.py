@@ -142,66 +142,15 @@ def test_trains_as_without_a_manager(manager: accelmgr.Manager, model: Net, name
     assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
-def test_accumulated_steps_are_one_update(manager: accelmgr.Manager, model: Net) -> None:
-    plain = copy.deepcopy(model)
-    steps = [manager.step().step - 1 for _ in range(3)]
-    expected = [torch.zeros_like(p) for p in plain.parameters()]
-    for step in steps:
-        plain_gradient(plain, step)
-        for total, parameter in zip(expected, plain.parameters(), strict=True):
-            assert parameter.grad is not None
-            total += parameter.grad
-    for parameter, total in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, total, rtol=1e-6, atol=1e-7)
-
-
-def test_state_of_an_optimizer_is_saved_and_goes_on(manager: accelmgr.Manager, model: Net) -> None:
-    first = torch.optim.AdamW(model.parameters(), lr=0.02)
-    for _ in range(2):
-        manager.step()
-        first.step()
-        manager.zero_grad()
-    second = torch.optim.AdamW(model.parameters(), lr=0.5)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    manager.step()
-    start = [p.detach().clone() for p in model.parameters()]
-    first.step()
-    expected = [p.detach().clone() for p in model.parameters()]
-    with torch.no_grad():
-        for parameter, value in zip(model.parameters(), start, strict=True):
-            parameter.copy_(value)
-    second.step()
-    assert all(torch.equal(p, value) for p, value in zip(model.parameters(), expected, strict=True))
-
-
-def test_the_default_zero_grad_of_an_optimizer_leaves_no_gradient(
-    manager: accelmgr.Manager, model: Net, recwarn: pytest.WarningsRecorder
-) -> None:
-    """It sets gradients to None. A step gives them back at the same addresses, without a warning."""
-    plain = copy.deepcopy(model)
-    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in (model, plain)]
-    addresses = [gradient.data_ptr() for gradient in manager.get_aggregated_gradients()]
-    for _ in range(3):
-        step = manager.step().step - 1
-        plain_gradient(plain, step)
-        assert [p.grad.data_ptr() for p in model.parameters() if p.grad is not None] == addresses
-        for optimizer in optimizers:
-            optimizer.step()
-        optimizers[0].zero_grad()
-        assert all(p.grad is None for p in model.parameters())
-    assert not any(gradient.any() for gradient in manager.get_aggregated_gradients())
-    for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-7)
-    assert not recwarn.list
-
-
 def test_lbfgs_is_refused_with_the_reason(manager: accelmgr.Manager, model: Net) -> None:
     with pytest.raises(accelmgr.UsageError, match="LBFGS evaluates the loss several times"):
         manager.check_optimizer(torch.optim.LBFGS(model.parameters()))
 
 
 def test_optimizer_over_other_tensors_is_refused(manager: accelmgr.Manager, model: Net) -> None:
-    with pytest.raises(accelmgr.UsageError, match=r"shape \[16, 8\] in group 0"):
+    with pytest.raises(
+        accelmgr.UsageError, match=r"shape \[16, 8\] in group 0 which is not a parameter of this manager"
+    ):
         manager.check_optimizer(torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1))
     stranger = torch.nn.Parameter(torch.ones(5))
     mixed = torch.optim.SGD([{"params": list(model.parameters())}, {"params": [stranger]}], lr=0.1)
@@ -269,5 +218,3 @@ def test_parameters_of_a_built_in_model_are_what_an_optimizer_takes() -> None:
         manager.step(accumulate=True).raise_for_status()
         addresses = [tensor.data_ptr() for _, tensor in manager.named_gradients()]
         assert [p.grad.data_ptr() for p in manager.parameters() if p.grad is not None] == addresses
-        with pytest.raises(accelmgr.UsageError, match="LBFGS"):
-            manager.check_optimizer(torch.optim.LBFGS(manager.parameters()))

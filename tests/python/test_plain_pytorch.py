@@ -102,40 +102,6 @@ def clips_and_schedules(model: Net, compute: Compute) -> None:
         optimizer.zero_grad(set_to_none=False)
 
 
-def unused_head(model: Net, compute: Compute) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.3)
-    loop(model, compute, lambda step: setattr(model, "which", int(step % 3 == 2)), optimizer)
-
-
-def curriculum(model: Net, compute: Compute) -> None:
-    def change(step: int) -> None:
-        model.temperature = 1.0 + step
-        model.config.scale = 1 / (1 + step)
-        model.config.schedule[0] = 2.0**step
-        model.config.schedule[1]["weight"] = 1.0 - step / 10
-        model.slotted.factor = 1 + step / 10
-        model.slotted.parts[0] = 1 - step / 10
-        model.array[step] = 0.5
-        model.table[4000] = 1 + step / 5
-
-    loop(model, compute, change, sgd(model))
-
-
-def adversarial(model: Net, compute: Compute) -> None:
-    loop(model, compute, lambda step: setattr(model, "attack", 0.1 * step), sgd(model))
-
-
-def other_activation(model: Net, compute: Compute) -> None:
-    def change(step: int) -> None:
-        if step == 2:
-            model.body[1] = nn.ReLU()
-        if step == 4:
-            model.body[1] = nn.Sequential(nn.Softplus(), nn.Identity())
-        model.train(step != 3)
-
-    loop(model, compute, change, sgd(model))
-
-
 def hooks_come_and_go(model: Net, compute: Compute) -> None:
     handles: list[Any] = []
 
@@ -159,22 +125,6 @@ def modules_change_places(model: Net, compute: Compute) -> None:
 
     model.body[2] = nn.Sigmoid()
     loop(model, compute, change, sgd(model))
-
-
-def masks(model: Net, compute: Compute) -> None:
-    def change(step: int) -> None:
-        if step == 1:
-            model.mask[0] = 0.0
-        if step == 3:
-            model.mask = torch.linspace(0, 1, 6)
-        model.shift.add_(0.1)
-
-    loop(model, compute, change, sgd(model))
-
-
-def freezes(model: Net, compute: Compute) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.3)
-    loop(model, compute, lambda step: [p.requires_grad_(step % 2 == 0) for p in model.body.parameters()], optimizer)
 
 
 def two_optimizers(model: Net, compute: Compute) -> None:
@@ -301,40 +251,6 @@ def backtracking(model: Net, compute: Compute) -> None:
         model.zero_grad()
 
 
-class LowRank(nn.Module):
-    """An adapter beside a linear module, which is frozen."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Linear(base.in_features, 2, bias=False)
-        self.up = nn.Linear(2, base.out_features, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + self.up(self.down(x))
-
-    def merged(self) -> nn.Linear:
-        with torch.no_grad():
-            self.base.weight += self.up.weight @ self.down.weight
-        return self.base.requires_grad_(True)
-
-
-def adapters_come_and_go(model: Net, compute: Compute) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
-    for step in range(STEPS):
-        if step == 2:
-            model.body[0] = LowRank(model.body[0])
-            optimizer.add_param_group({"params": [*model.body[0].down.parameters(), *model.body[0].up.parameters()]})
-            compute.rebind()
-        if step == 4:
-            model.body[0] = model.body[0].merged()
-            compute.rebind()
-        if step != 2:
-            optimizer.zero_grad()
-        compute()
-        optimizer.step()
-
-
 def grows(model: Net, compute: Compute) -> None:
     optimizer = sgd(model)
     for step in range(STEPS):
@@ -350,16 +266,50 @@ def grows(model: Net, compute: Compute) -> None:
             compute.rebind()
 
 
+CHANGES: dict[str, Callable[[Net, random.Random], object]] = {
+    "attribute": lambda model, rng: setattr(model, "temperature", rng.uniform(0.5, 2)),
+    "inside an object": lambda model, rng: setattr(model.config, "scale", rng.uniform(0.5, 2)),
+    "inside a list": lambda model, rng: model.config.schedule.__setitem__(0, rng.uniform(0.5, 2)),
+    "inside a dict in a list": lambda model, rng: model.config.schedule[1].update(weight=rng.uniform(0.5, 2)),
+    "another object": lambda model, rng: setattr(model, "config", Config()),
+    "slots": lambda model, rng: setattr(model.slotted, "factor", rng.uniform(0.5, 2)),
+    "inside slots": lambda model, rng: model.slotted.parts.__setitem__(0, rng.uniform(0.5, 2)),
+    "array": lambda model, rng: model.array.__setitem__(rng.randrange(6), rng.uniform(0.5, 2)),
+    "long list": lambda model, rng: model.table.__setitem__(4000, rng.uniform(0.5, 2)),
+    "tensor": lambda model, rng: model.mask.fill_(rng.uniform(0.5, 2)),
+    "another tensor": lambda model, rng: setattr(model, "mask", torch.full((6,), rng.uniform(0.5, 2))),
+    "buffer": lambda model, rng: model.shift.fill_(rng.uniform(-1, 1)),
+    "another buffer": lambda model, rng: setattr(model, "shift", torch.full((6,), rng.uniform(-1, 1))),
+    "module": lambda model, rng: model.body.__setitem__(1, rng.choice([nn.ReLU, nn.Tanh, nn.Sigmoid])()),
+    "mode": lambda model, rng: model.train(rng.random() < 0.5),
+    "mode of a module": lambda model, rng: model.norm.train(rng.random() < 0.5),
+    "attack": lambda model, rng: setattr(model, "attack", rng.choice([0.0, 0.2])),
+    "new attribute": lambda model, rng: setattr(model.body[0], f"note{rng.randrange(3)}", rng.random()),
+    "hook": lambda model, rng: model.body[0].register_forward_hook(lambda m, i, o: o * 1.1),
+    "hook of a parameter": lambda model, rng: model.heads[0].bias.register_hook(lambda g: g * 0.9),
+    "frozen": lambda model, rng: model.body.requires_grad_(rng.random() < 0.5),
+    "parameter": lambda model, rng: nn.init.constant_(model.heads[0].weight, rng.uniform(0.5, 2)),
+    "head": lambda model, rng: setattr(model, "which", rng.randrange(2)),
+}
+
+
+def every_change(model: Net, compute: Compute) -> None:
+    rng = random.Random(114)  # What it draws changes something each time.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    for change in CHANGES.values():
+        change(model, rng)
+        optimizer.zero_grad()
+        compute()
+        optimizer.step()
+    assert model.attack and model.which and not model.training and model.norm.training
+    assert not model.body[0].weight.requires_grad
+
+
 SCRIPTS: list[Script] = [
+    every_change,
     clips_and_schedules,
-    unused_head,
-    curriculum,
-    adversarial,
-    other_activation,
     hooks_come_and_go,
     modules_change_places,
-    masks,
-    freezes,
     two_optimizers,
     accumulates,
     own_gradients,
@@ -370,7 +320,6 @@ SCRIPTS: list[Script] = [
     lbfgs_of_fixed_steps,
     lbfgs_with_line_search,
     backtracking,
-    adapters_come_and_go,
     grows,
 ]
 
@@ -392,35 +341,8 @@ def test_a_script_trains_as_with_plain_pytorch(script):
 
 
 def test_the_same_in_a_fork_of_the_host():
-    compare(curriculum, "fork")
+    compare(every_change, "fork")
     compare(hooks_come_and_go, "fork")
-
-
-CHANGES: dict[str, Callable[[Net, random.Random], object]] = {
-    "attribute": lambda model, rng: setattr(model, "temperature", rng.uniform(0.5, 2)),
-    "inside an object": lambda model, rng: setattr(model.config, "scale", rng.uniform(0.5, 2)),
-    "inside a list": lambda model, rng: model.config.schedule.__setitem__(0, rng.uniform(0.5, 2)),
-    "inside a dict in a list": lambda model, rng: model.config.schedule[1].update(weight=rng.uniform(0.5, 2)),
-    "another object": lambda model, rng: setattr(model, "config", Config()),
-    "slots": lambda model, rng: setattr(model.slotted, "factor", rng.uniform(0.5, 2)),
-    "inside slots": lambda model, rng: model.slotted.parts.__setitem__(0, rng.uniform(0.5, 2)),
-    "array": lambda model, rng: model.array.__setitem__(rng.randrange(6), rng.uniform(0.5, 2)),
-    "long list": lambda model, rng: model.table.__setitem__(4000, rng.uniform(0.5, 2)),
-    "tensor": lambda model, rng: model.mask.fill_(rng.uniform(0.5, 2)),
-    "another tensor": lambda model, rng: setattr(model, "mask", torch.full((6,), rng.uniform(0.5, 2))),
-    "buffer": lambda model, rng: model.shift.fill_(rng.uniform(-1, 1)),
-    "another buffer": lambda model, rng: setattr(model, "shift", torch.full((6,), rng.uniform(-1, 1))),
-    "module": lambda model, rng: model.body.__setitem__(1, rng.choice([nn.ReLU, nn.Tanh, nn.Sigmoid])()),
-    "mode": lambda model, rng: model.train(rng.random() < 0.5),
-    "mode of a module": lambda model, rng: model.norm.train(rng.random() < 0.5),
-    "head": lambda model, rng: setattr(model, "which", rng.randrange(2)),
-    "attack": lambda model, rng: setattr(model, "attack", rng.choice([0.0, 0.2])),
-    "new attribute": lambda model, rng: setattr(model.body[0], f"note{rng.randrange(3)}", rng.random()),
-    "hook": lambda model, rng: model.body[0].register_forward_hook(lambda m, i, o: o * 1.1),
-    "hook of a parameter": lambda model, rng: model.heads[0].bias.register_hook(lambda g: g * 0.9),
-    "frozen": lambda model, rng: model.heads[1].requires_grad_(rng.random() < 0.5),
-    "parameter": lambda model, rng: nn.init.constant_(model.heads[0].weight, rng.uniform(0.5, 2)),
-}
 
 
 @settings(

@@ -185,6 +185,22 @@ def test_the_lock_is_held_by_the_methods_that_say_so(zeroed, monkeypatch):
     manager.zero_grad()
 
 
+def test_gradients_that_are_asked_for_during_a_step_are_those_after_it(tmp_path):
+    with TPUManager(Told(tmp_path), Count(), nprocs=2, start=True) as manager:
+        gate, results, given = manager.model.gate, [], []
+        stepping = threading.Thread(target=lambda: results.append(manager.step()))
+        asking = threading.Thread(target=lambda: given.append(manager.get_aggregated_gradients()[0].clone()))
+        gate.shut()
+        stepping.start()
+        with gate.held():
+            asking.start()
+            manager.model.tell("die")
+        stepping.join()
+        asking.join()
+        assert (results[0].status, results[0].tries, results[0].samples) == ("ok", 2, 2)
+        assert given[0].tolist() == [0.25, 0.5], "of elements 0 and 1, each once, although a runner died"
+
+
 def test_who_holds_the_lock_and_calls_waits_as_long_as_a_step_may_take(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELMGR_STEP_TIMEOUT", "0.25")
     manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=False)

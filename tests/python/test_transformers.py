@@ -1,8 +1,7 @@
-"""Trains models of transformers, built from a configuration: tied weights, outputs and batches that are mappings."""
+"""Trains a model of transformers on batches that are its mappings. test_architectures.py has their gradients."""
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -18,9 +17,7 @@ if not transformers.is_torch_available():
 
 import accelmgr  # noqa: E402
 
-RUNNERS = 2
 BATCH = 2
-STEPS = 4
 LENGTH = 16
 VOCABULARY = 256
 
@@ -90,73 +87,18 @@ def collate(elements: list[Any]) -> Any:
     return transformers.BatchEncoding({name: torch.stack([one[name] for one in elements]) for name in names})
 
 
-def plain_gradient(model: torch.nn.Module, step: int, masked: bool) -> float:
-    """Sets `.grad` to the runners' mean gradient and returns their mean loss. Runner i % RUNNERS has element i."""
-    model.zero_grad(set_to_none=False)
-    mean = 0.0
-    first = step * RUNNERS * BATCH
-    for rank in range(RUNNERS):
-        rows = [element(first + i, masked) for i in range(rank, RUNNERS * BATCH, RUNNERS)]
-        loss = model(**{name: torch.stack([row[name] for row in rows]) for name in rows[0]})["loss"] / RUNNERS
-        loss.backward()
-        mean += loss.item()
-    return mean
-
-
-@pytest.mark.parametrize(
-    ("build", "masked", "collate_fn", "ties"),
-    [
-        (albert, True, collate, {"predictions.decoder.weight", "predictions.decoder.bias"}),
-        (gpt2, False, None, {"lm_head.weight"}),
-    ],
-    ids=["ALBERT", "GPT-2"],
-)
-def test_trains_as_without_a_manager(build: Any, masked: bool, collate_fn: Any, ties: set[str]) -> None:
-    torch.manual_seed(3)
-    model = build()
-    model.tie_weights()  # Harmless before a manager has the model.
-    model.train()
-    plain = copy.deepcopy(model)
-    names = [name for name, _ in model.named_parameters()]
-    assert {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(names) == ties
-    with accelmgr.Manager(
-        model,
-        Elements(masked),
-        collate_fn=collate_fn,
-        nprocs=RUNNERS,
-        batch_size_per_device=BATCH,
-        step_timeout=60,
-        runners__threads=1,
-    ) as manager:
-        optimizers = [torch.optim.AdamW(network.parameters(), lr=2e-2) for network in (model, plain)]
-        manager.check_optimizer(optimizers[0])
-        losses = []
-        for step in range(STEPS):
-            result = manager.step()
-            assert result.loss == pytest.approx(plain_gradient(plain, step, masked), rel=1e-6)
-            losses.append(result.loss)
-            for name, own, expected in zip(names, model.parameters(), plain.parameters(), strict=True):
-                # Relative to the largest element: sums in a different order cancel to different small values.
-                scale = expected.grad.abs().max().item()
-                torch.testing.assert_close(
-                    own.grad, expected.grad, rtol=1e-5, atol=1e-5 * scale, msg=f"gradient of {name} in step {step}"
-                )
-            for optimizer in optimizers:
-                optimizer.step()
-            with torch.no_grad():  # Only gradients are compared: Adam magnifies tiny differences.
-                for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
-                    expected.copy_(own)
-            manager.zero_grad()
-        assert losses[-1] < losses[0] - 0.1
-        assert len(manager.get_aggregated_gradients()) == len(names)  # Tied weights count once.
-    assert {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(names) == ties
-
-
 def test_tying_after_the_manager_has_started_is_found() -> None:
     """tie_weights() of ALBERT moves a bias to other memory, where no runner would see what an optimizer writes."""
     model = albert()
+    model.tie_weights()  # type: ignore[operator]  # Harmless before a manager has the model.
     with accelmgr.Manager(
-        model, Elements(True), nprocs=1, batch_size_per_device=BATCH, step_timeout=60, runners__threads=1
+        model,
+        Elements(True),
+        collate_fn=collate,
+        nprocs=1,
+        batch_size_per_device=BATCH,
+        step_timeout=60,
+        runners__threads=1,
     ) as manager:
         assert manager.step().ok
         model.tie_weights()  # type: ignore[operator]

@@ -81,6 +81,15 @@ class Person:
         self._started.append(started)
         return started
 
+    def trains(self, command: str, step: int = 1) -> subprocess.Popen[str]:
+        """Starts a training, and returns when it has made the step."""
+        run = self.begins(command)
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.startswith(f"step {step}/"):
+                return run
+        raise AssertionError(run.communicate())
+
     def file(self, name: str) -> pathlib.Path:
         return self.folder / name
 

@@ -13,15 +13,6 @@ ENDLESS = f"{TRAIN} --steps 1000000 --set grad_accumulation_steps=50"
 LAST = "accelmgr train -c small.yaml --checkpoint-dir ck --set grad_accumulation_steps=50"  # Only the last checkpoint.
 
 
-def begins(person, command):
-    """Starts a run and returns when it has made its first step."""
-    run = person.begins(command)
-    for line in run.stdout:
-        if line.startswith("step 1/"):
-            return run
-    raise AssertionError(run.communicate())
-
-
 def test_who_forgets_resume_replaces_nothing(person):
     assert person.types(TRAIN).code == DONE
     before = contents_of(person.file("ck"))
@@ -76,7 +67,7 @@ def test_a_run_does_not_go_on_in_the_folder_of_another(person):
 
 
 def test_two_runs_at_once_are_one_too_many(person):
-    first = begins(person, ENDLESS)
+    first = person.trains(ENDLESS)
     for option in ("--resume latest", "--overwrite"):
         ended = person.types(f"{TRAIN} {option}")
         assert ended.code == FAILED
@@ -112,7 +103,7 @@ def lose_folder(person):
 
 def ends_elsewhere(person, command):
     """Loses the folder of a run, then stops it with Ctrl-C. Returns the folder where it wrote its last checkpoint."""
-    run = begins(person, command)
+    run = person.trains(command)
     lose_folder(person)
     os.kill(run.pid, signal.SIGINT)
     out, err = run.communicate(timeout=60)

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from conftest import BOUND_S, DONE, FAILED, USAGE
+from records import lines_of
 
 # Scripted models of a user. A Python that has torch runs this and saves each to a file.
 MODELS = '''\
@@ -126,9 +127,7 @@ def test_a_runner_that_is_killed_is_told_once_with_what_to_do(person):
 
 
 def test_a_runner_that_crashes_is_told_once_with_its_signal(person):
-    running = person.begins("accelmgr train -c small.yaml --set runners.on_loss=fail --set train.steps=1000000")
-    while not (line := running.stdout.readline()).startswith("step 2/"):
-        assert line, running.stderr.read()
+    running = person.trains("accelmgr train -c small.yaml --set runners.on_loss=fail --steps 1000000", step=2)
     os.kill(runner_of(running.pid), signal.SIGSEGV)
     out, err = running.communicate(timeout=BOUND_S)
     assert running.returncode == FAILED, out + err
@@ -148,16 +147,31 @@ def runner_of(pid: int) -> int:
 
 def test_an_exception_that_comes_again_after_every_restart_is_told_in_full_twice(person):
     """Once when it first occurs, because training may go on then, and once as the error of the step."""
-    ended = person.types("accelmgr train -c small.yaml --set runners.restarts_per_window=3 "
+    person.file("logs").mkdir()
+    ended = person.types("accelmgr train -c small.yaml --log logs/l.jsonl --set runners.restarts_per_window=3 "
                          "--set runners.restart_window=600 --set runners.restart_backoff=0 "
-                         "--set 'faults=rank=any generation=any step=3 phase=forward fault=exception:melted'")
+                         "--set 'faults=rank=1 generation=any step=3 phase=forward fault=exception:melted'")
     assert ended.code == FAILED
     assert ended.err.count("melted") == 2, ended.err
     assert "3 restarts within 600 s (runners.restarts_per_window)" in ended.err
     assert "in phase forward: the same again" in ended.err
     assert "step 2/10" in ended.out
+    report = json.loads(person.file("logs/accelmgr-error.json").read_text())
+    *steps, last, run = lines_of(person.file("logs/l.jsonl"))
+    assert (last["status"], last["counted"], last["error"]) == ("runner_lost", False, report["error"])
+    assert (run["run"]["ended"], run["run"]["steps"]) == ("failed", len(steps))
+    assert ended.out.splitlines()[-1].startswith("failed: ")
+    assert report["error"] in ended.err and f"pid {report['causes'][-1]['pid']}" in report["error"]
+    for cause in report["causes"]:
+        assert [cause[key] for key in ("rank", "phase", "step", "exit", "what")] == [
+            1, "forward", 3, "exit code 17", "melted"]
+        assert len(cause["log"]) == 2, "the lines of this process alone"
+        assert re.search(r"info \[rank 1 step 3\] melted$", cause["log"][-1])
+    assert len({cause["pid"] for cause in report["causes"]}) == 3
 
 
 def test_a_training_that_goes_well_says_nothing_on_standard_error(person):
     ended = person.types("accelmgr train -c small.yaml")
     assert (ended.code, ended.err) == (DONE, "")
+    assert "done: 10 steps" in ended.out
+    assert person.files() == set()

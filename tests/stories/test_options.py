@@ -68,6 +68,9 @@ WRONG = {
         f"accelmgr spawn --nnodes 2 --node-rank 2 --rendezvous 127.0.0.1:29500 {SPAWN_TRUE}",
         "--node-rank is 2; it must be 0 to 1, because --nnodes is 2",
     ),
+    "no program": ("accelmgr spawn --nprocs 2", "PROGRAM is missing"),
+    "no such program": ("accelmgr spawn -- no-such-program", "'no-such-program'"),
+    "no folder": (f"accelmgr spawn --log-dir /dev/null/logs {SPAWN_TRUE}", "/dev/null/logs"),
     "no address": (f"accelmgr spawn --rendezvous nonsense {SPAWN_TRUE}", "--rendezvous: 'nonsense'"),
     "a time": (f"accelmgr spawn --timeout soon {SPAWN_TRUE}", "--timeout is 'soon'; it must be a number above 0"),
     "a start method": (

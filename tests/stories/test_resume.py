@@ -15,7 +15,8 @@ def test_the_same_command_begins_and_goes_on(person):
     assert "there is no checkpoint in 'ck' yet; a new run begins" in first.err
     second = person.types(f"{command} --steps 12")
     assert second.code == DONE, second.err
-    assert second.err == "" and "at step 10" in second.out
+    assert second.err == ""
+    assert f"resumed from {person.folder.resolve()}/ck/step-00000010 at step 10\n" in second.out
     assert numbers_of(person.file("l.jsonl")) == list(range(1, 13))
 
 
@@ -64,6 +65,17 @@ def test_a_damaged_or_missing_checkpoint_ends_the_run_with_its_name(person):
     assert ended.code == FAILED
     assert "'ck' holds no good checkpoint" in ended.err and "model.safetensors' is torn" in ended.err
     assert checkpoints_in(person.file("ck")) == [10]
+
+
+def test_of_a_torn_latest_checkpoint_the_reason_is_told_and_the_one_before_is_taken(person):
+    assert person.types(f"{TRAIN} --checkpoint-every 5").code == DONE
+    latest = checkpoint(person.file("ck"), 10)
+    before = tensors_of(latest)
+    os.truncate(latest / "training.safetensors", len(before["training.safetensors"]) - 1)
+    ended = person.types(f"{TRAIN} --resume latest")
+    assert ended.code == DONE, ended.err
+    assert "ck/step-00000010/training.safetensors' is torn" in ended.out and "ck/step-00000005 at step 5" in ended.out
+    assert tensors_of(latest) == before
 
 
 def test_an_older_checkpoint_of_the_same_run_may_be_gone_on_from(person):

@@ -327,6 +327,8 @@ TEST_F(HttpServerTest, OneConnectionTooManyIsRefused) {
   ASSERT_NE(ipc::wait_ready(second.get(), POLLIN, soon()), 0);
   const auto third = raw();
   EXPECT_THAT(read_all(third.get()), HasSubstr("too_many_connections"));
+  write(second.get(), "GET /goes-on HTTP/1.1\r\nConnection: close\r\n\r\n");
+  EXPECT_THAT(read_all(second.get()), HasSubstr("/goes-on"));
 }
 
 TEST_F(HttpServerTest, AClientThatIsGoneBeforeItsAnswerHarmsNothing) {

@@ -34,11 +34,6 @@ train:
 SLOW = ["--set", "grad_accumulation_steps=500", "--set", "train.steps=1000000"]
 SLOWER = ["--set", "grad_accumulation_steps=200000", "--set", "batch_size_per_device=1"]
 
-TEXT = """\
-model: {kind: gpt, gpt: {layers: 1, width: 16, heads: 2, context: 32}}
-data: {kind: text, sequence_length: 32}
-"""
-
 
 def become_subreaper():
     """Makes orphans children of this process, so that it sees the processes that a program leaves behind."""
@@ -128,12 +123,6 @@ class ProgramTest(unittest.TestCase):
         self.assertEqual(done.returncode, exits, done.stdout + done.stderr)
         return done.stdout, done.stderr
 
-    def refusal(self, *arguments, exits=USAGE):
-        """The error of a run that the program must refuse before its first step."""
-        out, err = self.run_program(*arguments, exits=exits)
-        self.assertNotIn("step 1/", out)
-        return err
-
     def train(self, *arguments, exits=DONE):
         return self.run_program("train", "--config", "small.yaml", *arguments, exits=exits)
 
@@ -170,11 +159,6 @@ class HelpTest(ProgramTest):
                 self.assert_contains(out, "Usage:", *parts)
                 self.assertEqual(err, "")
 
-    def test_what_is_no_subcommand_or_option_is_refused(self):
-        self.assert_contains(self.refusal("trian"), "trian", "did you mean 'train'?")
-        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--setp", "3"), "--setp")
-        self.refusal("config")
-
     def test_info_names_versions_devices_and_contents(self):
         out, _ = self.run_program("info")
         for name, value in {"torch": r"2\.11\.0", "boost": r"1\.\d+", "kernels": r"\S",
@@ -204,71 +188,10 @@ class ConfigTest(ProgramTest):
         out, err = self.run_program("config", "check", "--config", "small.yaml")
         self.assertEqual((out, err), ("small.yaml: ok\n", ""))
 
-    def test_an_unknown_key_is_refused_with_its_line_and_the_nearest(self):
-        self.write("typo.yaml", SMALL + "model.gtp.layers: 2\n")
-        for command in (["config", "check"], ["config", "show"], ["train"]):
-            self.assert_contains(self.refusal(*command, "--config", "typo.yaml"), "typo.yaml:10",
-                                 "'model.gtp.layers'", "did you mean 'model.gpt.layers'?")
-        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--set", "optimizer.lerning_rate=1"),
-                             "--set", "'optimizer.lerning_rate'", "did you mean 'optimizer.learning_rate'?")
-
-    def test_a_value_out_of_range_is_refused_with_the_range(self):
-        self.write("range.yaml", SMALL + "optimizer: {momentum: 1.5}\n")
-        self.assert_contains(self.refusal("config", "check", "--config", "range.yaml"), "range.yaml:10",
-                             "optimizer.momentum", "1.5", "1")
-        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--steps", "0"), "--steps is '0'")
-
-    def test_zero_runners_are_refused(self):
-        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--runners", "0"), "--runners is '0'",
-                             "from 1 to 24")
-
-    def test_lbfgs_is_refused_with_the_reason(self):
-        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--set", "optimizer.kind=lbfgs"), "lbfgs",
-                             "refused", "closure several times")
-
     def test_more_threads_than_cores_are_warned_of(self):
         threads = os.cpu_count()
         _, err = self.train("--steps", "1", "--set", f"runners.threads={threads}")
         self.assert_contains(err, "warning", f"2 runners (nprocs) with {threads} threads", f"{threads} cores")
-
-    def test_a_file_that_is_not_there_is_named(self):
-        self.assert_contains(self.refusal("train", "--config", "nowhere.yaml"), "nowhere.yaml", "No such file")
-
-
-class BadInputTest(ProgramTest):
-    def test_an_unknown_model_is_refused_with_the_nearest(self):
-        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--set", "model.kind=mpl"), "'mpl'",
-                             "did you mean 'mlp'?")
-
-    def test_text_that_cannot_be_used_is_refused(self):
-        self.write("text.yaml", TEXT)
-        self.write("empty.txt", "")
-        self.write("short.txt", "fewer bytes")
-        for file, parts in {"none.txt": ["no such file", "none.txt"],
-                            "none-*.txt": ["none-*.txt"],
-                            "empty.txt": ["empty.txt", "is empty"],
-                            "short.txt": ["short.txt", "11 bytes", "33", "data.sequence_length 32"]}.items():
-            with self.subTest(file=file):
-                self.assert_contains(self.refusal("train", "--config", "text.yaml", "--set", f"data.files={file}"),
-                                     "data.files" if "short" not in file else "data.", *parts)
-
-    def test_a_file_that_is_no_torchscript_is_refused(self):
-        self.write("text.yaml", TEXT)
-        self.assert_contains(
-            self.refusal("train", "--config", "text.yaml", "--set", "data.files=text.yaml", "--set",
-                         "model.kind=torchscript", "--set", "model.file=small.yaml"),
-            "small.yaml", "cannot be loaded as TorchScript", "torch.jit.save")
-
-    def test_a_session_beyond_the_limit_is_refused_with_both_numbers(self):
-        self.train("--steps", "1", "--log", "log.jsonl")
-        _, run = self.read_log("log.jsonl")
-        refusal = self.refusal(
-            "train", "--config", "small.yaml", "--set", "memory.limit_bytes=123456", exits=FAILED)
-        self.assert_contains(refusal, f"{run['session_bytes']} bytes", "memory.limit_bytes", "123456")
-
-    def test_a_log_that_cannot_be_written_is_refused_before_the_run(self):
-        self.assert_contains(self.refusal("train", "--config", "small.yaml", "--log", "nowhere/log.jsonl"),
-                             "nowhere/log.jsonl", "No such file or directory")
 
 
 class TrainTest(ProgramTest):
@@ -397,18 +320,6 @@ class InterruptedTest(ProgramTest):
         run.ctrl_c()
         _, err = run.process.communicate()
         self.assertEqual(run.process.returncode, INTERRUPTED, err)
-
-    def test_a_lost_runner_fails_the_run_with_the_cause(self):
-        run = RunningProgram(self, *SLOW, "--log", "log.jsonl", "--set", "runners.on_loss=fail")
-        run.read_until("step 1/")
-        os.kill(run.runners()[0], signal.SIGKILL)
-        out, err = run.process.communicate()
-        self.assertEqual(run.process.returncode, FAILED, err)
-        self.assert_contains(err, "runner_lost", "killed by signal 9 (KILL)")
-        self.assertRegex(out.splitlines()[-1], "^failed: ")
-        steps, summary = self.read_log("log.jsonl")
-        self.assertEqual((steps[-1]["status"], steps[-1]["counted"]), ("runner_lost", False))
-        self.assertEqual((summary["ended"], summary["steps"]), ("failed", len(steps) - 1))
 
 
 if __name__ == "__main__":

@@ -56,19 +56,6 @@ class ServiceTest(unittest.TestCase):
         self.assertRegex(self.ready, r"^ready: model 'mlp', 2 runners, process \d+, socket ")
         return process
 
-    def test_no_command_waits_for_a_stopped_service(self):
-        process = self.serve()
-        process.send_signal(signal.SIGSTOP)
-        commands = ("step --timeout 1", "step", "checkpoint --timeout 1", "resize 2", "status")
-        running = [subprocess.Popen([PROGRAM, *command.split(), "--socket", str(self.socket)], text=True,
-                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(None))
-                   for command in commands]
-        for one in running:
-            _, error = one.communicate(timeout=WATCHDOG_S)
-            self.assertEqual(one.returncode, FAILED, one.args)
-            self.assertIn("did not answer in time", error)
-        process.send_signal(signal.SIGCONT)
-
     def run_program(self, *arguments, extra=None):
         return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=WATCHDOG_S,
                               env=environment(extra))
@@ -106,6 +93,19 @@ class ServiceTest(unittest.TestCase):
 
 
 class Serve(ServiceTest):
+    def test_no_command_waits_for_a_stopped_service(self):
+        process = self.serve()
+        process.send_signal(signal.SIGSTOP)
+        commands = ("step --timeout 1", "step", "checkpoint --timeout 1", "resize 2", "status")
+        running = [subprocess.Popen([PROGRAM, *command.split(), "--socket", str(self.socket)], text=True,
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(None))
+                   for command in commands]
+        for one in running:
+            _, error = one.communicate(timeout=WATCHDOG_S)
+            self.assertEqual(one.returncode, FAILED, one.args)
+            self.assertIn("did not answer in time", error)
+        process.send_signal(signal.SIGCONT)
+
     def test_a_service_is_asked_and_steps_and_stops(self):
         process = self.serve()
         self.assertEqual(stat.S_IMODE(self.socket.stat().st_mode), 0o600)
@@ -124,29 +124,6 @@ class Serve(ServiceTest):
     def test_signals_end_it(self):
         for number in (signal.SIGTERM, signal.SIGINT):
             self.end(self.serve(), number)
-
-    def test_it_goes_on_from_its_last_checkpoint(self):
-        keep = ["--set", f"checkpoint.directory={self.folder / 'checkpoints'}"]
-        process = self.serve(*keep)
-        self.assertEqual(self.ask("step", "--count", "3").returncode, DONE)
-        before = self.status()
-        self.end(process)
-        process = self.serve(*keep, "--set", "checkpoint.resume=latest")
-        status = self.status()
-        self.assertEqual((status["steps"], status["elements"], status["run_id"]),
-                         (3, before["elements"], before["run_id"]))
-        self.end(process)
-
-    def test_a_killed_service_is_replaced_and_a_live_one_is_not(self):
-        process = self.serve()
-        second = subprocess.run(self.command(), capture_output=True, text=True, timeout=WATCHDOG_S)
-        self.assertEqual(second.returncode, USAGE)
-        self.assertIn("another service listens there", second.stderr)
-        self.assertTrue(self.status()["ready"])
-        process.kill()
-        process.wait(WATCHDOG_S)
-        self.assertTrue(self.socket.exists())
-        self.end(self.serve())
 
     def test_systemd_is_told(self):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -214,6 +191,7 @@ class Serve(ServiceTest):
         process = self.serve(*arguments)
         self.ask("step", "--count", "2")
         self.ask("checkpoint")
+        before = self.status()
         self.ask("step")
         self.end(process)
         damaged = checkpoints / "step-00000003" / "model.safetensors"
@@ -223,6 +201,8 @@ class Serve(ServiceTest):
         said = (self.folder / "errors").read_text()
         self.assertRegex(said, r"model.safetensors' is torn")
         self.assertIn(f"is kept as '{checkpoints}/step-00000003.unreadable'", said)
+        for name in ("steps", "elements", "run_id"):
+            self.assertEqual(self.status()[name], before[name])
         self.ask("step")
         self.end(process)
         self.assertEqual(sorted(path.name for path in checkpoints.glob("step-*")),
@@ -249,25 +229,24 @@ class Serve(ServiceTest):
         url = self.ready.rpartition(", ")[2].strip()
         self.assertRegex(url, r"^http://127\.0\.0\.1:\d+$")
 
-        def asked(path, head=None):
+        def ask(path, head=None):
             request = urllib.request.Request(url + path, headers=head or {})
             try:
-                with urllib.request.urlopen(request, timeout=WATCHDOG_S) as answer:
-                    return answer.status
+                answer = urllib.request.urlopen(request, timeout=WATCHDOG_S)
             except urllib.error.HTTPError as error:
-                with error:
-                    return error.code
+                answer = error
+            with answer:
+                return answer.status, answer.read()
+
+        def asked(path, head=None):
+            return ask(path, head)[0]
+
+        def problem(head):
+            return json.loads(ask("/v1/observe", head)[1])["error"]
 
         right = {"Authorization": "Bearer 0123456789abcdef"}
         self.assertEqual(asked("/v1/status", right), 200)
         self.assertEqual(asked("/v1/attach", {**right, "Upgrade": "accelmgr-host"}), 409)
-
-        def problem(head):
-            with self.assertRaises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(urllib.request.Request(url + "/v1/observe", headers=head), timeout=WATCHDOG_S)
-            with refused.exception as error:
-                return json.load(error)["error"]
-
         observer = {**right, "Upgrade": "accelmgr-observer"}
         build = problem(observer)["message"].split("'")[-2]
         self.assertEqual(problem({**observer, "Accelmgr-Build": build})["code"], "no_unix_socket")
@@ -285,15 +264,11 @@ class Serve(ServiceTest):
     def test_a_web_page_that_reaches_the_socket_changes_nothing(self):
         process = self.serve()
         page = {"Host": "localhost:8080", "Origin": "http://evil.example"}
-        for header in (page, {**page, "Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example:8080"}):
-            status, answer = self.request("POST", "/v1/step", header)
-            self.assertEqual((status, answer["error"]["code"]), (403, "other_site"), header)
-            self.assertTrue(answer["error"]["hint"])
-        self.assertEqual(self.request("GET", "/v1/status", {"Host": "evil.example"})[0], 403)
-        self.assertEqual(self.status()["attempts"], 0)
         own = {"Host": "localhost:8080", "Origin": "http://localhost:8080"}
-        for header in (own, {"Host": "localhost:8080", "Sec-Fetch-Site": "same-origin"}, {"Host": "any"}):
-            self.assertEqual(self.request("POST", "/v1/step", header)[0], 200, header)
+        status, answer = self.request("POST", "/v1/step", page)
+        self.assertEqual((status, answer["error"]["code"]), (403, "other_site"))
+        self.assertEqual(self.status()["attempts"], 0)
+        self.assertEqual(self.request("POST", "/v1/step", own)[0], 200)
         self.end(process)
 
     def test_subscribers_that_have_left_keep_nobody_out(self):

@@ -121,6 +121,11 @@ class EnvironmentTest(SpawnTest):
         for key, value in (("nnodes", "3"), ("min_nodes", "2"), ("node_rank", "2"), ("rendezvous", '"n1:29400"')):
             self.assertRegex(out, rf"(?m)^launch\.{key} +{value} ")
 
+    def test_a_job_of_mpi_without_a_meeting_place_names_its_variable(self):
+        _, err = self.spawn("--nprocs", "1", *shell("true"), exits=USAGE, env={
+            "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+        self.assert_contains(err, "OMPI_COMM_WORLD_SIZE is 2", "--rendezvous HOST:PORT", "rank 0")
+
     def test_a_script_of_torch_distributed_runs_unchanged(self):
         out, err = self.spawn("--nprocs", "3", "--", TORCH_PROGRAM)
         sums = [f"[rank {rank}] rank {rank} of 3: sum 6.0" for rank in range(3)]
@@ -230,69 +235,13 @@ class SignalTest(SpawnTest):
                           and status_fields(pid)["State"][0] != "Z"], [])
 
 
-class BadInputTest(SpawnTest):
-    def refused(self, *arguments, exits=USAGE, env=None):
-        return self.spawn(*arguments, exits=exits, env=env)[1]
-
-    def test_what_cannot_be_is_refused_before_anything_starts(self):
-        script = shell("echo started")
-        self.write("text", "")
-        for arguments, parts in (
-                (["--nproc", "2", *script], ["'--nproc'", "did you mean '--nprocs'?"]),
-                (["--nprocs", "0", *script], ["--nprocs is 0", "at least 1"]),
-                (["--nprocs", "2"], ["PROGRAM is missing"]),
-                (["--rendezvous", "nonsense", *script], ["--rendezvous: 'nonsense'"]),
-                (["--nnodes", "2", *script], ["--nnodes is 2", "--rendezvous is empty", "HOST:PORT"]),
-                (["--nnodes", "2", "--node-rank", "2", "--rendezvous", "127.0.0.1:29500", *script],
-                 ["--node-rank is 2", "--nnodes is 2"]),
-                (["--nprocs", "2", "--gpus", "0", *script], ["--gpus is '0'"]),
-                (["--backend", "mpi", *script], ["unknown backend 'mpi'; available are ", "shm"]),
-                (["--set", "launch.workers=b", "--nprocs", "1", *script], ["Bad worker syntax: b"]),
-                (["--start-method", "thread", *script], ["thread", "forkserver"]),
-                (["--", "no-such-program"], ["'no-such-program'", "PATH"]),
-                (["--", "./text"], ["./text", "Permission denied"]),
-                (["--", "none.py"], ["none.py", "No such file"]),
-                (["--log-dir", "text/logs", *script], ["text/logs"])):
-            with self.subTest(arguments=arguments):
-                out, err = self.spawn(*arguments, exits=USAGE)
-                self.assertEqual(out, "")
-                self.assert_contains(err, *parts)
-
-    def test_gpus_that_are_not_there_or_too_few_are_refused(self):
-        err = self.refused("--nprocs", "2", "--gpus", "0", *shell("true"))
-        self.assertRegex(err, "but this machine has no GPU|1 devices, but nprocs is 2")
-
-    def test_a_port_in_use_is_named(self):
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            err = self.refused("--nprocs", "1", "--rendezvous", f"127.0.0.1:{port}", *shell("true"))
-        self.assert_contains(err, f"port {port} is in use", f"127.0.0.1:{port}")
-
-    def test_a_job_of_mpi_without_a_meeting_place_names_its_variable(self):
-        err = self.refused("--nprocs", "1", *shell("true"), env={
-            "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
-        self.assert_contains(err, "OMPI_COMM_WORLD_SIZE is 2", "--rendezvous HOST:PORT", "rank 0")
-
-    def test_a_rendezvous_that_nobody_serves_names_the_address(self):
-        address = f"127.0.0.1:{self.reserved_port()}"
-        err = self.refused("--nprocs", "1", "--nnodes", "2", "--node-rank", "1", "--rendezvous", address,
-                           "--rendezvous-timeout", "2", *shell("true"), exits=FAILED)
-        self.assert_contains(err, address, "refused")
-
-    def test_a_host_that_does_not_come_is_named(self):
-        address = f"127.0.0.1:{self.reserved_port()}"
-        err = self.refused("--nprocs", "1", "--nnodes", "2", "--rendezvous", address, "--rendezvous-timeout", "2",
-                           *shell("true"), exits=FAILED)
-        self.assert_contains(err, address, "node 1 missing", "node 0 (host")
-
-
 class TwoNodesTest(SpawnTest):
     """Two agents that know of each other only through their rendezvous."""
 
-    def start_two(self, *arguments, nprocs=(1, 1), nnodes=(2, 2)):
+    def start_two(self, *arguments, nprocs=(1, 1)):
         address = f"127.0.0.1:{self.reserved_port()}"
-        return [self.start("--nprocs", str(nprocs[node]), "--nnodes", str(nnodes[node]), "--node-rank", str(node),
-                           "--rendezvous", address, "--log-dir", f"node{node}", *arguments) for node in range(2)]
+        return [self.start("--nprocs", str(nprocs[node]), "--nnodes", "2", "--node-rank", str(node), "--rendezvous",
+                           address, "--log-dir", f"node{node}", *arguments) for node in range(2)]
 
     def test_a_failure_on_one_ends_both_with_its_exit_code(self):
         script = ("echo $RANK of $WORLD_SIZE, node $GROUP_RANK; touch said$RANK; [ $RANK = 2 ] || exec sleep 1000; "
@@ -336,15 +285,10 @@ class TwoNodesTest(SpawnTest):
                 runs[victim].kill()
                 _, err = runs[1 - victim].communicate()
                 self.assertEqual(runs[1 - victim].returncode, 1, err)
-                self.assert_contains(err, f"node {victim}", "ended because of it")
+                told = ["node 0, which serves it, has ended", "no heartbeat of node 1 (host"][victim]
+                self.assert_contains(err, told, "ended because of it")
                 runs[victim].communicate()
                 self.wait_for_all()
-
-    def test_contradictions_name_both(self):
-        for run in self.start_two(*shell("true"), nnodes=(2, 3)):
-            _, err = run.communicate()
-            self.assertEqual(run.returncode, USAGE, err)
-            self.assert_contains(err, "node 0", "--nnodes 2", "node 1", "--nnodes 3")
 
 
 class ElasticTest(SpawnTest):
@@ -406,18 +350,6 @@ class ElasticTest(SpawnTest):
         for run in runs:
             self.assert_ends(run, DONE)
 
-    def test_fewer_than_the_least_number_end_with_an_error_that_says_so(self):
-        runs = self.start_three()
-        for rank, run in enumerate(runs):
-            self.expect(run, f"{rank} of 3, node {rank}, restart 0")
-        runs[1].kill()
-        runs[2].kill()
-        err = self.assert_ends(runs[0], 1)
-        self.assert_contains(err, "1 of at least 2 hosts (--nnodes 2:3)", "within 20 s", "node 0 (host")
-        for run in runs[1:]:
-            run.communicate()
-        self.wait_for_all()
-
     def test_without_a_restart_a_loss_is_the_end(self):
         runs = self.start_three(restarts=0)
         for rank, run in enumerate(runs):
@@ -426,16 +358,6 @@ class ElasticTest(SpawnTest):
         for run in runs[:2]:
             self.assertIn("no heartbeat of node 2", self.assert_ends(run, 1))
         runs[2].communicate()
-        self.wait_for_all()
-
-    def test_the_loss_of_node_0_is_the_end(self):
-        runs = self.start_three()
-        for rank, run in enumerate(runs):
-            self.expect(run, f"{rank} of 3, node {rank}, restart 0")
-        runs[0].kill()
-        for run in runs[1:]:
-            self.assertIn("node 0, which serves it, has ended", self.assert_ends(run, 1))
-        runs[0].communicate()
         self.wait_for_all()
 
     def test_random_kills_never_make_it_hang_or_leave_a_process(self):

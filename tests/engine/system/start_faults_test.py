@@ -51,25 +51,6 @@ class StartFaultsTest(ProgramTest):
         return command
 
 
-class DescriptorsTest(StartFaultsTest):
-    def test_too_few_descriptors_are_told(self):
-        enough = []
-        limits = (8, 16, 24, 32, 64)
-        for limit in limits:
-            with self.subTest(limit=limit):
-                code, out, err = self.run_under(
-                    *TRAIN, *REPLACED, "--checkpoint-dir", f"ck{limit}",
-                    prepare=lambda n=limit: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)))
-                if code == DONE:
-                    self.assertIn("done: 3 steps", out)
-                    enough.append(limit)
-                else:
-                    self.assertEqual(code, FAILED)
-                    self.assertIn(f"Too many open files: raise ulimit -n (now {limit})", err)
-        self.assertEqual(enough, [limit for limit in limits if limit >= min(enough)])
-        self.assertNotIn(16, enough, "this tests nothing")
-
-
 class MemoryTest(StartFaultsTest):
     def own_group(self):
         """A new memory control group below that of this process, and the file of its limit."""

@@ -1,10 +1,9 @@
 """Tests of `accelmgr trace`: trace_cli_test.py PROGRAM [unittest arguments].
 
-A checker of the format reads the files, and Perfetto's own trace processor, where it is installed.
+Perfetto's own trace processor reads the files, where it is installed.
 """
 import collections
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import time
 import unittest
 
 import serve_cli_test
-import trace_format
 import trace_processor
 from serve_cli_test import DONE, FAILED, USAGE, WATCHDOG_S, ServiceTest
 
@@ -43,10 +41,9 @@ class Trace(ServiceTest):
         return process
 
     def events(self):
-        """The complete events of the file, which must be one for each reader."""
+        """The complete events of the file, which Perfetto must read as they are."""
         text = self.file.read_bytes()
         trace = json.loads(text)
-        self.assertEqual(trace_format.problems(trace), [])
         events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
         if trace_processor.engine():
             self.expect_perfetto_reads(text, trace, events)
@@ -98,26 +95,6 @@ class Trace(ServiceTest):
         for name in ("prepare", "data", "forward", "backward", "vote"):
             self.assertEqual(self.ranks_by_step(events, name), {step: [0, 1] for step in range(1, 21)}, name)
         self.assertEqual(len(self.ranks_by_step(events, "attempt")), 20)
-        self.end(process)
-
-    def test_a_runner_that_is_replaced_has_two_processes(self):
-        process = self.serve("--set", "runners.on_loss=restart")
-        self.assertEqual(self.ask("step", "--count", "5").returncode, DONE)
-        tracing = self.tracing(1000)
-        self.assertEqual(self.ask("step").returncode, DONE)
-        killed = self.status()["runners"][1]["pid"]
-        os.kill(killed, signal.SIGKILL)
-        self.assertEqual(self.ask("step", "--count", "20").returncode, DONE)
-        tracing.send_signal(signal.SIGINT)
-        self.assertEqual((tracing.wait(WATCHDOG_S), tracing.stderr.read()), (INTERRUPTED, ""))
-        events = self.events()
-        self.assertEqual(self.ranks_by_step(events, "forward"), {step: [0, 1] for step in range(6, 27)})
-        self.assertEqual(sorted(self.ranks_by_step(events, "step")), list(range(6, 27)))
-        replacement = self.status()["runners"][1]["pid"]
-        names = self.names_of_processes()
-        self.assertEqual((names[killed], names[replacement]), ("runner 1", "runner 1"))
-        self.assertEqual({event["name"] for event in events if event["cat"] == "supervisor"},
-                         {"recover", "start_runner"})
         self.end(process)
 
     def test_it_looks_for_so_many_seconds(self):

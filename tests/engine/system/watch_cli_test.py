@@ -168,20 +168,6 @@ class Watch(ServiceTest):
         self.assertEqual(self.get("/?token=x").status, 400)
         self.end(process)
 
-    def test_steps_are_polled(self):
-        process = self.serve()
-        made = json.loads(self.ask("step", "--json", "--count", "3").stdout)["steps"]
-        answer = json.loads(self.get("/v1/steps?since=1").read())
-        self.assertEqual((answer["first"], answer["next"]), (1, 3))
-        self.assertEqual([step["number"] for step in answer["steps"]], [2, 3])
-        for step, result in zip(answer["steps"], made[1:], strict=True):
-            self.assertEqual({name: step[name] for name in ("step", "loss", "samples")},
-                             {name: result[name] for name in ("step", "loss", "samples")})
-        wrong = self.get("/v1/steps?limit=0")
-        self.assertEqual(wrong.status, 400)
-        self.assertIn("limit is '0'; it must be a whole number from 1 to 256", wrong.read().decode())
-        self.end(process)
-
     def test_events_are_lines_until_the_service_ends(self):
         process = self.serve(*SEVEN_STEPS)
         events = self.events()
