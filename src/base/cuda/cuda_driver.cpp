@@ -50,16 +50,11 @@ CudaDriver functions_of(const std::string& library) {
     if (address == nullptr) throw Problem(fmt::format("the driver library {} has no {}", library, name));
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
   };
-  find(driver.init, "cuInit");
-  find(driver.device_get_count, "cuDeviceGetCount");
-  find(driver.device_get, "cuDeviceGet");
-  find(driver.device_get_name, "cuDeviceGetName");
+#define FIND(result, member, function, parameters) find(driver.member, #function);
+  ACCELMGR_CUDA_DRIVER(FIND)
+#undef FIND
   const bool has_second = dlsym(opened, "cuDeviceGetUuid_v2") != nullptr;  // Drivers since 470 have it.
   find(driver.device_get_uuid, has_second ? "cuDeviceGetUuid_v2" : "cuDeviceGetUuid");
-  find(driver.device_total_mem, "cuDeviceTotalMem_v2");
-  find(driver.device_get_attribute, "cuDeviceGetAttribute");
-  find(driver.get_error_name, "cuGetErrorName");
-  find(driver.get_error_string, "cuGetErrorString");
   return driver;
 }
 
