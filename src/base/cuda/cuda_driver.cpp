@@ -11,6 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "base/checked_fields.hpp"
 #include "base/errno_text.hpp"
 #include "base/ipc/accelerators.hpp"
 #include "base/unique_fd.hpp"
@@ -132,7 +133,7 @@ std::string ask_driver(const std::string& library, const std::filesystem::path& 
   } catch (const Problem& problem) {
     answer = {{"problem", fmt::format("{}; {}", problem.what(), said_by_kernel(root))}};
   }
-  return answer.dump(-1, ' ', false, json::error_handler_t::replace);
+  return base::json_text(answer);
 }
 
 }  // namespace accelmgr::device
