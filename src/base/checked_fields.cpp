@@ -52,8 +52,7 @@ std::string shown(const json& value) {
   if (value.is_structured()) return fmt::format("{} of {} entries", value.type_name(), value.size());
   if (value.is_binary()) return fmt::format("{} bytes", value.get_binary().size());
   if (!value.is_string()) return value.dump();
-  const auto text = json(value.get_ref<const std::string&>().substr(0, most))
-                        .dump(-1, ' ', false, json::error_handler_t::replace);
+  const auto text = json_text(value.get_ref<const std::string&>().substr(0, most));
   return value.get_ref<const std::string&>().size() > most ? text + "..." : text;
 }
 
@@ -63,6 +62,10 @@ std::string shown(const json& value) {
 }
 
 }  // namespace
+
+std::string json_text(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
 
 json parse_json(std::string_view text, const std::string& what) {
   return parse(text, what, json::input_format_t::json, [](std::string_view t) { return json::parse(t); });

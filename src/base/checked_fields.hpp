@@ -26,6 +26,9 @@ inline constexpr int max_nesting = 256;
 nlohmann::json parse_json(std::string_view text, const std::string& what);
 nlohmann::json parse_cbor(std::string_view bytes, const std::string& what);
 
+/// One line of JSON. Bytes that are no UTF-8, as text of user code may have, are replaced.
+std::string json_text(const nlohmann::json& value);
+
 /// The fields of one object, which must outlive the reader.
 class Fields {
  public:

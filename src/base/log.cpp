@@ -76,17 +76,9 @@ Logging& instance() {
 }
 
 constexpr spdlog::level::level_enum spdlog_level(LogLevel level) noexcept {
-  switch (level) {
-    case LogLevel::debug:
-      return spdlog::level::debug;
-    case LogLevel::info:
-      return spdlog::level::info;
-    case LogLevel::warning:
-      return spdlog::level::warn;
-    case LogLevel::error:
-      return spdlog::level::err;
-  }
-  return spdlog::level::err;
+  constexpr spdlog::level::level_enum levels[]{spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
+                                               spdlog::level::err};
+  return levels[static_cast<std::size_t>(level)];
 }
 
 }  // namespace

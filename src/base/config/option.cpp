@@ -11,6 +11,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/did_you_mean.hpp"
+#include "base/parse_number.hpp"
 
 namespace accelmgr::config {
 namespace {
@@ -41,14 +42,6 @@ std::string lower_case(std::string text) {
   return text;
 }
 
-template <class T>
-std::optional<T> parse_number(const std::string& text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 std::string as_written(const RawValue& value) {
   if (value.form == RawValue::Form::list) return fmt::format("a list ({})", fmt::join(value.items, ", "));
   return fmt::format("{}'{}'", value.form == RawValue::Form::quoted ? "the string " : "",
@@ -59,7 +52,7 @@ std::string as_written(const RawValue& value) {
 bool store_word(const Option& option, const std::string& text, Config& config) {
   return std::visit(Overload{
                         [&]<class T>(const Number<T>& number) {
-                          const auto parsed = parse_number<T>(text);
+                          const auto parsed = base::parse_number<T>(text);
                           if (!parsed || !number.interval.contains(*parsed)) return false;
                           number.field(config) = *parsed;
                           return true;

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "base/checked_fields.hpp"
 #include "base/errno_text.hpp"
 #include "base/ipc/accelerators.hpp"
 #include "base/unique_fd.hpp"
@@ -50,16 +51,11 @@ CudaDriver functions_of(const std::string& library) {
     if (address == nullptr) throw Problem(fmt::format("the driver library {} has no {}", library, name));
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
   };
-  find(driver.init, "cuInit");
-  find(driver.device_get_count, "cuDeviceGetCount");
-  find(driver.device_get, "cuDeviceGet");
-  find(driver.device_get_name, "cuDeviceGetName");
+#define FIND(result, member, function, parameters) find(driver.member, #function);
+  ACCELMGR_CUDA_DRIVER(FIND)
+#undef FIND
   const bool has_second = dlsym(opened, "cuDeviceGetUuid_v2") != nullptr;  // Drivers since 470 have it.
   find(driver.device_get_uuid, has_second ? "cuDeviceGetUuid_v2" : "cuDeviceGetUuid");
-  find(driver.device_total_mem, "cuDeviceTotalMem_v2");
-  find(driver.device_get_attribute, "cuDeviceGetAttribute");
-  find(driver.get_error_name, "cuGetErrorName");
-  find(driver.get_error_string, "cuGetErrorString");
   return driver;
 }
 
@@ -137,7 +133,7 @@ std::string ask_driver(const std::string& library, const std::filesystem::path& 
   } catch (const Problem& problem) {
     answer = {{"problem", fmt::format("{}; {}", problem.what(), said_by_kernel(root))}};
   }
-  return answer.dump(-1, ' ', false, json::error_handler_t::replace);
+  return base::json_text(answer);
 }
 
 }  // namespace accelmgr::device

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <string>
 
+#include "base/cuda/runtime.hpp"
+
 namespace accelmgr::device {
 
 /// CUuuid.
@@ -14,21 +16,25 @@ struct DriverUuid {
   char bytes[16];
 };
 
+/// A table as in runtime.hpp, with all functions that have one name in every driver.
+#define ACCELMGR_CUDA_DRIVER(X)                                                               \
+  X(int, init, cuInit, (unsigned flags))                                                      \
+  X(int, device_get_count, cuDeviceGetCount, (int* count))                                    \
+  X(int, device_get, cuDeviceGet, (int* device, int ordinal))                                 \
+  X(int, device_get_name, cuDeviceGetName, (char* name, int bytes, int device))               \
+  X(int, device_total_mem, cuDeviceTotalMem_v2, (std::size_t * bytes, int device))            \
+  X(int, device_get_attribute, cuDeviceGetAttribute, (int* value, int attribute, int device)) \
+  X(int, get_error_name, cuGetErrorName, (int code, const char** name))                       \
+  X(int, get_error_string, cuGetErrorString, (int code, const char** text))
+
 struct CudaDriver {
   static constexpr int success = 0;
   static constexpr int major_attribute = 75;  ///< CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
   static constexpr int minor_attribute = 76;
 
-  int (*init)(unsigned flags);
-  int (*device_get_count)(int* count);
-  int (*device_get)(int* device, int ordinal);
-  int (*device_get_name)(char* name, int bytes, int device);
+  ACCELMGR_CUDA_DRIVER(ACCELMGR_DECLARE_MEMBER)
   /// The second version: of a slice of a GPU (MIG) it says the slice's own, not its GPU's.
   int (*device_get_uuid)(DriverUuid* uuid, int device);
-  int (*device_total_mem)(std::size_t* bytes, int device);
-  int (*device_get_attribute)(int* value, int attribute, int device);
-  int (*get_error_name)(int code, const char** name);
-  int (*get_error_string)(int code, const char** text);
 };
 
 /// Asks the driver in `library` for all GPUs that CUDA_VISIBLE_DEVICES leaves. Returns JSON: either "gpus", a

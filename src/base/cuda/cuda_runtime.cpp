@@ -20,28 +20,9 @@ constexpr const char* libraries[] = {versions[0].library, versions[1].library};
 
 Runtime functions_of(SharedLibrary library) {
   Runtime runtime{};
-  const auto find = [&](const char* name, auto& function) { library.find(name, function); };
-  find("cudaSetDevice", runtime.set_device);
-  find("cudaDeviceGetPCIBusId", runtime.pci_bus_id);
-  find("cudaStreamCreateWithFlags", runtime.stream_create);
-  find("cudaStreamDestroy", runtime.stream_destroy);
-  find("cudaStreamWaitEvent", runtime.stream_wait_event);
-  find("cudaEventCreateWithFlags", runtime.event_create);
-  find("cudaEventDestroy", runtime.event_destroy);
-  find("cudaEventRecord", runtime.event_record);
-  find("cudaEventRecordWithFlags", runtime.event_record_with_flags);
-  find("cudaEventQuery", runtime.event_query);
-  find("cudaMemcpyAsync", runtime.copy);
-  find("cudaMemsetAsync", runtime.fill);
-  find("cudaHostRegister", runtime.host_register);
-  find("cudaHostUnregister", runtime.host_unregister);
-  find("cudaHostAlloc", runtime.host_allocate);
-  find("cudaFreeHost", runtime.host_free);
-  find("cudaMalloc", runtime.allocate);
-  find("cudaFree", runtime.free);
-  find("cudaGetLastError", runtime.last_error);
-  find("cudaGetErrorName", runtime.error_name);
-  find("cudaGetErrorString", runtime.error_text);
+#define FIND(result, member, function, parameters) library.find(#function, runtime.member);
+  ACCELMGR_CUDA_RUNTIME(FIND)
+#undef FIND
   library.check("CUDA's runtime library", "it comes with the CUDA toolkit, and with torch's wheels for CUDA");
   return runtime;
 }

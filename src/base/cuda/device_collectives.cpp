@@ -13,47 +13,19 @@ namespace accelmgr::device {
 namespace {
 
 std::optional<NcclType> find_type(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::uint8:
-      return NcclType::uint8;
-    case DType::int8:
-      return NcclType::int8;
-    case DType::uint32:
-      return NcclType::uint32;
-    case DType::int32:
-      return NcclType::int32;
-    case DType::uint64:
-      return NcclType::uint64;
-    case DType::int64:
-      return NcclType::int64;
-    case DType::float16:
-      return NcclType::float16;
-    case DType::bfloat16:
-      return NcclType::bfloat16;
-    case DType::float32:
-      return NcclType::float32;
-    case DType::float64:
-      return NcclType::float64;
-    default:
-      return std::nullopt;
-  }
+  using enum NcclType;
+  // As DType has them. NCCL has none of the types that follow.
+  constexpr std::optional<NcclType> types[]{uint8,  int8,  std::nullopt, std::nullopt, uint32,  int32,
+                                            uint64, int64, float16,      bfloat16,     float32, float64};
+  const auto place = static_cast<std::size_t>(dtype);
+  return place < std::size(types) ? types[place] : std::nullopt;
 }
 
 std::optional<NcclOperation> find_operation(ReduceOp operation) noexcept {
-  switch (operation) {
-    case ReduceOp::sum:
-      return NcclOperation::sum;
-    case ReduceOp::avg:
-      return NcclOperation::mean;
-    case ReduceOp::product:
-      return NcclOperation::product;
-    case ReduceOp::min:
-      return NcclOperation::minimum;
-    case ReduceOp::max:
-      return NcclOperation::maximum;
-    default:
-      return std::nullopt;
-  }
+  using enum NcclOperation;
+  constexpr NcclOperation operations[]{sum, mean, product, minimum, maximum};  // As ReduceOp has them.
+  const auto place = static_cast<std::size_t>(operation);
+  return place < std::size(operations) ? std::optional(operations[place]) : std::nullopt;
 }
 
 NcclType type_of(DType dtype) {

@@ -13,23 +13,9 @@ constexpr int oldest_version = 21400;  // The first one with communicators that 
 
 Nccl nccl_functions_of(SharedLibrary library) {
   Nccl nccl{};
-  library.find("ncclGetVersion", nccl.get_version);
-  library.find("ncclGetUniqueId", nccl.get_unique_id);
-  library.find("ncclCommInitRankConfig", nccl.init_rank);
-  library.find("ncclCommGetAsyncError", nccl.async_error);
-  library.find("ncclCommAbort", nccl.abort);
-  library.find("ncclCommFinalize", nccl.finalize);
-  library.find("ncclCommDestroy", nccl.destroy);
-  library.find("ncclAllReduce", nccl.all_reduce);
-  library.find("ncclReduceScatter", nccl.reduce_scatter);
-  library.find("ncclAllGather", nccl.all_gather);
-  library.find("ncclBroadcast", nccl.broadcast);
-  library.find("ncclSend", nccl.send);
-  library.find("ncclRecv", nccl.receive);
-  library.find("ncclGroupStart", nccl.group_start);
-  library.find("ncclGroupEnd", nccl.group_end);
-  library.find("ncclGetErrorString", nccl.error_text);
-  library.find("ncclGetLastError", nccl.last_error);
+#define FIND(result, member, function, parameters) library.find(#function, nccl.member);
+  ACCELMGR_NCCL(FIND)
+#undef FIND
   library.check("NCCL", "it comes with torch's wheels for CUDA, in nvidia-nccl, and as libnccl2 of systems");
   int version = 0;
   if (const auto failed = nccl.get_version(&version); failed != nccl_code::success)

@@ -63,38 +63,39 @@ struct NcclConfig {
   int blocking = INT_MIN;  ///< 0: calls return before they are done. INT_MIN: NCCL's default.
 };
 
-/// Each member has the contract of the function that its comment names. With a communicator that does not
-/// block, a call may return in_progress: until async_error() says otherwise, nothing else may be called with
-/// that communicator except async_error() and abort(), and the operation need not be on its stream yet.
+/// A table as in runtime.hpp. With a communicator that does not block, a call may return in_progress: until
+/// async_error() says otherwise, nothing else may be called with that communicator except async_error() and
+/// abort(), and the operation need not be on its stream yet.
+#define ACCELMGR_NCCL(X)                                                                                   \
+  X(NcclCode, get_version, ncclGetVersion, (int* version))                                                 \
+  X(NcclCode, get_unique_id, ncclGetUniqueId, (NcclId*))                                                   \
+  X(NcclCode, init_rank, ncclCommInitRankConfig,                                                           \
+    (CommunicatorHandle*, int size, NcclId, int rank, NcclConfig*))                                        \
+  X(NcclCode, async_error, ncclCommGetAsyncError, (CommunicatorHandle, NcclCode*))                         \
+  X(NcclCode, abort, ncclCommAbort, (CommunicatorHandle))                                                  \
+  X(NcclCode, finalize, ncclCommFinalize, (CommunicatorHandle))                                            \
+  X(NcclCode, destroy, ncclCommDestroy, (CommunicatorHandle))                                              \
+  X(NcclCode, all_reduce, ncclAllReduce,                                                                   \
+    (const void* from, void* to, std::size_t count, NcclType, NcclOperation, CommunicatorHandle,           \
+     StreamHandle))                                                                                        \
+  X(NcclCode, reduce_scatter, ncclReduceScatter,                                                           \
+    (const void* from, void* to, std::size_t count_per_rank, NcclType, NcclOperation, CommunicatorHandle,  \
+     StreamHandle))                                                                                        \
+  X(NcclCode, all_gather, ncclAllGather,                                                                   \
+    (const void* from, void* to, std::size_t count_per_rank, NcclType, CommunicatorHandle, StreamHandle))  \
+  X(NcclCode, broadcast, ncclBroadcast,                                                                    \
+    (const void* from, void* to, std::size_t count, NcclType, int root, CommunicatorHandle, StreamHandle)) \
+  X(NcclCode, send, ncclSend,                                                                              \
+    (const void* from, std::size_t count, NcclType, int peer, CommunicatorHandle, StreamHandle))           \
+  X(NcclCode, receive, ncclRecv,                                                                           \
+    (void* to, std::size_t count, NcclType, int peer, CommunicatorHandle, StreamHandle))                   \
+  X(NcclCode, group_start, ncclGroupStart, ())                                                             \
+  X(NcclCode, group_end, ncclGroupEnd, ())                                                                 \
+  X(const char*, error_text, ncclGetErrorString, (NcclCode))                                               \
+  X(const char*, last_error, ncclGetLastError, (CommunicatorHandle))
+
 struct Nccl {
-  NcclCode (*get_version)(int* version);  ///< ncclGetVersion
-  NcclCode (*get_unique_id)(NcclId* id);  ///< ncclGetUniqueId
-  /// ncclCommInitRankConfig
-  NcclCode (*init_rank)(CommunicatorHandle*, int size, NcclId id, int rank, NcclConfig* config);
-  NcclCode (*async_error)(CommunicatorHandle, NcclCode* error);  ///< ncclCommGetAsyncError
-  NcclCode (*abort)(CommunicatorHandle);                         ///< ncclCommAbort
-  NcclCode (*finalize)(CommunicatorHandle);                      ///< ncclCommFinalize
-  NcclCode (*destroy)(CommunicatorHandle);                       ///< ncclCommDestroy
-  /// ncclAllReduce
-  NcclCode (*all_reduce)(const void* from, void* to, std::size_t count, NcclType, NcclOperation,
-                         CommunicatorHandle, StreamHandle);
-  /// ncclReduceScatter
-  NcclCode (*reduce_scatter)(const void* from, void* to, std::size_t count_per_rank, NcclType, NcclOperation,
-                             CommunicatorHandle, StreamHandle);
-  /// ncclAllGather
-  NcclCode (*all_gather)(const void* from, void* to, std::size_t count_per_rank, NcclType, CommunicatorHandle,
-                         StreamHandle);
-  /// ncclBroadcast
-  NcclCode (*broadcast)(const void* from, void* to, std::size_t count, NcclType, int root, CommunicatorHandle,
-                        StreamHandle);
-  /// ncclSend
-  NcclCode (*send)(const void* from, std::size_t count, NcclType, int peer, CommunicatorHandle, StreamHandle);
-  /// ncclRecv
-  NcclCode (*receive)(void* to, std::size_t count, NcclType, int peer, CommunicatorHandle, StreamHandle);
-  NcclCode (*group_start)();                      ///< ncclGroupStart
-  NcclCode (*group_end)();                        ///< ncclGroupEnd
-  const char* (*error_text)(NcclCode);            ///< ncclGetErrorString
-  const char* (*last_error)(CommunicatorHandle);  ///< ncclGetLastError
+  ACCELMGR_NCCL(ACCELMGR_DECLARE_MEMBER)
 };
 
 /// The names and paths under which load_nccl() looks for the library, in this order: torch's wheel, below

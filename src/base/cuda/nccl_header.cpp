@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "base/cuda/nccl.hpp"
+#include "base/cuda/plain_function.hpp"
 
 namespace accelmgr::device {
 namespace {
@@ -48,66 +49,21 @@ static_assert(NcclConfig{}.magic == theirs.magic && NcclConfig{}.blocking == the
 static_assert(NcclConfig{}.version == NCCL_VERSION(2, 14, 0) && NcclConfig{}.version <= theirs.version);
 static_assert(sizeof(NcclConfig) <= offsetof(ncclConfig_t, minCTAs), "only cgaClusterSize is in the padding");
 
-/// T as nccl.hpp has it.
-template <class T>
-struct Plain {
-  using type = T;
+struct PlainNccl {
+  static NcclCode of(ncclResult_t);
+  static NcclCode* of(ncclResult_t*);
+  static NcclType of(ncclDataType_t);
+  static NcclOperation of(ncclRedOp_t);
+  static NcclId of(ncclUniqueId);
+  static NcclId* of(ncclUniqueId*);
+  static NcclConfig* of(ncclConfig_t*);
+  template <class T>
+  static T of(T);
 };
-template <>
-struct Plain<ncclResult_t> {
-  using type = NcclCode;
-};
-template <>
-struct Plain<ncclResult_t*> {
-  using type = NcclCode*;
-};
-template <>
-struct Plain<ncclDataType_t> {
-  using type = NcclType;
-};
-template <>
-struct Plain<ncclRedOp_t> {
-  using type = NcclOperation;
-};
-template <>
-struct Plain<ncclUniqueId> {
-  using type = NcclId;
-};
-template <>
-struct Plain<ncclUniqueId*> {
-  using type = NcclId*;
-};
-template <>
-struct Plain<ncclConfig_t*> {
-  using type = NcclConfig*;
-};
-template <class Function>
-struct PlainFunction;
-template <class Result, class... Arguments>
-struct PlainFunction<Result(Arguments...)> {
-  using type = typename Plain<Result>::type (*)(typename Plain<Arguments>::type...);
-};
-template <auto member, class Function>
-constexpr bool agrees =
-    std::is_same_v<std::remove_reference_t<decltype(Nccl{}.*member)>, typename PlainFunction<Function>::type>;
-
-static_assert(agrees<&Nccl::get_version, decltype(ncclGetVersion)>);
-static_assert(agrees<&Nccl::get_unique_id, decltype(ncclGetUniqueId)>);
-static_assert(agrees<&Nccl::init_rank, decltype(ncclCommInitRankConfig)>);
-static_assert(agrees<&Nccl::async_error, decltype(ncclCommGetAsyncError)>);
-static_assert(agrees<&Nccl::abort, decltype(ncclCommAbort)>);
-static_assert(agrees<&Nccl::finalize, decltype(ncclCommFinalize)>);
-static_assert(agrees<&Nccl::destroy, decltype(ncclCommDestroy)>);
-static_assert(agrees<&Nccl::all_reduce, decltype(ncclAllReduce)>);
-static_assert(agrees<&Nccl::reduce_scatter, decltype(ncclReduceScatter)>);
-static_assert(agrees<&Nccl::all_gather, decltype(ncclAllGather)>);
-static_assert(agrees<&Nccl::broadcast, decltype(ncclBroadcast)>);
-static_assert(agrees<&Nccl::send, decltype(ncclSend)>);
-static_assert(agrees<&Nccl::receive, decltype(ncclRecv)>);
-static_assert(agrees<&Nccl::group_start, decltype(ncclGroupStart)>);
-static_assert(agrees<&Nccl::group_end, decltype(ncclGroupEnd)>);
-static_assert(agrees<&Nccl::error_text, decltype(ncclGetErrorString)>);
-static_assert(agrees<&Nccl::last_error, decltype(ncclGetLastError)>);
+#define COMPARE(result, member, function, parameters) \
+  static_assert(is_plain<PlainNccl, decltype(&Nccl::member), decltype(function)>);
+ACCELMGR_NCCL(COMPARE)
+#undef COMPARE
 
 }  // namespace
 }  // namespace accelmgr::device

@@ -33,31 +33,35 @@ inline constexpr unsigned register_read_write = 0;   ///< cudaHostRegisterDefaul
 inline constexpr unsigned register_read_only = 8;    ///< cudaHostRegisterReadOnly
 inline constexpr unsigned host_default = 0;          ///< cudaHostAllocDefault
 
-/// Each member has the contract of the function that its comment names.
+/// Declares a function of a table. A table is a list of X(result, member, function of the library,
+/// parameters), and a structure of the members; each has the contract of its function.
+#define ACCELMGR_DECLARE_MEMBER(result, member, function, parameters) result(*member) parameters;
+
+#define ACCELMGR_CUDA_RUNTIME(X)                                                                           \
+  X(Code, set_device, cudaSetDevice, (int device))                                                         \
+  X(Code, pci_bus_id, cudaDeviceGetPCIBusId, (char* text, int size, int device))                           \
+  X(Code, stream_create, cudaStreamCreateWithFlags, (StreamHandle*, unsigned flags))                       \
+  X(Code, stream_destroy, cudaStreamDestroy, (StreamHandle stream))                                        \
+  X(Code, stream_wait_event, cudaStreamWaitEvent, (StreamHandle, EventHandle, unsigned flags))             \
+  X(Code, event_create, cudaEventCreateWithFlags, (EventHandle*, unsigned flags))                          \
+  X(Code, event_destroy, cudaEventDestroy, (EventHandle event))                                            \
+  X(Code, event_record, cudaEventRecord, (EventHandle event, StreamHandle stream))                         \
+  X(Code, event_record_with_flags, cudaEventRecordWithFlags, (EventHandle, StreamHandle, unsigned flags))  \
+  X(Code, event_query, cudaEventQuery, (EventHandle event))                                                \
+  X(Code, copy, cudaMemcpyAsync, (void* to, const void* from, std::size_t bytes, Direction, StreamHandle)) \
+  X(Code, fill, cudaMemsetAsync, (void* memory, int byte, std::size_t bytes, StreamHandle stream))         \
+  X(Code, host_register, cudaHostRegister, (void* memory, std::size_t bytes, unsigned flags))              \
+  X(Code, host_unregister, cudaHostUnregister, (void* memory))                                             \
+  X(Code, host_allocate, cudaHostAlloc, (void** memory, std::size_t bytes, unsigned flags))                \
+  X(Code, host_free, cudaFreeHost, (void* memory))                                                         \
+  X(Code, allocate, cudaMalloc, (void** memory, std::size_t bytes))                                        \
+  X(Code, free, cudaFree, (void* memory))                                                                  \
+  X(Code, last_error, cudaGetLastError, ())                                                                \
+  X(const char*, error_name, cudaGetErrorName, (Code code))                                                \
+  X(const char*, error_text, cudaGetErrorString, (Code code))
+
 struct Runtime {
-  Code (*set_device)(int device);                                        ///< cudaSetDevice
-  Code (*pci_bus_id)(char* text, int size, int device);                  ///< cudaDeviceGetPCIBusId
-  Code (*stream_create)(StreamHandle* stream, unsigned flags);           ///< cudaStreamCreateWithFlags
-  Code (*stream_destroy)(StreamHandle stream);                           ///< cudaStreamDestroy
-  Code (*stream_wait_event)(StreamHandle, EventHandle, unsigned flags);  ///< cudaStreamWaitEvent
-  Code (*event_create)(EventHandle* event, unsigned flags);              ///< cudaEventCreateWithFlags
-  Code (*event_destroy)(EventHandle event);                              ///< cudaEventDestroy
-  Code (*event_record)(EventHandle event, StreamHandle stream);          ///< cudaEventRecord
-  /// cudaEventRecordWithFlags
-  Code (*event_record_with_flags)(EventHandle event, StreamHandle stream, unsigned flags);
-  Code (*event_query)(EventHandle event);  ///< cudaEventQuery
-  /// cudaMemcpyAsync
-  Code (*copy)(void* to, const void* from, std::size_t bytes, Direction direction, StreamHandle stream);
-  Code (*fill)(void* memory, int byte, std::size_t bytes, StreamHandle stream);  ///< cudaMemsetAsync
-  Code (*host_register)(void* memory, std::size_t bytes, unsigned flags);        ///< cudaHostRegister
-  Code (*host_unregister)(void* memory);                                         ///< cudaHostUnregister
-  Code (*host_allocate)(void** memory, std::size_t bytes, unsigned flags);       ///< cudaHostAlloc
-  Code (*host_free)(void* memory);                                               ///< cudaFreeHost
-  Code (*allocate)(void** memory, std::size_t bytes);                            ///< cudaMalloc
-  Code (*free)(void* memory);                                                    ///< cudaFree
-  Code (*last_error)();                                                          ///< cudaGetLastError
-  const char* (*error_name)(Code code);                                          ///< cudaGetErrorName
-  const char* (*error_text)(Code code);                                          ///< cudaGetErrorString
+  ACCELMGR_CUDA_RUNTIME(ACCELMGR_DECLARE_MEMBER)
 };
 
 }  // namespace accelmgr::device

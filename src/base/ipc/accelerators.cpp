@@ -1,10 +1,11 @@
 #include "base/ipc/accelerators.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <string_view>
 #include <utility>
+
+#include "base/parse_number.hpp"
 
 namespace accelmgr::ipc {
 namespace {
@@ -24,11 +25,8 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
 /// The number in "nvidia3"; -1 for other names, as nvidiactl and nvidia-uvm.
 int number_of_gpu(const std::string& name) {
   constexpr std::string_view prefix = "nvidia";
-  int number = -1;
   if (!name.starts_with(prefix)) return -1;
-  const auto* end = name.data() + name.size();
-  const auto [parsed, error] = std::from_chars(name.data() + prefix.size(), end, number);
-  return error == std::errc{} && parsed == end ? number : -1;
+  return base::parse_number<int>(std::string_view(name).substr(prefix.size())).value_or(-1);
 }
 
 std::string first_word(const fs::path& file) {

@@ -3,11 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <netdb.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <climits>
 #include <fstream>
 #include <memory>
 #include <set>
@@ -30,12 +27,12 @@ std::vector<Entry> entries() {
 }
 
 std::set<std::string> addresses_of_own_name() {
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return {};
+  const auto name = host_name();
+  if (name.empty()) return {};
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
-  if (getaddrinfo(name.data(), nullptr, &hints, &list) != 0) return {};
+  if (getaddrinfo(name.c_str(), nullptr, &hints, &list) != 0) return {};
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, freeaddrinfo);
   std::set<std::string> found;
   for (const auto* item = list; item != nullptr; item = item->ai_next) found.insert(host_of(item->ai_addr));

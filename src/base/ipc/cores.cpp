@@ -7,12 +7,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <memory>
-#include <string>
-#include <vector>
+#include <sstream>
 
+#include "base/ipc/control_groups.hpp"
 #include "base/ipc/proc_file.hpp"
 
 namespace accelmgr::ipc {
@@ -37,49 +36,18 @@ struct Quota {
   fs::path file;
 };
 
-/// The numbers of a file; `max` and what is no number is infinite.
-std::vector<double> numbers_in(const fs::path& path) {
-  std::ifstream file(path);
-  std::vector<double> numbers;
-  for (std::string word; file >> word;) {
-    char* end = nullptr;
-    const double number = std::strtod(word.c_str(), &end);
-    numbers.push_back(*end == 0 && number >= 0 ? number : std::numeric_limits<double>::infinity());
-  }
-  return numbers;
-}
-
-/// The least quota of a group and of those that it is in. A container may see its own group as the root.
-Quota quota_of(const fs::path& hierarchy, fs::path group, bool unified) {
-  Quota least;
-  for (;; group = group.parent_path()) {
-    const auto folder = hierarchy / group.relative_path();
-    const auto file = folder / (unified ? "cpu.max" : "cpu.cfs_quota_us");
-    auto numbers = numbers_in(file);
-    if (!unified)
-      if (const auto period = numbers_in(folder / "cpu.cfs_period_us"); !period.empty())
-        numbers.push_back(period.front());
-    if (numbers.size() == 2 && numbers[1] > 0 && numbers[0] / numbers[1] < least.cores)
-      least = {numbers[0] / numbers[1], file};
-    if (group.relative_path().empty()) return least;
-  }
-}
-
+/// The least quota of the control groups.
 Quota quota(const fs::path& root) {
   Quota least;
-  std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // "0::/a/b", or "4:cpu,cpuacct:/a/b"
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const auto controllers = line.substr(first + 1, second - first - 1);
-    const auto base = root / "sys/fs/cgroup";
-    Quota found;
-    if (controllers.empty())
-      found = quota_of(base, line.substr(second + 1), true);
-    else if (("," + controllers + ",").find(",cpu,") != std::string::npos)
-      found = quota_of(base / controllers, line.substr(second + 1), false);
-    if (found.cores < least.cores) least = found;
-  }
+  visit_groups(root, "cpu", [&](const fs::path& folder, bool unified) {
+    const auto file = folder / (unified ? "cpu.max" : "cpu.cfs_quota_us");
+    auto text = read_proc(file).value_or("");
+    if (!unified) text += read_proc(folder / "cpu.cfs_period_us").value_or("");
+    std::istringstream words(text);
+    double quota = 0, period = 0;  // Without a quota: "max", or -1.
+    if (words >> quota >> period && quota >= 0 && period > 0 && quota / period < least.cores)
+      least = {quota / period, file};
+  });
   return least;
 }
 

@@ -1,9 +1,11 @@
 #include "base/ipc/network.hpp"
 
 #include <ifaddrs.h>
+#include <limits.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -24,6 +26,11 @@ const sockaddr_in6& v6(const sockaddr* address) noexcept {
 }
 
 }  // namespace
+
+std::string host_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
 
 std::string host_of(const sockaddr* address) {
   if (address->sa_family != AF_INET && address->sa_family != AF_INET6) return "";

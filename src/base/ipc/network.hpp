@@ -8,6 +8,9 @@
 
 namespace accelmgr::ipc {
 
+/// The name of this host; empty if the kernel does not tell.
+std::string host_name();
+
 /// The numeric host of an IPv4 or IPv6 address, without brackets, with the zone if it has one; empty for
 /// other families.
 std::string host_of(const sockaddr* address);

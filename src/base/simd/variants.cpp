@@ -1,5 +1,7 @@
 #include "base/simd/variants.hpp"
 
+#include "base/enum_names.hpp"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -18,15 +20,8 @@ bool has_f16c() noexcept {
 #endif
 
 const char* to_string(Isa isa) noexcept {
-  switch (isa) {
-    case Isa::portable:
-      return "portable";
-    case Isa::avx2:
-      return "AVX2";
-    case Isa::avx512:
-      return "AVX-512";
-  }
-  return "?";
+  static constexpr const char* names[]{"portable", "AVX2", "AVX-512"};
+  return enum_name<Isa::avx512>(names, isa);
 }
 
 bool machine_has(Isa isa) noexcept {

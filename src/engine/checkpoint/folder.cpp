@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/process.hpp"
+#include "base/parse_number.hpp"
 
 namespace accelmgr::checkpoint {
 namespace {
@@ -17,15 +17,6 @@ namespace fs = std::filesystem;
 constexpr std::string_view folder_prefix = "step-";
 constexpr std::string_view temporary_mark = ".tmp-";
 constexpr std::string_view replaced_mark = ".replaced-";
-
-template <typename Number>
-std::optional<Number> whole_number(std::string_view text) {
-  Number number{};
-  const auto* const end = text.data() + text.size();
-  const auto [last, error] = std::from_chars(text.data(), end, number);
-  if (text.empty() || error != std::errc{} || last != end) return std::nullopt;
-  return number;
-}
 
 std::vector<std::string> names_in(const fs::path& directory) {
   std::vector<std::string> names;
@@ -43,11 +34,11 @@ std::optional<Leftover> leftover_of(const fs::path& directory, std::string_view 
   const auto step = step_of(name.substr(1, at - 1));
   const auto writer = name.substr(at + mark.size());
   const auto dash = writer.find('-');
-  const auto pid = whole_number<pid_t>(writer.substr(0, dash));
+  const auto pid = base::parse_number<pid_t>(writer.substr(0, dash));
   if (!step || !pid || *pid <= 0) return std::nullopt;
   std::optional<std::uint64_t> began;
   if (dash != std::string_view::npos) {
-    began = whole_number<std::uint64_t>(writer.substr(dash + 1));
+    began = base::parse_number<std::uint64_t>(writer.substr(dash + 1));
     if (!began) return std::nullopt;
   }
   return Leftover{*step, *pid, began, mark == replaced_mark, directory / name};
@@ -64,7 +55,7 @@ std::string folder_name(std::uint64_t step) { return fmt::format("{}{:08}", fold
 
 std::optional<std::uint64_t> step_of(std::string_view name) {
   if (!name.starts_with(folder_prefix)) return std::nullopt;
-  const auto step = whole_number<std::uint64_t>(name.substr(folder_prefix.size()));
+  const auto step = base::parse_number<std::uint64_t>(name.substr(folder_prefix.size()));
   return step && folder_name(*step) == name ? step : std::nullopt;
 }
 

@@ -12,7 +12,9 @@
 #include <thread>
 
 #include "accelmgr/errors.hpp"
+#include "base/checked_fields.hpp"
 #include "base/clock.hpp"
+#include "base/ipc/network.hpp"
 #include "base/ipc/process.hpp"
 #include "base/timing.hpp"
 #include "engine/checkpoint/storage.hpp"
@@ -26,11 +28,6 @@ using nlohmann::json;
 constexpr std::chrono::milliseconds look{10};
 // The text never gets shorter, and a write within one page is whole even if this process is killed in it.
 constexpr std::size_t text_bytes = 512;
-
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? name : "";
-}
 
 struct Holder {
   pid_t pid = 0;  ///< 0: the file does not say.
@@ -53,12 +50,12 @@ Holder read_holder(int fd) {
 /// False for a process of another host: it cannot be examined from here.
 bool has_ended(const Holder& holder) {
   if (holder.pid <= 0) return true;
-  return holder.host == host_name() && checkpoint::has_ended(holder.pid);
+  return holder.host == ipc::host_name() && checkpoint::has_ended(holder.pid);
 }
 
 std::string describe(const Holder& holder) {
   if (holder.pid <= 0) return "another process";
-  if (holder.host != host_name()) return fmt::format("process {} on host {}", holder.pid, holder.host);
+  if (holder.host != ipc::host_name()) return fmt::format("process {} on host {}", holder.pid, holder.host);
   if (holder.pid == getpid()) return "another manager of this process, which was not stopped";
   return has_ended(holder) ? fmt::format("a process that process {} has left behind", holder.pid)
                            : fmt::format("process {}", holder.pid);
@@ -144,8 +141,7 @@ void DirectoryLock::set_run(const std::string& id) {
 }
 
 void DirectoryLock::write(const std::string& run) const {
-  auto text = json{{"host", host_name()}, {"pid", owner_}, {"run", run}}.dump(-1, ' ', false,
-                                                                              json::error_handler_t::replace);
+  auto text = base::json_text({{"host", ipc::host_name()}, {"pid", owner_}, {"run", run}});
   text.resize(text_bytes - 1, ' ');
   text += '\n';
   if (pwrite(fd_.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))

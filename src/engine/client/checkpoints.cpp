@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "accelmgr/errors.hpp"
+#include "base/checked_fields.hpp"
 #include "base/clock.hpp"
 #include "base/config/loader.hpp"
 #include "base/interruption.hpp"
@@ -218,7 +219,7 @@ base::UniqueFd Checkpoints::describe(const Extras& extras, std::uint64_t model_b
                      {"host", parsed(extras.json)}}}};
   if (extras.step) description["state"]["host_step"] = *extras.step;
   if (extras.metric && std::isfinite(*extras.metric)) description["metric"] = *extras.metric;
-  const auto text = description.dump(-1, ' ', false, json::error_handler_t::replace);
+  const auto text = base::json_text(description);
   Staging memory;
   memory.reserve(text.size());
   std::memcpy(memory.map.data(), text.data(), text.size());

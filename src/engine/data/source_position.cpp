@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <sstream>
 
 #include "accelmgr/errors.hpp"
+#include "base/parse_number.hpp"
 
 namespace accelmgr::data {
 namespace {
@@ -22,13 +22,13 @@ std::uint64_t take_number(std::istream& text, const std::string& name, const std
   std::string word;
   text >> word;
   const auto prefix = name + "=";
-  std::uint64_t number = 0;
-  const auto* end = word.data() + word.size();
-  if (!word.starts_with(prefix) ||
-      std::from_chars(word.data() + prefix.size(), end, number) != std::from_chars_result{end, std::errc{}})
+  const auto number = word.starts_with(prefix)
+                          ? base::parse_number<std::uint64_t>(std::string_view(word).substr(prefix.size()))
+                          : std::nullopt;
+  if (!number)
     throw DataError(fmt::format("'{}' is not the state of a data source: expected {}=NUMBER, found '{}'",
                                 shown(state), name, shown(word)));
-  return number;
+  return *number;
 }
 
 }  // namespace

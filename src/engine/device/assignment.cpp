@@ -6,7 +6,6 @@
 #include <strings.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/config/device_name.hpp"
 #include "base/config/loader.hpp"
+#include "base/parse_number.hpp"
 
 namespace accelmgr::device {
 namespace {
@@ -40,12 +40,10 @@ bool begins(const std::string& uuid, const std::string& text) {
 std::size_t gpu_named(const std::string& text, const Gpus& gpus) {
   const auto& visible = gpus.visible;
   std::vector<std::size_t> meant;
-  std::size_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool is_number = error == std::errc{} && end == text.data() + text.size();
+  const auto number = base::parse_number<std::size_t>(text);
   const bool is_uuid = begins(text, "GPU-") || begins(text, "MIG-");
   for (std::size_t i = 0; i < visible.size(); ++i)
-    if ((is_number && i == number) || (is_uuid && begins(visible[i].uuid, text))) meant.push_back(i);
+    if (i == number || (is_uuid && begins(visible[i].uuid, text))) meant.push_back(i);
   if (meant.size() == 1) return meant.front();
   throw ConfigError(
       fmt::format("{} names '{}', which is {}; there are {}", devices_key, text,

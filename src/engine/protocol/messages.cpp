@@ -56,8 +56,6 @@ ipc::Message receive(int socket, base::Deadline deadline, const char* who) {
   return std::move(*message);
 }
 
-std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-
 void check_fds(const ipc::Message& message, const char* what, std::size_t least, std::size_t most) {
   const auto count = message.fds.size();
   if (count < least || count > most)
@@ -200,16 +198,16 @@ std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline) {
 }
 
 void send_prepared(int socket, const std::vector<int>& session, bool needs_values, base::Deadline deadline) {
-  ipc::send(socket, text_of({{"type", "Prepared"}, {"needs_values", needs_values}}), session);
+  ipc::send(socket, base::json_text({{"type", "Prepared"}, {"needs_values", needs_values}}), session);
   if (receive(socket, deadline, "host").bytes != noted_text)
     throw SessionError("expected the host to confirm that it has the session, got another message");
 }
 
 void send_assigned(int socket, const Assigned& assigned) {
-  ipc::send(socket, text_of({{"type", "Assigned"},
-                             {"nprocs", assigned.nprocs},
-                             {"device", assigned.device},
-                             {"devices", assigned.devices}}));
+  ipc::send(socket, base::json_text({{"type", "Assigned"},
+                                     {"nprocs", assigned.nprocs},
+                                     {"device", assigned.device},
+                                     {"devices", assigned.devices}}));
 }
 
 void take_note_of_prepared(int socket) { ipc::send(socket, noted_text); }
@@ -221,16 +219,16 @@ void send_started(int socket, const Started& started) {
     runners.push_back(describe(runner));
     fds.push_back(runner.pidfd.get());
   }
-  ipc::send(socket, text_of({{"type", "Started"}, {"runners", runners}}), fds);
+  ipc::send(socket, base::json_text({{"type", "Started"}, {"runners", runners}}), fds);
 }
 
 void send_failed(int socket, const std::exception& error) {
   const auto failed = describe(error);
-  ipc::send(socket, text_of({{"type", failed.type},
-                             {"what", failed.what},
-                             {"key", failed.key},
-                             {"rank", failed.rank},
-                             {"phase", failed.phase}}));
+  ipc::send(socket, base::json_text({{"type", failed.type},
+                                     {"what", failed.what},
+                                     {"key", failed.key},
+                                     {"rank", failed.rank},
+                                     {"phase", failed.phase}}));
 }
 
 std::variant<Assigned, Prepared, Started, Failed> receive_answer(int socket, base::Deadline deadline) {
@@ -278,12 +276,12 @@ void send_attached(int socket, const Attached& attached, const std::vector<int>&
   if (!attached.checkpoint.empty()) fds.insert(fds.end(), {attached.state.get(), attached.training.get()});
   fds.push_back(configuration.get());
   ipc::send(socket,
-            text_of({{"type", "Attached"},
-                     {"lease", attached.lease},
-                     {"run_id", attached.run_id},
-                     {"unfinished", attached.unfinished},
-                     {"checkpoint", attached.checkpoint},
-                     {"configuration_bytes", text.size()}}),
+            base::json_text({{"type", "Attached"},
+                             {"lease", attached.lease},
+                             {"run_id", attached.run_id},
+                             {"unfinished", attached.unfinished},
+                             {"checkpoint", attached.checkpoint},
+                             {"configuration_bytes", text.size()}}),
             fds, base::Deadline::at_ns(0));
 }
 
@@ -320,7 +318,7 @@ Attached receive_attached(int socket, base::Deadline deadline) {
 void send_request(int socket, const Request& request, std::uint64_t lease) {
   auto packet = std::visit([](const auto& r) { return pack(r); }, request);
   if (lease != 0) packet.text["lease"] = lease;
-  ipc::send(socket, text_of(packet.text), packet.fds);
+  ipc::send(socket, base::json_text(packet.text), packet.fds);
 }
 
 std::optional<Received> next_request(int socket, std::uint64_t lease) {
@@ -337,7 +335,7 @@ std::optional<Received> next_request(int socket, std::uint64_t lease) {
 bool send_notice(int socket, const Notice& notice) {
   const auto packet = std::visit([](const auto& n) { return pack(n); }, notice);
   try {
-    ipc::send(socket, text_of(packet.text), packet.fds, base::Deadline::at_ns(0));
+    ipc::send(socket, base::json_text(packet.text), packet.fds, base::Deadline::at_ns(0));
     return true;
   } catch (const SessionError&) {
     return false;

@@ -28,26 +28,11 @@ using session::Phase;
 using session::Reason;
 
 Activity activity_of(Phase phase) noexcept {
-  switch (phase) {
-    case Phase::init:
-      return Activity::init;
-    case Phase::waiting:
-      return Activity::waiting;
-    case Phase::data:
-      return Activity::data;
-    case Phase::forward:
-      return Activity::forward;
-    case Phase::backward:
-      return Activity::backward;
-    case Phase::vote:
-      return Activity::vote;
-    case Phase::reduce:
-      return Activity::reduce;
-    case Phase::none:
-    case Phase::stopping:
-      break;
-  }
-  return Activity::none;
+  constexpr Activity activities[]{Activity::none, Activity::init,    Activity::waiting,
+                                  Activity::data, Activity::forward, Activity::backward,
+                                  Activity::vote, Activity::reduce,  Activity::none};
+  static_assert(std::size(activities) == static_cast<std::size_t>(Phase::stopping) + 1);
+  return activities[static_cast<std::size_t>(phase)];
 }
 
 /// "'a', 'b' and 3 more"

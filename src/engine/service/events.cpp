@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/checked_fields.hpp"
 #include "engine/service/query.hpp"
 #include "engine/service/status.hpp"
 #include "engine/session/step_history.hpp"
@@ -80,7 +81,7 @@ std::string Events::since(Position from, Position to) const {
   Position at{.steps = from.steps, .incidents = from.incidents};
   for (auto number = std::max(from.incidents + 1, first_incident); number <= to.incidents; ++number) {
     at.incidents = number;
-    text += event("incident", at, text_of(incident_of(number, session.incident(number))));
+    text += event("incident", at, base::json_text(incident_of(number, session.incident(number))));
   }
   for (auto number = std::max(from.steps + 1, session::first_step_record(to.steps)); number <= to.steps;
        ++number) {
@@ -94,7 +95,7 @@ std::string Events::since(Position from, Position to) const {
 
 std::string Events::host_event(Position at) const {
   return event("host", at,
-               text_of({{"host", host_seen_ == 0 ? json() : host_of(manager_.lease().standing())}}));
+               base::json_text({{"host", host_seen_ == 0 ? json() : host_of(manager_.lease().standing())}}));
 }
 
 void Events::look() {
@@ -114,7 +115,7 @@ void Events::look() {
 
 void Events::closing(const std::string& why) {
   look();
-  send(event("closing", seen_, text_of({{"why", why}})));
+  send(event("closing", seen_, base::json_text({{"why", why}})));
 }
 
 void Events::send(const std::string& text) {

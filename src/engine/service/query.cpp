@@ -4,25 +4,23 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "accelmgr/errors.hpp"
 #include "base/checked_fields.hpp"
+#include "base/parse_number.hpp"
 
 namespace accelmgr::service {
 
 std::uint64_t whole_number(const std::string& text, const std::string& what, std::uint64_t least,
                            std::uint64_t most) {
-  std::uint64_t number = 0;
-  const auto* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc{} || stop != end || number < least || number > most)
+  const auto number = base::parse_number<std::uint64_t>(text);
+  if (!number || *number < least || *number > most)
     throw Problem(
         400, "bad_request",
         fmt::format("{} is '{}'; it must be a whole number from {} to {}", what, text, least, most));
-  return number;
+  return *number;
 }
 
 namespace {

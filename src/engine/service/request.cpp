@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/checked_fields.hpp"
 #include "base/exception_text.hpp"
 #include "base/log.hpp"
 
@@ -42,10 +43,8 @@ Response response_of_exception() {
   }
 }
 
-std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-
 Response json_response(const json& body, int status) {
-  return {.status = status, .body = text_of(body) + "\n"};
+  return {.status = status, .body = base::json_text(body) + "\n"};
 }
 
 }  // namespace accelmgr::service

@@ -87,8 +87,6 @@ class Problem : public std::exception {
 /// The response to a request that has failed with the exception under way. Logs one that is no Problem.
 Response response_of_exception();
 
-/// The text of JSON, on one line. It may hold text of user code, and that bytes which are no UTF-8.
-std::string text_of(const nlohmann::json& value);
 Response json_response(const nlohmann::json& body, int status = 200);
 
 }  // namespace accelmgr::service

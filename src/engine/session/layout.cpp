@@ -6,78 +6,39 @@
 #include <string>
 
 #include "accelmgr/errors.hpp"
+#include "base/enum_names.hpp"
 #include "base/fnv1a.hpp"
 
 namespace accelmgr::session {
 
 const char* to_string(Phase phase) noexcept {
-  switch (phase) {
-    case Phase::none:
-      return "none";
-    case Phase::init:
-      return "init";
-    case Phase::waiting:
-      return "waiting";
-    case Phase::data:
-      return "data";
-    case Phase::forward:
-      return "forward";
-    case Phase::backward:
-      return "backward";
-    case Phase::vote:
-      return "vote";
-    case Phase::reduce:
-      return "reduce";
-    case Phase::stopping:
-      return "stopping";
-  }
-  return "?";
+  static constexpr const char* names[]{"none",     "init", "waiting", "data",    "forward",
+                                       "backward", "vote", "reduce",  "stopping"};
+  return base::enum_name<Phase::stopping>(names, phase);
 }
 
 const char* to_string(Activity activity) noexcept {
-  switch (activity) {
-    case Activity::none:
-      return "none";
-    case Activity::step:
-      return "step";
-    case Activity::assemble:
-      return "assemble";
-    case Activity::attempt:
-      return "attempt";
-    case Activity::zero_grad:
-      return "zero_grad";
-    case Activity::write_parameters:
-      return "write_parameters";
-    case Activity::copy_checkpoint:
-      return "copy_checkpoint";
-    case Activity::init:
-      return "init";
-    case Activity::waiting:
-      return "waiting";
-    case Activity::prepare:
-      return "prepare";
-    case Activity::data:
-      return "data";
-    case Activity::forward:
-      return "forward";
-    case Activity::backward:
-      return "backward";
-    case Activity::vote:
-      return "vote";
-    case Activity::other_votes:
-      return "other_votes";
-    case Activity::reduce:
-      return "reduce";
-    case Activity::recover:
-      return "recover";
-    case Activity::start_runner:
-      return "start_runner";
-    case Activity::read:
-      return "read";
-    case Activity::write_checkpoint:
-      return "write_checkpoint";
-  }
-  return "?";
+  static constexpr const char* names[]{"none",
+                                       "step",
+                                       "assemble",
+                                       "attempt",
+                                       "zero_grad",
+                                       "write_parameters",
+                                       "copy_checkpoint",
+                                       "init",
+                                       "waiting",
+                                       "prepare",
+                                       "data",
+                                       "forward",
+                                       "backward",
+                                       "vote",
+                                       "other_votes",
+                                       "reduce",
+                                       "recover",
+                                       "start_runner",
+                                       "read",
+                                       "write_checkpoint"};
+  return base::enum_name<Activity::write_checkpoint>(names, activity);
 }
 
 void plan_layout(const Extent& extent, Header& header) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/checked_fields.hpp"
 #include "base/interruption.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
@@ -20,8 +21,7 @@ using Cause = CollectiveError::Cause;
 constexpr const char* given_up = "given up";
 
 std::string written(const CollectiveError& error) {
-  const nlohmann::json fields{{"what", error.what()}, {"cause", error.cause()}, {"ranks", error.ranks()}};
-  return fields.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return base::json_text({{"what", error.what()}, {"cause", error.cause()}, {"ranks", error.ranks()}});
 }
 
 CollectiveError read(const std::string& text) {

@@ -9,17 +9,11 @@ namespace accelmgr::distributed {
 namespace {
 
 const char* name_of(ObjectKind kind) {
-  switch (kind) {
-    case ObjectKind::text:
-      return "a string";
-    case ObjectKind::bytes:
-      return "an object as bytes";
-    case ObjectKind::value:
-      return "an object";
-    case ObjectKind::broadcast_header:
-      return "a broadcast in safe mode";
-  }
-  return "an object of unknown kind";
+  return kind == ObjectKind::text               ? "a string"
+         : kind == ObjectKind::bytes            ? "an object as bytes"
+         : kind == ObjectKind::value            ? "an object"
+         : kind == ObjectKind::broadcast_header ? "a broadcast in safe mode"
+                                                : "an object of unknown kind";
 }
 
 std::string_view body(std::string_view object, int from, ObjectKind expected) {

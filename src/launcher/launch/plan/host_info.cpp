@@ -1,9 +1,5 @@
 #include "launcher/launch/plan/host_info.hpp"
 
-#include <limits.h>
-#include <unistd.h>
-
-#include <array>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
@@ -15,8 +11,8 @@
 namespace accelmgr::launch {
 
 std::string own_hostname() {
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
+  const auto name = ipc::host_name();
+  return name.empty() ? "localhost" : name;
 }
 
 namespace {
