@@ -97,8 +97,6 @@ class Processes {
     return ipc::describe_exit(status);
   }
 
-  std::size_t size() const { return children_.size(); }
-
  private:
   std::vector<ipc::Child> children_;
 };

@@ -1,13 +1,10 @@
-// Tests of collectives of arrays: every dtype with every reduction, and collectives that work on blocks.
+// Tests of collectives of arrays, and of those that work on blocks. The contract of communicators has every
+// dtype with every reduction.
 #include "launcher/distributed/collectives/arrays.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 
 #include "launcher/distributed/collectives/device_team.hpp"
 #include "message_of.hpp"
@@ -18,7 +15,6 @@ namespace {
 
 using test::expect_on_ranks;
 using test::message_of;
-using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -49,30 +45,6 @@ TEST(Arrays, AreReducedGatheredAndExchanged) {
     EXPECT_THAT(std::vector(out.begin(), out.begin() + 3), ElementsAre(20, 21, 22));
     const Shape empty{0, 3};
     EXPECT_NO_THROW(all_reduce(members, {nullptr, DType::float32, empty}, nullptr, ReduceOp::sum));
-  });
-}
-
-TEST(Arrays, EveryDTypeIsReducedOrRefusedByName) {
-  expect_on_ranks(2, [](int) {
-    const auto members = members_of({});
-    const Shape shape{2};
-    for (std::uint64_t number = 0; number < dtype_count; ++number)
-      for (const auto* name : {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "AND", "OR"}) {
-        const auto dtype = dtype_of_number(number);
-        const auto op = reduce_op(name);
-        SCOPED_TRACE(fmt::format("{} of {}", name, name_of(dtype)));
-        const std::vector<std::byte> zeros(2 * size_of(dtype));
-        std::vector<std::byte> out(zeros.size(), std::byte{0xff});
-        const auto call = [&] { all_reduce(members, {zeros.data(), dtype, shape}, out.data(), op); };
-        try {
-          check_reduction(dtype, op);
-        } catch (const UsageError&) {
-          EXPECT_THROW(call(), UsageError);
-          continue;
-        }
-        call();
-        EXPECT_THAT(out, Each(std::byte{0}));
-      }
   });
 }
 
