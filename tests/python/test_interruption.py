@@ -186,6 +186,12 @@ def test_while_a_checkpoint_is_written_it_is_not_lost(tmp_path, what):
         assert process.wait(timeout=BOUND_S) == 0
 
 
+def expect_interrupted(process):
+    interrupt(process)
+    assert read_until(process, "\n") == "interrupted\n"
+    assert process.wait(timeout=BOUND_S) == 0
+
+
 ALONE = """\
 import os, sys, accelmgr.distributed as dist
 from accelmgr.compat import ml_mp
@@ -221,27 +227,17 @@ def test_where_nobody_else_comes_to_the_rendezvous(tmp_path, call):
     port = free_port()
     with started("-c", ALONE, call, str(port), cwd=tmp_path) as process:
         wait_until_served(port, process)
-        interrupt(process)
-        assert read_until(process, "\n") == "interrupted\n"
-        assert process.wait(timeout=BOUND_S) == 0
+        expect_interrupted(process)
 
 
 NOBODY = """\
 import accelmgr.distributed as dist
 try:
     print("ready", flush=True)
-    dist.initialize("gloo", init_method="tcp://127.0.0.1:9", rank=1, world_size=2)
+    dist.initialize("gloo", init_method="tcp://127.0.0.1:9", rank=1, world_size=2)  # Port 9: nobody listens.
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
-
-
-def test_where_nobody_serves_the_rendezvous(tmp_path):
-    with started("-c", NOBODY, cwd=tmp_path) as process:  # Port 9 (discard): no process listens there.
-        read_until(process, "ready\n")
-        interrupt(process)
-        assert read_until(process, "\n") == "interrupted\n"
-        assert process.wait(timeout=BOUND_S) == 0
 
 
 RUNS = """\
@@ -259,12 +255,11 @@ except KeyboardInterrupt:
 """
 
 
-def test_in_what_runs_after_the_rendezvous(tmp_path):
-    with started("-c", RUNS, cwd=tmp_path) as process:
+@pytest.mark.parametrize("program", [NOBODY, RUNS], ids=["nobody_serves_the_rendezvous", "after_the_rendezvous"])
+def test_where_it_waits_alone(tmp_path, program):
+    with started("-c", program, cwd=tmp_path) as process:
         read_until(process, "ready\n")
-        interrupt(process)
-        assert read_until(process, "\n") == "interrupted\n"
-        assert process.wait(timeout=BOUND_S) == 0
+        expect_interrupted(process)
 
 
 GROUPS = """\
@@ -292,9 +287,7 @@ def test_where_another_rank_does_not_come_to_a_new_group(tmp_path, call):
     ):
         read_until(other, "ready\n")
         read_until(process, "ready\n")
-        interrupt(process)
-        assert read_until(process, "\n") == "interrupted\n"
-        assert process.wait(timeout=BOUND_S) == 0
+        expect_interrupted(process)
 
 
 SERIAL = """\

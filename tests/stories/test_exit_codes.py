@@ -5,7 +5,7 @@ import resource
 import signal
 
 import pytest
-from conftest import DONE, FAILED, USAGE
+from conftest import DONE, FAILED
 
 FULL = {
     "train": "accelmgr train -c small.yaml",
@@ -82,35 +82,8 @@ def test_too_many_open_files_of_a_launch_say_which_limit_to_raise(person, limit)
     assert f"raise ulimit -n (now {limit})" in ended.err
 
 
-def test_a_session_without_memory_is_a_failure(person):
-    ended = person.types("accelmgr train -c small.yaml --set memory.limit_bytes=1000")
-    assert ended.code == FAILED, ended.err
-    assert "memory.limit_bytes" in ended.err
-
-
-def test_a_corrupt_checkpoint_is_a_failure(person):
-    assert person.types("accelmgr train -c small.yaml --checkpoint-dir ck").code == DONE
-    person.file("ck/step-00000010/state.json").write_text("{")
-    ended = person.types("accelmgr train -c small.yaml --resume ck/step-00000010")
-    assert ended.code == FAILED, ended.err
-    assert "state.json" in ended.err
-
-
 def test_a_rendezvous_that_fails_is_a_failure(person):
     where = f"--nnodes 2 --rendezvous 127.0.0.1:{person.reserved_port()} --rendezvous-timeout 2"
     ended = person.types(f"accelmgr spawn --nprocs 1 {where} -- true")
     assert ended.code == FAILED, ended.err
     assert "node 1 missing" in ended.err
-
-
-def test_a_model_that_fails_in_its_first_step_is_a_failure(person):
-    fault = "--set 'faults=rank=0 step=1 phase=forward fault=exception' --set runners.on_loss=fail"
-    ended = person.types(f"accelmgr train -c small.yaml {fault}")
-    assert ended.code == FAILED, ended.err
-
-
-def test_a_file_that_the_configuration_names_and_is_not_there_is_the_configuration(person):
-    person.file("text.yaml").write_text("model.kind: gpt\ndata: {kind: text, files: [none.txt]}\n")
-    ended = person.types("accelmgr train -c text.yaml")
-    assert ended.code == USAGE, ended.err
-    assert "none.txt" in ended.err

@@ -42,9 +42,9 @@ def become_subreaper():
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def environment(extra):
+def environment(extra=None):
     own = {name: value for name, value in os.environ.items() if not name.startswith("ACCELMGR_")}
-    return {**own, **extra}
+    return {**own, **(extra or {})}
 
 
 def status_fields(pid):
@@ -118,7 +118,7 @@ class ProgramTest(unittest.TestCase):
 
     def run_program(self, *arguments, exits=DONE, env=None):
         """Runs the program to its end; returns standard output and standard error."""
-        done = subprocess.run([PROGRAM, *arguments], cwd=self.folder, env=environment(env or {}), text=True,
+        done = subprocess.run([PROGRAM, *arguments], cwd=self.folder, env=environment(env), text=True,
                               capture_output=True, check=False)
         self.assertEqual(done.returncode, exits, done.stdout + done.stderr)
         return done.stdout, done.stderr
@@ -241,7 +241,7 @@ class RunningProgram:
 
     def __init__(self, test, *arguments):
         self.process = subprocess.Popen([PROGRAM, "train", "--config", "small.yaml", *arguments], cwd=test.folder,
-                                        env=environment({}), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         start_new_session=True)
         test.addCleanup(self.end)
         self.pid = self.process.pid

@@ -115,9 +115,7 @@ class Dashboard(ServiceTest):
     def setUp(self):
         super().setUp()
         self.token = secrets.token_hex(32)
-        self.token_file = self.folder / "token"
-        self.token_file.touch(0o600)
-        self.token_file.write_text(self.token + "\n")
+        self.token_option = ("--token-file", self.token_file(self.token))
         self.other_sites = []
         self.door = Door()  # Another origin for each test, which has another sessionStorage.
         self.addCleanup(self.door.close)
@@ -127,7 +125,7 @@ class Dashboard(ServiceTest):
         self.addCleanup(self.check_logs)
 
     def command(self, *arguments):
-        return super().command("--http", "127.0.0.1:0", "--token-file", str(self.token_file), *arguments)
+        return super().command("--http", "127.0.0.1:0", *self.token_option, *arguments)
 
     def serve(self, *arguments, extra=None):
         process = super().serve(*arguments, extra=extra)

@@ -15,6 +15,8 @@ import unittest
 import urllib.error
 import urllib.request
 
+from cli_test import environment
+
 PROGRAM = ""
 
 DONE, FAILED, USAGE = 0, 1, 2
@@ -26,11 +28,6 @@ batch_size_per_device: 4
 runners: {threads: 1}
 model: {kind: mlp, mlp: {input_size: 16, hidden_size: 32}}
 """
-
-
-def environment(extra):
-    own = {name: value for name, value in os.environ.items() if not name.startswith("ACCELMGR_")}
-    return {**own, **(extra or {})}
 
 
 class ServiceTest(unittest.TestCase):
@@ -81,10 +78,17 @@ class ServiceTest(unittest.TestCase):
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
 
-    def config(self):
+    def get(self, target):
         connection = self.connection()
-        connection.request("GET", "/v1/config")
-        return connection.getresponse().read().decode()
+        connection.request("GET", target)
+        return connection.getresponse()
+
+    def token_file(self, token):
+        """A file for --token-file."""
+        file = self.folder / "token"
+        file.touch(0o600)
+        file.write_text(token + "\n")
+        return str(file)
 
     def end(self, process, number=signal.SIGTERM):
         process.send_signal(number)
@@ -98,7 +102,7 @@ class Serve(ServiceTest):
         process.send_signal(signal.SIGSTOP)
         commands = ("step --timeout 1", "step", "checkpoint --timeout 1", "resize 2", "status")
         running = [subprocess.Popen([PROGRAM, *command.split(), "--socket", str(self.socket)], text=True,
-                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(None))
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment())
                    for command in commands]
         for one in running:
             _, error = one.communicate(timeout=WATCHDOG_S)
@@ -165,8 +169,8 @@ class Serve(ServiceTest):
 
         reload("step_timeout: 7\nseed_base: 5\n", "SIGHUP: seed_base 42 -> 5 needs another start of the service")
         self.assertRegex(said.read_text(), r"\[service step \d+\] SIGHUP: step_timeout 300 -> 7\n")
-        self.assertIn('"step_timeout": 7\n', self.config())
-        self.assertIn('"seed_base": 42\n', self.config())
+        self.assertIn('"step_timeout": 7\n', self.get("/v1/config").read().decode())
+        self.assertIn('"seed_base": 42\n', self.get("/v1/config").read().decode())
         reload("step_timeout: 7\nseed_base: 5\n", "SIGHUP: nothing changes")
         reload("step_timeouts: 8\n", "SIGHUP: the configuration stays as it is: ")
         self.assertIn("did you mean 'step_timeout'?", said.read_text())
@@ -222,10 +226,8 @@ class Serve(ServiceTest):
         self.end(process)
 
     def test_over_tcp_it_answers_those_who_state_the_token(self):
-        token = self.folder / "token"
-        token.write_text("0123456789abcdef\n")
-        token.chmod(0o600)
-        process = self.serve("--http", ":0", "--token-file", str(token))
+        token = self.token_file("0123456789abcdef")
+        process = self.serve("--http", ":0", "--token-file", token)
         url = self.ready.rpartition(", ")[2].strip()
         self.assertRegex(url, r"^http://127\.0\.0\.1:\d+$")
 
@@ -272,10 +274,8 @@ class Serve(ServiceTest):
         self.end(process)
 
     def test_subscribers_that_have_left_keep_nobody_out(self):
-        token = self.folder / "token"
-        token.write_text("0123456789abcdef\n")
-        token.chmod(0o600)
-        self.serve("--http", ":0", "--token-file", str(token))
+        token = self.token_file("0123456789abcdef")
+        self.serve("--http", ":0", "--token-file", token)
         port = int(re.search(r":(\d+)", self.ready.rpartition("socket")[2]).group(1))
         request = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n\r\n"
 

@@ -55,7 +55,7 @@ class SpawnTest(ProgramTest):
     def start(self, *arguments):
         """Starts a launch that a test interferes with. It leads a process group, as it would in a terminal."""
         process = subprocess.Popen([cli_test.PROGRAM, "spawn", *arguments], cwd=self.folder, text=True,
-                                   env=cli_test.environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env=cli_test.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    start_new_session=True)
 
         def end():
@@ -416,7 +416,7 @@ class TwoHostsTest(SpawnTest):
                     "--max-restarts", "1", "--log-dir", f"node{node}", *shell(script)]
         done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", "150", "--host", "alpha", *host(0), "--host",
                                "beta", *host(1)], text=True, capture_output=True, check=False, cwd=self.folder,
-                              env=cli_test.environment({}))
+                              env=cli_test.environment())
         if done.returncode == NO_NAMESPACES:
             self.skipTest(done.stderr)
         self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
@@ -431,7 +431,7 @@ class TwoHostsTest(SpawnTest):
                     "--rendezvous", "10.77.0.1:29500", "--", TORCH_PROGRAM]
         done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", "240", "--host", "alpha", *host(0, 2), "--host",
                                "beta", *host(1, 1)], text=True, capture_output=True, check=False, cwd=self.folder,
-                              env=cli_test.environment({}))
+                              env=cli_test.environment())
         if done.returncode == NO_NAMESPACES:
             self.skipTest(done.stderr)
         self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)

@@ -27,7 +27,7 @@ class StartFaultsTest(ProgramTest):
     def run_under(self, *arguments, wrapper=(), prepare=None, env=None):
         """Returns exit code, standard output and standard error. `wrapper` is a command that executes the program."""
         done = subprocess.run([*wrapper, cli_test.PROGRAM, *arguments], cwd=self.folder, text=True, capture_output=True,
-                              env=cli_test.environment({}) if env is None else env, preexec_fn=prepare, check=False)
+                              env=cli_test.environment() if env is None else env, preexec_fn=prepare, check=False)
         self.assert_nothing_left()
         return done.returncode, done.stdout, done.stderr
 
@@ -155,7 +155,7 @@ class StandardStreamsTest(StartFaultsTest):
         os.close(reader)
         with contextlib.closing(os.fdopen(writer, "w")) as nobody:
             done = subprocess.run([cli_test.PROGRAM, *TRAIN, *REPLACED], cwd=self.folder, text=True, check=False,
-                                  env=cli_test.environment({}), stdout=subprocess.PIPE, stderr=nobody)
+                                  env=cli_test.environment(), stdout=subprocess.PIPE, stderr=nobody)
         self.assertEqual(done.returncode, DONE)
         self.assertIn("done: 3 steps", done.stdout)
 

@@ -4,12 +4,10 @@ Metrics are read by the official client of Prometheus, where it is installed.
 """
 import base64
 import hashlib
-import http.client
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import unittest
@@ -24,19 +22,6 @@ except ImportError:
 
 SEVEN_STEPS = ["--set", "data.elements=56", "--set", "data.epochs=1"]
 PARTS = {"duration": "step_ms", "compute": "compute_ms", "reduce": "reduce_ms", "wait": "wait_ms", "data": "data_ms"}
-
-
-class Connection(http.client.HTTPConnection):
-    """Over a Unix socket."""
-
-    def __init__(self, path):
-        super().__init__("localhost", timeout=WATCHDOG_S)
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self.path))
 
 
 class Metrics:
@@ -63,12 +48,6 @@ class Metrics:
 
 
 class Watch(ServiceTest):
-    def get(self, target):
-        connection = Connection(self.socket)
-        self.addCleanup(connection.close)
-        connection.request("GET", target)
-        return connection.getresponse()
-
     def metrics(self):
         return Metrics(self.get("/metrics").read().decode())
 
