@@ -157,7 +157,7 @@ void Supervisor::take(const ipc::Ended& ended) {
 
 void Supervisor::watch_runner(int rank) {
   try {
-    runner(rank).end = std::make_unique<Watch>(loop_, runner(rank).pidfd.get(), [this, rank] {
+    runner(rank).end = std::make_unique<Watch>(loop_, runner(rank).pidfd.get(), [this] {
       look_at_processes();
       return false;
     });
