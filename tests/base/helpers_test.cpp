@@ -1,4 +1,4 @@
-#include "base/helpers.hpp"
+#include "base/helper_threads.hpp"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -4,7 +4,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "fuzz_target.hpp"
-#include "launcher/launch/run/task.hpp"
+#include "launcher/launch/run/child_messages.hpp"
 
 using namespace accelmgr;
 using fuzz::expect;

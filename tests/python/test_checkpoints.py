@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import accelmgr
-from accelmgr._common import state as _state
+from accelmgr._common import checkpoint_state as _state
 
 
 class Rows(torch.utils.data.Dataset):

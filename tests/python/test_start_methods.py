@@ -17,7 +17,7 @@ from torch import nn
 
 import accelmgr
 from accelmgr import _native
-from accelmgr._host.payload import Payload, pickled_dataset
+from accelmgr._host.model_sending import SentModel, pickled_dataset
 from accelmgr._runner.received import Received
 from accelmgr.manager import START_METHODS
 
@@ -139,7 +139,7 @@ def own_memory() -> int:
 def test_a_replica_has_no_memory_for_values_that_the_session_has():
     model = nn.Linear(4096, 4096)
     size = sum(parameter.nbytes for parameter in model.parameters())
-    payload = Payload(model, None, pickled_dataset(None), None, {})
+    payload = SentModel(model, None, pickled_dataset(None), None, {})
     payload.release_values()
     before = own_memory()
     replica = Received(payload.path).model()

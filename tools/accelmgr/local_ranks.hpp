@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/unique_fd.hpp"
-#include "engine/manager/watch.hpp"
+#include "engine/manager/descriptor_watch.hpp"
 #include "failure_summary.hpp"
 #include "launcher/launch/plan/host_info.hpp"
 #include "launcher/launch/plan/launch_spec.hpp"

@@ -32,7 +32,7 @@
 #include "engine/manager/host_link.hpp"
 #include "engine/manager/restart_policy.hpp"
 #include "engine/manager/source_watch.hpp"
-#include "engine/manager/watch.hpp"
+#include "engine/manager/descriptor_watch.hpp"
 #include "engine/manager/watchdog.hpp"
 #include "engine/protocol/messages.hpp"
 #include "engine/session/reduction.hpp"

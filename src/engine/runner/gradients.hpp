@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/helpers.hpp"
+#include "base/helper_threads.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/session/shards.hpp"
 #include "engine/session/views.hpp"

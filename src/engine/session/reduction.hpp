@@ -19,7 +19,7 @@
 #include <span>
 #include <vector>
 
-#include "base/helpers.hpp"
+#include "base/helper_threads.hpp"
 #include "engine/session/attempt.hpp"
 #include "engine/session/kernels_table.hpp"
 #include "engine/session/manifest.hpp"

@@ -16,7 +16,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common import arguments
 from accelmgr._common.child import embed
-from accelmgr._common.structure import Shapes
+from accelmgr._common.model_changes import Shapes
 from accelmgr._host import optimizers, program, sharing, status
 from accelmgr._host.binding import Binding
 from accelmgr._host.delivery import Delivery

@@ -8,7 +8,7 @@
 #include "base/ipc/memory.hpp"
 #include "base/ipc/socket.hpp"
 #include "fuzzed.hpp"
-#include "launcher/launch/run/task.hpp"
+#include "launcher/launch/run/child_messages.hpp"
 #include "launcher/launch/run/text_message.hpp"
 #include "message_of.hpp"
 

@@ -23,7 +23,7 @@
 #include "launcher/launch/run/environment_scope.hpp"
 #include "launcher/launch/run/failure.hpp"
 #include "launcher/launch/run/registered_functions.hpp"
-#include "launcher/launch/run/task.hpp"
+#include "launcher/launch/run/child_messages.hpp"
 
 namespace accelmgr::launch {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/ipc/zygote.hpp"
 #include "base/timing.hpp"
 #include "launcher/launch/run/child.hpp"
-#include "launcher/launch/run/task.hpp"
+#include "launcher/launch/run/child_messages.hpp"
 
 namespace accelmgr::launch {
 namespace {

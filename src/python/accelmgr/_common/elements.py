@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common import settings
+from accelmgr._common import torch_settings
 from accelmgr._common.feed import Client, FeedAddress
 from accelmgr._common.journal import Reader
 from accelmgr._common.long_elements import LENGTH, LongElements
@@ -179,7 +179,7 @@ class Elements:
         """
         if self._journal is not None and self._position % LOOK_EVERY == 0:
             for values in self._journal.settings():
-                settings.apply(values)
+                torch_settings.apply(values)
         if self._has_long and self._long is not None:
             self._long.free(consumed)
         boxed = self._read()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.structure import named_leaves
+from accelmgr._common.model_changes import named_leaves
 from accelmgr.errors import ModelError
 
 ALIGNMENT = 64

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common import state
+from accelmgr._common import checkpoint_state
 from accelmgr.errors import DataError
 
 LOOK = 4096  # Bytes of a tensor that count for its checksum: enough to tell elements apart.
@@ -149,13 +149,13 @@ def _once(dataset: Any, position: int) -> Iterator[list[Any]]:
 
 def _encoded(value: Any) -> Any:
     tensors: dict[str, torch.Tensor] = {}
-    encoded = state.encode(value, "the dataset's state_dict()", tensors)
-    return [encoded, {path: state.as_text(tensor) for path, tensor in tensors.items()}]
+    encoded = checkpoint_state.encode(value, "the dataset's state_dict()", tensors)
+    return [encoded, {path: checkpoint_state.as_text(tensor) for path, tensor in tensors.items()}]
 
 
 def _decoded(saved: Any) -> Any:
     encoded, tensors = saved
-    return state.decode(encoded, {path: state.from_text(text) for path, text in tensors.items()})
+    return checkpoint_state.decode(encoded, {path: checkpoint_state.from_text(text) for path, text in tensors.items()})
 
 
 class Reading:

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 
 from accelmgr import _native
-from accelmgr._common import settings as _settings
+from accelmgr._common import torch_settings as _settings
 from accelmgr._common.feed import Feed
 from accelmgr._common.journal import Journal
 from accelmgr._common.long_elements import LongElements
+from accelmgr._common.model_changes import Shapes
 from accelmgr._common.placement import tensors_of
-from accelmgr._common.structure import Shapes
-from accelmgr._host.payload import ForkedPayload, Payload, PickledDataset, pickled, pickled_dataset
+from accelmgr._host.model_sending import ForkedModel, PickledDataset, SentModel, pickled, pickled_dataset
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
@@ -79,7 +79,7 @@ class Delivery:
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._options = options
-        self._payload: Payload | ForkedPayload | None = None
+        self._payload: SentModel | ForkedModel | None = None
         self._long: LongElements | None = None
         self.journal: Journal | None = None
         self.grown: Shapes = {}
@@ -107,10 +107,10 @@ class Delivery:
         }
         if start_method == "fork":
             _warn_of_threads()
-            self._payload = ForkedPayload(self._model, self._dataset, self._collate_fn, options)
+            self._payload = ForkedModel(self._model, self._dataset, self._collate_fn, options)
         else:
             dataset = self._sent(owner)
-            self._payload = Payload(self._model, self._factory, dataset, self._collate_fn, options)
+            self._payload = SentModel(self._model, self._factory, dataset, self._collate_fn, options)
         keys = []
         for section, passed in (("model", self._model), ("data", self._dataset)):
             if passed is not None:

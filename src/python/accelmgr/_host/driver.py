@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from accelmgr import _native
+from accelmgr._common import checkpoint_state as _state
 from accelmgr._common import memory
-from accelmgr._common import state as _state
-from accelmgr._common.structure import Shapes, grown_shapes
+from accelmgr._common.model_changes import Shapes, grown_shapes
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr.errors import UsageError

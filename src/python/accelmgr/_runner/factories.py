@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accelmgr._common import arguments, settings
+from accelmgr._common import arguments, torch_settings
 from accelmgr._common.elements import Elements
+from accelmgr._common.model_changes import Shapes
 from accelmgr._common.pickling import send_definitions_to_workers
 from accelmgr._common.placement import tensors_of
-from accelmgr._common.structure import Shapes
 from accelmgr._runner import cuda as _cuda
 from accelmgr._runner import xla
 from accelmgr._runner.received import Received
@@ -116,7 +116,7 @@ def make_replica(
         model, collate_fn = make_model(factory, options), None
     else:
         received = Received(options[PAYLOAD])
-        settings.apply(received.options["settings"])
+        torch_settings.apply(received.options["settings"])
         model, collate_fn = received.model(), received.load("collate_fn")
         grown = received.options["grown"]
         has_values = received.has_values
@@ -165,7 +165,7 @@ def make_elements(factory: str, options: Options, epochs: int, seed: int) -> Ele
     """All generators of this process begin with `seed`, and with what the host has seeded torch with."""
     if PAYLOAD in options:
         received = Received(options[PAYLOAD])
-        settings.apply(received.options["settings"])
+        torch_settings.apply(received.options["settings"])
         seed_generators(_mixed(seed, received.options["torch_seed"]))
         send_definitions_to_workers()
         return Elements(received.load("dataset"), received.options)

@@ -1,5 +1,5 @@
 # Runs in: the manager and runners.
-"""Reads the model and the dataset that the host has sent (_host/payload.py)."""
+"""Reads the model and the dataset that the host has sent (_host/model_sending.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from accelmgr.errors import ModelError, UsageError
 
 
 class Received:
-    """What a host has sent, by the path of its Payload."""
+    """What a host has sent, by the path of its SentModel."""
 
     def __init__(self, path: str) -> None:
         self._forked = FORKED_OBJECTS.get(path)

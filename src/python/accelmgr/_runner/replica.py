@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common import settings
+from accelmgr._common import torch_settings
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure, structure_of
 from accelmgr._common.journal import Reader
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
+from accelmgr._common.model_changes import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, named_leaves, tensors_of
 from accelmgr._common.model_outline import CHANGES, Follower, HooksOfTensors
-from accelmgr._common.structure import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, named_leaves, tensors_of
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]
@@ -232,7 +232,7 @@ class Changes:
             if kind == CHANGES:
                 self._follower.make(content)
             else:
-                settings.apply(content)
+                torch_settings.apply(content)
 
 
 class Replica:
@@ -363,7 +363,7 @@ class Replica:
         self._scalars += [(name, value, 1 / divisor) for name, value in scalars]
 
     def _autocast_context(self) -> contextlib.AbstractContextManager[Any]:
-        dtype = self._autocast_dtype or settings.runner.autocast.get(self._device_type)
+        dtype = self._autocast_dtype or torch_settings.runner.autocast.get(self._device_type)
         if dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device_type, dtype=dtype, cache_enabled=torch.is_autocast_cache_enabled())
@@ -461,9 +461,9 @@ def seed_generators(seed: int) -> None:
 def prepare_runner(threads: int, shares_cores: bool, deterministic: bool) -> None:
     """shares_cores: the number of threads is this runner's share, and not one of the configuration."""
     torch.set_num_threads(threads)
-    settings.runner.threads = threads if shares_cores else 0
-    settings.runner.deterministic = deterministic
-    settings.write_deterministic((0, False))
+    torch_settings.runner.threads = threads if shares_cores else 0
+    torch_settings.runner.deterministic = deterministic
+    torch_settings.write_deterministic((0, False))
 
 
 def check_autocast(autocast: str, device: torch.device) -> None:

@@ -25,8 +25,8 @@ from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure
 from accelmgr._common.memory import dense_over
 from accelmgr._runner.cuda import Cuda, failure_of
+from accelmgr._runner.cuda_gradient_hooks import CudaGradientHooks
 from accelmgr._runner.device import KEY, DeviceReplica
-from accelmgr._runner.device_gradients import DeviceGradients
 from accelmgr._runner.graphs import Graphs
 from accelmgr._runner.layers import Layers
 from accelmgr._runner.replica import (
@@ -111,13 +111,13 @@ class CudaReplica(DeviceReplica):
                 )
             except UsageError as error:  # The library is not one that the transport knows.
                 raise ConfigError(f"{KEY} is cuda, but {error}", KEY) from error
-            self._device_gradients = DeviceGradients(self._parameters, sink, self._transport, self._cuda)
-            self._gradients = self._device_gradients
+            self._hooks = CudaGradientHooks(self._parameters, sink, self._transport, self._cuda)
+            self._gradients = self._hooks
             if self._overlaps:
                 owners = [owner for owner, _ in sink.shared]
                 self._layers = Layers(self._model, self._parameters, owners, self._cuda, self._transport)
             if self._records:
-                self._graphs = Graphs(self._model, self._cuda, self._parameters, self._device_gradients, sink.warn)
+                self._graphs = Graphs(self._model, self._cuda, self._parameters, self._hooks, sink.warn)
 
     def seed(self, seed: int) -> None:
         super().seed(seed)
@@ -158,7 +158,7 @@ class CudaReplica(DeviceReplica):
             self._follow()
             self._bring_buffers()
             inputs = self._inputs(fields)
-            self._device_gradients.begin_micro_batch()
+            self._hooks.begin_micro_batch()
             with self._cuda.computing():
                 if self._graphs is None:
                     numbers = self._compute(inputs, divisor)
@@ -166,19 +166,19 @@ class CudaReplica(DeviceReplica):
                     if self._layers is not None:
                         self._layers.finish()  # A graph waits for no layer.
                     own = torch.full((), divisor, dtype=self._parameters[0].dtype, device=self._device)
-                    last = self._device_gradients.of_last_micro_batch()
+                    last = self._hooks.of_last_micro_batch()
                     numbers = self._graphs.run(inputs, own, last, self._compute)
                 self._note(*numbers, divisor)
 
     def _compute(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
         """Forward and backward pass."""
-        self._device_gradients.begin_forward()
+        self._hooks.begin_forward()
         with contextlib.nullcontext() if self._layers is None else self._layers.in_use():
             loss, scalars = self._loss(inputs, divisor)
         del inputs
-        self._device_gradients.begin_backward()
+        self._hooks.begin_backward()
         loss.backward()  # type: ignore[no-untyped-call]
-        self._device_gradients.end_backward()
+        self._hooks.end_backward()
         self._buffers.settle()
         return loss.detach(), scalars
 
@@ -194,9 +194,9 @@ class CudaReplica(DeviceReplica):
                 raise Abandoned
             self._check()
             with self._cuda.computing():
-                self._device_gradients.rest()
+                self._hooks.rest()
                 self._read()
-            self._device_gradients.forget()
+            self._hooks.forget()
             if self._graphs is not None:
                 self._graphs.end_attempt()
             return self._totals()

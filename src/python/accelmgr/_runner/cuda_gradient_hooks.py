@@ -14,7 +14,7 @@ from accelmgr._runner.replica import Gradients, set_aside
 from accelmgr.errors import DeviceError, ModelError
 
 
-class DeviceGradients(Gradients):
+class CudaGradientHooks(Gradients):
     """Tells the transport of gradients, by a hook on each parameter. `.grad` has the sum over micro-batches.
 
     A hook runs in a thread of autograd. The first attempt shows in which order gradients become complete, and which

@@ -1,5 +1,5 @@
 // Tests of Watch, through which the supervisor's event loop tells that a descriptor is readable.
-#include "engine/manager/watch.hpp"
+#include "engine/manager/descriptor_watch.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>

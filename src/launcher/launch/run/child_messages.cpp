@@ -1,4 +1,4 @@
-#include "launcher/launch/run/task.hpp"
+#include "launcher/launch/run/child_messages.hpp"
 
 #include <signal.h>
 #include <sys/wait.h>

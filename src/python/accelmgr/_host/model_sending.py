@@ -30,10 +30,10 @@ import cloudpickle
 import torch
 
 from accelmgr._common.memfd import FORKED_OBJECTS, make_memfd
+from accelmgr._common.model_changes import named_leaves
 from accelmgr._common.model_pickling import Attached, ModelPickler, culprit
 from accelmgr._common.pickling import dump_dataset
 from accelmgr._common.placement import aligned, copy_values, private_copies, slots_of, tensors_of
-from accelmgr._common.structure import named_leaves
 from accelmgr.errors import DataError, ModelError
 
 PickledDataset = tuple[bytes, list[memoryview]]
@@ -106,7 +106,7 @@ class Values:
 Factory = Callable[[], torch.nn.Module]
 
 
-class Payload:
+class SentModel:
     """`factory`: if it is passed, it is sent instead of the model."""
 
     def __init__(
@@ -168,8 +168,8 @@ class Payload:
         self._closing()
 
 
-class ForkedPayload:
-    """A Payload for a manager that is a fork of the host. The fork and its runners have the objects themselves."""
+class ForkedModel:
+    """A SentModel for a manager that is a fork of the host. The fork and its runners have the objects themselves."""
 
     def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
         if model is not None:

@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr import _native
-from accelmgr._common import settings as _settings
+from accelmgr._common import torch_settings as _settings
 from accelmgr._common.journal import SETTINGS, Journal
 from accelmgr._common.memory import named_tensors
 from accelmgr._common.model_outline import Outline
