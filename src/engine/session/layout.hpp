@@ -33,7 +33,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 16;
+constexpr std::uint32_t layout_version = 17;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
