@@ -256,7 +256,7 @@ struct Scalar {
 
 /// The results of a runner in an attempt. It writes them before its vote.
 struct Ballot {
-  double loss;  ///< Weighted sum over its micro-batches (see engine/session/loss_average.hpp).
+  double loss;  ///< Weighted sum over its micro-batches (see engine/session/attempt.hpp).
   std::uint64_t samples;
   std::uint64_t elements;  ///< Taken from the queue: `samples`, or the skipped ones.
   std::uint32_t micro_batches;
