@@ -33,7 +33,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 16;
+constexpr std::uint32_t layout_version = 17;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
@@ -256,7 +256,7 @@ struct Scalar {
 
 /// The results of a runner in an attempt. It writes them before its vote.
 struct Ballot {
-  double loss;  ///< Weighted sum over its micro-batches (see engine/session/loss_average.hpp).
+  double loss;  ///< Weighted sum over its micro-batches (see engine/session/attempt.hpp).
   std::uint64_t samples;
   std::uint64_t elements;  ///< Taken from the queue: `samples`, or the skipped ones.
   std::uint32_t micro_batches;

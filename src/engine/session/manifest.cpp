@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <tuple>
 
 #include "accelmgr/errors.hpp"
 #include "base/checked_fields.hpp"
@@ -18,7 +17,8 @@ using nlohmann::json;
 constexpr const char* what_it_is = "the manifest of the session";
 constexpr auto no_product = ~std::uint64_t{0};
 
-// The region holds a 64-bit length, then this text.
+// The region holds a 64-bit length, then this text. What follows from other values is not in it:
+// read_manifest() computes it again.
 std::string encode(const Manifest& manifest) {
   auto tensors = json::array(), buffers = json::array(), fields = json::array();
   for (const auto& t : manifest.tensors)
@@ -26,14 +26,7 @@ std::string encode(const Manifest& manifest) {
                        {"aliases", t.aliases},
                        {"shape", t.shape},
                        {"dtype", static_cast<std::uint32_t>(t.dtype)},
-                       {"runner_dtype", static_cast<std::uint32_t>(t.runner_dtype)},
-                       {"master", static_cast<std::uint32_t>(t.types.master)},
-                       {"slab_element", static_cast<std::uint32_t>(t.types.slab)},
-                       {"gradient_element", static_cast<std::uint32_t>(t.types.gradient)},
-                       {"count", t.count},
-                       {"offset", t.offset},
-                       {"gradient", t.gradient},
-                       {"slab", t.slab},
+                       {"rounds", t.rounds},
                        {"group", static_cast<std::uint32_t>(t.group)},
                        {"shares", t.shares},
                        {"shared_offset", t.shared_offset},
@@ -43,68 +36,70 @@ std::string encode(const Manifest& manifest) {
                        {"aliases", b.aliases},
                        {"shape", b.shape},
                        {"dtype", static_cast<std::uint32_t>(b.dtype)},
-                       {"offset", b.offset},
-                       {"bytes", b.bytes},
                        {"persistent", b.persistent}});
   for (const auto& f : manifest.fields)
-    fields.push_back({{"name", f.name},
-                      {"shape", f.shape},
-                      {"dtype", static_cast<std::uint32_t>(f.dtype)},
-                      {"offset", f.offset},
-                      {"element_bytes", f.element_bytes}});
+    fields.push_back({{"name", f.name}, {"shape", f.shape}, {"dtype", static_cast<std::uint32_t>(f.dtype)}});
   std::string text;
-  json::to_cbor({{"tensors", tensors}, {"buffers", buffers}, {"fields", fields}}, text);
+  json::to_cbor({{"bf16_runners", manifest.precision.bf16_runners},
+                 {"bf16_slabs", manifest.precision.bf16_slabs},
+                 {"float32_gradients", manifest.precision.float32_gradients},
+                 {"tensors", tensors},
+                 {"buffers", buffers},
+                 {"fields", fields}},
+                text);
   return text;
+}
+
+/// The product of `shape` and `times`, or no_product if it exceeds 64 bits. Sizes are not negative.
+std::uint64_t product(const std::vector<std::int64_t>& shape, std::uint64_t times = 1) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+  for (const auto size : shape)
+    if (__builtin_mul_overflow(times, static_cast<std::uint64_t>(size), &times)) return no_product;
+  return times;
 }
 
 std::vector<std::int64_t> shape_of(const base::Fields& entry) {
   return entry.numbers<std::int64_t>("shape", 0);
 }
-DType dtype_of(const base::Fields& entry, const char* field = "dtype") {
-  return dtype_of_number(entry.number<std::uint64_t>(field, 0, dtype_count - 1));
-}
-Element element_of(const base::Fields& entry, const char* field) {
-  return static_cast<Element>(
-      entry.number<std::uint32_t>(field, 0, static_cast<std::uint32_t>(Element::f16)));
+DType dtype_of(const base::Fields& entry) {
+  return dtype_of_number(entry.number<std::uint64_t>("dtype", 0, dtype_count - 1));
 }
 
+/// Sizes that exceed 64 bits are no_product.
 Manifest decode(const std::string& text) {
   const auto object = base::parse_cbor(text, what_it_is);
   const base::Fields all(object, what_it_is);
   Manifest manifest;
+  manifest.precision = {.bf16_runners = all.flag("bf16_runners"),
+                        .bf16_slabs = all.flag("bf16_slabs"),
+                        .float32_gradients = all.flag("float32_gradients")};
   for (const auto& e : all.objects("tensors")) {
     const auto group = e.number<std::uint32_t>("group", 0, static_cast<std::uint32_t>(Group::frozen));
-    manifest.tensors.push_back({.name = e.text("name"),
-                                .aliases = e.texts("aliases"),
-                                .shape = shape_of(e),
-                                .dtype = dtype_of(e),
-                                .runner_dtype = dtype_of(e, "runner_dtype"),
-                                .types = {.master = element_of(e, "master"),
-                                          .slab = element_of(e, "slab_element"),
-                                          .gradient = element_of(e, "gradient_element")},
-                                .count = e.number<std::uint64_t>("count"),
-                                .offset = e.number<std::uint64_t>("offset"),
-                                .gradient = e.number<std::uint64_t>("gradient"),
-                                .slab = e.number<std::uint64_t>("slab"),
-                                .group = static_cast<Group>(group),
-                                .shares = e.number<std::int64_t>("shares", -1),
-                                .shared_offset = e.number<std::uint64_t>("shared_offset"),
-                                .strides = e.numbers<std::int64_t>("strides", 0)});
+    auto& t =
+        manifest.tensors.emplace_back(TensorEntry{.name = e.text("name"),
+                                                  .aliases = e.texts("aliases"),
+                                                  .shape = shape_of(e),
+                                                  .dtype = dtype_of(e),
+                                                  .rounds = e.flag("rounds"),
+                                                  .group = static_cast<Group>(group),
+                                                  .shares = e.number<std::int64_t>("shares", -1),
+                                                  .shared_offset = e.number<std::uint64_t>("shared_offset"),
+                                                  .strides = e.numbers<std::int64_t>("strides", 0)});
+    t.count = product(t.shape);
   }
-  for (const auto& e : all.objects("buffers"))
-    manifest.buffers.push_back({.name = e.text("name"),
-                                .aliases = e.texts("aliases"),
-                                .shape = shape_of(e),
-                                .dtype = dtype_of(e),
-                                .offset = e.number<std::uint64_t>("offset"),
-                                .bytes = e.number<std::uint64_t>("bytes"),
-                                .persistent = e.flag("persistent")});
-  for (const auto& e : all.objects("fields"))
-    manifest.fields.push_back({.name = e.text("name"),
-                               .shape = shape_of(e),
-                               .dtype = dtype_of(e),
-                               .offset = e.number<std::uint64_t>("offset"),
-                               .element_bytes = e.number<std::uint64_t>("element_bytes")});
+  for (const auto& e : all.objects("buffers")) {
+    auto& b = manifest.buffers.emplace_back(BufferEntry{.name = e.text("name"),
+                                                        .aliases = e.texts("aliases"),
+                                                        .shape = shape_of(e),
+                                                        .dtype = dtype_of(e),
+                                                        .persistent = e.flag("persistent")});
+    b.bytes = product(b.shape, size_of(b.dtype));
+  }
+  for (const auto& e : all.objects("fields")) {
+    auto& f = manifest.fields.emplace_back(
+        FieldEntry{.name = e.text("name"), .shape = shape_of(e), .dtype = dtype_of(e)});
+    f.element_bytes = product(f.shape, size_of(f.dtype));
+  }
   return manifest;
 }
 
@@ -114,14 +109,6 @@ void check(bool ok, const char* kind, const std::string& name, const char* field
   if (!ok)
     throw SessionError(
         fmt::format("{}: {} '{}': {} is {}; it must be {}", what_it_is, kind, name, field, value, right));
-}
-
-/// The product of `shape` and `times`, or no_product if it exceeds 64 bits. Sizes are not negative.
-std::uint64_t product(const std::vector<std::int64_t>& shape, std::uint64_t times = 1) {
-  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
-  for (const auto size : shape)
-    if (__builtin_mul_overflow(times, static_cast<std::uint64_t>(size), &times)) return no_product;
-  return times;
 }
 
 /// One past the last element of a view that begins at `first`, or no_product if that exceeds 64 bits.
@@ -155,44 +142,21 @@ void check_shared(const Manifest& manifest, std::size_t index) {
         fmt::format("at most {}, the elements of '{}'", of.count, of.name));
 }
 
-/// Whether set_precision() may have set these types.
-bool is_possible(const TensorEntry& t) {
-  for (unsigned bits = 0; bits < 8; ++bits) {
-    Manifest one;
-    one.tensors.push_back(t);
-    one.set_precision({.bf16_runners = (bits & 1) != 0,
-                       .bf16_slabs = (bits & 2) != 0,
-                       .float32_gradients = (bits & 4) != 0});
-    if (one.tensors[0].types == t.types && one.tensors[0].runner_dtype == t.runner_dtype) return true;
-  }
-  return false;
-}
-
-void check_tensors(const Manifest& manifest, const Header& header) {
+void set_tensors(Manifest& manifest, const Header& header) {
   const auto count = manifest.tensors.size();
   if (count != header.tensors)
     throw SessionError(
         fmt::format("{} lists {} tensors; the session has {}", what_it_is, count, header.tensors));
-  auto placed = manifest;
   for (const auto& t : manifest.tensors) {
-    const auto of_shape = product(t.shape);
-    check(t.count == of_shape, "tensor", t.name, "count", t.count, std::to_string(of_shape));
     check(t.count <= header.bytes.parameters / size_of(t.dtype), "tensor", t.name, "count", t.count,
           fmt::format("small enough to end within the {} bytes of the parameters", header.bytes.parameters));
-    check(t.group == Group::frozen || session::element_of(t.dtype), "tensor", t.name, "dtype",
+    check(t.group == Group::frozen || element_of(t.dtype), "tensor", t.name, "dtype",
           static_cast<std::uint64_t>(t.dtype), "one of which there are gradients");
-    // Without room for a gradient, this is about its dtype in runners.
-    check(is_possible(t), "tensor", t.name, "the types of its gradients",
-          static_cast<std::uint64_t>(t.types.master), "those of one of the precisions");
   }
-  const auto bytes = placed.place_tensors();
+  manifest.set_precision(manifest.precision);
+  const auto bytes = manifest.place_tensors();
   for (std::size_t i = 0; i < count; ++i) {
     const auto& t = manifest.tensors[i];
-    const auto& right = placed.tensors[i];
-    for (const auto& [field, is, must] : {std::tuple{"offset", t.offset, right.offset},
-                                          {"gradient", t.gradient, right.gradient},
-                                          {"slab", t.slab, right.slab}})
-      check(is == must, "tensor", t.name, field, is, std::to_string(must));
     // The sums of place_tensors() may have overflowed.
     const auto fits = [](std::uint64_t first, std::uint64_t length, std::uint64_t room) {
       return first <= room && length <= room - first;
@@ -209,30 +173,16 @@ void check_tensors(const Manifest& manifest, const Header& header) {
         bytes.parameters, bytes.gradient_room, header.bytes.parameters, header.bytes.gradient_room));
 }
 
-void check_buffers(const Manifest& manifest, const Header& header) {
-  auto placed = manifest;
-  placed.place_buffers();
-  for (std::size_t i = 0; i < manifest.buffers.size(); ++i) {
-    const auto& b = manifest.buffers[i];
-    const auto of_shape = product(b.shape, size_of(b.dtype));
-    check(b.bytes == of_shape, "buffer", b.name, "bytes", b.bytes, std::to_string(of_shape));
-    check(b.offset == placed.buffers[i].offset, "buffer", b.name, "offset", b.offset,
-          std::to_string(placed.buffers[i].offset));
+void set_buffers(Manifest& manifest, const Header& header) {
+  manifest.place_buffers();
+  for (const auto& b : manifest.buffers)
     check(b.offset <= header.buffer_bytes && b.bytes <= header.buffer_bytes - b.offset, "buffer", b.name,
           "bytes", b.bytes, fmt::format("small enough to end within the {} bytes", header.buffer_bytes));
-  }
 }
 
-void check_fields(const Manifest& manifest, const Header& header) {
-  auto placed = manifest;
-  placed.place_fields(header.batch_size);
-  for (std::size_t i = 0; i < manifest.fields.size(); ++i) {
-    const auto& f = manifest.fields[i];
-    const auto of_shape = product(f.shape, size_of(f.dtype));
-    check(f.element_bytes == of_shape, "field", f.name, "element_bytes", f.element_bytes,
-          std::to_string(of_shape));
-    check(f.offset == placed.fields[i].offset, "field", f.name, "offset", f.offset,
-          std::to_string(placed.fields[i].offset));
+void set_fields(Manifest& manifest, const Header& header) {
+  manifest.place_fields(header.batch_size);
+  for (const auto& f : manifest.fields) {
     std::uint64_t end = 0;
     const bool overflows = __builtin_mul_overflow(f.element_bytes, header.batch_size, &end) ||
                            __builtin_add_overflow(end, f.offset, &end) ||
@@ -276,7 +226,8 @@ bool TensorEntry::has_room() const noexcept {
   return group != Group::frozen || element_of(dtype).has_value();
 }
 
-void Manifest::set_precision(const Precision& precision) {
+void Manifest::set_precision(const Precision& wanted) {
+  precision = wanted;
   for (auto& t : tensors) {
     const bool rounds = precision.bf16_runners && t.rounds && t.dtype == DType::float32;
     t.runner_dtype = rounds ? DType::bfloat16 : t.dtype;
@@ -362,9 +313,9 @@ Manifest read_manifest(const Session& session) {
   // Decode a copy: a process that writes to the region meanwhile cannot change what was checked.
   const std::string text(reinterpret_cast<const char*>(region.data()) + sizeof length, length);
   auto manifest = decode(text);
-  check_tensors(manifest, session.header());
-  check_buffers(manifest, session.header());
-  check_fields(manifest, session.header());
+  set_tensors(manifest, session.header());
+  set_buffers(manifest, session.header());
+  set_fields(manifest, session.header());
   return manifest;
 }
 

@@ -24,7 +24,7 @@ struct TensorEntry {
   std::vector<std::int64_t> shape;
   DType dtype = DType::float32;
   DType runner_dtype = DType::float32;  ///< In runners, and that of the gradients that they compute.
-  bool rounds = true;                   ///< Precision::bf16_runners is for it. Not written to the session.
+  bool rounds = true;                   ///< Precision::bf16_runners is for it.
   ElementTypes types{};                 ///< Of its gradients; of no use if it cannot be trained.
   std::uint64_t count = 0;              ///< Of its values.
   std::uint64_t offset = 0;             ///< Where its values begin in the parameters, unless `shares` is set.
@@ -90,9 +90,10 @@ struct Manifest {
   std::vector<TensorEntry> tensors;
   std::vector<BufferEntry> buffers;
   std::vector<FieldEntry> fields;
+  Precision precision{};
 
   /// Sets runner_dtype and types of all tensors.
-  void set_precision(const Precision& precision);
+  void set_precision(const Precision& wanted);
   /// Sets offset, gradient and slab of all tensors. In memory the tensors of a group lie together, in the
   /// order [decay][no_decay][frozen], and in a group those of a dtype; among the frozen ones those come first
   /// that can be trained. Each begins at a multiple of 64 bytes of its values.
@@ -114,7 +115,7 @@ std::uint64_t manifest_bytes(const Manifest& manifest);
 /// Throws SessionError if the manifest does not fit.
 void write_manifest(const Manifest& manifest, std::span<std::byte> region);
 /// Reads and checks the manifest. Throws SessionError if there is none, or if its tensors, buffers and fields
-/// are not where the functions of Manifest place them, within the sizes of the header.
+/// do not end within the sizes of the header where the functions of Manifest place them.
 Manifest read_manifest(const Session& session);
 
 }  // namespace accelmgr::session

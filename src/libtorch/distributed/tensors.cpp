@@ -7,6 +7,9 @@
 
 #include <sstream>
 
+#include "accelmgr/errors.hpp"
+#include "libtorch/tensor/convert.hpp"
+
 namespace accelmgr::distributed {
 namespace {
 
@@ -16,7 +19,25 @@ std::string layout_of(const at::Tensor& tensor) {
   return text.str();
 }
 
+bool has_collectives(DType dtype) noexcept { return dtype <= DType::boolean; }
+
+template <class Name>
+[[noreturn]] void refuse_dtype(const Name& name) {
+  throw UsageError(fmt::format("tensors of dtype {} are not supported in collectives", name));
+}
+
 }  // namespace
+
+DType dtype_of(at::ScalarType type) {
+  const auto dtype = tensor::find_dtype(type);
+  if (!dtype || !has_collectives(*dtype)) refuse_dtype(c10::toString(type));
+  return *dtype;
+}
+
+at::ScalarType scalar_type(DType dtype) {
+  if (!has_collectives(dtype)) refuse_dtype(name_of(dtype));
+  return tensor::scalar_type(dtype);
+}
 
 at::Tensor dense(const at::Tensor& tensor, std::string_view call) {
   const auto refuse = [&](const std::string& what) { throw UsageError(fmt::format("{}: {}", call, what)); };

@@ -8,9 +8,14 @@
 
 #include "launcher/distributed/collectives/arrays.hpp"
 #include "launcher/distributed/collectives/device_team.hpp"
-#include "libtorch/distributed/dtype.hpp"
 
 namespace accelmgr::distributed {
+
+/// Throws UsageError, which names the dtype, for a dtype that collectives do not support (quantized, bits,
+/// 8-bit and smaller floats, complex halves).
+DType dtype_of(at::ScalarType type);
+/// The reverse of dtype_of(). Throws UsageError for other dtypes.
+at::ScalarType scalar_type(DType dtype);
 
 /// Returns `tensor` detached, in row-major order without gaps: the same memory if it is so already, else a
 /// copy. `call` names the collective in errors. Throws UsageError for a tensor that is undefined, sparse,

@@ -2,16 +2,41 @@
 #include "launcher/distributed/context/torch.hpp"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Logging.h>
 
+#include <mutex>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
-
-#include "libtorch/distributed/muted_warnings.hpp"
 
 namespace accelmgr::distributed {
 namespace {
 
 using std::chrono::milliseconds;
+
+/// While one exists, torch logs no warnings. torch would log a stack of twenty lines when a store answers
+/// late or is gone; the caller of accelmgr gets an exception instead. The log level belongs to the whole
+/// process: the first object raises it to errors, the last one restores it.
+class MutedWarnings {
+ public:
+  MutedWarnings() {
+    const std::lock_guard lock(mutex);
+    if (count++ > 0) return;
+    level_before = FLAGS_caffe2_log_level;
+    if (level_before < errors_only) FLAGS_caffe2_log_level = errors_only;
+  }
+  ~MutedWarnings() {
+    const std::lock_guard lock(mutex);
+    if (--count == 0) FLAGS_caffe2_log_level = level_before;
+  }
+  MutedWarnings(const MutedWarnings&) = delete;
+  MutedWarnings& operator=(const MutedWarnings&) = delete;
+
+ private:
+  static constexpr int errors_only = 2;
+  static inline std::mutex mutex;
+  static inline int count = 0;
+  static inline int level_before = 0;
+};
 
 /// Runs `call`, without torch's warnings, and without stacks in its errors.
 template <class Call>
