@@ -40,9 +40,12 @@ std::string nearest(std::string_view name, std::span<const std::string> known) {
   return best;
 }
 
+std::string did_you_mean(std::string_view meant) {
+  return meant.empty() ? "" : "; did you mean '" + std::string(meant) + "'?";
+}
+
 std::string did_you_mean(std::string_view name, std::span<const std::string> known) {
-  const auto best = nearest(name, known);
-  return best.empty() ? "" : "; did you mean '" + best + "'?";
+  return did_you_mean(nearest(name, known));
 }
 
 }  // namespace accelmgr::base

@@ -96,10 +96,9 @@ void refuse_misspelt(const std::string& variable, const std::string& key) {
         key);
   const auto meant = meant_variable(variable, key);
   if (meant.empty() && variable.find("__") == std::string::npos) return;
-  throw ConfigError(
-      fmt::format("environment {}: {}", variable,
-                  meant.empty() ? unknown_key(key) : fmt::format("unknown; did you mean '{}'?", meant)),
-      key);
+  throw ConfigError(fmt::format("environment {}: {}", variable,
+                                meant.empty() ? unknown_key(key) : "unknown" + base::did_you_mean(meant)),
+                    key);
 }
 
 void apply_environment(const std::map<std::string, std::string>& environment, LoadedConfig& loaded) {

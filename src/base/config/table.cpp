@@ -439,7 +439,7 @@ std::string meant_key(const std::string& spelt) {
 
 std::string unknown_key(const std::string& key) {
   if (const auto meant = meant_key(key); !meant.empty())
-    return fmt::format("unknown key '{}'; did you mean '{}'?", key, meant);
+    return fmt::format("unknown key '{}'{}", key, base::did_you_mean(meant));
   const auto section = section_of(key);
   const auto shown = is_section(section) ? section : std::string();
   return fmt::format("unknown key '{}'; the keys {} are {}", key,

@@ -1,5 +1,5 @@
-// Tests of who may drive the session of a service (lease.hpp).
-#include "engine/manager/lease.hpp"
+// Tests of who may drive the session of a service (host_lease.hpp).
+#include "engine/manager/host_lease.hpp"
 
 #include <gmock/gmock.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "engine/manager/lease.hpp"
+#include "engine/manager/host_lease.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
