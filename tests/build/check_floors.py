@@ -26,6 +26,7 @@ WINGS = {
 FLOOR_OF_PUBLIC_HEADER = {
     "dtype.hpp": "base",
     "errors.hpp": "base",
+    "failure.hpp": "base",
     "reduce_op.hpp": "base",
     "config.hpp": "base/config",
     "step_result.hpp": "engine/session",

@@ -6,9 +6,9 @@
 #include <functional>
 
 #include "base/refusals.hpp"
+#include "engine/manager/descriptor_watch.hpp"
 #include "engine/manager/host_link.hpp"
 #include "engine/manager/supervisor.hpp"
-#include "engine/manager/descriptor_watch.hpp"
 #include "engine/protocol/messages.hpp"
 
 namespace accelmgr::manager {
