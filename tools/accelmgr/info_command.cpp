@@ -11,7 +11,7 @@
 #include "base/ipc/cores.hpp"
 #include "base/ipc/memory.hpp"
 #include "commands.hpp"
-#include "engine/device/machine.hpp"
+#include "engine/device/gpu_list.hpp"
 #include "engine/session/kernels.hpp"
 #include "standard_output.hpp"
 

@@ -13,7 +13,7 @@
 
 #include "base/checked_fields.hpp"
 #include "base/errno_text.hpp"
-#include "base/ipc/accelerators.hpp"
+#include "base/ipc/device_nodes.hpp"
 #include "base/unique_fd.hpp"
 
 namespace accelmgr::device {

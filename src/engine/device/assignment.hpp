@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "accelmgr/config.hpp"
-#include "engine/device/machine.hpp"
+#include "engine/device/gpu_list.hpp"
 
 namespace accelmgr::device {
 

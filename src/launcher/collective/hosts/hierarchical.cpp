@@ -11,7 +11,7 @@
 #include "launcher/collective/hosts/rendezvous.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
-#include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/signature/argument_checks.hpp"
 #include "launcher/collective/tcp/algorithms.hpp"
 
 namespace accelmgr::collective {

@@ -7,7 +7,7 @@
 #include "launcher/collective/hosts/hierarchical.hpp"
 #include "launcher/collective/hosts/hierarchical_steps.hpp"
 #include "launcher/collective/kernels/kernels.hpp"
-#include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/signature/argument_checks.hpp"
 #include "launcher/collective/tcp/algorithms.hpp"
 
 namespace accelmgr::collective {

@@ -11,7 +11,7 @@
 #include "base/interruption.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
-#include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/signature/argument_checks.hpp"
 
 namespace accelmgr::collective {
 namespace {

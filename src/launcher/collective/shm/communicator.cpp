@@ -11,7 +11,7 @@
 #include "launcher/collective/kernels/kernels.hpp"
 #include "launcher/collective/shm/factory.hpp"
 #include "launcher/collective/shm/group.hpp"
-#include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/signature/argument_checks.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/interruption.hpp"
 #include "base/ipc/spin.hpp"
 #include "base/timing.hpp"
-#include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/signature/argument_checks.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/signature/argument_checks.hpp"
 
 namespace accelmgr::collective {
 namespace {

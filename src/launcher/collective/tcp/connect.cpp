@@ -8,7 +8,7 @@
 #include "base/interruption.hpp"
 #include "base/ipc/wait_ready.hpp"
 #include "base/timing.hpp"
-#include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/signature/argument_checks.hpp"
 #include "launcher/collective/tcp/mesh.hpp"
 
 namespace accelmgr::collective::tcp {

@@ -15,7 +15,7 @@
 #include "base/timing.hpp"
 #include "base/waiter.hpp"
 #include "launcher/collective/hosts/hosts.hpp"
-#include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/signature/argument_checks.hpp"
 
 namespace accelmgr::distributed {
 namespace {

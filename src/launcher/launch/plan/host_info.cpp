@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
-#include "base/ipc/accelerators.hpp"
 #include "base/ipc/cores.hpp"
+#include "base/ipc/device_nodes.hpp"
 #include "base/ipc/network.hpp"
 #include "launcher/launch/run/environment_scope.hpp"
 

@@ -1,4 +1,4 @@
-#include "engine/device/machine.hpp"
+#include "engine/device/gpu_list.hpp"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -11,8 +11,8 @@
 
 #include "base/checked_fields.hpp"
 #include "base/cuda/cuda_driver.hpp"
-#include "base/ipc/accelerators.hpp"
 #include "base/ipc/cores.hpp"
+#include "base/ipc/device_nodes.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/ipc/wait_ready.hpp"

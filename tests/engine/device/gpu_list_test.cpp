@@ -1,5 +1,5 @@
 // Tests of listing the GPUs of a machine, with a fake of the driver: no GPU is needed.
-#include "engine/device/machine.hpp"
+#include "engine/device/gpu_list.hpp"
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>

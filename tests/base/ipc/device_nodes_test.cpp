@@ -1,5 +1,5 @@
 // Tests of listing accelerators, in folders that look like /dev, /proc and /sys.
-#include "base/ipc/accelerators.hpp"
+#include "base/ipc/device_nodes.hpp"
 
 #include <gmock/gmock.h>
 

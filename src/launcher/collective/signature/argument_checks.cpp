@@ -1,4 +1,4 @@
-#include "launcher/collective/signature/checks.hpp"
+#include "launcher/collective/signature/argument_checks.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "base/ipc/accelerators.hpp"
+#include "base/ipc/device_nodes.hpp"
 
 #include <algorithm>
 #include <fstream>
