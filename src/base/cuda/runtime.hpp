@@ -35,6 +35,7 @@ inline constexpr unsigned host_default = 0;          ///< cudaHostAllocDefault
 
 /// Declares a function of a table. A table is a list of X(result, member, function of the library,
 /// parameters), and a structure of the members; each has the contract of its function.
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration takes no parentheses there.
 #define ACCELMGR_DECLARE_MEMBER(result, member, function, parameters) result(*member) parameters;
 
 #define ACCELMGR_CUDA_RUNTIME(X)                                                                           \

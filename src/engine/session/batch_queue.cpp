@@ -40,14 +40,14 @@ std::uint64_t BatchQueue::consumed() const noexcept {
 std::uint64_t BatchQueue::released() const noexcept {
   const bool keeps = session_->header().keeps_last_step != 0;
   return read_counters(*session_, [&](const Counters& valid) {
-    return valid.batches[rank_] - (keeps ? valid.last_batches[rank_] : 0);
+    return valid.batches[rank_] - (keeps ? std::uint64_t{valid.last_batches[rank_]} : 0);
   });
 }
 
 std::uint64_t BatchQueue::first_of_attempt() const noexcept {
   const auto& counters = session_->counters(session_->word().index);
   const bool again = session_->control().request.repeat != 0;
-  return counters.batches[rank_] - (again ? counters.last_batches[rank_] : 0);
+  return counters.batches[rank_] - (again ? std::uint64_t{counters.last_batches[rank_]} : 0);
 }
 
 std::byte* BatchQueueWriter::claim() const noexcept {
