@@ -43,7 +43,7 @@ struct Ended {
   int error;        ///< An errno value: why it could not be started (pid 0).
   /// When the fork server saw it, by CLOCK_REALTIME. Children whose ends it saw together have the same time.
   std::int64_t time_ns;
-  bool with_server = false;  ///< It ended because the fork server did.
+  bool with_server = false;  ///< It ended because the fork server did; its pid is 0 if it had not started.
 };
 
 using Event = std::variant<Started, Ended>;
@@ -119,7 +119,7 @@ class ForkServerClient {
   base::UniqueFd socket_;
   Child process_;
   pid_t owner_ = getpid();
-  std::set<int> asked_for_;        ///< Ranks.
+  std::set<int> asked_for_;        ///< Ranks, also those whose child has ended: late reports name them.
   std::map<int, Asked> children_;  ///< Those whose end has not been taken, by rank.
   std::int64_t closed_ns_ = 0;     ///< When the fork server was first seen to have closed its socket.
   std::optional<int> server_exit_;

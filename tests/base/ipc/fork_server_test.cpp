@@ -612,7 +612,7 @@ TEST(ForkServerClientTest, WhatIsNoReportOfAChildThatWasAskedForIsPassedOver) {
   constexpr pid_t nobody = 4194304 + 1;  // More than the kernel gives.
   const RawReport started{started_kind, 2, 7, nobody, 0, 0, 99};
   const auto open_before = accelmgr::test::open_count();
-  std::optional<pid_t> pid;  ///< Of the child that has started and not ended.
+  std::optional<pid_t> pid;  ///< The pid of the child that runs; none while no child does.
   int starts = 0, ends = 0, wrong = 0;
   for (int round = 0; round < 4000; ++round) {
     const RawReport ended{ended_kind, 2, 7, pid.value_or(0), 9, 0, 99};
