@@ -25,10 +25,11 @@ make_roots() {
 }
 
 # in_root NAME COMMAND...: runs it there, with the environment of a user who has just logged in. The certificates that this
-# machine trusts come along: pip needs them behind a proxy that terminates TLS. READ_ONLY=FOLDER is seen as /site-packages.
+# machine trusts come along: pip needs them behind a proxy that terminates TLS. pip keeps no second copy of what it has
+# downloaded: nobody would use it. READ_ONLY=FOLDER is seen as /site-packages.
 in_root() {
   local root=$roots/$1 certificates=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}
-  local environment=(HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8)
+  local environment=(HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 PIP_NO_CACHE_DIR=1)
   shift
   if [[ -e $certificates ]]; then
     cp -- "$certificates" "$root/test/certificates.pem"
