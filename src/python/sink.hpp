@@ -42,6 +42,9 @@ struct Sink {
   bool is_stale(std::size_t index) {
     return call([&](auto& to) { return to.is_stale(index); });
   }
+  void nonfinite(std::size_t index) {
+    call([&](auto& to) { to.nonfinite(index); });
+  }
   bool last_micro_batch() {
     return call([](auto& to) { return to.last_micro_batch(); });
   }

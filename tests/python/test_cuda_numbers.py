@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -227,6 +228,47 @@ def test_gradients_of_any_form_and_batches_of_any_structure(micro_batches):
     torch.manual_seed(5)
     options = {"batch_size_per_device": 2, "grad_accumulation_steps": micro_batches, "collate_fn": collated}
     train(Odd(), Words(), (Words()[i] for i in range(1000)), steps=4, **options)
+
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
+EXTREMES = (1.0, torch.inf, -torch.inf, torch.nan)
+
+
+class Extremes(nn.Module):
+    """Multiplies the gradient of each parameter by a number of the batch. The loss is finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.several = nn.ParameterList(torch.ones(3, dtype=dtype) for dtype in DTYPES)
+        self.empty = nn.Parameter(torch.ones(0))
+
+    def forward(self, factors: torch.Tensor) -> torch.Tensor:
+        loss = self.empty.sum()
+        for parameter, factor in zip(self.several, factors[0], strict=True):
+            used = parameter * 1
+            used.register_hook(lambda gradient, factor=factor: gradient * factor.to(gradient.dtype))
+            loss = loss + used.abs().float().sum()
+        return loss
+
+
+class Factors:
+    """Element 4 i + k: all are 1 but that of parameter i, which is EXTREMES[k]."""
+
+    def __len__(self) -> int:
+        return 4 * len(DTYPES)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        factors = torch.ones(len(DTYPES))
+        factors[index // 4] = EXTREMES[index % 4]
+        return factors
+
+
+def test_gradients_that_are_not_finite_are_found_on_the_device(capfd):
+    with start(Extremes(), Factors(), nprocs=1, batch_size_per_device=1, on_nonfinite="skip_batch") as manager:
+        skipped = [manager.step(accumulate=False).skipped for _ in range(len(DTYPES) + 1)]
+    assert skipped == [0, 3, 3, 3, 3, 3]
+    named = re.findall(r"the gradient of 'several\.(\d)' is not finite \(loss 15\)", capfd.readouterr().err)
+    assert [int(name) for name in named] == [index for index in range(len(DTYPES)) for _ in range(3)]
 
 
 class Packed(nn.Module):

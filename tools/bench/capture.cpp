@@ -49,13 +49,11 @@ struct Chain {
 /// Captures gradients as a runner does.
 class Slab final : public replica::Sink {
  public:
-  Slab(session::Session& session, const session::Manifest& manifest)
-      : gradients({session, 0}, manifest, helpers) {}
+  Slab(session::Session& session, const session::Manifest& manifest) : gradients({session, 0}, manifest) {}
   void capture(std::size_t index, const void* gradient) override { gradients.capture(index, gradient); }
   void backward_begins() override {}
   bool wanted() override { return true; }
 
-  base::Helpers helpers{1};
   runner::Gradients gradients;
 };
 

@@ -34,8 +34,8 @@ def transport(measured):
         measured,
         "gradients",
         "Gradients from the device to the slab, GB/s: plain copies by the size of one, registered memory and not; the "
-        "transport; the transport with the runner's look for Inf and NaN",
-        ["transport", "checked"],
+        "transport",
+        ["transport"],
     )
     parameters = bandwidth_table(
         measured,
@@ -45,17 +45,17 @@ def transport(measured):
     )
     exposed = Table(
         "What is left of the copies after the last write, ms: an attempt without the same computing alone",
-        ["size", "computing", "transport", "checked", "one bucket and 0.2 ms"],
+        ["size", "computing", "transport", "one bucket and 0.2 ms"],
     )
     targets = []
     for size in measured.values_of("bytes", case="exposed"):
-        left = {name: measured.get(name, "time", case="exposed", bytes=size) for name in ("transport", "checked")}
+        left = measured.get("transport", "time", case="exposed", bytes=size)
         computing = measured.get("transport", "compute", case="exposed", bytes=size)
         speed = measured_bucket(measured, "registered", "gradients", size, BUCKET_BYTES)
         bound = None if not speed else BUCKET_BYTES / speed / 1e6 + BEYOND_A_BUCKET_MS
-        exposed.rows.append([size_text(int(size)), computing, left["transport"], left["checked"], bound])
+        exposed.rows.append([size_text(int(size)), computing, left, bound])
         if size == FULL_BYTES:
-            share = None if left["checked"] is None else ratio(max(left["checked"], 0), bound)
+            share = None if left is None else ratio(max(left, 0), bound)
             targets.append(at_most(1, "475 MiB, what is left over one bucket and 0.2 ms", share))
     full = {"case": "gradients", "bytes": FULL_BYTES, "bucket_bytes": BUCKET_BYTES}
     targets += [

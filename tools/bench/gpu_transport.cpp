@@ -14,7 +14,6 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
-#include "base/ipc/cores.hpp"
 #include "base/unique_fd.hpp"
 #include "engine/device/gradient_copies.hpp"
 #include "engine/device/parameter_upload.hpp"
@@ -78,29 +77,23 @@ session::Session attach(const session::Session& session) {
   return session::Session::attach(std::move(fds), 0, true);
 }
 
-/// Gradients come to the slab of a session. With `checks`, as in a runner: it looks for Inf and NaN.
+/// Gradients come to the slab of a session.
 class SlabSink final : public replica::Sink {
  public:
-  SlabSink(session::Session& session, const session::Manifest& manifest, bool checks)
-      : helpers_(std::min(ipc::allowed_cores(), session::max_parts)),
-        gradients_({session, 0}, manifest, helpers_),
-        checks_(checks) {}
+  SlabSink(session::Session& session, const session::Manifest& manifest)
+      : gradients_({session, 0}, manifest) {}
   void begin() { gradients_.begin(++attempt_); }
   void capture(std::size_t index, const void* gradient) override { gradients_.capture(index, gradient); }
   std::span<std::byte> slab() override { return gradients_.slab(); }
   std::byte* place_of(std::size_t index) override { return gradients_.place_of(index); }
-  void arrived(std::span<const std::size_t> indices) override {
-    if (checks_) gradients_.arrived(indices);
-  }
+  void arrived(std::span<const std::size_t> indices) override { gradients_.arrived(indices); }
   void backward_begins() override {}
   bool last_micro_batch() override { return true; }
   bool wanted() override { return true; }
 
  private:
-  base::Helpers helpers_;  // As many as one runner has.
   runner::Gradients gradients_;
   std::uint64_t attempt_ = 0;
-  bool checks_;
 };
 
 class Bench {
@@ -128,19 +121,16 @@ class Bench {
     raw("unregistered", "parameters", device::Direction::to_device, owner_.parameters());
     upload();
     const double step_ms = copy_within_device_ms();
-    for (const bool checks : {false, true}) {
-      const char* name = checks ? "checked" : "transport";
-      SlabSink sink(session_, manifest_, checks);
-      device::GradientCopies copies(device_, manifest_, sink, compute_.get(), timeout_s);
-      const auto attempt = [&](int steps) {
-        sink.begin();
-        copies.begin_attempt();
-        compute(steps, [&](std::size_t i) { copies.written(i, targets_[i]); });
-        copies.finish();
-      };
-      emit(name, "gradients", "bandwidth", gb_per_s(median_ms([&] { attempt(0); })), "GB/s");
-      exposed(name, step_ms, attempt);
-    }
+    SlabSink sink(session_, manifest_);
+    device::GradientCopies copies(device_, manifest_, sink, compute_.get(), timeout_s);
+    const auto attempt = [&](int steps) {
+      sink.begin();
+      copies.begin_attempt();
+      compute(steps, [&](std::size_t i) { copies.written(i, targets_[i]); });
+      copies.finish();
+    };
+    emit("transport", "gradients", "bandwidth", gb_per_s(median_ms([&] { attempt(0); })), "GB/s");
+    exposed(step_ms, attempt);
   }
 
  private:
@@ -186,7 +176,7 @@ class Bench {
   }
 
   void upload() {
-    SlabSink sink(session_, manifest_, false);
+    SlabSink sink(session_, manifest_);
     for (const bool read_only : {false, true}) {
       auto& session = read_only ? session_ : owner_;
       std::vector<replica::Place> places;
@@ -221,15 +211,15 @@ class Bench {
     }
   }
   /// How much longer an attempt takes than the same computing alone.
-  void exposed(const char* name, double step_ms, const std::function<void(int)>& attempt) {
+  void exposed(double step_ms, const std::function<void(int)>& attempt) {
     const double tensor_ms = double(plan_.tensor) / pace * 1e3;
     const int steps = std::max(1, int(tensor_ms / step_ms));
     const auto alone = median_ms([&] {
       compute(steps, [](std::size_t) {});
       finish(compute_.get());
     });
-    emit(name, "exposed", "time", median_ms([&] { attempt(steps); }) - alone, "ms");
-    emit(name, "exposed", "compute", alone, "ms");
+    emit("transport", "exposed", "time", median_ms([&] { attempt(steps); }) - alone, "ms");
+    emit("transport", "exposed", "compute", alone, "ms");
   }
 
   device::Device& device_;

@@ -2,7 +2,7 @@
 //
 //   compute stream   .. W0 .. W1 | ready[0] .. W2 .. W3 | ready[1] .. computed
 //   copy stream                  waits for ready[0], copies 0 and 1 | arrived[0], waits for ready[1] ..
-//   runner's thread              finish(): awaits arrived[0], checks 0 and 1, .. awaits computed, votes
+//   runner's thread              finish(): awaits arrived[0], hands over 0 and 1, .. awaits computed, votes
 //
 // W is a kernel that completes a gradient, "|" the record of an event. An attempt that is left needs no wait
 // while its gradients stay: what it still writes, the next attempt writes again, later on the same streams.

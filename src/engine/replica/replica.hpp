@@ -69,8 +69,9 @@ class Sink : public base::Waiter {
   virtual void capture(std::size_t index, const void* gradient) = 0;
 
   // Beside capture(), for a device that copies gradients itself: it registers slab() once, writes the whole
-  // gradient of the attempt (the sum over its micro-batches) to place_of(), and tells when it is there. A
-  // parameter is given either way in an attempt, not both ways.
+  // gradient of the attempt (the sum over its micro-batches) to place_of(), tells when it is there, and names
+  // those with Inf or NaN: they are looked at where they are, and not again here. A parameter is given either
+  // way in an attempt, not both ways.
 
   /// The memory in which all places lie. Empty if gradients can only be captured, for instance because the
   /// slab has another dtype.
@@ -79,6 +80,8 @@ class Sink : public base::Waiter {
   virtual std::byte* place_of(std::size_t) { return nullptr; }
   /// The gradients of these parameters are in their places.
   virtual void arrived(std::span<const std::size_t>) {}
+  /// The gradient of parameter `index`, which arrives or has arrived, has Inf or NaN.
+  virtual void nonfinite(std::size_t) {}
 
   /// Whether parameter `index` may have a gradient in this attempt: it was not frozen at the start, or was
   /// unfrozen since. All ranks of an attempt have the same answer.
@@ -168,7 +171,7 @@ class Replica {
   /// Discards what an aborted attempt left.
   virtual void begin_attempt() = 0;
   /// The host wrote parameters since the last attempt (Sink::is_stale()). A device may copy them
-  /// asynchronously.
+  /// asynchronously, or in the first run() or collect().
   virtual void load_parameters() {}
   /// Runs forward and backward of one micro-batch, with the loss divided by `divisor`. May be asynchronous;
   /// reads no result back.

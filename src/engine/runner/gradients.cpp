@@ -17,10 +17,6 @@ namespace {
 constexpr std::uint64_t non_temporal_bytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t cached_slab_bytes = std::uint64_t{8} << 20;
 
-// Helpers check so much each at a time. To wake them takes as long as to check a few of these.
-constexpr std::uint64_t stretch_bytes = std::uint64_t{1} << 20;
-constexpr int helped_from_stretches = 4;
-
 std::size_t non_temporal_from(const session::Header& header) {
   return header.slab_bytes > cached_slab_bytes ? non_temporal_bytes : std::numeric_limits<std::size_t>::max();
 }
@@ -43,30 +39,12 @@ void Gradients::capture(std::size_t index, const void* gradient) {
 }
 
 void Gradients::arrived(std::span<const std::size_t> indices) {
-  stretches_.clear();
   for (const auto index : indices) {
     const auto& entry = trained(index);
     if (runner_.tags()[index].load(std::memory_order_relaxed) == attempt_)
       throw ModelError(fmt::format("the gradient of '{}' was handed over twice by a device", entry.name));
-    const auto size = session::bytes_of(entry.types.slab);
-    const auto most = stretch_bytes / size;
-    for (std::uint64_t at = 0; at < entry.elements(); at += most)
-      stretches_.push_back(
-          {index, runner_.slab() + entry.slab + at * size, std::min(most, entry.elements() - at)});
+    keep(index, true);
   }
-  const auto& kernels = session::best_kernels();
-  const auto check = [&](int i) {
-    auto& stretch = stretches_[static_cast<std::size_t>(i)];
-    stretch.finite = kernels.finite(stretch.first, stretch.elements, entries_[stretch.index].types.slab);
-  };
-  const auto count = static_cast<int>(stretches_.size());
-  if (count >= helped_from_stretches)
-    helpers_.for_each(count, check);
-  else
-    for (int i = 0; i < count; ++i) check(i);
-  for (const auto& stretch : stretches_)
-    if (!stretch.finite) note_nonfinite(stretch.index);
-  for (const auto index : indices) keep(index, true);
 }
 
 void Gradients::keep(std::size_t index, bool finite) {
@@ -76,6 +54,7 @@ void Gradients::keep(std::size_t index, bool finite) {
 }
 
 void Gradients::note_nonfinite(std::size_t index) {
+  trained(index);
   if (std::ranges::find(nonfinite_, index) == nonfinite_.end()) nonfinite_.push_back(index);
 }
 

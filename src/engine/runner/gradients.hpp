@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "base/helper_threads.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/session/shards.hpp"
 #include "engine/session/views.hpp"
@@ -18,9 +17,8 @@ namespace accelmgr::runner {
 /// Used by one thread.
 class Gradients {
  public:
-  /// `helpers` outlive this.
-  Gradients(const session::RunnerView& runner, const session::Manifest& manifest, base::Helpers& helpers)
-      : runner_(runner), entries_(manifest.tensors), plan_(manifest), helpers_(helpers) {}
+  Gradients(const session::RunnerView& runner, const session::Manifest& manifest)
+      : runner_(runner), entries_(manifest.tensors), plan_(manifest) {}
 
   /// Gradients that follow belong to `attempt`.
   void begin(std::uint64_t attempt);
@@ -35,6 +33,8 @@ class Gradients {
   /// Counts gradients that lie in their places as captured. Throws ModelError when there is no such
   /// parameter, or when the attempt has a gradient of it already.
   void arrived(std::span<const std::size_t> indices);
+  /// The gradient of parameter `index` is not finite.
+  void note_nonfinite(std::size_t index);
   /// Takes a shard of the sum over a team, which may lie in its place already.
   void shard(const session::Bytes& shard, const std::byte* sums);
   /// See replica::Sink.
@@ -48,23 +48,12 @@ class Gradients {
   const session::TensorEntry& trained(std::size_t index) const;
   /// Tags the parameter with the attempt.
   void keep(std::size_t index, bool finite);
-  void note_nonfinite(std::size_t index);
-
-  /// Values that one thread checks at a time.
-  struct Stretch {
-    std::size_t index;
-    const std::byte* first;
-    std::size_t elements;
-    bool finite = true;
-  };
 
   session::RunnerView runner_;
   const std::vector<session::TensorEntry>& entries_;
   session::ShardPlan plan_;
   std::uint64_t attempt_ = 0;
   std::vector<std::size_t> nonfinite_;
-  base::Helpers& helpers_;
-  std::vector<Stretch> stretches_;  ///< Of one call of arrived().
 };
 
 }  // namespace accelmgr::runner

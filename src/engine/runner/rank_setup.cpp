@@ -15,15 +15,21 @@ std::uint64_t seed_of_rank(const Config& config, int rank) noexcept {
   return config.seed_base + static_cast<std::uint64_t>(rank);
 }
 
+namespace {
+
+int share_of_cores(const Config& config) { return std::max(1, ipc::allowed_cores() / config.nprocs); }
+
+}  // namespace
+
 int compute_threads(const Config& config) {
   if (config.runners.threads > 0) return config.runners.threads;
-  const int share = std::max(1, ipc::allowed_cores() / config.nprocs);
+  const int share = share_of_cores(config);
   return std::min(share, ipc::openmp_threads().value_or(share));
 }
 
 int streaming_threads(const Config& config, std::uint64_t gradient_bytes) {
   constexpr auto worth_it = std::uint64_t{8} << 20;
-  return gradient_bytes < worth_it ? 1 : std::min(compute_threads(config), session::max_parts);
+  return gradient_bytes < worth_it ? 1 : std::min(share_of_cores(config), session::max_parts);
 }
 
 Config config_of_rank(const Config& assigned, int rank) {

@@ -14,8 +14,8 @@ std::uint64_t seed_of_rank(const Config& config, int rank) noexcept;
 /// The number of threads that it computes with: `runners.threads`, or if that is 0 its share of the machine.
 int compute_threads(const Config& config);
 
-/// Threads of a runner that pass over gradients of so many bytes, those of the reduction for instance: 1 if
-/// that takes less time than to wake them.
+/// Threads of a runner that reduce gradients of so many bytes: its share of the machine, however many the
+/// model computes with; 1 if that takes less time than to wake them.
 int streaming_threads(const Config& config, std::uint64_t gradient_bytes);
 
 /// The configuration of one rank, where `assigned` is one with devices (device::assign_devices()):

@@ -58,7 +58,7 @@ Runner::Runner(const Config& config, const session::RunnerView& runner, int life
       activities_(runner.spans()),
       batches_(config, session_, manifest_, rank_),
       helpers_(streaming_threads(config, session_.header().bytes.gradient_room)),
-      gradients_(runner, manifest_, helpers_),
+      gradients_(runner, manifest_),
       reduction_(runner, manifest_) {
   enter(Phase::init);
   base::fault_point(FaultPhase::init);
@@ -321,8 +321,10 @@ void Runner::compute() {
     micro_batch(*filled);
     if (ends) break;
   }
-  if (ballot_.micro_batches == 0 && over())
+  if (ballot_.micro_batches == 0 && over()) {
+    parameter_version_ = unknown_version;    // A device may load them with the first batch.
     throw AttemptRefused{Reason::none, {}};  // There is nothing to collect.
+  }
   collect();
   ballot_.compute_ns = static_cast<std::uint64_t>(base::now_ns() - begin) - ballot_.data_ns;
   check_finite();

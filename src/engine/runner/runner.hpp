@@ -41,6 +41,9 @@ class Runner final : private replica::Sink {
   std::span<std::byte> slab() override { return gradients_.slab(); }
   std::byte* place_of(std::size_t index) override { return gradients_.place_of(index); }
   void arrived(std::span<const std::size_t> indices) override { gradients_.arrived(indices); }
+  void nonfinite(std::size_t index) override {
+    if (ballot_.team == 0) gradients_.note_nonfinite(index);  // A team looks at its sum.
+  }
   bool is_trained(std::size_t index) override { return gradients_.is_trained(index); }
   bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
   void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {
@@ -88,7 +91,7 @@ class Runner final : private replica::Sink {
   session::RunnerRecord& record_;
   session::ActivityWriter activities_;
   Batches batches_;
-  base::Helpers helpers_;
+  base::Helpers helpers_;  ///< For the reduction.
   Gradients gradients_;
   session::Reduction reduction_;
   std::optional<RoundedParameters> rounded_parameters_;

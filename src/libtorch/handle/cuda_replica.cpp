@@ -1,11 +1,16 @@
 #include "libtorch/handle/cuda_replica.hpp"
 
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/core/StreamGuard.h>
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "engine/session/layout.hpp"
@@ -26,6 +31,16 @@ std::size_t bytes_of(const replica::Field& field) {
 
 std::byte* memory_of(const at::Tensor& tensor) {
   return tensor.numel() == 0 ? nullptr : static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+
+/// The largest magnitude of each tensor: Inf or NaN if one of its elements is.
+at::Tensor largest_magnitudes(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> real;
+  for (const auto& tensor : tensors)
+    real.push_back(tensor.numel() == 0   ? tensor.new_zeros(1)
+                   : tensor.is_complex() ? at::view_as_real(tensor)
+                                         : tensor);
+  return at::stack(at::_foreach_norm(real, std::numeric_limits<double>::infinity()));
 }
 
 /// For waits whose result is needed even if the attempt is over: what follows relies on it.
@@ -215,16 +230,26 @@ void CudaReplica::complete(std::size_t index, const at::Tensor& parameter) {
   gradient_copies_->written(index, memory_of(gradients_[index]));
 }
 
-/// Queues the copy of loss and scalars behind the kernels that compute them.
+/// Queues the copy of loss, scalars and the largest magnitude of each gradient behind the kernels that
+/// compute them.
 void CudaReplica::queue_numbers() {
-  std::vector<at::Tensor> values;
+  std::vector<at::Tensor> values, copied;
   for (const auto& tensor : numbers_.tensors())
-    values.push_back(tensor.reshape({}).to(at::TensorOptions().device(torch_device_).dtype(at::kDouble),
-                                           /*non_blocking=*/true));
+    values.push_back(tensor.reshape({1}).to(at::TensorOptions().device(torch_device_).dtype(at::kDouble),
+                                            /*non_blocking=*/true));
+  for (std::size_t i = 0; i < gradients_.size(); ++i)
+    if (gradients_[i].defined()) copied.push_back(gradients_[i]);
+  if (!copied.empty()) values.push_back(largest_magnitudes(copied).to(at::kDouble));
   if (values.empty()) return;
-  gathered_ = at::stack(values);
+  gathered_ = at::cat(values);
   const device::Results::Part all[] = {{memory_of(gathered_), 0, gathered_.nbytes()}};
   numbers_read_ = results_->read(all, gathered_.nbytes());
+}
+
+/// Behind the loss and the scalars come the magnitudes.
+void CudaReplica::name_nonfinite(const double* magnitude) {
+  for (std::size_t i = 0; i < gradients_.size(); ++i)
+    if (gradients_[i].defined() && !std::isfinite(*magnitude++)) sink_->nonfinite(i);
 }
 
 replica::Totals CudaReplica::collect() {
@@ -235,11 +260,13 @@ replica::Totals CudaReplica::collect() {
     queue_numbers();
     if (!gradient_copies_->finish()) return {};
     under_way_ = false;
+    const auto* numbers = reinterpret_cast<const double*>(numbers_read_.data());
+    const auto count = numbers_.tensors().size();
+    name_nonfinite(numbers + count);
     hooks_->begin();
     gradients_.assign(gradients_.size(), {});
-    const auto count = numbers_.tensors().size();
     if (count == 0) return {};
-    return numbers_.totals({reinterpret_cast<const double*>(numbers_read_.data()), count});
+    return numbers_.totals({numbers, count});
   });
 }
 

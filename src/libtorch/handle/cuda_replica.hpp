@@ -74,6 +74,7 @@ class CudaReplica final : public replica::Replica {
   std::optional<Batch> upload(std::span<const replica::Field> fields);
   void complete(std::size_t index, const at::Tensor& parameter);
   void queue_numbers();
+  void name_nonfinite(const double* magnitude);
   void leave() noexcept;
   void await_buffers();
   at::Tensor on_device_as(const at::Tensor& tensor, const session::BufferEntry& entry) const;

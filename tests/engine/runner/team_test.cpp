@@ -23,7 +23,7 @@ using session::RankMask;
 class RankSink final : public replica::Sink {
  public:
   RankSink(session::Session& session, int rank, const session::Manifest& manifest)
-      : view(session, rank), gradients(view, manifest, helpers) {}
+      : view(session, rank), gradients(view, manifest) {}
   void capture(std::size_t index, const void* gradient) override { gradients.capture(index, gradient); }
   std::span<std::byte> slab() override { return gradients.slab(); }
   std::byte* place_of(std::size_t index) override { return gradients.place_of(index); }
@@ -38,7 +38,6 @@ class RankSink final : public replica::Sink {
   bool wanted() override { return true; }
 
   session::RunnerView view;
-  base::Helpers helpers{1};
   runner::Gradients gradients;
 };
 

@@ -430,18 +430,41 @@ bool FakeCuda::execute_front(StreamState& stream, Lock& lock) {
   return true;
 }
 
-/// Executes one operation of a random stream. False if there is none.
+/// Executes one operation of a random stream, mostly of that of the operation before: so one may be far ahead
+/// of another. False if there is none.
 bool FakeCuda::step(Lock& lock) {
   std::vector<StreamState*> ready;
   for (const auto& stream : streams_)
     if (may_begin(*stream)) ready.push_back(stream.get());
   while (!ready.empty() && !hangs_) {
-    const auto chosen = ready.begin() + static_cast<std::ptrdiff_t>(random_() % ready.size());
+    auto chosen = std::ranges::find(ready, stepped_);
+    if (chosen == ready.end() || random_() % 4 == 0)
+      chosen = ready.begin() + static_cast<std::ptrdiff_t>(random_() % ready.size());
+    stepped_ = *chosen;
     // Another thread may have gone on with that stream while this one executed something.
     if (may_begin(**chosen) && execute_front(**chosen, lock)) return true;
     ready.erase(chosen);
   }
   return false;
+}
+
+/// A GPU copies to its memory in the order in which it was asked to, whatever the streams are. The stream
+/// that has to go on before `stream` copies, or `stream` itself.
+FakeCuda::StreamState& FakeCuda::next_upload(StreamState& stream) {
+  auto* next = &stream;
+  auto first = stream.queue.front().upload;
+  if (first == 0) return stream;
+  for (const auto& other : streams_) {
+    if (other->device != stream.device || other->busy) continue;
+    for (const auto& operation : other->queue) {
+      if (operation.waits_for != nullptr && !operation.waits_for->happened) break;
+      if (operation.upload == 0 && (operation.work || operation.polled)) break;
+      if (operation.upload == 0) continue;
+      if (operation.upload < first) next = other.get(), first = operation.upload;
+      break;
+    }
+  }
+  return *next;
 }
 
 /// Executes one operation that has to come before the recording, or the recording itself.
@@ -451,7 +474,7 @@ bool FakeCuda::step_towards(const Recording& wanted, Lock& lock) {
     if (std::ranges::none_of(stream->queue, records)) continue;
     const auto awaited = stream->queue.front().waits_for;
     if (awaited != nullptr && !awaited->happened) return step_towards(*awaited, lock);
-    return execute_front(*stream, lock);
+    return execute_front(next_upload(*stream), lock);
   }
   return false;
 }
@@ -534,7 +557,8 @@ Code FakeCuda::copy(std::byte* to, const std::byte* from, std::size_t bytes, dev
   queue(state_of(stream), {.work = [=] { std::memcpy(to, from, bytes); },
                            .records = done,
                            .waits_for = nullptr,
-                           .host = up ? from : to});
+                           .host = up ? from : to,
+                           .upload = up ? ++uploads_ : 0});
   if (registered) return code::success;
   ++unregistered_copies_;
   drain(lock, [&] { return done->happened; });

@@ -127,6 +127,7 @@ class FakeCuda {
     std::shared_ptr<Recording> records, waits_for;
     const std::byte* host = nullptr;  ///< The host's memory in a copy.
     std::function<Progress()> polled{};
+    std::uint64_t upload = 0;  ///< A copy to the device: its number, in the order of the calls.
   };
   struct StreamState {
     int number = 0;
@@ -151,6 +152,7 @@ class FakeCuda {
   bool execute_front(StreamState& stream, Lock& lock);
   bool step(Lock& lock);
   bool step_towards(const Recording& wanted, Lock& lock);
+  StreamState& next_upload(StreamState& stream);
   void work_off(StreamState& stream);
   bool idle(int device) const;
   bool drain(Lock& lock, const std::function<bool()>& done);
@@ -169,6 +171,8 @@ class FakeCuda {
   std::condition_variable changed_;
   // Guarded by the mutex.
   std::mt19937_64 random_;
+  std::uint64_t uploads_ = 0;
+  StreamState* stepped_ = nullptr;  ///< The stream of the last step().
   bool ending_ = false;
   std::vector<std::unique_ptr<StreamState>> streams_;  ///< Handles are addresses; none is used twice.
   std::vector<std::unique_ptr<EventState>> events_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/replica/model.hpp"
+#include "engine/session/kernels.hpp"
 #include "engine/support/plain_replica.hpp"
 
 namespace accelmgr::test {
@@ -126,6 +127,12 @@ replica::Totals FakeDeviceReplica::collect() {
   const bool done = copies_->finish();
   if (!done) return {};
   if (failure_) std::rethrow_exception(failure_);
+  for (std::size_t i = 0; i < sums_.size(); ++i) {
+    const auto& entry = manifest_->tensors[i];
+    if (summed_[i] != 0 &&
+        !session::best_kernels().finite(sums_[i].get(), entry.elements(), entry.types.gradient))
+      sink_->nonfinite(i);
+  }
   // In a session all memory can be registered.
   if (!sink_->slab().empty() && fake_->unregistered_copies() > 0)
     throw std::logic_error("a copy was slow, because its memory is not registered");

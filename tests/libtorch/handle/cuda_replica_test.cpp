@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <limits>
 #include <random>
 
 #include "accelmgr/errors.hpp"
@@ -143,6 +144,19 @@ TEST(CudaReplica, ReportsScalarsThatAreTensors) {
   EXPECT_EQ(scalars[1].first, "norm");
   EXPECT_EQ(scalars[2].first, "calls");
   EXPECT_NEAR(scalars[2].second, (1 + 2 + 3) / 3.0, 1e-12) << "each as it was in its micro-batch";
+}
+
+TEST(CudaReplica, TellsWhichGradientsAreNotFinite) {
+  for (const char* kind : {"odd", "odd64", "convnet"}) {
+    CudaRig cuda({.kind = kind});
+    cuda->attempt(bench_batches(kind, 0, 2));
+    EXPECT_TRUE(cuda->sink.not_finite.empty());
+    cuda->write_parameters(std::numeric_limits<double>::infinity());
+    const auto result = cuda->attempt(bench_batches(kind, 2, 2));
+    EXPECT_FALSE(result.gradients.empty());
+    for (const auto& [index, values] : result.gradients)
+      EXPECT_EQ(cuda->sink.not_finite.contains(index), !values.empty()) << kind << ", parameter " << index;
+  }
 }
 
 TEST(CudaReplica, MemoryOfBatchesThatGrowIsReplaced) {

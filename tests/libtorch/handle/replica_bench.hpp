@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -45,6 +46,7 @@ class BenchSink final : public replica::Sink {
       ++arrivals;
     }
   }
+  void nonfinite(std::size_t index) override { not_finite.insert(index); }
   void backward_begins() override { ++backwards; }
   bool last_micro_batch() override { return last; }
   bool wanted() override { return asked == nullptr || asked(); }
@@ -53,6 +55,7 @@ class BenchSink final : public replica::Sink {
   std::unique_ptr<Pages> memory;
   bool has_slab = true, last = false;
   int backwards = 0, arrivals = 0;
+  std::set<std::size_t> not_finite;
   Gradients gradients;
   std::function<bool()> asked;
 };

@@ -14,6 +14,13 @@ from accelmgr._runner.replica import Gradients, set_aside
 from accelmgr.errors import DeviceError, ModelError
 
 
+def real_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Its real numbers; 0 if it has none."""
+    if gradient.numel() == 0:
+        return gradient.new_zeros(1, dtype=torch.float32)
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+
+
 class CudaGradientHooks(Gradients):
     """Tells the transport of gradients, by a hook on each parameter. `.grad` has the sum over micro-batches.
 
@@ -33,7 +40,7 @@ class CudaGradientHooks(Gradients):
         self._recorded: list[int] | None = None  # Those whose gradients tell that they are complete; None: no graph.
         self._late = [False] * len(parameters)
         self._told = [False] * len(parameters)
-        self._copied: list[torch.Tensor] = []  # What the device copies.
+        self._copied: dict[int, torch.Tensor] = {}  # What the device copies.
         super().__init__(parameters, sink)
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -70,7 +77,7 @@ class CudaGradientHooks(Gradients):
         if dense.shape != parameter.shape:  # A hook has called resize_().
             raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
         dense = dense.to(parameter.dtype).contiguous().resolve_neg()
-        self._copied.append(dense)
+        self._copied[index] = dense
         self._told[index] = True
         self._transport.written(index, dense.data_ptr())
 
@@ -111,10 +118,11 @@ class CudaGradientHooks(Gradients):
             gradient = self._parameters[index].grad
             assert gradient is not None
             self._told[index] = True
+            self._copied[index] = gradient
             self._transport.written(index, gradient.data_ptr(), in_graph=True)
 
     def forget(self) -> None:
-        self._copied, self._order = [], []
+        self._copied, self._order = {}, []
         self._told = [False] * len(self._parameters)
         super().forget()
 
@@ -125,3 +133,11 @@ class CudaGradientHooks(Gradients):
             if gradient is not None and not self._told[index]:
                 self._tell(index, gradient)
         self._eager = True
+
+    @torch.no_grad()
+    def magnitudes(self) -> tuple[list[int], torch.Tensor]:
+        """Parameters, and the largest magnitude in the gradient of each: Inf or NaN if it has one. Call it after rest()."""
+        if not self._copied:
+            return [], torch.empty(0, dtype=torch.float64, device=self._cuda.device)
+        found = torch._foreach_norm([real_of(gradient) for gradient in self._copied.values()], torch.inf)
+        return list(self._copied), torch.stack(found).to(torch.float64)

@@ -4,8 +4,8 @@
 What torch queues there runs later, on one stream; copies run on streams beside it. Nothing is read before the last
 backward pass is queued, and nothing waits but for memory that is to be used again:
 
-- Parameters go up once per version, and those of a layer while the one before computes if that is wanted. A batch goes
-  up while the one before computes.
+- Parameters go up once per version, behind the first batch, and those of a layer while the one before computes if that
+  is wanted. A batch goes up while the one before computes.
 - Gradients are summed in `.grad`, on the device. In the last micro-batch of a step each is reported as soon as it is
   complete, and the transport copies them in buckets while backward goes on.
 - Losses, scalars and buffers come back behind the last kernel, in one go.
@@ -88,6 +88,7 @@ class CudaReplica(DeviceReplica):
         self._graphs: Graphs | None = None
         self._overlaps = overlaps
         self._layers: Layers | None = None
+        self._is_stale = False  # Parameters are to be loaded.
         self._begun = 0.0  # When the attempt began; one that was left may still be computed.
         self._device_buffers = self._buffers.originals
         self._described = False
@@ -140,8 +141,12 @@ class CudaReplica(DeviceReplica):
             raise Abandoned
 
     def load_parameters(self) -> None:
-        with self._blaming():
+        self._is_stale = True  # Behind them the first batch would wait for all of them, in a queue of the device.
+
+    def _load_parameters(self) -> None:
+        if self._is_stale:
             self._transport.load_parameters()
+            self._is_stale = False
             if self._layers is not None:
                 self._layers.loaded()
 
@@ -158,6 +163,7 @@ class CudaReplica(DeviceReplica):
             self._follow()
             self._bring_buffers()
             inputs = self._inputs(fields)
+            self._load_parameters()
             self._hooks.begin_micro_batch()
             with self._cuda.computing():
                 if self._graphs is None:
@@ -192,6 +198,7 @@ class CudaReplica(DeviceReplica):
         with self._blaming(), self._leaving():
             if self._left:
                 raise Abandoned
+            self._load_parameters()  # There was no batch. The others of a team wait for this one.
             self._check()
             with self._cuda.computing():
                 self._hooks.rest()
@@ -311,15 +318,23 @@ class CudaReplica(DeviceReplica):
                 raise ModelError(f"the model wrote to its parameter '{name}'; parameters are the host's to change")
 
     def _read(self) -> None:
-        """Waits for the device and reads losses, scalars and buffers. Raises Abandoned if the attempt is over."""
+        """Waits for the device, reads losses, scalars and buffers, and names gradients that are not finite. Raises
+        Abandoned if the attempt is over."""
         self._buffers.check_alike()
-        numbers = torch.stack([number.reshape(()).to(torch.float64) for number in self._numbers()])
+        indices, magnitudes = self._hooks.magnitudes()
+        numbers = torch.cat([*(number.reshape(1).to(torch.float64) for number in self._numbers()), magnitudes])
         tensors = [numbers, *(buffer.contiguous() for buffer in self._device_buffers)]
         offsets, size = places_in(tensors)
         parts = [(tensor.data_ptr(), offset, tensor.nbytes) for tensor, offset in zip(tensors, offsets, strict=True)]
         memory = self._transport.read(parts, size)
         if not self._transport.finish():
             raise Abandoned
-        self._put_numbers(iter(tensor_in(memory, 0, numbers).clone()))
+        read = tensor_in(memory, 0, numbers).clone()
+        finite = read[len(read) - len(indices) :].isfinite().tolist()
+        assert self._sink is not None
+        for index, is_finite in zip(indices, finite, strict=True):
+            if not is_finite:
+                self._sink.nonfinite(index)
+        self._put_numbers(iter(read))
         for buffer, tensor, offset in zip(self._session_buffers, tensors[1:], offsets[1:], strict=True):
             buffer.copy_(tensor_in(memory, offset, tensor))
