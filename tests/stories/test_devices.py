@@ -48,6 +48,16 @@ def test_info_lists_the_gpus(person):
     assert GPU_A in ended.out and "GPU 1 (Fake GPU B, 32.0 GiB" in ended.out
 
 
+def test_info_lists_the_slices_of_a_gpu(person):
+    ended = person.types("accelmgr info", env=FAKE | {"FAKE_DRIVER_SLICES": "2"})
+    assert ended.code == DONE
+    for number in (0, 1):
+        uuid = f"MIG-a0a1a2a3-0{number}a5-a6a7-a8a9-aaab{MACHINE:08x}"
+        described = f"GPU {number} (Fake GPU A MIG 1g.5gb, 5.0 GiB, compute capability 9.0, {uuid})"
+        assert described in ended.out, ended.text
+    assert "GPU 2 (Fake GPU B, 32.0 GiB" in ended.out
+
+
 @pytest.mark.parametrize(
     ("env", "said"),
     [
@@ -81,6 +91,11 @@ def test_auto_begins_on_whatever_this_machine_has(person):
 REFUSED = {
     "no GPU": (NO_GPU, ["runners.device=cuda"], ["runners.device is cuda, but no GPU can be used: cuInit"]),
     "no such GPU": (FAKE, ["runners.device=cuda", "runners.devices=0,7"], ["runners.devices names '7'", GPU_A]),
+    "a GPU whose MIG mode is on": (
+        FAKE | {"FAKE_DRIVER_SLICES": "1"},
+        ["runners.device=cuda", "runners.devices=GPU-a0a1"],
+        ["runners.devices names 'GPU-a0a1'", "MIG mode is on", "name a slice of it: MIG-a0a1a2a3-00a5"],
+    ),
     "a list for the CPU": (FAKE, ["runners.devices=0,1"], ["runners.device is cpu; set auto or cuda"]),
 }
 

@@ -88,8 +88,8 @@ std::vector<Option> run_options() {
           {{"tpu", "a TPU is an XLA device: xla"}, {"gpu", "a GPU is a device of CUDA: cuda"}}),
       plain<TextList>(
           KEY(runners.devices),
-          "The device of each rank: a number among the visible GPUs, a GPU's UUID or its beginning, or "
-          "cpu. Empty: the visible GPUs, in order."),
+          "The device of each rank: a number among the visible GPUs and slices of GPUs, a UUID or its "
+          "beginning, or cpu. Empty: the visible ones, in order."),
       plain<Boolean>(KEY(runners.oversubscribe), "Several runners may share a GPU."),
       choice(
           KEY(runners.nccl), {"off", "auto"},

@@ -11,7 +11,6 @@
 #include <string_view>
 #include <type_traits>
 
-#include "base/checked_fields.hpp"
 #include "base/errno_text.hpp"
 #include "base/ipc/device_nodes.hpp"
 #include "base/unique_fd.hpp"
@@ -126,14 +125,12 @@ json ask(const std::string& library) {
 
 }  // namespace
 
-std::string ask_driver(const std::string& library, const std::filesystem::path& root) {
-  json answer;
+json ask_driver(const std::string& library, const std::filesystem::path& root) {
   try {
-    answer = ask(library);
+    return ask(library);
   } catch (const Problem& problem) {
-    answer = {{"problem", fmt::format("{}; {}", problem.what(), said_by_kernel(root))}};
+    return {{"problem", fmt::format("{}; {}", problem.what(), said_by_kernel(root))}};
   }
-  return base::json_text(answer);
 }
 
 }  // namespace accelmgr::device

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "base/cuda/runtime.hpp"
@@ -37,10 +38,10 @@ struct CudaDriver {
   int (*device_get_uuid)(DriverUuid* uuid, int device);
 };
 
-/// Asks the driver in `library` for all GPUs that CUDA_VISIBLE_DEVICES leaves. Returns JSON: either "gpus", a
-/// list of objects with "name", "memory_bytes", "uuid", "major" and "minor", or "problem", why there are
-/// none, as text. The text also says which device nodes are below `root`/dev. Loads the library into this
-/// process for good, and may block for as long as the driver does.
-std::string ask_driver(const std::string& library, const std::filesystem::path& root);
+/// Asks the driver in `library` for all GPUs that CUDA_VISIBLE_DEVICES leaves. Returns either "gpus", a list
+/// of objects with "name", "memory_bytes", "uuid", "major" and "minor", or "problem", why there are none, as
+/// text. The text also says which device nodes are below `root`/dev. Loads the library into this process for
+/// good, and may block for as long as the driver does.
+nlohmann::json ask_driver(const std::string& library, const std::filesystem::path& root);
 
 }  // namespace accelmgr::device

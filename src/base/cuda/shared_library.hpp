@@ -18,6 +18,8 @@ struct SharedLibrary {
   void find(const char* name, Function& function) {
     function = reinterpret_cast<Function>(address_of(name));
   }
+  /// Why there is no library, or which functions are missing; empty if all are there.
+  const std::string& why_not() const noexcept { return why_not_; }
   /// Throws UsageError, with `what` and the reasons, if there is no library or if a function is missing.
   void check(const char* what, const char* where_from) const;
 

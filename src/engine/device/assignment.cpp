@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <stdlib.h>
-#include <strings.h>
 
 #include <algorithm>
 #include <optional>
@@ -14,6 +13,7 @@
 #include "base/config/device_name.hpp"
 #include "base/config/loader.hpp"
 #include "base/parse_number.hpp"
+#include "engine/device/slices.hpp"
 
 namespace accelmgr::device {
 namespace {
@@ -32,11 +32,6 @@ std::vector<std::string> described(const Gpus& gpus) {
   return all;
 }
 
-/// The beginning of a UUID in any case of letters.
-bool begins(const std::string& uuid, const std::string& text) {
-  return text.size() <= uuid.size() && strncasecmp(uuid.c_str(), text.c_str(), text.size()) == 0;
-}
-
 std::size_t gpu_named(const std::string& text, const Gpus& gpus) {
   const auto& visible = gpus.visible;
   std::vector<std::size_t> meant;
@@ -45,6 +40,10 @@ std::size_t gpu_named(const std::string& text, const Gpus& gpus) {
   for (std::size_t i = 0; i < visible.size(); ++i)
     if (i == number || (is_uuid && begins(visible[i].uuid, text))) meant.push_back(i);
   if (meant.size() == 1) return meant.front();
+  for (const auto& gpu : gpus.sliced)
+    if (meant.empty() && is_uuid && begins(gpu.whole.uuid, text))
+      throw ConfigError(fmt::format("{} names '{}', which is {}", devices_key, text, why_not_whole(gpu)),
+                        devices_key);
   throw ConfigError(
       fmt::format("{} names '{}', which is {}; there are {}", devices_key, text,
                   meant.empty() ? "none of the visible GPUs, nor cpu" : "the beginning of several UUIDs",

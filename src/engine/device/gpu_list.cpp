@@ -11,12 +11,15 @@
 
 #include "base/checked_fields.hpp"
 #include "base/cuda/cuda_driver.hpp"
+#include "base/cuda/nvml.hpp"
 #include "base/ipc/cores.hpp"
 #include "base/ipc/device_nodes.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/ipc/wait_ready.hpp"
+#include "base/split.hpp"
 #include "engine/device/gpu_claims.hpp"
+#include "engine/device/slices.hpp"
 
 namespace accelmgr::device {
 namespace {
@@ -31,28 +34,55 @@ constexpr const char* visibility = "CUDA_VISIBLE_DEVICES";
   close_range(static_cast<unsigned>(socket) + 1, UINT_MAX, 0);
   if (all) unsetenv(visibility);
   try {
-    ipc::send(socket, ask_driver(question.library, question.root));
+    auto answer = ask_driver(question.library, question.root);
+    answer["nvml"] = ask_nvml(question.nvml);
+    ipc::send(socket, base::json_text(answer));
   } catch (const std::exception&) {
     _exit(1);  // The parent sees that there is no answer.
   }
   _exit(0);
 }
 
-Gpus read(const std::string& text) {
+Gpu read_gpu(const base::Fields& gpu) {
+  return {.name = gpu.text("name"),
+          .uuid = gpu.text("uuid"),
+          .memory_bytes = gpu.number<std::uint64_t>("memory_bytes"),
+          .major = gpu.number<int>("major"),
+          .minor = gpu.number<int>("minor")};
+}
+
+std::vector<Gpu> read_gpus(const std::vector<base::Fields>& list) {
+  std::vector<Gpu> gpus;
+  for (const auto& gpu : list) gpus.push_back(read_gpu(gpu));
+  return gpus;
+}
+
+/// What CUDA_VISIBLE_DEVICES names; nullopt if it is not set.
+std::optional<std::vector<std::string>> entries_of_environment() {
+  const char* list = getenv(visibility);
+  return list == nullptr ? std::nullopt : std::optional(base::split(list, ','));
+}
+
+/// `all`: also what CUDA_VISIBLE_DEVICES hides.
+Gpus read(const std::string& text, const DriverQuestion& question, bool all) {
   constexpr const char* what = "the answer of the process that lists GPUs";
   const auto json = base::parse_json(text, what);
   const base::Fields fields(json, what);
   Gpus found;
-  if (fields.has("problem")) {
+  if (fields.has("problem"))
     found.why_none = fields.text("problem");
+  else
+    found.visible = read_gpus(fields.objects("gpus"));
+  const auto entries = all ? std::nullopt : entries_of_environment();
+  if (json.at("nvml").is_null()) {
+    add_named_slices(found, entries.value_or(std::vector<std::string>{}));
+    add_named_slices(found, question.named);
     return found;
   }
-  for (const auto& gpu : fields.objects("gpus"))
-    found.visible.push_back({.name = gpu.text("name"),
-                             .uuid = gpu.text("uuid"),
-                             .memory_bytes = gpu.number<std::uint64_t>("memory_bytes"),
-                             .major = gpu.number<int>("major"),
-                             .minor = gpu.number<int>("minor")});
+  std::vector<NvmlGpu> machine;
+  for (const auto& gpu : fields.objects("nvml"))
+    machine.push_back({read_gpu(gpu), gpu.flag("is_sliced"), read_gpus(gpu.objects("slices"))});
+  add_slices(found, machine, entries);
   return found;
 }
 
@@ -86,7 +116,7 @@ Answer ask_in_child(const DriverQuestion& question, bool all) {
   if (ipc::wait_ready(ours.get(), POLLIN, base::Deadline::in_seconds(question.timeout_s)) == 0) {
     answer.gpus.why_none = how_it_hangs(child, question.timeout_s);
   } else if (const auto message = ipc::receive(ours.get(), base::Deadline::at_ns(0))) {
-    answer = {read(message->bytes), true};
+    answer = {read(message->bytes, question, all), true};
   } else {
     answer.gpus.why_none = how_ended(child);
   }
@@ -126,6 +156,8 @@ Machine this_machine(const DriverQuestion& question) {
 
 std::string describe(const Gpus& gpus, std::size_t index) {
   const auto& gpu = gpus.visible.at(index);
+  if (gpu.name.empty())
+    return fmt::format("GPU {} (a MIG slice that nothing lists here, {})", index, gpu.uuid);
   return fmt::format("GPU {} ({}, {:.1f} GiB, compute capability {}.{}, {})", index, gpu.name,
                      double(gpu.memory_bytes) / (1 << 30), gpu.major, gpu.minor, gpu.uuid);
 }

@@ -10,10 +10,10 @@
 
 namespace accelmgr::device {
 
-/// A GPU that CUDA_VISIBLE_DEVICES leaves visible.
+/// A GPU, or a slice of one (MIG).
 struct Gpu {
-  std::string name;
-  std::string uuid;  ///< "GPU-8ab1...": CUDA_VISIBLE_DEVICES takes it.
+  std::string name;  ///< Empty: a slice of which only the UUID is known.
+  std::string uuid;  ///< "GPU-8ab1..." or "MIG-8ab1...": CUDA_VISIBLE_DEVICES takes it.
   std::uint64_t memory_bytes = 0;
   int major = 0, minor = 0;  ///< The compute capability.
   std::string taken_by{};    ///< The process whose session computes there, in words; empty if there is none.
@@ -21,9 +21,18 @@ struct Gpu {
   bool operator==(const Gpu&) const = default;
 };
 
+/// A GPU whose MIG mode is on: programs compute on its slices only.
+struct SlicedGpu {
+  Gpu whole;
+  std::vector<Gpu> slices;
+};
+
 struct Gpus {
-  std::vector<Gpu> visible;  ///< By their numbers in CUDA.
-  std::string why_none;      ///< Why `visible` is empty, in words.
+  /// What CUDA_VISIBLE_DEVICES leaves: first what CUDA shows, by its numbers there, then what other processes
+  /// can compute on.
+  std::vector<Gpu> visible;
+  std::string why_none;             ///< Why `visible` is empty, in words.
+  std::vector<SlicedGpu> sliced{};  ///< Also those that are not visible. Empty without NVML.
 };
 
 struct Machine {
@@ -34,8 +43,11 @@ struct Machine {
 
 struct DriverQuestion {
   std::string library = "libcuda.so.1";
+  std::string nvml = "libnvidia-ml.so.1";
   double timeout_s = timing::driver_answer_s;
   std::filesystem::path root = "/";  ///< Of /dev, /proc and /sys.
+  std::vector<std::string> named{};  ///< `runners.devices`. Where nothing lists slices, one that it names is
+                                     ///< taken to be there.
 };
 
 /// Lists the GPUs of this process's environment. A child process asks the driver, so this process has neither

@@ -16,7 +16,8 @@ namespace {
 
 /// Other managers may claim GPUs between the look at them and the claim.
 std::pair<device::Assignment, device::GpuClaims> claim_devices(const Config& config) {
-  const device::DriverQuestion question{.timeout_s = std::min(timing::driver_answer_s, config.start_timeout)};
+  const device::DriverQuestion question{.timeout_s = std::min(timing::driver_answer_s, config.start_timeout),
+                                        .named = config.runners.devices};
   constexpr int tries = 10;
   for (int i = 0;; ++i) {
     auto assignment = device::assign_devices(config, device::this_machine(question));

@@ -10,7 +10,8 @@ namespace {
 
 using testing::HasSubstr;
 
-const std::string a = "GPU-aa10", b = "GPU-aa20", c = "GPU-bb30", d = "GPU-bb40";
+const std::string a = "GPU-aa10", b = "GPU-aa20", c = "GPU-bb30", d = "GPU-bb40", s1 = "MIG-dd10",
+                  s2 = "MIG-dd20";
 
 Machine with_gpus(std::size_t count) {
   Machine machine{.gpus = {.visible = {}, .why_none = "the driver is gone"}, .tpu_chips = 0, .cores = 16};
@@ -31,6 +32,18 @@ Machine with_taken_gpus(std::size_t taken, std::size_t count) {
 Machine with_chips(int count) {
   auto machine = with_gpus(0);
   machine.tpu_chips = count;
+  return machine;
+}
+
+/// A whole GPU and two slices of another, and one whose MIG mode is on and that has none.
+Machine with_slices() {
+  auto machine = with_gpus(1);
+  for (const auto& uuid : {s1, s2})
+    machine.gpus.visible.push_back(
+        {.name = "A100 MIG 1g.5gb", .uuid = uuid, .memory_bytes = std::uint64_t{5} << 30, .major = 8});
+  const auto& visible = machine.gpus.visible;
+  machine.gpus.sliced = {{{.name = "A100", .uuid = "GPU-cc50"}, {visible[1], visible[2]}},
+                         {{.name = "A30", .uuid = "GPU-cc60"}, {}}};
   return machine;
 }
 
@@ -107,6 +120,8 @@ INSTANTIATE_TEST_SUITE_P(
         Choice{"EveryGpuThatIsFree", with_taken_gpus(1, 3), {automatic}, cuda, 2, {b, c}},
         Choice{"FreeGpuThatIsNamedByItsNumber", with_taken_gpus(1, 3), {cuda, each, {"2"}}, cuda, 1, {c}},
         Choice{"TakenGpusThatAreShared", with_taken_gpus(2, 2), {cuda, 2, {}, true}, cuda, 2, {a, b}},
+        Choice{"WholeGpusAndSlices", with_slices(), {automatic}, cuda, 3, {a, s1, s2}},
+        Choice{"SlicesThatAreNamed", with_slices(), {cuda, each, {"MIG-dd2", "1"}}, cuda, 2, {s2, s1}},
         Choice{"CpuBesideATakenGpu", with_taken_gpus(1, 1), {automatic, each, {"cpu"}}, cpu, 1},
         Choice{"CpuWithoutGpus", with_gpus(0), {automatic}, cpu, 2},
         Choice{"CpuWithoutGpusAsManyAsAreAskedFor", with_gpus(0), {automatic, 5}, cpu, 5},
@@ -201,6 +216,23 @@ INSTANTIATE_TEST_SUITE_P(
              "runners.devices",
              {"names '2', which is none of the visible GPUs", "GPU 0 (T4", "GPU 1 (T4"}},
         Flaw{"UnknownUuid", with_gpus(2), {cuda, each, {"GPU-cc"}}, "runners.devices", {"names 'GPU-cc'", b}},
+        Flaw{"SlicedGpuThatIsNamed",
+             with_slices(),
+             {cuda, each, {"gpu-cc5"}},
+             "runners.devices",
+             {"names 'gpu-cc5', which is the GPU A100 (GPU-cc50)", "MIG mode is on", "name a slice of it",
+              s1 + " or " + s2, "nvidia-smi -mig 0"}},
+        Flaw{"SlicedGpuWithoutSlices",
+             with_slices(),
+             {cuda, each, {"GPU-cc60"}},
+             "runners.devices",
+             {"which is the GPU A30 (GPU-cc60)", "it has no slice", "nvidia-smi mig -cgi",
+              "nvidia-smi -mig 0"}},
+        Flaw{"UnknownSlice",
+             with_slices(),
+             {cuda, each, {"MIG-ee"}},
+             "runners.devices",
+             {"names 'MIG-ee', which is none of the visible GPUs", s1, s2}},
         Flaw{"BeginningOfSeveral",
              with_gpus(2),
              {cuda, each, {"GPU-aa"}},

@@ -2,8 +2,11 @@
 #include "engine/device/gpu_list.hpp"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <stdlib.h>
+
+#include <tuple>
 
 #include "base/ipc/process.hpp"
 #include "engine/device/gpu_claims.hpp"
@@ -14,6 +17,8 @@ namespace accelmgr::device {
 namespace {
 
 using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -30,15 +35,18 @@ class Variable {
 };
 
 const std::string fake_driver = test::built("tests/engine/support/fake_driver/libcuda.so.1");
+const std::string fake_nvml = test::built("tests/engine/support/fake_driver/libnvidia-ml.so.1");
 
-DriverQuestion of_fake(double timeout_s = 60) { return {.library = fake_driver, .timeout_s = timeout_s}; }
+DriverQuestion of_fake(double timeout_s = 60) {
+  return {.library = fake_driver, .nvml = fake_nvml, .timeout_s = timeout_s};
+}
 
 class ListedGpus : public testing::Test {
  protected:
   ListedGpus() { unsetenv("CUDA_VISIBLE_DEVICES"); }
   ~ListedGpus() override {
-    EXPECT_EQ(dlopen(fake_driver.c_str(), RTLD_NOW | RTLD_NOLOAD), nullptr)
-        << "the driver is in this process";
+    for (const auto& library : {fake_driver, fake_nvml})
+      EXPECT_EQ(dlopen(library.c_str(), RTLD_NOW | RTLD_NOLOAD), nullptr) << library << " is in this process";
     EXPECT_TRUE(ipc::children().empty());
   }
 };
@@ -61,11 +69,6 @@ TEST_F(ListedGpus, AreThoseThatTheEnvironmentLeavesInItsOrder) {
   ASSERT_EQ(gpus.visible.size(), 2u);
   EXPECT_EQ(gpus.visible[0].name, "Fake GPU B");
   EXPECT_EQ(gpus.visible[1].name, "Fake GPU A");
-}
-
-TEST_F(ListedGpus, ThatAreSlicesHaveTheirOwnKindOfUuid) {
-  const Variable slices("FAKE_DRIVER_SLICES", "1");
-  EXPECT_THAT(list_gpus(of_fake()).visible.at(0).uuid, testing::StartsWith("MIG-a0a1"));
 }
 
 TEST_F(ListedGpus, SayWhoHasTakenThem) {
@@ -185,6 +188,120 @@ TEST_F(ListedGpus, AreNoneWhereTheDriverCrashes) {
   const Variable crashes("FAKE_DRIVER_CRASHES", "1");
   EXPECT_EQ(list_gpus(of_fake()).why_none,
             "the driver ended the process that asked it: killed by signal 11 (SEGV)");
+}
+
+const std::string gpu_b = "GPU-b0b1b2b3-b4b5-b6b7-b8b9-babbbcbdbebf";
+
+/// The UUID of a slice of the fake's GPU A or B.
+std::string slice(char gpu, int number) {
+  return fmt::format("MIG-{0}0{0}1{0}2{0}3-{1:02}{0}5-{0}6{0}7-{0}8{0}9-{0}a{0}b{0}c{0}d{0}e{0}f",
+                     static_cast<char>(gpu - 'A' + 'a'), number);
+}
+
+std::vector<std::string> uuids(const Gpus& gpus) {
+  std::vector<std::string> all;
+  for (const auto& gpu : gpus.visible) all.push_back(gpu.uuid);
+  return all;
+}
+
+class ListedSlices : public ListedGpus {
+ protected:
+  static std::vector<std::string> seen_with(const std::string& visible, const DriverQuestion& question) {
+    const Variable variable("CUDA_VISIBLE_DEVICES", visible.c_str());
+    return uuids(list_gpus(question));
+  }
+};
+
+TEST_F(ListedSlices, AreAllThoughCudaShowsOne) {
+  const Variable slices("FAKE_DRIVER_SLICES", "2,1");
+  const auto gpus = list_gpus(of_fake());
+  EXPECT_THAT(uuids(gpus), ElementsAre(slice('A', 0), slice('A', 1), slice('B', 0))) << gpus.why_none;
+  EXPECT_EQ(gpus.visible.at(1), (Gpu{.name = "Fake GPU A MIG 1g.5gb",
+                                     .uuid = slice('A', 1),
+                                     .memory_bytes = std::uint64_t{5} << 30,
+                                     .major = 9,
+                                     .minor = 0}));
+  EXPECT_EQ(describe(gpus, 2),
+            "GPU 2 (Fake GPU B MIG 1g.5gb, 5.0 GiB, compute capability 9.0, " + slice('B', 0) + ")");
+  EXPECT_EQ(gpus.sliced.at(1).whole.uuid, gpu_b);
+}
+
+TEST_F(ListedSlices, StandBesideWholeGpusWhichCudaHidesThen) {
+  const Variable slices("FAKE_DRIVER_SLICES", "1");
+  EXPECT_THAT(uuids(list_gpus(of_fake())), ElementsAre(slice('A', 0), gpu_b));
+}
+
+TEST_F(ListedSlices, AreThoseThatTheEnvironmentLeavesInItsOrder) {
+  const Variable slices("FAKE_DRIVER_SLICES", "2,2");
+  const auto [a0, a1, b0, b1] = std::tuple(slice('A', 0), slice('A', 1), slice('B', 0), slice('B', 1));
+  EXPECT_THAT(seen_with(a1 + "," + a0, of_fake()), ElementsAre(a1, a0));
+  EXPECT_THAT(seen_with("1", of_fake()), ElementsAre(b0, b1)) << "the number of a GPU";
+  EXPECT_THAT(seen_with("GPU-b0," + a1, of_fake()), ElementsAre(b0, b1, a1));
+  EXPECT_THAT(seen_with(b1 + ",7," + a0, of_fake()), ElementsAre(b1)) << "CUDA stops at an unknown one";
+  const Variable hidden("CUDA_VISIBLE_DEVICES", "");
+  EXPECT_EQ(list_gpus(of_fake()).why_none, "CUDA_VISIBLE_DEVICES is '' and hides all 4 GPUs");
+}
+
+TEST_F(ListedSlices, ThatAreNamedAreTakenToBeThereWhereNothingListsThem) {
+  const Variable slices("FAKE_DRIVER_SLICES", "3");
+  auto without = of_fake();
+  without.nvml = "/nowhere/libnvidia-ml.so.1";
+  EXPECT_THAT(uuids(list_gpus(without)), ElementsAre(slice('A', 0))) << "the one that CUDA shows";
+  EXPECT_THAT(seen_with(slice('A', 1) + "," + slice('A', 2), without),
+              ElementsAre(slice('A', 1), slice('A', 2)));
+  const std::string of_old_drivers = "MIG-GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf/1/0";
+  without.named = {"0",        "cpu",   "mig" + slice('A', 2).substr(3), slice('A', 0), of_old_drivers,
+                   "MIG-a0a1", "GPU-c0"};
+  EXPECT_THAT(uuids(list_gpus(without)), ElementsAre(slice('A', 0), slice('A', 2), of_old_drivers))
+      << "only whole names, once each";
+  EXPECT_EQ(describe(list_gpus(without), 1),
+            "GPU 1 (a MIG slice that nothing lists here, " + slice('A', 2) + ")");
+  const Variable fails("FAKE_NVML_FAILS", "nvmlInit_v2");
+  without.nvml = fake_nvml;
+  EXPECT_THAT(uuids(list_gpus(without)), ElementsAre(slice('A', 0), slice('A', 2), of_old_drivers));
+}
+
+TEST_F(ListedSlices, ThatAreNamedButNotThereAreNotListed) {
+  const Variable slices("FAKE_DRIVER_SLICES", "1,1");
+  auto question = of_fake();
+  question.named = {slice('A', 5)};
+  EXPECT_THAT(uuids(list_gpus(question)), ElementsAre(slice('A', 0), slice('B', 0)));
+  EXPECT_THAT(seen_with(slice('A', 0) + "," + slice('A', 5), question), ElementsAre(slice('A', 0)));
+}
+
+TEST_F(ListedSlices, AreLeftOutWhereNvmlFailsForThem) {
+  const Variable slices("FAKE_DRIVER_SLICES", "2");
+  for (const char* function : {"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"}) {
+    const Variable fails("FAKE_NVML_FAILS", function);
+    EXPECT_THAT(uuids(list_gpus(of_fake())), ElementsAre(slice('A', 0), gpu_b)) << function;
+  }
+  for (const char* function :
+       {"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMigMode", "nvmlDeviceGetUUID"}) {
+    const Variable fails("FAKE_NVML_FAILS", function);
+    EXPECT_THAT(uuids(list_gpus(of_fake())), Contains(slice('A', 0))) << function;
+  }
+}
+
+TEST_F(ListedSlices, AreClaimedEachForItself) {
+  const Variable slices("FAKE_DRIVER_SLICES", "2");
+  const Variable machine("FAKE_DRIVER_MACHINE", std::to_string(getpid()).c_str());
+  const auto before = list_gpus(of_fake());
+  Config first, second;
+  first.runners.device = second.runners.device = accelmgr::Device::cuda;
+  first.runners.devices = {before.visible.at(0).uuid};
+  second.runners.devices = {before.visible.at(1).uuid};
+  const GpuClaims one(first), other(second);
+  EXPECT_EQ(one.missed() + other.missed(), "");
+  EXPECT_EQ(GpuClaims(second).missed(), before.visible.at(1).uuid);
+  EXPECT_THAT(list_gpus(of_fake()).visible.at(1).taken_by, HasSubstr("process"));
+}
+
+TEST_F(ListedSlices, ThatAreMissingAreNamedAsTheReason) {
+  const Variable one("FAKE_DRIVER_GPUS", "1");
+  const Variable slices("FAKE_DRIVER_SLICES", "0");
+  const auto gpus = list_gpus(of_fake());
+  EXPECT_THAT(gpus.why_none, AllOf(HasSubstr("CUDA_ERROR_NO_DEVICE"), HasSubstr("Fake GPU A"),
+                                   HasSubstr("MIG mode is on"), HasSubstr("nvidia-smi mig -cgi")));
 }
 
 }  // namespace

@@ -1,14 +1,10 @@
-// Stands in for NVIDIA's driver library, libcuda.so.1: it lists GPUs and does nothing else. It behaves as
-// variables of the environment say, and hides what CUDA_VISIBLE_DEVICES hides, as the real one does.
+// Stands in for NVIDIA's driver library, libcuda.so.1: it lists the GPUs of fake_machine.hpp and does nothing
+// else. It behaves as variables of the environment say. As the real one does, it hides what
+// CUDA_VISIBLE_DEVICES hides, and shows one slice (MIG) at most, and no GPU beside it.
 //
-//   FAKE_DRIVER_GPUS   how many GPUs the machine has; 2 if it is not set
 //   FAKE_DRIVER_FAILS  code that cuInit returns, or name of another function, which then returns 999
 //   FAKE_DRIVER_HANGS  cuInit does not return
 //   FAKE_DRIVER_CRASHES  cuInit ends the process by SIGSEGV
-//   FAKE_DRIVER_MACHINE  a number in the UUIDs, in place of their last four bytes: tests that run at the same
-//   time
-//                        have different GPUs
-//   FAKE_DRIVER_SLICES each GPU is a slice of one (MIG)
 #include <signal.h>
 #include <unistd.h>
 
@@ -19,8 +15,12 @@
 #include <vector>
 
 #include "base/cuda/cuda_driver.hpp"
+#include "fake_machine.hpp"
 
 using accelmgr::device::DriverUuid;
+using accelmgr::test::FakeDevice;
+using accelmgr::test::gpu_count;
+using accelmgr::test::usable;
 
 namespace {
 
@@ -33,24 +33,32 @@ int fails(const char* function) {
   return failing != nullptr && std::strcmp(failing, function) == 0 ? unknown : 0;
 }
 
-/// The GPUs by their numbers in the machine, as CUDA_VISIBLE_DEVICES orders them.
-std::vector<int> visible() {
-  const char* given = std::getenv("FAKE_DRIVER_GPUS");
-  const int count = given != nullptr ? std::atoi(given) : 2;
-  std::vector<int> gpus;
-  const char* list = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (list == nullptr) {
-    for (int i = 0; i < count; ++i) gpus.push_back(i);
-    return gpus;
+/// The first device that an entry of CUDA_VISIBLE_DEVICES names: by the GPU's number, or by the beginning of
+/// a UUID, of a GPU with slices too.
+std::vector<FakeDevice> named(const std::string& entry) {
+  for (int gpu = 0; gpu < gpu_count(); ++gpu) {
+    const bool is_gpu = entry == std::to_string(gpu) || FakeDevice{gpu}.uuid_text().starts_with(entry);
+    for (const auto& device : usable(gpu))
+      if (is_gpu || device.uuid_text().starts_with(entry)) return {device};
   }
-  for (const char* rest = list; *rest != 0;) {
-    char* end = nullptr;
-    const long number = std::strtol(rest, &end, 10);
-    if (end == rest || number < 0 || number >= count) break;  // What follows an unknown one is hidden too.
-    gpus.push_back(static_cast<int>(number));
-    rest = *end == ',' ? end + 1 : end;
+  return {};
+}
+
+std::vector<FakeDevice> visible() {
+  std::vector<FakeDevice> devices;
+  if (const char* list = std::getenv("CUDA_VISIBLE_DEVICES"); list == nullptr) {
+    for (int gpu = 0; gpu < gpu_count(); ++gpu)
+      for (const auto& device : usable(gpu)) devices.push_back(device);
+  } else {
+    for (const auto& entry : accelmgr::base::split(list, ',')) {
+      const auto device = entry.empty() ? std::vector<FakeDevice>{} : named(entry);
+      if (device.empty()) break;  // What follows an unknown one is hidden too.
+      devices.push_back(device.front());
+    }
   }
-  return gpus;
+  for (const auto& device : devices)
+    if (device.slice != FakeDevice::whole) return {device};
+  return devices;
 }
 
 }  // namespace
@@ -71,22 +79,20 @@ int cuDeviceGetCount(int* count) {
   return fails("cuDeviceGetCount");
 }
 int cuDeviceGet(int* device, int ordinal) {
-  *device = visible().at(static_cast<std::size_t>(ordinal));
+  *device = visible().at(static_cast<std::size_t>(ordinal)).number();
   return fails("cuDeviceGet");
 }
 int cuDeviceGetName(char* name, int bytes, int device) {
-  std::snprintf(name, static_cast<std::size_t>(bytes), "Fake GPU %c%s", 'A' + device,
-                is_set("FAKE_DRIVER_SLICES") ? " MIG 1g.5gb" : "");
+  std::snprintf(name, static_cast<std::size_t>(bytes), "%s", FakeDevice::of(device).name().c_str());
   return fails("cuDeviceGetName");
 }
 int cuDeviceGetUuid_v2(DriverUuid* uuid, int device) {
-  for (int i = 0; i < 16; ++i) uuid->bytes[i] = static_cast<char>(0xa0 + 16 * device + i);
-  if (const char* machine = std::getenv("FAKE_DRIVER_MACHINE"))
-    for (int i = 0; i < 4; ++i) uuid->bytes[12 + i] = static_cast<char>(std::atoi(machine) >> (24 - 8 * i));
+  const auto bytes = FakeDevice::of(device).uuid();
+  std::memcpy(uuid->bytes, bytes.data(), bytes.size());
   return fails("cuDeviceGetUuid");
 }
 int cuDeviceTotalMem_v2(std::size_t* bytes, int device) {
-  *bytes = static_cast<std::size_t>(device + 1) << 34;
+  *bytes = FakeDevice::of(device).memory_bytes();
   return fails("cuDeviceTotalMem");
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {

@@ -15,6 +15,7 @@
 #include "base/ipc/process.hpp"
 #include "base/ipc/zygote.hpp"
 #include "engine/support/expectations.hpp"
+#include "message_of.hpp"
 #include "perceptrons.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
@@ -204,6 +205,52 @@ TEST_F(Devices, OfAnotherSessionAreLeftToIt) {
   expect_ok(first);
   client::Handle next(config(accelmgr::Device::cuda), {});
   EXPECT_EQ(next.statistics().runners.size(), 1u) << "the manager that took the session over has its GPUs";
+}
+
+/// What a runner is told that has that slice of the fake driver's first GPU.
+std::string on_slice(int number) {
+  return fmt::format("cuda MIG-a0a1a2a3-{:02}a5-a6a7-a8a9-aaab{:08x}", number,
+                     std::stoi(getenv("FAKE_DRIVER_MACHINE")));
+}
+
+class DeviceSlices : public Devices {
+ protected:
+  DeviceSlices() {
+    set_gpus("1");
+    setenv("FAKE_DRIVER_SLICES", "3", 1);
+  }
+  ~DeviceSlices() override {
+    unsetenv("FAKE_DRIVER_SLICES");
+    unsetenv("FAKE_NVML_FAILS");
+  }
+};
+
+TEST_F(DeviceSlices, HaveARunnerEachAndGoToOneSessionEach) {
+  client::Handle first(config(accelmgr::Device::cuda, 2), {});
+  expect_ok(first);
+  EXPECT_THAT(told_to(0), ElementsAre(on_slice(0)));
+  EXPECT_THAT(told_to(1), ElementsAre(on_slice(1)));
+  client::Handle second(config(accelmgr::Device::cuda), {});
+  expect_ok(second);
+  EXPECT_THAT(told_to(0), ElementsAre(on_slice(0), on_slice(2)));
+  auto naming = config(accelmgr::Device::cuda);
+  naming.runners.devices = {on_slice(2).substr(5)};
+  expect_contains(message_of<ConfigError>([&] { client::Handle(naming, {}); }),
+                  {"names a GPU that another session has", "MIG-a0a1a2a3-02a5",
+                   fmt::format("by process {}", second.statistics().manager_pid)});
+}
+
+TEST_F(DeviceSlices, ThatNothingListsAreUsedAndClaimedByTheirNames) {
+  setenv("FAKE_NVML_FAILS", "nvmlInit_v2", 1);
+  auto naming = config(accelmgr::Device::cuda);
+  naming.runners.devices = {on_slice(2).substr(5), on_slice(1).substr(5)};
+  client::Handle first(naming, {});
+  expect_ok(first);
+  EXPECT_THAT(told_to(0), ElementsAre(on_slice(2)));
+  EXPECT_THAT(told_to(1), ElementsAre(on_slice(1)));
+  expect_contains(message_of<ConfigError>([&] { client::Handle(naming, {}); }),
+                  {"names a GPU that another session has", "MIG-a0a1a2a3-02a5",
+                   fmt::format("by process {}", first.statistics().manager_pid)});
 }
 
 TEST_F(Devices, GoToOneOfTwoSessionsThatBeginAtOnce) {
