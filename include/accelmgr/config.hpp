@@ -251,9 +251,11 @@ struct Config {
   int prefetch = 16;                ///< Elements loaded ahead for each runner.
   std::uint64_t seed_base = 42;  ///< Runner r is seeded with seed_base + r; the master model with seed_base.
   double step_timeout = 300.0;   ///< Seconds after which step() gives up.
-  double start_timeout = 120.0;  ///< Seconds within which all runners must be ready.
-  double abort_grace = 5.0;      ///< Seconds a runner may take to leave an aborted step before it is killed.
-  bool deterministic = true;     ///< Ask torch for deterministic algorithms.
+  /// Seconds within which all runners must be ready. A runner that is started later, as a replacement, has
+  /// them for its own start: its wait while others build their replicas does not count.
+  double start_timeout = 120.0;
+  double abort_grace = 5.0;   ///< Seconds a runner may take to leave an aborted step before it is killed.
+  bool deterministic = true;  ///< Ask torch for deterministic algorithms.
   LossScaling loss_scaling = LossScaling::runners;
   NonfinitePolicy on_nonfinite = NonfinitePolicy::abort;
   int nonfinite_limit =

@@ -191,6 +191,14 @@ std::vector<std::pair<std::int64_t, std::uint64_t>> shared(const Sink& sink) {
 /// In the order of the enumerators.
 constexpr std::array<const char*, 3> autocast_names = {"off", "bf16", "fp16"};
 
+void open(const Config& config, replica::Role role) {
+  in_python<ModelError>([&] {
+    factories().attr("open_cuda")(
+        config.model.options, "rank"_a = role.rank, "threads"_a = runner::compute_threads(config),
+        "shares_cores"_a = config.runners.threads == 0, "deterministic"_a = config.deterministic);
+  });
+}
+
 std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role) {
   return in_python<ModelError>([&] {
     return std::make_unique<PythonReplica>(factories().attr("make_replica")(
@@ -216,7 +224,7 @@ std::unique_ptr<replica::Replica> make_built_in(const Config& config, replica::R
 }  // namespace
 
 void register_replicas() {
-  replica::register_factory(kind, make);
+  replica::register_factory(kind, make, open);
   replica::register_factory("", make_built_in);
 }
 

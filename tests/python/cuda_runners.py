@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import accelmgr
 from accelmgr import _native
+from accelmgr._common import torch_settings
 from accelmgr._runner import cuda as _cuda
 
 TESTS = pathlib.Path(_native.__file__).parents[2] / "tests"
@@ -297,12 +298,24 @@ class Installed:
         return install, self._libraries
 
 
-def start(model: Any, dataset: Any, nccl: str = FakeCuda.nccl, **options: Any) -> accelmgr.Manager:
+@contextlib.contextmanager
+def sent(fake: Installed) -> Iterator[None]:
+    """What a manager sends that starts in the block has the fake, among torch's settings: runners open their devices
+    when they have read those, and before they have a model."""
+    torch_settings.SETTINGS["fake of cuda"] = torch_settings.Setting(lambda: fake, lambda _: None)
+    try:
+        yield
+    finally:
+        del torch_settings.SETTINGS["fake of cuda"]
+
+
+def start(
+    model: Any, dataset: Any, nccl: str = FakeCuda.nccl, fake: Installed | None = None, **options: Any
+) -> accelmgr.Manager:
     """As in device_runners.py. The host has no fake: it needs no device."""
-    if GPU:
-        options = {"runners__oversubscribe": True, **options}
-    elif not hasattr(model, "fake_of_cuda"):
-        model.fake_of_cuda = Installed(nccl=nccl)
     if nccl != FakeCuda.nccl:
         options = {"runners__nccl": "auto", **options}
-    return start_on_device(model, dataset, **{"device": "cuda", **options})
+    if GPU:
+        return start_on_device(model, dataset, **{"device": "cuda", "runners__oversubscribe": True, **options})
+    with sent(fake or Installed(nccl=nccl)):
+        return start_on_device(model, dataset, **{"device": "cuda", **options})

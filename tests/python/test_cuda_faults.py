@@ -191,10 +191,8 @@ def test_a_machine_without_a_gpu_is_told_at_the_start(tmp_path, monkeypatch):
 
 
 def test_a_runtime_that_cannot_be_loaded_is_named(tmp_path):
-    model = made(tmp_path)
-    model.fake_of_cuda = Installed("/nowhere/libcudart.so")
     with pytest.raises(accelmgr.RunnerError, match="is cuda, but CUDA's runtime .*/nowhere/libcudart.so"):
-        start(model, Vectors(), nprocs=1)
+        start(made(tmp_path), Vectors(), nprocs=1, fake=Installed("/nowhere/libcudart.so"))
 
 
 def test_a_torch_without_cuda_and_a_machine_without_a_driver_are_told_apart(monkeypatch):

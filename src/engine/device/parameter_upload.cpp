@@ -43,6 +43,7 @@ ParameterUpload::ParameterUpload(Device& device, const session::Manifest& manife
     if (targets[i] != nullptr)
       all_[i] = {targets[i], places[i].data, entry.count * size_of(entry.runner_dtype)};
   }
+  sink.built();
   register_master();
   copies_ = device.make_stream();
   parts_.emplace_back(places.size());

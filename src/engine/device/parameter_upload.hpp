@@ -29,7 +29,8 @@ std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> 
 class ParameterUpload {
  public:
   /// `places` are those of Replica::bind(). `targets` has memory of the device for each parameter that has
-  /// its own memory, row-major, and null for one that shares another's.
+  /// its own memory, row-major, and null for one that shares another's. Says Sink::built(), because to
+  /// register the pages of all parameters takes long.
   ParameterUpload(Device& device, const session::Manifest& manifest, std::span<const replica::Place> places,
                   std::span<std::byte* const> targets, replica::Sink& sink, StreamHandle compute);
   ~ParameterUpload();

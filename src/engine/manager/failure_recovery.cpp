@@ -49,6 +49,7 @@ std::string last_log_lines(const session::LogTail& tail) {
 void Supervisor::lost(int rank, int wait_status) {
   const auto& record = session_.record(rank);
   if (has_no_process(rank)) return;
+  const auto phase = phase_of_start(rank);
   note_end(rank, wait_status);
   const bool retired = runner(rank).retiring;
   if (session_.control().stopping.load() != 0 || retired) return start_next();
@@ -56,13 +57,11 @@ void Supervisor::lost(int rank, int wait_status) {
   const auto verdict = runner(rank).verdict;
   const auto reason = record.reason.load();
   const auto what = verdict.empty() ? last_words(record) : verdict;
-  if (!has_started_) {
-    const auto* phase = to_string(record.phase.load());
+  if (!has_started_)
     throw RunnerError(fmt::format("runner {} {} in phase {}{}{}", rank, ipc::describe_exit(wait_status),
                                   phase, what.empty() ? "" : ": ", what),
-                      rank, phase);
-  }
-  const auto incident = record_incident(rank, record.pid.load(), wait_status, what);
+                      rank, to_string(record.phase.load()));
+  const auto incident = record_incident(rank, phase, record.pid.load(), wait_status, what);
   repair(rank, reason, incident);
   view_.wake_everyone();
 }
@@ -78,7 +77,8 @@ void Supervisor::note_end(int rank, int wait_status) {
   record.state.store(retired ? RunnerState::absent : RunnerState::lost);
   finish_for(rank);
   view_.wake_everyone();
-  if (starting_ == rank) starting_.reset();
+  runner(rank).part = StartPart::none;
+  std::erase_if(wanted_, [rank](const Wanted& w) { return w.rank == rank; });
   if (retired && (session_.control().team.load() >> rank & 1) != 0) want(rank, 0);
 }
 
@@ -149,11 +149,12 @@ void Supervisor::note_fork_server_loss() {
     throw RunnerError(
         fmt::format("the fork server ended ({}) while it started the runners", ipc::describe_exit(status)),
         -1, "init");
-  const auto incident = record_incident(-1, pid, status, "the fork server ended, and all runners with it");
+  const auto incident =
+      record_incident(-1, "", pid, status, "the fork server ended, and all runners with it");
   base::log().log(
       config_.runners.on_loss == LossPolicy::fail ? base::LogLevel::info : base::LogLevel::warning, "{}",
       incident);
-  starting_.reset();
+  for (auto& r : runners_) r.part = StartPart::none;
 }
 
 void Supervisor::relaunch() {
@@ -182,7 +183,8 @@ void Supervisor::relaunch() {
   start_next();
 }
 
-std::string Supervisor::record_incident(int rank, int pid, int wait_status, const std::string& what) {
+std::string Supervisor::record_incident(int rank, const std::string& phase, int pid, int wait_status,
+                                        const std::string& what) {
   auto& control = view_.control();
   const auto number = control.incidents.load() + 1;
   auto& incident = view_.incident(number);
@@ -211,8 +213,7 @@ std::string Supervisor::record_incident(int rank, int pid, int wait_status, cons
   const bool again = !what.empty() && what == last_exception_;
   last_exception_ = what;
   return fmt::format("{} (pid {}) {}{}{}{}", rank < 0 ? "the fork server" : fmt::format("runner {}", rank),
-                     pid, ipc::describe_exit(wait_status),
-                     rank < 0 ? "" : fmt::format(" in phase {}", to_string(incident.phase)),
+                     pid, ipc::describe_exit(wait_status), rank < 0 ? "" : " in phase " + phase,
                      what.empty() ? "" : ": ", again ? "the same again" : what);
 }
 
@@ -231,7 +232,8 @@ void Supervisor::give_up(const std::string& why) {
 void Supervisor::end_runner(int rank, const std::string& why) {
   if (!runner(rank).verdict.empty() || ipc::has_ended(runner(rank).pidfd.get())) return;
   const auto word = session_.word();
-  if (starting_ != rank) session::abort_attempt(view_, word.attempt, session::author_supervisor);
+  if (runner(rank).part == StartPart::none)
+    session::abort_attempt(view_, word.attempt, session::author_supervisor);
   base::set_log_step(step_under_way());
   base::log().info("{}; it is killed", why);
   runner(rank).verdict = why;

@@ -13,6 +13,8 @@
 #include "base/ipc/socket.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "engine/runner/process.hpp"
+#include "engine/runner/rank_setup.hpp"
 #include "engine/session/attempt.hpp"
 #include "engine/session/stored_text.hpp"
 
@@ -73,31 +75,54 @@ void Supervisor::watch_fork_server() {
 
 // ---- Starting ----
 
-void Supervisor::want(int rank, std::int64_t delay_ns) { wanted_.push_back({rank, clock_() + delay_ns}); }
-
-// One at a time: a runner is forked when the one before it is ready.
-void Supervisor::start_next() {
-  if (starting_ || wanted_.empty() || fork_server_lost_ || session_.control().given_up.load() != 0) return;
-  const auto next = std::min_element(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
-    return a.not_before_ns < b.not_before_ns;
-  });
-  if (next->not_before_ns > clock_()) return;  // A later look() starts it.
-  const int rank = next->rank;
-  wanted_.erase(next);
-  start_runner(rank);
+void Supervisor::want(int rank, std::int64_t delay_ns) {
+  const Wanted wanted{rank, clock_() + delay_ns};
+  const auto is_before = [](const Wanted& a, const Wanted& b) { return a.not_before_ns < b.not_before_ns; };
+  wanted_.insert(std::ranges::upper_bound(wanted_, wanted, is_before), wanted);
 }
 
-void Supervisor::start_runner(int rank) {
+// One at a time builds. The first team does so in the order of its ranks; later nobody waits for a rank that
+// opens its device. A later look() starts those whose time has not come.
+void Supervisor::start_next() {
+  if (fork_server_lost_ || session_.control().given_up.load() != 0) return;
+  open_devices();
+  if (std::ranges::any_of(runners_, [](const Runner& r) { return r.part == StartPart::building; })) return;
+  const auto next = std::ranges::find_if(wanted_, [this](const Wanted& wanted) {
+    return !has_started_ || runner(wanted.rank).part != StartPart::opening;
+  });
+  if (next == wanted_.end() || next->not_before_ns > clock_()) return;
+  const int rank = next->rank;
+  if (runner(rank).part == StartPart::opening) return;
+  wanted_.erase(next);
+  if (runner(rank).part == StartPart::waiting) return give_turn(rank);
+  start_runner(rank, StartPart::building);
+}
+
+void Supervisor::open_devices() {
+  const auto now = clock_();
+  std::vector<int> ranks;  // A start that fails changes `wanted_`.
+  for (const auto& [rank, not_before_ns] : wanted_)
+    if (not_before_ns <= now && runner(rank).part == StartPart::none && has_device(rank))
+      ranks.push_back(rank);
+  for (const int rank : ranks) start_runner(rank, StartPart::opening);
+}
+
+bool Supervisor::has_device(int rank) const {
+  return runner::config_of_rank(config_, rank).runners.device == Device::cuda;
+}
+
+void Supervisor::start_runner(int rank, StartPart part) {
   runner(rank) = {};
-  starting_ = rank;
-  starting_ns_ = clock_();
+  runner(rank).asked_ns = clock_();
+  begin_part(rank, part);
   view_.clear_record(rank);
   view_.record(rank).state.store(RunnerState::starting);
   try {
     spawn(rank);
   } catch (const SystemError& error) {
     if (!ipc::peer_is_gone(error)) return not_started(rank, error.what());
-    starting_.reset();  // The fork server is gone. Its pidfd reports that, and the next one starts all.
+    // The fork server is gone. Its pidfd reports that, and the next one starts all.
+    runner(rank).part = StartPart::none;
   } catch (const SessionError& error) {
     not_started(rank, error.what());
   }
@@ -106,17 +131,65 @@ void Supervisor::start_runner(int rank) {
 void Supervisor::spawn(int rank) {
   auto [ours, theirs] = ipc::socket_pair();
   runner(rank).lifeline = std::move(ours);
-  runner(rank).said_ready = std::make_unique<Watch>(loop_, runner(rank).lifeline.get(), [this, rank] {
-    // If the runner ends without a message, its pidfd reports that.
-    if (ipc::is_closed(runner(rank).lifeline.get())) return false;
+  runner(rank).says =
+      std::make_unique<Watch>(loop_, runner(rank).lifeline.get(), [this, rank] { return hear(rank); });
+  auto fds = session_.fds();
+  fds.push_back(theirs.get());
+  fork_server_->spawn(rank, session_.record(rank).generation.load() + 1, fds);
+}
+
+/// Returns whether the runner will say more.
+bool Supervisor::hear(int rank) {
+  const int lifeline = runner(rank).lifeline.get();
+  // A runner that has ended is reported by its pidfd, and the loss of the fork server ends every start.
+  if (ipc::is_closed(lifeline) || runner(rank).part == StartPart::none) return false;
+  const auto message = ipc::receive_what_fits(lifeline, base::Deadline::at_ns(0));
+  if (!message) return false;
+  if (message->bytes == runner::said_opened) {
+    begin_part(rank, StartPart::waiting);
+  } else if (message->bytes == runner::said_built) {
+    begin_part(rank, StartPart::built);
+  } else {
     runner(rank).is_ready = true;
     look_at_processes();  // The fork server reported the fork before, but that may not be read yet.
     ready_if_known(rank);
     return false;
-  });
-  auto fds = session_.fds();
-  fds.push_back(theirs.get());
-  fork_server_->spawn(rank, session_.record(rank).generation.load() + 1, fds);
+  }
+  start_next();
+  return true;
+}
+
+void Supervisor::give_turn(int rank) {
+  begin_part(rank, StartPart::building);
+  try {
+    ipc::send(runner(rank).lifeline.get(), runner::told_to_build);
+  } catch (const Error& error) {
+    // Its pidfd reports that it has ended; otherwise it is ended at start_timeout.
+    base::log().info("runner {} cannot be told to build its replica: {}", rank, error.what());
+  }
+}
+
+void Supervisor::begin_part(int rank, StartPart part) {
+  runner(rank).spent_ns = start_took_ns(rank);
+  runner(rank).part_ns = clock_();
+  runner(rank).part = part;
+}
+
+/// Without the wait for its turn.
+std::int64_t Supervisor::start_took_ns(int rank) const {
+  const auto& r = runner(rank);
+  const bool counts = r.part != StartPart::none && r.part != StartPart::waiting;
+  return r.spent_ns + (counts ? clock_() - r.part_ns : 0);
+}
+
+/// "init", or what a runner with a GPU does there.
+std::string Supervisor::phase_of_start(int rank) const {
+  const auto part = runner(rank).part;
+  return fmt::format("{}{}", to_string(session_.record(rank).phase.load()),
+                     part == StartPart::opening   ? " (opening its device)"
+                     : part == StartPart::waiting ? " (waiting to build)"
+                     : part == StartPart::built   ? " (its replica is built)"
+                                                  : "");
 }
 
 // No process exists. To the policy this is a runner that was lost while it started.
@@ -168,8 +241,8 @@ void Supervisor::watch_runner(int rank) {
 
 // A runner is ready when it has said so and the fork server has sent its pidfd.
 void Supervisor::ready_if_known(int rank) {
-  if (starting_ != rank || !runner(rank).is_ready || !runner(rank).pidfd) return;
-  starting_.reset();
+  if (runner(rank).part == StartPart::none || !runner(rank).is_ready || !runner(rank).pidfd) return;
+  runner(rank).part = StartPart::none;
   record_start(rank);
   view_.record(rank).state.store(RunnerState::ready);
   view_.announce_readiness();
@@ -179,7 +252,8 @@ void Supervisor::ready_if_known(int rank) {
                    double(record.model_ns.load()) / 1e6);
   if (has_started_) {
     tell_of_ready(rank);
-  } else if (wanted_.empty()) {
+  } else if (wanted_.empty() &&
+             std::ranges::all_of(runners_, [](const Runner& r) { return r.part == StartPart::none; })) {
     has_started_ = true;
     ready_();
   }
@@ -197,7 +271,7 @@ void Supervisor::record_start(int rank) {
                    .rank = static_cast<std::int16_t>(rank),
                    .activity = activity});
   };
-  record(session::Activity::start_runner, starting_ns_);
+  record(session::Activity::start_runner, runner(rank).asked_ns);
   auto& lost_ns = lost_ns_[static_cast<std::size_t>(rank)];
   if (lost_ns != 0) record(session::Activity::recover, std::exchange(lost_ns, 0));
 }
@@ -282,7 +356,7 @@ void Supervisor::retire(int rank, const char* why) {
   view_.record(rank).state.store(RunnerState::retiring);
   runner(rank).retiring = true;
   runner(rank).killed_ns = clock_();
-  runner(rank).said_ready.reset();
+  runner(rank).says.reset();
   runner(rank).lifeline.reset();  // The runner ends when it sees that.
 }
 
@@ -301,14 +375,7 @@ void Supervisor::look() {
   for (const auto& verdict : watchdog_.look(now)) end_runner(verdict.rank, verdict.why);
   if (const auto slow = source_watch_.look(reading_(), now)) base::log().warn("{}", *slow);
   end_stuck(now);
-  if (has_started_ && starting_ && timing::seconds(now - starting_ns_) > config_.start_timeout)
-    end_late_start(*starting_);
-  if (!has_started_ && now >= start_deadline_ns_ && starting_) {
-    const auto* phase = to_string(session_.record(*starting_).phase.load());
-    throw RunnerError(fmt::format("runner {} was not ready within start_timeout ({} s); it is in phase {}",
-                                  *starting_, config_.start_timeout, phase),
-                      *starting_, phase);
-  }
+  end_late_starts(now);
   if (host_ != nullptr) host_->send_notices(view_);
   start_next();
 }
@@ -326,10 +393,26 @@ void Supervisor::end_stuck(std::int64_t now_ns) {
   }
 }
 
+// All runners of the first team have start_timeout together, as the host has that waits for them; one that is
+// started later has it for what it does itself.
+void Supervisor::end_late_starts(std::int64_t now_ns) {
+  std::optional<int> slowest;
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    if (runner(rank).part == StartPart::none || runner(rank).part == StartPart::waiting) continue;
+    if (!slowest || start_took_ns(rank) > start_took_ns(*slowest)) slowest = rank;
+    if (has_started_ && timing::seconds(start_took_ns(rank)) > config_.start_timeout) end_late_start(rank);
+  }
+  if (has_started_ || now_ns < start_deadline_ns_ || !slowest) return;
+  throw RunnerError(lateness(*slowest), *slowest, to_string(session_.record(*slowest).phase.load()));
+}
+
+std::string Supervisor::lateness(int rank) const {
+  return fmt::format("runner {} was not ready within start_timeout ({} s); it is in phase {}", rank,
+                     config_.start_timeout, phase_of_start(rank));
+}
+
 void Supervisor::end_late_start(int rank) {
-  if (runner(rank).pidfd)
-    return end_runner(rank, fmt::format("runner {} was not ready within start_timeout ({} s)", rank,
-                                        config_.start_timeout));
+  if (runner(rank).pidfd) return end_runner(rank, lateness(rank));
   base::log().info(
       "the fork server did not start runner {} within start_timeout ({} s); the fork server is killed", rank,
       config_.start_timeout);
@@ -341,7 +424,7 @@ void Supervisor::stop_runners(double patience_s) {
   view_.wake_everyone();
   const auto deadline = base::Deadline::in_seconds(patience_s);
   for (auto& r : runners_) {
-    r.said_ready.reset();
+    r.says.reset();
     r.end.reset();
     r.lifeline.reset();
     if (r.pidfd) ipc::wait_ended(r.pidfd.get(), deadline);

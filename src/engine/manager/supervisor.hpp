@@ -1,15 +1,28 @@
-// The supervisor starts runners one after the other, watches runners and fork server, and replaces lost
-// runners or leaves them out, as the configuration says. It works with any host and with none.
+// The supervisor starts runners, watches runners and fork server, and replaces lost runners or leaves them
+// out, as the configuration says. It works with any host and with none.
 //
 // clang-format off
 //   | a rank is | state    | next                                                                           |
 //   |-----------|----------|--------------------------------------------------------------------------------|
-//   | wanted    | absent,  | starting: its turn has come, its backoff is over, there is a fork server       |
-//   |           | lost     |                                                                                |
+//   | wanted    | absent,  | starting: its backoff is over, there is a fork server, and its turn to build   |
+//   |           | lost     | has come, unless it has a GPU                                                  |
 //   | starting  | starting | ready: the runner said so;  lost: its process has ended                        |
 //   | ready     | ready    | lost: its process has ended, by itself or killed by the watchdog               |
 //   | lost      | lost     | wanted again (restart), out of the team (shrink), or given up (fail, limits)   |
 //   | retiring  | retiring | absent: its process has ended;  wanted: the same, but it is in the team        |
+// clang-format on
+//
+// Replicas are built one after the other: what the user's code downloads or holds in host memory meanwhile
+// exists once. GPUs are opened, and memory is registered with them, while other ranks build. These are the
+// parts of a start; only a rank with a GPU has those other than building:
+//
+// clang-format off
+//   | part        | it ends when                                      | counts against start_timeout |
+//   |-------------|---------------------------------------------------|------------------------------|
+//   | opening     | the runner says "opened"                          | yes                          |
+//   | waiting     | no other rank builds, and the turn is this rank's | no                           |
+//   | building    | the runner says "built", or "ready" on the CPU    | yes                          |
+//   | built       | the runner says "ready"                           | yes                          |
 // clang-format on
 #pragma once
 
@@ -17,7 +30,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -88,11 +100,16 @@ class Supervisor {
   void end_runners() noexcept;
 
  private:
+  enum class StartPart { none, opening, waiting, building, built };
   struct Runner {
     base::UniqueFd pidfd;
     base::UniqueFd lifeline;
     std::unique_ptr<Watch> end;
-    std::unique_ptr<Watch> said_ready;
+    std::unique_ptr<Watch> says;
+    StartPart part = StartPart::none;
+    std::int64_t asked_ns = 0;   ///< When the fork server was asked for it.
+    std::int64_t part_ns = 0;    ///< When the part of its start began.
+    std::int64_t spent_ns = 0;   ///< What the parts before took that count.
     bool is_ready = false;       ///< It said so.
     std::string verdict;         ///< Why it was ended or not started by the supervisor; else empty.
     std::int64_t killed_ns = 0;  ///< When it was killed or asked to retire; 0: neither.
@@ -106,8 +123,15 @@ class Supervisor {
   // Starting.
   void want(int rank, std::int64_t delay_ns);
   void start_next();
-  void start_runner(int rank);
+  void open_devices();
+  bool has_device(int rank) const;
+  void start_runner(int rank, StartPart part);
   void spawn(int rank);
+  bool hear(int rank);
+  void give_turn(int rank);
+  void begin_part(int rank, StartPart part);
+  std::int64_t start_took_ns(int rank) const;
+  std::string phase_of_start(int rank) const;
   void not_started(int rank, const std::string& why);
   void watch_runner(int rank);
   void ready_if_known(int rank);
@@ -123,7 +147,8 @@ class Supervisor {
   std::string why_it_recurs(int rank, session::Reason reason) const;
   void repair(int rank, session::Reason reason, const std::string& incident);
   /// Returns the incident as text.
-  std::string record_incident(int rank, int pid, int wait_status, const std::string& what);
+  std::string record_incident(int rank, const std::string& phase, int pid, int wait_status,
+                              const std::string& what);
   void give_up(const std::string& why);
   void end_runner(int rank, const std::string& why);
 
@@ -137,7 +162,9 @@ class Supervisor {
   void retire(int rank, const char* why);
   void tick();
   void end_stuck(std::int64_t now_ns);
+  void end_late_starts(std::int64_t now_ns);
   void end_late_start(int rank);
+  std::string lateness(int rank) const;
   void stop_runners();
 
   Runner& runner(int rank) { return runners_[static_cast<std::size_t>(rank)]; }
@@ -160,10 +187,8 @@ class Supervisor {
   std::unique_ptr<Watch> fork_server_watch_, fork_server_end_;
   std::vector<Runner> runners_;
   std::vector<std::int64_t>
-      lost_ns_;  ///< For each rank, when its runner was lost that is to be replaced; or 0.
-  std::deque<Wanted> wanted_;
-  std::optional<int> starting_;
-  std::int64_t starting_ns_ = 0;  ///< When the start of `starting_` began.
+      lost_ns_;                 ///< For each rank, when its runner was lost that is to be replaced; or 0.
+  std::vector<Wanted> wanted_;  ///< In the order of their turns to build, which have not come.
   std::atomic<bool> has_started_ = false;
   bool fork_server_lost_ = false;  ///< Its runners are ending; a new fork server is made when all have ended.
   std::int64_t start_deadline_ns_;

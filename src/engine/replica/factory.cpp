@@ -13,12 +13,17 @@
 namespace accelmgr::replica {
 namespace {
 
-std::map<std::string, Factory>& factories() {
-  static std::map<std::string, Factory> all;
+struct Maker {
+  Factory make;
+  Opener open;
+};
+
+std::map<std::string, Maker>& factories() {
+  static std::map<std::string, Maker> all;
   return all;
 }
 
-const Factory& factory_of(const std::string& kind) {
+const Maker& factory_of(const std::string& kind) {
   for (const auto& name : {kind, std::string()})
     if (const auto found = factories().find(name); found != factories().end()) return found->second;
   std::vector<std::string> kinds;
@@ -30,12 +35,21 @@ const Factory& factory_of(const std::string& kind) {
 
 }  // namespace
 
-void register_factory(const std::string& kind, Factory factory) { factories()[kind] = std::move(factory); }
+void register_factory(const std::string& kind, Factory factory, Opener opener) {
+  factories()[kind] = {std::move(factory), std::move(opener)};
+}
+
+void open_device(const Config& config, Role role) {
+  const auto& kind = config.model.kind;
+  base::in_user_code<ModelError>(fmt::format("model '{}'", kind), [&] {
+    if (const auto& open = factory_of(kind).open) open(config, role);
+  });
+}
 
 std::unique_ptr<Replica> make_replica(const Config& config, Role role) {
   const auto& kind = config.model.kind;
   auto made = base::in_user_code<ModelError>(fmt::format("model '{}'", kind),
-                                             [&] { return factory_of(kind)(config, role); });
+                                             [&] { return factory_of(kind).make(config, role); });
   if (!made) throw ModelError(fmt::format("model '{}': its factory returned null", kind));
   return made;
 }

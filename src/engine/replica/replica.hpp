@@ -1,7 +1,8 @@
 // The interface of what computes: a replica of the model, as a runner sees it. It deals in names, shapes,
 // dtypes and memory; libtorch, Python or a device may implement it. A runner calls a replica in this order:
 //
-//   describe()                             once; the manager calls nothing else
+//   open_device(), make_replica()          once; ranks open their devices at the same time
+//   describe()                             once; the manager calls nothing else of the replica
 //   bind(), seed(), load()                 once
 //   begin_attempt()                        in each attempt
 //     load_parameters()                    if the host wrote parameters since the last attempt, or the team
@@ -97,6 +98,9 @@ class Sink : public base::Waiter {
   /// by capture() or arrived().
   virtual void shard(session::RankMask, session::Bytes, const std::byte*) {}
 
+  /// bind() has moved the model to its device, and the host memory that the model was made in is free: the
+  /// next rank may build. What follows, as registering pages, goes on meanwhile.
+  virtual void built() {}
   /// The forward pass of a micro-batch is done; its backward pass begins.
   virtual void backward_begins() = 0;
   /// True: no micro-batch follows the one that runs now, so its backward pass completes the gradients. False:
@@ -201,10 +205,16 @@ struct Role {
 };
 
 using Factory = std::function<std::unique_ptr<Replica>(const Config&, Role)>;
+/// Opens the device on which the factory's replica will compute, which takes up to seconds, and runs no code
+/// of the user.
+using Opener = std::function<void(const Config&, Role)>;
 
 /// Registers the factory of models with that `model.kind`; an empty kind stands for all kinds without a
 /// factory of their own. A later factory of a kind replaces an earlier one. Call it before a manager starts.
-void register_factory(const std::string& kind, Factory factory);
+void register_factory(const std::string& kind, Factory factory, Opener opener = nullptr);
+
+/// Call it in a runner with a GPU, before make_replica(). Throws as make_replica() does.
+void open_device(const Config& config, Role role);
 
 /// Makes a replica of `config.model.kind`. Throws ConfigError for a kind without a factory. Errors of
 /// accelmgr that the factory throws pass unchanged; any other exception becomes a ModelError that names the

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <limits>
 
 #include "base/clock.hpp"
 #include "base/config/faults.hpp"
@@ -12,6 +13,7 @@
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/log.hpp"
+#include "engine/replica/replica.hpp"
 #include "engine/runner/runner.hpp"
 
 namespace accelmgr::runner {
@@ -25,6 +27,15 @@ void keep_freed_pages(const Config& config) {
   // A thread works with the device. A thread other than the first one has an arena of its own by default,
   // which gives heaps of 64 MiB back as they become empty.
   if (config.runners.device == Device::xla) mallopt(M_ARENA_MAX, 1);
+}
+
+/// Opens its device while other ranks do that or build. Returns false if the manager is gone.
+bool open_and_wait(const Config& config, int rank, int lifeline) {
+  replica::open_device(config, replica::Role::runner(rank));
+  ipc::send(lifeline, said_opened);
+  // Others may build for long. The wait ends with the manager at the latest.
+  const auto ever = base::Deadline::in_seconds(std::numeric_limits<double>::infinity());
+  return ipc::receive(lifeline, ever).has_value();
 }
 
 }  // namespace
@@ -46,9 +57,11 @@ int run(const Config& config, ipc::SpawnRequest request) {
     record.error[0] = 0;
     config::arm_faults(config, request.rank, request.generation);
     keep_freed_pages(config);
+    if (config.runners.device == Device::cuda && !open_and_wait(config, request.rank, lifeline.get()))
+      _exit(0);
     Runner runner(config, view, lifeline.get());
     record.start_ns.store(static_cast<std::uint64_t>(base::now_ns() - begin));
-    ipc::send(lifeline.get(), "ready");
+    ipc::send(lifeline.get(), said_ready);
     runner.serve();
     std::fflush(nullptr);
     _exit(0);      // Skips destructors: those of a model's library may take long.

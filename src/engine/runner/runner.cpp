@@ -14,9 +14,11 @@
 #include "base/exception_text.hpp"
 #include "base/fault_point.hpp"
 #include "base/ipc/epoch.hpp"
+#include "base/ipc/socket.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "engine/replica/model.hpp"
+#include "engine/runner/process.hpp"
 #include "engine/session/attempt.hpp"
 
 namespace accelmgr::runner {
@@ -150,6 +152,10 @@ bool Runner::over() const {
 bool Runner::is_first() const noexcept {
   const session::RankMask participants = session_.control().request.participants;
   return (participants & ((session::RankMask{1} << rank_) - 1)) == 0;
+}
+
+void Runner::built() {
+  if (config_.runners.device == Device::cuda) ipc::send(lifeline_, said_built);
 }
 
 void Runner::backward_begins() {

@@ -28,8 +28,8 @@ namespace accelmgr::runner {
 class Runner final : private replica::Sink {
  public:
   /// Builds the replica over the master parameters, with the working state of the last commit. `lifeline` is
-  /// one end of a socket: when it ends, the manager is gone. Throws ModelError, also when the model is not
-  /// that of the manifest.
+  /// one end of a socket: when it ends, the manager is gone. A runner with a GPU says there when its replica
+  /// is built (process.hpp). Throws ModelError, also when the model is not that of the manifest.
   Runner(const Config& config, const session::RunnerView& runner, int lifeline);
   /// Takes part in attempts until the session stops or the lifeline ends. When the replica throws, refuses
   /// the attempt and throws on.
@@ -50,6 +50,7 @@ class Runner final : private replica::Sink {
     gradients_.shard(shard, sums);
     ballot_.team = team;
   }
+  void built() override;
   void backward_begins() override;
   bool last_micro_batch() override { return last_micro_batch_; }
   bool wanted() override;

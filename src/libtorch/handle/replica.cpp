@@ -29,6 +29,12 @@ Batch batch_of(std::span<const replica::Field> fields) {
   return Batch(std::move(tensors));
 }
 
+void open(const Config& config, replica::Role) {
+  load_cuda(config);
+  const device::Device device(cuda_runtime(), 0);
+  device.allocate(1);  // Makes the context, if to choose the device has not.
+}
+
 /// In the manager the model is on the CPU whatever runners compute on.
 std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role) {
   if (config.runners.device == Device::xla)
@@ -40,7 +46,6 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
             config.model.kind),
         "runners.device");
   const bool on_cuda = role.computes() && config.runners.device == Device::cuda;
-  if (on_cuda) load_cuda(config);
   for (const auto& [key, on] : {std::pair{"cuda_graph", config.runners.cuda_graph != CudaGraph::off},
                                 std::pair{"overlap_parameters", config.runners.overlap_parameters}})
     if (on_cuda && on)
@@ -64,7 +69,7 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
 }  // namespace
 
 bool register_replica() {
-  replica::register_factory("", make);
+  replica::register_factory("", make, open);
   manager::at_begin([] { at::set_num_threads(1); });
   return true;
 }

@@ -89,13 +89,31 @@ TEST(ParameterUpload, LeavesOutWhatTheSinkSaysIsNotStaleAndNothingElse) {
   EXPECT_EQ(std::memcmp(rig.parameters[of_int8].get(), rig.places[of_int8].data, bytes), 0);
 }
 
-TEST(ParameterUpload, OfMemoryThatCannotBeRegisteredIsRightAllTheSame) {
-  Rig rig({});
+void upload_anew(Rig& rig) {
   rig.upload.reset();
-  rig.fake.fail("cudaHostRegister", 1, device::code::invalid_value);
   std::vector<std::byte*> targets;
   for (const auto& parameter : rig.parameters) targets.push_back(parameter.get());
   rig.upload.emplace(rig.device, rig.manifest, rig.places, targets, rig.sink, rig.compute.get());
+}
+
+TEST(ParameterUpload, SaysThatTheReplicaIsBuiltBeforeItRegistersPages) {
+  Rig rig({});
+  int built = 0;
+  rig.sink.when_built = [&] {
+    ++built;
+    rig.fake.fail("cudaHostRegister", 1, device::code::invalid_value);
+  };
+  upload_anew(rig);
+  EXPECT_EQ(built, 1);
+  rig.begin(4);
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(rig.fake.unregistered_copies(), int(rig.size())) << "it was registered before";
+}
+
+TEST(ParameterUpload, OfMemoryThatCannotBeRegisteredIsRightAllTheSame) {
+  Rig rig({});
+  rig.fake.fail("cudaHostRegister", 1, device::code::invalid_value);
+  upload_anew(rig);
   rig.begin(4);
   rig.micro_batch(0, true, true);
   ASSERT_TRUE(rig.copies->finish());

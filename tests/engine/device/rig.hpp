@@ -50,6 +50,9 @@ class NotingSink final : public replica::Sink {
     return manifest_.tensors[index].group != session::Group::frozen || unfrozen.contains(index);
   }
   bool is_stale(std::size_t index) override { return !fresh.contains(index); }
+  void built() override {
+    if (when_built) when_built();
+  }
   void backward_begins() override {}
   bool last_micro_batch() override { return last; }
   bool wanted() override { return asked == nullptr || asked(); }
@@ -57,6 +60,7 @@ class NotingSink final : public replica::Sink {
   std::map<std::size_t, std::vector<double>> seen, captured;
   std::vector<std::size_t> order;
   std::function<bool()> asked;
+  std::function<void()> when_built;
   std::set<std::size_t> unfrozen, fresh;
   bool last = false;
 

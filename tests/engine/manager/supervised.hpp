@@ -76,7 +76,13 @@ class PlayedForkServer {
     report({Report::Kind::ended, rank, runners.at(rank).generation, 0, W_EXITCODE(ipc::exit_not_forked, 0),
             error, 1});
   }
-  void say_ready(int rank) { ipc::send(runners.at(rank).lifeline.get(), "ready"); }
+  void say_ready(int rank) { say(rank, "ready"); }
+  void say(int rank, const char* what) { ipc::send(runners.at(rank).lifeline.get(), what); }
+  /// Whether the runner was told that its turn to build has come, since the last call.
+  bool may_build(int rank) {
+    const int lifeline = runners.at(rank).lifeline.get();
+    return ipc::is_readable(lifeline) && ipc::receive(lifeline, base::Deadline::at_ns(0)).has_value();
+  }
   /// The runner ends, and the fork server says how.
   void end(int rank, int wait_status) {
     auto& runner = runners.at(rank);
@@ -140,6 +146,20 @@ class Supervised : public testing::Test {
   void start_runner(int rank) {
     server().fork(rank);
     server().say_ready(rank);
+    run();
+  }
+  /// Forks the runners that are asked for. Returns them in the order of the requests.
+  std::vector<int> fork_all() {
+    std::vector<int> ranks;
+    while (const auto rank = server().take_request()) {
+      server().fork(*rank);
+      ranks.push_back(*rank);
+    }
+    run();
+    return ranks;
+  }
+  void say(int rank, const char* what) {
+    server().say(rank, what);
     run();
   }
   void start_team() {

@@ -14,6 +14,7 @@ namespace {
 using accelmgr::test::message_of;
 using session::RunnerState;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 class SupervisorTest : public Supervised {};
@@ -81,6 +82,183 @@ TEST_F(SupervisorTest, AReplacementThatIsNotReadyInTimeIsEndedAndTriedAgain) {
   EXPECT_EQ(server().take_request(), 1);
   start_runner(1);
   EXPECT_EQ(state(1), RunnerState::ready);
+}
+
+// ---- Starts with a GPU for each rank ----
+
+class DeviceStartTest : public Supervised {
+ protected:
+  DeviceStartTest() : Supervised(3) { config_.runners.device = Device::cuda; }
+  /// All have opened their devices, and rank 0 builds.
+  void open_all() {
+    make();
+    ASSERT_THAT(fork_all(), ElementsAre(0, 1, 2));
+    for (const int rank : {2, 1, 0}) say(rank, "opened");
+    ASSERT_TRUE(server().may_build(0));
+  }
+  void start_devices() {
+    open_all();
+    for (int rank = 0; rank < 3; ++rank) {
+      say(rank, "built");
+      say(rank, "ready");
+    }
+    ASSERT_TRUE(ready_);
+    for (int rank = 0; rank < 3; ++rank) server().may_build(rank);
+  }
+  /// What is said of a replacement, of rank 2.
+  std::string end_of_one_that_opens_for_25_s_waits_for_30_and_builds_for(double seconds) {
+    start_devices();
+    for (const int rank : {0, 2}) server().end(rank, SIGKILL);
+    run();
+    after(config_.runners.restart_backoff);
+    EXPECT_THAT(fork_all(), ElementsAre(0, 2));
+    say(0, "opened");
+    EXPECT_TRUE(server().may_build(0));
+    after(25);
+    say(2, "opened");
+    after(30);
+    say(0, "built");
+    say(0, "ready");
+    EXPECT_TRUE(server().may_build(2));
+    after(seconds);
+    server().end(2, SIGKILL);
+    run();
+    return session::text_of(last_incident().what);
+  }
+};
+
+TEST_F(DeviceStartTest, DevicesAreOpenedAtOnceAndReplicasBuiltOneAfterTheOtherInTheOrderOfRanks) {
+  make();
+  EXPECT_THAT(fork_all(), ElementsAre(0, 1, 2));
+  say(2, "opened");
+  say(1, "opened");
+  EXPECT_FALSE(server().may_build(1) || server().may_build(2)) << "rank 0 is the first to build";
+  say(0, "opened");
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_TRUE(server().may_build(rank));
+    for (int other = rank + 1; other < 3; ++other) EXPECT_FALSE(server().may_build(other));
+    EXPECT_EQ(state(rank), RunnerState::starting);
+    say(rank, "built");
+  }
+  EXPECT_FALSE(ready_);
+  for (const int rank : {1, 2, 0}) {
+    EXPECT_FALSE(ready_);
+    say(rank, "ready");
+    EXPECT_EQ(state(rank), RunnerState::ready);
+  }
+  EXPECT_TRUE(ready_ && supervisor_->has_started());
+  EXPECT_EQ(supervisor_->started().runners.size(), 3u);
+}
+
+TEST_F(DeviceStartTest, ARankOnTheCpuIsForkedWhenItsTurnHasCome) {
+  config_.runners.devices = {"GPU-a", "cpu", "GPU-b"};
+  make();
+  EXPECT_THAT(fork_all(), ElementsAre(0, 2));
+  say(2, "opened");
+  say(0, "opened");
+  EXPECT_TRUE(server().may_build(0));
+  EXPECT_EQ(server().take_request(), std::nullopt);
+  say(0, "built");
+  EXPECT_THAT(fork_all(), ElementsAre(1));
+  EXPECT_FALSE(server().may_build(2));
+  say(1, "ready");
+  EXPECT_TRUE(server().may_build(2));
+}
+
+TEST_F(DeviceStartTest, ARunnerThatEndsFailsTheStartAndThePartOfItsStartIsNamed) {
+  const auto error_of = [this](int rank) {
+    server().end(rank, SIGKILL);
+    const auto message = message_of<RunnerError>([&] { run(); });
+    server().end_all();
+    return message;
+  };
+  make();
+  fork_all();
+  EXPECT_THAT(error_of(1),
+              HasSubstr("runner 1 killed by signal 9 (KILL) in phase init (opening its device)"));
+  open_all();
+  EXPECT_THAT(error_of(1), HasSubstr("runner 1 killed by signal 9 (KILL) in phase init (waiting to build)"));
+  open_all();
+  say(0, "built");
+  EXPECT_THAT(error_of(0),
+              HasSubstr("runner 0 killed by signal 9 (KILL) in phase init (its replica is built)"));
+}
+
+TEST_F(DeviceStartTest, TheRunnerThatTakesTheTimeIsTheOneThatWasNotReadyInTime) {
+  make();
+  fork_all();
+  say(0, "opened");
+  say(2, "opened");
+  say(0, "built");
+  say(0, "ready");
+  after(59.9);
+  EXPECT_THAT(message_of<RunnerError>([&] { after(0.2); }),
+              HasSubstr("runner 1 was not ready within start_timeout (60 s); it is in phase init (opening"));
+  server().end_all();
+  open_all();
+  after(59.9);
+  EXPECT_THAT(message_of<RunnerError>([&] { after(0.2); }),
+              HasSubstr("runner 0 was not ready within start_timeout (60 s); it is in phase init"));
+}
+
+TEST_F(DeviceStartTest, AReplacementWaitsForNoneThatOpensItsDeviceAndOneThatDoesNotOpenItIsEnded) {
+  start_devices();
+  for (const int rank : {0, 2}) server().end(rank, SIGKILL);
+  run();
+  after(config_.runners.restart_backoff);
+  EXPECT_THAT(fork_all(), ElementsAre(0, 2));
+  say(2, "opened");
+  EXPECT_TRUE(server().may_build(2));
+  say(2, "built");
+  say(2, "ready");
+  EXPECT_EQ(state(2), RunnerState::ready);
+  after(61);
+  server().end(0, SIGKILL);
+  run();
+  EXPECT_THAT(session::text_of(last_incident().what),
+              HasSubstr("runner 0 was not ready within start_timeout (60 s)"));
+  after(timing::longest_backoff_s);
+  EXPECT_THAT(fork_all(), ElementsAre(0));
+  say(0, "opened");
+  EXPECT_TRUE(server().may_build(0));
+}
+
+TEST_F(DeviceStartTest, TheWaitForTheTurnDoesNotCountAgainstStartTimeout) {
+  EXPECT_EQ(end_of_one_that_opens_for_25_s_waits_for_30_and_builds_for(34), "");
+}
+
+TEST_F(DeviceStartTest, AllOtherPartsOfAStartCountTogetherAgainstStartTimeout) {
+  EXPECT_THAT(end_of_one_that_opens_for_25_s_waits_for_30_and_builds_for(36),
+              HasSubstr("runner 2 was not ready within start_timeout (60 s)"));
+}
+
+TEST_F(DeviceStartTest, TheTurnOfARunnerThatIsLostGoesToTheNext) {
+  start_devices();
+  for (const int rank : {0, 1}) server().end(rank, SIGKILL);
+  run();
+  after(config_.runners.restart_backoff);
+  fork_all();
+  say(0, "opened");
+  say(1, "opened");
+  ASSERT_TRUE(server().may_build(0));
+  server().end(0, SIGKILL);
+  run();
+  EXPECT_TRUE(server().may_build(1));
+}
+
+TEST_F(DeviceStartTest, ARunnerThatAResizeRemovesWhileItOpensItsDeviceGetsNoTurn) {
+  start_devices();
+  server().end(2, SIGKILL);
+  run();
+  fork_all();
+  supervisor_->resize(2);
+  EXPECT_TRUE(ipc::is_closed(server().runners[2].lifeline.get()));
+  server().end(2, 0);
+  run();
+  EXPECT_EQ(state(2), RunnerState::absent);
+  EXPECT_EQ(incidents(), 1u);
+  after(100);
+  EXPECT_EQ(server().take_request(), std::nullopt);
 }
 
 // ---- Losses ----

@@ -22,8 +22,8 @@ namespace accelmgr::test {
 
 /// Registers a replica before main() begins, because init() needs it. Test files have it as a constant.
 struct RegisteredReplica {
-  RegisteredReplica(const std::string& kind, replica::Factory factory) {
-    replica::register_factory(kind, std::move(factory));
+  RegisteredReplica(const std::string& kind, replica::Factory factory, replica::Opener opener = nullptr) {
+    replica::register_factory(kind, std::move(factory), std::move(opener));
   }
 };
 struct RegisteredData {

@@ -6,6 +6,7 @@ The host has sent them, or the configuration names a function that makes them (`
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import reprlib
@@ -86,6 +87,19 @@ def check_plain(model: torch.nn.Module, device: str) -> None:
             )
 
 
+@functools.cache
+def _opened_cuda(rank: int) -> _cuda.Cuda:
+    return _cuda.Cuda(rank)
+
+
+def open_cuda(options: Options, *, rank: int, threads: int, shares_cores: bool, deterministic: bool) -> None:
+    """Opens the device of this runner. Runners do that at the same time, and make their models one after the other."""
+    prepare_runner(threads, shares_cores, deterministic)
+    if PAYLOAD in options:
+        torch_settings.apply(Received(options[PAYLOAD]).options["settings"])
+    _opened_cuda(rank)
+
+
 def make_replica(
     factory: str,
     options: Options,
@@ -131,7 +145,7 @@ def make_replica(
             check_autocast(autocast, torch.device("cpu"))
         return Replica(model, collate_fn, autocast=autocast, changes=changes, grown=grown, has_values=has_values)
     if device == "cuda":
-        cuda = _cuda.Cuda(rank)
+        cuda = _opened_cuda(rank)
         check_autocast(autocast, cuda.device)
         return CudaReplica(
             model,
