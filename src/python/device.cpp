@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "base/cuda/cuda_runtime.hpp"
+#include "base/cuda/error.hpp"
 #include "engine/device/batch_upload.hpp"
 #include "engine/device/gradient_copies.hpp"
 #include "engine/device/parameter_upload.hpp"
@@ -160,6 +161,15 @@ class CudaTransport {
 }  // namespace
 
 void bind_device(nb::module_& module) {
+  module.def(
+      "blame_of",
+      [](const nb::bytes& text) {
+        const auto blame = device::blame_of({text.c_str(), text.size()});
+        return blame == device::Blame::none ? "none" : blame == device::Blame::model ? "model" : "device";
+      },
+      "text"_a,
+      "Who is to blame for an error with this text: 'device', 'model' (a kernel has refused its input), or "
+      "'none': it does not speak of a device.");
   nb::class_<CudaTransport>(module, "CudaTransport",
                             "Carries parameters and batches to device 0 of this process, and gradients back.")
       .def(nb::init<Sink&, const std::string&, Address, Address, const std::vector<Address>&, double>(),

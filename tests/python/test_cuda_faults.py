@@ -256,6 +256,7 @@ def test_errors_of_devices_are_told_from_errors_of_models():
     assert is_lost(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB"))
     assert is_lost(AcceleratorError("CUDA error: an illegal memory access was encountered"))
     assert is_lost(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
+    assert is_lost(RuntimeError("cuDNN error: the plan does not run on this device"))
     assert is_lost(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not is_lost(AcceleratorError("CUDA error: device-side assert triggered"))
     assert not is_lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "accelmgr/errors.hpp"
 #include "base/cuda/runtime.hpp"
@@ -24,5 +25,13 @@ class DeviceError : public Error {
   std::string function_;
   Code code_;
 };
+
+/// Who is to blame for an error of torch or of a library of CUDA, by its text.
+enum class Blame {
+  none,    ///< It does not speak of a device.
+  device,  ///< A device has failed: another try may succeed.
+  model,   ///< A kernel has refused its input, for example an index out of range: the same batch fails again.
+};
+Blame blame_of(std::string_view text);
 
 }  // namespace accelmgr::device

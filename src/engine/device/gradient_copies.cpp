@@ -7,7 +7,6 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/log.hpp"
-#include "engine/device/buckets.hpp"
 
 namespace accelmgr::device {
 
@@ -85,10 +84,12 @@ void GradientCopies::leave() { team_.reset(); }
 
 void GradientCopies::cut(std::span<const std::size_t> order) {
   buckets_.clear();
-  for (auto& list : plan_buckets(order, bytes_)) {
-    for (const auto i : list) parameters_[i].bucket = buckets_.size();
-    buckets_.push_back(
-        {.parameters = std::move(list), .ready = device_.make_event(), .arrived = device_.make_event()});
+  session::BucketRule rule;
+  for (const auto i : order) {
+    if (rule.begins(bytes_[i]))
+      buckets_.push_back({.parameters = {}, .ready = device_.make_event(), .arrived = device_.make_event()});
+    parameters_[i].bucket = buckets_.size() - 1;
+    buckets_.back().parameters.push_back(i);
   }
 }
 

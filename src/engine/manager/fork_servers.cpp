@@ -36,7 +36,7 @@ ipc::ForkServerOptions options_of(int creator, pid_t manager, int host_pidfd) {
 
 ipc::ChildMain runner_main(const Config& config) {
   return [&config](ipc::SpawnRequest request) {
-    runner::show_device_of_rank(config, request.rank);
+    runner::set_environment_of_rank(config, request.rank);
     interpreter().runner_began();
     const auto own = runner::config_of_rank(config, request.rank);
     return runner::run(own, std::move(request));

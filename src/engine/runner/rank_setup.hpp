@@ -24,9 +24,9 @@ int streaming_threads(const Config& config, std::uint64_t gradient_bytes);
 /// replica computes on parameters of its own.
 Config config_of_rank(const Config& assigned, int rank);
 
-/// Leaves the GPU of that rank visible, or none to a rank that computes on the CPU beside others with GPUs,
-/// by the environment of this process. Call it while the process has one thread, before anything starts CUDA.
-/// Does nothing unless `runners.devices` of `assigned` has entries.
-void show_device_of_rank(const Config& assigned, int rank);
+/// Sets what CUDA and its libraries read from the environment of this process. Call it while the process has
+/// one thread, before anything starts CUDA. If `runners.devices` of `assigned` has entries, the GPU of that
+/// rank is visible alone, or none to a rank on the CPU. With `deterministic`, cuBLAS is too.
+void set_environment_of_rank(const Config& assigned, int rank);
 
 }  // namespace accelmgr::runner

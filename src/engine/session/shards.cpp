@@ -12,6 +12,7 @@ ShardPlan::ShardPlan(const Manifest& manifest, Of of) {
   bytes_ = placed.place_tensors().parameters;
   for (const auto& tensor : placed.tensors) places_.push_back(tensor.offset);
 
+  BucketRule rule;
   for (const auto group : {Group::decay, Group::no_decay, Group::frozen}) {
     std::map<DType, std::vector<std::size_t>> of_dtype;  // Those of a dtype lie together.
     for (std::size_t i = 0; i < placed.tensors.size(); ++i)
@@ -19,27 +20,27 @@ ShardPlan::ShardPlan(const Manifest& manifest, Of of) {
           tensor.group == group && (of == Of::parameters || tensor.has_room()))
         of_dtype[tensor.dtype].push_back(i);
     for (const auto& [dtype, tensors] : of_dtype)
-      cut(placed, tensors, /*each_alone=*/group == Group::frozen && of == Of::gradients);
+      cut(placed, tensors, rule, /*each_alone=*/group == Group::frozen && of == Of::gradients);
   }
   sorted_ = buckets_;
   std::ranges::sort(sorted_, {}, &Bytes::first);
 }
 
 /// Makes buckets of tensors that lie together.
-void ShardPlan::cut(const Manifest& manifest, std::span<const std::size_t> tensors, bool each_alone) {
-  std::uint64_t room = 0;
+void ShardPlan::cut(const Manifest& manifest, std::span<const std::size_t> tensors, BucketRule& rule,
+                    bool each_alone) {
+  rule.end();
   for (auto at = tensors.size(); at-- > 0;) {
     const auto i = tensors[at];
     const auto& tensor = manifest.tensors[i];
     const auto end = align_up(tensor.offset + tensor.bytes(), region_alignment);
-    if (room == 0 || each_alone) {
-      room = buckets_.empty() ? first_bucket_bytes : bucket_bytes;
+    if (each_alone) rule.end();
+    if (rule.begins(tensor.bytes())) {
       buckets_.push_back({.first = end, .end = end});
       tensors_.emplace_back();
     }
     buckets_.back().first = tensor.offset;
     tensors_.back().insert(tensors_.back().begin(), i);
-    room -= std::min(room, tensor.bytes());
   }
 }
 

@@ -11,8 +11,10 @@
 // parameter has a bucket of its own, which counts while the parameter is unfrozen.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/session/manifest.hpp"
@@ -22,6 +24,23 @@ namespace accelmgr::session {
 /// The first bucket is small, so that copying begins early.
 inline constexpr std::uint64_t first_bucket_bytes = std::uint64_t{1} << 20;
 inline constexpr std::uint64_t bucket_bytes = std::uint64_t{25} << 20;
+
+/// Cuts a sequence of tensors into buckets. A bucket ends with the tensor that fills it.
+class BucketRule {
+ public:
+  /// Whether the next tensor, of so many bytes, begins a bucket.
+  bool begins(std::uint64_t bytes) noexcept {
+    const bool begins = room_ == 0;
+    if (begins) room_ = std::exchange(next_, bucket_bytes);
+    room_ -= std::min(room_, bytes);
+    return begins;
+  }
+  /// The next tensor begins a bucket.
+  void end() noexcept { room_ = 0; }
+
+ private:
+  std::uint64_t room_ = 0, next_ = first_bucket_bytes;
+};
 
 /// The bytes [first, end) of the tensors as devices have them.
 struct Bytes {
@@ -63,7 +82,7 @@ class ShardPlan {
   Holder holder_of(std::uint64_t byte, int size) const noexcept;
 
  private:
-  void cut(const Manifest& manifest, std::span<const std::size_t> tensors, bool each_alone);
+  void cut(const Manifest& manifest, std::span<const std::size_t> tensors, BucketRule& rule, bool each_alone);
 
   std::vector<std::uint64_t> places_;
   std::uint64_t bytes_ = 0;

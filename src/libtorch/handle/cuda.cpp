@@ -27,7 +27,7 @@ std::filesystem::path torch_folder() {
 
 }  // namespace
 
-void load_cuda(const Config& config) {
+void load_cuda() {
   const auto library = torch_folder() / "libtorch_cuda.so";
   if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr)
     refuse_cuda(
@@ -39,8 +39,6 @@ void load_cuda(const Config& config) {
     refuse_cuda(
         "torch finds no GPU: there is none, its driver is missing or too old, or CUDA_VISIBLE_DEVICES "
         "hides it; use runners.device cpu");
-  // cuBLAS reads it when its first handle is made, and is not deterministic without it.
-  if (config.deterministic) setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*replace=*/0);
   at::globalContext().lazyInitDevice(at::kCUDA);
 }
 

@@ -11,7 +11,7 @@ namespace accelmgr::libtorch {
 /// Loads libtorch's part for CUDA, from the folder of the libtorch that this process has, and initializes it.
 /// Call it before anything else asks torch for GPUs: torch remembers what it finds then. Throws ConfigError
 /// (runners.device) if this libtorch has no such part, or if no GPU can be used.
-void load_cuda(const Config& config);
+void load_cuda();
 
 /// The table of the CUDA runtime that libtorch uses. Throws ConfigError.
 device::Runtime cuda_runtime();

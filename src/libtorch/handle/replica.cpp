@@ -29,8 +29,8 @@ Batch batch_of(std::span<const replica::Field> fields) {
   return Batch(std::move(tensors));
 }
 
-void open(const Config& config, replica::Role) {
-  load_cuda(config);
+void open(const Config&, replica::Role) {
+  load_cuda();
   const device::Device device(cuda_runtime(), 0);
   device.allocate(1);  // Makes the context, if to choose the device has not.
 }

@@ -222,6 +222,11 @@ TEST(CudaReplica, ErrorsOfTheModelAreErrorsOfTheModel) {
   EXPECT_NE(text.find("must match the size"), std::string::npos) << text;
   text = failure_of<ModelError>([](Disturbed& model) { model.weight.set_data(at::ones({6})); });
   EXPECT_NE(text.find("'weight' was replaced"), std::string::npos) << text;
+  text = failure_of<ModelError>([](Disturbed&) {
+    throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 710,
+                                "CUDA error: device-side assert triggered");
+  });
+  EXPECT_NE(text.find("device-side assert"), std::string::npos) << "a kernel has refused an index: " << text;
 }
 
 TEST(CudaReplica, ErrorsOfTheDeviceAreNone) {

@@ -21,7 +21,7 @@ TEST(Cuda, IsLoadedOnDemandAndAMissingGpuIsSaidInPlainWords) {
   const auto load = [] {
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     try {
-      load_cuda({});
+      load_cuda();
     } catch (const ConfigError& error) {
       std::fprintf(stderr, "%s: %s", error.key().c_str(), error.what());
       _exit(has_cuda_library() ? 0 : 1);

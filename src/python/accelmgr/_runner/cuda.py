@@ -14,14 +14,10 @@ from typing import Any
 
 import torch
 
+from accelmgr import _native
 from accelmgr._common.describe import describe
 from accelmgr._runner.device import KEY, check_autograd
 from accelmgr.errors import ConfigError
-
-# Parts of the texts of plain RuntimeErrors: torch has a class of its own only for some errors of a device.
-OF_A_DEVICE = ("CUDA error", "CUDA out of memory", "CUDA driver error", "CUDNN_STATUS_", "CUBLAS_STATUS_")
-OF_A_MODEL = ("device-side assert", "cudaErrorAssert")
-"""A kernel has refused its input, for example an index that is out of range: the same batch would fail again."""
 
 
 def check_build() -> None:
@@ -59,12 +55,12 @@ def check() -> None:
 def failure_of(error: BaseException | None) -> BaseException | None:
     """The error of a device that `error` is, or was raised from; None if the model is to blame."""
     while error is not None:
-        text = str(error)
-        if isinstance(error, RuntimeError) and (
-            type(error).__name__ in ("OutOfMemoryError", "AcceleratorError", "DeviceError")
-            or any(part in text for part in OF_A_DEVICE)
-        ):
-            return None if any(part in text for part in OF_A_MODEL) else error
+        if isinstance(error, RuntimeError):
+            blame = _native.blame_of(str(error).encode(errors="replace"))
+            # Torch has a class of its own for some errors of a device; the others are plain.
+            named = type(error).__name__ in ("OutOfMemoryError", "AcceleratorError", "DeviceError")
+            if named or blame != "none":
+                return None if blame == "model" else error
         error = error.__cause__
     return None
 
@@ -111,7 +107,6 @@ class Cuda:
 
     def __init__(self, rank: int) -> None:
         """Raises ConfigError if there is none."""
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it.
         check()
         self.device = torch.device("cuda", 0)
         try:

@@ -136,7 +136,7 @@ class CudaGradientHooks(Gradients):
 
     @torch.no_grad()
     def magnitudes(self) -> tuple[list[int], torch.Tensor]:
-        """Parameters, and the largest magnitude in the gradient of each: Inf or NaN if it has one. Call it after rest()."""
+        """Parameters, and the largest magnitude in the gradient of each: Inf or NaN if it has one. After rest()."""
         if not self._copied:
             return [], torch.empty(0, dtype=torch.float64, device=self._cuda.device)
         found = torch._foreach_norm([real_of(gradient) for gradient in self._copied.values()], torch.inf)
