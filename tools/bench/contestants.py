@@ -237,6 +237,11 @@ def proportional_set_bytes(pid):
     return 0
 
 
+def cpu_model():
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 def host_info():
     """Describes the machine and the commit that are measured."""
 
@@ -244,13 +249,8 @@ def host_info():
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else "unknown"
 
-    models = [
-        line.split(":", 1)[1].strip()
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
     return {
-        "cpu": models[0] if models else platform.machine(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),

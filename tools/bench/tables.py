@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+import textwrap
 
 
 class Measured:
@@ -60,10 +61,16 @@ class Target:
             return None
         return self.value >= self.bound if self.is_minimum else self.value <= self.bound
 
+    @property
+    def wanted(self):
+        return f"{'at least' if self.is_minimum else 'at most'} {number(self.bound)}"
+
+    @property
+    def verdict(self):
+        return {None: "not measured", True: "reached", False: "missed"}[self.reached]
+
     def line(self):
-        wanted = f"{'at least' if self.is_minimum else 'at most'} {number(self.bound)}"
-        verdict = {None: "not measured", True: "reached", False: "missed "}[self.reached]
-        return f"  {verdict:<12} {self.text}: {number(self.value)} ({wanted})"
+        return f"  {self.verdict:<12} {self.text}: {number(self.value)} ({self.wanted})"
 
 
 def at_least(bound, text, value):
@@ -101,12 +108,10 @@ def number(value):
 def as_text(report):
     parts = []
     for table in report.tables:
-        cells = [table.columns] + [[number(cell) for cell in row] for row in table.rows]
         if table.is_markdown:
-            rules = [["---"] * len(table.columns)]
-            rows = [f"| {' | '.join(row)} |" for row in cells[:1] + rules + cells[1:]]
-            parts.append("\n".join([table.title, "", *rows]))
+            parts.append(f"{table.title}\n\n{markdown_table(table.columns, table.rows)}")
             continue
+        cells = [table.columns] + [[number(cell) for cell in row] for row in table.rows]
         widths = [max(len(row[column]) for row in cells) for column in range(len(table.columns))]
         lines = [
             "  ".join(
@@ -118,6 +123,21 @@ def as_text(report):
         parts.append("\n".join([table.title, lines[0], "-" * len(lines[0]), *lines[1:]]))
     if report.targets:
         parts.append("\n".join(["Targets", *(target.line() for target in report.targets)]))
+    return "\n\n".join(parts)
+
+
+def markdown_table(columns, rows):
+    cells = [columns, ["---"] * len(columns), *([number(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def as_markdown(report):
+    parts = []
+    for table in report.tables:
+        parts += [textwrap.fill(table.title, 120, break_on_hyphens=False), markdown_table(table.columns, table.rows)]
+    if report.targets:
+        rows = [[target.text, target.value, target.wanted, target.verdict] for target in report.targets]
+        parts.append(markdown_table(["target", "measured", "aimed at", ""], rows))
     return "\n\n".join(parts)
 
 

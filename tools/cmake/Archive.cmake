@@ -46,7 +46,9 @@ endfunction()
 _archive_binary(accelmgr libexec ../lib)
 _archive_binary(bench_gpu libexec ../lib)
 _archive_binary(accelmgr_gpu_tests libexec ../lib)
-_archive_binary(accelmgr_fake_gpu libexec/fake_cuda/lib64 ../../../lib)
+# The fakes are where the tests of Python look for them.
+_archive_binary(accelmgr_fake_gpu tests/engine/support/fake_cuda_home/lib64 ../../../../../lib)
+_archive_binary(accelmgr_fake_driver tests/engine/support/fake_driver ../../../../lib)
 _archive_binary(_native python/accelmgr ../../lib)
 if(TARGET _native_stable)
   _archive_binary(_native_stable python/accelmgr ../../lib)
@@ -80,7 +82,8 @@ install(FILES ${PROJECT_BINARY_DIR}/python/accelmgr/_native.pyi DESTINATION pyth
 install(FILES ${PROJECT_SOURCE_DIR}/configs/gpt-licenses.yaml DESTINATION share/accelmgr ${_archive})
 set(_bench ${PROJECT_SOURCE_DIR}/tools/bench)
 install(PROGRAMS ${_bench}/gpu DESTINATION tools/bench ${_archive})
-install(FILES ${_bench}/gpu_manager.py ${_bench}/gpu_reports.py ${_bench}/contestants.py ${_bench}/tables.py
+install(FILES ${_bench}/archive_report.py ${_bench}/gpu_machine.py ${_bench}/gpu_manager.py ${_bench}/gpu_reports.py
+              ${_bench}/contestants.py ${_bench}/tables.py
         DESTINATION tools/bench ${_archive})
 install(FILES ${_bench}/peers/common.py ${_bench}/peers/gpt2.py ${_bench}/peers/gpu_step.py
         DESTINATION tools/bench/peers ${_archive})
