@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Functions of tools/setup, tools/run, tools/test and tools/wheel, which source this file.
+# Functions of tools/setup, tools/run, tools/test, tools/gpu and tools/wheel, which source this file.
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 
