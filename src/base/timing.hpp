@@ -86,6 +86,10 @@ inline constexpr double killed_child_ends_s = 3.0;
 /// Left work of a device ends within this. Otherwise the device hangs, and the process ends without it.
 inline constexpr double device_settles_s = 5.0;
 
+/// An abort of a team of devices ends within this. Otherwise its runner ends: NCCL may still write to memory
+/// that would be given back.
+inline constexpr double team_aborts_s = 5.0;
+
 /// The devices of a team find each other within this. NCCL takes seconds for many GPUs.
 inline constexpr double team_joins_s = 60;
 

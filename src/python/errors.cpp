@@ -80,7 +80,7 @@ void rethrow_typed(const nb::python_error& error) {
   const auto errors = nb::module_::import_("accelmgr.errors");
   if (error.matches(errors.attr("ConfigError")))
     throw ConfigError(describe(error), nb::cast<std::string>(nb::str(error.value().attr("key"))));
-  if (error.matches(errors.attr("DeviceError"))) throw Error(describe(error));
+  if (error.matches(errors.attr("DeviceError"))) throw device::DeviceError(describe(error), {}, 0);
 }
 
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }

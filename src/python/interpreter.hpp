@@ -52,8 +52,8 @@ void begin_forked();
 /// the interpreter's lock.
 std::string describe(const nanobind::python_error& error);
 
-/// Throws a C++ ConfigError, or an Error for a DeviceError, if `error` is that of accelmgr.errors; returns
-/// for other errors.
+/// Throws a C++ ConfigError or device::DeviceError if `error` is that of accelmgr.errors; returns for other
+/// errors.
 void rethrow_typed(const nanobind::python_error& error);
 
 /// Runs `body` with the interpreter's lock. Throws an exception of Python as an `Exception` with the text of

@@ -117,6 +117,13 @@ bool Device::wait(const Event& event, base::Waiter& waiter, double timeout_s) {
       "cudaEventQuery", code::not_ready);
 }
 
+void Device::look() const {
+  const auto stream = make_stream();
+  const auto event = make_event();
+  record(event, stream.get());
+  static_cast<void>(happened(event));
+}
+
 void Device::settle(StreamHandle stream, double within_s) noexcept {
   if (given_up_) return;
   try {

@@ -68,6 +68,8 @@ class Device {
   /// Waits until the event has happened. Returns false as soon as the waiter does not want the result. After
   /// `timeout_s` the device counts as hanging: it is given up.
   bool wait(const Event& event, base::Waiter& waiter, double timeout_s);
+  /// Throws what the device has met so far: an error of earlier work is reported by a later call.
+  void look() const;
   /// Waits until `stream` is idle. A device that needs longer than `within_s` is given up. For destructors,
   /// and for work that was left.
   void settle(StreamHandle stream, double within_s = timing::device_settles_s) noexcept;

@@ -45,9 +45,9 @@ std::string text_of(const Nccl& nccl, const char* function, NcclCode code, Commu
                      last != nullptr && *last != '\0' ? ": " : "", last != nullptr ? last : "");
 }
 
-/// Makes the call in a thread. Returns false, and leaves the thread, if it has not returned within
-/// device_settles_s. Abort and destroy of NCCL wait for its own threads, and those for the device.
-bool returns(std::function<void()> call) noexcept {
+/// Makes the call in a thread. Returns false, and leaves the thread, if it has not returned at the deadline.
+/// Abort and destroy of NCCL wait for its own threads, and those for the device.
+bool returns(std::function<void()> call, base::Deadline deadline) noexcept {
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
@@ -64,7 +64,7 @@ bool returns(std::function<void()> call) noexcept {
     bool done = false;
     {
       std::unique_lock lock(shared->mutex);
-      done = shared->changed.wait_for(lock, std::chrono::duration<double>(timing::device_settles_s),
+      done = shared->changed.wait_for(lock, std::chrono::nanoseconds(deadline.remaining_ns()),
                                       [&] { return shared->done; });
     }
     done ? thread.join() : thread.detach();
@@ -263,18 +263,28 @@ bool DeviceCollectives::wait(const Event& event) {
 }
 
 /// Takes the communicator, so that no function of NCCL is called with it any more. Null if there is none, or
-/// if a function that was called with it does not return.
-CommunicatorHandle DeviceCollectives::take() noexcept {
+/// if a function that was called with it has not returned at the deadline.
+CommunicatorHandle DeviceCollectives::take(base::Deadline deadline) noexcept {
   aborted_ = true;
   std::unique_lock lock(mutex_);
   const bool idle =
-      idle_.wait_for(lock, std::chrono::duration<double>(timing::device_settles_s), [&] { return !busy_; });
+      idle_.wait_for(lock, std::chrono::nanoseconds(deadline.remaining_ns()), [&] { return !busy_; });
+  if (!idle) never_ends("a call of NCCL");
   return idle ? std::exchange(communicator_, nullptr) : nullptr;
 }
 
 void DeviceCollectives::abort() noexcept {
-  auto* communicator = take();
-  if (communicator != nullptr) returns([abort = nccl_.abort, communicator] { abort(communicator); });
+  const auto deadline = base::Deadline::in_seconds(timing::team_aborts_s);
+  auto* communicator = take(deadline);
+  if (communicator == nullptr) return;
+  if (!returns([abort = nccl_.abort, communicator] { abort(communicator); }, deadline))
+    never_ends("ncclCommAbort");
+}
+
+void DeviceCollectives::never_ends(const char* what) noexcept {
+  waiter_.never_ends(
+      fmt::format("{} has not returned within {} s: NCCL may go on to write to memory of this process", what,
+                  timing::team_aborts_s));
 }
 
 void DeviceCollectives::leave() noexcept {
@@ -293,8 +303,9 @@ void DeviceCollectives::leave() noexcept {
   } catch (const std::exception&) {
     return;  // Another thread has aborted it.
   }
-  if (auto* communicator = take(); communicator != nullptr)
-    returns([destroy = nccl_.destroy, communicator] { destroy(communicator); });
+  const auto deadline = base::Deadline::in_seconds(timing::device_settles_s);
+  if (auto* communicator = take(deadline); communicator != nullptr)
+    returns([destroy = nccl_.destroy, communicator] { destroy(communicator); }, deadline);
 }
 
 }  // namespace accelmgr::device

@@ -25,6 +25,7 @@
 
 #include "accelmgr/dtype.hpp"
 #include "accelmgr/reduce_op.hpp"
+#include "base/clock.hpp"
 #include "base/cuda/device.hpp"
 #include "base/cuda/nccl.hpp"
 #include "base/cuda/polling.hpp"
@@ -52,8 +53,7 @@ class DeviceCollectives {
   /// Begins to make the communicator of `size` ranks, and returns at once. The table is copied.
   DeviceCollectives(Device& device, const Nccl& nccl, const NcclId& id, int rank, int size,
                     base::Waiter& waiter, double timeout_s);
-  /// Leaves the team in peace if it is ready, and aborts otherwise. Waits at most timing::device_settles_s
-  /// for each.
+  /// Leaves the team in peace if it is ready, which takes at most timing::device_settles_s, or else aborts.
   ~DeviceCollectives();
   DeviceCollectives(const DeviceCollectives&) = delete;
   DeviceCollectives& operator=(const DeviceCollectives&) = delete;
@@ -87,7 +87,8 @@ class DeviceCollectives {
   [[nodiscard]] bool wait(const Event& event);
 
   /// Ends all operations of this rank; they leave any values in their memory. Waits for NCCL at most
-  /// timing::device_settles_s, then leaves it to the end of the process. What any rank queues or waits for
+  /// timing::team_aborts_s, then tells the waiter, which may end the process, and leaves the communicator as
+  /// it is. What any rank queues or waits for
   /// from now on fails, here at once and on the others when NCCL or their deadline tells them.
   void abort() noexcept;
   bool aborted() const noexcept { return aborted_.load(); }
@@ -106,7 +107,8 @@ class DeviceCollectives {
   template <class Ready>
   bool poll(const char* function, Ready&& ready, double timeout_s);
   bool ended(const char* function, Waited waited, double timeout_s);
-  CommunicatorHandle take() noexcept;
+  CommunicatorHandle take(base::Deadline deadline) noexcept;
+  void never_ends(const char* what) noexcept;
   void leave() noexcept;
   void check(const char* function, NcclCode code);
   [[noreturn]] void fail(const char* function, NcclCode code);

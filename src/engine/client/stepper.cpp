@@ -421,7 +421,8 @@ Stepper::Outcome Stepper::why_aborted(std::uint32_t author) const {
               .error = fmt::format("rank {}: {}", rank, session::text_of(record.error)),
               .rank = rank,
               .overflow = record.reason.load() == Reason::overflow};
-    case Reason::team:  // The rank itself goes on.
+    case Reason::team:
+    case Reason::lost_with_another:
       return {.status = StepStatus::runner_lost,
               .error = session::text_of(record.error),
               .rank = rank,

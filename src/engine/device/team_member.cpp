@@ -15,7 +15,7 @@ TeamMember::TeamMember(Device& device, const Nccl& nccl, GradientCopies& gradien
       sink_(sink),
       timeout_s_(timeout_s) {}
 
-TeamMember::~TeamMember() { leave(); }
+TeamMember::~TeamMember() { end_team(); }
 
 session::TeamId TeamMember::make_id() {
   const auto made = DeviceCollectives::make_id(nccl_);
@@ -25,7 +25,7 @@ session::TeamId TeamMember::make_id() {
 }
 
 bool TeamMember::join(const session::TeamId& id, session::RankMask ranks, int rank, double timeout_s) {
-  leave();
+  end_team();
   NcclId of_team{};
   std::memcpy(&of_team, id.data(), sizeof of_team);
   const int position = __builtin_popcount(ranks & ((session::RankMask{1} << rank) - 1));
@@ -38,11 +38,18 @@ bool TeamMember::join(const session::TeamId& id, session::RankMask ranks, int ra
 
 // The others have left, too, or are gone. So the communicator is aborted: to leave it in peace all would have
 // to be there.
-void TeamMember::leave() {
+void TeamMember::end_team() {
   if (collectives_) collectives_->abort();
   gradients_.leave();
   parameters_.leave();
   collectives_.reset();
+}
+
+// A peer that has died may have broken this device. That is told here, not by the next attempt.
+void TeamMember::leave() {
+  if (!collectives_) return;
+  end_team();
+  device_.look();
 }
 
 }  // namespace accelmgr::device

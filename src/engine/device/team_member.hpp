@@ -29,6 +29,8 @@ class TeamMember final : public replica::TeamMember {
   std::string failure() const override { return collectives_ ? collectives_->failure() : std::string(); }
 
  private:
+  void end_team();
+
   Device& device_;
   Nccl nccl_;
   GradientCopies& gradients_;

@@ -28,8 +28,7 @@ void copy_text(char (&to)[N], const std::string& from) {
 
 /// The exception that the runner recorded before it ended; empty if there is none.
 std::string last_words(const session::RankRecord& record) {
-  const auto reason = record.reason.load();
-  return reason == Reason::exception || reason == Reason::model_error ? session::text_of(record.error) : "";
+  return session::ends_runner(record.reason.load()) ? session::text_of(record.error) : "";
 }
 
 /// CUDA, torch and torch_xla say so in these words, in C++ and in Python.
@@ -50,6 +49,7 @@ void Supervisor::lost(int rank, int wait_status) {
   const auto& record = session_.record(rank);
   if (has_no_process(rank)) return;
   const auto phase = phase_of_start(rank);
+  const bool was_ready = record.state.load() == RunnerState::ready;  // Its record has what it said itself.
   note_end(rank, wait_status);
   const bool retired = runner(rank).retiring;
   if (session_.control().stopping.load() != 0 || retired) return start_next();
@@ -62,7 +62,11 @@ void Supervisor::lost(int rank, int wait_status) {
                                   phase, what.empty() ? "" : ": ", what),
                       rank, to_string(record.phase.load()));
   const auto incident = record_incident(rank, phase, record.pid.load(), wait_status, what);
-  repair(rank, reason, incident);
+  const bool with_another = was_ready && verdict.empty() && reason == Reason::lost_with_another;
+  if (session_.control().given_up.load() != 0)
+    base::log().info("{}", incident);
+  else
+    repair(rank, decide(rank, reason, with_another), incident);
   view_.wake_everyone();
 }
 
@@ -111,14 +115,18 @@ std::string Supervisor::why_it_recurs(int rank, Reason reason) const {
   return {};
 }
 
+/// `with_another`: only because another runner was lost before it.
+Decision Supervisor::decide(int rank, Reason reason, bool with_another) {
+  if (with_another) return policy_.lost_with_another();
+  const auto rest = session_.control().team.load() & ~(session::RankMask{1} << rank);
+  return policy_.runner_lost(clock_(), __builtin_popcount(rest), why_it_recurs(rank, reason));
+}
+
 // A loss that is repaired is logged here as a warning. A loss that is not repaired is reported by the step
 // that fails with it, so here it is logged as info only.
-void Supervisor::repair(int rank, Reason reason, const std::string& incident) {
+void Supervisor::repair(int rank, const Decision& decision, const std::string& incident) {
   auto& control = view_.control();
-  if (control.given_up.load() != 0) return base::log().info("{}", incident);
-  const auto team = control.team.load();
-  const auto rest = team & ~(session::RankMask{1} << rank);
-  const auto decision = policy_.runner_lost(clock_(), __builtin_popcount(rest), why_it_recurs(rank, reason));
+  const auto rest = control.team.load() & ~(session::RankMask{1} << rank);
   base::log().log(decision.kind == Decision::Kind::give_up ? base::LogLevel::info : base::LogLevel::warning,
                   "{}", incident);
   switch (decision.kind) {

@@ -22,6 +22,11 @@ Decision RestartPolicy::runner_lost(std::int64_t now_ns, int others, const std::
   return {Decision::Kind::leave_out};
 }
 
+Decision RestartPolicy::lost_with_another() const {
+  if (config_.on_loss == LossPolicy::fail) return give_up("runners.on_loss is fail");
+  return {Decision::Kind::replace};
+}
+
 Decision RestartPolicy::fork_server_lost(std::int64_t now_ns) {
   if (config_.on_loss == LossPolicy::fail) return give_up("runners.on_loss is fail");
   return replace(now_ns);

@@ -25,6 +25,9 @@ class RestartPolicy {
   /// A runner was lost, and `others` are left in the team. `recurs`: why a replacement would be lost in the
   /// same way; then the policy replaces none. Empty: it may not.
   Decision runner_lost(std::int64_t now_ns, int others, const std::string& recurs);
+  /// A runner was lost because another one was, which the policy has been told. It does not count, and is
+  /// also replaced when on_loss is shrink.
+  Decision lost_with_another() const;
   /// The fork server was lost, and all runners with it. That counts as one loss. It is also replaced when
   /// on_loss is shrink.
   Decision fork_server_lost(std::int64_t now_ns);

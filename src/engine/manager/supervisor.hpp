@@ -145,7 +145,8 @@ class Supervisor {
   void note_fork_server_loss();
   void relaunch();
   std::string why_it_recurs(int rank, session::Reason reason) const;
-  void repair(int rank, session::Reason reason, const std::string& incident);
+  Decision decide(int rank, session::Reason reason, bool with_another);
+  void repair(int rank, const Decision& decision, const std::string& incident);
   /// Returns the incident as text.
   std::string record_incident(int rank, const std::string& phase, int pid, int wait_status,
                               const std::string& what);

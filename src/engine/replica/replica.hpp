@@ -125,7 +125,8 @@ class TeamMember {
   [[nodiscard]] virtual bool join(const session::TeamId& id, session::RankMask ranks, int rank,
                                   double timeout_s) = 0;
   /// From the next attempt on, the device is alone, as in the beginning. Abandons what the team
-  /// has under way; the parameters on the device are undefined until they are loaded again.
+  /// has under way; the parameters on the device are undefined until they are loaded again. Throws if the
+  /// device has failed.
   virtual void leave() = 0;
   /// Why the team has ended. Empty if it has not, or because the sink did not want the attempt.
   virtual std::string failure() const = 0;

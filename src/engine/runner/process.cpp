@@ -66,8 +66,7 @@ int run(const Config& config, ipc::SpawnRequest request) {
     std::fflush(nullptr);
     _exit(0);      // Skips destructors: those of a model's library may take long.
   } catch (...) {  // User code, for instance a factory, may throw any type.
-    if (const auto reason = record.reason.load();
-        reason != session::Reason::exception && reason != session::Reason::model_error) {
+    if (!session::ends_runner(record.reason.load())) {
       const auto what = base::current_exception_text();
       record.error[what.copy(record.error, session::text_bytes - 1)] = 0;
       record.reason.store(session::Reason::exception);

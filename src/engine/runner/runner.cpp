@@ -4,13 +4,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
+#include "base/cuda/error.hpp"
+#include "base/cuda/polling.hpp"
 #include "base/exception_text.hpp"
 #include "base/fault_point.hpp"
 #include "base/ipc/epoch.hpp"
@@ -255,6 +259,8 @@ bool Runner::refuse() {
     throw;
   } catch (const ModelError&) {
     reason = Reason::model_error;
+  } catch (const device::DeviceError&) {
+    if (loses_a_member()) reason = Reason::lost_with_another;
   } catch (...) {
     // Reason::exception stands.
   }
@@ -262,11 +268,37 @@ bool Runner::refuse() {
   return false;
 }
 
+// Within a machine a member of the team that dies can break the devices of the others, and those may see that
+// before the supervisor has seen the death.
+bool Runner::loses_a_member() {
+  const auto goes_on = [&] {
+    give_sign_of_life();
+    return !stopping();
+  };
+  return team_part_->in_team() && device::poll_until([&] { return team_part_->lost_members() != 0; }, goes_on,
+                                                     timing::killed_child_ends_s) == device::Waited::done;
+}
+
+// Skips destructors: they would give back memory that NCCL may still write to.
+void Runner::never_ends(const std::string& what) {
+  const auto text = fmt::format("{}; the process ends", what);
+  const auto reason = team_part_->lost_members() != 0 ? Reason::lost_with_another : Reason::exception;
+  session::refuse_attempt(view_, attempt_, reason, text.c_str());
+  base::log().info("{}", text);
+  std::fflush(nullptr);
+  _exit(exit_failed);
+}
+
 // After an abort, loads the working state of the last commit: the attempt leaves no trace.
 void Runner::acknowledge(bool committed) {
   if (!committed) {
-    if (team_part_->abandon()) parameter_version_ = unknown_version;
-    load_state();
+    try {
+      if (team_part_->abandon()) parameter_version_ = unknown_version;
+      load_state();
+    } catch (const device::DeviceError&) {
+      refuse();
+      throw;
+    }
   }
   base::log().debug("attempt {} is {}", attempt_, committed ? "committed" : "over without a result");
   record_.acknowledged_attempt.store(attempt_);

@@ -54,6 +54,7 @@ class Runner final : private replica::Sink {
   void backward_begins() override;
   bool last_micro_batch() override { return last_micro_batch_; }
   bool wanted() override;
+  void never_ends(const std::string& what) override;
 
   void attempt(std::uint64_t number);
   void load_parameters();
@@ -65,6 +66,7 @@ class Runner final : private replica::Sink {
   std::optional<Batches::Filled> next_batch();
   void vote();
   bool refuse();
+  bool loses_a_member();
   void acknowledge(bool committed);
 
   void populate();

@@ -45,17 +45,36 @@ std::string TeamPart::why_in_none(const Config& config, replica::Replica& replic
 
 bool TeamPart::follow(std::uint64_t attempt) {
   const auto team = view_.session().control().request.device_team;
-  if ((team.ranks >> view_.rank() & 1) == 0) return leave();
-  if (team.communicator != 0 && team.communicator == record_.communicator.load()) {
-    under_way_ = true;
-    return false;
-  }
-  leave();
+  const bool is_member = (team.ranks >> view_.rank() & 1) != 0;
+  const bool stays = is_member && team.communicator != 0 && team.communicator == record_.communicator.load();
+  const bool left = !stays && leave();  // If that fails, lost_members() tells of the team that it leaves.
+  note_members(is_member ? team.ranks : 0);
+  under_way_ = stays;
+  if (stays || !is_member) return left;
   if (team.communicator != 0)
     throw AttemptRefused{Reason::team, fmt::format("rank {} has left the team of attempt {}", view_.rank(),
                                                    team.communicator)};
   join(attempt, team.ranks);
   return true;
+}
+
+void TeamPart::note_members(session::RankMask ranks) {
+  team_ = ranks;
+  for (int rank = 0; rank < view_.session().ranks(); ++rank)
+    if ((ranks >> rank & 1) != 0)
+      generations_[static_cast<std::size_t>(rank)] = view_.session().record(rank).generation.load();
+}
+
+session::RankMask TeamPart::lost_members() const {
+  session::RankMask lost = 0;
+  for (int rank = 0; rank < view_.session().ranks(); ++rank) {
+    if (rank == view_.rank() || (team_ >> rank & 1) == 0) continue;
+    const auto& record = view_.session().record(rank);
+    if (record.state.load() != session::RunnerState::ready ||
+        record.generation.load() != generations_[static_cast<std::size_t>(rank)])
+      lost |= session::RankMask{1} << rank;
+  }
+  return lost;
 }
 
 void TeamPart::join(std::uint64_t attempt, session::RankMask ranks) {
@@ -66,6 +85,7 @@ void TeamPart::join(std::uint64_t attempt, session::RankMask ranks) {
     const double left_s = std::max(0.0, timeout_s_ - timing::seconds(base::now_ns() - begin));
     if (!member_->join(id, ranks, view_.rank(), left_s)) throw AttemptRefused{Reason::none, {}};
   } catch (const device::DeviceError& error) {
+    leave();  // Throws if it is the device that has failed.
     throw AttemptRefused{Reason::team, error.what()};
   }
   record_.ranks.store(ranks);

@@ -3,6 +3,7 @@
 // life; the host has the next attempt reduced through the session.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -21,18 +22,22 @@ class TeamPart {
 
   /// Joins the team of the attempt, stays in it or leaves, as the request says. Call it before the replica
   /// begins the attempt. Returns true if the device left or joined a team: it may not have the parameters.
-  /// Throws AttemptRefused.
+  /// Throws AttemptRefused, and what the device reports if it has failed.
   [[nodiscard]] bool follow(std::uint64_t attempt);
   /// The replica has done everything that its team does in this attempt.
   void done() noexcept { under_way_ = false; }
   /// The attempt has ended without a commit. Leaves the team if it has begun what the others may not have
-  /// done. Returns true then.
+  /// done. Returns true then. Throws if the device has failed.
   [[nodiscard]] bool abandon();
+  bool in_team() const noexcept { return team_ != 0; }
+  /// The other members of the team that the supervisor has found to be lost since the attempt began.
+  session::RankMask lost_members() const;
   /// What the team has met in this attempt: an exception of the replica tells of that. Empty: nothing.
   std::string failure() const { return under_way_ ? member_->failure() : std::string(); }
 
  private:
   std::string why_in_none(const Config& config, replica::Replica& replica);
+  void note_members(session::RankMask ranks);
   void join(std::uint64_t attempt, session::RankMask ranks);
   session::TeamId id_of(std::uint64_t attempt, int lowest);
   bool leave();
@@ -42,6 +47,8 @@ class TeamPart {
   replica::Sink& sink_;
   double timeout_s_;  ///< To join.
   replica::TeamMember* member_ = nullptr;
+  session::RankMask team_ = 0;                                   ///< Of the attempt, if this rank is in it.
+  std::array<std::uint32_t, session::max_ranks> generations_{};  ///< Of its members.
   bool under_way_ = false;  ///< The device works with its team, or may have begun to.
 };
 

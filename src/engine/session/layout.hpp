@@ -103,9 +103,15 @@ enum class Reason : std::uint32_t {
   data_end,
   data_error,
   parameters_changed,
-  overflow,  ///< A gradient is not finite, and the loss scale may be the cause.
-  team,      ///< The team of devices could not be made, or failed; the rank itself goes on.
+  overflow,           ///< A gradient is not finite, and the loss scale may be the cause.
+  team,               ///< The team of devices could not be made, or failed; the rank itself goes on.
+  lost_with_another,  ///< As team, but the rank ends: a rank that was lost before has broken its device.
 };
+
+/// Whether the runner ends that refuses for this reason.
+constexpr bool ends_runner(Reason reason) noexcept {
+  return reason == Reason::exception || reason == Reason::model_error || reason == Reason::lost_with_another;
+}
 
 /// The scale of the loss under `runners.autocast: fp16`, as committed steps left it
 /// (engine/client/loss_scaler.hpp).

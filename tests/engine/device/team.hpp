@@ -27,8 +27,10 @@ class TeamSink final : public replica::Sink {
     ++asked;
     return wants;
   }
+  void never_ends(const std::string& what) override { told = what; }
   std::atomic<bool> wants = true;
   std::atomic<int> asked = 0;
+  std::string told{};  ///< What never ends. The thread that aborts writes it.
 };
 
 class Team {

@@ -77,6 +77,23 @@ TEST(RestartPolicy, ShrinkGoesDownToTheFewestAllowed) {
   EXPECT_NE(decision.why.find("runners.min_runners is 2"), std::string::npos) << decision.why;
 }
 
+TEST(RestartPolicy, WhoIsLostWithAnotherIsReplacedAndDoesNotCount) {
+  auto config = restarting();
+  config.max_restarts = 1;
+  for (const auto policy : {LossPolicy::restart, LossPolicy::shrink}) {
+    config.on_loss = policy;
+    RestartPolicy restarts(config);
+    for (int i = 0; i < 7; ++i) {
+      const auto decision = restarts.lost_with_another();
+      EXPECT_EQ(decision.kind, Kind::replace);
+      EXPECT_EQ(decision.delay_ns, 0);
+    }
+    EXPECT_NE(restarts.runner_lost(0, 1, "").kind, Kind::give_up);
+  }
+  config.on_loss = LossPolicy::fail;
+  EXPECT_EQ(RestartPolicy(config).lost_with_another().kind, Kind::give_up);
+}
+
 TEST(RestartPolicy, AForkServerIsOneLossHoweverManyRunnersItTookAlong) {
   auto config = restarting();
   config.on_loss = LossPolicy::shrink;

@@ -396,6 +396,27 @@ TEST_F(SupervisorTest, TheRestGoOnWhereTheTeamMayShrink) {
   EXPECT_EQ(given_up_why(), "0 runners are left, but runners.min_runners is 1");
 }
 
+TEST_F(SupervisorTest, ARunnerThatIsLostWithAnotherIsReplacedAndDoesNotCount) {
+  config_.runners.max_restarts = 1;
+  start_team();
+  const auto attempt = session::open_attempt(small_.session, {.participants = 3});
+  server().end(1, SIGKILL);
+  run();
+  session::refuse_attempt({small_.session, 0}, attempt, session::Reason::lost_with_another, "its device");
+  server().end(0, W_EXITCODE(1, 0));
+  run();
+  EXPECT_EQ(session::text_of(last_incident().what), "its device");
+  EXPECT_EQ(given_up_why(), "");
+  EXPECT_EQ(replacements(), 2U);
+  EXPECT_EQ(server().take_request(), 1);
+  start_runner(1);
+  EXPECT_EQ(server().take_request(), 0);
+  server().fork(0);
+  server().end(0, SIGKILL);
+  run();
+  EXPECT_THAT(given_up_why(), HasSubstr("runners.max_restarts")) << "the reason is that of the one before it";
+}
+
 TEST_F(SupervisorTest, AModelThatIsWrongIsNotTriedAgain) {
   start_team();
   small_.session.record(1).reason.store(session::Reason::model_error);

@@ -610,6 +610,12 @@ void FakeCuda::break_after(int operations, Code code) {
   break_code_ = code;
 }
 
+void FakeCuda::break_now(Code code) {
+  const std::lock_guard lock(mutex_);
+  broken_ = code;
+  changed_.notify_all();
+}
+
 void FakeCuda::hang_after(int operations) {
   const std::lock_guard lock(mutex_);
   until_hang_ = operations;

@@ -85,6 +85,8 @@ class FakeCuda {
   /// The operation after the next `operations` ones breaks the device: it and every later one are left out,
   /// and all calls report `code`.
   void break_after(int operations, device::Code code);
+  /// The device is broken from now on, as by an access to memory of a peer that is gone.
+  void break_now(device::Code code);
   /// Streams do nothing after the next `operations` operations.
   void hang_after(int operations);
   /// A device that hangs goes on after all: it was only slow.

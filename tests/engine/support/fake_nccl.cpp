@@ -190,9 +190,8 @@ FakeNccl::FakeNccl(std::uint64_t seed, FirstOperation first) : first_(first), ra
 }
 
 FakeNccl::~FakeNccl() {
+  release();
   std::unique_lock lock(mutex_);
-  ending_ = true;
-  changed_.notify_all();
   changed_.wait(lock, [&] { return hanging_ == 0; });
   the_nccl = nullptr;
 }
@@ -228,7 +227,7 @@ NcclCode FakeNccl::enter(const char* function) {
   ++calls_[function];
   if (hangs_[function]) {
     ++hanging_;
-    changed_.wait(lock, [&] { return ending_; });
+    changed_.wait(lock, [&] { return released_; });
     --hanging_;
     changed_.notify_all();
     return nccl_code::internal_error;
@@ -373,6 +372,12 @@ void FakeNccl::tell_of_aborts() {
 void FakeNccl::hang(const std::string& function) {
   const std::lock_guard lock(mutex_);
   hangs_[function] = true;
+}
+
+void FakeNccl::release() {
+  const std::lock_guard lock(mutex_);
+  released_ = true;
+  changed_.notify_all();
 }
 
 std::vector<std::string> FakeNccl::mismatches() {

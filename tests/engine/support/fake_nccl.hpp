@@ -49,8 +49,9 @@ class FakeNccl {
   void fail_asynchronously(int rank, device::NcclCode code);
   /// From now on the other ranks of an aborted communicator report a remote error.
   void tell_of_aborts();
-  /// Calls of the function do not return until the fake ends.
+  /// Calls of the function do not return until release(), or until the fake ends. They fail then.
   void hang(const std::string& function);
+  void release();
 
   // What the test looks at.
 
@@ -86,7 +87,7 @@ class FakeNccl {
   std::condition_variable changed_;
   // Guarded by the mutex.
   std::mt19937_64 random_;
-  bool ending_ = false, tells_ = false;
+  bool released_ = false, tells_ = false;
   int hanging_ = 0;
   std::vector<base::UniqueFd> ids_;  ///< Of teams, which exist as long as these are open.
   std::vector<std::unique_ptr<Communicator>> communicators_;  ///< Handles are addresses; none is used twice.

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <thread>
 
+#include "engine/session/stored_text.hpp"
 #include "staged_run.hpp"
 #include "temporary_folder.hpp"
 
@@ -222,6 +223,77 @@ TEST_F(DeviceTeam, GetsAReplacementForARankThatDoesNotComeBackFromTheAbort) {
   EXPECT_TRUE(has_struck());
   EXPECT_EQ(trained.team(), 0b11U);
   EXPECT_EQ(trained.run.manager().statistics().replacements, 2U);
+  expect_like(trained, expected);
+}
+
+// Within a machine a rank that dies breaks the devices of its peers, which may have used its memory. Each of
+// those is replaced too, and one loss counts.
+TEST_F(DeviceTeam, IsOneLossHoweverManyOfItsRanksARankThatDiesTakesAlong) {
+  const auto expected = on_cpus(3, 2);
+  for (const char* fault : {"1:kill_join", "1:kill_gather", "1:kill_sum"}) {
+    SCOPED_TRACE(fault);
+    auto config = with_fault(fault, 3);
+    config.model.options["nccl_fault_once"] += fault;
+    config.model.options["nccl_fault_spreads"] = "1";
+    config.runners.max_restarts = 1;
+    Trained trained(config);
+    EXPECT_EQ(trained.step().tries, 2U);
+    EXPECT_EQ(trained.team(), 0b111U);
+    trained.step();
+    EXPECT_EQ(trained.run.manager().statistics().replacements, 3U);
+    EXPECT_EQ(trained.run.manager().statistics().losses, 3U);
+    expect_like(trained, expected);
+  }
+}
+
+// Its devices may break when the others leave the team, too, which is in the next attempt here.
+TEST_F(DeviceTeam, IsOneLossWhereARankDiesBetweenSteps) {
+  const auto expected = on_cpus(3, 2);
+  auto config = with_fault("1:none", 3);
+  config.model.options["nccl_fault_spreads"] = "1";
+  config.runners.max_restarts = 1;
+  Trained trained(config);
+  trained.step();
+  folder_.write("struck", "");
+  trained.kill(1);
+  trained.step();
+  EXPECT_EQ(trained.team(), 0b111U);
+  EXPECT_EQ(trained.run.manager().statistics().replacements, 3U);
+  expect_like(trained, expected);
+}
+
+TEST_F(DeviceTeam, CountsTheLossOfARankWhoseDeviceBreaksByItself) {
+  auto config = with_fault("1:break_sum");
+  config.runners.max_restarts = 0;
+  Trained trained(config);
+  trained.write();
+  const auto result = trained.run.manager().step();
+  expect_failed(result, StepStatus::runner_lost, {"runners.max_restarts", "runner 1", "ncclReduceScatter"});
+}
+
+TEST_F(DeviceTeam, LosesOnlyTheRankThatDiedWhereRunnersAreNotReplaced) {
+  auto config = with_fault("1:kill_sum", 3);
+  config.model.options["nccl_fault_spreads"] = "1";
+  config.runners.on_loss = LossPolicy::shrink;
+  Trained trained(config);
+  trained.step();
+  EXPECT_EQ(trained.team(), 0b101U);
+  EXPECT_EQ(trained.run.manager().statistics().replacements, 2U);
+}
+
+// NCCL may still write to its memory.
+TEST_F(DeviceTeam, EndsARankWhoseAbortDoesNotReturn) {
+  const auto expected = on_cpus(2, 3);
+  auto config = with_fault("0:hang_abort");
+  config.faults = {"rank=1 step=2 phase=backward fault=kill"};
+  config.runners.max_restarts = 1;
+  Trained trained(config);
+  for (int i = 0; i < 3; ++i) trained.step();
+  EXPECT_TRUE(has_struck());
+  EXPECT_EQ(trained.run.manager().statistics().replacements, 2U);
+  const auto session = trained.run.manager().session();
+  expect_contains(session::text_of(session->incident(2).what),
+                  {"ncclCommAbort has not returned within 5 s", "the process ends"});
   expect_like(trained, expected);
 }
 

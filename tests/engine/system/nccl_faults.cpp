@@ -15,15 +15,37 @@ using device::NcclCode;
 namespace nccl_code = device::nccl_code;
 
 // Of this process, for functions that are no closures.
-std::string fault, once;
+std::string fault, once, own_mark;
 device::Nccl whole;
+
+/// Returns whether this call has made the file.
+bool make_file(const std::string& path) {
+  const int made = open(path.c_str(), O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (made >= 0) close(made);
+  return made >= 0;
+}
 
 bool strikes(const char* name) {
   if (fault != name) return false;
-  if (once.empty()) return true;
-  const int made = open(once.c_str(), O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (made >= 0) close(made);
-  return made >= 0;
+  return once.empty() || make_file(once);
+}
+
+constexpr device::Code launch_failure = 719;
+
+/// In a rank that the fault spreads to.
+void break_with_the_other() {
+  if (access(once.c_str(), F_OK) == 0 && make_file(once + own_mark))
+    FakeCuda::of_process().break_now(launch_failure);
+}
+
+NcclCode async_error(device::CommunicatorHandle handle, NcclCode* error) {
+  break_with_the_other();
+  return whole.async_error(handle, error);
+}
+
+NcclCode abort_after_the_other(device::CommunicatorHandle handle) {
+  break_with_the_other();
+  return whole.abort(handle);
 }
 
 NcclCode get_unique_id(device::NcclId* id) {
@@ -51,6 +73,10 @@ NcclCode reduce_scatter(const void* from, void* to, std::size_t count, device::N
                         device::StreamHandle stream) {
   if (strikes("kill_sum")) raise(SIGKILL);
   if (strikes("fail_sum")) return nccl_code::internal_error;
+  if (strikes("break_sum")) {
+    FakeCuda::of_process().break_now(launch_failure);
+    return nccl_code::unhandled_cuda_error;
+  }
   return whole.reduce_scatter(from, to, count, type, operation, handle, stream);
 }
 
@@ -68,9 +94,17 @@ device::Nccl nccl_of_rank(const Config& config, int rank) {
   whole = FakeNccl::table();
   const auto& options = config.model.options;
   const auto found = options.find("nccl_fault");
-  if (found == options.end() || std::stoi(found->second) != rank) return whole;
-  fault = found->second.substr(found->second.find(':') + 1);
+  if (found == options.end()) return whole;
   once = options.contains("nccl_fault_once") ? options.at("nccl_fault_once") : "";
+  if (std::stoi(found->second) != rank) {
+    if (!options.contains("nccl_fault_spreads")) return whole;
+    own_mark = "-" + std::to_string(rank);
+    auto table = whole;
+    table.async_error = async_error;
+    table.abort = abort_after_the_other;
+    return table;
+  }
+  fault = found->second.substr(found->second.find(':') + 1);
   if (strikes("missing")) return device::load_nccl_at("/nowhere/libnccl.so.2");
   auto table = whole;
   table.get_unique_id = get_unique_id;

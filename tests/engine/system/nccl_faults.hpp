@@ -13,10 +13,13 @@ namespace accelmgr::test {
 ///   refuse_join, kill_join, hang_join   in ncclCommInitRankConfig: it fails, KILL, it does not return
 ///   absent       the rank joins another team, where it waits for ever
 ///   fail_sum, kill_sum      in ncclReduceScatter: it fails, KILL
+///   break_sum    ncclReduceScatter fails because the device breaks
 ///   fail_gather, kill_gather  in ncclAllGather, likewise
 ///   hang_abort   ncclCommAbort does not return, and ends nothing
 ///
-/// A fault strikes once if `nccl_fault_once` names a file, which it makes then. Throws UsageError.
+/// A fault strikes once if `nccl_fault_once` names a file, which it makes then. With `nccl_fault_spreads` the
+/// devices of the other ranks break when they look at their communicators, or abort them, after that; each
+/// rank's does so once. Throws UsageError.
 device::Nccl nccl_of_rank(const Config& config, int rank);
 
 }  // namespace accelmgr::test
