@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "accelmgr/errors.hpp"
 #include "base/cuda/shared_library.hpp"
 
 namespace accelmgr::device {

@@ -3,7 +3,6 @@
 // nvml_header.cpp compares types and numbers with the header wherever it is installed.
 #pragma once
 
-#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 

@@ -2,7 +2,9 @@
 // fake_machine.hpp and all their slices, whatever CUDA_VISIBLE_DEVICES hides, as the real one does.
 //
 //   FAKE_NVML_FAILS  name of a function, which then returns 999
+#include <cstdint>
 #include <cstring>
+#include <string>
 
 #include "base/cuda/nvml.hpp"
 #include "fake_machine.hpp"
