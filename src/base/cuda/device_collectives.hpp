@@ -88,8 +88,8 @@ class DeviceCollectives {
 
   /// Ends all operations of this rank; they leave any values in their memory. Waits for NCCL at most
   /// timing::team_aborts_s, then tells the waiter, which may end the process, and leaves the communicator as
-  /// it is. What any rank queues or waits for
-  /// from now on fails, here at once and on the others when NCCL or their deadline tells them.
+  /// it is. What any rank queues or waits for from now on fails, here at once and on the others when NCCL or
+  /// their deadline tells them.
   void abort() noexcept;
   bool aborted() const noexcept { return aborted_.load(); }
   /// What NCCL reported, or what took too long, when a member aborted. Empty if nothing did, if the result
