@@ -348,7 +348,7 @@ void Runner::compute() {
   if (ballot_.parameter_version != control.request.parameter_version)
     throw AttemptRefused{Reason::parameters_changed, "the parameters were written while the step began"};
   if (parameter_version_ != ballot_.parameter_version) load_parameters();
-  parameter_version_ = ballot_.parameter_version;
+  parameter_version_ = unknown_version;  // A device may load them with the first batch, or leave an upload.
   const auto begin = base::now_ns();
   const auto share = control.request.shares.of[rank_];
   for (std::uint32_t i = 0; i < share && !over(); ++i) {
@@ -359,11 +359,10 @@ void Runner::compute() {
     micro_batch(*filled);
     if (ends) break;
   }
-  if (ballot_.micro_batches == 0 && over()) {
-    parameter_version_ = unknown_version;    // A device may load them with the first batch.
+  if (ballot_.micro_batches == 0 && over())
     throw AttemptRefused{Reason::none, {}};  // There is nothing to collect.
-  }
   collect();
+  parameter_version_ = ballot_.parameter_version;
   ballot_.compute_ns = static_cast<std::uint64_t>(base::now_ns() - begin) - ballot_.data_ns;
   check_finite();
 }
@@ -385,10 +384,7 @@ void Runner::check_finite() {
 
 void Runner::collect() {
   const auto totals = replica_->collect();
-  if (left_) {
-    parameter_version_ = unknown_version;    // An upload may have been left in the middle.
-    throw AttemptRefused{Reason::none, {}};  // The gradients may be incomplete.
-  }
+  if (left_) throw AttemptRefused{Reason::none, {}};  // The gradients may be incomplete.
   team_part_->done();
   ballot_.loss = totals.loss / session_.control().request.loss_scale;
   keep_scalars(totals.scalars);

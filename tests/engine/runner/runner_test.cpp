@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
@@ -84,7 +85,8 @@ class Product final : public replica::Replica {
 /// Rank 0 of two, which computes on batches of ones.
 class RunnerTest : public testing::Test {
  protected:
-  explicit RunnerTest(Product::Waits waits = Product::Waits::never) {
+  explicit RunnerTest(Product::Waits waits = Product::Waits::never, std::uint64_t published = batches)
+      : published_(published) {
     replica::register_factory(
         "product", [waits](const Config&, replica::Role) { return std::make_unique<Product>(waits); });
     config_.model.kind = "product";
@@ -123,13 +125,33 @@ class RunnerTest : public testing::Test {
     session::write_manifest(manifest, session.manifest());
     replica::store_initial(tensors, session, manifest);
     session.control().team.store(both);
+    publish(session, published_);
+    session.publish();
+    return session;
+  }
+  static void publish(session::Session& session, std::uint64_t count) {
     session::BatchQueueWriter queue(session, 0);
-    for (std::uint64_t i = 0; i < batches; ++i) {
+    for (std::uint64_t i = 0; i < count; ++i) {
       std::fill_n(reinterpret_cast<float*>(queue.claim()), width, 1.0F);
       queue.publish(1);
     }
-    session.publish();
-    return session;
+  }
+  /// Opens an attempt, and ends it when the runner is in that phase. Then opens another one and waits for the
+  /// runner's vote.
+  void try_twice(
+      session::Phase phase, const std::function<void()>& between = [] {}) {
+    const session::Request request{.participants = both, .shares = session::even_shares(1), .batch_size = 1};
+    const auto left = session::open_attempt(session_, request);
+    const auto& record = session_.record(0);
+    for (const auto deadline = soon(); record.phase != phase && !deadline.passed();) sched_yield();
+    ASSERT_TRUE(session::abort_attempt(session_, left, 1));
+    for (const auto deadline = soon(); record.acknowledged_attempt != left && !deadline.passed();)
+      sched_yield();
+    ASSERT_TRUE(session::close_if_over(session_, left));
+    between();
+    session::open_attempt(session_, request);
+    for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
+    ASSERT_EQ(session_.word().mask, 1u);
   }
 
   std::array<float, width> slab() const {
@@ -138,6 +160,7 @@ class RunnerTest : public testing::Test {
     return values;
   }
 
+  std::uint64_t published_;
   Config config_;
   session::Session session_ = make_session();
   base::UniqueFd lifeline_;
@@ -198,19 +221,19 @@ class LeavingRunnerTest : public RunnerTest {
 
 // A team of devices may have left the upload in the middle, together with the attempt.
 TEST_F(LeavingRunnerTest, LoadsTheParametersAgainAfterAnAttemptThatItLeft) {
-  const session::Request request{.participants = both, .shares = session::even_shares(1), .batch_size = 1};
-  const auto left = session::open_attempt(session_, request);
-  const auto& record = session_.record(0);
-  for (const auto deadline = soon(); record.phase != session::Phase::backward && !deadline.passed();)
-    sched_yield();
-  ASSERT_TRUE(session::abort_attempt(session_, left, 1));
-  for (const auto deadline = soon(); record.acknowledged_attempt != left && !deadline.passed();)
-    sched_yield();
-  ASSERT_TRUE(session::close_if_over(session_, left));
-  session::open_attempt(session_, request);
-  for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
-  ASSERT_EQ(session_.word().mask, 1u);
-  EXPECT_STREQ(record.ballot.scalar[0].name, "last, of parameters that were loaded again");
+  try_twice(session::Phase::backward);
+  EXPECT_STREQ(session_.record(0).ballot.scalar[0].name, "last, of parameters that were loaded again");
+}
+
+class EmptyRunnerTest : public RunnerTest {
+ protected:
+  EmptyRunnerTest() : RunnerTest(Product::Waits::never, 0) {}
+};
+
+// A device may load parameters with the first batch, and none came.
+TEST_F(EmptyRunnerTest, LoadsTheParametersAgainAfterAnAttemptThatEndedBeforeABatchCame) {
+  try_twice(session::Phase::data, [this] { publish(session_, 1); });
+  EXPECT_STREQ(session_.record(0).ballot.scalar[0].name, "last, of parameters that were loaded again");
 }
 
 }  // namespace
