@@ -35,8 +35,9 @@ enum class Autocast { off, bf16, fp16 };
 /// time.
 enum class Share { even, measured };
 /// What runners compute on. automatic (`auto`): every GPU; where there is none, the chips of a TPU; else the
-/// CPU. cuda: a GPU for each. xla: a device of torch_xla for each; for models of Python.
-enum class Device { automatic, cpu, cuda, xla };
+/// CPU. cuda: a GPU for each. For models of Python, xla: a device of torch_xla for each; accelerator: one of
+/// the kind that torch.accelerator names, for each.
+enum class Device { automatic, cpu, cuda, xla, accelerator };
 /// Whether runners with a GPU each sum up their gradients over NCCL. automatic (`auto`): where two of them
 /// can. off: through the memory of the session.
 enum class NcclUse { off, automatic };
@@ -242,7 +243,7 @@ struct LaunchConfig {
 inline constexpr int one_per_device = -1;
 
 struct Config {
-  /// Runners, one per device; 1 to 24. one_per_device needs `runners.device` automatic, cuda or xla; a
+  /// Runners, one per device; 1 to 24. one_per_device needs `runners.device` other than cpu; a
   /// handle's configuration has the number instead.
   int nprocs = 2;
   int batch_size_per_device = 1;

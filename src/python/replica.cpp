@@ -208,7 +208,7 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
         "autocast"_a = autocast_names.at(static_cast<std::size_t>(config.runners.autocast)),
         "records"_a = config.runners.cuda_graph == CudaGraph::automatic,
         "overlaps"_a = config.runners.overlap_parameters, "micro_batches"_a = config.grad_accumulation_steps,
-        "step_timeout"_a = config.step_timeout));
+        "oversubscribe"_a = config.runners.oversubscribe, "step_timeout"_a = config.step_timeout));
   });
 }
 

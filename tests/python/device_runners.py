@@ -162,13 +162,13 @@ class Ties(nn.Module):
     """One weight under two names, in a list and in a closure; an LSTM, which holds weak references to its weights; a
     parameter that lies within another; frozen and unused ones; hooks."""
 
-    def __init__(self) -> None:
+    def __init__(self, recurrent: type[nn.RNNBase] = nn.LSTM) -> None:
         super().__init__()
         self.embed = nn.Linear(4, 4, bias=False)
         self.head = nn.Linear(4, 4, bias=False)
         self.head.weight = self.embed.weight
         self.all = [self.embed.weight]
-        self.recurrent = nn.LSTM(4, 4, batch_first=True)
+        self.recurrent = recurrent(4, 4, batch_first=True)
         self.whole = nn.Parameter(torch.randn(6))
         self.part = nn.Parameter(self.whole.data[2:6])
         self.frozen = nn.Linear(4, 4).requires_grad_(False)
@@ -184,12 +184,12 @@ class Ties(nn.Module):
         return hidden.square().mean() + self.norm()
 
 
-def check_ties(started: Callable[..., accelmgr.Manager]) -> None:
+def check_ties(started: Callable[..., accelmgr.Manager], recurrent: type[nn.RNNBase] = nn.LSTM) -> None:
     """Ties, views, weak references and hooks are those of the host's model."""
     torch.manual_seed(2)
-    model = Ties()
+    model = Ties(recurrent)
     oracle = Oracle(model, vectors(4), nprocs=2, batch_size_per_device=2)
-    oracle.model = Ties()  # A copy would have the closure of the original.
+    oracle.model = Ties(recurrent)  # A copy would have the closure of the original.
     oracle.model.load_state_dict(model.state_dict())
     for parameter in oracle.model.parameters():
         parameter.grad = torch.zeros_like(parameter)

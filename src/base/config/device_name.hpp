@@ -15,7 +15,7 @@ namespace accelmgr::config {
 inline const std::string on_cpu = "cpu";
 
 /// In the order of the enumerators.
-inline constexpr std::array<std::string_view, 4> device_names = {"auto", "cpu", "cuda", "xla"};
+inline constexpr std::array<std::string_view, 5> device_names = {"auto", "cpu", "cuda", "xla", "accelerator"};
 
 constexpr std::string_view name_of(Device device) noexcept {
   return device_names.at(static_cast<std::size_t>(device));

@@ -82,15 +82,16 @@ std::vector<Option> run_options() {
       number(KEY(nonfinite_limit), {.min = 0, .max = largest_count},
              "skip_batch, keep: how many in a row are accepted; one more fails the step."),
       choice(
-          KEY(runners.device), {"auto", "cpu", "cuda", "xla"},
-          "What each runner computes on: the CPU, a GPU of its own, or an XLA device of its own (models of "
-          "Python, with torch_xla). auto: the GPUs, else the chips of a TPU, else the CPU.",
+          KEY(runners.device), {"auto", "cpu", "cuda", "xla", "accelerator"},
+          "What each runner computes on: the CPU, a GPU of its own; for models of Python, an XLA device of "
+          "its own (torch_xla), or a device of its own of the kind that torch.accelerator names. auto: the "
+          "GPUs, else the chips of a TPU, else the CPU.",
           {{"tpu", "a TPU is an XLA device: xla"}, {"gpu", "a GPU is a device of CUDA: cuda"}}),
       plain<TextList>(
           KEY(runners.devices),
           "The device of each rank: a number among the visible GPUs and slices of GPUs, a UUID or its "
           "beginning, or cpu. Empty: the visible ones, in order."),
-      plain<Boolean>(KEY(runners.oversubscribe), "Several runners may share a GPU."),
+      plain<Boolean>(KEY(runners.oversubscribe), "Several runners may share a GPU or an accelerator."),
       choice(
           KEY(runners.nccl), {"off", "auto"},
           "Whether runners that have a GPU each sum up their gradients over NCCL. auto: where at least two "

@@ -56,7 +56,8 @@ void validate_devices(const Config& config) {
   const auto& runners = config.runners;
   const bool has_gpus = runners.device == Device::automatic || runners.device == Device::cuda;
   require(config.nprocs != one_per_device || runners.device != Device::cpu, "nprocs",
-          "nprocs is -1, one for each device, but runners.device is cpu; set auto, cuda or xla, or a number");
+          "nprocs is -1, one for each device, but runners.device is cpu; set auto, cuda, xla or accelerator, "
+          "or a number");
   require(runners.protect_parameters || config.nprocs <= 1 || runners.device != Device::cpu,
           "runners.protect_parameters",
           fmt::format(

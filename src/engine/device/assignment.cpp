@@ -132,12 +132,11 @@ Assignment on_tpu_chips(Config config, int chips) {
   return assignment;
 }
 
-/// Without a TPU torch_xla's device is the CPU, unless PJRT_DEVICE says otherwise. Any number of runners can
-/// have one, so nothing is counted.
-Assignment on_xla_without_chips(Config config) {
+/// Nothing is counted: without a TPU torch_xla's device is the CPU, unless PJRT_DEVICE says otherwise, and
+/// any number of runners can have one; accelerators are known to torch alone, in the runners.
+Assignment uncounted(Config config, const char* each) {
   if (config.nprocs == one_per_device) config.nprocs = Config{}.nprocs;
-  const auto count = static_cast<std::size_t>(config.nprocs);
-  std::vector<std::string> ranks(count, "a device of torch_xla, which has no TPU chips here");
+  std::vector<std::string> ranks(static_cast<std::size_t>(config.nprocs), each);
   return {std::move(config), std::move(ranks), {}};
 }
 
@@ -167,7 +166,9 @@ Assignment assign(const Config& config, const Machine& machine) {
   const auto& [device, devices, oversubscribe] =
       std::tie(config.runners.device, config.runners.devices, config.runners.oversubscribe);
   if (device == Device::xla)
-    return machine.tpu_chips > 0 ? on_tpu_chips(config, machine.tpu_chips) : on_xla_without_chips(config);
+    return machine.tpu_chips > 0 ? on_tpu_chips(config, machine.tpu_chips)
+                                 : uncounted(config, "a device of torch_xla, which has no TPU chips here");
+  if (device == Device::accelerator) return uncounted(config, "a device of torch.accelerator");
   const bool names_gpus = std::ranges::any_of(devices, [](const auto& text) { return text != on_cpu; });
   if (!machine.gpus.visible.empty() || (!devices.empty() && !names_gpus)) return on_gpus(config, machine);
   const auto& why = machine.gpus.why_none;

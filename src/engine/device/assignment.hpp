@@ -11,8 +11,8 @@
 namespace accelmgr::device {
 
 struct Assignment {
-  /// `runners.device` is cpu, cuda or xla, nprocs a number. With cuda, `runners.devices` has a UUID or "cpu"
-  /// for each rank up to the largest that a resize can ask for; otherwise it is empty.
+  /// `runners.device` is cpu, cuda, xla or accelerator, nprocs a number. With cuda, `runners.devices` has a
+  /// UUID or "cpu" for each rank up to the largest that a resize can ask for; otherwise it is empty.
   Config config;
   std::vector<std::string> ranks;  ///< The device of each of nprocs ranks, in words.
   std::string why_cpu;  ///< Not empty: `runners.device` is auto, but there is no device, for this reason.

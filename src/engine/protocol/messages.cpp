@@ -161,7 +161,8 @@ Assigned assigned_of(const base::Fields& fields) {
                     .device = fields.text("device"),
                     .devices = fields.texts("devices")};
   const auto& device = assigned.device;
-  if (device != "cpu" && device != "cuda" && device != "xla") fields.refuse("device", "cpu, cuda or xla");
+  if (device != "cpu" && device != "cuda" && device != "xla" && device != "accelerator")
+    fields.refuse("device", "cpu, cuda, xla or accelerator");
   return assigned;
 }
 

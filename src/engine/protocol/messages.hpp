@@ -47,7 +47,7 @@ struct Joined {
 /// The devices that the manager has chosen, as values of the configuration.
 struct Assigned {
   int nprocs = 0;
-  std::string device;                ///< cpu, cuda or xla
+  std::string device;                ///< cpu, cuda, xla or accelerator
   std::vector<std::string> devices;  ///< runners.devices
 };
 

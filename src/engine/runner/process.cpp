@@ -26,7 +26,8 @@ void keep_freed_pages(const Config& config) {
   mallopt(M_TRIM_THRESHOLD, 2'000'000'000);
   // A thread works with the device. A thread other than the first one has an arena of its own by default,
   // which gives heaps of 64 MiB back as they become empty.
-  if (config.runners.device == Device::xla) mallopt(M_ARENA_MAX, 1);
+  if (config.runners.device == Device::xla || config.runners.device == Device::accelerator)
+    mallopt(M_ARENA_MAX, 1);
 }
 
 /// Opens its device while other ranks do that or build. Returns false if the manager is gone.

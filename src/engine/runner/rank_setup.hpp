@@ -19,9 +19,9 @@ int compute_threads(const Config& config);
 int streaming_threads(const Config& config, std::uint64_t gradient_bytes);
 
 /// The configuration of one rank, where `assigned` is one with devices (device::assign_devices()):
-/// `runners.device` is cpu, cuda or xla, what that rank computes on. A rank on a GPU may write the master's
-/// parameters (`runners.protect_parameters` is false), because a driver registers no other memory; its
-/// replica computes on parameters of its own.
+/// `runners.device` is cpu, cuda, xla or accelerator, what that rank computes on. A rank on a GPU may write
+/// the master's parameters (`runners.protect_parameters` is false), because a driver registers no other
+/// memory; its replica computes on parameters of its own.
 Config config_of_rank(const Config& assigned, int rank);
 
 /// Sets what CUDA and its libraries read from the environment of this process. Call it while the process has

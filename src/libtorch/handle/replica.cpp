@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/config/device_name.hpp"
 #include "base/log.hpp"
 #include "engine/manager/interpreter.hpp"
 #include "engine/replica/generator_state.hpp"
@@ -37,14 +38,13 @@ void open(const Config&, replica::Role) {
 
 /// In the manager the model is on the CPU whatever runners compute on.
 std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role) {
-  if (config.runners.device == Device::xla)
-    throw ConfigError(
-        fmt::format(
-            "runners.device is xla, but model.kind '{}' is computed by libtorch in C++, on the CPU or a GPU; "
-            "xla is for models of Python: pass a torch.nn.Module to accelmgr.Manager, or use model.kind "
-            "python",
-            config.model.kind),
-        "runners.device");
+  if (config.runners.device == Device::xla || config.runners.device == Device::accelerator)
+    throw ConfigError(fmt::format("runners.device is {0}, but model.kind '{1}' is computed by libtorch in "
+                                  "C++, on the CPU or a GPU; "
+                                  "{0} is for models of Python: pass a torch.nn.Module to accelmgr.Manager, "
+                                  "or use model.kind python",
+                                  config::name_of(config.runners.device), config.model.kind),
+                      "runners.device");
   const bool on_cuda = role.computes() && config.runners.device == Device::cuda;
   for (const auto& [key, on] : {std::pair{"cuda_graph", config.runners.cuda_graph != CudaGraph::off},
                                 std::pair{"overlap_parameters", config.runners.overlap_parameters}})

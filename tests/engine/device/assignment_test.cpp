@@ -67,7 +67,8 @@ Config config_of(const Asked& asked) {
   return config;
 }
 
-constexpr auto automatic = Device::automatic, cuda = Device::cuda, xla = Device::xla, cpu = Device::cpu;
+constexpr auto automatic = Device::automatic, cuda = Device::cuda, xla = Device::xla, cpu = Device::cpu,
+               accelerator = Device::accelerator;
 constexpr auto each = one_per_device;
 
 struct Choice {
@@ -131,7 +132,9 @@ INSTANTIATE_TEST_SUITE_P(
         Choice{"SomeChips", with_chips(4), {automatic, 2, {}, false, 0, "python"}, xla, 2},
         Choice{"NoChipsForOtherModels", with_chips(4), {automatic}, cpu, 2},
         Choice{"EachChip", with_chips(8), {xla, each, {}, false, 0, "python"}, xla, 8},
-        Choice{"TheCpuOfXlaWithoutChips", with_gpus(2), {xla, each, {}, false, 0, "python"}, xla, 2}),
+        Choice{"TheCpuOfXlaWithoutChips", with_gpus(2), {xla, each, {}, false, 0, "python"}, xla, 2},
+        Choice{"Accelerators", with_gpus(1), {accelerator, 3}, accelerator, 3},
+        Choice{"AcceleratorsAreNotCounted", with_gpus(1), {accelerator, each}, accelerator, 2}),
     [](const auto& info) { return info.param.name; });
 
 struct Flaw {

@@ -52,14 +52,16 @@ def check() -> None:
     raise ConfigError(f"{about} this machine has no GPU that torch {torch.__version__} can use{seen}: {reason}", KEY)
 
 
-def failure_of(error: BaseException | None) -> BaseException | None:
-    """The error of a device that `error` is, or was raised from; None if the model is to blame."""
+def failure_of(error: BaseException | None, backend: str = "CUDA error") -> BaseException | None:
+    """The error of a device that `error` is, or was raised from; None if the model is to blame. backend: what texts of
+    such errors begin with, in any case of letters."""
     while error is not None:
         if isinstance(error, RuntimeError):
-            blame = _native.blame_of(str(error).encode(errors="replace"))
+            text = str(error)
+            blame = _native.blame_of(text.encode(errors="replace"))
             # Torch has a class of its own for some errors of a device; the others are plain.
             named = type(error).__name__ in ("OutOfMemoryError", "AcceleratorError", "DeviceError")
-            if named or blame != "none":
+            if named or blame != "none" or text.lower().startswith(backend.lower()):
                 return None if blame == "model" else error
         error = error.__cause__
     return None

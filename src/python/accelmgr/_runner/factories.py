@@ -25,6 +25,7 @@ from accelmgr._runner import cuda as _cuda
 from accelmgr._runner import xla
 from accelmgr._runner.received import Received
 from accelmgr._runner.replica import Changes, Replica, check_autocast, prepare_runner, seed_generators
+from accelmgr._runner.replica_accelerator import AcceleratorReplica, check_build, open_device
 from accelmgr._runner.replica_cuda import CudaReplica
 from accelmgr._runner.replica_xla import XlaReplica
 from accelmgr.errors import ConfigError, DataError, ModelError
@@ -114,6 +115,7 @@ def make_replica(
     records: bool,
     overlaps: bool,
     micro_batches: int,
+    oversubscribe: bool,
     step_timeout: float,
 ) -> Replica:
     """rank: -1 for the replica that describes the model to the manager, which computes nothing and needs no device."""
@@ -136,8 +138,8 @@ def make_replica(
         has_values = received.has_values
         if computes:
             changes = Changes(model, received.options["journal"], received.hooks)
-    if device == "cuda" and not computes:
-        _cuda.check_build()
+    if not computes:
+        {"cuda": _cuda.check_build, "accelerator": check_build}.get(device, lambda: None)()
     if device != "cpu" and computes:
         check_plain(model, device)
     if device == "cpu" or not computes:
@@ -157,8 +159,12 @@ def make_replica(
             patience_s=step_timeout,
             changes=changes,
         )
-    opened = xla.open_device(rank, threads)
+    opened = open_device(rank, oversubscribe) if device == "accelerator" else xla.open_device(rank, threads)
     check_autocast(autocast, opened)
+    if device == "accelerator":
+        return AcceleratorReplica(
+            model, collate_fn, opened, autocast=autocast, patience_s=step_timeout, changes=changes
+        )
     return XlaReplica(
         model,
         collate_fn,

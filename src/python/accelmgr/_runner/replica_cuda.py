@@ -216,15 +216,11 @@ class CudaReplica(DeviceReplica):
         self._described = True
         return [described("", tensor, False) for tensor in [*self._session_buffers, self._modes_tensor]]
 
-    def generator_state(self) -> torch.Tensor:
-        return torch.cat([super().generator_state(), self._cuda.generator_state()])
+    def _device_generator(self) -> torch.Tensor:
+        return self._cuda.generator_state()
 
-    def load_generator(self, state: bytearray) -> None:
-        super().load_generator(state)
-        own = super().generator_state().numel()
-        behind = torch.frombuffer(state, dtype=torch.uint8)[own:].clone()
-        if behind.numel() == self._cuda.generator_state().numel():  # Otherwise another device has saved it.
-            self._cuda.set_generator_state(behind)
+    def _load_device_generator(self, state: torch.Tensor) -> None:
+        self._cuda.set_generator_state(state)
 
     @contextlib.contextmanager
     def _blaming(self) -> Iterator[None]:
@@ -298,11 +294,8 @@ class CudaReplica(DeviceReplica):
             return targets[-1]
 
         def moved(value: Any) -> Any:
-            """An object that knows how to go to a device, for example a batch of a library for graphs."""
-            if not callable(getattr(value, "to", None)) or isinstance(value, type):
-                return value
             with self._cuda.computing():
-                return value.to(self._device)
+                return self._moved(value)
 
         inputs = mapped(sent, values, moved)
         if tensors:

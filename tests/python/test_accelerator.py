@@ -1,0 +1,300 @@
+"""What runners on an accelerator of torch compute, against plain PyTorch, and how they fail. The device is a fake."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from device_runners import (
+    SHAPE,
+    Dropping,
+    Images,
+    Normalized,
+    Vectors,
+    Writes,
+    assert_close,
+    check_frozen_parameters,
+    check_modes,
+    check_ties,
+    same,
+    vectors,
+    wait_until_settled,
+)
+from fake_accelerator import Fake, start
+from oracle import Oracle
+from torch import nn
+
+import accelmgr
+from accelmgr._runner import replica_accelerator
+
+pytestmark = pytest.mark.usefixtures("forkserver")
+
+
+class Words(nn.Module):
+    """An embedding of positions beside two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(6, 16)
+        self.first, self.last = nn.Linear(4, 16), nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        assert x.device.type == self.first.weight.device.type
+        places = torch.arange(len(x), device=x.device)
+        hidden = torch.tanh(self.first(x) + self.positions(places))
+        loss = nn.functional.mse_loss(self.last(hidden), y)
+        return {"loss": loss, "twice": 2 * loss, "is_fake": float(loss.device.type == "fake")}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_runners_train_as_one_process_on_the_cpu_does(micro_batches):
+    torch.manual_seed(1)
+    model = Words()
+    shape = {"nprocs": 2, "batch_size_per_device": 3, "grad_accumulation_steps": micro_batches}
+    oracle = Oracle(model, vectors(4), **shape)
+    with start(model, Vectors(), **shape) as manager:
+        ours, theirs = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model, oracle.model)]
+        for step in range(4):
+            result = manager.step(accumulate=step % 2 == 1)
+            result.raise_for_status()
+            if step % 2 == 0:
+                oracle.zero_grad()
+            assert result.loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert result.scalars["twice"] == pytest.approx(2 * result.loss, rel=1e-6)
+            assert result.scalars["is_fake"] == 1
+            assert_close(manager, oracle)
+            ours.step()
+            theirs.step()
+            for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
+                other.data.copy_(one)  # Adam makes small differences large where gradients are near to zero.
+
+
+def test_ties_views_weak_references_and_hooks_are_the_model_s():
+    check_ties(start, nn.RNN)  # For an LSTM torch asks a private device for kernels that the CPU does not have.
+
+
+def test_modes_and_frozen_parameters_are_those_of_the_host_s_model():
+    check_modes(start)
+
+
+def test_frozen_parameters_that_are_written_and_unfrozen():
+    check_frozen_parameters(start)
+
+
+def test_buffers_go_to_the_device_and_come_back():
+    torch.manual_seed(3)
+    model = Normalized()
+    shape = {"nprocs": 1, "batch_size_per_device": 5, "grad_accumulation_steps": 2}
+    oracle = Oracle(model, (Images()[i] for i in range(1000)), **shape)
+    with start(model, Images(), **shape) as manager:
+        for step in range(3):
+            if step == 2:
+                for each in (model, oracle.model):
+                    each.layers[1].running_mean.fill_(0.5)
+            oracle.zero_grad()
+            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+        ours, theirs = manager.buffers(), dict(oracle.model.named_buffers())
+        for name, buffer in ours.items():
+            torch.testing.assert_close(buffer, theirs[name])
+        assert ours["steps"] == ours["layers.1.num_batches_tracked"] == 6
+
+
+def trained(folder: Any, disturbed: tuple[int, ...]) -> tuple[list[Any], list[int]]:
+    """Everything that four steps give, bit for bit; and how often each was tried."""
+    torch.manual_seed(4)
+    model = Dropping(folder)
+    bits: list[Any] = []
+    tries = []
+    with start(model, Vectors(), **SHAPE) as manager:
+        for step in range(4):
+            if step in disturbed:
+                model.tell("die")
+            result = manager.step(accumulate=False)
+            result.raise_for_status()
+            tries.append(result.tries)
+            bits.append((result.loss, result.scalars["noise"]))
+            bits += [gradient.clone() for gradient in manager.get_aggregated_gradients()]
+            bits += [buffer.clone() for _, buffer in sorted(manager.buffers().items())]
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.01 * parameter.grad
+    return bits, tries
+
+
+def test_a_step_whose_runner_is_killed_is_replayed_bit_for_bit(tmp_path):
+    undisturbed, _ = trained(tmp_path, ())
+    assert len({each for each in undisturbed if isinstance(each, tuple)}) == 4, "other random numbers in each step"
+    disturbed, tries = trained(tmp_path, (1, 3))
+    assert tries == [1, 2, 1, 2]
+    assert same(undisturbed, disturbed)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit_and_another_device_may_resume_it(tmp_path):
+    torch.manual_seed(4)
+    model = Dropping(tmp_path)
+
+    def bits(manager: accelmgr.Manager) -> list[Any]:
+        result = manager.step(accumulate=False)
+        result.raise_for_status()
+        return [result.loss, *(gradient.clone() for gradient in manager.get_aggregated_gradients())]
+
+    with start(model, Vectors(), checkpoint__directory=str(tmp_path), **SHAPE) as manager:
+        bits(manager)
+        manager.save_checkpoint()
+        assert not manager.checkpoints_written(wait=60)[0].error
+        expected = bits(manager)
+    again = {"checkpoint": {"directory": str(tmp_path), "resume": "latest"}, **SHAPE}
+    with start(model, Vectors(), **again) as manager:
+        assert same(bits(manager), expected)
+    with start(model, Vectors(), **again, device="cpu") as manager:
+        assert manager.step().ok
+
+
+class Late(Dropping):
+    """Waits where it is told to, until it may go on."""
+
+    def obey(self) -> None:
+        if self.told("wait"):
+            while not self.told("go"):
+                os.sched_yield()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        outputs = super().forward(x, y)
+        return {"loss": outputs["loss"], "synchronized": float(Fake.current.synchronized)}
+
+
+def test_what_an_attempt_has_left_on_the_device_is_awaited_before_the_next(tmp_path):
+    model = Late(tmp_path)
+    with start(model, Vectors(), nprocs=1, **SHAPE) as manager:
+        before = [manager.step().scalars["synchronized"] for _ in range(2)]
+        assert before[1] - before[0] == 1, "the group of a step's results"
+        model.tell("wait")
+        assert manager.step(timeout=0.2).status == "timeout"
+        model.tell("go")
+        result = manager.step()
+        assert result.ok and result.scalars["synchronized"] - before[1] == 2
+
+
+class Rooted(nn.Module):
+    """Its loss is finite, the gradient of one parameter is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.offset = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).sum() + self.offset.sqrt().sum()
+
+
+def test_a_gradient_that_is_not_finite_is_named():
+    with start(Rooted(), Vectors(), nprocs=1) as manager:
+        result = manager.step()
+        assert result.status == "nonfinite"
+        assert "offset" in result.error and "weight" not in result.error
+
+
+def test_a_model_that_writes_to_a_parameter_is_told_which():
+    with start(Writes(), Vectors(), nprocs=1) as manager:
+        result = manager.step()
+        assert (result.status, result.error_type) == ("runner_lost", "ModelError")
+        assert "the model wrote to its parameter 'layers.3.bias'" in result.error
+
+
+FAILURES = {
+    "compute": lambda: RuntimeError("Fake error: the chip is gone"),
+    "copy": lambda: getattr(torch, "AcceleratorError", torch.OutOfMemoryError)("the chip is gone"),
+    "memory": lambda: torch.OutOfMemoryError("the chip is full"),
+    "model": lambda: RuntimeError("the model is at fault"),
+}
+
+
+class Failing(Dropping):
+    def obey(self) -> None:
+        for name, error in FAILURES.items():
+            if self.told(name):
+                Fake.current.failures["copy" if name == "copy" else "compute"] = error()
+
+
+def test_a_device_that_fails_ends_its_runner_which_is_replaced(tmp_path, capfd):
+    model = Failing(tmp_path)
+    with start(model, Vectors(), nprocs=1, **SHAPE) as manager:
+        for name in ("compute", "copy", "memory"):
+            assert manager.step().ok
+            wait_until_settled(manager)
+            pid = manager.statistics().runners[0].pid
+            model.tell(name)
+            result = manager.step()
+            assert result.ok and result.tries == 2, name
+            assert manager.statistics().runners[0].pid != pid
+            err = capfd.readouterr().err
+            assert f"runner 0 (pid {pid})" in err and "the device fake:0 has failed: " in err
+            assert str(FAILURES[name]()) in err
+        model.tell("model")
+        result = manager.step()
+        assert (result.status, result.error_type) == ("runner_lost", "ModelError")
+        assert "the model is at fault" in result.error
+
+
+def test_a_stopped_runner_is_replaced_and_the_step_repeated(tmp_path, capfd):
+    with start(Dropping(tmp_path), Vectors(), runners__hang_timeout=1, **SHAPE) as manager:
+        assert manager.step().ok
+        wait_until_settled(manager)
+        os.kill(manager.statistics().runners[1].pid, signal.SIGSTOP)
+        result = manager.step()
+        assert result.ok and result.tries == 2
+    assert "runner 1 is stopped" in capfd.readouterr().err
+
+
+def take_accelerator_away() -> None:
+    torch.accelerator.current_accelerator = lambda: None
+
+
+class TakesAway:
+    """Makes torch one that was built for no accelerator, in a process that unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return take_accelerator_away, ()
+
+
+def test_a_torch_without_an_accelerator_is_named_with_what_would_have_one():
+    model = Words()
+    model.taken = TakesAway()
+    with pytest.raises(accelmgr.ConfigError, match=r"is accelerator, but torch 2\.\S+ of \S+ knows no accel") as caught:
+        accelmgr.Manager(model, Vectors(), nprocs=1, device="accelerator")
+    assert caught.value.key == "runners.device"
+    assert "install torch 2.6 or newer that was built for the device" in str(caught.value)
+
+
+def test_an_older_torch_is_named(monkeypatch):
+    monkeypatch.delattr(torch, "accelerator")
+    monkeypatch.setattr(torch, "__version__", "2.5.1")
+    with pytest.raises(accelmgr.ConfigError, match=r"torch 2\.5\.1 of \S+ has no torch.accelerator; install torch 2.6"):
+        replica_accelerator.check_build()
+
+
+def test_runners_need_a_device_each_unless_they_may_share():
+    message = "device_count.. of kind fake is 1, which leaves none for runner 1; set nprocs to 1, or .*oversubscribe"
+    with pytest.raises(accelmgr.RunnerError, match=message):
+        start(Words(), Vectors(), nprocs=2, runners__oversubscribe=False)
+
+
+def test_each_rank_has_the_device_of_its_number(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    selected = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", selected.append)
+    devices = [replica_accelerator.open_device(rank, oversubscribe=True).index for rank in range(3)]
+    assert devices == selected == [0, 1, 0]
+    with pytest.raises(accelmgr.ConfigError, match="leaves none for runner 2; set nprocs to 2"):
+        replica_accelerator.open_device(2, oversubscribe=False)
+
+
+def test_devices_of_this_kind_are_not_listed_and_a_built_in_model_has_none():
+    with pytest.raises(accelmgr.ConfigError, match="runners.devices names GPUs, but runners.device is accelerator"):
+        accelmgr.Manager(Words(), Vectors(), nprocs=1, device="accelerator", runners={"devices": ["0"]})
+    with pytest.raises(accelmgr.ConfigError, match="runners.device is accelerator.*'mlp'.*is for models of Python"):
+        accelmgr.Manager("mlp", "synthetic", nprocs=1, device="accelerator")
