@@ -23,7 +23,7 @@ from device_runners import (
     vectors,
     wait_until_settled,
 )
-from fake_accelerator import Fake, start
+from fake_accelerator import Fake, install, start
 from oracle import Oracle
 from torch import nn
 
@@ -249,20 +249,40 @@ def test_a_stopped_runner_is_replaced_and_the_step_repeated(tmp_path, capfd):
     assert "runner 1 is stopped" in capfd.readouterr().err
 
 
-def take_accelerator_away() -> None:
-    torch.accelerator.current_accelerator = lambda: None
+class Does:
+    """Calls a function in a process that unpickles it."""
 
-
-class TakesAway:
-    """Makes torch one that was built for no accelerator, in a process that unpickles it."""
+    def __init__(self, function: Any) -> None:
+        self._function = function
 
     def __reduce__(self) -> Any:
-        return take_accelerator_away, ()
+        return self._function, ()
+
+
+def take_generators_away() -> None:
+    install()
+    for name in ("get_rng_state", "manual_seed"):
+        if hasattr(Fake, name):
+            delattr(Fake, name)
+
+
+def test_a_backend_without_generators_trains(tmp_path):
+    model = Dropping(tmp_path)
+    model.taken = Does(take_generators_away)
+    with start(model, Vectors(), **SHAPE) as manager:
+        assert manager.step().ok
+        model.tell("die")
+        assert manager.step().tries == 2
+
+
+def take_accelerator_away() -> None:
+    """Makes torch one that was built for none."""
+    torch.accelerator.current_accelerator = lambda: None
 
 
 def test_a_torch_without_an_accelerator_is_named_with_what_would_have_one():
     model = Words()
-    model.taken = TakesAway()
+    model.taken = Does(take_accelerator_away)
     with pytest.raises(accelmgr.ConfigError, match=r"is accelerator, but torch 2\.\S+ of \S+ knows no accel") as caught:
         accelmgr.Manager(model, Vectors(), nprocs=1, device="accelerator")
     assert caught.value.key == "runners.device"

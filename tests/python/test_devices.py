@@ -24,7 +24,7 @@ PYTHON = r"\S*" + re.escape(pathlib.Path(sys.executable).name)
     [
         ("tpu", r"Manager\(device='tpu'\).*'tpu' is refused: a TPU is an XLA device: xla"),
         ("gpu", r"Manager\(device='gpu'\).*'gpu' is refused: a GPU is a device of CUDA: cuda"),
-        (torch.device("meta"), r"Manager\(device='meta'\).*it must be auto or cpu or cuda or xla"),
+        (torch.device("meta"), r"Manager\(device='meta'\).*it must be auto or cpu or cuda or xla or accelerator"),
     ],
     ids=str,
 )

@@ -69,9 +69,10 @@ class Manager(Driver):
         written to shared memory, at no further cost.
     nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base: as in the configuration.
     device: what each runner computes on, `runners.device`: "cpu" (the default); "cuda", a GPU each, or "cuda:1", that
-        GPU; "xla", a device of torch_xla each; "auto", every GPU, else every chip of a TPU, else the CPU. Unless
-        nprocs is given, there is a runner for each GPU or chip, and two on the CPU, also on torch_xla's. The model
-        stays on the CPU here, bound to the master; each runner has a replica on its device.
+        GPU; "xla", a device of torch_xla each; "accelerator", one each of those that torch.accelerator names; "auto",
+        every GPU, else every chip of a TPU, else the CPU. Unless nprocs is given, there is a runner for each GPU or
+        chip, and two on the CPU, also on torch_xla's, and on accelerators. The model stays on the CPU here, bound to
+        the master; each runner has a replica on its device.
     start: False: the caller calls start() later.
     config: a YAML file, or a mapping of configuration keys. Precedence, strongest first: `options`, a mapping, the
         environment (ACCELMGR_...), a file, the defaults. A key that a Manager does not read (`optimizer.*`, `train.*`,

@@ -144,7 +144,7 @@ class DeviceReplica(Replica):
         super().load_generator(state)
         own = super().generator_state().numel()
         behind = torch.frombuffer(state, dtype=torch.uint8)[own:].clone()
-        if behind.numel() == self._device_generator().numel():  # Otherwise another device has saved it.
+        if 0 < behind.numel() == self._device_generator().numel():  # Otherwise another device has saved it.
             self._load_device_generator(behind)
 
     def _device_generator(self) -> torch.Tensor:
