@@ -162,6 +162,16 @@ class Fake(backend_registration._DummyBackendModule):
             raise error
 
 
+def cast(operation: Any, dtype: torch.dtype) -> Any:
+    """The kernel of autocast for an operation that is computed in this dtype."""
+
+    def kernel(*args: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return operation(*(arg.to(dtype) if is_on_device(arg) and arg.is_floating_point() else arg for arg in args))
+
+    return kernel
+
+
 def install() -> Installed:
     """Registers the device in this process."""
     if not hasattr(Fake, "current"):
@@ -169,8 +179,12 @@ def install() -> Installed:
         backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Fake.current)
         LIBRARIES.extend(torch.library.Library(namespace, "IMPL") for namespace in ("_", "aten"))
         LIBRARIES[0].fallback(Fake.current.compute, "PrivateUse1")
+        LIBRARIES[0].fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
         for operation in (CONVOLUTION, CONVOLUTION_BACKWARD):  # torch has kernels of these for no device.
             LIBRARIES[1].impl(operation, functools.partial(Fake.current.compute, operation), "PrivateUse1")
+        for name, dtype in {"linear": torch.bfloat16, "matmul": torch.bfloat16, "mse_loss": torch.float32}.items():
+            operation = getattr(aten, name).default
+            LIBRARIES[1].impl(operation, cast(operation, dtype), "AutocastPrivateUse1")
         torch.accelerator.synchronize = Fake.current.synchronize  # A backend in Python has no other way to hear of it.
     return Installed()
 

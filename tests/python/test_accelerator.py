@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from device_runners import (
+    BF16_TOLERANCE,
     SHAPE,
+    TOLERANCE,
     Dropping,
     Images,
     Normalized,
@@ -19,6 +21,7 @@ from device_runners import (
     check_frozen_parameters,
     check_modes,
     check_ties,
+    distance,
     same,
     vectors,
     wait_until_settled,
@@ -101,6 +104,16 @@ def test_buffers_go_to_the_device_and_come_back():
         for name, buffer in ours.items():
             torch.testing.assert_close(buffer, theirs[name])
         assert ours["steps"] == ours["layers.1.num_batches_tracked"] == 6
+
+
+def test_in_bfloat16_gradients_are_as_near_as_its_eight_bits_allow():
+    torch.manual_seed(6)
+    model = Words()
+    oracle = Oracle(model, vectors(4), nprocs=2, batch_size_per_device=4)
+    with start(model, Vectors(), batch_size_per_device=4, runners__autocast="bf16") as manager:
+        assert manager.step().loss == pytest.approx(oracle.step(), rel=BF16_TOLERANCE)
+        assert_close(manager, oracle, BF16_TOLERANCE)
+        assert distance(manager.get_aggregated_gradients(), oracle.gradients()) > TOLERANCE
 
 
 def trained(folder: Any, disturbed: tuple[int, ...]) -> tuple[list[Any], list[int]]:
