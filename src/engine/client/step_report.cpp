@@ -67,7 +67,8 @@ void Standings::look(const session::Session& session) noexcept {
 }
 
 std::string phases_of(const session::Session& session, const Config& config, session::RankMask ranks,
-                      const Standings* standings) {
+                      Standings* standings) {
+  if (standings != nullptr) standings->look(session);
   std::string text;
   bool wait_for_data = false;
   for (int rank = 0; rank < session.ranks(); ++rank) {
@@ -81,8 +82,7 @@ std::string phases_of(const session::Session& session, const Config& config, ses
                         : state == RunnerState::absent ? std::string("has not been started yet")
                                                        : fmt::format("in phase {}", to_string(phase)));
     if (standings == nullptr || state != RunnerState::ready) continue;
-    if (const auto since_ns = standings->since_ns(rank); since_ns != 0)
-      text += fmt::format(" for {:.1f} s", double(base::now_ns() - since_ns) / 1e9);
+    text += fmt::format(" for {:.1f} s", double(base::now_ns() - standings->since_ns(rank)) / 1e9);
     wait_for_data = wait_for_data || phase == session::Phase::data;
   }
   if (wait_for_data)

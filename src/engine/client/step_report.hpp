@@ -29,8 +29,9 @@ class Standings {
 };
 
 /// "rank 0 in phase forward for 1.9 s, rank 1 in phase data for 2.0 s (the data source 'text' has given ...)"
+/// Without `standings` it says no times; they look once more, so that all ranks have one.
 std::string phases_of(const session::Session& session, const Config& config, session::RankMask ranks,
-                      const Standings* standings = nullptr);
+                      Standings* standings = nullptr);
 
 /// Fills in what the session says of the last attempt. If it has not counted, only step and version.
 void fill(StepResult& result, const session::Session& session);
