@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 import accelmgr
 
+# Torch 2.9, which the tests of XLA bring, has no support for it; the torch that everything else is tested with has.
 if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip(f"torch {torch.__version__} takes no backend in Python", allow_module_level=True)
 aten = torch.ops.aten

@@ -56,7 +56,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if time.monotonic() - BEGIN > item.config.getoption("limit"):
-        pytest.skip(NOT_RUN)  # session.shouldstop would let fixtures of modules end where they did not begin.
+        # It counts as NOT RUN below, and fails the run. With session.shouldstop instead, fixtures of modules would end
+        # that have not begun.
+        pytest.skip(NOT_RUN)
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:

@@ -12,7 +12,7 @@ namespace accelmgr::device {
 
 /// A GPU, or a slice of one (MIG).
 struct Gpu {
-  std::string name;  ///< Empty: a slice of which only the UUID is known.
+  std::string name;  ///< Empty for a slice that only its UUID names: nothing has listed it.
   std::string uuid;  ///< "GPU-8ab1..." or "MIG-8ab1...": CUDA_VISIBLE_DEVICES takes it.
   std::uint64_t memory_bytes = 0;
   int major = 0, minor = 0;  ///< The compute capability.

@@ -47,7 +47,7 @@ class TeamPart {
   replica::Sink& sink_;
   double timeout_s_;  ///< To join.
   replica::TeamMember* member_ = nullptr;
-  session::RankMask team_ = 0;                                   ///< Of the attempt, if this rank is in it.
+  session::RankMask team_ = 0;  ///< The team of this attempt; 0 if this rank is in none.
   std::array<std::uint32_t, session::max_ranks> generations_{};  ///< Of its members.
   bool under_way_ = false;  ///< The device works with its team, or may have begun to.
 };
