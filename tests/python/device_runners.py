@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import sys
 import threading
@@ -273,3 +274,25 @@ class Dropping(Counted):
         self.obey()
         noise = 0.1 * torch.rand(2).to(x.device)
         return {"loss": (self.layers(x) * y + noise).square().mean(), "noise": noise.sum()} | self.counts()
+
+
+def check_resume(start: Callable[..., accelmgr.Manager], tmp_path: pathlib.Path) -> None:
+    """A run that is resumed goes on bit for bit, and another device may resume it."""
+    torch.manual_seed(4)
+    model = Dropping(tmp_path)
+
+    def bits(manager: accelmgr.Manager) -> list[Any]:
+        result = manager.step(accumulate=False)
+        result.raise_for_status()
+        return [result.loss, *(gradient.clone() for gradient in manager.get_aggregated_gradients())]
+
+    with start(model, Vectors(), checkpoint__directory=str(tmp_path), **SHAPE) as manager:
+        bits(manager)
+        manager.save_checkpoint()
+        assert not manager.checkpoints_written(wait=60)[0].error
+        expected = bits(manager)
+    again = {"checkpoint": {"directory": str(tmp_path), "resume": "latest"}, **SHAPE}
+    with start(model, Vectors(), **again) as manager:
+        assert same(bits(manager), expected)
+    with start(model, Vectors(), **again, device="cpu") as manager:
+        assert manager.step().ok

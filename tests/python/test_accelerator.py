@@ -20,6 +20,7 @@ from device_runners import (
     assert_close,
     check_frozen_parameters,
     check_modes,
+    check_resume,
     check_ties,
     distance,
     same,
@@ -147,24 +148,7 @@ def test_a_step_whose_runner_is_killed_is_replayed_bit_for_bit(tmp_path):
 
 
 def test_a_resumed_run_goes_on_bit_for_bit_and_another_device_may_resume_it(tmp_path):
-    torch.manual_seed(4)
-    model = Dropping(tmp_path)
-
-    def bits(manager: accelmgr.Manager) -> list[Any]:
-        result = manager.step(accumulate=False)
-        result.raise_for_status()
-        return [result.loss, *(gradient.clone() for gradient in manager.get_aggregated_gradients())]
-
-    with start(model, Vectors(), checkpoint__directory=str(tmp_path), **SHAPE) as manager:
-        bits(manager)
-        manager.save_checkpoint()
-        assert not manager.checkpoints_written(wait=60)[0].error
-        expected = bits(manager)
-    again = {"checkpoint": {"directory": str(tmp_path), "resume": "latest"}, **SHAPE}
-    with start(model, Vectors(), **again) as manager:
-        assert same(bits(manager), expected)
-    with start(model, Vectors(), **again, device="cpu") as manager:
-        assert manager.step().ok
+    check_resume(start, tmp_path)
 
 
 class Late(Dropping):

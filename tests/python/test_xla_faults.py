@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_runners import SHAPE, Dropping, Encoder, Vectors, Writes, same, start, wait_until_settled
+from device_runners import SHAPE, Dropping, Encoder, Vectors, Writes, check_resume, same, start, wait_until_settled
 
 import accelmgr
 
@@ -93,24 +93,7 @@ def test_a_step_that_is_disturbed_is_replayed_bit_for_bit(tmp_path):
 
 
 def test_a_resumed_run_goes_on_bit_for_bit_and_another_device_may_resume_it(tmp_path):
-    torch.manual_seed(4)
-    model = Dropping(tmp_path)
-
-    def bits(manager: accelmgr.Manager) -> list[Any]:
-        result = manager.step(accumulate=False)
-        result.raise_for_status()
-        return [result.loss, *(gradient.clone() for gradient in manager.get_aggregated_gradients())]
-
-    with start(model, Vectors(), checkpoint__directory=str(tmp_path), **SHAPE) as manager:
-        bits(manager)
-        manager.save_checkpoint()
-        assert not manager.checkpoints_written(wait=60)[0].error
-        expected = bits(manager)
-    again = {"checkpoint": {"directory": str(tmp_path), "resume": "latest"}, **SHAPE}
-    with start(model, Vectors(), **again) as manager:
-        assert same(bits(manager), expected)
-    with start(model, Vectors(), **again, device="cpu") as manager:
-        assert manager.step().ok
+    check_resume(start, tmp_path)
 
 
 def test_a_stopped_runner_is_replaced_and_the_step_repeated(tmp_path, capfd):
