@@ -107,28 +107,34 @@ void ParameterUpload::plan_events() {
 
 /// Returns false if the communicator was aborted, because nobody wants the parameters.
 bool ParameterUpload::load_shards() {
-  auto& [collectives, plan, gathered] = *team_;
-  for (std::size_t b = 0; b < plan.buckets().size(); ++b) {
-    const auto& bucket = plan.buckets()[b];
-    if (std::ranges::none_of(plan.tensors(b), [&](std::size_t i) { return sink_.is_stale(i); })) continue;
-    const auto each = plan.shard_bytes(bucket, collectives.size());
-    const auto shard = plan.shard(bucket, collectives.rank(), collectives.size());
-    auto* own = gathered.get() + static_cast<std::uint64_t>(collectives.rank()) * each;
-    for (const auto i : plan.tensors(b)) {
-      const auto& copy = all_[i];
-      const auto place = plan.place(i);
-      const auto begin = std::max(shard.first, place), end = std::min(shard.end, place + copy.bytes);
-      if (begin < end)
-        device_.copy(own + (begin - shard.first), copy.from + (begin - place), end - begin,
-                     Direction::to_device, copies_.get());
-    }
-    if (!collectives.all_gather(own, gathered.get(), each, copies_.get())) return false;
-    for (const auto i : plan.tensors(b))
-      if (const auto& copy = all_[i]; copy.to != nullptr)
-        device_.copy(copy.to, gathered.get() + (plan.place(i) - bucket.first), copy.bytes,
-                     Direction::on_device, copies_.get());
-    device_.record(loaded_[b], copies_.get());
+  for (std::size_t b = 0; b < team_->plan.buckets().size(); ++b) {
+    if (std::ranges::any_of(team_->plan.tensors(b), [&](std::size_t i) { return sink_.is_stale(i); }) &&
+        !load_shard(b))
+      return false;
+    device_.record(loaded_[b], copies_.get());  // Who waits for this bucket waits for those before it.
   }
+  return true;
+}
+
+bool ParameterUpload::load_shard(std::size_t b) {
+  auto& [collectives, plan, gathered] = *team_;
+  const auto& bucket = plan.buckets()[b];
+  const auto each = plan.shard_bytes(bucket, collectives.size());
+  const auto shard = plan.shard(bucket, collectives.rank(), collectives.size());
+  auto* own = gathered.get() + static_cast<std::uint64_t>(collectives.rank()) * each;
+  for (const auto i : plan.tensors(b)) {
+    const auto& copy = all_[i];
+    const auto place = plan.place(i);
+    const auto begin = std::max(shard.first, place), end = std::min(shard.end, place + copy.bytes);
+    if (begin < end)
+      device_.copy(own + (begin - shard.first), copy.from + (begin - place), end - begin,
+                   Direction::to_device, copies_.get());
+  }
+  if (!collectives.all_gather(own, gathered.get(), each, copies_.get())) return false;
+  for (const auto i : plan.tensors(b))
+    if (const auto& copy = all_[i]; copy.to != nullptr)
+      device_.copy(copy.to, gathered.get() + (plan.place(i) - bucket.first), copy.bytes, Direction::on_device,
+                   copies_.get());
   return true;
 }
 

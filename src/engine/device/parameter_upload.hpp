@@ -74,6 +74,7 @@ class ParameterUpload {
   void register_master();
   void plan_events();
   bool load_shards();
+  bool load_shard(std::size_t bucket);
 
   Device& device_;
   const session::Manifest& manifest_;

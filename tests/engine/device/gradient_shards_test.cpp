@@ -61,6 +61,7 @@ class ShardSink final : public replica::Sink {
   bool is_trained(std::size_t index) override {
     return manifest->tensors[index].group != session::Group::frozen || unfrozen.contains(index);
   }
+  bool is_stale(std::size_t index) override { return !fresh.contains(index); }
   void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {
     teams.push_back(team);
     EXPECT_EQ(has_slab_ && unfrozen.empty(), sums == memory_.span().data() + shard.first);
@@ -72,7 +73,7 @@ class ShardSink final : public replica::Sink {
 
   const session::Manifest* manifest = nullptr;
   std::vector<std::byte> shards = std::vector<std::byte>(memory_bytes, nothing);
-  std::set<std::size_t> unfrozen;
+  std::set<std::size_t> unfrozen, fresh;
   std::vector<session::RankMask> teams;
   bool last = false;
   std::atomic<bool> wants = true;
@@ -155,12 +156,13 @@ struct TeamRank {
     return {memory, entry.types.gradient, entry.has_room() ? entry.elements() : 0};
   }
 
-  /// As the host does it. The gaps stay zero.
+  /// As the host does it, who leaves out what is fresh. The gaps stay zero.
   void write(std::size_t attempt) {
     for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
-      elements(places[i].data, i).change([&](double, std::uint64_t e) {
-        return parameter_value(attempt, i, e);
-      });
+      if (!sink.fresh.contains(i))
+        elements(places[i].data, i).change([&](double, std::uint64_t e) {
+          return parameter_value(attempt, i, e);
+        });
   }
 
   Team& fakes;
@@ -215,6 +217,7 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
     SCOPED_TRACE(seed);
     const int size = 1 + int(seed % 4);
     const bool has_slab = seed % 2 == 1 && seed % 3 != 2;
+    const bool keeps_frozen = seed % 4 != 0;  // The host writes what is frozen once.
     Team team({.size = size, .execution = GetParam(), .seed = seed});
     const auto manifest = manifest_for(seed);
     constexpr std::size_t attempts = 4;
@@ -228,10 +231,12 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
         if (seed % 2 == 0) rank.split(seed + std::uint64_t(number));
         for (std::size_t a = 0; a < attempts; ++a) {
           const RandomAttempt plan(seed, a, number, manifest);
-          for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
-            if (const auto& entry = manifest.tensors[i];
-                entry.group == session::Group::frozen && RandomAttempt::is_trained(entry, a))
-              rank.sink.unfrozen.insert(i);
+          for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+            const auto& entry = manifest.tensors[i];
+            if (entry.group != session::Group::frozen) continue;
+            if (RandomAttempt::is_trained(entry, a)) rank.sink.unfrozen.insert(i);
+            if (keeps_frozen && a > 0) rank.sink.fresh.insert(i);
+          }
           std::ranges::fill(rank.sink.shards, nothing);
           rank.write(a);
           rank.copies->begin_attempt();
@@ -255,10 +260,11 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
         const auto& entry = manifest.tensors[i];
         if (!entry.has_room()) continue;
         const auto each = session::bytes_of(entry.types.gradient);
+        const auto version = keeps_frozen && entry.group == session::Group::frozen ? 0 : a;
         for (std::uint64_t e = 0; e < entry.elements(); e += 1 + e % 5) {
           double sum = 0;
           for (std::size_t r = 0; r < did.size(); ++r)
-            if (did[r].uses(i)) sum += did[r].micro_batches * (parameter_value(a, i, e) + double(r));
+            if (did[r].uses(i)) sum += did[r].micro_batches * (parameter_value(version, i, e) + double(r));
           auto holder = std::size_t(plan.holder_of(plan.place(i) + e * each, size).position);
           if (!RandomAttempt::is_trained(entry, a)) holder = did.size();  // Nobody.
           for (std::size_t r = 0; r < did.size(); ++r) {
