@@ -12,7 +12,7 @@ bool is_zero(const std::byte* begin, std::size_t bytes) {
 }  // namespace
 
 Touched::Touched(const session::HostView& view, const session::Manifest& manifest)
-    : session_(view.session()), manifest_(manifest), parameters_(manifest.tensors.size(), false) {
+    : session_(view.session()), parameters_(manifest.tensors.size(), false) {
   if (session_.counters(session_.word().index).steps == 0) return;  // Nobody has written to the gradients.
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& entry = manifest.tensors[i];
@@ -26,13 +26,9 @@ void Touched::committed(std::uint64_t attempt, bool accumulate) {
   const auto participants = session_.control().request.participants;
   for (int rank = 0; rank < session_.ranks(); ++rank) {
     if ((participants >> rank & 1) == 0) continue;
-    // Shards have no tags: a team of devices has a value for every element.
-    const bool all = session_.record(rank).ballot.team != 0;
     const auto tags = session_.tags(rank);
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      if (!parameters_[i] && ((all && session::has_gradient(session_, manifest_, i)) ||
-                              tags[i].load(std::memory_order_relaxed) == attempt))
-        parameters_[i] = true;
+      if (tags[i].load(std::memory_order_relaxed) == attempt) parameters_[i] = true;
   }
 }
 

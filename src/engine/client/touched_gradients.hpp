@@ -15,8 +15,7 @@ namespace accelmgr::client {
 /// gradients of the others are zero. One thread uses it.
 class Touched {
  public:
-  /// What earlier hosts have left: a parameter whose gradient is not zero has one. The manifest outlives
-  /// this.
+  /// What earlier hosts have left: a parameter whose gradient is not zero has one.
   Touched(const session::HostView& view, const session::Manifest& manifest);
 
   /// A step was committed as `attempt`. Without `accumulate` it has overwritten all gradients.
@@ -30,7 +29,6 @@ class Touched {
 
  private:
   const session::Session& session_;
-  const session::Manifest& manifest_;
   std::vector<bool> parameters_;
 };
 

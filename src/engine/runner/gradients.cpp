@@ -58,19 +58,20 @@ void Gradients::note_nonfinite(std::size_t index) {
   if (std::ranges::find(nonfinite_, index) == nonfinite_.end()) nonfinite_.push_back(index);
 }
 
-// Shards need no tags: a team has a value for every element.
 void Gradients::shard(const session::Bytes& shard, const std::byte* sums) {
   if (shard.end < shard.first || shard.end > plan_.bytes())
     throw ModelError(fmt::format("a shard of the bytes {} to {} was passed, but the gradients have {}",
                                  shard.first, shard.end, plan_.bytes()));
   const auto& kernels = session::best_kernels();
+  std::vector<std::size_t> held;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const auto& entry = entries_[i];
     const auto place = plan_.place(i);
     const auto each = session::bytes_of(entry.types.gradient);
     const auto begin = std::max(shard.first, place);
     const auto end = std::min(shard.end, place + entry.elements() * each);
-    if (begin >= end || !entry.has_room()) continue;
+    if (begin > end || (begin == end && entry.elements() > 0) || !is_trained(i) || !entry.has_room())
+      continue;
     const auto* values = sums + (begin - shard.first);
     auto* to = runner_.slab() + entry.slab + (begin - place) / each * session::bytes_of(entry.types.slab);
     const auto count = (end - begin) / each;
@@ -78,8 +79,10 @@ void Gradients::shard(const session::Bytes& shard, const std::byte* sums) {
                                      : kernels.capture_copy(to, values, count, entry.types,
                                                             non_temporal_from(runner_.session().header()));
     if (!finite) note_nonfinite(i);
+    held.push_back(i);
   }
   base::fault_point(base::FaultPhase::gradient_capture);
+  for (const auto i : held) runner_.tags()[i].store(attempt_, std::memory_order_relaxed);
 }
 
 bool Gradients::is_trained(std::size_t index) const noexcept {

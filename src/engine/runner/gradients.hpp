@@ -35,7 +35,8 @@ class Gradients {
   void arrived(std::span<const std::size_t> indices);
   /// The gradient of parameter `index` is not finite.
   void note_nonfinite(std::size_t index);
-  /// Takes a shard of the sum over a team, which may lie in its place already.
+  /// Takes a shard of the sum over a team, which may lie in its place already. Counts what it has a part of as
+  /// captured.
   void shard(const session::Bytes& shard, const std::byte* sums);
   /// See replica::Sink.
   bool is_trained(std::size_t index) const noexcept;

@@ -188,7 +188,7 @@ TEST_F(MixedGradientsTest, AreOfTheParametersThatAreTrainedNow) {
 }
 
 // A shard may begin and end within tensors, and what is not finite is named.
-TEST_F(MixedGradientsTest, OfAShardComeToTheirPlaces) {
+TEST_F(MixedGradientsTest, OfAShardComeToTheirPlacesAndAreTagged) {
   auto all = mixed();
   const session::ShardPlan plan(manifest);
   std::vector<std::byte> sums(plan.bytes());
@@ -196,13 +196,16 @@ TEST_F(MixedGradientsTest, OfAShardComeToTheirPlaces) {
     if (const auto& entry = manifest.tensors[i]; entry.has_room())
       test::Elements(&sums[plan.place(i)], entry.types.gradient, entry.elements()).fill(double(i) + 1);
   test::Elements(&sums[plan.place(7)], session::Element::f64, 1).set(0, HUGE_VAL);
+  session.unfrozen()[test::to_unfreeze].store(1);
   all.begin(1);
   for (std::uint64_t at = 0; at < sums.size(); at += 192)
     all.shard({at, std::min<std::uint64_t>(at + 192, sums.size())}, &sums[at]);
-  for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
-    if (const auto& entry = manifest.tensors[i]; entry.has_room()) {
-      EXPECT_EQ(in_slab(i)[entry.elements() - 1], double(i) + 1) << i;
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    EXPECT_EQ(tag(i) == 1, all.is_trained(i)) << i;
+    if (all.is_trained(i)) {
+      EXPECT_EQ(in_slab(i)[manifest.tensors[i].elements() - 1], double(i) + 1) << i;
     }
+  }
   EXPECT_EQ(all.nonfinite(), std::vector<std::string>{"p7"});
   EXPECT_THROW(all.shard({64, sums.size() + 64}, sums.data()), ModelError);
 }
