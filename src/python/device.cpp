@@ -73,14 +73,16 @@ class CudaTransport {
                 0),
         compute_(stream_at(compute)),
         joined_(device_.make_event()),
-        idle_(device_.make_event()),
         parameters_(device_, *sink.manifest, sink.places, pointers_of(parameters), *sink.sink, compute_),
         gradients_(device_, *sink.manifest, *sink.sink, compute_, timeout_s),
         batches_(device_, *sink.sink, stream_at(batches), compute_, timeout_s),
         results_(device_, compute_),
         timeout_s_(timeout_s) {}
 
-  void begin_attempt() { gradients_.begin_attempt(); }
+  bool begin_attempt() {
+    return unlocked([&] { return gradients_.begin_attempt(); });
+  }
+  void begin_work() { gradients_.begin_work(); }
   void load_parameters() {
     unlocked([&] { parameters_.load(); });
   }
@@ -120,21 +122,6 @@ class CudaTransport {
     });
   }
 
-  bool wait_until_idle(double begun_s, double timeout_s) {
-    return unlocked([&] {
-      try {
-        device_.record(idle_, compute_);
-        return device_.wait(idle_, *sink_.sink, std::max(0.0, timeout_s - begun_s));
-      } catch (const device::DeviceError& error) {
-        if (!device_.given_up()) throw;
-        throw device::DeviceError(
-            fmt::format(
-                "{}: the device hangs: it has not ended within {} s what an attempt began that is over",
-                error.function(), timeout_s),
-            error.function(), error.code());
-      }
-    });
-  }
   Memory read(const std::vector<Part>& parts, std::size_t bytes) {
     const Unlocked unlocked;
     const auto memory = results_.read(parts_of<device::Results::Part>(parts), bytes);
@@ -148,7 +135,7 @@ class CudaTransport {
   Sink& sink_;
   device::Device device_;
   device::StreamHandle compute_;
-  device::Event joined_, idle_;
+  device::Event joined_;
   std::map<std::size_t, device::Event> complete_;  ///< Of gradients in graphs.
   device::ParameterUpload parameters_;
   device::GradientCopies gradients_;
@@ -177,11 +164,11 @@ void bind_device(nb::module_& module) {
            "library: CUDA's runtime; empty for the one that torch uses. compute, batches: streams. "
            "parameters: "
            "where each is on the device; 0 for one that shares another's memory.")
-      .def("begin_attempt", &CudaTransport::begin_attempt)
-      .def("wait_until_idle", &CudaTransport::wait_until_idle, "begun_s"_a, "timeout_s"_a,
-           "Waits for work that began `begun_s` ago. False: the attempt is over. Raises DeviceError when it "
-           "takes "
-           "longer than `timeout_s`.")
+      .def("begin_attempt", &CudaTransport::begin_attempt,
+           "Awaits what an attempt has queued that was left. Raises DeviceError when that takes longer than "
+           "if it "
+           "had not been left. False: this attempt is over before.")
+      .def("begin_work", &CudaTransport::begin_work, "Work of the attempt is queued from now on.")
       .def("load_parameters", &CudaTransport::load_parameters,
            "Queues the copies of all parameters; what is computed from now on begins after those of part 0.")
       .def("split_parameters", &CudaTransport::split_parameters, "parts"_a,

@@ -6,7 +6,9 @@
 #include <numeric>
 
 #include "accelmgr/errors.hpp"
+#include "base/clock.hpp"
 #include "base/log.hpp"
+#include "base/timing.hpp"
 
 namespace accelmgr::device {
 
@@ -36,6 +38,11 @@ GradientCopies::GradientCopies(Device& device, const session::Manifest& manifest
 
 GradientCopies::~GradientCopies() {
   team_.reset();
+  settle();
+}
+
+void GradientCopies::settle() noexcept {
+  device_.settle(compute_);
   device_.settle(copies_.get());
 }
 
@@ -62,7 +69,6 @@ bool GradientCopies::make_room() {
     staged_ = staged_ || entries_[i].group == session::Group::frozen;
   }
   if (!staged_ || end <= staging_.span().size()) return false;
-  if (!staging_.span().empty()) settle();  // An attempt that was left may still use the memory.
   staging_.grow(device_, end);
   return true;
 }
@@ -93,7 +99,32 @@ void GradientCopies::cut(std::span<const std::size_t> order) {
   }
 }
 
-void GradientCopies::begin_attempt() {
+void GradientCopies::begin_work() noexcept {
+  if (begun_ == 0) begun_ = base::now_ns();
+}
+
+bool GradientCopies::await_left_work() {
+  if (begun_ == 0) return true;
+  if (team_ != nullptr) team_->abandon();
+  try {
+    for (auto* const stream : {compute_, copies_.get()}) {
+      device_.record(computed_, stream);
+      const auto left_s = timeout_s_ - timing::seconds(base::now_ns() - begun_);
+      if (!device_.wait(computed_, sink_, std::max(0.0, left_s))) return false;
+    }
+  } catch (const DeviceError& error) {
+    if (!device_.given_up()) throw;
+    throw DeviceError(
+        fmt::format("{}: the device hangs: it has not ended within {} s what an attempt began that is over",
+                    error.function(), timeout_s_),
+        error.function(), error.code());
+  }
+  begun_ = 0;
+  return true;
+}
+
+bool GradientCopies::begin_attempt() {
+  if (!await_left_work()) return false;
   if (make_room()) {
     place_gradients();
     if (team_ != nullptr) team_->move(memory());
@@ -103,6 +134,7 @@ void GradientCopies::begin_attempt() {
   for (auto& bucket : buckets_) bucket.incomplete = bucket.parameters.size(), bucket.queued = false;
   on_the_way_.clear();
   order_.clear();
+  return true;
 }
 
 void GradientCopies::written(std::size_t index, const std::byte* gradient, const Event* complete) {
@@ -139,7 +171,12 @@ void GradientCopies::queue(std::size_t index, const Event* complete) {
 }
 
 bool GradientCopies::finish() {
-  if (team_ != nullptr) return team_->finish();
+  const bool done = team_ != nullptr ? team_->finish() : finish_alone();
+  if (done) begun_ = 0;
+  return done;
+}
+
+bool GradientCopies::finish_alone() {
   const auto is_written = [&](std::size_t i) { return parameters_[i].gradient != nullptr; };
   for (std::size_t i = 0; i < buckets_.size(); ++i)
     if (!buckets_[i].queued && std::ranges::any_of(buckets_[i].parameters, is_written)) queue(i, nullptr);

@@ -4,8 +4,8 @@
 //   copy stream                  waits for ready[0], copies 0 and 1 | arrived[0], waits for ready[1] ..
 //   runner's thread              finish(): awaits arrived[0], hands over 0 and 1, .. awaits computed, votes
 //
-// W is a kernel that completes a gradient, "|" the record of an event. An attempt that is left needs no wait
-// while its gradients stay: what it still writes, the next attempt writes again, later on the same streams.
+// W is a kernel that completes a gradient, "|" the record of an event. The next attempt awaits what one that
+// was left has queued.
 //
 // Gradients travel in buckets, in the order in which they became ready in the first attempt. The values go
 // straight to the slab if the sink has one of their dtypes. Otherwise (a bfloat16 slab, or one that cannot be
@@ -50,8 +50,12 @@ class GradientCopies {
   /// From the next attempt on, this rank is alone again, as it is in the beginning.
   void leave();
 
-  /// Forgets the gradients of the attempt before.
-  void begin_attempt();
+  /// Forgets the gradients of the attempt before. If that one was left, what it has queued is awaited: it may
+  /// take as long as if it had not been left, and what takes longer hangs. Returns false if the sink does not
+  /// want this attempt meanwhile; the gradients of the other must stay until the next call then.
+  [[nodiscard]] bool begin_attempt();
+  /// Work of the attempt is queued on the compute stream from now on.
+  void begin_work() noexcept;
 
   /// The work queued on the compute stream so far completes the gradient of parameter `index` in this
   /// micro-batch: dense, row-major, the sum over the micro-batches of the attempt. `gradient` is memory of
@@ -64,9 +68,9 @@ class GradientCopies {
   /// in the session, and tells the sink of each. Returns false if the sink no longer wants the attempt.
   bool finish();
 
-  /// Waits until the copies that are queued are done, or gives the device up. Call it before gradients of an
-  /// attempt that was left are freed.
-  void settle() noexcept { device_.settle(copies_.get()); }
+  /// Waits until the compute stream and the copies are done, or gives the device up. Call it before what they
+  /// use is freed.
+  void settle() noexcept;
 
   /// The parameters of each bucket, in the order of their copies.
   std::vector<std::vector<std::size_t>> buckets() const;
@@ -88,11 +92,13 @@ class GradientCopies {
   };
 
   std::byte* memory() const;
+  bool await_left_work();
   bool make_room();
   void register_slab();
   void place_gradients();
   void cut(std::span<const std::size_t> order);
   void queue(std::size_t bucket, const Event* complete);
+  bool finish_alone();
   void hand_over(const Bucket& bucket);
   void keep_order();
 
@@ -110,6 +116,7 @@ class GradientCopies {
   Registration registration_;
   Stream copies_;
   Event computed_;
+  std::int64_t begun_ = 0;  ///< When the work began that is under way, in ns; 0: none is.
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> on_the_way_;   ///< Buckets whose copies are queued, in that order.

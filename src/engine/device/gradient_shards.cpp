@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "accelmgr/errors.hpp"
 
@@ -36,20 +37,21 @@ GradientShards::GradientShards(const Parts& parts, DeviceCollectives& collective
 /// For shards of `bytes`.
 void GradientShards::make_room(std::uint64_t bytes) {
   if (bytes <= room_) return;
-  parts_.device.settle(parts_.copies);  // An attempt that was left may still use the memory.
   sum_ = parts_.device.allocate(bytes);
   gathered_ = parts_.device.allocate(bytes * static_cast<std::uint64_t>(collectives_.size()));
   room_ = bytes;
 }
 
 GradientShards::~GradientShards() {
-  if (under_way_) collectives_.abort();
+  abandon();
   parts_.device.settle(parts_.copies);  // An attempt that was left may still use the memory.
 }
 
+void GradientShards::abandon() noexcept {
+  if (std::exchange(under_way_, false)) collectives_.abort();
+}
+
 void GradientShards::begin_attempt() {
-  if (under_way_) collectives_.abort();
-  under_way_ = false;
   for (auto& parameter : parameters_) parameter.gradient = nullptr, parameter.complete = false;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     const auto tensors = plan_.tensors(i);

@@ -45,6 +45,8 @@ class GradientShards {
   GradientShards(const GradientShards&) = delete;
   GradientShards& operator=(const GradientShards&) = delete;
 
+  /// Ends what an attempt that was left has under way: aborts the communicator.
+  void abandon() noexcept;
   /// Parts::memory is elsewhere from now on.
   void move(std::byte* memory) { parts_.memory = memory; }
 

@@ -80,7 +80,8 @@ CudaReplica::CudaReplica(const Config& config, std::unique_ptr<Model> model, at:
 
 CudaReplica::~CudaReplica() {
   team_member_.reset();  // What it has under way may wait for ranks that are gone.
-  leave();
+  device_.settle(input_.handle);
+  if (gradient_copies_) gradient_copies_->settle();  // Before the gradients are freed.
 }
 
 replica::TeamMember* CudaReplica::team_member() {
@@ -148,26 +149,26 @@ void CudaReplica::move_buffers() {
 
 void CudaReplica::seed(std::uint64_t seed) { tensor::seed_generators(generators_, seed); }
 
-/// Ends what an attempt that was left still does: its memory is free then.
-void CudaReplica::leave() noexcept {
-  if (!std::exchange(under_way_, false)) return;
-  device_.settle(compute_.handle);
-  device_.settle(input_.handle);
-  if (gradient_copies_) gradient_copies_->settle();
-}
-
 void CudaReplica::begin_attempt() {
-  leave();
+  left_ = !gradient_copies_->begin_attempt();
+  if (left_) return;
   hooks_->begin();
   gradients_.assign(gradients_.size(), {});
-  gradient_copies_->begin_attempt();
   numbers_.clear();
   collecting_ = false;
 }
 
-void CudaReplica::load_parameters() {
-  under_way_ = true;
-  parameter_upload_->load();
+/// Behind the first batch, which would wait for all of them otherwise: a device copies in the order in which
+/// it was asked to.
+void CudaReplica::bring_parameters() {
+  if (!stale_) return;
+  try {
+    parameter_upload_->load();
+  } catch (...) {
+    device_.settle(input_.handle);  // The batch is freed now.
+    throw;
+  }
+  stale_ = false;
 }
 
 /// Queues the copies of a micro-batch. Empty if the attempt is over.
@@ -207,10 +208,12 @@ std::optional<Batch> CudaReplica::upload(std::span<const replica::Field> fields)
 }
 
 void CudaReplica::run(std::span<const replica::Field> batch, double divisor) {
-  under_way_ = true;
+  if (left_) return;
+  gradient_copies_->begin_work();
   on_device([&] {
     const auto uploaded = upload(batch);
     if (!uploaded) return;
+    bring_parameters();
     hooks_->begin_micro_batch();
     const auto outputs = model_.forward(*uploaded, divisor, torch_device_.type());
     numbers_.add(outputs, divisor);
@@ -253,13 +256,15 @@ void CudaReplica::name_nonfinite(const double* magnitude) {
 }
 
 replica::Totals CudaReplica::collect() {
+  if (left_) return {};
+  gradient_copies_->begin_work();
   return on_device([&]() -> replica::Totals {
+    bring_parameters();  // There was no batch. The others of a team wait for this rank.
     collecting_ = true;
     hooks_->finish();
     model_.check_places();
     queue_numbers();
     if (!gradient_copies_->finish()) return {};
-    under_way_ = false;
     const auto* numbers = reinterpret_cast<const double*>(numbers_read_.data());
     const auto count = numbers_.tensors().size();
     name_nonfinite(numbers + count);
@@ -306,7 +311,6 @@ void CudaReplica::save(const replica::State& to) {
 }
 
 void CudaReplica::load(const replica::ConstState& from) {
-  leave();
   on_device([&] {
     if (!staged_buffers_.span().empty()) {
       model_.restore_buffers();

@@ -59,7 +59,7 @@ class CudaReplica final : public replica::Replica {
             replica::Sink& sink) override;
   void seed(std::uint64_t seed) override;
   void begin_attempt() override;
-  void load_parameters() override;
+  void load_parameters() override { stale_ = true; }
   void run(std::span<const replica::Field> batch, double divisor) override;
   replica::Totals collect() override;
   void save(const replica::State& to) override;
@@ -73,9 +73,9 @@ class CudaReplica final : public replica::Replica {
   void move_buffers();
   std::optional<Batch> upload(std::span<const replica::Field> fields);
   void complete(std::size_t index, const at::Tensor& parameter);
+  void bring_parameters();
   void queue_numbers();
   void name_nonfinite(const double* magnitude);
-  void leave() noexcept;
   void await_buffers();
   at::Tensor on_device_as(const at::Tensor& tensor, const session::BufferEntry& entry) const;
 
@@ -90,13 +90,14 @@ class CudaReplica final : public replica::Replica {
   std::vector<at::Tensor> values_;  ///< Memory of the parameters that have their own; undefined for others.
   device::PinnedPages staged_buffers_;  ///< All buffers, placed as in the manifest.
   device::Event buffers_copied_;
+  bool stale_ = false;  ///< Parameters are to be brought.
   // These belong to the attempt under way.
   AttemptNumbers numbers_;
   at::Tensor gathered_;  ///< The values of all numbers, and where they are copied to.
   std::span<const std::byte> numbers_read_;
   std::vector<at::Tensor> gradients_;  ///< Of each parameter: what is copied; undefined if nothing is.
   bool collecting_ = false;
-  bool under_way_ = false;  ///< Work was queued and has not been waited for.
+  bool left_ = false;  ///< It ended before the work of an earlier one did.
   std::optional<GradientHooks> hooks_;
   std::optional<device::ParameterUpload> parameter_upload_;
   std::optional<device::BatchUpload> batch_upload_;

@@ -135,6 +135,26 @@ TEST(GradientCopies, OfAParameterThatIsUnfrozenAreStaged) {
   }
 }
 
+TEST(GradientCopies, OfAnAttemptThatWasLeftAreAwaitedAsLongAsItMayTake) {
+  Rig rig({.timeout_s = 0.2});
+  rig.begin(1);
+  rig.micro_batch(1, true, true);
+  rig.fake.hang_after(0);
+  rig.sink.asked = [] { return false; };
+  EXPECT_FALSE(rig.copies->begin_attempt()) << "this attempt is over, too";
+  rig.fake.go_on();
+  rig.sink.asked = nullptr;
+  EXPECT_TRUE(rig.copies->begin_attempt());
+  EXPECT_TRUE(rig.fake.has_settled());
+  rig.begin(2);
+  rig.micro_batch(1, true, true);
+  rig.fake.hang_after(0);
+  EXPECT_EQ(
+      message_of<device::DeviceError>([&] { EXPECT_FALSE(rig.copies->begin_attempt()); }),
+      "cudaEventQuery: the device hangs: it has not ended within 0.2 s what an attempt began that is over");
+  EXPECT_EQ(rig.fake.endless_waits(), 0);
+}
+
 TEST(GradientCopies, RefuseAGradientThatChangesWhileItIsCopied) {
   Rig rig({.counts = {4}});
   rig.begin(1);

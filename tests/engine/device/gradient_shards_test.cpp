@@ -239,7 +239,8 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
           }
           std::ranges::fill(rank.sink.shards, nothing);
           rank.write(a);
-          rank.copies->begin_attempt();
+          EXPECT_TRUE(rank.copies->begin_attempt());
+          rank.copies->begin_work();
           rank.upload->load();
           for (int i = 0; i < plan.micro_batches; ++i) {
             rank.sink.last = plan.knows_last && i + 1 == plan.micro_batches;
@@ -300,7 +301,8 @@ TEST(GradientShards, CopyOnlyTheirPartUpAndDown) {
       TeamRank rank(team, number, manifest);
       EXPECT_TRUE(rank.join());
       rank.write(0);
-      rank.copies->begin_attempt();
+      EXPECT_TRUE(rank.copies->begin_attempt());
+      rank.copies->begin_work();
       rank.upload->load();
       rank.sink.last = true;
       rank.micro_batch(true, {0});
@@ -318,7 +320,8 @@ TEST(GradientShards, ABucketIsQueuedBehindTheOneBeforeIt) {
   ASSERT_TRUE(rank.join());
   EXPECT_EQ(rank.copies->buckets(), (std::vector<std::vector<std::size_t>>{{4}, {0, 2}, {1, 5}, {3}}));
   const auto queued = [&] { return team.nccl.calls("ncclReduceScatter"); };
-  rank.copies->begin_attempt();
+  EXPECT_TRUE(rank.copies->begin_attempt());
+  rank.copies->begin_work();
   rank.sink.last = true;
   rank.micro_batch(true, {1, 5, 2, 0});
   EXPECT_EQ(queued(), 0) << "the first bucket is not complete";
@@ -349,7 +352,8 @@ TEST(GradientShards, AreLeftWhenAPeerDiesAndTheNextAttemptGoesOnWithoutIt) {
   ASSERT_TRUE(first->join() && second->join());
   for (auto* rank : {&*first, &*second}) {
     rank->write(0);
-    rank->copies->begin_attempt();
+    EXPECT_TRUE(rank->copies->begin_attempt());
+    rank->copies->begin_work();
     rank->upload->load();
     rank->sink.last = true;
   }
@@ -364,7 +368,8 @@ TEST(GradientShards, AreLeftWhenAPeerDiesAndTheNextAttemptGoesOnWithoutIt) {
   EXPECT_FALSE(first->device.given_up());
 
   first->sink.wants = true;
-  first->copies->begin_attempt();
+  EXPECT_TRUE(first->copies->begin_attempt());
+  first->copies->begin_work();
   EXPECT_THROW(first->micro_batch(true, {4}), device::DeviceError) << "the team needs another communicator";
   first->copies->leave();
   first->upload->leave();
@@ -383,11 +388,13 @@ TEST(GradientShards, ThatAreLeftInTheMiddleAbortTheCommunicator) {
       TeamRank first(team, 0, manifest);
       TeamRank second(team, 1, manifest);
       ASSERT_TRUE(first.join() && second.join());
-      first.copies->begin_attempt();
+      EXPECT_TRUE(first.copies->begin_attempt());
+      first.copies->begin_work();
       first.sink.last = true;
       first.micro_batch(true, {4});
       if (begins_again) {
-        first.copies->begin_attempt();
+        EXPECT_TRUE(first.copies->begin_attempt());
+        first.copies->begin_work();
         EXPECT_TRUE(first.collectives.aborted());
       }
     }
@@ -404,7 +411,8 @@ TEST(GradientShards, OfARankWhosePeerHangsEndAtTheDeadline) {
   TeamRank first(team, 0, manifest, true, 0.1);
   TeamRank second(team, 1, manifest, true, 0.1);
   ASSERT_TRUE(first.join() && second.join());
-  first.copies->begin_attempt();
+  EXPECT_TRUE(first.copies->begin_attempt());
+  first.copies->begin_work();
   first.micro_batch(true, {4});
   EXPECT_THROW(first.copies->finish(), device::DeviceError);
   EXPECT_TRUE(first.collectives.aborted());

@@ -121,7 +121,8 @@ class Rig {
     sink.captured.clear();
     sink.order.clear();
     write(value);
-    copies->begin_attempt();
+    EXPECT_TRUE(copies->begin_attempt());
+    copies->begin_work();
     upload->load();
   }
   /// The gradient of parameter i is its value plus `added`; further micro-batches add to it. Each adds the

@@ -164,7 +164,8 @@ TEST_P(Transport, CarriesParametersFromAMappingThatIsReadOnlyAndGradientsToTheSl
   auto copies = make_copies();
   for (const float value : {1.0F, 17.0F, -3.5F}) {
     write(value);
-    copies.begin_attempt();
+    EXPECT_TRUE(copies.begin_attempt());
+    copies.begin_work();
     upload.load();
     compute_gradients(copies);
     ASSERT_TRUE(copies.finish());
@@ -190,7 +191,8 @@ TEST_P(MixedTransport, CarriesAllDtypesAndAParameterThatIsUnfrozen) {
         Elements(host.parameters() + entry.offset, entry.types.gradient, entry.elements())
             .fill(value + float(i));
     if (value == 17) sink.unfrozen = to_unfreeze;
-    copies.begin_attempt();
+    EXPECT_TRUE(copies.begin_attempt());
+    copies.begin_work();
     upload.load();
     compute_gradients(copies);
     ASSERT_TRUE(copies.finish());
@@ -229,7 +231,8 @@ TEST_P(Transport, RegistersMemoryOfASessionAndSaysWhatOfItThatIsReadOnly) {
 TEST_P(Transport, CopiesAGradientAfterEverythingThatWasQueuedBefore) {
   auto copies = make_copies();
   for (int step = 1; step <= 5; ++step) {
-    copies.begin_attempt();
+    EXPECT_TRUE(copies.begin_attempt());
+    copies.begin_work();
     occupy(compute.get(), 5);
     for (std::size_t i = size(); i-- > 0;) {
       fill(gradients[i].get(), step, bytes(i));
@@ -242,7 +245,8 @@ TEST_P(Transport, CopiesAGradientAfterEverythingThatWasQueuedBefore) {
 
 TEST_P(Transport, CopiesTheSumThatTheLastMicroBatchLeaves) {
   auto copies = make_copies();
-  copies.begin_attempt();
+  EXPECT_TRUE(copies.begin_attempt());
+  copies.begin_work();
   sink.last = false;
   for (std::size_t i = size(); i-- > 0;) {
     fill(gradients[i].get(), 1, bytes(i));
@@ -275,7 +279,8 @@ TEST_P(Transport, CopiesGradientsWhileTheGraphThatMakesThemGoesOn) {
   auto upload = make_upload();
   for (const float value : {1.0F, 17.0F, -3.5F}) {
     write(value);
-    copies.begin_attempt();
+    EXPECT_TRUE(copies.begin_attempt());
+    copies.begin_work();
     upload.load();
     launch();
     for (std::size_t i = size(); i-- > 0;) copies.written(i, gradients[i].get(), &complete[i]);
@@ -289,7 +294,8 @@ TEST_P(Transport, CapturesFromStagingMemoryWhereThereIsNoSlab) {
   auto upload = make_upload();
   device::GradientCopies copies(device, manifest, capturing, compute.get(), 60);
   write(5);
-  copies.begin_attempt();
+  EXPECT_TRUE(copies.begin_attempt());
+  copies.begin_work();
   upload.load();
   compute_gradients(copies);
   ASSERT_TRUE(copies.finish());
@@ -304,7 +310,8 @@ TEST_P(Transport, LeavesAnAttemptThatIsNotWantedAndMakesTheNextOneRight) {
   // If this thread was stopped until the device had done its work, it gets more.
   for (int ms = 200; finished && ms < 20'000; ms *= 2) {
     sink.wants = true;
-    copies.begin_attempt();
+    EXPECT_TRUE(copies.begin_attempt());
+    copies.begin_work();
     upload.load();
     occupy(compute.get(), ms);
     compute_gradients(copies);
@@ -317,7 +324,8 @@ TEST_P(Transport, LeavesAnAttemptThatIsNotWantedAndMakesTheNextOneRight) {
   device.settle(compute.get(), 120);
   copies.settle();
   write(2);
-  copies.begin_attempt();
+  EXPECT_TRUE(copies.begin_attempt());
+  copies.begin_work();
   upload.load();
   compute_gradients(copies);
   ASSERT_TRUE(copies.finish());
@@ -345,7 +353,8 @@ TEST_P(Transport, SaysSoWhenTheMemoryOfTheDeviceEndsAndGoesOn) {
     EXPECT_STREQ(error.what(), "cudaMalloc: cudaErrorMemoryAllocation (2): out of memory");
   }
   auto copies = make_copies();
-  copies.begin_attempt();
+  EXPECT_TRUE(copies.begin_attempt());
+  copies.begin_work();
   for (std::size_t i = size(); i-- > 0;) {
     fill(gradients[i].get(), 3, bytes(i));
     copies.written(i, gradients[i].get());
@@ -361,7 +370,8 @@ TEST_P(Transport, OfADeviceThatMeetsAnIllegalAddressEndsInItsErrorAndGivesBackWh
     try {
       auto upload = make_upload();
       auto copies = make_copies();
-      copies.begin_attempt();
+      EXPECT_TRUE(copies.begin_attempt());
+      copies.begin_work();
       runtime->queue_illegal_write(compute.get());
       compute_gradients(copies);
       copies.finish();

@@ -13,9 +13,9 @@ constexpr std::uint64_t seeds = 40;
 /// other two have the right gradients and loss.
 bool right(Rig& rig) {
   bool right = true;
-  const auto attempt = [&](float value) {
+  const auto attempt = [&](float value, float added) {
     rig.begin(value);
-    rig.micro_batch(1, true, false);
+    rig.micro_batch(added, true, false);
     rig.micro_batch(2, false, true);
   };
   const auto check = [&](float value) {
@@ -24,10 +24,10 @@ bool right(Rig& rig) {
     for (std::size_t i = 0; i < rig.size(); ++i)
       right = right && rig.sink.seen[i] == rig.expected(i, 2 * value + 3 + float(i));
   };
-  attempt(10);
+  attempt(10, 1);
   check(10);
-  attempt(20);  // Left.
-  attempt(30);
+  attempt(20, 5);  // Left. It may meet the parameters of the next one, but not its batches.
+  attempt(30, 1);
   check(30);
   return right;
 }

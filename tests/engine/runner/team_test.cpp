@@ -147,7 +147,8 @@ class Mixed {
       EXPECT_TRUE(collectives->connect());
       copies.join(*collectives, team);
     }
-    copies.begin_attempt();
+    EXPECT_TRUE(copies.begin_attempt());
+    copies.begin_work();
     for (std::size_t t = 0; t < manifest_.tensors.size(); ++t) {
       auto* to = gradients.emplace_back(device.allocate(gradient_bytes(t))).get();
       if (!used(rank, t)) continue;

@@ -99,7 +99,7 @@ void FakeDeviceReplica::begin_attempt() {
   totals_ = {};
   failure_ = nullptr;
   summed_.assign(summed_.size(), 0);
-  copies_->begin_attempt();
+  if (!copies_->begin_attempt()) throw std::logic_error("no work of the transport was left");
 }
 
 void FakeDeviceReplica::run(std::span<const replica::Field> batch, double divisor) {

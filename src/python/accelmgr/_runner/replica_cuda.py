@@ -14,7 +14,6 @@ backward pass is queued, and nothing waits but for memory that is to be used aga
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -89,7 +88,6 @@ class CudaReplica(DeviceReplica):
         self._overlaps = overlaps
         self._layers: Layers | None = None
         self._is_stale = False  # Parameters are to be loaded.
-        self._begun = 0.0  # When the attempt began; one that was left may still be computed.
         self._device_buffers = self._buffers.originals
         self._described = False
         self._versions: list[int] = []
@@ -125,20 +123,13 @@ class CudaReplica(DeviceReplica):
         self._cuda.seed(seed)
 
     def begin_attempt(self) -> None:
-        was_left, self._left = self._left, False
+        self._left = False
         with self._blaming(), self._leaving():
+            if not self._transport.begin_attempt():
+                raise Abandoned
             super().begin_attempt()
-            self._transport.begin_attempt()
             if self._graphs is not None:
                 self._graphs.begin_attempt()
-            if was_left:
-                self._wait_until_idle()
-            self._begun = time.monotonic()
-
-    def _wait_until_idle(self) -> None:
-        """Work that was left may take as long as if it had not been; longer means that the device hangs."""
-        if not self._transport.wait_until_idle(time.monotonic() - self._begun, self._patience_s):
-            raise Abandoned
 
     def load_parameters(self) -> None:
         self._is_stale = True  # Behind them the first batch would wait for all of them, in a queue of the device.
@@ -161,6 +152,7 @@ class CudaReplica(DeviceReplica):
             return
         with self._blaming(), self._leaving():
             self._follow()
+            self._transport.begin_work()
             self._bring_buffers()
             inputs = self._inputs(fields)
             self._load_parameters()
@@ -198,6 +190,7 @@ class CudaReplica(DeviceReplica):
         with self._blaming(), self._leaving():
             if self._left:
                 raise Abandoned
+            self._transport.begin_work()
             self._load_parameters()  # There was no batch. The others of a team wait for this one.
             self._check()
             with self._cuda.computing():
