@@ -1,18 +1,19 @@
-// The transport of a CUDA device (src/engine/device) for a replica of Python, which passes addresses and
-// sizes. accelmgr._runner.replica_cuda computes.
+// The transport of a CUDA device (src/engine/device) for a replica of Python, which passes tensors and
+// streams. accelmgr._runner.replica_cuda computes.
 #include "base/cuda/device.hpp"
 
 #include <fmt/format.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <map>
 #include <optional>
-#include <tuple>
+#include <span>
+#include <stdexcept>
+#include <utility>
 
 #include "base/cuda/cuda_runtime.hpp"
 #include "base/cuda/error.hpp"
@@ -30,25 +31,36 @@ using namespace nanobind::literals;
 namespace accelmgr::python {
 namespace {
 
-using Address = std::uintptr_t;
-/// Address on the device, offset in host memory, bytes.
-using Part = std::tuple<Address, std::size_t, std::size_t>;
+/// A stream of the device.
+struct DeviceStream {
+  device::StreamHandle handle = nullptr;
+};
 
-device::StreamHandle stream_at(Address address) { return reinterpret_cast<device::StreamHandle>(address); }
+/// A dense tensor of torch on the device, and where its bytes are in host memory.
+using Part = std::pair<nb::object, std::size_t>;
 
-std::vector<std::byte*> pointers_of(const std::vector<Address>& addresses) {
-  std::vector<std::byte*> pointers;
-  pointers.reserve(addresses.size());
-  for (const auto address : addresses) pointers.push_back(reinterpret_cast<std::byte*>(address));
-  return pointers;
+std::span<std::byte> memory_of(nb::handle tensor) {
+  return {reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(tensor.attr("data_ptr")())),
+          nb::cast<std::size_t>(tensor.attr("nbytes"))};
+}
+
+/// Throws if a tensor has other bytes than the transport copies.
+std::byte* memory_of(nb::handle tensor, std::size_t bytes) {
+  const auto memory = memory_of(tensor);
+  if (memory.size() != bytes)
+    throw std::invalid_argument(
+        fmt::format("a tensor of {} bytes was passed where {} are copied", memory.size(), bytes));
+  return memory.data();
 }
 
 template <class To>
 std::vector<To> parts_of(const std::vector<Part>& parts) {
   std::vector<To> converted;
   converted.reserve(parts.size());
-  for (const auto& [address, offset, bytes] : parts)
-    converted.push_back({reinterpret_cast<std::byte*>(address), offset, bytes});
+  for (const auto& [tensor, offset] : parts) {
+    const auto memory = memory_of(tensor);
+    converted.push_back({memory.data(), offset, memory.size()});
+  }
   return converted;
 }
 
@@ -65,17 +77,17 @@ class CudaTransport {
   }
 
  public:
-  CudaTransport(Sink& sink, const std::string& library, Address compute, Address batches,
-                const std::vector<Address>& parameters, double timeout_s)
+  CudaTransport(Sink& sink, const std::string& library, const DeviceStream& compute,
+                const DeviceStream& batches, const std::vector<nb::object>& parameters, double timeout_s)
       : sink_(sink),
         device_(library.empty() ? device::load_cuda_runtime(device::cuda_runtime_candidates({}))
                                 : device::load_cuda_runtime_at(library),
                 0),
-        compute_(stream_at(compute)),
+        compute_(compute.handle),
         joined_(device_.make_event()),
-        parameters_(device_, *sink.manifest, sink.places, pointers_of(parameters), *sink.sink, compute_),
+        parameters_(device_, *sink.manifest, sink.places, targets_of(parameters), *sink.sink, compute_),
         gradients_(device_, *sink.manifest, *sink.sink, compute_, timeout_s),
-        batches_(device_, *sink.sink, stream_at(batches), compute_, timeout_s),
+        batches_(device_, *sink.sink, batches.handle, compute_, timeout_s),
         results_(device_, compute_),
         timeout_s_(timeout_s) {}
 
@@ -87,13 +99,13 @@ class CudaTransport {
     unlocked([&] { parameters_.load(); });
   }
   void split_parameters(std::vector<std::vector<std::size_t>> parts) { parameters_.split(std::move(parts)); }
-  void await_parameters(std::size_t part, Address stream) { parameters_.await(part, stream_at(stream)); }
-  /// A replica::TeamMember.
-  Address team_member(const std::string& library) {
+  void await_parameters(std::size_t part, const DeviceStream& stream) {
+    parameters_.await(part, stream.handle);
+  }
+  replica::TeamMember& team_member(const std::string& library) {
     const auto nccl =
         library.empty() ? device::load_nccl(device::nccl_candidates({})) : device::load_nccl_at(library);
-    team_member_.emplace(device_, nccl, gradients_, parameters_, *sink_.sink, timeout_s_);
-    return reinterpret_cast<Address>(static_cast<replica::TeamMember*>(&*team_member_));
+    return team_member_.emplace(device_, nccl, gradients_, parameters_, *sink_.sink, timeout_s_);
   }
 
   std::optional<Memory> stage(std::size_t bytes) {
@@ -106,8 +118,8 @@ class CudaTransport {
     batches_.load_behind(parts_of<device::BatchUpload::Part>(parts));
   }
 
-  void join(Address stream) {
-    device_.record(joined_, stream_at(stream));
+  void join(const DeviceStream& stream) {
+    device_.record(joined_, stream.handle);
     device_.wait(compute_, joined_);
   }
   void complete_in_graph(std::size_t index) {
@@ -115,16 +127,16 @@ class CudaTransport {
     if (event == nullptr) event = device_.make_event();
     device_.record_in_graph(event, compute_);
   }
-  void written(std::size_t index, Address gradient, bool in_graph) {
-    unlocked([&] {
-      gradients_.written(index, reinterpret_cast<const std::byte*>(gradient),
-                         in_graph ? &complete_.at(index) : nullptr);
-    });
+  void written(std::size_t index, nb::handle gradient, bool in_graph) {
+    const auto& entry = sink_.manifest->tensors.at(index);
+    const auto* memory = memory_of(gradient, entry.elements() * session::bytes_of(entry.types.gradient));
+    unlocked([&] { gradients_.written(index, memory, in_graph ? &complete_.at(index) : nullptr); });
   }
 
   Memory read(const std::vector<Part>& parts, std::size_t bytes) {
+    const auto copied = parts_of<device::Results::Part>(parts);
     const Unlocked unlocked;
-    const auto memory = results_.read(parts_of<device::Results::Part>(parts), bytes);
+    const auto memory = results_.read(copied, bytes);
     return {const_cast<std::byte*>(memory.data()), memory.size()};
   }
   bool finish() {
@@ -132,6 +144,16 @@ class CudaTransport {
   }
 
  private:
+  std::vector<std::byte*> targets_of(const std::vector<nb::object>& parameters) const {
+    std::vector<std::byte*> targets;
+    for (const auto& parameter : parameters) {
+      const auto& entry = sink_.manifest->tensors.at(targets.size());
+      targets.push_back(
+          parameter.is_none() ? nullptr : memory_of(parameter, entry.count * size_of(entry.runner_dtype)));
+    }
+    return targets;
+  }
+
   Sink& sink_;
   device::Device device_;
   device::StreamHandle compute_;
@@ -157,13 +179,24 @@ void bind_device(nb::module_& module) {
       "text"_a,
       "Who is to blame for an error with this text: 'device', 'model' (a kernel has refused its input), or "
       "'none': it does not speak of a device.");
+  nb::class_<DeviceStream>(module, "DeviceStream", "A stream of a CUDA device.")
+      .def(
+          "__init__",
+          [](DeviceStream* self, std::uintptr_t handle) {
+            new (self) DeviceStream{reinterpret_cast<device::StreamHandle>(handle)};
+          },
+          "handle"_a, "handle: as torch.cuda.Stream.cuda_stream.")
+      .def("__eq__", [](const DeviceStream& self, nb::handle other) {
+        return nb::isinstance<DeviceStream>(other) && self.handle == nb::cast<DeviceStream&>(other).handle;
+      });
+  nb::class_<replica::TeamMember>(module, "TeamMember", "The part of a device in teams.");
   nb::class_<CudaTransport>(module, "CudaTransport",
                             "Carries parameters and batches to device 0 of this process, and gradients back.")
-      .def(nb::init<Sink&, const std::string&, Address, Address, const std::vector<Address>&, double>(),
+      .def(nb::init<Sink&, const std::string&, const DeviceStream&, const DeviceStream&,
+                    const std::vector<nb::object>&, double>(),
            nb::kw_only(), "sink"_a, "library"_a, "compute"_a, "batches"_a, "parameters"_a, "timeout_s"_a,
-           "library: CUDA's runtime; empty for the one that torch uses. compute, batches: streams. "
-           "parameters: "
-           "where each is on the device; 0 for one that shares another's memory.")
+           "library: CUDA's runtime; empty for the one that torch uses. parameters: a tensor with the memory "
+           "of each; None for one that shares another's.")
       .def("begin_attempt", &CudaTransport::begin_attempt,
            "Awaits what an attempt has queued that was left. Raises DeviceError when that takes longer than "
            "if it "
@@ -176,15 +209,14 @@ void bind_device(nb::module_& module) {
       .def("await_parameters", &CudaTransport::await_parameters, "part"_a, "stream"_a,
            "What is computed on `stream` from now on begins after the copies of that part, and of those "
            "before it.")
-      .def("team_member", &CudaTransport::team_member, "library"_a,
-           "The address of the device's part in teams, which live as long as this. library: NCCL; empty for "
-           "the one that torch uses. Raises UsageError without it.")
+      .def("team_member", &CudaTransport::team_member, "library"_a, nb::rv_policy::reference_internal,
+           "library: NCCL; empty for the one that torch uses. Raises UsageError without it.")
       .def(
           "stage", &CudaTransport::stage, "size"_a,
           "Memory for what the next load() copies. Waits until the device has read what lay there. None: the "
           "attempt is over.")
       .def("load", &CudaTransport::load, "parts"_a,
-           "Queues copies of staged memory: address on the device, offset, bytes. What is computed from now "
+           "Queues copies of staged memory to dense tensors: each with its offset. What is computed from now "
            "on "
            "begins after them; what is queued already may still run, so the targets must be new.")
       .def("load_behind", &CudaTransport::load_behind, "parts"_a,
@@ -193,13 +225,13 @@ void bind_device(nb::module_& module) {
            "What is computed from now on begins after the work that is queued on `stream`.")
       .def("complete_in_graph", &CudaTransport::complete_in_graph, "index"_a,
            "What was recorded so far completes the gradient of parameter `index`, in the graph under way.")
-      .def("written", &CudaTransport::written, "index"_a, "address"_a, "in_graph"_a = false,
-           "The work queued so far completes the dense gradient of parameter `index` at `address`. in_graph: "
+      .def("written", &CudaTransport::written, "index"_a, "gradient"_a, "in_graph"_a = false,
+           "The work queued so far completes the dense gradient of parameter `index`, which stays. in_graph: "
            "so does that which a graph has in front of complete_in_graph(); it has been launched.")
-      .def(
-          "read", &CudaTransport::read, "parts"_a, "size"_a,
-          "Queues copies to the memory that it returns: address on the device, offset, bytes. The values are "
-          "there after finish().")
+      .def("read", &CudaTransport::read, "parts"_a, "size"_a,
+           "Queues copies of dense tensors, each to its offset in the memory that it returns. The values are "
+           "there "
+           "after finish().")
       .def("finish", &CudaTransport::finish,
            "Waits for the device, and hands over all gradients. False: the attempt is over.");
 }

@@ -121,7 +121,7 @@ class PythonReplica final : public replica::Replica {
     return called([&] {
       const nb::object member = (*replica_).attr("team_member")();
       if (nb::isinstance<nb::str>(member)) throw UsageError(nb::cast<std::string>(member));
-      return reinterpret_cast<replica::TeamMember*>(nb::cast<std::uintptr_t>(member));
+      return nb::cast<replica::TeamMember*>(member);
     });
   }
 

@@ -70,7 +70,7 @@ class FakeGraph:
 
     def __init__(self, cuda: FakeCuda, shared: Any) -> None:
         self._cuda = cuda
-        self._stream = ctypes.c_void_p(cuda.compute_stream)
+        self._stream = cuda.streams[0]
         self._operations: list[Operation] = []
         self._graph = ctypes.c_void_p()
         self._size = 0
@@ -200,7 +200,7 @@ class FakeCuda(_cuda.Cuda):
         self.runtime = ctypes.CDLL(str(LIBRARY))
         self.runtime.fake_cuda_graph_size.restype = ctypes.c_size_t
         self.runtime.fake_cuda_start(int(rank % 2 == 0 and self.nccl != str(LIBRARY)), ctypes.c_uint64(rank))
-        self._streams = [self._made("cudaStreamCreateWithFlags", 1) for _ in range(3)]
+        self.streams = [self._made("cudaStreamCreateWithFlags", 1) for _ in range(3)]
         self._idle = self._made("cudaEventCreateWithFlags", 2)
         self._seed = self._draws = 0
         self.is_recording = self.generator_records = self.recording_is_invalid = False
@@ -214,19 +214,19 @@ class FakeCuda(_cuda.Cuda):
         return handle
 
     @property
-    def compute_stream(self) -> int:
-        return int(self._streams[0].value or 0)
+    def compute_stream(self) -> _native.DeviceStream:
+        return _native.DeviceStream(self.streams[0].value or 0)
 
     @property
-    def batch_stream(self) -> int:
-        return int(self._streams[1].value or 0)
+    def batch_stream(self) -> _native.DeviceStream:
+        return _native.DeviceStream(self.streams[1].value or 0)
 
     @property
-    def side_stream(self) -> int:
+    def side_stream(self) -> _native.DeviceStream:
         """A stream of the model's own."""
-        return int(self._streams[2].value or 0)
+        return _native.DeviceStream(self.streams[2].value or 0)
 
-    def current_stream(self) -> int:
+    def current_stream(self) -> _native.DeviceStream:
         return self.compute_stream
 
     @contextlib.contextmanager
@@ -239,7 +239,7 @@ class FakeCuda(_cuda.Cuda):
     def catch_up(self) -> None:
         if self.hangs:
             return
-        self.runtime.cudaEventRecord(self._idle, self._streams[0])
+        self.runtime.cudaEventRecord(self._idle, self.streams[0])
         while (code := self.runtime.cudaEventQuery(self._idle)) == NOT_READY:
             pass
         if code != 0:

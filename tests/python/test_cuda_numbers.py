@@ -370,7 +370,7 @@ class Beside(nn.Module):
         fake, target = FakeCuda.current, torch.zeros(4)
         fake.current_stream = lambda: fake.side_stream  # type: ignore[method-assign]
         to, from_ = ctypes.c_void_p(target.data_ptr()), ctypes.c_void_p(self.values.data_ptr())
-        assert fake.runtime.cudaMemcpyAsync(to, from_, ctypes.c_size_t(16), 1, ctypes.c_void_p(fake.side_stream)) == 0
+        assert fake.runtime.cudaMemcpyAsync(to, from_, ctypes.c_size_t(16), 1, fake.streams[2]) == 0
         return target
 
 

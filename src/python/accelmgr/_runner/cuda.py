@@ -100,7 +100,7 @@ class Graph:
 
 
 class Cuda:
-    """The GPU of this process, opened. Streams are raw addresses."""
+    """The GPU of this process, opened."""
 
     library = ""
     """The path of CUDA's runtime; empty for the one that torch uses."""
@@ -125,17 +125,17 @@ class Cuda:
         self._batches = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     @property
-    def compute_stream(self) -> int:
+    def compute_stream(self) -> _native.DeviceStream:
         """The stream on which the replica computes."""
-        return int(self._compute.cuda_stream)
+        return _native.DeviceStream(self._compute.cuda_stream)
 
     @property
-    def batch_stream(self) -> int:
+    def batch_stream(self) -> _native.DeviceStream:
         """The stream on which batches come."""
-        return int(self._batches.cuda_stream)
+        return _native.DeviceStream(self._batches.cuda_stream)
 
-    def current_stream(self) -> int:
-        return int(torch.cuda.current_stream().cuda_stream)
+    def current_stream(self) -> _native.DeviceStream:
+        return _native.DeviceStream(torch.cuda.current_stream().cuda_stream)
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:

@@ -79,7 +79,7 @@ class CudaGradientHooks(Gradients):
         dense = dense.to(parameter.dtype).contiguous().resolve_neg()
         self._copied[index] = dense
         self._told[index] = True
-        self._transport.written(index, dense.data_ptr())
+        self._transport.written(index, dense)
 
     def of_last_micro_batch(self) -> bool:
         return self._sink.last_micro_batch()
@@ -119,7 +119,7 @@ class CudaGradientHooks(Gradients):
             assert gradient is not None
             self._told[index] = True
             self._copied[index] = gradient
-            self._transport.written(index, gradient.data_ptr(), in_graph=True)
+            self._transport.written(index, gradient, in_graph=True)
 
     def forget(self) -> None:
         self._copied, self._order = {}, []

@@ -322,8 +322,8 @@ class Replica:
     def load_parameters(self) -> None:
         """Nothing is to be done where the model's parameters are the master's."""
 
-    def team_member(self) -> int | str:
-        """The address of its device's part in teams (src/engine/device/team_member.hpp), or why there is none."""
+    def team_member(self) -> _native.TeamMember | str:
+        """Its device's part in teams, or why there is none."""
         return "this device has no part in teams"
 
     def run(self, fields: list[Field], divisor: float) -> None:

@@ -141,7 +141,7 @@ class CudaReplica(DeviceReplica):
             if self._layers is not None:
                 self._layers.loaded()
 
-    def team_member(self) -> int | str:
+    def team_member(self) -> _native.TeamMember | str:
         try:
             return self._transport.team_member(self._cuda.nccl)
         except UsageError as error:
@@ -232,8 +232,8 @@ class CudaReplica(DeviceReplica):
 
     # Memory of the device
 
-    def _move_parameters(self, places: list[Place], shared: list[tuple[int, int]]) -> list[int]:
-        """Moves the parameters to the device, without values. Returns the addresses of those with own memory, or 0."""
+    def _move_parameters(self, places: list[Place], shared: list[tuple[int, int]]) -> list[torch.Tensor | None]:
+        """Moves the parameters to the device, without values. Returns the memory of those that have their own."""
         self._note_rounding(places)
         twins = {
             index: self._cuda.empty(parameter.shape, getattr(torch, places[index][1]))
@@ -248,14 +248,16 @@ class CudaReplica(DeviceReplica):
                 parameter.data = torch.as_strided(twins[owner], parameter.shape, places[index][2], offset)
         self._addresses = [parameter.data_ptr() for parameter in self._parameters]
         self._versions = [parameter._version for parameter in self._parameters]
-        return [twins[index].data_ptr() if index in twins else 0 for index in range(len(self._parameters))]
+        return [twins.get(index) for index in range(len(self._parameters))]
 
     def _move_buffers(self) -> None:
         for buffer in self._device_buffers:
             self._session_buffers.append(torch.empty(buffer.shape, dtype=buffer.dtype))
             buffer.data = self._cuda.empty(buffer.shape, buffer.dtype)
 
-    def _staged(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
+    def _staged(
+        self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> list[tuple[torch.Tensor, int]]:
         """Copies tensors to memory that the device reads. Returns how they get to their targets, which are dense."""
         offsets, size = places_in(tensors)
         memory = self._transport.stage(size)
@@ -263,7 +265,7 @@ class CudaReplica(DeviceReplica):
             raise Abandoned
         for tensor, offset in zip(tensors, offsets, strict=True):
             tensor_in(memory, offset, tensor).copy_(tensor)
-        return [(target.data_ptr(), offset, target.nbytes) for target, offset in zip(targets, offsets, strict=True)]
+        return list(zip(targets, offsets, strict=True))
 
     def _bring_buffers(self) -> None:
         if not self._has_buffers and self._session_buffers:
@@ -311,8 +313,7 @@ class CudaReplica(DeviceReplica):
         numbers = torch.cat([*(number.reshape(1).to(torch.float64) for number in self._numbers()), magnitudes])
         tensors = [numbers, *(buffer.contiguous() for buffer in self._device_buffers)]
         offsets, size = places_in(tensors)
-        parts = [(tensor.data_ptr(), offset, tensor.nbytes) for tensor, offset in zip(tensors, offsets, strict=True)]
-        memory = self._transport.read(parts, size)
+        memory = self._transport.read(list(zip(tensors, offsets, strict=True)), size)
         if not self._transport.finish():
             raise Abandoned
         read = tensor_in(memory, 0, numbers).clone()
