@@ -122,6 +122,7 @@ class CudaTransport {
     device_.record(joined_, stream.handle);
     device_.wait(compute_, joined_);
   }
+  bool rounds(std::size_t index) const { return gradients_.rounds(index); }
   void complete_in_graph(std::size_t index) {
     auto& event = complete_[index];
     if (event == nullptr) event = device_.make_event();
@@ -129,7 +130,9 @@ class CudaTransport {
   }
   void written(std::size_t index, nb::handle gradient, bool in_graph) {
     const auto& entry = sink_.manifest->tensors.at(index);
-    const auto* memory = memory_of(gradient, entry.elements() * session::bytes_of(entry.types.gradient));
+    const auto* memory =
+        memory_of(gradient, entry.elements() *
+                                session::bytes_of(rounds(index) ? entry.types.slab : entry.types.gradient));
     unlocked([&] { gradients_.written(index, memory, in_graph ? &complete_.at(index) : nullptr); });
   }
 
@@ -223,6 +226,10 @@ void bind_device(nb::module_& module) {
            "The same behind the work that is queued, for targets that it may still use.")
       .def("join", &CudaTransport::join, "stream"_a,
            "What is computed from now on begins after the work that is queued on `stream`.")
+      .def("rounds", &CudaTransport::rounds, "index"_a,
+           "Whether written() takes the gradient of parameter `index` rounded to bfloat16 in this attempt, "
+           "and a "
+           "complex number as two.")
       .def("complete_in_graph", &CudaTransport::complete_in_graph, "index"_a,
            "What was recorded so far completes the gradient of parameter `index`, in the graph under way.")
       .def("written", &CudaTransport::written, "index"_a, "gradient"_a, "in_graph"_a = false,

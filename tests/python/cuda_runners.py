@@ -122,12 +122,14 @@ class Outside:
         self._storage = StorageWeakRef(tensor.untyped_storage())
         self._form = tensor.storage_offset(), tensor.shape, tensor.stride()
         self._dtype = tensor.dtype
+        self._is_conj = tensor.is_conj()
 
     def tensor(self) -> torch.Tensor:
         storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
         if storage is None:
             raise RuntimeError("CUDA error: a graph uses memory that was freed")
-        return torch.empty(0, dtype=self._dtype).set_(storage, *self._form)
+        tensor = torch.empty(0, dtype=self._dtype).set_(storage, *self._form)
+        return tensor.conj() if self._is_conj else tensor
 
 
 def inside(value: Any) -> Any:

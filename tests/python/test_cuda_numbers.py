@@ -271,6 +271,29 @@ def test_gradients_that_are_not_finite_are_found_on_the_device(capfd):
     assert [int(name) for name in named] == [index for index in range(len(DTYPES)) for _ in range(3)]
 
 
+class Conjugated(nn.Module):
+    """Its parameter's gradient is a view that torch conjugates when it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, dtype=torch.complex64))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return (self.weight.conj() * torch.view_as_complex(values)).real.sum()
+
+
+@pytest.mark.parametrize("options", [{}, {"runners__cuda_graph": "auto"}, {"gradients": {"slab_dtype": "bf16"}}])
+def test_gradients_that_are_conjugated_views_are_read_as_such(options):
+    model, values = Conjugated(), torch.randint(-9, 9, (1, 5, 2)).float()
+    plain = copy.deepcopy(model)
+    plain(values).backward()
+    assert plain.weight.grad.is_conj()
+    with start(model, values.repeat(100, 1, 1), nprocs=1, batch_size_per_device=1, **options) as manager:
+        for _ in range(5):
+            manager.step(accumulate=False)
+            assert torch.equal(manager.model.weight.grad, plain.weight.grad)
+
+
 class Packed(nn.Module):
     """Takes sequences of several lengths, packed, and beside them an object that torch knows nothing of."""
 

@@ -22,6 +22,7 @@ GradientCopies::GradientCopies(Device& device, const session::Manifest& manifest
       timeout_s_(timeout_s),
       staged_(sink.slab().empty()),
       plan_(manifest),
+      slab_serves_teams_(plan_.is_of_slabs(manifest)),
       parameters_(manifest.tensors.size()) {
   for (const auto& entry : entries_)
     bytes_.push_back(entry.has_room() ? entry.elements() * session::bytes_of(entry.types.gradient) : 0);
@@ -56,7 +57,14 @@ void GradientCopies::register_slab() {
   }
 }
 
-std::byte* GradientCopies::memory() const { return (staged_ ? staging_.span() : sink_.slab()).data(); }
+std::byte* GradientCopies::team_memory() const {
+  return (staged_ || !slab_serves_teams_ ? staging_.span() : sink_.slab()).data();
+}
+
+bool GradientCopies::rounds(std::size_t index) const {
+  const auto& types = entries_[index].types;
+  return !staged_ && team_ == nullptr && types.slab != types.gradient;
+}
 
 /// Makes the staging memory large enough for what is trained now; true if it has moved. The registered slab
 /// has no room for an unfrozen parameter. A copy to other memory blocks this thread, and CUDA refuses one
@@ -68,7 +76,8 @@ bool GradientCopies::make_room() {
     end = std::max(end, plan_.place(i) + bytes_[i]);
     staged_ = staged_ || entries_[i].group == session::Group::frozen;
   }
-  if (!staged_ || end <= staging_.span().size()) return false;
+  const bool needed = staged_ || (team_ != nullptr && !slab_serves_teams_);
+  if (!needed || end <= staging_.span().size()) return false;
   staging_.grow(device_, end);
   return true;
 }
@@ -77,13 +86,14 @@ bool GradientCopies::make_room() {
 void GradientCopies::place_gradients() {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (entries_[i].has_room())
-      parameters_[i].place = staged_ ? memory() + plan_.place(i) : sink_.place_of(i);
+      parameters_[i].place = staged_ ? staging_.span().data() + plan_.place(i) : sink_.place_of(i);
 }
 
 void GradientCopies::join(DeviceCollectives& collectives, session::RankMask team) {
   leave();
   team_ = std::make_unique<GradientShards>(
-      GradientShards::Parts{device_, manifest_, sink_, memory(), compute_, copies_.get()}, collectives, team);
+      GradientShards::Parts{device_, manifest_, sink_, team_memory(), compute_, copies_.get()}, collectives,
+      team);
 }
 
 void GradientCopies::leave() { team_.reset(); }
@@ -125,11 +135,11 @@ bool GradientCopies::await_left_work() {
 
 bool GradientCopies::begin_attempt() {
   if (!await_left_work()) return false;
-  if (make_room()) {
-    place_gradients();
-    if (team_ != nullptr) team_->move(memory());
+  if (make_room()) place_gradients();
+  if (team_ != nullptr) {
+    team_->move(team_memory());
+    team_->begin_attempt();
   }
-  if (team_ != nullptr) team_->begin_attempt();
   for (auto& parameter : parameters_) parameter.gradient = nullptr, parameter.complete = false;
   for (auto& bucket : buckets_) bucket.incomplete = bucket.parameters.size(), bucket.queued = false;
   on_the_way_.clear();
@@ -164,8 +174,8 @@ void GradientCopies::queue(std::size_t index, const Event* complete) {
   device_.wait(copies_.get(), complete == nullptr ? bucket.ready : *complete);
   for (const auto i : bucket.parameters)
     if (parameters_[i].gradient != nullptr)
-      device_.copy(parameters_[i].place, parameters_[i].gradient, bytes_[i], Direction::to_host,
-                   copies_.get());
+      device_.copy(parameters_[i].place, parameters_[i].gradient,
+                   rounds(i) ? entries_[i].slab_bytes() : bytes_[i], Direction::to_host, copies_.get());
   device_.record(bucket.arrived, copies_.get());
   on_the_way_.push_back(index);
 }

@@ -8,10 +8,10 @@
 // was left has queued.
 //
 // Gradients travel in buckets, in the order in which they became ready in the first attempt. The values go
-// straight to the slab if the sink has one of their dtypes. Otherwise (a bfloat16 slab, or one that cannot be
-// registered), and once a parameter is unfrozen, they go to staging memory, and the sink captures them from
-// there: it rounds once, after the sum over the micro-batches, where a replica in host memory rounds after
-// each.
+// straight to the slab; for one of bfloat16 the replica rounds them on the device (rounds()). If the slab
+// cannot be registered, and once a parameter is unfrozen, they go to staging memory as they are, and the sink
+// captures them from there. Either way they are rounded once, after the sum over the micro-batches, where a
+// replica in host memory rounds after each.
 //
 // In a team, the devices sum up their gradients first, and each copies its shards only (gradient_shards.hpp).
 #pragma once
@@ -36,8 +36,8 @@ namespace accelmgr::device {
 class GradientCopies {
  public:
   /// Registers the sink's slab. If the driver refuses that (a sandbox, or a limit of locked memory),
-  /// gradients are staged, and the log says so. Gradients have the dtypes of the parameters in runners;
-  /// kernels run on `compute`. A wait for the device that takes longer than `timeout_s` means that it hangs.
+  /// gradients are staged, and the log says so. Kernels run on `compute`. A wait for the device that takes
+  /// longer than `timeout_s` means that it hangs.
   GradientCopies(Device& device, const session::Manifest& manifest, replica::Sink& sink, StreamHandle compute,
                  double timeout_s);
   ~GradientCopies();
@@ -54,6 +54,9 @@ class GradientCopies {
   /// take as long as if it had not been left, and what takes longer hangs. Returns false if the sink does not
   /// want this attempt meanwhile; the gradients of the other must stay until the next call then.
   [[nodiscard]] bool begin_attempt();
+  /// Whether written() takes the gradient of parameter `index` rounded to bfloat16 in this attempt: to
+  /// nearest even, and a complex number as two. Otherwise it has the dtype that the parameter has in runners.
+  bool rounds(std::size_t index) const;
   /// Work of the attempt is queued on the compute stream from now on.
   void begin_work() noexcept;
 
@@ -91,7 +94,7 @@ class GradientCopies {
     bool queued = false;
   };
 
-  std::byte* memory() const;
+  std::byte* team_memory() const;
   bool await_left_work();
   bool make_room();
   void register_slab();
@@ -108,9 +111,10 @@ class GradientCopies {
   replica::Sink& sink_;
   StreamHandle compute_;
   double timeout_s_;
-  bool staged_;
+  bool staged_;  ///< All gradients go to staging memory. For a team, they may do so anyway.
   session::ShardPlan plan_;
-  std::vector<std::uint64_t> bytes_;  ///< The size of each parameter's gradient.
+  bool slab_serves_teams_;
+  std::vector<std::uint64_t> bytes_;  ///< The size of each parameter's gradient, before it is rounded.
   // Members are destroyed in reverse order: streams and events first, then the registrations.
   PinnedPages staging_;
   Registration registration_;

@@ -74,10 +74,10 @@ class Sink : public base::Waiter {
   // those with Inf or NaN: they are looked at where they are, and not again here. A parameter is given either
   // way in an attempt, not both ways.
 
-  /// The memory in which all places lie. Empty if gradients can only be captured, for instance because the
-  /// slab has another dtype.
+  /// The memory in which all places lie. Empty if gradients can only be captured.
   virtual std::span<std::byte> slab() { return {}; }
-  /// Where the gradient of parameter `index` belongs: dense, row-major. Valid if slab() is not empty.
+  /// Where the gradient of parameter `index` belongs: dense, row-major, in the slab's dtype. Valid if slab()
+  /// is not empty.
   virtual std::byte* place_of(std::size_t) { return nullptr; }
   /// The gradients of these parameters are in their places.
   virtual void arrived(std::span<const std::size_t>) {}
@@ -93,8 +93,8 @@ class Sink : public base::Waiter {
   virtual bool is_stale(std::size_t) { return true; }
 
   /// The devices of `team` have summed up their gradients, and these bytes are a shard of the sum that this
-  /// rank has of it, as session::ShardPlan places it. They are in their place, if slab() is not empty;
-  /// otherwise they are copied. In such an attempt all ranks of the team give all their shards, and nothing
+  /// rank has of it, as session::ShardPlan places it. They may be in their place already, and are copied
+  /// otherwise. In such an attempt all ranks of the team give all their shards, and nothing
   /// by capture() or arrived().
   virtual void shard(session::RankMask, session::Bytes, const std::byte*) {}
 

@@ -24,19 +24,18 @@ class Gradients {
   void begin(std::uint64_t attempt);
   /// Captures the gradient of parameter `index`. Throws ModelError when there is no such parameter.
   void capture(std::size_t index, const void* gradient);
-  /// Where a device writes the gradient of parameter `index`, in the parameter's dtype. Throws ModelError
-  /// when there is no such parameter.
+  /// Where a device writes the gradient of parameter `index`, in the slab's dtype. Throws ModelError when
+  /// there is no such parameter.
   std::byte* place_of(std::size_t index) const;
-  /// The gradients of the parameters that are trained from the start, for a device that writes them, placed
-  /// as session::ShardPlan does. Empty if a slab has another dtype than a parameter.
+  /// The gradients of the parameters that are trained from the start, for a device that writes them.
   std::span<std::byte> slab() const noexcept;
   /// Counts gradients that lie in their places as captured. Throws ModelError when there is no such
   /// parameter, or when the attempt has a gradient of it already.
   void arrived(std::span<const std::size_t> indices);
   /// The gradient of parameter `index` is not finite.
   void note_nonfinite(std::size_t index);
-  /// Takes a shard of the sum over a team, which may lie in its place already. Counts what it has a part of as
-  /// captured.
+  /// Takes a shard of the sum over a team, which may lie in its place already. Counts what it has a part of
+  /// as captured.
   void shard(const session::Bytes& shard, const std::byte* sums);
   /// See replica::Sink.
   bool is_trained(std::size_t index) const noexcept;

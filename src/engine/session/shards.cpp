@@ -26,6 +26,14 @@ ShardPlan::ShardPlan(const Manifest& manifest, Of of) {
   std::ranges::sort(sorted_, {}, &Bytes::first);
 }
 
+bool ShardPlan::is_of_slabs(const Manifest& manifest) const noexcept {
+  for (std::size_t i = 0; i < places_.size(); ++i)
+    if (const auto& entry = manifest.tensors[i];
+        entry.has_room() && (entry.types.slab != entry.types.gradient || entry.slab != places_[i]))
+      return false;
+  return true;
+}
+
 /// Makes buckets of tensors that lie together.
 void ShardPlan::cut(const Manifest& manifest, std::span<const std::size_t> tensors, BucketRule& rule,
                     bool each_alone) {

@@ -61,6 +61,8 @@ class ShardPlan {
   std::uint64_t place(std::size_t tensor) const noexcept { return places_[tensor]; }
   /// The end of the last of them.
   std::uint64_t bytes() const noexcept { return bytes_; }
+  /// Whether slabs hold the gradients as runners have them: there, and in the same dtypes.
+  bool is_of_slabs(const Manifest& manifest) const noexcept;
 
   /// In the order in which they travel: that in which backward usually completes gradients, the last one
   /// first; then the parameters without weight decay, which are small. All tensors of a bucket have one

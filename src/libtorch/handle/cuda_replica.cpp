@@ -43,6 +43,12 @@ at::Tensor largest_magnitudes(const std::vector<at::Tensor>& tensors) {
   return at::stack(at::_foreach_norm(real, std::numeric_limits<double>::infinity()));
 }
 
+/// In bfloat16; a complex number is two.
+at::Tensor rounded(const at::Tensor& gradient) {
+  const auto real = gradient.is_complex() ? at::view_as_real(gradient) : gradient;
+  return real.to(at::kBFloat16);
+}
+
 /// For waits whose result is needed even if the attempt is over: what follows relies on it.
 class SignsOfLife final : public replica::Sink {
  public:
@@ -229,7 +235,8 @@ void CudaReplica::run(std::span<const replica::Field> batch, double divisor) {
 void CudaReplica::complete(std::size_t index, const at::Tensor& parameter) {
   if (parameter.grad().is_sparse()) parameter.mutable_grad() = parameter.grad().to_dense();
   if (collecting_ ? gradients_[index].defined() : !sink_->last_micro_batch()) return;
-  gradients_[index] = dense_gradient(parameter);
+  const auto dense = dense_gradient(parameter);
+  gradients_[index] = gradient_copies_->rounds(index) ? rounded(dense) : dense;
   gradient_copies_->written(index, memory_of(gradients_[index]));
 }
 

@@ -11,7 +11,7 @@ namespace accelmgr::libtorch {
 
 at::Tensor dense_gradient(const at::Tensor& parameter) {
   const auto dense = parameter.grad().is_sparse() ? parameter.grad().to_dense() : parameter.grad();
-  return dense.is_contiguous() ? dense : dense.contiguous();
+  return dense.contiguous().resolve_conj().resolve_neg();
 }
 
 using torch::autograd::PostAccumulateGradHook;

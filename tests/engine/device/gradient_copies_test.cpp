@@ -91,6 +91,29 @@ TEST(GradientCopies, OfAllDtypesComeToTheirPlaces) {
   }
 }
 
+// Half of the bytes of float32 are copied, and the host rounds nothing.
+TEST(GradientCopies, ForSlabsOfBfloat16AreRoundedOnTheDevice) {
+  for (const bool records : {false, true}) {
+    Rig rig(
+        {.counts = {3000, 17, 400}, .records = records, .is_mixed = true, .precision = {.bf16_slabs = true}});
+    ASSERT_TRUE(rig.copies->rounds(0));
+    for (const float value : {1.0F, 7.0F}) {
+      const auto before = rig.fake.copied(device::Direction::to_host);
+      rig.begin(value);
+      rig.micro_batch(1, true, false, mixed_and_trained);
+      rig.micro_batch(2, false, true, mixed_and_trained);
+      ASSERT_TRUE(rig.copies->finish());
+      EXPECT_EQ(rig.sink.seen.size(), mixed_and_trained.size());
+      std::uint64_t bytes = 0;
+      for (const auto i : mixed_and_trained) {
+        EXPECT_EQ(rig.sink.seen[i], rig.expected(i, 2 * value + 3 + float(i))) << i;
+        bytes += rig.manifest.tensors[i].slab_bytes();
+      }
+      EXPECT_EQ(rig.fake.copied(device::Direction::to_host) - before, bytes);
+    }
+  }
+}
+
 // A runner in bfloat16 gives bfloat16 gradients of float32 parameters.
 TEST(GradientCopies, HaveTheDtypeThatParametersHaveInRunners) {
   Rig rig(

@@ -95,6 +95,7 @@ class Rig {
       const auto bytes = entry.count * size_of(entry.runner_dtype);
       targets.push_back(parameters.emplace_back(device.allocate(bytes)).get());
       gradients.push_back(device.allocate(bytes));
+      rounded.push_back(device.allocate(entry.has_room() ? entry.slab_bytes() : 1));
       complete.push_back(device.make_event());
     }
     loss = device.allocate(sizeof(float));
@@ -138,18 +139,25 @@ class Rig {
           return (first ? 0 : before) + value[e] + double(added);
         });
       });
+      if (copies->rounds(i))
+        fake.launch(compute.get(), [this, i] {
+          const auto& entry = manifest.tensors[i];
+          session::best_kernels().capture_copy(rounded[i].get(), gradients[i].get(), entry.elements(),
+                                               entry.types);
+        });
       if (recorded) {
         device.record_in_graph(complete[i], compute.get());
       } else {
-        copies->written(i, gradients[i].get());
+        copies->written(i, told(i));
       }
     }
     fake.launch(compute.get(),
                 [this, first] { *floats(loss) = (first ? 0 : *floats(loss)) + *floats(parameters[0]); });
     if (!recorded) return;
     fake.launch(compute.get(), *fake.end_graph(compute.get()));
-    for (const auto i : used) copies->written(i, gradients[i].get(), &complete[i]);
+    for (const auto i : used) copies->written(i, told(i), &complete[i]);
   }
+  const std::byte* told(std::size_t i) const { return (copies->rounds(i) ? rounded : gradients)[i].get(); }
   std::vector<double> expected(std::size_t parameter, float value) const {
     return std::vector<double>(manifest.tensors[parameter].elements(), value + float(parameter));
   }
@@ -163,6 +171,7 @@ class Rig {
   device::Stream compute = device.make_stream();
   std::vector<replica::Place> places;
   std::vector<device::Memory> parameters, gradients;
+  std::vector<device::Memory> rounded;  ///< Gradients for slabs of bfloat16.
   std::vector<device::Event> complete;  ///< Of each gradient in a graph.
   device::Memory loss;
   std::optional<device::ParameterUpload> upload;

@@ -124,12 +124,6 @@ TEST_F(GradientsTest, AGradientArrivesOnceInAnAttempt) {
   EXPECT_EQ(tag(1), 2u);
 }
 
-TEST_F(GradientsTest, ADeviceWritesIntoNoSlabOfAnotherDtype) {
-  manifest.set_precision({.bf16_slabs = true});
-  auto narrow = make_session();
-  EXPECT_TRUE(Gradients({narrow, 0}, manifest).slab().empty());
-}
-
 /// A session with parameters of all dtypes.
 class MixedGradientsTest : public GradientsTest {
  protected:

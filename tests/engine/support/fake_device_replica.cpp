@@ -45,8 +45,10 @@ void FakeDeviceReplica::bind(const session::Manifest& manifest, std::span<const 
   device_.emplace(FakeCuda::runtime(), 0);
   compute_ = device_->make_stream();
   const auto targets = allocate_parameters(places);
-  for (const auto& parameter : network_->parameters())
-    sums_.push_back(device_->allocate(parameter.gradient.size()));
+  for (std::size_t i = 0; i < network_->parameters().size(); ++i) {
+    sums_.push_back(device_->allocate(network_->parameters()[i].gradient.size()));
+    rounded_.push_back(device_->allocate(manifest.tensors[i].slab_bytes()));
+  }
   summed_.resize(sums_.size());
   upload_.emplace(*device_, manifest, places, targets, sink, compute_.get());
   copies_.emplace(*device_, manifest, sink, compute_.get(), timeout_s_);
@@ -111,7 +113,14 @@ void FakeDeviceReplica::run(std::span<const replica::Field> batch, double diviso
   for (std::size_t i = parameters.size(); i-- > 0;) {
     if (!network_->uses(i, batch)) continue;
     launch_sum(i);
-    copies_->written(i, sums_[i].get());
+    if (copies_->rounds(i)) {
+      launch([this, i] {
+        const auto& entry = manifest_->tensors[i];
+        session::best_kernels().capture_copy(rounded_[i].get(), sums_[i].get(), entry.elements(),
+                                             entry.types);
+      });
+    }
+    copies_->written(i, (copies_->rounds(i) ? rounded_ : sums_)[i].get());
   }
 }
 

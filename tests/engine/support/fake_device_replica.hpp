@@ -63,9 +63,10 @@ class FakeDeviceReplica final : public replica::Replica {
   replica::Sink* sink_ = nullptr;
   std::optional<device::Device> device_;
   device::Stream compute_;
-  std::vector<device::Memory> memory_;  ///< Values of the parameters.
-  std::vector<device::Memory> sums_;    ///< Gradients of the attempt.
-  std::vector<char> summed_;            ///< Whether the sum of a parameter has begun.
+  std::vector<device::Memory> memory_;   ///< Values of the parameters.
+  std::vector<device::Memory> sums_;     ///< Gradients of the attempt.
+  std::vector<device::Memory> rounded_;  ///< The same for slabs of bfloat16.
+  std::vector<char> summed_;             ///< Whether the sum of a parameter has begun.
   std::optional<device::ParameterUpload> upload_;
   std::optional<device::GradientCopies> copies_;
   std::function<device::Nccl()> nccl_;

@@ -63,7 +63,16 @@ TEST_P(CudaReplicaOf, GivesThemOnStreamsThatRunAtTheSameTime) {
   expect_same(train(cuda, kind, 3, 6), train(cpu, kind, 3, 6));
 }
 
-// Into a bfloat16 slab the sums over micro-batches are captured, by the host.
+// Of one micro-batch: of several, a device rounds the sum, and a replica in host memory rounds after each.
+TEST_P(CudaReplicaOf, GivesThemInABfloat16Slab) {
+  const std::string kind = GetParam();
+  const session::Precision precision{.bf16_slabs = true};
+  CpuRig cpu(kind, true, Autocast::off, precision);
+  CudaRig cuda({.kind = kind, .precision = precision});
+  expect_same(train(cuda, kind, 1), train(cpu, kind, 1));
+  EXPECT_GT(cuda->sink.arrivals, 0) << "the device rounds";
+}
+
 TEST_P(CudaReplicaOf, GivesThemWhereGradientsAreCaptured) {
   const std::string kind = GetParam();
   CpuRig cpu(kind, /*has_slab=*/false);

@@ -151,6 +151,7 @@ class CudaRig {
     FakeCuda::Execution execution = FakeCuda::Execution::stepped;
     std::uint64_t seed = 0;
     bool has_slab = true;
+    session::Precision precision = {};
     double step_timeout = 30;
     Autocast autocast = Autocast::off;
     std::function<std::unique_ptr<Model>(const Config&)> make = make_bench_model;
@@ -163,7 +164,7 @@ class CudaRig {
     bench.emplace(std::make_unique<libtorch::CudaReplica>(
                       config, std::make_unique<LateModel>(options.make(config), fake), at::Device(at::kCPU),
                       FakeCuda::runtime()),
-                  options.has_slab);
+                  options.has_slab, options.precision);
   }
   ReplicaBench* operator->() { return &*bench; }
 
@@ -175,9 +176,10 @@ class CudaRig {
 /// The replica in host memory, of the same model.
 class CpuRig {
  public:
-  explicit CpuRig(const std::string& kind, bool has_slab = true, Autocast autocast = Autocast::off)
+  explicit CpuRig(const std::string& kind, bool has_slab = true, Autocast autocast = Autocast::off,
+                  const session::Precision& precision = {})
       : config(bench_config(kind)),
-        bench(std::make_unique<libtorch::Replica>(config, make_bench_model(config)), has_slab) {
+        bench(std::make_unique<libtorch::Replica>(config, make_bench_model(config)), has_slab, precision) {
     config.runners.autocast = autocast;
   }
   ReplicaBench* operator->() { return &bench; }

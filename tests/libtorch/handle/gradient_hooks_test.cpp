@@ -1,10 +1,14 @@
 #include "libtorch/handle/gradient_hooks.hpp"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/complex.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/real.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
@@ -96,6 +100,16 @@ class GradientHooksTest : public testing::Test {
     return {plain.w1.grad(), plain.b1.grad(), plain.w2.grad()};
   }
 };
+
+TEST(DenseGradient, OfAConjugatedViewHasItsValues) {
+  const auto parameter = at::ones({3}, at::kComplexFloat).requires_grad_();
+  const auto factors = at::complex(at::ones({3}), at::arange(3.0F));
+  at::real(parameter.conj().mul(factors)).sum().backward();
+  ASSERT_TRUE(parameter.grad().is_conj());
+  const auto dense = dense_gradient(parameter);
+  EXPECT_FALSE(dense.is_conj());
+  EXPECT_TRUE(at::equal(dense, parameter.grad().resolve_conj()));
+}
 
 TEST_F(GradientHooksTest, TheSinkHasTheGradientAndTheParameterNone) {
   const auto x = at::randn({3, width});

@@ -84,12 +84,14 @@ class ReplicaBench {
     bool operator==(const Result&) const = default;
   };
 
-  explicit ReplicaBench(std::unique_ptr<replica::Replica> made, bool has_slab = true)
+  explicit ReplicaBench(std::unique_ptr<replica::Replica> made, bool has_slab = true,
+                        const session::Precision& precision = {})
       : replica(std::move(made)) {
     auto tensors = replica::tensors_of(replica->describe());
     manifest = std::move(tensors.manifest);
     sink.manifest = &manifest;
     sink.has_slab = has_slab;
+    manifest.set_precision(precision);
     const auto bytes = manifest.place_tensors();
     sink.memory = std::make_unique<Pages>(bytes.slab_room);
     master = std::make_unique<Pages>(bytes.parameters);

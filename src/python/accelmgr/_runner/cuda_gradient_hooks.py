@@ -15,9 +15,7 @@ from accelmgr.errors import DeviceError, ModelError
 
 
 def real_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Its real numbers; 0 if it has none."""
-    if gradient.numel() == 0:
-        return gradient.new_zeros(1, dtype=torch.float32)
+    """Its real numbers."""
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient
 
 
@@ -69,14 +67,17 @@ class CudaGradientHooks(Gradients):
         """Whether the transport may copy its memory as it is."""
         parameter = self._parameters[index]
         same = gradient.shape == parameter.shape and gradient.dtype == parameter.dtype
-        return same and gradient.is_contiguous() and not gradient.is_neg()
+        dense = gradient.is_contiguous() and not gradient.is_conj() and not gradient.is_neg()
+        return same and dense and not self._transport.rounds(index)
 
     def _tell(self, index: int, gradient: torch.Tensor) -> None:
         parameter = self._parameters[index]
         dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
         if dense.shape != parameter.shape:  # A hook has called resize_().
             raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
-        dense = dense.to(parameter.dtype).contiguous().resolve_neg()
+        dense = dense.to(parameter.dtype).contiguous().resolve_conj().resolve_neg()
+        if self._transport.rounds(index):
+            dense = real_of(dense).to(torch.bfloat16)
         self._copied[index] = dense
         self._told[index] = True
         self._transport.written(index, dense)
@@ -115,6 +116,8 @@ class CudaGradientHooks(Gradients):
         self._sink.backward_begins()
         self._order = order
         for index in complete:
+            if self._transport.rounds(index):  # It was recorded in a team.
+                continue
             gradient = self._parameters[index].grad
             assert gradient is not None
             self._told[index] = True
@@ -139,5 +142,7 @@ class CudaGradientHooks(Gradients):
         """Parameters, and the largest magnitude in the gradient of each: Inf or NaN if it has one. After rest()."""
         if not self._copied:
             return [], torch.empty(0, dtype=torch.float64, device=self._cuda.device)
-        found = torch._foreach_norm([real_of(gradient) for gradient in self._copied.values()], torch.inf)
+        zero = torch.zeros(1, device=self._cuda.device)  # In the place of one without elements.
+        copied = [real_of(each) if each.numel() else zero for each in self._copied.values()]
+        found = torch._foreach_norm(copied, torch.inf)
         return list(self._copied), torch.stack(found).to(torch.float64)

@@ -369,7 +369,7 @@ class Replica:
         return torch.autocast(self._device_type, dtype=dtype, cache_enabled=torch.is_autocast_cache_enabled())
 
     def _divided(self, loss: torch.Tensor, divisor: float | torch.Tensor) -> torch.Tensor:
-        return loss.div(divisor)
+        return loss.div(divisor).to(loss.dtype)
 
     def _inputs(self, fields: list[Field]) -> Any:
         if fields[0][0] == PICKLED:

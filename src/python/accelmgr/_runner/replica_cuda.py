@@ -163,7 +163,7 @@ class CudaReplica(DeviceReplica):
                 else:
                     if self._layers is not None:
                         self._layers.finish()  # A graph waits for no layer.
-                    own = torch.full((), divisor, dtype=self._parameters[0].dtype, device=self._device)
+                    own = torch.full((), divisor, dtype=torch.float64, device=self._device)
                     last = self._hooks.of_last_micro_batch()
                     numbers = self._graphs.run(inputs, own, last, self._compute)
                 self._note(*numbers, divisor)
