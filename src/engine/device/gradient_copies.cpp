@@ -28,7 +28,6 @@ GradientCopies::GradientCopies(Device& device, const session::Manifest& manifest
     bytes_.push_back(entry.has_room() ? entry.elements() * session::bytes_of(entry.types.gradient) : 0);
   if (!staged_) register_slab();
   make_room();
-  place_gradients();
   copies_ = device.make_stream();
   computed_ = device.make_event();
   // Until the first attempt shows the order: backward usually comes to the last parameters first.
@@ -66,10 +65,10 @@ bool GradientCopies::rounds(std::size_t index) const {
   return !staged_ && team_ == nullptr && types.slab != types.gradient;
 }
 
-/// Makes the staging memory large enough for what is trained now; true if it has moved. The registered slab
-/// has no room for an unfrozen parameter. A copy to other memory blocks this thread, and CUDA refuses one
-/// that begins in the last registered page. So gradients are staged from then on.
-bool GradientCopies::make_room() {
+/// Makes the staging memory large enough for what is trained now. The registered slab has no room for an
+/// unfrozen parameter. A copy to other memory blocks this thread, and CUDA refuses one that begins in the
+/// last registered page. So gradients are staged from then on.
+void GradientCopies::make_room() {
   std::uint64_t end = 1;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     if (!entries_[i].has_room() || !sink_.is_trained(i)) continue;
@@ -77,9 +76,7 @@ bool GradientCopies::make_room() {
     staged_ = staged_ || entries_[i].group == session::Group::frozen;
   }
   const bool needed = staged_ || (team_ != nullptr && !slab_serves_teams_);
-  if (!needed || end <= staging_.span().size()) return false;
-  staging_.grow(device_, end);
-  return true;
+  if (needed && end > staging_.span().size()) staging_.grow(device_, end);
 }
 
 /// Staged gradients lie as devices have them: a shard is one range.
@@ -135,7 +132,8 @@ bool GradientCopies::await_left_work() {
 
 bool GradientCopies::begin_attempt() {
   if (!await_left_work()) return false;
-  if (make_room()) place_gradients();
+  make_room();
+  place_gradients();
   if (team_ != nullptr) {
     team_->move(team_memory());
     team_->begin_attempt();

@@ -96,7 +96,7 @@ class GradientCopies {
 
   std::byte* team_memory() const;
   bool await_left_work();
-  bool make_room();
+  void make_room();
   void register_slab();
   void place_gradients();
   void cut(std::span<const std::size_t> order);

@@ -127,8 +127,11 @@ TEST(GradientCopies, HaveTheDtypeThatParametersHaveInRunners) {
 
 // The gradient of a parameter that is unfrozen may begin in the last page of the registered slab.
 TEST(GradientCopies, OfAParameterThatIsUnfrozenAreStaged) {
-  for (const bool has_slab : {true, false}) {
-    Rig rig({.counts = {3000, 5000, 17}, .has_slab = has_slab, .is_mixed = true});
+  for (const auto& [has_slab, is_narrow] : {std::pair{true, false}, {false, false}, {true, true}}) {
+    Rig rig({.counts = {3000, 5000, 17},
+             .has_slab = has_slab,
+             .is_mixed = true,
+             .precision = {.bf16_slabs = is_narrow}});
     rig.begin(1);
     rig.micro_batch(1, true, true, mixed_and_trained);
     for (const std::size_t frozen : {to_unfreeze, std::size_t{3}})
