@@ -28,6 +28,7 @@ def main() -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--graphs", action="store_true", help="micro-batches are CUDA graphs")
     how.add_argument("--overlap", action="store_true", help="layers compute while parameters of the next come")
+    how.add_argument("--bf16-slab", action="store_true", help="the device rounds gradients to bfloat16")
     parser.add_argument("--optimizer", action="store_true", help="AdamW on the host, in each cycle")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
     arguments = parser.parse_args()
@@ -44,6 +45,7 @@ def main() -> None:
         runners__autocast="bf16",
         runners__cuda_graph="auto" if arguments.graphs else "off",
         runners__overlap_parameters=arguments.overlap,
+        gradients__slab_dtype="bf16" if arguments.bf16_slab else "parameters",
         deterministic=False,  # As in the peers.
         step_timeout=300,
     ) as manager:
@@ -63,7 +65,8 @@ def main() -> None:
 
         step_ms = common.time_cycles(cycle, WARMUP_CYCLES, cycles(arguments.quick))
         start_ms = manager.statistics().runners[0].start_ms
-    name = "ours_graphs" if arguments.graphs else "ours_overlap" if arguments.overlap else "ours"
+    ways = {"graphs": arguments.graphs, "overlap": arguments.overlap, "bf16_slab": arguments.bf16_slab}
+    name = "_".join(["ours", *(way for way, is_on in ways.items() if is_on)])
     if arguments.optimizer:
         name += "_optimizer"
     common.emit(name, arguments.model, "step", step_ms, "ms")

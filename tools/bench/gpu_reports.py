@@ -74,7 +74,7 @@ def best(measured, name, attributes):
     return measured.get(name, "bandwidth", **attributes)
 
 
-PEERS = ("ours_graphs", "ours_overlap", "compute", "plain_copies", "ddp")
+PEERS = ("ours_graphs", "ours_overlap", "ours_bf16_slab", "compute", "plain_copies", "ddp")
 OPTIMIZED = ("ours_optimizer", "ours_overlap_optimizer", "ddp_fused")
 
 
@@ -85,8 +85,8 @@ def step(measured):
         ours = measured.get("ours", "step", case=case)
         table = Table(
             f"A step of a GPT-2 ({case}) in bf16, parameters from the host and gradients to it, ms. ours_graphs: with "
-            "CUDA graphs; ours_overlap: layers while parameters of the next come; compute: no copies. Of ours, the "
-            "time of the runner until its vote, and of the reduction",
+            "CUDA graphs; ours_overlap: layers while parameters of the next come; ours_bf16_slab: the device rounds "
+            "gradients; compute: no copies. Of ours, the time of the runner until its vote, and of the reduction",
             ["", "step", "runner", "reduction", "ours / it", "first loss"],
         )
         for name in ("ours", *PEERS):
