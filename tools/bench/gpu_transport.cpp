@@ -125,7 +125,7 @@ class Bench {
     device::GradientCopies copies(device_, manifest_, sink, compute_.get(), timeout_s);
     const auto attempt = [&](int steps) {
       sink.begin();
-      copies.begin_attempt();
+      if (!copies.begin_attempt()) throw std::logic_error("an attempt was left, and this one is unwanted");
       compute(steps, [&](std::size_t i) { copies.written(i, targets_[i]); });
       copies.finish();
     };
