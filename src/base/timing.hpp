@@ -83,8 +83,8 @@ inline constexpr double last_writer_ends_s = 10.0;
 /// A single process ends within this after KILL, even on a busy machine.
 inline constexpr double killed_child_ends_s = 3.0;
 
-/// What a device still does when a process gives its memory back ends within this. Otherwise it hangs, and the
-/// process ends without it.
+/// What a device still does when a process gives its memory back ends within this. Otherwise it hangs, and
+/// the process ends without it.
 inline constexpr double device_settles_s = 5.0;
 
 /// An abort of a team of devices ends within this. Otherwise its runner ends: NCCL may still write to memory
