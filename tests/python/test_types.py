@@ -32,6 +32,13 @@ ANYTHING = {
     "spawn_distributed",
     "start_multiprocess",
     "run_multiprocess",
+    "DeviceStream.__eq__",
+    # Tensors of torch, which the extension module does not import.
+    "CudaTransport.__init__",
+    "CudaTransport.load",
+    "CudaTransport.load_behind",
+    "CudaTransport.read",
+    "CudaTransport.written",
 }
 
 
@@ -56,7 +63,8 @@ def test_the_stub_lies_beside_the_extension_module_and_is_exact() -> None:
     stub = ast.parse((PACKAGE / "_native.pyi").read_text())
     functions = functions_of(stub)
     in_module = {name for name, value in vars(_native).items() if not name.startswith("_") and callable(value)}
-    assert {name.split(".")[0] for name in functions} == in_module
+    classes = {node.name for node in stub.body if isinstance(node, ast.ClassDef)}  # Some have no functions.
+    assert {name.split(".")[0] for name in functions} | classes == in_module
     vague = set()
     for name, function in functions.items():
         nodes = [node for annotation in annotations_of(function) for node in ast.walk(annotation)]
