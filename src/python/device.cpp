@@ -192,7 +192,7 @@ void bind_device(nb::module_& module) {
       .def("__eq__", [](const DeviceStream& self, nb::handle other) {
         return nb::isinstance<DeviceStream>(other) && self.handle == nb::cast<DeviceStream&>(other).handle;
       });
-  nb::class_<replica::TeamMember>(module, "TeamMember", "The part of a device in teams.");
+  const nb::class_<replica::TeamMember> team_member(module, "TeamMember", "The part of a device in teams.");
   nb::class_<CudaTransport>(module, "CudaTransport",
                             "Carries parameters and batches to device 0 of this process, and gradients back.")
       .def(nb::init<Sink&, const std::string&, const DeviceStream&, const DeviceStream&,
