@@ -111,7 +111,7 @@ bool ParameterUpload::load_shards() {
     if (std::ranges::any_of(team_->plan.tensors(b), [&](std::size_t i) { return sink_.is_stale(i); }) &&
         !load_shard(b))
       return false;
-    device_.record(loaded_[b], copies_.get());  // Who waits for this bucket waits for those before it.
+    device_.record(loaded_[b], copies_.get());  // A wait for a bucket includes those before it.
   }
   return true;
 }
