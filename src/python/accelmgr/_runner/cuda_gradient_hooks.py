@@ -52,16 +52,20 @@ class CudaGradientHooks(Gradients):
                 raise DeviceError(
                     f"backward came to parameter {index} a second time, after the device was told to copy its gradient"
                 )
-            stream = self._cuda.current_stream()
-            if stream != self._cuda.compute_stream:  # The model has a stream of its own.
-                self._transport.join(stream)
             if self._recorded is None:
                 self._tell(index, parameter.grad)
             elif self._is_as_copied(index, parameter.grad):
+                self._join()
                 self._transport.complete_in_graph(index)
                 self._recorded.append(index)
 
         return hook
+
+    def _join(self) -> None:
+        """The compute stream waits for what is queued here: the model may have a stream of its own."""
+        stream = self._cuda.current_stream()
+        if stream != self._cuda.compute_stream:
+            self._transport.join(stream)
 
     def _is_as_copied(self, index: int, gradient: torch.Tensor) -> bool:
         """Whether the transport may copy its memory as it is."""
@@ -80,6 +84,7 @@ class CudaGradientHooks(Gradients):
             dense = real_of(dense).to(torch.bfloat16)
         self._copied[index] = dense
         self._told[index] = True
+        self._join()  # Behind what has made it dense and has rounded it.
         self._transport.written(index, dense)
 
     def of_last_micro_batch(self) -> bool:
@@ -139,10 +144,10 @@ class CudaGradientHooks(Gradients):
 
     @torch.no_grad()
     def magnitudes(self) -> tuple[list[int], torch.Tensor]:
-        """Parameters, and the largest magnitude in the gradient of each: Inf or NaN if it has one. After rest()."""
-        if not self._copied:
+        """Parameters whose gradients have elements, and the largest magnitude of each: Inf or NaN if it
+        has one. After rest()."""
+        copied = {index: real_of(gradient) for index, gradient in self._copied.items() if gradient.numel()}
+        if not copied:
             return [], torch.empty(0, dtype=torch.float64, device=self._cuda.device)
-        zero = torch.zeros(1, device=self._cuda.device)  # In the place of one without elements.
-        copied = [real_of(each) if each.numel() else zero for each in self._copied.values()]
-        found = torch._foreach_norm(copied, torch.inf)
-        return list(self._copied), torch.stack(found).to(torch.float64)
+        found = torch._foreach_norm(list(copied.values()), torch.inf)
+        return list(copied), torch.stack(found).to(torch.float64)
