@@ -8,6 +8,7 @@
 #include "accelmgr/errors.hpp"
 #include "accelmgr/launch.hpp"
 #include "base/cuda/error.hpp"
+#include "engine/client/owned_manager.hpp"
 #include "launcher/launch/run/failure.hpp"
 #include "python/interpreter.hpp"
 
@@ -54,6 +55,8 @@ void translate(const std::exception_ptr& thrown, void*) {
     raise("ModelError", error.what());
   } catch (const DataError& error) {
     raise("DataError", error.what());
+  } catch (const client::ForkHangs& error) {
+    raise("ForkHangs", error.what());
   } catch (const SessionError& error) {
     raise("SessionError", error.what());
   } catch (const CheckpointError& error) {

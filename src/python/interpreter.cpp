@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+namespace nb = nanobind;
+
 namespace accelmgr::python {
 namespace {
 
@@ -38,7 +40,8 @@ auto take_lock(Take&& take) noexcept {
   }
 }
 
-bool fork_is_announced = false;  // The interpreter's lock guards it.
+bool fork_is_announced = false;      // The interpreter's lock guards it.
+PyObject* noted_context = nullptr;  // It too.
 
 }  // namespace
 
@@ -67,6 +70,14 @@ void begin_forked() {
   if (!fork_is_announced) PyOS_BeforeFork();
   fork_is_announced = false;
   PyOS_AfterFork_Child();
+  nb::module_::import_("accelmgr._common.child").attr("begin_forked")();
 }
+
+void note_context() {
+  auto context = nb::module_::import_("contextvars").attr("copy_context")();
+  Py_XDECREF(std::exchange(noted_context, context.release().ptr()));
+}
+
+nb::object host_context() { return nb::borrow(noted_context); }
 
 }  // namespace accelmgr::python

@@ -48,6 +48,10 @@ void before_fork();
 void after_fork_in_parent();
 void begin_forked();
 
+/// Notes the context variables of the calling thread, in which forks of this process are to run.
+void note_context();
+nanobind::object host_context();
+
 /// Type, message and traceback of an exception, as accelmgr._common.describe formats them. The caller holds
 /// the interpreter's lock.
 std::string describe(const nanobind::python_error& error);

@@ -17,6 +17,7 @@
 #include <tuple>
 
 #include "accelmgr/launch.hpp"
+#include "base/config/device_name.hpp"
 #include "base/config/loader.hpp"
 #include "engine/client/handle.hpp"
 #include "engine/replica/model.hpp"
@@ -70,9 +71,7 @@ class Handle {
   void start(const std::string& start_method, const nb::typed<nb::callable, nb::object(bool)>& prepared,
              const std::vector<std::string>& command, const std::string& continues) {
     const auto method = launch::options_from({{"start_method", start_method}}).start_method;
-    // A fork has none of the threads of the host's pool: a call that gives them work would wait for ever.
-    if (method == StartMethod::fork && loaded_.config.runners.threads == 0)
-      loaded_.config.runners.threads = 1;
+    note_context();
     Interruption interruption(work_.ptr());
     const auto take = [&](const std::shared_ptr<const session::Session>& session,
                           const session::HostView& view, const session::Manifest& manifest,
@@ -258,6 +257,9 @@ void bind_manager(nb::module_& module) {
       .def_prop_ro("unfinished", [](Handle& self) { return self.started().unfinished(); })
       .def_prop_ro("started", &Handle::is_started)
       .def_prop_ro(
+          "device", [](const Handle& self) { return config::name_of(self.loaded().config.runners.device); },
+          "runners.device.")
+      .def_prop_ro(
           "kinds",
           [](const Handle& self) {
             const auto& config = self.loaded().config;
@@ -337,7 +339,14 @@ void bind_manager(nb::module_& module) {
           "resize",
           [](Handle& self, int runners) { waiting([&, &m = self.started()] { m.resize(runners); }); },
           nb::arg("runners"))
-      .def("recover", [](Handle& self) { waiting([&m = self.started()] { m.recover(); }); })
+      .def("recover", [](Handle& self) {
+             note_context();
+             waiting([&m = self.started()] { m.recover(); });
+           })
+      .def("refresh", [](Handle& self) {
+             note_context();
+             waiting([&m = self.started()] { m.refresh(); });
+           })
       .def(
           "save_checkpoint",
           [](Handle& self, std::optional<double> metric, const std::vector<Addressed>& tensors,

@@ -56,6 +56,20 @@ std::vector<Tensor> tensors_of(const char* what, const nb::handle& list) {
   return tensors;
 }
 
+/// A list of Places of accelmgr._runner.replica.
+nb::list list_of(const session::Manifest& manifest, std::span<const replica::Place> places,
+                 DType session::TensorEntry::*dtype_of) {
+  nb::list list;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto& [data, strides] = places[i];
+    const auto elements = extent_of(manifest.tensors[i].shape, strides);
+    const auto dtype = manifest.tensors[i].*dtype_of;
+    list.append(nb::make_tuple(Memory{data, elements * size_of(dtype)},
+                               nb::str(accelmgr::name_of(dtype).data()), tuple_of(strides)));
+  }
+  return list;
+}
+
 class PythonReplica final : public replica::Replica {
   /// Runs `body` with the interpreter's lock. Throws ModelError, what the sink has thrown, or Error for a
   /// device that failed.
@@ -93,15 +107,14 @@ class PythonReplica final : public replica::Replica {
     sink_.manifest = &manifest;
     sink_.places.assign(places.begin(), places.end());
     called([&] {
-      nb::list list;
-      for (std::size_t i = 0; i < places.size(); ++i) {
-        const auto& [data, strides] = places[i];
-        const auto elements = extent_of(manifest.tensors[i].shape, strides);
-        const auto dtype = manifest.tensors[i].runner_dtype;
-        list.append(nb::make_tuple(Memory{data, elements * size_of(dtype)},
-                                   nb::str(accelmgr::name_of(dtype).data()), tuple_of(strides)));
-      }
-      (*replica_).attr("bind")(list, nb::cast(&sink_, nb::rv_policy::reference));
+      (*replica_).attr("bind")(list_of(manifest, places, &session::TensorEntry::runner_dtype),
+                               nb::cast(&sink_, nb::rv_policy::reference));
+    });
+  }
+
+  void read_parameters(const session::Manifest& manifest, std::span<const replica::Place> places) override {
+    called([&] {
+      (*replica_).attr("read_parameters")(list_of(manifest, places, &session::TensorEntry::dtype));
     });
   }
 

@@ -34,6 +34,8 @@ void expect_runners(const Config& config) {
   if (config.runners.device == Device::xla) nb::module_::import_("accelmgr._runner.xla").attr("preload")();
 }
 
+void begin_fork_server() { nb::module_::import_("accelmgr._common.child").attr("begin_fork_server")(); }
+
 // The manager gets one compute thread, whatever its parent had: it only reads data and describes a model,
 // while runners compute.
 void begin_manager() {
@@ -41,16 +43,20 @@ void begin_manager() {
   PyEval_SaveThread();
 }
 
+// The thread is a new one, and the interpreter's context variables are those of a thread.
 void fork_in_python(const std::function<void()>& fork) {
   const Locked lock;
-  before_fork();
-  try {
-    fork();
-  } catch (...) {
+  const auto fork_here = [&fork] {
+    before_fork();
+    try {
+      fork();
+    } catch (...) {
+      after_fork_in_parent();
+      throw;
+    }
     after_fork_in_parent();
-    throw;
-  }
-  after_fork_in_parent();
+  };
+  host_context().attr("run")(nb::cpp_function(fork_here));
 }
 
 void embed(std::vector<std::string> command) {
@@ -60,6 +66,7 @@ void embed(std::vector<std::string> command) {
                   .around_fork = fork_in_python,
                   .forked = begin_forked,
                   .runners_expected = expect_runners,
+                  .fork_server_began = begin_fork_server,
                   .manager_began = begin_manager,
                   .runner_began = begin_runner});
 }

@@ -340,6 +340,7 @@ int run(base::UniqueFd socket, const ChildMain& child_main, const ForkServerOpti
   if (options.creator >= 0) prctl(PR_SET_PDEATHSIG, SIGCONT);
   std::optional<ForkServer> fork_server;
   try {
+    options.begin();
     fork_server.emplace(std::move(socket), child_main, options, origin);
     fork_server->run();
     return 0;

@@ -54,6 +54,8 @@ struct ForkServerOptions {
   bool adopt_orphans = false;
   std::string child_name = "accelmgr:run";  ///< The name of a child's process, without the rank that follows.
   bool core_dumps = false;                  ///< False: children dump no core; true: as they inherit it.
+  /// Called in the fork server before it forks anything. It must start no thread.
+  std::function<void()> begin = [] {};
 };
 
 /// Runs the fork server in a process of one thread. Blocks until a stop, the end of the socket or of the

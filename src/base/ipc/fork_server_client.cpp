@@ -1,7 +1,6 @@
 #include "base/ipc/fork_server_client.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -51,13 +50,6 @@ Report report_of(const Message& message, const std::set<int>& asked_for) {
 
 std::int64_t ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
 
-void check_one_thread() {
-  if (has_one_thread()) return;
-  throw UsageError(
-      fmt::format("the fork server must be forked from a process with one thread; this process has: {}",
-                  fmt::join(thread_names(), ", ")));
-}
-
 /// Forks this process. The child calls become(socket, options), which must not return.
 template <class Become>
 ForkServerClient fork_off(ForkServerOptions options, Become become) {
@@ -84,7 +76,6 @@ ForkServerClient fork_off(ForkServerOptions options, Become become) {
 
 ForkServerClient ForkServerClient::start(const ChildMain& child_main, ForkServerOptions options,
                                          std::span<const int> close_in_fork_server) {
-  check_one_thread();
   std::fflush(nullptr);
   return fork_off(std::move(options), [&](base::UniqueFd socket, const ForkServerOptions& own) {
     for (const int fd : close_in_fork_server) close(fd);

@@ -51,9 +51,10 @@ using Event = std::variant<Started, Ended>;
 /// The client's side. One thread at a time may call it.
 class ForkServerClient {
  public:
-  /// Forks the fork server from this process, which must have one thread; otherwise throws UsageError, which
-  /// lists the threads. The fork server and its children inherit all open descriptors except
-  /// `close_in_fork_server`, those on whose end another process waits. Sets `options.creator`.
+  /// Forks the fork server from this process. Its other threads must be idle, as those of a library's pool:
+  /// locks that they hold would stay locked in the fork server and its children. These inherit all open
+  /// descriptors except `close_in_fork_server`, those on whose end another process waits. Sets
+  /// `options.creator`.
   static ForkServerClient start(const ChildMain& child_main, ForkServerOptions options = {},
                                 std::span<const int> close_in_fork_server = {});
 

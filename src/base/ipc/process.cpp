@@ -2,16 +2,19 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <filesystem>
 
 #include "accelmgr/errors.hpp"
@@ -265,6 +268,38 @@ Child fork_self(const std::function<void()>& body) {
   setpgid(child.pid, child.pid);  // The child does the same, whichever process runs first.
   child.pidfd = open_pidfd(child.pid);
   return child;
+}
+
+void on_new_thread(const std::function<void()>& body) {
+  struct Call {
+    const std::function<void()>& body;
+    std::exception_ptr thrown;
+  } call{body, nullptr};
+  // The stack of a main thread grows up to this limit. A child lives on this thread's.
+  constexpr std::size_t least_stack = 64 << 20;
+  rlimit limit{};
+  getrlimit(RLIMIT_STACK, &limit);
+  const bool bounded = limit.rlim_cur != RLIM_INFINITY;
+  pthread_attr_t attributes;
+  check(pthread_attr_init(&attributes), "pthread_attr_init");
+  pthread_attr_setstacksize(&attributes, std::max<std::size_t>(least_stack, bounded ? limit.rlim_cur : 0));
+  pthread_t thread;
+  const int error = pthread_create(
+      &thread, &attributes,
+      [](void* pointer) -> void* {
+        auto& called = *static_cast<Call*>(pointer);
+        try {
+          called.body();
+        } catch (...) {
+          called.thrown = std::current_exception();
+        }
+        return nullptr;
+      },
+      &call);
+  pthread_attr_destroy(&attributes);
+  check(error, "starting a thread that forks");
+  pthread_join(thread, nullptr);
+  if (call.thrown) std::rethrow_exception(call.thrown);
 }
 
 std::string describe_exit(int wait_status) {

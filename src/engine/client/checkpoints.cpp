@@ -292,15 +292,17 @@ void Checkpoints::manager_lost() {
   under_way_.reset();
 }
 
-std::vector<CheckpointWritten> Checkpoints::written(base::Deadline deadline) {
+void Checkpoints::finish(base::Deadline deadline) {
   for (take_in(); under_way_ && !deadline.passed(); take_in()) {
-    if (link_.manager_ended()) {
-      manager_lost();
-      break;
-    }
-    if (base::interrupted()) throw SessionError("checkpoints_written(): interrupted; nothing is lost");
+    if (link_.manager_ended()) return manager_lost();
+    if (base::interrupted())
+      throw SessionError("the wait for a checkpoint was interrupted; it is still being written");
     link_.hears_within(deadline);
   }
+}
+
+std::vector<CheckpointWritten> Checkpoints::written(base::Deadline deadline) {
+  finish(deadline);
   return std::exchange(done_, {});
 }
 

@@ -76,6 +76,8 @@ class Checkpoints {
   double save_with(const checkpoint::HostFiles* files, const std::string& directory);
   /// See Manager::checkpoints_written().
   std::vector<CheckpointWritten> written(base::Deadline deadline);
+  /// Blocks until no checkpoint is under way. Throws SessionError when the wait is interrupted.
+  void finish(base::Deadline deadline);
   /// Marks the checkpoint under way as failed, because its manager is gone.
   void manager_lost();
 

@@ -97,6 +97,8 @@ struct Handle::State {
   void attach(bool keep_gradients);
   void assign(const protocol::Assigned& assigned);
   void map(std::vector<base::UniqueFd> session_fds);
+  /// The processes of the manager have ended.
+  void start_over();
   void stop() noexcept;
   void end() noexcept;
   void detach() noexcept;
@@ -466,10 +468,27 @@ void Handle::recover() {
     throw UsageError(fmt::format(
         "recover() was called while the manager process (pid {}) runs; call it when that process is gone",
         link.manager_pid()));
-  state_->checkpoints->manager_lost();
-  *state_->manager = OwnedManager::start_over(state_->config, state_->origin, session()->fds());
-  state_->stepper->manager_recovered();
-  base::log().info("a new manager (pid {}) has taken the session over", link.manager_pid());
+  state_->start_over();
+}
+
+void Handle::refresh() {
+  const State::Use use(*state_, "refresh");
+  state_->check_open("refresh");
+  if (!state_->manager)
+    throw UsageError("refresh() was called for a service, whose processes are no forks of this one");
+  if (!session()->word().closed && !state_->stepper->manager_is_lost())
+    throw UsageError("refresh() was called during a step");
+  state_->checkpoints->finish(base::Deadline::in_seconds(timing::checkpoint_write_s));
+  state_->manager->ask_to_stop();
+  state_->manager->end();
+  state_->start_over();
+}
+
+void Handle::State::start_over() {
+  checkpoints->manager_lost();
+  *manager = OwnedManager::start_over(config, origin, session->fds());
+  stepper->manager_recovered();
+  base::log().info("a new manager (pid {}) has taken the session over", link().manager_pid());
 }
 
 double Handle::save_checkpoint(const Extras& extras) {

@@ -100,6 +100,10 @@ class Handle {
 
   void resize(int runners);
   void recover();
+  /// Ends the processes of this manager, and starts others over the same session, as recover() does: with the
+  /// start method `fork` they are forks of this process as it is now. A checkpoint that is being written is
+  /// finished first. Blocks and throws as recover() does; throws UsageError during a step.
+  void refresh();
   double save_checkpoint(const Extras& extras);
   bool checkpoint_requested() const noexcept;
   std::vector<CheckpointWritten> checkpoints_written(double wait_s);

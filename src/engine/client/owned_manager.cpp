@@ -29,16 +29,33 @@ ipc::Child execute_program(const std::vector<std::string>& command, const base::
   return ipc::execute(command, {manager::role_argument}, inherited);
 }
 
+constexpr const char* begins = "begins";  ///< A fork says so when the interpreter works in it.
+
 ipc::Child fork_here(base::UniqueFd& ours, base::UniqueFd& theirs) {
   ipc::Child child;
-  manager::interpreter().around_fork([&] {
-    child = ipc::fork_self([&] {
-      ours.reset();
-      manager::interpreter().forked();
-      manager::run(std::move(theirs));
+  ipc::on_new_thread([&] {
+    manager::interpreter().around_fork([&] {
+      child = ipc::fork_self([&] {
+        ours.reset();
+        manager::interpreter().forked();
+        ipc::send(theirs.get(), begins);
+        manager::run(std::move(theirs));
+      });
     });
   });
-  return child;
+  theirs.reset();
+  try {
+    if (ipc::receive(ours.get(), base::Deadline::in_seconds(timing::fork_begins_s))) return child;
+  } catch (const SessionError&) {
+    // The deadline.
+  }
+  const bool hangs = !ipc::has_ended(child.pidfd.get());
+  ipc::end_group(child, base::Deadline::at_ns(0));
+  throw ForkHangs(fmt::format("a fork of this process {}",
+                              hangs ? fmt::format("did not begin within {} s: it waits for a lock that another "
+                                                  "thread held when it was forked",
+                                                  timing::fork_begins_s)
+                                    : "ended before it began"));
 }
 
 std::optional<int> reaped_status(pid_t pid) noexcept {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "accelmgr/config.hpp"
+#include "accelmgr/errors.hpp"
 #include "base/unique_fd.hpp"
 #include "engine/client/link.hpp"
 
@@ -16,6 +17,12 @@ namespace accelmgr::client {
 struct Origin {
   StartMethod method = StartMethod::spawn;
   std::vector<std::string> command{};
+};
+
+/// A manager that was forked did not come to life: another thread of the host held what it needs.
+class ForkHangs : public SessionError {
+ public:
+  using SessionError::SessionError;
 };
 
 /// Used by one thread. The destructor does not end the manager: the owner must call end().
@@ -30,7 +37,7 @@ class OwnedManager {
   };
 
   /// Starts a manager that makes a session, and blocks until its runners are ready. Calls `interrupted` every
-  /// 20 ms. Throws the error with which the manager failed;
+  /// 20 ms. Throws the error with which the manager failed; ForkHangs;
   /// SessionError when `interrupted` returned true, the manager died, or did not answer in time.
   static OwnedManager start(const Config& config, const Origin& origin,
                             const std::function<bool()>& interrupted, const Events& events);

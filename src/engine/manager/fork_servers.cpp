@@ -48,8 +48,9 @@ ipc::ChildMain runner_main(const Config& config) {
 ipc::ForkServerClient fork_first_server(const Config& config, int host_pidfd,
                                         std::span<const int> close_in_fork_server) {
   interpreter().runners_expected(config);
-  return ipc::ForkServerClient::start(runner_main(config), options_of(-1, getpid(), host_pidfd),
-                                      close_in_fork_server);
+  auto options = options_of(-1, getpid(), host_pidfd);
+  options.begin = interpreter().fork_server_began;
+  return ipc::ForkServerClient::start(runner_main(config), std::move(options), close_in_fork_server);
 }
 
 ipc::ForkServerClient execute_fork_server(const Config& config, int host_pidfd) {

@@ -83,6 +83,7 @@ SessionOwner SessionOwner::make(const Config& config, const Prepared& prepared) 
                    double(session.used_bytes(config.nprocs)) / (1 << 20), config.model.kind,
                    manifest.tensors.size(), config.data.kind);
   prepared(session, !model.has_values && config.checkpoint.resume.empty());
+  replica->read_parameters(manifest, replica::places_of(session.parameters(), manifest));
   for (int rank = 0; rank < config.nprocs; ++rank) session.allocate_slab(rank, threads);
   return {std::move(session), std::move(manifest), std::move(source)};
 }

@@ -2,7 +2,7 @@
 // dtypes and memory; libtorch, Python or a device may implement it. A runner calls a replica in this order:
 //
 //   open_device(), make_replica()          once; ranks open their devices at the same time
-//   describe()                             once; the manager calls nothing else of the replica
+//   describe()                             once; the manager calls nothing else but read_parameters()
 //   bind(), seed(), load()                 once
 //   begin_attempt()                        in each attempt
 //     load_parameters()                    if the host wrote parameters since the last attempt, or the team
@@ -163,6 +163,10 @@ class Replica {
 
   /// The model's tensors with their initial values. Every call returns the same tensors.
   virtual Description describe() = 0;
+
+  /// In the manager, when the master has values: a data source that computes with the model is to see those.
+  /// `places` are as for bind(), and may only be read.
+  virtual void read_parameters(const session::Manifest&, std::span<const Place> /*places*/) {}
 
   /// Binds the replica to the master: from now on it uses the master's parameters and gives gradients to
   /// `sink`. A replica in host memory uses the parameters where they lie; one on a device copies them in

@@ -59,6 +59,10 @@ class SystemError(Error, OSError):  # The name it has in C++.
         return str(self.args[0])
 
 
+class ForkHangs(SessionError):
+    """A fork of this process did not come to life: another thread held a lock that it needs."""
+
+
 class RunnerError(Error, RuntimeError):
     """A runner failed. `rank`: its rank, -1 when no single runner is at fault; `phase`: what it was doing."""
 

@@ -18,15 +18,14 @@ from accelmgr._common import arguments
 from accelmgr._common.child import embed
 from accelmgr._common.model_changes import Shapes
 from accelmgr._host import optimizers, program, sharing, status
+from accelmgr._host import start_method as start_methods
 from accelmgr._host.binding import Binding
 from accelmgr._host.delivery import Delivery
 from accelmgr._host.driver import Driver
 from accelmgr._host.weights import Files, Weights, made_empty
-from accelmgr.errors import ConfigError, ModelError, UsageError
+from accelmgr.errors import ConfigError, ForkHangs, ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
-
-START_METHODS = ("spawn", "forkserver", "fork")
 
 _owners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Manager]] = weakref.WeakKeyDictionary()
 
@@ -78,12 +77,14 @@ class Manager(Driver):
         environment (ACCELMGR_...), a file, the defaults. A key that a Manager does not read (`optimizer.*`, `train.*`,
         `model.*` beside a module) is an error in a call. In a file or in the environment it is a warning, because
         `accelmgr train` may use the same file or environment.
-    start_method: `spawn`: models and datasets are pickled with cloudpickle, definitions of `__main__` included.
+    start_method: `fork`: manager and runners are forks of this process. Nothing is pickled: models, datasets and
+        functions are what they are here. A fork has none of this process's other threads, and the locks that they hold
+        stay locked in it; a manager that does not come to life within seconds is one of `forkserver` (a warning names
+        the threads).
+        `spawn`: models and datasets are pickled with cloudpickle, definitions of `__main__` included.
         `forkserver`: as `spawn`, but the interpreter with torch is started once, and forked for this manager and all
         later ones, which start in a fraction of the time.
-        `fork`: the manager is a fork of this process, and nothing is pickled. Locks that other threads hold stay locked
-        in it (a warning names these threads). Runners compute with one thread unless `runners.threads` is set. A
-        fork server that is lost is not replaced.
+        `auto`: `fork`, unless this process has used CUDA or torch_xla; then `spawn`, and a warning says why.
     max_element_bytes: the most that a pickled element may have. Elements are pickled with a collate_fn, and when they
         are not made of tensors. None: any size.
     weights: paths or patterns of safetensors files that have the initial values, as in
@@ -112,14 +113,12 @@ class Manager(Driver):
         device: str | torch.device | None = None,
         start: bool = True,
         config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-        start_method: str = "spawn",
+        start_method: str = "auto",
         max_element_bytes: int | None = None,
         weights: Files | None = None,
         **options: Any,
     ) -> None:
-        if start_method not in START_METHODS:
-            text = f"start_method is '{start_method}'; it must be one of {', '.join(START_METHODS)}"
-            raise ConfigError(text, "start_method")
+        start_methods.check(start_method)
         self._start_method = start_method
         self._factory = model if callable(model) and not isinstance(model, torch.nn.Module) else None
         if weights is not None and self._factory is None:
@@ -138,14 +137,13 @@ class Manager(Driver):
             if weights is not None:
                 self._weights = Weights(weights)
                 self._weights.check(model)
-                if start_method == "fork":  # Which copies the whole process anyway.
-                    self._weights.load(model)
         if max_element_bytes is not None and arguments.is_named(dataset):
             raise ConfigError("max_element_bytes has no effect with a built-in dataset", "max_element_bytes")
         super().__init__(model if isinstance(model, torch.nn.Module) else None)
         self.collate_fn = collate_fn
         self._dataset = dataset
         self._continues: _Continuation | None = None  # From rebind() until there are processes again.
+        self._method = ""  # The start method of the processes that there are.
         named = {
             "nprocs": nprocs,
             "prefetch": prefetch,
@@ -179,7 +177,7 @@ class Manager(Driver):
         embed()
         manager = cls.__new__(cls)
         Driver.__init__(manager, None)
-        manager._start_method = START_METHODS[0]
+        manager._start_method = "spawn"
         manager._factory = manager._dataset = manager.collate_fn = manager._continues = manager._weights = None
         manager._file, manager._settings = "", []
         manager._delivery = Delivery(None, None, None, None, {})
@@ -210,18 +208,33 @@ class Manager(Driver):
         """
         if self._handle.started:
             raise UsageError("start() was called on a manager that was already started")
+        command = program.command_for(*self._handle.kinds)
+        method, why = start_methods.chosen("spawn" if command else self._start_method, self._handle.device)
+        if why:
+            logger.warning("start_method is 'spawn', not 'fork', because %s", why)
+        threads = start_methods.other_threads()
+        try:
+            self._start_with(method, command)
+        except ForkHangs as error:
+            if self._start_method == "fork":
+                raise
+            logger.warning(
+                "%s; the start method is 'forkserver' instead. Threads of this process: %s", error, ", ".join(threads)
+            )
+            self._start_with("forkserver", command)
+
+    def _start_with(self, method: str, command: list[str]) -> None:
         unstarted = self._handle
         try:
-            settings = self._delivery.begin(self._start_method, self)
+            settings = self._delivery.begin(method, self)
             if arguments.is_named(self._dataset) and "data.factory" in unstarted.set_keys and unstarted.epochs is None:
                 settings.append("data.epochs=1")
             settings += self._continues.settings if self._continues is not None else []
             self._handle = self._load(settings)
             if self._delivery.feed is not None:
                 self._handle.while_waiting(self._delivery.feed.work)
-            command = program.command_for(*self._handle.kinds)
             continues = self._continues.state if self._continues is not None else ""
-            self._handle.start(self._start_method, self._bind, command, continues)
+            self._handle.start(method, self._bind, command, continues)
         except BaseException:
             if self._binding is not None:
                 self._binding.undo()
@@ -243,6 +256,7 @@ class Manager(Driver):
                     "model.train() turns on dropout and batch statistics"
                 )
         self._continues = None
+        self._method = method
         master = self._bound.master
         sharing.stay(self, [tensor for _, tensor in master.parameters + master.gradients])
 
@@ -304,7 +318,7 @@ class Manager(Driver):
             raise ModelError(f"rebind(): the model is a {type(changed).__name__}; it must be a torch.nn.Module")
         if changed is not self._model:
             self._check_unbound(changed)
-        self._delivery.check_model(changed, self._start_method)
+        self._delivery.check_model(changed, self._method)
         self._continues = self._end_processes()
         _owners.pop(self._model, None)
         self._model = changed
@@ -318,6 +332,19 @@ class Manager(Driver):
     def recover(self) -> None:
         """Starts a new manager process over the same session. Call it after a step returned `manager_lost`."""
         self._handle.recover()
+
+    def refresh(self) -> None:
+        """Ends the processes and starts others, which know everything that this process has changed meanwhile.
+
+        With the start method `fork` they are forks of this process as it is now, over the same session; otherwise
+        model and dataset are pickled again, and this is rebind(). Position in the data, generators of the runners,
+        parameters, gradients and buffers go on. What forward() or the dataset has left in other objects is lost.
+        Elements that were read ahead are read again.
+        """
+        if self._method != "fork":
+            return self.rebind()
+        self._delivery.refresh()
+        self._handle.refresh()
 
     def stop(self) -> None:
         """Ends runners, fork server and manager in bounded time; idempotent. Parameters and gradients stay readable."""

@@ -1,5 +1,8 @@
-# Runs in: an interpreter that accelmgr executes.
-"""Entry points of an interpreter that accelmgr executes: manager, fork server, service, process of spawn()."""
+# Runs in: an interpreter that accelmgr executes, or has forked.
+"""Entry points of an interpreter that accelmgr executes: manager, fork server, service, process of spawn().
+
+begin_forked() is that of a process that is forked.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ import signal
 import sys
 
 from accelmgr import _native
+from accelmgr._common.memfd import FORKED_OBJECTS
 from accelmgr.errors import ConfigError, DataError, Error, ModelError
 
 LAUNCHED = ("--accelmgr-child", "--accelmgr-zygote")
 """Processes of spawn(): what they compute is the user's, by the user's settings."""
 _embedded = False
+_is_ours = False  # Whether this process is a manager, a fork server or a runner, and no host.
 
 
 def main(arguments: list[str]) -> None:
@@ -22,11 +27,32 @@ def main(arguments: list[str]) -> None:
     command_line() has disabled the garbage collector, which finds nothing while torch is imported, and takes a sixth of
     that time.
     """
-    gc.freeze()  # The forks share all present objects. A collection that visits them would copy their pages in each.
     gc.enable()
     embed()
-    os.register_at_fork(after_in_child=_default_signals)
+    _leave_host()
     _native.take_role(arguments)
+
+
+def _leave_host() -> None:
+    global _is_ours
+    _is_ours = True
+    gc.freeze()  # The forks share all present objects. A collection that visits them would copy their pages in each.
+    os.register_at_fork(after_in_child=_default_signals)
+
+
+def begin_forked() -> None:
+    """Called in each process that C++ has forked, when the interpreter knows of the fork."""
+    if (util := sys.modules.get("multiprocessing.util")) is not None:  # As in a process of multiprocessing.
+        util._finalizer_registry.clear()
+        util._run_after_forkers()  # Proxies, for instance, must not share a connection.
+    if not _is_ours:
+        _leave_host()
+
+
+def begin_fork_server() -> None:
+    """Called in a fork server that a manager has forked. Its copies of the host's pages would live as long as it does."""
+    for objects in FORKED_OBJECTS.values():
+        objects["forget_values"]()
 
 
 def _default_signals() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from accelmgr._common.memfd import MAP_NORESERVE
 from accelmgr._common.model_changes import named_leaves
 from accelmgr.errors import ModelError
 
@@ -114,6 +116,14 @@ def copy_values(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], memory: 
         size = max(extent_of(tensors[index])[1] for index in group) - begin
         ctypes.memmove(min(views[index].data_ptr() for index in group), begin, size)
     return views
+
+
+def drop_values(tensors: Sequence[torch.Tensor]) -> None:
+    """Takes their memory away. They keep their shapes, over pages that are never touched, until they get another."""
+    slots, size = slots_of([("", tensor) for tensor in tensors])
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    for tensor, slot in zip(tensors, slots, strict=True):
+        tensor.data = slot.view(memory)
 
 
 def private_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections.abc import Callable
 from types import GeneratorType
@@ -23,23 +22,6 @@ from accelmgr._host.model_sending import ForkedModel, PickledDataset, SentModel,
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
-
-
-def _warn_of_threads() -> None:
-    """Logs a warning that names the other threads. A fork has none of them, but keeps the locks that they held."""
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/comm") as file:
-                names.append(file.read().strip())
-        except OSError:  # The thread has ended.
-            continue
-    if len(names) > 1:
-        logger.warning(
-            "the start method 'fork' copies a process that has other threads (%s); locks that they hold stay "
-            "locked in the manager. 'spawn' copies nothing",
-            ", ".join(names),
-        )
 
 
 class Counting(Protocol):
@@ -106,7 +88,6 @@ class Delivery:
             "journal": self.journal.address if self.journal is not None else "",
         }
         if start_method == "fork":
-            _warn_of_threads()
             self._payload = ForkedModel(self._model, self._dataset, self._collate_fn, options)
         else:
             dataset = self._sent(owner)
@@ -116,6 +97,11 @@ class Delivery:
             if passed is not None:
                 keys += [f"{section}.kind=python", f"{section}.options.payload={self._payload.path}"]
         return keys
+
+    def refresh(self) -> None:
+        """Forks that follow get the present settings."""
+        if isinstance(self._payload, ForkedModel):
+            self._payload.options["settings"] = _settings.sendable(_settings.current())
 
     def release_values(self) -> None:
         """Drops the copies of the model's values: the session has them."""

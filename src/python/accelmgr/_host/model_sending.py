@@ -8,8 +8,7 @@ They travel in two memfds of the host, which the other processes open through /p
 - "values": the initial values of these buffers. Those of the parameters the host writes into the session itself, one
   after the other (master.py), so that they exist once. Freed when the session has them.
 
-A manager that is a fork of the host needs "values" alone, and only for parameters: each fork has its own memory for
-buffers. The host's own tensors are moved there meanwhile.
+A manager that is a fork of the host has these objects itself.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from accelmgr._common.memfd import FORKED_OBJECTS, make_memfd
 from accelmgr._common.model_changes import named_leaves
 from accelmgr._common.model_pickling import Attached, ModelPickler, culprit
 from accelmgr._common.pickling import dump_dataset
-from accelmgr._common.placement import aligned, copy_values, private_copies, slots_of, tensors_of
+from accelmgr._common.placement import aligned, copy_values, drop_values, private_copies, slots_of, tensors_of
 from accelmgr.errors import DataError, ModelError
 
 PickledDataset = tuple[bytes, list[memoryview]]
@@ -169,20 +168,33 @@ class SentModel:
 
 
 class ForkedModel:
-    """A SentModel for a manager that is a fork of the host. The fork and its runners have the objects themselves."""
+    """A SentModel for a manager that is a fork of the host. The fork and its runners have the objects themselves.
+
+    The host writes the parameters into the session. Until then forks would keep a copy of their pages.
+    """
 
     def __init__(self, model: torch.nn.Module | None, dataset: Any, collate_fn: Any, options: dict[str, Any]) -> None:
         if model is not None:
             tensors_of(model)  # Raises for parameters that cannot be used.
-        self._values = Values(named_leaves(model) if model is not None else [])
-        self._values.move()
+        self._leaves = [leaf for _, leaf in named_leaves(model)] if model is not None else []
+        self.options = options
         self.path = f"forked:{id(self)}"
-        FORKED_OBJECTS[self.path] = {"model": model, "dataset": dataset, "collate_fn": collate_fn, "options": options}
+        FORKED_OBJECTS[self.path] = {
+            "model": model,
+            "dataset": dataset,
+            "collate_fn": collate_fn,
+            "options": options,
+            "forget_values": self._forget_values,
+        }
+
+    def _forget_values(self) -> None:
+        drop_values(self._leaves)
+        for leaf in self._leaves:
+            leaf.grad = None
 
     def release_values(self) -> None:
-        """Frees the initial values. The session has them now."""
-        self._values.release()
+        """The session has them now."""
+        self._leaves = []
 
     def close(self) -> None:
-        self._values.release()
         FORKED_OBJECTS.pop(self.path, None)

@@ -135,7 +135,7 @@ def make_replica(
         torch_settings.apply(received.options["settings"])
         model, collate_fn = received.model(), received.load("collate_fn")
         grown = received.options["grown"]
-        has_values = received.has_values
+        has_values = False
         if computes:
             changes = Changes(model, received.options["journal"], received.hooks)
     if not computes:

@@ -53,11 +53,6 @@ class Received:
         options: dict[str, Any] = (self._forked or self._parts)["options"]
         return options
 
-    @property
-    def has_values(self) -> bool:
-        """Whether the parameters of model() have values. Otherwise the host writes them into the session."""
-        return self._forked is not None
-
     def _initial(self) -> list[torch.Tensor] | None:
         """Private views of the initial values of buffers, which the caller may change; None if the session has them."""
         try:

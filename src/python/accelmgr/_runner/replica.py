@@ -303,6 +303,11 @@ class Replica:
         self._sink = sink
         self._gradients = Gradients(self._parameters, sink)
 
+    def read_parameters(self, places: list[Place]) -> None:
+        """The model's parameters are the master's, for a dataset that computes with the model. Nothing writes there."""
+        for parameter, (memory, dtype, strides) in zip(self._parameters, places, strict=True):
+            parameter.data = tensor_over(memory, dtype, parameter.shape, strides)
+
     def _note_rounding(self, places: list[Place]) -> None:
         """Finds out whether runners have other dtypes than the host (`runners.parameters: bf16`)."""
         dtypes = [

@@ -1,0 +1,55 @@
+# Runs in: the host.
+"""How the processes of a manager come to be: whether this process may be forked, and why not."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from accelmgr.errors import ConfigError
+
+START_METHODS = ("auto", "fork", "forkserver", "spawn")
+UNFORKABLE_DEVICES = ("xla", "accelerator")
+"""Values of runners.device whose libraries nobody here has seen to survive a fork."""
+
+
+def check(name: str) -> None:
+    if name not in START_METHODS:
+        text = f"start_method is '{name}'; it must be one of {', '.join(START_METHODS)}"
+        raise ConfigError(text, "start_method")
+
+
+def other_threads() -> list[str]:
+    """The names of this process's threads, but for the first one."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                if int(task) != os.getpid():
+                    names.append(file.read().strip())
+        except OSError:  # The thread has ended.
+            continue
+    return sorted(names)
+
+
+def why_not_forked(device: str) -> str:
+    """Why a fork of this process could not compute with `device`; empty if it can."""
+    if device in UNFORKABLE_DEVICES:
+        return f"runners.device is {device}"
+    if torch.cuda.is_initialized():
+        return "this process has initialized CUDA"
+    if any(name in sys.modules for name in ("torch_xla", "_XLAC")):
+        return "this process has loaded torch_xla"
+    if any(name.startswith("pt_autograd") for name in other_threads()):
+        return "backward() was called in this process, where a GPU is visible: autograd has threads for it"
+    return ""
+
+
+def chosen(asked: str, device: str) -> tuple[str, str]:
+    """The start method for `asked`, and why it is not `fork`; empty if it is, or was asked for by name."""
+    if asked != "auto":
+        return asked, ""
+    why = why_not_forked(device)
+    return ("spawn", why) if why else ("fork", "")
