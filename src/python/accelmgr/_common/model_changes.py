@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import operator
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeGuard
 
 import torch
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr import _native
 from accelmgr._common import torch_settings as _settings
+from accelmgr._common.grown_shapes import Shapes
 from accelmgr._common.journal import SETTINGS, Journal
 from accelmgr._common.memory import named_tensors
 from accelmgr._common.model_outline import Outline
@@ -134,20 +135,8 @@ class Structure:
                 parameter.requires_grad_(bool(on))
 
 
-Shapes = dict[str, tuple[int, ...]]
-GREW = "shapes of buffers after the first micro-batch: "
-"""Begins a line of an error that a manager heals: it starts again with room for buffers of these shapes."""
 GROWN = "<grown>"
 """The name of a buffer that is none of the model's: for each that grows, whether it has its final shape."""
-
-
-def grown_shapes(error: str) -> Shapes:
-    """Those of buffers that the error tells of, by name."""
-    _, found, text = error.rpartition(GREW)
-    if not found:
-        return {}
-    shapes, _ = json.JSONDecoder().raw_decode(text)
-    return {name: tuple(shape) for name, shape in shapes.items()}
 
 
 @dataclasses.dataclass
@@ -164,9 +153,15 @@ class _Growing:
 class Buffers:
     """The buffers of a model, each once, under its first name. A model may assign another tensor to that name."""
 
-    def __init__(self, model: torch.nn.Module, grown: Shapes | None = None) -> None:
-        """grown: the final shapes of buffers that the first micro-batch makes larger."""
+    def __init__(
+        self, model: torch.nn.Module, grown: Shapes | None = None, tell: Callable[[Shapes], None] | None = None
+    ) -> None:
+        """grown: the final shapes of buffers that the first micro-batch makes larger.
+
+        tell: is called with such shapes before an error says that there is no room for them.
+        """
         grown = grown or {}
+        self._tell = tell
         self._places: list[tuple[str, dict[str, Any], str, torch.Tensor]] = []
         self.non_persistent: list[str] = []
         self._growing: list[_Growing] = []
@@ -211,11 +206,12 @@ class Buffers:
             )
 
     def _refuse(self, what: str, shapes: dict[str, torch.Size]) -> NoReturn:
-        grew = f"\n{GREW}{json.dumps({name: list(shape) for name, shape in shapes.items()})}" if shapes else ""
+        if shapes and self._tell is not None:
+            self._tell({name: tuple(shape) for name, shape in shapes.items()})
         raise ModelError(
             f"{what}; a buffer must keep its shape and dtype. Where the first batch decides about the shape, run one "
             "in the host before the manager starts. Register a buffer that changes on purpose with persistent=False, "
-            f"or make it a plain attribute{grew}"
+            "or make it a plain attribute"
         )
 
     def settle(self) -> None:

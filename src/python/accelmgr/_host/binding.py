@@ -10,8 +10,9 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common import memory
+from accelmgr._common.grown_shapes import Shapes
 from accelmgr._common.journal import Journal
-from accelmgr._common.model_changes import GROWN, Buffers, Changes, Shapes, Structure, leaves_of, named_leaves
+from accelmgr._common.model_changes import GROWN, Buffers, Changes, Structure, leaves_of, named_leaves
 from accelmgr._common.placement import private_copies
 from accelmgr._host.master import Master, check_on_cpu
 from accelmgr._host.optimizers import LBFGS

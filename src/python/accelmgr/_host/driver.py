@@ -13,7 +13,6 @@ import torch
 from accelmgr import _native
 from accelmgr._common import checkpoint_state as _state
 from accelmgr._common import memory
-from accelmgr._common.model_changes import Shapes, grown_shapes
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr.errors import UsageError
@@ -43,8 +42,8 @@ class Driver:
         if os.getpid() != self._owner:
             raise UsageError(f"{call}() in a forked child; the manager belongs to process {self._owner}")
 
-    def _makes_room(self, shapes: Shapes) -> bool:
-        """Whether the session was made again, with room for buffers of these shapes."""
+    def _makes_room(self) -> bool:
+        """Whether the session was made again, with room for buffers that the first micro-batch has made larger."""
         return False
 
     # Steps
@@ -86,7 +85,7 @@ class Driver:
                     self._bound.show(error.step_result.counted, overwrites)
                 raise
             self._bound.show(result.counted, overwrites)
-        if result.step == 0 and not result.counted and self._makes_room(grown_shapes(result.error)):
+        if result.step == 0 and not result.counted and self._makes_room():
             return Driver.step(self, timeout, accumulate, parameters_changed, repeat)
         return result
 

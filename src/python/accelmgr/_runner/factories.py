@@ -10,7 +10,7 @@ import functools
 import hashlib
 import importlib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr._common import arguments, torch_settings
 from accelmgr._common.elements import Elements
-from accelmgr._common.model_changes import Shapes
+from accelmgr._common.grown_shapes import Shapes, tell
 from accelmgr._common.pickling import send_definitions_to_workers
 from accelmgr._common.placement import tensors_of
 from accelmgr._runner import cuda as _cuda
@@ -126,6 +126,7 @@ def make_replica(
         prepare_runner(threads, shares_cores, deterministic)
     changes: Changes | None = None
     grown: Shapes = {}
+    needed: Callable[[Shapes], None] | None = None
     has_values = True
     if PAYLOAD not in options:
         seed_generators(seed)  # So that the function draws the same numbers in all processes.
@@ -135,6 +136,7 @@ def make_replica(
         torch_settings.apply(received.options["settings"])
         model, collate_fn = received.model(), received.load("collate_fn")
         grown = received.options["grown"]
+        needed = functools.partial(tell, received.options["needed"])
         has_values = received.has_values
         if computes:
             changes = Changes(model, received.options["journal"], received.hooks)
@@ -145,7 +147,9 @@ def make_replica(
     if device == "cpu" or not computes:
         if computes:
             check_autocast(autocast, torch.device("cpu"))
-        return Replica(model, collate_fn, autocast=autocast, changes=changes, grown=grown, has_values=has_values)
+        return Replica(
+            model, collate_fn, autocast=autocast, changes=changes, grown=grown, tell=needed, has_values=has_values
+        )
     if device == "cuda":
         cuda = _opened_cuda(rank)
         check_autocast(autocast, cuda.device)
