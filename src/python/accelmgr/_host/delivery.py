@@ -15,7 +15,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common import torch_settings as _settings
 from accelmgr._common.feed import Feed
-from accelmgr._common.grown_shapes import GrownShapes, Shapes
+from accelmgr._common.grown_buffers import Forms, GrownBuffers
 from accelmgr._common.journal import Journal
 from accelmgr._common.long_elements import LongElements
 from accelmgr._common.placement import tensors_of
@@ -82,9 +82,9 @@ class Delivery:
         self._payload: SentModel | ForkedModel | None = None
         self._long: LongElements | None = None
         self.journal: Journal | None = None
-        self.grown: Shapes = {}
+        self.grown: Forms = {}
         """Of buffers that the first micro-batch makes larger."""
-        self._needed: GrownShapes | None = None
+        self._needed: GrownBuffers | None = None
         self.feed: Feed | None = None
 
     def begin(self, start_method: str, owner: object) -> list[str]:
@@ -98,7 +98,7 @@ class Delivery:
         if self._model is not None:
             self.journal = Journal()
             self.journal.settings = settings
-            self._needed = GrownShapes()
+            self._needed = GrownBuffers()
         options = {
             **self._options,
             "torch_seed": torch.initial_seed(),

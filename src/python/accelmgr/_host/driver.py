@@ -163,8 +163,8 @@ class Driver:
     def update_buffers(self) -> None:
         """Sends all buffers of the host's model to the runners, which compute the next step with them.
 
-        step() itself sends the buffers that were written in place or assigned. Call this after writes that torch does
-        not record in the tensor (`.data`, numpy()). Raises ModelError for a buffer whose shape or dtype has changed.
+        step() itself sends the buffers that were written in place or assigned. Call this after writes to more than
+        64 KiB that torch does not record in the tensor (`.data`, numpy()). Raises ModelError for a buffer whose shape or dtype has changed.
         """
         if self._binding is not None:
             self._binding.send_changes(everything=True)

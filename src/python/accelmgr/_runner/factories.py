@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr._common import arguments, torch_settings
 from accelmgr._common.elements import Elements
-from accelmgr._common.grown_shapes import Shapes, tell
+from accelmgr._common.grown_buffers import Forms, tell
 from accelmgr._common.pickling import send_definitions_to_workers
 from accelmgr._common.placement import tensors_of
 from accelmgr._runner import cuda as _cuda
@@ -125,8 +125,8 @@ def make_replica(
     if computes:
         prepare_runner(threads, shares_cores, deterministic)
     changes: Changes | None = None
-    grown: Shapes = {}
-    needed: Callable[[Shapes], None] | None = None
+    grown: Forms | None = None
+    needed: Callable[[Forms], None] | None = None
     has_values = True
     if PAYLOAD not in options:
         seed_generators(seed)  # So that the function draws the same numbers in all processes.
@@ -135,7 +135,7 @@ def make_replica(
         received = Received(options[PAYLOAD])
         torch_settings.apply(received.options["settings"])
         model, collate_fn = received.model(), received.load("collate_fn")
-        grown = received.options["grown"]
+        grown = received.options["grown"] if device == "cpu" else None
         needed = functools.partial(tell, received.options["needed"])
         has_values = received.has_values
         if computes:

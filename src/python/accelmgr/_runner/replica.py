@@ -21,13 +21,14 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common import torch_settings
+from accelmgr._common.buffers import Buffers
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure, structure_of
-from accelmgr._common.grown_shapes import Shapes
+from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.journal import Reader
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
-from accelmgr._common.model_changes import JOURNAL_BYTES, MODES, Buffers, Structure, named_leaves, tensors_of
+from accelmgr._common.model_changes import JOURNAL_BYTES, MODES, Structure, named_leaves, tensors_of
 from accelmgr._common.model_outline import CHANGES, Follower, HooksOfTensors
 from accelmgr.errors import ConfigError, ModelError
 
@@ -248,8 +249,8 @@ class Replica:
         *,
         autocast: str = "off",
         changes: Changes | None = None,
-        grown: Shapes | None = None,
-        tell: Callable[[Shapes], None] | None = None,
+        grown: Forms | None = None,
+        tell: Callable[[Forms], None] | None = None,
         has_values: bool = True,
     ) -> None:
         """changes: what the host changes after the start; None if it does not have the model. grown, tell: see Buffers.
@@ -318,6 +319,7 @@ class Replica:
 
     def begin_attempt(self) -> None:
         self._losses, self._scalars = [], []
+        self._buffers.begin_attempt()
         if self._gradients is not None:
             self._gradients.forget()
 
@@ -403,6 +405,7 @@ class Replica:
         if self._gradients is not None:
             self._gradients.rest()
         self._check()
+        self._buffers.check_room()
         return self._totals()
 
     def _totals(self) -> tuple[float, list[tuple[str, float]]]:

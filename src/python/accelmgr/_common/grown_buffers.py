@@ -1,6 +1,6 @@
 # Runs in: the host, which reads; runners, which write.
-"""The shapes that the first micro-batch gives to buffers. Runners write them into a memfd of the host, which starts
-again with room for them: an error's text may be cut, so it is for people alone."""
+"""Dtypes and shapes that the first micro-batch gives to buffers. Runners write them into a memfd of the host, which
+starts again with room for them: an error's text may be cut, so it is for people alone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import weakref
 
 from accelmgr._common.memfd import open_memfd
 
-NAME = "accelmgr-shapes"
+NAME = "accelmgr-grown"
 
-Shapes = dict[str, tuple[int, ...]]
+Form = tuple[str, tuple[int, ...]]
+"""A dtype's name, and a shape."""
+Forms = dict[str, Form]
 """By the name of the buffer."""
 
 
-class GrownShapes:
+class GrownBuffers:
     """The side of the host."""
 
     def __init__(self) -> None:
@@ -27,22 +29,23 @@ class GrownShapes:
     def address(self) -> str:
         return f"{os.getpid()}:{self._fd}"
 
-    def read(self) -> Shapes:
+    def read(self) -> Forms:
         """What all runners have told. A later one counts for a buffer that several have told of."""
         content = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
         *lines, _ = content.split(b"\n")
-        return {name: tuple(shape) for line in lines for name, shape in json.loads(line).items()}
+        told = [form for line in lines for form in json.loads(line).items()]
+        return {name: (dtype, tuple(shape)) for name, (dtype, shape) in told}
 
     def close(self) -> None:
         """Idempotent."""
         self._closing()
 
 
-def tell(address: str, shapes: Shapes) -> None:
+def tell(address: str, forms: Forms) -> None:
     """The side of a runner. One write: other runners may tell at the same time."""
     pid, fd = address.split(":")
     file = open_memfd(pid, fd, NAME, os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(file, json.dumps(shapes).encode() + b"\n")
+        os.write(file, json.dumps(forms).encode() + b"\n")
     finally:
         os.close(file)
