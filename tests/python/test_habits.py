@@ -180,6 +180,15 @@ def test_lbfgs_is_refused_when_it_steps():
             optimizer.step(lambda: manager.step().loss)
 
 
+def test_sparse_adam_is_refused_when_it_steps():
+    model = Line()
+    with start(model) as manager:
+        optimizer = torch.optim.SparseAdam(model.parameters())
+        manager.step().raise_for_status()
+        with pytest.raises(accelmgr.UsageError, match="the gradients of a manager are dense"):
+            optimizer.step()
+
+
 def test_an_optimizer_of_a_copy_is_refused():
     with start(Line()) as manager:
         manager.step()

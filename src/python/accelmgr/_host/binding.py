@@ -16,7 +16,7 @@ from accelmgr._common.journal import Journal
 from accelmgr._common.model_changes import Changes, Structure, leaves_of, named_leaves
 from accelmgr._common.placement import private_copies
 from accelmgr._host.master import Master, check_on_cpu
-from accelmgr._host.optimizers import LBFGS
+from accelmgr._host.optimizers import check_kind
 from accelmgr._host.weights import Weights
 from accelmgr.errors import ModelError, UsageError
 
@@ -171,8 +171,7 @@ class Binding:
                 f"check_optimizer: a {type(optimizer).__name__} has no param_groups; pass an optimizer of torch.optim, "
                 "or a hivemind.Optimizer"
             )
-        if isinstance(optimizer, torch.optim.LBFGS) and not self._handle.keeps_last_step:
-            raise UsageError(LBFGS)
+        check_kind(optimizer, self._handle.keeps_last_step)
         self.check()
         own = {tensor.data_ptr() for _, tensor in self.master.parameters}
         for index, group in enumerate(groups):

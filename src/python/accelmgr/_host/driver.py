@@ -164,7 +164,8 @@ class Driver:
         """Sends all buffers of the host's model to the runners, which compute the next step with them.
 
         step() itself sends the buffers that were written in place or assigned. Call this after writes to more than
-        64 KiB that torch does not record in the tensor (`.data`, numpy()). Raises ModelError for a buffer whose shape or dtype has changed.
+        64 KiB that torch does not record in the tensor (`.data`, numpy()). Raises ModelError for a buffer whose shape
+        or dtype has changed.
         """
         if self._binding is not None:
             self._binding.send_changes(everything=True)
@@ -207,8 +208,8 @@ class Driver:
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises UsageError, with the reason, for an optimizer that would train this model wrongly or not at all.
 
-        Call it once, after the optimizer was made. It takes every optimizer of torch.optim, LBFGS only with
-        `data.keep_last_step`, and hivemind.Optimizer. Do not pass the optimizer inside that (`.opt`): it may have
+        Call it once, after the optimizer was made. It takes every optimizer of torch.optim but SparseAdam, LBFGS only
+        with `data.keep_last_step`, and hivemind.Optimizer. Do not pass the optimizer inside that (`.opt`): it may have
         parameters of its own, which hivemind copies into the model's. No other call checks the optimizer: one over
         other tensors changes those, and the model stays as it is.
         """
