@@ -182,6 +182,19 @@ class Handle {
     }
   }
 
+  /// The numbers of those buffers that have other bytes at these addresses, as those of copy_buffers().
+  std::vector<std::size_t> differing_buffers(const std::vector<std::uintptr_t>& at) const {
+    const auto* committed = session_->result_buffers(session_->word().index);
+    std::vector<std::size_t> numbers;
+    for (std::size_t i = 0; i < at.size(); ++i) {
+      const auto& entry = manifest_.buffers.at(i);
+      const auto* const buffer = reinterpret_cast<const std::byte*>(at[i]);
+      if (buffer != nullptr && std::memcmp(buffer, committed + entry.offset, entry.bytes) != 0)
+        numbers.push_back(i);
+    }
+    return numbers;
+  }
+
   /// Sets the result as `step_result` on what a signal handler raised: the step may have counted before that.
   StepResult step(std::optional<double> timeout_s, bool accumulate, bool parameters_changed, bool repeat) {
     auto& handle = started();
@@ -304,6 +317,8 @@ void bind_manager(nb::module_& module) {
       .def("buffer_shapes", &Handle::buffer_shapes, "The name of each buffer, and its shape.")
       .def("copy_buffers", &Handle::copy_buffers, nb::arg("to"),
            "Copies them to the addresses of dense tensors, in the order of buffer_shapes(); 0: not this one.")
+      .def("differing_buffers", &Handle::differing_buffers, nb::arg("at"),
+           "The numbers of those that have other bytes at these addresses; 0: not this one.")
       .def(
           "update_buffers",
           [](Handle& self, const std::vector<Addressed>& tensors) {

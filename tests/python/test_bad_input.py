@@ -22,12 +22,20 @@ def lazy():
     return nn.Sequential(nn.LazyLinear(2))
 
 
+def per_sample():
+    """As a GradSampleModule of opacus."""
+    model = nn.Linear(2, 2)
+    model.weight.grad_sample = None
+    return model
+
+
 REFUSED = {
     "no_module": (lambda: "a string of no kind", {}, accelmgr.ConfigError, "model.kind"),
     "a_function": (lambda: print, {}, accelmgr.ModelError, "print, which must return a torch.nn.Module, returned"),
     "no_parameters": (nn.ReLU, {}, accelmgr.ModelError, "no parameters; there is nothing to train"),
     "elsewhere": (lambda: nn.Linear(2, 2, device="meta"), {}, accelmgr.ModelError, "'weight' of the model is on meta"),
     "lazy": (lazy, {}, accelmgr.ModelError, "'0.weight' of the model is not initialized; call the model once"),
+    "per_sample": (per_sample, {}, accelmgr.ModelError, "parameter 'weight' has a grad_sample"),
     "unpicklable": (Unpicklable, {}, accelmgr.ModelError, r"model.inner.guard \(_thread.lock\) cannot be pickled"),
     "no_batch": (lambda: nn.Linear(2, 2), {"batch_size_per_device": 0}, accelmgr.ConfigError, "batch_size_per_device"),
     "no_start_method": (lambda: nn.Linear(2, 2), {"start_method": "it"}, accelmgr.ConfigError, "start_method is 'it'"),

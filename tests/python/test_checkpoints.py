@@ -37,7 +37,7 @@ OPTIMIZERS = {
     name: kind
     for name, kind in vars(torch.optim).items()
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
-    # A manager refuses LBFGS. SparseAdam takes only sparse gradients; the master's are dense.
+    # A manager refuses these.
     if name not in ("LBFGS", "SparseAdam")
 }
 

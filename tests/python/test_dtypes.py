@@ -346,6 +346,39 @@ def test_a_parameter_that_is_unfrozen_gets_gradients_from_the_next_step_on():
         manager.step().raise_for_status()
 
 
+class Halves(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4, dtype=dtype), nn.Linear(4, 1, dtype=dtype)
+        self.body.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x)).square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("drops", ["all", "some", "none"])
+def test_what_was_dropped_before_a_layer_is_unfrozen_stays_dropped(dtype, drops):
+    torch.manual_seed(0)
+    model = Halves(dtype)
+    plain = copy.deepcopy(model)
+    elements = list(torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).to(dtype))
+    with started(model, elements, Shape(), "forkserver", gradients__dtype="float32") as manager:
+        for step, element in enumerate(elements[:3]):
+            plain(element[None]).backward()
+            manager.step().raise_for_status()
+            for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(own.grad, other.grad, rtol=2e-2, atol=1e-3, msg=f"step {step}")
+            for each in (model, plain):
+                if drops == "all":
+                    torch.optim.SGD(each.parameters(), lr=0.0).zero_grad()
+                elif drops == "some":
+                    each.head.bias.grad = None
+                if step == 0:
+                    each.body.requires_grad_(True)
+                    each.body.weight.grad = torch.ones_like(each.body.weight)
+
+
 def test_integers_cannot_be_trained():
     model = Int8()
     with started(model, [torch.tensor(1)] * 4, Shape(), "spawn") as manager:

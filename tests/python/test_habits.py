@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pathlib
 import signal
@@ -114,6 +115,46 @@ def test_buffers_get_their_shapes_from_the_first_batch():
         assert model.low.tolist() == [-5.0, -5.0]
 
 
+class Observer(nn.Module):
+    """Its buffers get their shapes from the first batch, as those of an observer of quantization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.tensor([]))
+        self.register_buffer("high", torch.tensor([]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low, high = x.detach().amin(0), x.detach().amax(0)
+        if self.low.numel() == 0:
+            self.low, self.high = low, high
+        self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
+        return x + self.high - self.low
+
+
+class Observed(Line):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observers = nn.Sequential(*(Observer() for _ in range(48)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.observers(x) / 1e14)
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver", "fork"])
+def test_there_is_room_for_many_of_them(start_method):
+    torch.manual_seed(1)
+    model = Observed()
+    plain = copy.deepcopy(model)
+    with start(model, nprocs=1, start_method=start_method) as manager:
+        for step in range(2):
+            plain.zero_grad()
+            plain(torch.stack(DATA[2 * step : 2 * step + 2])).backward()
+            manager.step(accumulate=False).raise_for_status()
+            assert torch.equal(model.layer.weight.grad, plain.layer.weight.grad)
+    for (name, buffer), expected in zip(model.named_buffers(), plain.buffers(), strict=True):
+        assert torch.equal(buffer, expected), name
+
+
 # Optimizers
 
 
@@ -137,6 +178,15 @@ def test_lbfgs_is_refused_when_it_steps():
         optimizer = torch.optim.LBFGS(model.parameters())
         with pytest.raises(accelmgr.UsageError, match="LBFGS evaluates the loss several times"):
             optimizer.step(lambda: manager.step().loss)
+
+
+def test_sparse_adam_is_refused_when_it_steps():
+    model = Line()
+    with start(model) as manager:
+        optimizer = torch.optim.SparseAdam(model.parameters())
+        manager.step().raise_for_status()
+        with pytest.raises(accelmgr.UsageError, match="the gradients of a manager are dense"):
+            optimizer.step()
 
 
 def test_an_optimizer_of_a_copy_is_refused():

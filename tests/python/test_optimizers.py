@@ -147,6 +147,24 @@ def test_lbfgs_is_refused_with_the_reason(manager: accelmgr.Manager, model: Net)
         manager.check_optimizer(torch.optim.LBFGS(model.parameters()))
 
 
+class DPOptimizer(torch.optim.Optimizer):
+    """As that of opacus: around another one, and not initialized as an Optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.original_optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, object]]:
+        return self.original_optimizer.param_groups
+
+
+def test_optimizers_that_need_other_gradients_are_refused(manager: accelmgr.Manager, model: Net) -> None:
+    with pytest.raises(accelmgr.UsageError, match="SparseAdam takes sparse gradients.* Use Adam"):
+        manager.check_optimizer(torch.optim.SparseAdam(model.parameters()))
+    with pytest.raises(accelmgr.UsageError, match="DPOptimizer clips the gradient of each sample"):
+        manager.check_optimizer(DPOptimizer(torch.optim.SGD(model.parameters(), lr=0.1)))
+
+
 def test_optimizer_over_other_tensors_is_refused(manager: accelmgr.Manager, model: Net) -> None:
     with pytest.raises(
         accelmgr.UsageError, match=r"shape \[16, 8\] in group 0 which is not a parameter of this manager"

@@ -16,7 +16,6 @@ import torch
 from accelmgr import _native
 from accelmgr._common import arguments
 from accelmgr._common.child import embed
-from accelmgr._common.model_changes import Shapes
 from accelmgr._host import optimizers, program, sharing, status
 from accelmgr._host import start_method as start_methods
 from accelmgr._host.binding import Binding
@@ -272,13 +271,11 @@ class Manager(Driver):
         self._weights = None
         self._delivery.release_values()
 
-    def _makes_room(self, shapes: Shapes) -> bool:
-        """Starts again with room for buffers of these shapes, unless there is room already. Nothing was trained yet."""
-        if not shapes or shapes.items() <= self._delivery.grown.items():
+    def _makes_room(self) -> bool:
+        """Starts again if runners need room for larger buffers. Nothing was trained yet."""
+        if not self._delivery.makes_room():
             return False
-        logger.info("the first batch gives buffers other shapes (%s); the manager starts again", ", ".join(shapes))
         self._end_processes()
-        self._delivery.grown = self._delivery.grown | shapes
         self.start()
         return True
 

@@ -184,6 +184,11 @@ def check(model: Any, dataset: Any, collate_fn: Any) -> None:
     if not parameters:
         raise ModelError("the model has no parameters; there is nothing to train")
     for name, parameter in parameters:
+        if hasattr(parameter, "grad_sample"):
+            raise ModelError(
+                f"parameter '{name}' has a grad_sample: opacus computes a gradient for each sample there, and runners "
+                "give the mean gradient alone. Train a GradSampleModule in one process, or pass the module inside"
+            )
         if parameter.requires_grad and parameter.dtype not in TRAINABLE:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in TRAINABLE)
             raise ModelError(

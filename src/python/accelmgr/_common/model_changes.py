@@ -2,24 +2,24 @@
 """The modules, parameters and buffers of a model, and the changes that the host makes to them after the start.
 
 Parameters are in the session's memory, so a write in place is all that runners need. Everything else that a step
-depends on is sent as buffers: the model's own buffers, and `<modes>`: how far the journal of other changes is to be
-read (eight bytes, journal.py), then one byte for each module (1: training mode) and for each parameter (1: requires a
-gradient).
+depends on is sent as buffers: the model's own buffers, `<forms>` (buffers.py), and `<modes>`: how far the journal of
+other changes is to be read (eight bytes, journal.py), then one byte for each module (1: training mode) and for each
+parameter (1: requires a gradient).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 import operator
-from typing import Any, NoReturn, TypeGuard
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr import _native
 from accelmgr._common import torch_settings as _settings
+from accelmgr._common.buffers import ASSIGNED, FIRST, FORMS, KIND, NONE, Buffers
+from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.journal import SETTINGS, Journal
 from accelmgr._common.memory import named_tensors
 from accelmgr._common.model_outline import Outline
@@ -28,6 +28,8 @@ from accelmgr.errors import ModelError
 MODES = "<modes>"
 """The name of a buffer that is none of the model's."""
 JOURNAL_BYTES = 8
+COMPARED_BYTES = 1 << 16
+"""Of a buffer whose content is compared: statistics of normalization are smaller."""
 
 _address = torch.Tensor.data_ptr
 _training = operator.attrgetter("training")
@@ -37,10 +39,6 @@ _requires_grad = operator.attrgetter("requires_grad")
 
 def _listed(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _alike(one: torch.Tensor | None, other: torch.Tensor) -> TypeGuard[torch.Tensor]:
-    return one is not None and one.shape == other.shape and one.dtype == other.dtype
 
 
 def leaves_of(parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
@@ -134,221 +132,144 @@ class Structure:
                 parameter.requires_grad_(bool(on))
 
 
-Shapes = dict[str, tuple[int, ...]]
-GREW = "shapes of buffers after the first micro-batch: "
-"""Begins a line of an error that a manager heals: it starts again with room for buffers of these shapes."""
-GROWN = "<grown>"
-"""The name of a buffer that is none of the model's: for each that grows, whether it has its final shape."""
-
-
-def grown_shapes(error: str) -> Shapes:
-    """Those of buffers that the error tells of, by name."""
-    _, found, text = error.rpartition(GREW)
-    if not found:
-        return {}
-    shapes, _ = json.JSONDecoder().raw_decode(text)
-    return {name: tuple(shape) for name, shape in shapes.items()}
-
-
-@dataclasses.dataclass
-class _Growing:
-    """A buffer whose shape the first micro-batch decides, as that of an observer of quantization."""
-
-    index: int
-    first: torch.Tensor
-    """Its values before it has grown."""
-    final: torch.Tensor
-    """What the session reads and writes in its place."""
-
-
-class Buffers:
-    """The buffers of a model, each once, under its first name. A model may assign another tensor to that name."""
-
-    def __init__(self, model: torch.nn.Module, grown: Shapes | None = None) -> None:
-        """grown: the final shapes of buffers that the first micro-batch makes larger."""
-        grown = grown or {}
-        self._places: list[tuple[str, dict[str, Any], str, torch.Tensor]] = []
-        self.non_persistent: list[str] = []
-        self._growing: list[_Growing] = []
-        seen: dict[int, str] = {}
-        stand_ins: dict[int, torch.Tensor] = {}
-        self.named: list[tuple[str, torch.Tensor]] = []
-        for prefix, module in model.named_modules(remove_duplicate=False):
-            for key, tensor in module._buffers.items():
-                if tensor is None:
-                    continue
-                name = f"{prefix}.{key}" if prefix else key
-                if key in module._non_persistent_buffers_set:
-                    self.non_persistent.append(name)
-                if id(tensor) not in seen:
-                    seen[id(tensor)] = name
-                    if name in grown:
-                        final = stand_ins[id(tensor)] = torch.zeros(grown[name], dtype=tensor.dtype)
-                        self._growing.append(_Growing(len(self._places), tensor.detach().clone(), final))
-                    self._places.append((name, module._buffers, key, tensor))
-                self.named.append((name, stand_ins.get(id(tensor), tensor)))
-        self.originals = [stand_ins.get(id(tensor), tensor) for *_, tensor in self._places]
-        self._forms = [(tensor.dtype, tensor.shape) for *_, tensor in self._places]
-        self._growing_places = {growing.index for growing in self._growing}
-        self._flags = torch.zeros(len(self._growing), dtype=torch.uint8)
-        if self._growing:
-            self.originals.append(self._flags)
-            self.named.append((GROWN, self._flags))
-            self.non_persistent.append(GROWN)
-
-    def check_alike(self) -> None:
-        """Raises ModelError for a buffer whose shape or dtype was changed in place."""
-        changed = [
-            (name, form, tensor)
-            for index, ((name, *_, tensor), form) in enumerate(zip(self._places, self._forms, strict=True))
-            if index not in self._growing_places and (tensor.dtype, tensor.shape) != form
-        ]
-        if changed:
-            name, (dtype, shape), tensor = changed[0]
-            self._refuse(
-                f"the model changed its buffer '{name}', {dtype} {list(shape)}, to {tensor.dtype} {list(tensor.shape)}",
-                {name: tensor.shape for name, (dtype, _), tensor in changed if tensor.dtype == dtype},
-            )
-
-    def _refuse(self, what: str, shapes: dict[str, torch.Size]) -> NoReturn:
-        grew = f"\n{GREW}{json.dumps({name: list(shape) for name, shape in shapes.items()})}" if shapes else ""
-        raise ModelError(
-            f"{what}; a buffer must keep its shape and dtype. Where the first batch decides about the shape, run one "
-            "in the host before the manager starts. Register a buffer that changes on purpose with persistent=False, "
-            f"or make it a plain attribute{grew}"
-        )
-
-    def settle(self) -> None:
-        """Copies a tensor that was assigned to a buffer's name into the buffer, and puts the buffer back.
-
-        Raises ModelError if the tensor has another shape or dtype. A non-persistent one is left as it is then: it may
-        be a table that forward() makes larger when needed.
-        """
-        grew: dict[str, torch.Size] = {}
-        what = ""
-        for index, (name, owner, key, original) in enumerate(self._places):
-            current = owner.get(key)
-            if current is original or index in self._growing_places:
-                continue
-            if not _alike(current, original):
-                if name in self.non_persistent:
-                    continue
-                found = "None" if current is None else f"{current.dtype} {list(current.shape)}"
-                what = (
-                    what
-                    or f"the model replaced its buffer '{name}', {original.dtype} {list(original.shape)}, by {found}"
-                )
-                if current is not None and current.dtype == original.dtype:
-                    grew[name] = current.shape
-                continue
-            with torch.no_grad():
-                original.copy_(current)
-            owner[key] = original
-        if what:
-            self._refuse(what, grew)
-        for number, growing in enumerate(self._growing):
-            self._settle(number, growing)
-
-    def _settle(self, number: int, growing: _Growing) -> None:
-        name, owner, key, _ = self._places[growing.index]
-        current = owner.get(key)
-        if current is not None and _alike(current, growing.final):
-            growing.final.copy_(current.detach())
-            self._flags[number] = 1
-        elif current is not None and _alike(current, growing.first):
-            self._flags[number] = 0
-        else:
-            shape = torch.Size() if current is None else current.shape
-            self._refuse(f"the model changed its buffer '{name}' again, to {list(shape)}", {name: shape})
-
-    def loaded(self) -> None:
-        """The session's values were written to `originals`."""
-        for growing, has_grown in zip(self._growing, self._flags.tolist(), strict=True):
-            _, owner, key, _ = self._places[growing.index]
-            self.set(owner[key], growing.final if has_grown else growing.first)
-
-    @staticmethod
-    def set(buffer: torch.Tensor, value: torch.Tensor) -> None:
-        """Gives the buffer the values, and their shape."""
-        with torch.no_grad():
-            if buffer.shape != value.shape:
-                buffer.resize_(value.shape)
-            buffer.copy_(value)
-
-    def current(self) -> list[tuple[str, torch.Tensor]]:
-        """The current tensor of each buffer, but for non-persistent ones of another shape or dtype."""
-        found = []
-        for name, owner, key, original in self._places:
-            tensor = owner.get(key)
-            if tensor is not None and (name not in self.non_persistent or _alike(tensor, original)):
-                found.append((name, tensor))
-        return found
-
-    def sent(self, changed: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-        """What the host sends of what it has changed: a growing buffer only in its final shape."""
-        if not self._growing:
-            return changed
-        finals = {self._places[growing.index][0]: growing.final for growing in self._growing}
-        fit = [(name, tensor) for name, tensor in changed if name not in finals or _alike(tensor, finals[name])]
-        if any(name in finals for name, _ in fit):
-            there = [_alike(self._places[g.index][1].get(self._places[g.index][2]), g.final) for g in self._growing]
-            fit.append((GROWN, torch.tensor(there, dtype=torch.uint8)))
-        return fit
+def _versions(tensors: list[torch.Tensor | None]) -> list[int]:
+    try:
+        return list(map(_version, tensors))
+    except (AttributeError, RuntimeError):  # None, and tensors of inference mode, have none.
+        return [0 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 class Changes:
-    """Finds the buffers and modes that the host has changed since they were last sent to the runners."""
+    """Finds the buffers and modes that the host has changed since they were last sent to the runners.
+
+    A buffer has changed if it is another tensor or has another version, or, as far as COMPARED_BYTES, if its content is
+    not that of the last committed step: batch normalization writes statistics without a new version.
+    """
 
     def __init__(
-        self, model: torch.nn.Module, structure: Structure, journal: Journal, grown: Shapes, handle: _native.Handle
+        self, model: torch.nn.Module, structure: Structure, journal: Journal, grown: Forms, handle: _native.Handle
     ) -> None:
         self._structure = structure
         self._handle = handle
-        self._places = {name: (number, shape) for number, (name, shape) in enumerate(handle.buffer_shapes())}
+        numbers = {name: (number, shape) for number, (name, shape) in enumerate(handle.buffer_shapes())}
         self._journal = journal
         self._settings = journal.settings
-        self._buffers = Buffers(model, grown)
+        self._buffers = Buffers(model, grown if FORMS in numbers else None)
+        self._places = [(place, *numbers[place.name]) for place in self._buffers.places]
+        self._forms = bytearray(len(self._places) + 1)
+        """The content of `<forms>` that the last committed step has left."""
+        self._forms_target = [0] * len(numbers)
+        if FORMS in numbers:
+            self._forms_target[numbers[FORMS][0]] = torch.frombuffer(self._forms, dtype=torch.uint8).data_ptr()
         self._outline = Outline(model, tensors_of(model))
         self._seen = structure.changes
         self._modes = b""  # So that the first step sends them.
         self.note()
 
+    def _present(self) -> list[torch.Tensor | None]:
+        return [place.owner.get(place.key) for place in self._buffers.places]
+
     def note(self) -> None:
         """Records that the runners have the present content of the buffers."""
-        self._noted = {name: (tensor, tensor._version) for name, tensor in self._buffers.current()}
+        self._tensors = self._present()
+        self._versions = _versions(self._tensors)
+        self._kinds = self._buffers.kinds()
+        self._handle.copy_buffers(self._forms_target)
         self._find_dense()
 
     def _find_dense(self) -> None:
-        """Finds the buffers whose memory is like that in the session: those are copied the fast way."""
-        self._dense: list[torch.Tensor] = []
-        self._targets = [0] * len(self._places)
-        self._irregular: list[str] = []
-        for name, (tensor, _) in self._noted.items():
-            number, shape = self._places[name]
+        """Finds the buffers whose memory is like that in the session: those are copied and compared the fast way."""
+        self._targets = [0] * len(self._forms_target)
+        self._compared: dict[int, tuple[int, torch.Tensor]] = {}  # By address: number, tensor.
+        self._irregular: list[int] = []
+        addresses: set[int] = set()
+        for index, ((place, number, shape), tensor) in enumerate(zip(self._places, self._tensors, strict=True)):
+            if tensor is None or not self._buffers.is_stored(place, tensor):
+                continue
             if tensor.is_contiguous() and tuple(tensor.shape) == shape:
-                self._dense.append(tensor)
-                self._targets[number] = tensor.data_ptr()
+                address = self._targets[number] = tensor.data_ptr()
+                own = tensor.untyped_storage().nbytes() == tensor.nbytes <= COMPARED_BYTES
+                if own and address not in addresses:
+                    self._compared[address] = number, tensor
+                else:
+                    self._compared.pop(address, None)
+                addresses.add(address)
             elif torch._debug_has_internal_overlap(tensor) == 0:  # An expanded tensor cannot be written.
-                self._irregular.append(name)
-        self._dense_state = self._present_state()
+                self._irregular.append(index)
+        self._has_aliases = len(set(map(id, self._tensors))) < len(self._tensors)
+        self._compared_addresses = list(self._compared)
+        self._compared_tensors = [tensor for _, tensor in self._compared.values()]
+        self._compared_targets = [0] * len(self._targets)
+        for address, (number, _) in self._compared.items():
+            self._compared_targets[number] = address
 
-    def _present_state(self) -> tuple[list[int], list[int]]:
-        return list(map(_version, self._dense)), list(map(_address, self._dense))
+    def _differing(self) -> list[int]:
+        """The numbers of small buffers whose content is not that of the last committed step."""
+        addresses = list(map(_address, self._compared_tensors))
+        if addresses != self._compared_addresses:  # The memory of some is gone.
+            self._find_dense()
+        return self._handle.differing_buffers(self._compared_targets)
+
+    def _changed(self) -> set[int]:
+        """The indexes of buffers that were assigned, or have another version."""
+        tensors = self._present()
+        versions = _versions(tensors)
+        if versions == self._versions and all(map(operator.is_, tensors, self._tensors)):
+            return set()
+        pairs = zip(tensors, self._tensors, versions, self._versions, strict=True)
+        return {index for index, (now, was, one, other) in enumerate(pairs) if now is not was or one != other}
 
     def take_in(self) -> None:
         """Gives the buffers that the host has not changed the values of the last committed step."""
-        same = self._present_state() == self._dense_state
-        if same:
+        changed = self._changed()
+        self._take_forms(changed)
+        if not changed:
             self._handle.copy_buffers(self._targets)
-        if same and not self._irregular:
-            return
+            if not self._irregular:
+                return
         values = dict(named_tensors(self._handle.buffers()))
-        for name in self._irregular if same else list(self._noted):
-            tensor, version = self._noted[name]
-            if tensor._version == version and not torch._debug_has_internal_overlap(tensor):
-                Buffers.set(tensor, values[name])
-                self._noted[name] = (tensor, tensor._version)
+        for index in self._irregular if not changed else range(len(self._places)):
+            place, tensor = self._places[index][0], self._tensors[index]
+            if index in changed or tensor is None or not self._buffers.is_stored(place, tensor):
+                continue
+            if torch._debug_has_internal_overlap(tensor) == 0:
+                Buffers.set(tensor, values[place.name])
+        self._versions = [
+            before if index in changed else now
+            for index, (now, before) in enumerate(zip(_versions(self._tensors), self._versions, strict=True))
+        ]
         self._find_dense()
+
+    def _take_forms(self, changed: set[int]) -> None:
+        """Puts other tensors, or None, where forward() has done so."""
+        self._handle.copy_buffers(self._forms_target)
+        kinds = bytes(form & KIND for form in self._forms[:-1]) if any(self._forms[:-1]) else bytes(len(self._places))
+        if not self._has_aliases and kinds == self._kinds and not any(map(ASSIGNED.__and__, self._forms)):
+            return
+        self._kinds = kinds
+        seen: set[int] = set()
+        for index, (form, (place, *_), tensor) in enumerate(
+            zip(self._forms, self._places, self._tensors, strict=False)
+        ):
+            if index in changed:
+                continue
+            value = place.first if place.grows and kinds[index] == FIRST else place.original
+            new: torch.Tensor | None = None
+            if kinds[index] != NONE and value is not None:
+                # Two buffers are one tensor of the host after `model.a = model.b`.
+                stays = tensor is not None and not form & ASSIGNED and id(tensor) not in seen
+                new = tensor if stays else torch.empty(value.shape, dtype=value.dtype)
+                if new is not None and place.grows:
+                    Buffers.set(new, value)
+                seen.add(id(new))
+            place.owner[place.key] = self._tensors[index] = new
+            self._versions[index] = _versions([new])[0]
+        self._find_dense()
+
+    def sync(self) -> None:
+        """Gives all buffers the values of the last committed step."""
+        self.note()
+        self.take_in()
 
     def write_journal(self) -> None:
         """Writes what has changed beside tensors and modes. Raises ModelError for what runners cannot be told."""
@@ -369,14 +290,31 @@ class Changes:
     def take(self, everything: bool = False) -> list[tuple[str, torch.Tensor]]:
         """The buffers to send, by name. everything: all of them, also if no change is known."""
         told: list[tuple[str, torch.Tensor]] = []
-        for name, tensor in self._buffers.current():
-            was, version = self._noted.get(name, (None, 0))
-            if everything or tensor is not was or tensor._version != version:
-                told.append((name, tensor))
-        told = self._buffers.sent(told)
+        changed = self._changed()
+        differing = self._differing()
+        if everything or changed or differing:
+            kinds = self._buffers.kinds()
+            for index, (place, number, _) in enumerate(self._places):
+                tensor = place.current
+                if tensor is None or not self._buffers.is_stored(place, tensor):
+                    continue
+                if everything or index in changed or number in differing:
+                    told.append((place.name, tensor))
+            if kinds != self._kinds:
+                told.append((FORMS, self._forms_with(kinds)))
         if (modes := self._present_modes()) != self._modes:
             told.append((MODES, torch.frombuffer(bytearray(modes), dtype=torch.uint8)))
         return told
+
+    def _forms_with(self, kinds: bytes) -> torch.Tensor:
+        if self._buffers.forms is None:
+            name = next(place.name for (place, *_), kind in zip(self._places, kinds, strict=True) if kind == NONE)
+            raise ModelError(
+                f"after the start buffer '{name}' of the model became None: only runners on the CPU can be told. Use a "
+                "tensor of zeros"
+            )
+        forms = [form & ASSIGNED | kind for form, kind in zip(self._forms, kinds, strict=False)]
+        return torch.tensor([*forms, self._forms[-1]], dtype=torch.uint8)
 
     def told(self) -> None:
         """Records that the result of take() has been sent."""

@@ -10,11 +10,13 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common import memory
+from accelmgr._common.buffers import FORMS
+from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.journal import Journal
-from accelmgr._common.model_changes import GROWN, Buffers, Changes, Shapes, Structure, leaves_of, named_leaves
+from accelmgr._common.model_changes import Changes, Structure, leaves_of, named_leaves
 from accelmgr._common.placement import private_copies
 from accelmgr._host.master import Master, check_on_cpu
-from accelmgr._host.optimizers import LBFGS
+from accelmgr._host.optimizers import check_kind
 from accelmgr._host.weights import Weights
 from accelmgr.errors import ModelError, UsageError
 
@@ -31,7 +33,7 @@ class Binding:
         model: torch.nn.Module | None,
         keeps_zeros: bool,
         journal: Journal | None,
-        grown: Shapes,
+        grown: Forms,
     ) -> None:
         """keeps_zeros: gradients are never None, but zero. journal: if there is a model. grown: see Buffers."""
         self._journal = journal
@@ -146,20 +148,13 @@ class Binding:
     def buffers(self) -> dict[str, torch.Tensor]:
         """Copies of the buffers of the last committed step."""
         buffers = dict(memory.named_tensors(self._handle.buffers()))
-        buffers.pop(GROWN, None)
+        buffers.pop(FORMS, None)
         return buffers
 
     def sync_buffers(self) -> None:
         """Copies the buffers of the last committed step into those of the model."""
-        if self._model is None:
-            return
-        buffers = self.buffers()
-        with torch.no_grad():
-            for name, buffer in self._model.named_buffers():
-                if name in buffers:
-                    Buffers.set(buffer, buffers[name])
         if self._changes is not None:
-            self._changes.note()
+            self._changes.sync()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         saved = self.master.state_dict(self.buffers())
@@ -176,8 +171,7 @@ class Binding:
                 f"check_optimizer: a {type(optimizer).__name__} has no param_groups; pass an optimizer of torch.optim, "
                 "or a hivemind.Optimizer"
             )
-        if isinstance(optimizer, torch.optim.LBFGS) and not self._handle.keeps_last_step:
-            raise UsageError(LBFGS)
+        check_kind(optimizer, self._handle.keeps_last_step)
         self.check()
         own = {tensor.data_ptr() for _, tensor in self.master.parameters}
         for index, group in enumerate(groups):

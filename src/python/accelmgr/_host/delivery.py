@@ -14,9 +14,9 @@ import torch
 from accelmgr import _native
 from accelmgr._common import torch_settings as _settings
 from accelmgr._common.feed import Feed
+from accelmgr._common.grown_buffers import Forms, GrownBuffers
 from accelmgr._common.journal import Journal
 from accelmgr._common.long_elements import LongElements
-from accelmgr._common.model_changes import Shapes
 from accelmgr._common.placement import tensors_of
 from accelmgr._host.model_sending import ForkedModel, PickledDataset, SentModel, pickled, pickled_dataset
 from accelmgr.errors import DataError
@@ -64,8 +64,9 @@ class Delivery:
         self._payload: SentModel | ForkedModel | None = None
         self._long: LongElements | None = None
         self.journal: Journal | None = None
-        self.grown: Shapes = {}
+        self.grown: Forms = {}
         """Of buffers that the first micro-batch makes larger."""
+        self._needed: GrownBuffers | None = None
         self.feed: Feed | None = None
 
     def begin(self, start_method: str, owner: object) -> list[str]:
@@ -79,11 +80,13 @@ class Delivery:
         if self._model is not None:
             self.journal = Journal()
             self.journal.settings = settings
+            self._needed = GrownBuffers()
         options = {
             **self._options,
             "torch_seed": torch.initial_seed(),
             "long": self._long.address if self._long is not None else "",
             "grown": self.grown,
+            "needed": self._needed.address if self._needed is not None else "",
             "settings": _settings.sendable(settings),
             "journal": self.journal.address if self.journal is not None else "",
         }
@@ -102,6 +105,15 @@ class Delivery:
         """Forks that follow get the present settings."""
         if isinstance(self._payload, ForkedModel):
             self._payload.options["settings"] = _settings.sendable(_settings.current())
+
+    def makes_room(self) -> bool:
+        """Whether runners have told of shapes that the next begin() makes room for, and this one has not."""
+        needed = self._needed.read() if self._needed is not None else {}
+        if needed.items() <= self.grown.items():
+            return False
+        logger.info("the first batch gives buffers other shapes (%s); the manager starts again", ", ".join(needed))
+        self.grown = self.grown | needed
+        return True
 
     def release_values(self) -> None:
         """Drops the copies of the model's values: the session has them."""
@@ -133,7 +145,7 @@ class Delivery:
 
     def close(self) -> None:
         """Ends the payload. The feed stays: another start may need it."""
-        for kept in (self._payload, self._long, self.journal):
+        for kept in (self._payload, self._long, self.journal, self._needed):
             if kept is not None:
                 kept.close()
 

@@ -13,7 +13,6 @@ import torch
 from accelmgr import _native
 from accelmgr._common import checkpoint_state as _state
 from accelmgr._common import memory
-from accelmgr._common.model_changes import Shapes, grown_shapes
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr.errors import UsageError
@@ -43,8 +42,8 @@ class Driver:
         if os.getpid() != self._owner:
             raise UsageError(f"{call}() in a forked child; the manager belongs to process {self._owner}")
 
-    def _makes_room(self, shapes: Shapes) -> bool:
-        """Whether the session was made again, with room for buffers of these shapes."""
+    def _makes_room(self) -> bool:
+        """Whether the session was made again, with room for buffers that the first micro-batch has made larger."""
         return False
 
     # Steps
@@ -86,7 +85,7 @@ class Driver:
                     self._bound.show(error.step_result.counted, overwrites)
                 raise
             self._bound.show(result.counted, overwrites)
-        if result.step == 0 and not result.counted and self._makes_room(grown_shapes(result.error)):
+        if result.step == 0 and not result.counted and self._makes_room():
             return Driver.step(self, timeout, accumulate, parameters_changed, repeat)
         return result
 
@@ -164,8 +163,9 @@ class Driver:
     def update_buffers(self) -> None:
         """Sends all buffers of the host's model to the runners, which compute the next step with them.
 
-        step() itself sends the buffers that were written in place or assigned. Call this after writes that torch does
-        not record in the tensor (`.data`, numpy()). Raises ModelError for a buffer whose shape or dtype has changed.
+        step() itself sends the buffers that were written in place or assigned. Call this after writes to more than
+        64 KiB that torch does not record in the tensor (`.data`, numpy()). Raises ModelError for a buffer whose shape
+        or dtype has changed.
         """
         if self._binding is not None:
             self._binding.send_changes(everything=True)
@@ -208,8 +208,8 @@ class Driver:
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises UsageError, with the reason, for an optimizer that would train this model wrongly or not at all.
 
-        Call it once, after the optimizer was made. It takes every optimizer of torch.optim, LBFGS only with
-        `data.keep_last_step`, and hivemind.Optimizer. Do not pass the optimizer inside that (`.opt`): it may have
+        Call it once, after the optimizer was made. It takes every optimizer of torch.optim but SparseAdam, LBFGS only
+        with `data.keep_last_step`, and hivemind.Optimizer. Do not pass the optimizer inside that (`.opt`): it may have
         parameters of its own, which hivemind copies into the model's. No other call checks the optimizer: one over
         other tensors changes those, and the model stays as it is.
         """

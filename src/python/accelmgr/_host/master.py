@@ -55,6 +55,7 @@ class Master:
         self._keeps_zeros = keeps_zeros
         self.parameters = _tensors(handle.parameters())
         self.gradients: Named = []
+        self._exact: dict[int, torch.Tensor] = {}  # The master's, where `.grad` is a rounded copy.
         self._find_gradients()
         # To find moved tensors: share_memory_() moves a storage out of the session, with all tensors over it.
         self._parameter_places = [tensor.data_ptr() for _, tensor in self.parameters]
@@ -62,9 +63,10 @@ class Master:
         self._frozen_versions: list[tuple[int, int]] = []
 
     def _find_gradients(self) -> None:
+        copies = {index: self.gradients[index][1] for index in self._exact}
         self.gradients = []
         self._frozen: list[int] = []  # The session has no gradient of these.
-        self._exact: dict[int, torch.Tensor] = {}  # The master's, where `.grad` is a rounded copy.
+        self._exact = {}
         for (name, parameter), place in zip(self.parameters, self._handle.gradients(), strict=True):
             index = len(self.gradients)
             gradient = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)  # Without memory.
@@ -74,7 +76,7 @@ class Master:
                 gradient = tensor_over(place.memory, place.dtype, place.shape, place.strides)
             if gradient.dtype != parameter.dtype:
                 self._exact[index] = gradient
-                gradient = gradient.to(parameter.dtype)
+                gradient = copies[index] if index in copies else gradient.to(parameter.dtype)
             self.gradients.append((name, gradient))
         self._gradients = [gradient for _, gradient in self.gradients]
         self._gradient_places = [tensor.data_ptr() for tensor in self._gradients]
@@ -99,12 +101,16 @@ class Master:
         """The master's gradients, in the manifest's order."""
         return [(name, self._exact.get(index, gradient)) for index, (name, gradient) in enumerate(self.gradients)]
 
-    def _unfreeze(self) -> None:
-        """Makes gradients for parameters that were frozen and require one now."""
-        if unfrozen := [index for index in self._frozen if self._leaves[index].requires_grad]:
+    def _unfreeze(self) -> bool:
+        """Makes gradients for parameters that were frozen and require one now. Whether there are such."""
+        unfrozen = [index for index in self._frozen if self._leaves[index].requires_grad]
+        if unfrozen:
             self._handle.unfreeze(unfrozen)
             self._find_gradients()
-            self._note()
+            for index in unfrozen:
+                self._found[index] = None  # What the caller has put there is looked after now.
+            self._lacks = True
+        return bool(unfrozen)
 
     def _tell_of_writes(self) -> None:
         """Devices get frozen parameters again only when they were written."""
@@ -165,12 +171,16 @@ class Master:
         Raises ModelError for a parameter that no longer lies in the master's memory, and for a gradient that is part of
         other memory.
         """
-        leaves = self._leaves
-        if self._frozen:
-            self._unfreeze()
-            self._tell_of_writes()
         if self._exact:
             self._take_copies()
+        self._take_gradients()
+        if self._frozen:
+            if self._unfreeze():
+                self._take_gradients()
+            self._tell_of_writes()
+
+    def _take_gradients(self) -> None:
+        leaves = self._leaves
         if (
             all(map(operator.is_, map(_gradient, leaves), self._found))
             and list(map(_address, leaves)) == self._parameter_places

@@ -24,6 +24,15 @@ LBFGS = (
     "manager with data={'keep_last_step': True}, and let all evaluations of a step but the first call "
     "manager.step(repeat=True)"
 )
+SPARSE_ADAM = (
+    "SparseAdam takes sparse gradients, and leaves alone what a batch has not used; the gradients of a manager are "
+    "dense, also those of an Embedding with sparse=True. Use Adam, or Adagrad or SGD, which change only what has a "
+    "gradient"
+)
+DP_OPTIMIZER = (
+    "a DPOptimizer clips the gradient of each sample, which it reads from parameter.grad_sample in the process that "
+    "computes; runners give the mean gradient alone. Train with opacus in one process, or clip the mean gradient"
+)
 LBFGS_FILE = os.path.join("torch", "optim", "lbfgs.py")
 SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 HIVEMIND = "hivemind.optim.state_averager"
@@ -76,6 +85,16 @@ _updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[Update]] = weakr
 """Of the services whose parameters an optimizer has."""
 _watching = _marks_hivemind = False
 _lock = threading.Lock()
+
+
+def check_kind(optimizer: Any, keeps_last_step: bool) -> None:
+    """Raises UsageError for an optimizer that gradients of a manager are not made for."""
+    if isinstance(optimizer, torch.optim.LBFGS) and not keeps_last_step:
+        raise UsageError(LBFGS)
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageError(SPARSE_ADAM)
+    if any(kind.__name__ == "DPOptimizer" for kind in type(optimizer).__mro__):
+        raise UsageError(DP_OPTIMIZER)
 
 
 def watch(
@@ -193,9 +212,8 @@ def _check(optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
     }
     owners = [ids[id(parameter)] for parameter in own if id(parameter) in ids]
     if owners:
+        check_kind(optimizer, all(manager.keeps_last_step for manager in owners))
         if isinstance(optimizer, torch.optim.LBFGS):
-            if not all(manager.keeps_last_step for manager in owners):
-                raise UsageError(LBFGS)
             _evaluations[optimizer] = 0
         if _scales_gradients():
             raise UsageError(

@@ -128,7 +128,7 @@ class DeviceReplica(Replica):
     def __init__(
         self, model: torch.nn.Module, collate_fn: Any, device: torch.device, autocast: str, changes: Changes | None
     ) -> None:
-        super().__init__(model, collate_fn, autocast=autocast, changes=changes, grown={})
+        super().__init__(model, collate_fn, autocast=autocast, changes=changes)
         self._device = device
         self._device_type = device.type
         self._left = False  # The attempt is over; the device may still compute it.

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import importlib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr._common import arguments, torch_settings
 from accelmgr._common.elements import Elements
-from accelmgr._common.model_changes import Shapes
+from accelmgr._common.grown_buffers import Forms, tell
 from accelmgr._common.pickling import send_definitions_to_workers
 from accelmgr._common.placement import tensors_of
 from accelmgr._runner import cuda as _cuda
@@ -125,7 +125,8 @@ def make_replica(
     if computes:
         prepare_runner(threads, shares_cores, deterministic)
     changes: Changes | None = None
-    grown: Shapes = {}
+    grown: Forms | None = None
+    needed: Callable[[Forms], None] | None = None
     has_values = True
     if PAYLOAD not in options:
         seed_generators(seed)  # So that the function draws the same numbers in all processes.
@@ -134,7 +135,8 @@ def make_replica(
         received = Received(options[PAYLOAD])
         torch_settings.apply(received.options["settings"])
         model, collate_fn = received.model(), received.load("collate_fn")
-        grown = received.options["grown"]
+        grown = received.options["grown"] if device == "cpu" else None
+        needed = functools.partial(tell, received.options["needed"])
         has_values = False
         if computes:
             changes = Changes(model, received.options["journal"], received.hooks)
@@ -145,7 +147,9 @@ def make_replica(
     if device == "cpu" or not computes:
         if computes:
             check_autocast(autocast, torch.device("cpu"))
-        return Replica(model, collate_fn, autocast=autocast, changes=changes, grown=grown, has_values=has_values)
+        return Replica(
+            model, collate_fn, autocast=autocast, changes=changes, grown=grown, tell=needed, has_values=has_values
+        )
     if device == "cuda":
         cuda = _opened_cuda(rank)
         check_autocast(autocast, cuda.device)

@@ -21,12 +21,14 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common import torch_settings
+from accelmgr._common.buffers import Buffers
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure, structure_of
+from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.journal import Reader
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
-from accelmgr._common.model_changes import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, named_leaves, tensors_of
+from accelmgr._common.model_changes import JOURNAL_BYTES, MODES, Structure, named_leaves, tensors_of
 from accelmgr._common.model_outline import CHANGES, Follower, HooksOfTensors
 from accelmgr.errors import ConfigError, ModelError
 
@@ -247,10 +249,11 @@ class Replica:
         *,
         autocast: str = "off",
         changes: Changes | None = None,
-        grown: Shapes | None = None,
+        grown: Forms | None = None,
+        tell: Callable[[Forms], None] | None = None,
         has_values: bool = True,
     ) -> None:
-        """changes: what the host changes after the start; None if it does not have the model. grown: see Buffers.
+        """changes: what the host changes after the start; None if it does not have the model. grown, tell: see Buffers.
 
         has_values: False if the parameters get theirs from the host.
         """
@@ -260,7 +263,7 @@ class Replica:
         self._collate_fn = collate_fn or torch.utils.data.default_collate
         self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
         self._structure = Structure(model)
-        self._buffers = Buffers(model, grown)
+        self._buffers = Buffers(model, grown, tell)
         self._followed = bytes(JOURNAL_BYTES) + self._structure.modes
         self._modes = bytearray(self._followed)
         self._modes_tensor = torch.frombuffer(self._modes, dtype=torch.uint8)
@@ -321,6 +324,7 @@ class Replica:
 
     def begin_attempt(self) -> None:
         self._losses, self._scalars = [], []
+        self._buffers.begin_attempt()
         if self._gradients is not None:
             self._gradients.forget()
 
@@ -406,6 +410,7 @@ class Replica:
         if self._gradients is not None:
             self._gradients.rest()
         self._check()
+        self._buffers.check_room()
         return self._totals()
 
     def _totals(self) -> tuple[float, list[tuple[str, float]]]:

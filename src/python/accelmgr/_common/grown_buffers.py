@@ -1,0 +1,51 @@
+# Runs in: the host, which reads; runners, which write.
+"""Dtypes and shapes that the first micro-batch gives to buffers. Runners write them into a memfd of the host, which
+starts again with room for them: an error's text may be cut, so it is for people alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+
+from accelmgr._common.memfd import open_memfd
+
+NAME = "accelmgr-grown"
+
+Form = tuple[str, tuple[int, ...]]
+"""A dtype's name, and a shape."""
+Forms = dict[str, Form]
+"""By the name of the buffer."""
+
+
+class GrownBuffers:
+    """The side of the host."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
+        self._closing = weakref.finalize(self, os.close, self._fd)  # Also if the manager is never stopped.
+
+    @property
+    def address(self) -> str:
+        return f"{os.getpid()}:{self._fd}"
+
+    def read(self) -> Forms:
+        """What all runners have told. A later one counts for a buffer that several have told of."""
+        content = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        *lines, _ = content.split(b"\n")
+        told = [form for line in lines for form in json.loads(line).items()]
+        return {name: (dtype, tuple(shape)) for name, (dtype, shape) in told}
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closing()
+
+
+def tell(address: str, forms: Forms) -> None:
+    """The side of a runner. One write: other runners may tell at the same time."""
+    pid, fd = address.split(":")
+    file = open_memfd(pid, fd, NAME, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(file, json.dumps(forms).encode() + b"\n")
+    finally:
+        os.close(file)
