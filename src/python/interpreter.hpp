@@ -149,6 +149,7 @@ void bind_manager(nanobind::module_& module);
 void bind_observer(nanobind::module_& module);
 void bind_records(nanobind::module_& module);
 void bind_results(nanobind::module_& module);
+void bind_snapshot(nanobind::module_& module);
 void bind_launch(nanobind::module_& module);
 void bind_distributed(nanobind::module_& module);
 

@@ -13,6 +13,7 @@ NB_MODULE(_native, module) {
   accelmgr::python::bind_records(module);
   accelmgr::python::bind_observer(module);
   accelmgr::python::bind_manager(module);
+  accelmgr::python::bind_snapshot(module);
   accelmgr::python::bind_launch(module);
   accelmgr::python::bind_distributed(module);
 }

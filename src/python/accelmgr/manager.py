@@ -21,10 +21,13 @@ from accelmgr._host import start_method as start_methods
 from accelmgr._host.binding import Binding
 from accelmgr._host.delivery import Delivery
 from accelmgr._host.driver import Driver
+from accelmgr._host.following import Following
 from accelmgr._host.weights import Files, Weights, made_empty
-from accelmgr.errors import ConfigError, ForkHangs, ModelError, UsageError
+from accelmgr.errors import ConfigError, DataError, ForkHangs, ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
+
+REFRESHES = ("auto", "always", "never")
 
 _owners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Manager]] = weakref.WeakKeyDictionary()
 
@@ -52,9 +55,8 @@ class Manager(Driver):
         module that it made here.
         None: the configuration names the model. `model.kind` is a built-in one, or `python`: then each process but this
         one calls `model.factory: package.module:function` with `model.options`.
-        Between steps the host may change parameters and buffers in place, `train()`, `eval()`, `requires_grad`,
-        attributes, hooks and modules without parameters, and settings of torch. Runners compute the next step with the
-        changes; what they cannot be told raises ModelError. The host must not add, remove or replace parameters.
+        Between steps the host may change whatever it likes, see `refresh`; but it must not add, remove or replace
+        parameters (rebind()).
     dataset: an iterable or a sequence (torch.utils.data.Dataset) of elements. An element is a mapping, a tuple, or a
         single tensor or number. Or the name of a built-in source (`"text"`). Element i goes to runner i % nprocs, which
         makes batches of `batch_size_per_device` elements. A mapping becomes the keyword arguments of the model, a tuple
@@ -84,6 +86,9 @@ class Manager(Driver):
         `forkserver`: as `spawn`, but the interpreter with torch is started once, and forked for this manager and all
         later ones, which start in a fraction of the time.
         `auto`: `fork`, unless this process has used CUDA or torch_xla; then `spawn`, and a warning says why.
+    refresh: what becomes of changes that values do not tell. `auto`: before each step this process looks
+        for them, and calls refresh(); with another start method than `fork` it raises ModelError. `always`: it calls
+        refresh() before each step. `never`: it does not look; call refresh() after a change.
     max_element_bytes: the most that a pickled element may have. Elements are pickled with a collate_fn, and when they
         are not made of tensors. None: any size.
     weights: paths or patterns of safetensors files that have the initial values, as in
@@ -115,10 +120,15 @@ class Manager(Driver):
         start_method: str = "auto",
         max_element_bytes: int | None = None,
         weights: Files | None = None,
+        refresh: str = "auto",
         **options: Any,
     ) -> None:
         start_methods.check(start_method)
         self._start_method = start_method
+        if refresh not in REFRESHES:
+            raise ConfigError(f"refresh is '{refresh}'; it must be one of {', '.join(REFRESHES)}", "refresh")
+        self._refreshes = refresh
+        self._following: Following | None = None
         self._factory = model if callable(model) and not isinstance(model, torch.nn.Module) else None
         if weights is not None and self._factory is None:
             raise ConfigError("weights needs a function that makes the model, which is passed as `model`", "weights")
@@ -221,6 +231,10 @@ class Manager(Driver):
                 "%s; the start method is 'forkserver' instead. Threads of this process: %s", error, ", ".join(threads)
             )
             self._start_with("forkserver", command)
+        except DataError as error:
+            if method != "fork" or not self._delivery.serves_instead(error, self):
+                raise
+            self._start_with(method, command)
 
     def _start_with(self, method: str, command: list[str]) -> None:
         unstarted = self._handle
@@ -244,6 +258,7 @@ class Manager(Driver):
         self._bound.started()
         optimizers.watch(self, self._bound.leaves, self._handle.keeps_last_step)
         self._delivery.follow(self)
+        self._following = self._delivery.following() if self._refreshes == "auto" else None
         if self._model is not None:
             _owners[self._model] = weakref.ref(self)
             if self._handle.resumed is not None:
@@ -265,7 +280,7 @@ class Manager(Driver):
         needs_values: it has no values yet. The slabs have no memory yet, so a large model does not exist twice.
         """
         self._binding = Binding(
-            self._handle, self._model, self._keeps_zeros, self._delivery.journal, self._delivery.grown
+            self._handle, self._model, self._keeps_zeros, self._delivery.record, self._delivery.grown
         )
         self._binding.bind(needs_values, self._weights)
         self._weights = None
@@ -340,8 +355,26 @@ class Manager(Driver):
         """
         if self._method != "fork":
             return self.rebind()
+        self._check_owner("refresh")
+        self._bound.check()
         self._delivery.refresh()
         self._handle.refresh()
+        self._bound.begin_again()
+        if self._following is not None:
+            self._following.begin()
+
+    def _follow(self) -> None:
+        if self._refreshes == "always":
+            self.refresh()
+        elif self._following is not None and (what := self._following.look()):
+            if self._method != "fork":
+                raise ModelError(
+                    f"after the start this was changed: {what}. Processes of the start method '{self._method}' cannot "
+                    "be told: call manager.refresh(), which starts others, or pass start_method='fork'; or "
+                    "refresh='never' if they need not know"
+                )
+            logger.info("runners begin anew, because this has changed: %s", what)
+            self.refresh()
 
     def stop(self) -> None:
         """Ends runners, fork server and manager in bounded time; idempotent. Parameters and gradients stay readable."""

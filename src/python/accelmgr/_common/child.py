@@ -50,7 +50,7 @@ def begin_forked() -> None:
 
 
 def begin_fork_server() -> None:
-    """Called in a fork server that a manager has forked. Its copies of the host's pages would live as long as it does."""
+    """Called in a fork server that a manager has forked. Its copies of pages of the host would live long."""
     for objects in FORKED_OBJECTS.values():
         objects["forget_values"]()
 

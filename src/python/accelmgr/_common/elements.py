@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common import torch_settings
 from accelmgr._common.feed import Client, FeedAddress
-from accelmgr._common.journal import Reader
 from accelmgr._common.long_elements import LENGTH, LongElements
 from accelmgr._common.memory import dtype_name
 from accelmgr._common.pickling import dump
@@ -27,7 +25,6 @@ ALONE = "<element>"
 ITEM = "<{}>"
 
 NUMBERS = "biufc"  # NumPy's dtype.kind of bool, int, unsigned, float and complex: torch makes tensors of these.
-LOOK_EVERY = 16  # Elements, between looks for changed settings of the host.
 ROOM = 64 * 1024  # Bytes that a pickled element may have at least in its row.
 
 
@@ -116,7 +113,6 @@ class Elements:
         self._limit = int(options["max_element_bytes"])
         self._long: LongElements | None = None
         self._has_long = False
-        self._journal = Reader(options["journal"]) if options.get("journal") else None
         self._beginning = self._reading.position() if self._reading is not None else ""
         data = self._client.example() if self._client is not None else None
         first = self._reading.next() if self._reading is not None else None if data is None else [pickle.loads(data)]
@@ -177,9 +173,6 @@ class Elements:
 
         consumed: how many elements steps have consumed.
         """
-        if self._journal is not None and self._position % LOOK_EVERY == 0:
-            for values in self._journal.settings():
-                torch_settings.apply(values)
         if self._has_long and self._long is not None:
             self._long.free(consumed)
         boxed = self._read()

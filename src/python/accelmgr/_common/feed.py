@@ -136,7 +136,7 @@ class FeedAddress:
 # The side of the host
 
 
-def _is_of_thread(error: BaseException) -> bool:
+def is_of_thread(error: BaseException) -> bool:
     """Whether only one thread may read the dataset, as sqlite3's connections say of themselves."""
     return isinstance(error, Exception) and "thread" in str(error).lower()
 
@@ -342,7 +342,7 @@ class Feed:
                 needed = self._next >= wanted or self._example is None
                 answer = ELEMENT, dump(boxed[0]) if needed else b"", (before, self._sum)
         except BaseException as error:  # SystemExit, too: the error must reach the host's own thread.
-            text = describe(error) + (OF_THREAD if _is_of_thread(error) else "")
+            text = describe(error) + (OF_THREAD if is_of_thread(error) else "")
             over = FAILED, text.encode("utf-8", "backslashreplace"), (0, 0)
         finally:
             self._reader = 0
@@ -369,7 +369,7 @@ class Feed:
             except Exception as error:
                 count = self._elements.count
                 if (
-                    not _is_of_thread(error)
+                    not is_of_thread(error)
                     or isinstance(self._dataset, GeneratorType)
                     or (count > 0 and not is_indexed(self._dataset))
                 ):

@@ -2,9 +2,9 @@
 """The modules, parameters and buffers of a model, and the changes that the host makes to them after the start.
 
 Parameters are in the session's memory, so a write in place is all that runners need. Everything else that a step
-depends on is sent as buffers: the model's own buffers, `<forms>` (buffers.py), and `<modes>`: how far the journal of
-other changes is to be read (eight bytes, journal.py), then one byte for each module (1: training mode) and for each
-parameter (1: requires a gradient).
+depends on is sent as buffers: the model's own buffers, `<forms>` (buffers.py), and `<modes>`: where other changes
+are published (eight bytes, record.py), then one byte for each module (1: training mode) and for each parameter (1:
+requires a gradient).
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr import _native
-from accelmgr._common import torch_settings as _settings
 from accelmgr._common.buffers import ASSIGNED, FIRST, FORMS, KIND, NONE, Buffers
 from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.journal import SETTINGS, Journal
 from accelmgr._common.memory import named_tensors
-from accelmgr._common.model_outline import Outline
+from accelmgr._common.record import Record
 from accelmgr.errors import ModelError
 
 MODES = "<modes>"
 """The name of a buffer that is none of the model's."""
-JOURNAL_BYTES = 8
 COMPARED_BYTES = 1 << 16
 """Of a buffer whose content is compared: statistics of normalization are smaller."""
 
@@ -61,16 +58,26 @@ def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
+def module_places(model: torch.nn.Module) -> int:
+    """The bytes for modules in `<modes>`: room for others that may come with a refresh()."""
+    return 2 * sum(1 for _ in model.modules()) + 64
+
+
 class Structure:
     """The modules and parameters that `model` had when this object was made."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, places: int = 0) -> None:
+        """places: that of the session; 0: it is made for this model."""
         self._model = model
         self.parameters = list(model.parameters())
         self._names = dict(model.named_parameters(remove_duplicate=False))
         self._switched = list(model.modules())
-        self._places = 2 * len(self._switched) + 64  # For those that will come.
-        self.changes = 0  # How often modules without parameters came or went, as check() saw it.
+        self.places = places or module_places(model)
+        if len(self._switched) > self.places:
+            raise ModelError(
+                f"the model has {len(self._switched)} modules by now, and the session has room for {self.places}: call "
+                "manager.rebind()"
+            )
         self._look()
 
     def _look(self) -> None:
@@ -101,23 +108,11 @@ class Structure:
                     "manager.rebind(), which starts runners for the changed model"
                 )
         self._look()  # Modules without parameters came or went.
-        self.changes += 1
-
-    def replace_modules(self) -> None:
-        """Gives modules that came a place in `modes`. Raises ModelError for too many."""
-        known = set(map(id, self._switched))
-        self._switched += [module for module in self._model.modules() if id(module) not in known]
-        if len(self._switched) > self._places:
-            raise ModelError(
-                f"modules of the model were replaced too often since the start: runners follow train() and eval() of "
-                f"{self._places} of them. Call manager.rebind(), which starts others"
-            )
-        self._look()
 
     @property
     def modes(self) -> bytes:
         """The content of `<modes>`: one byte for each module, room for others, then one for each parameter."""
-        room = bytes(self._places - len(self._switched))
+        room = bytes(self.places - len(self._switched))
         return bytes(map(_training, self._switched)) + room + bytes(map(_requires_grad, self.parameters))
 
     def follow(self, modes: bytes, before: bytes) -> None:
@@ -127,7 +122,7 @@ class Structure:
         for module, on, was in zip(self._switched, modes, before, strict=False):
             if on != was:
                 module.training = bool(on)
-        for parameter, on, was in zip(self.parameters, modes[self._places :], before[self._places :], strict=True):
+        for parameter, on, was in zip(self.parameters, modes[self.places :], before[self.places :], strict=True):
             if on != was:
                 parameter.requires_grad_(bool(on))
 
@@ -147,13 +142,12 @@ class Changes:
     """
 
     def __init__(
-        self, model: torch.nn.Module, structure: Structure, journal: Journal, grown: Forms, handle: _native.Handle
+        self, model: torch.nn.Module, structure: Structure, record: Record, grown: Forms, handle: _native.Handle
     ) -> None:
         self._structure = structure
         self._handle = handle
         numbers = {name: (number, shape) for number, (name, shape) in enumerate(handle.buffer_shapes())}
-        self._journal = journal
-        self._settings = journal.settings
+        self._record = record
         self._buffers = Buffers(model, grown if FORMS in numbers else None)
         self._places = [(place, *numbers[place.name]) for place in self._buffers.places]
         self._forms = bytearray(len(self._places) + 1)
@@ -161,8 +155,6 @@ class Changes:
         self._forms_target = [0] * len(numbers)
         if FORMS in numbers:
             self._forms_target[numbers[FORMS][0]] = torch.frombuffer(self._forms, dtype=torch.uint8).data_ptr()
-        self._outline = Outline(model, tensors_of(model))
-        self._seen = structure.changes
         self._modes = b""  # So that the first step sends them.
         self.note()
 
@@ -271,21 +263,8 @@ class Changes:
         self.note()
         self.take_in()
 
-    def write_journal(self) -> None:
-        """Writes what has changed beside tensors and modes. Raises ModelError for what runners cannot be told."""
-        settings = _settings.current()
-        if settings != self._settings:
-            changed = _settings.sendable(_settings.changed(self._settings, settings))
-            self._journal.write((SETTINGS, changed), {})
-            self._settings = settings
-        changed_modules = self._structure.changes != self._seen
-        if changed_modules:
-            self._structure.replace_modules()
-        self._outline.send(self._journal, changed_modules)
-        self._seen = self._structure.changes
-
     def _present_modes(self) -> bytes:
-        return self._journal.end.to_bytes(JOURNAL_BYTES, "little") + self._structure.modes
+        return self._record.place + self._structure.modes
 
     def take(self, everything: bool = False) -> list[tuple[str, torch.Tensor]]:
         """The buffers to send, by name. everything: all of them, also if no change is known."""

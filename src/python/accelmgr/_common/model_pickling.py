@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from accelmgr._common.model_outline import HOOKS_OF_TENSORS, HooksOfTensors, registrar_of
 from accelmgr._common.pickling import KnownPickler, is_picklable
+
+HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,24 +21,23 @@ class Attached:
 
     number: int
     attributes: dict[str, Any]
-    hooks: dict[str, dict[int, Callable[..., Any]]]
-    """By their kind, and by their numbers in the host."""
+    hooks: dict[str, list[Callable[..., Any]]]
+    """By their kind."""
 
     @staticmethod
     def of(number: int, tensor: torch.Tensor) -> Attached:
-        hooks = {kind: dict(getattr(tensor, kind, None) or {}) for kind in HOOKS_OF_TENSORS}
+        hooks = {kind: list((getattr(tensor, kind, None) or {}).values()) for kind in HOOKS_OF_TENSORS}
         return Attached(number, dict(tensor.__dict__), hooks)
 
     def __bool__(self) -> bool:
         return bool(self.attributes) or any(self.hooks.values())
 
-    def attach(self, tensor: torch.Tensor) -> HooksOfTensors:
+    def attach(self, tensor: torch.Tensor) -> None:
         tensor.__dict__.update(self.attributes)
-        return {
-            (self.number, kind, number): registrar_of(tensor, kind)(hook)
-            for kind, hooks in self.hooks.items()
-            for number, hook in hooks.items()
-        }
+        for hook in self.hooks["_backward_hooks"]:
+            tensor.register_hook(hook)
+        for hook in self.hooks["_post_accumulate_grad_hooks"]:
+            tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _parametrized(kind: type[torch.nn.Module], names: list[str]) -> torch.nn.Module:

@@ -8,6 +8,7 @@ share.
 
 from __future__ import annotations
 
+import functools
 import io
 import mmap
 import pickle
@@ -77,6 +78,10 @@ class KnownPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, obj: Any) -> Any:
         return self._known.get(id(obj)) if isinstance(obj, (torch.Tensor, torch.nn.Module)) else None
 
+    def reducer_override(self, obj: Any) -> Any:
+        cached = cached_function(obj)
+        return super().reducer_override(obj) if cached is NotImplemented else cached
+
 
 class KnownUnpickler(pickle.Unpickler):
     def __init__(self, file: BinaryIO | mmap.mmap, known: Mapping[Any, Any] | Sequence[Any]) -> None:
@@ -86,6 +91,17 @@ class KnownUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         return self._known[pid]
+
+
+def cached_function(obj: Any) -> Any:
+    """How a function of the script travels that functools.cache or lru_cache has wrapped: with an empty cache."""
+    if isinstance(obj, functools._lru_cache_wrapper) and not _is_found_by_import(obj):
+        return _cached, (obj.__wrapped__, obj.cache_parameters())
+    return NotImplemented
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def is_picklable(value: Any, known: Mapping[int, Any] = MappingProxyType({})) -> bool:
@@ -150,7 +166,8 @@ class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(obj) is numpy.memmap and (found := _file_of(obj)) is not None:
             return _file, found
-        return super().reducer_override(obj)
+        cached = cached_function(obj)
+        return super().reducer_override(obj) if cached is NotImplemented else cached
 
 
 def _beside(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:

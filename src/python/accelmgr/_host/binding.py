@@ -12,9 +12,9 @@ from accelmgr import _native
 from accelmgr._common import memory
 from accelmgr._common.buffers import FORMS
 from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.journal import Journal
 from accelmgr._common.model_changes import Changes, Structure, leaves_of, named_leaves
 from accelmgr._common.placement import private_copies
+from accelmgr._common.record import Record
 from accelmgr._host.master import Master, check_on_cpu
 from accelmgr._host.optimizers import check_kind
 from accelmgr._host.weights import Weights
@@ -32,11 +32,11 @@ class Binding:
         handle: _native.Handle,
         model: torch.nn.Module | None,
         keeps_zeros: bool,
-        journal: Journal | None,
+        record: Record | None,
         grown: Forms,
     ) -> None:
-        """keeps_zeros: gradients are never None, but zero. journal: if there is a model. grown: see Buffers."""
-        self._journal = journal
+        """keeps_zeros: gradients are never None, but zero. record: if there is a model. grown: see Buffers."""
+        self._record = record
         self._grown = grown
         self._handle = handle
         self._model = model
@@ -74,8 +74,14 @@ class Binding:
         """From now on it knows what of the model changes."""
         self.master.begin(self._former_gradients)
         self._former_gradients = []
-        if self._model is not None and self._structure is not None and self._journal is not None:
-            self._changes = Changes(self._model, self._structure, self._journal, self._grown, self._handle)
+        if self._model is not None and self._structure is not None and self._record is not None:
+            self._changes = Changes(self._model, self._structure, self._record, self._grown, self._handle)
+
+    def begin_again(self) -> None:
+        """Processes begin that know the modules that the model has now."""
+        if self._model is not None and self._structure is not None and self._record is not None:
+            self._structure = Structure(self._model, self._structure.places)
+            self._changes = Changes(self._model, self._structure, self._record, self._grown, self._handle)
 
     def check(self) -> None:
         """Raises ModelError unless the parameters are the session's; takes over what was done to `.grad`."""
@@ -130,7 +136,6 @@ class Binding:
         """Sends what has changed to the runners. everything: all buffers."""
         if self._changes is None:
             return
-        self._changes.write_journal()
         if not (changes := self._changes.take(everything)):
             return
         for name, tensor in changes:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable
 from types import GeneratorType
@@ -13,11 +14,13 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common import torch_settings as _settings
-from accelmgr._common.feed import Feed
+from accelmgr._common.feed import Feed, is_of_thread
 from accelmgr._common.grown_buffers import Forms, GrownBuffers
-from accelmgr._common.journal import Journal
 from accelmgr._common.long_elements import LongElements
+from accelmgr._common.model_changes import module_places
 from accelmgr._common.placement import tensors_of
+from accelmgr._common.record import Record
+from accelmgr._host.following import Following
 from accelmgr._host.model_sending import ForkedModel, PickledDataset, SentModel, pickled, pickled_dataset
 from accelmgr.errors import DataError
 
@@ -63,7 +66,7 @@ class Delivery:
         self._options = options
         self._payload: SentModel | ForkedModel | None = None
         self._long: LongElements | None = None
-        self.journal: Journal | None = None
+        self.record: Record | None = None
         self.grown: Forms = {}
         """Of buffers that the first micro-batch makes larger."""
         self._needed: GrownBuffers | None = None
@@ -78,8 +81,7 @@ class Delivery:
         if self._dataset is not None:
             self._long = LongElements()
         if self._model is not None:
-            self.journal = Journal()
-            self.journal.settings = settings
+            self.record = Record()
             self._needed = GrownBuffers()
         options = {
             **self._options,
@@ -88,10 +90,12 @@ class Delivery:
             "grown": self.grown,
             "needed": self._needed.address if self._needed is not None else "",
             "settings": _settings.sendable(settings),
-            "journal": self.journal.address if self.journal is not None else "",
+            "host": os.getpid(),
+            "places": module_places(self._model) if self._model is not None else 0,
         }
         if start_method == "fork":
-            self._payload = ForkedModel(self._model, self._dataset, self._collate_fn, options)
+            dataset = self._dataset if self.feed is None else self.feed.address
+            self._payload = ForkedModel(self._model, dataset, self._collate_fn, options)
         else:
             dataset = self._sent(owner)
             self._payload = SentModel(self._model, self._factory, dataset, self._collate_fn, options)
@@ -125,6 +129,15 @@ class Delivery:
         if self.feed is not None:
             self.feed.follow(_consumed_of(weakref.ref(owner)))
 
+    def following(self) -> Following | None:
+        """What runners are to be told of model and dataset; None if they have none of this process."""
+        others = {"dataset": self._dataset, "collate_fn": self._collate_fn}
+        if self.feed is not None:  # This process reads the dataset itself.
+            del others["dataset"]
+        if self.record is None and self._dataset is None:
+            return None
+        return Following(self._model, others, self.record)
+
     def leave(self, consumed: int) -> None:
         """The processes have ended; others will go on from element `consumed`."""
         if self.feed is not None:
@@ -145,7 +158,7 @@ class Delivery:
 
     def close(self) -> None:
         """Ends the payload. The feed stays: another start may need it."""
-        for kept in (self._payload, self._long, self.journal, self._needed):
+        for kept in (self._payload, self._long, self.record, self._needed):
             if kept is not None:
                 kept.close()
 
@@ -164,7 +177,18 @@ class Delivery:
                 return pickled_dataset(self._dataset)
             except DataError as error:
                 reason = str(error)
+        self._serve(owner, reason)
+        assert self.feed is not None
+        return pickled_dataset(self.feed.address)
+
+    def _serve(self, owner: object, reason: str) -> None:
         logger.info("the dataset is read in this process and served from it: %s", reason)
         self.feed = Feed(self._dataset, self._options["epochs"])
         weakref.finalize(owner, self.feed.end)  # The manager process still runs then: end() does not wait for it.
-        return pickled_dataset(self.feed.address)
+
+    def serves_instead(self, error: DataError, owner: object) -> bool:
+        """Whether the next start reads the dataset in this process, because a fork may not: it is bound to a thread."""
+        if self.feed is not None or self._dataset is None or not is_of_thread(error):
+            return False
+        self._serve(owner, str(error))
+        return True

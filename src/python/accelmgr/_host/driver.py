@@ -42,6 +42,9 @@ class Driver:
         if os.getpid() != self._owner:
             raise UsageError(f"{call}() in a forked child; the manager belongs to process {self._owner}")
 
+    def _follow(self) -> None:
+        """Before a step: makes the runners know what this process has changed since the last one."""
+
     def _makes_room(self) -> bool:
         """Whether the session was made again, with room for buffers that the first micro-batch has made larger."""
         return False
@@ -76,6 +79,7 @@ class Driver:
             optimizers.mark_hivemind()
         with self._update.interrupted() if self._update is not None else contextlib.nullcontext():
             self._bound.check()
+            self._follow()
             self._bound.send_changes()
             overwrites = not accumulate or self._handle.overwrites_next
             try:

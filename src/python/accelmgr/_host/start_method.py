@@ -34,6 +34,11 @@ def other_threads() -> list[str]:
     return sorted(names)
 
 
+def _sees_gpus() -> bool:
+    """Without asking CUDA, which cannot be used in a fork once it was asked."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and os.path.exists("/dev/nvidiactl")
+
+
 def why_not_forked(device: str) -> str:
     """Why a fork of this process could not compute with `device`; empty if it can."""
     if device in UNFORKABLE_DEVICES:
@@ -42,7 +47,7 @@ def why_not_forked(device: str) -> str:
         return "this process has initialized CUDA"
     if any(name in sys.modules for name in ("torch_xla", "_XLAC")):
         return "this process has loaded torch_xla"
-    if any(name.startswith("pt_autograd") for name in other_threads()):
+    if _sees_gpus() and any(name.startswith("pt_autograd") for name in other_threads()):
         return "backward() was called in this process, where a GPU is visible: autograd has threads for it"
     return ""
 

@@ -139,7 +139,7 @@ def make_replica(
         needed = functools.partial(tell, received.options["needed"])
         has_values = False
         if computes:
-            changes = Changes(model, received.options["journal"], received.hooks)
+            changes = Changes(model, received.options["host"], received.options["places"])
     if not computes:
         {"cuda": _cuda.check_build, "accelerator": check_build}.get(device, lambda: None)()
     if device != "cpu" and computes:

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from accelmgr._common.memfd import FORKED_OBJECTS, MAP_NORESERVE, open_memfd
-from accelmgr._common.model_outline import OWN_HOOKS, HooksOfTensors
 from accelmgr._common.pickling import KnownUnpickler, load_dataset
 from accelmgr._common.placement import aligned, private_copies, slots_of, tensors_of
 from accelmgr.errors import ModelError, UsageError
@@ -25,8 +23,6 @@ class Received:
 
     def __init__(self, path: str) -> None:
         self._forked = FORKED_OBJECTS.get(path)
-        self.hooks: HooksOfTensors = {}
-        """Those of the model's tensors, from model() on."""
         if self._forked is not None:
             return
         if path.startswith("forked:"):
@@ -105,7 +101,6 @@ class Received:
 
     def model(self) -> torch.nn.Module:
         """Makes the model. It has the initial values, unless these are in the session already."""
-        RemovableHandle.next_id += OWN_HOOKS
         if self._forked is not None:
             model: torch.nn.Module = self._forked["model"]
             for parameter in model.parameters():  # The host's gradients are not those of a replica.
@@ -119,7 +114,7 @@ class Received:
         tensors = self._tensors()
         model, attached = self._unpickle("model", tensors)
         for found in attached:
-            self.hooks |= found.attach(tensors[found.number])
+            found.attach(tensors[found.number])
         return model
 
     def _made(self, factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:

@@ -25,11 +25,10 @@ from accelmgr._common.buffers import Buffers
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure, structure_of
 from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.journal import Reader
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
-from accelmgr._common.model_changes import JOURNAL_BYTES, MODES, Structure, named_leaves, tensors_of
-from accelmgr._common.model_outline import CHANGES, Follower, HooksOfTensors
+from accelmgr._common.model_changes import MODES, Structure, named_leaves
+from accelmgr._common.record import NOTHING, PLACE, Reader
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]
@@ -222,19 +221,33 @@ class Gradients:
 
 
 class Changes:
-    """What the host changes in the model and in torch's settings after the start, made here too."""
+    """What the host has published since the processes began: attributes of modules, settings of torch."""
 
-    def __init__(self, model: torch.nn.Module, journal: str, hooks: HooksOfTensors) -> None:
-        self._reader = Reader(journal)
-        self._follower = Follower(model, tensors_of(model), hooks)
+    def __init__(self, model: torch.nn.Module, host: int, places: int) -> None:
+        """host: its pid. places: see Structure."""
+        self._reader = Reader(host)
+        self.places = places
+        self._model = model
 
-    def make(self, end: int) -> None:
-        """Those that the journal has up to `end`."""
-        for kind, content in self._reader.entries(end, lambda: self._follower.known):
-            if kind == CHANGES:
-                self._follower.make(content)
-            else:
-                torch_settings.apply(content)
+    def make(self, place: bytes) -> None:
+        """Those of the publication at `place`."""
+        modules = dict(self._model.named_modules())
+        for (kind, *where), value in self._reader.changes(place):
+            if kind == "setting":
+                torch_settings.apply({where[0]: value})
+                continue
+            path, name = where
+            attributes = vars(modules[path])
+            before = attributes.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor) and before.shape == value.shape:
+                if before.dtype == value.dtype and not before.is_inference():
+                    before.detach().copy_(value)  # In place: other objects may have it, too.
+                    continue
+            if type(value) is type(before) and isinstance(before, (list, dict)):
+                before.clear()
+                before.extend(value) if isinstance(before, list) else before.update(value)
+                continue
+            attributes[name] = value
 
 
 class Replica:
@@ -262,9 +275,9 @@ class Replica:
         self._changes = changes
         self._collate_fn = collate_fn or torch.utils.data.default_collate
         self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
-        self._structure = Structure(model)
+        self._structure = Structure(model, changes.places if changes is not None else 0)
         self._buffers = Buffers(model, grown, tell)
-        self._followed = bytes(JOURNAL_BYTES) + self._structure.modes
+        self._followed = NOTHING + self._structure.modes
         self._modes = bytearray(self._followed)
         self._modes_tensor = torch.frombuffer(self._modes, dtype=torch.uint8)
         leaves = named_leaves(model)
@@ -349,10 +362,9 @@ class Replica:
         """Makes the changes that the host has made to the model since the last micro-batch."""
         if self._modes != self._followed:
             modes = bytes(self._modes)
-            if self._changes is not None and modes[:JOURNAL_BYTES] != self._followed[:JOURNAL_BYTES]:
-                self._changes.make(int.from_bytes(modes[:JOURNAL_BYTES], "little"))
-                self._structure.replace_modules()
-            self._structure.follow(modes[JOURNAL_BYTES:], self._followed[JOURNAL_BYTES:])
+            if self._changes is not None and modes[: PLACE.size] != self._followed[: PLACE.size]:
+                self._changes.make(modes[: PLACE.size])
+            self._structure.follow(modes[PLACE.size :], self._followed[PLACE.size :])
             self._followed = modes
             if self._gradients is not None:
                 self._gradients.hook()

@@ -1,0 +1,92 @@
+# Runs in: the host, which publishes; runners, which read.
+"""What the host has changed since its runners began, as far as values say it: attributes of modules, settings of torch.
+
+Each publication holds all such changes, in a memfd of its own, so it does not grow with the steps, and a runner that
+replaces another finds all of them. Before a step the host tells the runners which publication is the present one.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+
+from accelmgr._common.memfd import make_memfd, open_memfd
+
+PLACE = struct.Struct("<II")
+"""Of a publication: the host's descriptor, and its number."""
+NOTHING = bytes(PLACE.size)
+
+Key = tuple[str, ...]
+"""("attribute", path of a module, name), or ("setting", name)."""
+
+
+def _name(number: int) -> str:
+    return f"accelmgr-record-{number}"
+
+
+class Record:
+    """The side of the host."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, tuple[int, Any]] = {}
+        self._number = 0
+        self._fds: list[int] = []
+        self._closing = weakref.finalize(self, _close, self._fds)  # Also if the manager is never stopped.
+        self.place = NOTHING
+
+    def publish(self, changes: dict[Key, Any]) -> None:
+        """Raises what pickling raises; then the publication before is still the present one."""
+        number = self._number + 1
+        entries = self._entries | {key: (number, value) for key, value in changes.items()}
+        data = cloudpickle.dumps(entries)
+        fd = make_memfd(_name(number), len(data))
+        if os.pwrite(fd, data, 0) != len(data):
+            os.close(fd)
+            raise MemoryError(f"changes of {len(data)} bytes do not fit into memory")
+        self._fds.append(fd)
+        if len(self._fds) > 2:  # A runner whose attempt was aborted may still read the one before.
+            os.close(self._fds.pop(0))
+        self._entries, self._number = entries, number
+        self.place = PLACE.pack(fd, number)
+
+    def clear(self) -> None:
+        """Runners that begin from now on know all changes."""
+        self._entries = {}
+        self.place = NOTHING
+
+    def close(self) -> None:
+        """Idempotent."""
+        _close(self._fds)
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+class Reader:
+    """The side of a runner."""
+
+    def __init__(self, pid: int) -> None:
+        """pid: the host's."""
+        self._pid = pid
+        self._read = 0
+
+    def changes(self, place: bytes) -> Iterator[tuple[Key, Any]]:
+        """Those that were not read yet."""
+        fd, number = PLACE.unpack(place)
+        if number == 0:
+            return
+        with os.fdopen(open_memfd(self._pid, fd, _name(number)), "rb") as file:
+            entries = pickle.load(io.BytesIO(file.read()))
+        for key, (since, value) in entries.items():
+            if since > self._read:
+                yield key, value
+        self._read = number

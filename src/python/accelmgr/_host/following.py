@@ -1,0 +1,93 @@
+# Runs in: the host.
+"""What runners are told of what the host has changed since they began: before each step, and how."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+from accelmgr._common import torch_settings
+from accelmgr._common.record import Record
+from accelmgr._host.watch import Watch
+
+logger = logging.getLogger("accelmgr")
+
+SHARE_OF_STEP = 0.01
+"""Looking for changes takes at most this share of a step, or a warning says so."""
+LEAST_S = 1e-4
+"""A look that is shorter is not worth a warning."""
+LOOKS = 20
+"""After so many looks, or new beginnings in a row, is it judged what they cost."""
+
+
+class Following:
+    """Exists while there are runners of a model of this process, or a dataset of it is read."""
+
+    def __init__(self, model: torch.nn.Module | None, others: dict[str, Any], record: Record | None) -> None:
+        """others: the dataset, and functions that runners call, by name. record: None if there is no model."""
+        self._model = model
+        self._others = others
+        self._record = record
+        self._looked = self._between = 0.0
+        self._looks = self._renewals = 0
+        self._last = 0.0
+        self._warned = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Processes begin that know the present state."""
+        self._settings = torch_settings.current()
+        if self._record is not None:
+            self._record.clear()
+        self._watch = Watch(self._model, self._others)
+
+    def look(self) -> str:
+        """Publishes what a record can say. Returns what else has changed, in words; empty if nothing has."""
+        begin = time.perf_counter()
+        found = self._watch.changes()
+        changes: dict[tuple[str, ...], Any] = {}
+        for (path, name), value in found.attributes.items():
+            changes["attribute", path, name] = value.detach() if isinstance(value, torch.Tensor) else value
+        settings = torch_settings.current()
+        if settings != self._settings:
+            new = torch_settings.sendable(torch_settings.changed(self._settings, settings))
+            changes |= {("setting", name): value for name, value in new.items()}
+            self._settings = settings
+        if changes and not found.others and self._record is not None:
+            self._record.publish(changes)
+        self._judge(begin, time.perf_counter(), found.others)
+        return ", ".join(found.others[:3]) + (f" and {len(found.others) - 3} more" if len(found.others) > 3 else "")
+
+    def _judge(self, begin: float, end: float, others: list[str]) -> None:
+        """Warns once of looks and of new beginnings that take long."""
+        self._between += begin - self._last if self._last else 0.0
+        self._looked += end - begin
+        self._last = end
+        self._looks += 1
+        self._renewals = self._renewals + 1 if others else 0
+        if self._warned:
+            return
+        if self._renewals == LOOKS:
+            self._warned = True
+            logger.warning(
+                "%s has changed before each of the last %d steps, so runners began anew for each; if runners need not "
+                "know of it, pass refresh='never'",
+                others[0],
+                LOOKS,
+            )
+        elif self._looks == LOOKS:
+            each = self._looked / self._looks
+            if each > LEAST_S and self._looked > SHARE_OF_STEP * self._between:
+                self._warned = True
+                logger.warning(
+                    "looking for changes of model and dataset takes %.1f of %.1f ms between steps (%d places); "
+                    "refresh='never' does not look, and manager.refresh() tells runners of a change",
+                    each * 1e3,
+                    self._between / self._looks * 1e3,
+                    len(self._watch),
+                )
+            self._looked = self._between = 0.0
+            self._looks = 0

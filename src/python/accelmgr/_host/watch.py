@@ -1,0 +1,395 @@
+# Runs in: the host.
+"""Finds what of a model, a dataset and the script's functions has changed since the runners began.
+
+All objects that are reached from there are noted: attributes, containers, hooks, closures, and the global variables
+that functions of the script name. The content of imported modules and of libraries is not: it is theirs.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import logging
+import random
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from io import IOBase
+from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from accelmgr import _native
+
+OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+IGNORED = frozenset({"training", "_compiled_call_impl"})
+"""Attributes of a module that change no number, or of which runners are told otherwise."""
+MOST_ENTRIES = 10_000
+"""Of a container of a dataset; of a longer one the length alone is compared."""
+MOST_BYTES = 1 << 20
+"""Of an array; of a larger one the content is not compared."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_LEAVES = (
+    *_PLAIN,
+    BuiltinFunctionType,
+    CodeType,
+    GeneratorType,
+    IOBase,
+    ModuleType,
+    logging.Logger,
+    random.Random,
+    range,
+    slice,
+    torch.Generator,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    weakref.ref,
+)
+"""Their content is not looked at: it cannot change, cannot be seen, or is the host's alone."""
+_FOREIGN = ("accelmgr", "multiprocessing", "threading", "_thread", "asyncio", "concurrent", "_weakref")
+"""Packages whose objects change by themselves."""
+
+
+def is_simple(value: Any) -> bool:
+    """Whether runners can be told of it in a record: a number, a text, a tensor, a tuple of these."""
+    if isinstance(value, tuple):
+        return type(value) is tuple and len(value) < 100 and all(map(is_simple, value))
+    if isinstance(value, torch.Tensor):
+        return type(value) is torch.Tensor
+    return isinstance(value, _PLAIN) or _is_numpy(value, "generic")
+
+
+def _holds_values(value: Any) -> bool:
+    """Whether it is a list or a dict of numbers and texts, of which runners can be told in a record."""
+    if type(value) is dict:
+        return all(map(_is_value, value)) and all(map(_is_value, value.values()))
+    return type(value) is list and all(map(_is_value, value))
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, _PLAIN)
+
+
+def _is_numpy(value: Any, kind: str) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, getattr(numpy, kind))
+
+
+def _is_of_script(value: Any) -> bool:
+    """Whether a function or a class is defined in the script itself."""
+    return getattr(value, "__module__", None) == "__main__"
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether a class or a function belongs to a package whose state is its own."""
+    module = getattr(value, "__module__", None) or ""
+    return module.partition(".")[0] in _FOREIGN or module.startswith("torch._")
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_of(constant)
+
+
+def _slots_of(value: Any) -> list[str]:
+    names: list[str] = []
+    for kind in type(value).__mro__:
+        own = vars(kind).get("__slots__", ())
+        names += [own] if isinstance(own, str) else own
+    return [name for name in names if name[:2] != "__" and hasattr(value, name)]
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    """-1 for a tensor whose writes leave no trace, or are seen by all processes."""
+    return -1 if tensor.is_inference() or (tensor.layout is torch.strided and tensor.is_shared()) else tensor._version
+
+
+@dataclasses.dataclass
+class Found:
+    """What has changed."""
+
+    attributes: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
+    """Simple ones, by path of the module and name."""
+    others: list[str] = dataclasses.field(default_factory=list)
+    """What runners can only know if they begin anew, in words."""
+
+
+class Watch:
+    def __init__(self, model: torch.nn.Module | None, others: dict[str, Any]) -> None:
+        """others: dataset, collate_fn and the like, by name."""
+        self._snapshot = _native.Snapshot()
+        self._what: list[str] = []
+        """Of each entry of the snapshot."""
+        self._modules: dict[int, tuple[str, torch.nn.Module]] = {}
+        """Of entries that are the attributes of a module of the model: its path, and itself."""
+        self._tensors: dict[tuple[str, str], tuple[torch.Tensor, int]] = {}
+        """Of modules: attributes that are tensors, and their versions."""
+        self._plain: dict[int, tuple[str, str, Any]] = {}
+        """Of entries that are containers of values: path of the module, name of its attribute, and itself."""
+        self._seen: set[int] = set()
+        self._known: set[int] = set()
+        self._paths: dict[int, str] = {}
+        self._follow_long = True
+        if model is not None:
+            self._known = set(map(id, (*model.parameters(), *model.buffers())))
+            self._paths = {id(module): path for path, module in model.named_modules()}
+            self._walk("model", model)
+            for name in vars(torch.nn.modules.module):
+                if name.startswith("_global_") and "hooks" in name:
+                    self._walk(name, getattr(torch.nn.modules.module, name))
+        self._follow_long = False
+        for name, value in others.items():
+            self._walk(name, value)
+        self._seen = set()
+
+    def __len__(self) -> int:
+        return len(self._snapshot)
+
+    def changes(self) -> Found:
+        """What has changed since the last call."""
+        found = Found()
+        for index in self._snapshot.changed():
+            if index in self._modules:
+                self._compare_module(index, *self._modules[index], found)
+            elif index in self._plain and _holds_values(self._plain[index][2]):
+                path, name, value = self._plain[index]
+                found.attributes[path, name] = value
+                self._snapshot.note(index)
+            else:
+                found.others.append(self._what[index])
+        for (path, name), (tensor, version) in self._tensors.items():
+            if (now := _version_of(tensor)) != version:
+                self._tensors[path, name] = tensor, now
+                found.attributes[path, name] = tensor
+        return found
+
+    def _compare_module(self, index: int, path: str, module: torch.nn.Module, found: Found) -> None:
+        flat = self._snapshot.before(index)
+        before, now = dict(zip(flat[::2], flat[1::2], strict=True)), vars(module)
+        for name in {**before, **now}:
+            is_there = name in before and name in now
+            if name in IGNORED or (is_there and before[name] is now[name]):
+                continue
+            if name in now and is_simple(now[name]) and is_simple(before.get(name)):
+                if not isinstance(now[name], torch.Tensor) and is_there and _equal(before[name], now[name]):
+                    continue
+                found.attributes[path, name] = now[name]
+                self._note_tensor(path, name, now[name])
+            else:
+                found.others.append(f"attribute '{name}' of '{path or 'model'}'")
+        self._snapshot.note(index)
+
+    def _note_tensor(self, path: str, name: str, value: Any) -> None:
+        self._tensors.pop((path, name), None)
+        if isinstance(value, torch.Tensor) and id(value) not in self._known:
+            self._tensors[path, name] = value, _version_of(value)
+
+    # The walk
+
+    def _entry(self, what: str, index: int) -> int:
+        assert index == len(self._what)
+        self._what.append(what)
+        return index
+
+    def _walk(self, path: str, value: Any) -> None:
+        waiting = [(path, value)]
+        while waiting:
+            path, value = waiting.pop()
+            if isinstance(value, _LEAVES) or id(value) in self._seen:
+                continue
+            self._seen.add(id(value))
+            waiting += self._visit(path, value)
+
+    def _visit(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        """Notes what `value` holds. Returns the objects to visit, with their paths."""
+        if isinstance(value, torch.Tensor):
+            return self._visit_tensor(path, value)
+        if isinstance(value, torch.nn.Module):
+            return self._visit_module(path, value)
+        for kind, visit in _VISITS.items():
+            if isinstance(value, kind):
+                return visit(self, path, value)
+        if _is_numpy(value, "ndarray"):
+            if value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
+                self._entry(path, self._snapshot.add_result(value, "tobytes"))
+            return []
+        if _is_foreign(type(value)):
+            return []
+        return self._visit_object(path, value)
+
+    def _visit_tensor(self, path: str, value: torch.Tensor) -> list[tuple[str, Any]]:
+        if id(value) not in self._known and _version_of(value) >= 0:
+            self._entry(path, self._snapshot.add_attribute(value, "_version"))
+        found = []
+        for name in OF_TENSORS if value.requires_grad or id(value) in self._known else ():
+            self._entry(f"a hook of {path}", self._snapshot.add_attribute(value, name))
+            found.append((f"a hook of {path}", getattr(value, name)))
+        if attributes := vars(value):
+            found.append((path, attributes))
+        return found
+
+    def _visit_module(self, path: str, value: torch.nn.Module) -> list[tuple[str, Any]]:
+        attributes = vars(value)
+        index = self._entry(path, self._snapshot.add_items(attributes))
+        self._entry(f"the class of {path}", self._snapshot.add_attribute(value, "__class__"))
+        found: list[tuple[str, Any]] = self._visit_class(path, type(value))
+        if (own := self._paths.get(id(value))) is not None:
+            self._modules[index] = own, value
+        for name, part in attributes.items():
+            if name in ("_parameters", "_buffers"):  # Of their own values runners are told otherwise.
+                found += [(f"{path}.{key}", tensor) for key, tensor in part.items() if tensor is not None]
+                self._entry(f"a buffer of {path}", self._snapshot.add_result(part, "__len__"))
+            elif name == "_non_persistent_buffers_set":
+                continue
+            elif name == "_modules":
+                self._entry(f"a module of {path}", self._snapshot.add_items(part))
+                found += [(f"{path}.{key}", module) for key, module in part.items()]
+            elif isinstance(part, torch.Tensor) and own is not None and type(part) is torch.Tensor:
+                self._note_tensor(own, name, part)
+            elif own is not None and id(part) not in self._seen and _holds_values(part):
+                self._seen.add(id(part))
+                self._plain[self._entry(f"{path}.{name}", self._snapshot.add_items(part))] = own, name, part
+            else:
+                what = f"a hook of {path}" if "hooks" in name and name[0] == "_" else f"{path}.{name}"
+                found.append((what, part))
+        return found
+
+    def _visit_class(self, path: str, kind: type) -> list[tuple[str, Any]]:
+        """A class of the script in full; of one of a library its forward()."""
+        if id(kind) in self._seen:
+            return []
+        self._seen.add(id(kind))
+        if not _is_of_script(kind):
+            if issubclass(kind, torch.nn.Module):
+                self._entry(f"{kind.__qualname__}.forward", self._snapshot.add_attribute(kind, "forward"))
+            return []
+        name = kind.__qualname__
+        found = []
+        for key, value in vars(kind).items():
+            if key not in ("__dict__", "__weakref__", "__doc__", "__module__"):
+                self._entry(f"{name}.{key}", self._snapshot.add_attribute(kind, key))
+                found.append((f"{name}.{key}", value))
+        self._entry(name, self._snapshot.add_result(_Attributes(kind), "names"))
+        return found + [pair for base in kind.__bases__ for pair in self._visit_class(path, base)]
+
+    def _visit_function(self, path: str, value: FunctionType) -> list[tuple[str, Any]]:
+        if _is_foreign(value) or (value.__module__ or "").startswith("torch."):
+            return []
+        own = f"{value.__qualname__}()"
+        found: list[tuple[str, Any]] = []
+        for number, cell in enumerate(value.__closure__ or ()):
+            if id(cell) not in self._seen:
+                self._seen.add(id(cell))
+                name = f"'{value.__code__.co_freevars[number]}' of {own}"
+                self._entry(name, self._snapshot.add_attribute(cell, "cell_contents"))
+                found.append((name, getattr(cell, "cell_contents", None)))
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            self._entry(own, self._snapshot.add_attribute(value, name))
+        found += [(own, value.__defaults__), (own, value.__kwdefaults__), (own, vars(value))]
+        if _is_of_script(value):
+            names = sorted(set(_names_of(value.__code__)))
+            known = [name for name in names if name not in dir_of_builtins() or name in value.__globals__]
+            for name in known:
+                self._entry(f"global '{name}' of {own}", self._snapshot.add_keys(value.__globals__, [name]))
+            found += [(name, value.__globals__[name]) for name in known if name in value.__globals__]
+        return found
+
+    def _visit_long(self, path: str, value: Any) -> bool:
+        """Notes the length alone of a container of a dataset with very many entries."""
+        if self._follow_long or len(value) <= MOST_ENTRIES:
+            return False
+        self._entry(path, self._snapshot.add_result(value, "__len__"))
+        return True
+
+    def _visit_dict(self, path: str, value: dict[Any, Any]) -> list[tuple[str, Any]]:
+        if self._visit_long(path, value):
+            return []
+        self._entry(path, self._snapshot.add_items(value))
+        return [(f"{path}[{key!r:.40}]", part) for key, part in value.items()] + self._own_attributes(path, value)
+
+    def _visit_list(self, path: str, value: list[Any]) -> list[tuple[str, Any]]:
+        if self._visit_long(path, value):
+            return []
+        self._entry(path, self._snapshot.add_items(value))
+        return [(f"{path}[{index}]", part) for index, part in enumerate(value)] + self._own_attributes(path, value)
+
+    def _own_attributes(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        attributes = getattr(value, "__dict__", None)
+        return [(path, attributes)] if isinstance(attributes, dict) else []
+
+    def _visit_copied(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        if self._visit_long(path, value):
+            return []
+        self._entry(path, self._snapshot.add_equal(value, "copy"))
+        return [(path, part) for part in value]
+
+    def _visit_parts(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        return [] if self._is_long(value) else [(path, part) for part in value]
+
+    def _is_long(self, value: Any) -> bool:
+        return not self._follow_long and len(value) > MOST_ENTRIES
+
+    def _visit_method(self, path: str, value: MethodType) -> list[tuple[str, Any]]:
+        return [(path, value.__self__), (path, value.__func__)]
+
+    def _visit_partial(self, path: str, value: functools.partial[Any]) -> list[tuple[str, Any]]:
+        return [(path, value.func), (path, value.args), (path, value.keywords)]
+
+    def _visit_type(self, path: str, value: type) -> list[tuple[str, Any]]:
+        self._seen.discard(id(value))  # _visit_class() looks itself.
+        return self._visit_class(path, value)
+
+    def _visit_descriptor(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        return [(path, getattr(value, name, None)) for name in ("__func__", "fget", "fset", "__wrapped__")]
+
+    def _visit_object(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        found = self._visit_class(path, type(value))
+        found += self._own_attributes(path, value)
+        for name in _slots_of(value):
+            self._entry(f"{path}.{name}", self._snapshot.add_attribute(value, name))
+            found.append((f"{path}.{name}", getattr(value, name)))
+        return found
+
+
+class _Attributes:
+    """The names of a class's attributes, in a form that a Snapshot compares."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def names(self) -> list[str]:
+        return list(vars(self._kind))
+
+
+@functools.cache
+def dir_of_builtins() -> frozenset[str]:
+    import builtins
+
+    return frozenset(dir(builtins))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # Of tensors in tuples.
+        return False
+
+
+_VISITS: dict[Any, Callable[[Watch, str, Any], list[tuple[str, Any]]]] = {
+    dict: Watch._visit_dict,
+    list: Watch._visit_list,
+    (set, collections.deque): Watch._visit_copied,
+    (tuple, frozenset): Watch._visit_parts,
+    FunctionType: Watch._visit_function,
+    MethodType: Watch._visit_method,
+    functools.partial: Watch._visit_partial,
+    type: Watch._visit_type,
+    (staticmethod, classmethod, property, functools._lru_cache_wrapper): Watch._visit_descriptor,
+    threading.local: lambda watch, path, value: [],
+}
